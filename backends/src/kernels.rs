@@ -31,6 +31,7 @@ mod step;
 
 pub use autodiff::set_enabled;
 pub use choice::table;
+pub use cpu::team::with_team;
 pub use cpu::thread_pool::in_thread_pool;
 pub use delta::{DeltaHeads, SequenceRows, StateRows};
 pub use dispatch::{

@@ -33,6 +33,7 @@ mod rotary;
 mod sample;
 mod scores;
 mod skinny_gemm;
+pub(super) mod team;
 pub(super) mod thread_pool;
 mod widest;
 pub(super) mod zeros;

@@ -6,7 +6,7 @@ use crate::unit::ParamSpec;
 use crate::weights::{WeightKey, Weights};
 use crate::{Error, Result};
 use burn::tensor::{Device, Tensor};
-use firebrick_backends::kernels::in_thread_pool;
+use firebrick_backends::kernels::{in_thread_pool, with_team};
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
@@ -74,6 +74,15 @@ impl Decoder {
     /// Those of [`TensorGroup::check`].
     pub fn check_ranks(&self) -> Result<()> {
         self.tensor.as_ref().map_or(Ok(()), TensorGroup::check)
+    }
+
+    /// Runs a decoding step, whose kernels are short, with a team of threads that waits for them; ranks that exchange messages on the way
+    /// may be threads of one process, and have none.
+    pub(crate) fn with_its_team<R>(&self, work: impl FnOnce() -> R) -> R {
+        match self.tensor {
+            Some(_) => work(),
+            None => with_team(&self.device, work),
+        }
     }
 
     /// Runs work of the forward pass where its kernels start fastest: in the thread pool, but for ranks that exchange messages on the way,

@@ -4,7 +4,7 @@ use super::autodiff::{
     Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, supports, to_tensor,
 };
 use super::glu::sigmoid;
-use super::parallel::{SharedPtr, dims, elements, elements_mut, tensor, vectorised};
+use super::parallel::{SharedPtr, dims, elements, elements_mut, for_each, tensor, vectorised};
 use super::real::Real;
 use crate::kernels::delta::{SequenceRows, StateRows};
 use burn::backend::flex::FlexTensor;
@@ -215,8 +215,8 @@ fn continued<T: Real>(
     let mut out = vec![T::ZERO; rows * channels];
     let (target, size) = (SharedPtr(out.as_mut_ptr()), (taps - 1) * channels);
     let pool = SharedPtr(elements_mut::<T>(pool).as_mut_ptr());
-    sequences.par_iter().for_each(|sequence| {
-        let StateRows { rows, slot, begins } = sequence;
+    for_each(sequences.len(), |sequence| {
+        let StateRows { rows, slot, begins } = &sequences[sequence];
         // SAFETY: no two sequences have a slot or a row in common.
         #[allow(unsafe_code, reason = "tasks write disjoint parts of two tensors")]
         let (last, y) = unsafe {

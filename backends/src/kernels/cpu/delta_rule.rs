@@ -11,14 +11,13 @@ mod inputs;
 use super::autodiff::{
     Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, to_tensor,
 };
-use super::parallel::{SharedPtr, dims, elements_mut, tensor, vectorised};
+use super::parallel::{SharedPtr, dims, elements_mut, for_each_init, tensor, vectorised};
 use super::real::Real;
 use crate::kernels::delta::{DeltaHeads, SequenceRows, StateRows};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use chunk::{CHUNK, Scratch};
 use inputs::{Inputs, inverse_norm};
-use rayon::prelude::*;
 
 /// Of `qkv`, `[rows, channels]`, log decays `g` and `beta`, `[rows, value heads]` each: `[rows, value heads · value_dim]`. All in f32 or
 /// f64.
@@ -122,45 +121,44 @@ fn forward<T: Real>(
         .flat_map(|sequence| (0..heads.keys).map(move |head| (sequence, head)))
         .collect();
     let size = heads.key_dim * heads.value_dim;
-    tasks
-        .par_iter()
-        .for_each_init(Scratch::default, |scratch, (sequence, key_head)| {
-            let own = heads.group() * size;
-            let mut zeros = Vec::new();
-            let states = match pool {
-                // SAFETY: no two tasks have a slot and a head in common.
-                #[allow(unsafe_code, reason = "tasks write disjoint parts of the pool")]
-                Some(pool) => unsafe {
-                    let first = sequence.slot * heads.state() + key_head * own;
-                    std::slice::from_raw_parts_mut(pool.get().add(first), own)
-                },
-                None => {
-                    zeros.resize(own, T::ZERO);
-                    &mut zeros
-                }
-            };
-            if sequence.begins {
-                states.fill(T::ZERO);
+    for_each_init(tasks.len(), Scratch::default, |scratch, task| {
+        let (sequence, key_head) = &tasks[task];
+        let own = heads.group() * size;
+        let mut zeros = Vec::new();
+        let states = match pool {
+            // SAFETY: no two tasks have a slot and a head in common.
+            #[allow(unsafe_code, reason = "tasks write disjoint parts of the pool")]
+            Some(pool) => unsafe {
+                let first = sequence.slot * heads.state() + key_head * own;
+                std::slice::from_raw_parts_mut(pool.get().add(first), own)
+            },
+            None => {
+                zeros.resize(own, T::ZERO);
+                &mut zeros
             }
-            if let [row] = sequence.rows.clone().collect::<Vec<_>>()[..] {
-                step(&inputs, *key_head, row, states, target);
-            } else {
-                for start in sequence.rows.clone().step_by(CHUNK) {
-                    let end = (start + CHUNK).min(sequence.rows.end);
-                    scratch.load(&inputs, *key_head, start..end);
-                    for (i, state) in states.chunks_exact_mut(size).enumerate() {
-                        let head = key_head * heads.group() + i;
-                        // SAFETY: no other task writes this head of these rows.
-                        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                        let out = unsafe {
-                            let at = start * inputs.out_row() + head * heads.value_dim;
-                            target.get().add(at)
-                        };
-                        scratch.forward(&inputs, head, start..end, state, out);
-                    }
+        };
+        if sequence.begins {
+            states.fill(T::ZERO);
+        }
+        if let [row] = sequence.rows.clone().collect::<Vec<_>>()[..] {
+            step(&inputs, *key_head, row, states, target);
+        } else {
+            for start in sequence.rows.clone().step_by(CHUNK) {
+                let end = (start + CHUNK).min(sequence.rows.end);
+                scratch.load(&inputs, *key_head, start..end);
+                for (i, state) in states.chunks_exact_mut(size).enumerate() {
+                    let head = key_head * heads.group() + i;
+                    // SAFETY: no other task writes this head of these rows.
+                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                    let out = unsafe {
+                        let at = start * inputs.out_row() + head * heads.value_dim;
+                        target.get().add(at)
+                    };
+                    scratch.forward(&inputs, head, start..end, state, out);
                 }
             }
-        });
+        }
+    });
     tensor(out, [rows, inputs.out_row()])
 }
 

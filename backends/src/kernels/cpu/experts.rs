@@ -2,8 +2,9 @@
 
 use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
 use super::gemm::{Matrix, Size, Target, multiply};
-use super::parallel::{SharedPtr, UninitBuffer, dims, elements, tensor, vectorised};
+use super::parallel::{SharedPtr, UninitBuffer, by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, dot};
+use super::team::run_on_team;
 use crate::kernels::experts::{ExpertInput, ExpertRows};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
@@ -158,7 +159,15 @@ fn run_all<T: Real>(
         for task in tasks {
             run(&mut scratch, task);
         }
-    } else {
+        return;
+    }
+    let some = |own: &mut dyn Iterator<Item = usize>| {
+        let mut scratch = none();
+        for task in own {
+            run(&mut scratch, &tasks[task]);
+        }
+    };
+    if !run_on_team(tasks.len(), &some) {
         // a task is long: cores take them one by one
         let tasks = tasks.par_iter().with_max_len(1);
         tasks.for_each_init(none, run);
@@ -341,8 +350,8 @@ fn gradient_of_matrices<T: Real>(kernel: &Linear, g: &FlexTensor, x: &FlexTensor
 }
 
 /// `body(token, row)` for every row of an output, in parallel.
-fn by_token<T: Real>(out: &mut [T], width: usize, body: impl Fn(usize, &mut [T]) + Sync) {
-    let block = |(block, out): (usize, &mut [T])| {
+fn by_token<T: Real>(out: &mut [T], width: usize, body: impl Fn(usize, &mut [T]) + Sync + Send) {
+    by_rows(out, width, ROWS, |block, out| {
         vectorised(
             #[inline(always)]
             || {
@@ -351,10 +360,7 @@ fn by_token<T: Real>(out: &mut [T], width: usize, body: impl Fn(usize, &mut [T])
                 }
             },
         );
-    };
-    out.par_chunks_mut((ROWS * width).max(1))
-        .enumerate()
-        .for_each(block);
+    });
 }
 
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
 use super::glu::sigmoid;
-use super::parallel::{dims, elements, tensor, vectorised};
+use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, dot};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -65,9 +65,9 @@ fn forward<T: Real>([x, z, w]: &[FlexTensor; 3], eps: f64) -> FlexTensor {
     let (x, z, w): (&[T], &[T], &[T]) = (elements(x), elements(z), elements(w));
     let eps = T::of(eps);
     let mut out = vec![T::ZERO; rows * n];
-    let size = ROWS * n;
-    let tasks = out.par_chunks_mut(size).zip(x.par_chunks(size));
-    tasks.zip(z.par_chunks(size)).for_each(|((out, x), z)| {
+    by_rows(&mut out, n, ROWS, |block, out| {
+        let from = block * ROWS * n;
+        let (x, z) = (&x[from..][..out.len()], &z[from..][..out.len()]);
         vectorised(
             #[inline(always)]
             || {

@@ -6,7 +6,10 @@ use super::real::{Real, dot};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 
-/// Rows of a task, and rows whose weight gradients are summed first.
+/// Rows of a task.
+const FEW: usize = 8;
+
+/// Rows of a task of the backward pass, whose weight gradients are summed first.
 const ROWS: usize = 64;
 
 /// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`.
@@ -50,8 +53,8 @@ fn forward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor) -> FlexTenso
     let weight = scaled::<T>(norm, w);
     let x: &[T] = elements(x);
     let mut out = vec![T::ZERO; rows * n];
-    by_rows(&mut out, n, ROWS, |block, out| {
-        let x = &x[block * ROWS * n..][..out.len()];
+    by_rows(&mut out, n, FEW, |block, out| {
+        let x = &x[block * FEW * n..][..out.len()];
         vectorised(
             #[inline(always)]
             || {

@@ -1,13 +1,15 @@
 //! Parallel loops over outputs, and the buffers that they write.
 
 use super::real::Real;
+use super::team::{leads, run_on_team};
 use super::widest::with_widest;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, Element, Shape};
 use rayon::prelude::*;
 
-/// Elements up to which one thread is faster than several.
+/// Elements up to which one thread is faster than several, and where a team leads them.
 const SMALL: usize = 1 << 15;
+const SMALL_FOR_TEAM: usize = 1 << 11;
 
 /// Bytes of a cache line.
 pub(super) const CACHE_LINE: usize = 64;
@@ -19,22 +21,55 @@ pub(super) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
     with_widest(body)
 }
 
+/// `body(task)` for every task, on all cores.
+pub(super) fn for_each(tasks: usize, body: impl Fn(usize) + Sync + Send) {
+    for_each_init(tasks, || (), |(), task| body(task));
+}
+
+/// `body(scratch, task)` for every task, on all cores; `scratch` makes that of some tasks, which one thread runs.
+pub(super) fn for_each_init<S>(
+    tasks: usize,
+    scratch: impl Fn() -> S + Sync + Send,
+    body: impl Fn(&mut S, usize) + Sync + Send,
+) {
+    let some = |own: &mut dyn Iterator<Item = usize>| {
+        let mut scratch = scratch();
+        for task in own {
+            body(&mut scratch, task);
+        }
+    };
+    if !run_on_team(tasks, &some) {
+        (0..tasks).into_par_iter().for_each_init(&scratch, &body);
+    }
+}
+
+/// Whether work on so many elements is done by one thread.
+fn is_small(elements: usize) -> bool {
+    elements <= if leads() { SMALL_FOR_TEAM } else { SMALL }
+}
+
 /// `body(block, out)` for every block of `rows` rows of `out`, in parallel unless `out` is small.
 pub(super) fn by_rows<T: Real>(
     out: &mut [T],
     width: usize,
     rows: usize,
-    body: impl Fn(usize, &mut [T]) + Sync,
+    body: impl Fn(usize, &mut [T]) + Sync + Send,
 ) {
     let size = (rows * width).max(1);
-    if out.len() <= SMALL {
+    if is_small(out.len()) {
         out.chunks_mut(size)
             .enumerate()
             .for_each(|(i, o)| body(i, o));
     } else {
-        out.par_chunks_mut(size)
-            .enumerate()
-            .for_each(|(i, o)| body(i, o));
+        let (len, start) = (out.len(), SharedPtr(out.as_mut_ptr()));
+        for_each(len.div_ceil(size), |block| {
+            let at = block * size;
+            // SAFETY: blocks are disjoint parts of `out`.
+            #[allow(unsafe_code, reason = "threads write disjoint parts of one slice")]
+            let out =
+                unsafe { std::slice::from_raw_parts_mut(start.get().add(at), size.min(len - at)) };
+            body(block, out);
+        });
     }
 }
 
@@ -43,7 +78,7 @@ pub(super) fn by_rows_of_two<T: Real>(
     (a, a_width): (&mut [T], usize),
     (b, b_width): (&mut [T], usize),
     rows: usize,
-    body: impl Fn(usize, &mut [T], &mut [T]) + Sync,
+    body: impl Fn(usize, &mut [T], &mut [T]) + Sync + Send,
 ) {
     let (a_size, b_size) = ((rows * a_width).max(1), (rows * b_width).max(1));
     if a.len() <= SMALL {

@@ -1,13 +1,12 @@
 //! Samples one token from every row of logits: the likeliest, or a random one of the whole distribution.
 
 use super::autodiff::{detached, dispatch_float, is_full_precision};
-use super::parallel::{dims, elements, vectorised};
+use super::parallel::{SharedPtr, dims, elements, for_each_init, vectorised};
 use super::real::{Real, largest, sum};
 use crate::kernels::shapes::SampledToken;
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
-use rayon::prelude::*;
 
 /// Tokens whose weights are summed at once while the sampled one is searched.
 const STRIDE: usize = 256;
@@ -40,10 +39,18 @@ fn sample<T: Real>(
     let [rows, vocab] = dims(logits);
     let logits: &[T] = elements(logits);
     let inverse = T::of(1.0 / temperature);
+    let mut sampled = vec![
+        SampledToken {
+            token: 0,
+            logp: 0.0
+        };
+        rows
+    ];
+    let target = SharedPtr(sampled.as_mut_ptr());
     let one = |weights: &mut Vec<T>, row: usize| {
         weights.resize(vocab, T::ZERO);
         let z = &logits[row * vocab..][..vocab];
-        vectorised(
+        let own = vectorised(
             #[inline(always)]
             || {
                 let max = largest(z);
@@ -61,9 +68,15 @@ fn sample<T: Real>(
                     logp: logp.elem(),
                 }
             },
-        )
+        );
+        // SAFETY: each row is one task's.
+        #[allow(unsafe_code, reason = "tasks write disjoint parts of one vector")]
+        unsafe {
+            target.get().add(row).write(own);
+        }
     };
-    (0..rows).into_par_iter().map_init(Vec::new, one).collect()
+    for_each_init(rows, Vec::new, one);
+    sampled
 }
 
 /// The first index at which the cumulative sum reaches a threshold; the last where rounding keeps it below.

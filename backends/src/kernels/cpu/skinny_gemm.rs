@@ -6,13 +6,12 @@
 use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::glu::sigmoid;
-use super::parallel::{SharedPtr, dims, elements, tensor, vectorised};
+use super::parallel::{SharedPtr, dims, elements, for_each_init, tensor, vectorised};
 use super::real::Real;
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use gemm::Parallelism;
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// Rows up to which a product is computed transposed, `W · xᵀ`: those of decoding.
@@ -140,7 +139,9 @@ fn for_parts<T: Real>(
             body(&mut scratch, part);
         }
     } else {
-        parts.par_iter().for_each_init(Vec::new, body);
+        for_each_init(parts.len(), Vec::new, |scratch, part| {
+            body(scratch, &parts[part]);
+        });
     }
 }
 

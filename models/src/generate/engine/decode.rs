@@ -106,7 +106,7 @@ impl Engine<'_> {
         };
         let metadata = self.cache.decode(decoder.arch(), &self.running.tables());
         let (cache, fingerprint) = (&mut *self.cache, self.fingerprint);
-        decoder.in_its_pool(|| {
+        decoder.with_its_team(|| {
             let hidden = decoder.hidden_cached(ids, &metadata, cache);
             let logits = moments.logits(decoder, hidden, fingerprint);
             decoder.check_ranks()?;

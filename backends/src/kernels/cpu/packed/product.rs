@@ -3,15 +3,17 @@
 use super::layout::{LineF32, LineI8, Lines, PanelMatrix, WIDTH};
 use crate::kernels::cpu::glu::sigmoid;
 use crate::kernels::cpu::parallel::{
-    CACHE_LINE, SharedPtr, UninitBuffer, dims, elements, prefetch, tensor,
+    CACHE_LINE, SharedPtr, UninitBuffer, dims, elements, for_each, prefetch, tensor,
 };
 use crate::kernels::cpu::widest::with_widest;
 use burn::backend::flex::FlexTensor;
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
-/// Most rows whose sums fit in registers, with vectors of 16 elements and with narrower ones.
+/// Most rows whose sums of two vectors of outputs fit in registers, with vectors of 16 elements and with narrower ones.
 const ROWS: [usize; 2] = [13, 6];
+
+/// Most rows whose sums of a whole panel do, with vectors of 8 elements. So few sums of two vectors would wait for each other.
+const WHOLE: usize = 3;
 
 /// Multiplications from which products run in parallel.
 const LARGE: usize = 1 << 16;
@@ -49,7 +51,8 @@ pub(super) fn products(
         .enumerate()
         .flat_map(|(matrix, w)| (0..w.outputs.div_ceil(WIDTH)).map(move |panel| (matrix, panel)))
         .collect();
-    let work = |&(matrix, panel): &(usize, usize)| {
+    let work = |task: usize| {
+        let (matrix, panel) = tasks[task];
         with_widest(Work {
             x,
             inner,
@@ -61,9 +64,9 @@ pub(super) fn products(
     };
     let outputs: usize = w.iter().map(|w| w.outputs).sum();
     if rows * inner * outputs < LARGE {
-        tasks.iter().for_each(work);
+        (0..tasks.len()).for_each(work);
     } else {
-        tasks.par_iter().for_each(work);
+        for_each(tasks.len(), work);
     }
     let sized = out.into_iter().zip(w);
     sized
@@ -220,7 +223,7 @@ impl PanelMatrix {
 
 /// The weights of one input and the 32 outputs of a panel.
 trait Input: Copy {
-    /// Two vectors of them as f32, from output `left` on.
+    /// Some vectors of them as f32, from output `left` on.
     ///
     /// # Safety
     /// There must be as many outputs from `left` on.
@@ -228,17 +231,20 @@ trait Input: Copy {
         unsafe_code,
         reason = "bounds checks of every vector would take a third of the time"
     )]
-    unsafe fn vectors<S: Simd>(&self, left: usize) -> [S::f32s; 2];
+    unsafe fn vectors<S: Simd, const V: usize>(&self, left: usize) -> [S::f32s; V];
 }
 
 #[allow(unsafe_code, reason = "as above")]
 impl Input for LineF32 {
     #[inline(always)]
-    unsafe fn vectors<S: Simd>(&self, left: usize) -> [S::f32s; 2] {
+    unsafe fn vectors<S: Simd, const V: usize>(&self, left: usize) -> [S::f32s; V] {
         // SAFETY: the caller's promise.
         unsafe {
             let at = self.0.as_ptr().add(left).cast::<S::f32s>();
-            [at.read_unaligned(), at.add(1).read_unaligned()]
+            std::array::from_fn(
+                #[inline(always)]
+                |v| at.add(v).read_unaligned(),
+            )
         }
     }
 }
@@ -246,16 +252,19 @@ impl Input for LineF32 {
 #[allow(unsafe_code, reason = "as above")]
 impl Input for LineI8 {
     #[inline(always)]
-    unsafe fn vectors<S: Simd>(&self, left: usize) -> [S::f32s; 2] {
+    unsafe fn vectors<S: Simd, const V: usize>(&self, left: usize) -> [S::f32s; V] {
         let mut wide = [0.0_f32; WIDTH];
         // SAFETY: the caller's promise; a vector has at most 16 elements.
         unsafe {
             let codes = self.0.as_ptr().add(left);
-            for (i, wide) in wide[..2 * S::F32_LANES].iter_mut().enumerate() {
+            for (i, wide) in wide[..V * S::F32_LANES].iter_mut().enumerate() {
                 *wide = f32::from(*codes.add(i));
             }
             let wide = wide.as_ptr().cast::<S::f32s>();
-            [wide.read_unaligned(), wide.add(1).read_unaligned()]
+            std::array::from_fn(
+                #[inline(always)]
+                |v| wide.add(v).read_unaligned(),
+            )
         }
     }
 }
@@ -268,25 +277,30 @@ fn fill<S: Simd, I: Input>(
     ahead: Ahead,
     out: &mut [[f32; WIDTH]],
 ) {
+    let whole = S::F32_LANES * 4 == WIDTH && out.len() <= WHOLE;
     match out.len() {
-        13 => sums::<S, I, 13>(simd, x, panel, ahead, out),
-        12 => sums::<S, I, 12>(simd, x, panel, ahead, out),
-        11 => sums::<S, I, 11>(simd, x, panel, ahead, out),
-        10 => sums::<S, I, 10>(simd, x, panel, ahead, out),
-        9 => sums::<S, I, 9>(simd, x, panel, ahead, out),
-        8 => sums::<S, I, 8>(simd, x, panel, ahead, out),
-        7 => sums::<S, I, 7>(simd, x, panel, ahead, out),
-        6 => sums::<S, I, 6>(simd, x, panel, ahead, out),
-        5 => sums::<S, I, 5>(simd, x, panel, ahead, out),
-        4 => sums::<S, I, 4>(simd, x, panel, ahead, out),
-        3 => sums::<S, I, 3>(simd, x, panel, ahead, out),
-        2 => sums::<S, I, 2>(simd, x, panel, ahead, out),
-        _ => sums::<S, I, 1>(simd, x, panel, ahead, out),
+        3 if whole => sums::<S, I, 3, 4>(simd, x, panel, ahead, out),
+        2 if whole => sums::<S, I, 2, 4>(simd, x, panel, ahead, out),
+        1 if whole => sums::<S, I, 1, 4>(simd, x, panel, ahead, out),
+        13 => sums::<S, I, 13, 2>(simd, x, panel, ahead, out),
+        12 => sums::<S, I, 12, 2>(simd, x, panel, ahead, out),
+        11 => sums::<S, I, 11, 2>(simd, x, panel, ahead, out),
+        10 => sums::<S, I, 10, 2>(simd, x, panel, ahead, out),
+        9 => sums::<S, I, 9, 2>(simd, x, panel, ahead, out),
+        8 => sums::<S, I, 8, 2>(simd, x, panel, ahead, out),
+        7 => sums::<S, I, 7, 2>(simd, x, panel, ahead, out),
+        6 => sums::<S, I, 6, 2>(simd, x, panel, ahead, out),
+        5 => sums::<S, I, 5, 2>(simd, x, panel, ahead, out),
+        4 => sums::<S, I, 4, 2>(simd, x, panel, ahead, out),
+        3 => sums::<S, I, 3, 2>(simd, x, panel, ahead, out),
+        2 => sums::<S, I, 2, 2>(simd, x, panel, ahead, out),
+        _ => sums::<S, I, 1, 2>(simd, x, panel, ahead, out),
     }
 }
 
+/// The products of `R` rows with a panel, `V` vectors of outputs at a time.
 #[inline(always)]
-fn sums<S: Simd, I: Input, const R: usize>(
+fn sums<S: Simd, I: Input, const R: usize, const V: usize>(
     simd: S,
     x: &[f32],
     panel: &[I],
@@ -295,13 +309,13 @@ fn sums<S: Simd, I: Input, const R: usize>(
 ) {
     let (lanes, inner) = (S::F32_LANES, panel.len());
     assert!(x.len() >= R * inner, "fewer rows than sums");
-    let vectors = 2 * lanes;
+    let vectors = V * lanes;
     let share = size_of::<I>().div_ceil(ahead.blocks * (WIDTH / vectors));
     for left in (0..WIDTH).step_by(vectors) {
         let before = (ahead.block * (WIDTH / vectors) + left / vectors) * inner;
         let mut wanted = ahead.panel.wrapping_add(before * share);
-        let mut sums = [[simd.splat_f32s(0.0); 2]; R];
-        // SAFETY: `x` has R rows of `inner` elements, and the panel has `inner` lines of 32; 32 is a multiple of two vectors.
+        let mut sums = [[simd.splat_f32s(0.0); V]; R];
+        // SAFETY: `x` has R rows of `inner` elements, and the panel has `inner` lines of 32; 32 is a multiple of V vectors.
         #[allow(
             unsafe_code,
             reason = "bounds checks of every vector would take a third of the time"
@@ -313,17 +327,19 @@ fn sums<S: Simd, I: Input, const R: usize>(
                     prefetch(wanted.wrapping_add(CACHE_LINE));
                 }
                 wanted = wanted.wrapping_add(share);
-                let [a, b] = input.vectors::<S>(left);
+                let weights = input.vectors::<S, V>(left);
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let x = simd.splat_f32s(*x.as_ptr().add(r * inner + i));
-                    sums[0] = simd.mul_add_e_f32s(x, a, sums[0]);
-                    sums[1] = simd.mul_add_e_f32s(x, b, sums[1]);
+                    for (sum, &weights) in sums.iter_mut().zip(&weights) {
+                        *sum = simd.mul_add_e_f32s(x, weights, *sum);
+                    }
                 }
             }
             for (out, sums) in out.iter_mut().zip(sums) {
                 let out = out.as_mut_ptr().add(left).cast::<S::f32s>();
-                out.write_unaligned(sums[0]);
-                out.add(1).write_unaligned(sums[1]);
+                for (v, sum) in sums.into_iter().enumerate() {
+                    out.add(v).write_unaligned(sum);
+                }
             }
         }
     }

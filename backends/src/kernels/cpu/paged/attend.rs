@@ -7,16 +7,19 @@ use super::vectors::Vectors;
 use crate::kernels::cpu::autodiff::{
     detached, detached_int, dispatch_float, is_full_precision, to_int_tensor, to_tensor,
 };
-use crate::kernels::cpu::parallel::{SharedPtr, dims, elements, elements_mut, tensor};
+use crate::kernels::cpu::parallel::{
+    SharedPtr, dims, elements, elements_mut, for_each_init, tensor,
+};
+use crate::kernels::cpu::team::leads;
 use crate::kernels::cpu::widest::with_widest;
 use crate::kernels::paged::{KvPool, PagedAttentionShape};
 use crate::trace::span;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
-use rayon::prelude::*;
 
-/// Elements read from which the work runs in parallel.
+/// Elements read from which the work runs in parallel, and where a team leads it.
 const LARGE: usize = 1 << 15;
+const LARGE_FOR_TEAM: usize = 1 << 11;
 
 /// See [`crate::kernels::paged_attention`].
 ///
@@ -164,14 +167,15 @@ fn attend<T: Vectors, P: Storage<T>>(
             scratch,
         });
     };
-    let tasks = 0..runs.tasks(kv);
-    if runs.tokens * width < LARGE {
+    let tasks = runs.tasks(kv);
+    let few = if leads() { LARGE_FOR_TEAM } else { LARGE };
+    if runs.tokens * width < few {
         let mut scratch = Scratch::new();
-        for task in tasks {
+        for task in 0..tasks {
             work(&mut scratch, task);
         }
     } else {
-        tasks.into_par_iter().for_each_init(Scratch::new, work);
+        for_each_init(tasks, Scratch::new, work);
     }
     tensor(out, [rows, width])
 }

@@ -1,7 +1,7 @@
 //! Products with matrices in panels, as they are and in 8 bits.
 
 use super::{assert_same, numbers};
-use crate::kernels::PackedWeights;
+use crate::kernels::{PackedWeights, rms_norm, with_team};
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -31,6 +31,31 @@ fn products_with_panels_are_their_formulas() {
             pa.linear(&wide).is_none() && PackedWeights::pack(&wide).is_none(),
             "f32 alone"
         );
+    }
+}
+
+#[test]
+fn a_row_has_the_same_products_among_any_number_of_rows_with_a_team_and_without() {
+    let (inner, outer) = (70, 200);
+    let x = numbers([20, inner], 5);
+    let [gate, up] = [6, 7].map(|seed| numbers([outer, inner], seed));
+    for pack in [PackedWeights::pack, PackedWeights::quantize] {
+        let [gate, up] = [&gate, &up].map(|w| pack(w).expect(KNOWN));
+        let products = |rows: usize| {
+            let x = x.clone().narrow(0, 0, rows);
+            let gated = PackedWeights::linear_swiglu(&gate, &up, &x).expect(KNOWN);
+            let normed = rms_norm(&gated, &numbers([1, outer], 8), 1e-6, 0.0).expect(KNOWN);
+            [gate.linear(&x).expect(KNOWN), gated, normed].map(|y| values(&y))
+        };
+        let all = products(20);
+        for rows in 1..=20 {
+            let alone = products(rows);
+            let led = with_team(&Device::flex(), || products(rows));
+            for ((all, alone), led) in all.iter().zip(alone).zip(led) {
+                assert_eq!(alone, all[..rows * outer], "{rows} rows");
+                assert_eq!(led, alone, "{rows} rows on a team");
+            }
+        }
     }
 }
 
