@@ -1,6 +1,8 @@
 //! Profiles of devices: measured ones, kept in the user's cache folder, data sheets of well-known GPUs, assumptions for the rest.
 
 mod measure;
+mod rates;
+mod timing;
 
 use crate::device::{DeviceInfo, DeviceSpec};
 use crate::{Error, Result, kernels};

@@ -21,6 +21,11 @@ pub struct Options {
 impl Options {
     /// Ends the program with one line where something makes no sense. `own` are flags with a value that the bench knows.
     pub fn parse(own: &[&str]) -> Self {
+        Self::parse_with(own, &[])
+    }
+
+    /// The same with flags without a value, too.
+    pub fn parse_with(own: &[&str], switches: &[&str]) -> Self {
         let mut options = Self {
             device: DeviceSpec::CPU,
             small: false,
@@ -40,6 +45,9 @@ impl Options {
                 "--small" => options.small = true,
                 "--device" => options.device = device(&value()),
                 "--json" => options.lines = Some(create(&value())),
+                known if switches.contains(&known) => {
+                    options.own.push((word, String::new()));
+                }
                 known if own.contains(&known) => {
                     let value = value();
                     options.own.push((word, value));

@@ -32,6 +32,6 @@ pub use memory::{Account, Category, Home, Role};
 pub use pipeline_parallel::PipelineStage;
 pub use precision::Precision;
 pub use prepack::{Prepack, Quantization};
-pub use profile::{DeviceProfile, MatmulFlops, Origin, Pool};
+pub use profile::{DeviceProfile, KernelRates, LogitRates, MatmulFlops, Origin, Pool, RowsRate};
 pub use quantized::{BaseFormat, QuantizedLayout};
 pub use tensor_parallel::TensorShare;

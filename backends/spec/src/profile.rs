@@ -1,9 +1,12 @@
 //! How fast and how large a device is: numbers of data sheets for well-known GPUs, measured ones for the rest.
 
 mod known;
+mod rates;
 
 use crate::{Backend, KernelTable};
 use serde::{Deserialize, Serialize};
+
+pub use rates::{KernelRates, LogitRates, RowsRate};
 
 /// Where a profile's numbers come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -34,6 +37,9 @@ pub struct DeviceProfile {
     pub host_link: Option<f64>,
     /// Launching one operation, seconds.
     pub kernel_overhead: f64,
+    /// How fast kernels are that are neither large products nor long copies, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<KernelRates>,
     /// Bytes the device holds, where that is known.
     pub capacity_bytes: Option<u64>,
     /// Bytes of the largest tensor that it holds in one piece, where there is a limit.
@@ -117,6 +123,7 @@ impl DeviceProfile {
             host_bandwidth: 1.5e10,
             host_link: link,
             kernel_overhead: overhead,
+            rates: None,
             capacity_bytes: None,
             largest_buffer: None,
             pool: Self::pool(backend),

@@ -1,5 +1,7 @@
 //! Times products, copies and launches on a device.
 
+use super::rates::{linear, rates};
+use super::timing::{PATIENCE, seconds};
 use crate::device::DeviceInfo;
 use crate::transfer::HostTensor;
 use crate::{Error, Result, kernels};
@@ -7,9 +9,6 @@ use burn::tensor::{Device, Tensor};
 use firebrick_spec::{Backend, DeviceProfile, MatmulFlops, Origin};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
-
-/// Each number is measured for about this long.
-const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Measures a device: some seconds. The device should have nothing else to do.
 ///
@@ -41,6 +40,10 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
                 _ => None,
             },
             kernel_overhead: launches(device)?,
+            rates: match backend {
+                Backend::Cpu => Some(rates(device, f32)?),
+                Backend::Cuda | Backend::Metal | Backend::Vulkan | Backend::Wgpu => None,
+            },
             capacity_bytes: info.memory_bytes.or(assumed.capacity_bytes),
             largest_buffer: info.largest_buffer,
             pool: assumed.pool,
@@ -60,32 +63,10 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
     })
 }
 
-/// Runs `work` until time is up, after one run that does not count: seconds a run. Reading one number waits for the device.
-fn seconds(mut work: impl FnMut() -> Tensor<2>) -> Result<f64> {
-    let wait = |t: Tensor<2>| -> Result<()> {
-        t.slice([0..1, 0..1])
-            .try_into_data()
-            .map(|_| ())
-            .map_err(|e| Error::device(&e))
-    };
-    wait(work())?;
-    let (started, mut runs) = (Instant::now(), 0);
-    while started.elapsed() < PATIENCE || runs == 0 {
-        // several in the queue, so that waiting is not what is timed
-        let mut last = work();
-        for _ in 0..3 {
-            last = work();
-        }
-        wait(last)?;
-        runs += 4;
-    }
-    Ok(started.elapsed().as_secs_f64() / f64::from(runs))
-}
-
 fn products(device: &Device, side: usize) -> Result<f64> {
     let a = Tensor::<2>::ones([side, side], device);
     let b = Tensor::<2>::ones([side, side], device);
-    let time = seconds(|| a.clone().matmul(b.clone()))?;
+    let time = seconds(|| linear(&a, &b))?;
     Ok(2.0 * (side as f64).powi(3) / time)
 }
 

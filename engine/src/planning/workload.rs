@@ -28,6 +28,8 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
         },
         prompt_length: config.rollout.prompt_length as u64,
         response_length: config.rollout.longest_response() as u64,
+        // known once a step is sampled
+        mean_lengths: None,
         prompts,
         group: config.rollout.n as u64,
         greedy: needs.greedy,

@@ -91,6 +91,7 @@ impl DeviceProfile {
             },
             host_link: (!unified).then_some(row.link * 1e9 * REACHED),
             kernel_overhead: if unified { 1.5e-5 } else { 6e-6 },
+            rates: None,
             capacity_bytes: Some((row.gib * f64::from(1 << 30)) as u64),
             largest_buffer: None,
             pool: Pool::GPU,

@@ -10,6 +10,7 @@ mod communication;
 mod context;
 mod experts;
 mod head;
+mod kernel_time;
 mod linear;
 pub mod messages;
 mod model_sizes;

@@ -27,6 +27,11 @@ impl Context<'_> {
         operations / rate / shares
     }
 
+    /// What each of several devices has of computation that they share.
+    pub(super) fn shared(&self, seconds: f64) -> f64 {
+        seconds / (self.parallel.tensor * self.parallel.sequence) as f64
+    }
+
     pub(super) fn copy(&self, bytes: f64) -> f64 {
         // in one memory a copy is a copy all the same
         let rate = self

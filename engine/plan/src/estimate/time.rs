@@ -24,13 +24,14 @@
 use super::activations::{Cached, Half, Shape};
 use super::context::Context;
 use super::head::HeadCost;
+use super::kernel_time::Work;
 use super::pass_time::{LAYER_OPERATIONS, widened_bytes};
 use super::result::Seconds;
 use super::segment_totals::SegmentTotals;
 use super::sizes::{F32, QuantizedWeights};
 use super::workload::Workload;
 use crate::{ModelPlan, MomentKind, Order};
-use firebrick_spec::Home;
+use firebrick_spec::{Home, KernelRates};
 
 /// Operations that choose a token.
 const CHOICE_OPERATIONS: f64 = 15.0;
@@ -74,6 +75,11 @@ impl Cost {
 fn turns(ctx: &Context<'_>, micros: f64) -> f64 {
     let behind = ctx.stage.map_or(0, |own| own.stages() - 1);
     micros + behind as f64
+}
+
+/// What the turns of pipeline stages take over the work of one.
+fn waiting(ctx: &Context<'_>, work: Work) -> f64 {
+    turns(ctx, work.micros) / work.micros
 }
 
 /// Weights that a device streams in one pass over the model, in bytes.
@@ -140,9 +146,40 @@ fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     width * sizes.ends() + codes.bytes + widened
 }
 
+/// So many completions of every prompt, where the device's kernels were measured.
+fn measured_sampling(ctx: &Context<'_>, group: u64, rates: &KernelRates) -> f64 {
+    let w = ctx.workload;
+    let (rows, waves) = sampled_rows(ctx, group);
+    let all = waves * rows as f64;
+    let [prompt, mean] = ctx.mean_lengths();
+    let longest = match w.mean_lengths {
+        // of lengths that fall off exponentially, as far as they may
+        Some(_) => (mean * (1.0 + all.ln())).min(w.response_length as f64),
+        None => mean,
+    };
+    // slots are taken again as they come free; the last sequences end by themselves
+    let steps = longest - 1.0 + (waves - 1.0).max(0.0) * mean;
+    let live = (all * (mean - 1.0) / steps.max(1.0)).clamp(1.0, rows as f64);
+    let prompts = all / group as f64;
+    let prefill = Work {
+        tokens: prompts * prompt,
+        micros: waves.ceil(),
+        length: prompt,
+        scored: all,
+    };
+    let copies = 2.0 * ctx.copies as f64 / ctx.profile.memory_bandwidth;
+    ctx.body_forward(rates, prefill)
+        + ctx.head_forward(rates, prefill, rows as usize)
+        + steps.max(0.0) * ctx.decoded(rates, live, prompt + mean / 2.0)
+        + copies
+}
+
 /// So many completions of every prompt.
 fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let w = ctx.workload;
+    if let (Some(rates), None) = (ctx.rates(), ctx.eight_bits) {
+        return ctx.shared(measured_sampling(ctx, group, rates));
+    }
     let (rows, waves) = sampled_rows(ctx, group);
     // devices that share matrices read their share of them, and those that share sequences have other ones
     let tensor = ctx.parallel.tensor as f64;
@@ -197,12 +234,20 @@ pub(super) fn score_passes(w: &Workload) -> u64 {
 
 /// A forward of all rollouts in micro-batches of a plan, messages apart.
 pub(super) fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
+    let streams = streamed(ctx, plan);
+    if let Some(rates) = ctx.rates() {
+        let sequences = ctx.workload.scored_sequences() as f64 / ctx.parallel.data as f64;
+        let work = Work::of(ctx, plan, sequences, plan.score_tokens);
+        let compute = ctx.body_forward(rates, work) + ctx.head_forward(rates, work, plan.head_rows);
+        return waiting(ctx, work) * ctx.shared(compute)
+            + turns(ctx, work.micros) * ctx.copy(streams);
+    }
     let shape = ctx.score_shape(plan);
     let micros = turns(ctx, score_micros(ctx, plan) as f64);
     let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
     let cost = Cost {
         compute: body + ctx.head(shape.scored, plan.head_rows),
-        copies: ctx.copy(streamed(ctx, plan)),
+        copies: ctx.copy(streams),
     };
     micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
 }
@@ -266,12 +311,20 @@ fn training_computation(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
 
 /// The same of the micro-batches of an optimizer step.
 pub(super) fn training_passes(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
+    if let Some(rates) = ctx.rates() {
+        let work = training_work(ctx);
+        let turns = waiting(ctx, work);
+        return measured_computation(ctx, totals, rates, work).map(|each| turns * each);
+    }
     let turns = turns(ctx, ctx.micro_batches() as f64);
     training_computation(ctx, totals).map(|each| turns * each)
 }
 
 /// Forward and backward of all micro-batches, given what the plan's segments add up to.
 pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
+    if let Some(rates) = ctx.rates() {
+        return measured_backward(ctx, totals, rates);
+    }
     let plan = ctx.model();
     let shape = ctx.train_shape();
     let micros = ctx.micro_batches() as f64;
@@ -299,6 +352,54 @@ pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
     turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic(totals).seconds()
 }
 
+/// The work of an optimizer step's micro-batches.
+fn training_work(ctx: &Context<'_>) -> Work {
+    let plan = ctx.model();
+    let sequences = ctx.workload.mini_rollouts() as f64 / ctx.parallel.data as f64;
+    Work::of(ctx, plan, sequences, plan.train_tokens)
+}
+
+/// Computation of all of it where the device's kernels were measured: the layers' forward; head and backward.
+fn measured_computation(
+    ctx: &Context<'_>,
+    totals: &SegmentTotals,
+    rates: &KernelRates,
+    work: Work,
+) -> [f64; 2] {
+    let head_rows = ctx.model().head_rows;
+    let forward = ctx.body_forward(rates, work);
+    let again = totals.recomputed_units as f64 / (2.0 * ctx.sizes.layers.max(1) as f64);
+    let backward = again * forward
+        + ctx.body_backward(rates, work)
+        + ctx.head_forward(rates, work, head_rows)
+        + ctx.head_backward(rates, work, head_rows)
+        + ctx.whole_gradients();
+    [forward, backward].map(|seconds| ctx.shared(seconds))
+}
+
+/// Forward and backward of all micro-batches where the device's kernels were measured.
+fn measured_backward(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRates) -> f64 {
+    let plan = ctx.model();
+    let work = training_work(ctx);
+    let compute: f64 = measured_computation(ctx, totals, rates, work).iter().sum();
+    let row = (F32 * ctx.arch.hidden_size as u64) as f64 * work.tokens;
+    let visits = match plan.order {
+        Order::MicroMajor => work.micros,
+        Order::SegmentMajor => 1.0,
+    };
+    let streams = 2.0 * visits * streamed_with(ctx, plan, totals.streamed);
+    let copies = ctx.copy(2.0 * row * totals.offloaded_inputs as f64 + streams);
+    let gradients = match plan.grads {
+        Home::Host => {
+            let bytes = (F32 * ctx.sizes.trained()) as f64 * visits;
+            ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth
+        }
+        Home::Device => 0.0,
+    };
+    steps(ctx) as f64 * waiting(ctx, work) * (compute + copies + gradients)
+        + ctx.backward_traffic(totals).seconds()
+}
+
 /// Optimizer steps of a training step.
 pub(super) fn steps(ctx: &Context<'_>) -> u64 {
     let w = ctx.workload;
@@ -316,6 +417,7 @@ pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
     let on_device = total - on_host;
     // bytes a parameter: weight and gradient, moments, and passes over temporaries
     let moved = match optimizer.moments {
+        _ if ctx.rates().is_some() => ctx.update_bytes(),
         MomentKind::F32 => 60.0,
         MomentKind::Bf16 => 72.0,
         MomentKind::Block8 => 120.0,

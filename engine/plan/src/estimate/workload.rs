@@ -18,6 +18,9 @@ pub struct Workload {
     pub prompt_length: u64,
     /// Most tokens of a completion.
     pub response_length: u64,
+    /// Mean tokens of prompts and completions, where they are known: seconds are those of sequences of these lengths. Bytes are always
+    /// those of the longest.
+    pub mean_lengths: Option<[f64; 2]>,
     /// Prompts a step.
     pub prompts: u64,
     /// Completions a prompt.
@@ -125,6 +128,7 @@ impl Workload {
             arch,
             prompt_length,
             response_length,
+            mean_lengths: None,
             prompts,
             group,
             greedy: false,
@@ -161,6 +165,7 @@ impl Workload {
         let own = self.warm_up?;
         Some(Self {
             prompts: own.batch,
+            mean_lengths: None,
             group: 1,
             greedy: false,
             mini_batch: own.batch,

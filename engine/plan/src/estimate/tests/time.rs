@@ -1,10 +1,12 @@
 //! Seconds: what recomputing costs, and where copies hide behind computation.
 
-use super::{arch, checkpointed, on_cuda, under, workload};
+use super::{HEAD, LAYERS, Sizes, arch, checkpointed, on_cuda, under, workload};
 use crate::estimate::{EstimatePhase, MessageKind, Parallel, Workload, estimate_parallel, rules};
 use crate::test_support::device;
 use crate::{MemoryConfig, OptimizerOffload, ParamOffload, Zero};
-use firebrick_spec::{Backend, Cluster, DeviceProfile, LinkSpec, Precision};
+use firebrick_spec::{
+    Backend, Cluster, DeviceProfile, KernelRates, LinkSpec, LogitRates, Precision, RowsRate,
+};
 
 #[test]
 fn recomputing_adds_a_forward_which_is_a_third_of_forward_and_backward() {
@@ -129,4 +131,117 @@ fn gathers_of_weights_hide_behind_computation_as_far_as_it_lasts() {
         }
         assert_eq!(sharded(2, Some(link)), (ahead, waited));
     }
+}
+
+/// A processor whose kernels take no time but for those that a test asks for.
+fn measured(change: impl FnOnce(&mut DeviceProfile, &mut KernelRates)) -> DeviceProfile {
+    let instant = f64::INFINITY;
+    let mut profile = DeviceProfile {
+        memory_bandwidth: instant,
+        host_bandwidth: instant,
+        kernel_overhead: 0.0,
+        ..device(Backend::Cpu)
+    };
+    profile.matmul_flops.f32 = instant;
+    let mut rates = KernelRates {
+        product_bandwidth: instant,
+        few_rows: Vec::new(),
+        panels: Vec::new(),
+        attention_flops: [instant; 2],
+        elementwise_bandwidth: instant,
+        logits: LogitRates {
+            scored: instant,
+            differentiated: instant,
+            drawn: instant,
+        },
+        operation: 0.0,
+    };
+    change(&mut profile, &mut rates);
+    profile.rates = Some(rates);
+    profile
+}
+
+#[test]
+fn with_measured_kernels_products_take_two_operations_a_parameter_and_token_and_three_times_that_in_training()
+ {
+    let profile = measured(|profile, _| profile.matmul_flops.f32 = 1e12);
+    let seconds = under(&workload(), &MemoryConfig::default(), &profile).seconds;
+    let sizes = Sizes::of(&arch(512), None);
+    let forward =
+        2.0 * (sizes.body() as f64 * 64.0 * 512.0 + sizes.projection as f64 * 64.0 * 256.0);
+    for (found, passes) in [(seconds.score, 1.0), (seconds.backward, 3.0)] {
+        let expected = passes * forward / 1e12;
+        assert!(
+            (found / expected - 1.0).abs() < 1e-9,
+            "{found} instead of {expected}"
+        );
+    }
+    let again = under(&workload(), &checkpointed(), &profile)
+        .seconds
+        .backward;
+    let body = 2.0 * sizes.body() as f64 * 64.0 * 512.0 / 1e12;
+    assert!(((again - seconds.backward) / body - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn small_micro_batches_read_the_matrices_once_more_each() {
+    let profile = measured(|_, rates| rates.product_bandwidth = 1e9);
+    let seconds = |micro_batch_size| {
+        let memory = MemoryConfig {
+            micro_batch_size,
+            ..MemoryConfig::default()
+        };
+        under(&workload(), &memory, &profile).seconds.backward
+    };
+    // 64 micro-batches in place of two, and 64 chunks of the head in place of sixteen
+    let more = seconds(Some(1)) - seconds(None);
+    let sizes = Sizes::of(&arch(512), None);
+    let numbers = 62 * sizes.body() + 48 * sizes.projection;
+    let expected = 3.0 * 4.0 * numbers as f64 / 1e9;
+    assert!(
+        (more / expected - 1.0).abs() < 0.01,
+        "{more} instead of {expected}"
+    );
+}
+
+#[test]
+fn blocks_of_queries_look_at_the_keys_up_to_their_end() {
+    let profile = measured(|_, rates| rates.attention_flops = [1e12, 5e11]);
+    let seconds = under(&workload(), &MemoryConfig::default(), &profile).seconds;
+    // eight blocks of 64 queries, over 64 to 512 keys
+    let pairs = 64.0 * (1..=8).map(|block| f64::from(64 * block)).sum::<f64>();
+    let heads = (4 * HEAD) as f64;
+    let expected = LAYERS as f64 * 64.0 * 4.0 * heads * pairs / 1e12;
+    assert!((seconds.score / expected - 1.0).abs() < 1e-9);
+    // forward and backward together at half the rate
+    assert!((seconds.backward / (2.0 * expected) - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn shorter_sequences_take_less_time_and_as_many_bytes() {
+    let profile = measured(|profile, rates| {
+        profile.matmul_flops.f32 = 1e12;
+        rates.panels = vec![RowsRate {
+            rows: 1,
+            flops: 1e10,
+        }];
+        rates.few_rows.clone_from(&rates.panels);
+    });
+    let memory = MemoryConfig::default();
+    let longest = under(&workload(), &memory, &profile);
+    let shorter = Workload {
+        mean_lengths: Some([128.0, 128.0]),
+        ..workload()
+    };
+    let found = under(&shorter, &memory, &profile);
+    assert_eq!(found.phases, longest.phases);
+    for (found, longest) in [
+        (found.seconds.score, longest.seconds.score),
+        (found.seconds.backward, longest.seconds.backward),
+    ] {
+        assert!((found / longest - 0.5).abs() < 1e-9, "{found} of {longest}");
+    }
+    // prompts and decoded tokens are half as many, all but the first
+    let ratio = found.seconds.rollout / longest.seconds.rollout;
+    assert!((ratio - 0.5).abs() < 0.01, "{ratio}");
 }

@@ -1,0 +1,187 @@
+//! Times the kernels that decoders are made of, on the CPU.
+
+use super::timing::seconds;
+use crate::kernels::{
+    self, AttentionShape, Families, Family, Gate, PackedWeights, Scaling, ScoreGradients,
+};
+use crate::{Error, Result};
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use firebrick_spec::{KernelRates, LogitRates, RowsRate};
+
+/// Rows of products with few rows.
+const ROWS: [usize; 5] = [1, 4, 12, 32, 128];
+
+/// A side of the matrices that are multiplied, and how many there are: together larger than caches of a core.
+const SIDE: usize = 1024;
+const MATRICES: usize = 6;
+
+/// Rows and columns of logits.
+const LOGITS: [usize; 2] = [64, 8192];
+
+/// All rates of a device, given its rate of large products.
+pub(super) fn rates(device: &Device, flops: f64) -> Result<KernelRates> {
+    Ok(KernelRates {
+        product_bandwidth: product_bandwidth(device, flops)?,
+        few_rows: few_rows(device, kernels::linear, |w| Some(w.clone()))?,
+        panels: few_rows(
+            device,
+            |x, w: &PackedWeights| w.linear(x),
+            PackedWeights::pack,
+        )?,
+        attention_flops: attention(device)?,
+        elementwise_bandwidth: elementwise(device)?,
+        logits: logits(device)?,
+        operation: operation(device)?,
+    })
+}
+
+/// Normal numbers: ones multiply with less power, and exponentials of equal logits are none of real ones.
+fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+fn missing<T>(found: Option<T>) -> Result<T> {
+    found.ok_or_else(|| Error::Transfer("a kernel of the CPU does not take f32".into()))
+}
+
+/// What products with a short side take beyond their operations, by the bytes of their matrices.
+fn product_bandwidth(device: &Device, flops: f64) -> Result<f64> {
+    let (mut bytes, mut beyond) = (0.0, 0.0);
+    for [rows, inner, outputs] in [[SIDE, 128, SIDE], [SIDE, SIDE, 128], [256, 256, SIDE]] {
+        let (x, w) = (
+            random([rows, inner], device),
+            random([outputs, inner], device),
+        );
+        let time = seconds(|| linear(&x, &w))?;
+        bytes += 4.0 * (rows * inner + inner * outputs + rows * outputs) as f64;
+        beyond += time - 2.0 * (rows * inner * outputs) as f64 / flops;
+    }
+    // where small products are as fast as large ones, bytes cost next to nothing
+    Ok(bytes / f64::max(beyond, bytes / 1e12))
+}
+
+/// A product as models make it.
+pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
+    kernels::linear(x, w).unwrap_or_else(|| x.clone().matmul(w.clone().transpose()))
+}
+
+fn few_rows<W>(
+    device: &Device,
+    product: impl Fn(&Tensor<2>, &W) -> Option<Tensor<2>>,
+    prepared: impl Fn(&Tensor<2>) -> Option<W>,
+) -> Result<Vec<RowsRate>> {
+    let matrices: Option<Vec<W>> = (0..MATRICES)
+        .map(|_| prepared(&random([SIDE, SIDE], device)))
+        .collect();
+    let matrices = missing(matrices)?;
+    let rate = |rows: usize| -> Result<RowsRate> {
+        let x = random([rows, SIDE], device);
+        let mut next = (0..MATRICES).cycle();
+        let _ = missing(product(&x, &matrices[0]))?;
+        let time = seconds(|| {
+            let at = next.next().unwrap_or(0);
+            product(&x, &matrices[at]).unwrap_or_else(|| x.clone())
+        })?;
+        Ok(RowsRate {
+            rows: rows as u64,
+            flops: 2.0 * (rows * SIDE * SIDE) as f64 / time,
+        })
+    };
+    ROWS.into_iter().map(rate).collect()
+}
+
+/// Four sequences of two blocks, eight heads of 64 dimensions over four key heads.
+fn attention(device: &Device) -> Result<[f64; 2]> {
+    const SEQUENCES: usize = 4;
+    const LENGTH: usize = 128;
+    const HEADS: usize = 8;
+    const KEY_HEADS: usize = 4;
+    const DIM: usize = 64;
+    let own = |index: usize| Family {
+        prefix: 0..0,
+        members: vec![index * LENGTH..(index + 1) * LENGTH],
+    };
+    let shape = AttentionShape {
+        families: Families::new((0..SEQUENCES).map(own).collect(), device),
+        window: None,
+        scale: (DIM as f64).sqrt().recip(),
+        softcap: None,
+    };
+    let rows = SEQUENCES * LENGTH;
+    let [q, k, v] = [HEADS, KEY_HEADS, KEY_HEADS].map(|heads| random([rows, heads, DIM], device));
+    let attend = |q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>| {
+        kernels::attention(q, k, v, None, &shape).map(|out| out.reshape([rows, HEADS * DIM]))
+    };
+    let _ = missing(attend(&q, &k, &v))?;
+    let forward =
+        seconds(|| attend(&q, &k, &v).unwrap_or_else(|| q.clone().reshape([rows, HEADS * DIM])))?;
+    let both = seconds(|| {
+        let leaf = |t: &Tensor<3>| t.clone().autodiff().require_grad();
+        let [q, k, v] = [&q, &k, &v].map(leaf);
+        let out = attend(&q, &k, &v).map(|out| out.sum().backward());
+        let d = out.and_then(|mut tape| q.grad_remove(&mut tape));
+        d.unwrap_or_else(|| q.inner()).reshape([rows, HEADS * DIM])
+    })?;
+    // a block of 64 queries against the keys up to its end
+    let pairs: usize = (64..=LENGTH).step_by(64).map(|keys| 64 * keys).sum();
+    let work = 4.0 * (SEQUENCES * HEADS * DIM * pairs) as f64;
+    Ok([work / forward, work / both])
+}
+
+/// The gate of an MLP reads two tensors and writes one.
+fn elementwise(device: &Device) -> Result<f64> {
+    let [gate, up] = [(); 2].map(|()| random([SIDE, SIDE], device));
+    let _ = missing(kernels::glu(Gate::Silu, &gate, &up))?;
+    let time = seconds(|| kernels::glu(Gate::Silu, &gate, &up).unwrap_or_else(|| gate.clone()))?;
+    Ok((3 * SIDE * SIDE * 4) as f64 / time)
+}
+
+fn logits(device: &Device) -> Result<LogitRates> {
+    let [rows, vocabulary] = LOGITS;
+    let logits = random(LOGITS, device);
+    let targets: Vec<i32> = (0..rows as i32).collect();
+    let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), device);
+    let scaling = Scaling {
+        temperature: 1.0,
+        softcap: None,
+    };
+    let scores = missing(kernels::score_rows(&logits, &targets, scaling))?;
+    let scored = seconds(|| {
+        let scores = kernels::score_rows(&logits, &targets, scaling);
+        scores.map_or_else(|| logits.clone(), |own| own.logp.reshape([rows, 1]))
+    })?;
+    let d_logp = Tensor::<1>::ones([rows], device);
+    let differentiated = seconds(|| {
+        let upstream = ScoreGradients {
+            d_logp: &d_logp,
+            d_entropy: None,
+        };
+        // as in training nobody else holds the logits: the copy is what a product would have given
+        let own = logits.clone() + 0.0;
+        let gradient = kernels::score_gradient(own, &targets, &scores, upstream, scaling);
+        gradient.unwrap_or_else(|| logits.clone())
+    })?;
+    let uniforms = vec![0.5; rows];
+    let drawn = seconds(|| {
+        let tokens = kernels::sample_rows(&logits, 1.0, Some(&uniforms[..]));
+        let first = tokens.map_or(0.0, |tokens| tokens[0].logp);
+        Tensor::from_data(TensorData::new(vec![first], [1, 1]), device)
+    })?;
+    let all = (rows * vocabulary) as f64;
+    Ok(LogitRates {
+        scored: all / scored,
+        differentiated: all / differentiated,
+        drawn: all / drawn,
+    })
+}
+
+/// Sums of two small tensors that others hold.
+fn operation(device: &Device) -> Result<f64> {
+    let a = random([8, 64], device);
+    let chain = 64;
+    let time = seconds(|| {
+        let sums: Vec<Tensor<2>> = (0..chain).map(|_| a.clone() + a.clone()).collect();
+        sums.into_iter().next().unwrap_or_else(|| a.clone())
+    })?;
+    Ok(time / f64::from(chain))
+}
