@@ -78,9 +78,12 @@ fn few_rows<W>(
         let x = random([rows, SIDE], device);
         let mut next = (0..MATRICES).cycle();
         let _ = missing(product(&x, &matrices[0]))?;
-        let time = seconds(|| {
-            let at = next.next().unwrap_or(0);
-            product(&x, &matrices[at]).unwrap_or_else(|| x.clone())
+        // a decoding step has a team of threads
+        let time = kernels::with_team(device, || {
+            seconds(|| {
+                let at = next.next().unwrap_or(0);
+                product(&x, &matrices[at]).unwrap_or_else(|| x.clone())
+            })
         })?;
         Ok(RowsRate {
             rows: rows as u64,
