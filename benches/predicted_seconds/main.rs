@@ -3,7 +3,8 @@
 //!
 //! `cargo bench --no-default-features --bench predicted_seconds` measures the device as `firebrick devices --measure` does, predicts, and
 //! takes five steps under each plan after one that does not count. Phases above a tenth of the step count; the program ends with 1 where
-//! a prediction is more than 25 % from the median. `--shape NAME` takes one shape, `--only 'PLAN;PLAN'` some plans, `--profile FILE` a
+//! a prediction is more than 25 % from the median. A product is timed after every step: where it takes longer than the profile says, other
+//! work or the machine's clock slows down steps as well, and predictions are multiplied by the median of that (`pace`). `--shape NAME` takes one shape, `--only 'PLAN;PLAN'` some plans, `--profile FILE` a
 //! profile that was measured before (written where there is no such file), `--families` adds where the time went, by kernel.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -13,16 +14,18 @@ mod step;
 #[path = "../support/mod.rs"]
 mod support;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use cases::{PLANS, PlanCase, Shape, shapes};
 use firebrick::backends::DeviceInfo;
 use firebrick::backends::allocator::CountingAllocator;
+use firebrick::backends::kernels;
 use firebrick::backends::profile::measure;
 use firebrick::backends::trace;
 use firebrick::engine::plan::estimate::{EstimatePhase, Seconds, estimate};
 use firebrick::spec::DeviceProfile;
 use serde_json::json;
 use std::path::Path;
+use std::time::Instant;
 use step::{PHASES, Steps, Taken};
 use support::{Options, fail};
 
@@ -39,6 +42,9 @@ const TOLERANCE: f64 = 0.25;
 /// The least share of a step that counts.
 const SHARE: f64 = 0.1;
 
+/// A side of the matrices whose product says how fast the machine is now: that of `devices --measure`.
+const SIDE: usize = 1024;
+
 fn main() {
     let mut options = Options::parse_with(&["--shape", "--only", "--profile"], &["--families"]);
     let families = options.own("--families").is_some();
@@ -49,9 +55,9 @@ fn main() {
         serde_json::to_string(&profile).expect("a profile writes")
     );
     println!(
-        "\n| shape | plan | phase | predicted, ms | median of {STEPS}, ms | least to most, ms | off by |"
+        "\n| shape | plan | pace | phase | predicted, ms | median of {STEPS}, ms | least to most, ms | off by |"
     );
-    println!("|---|---|---|---:|---:|---:|---:|");
+    println!("|---|---|---:|---|---:|---:|---:|---:|");
     let mut count = Count::default();
     let chosen = options.own("--shape").map(str::to_owned);
     let only = options.own("--only").map(str::to_owned);
@@ -120,23 +126,27 @@ fn compare(
 ) {
     let mut steps = Steps::new(shape, plan, device);
     steps.take();
-    let taken: Vec<Taken> = (0..STEPS).map(|_| steps.take()).collect();
+    let reference = Reference::new(device, profile);
+    let (taken, mut paces): (Vec<Taken>, Vec<f64>) =
+        (0..STEPS).map(|_| (steps.take(), reference.pace())).unzip();
+    paces.sort_by(f64::total_cmp);
+    let pace = paces[STEPS / 2];
     let workload = steps.workload(&taken);
     let predicted = estimate(&workload, steps.plan(), profile).seconds;
     let medians = PHASES.map(|phase| summary(&taken, phase));
     let whole: f64 = medians.iter().map(|[_, median, _]| median).sum();
     for (phase, [least, median, most]) in PHASES.into_iter().zip(medians) {
-        let found = of(&predicted, phase);
+        let found = pace * of(&predicted, phase);
         let off = found / median - 1.0;
         options.write(&json!({
-            "shape": shape.name, "plan": plan.name, "phase": phase.name(), "predicted": found, "median": median,
+            "shape": shape.name, "plan": plan.name, "pace": pace, "phase": phase.name(), "predicted": found, "median": median,
             "least": least, "most": most, "counts": median >= SHARE * whole
         }));
         if median < SHARE * whole {
             continue;
         }
         println!(
-            "| {} | {} | {phase} | {:.1} | {:.1} | {:.1} to {:.1} | {:+.0} % |",
+            "| {} | {} | {pace:.2} | {phase} | {:.1} | {:.1} | {:.1} to {:.1} | {:+.0} % |",
             shape.name,
             plan.name,
             1e3 * found,
@@ -148,6 +158,35 @@ fn compare(
         count.phases += 1;
         count.off += usize::from(off.abs() > TOLERANCE);
         count.worst = count.worst.max(off.abs());
+    }
+}
+
+/// A product whose time is known from the profile.
+struct Reference {
+    matrix: Tensor<2>,
+    /// Seconds, by the profile.
+    expected: f64,
+}
+
+impl Reference {
+    fn new(device: &Device, profile: &DeviceProfile) -> Self {
+        Self {
+            matrix: Tensor::ones([SIDE, SIDE], device),
+            expected: 2.0 * (SIDE as f64).powi(3) / profile.matmul_flops.f32,
+        }
+    }
+
+    /// How often as long it takes now.
+    fn pace(&self) -> f64 {
+        let started = Instant::now();
+        for _ in 0..2 {
+            let x = &self.matrix;
+            let product =
+                kernels::linear(x, x).unwrap_or_else(|| x.clone().matmul(x.clone().transpose()));
+            // reading a number waits for it
+            let _ = product.slice([0..1, 0..1]).into_data();
+        }
+        started.elapsed().as_secs_f64() / 2.0 / self.expected
     }
 }
 

@@ -2,11 +2,14 @@
 
 use super::timing::seconds;
 use crate::kernels::{
-    self, AttentionShape, Families, Family, Gate, PackedWeights, Scaling, ScoreGradients,
+    self, AttentionShape, BlockTables, Families, Family, Gate, KvPool, PackedWeights,
+    PagedAttentionShape, RotaryAngles, Scaling, ScoreGradients, SequenceBlocks, SharedBlocks,
+    SlotMapping,
 };
 use crate::{Error, Result};
-use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
-use firebrick_spec::{KernelRates, LogitRates, RowsRate};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
+use firebrick_spec::{BLOCK_SIZE, KernelRates, LogitRates, RowsRate};
+use std::collections::VecDeque;
 
 /// Rows of products with few rows.
 const ROWS: [usize; 5] = [1, 4, 12, 32, 128];
@@ -28,7 +31,9 @@ pub(super) fn rates(device: &Device, flops: f64) -> Result<KernelRates> {
             |x, w: &PackedWeights| w.linear(x),
             PackedWeights::pack,
         )?,
+        adapter_flops: adapter(device)?,
         attention_flops: attention(device)?,
+        decode_attention_flops: decode_attention(device)?,
         elementwise_bandwidth: elementwise(device)?,
         logits: logits(device)?,
         operation: operation(device)?,
@@ -93,6 +98,16 @@ fn few_rows<W>(
     ROWS.into_iter().map(rate).collect()
 }
 
+/// An adapter of rank 16, with sixteen rows.
+fn adapter(device: &Device) -> Result<f64> {
+    const RANK: usize = 16;
+    const ROWS: usize = 16;
+    let x = random([ROWS, SIDE], device);
+    let (a, b) = (random([RANK, SIDE], device), random([SIDE, RANK], device));
+    let time = kernels::with_team(device, || seconds(|| linear(&linear(&x, &a), &b)))?;
+    Ok(4.0 * (ROWS * SIDE * RANK) as f64 / time)
+}
+
 /// Four sequences of two blocks, eight heads of 64 dimensions over four key heads.
 fn attention(device: &Device) -> Result<[f64; 2]> {
     const SEQUENCES: usize = 4;
@@ -129,6 +144,56 @@ fn attention(device: &Device) -> Result<[f64; 2]> {
     let pairs: usize = (64..=LENGTH).step_by(64).map(|keys| 64 * keys).sum();
     let work = 4.0 * (SEQUENCES * HEADS * DIM * pairs) as f64;
     Ok([work / forward, work / both])
+}
+
+/// Sixteen sequences of 96 tokens, eight heads of 64 dimensions over four key heads, in several layers.
+fn decode_attention(device: &Device) -> Result<f64> {
+    const ROWS: usize = 16;
+    const BLOCKS: usize = 6;
+    const LAYERS: usize = 6;
+    const HEADS: usize = 8;
+    const KEY_HEADS: usize = 4;
+    const DIM: usize = 64;
+    let sequence = |row: usize| SharedBlocks {
+        blocks: Vec::new(),
+        members: vec![SequenceBlocks {
+            row,
+            blocks: (row * BLOCKS..(row + 1) * BLOCKS)
+                .map(|block| block as u32)
+                .collect(),
+            tokens: BLOCKS * BLOCK_SIZE,
+        }],
+    };
+    let tables = BlockTables::new((0..ROWS).map(sequence).collect(), ROWS, device);
+    let slots = ROWS * BLOCKS * BLOCK_SIZE;
+    let mapping = SlotMapping::new((0..slots as u32).collect(), device);
+    let numbers = || random([slots, KEY_HEADS, DIM], device);
+    let pool = || {
+        let pool = KvPool::float(KEY_HEADS, ROWS * BLOCKS, DIM, DType::F32, device);
+        kernels::write_kv(pool, [&numbers(), &numbers()], &mapping)
+    };
+    let mut pools: VecDeque<KvPool> = (0..LAYERS).map(|_| pool()).collect();
+    let angles = Tensor::<3>::ones([ROWS, 1, DIM / 2], device) * 0.1;
+    let shape = PagedAttentionShape {
+        tables: &tables,
+        angles: &RotaryAngles::new(&angles, &angles),
+        window: None,
+        scale: (DIM as f64).sqrt().recip(),
+        softcap: None,
+        sinks: None,
+    };
+    let qkv = [HEADS, KEY_HEADS, KEY_HEADS].map(|heads| random([ROWS, heads * DIM], device));
+    let mut attend = || {
+        let pool = pools.pop_front()?;
+        let (out, pool) = kernels::paged_attention(&qkv, pool, &shape).ok()?;
+        pools.push_back(pool);
+        Some(out)
+    };
+    let _ = missing(attend())?;
+    let time = kernels::with_team(device, || {
+        seconds(|| attend().unwrap_or_else(|| qkv[0].clone()))
+    })?;
+    Ok(4.0 * (HEADS * DIM * slots) as f64 / time)
 }
 
 /// The gate of an MLP reads two tensors and writes one.

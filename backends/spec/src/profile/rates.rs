@@ -13,9 +13,13 @@ pub struct KernelRates {
     pub few_rows: Vec<RowsRate>,
     /// The same with matrices in panels.
     pub panels: Vec<RowsRate>,
+    /// Products of few rows with an adapter's two matrices, one after the other, floating-point operations a second.
+    pub adapter_flops: f64,
     /// Attention of whole sequences, floating-point operations a second, over all pairs of the blocks of queries and keys that have any:
     /// forward, and forward and backward together.
     pub attention_flops: [f64; 2],
+    /// Attention of one new token a sequence over a cache, floating-point operations a second.
+    pub decode_attention_flops: f64,
     /// Norms, gates and rotary embeddings, bytes read and written a second.
     pub elementwise_bandwidth: f64,
     /// Logits a second of which log-probs are taken, and their gradient, and a token.

@@ -232,7 +232,7 @@ impl Context<'_> {
             // eleven passes over one tensor that read and write it, and four over two
             MomentKind::F32 => 11.0 * 8.0 + 4.0 * SUM,
             MomentKind::Bf16 => 11.0 * 8.0 + 4.0 * SUM + 24.0,
-            MomentKind::Block8 => 11.0 * 8.0 + 4.0 * SUM + 200.0,
+            MomentKind::Block8 => 11.0 * 8.0 + 4.0 * SUM + 64.0,
         }
     }
 
@@ -248,10 +248,17 @@ impl Context<'_> {
         let used = self.sizes.active_body() + self.sizes.projection;
         let [q, _] = self.widths.heads_apart();
         let attend = self.sizes.count(Half::Attention) as f64;
-        let attention = attend * 4.0 * q as f64 * length * rows / rates.attention_flops[0];
+        let attention = attend * 4.0 * q as f64 * length * rows / rates.decode_attention_flops;
         let [[kernels, _], _] = self.body_bytes();
         let layers = self.sizes.layers as f64;
+        // two products of each adapter, a scale and a sum
+        let adapters = self.lora.map_or(0.0, |lora| {
+            let modules = layers * lora.target_modules.len() as f64;
+            2.0 * self.sizes.trained() as f64 * rows / rates.adapter_flops
+                + 4.0 * modules * rates.operation
+        });
         2.0 * used as f64 * rows / flops
+            + adapters
             + attention
             + rows * kernels / rates.elementwise_bandwidth
             + rows * self.vocabulary() / rates.logits.drawn

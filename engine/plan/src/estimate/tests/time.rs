@@ -147,7 +147,9 @@ fn measured(change: impl FnOnce(&mut DeviceProfile, &mut KernelRates)) -> Device
         product_bandwidth: instant,
         few_rows: Vec::new(),
         panels: Vec::new(),
+        adapter_flops: instant,
         attention_flops: [instant; 2],
+        decode_attention_flops: instant,
         elementwise_bandwidth: instant,
         logits: LogitRates {
             scored: instant,
