@@ -1,15 +1,21 @@
 //! Collectives over MPI against the same ones between threads: `tests/mpi/run` starts it under `mpirun`. Every rank computes what all
 //! ranks should have, with [`Threads`], and compares its own to the bit. Arguments: nothing; `nccl`, with which values go over NCCL, between
-//! CUDA devices of which each rank has one; or `panic N`, `error N` or `silent N`, with which rank N fails while the others wait for it.
+//! CUDA devices of which each rank has one; `speed`, with which it prints how long sums take (`tests/mpi/speed`), in messages of at most so
+//! many bytes where a number follows; or `panic N`, `error N` or `silent N`, with which rank N fails while the others wait for it.
 
 #![allow(clippy::print_stdout, reason = "a program")]
 
+use firebrick_backends::allocator::{CountingAllocator, keep_freed_memory};
 use firebrick_backends::collective::{
     Collective, Element, Failure, Flat, Nccl, Result, Settings, Threads, launched_world,
 };
 use firebrick_backends::device::{Backend, DeviceSpec, open};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// As in the program: memory that was touched before is used again.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Lengths: none, fewer than ranks, odd ones, several messages of [`FRAME`] bytes.
 const LENGTHS: [usize; 7] = [0, 1, 3, 64, 1_001, 16_384, 100_003];
@@ -79,6 +85,31 @@ fn compare(world: &dyn Collective) -> Result<usize> {
     Ok(cases)
 }
 
+/// Milliseconds of sums of 64 MiB of f32 over all ranks, the slowest rank's, a line each.
+fn speed(world: &dyn Collective) -> Result<()> {
+    const VALUES: usize = 16 << 20;
+    for _ in 0..15 {
+        let own: Vec<f32> = (0..VALUES)
+            .map(|i| (i % 97) as f32 + world.rank() as f32)
+            .collect();
+        world.agree(None)?;
+        let start = Instant::now();
+        let sum = world.all_reduce(Flat::F32(own))?;
+        let took = start.elapsed().as_secs_f64();
+        drop(sum);
+        let all = world.exchange(took.to_le_bytes().to_vec())?;
+        let all = all.iter().filter_map(|bytes| {
+            let bytes = bytes.as_slice().try_into().ok()?;
+            Some(f64::from_le_bytes(bytes))
+        });
+        let slowest = all.fold(0.0, f64::max);
+        if world.rank() == 0 {
+            println!("{:.3}", 1e3 * slowest);
+        }
+    }
+    Ok(())
+}
+
 /// The same ranks over NCCL, on the CUDA device of each one's number.
 fn over_nccl(world: &Arc<dyn Collective>) -> Arc<dyn Collective> {
     let spec = DeviceSpec::Named {
@@ -90,14 +121,30 @@ fn over_nccl(world: &Arc<dyn Collective>) -> Arc<dyn Collective> {
     joined.unwrap_or_else(|why| panic!("{why}"))
 }
 
+/// Sums as the trainer makes them, but for the length of messages where one is given.
+fn time_sums(frame: Option<usize>) {
+    keep_freed_memory();
+    let trainer = Settings::default();
+    let settings = Settings {
+        frame: frame.unwrap_or(trainer.frame),
+        ..trainer
+    };
+    let world = launched_world(settings).unwrap_or_else(|error| panic!("{error}"));
+    speed(world.as_ref()).unwrap_or_else(|error| panic!("{error}"));
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = arguments.get(1).and_then(|text| text.parse::<usize>().ok());
+    if arguments.first().is_some_and(|first| first == "speed") {
+        time_sums(number);
+        return;
+    }
     let mut world = launched_world(settings()).unwrap_or_else(|error| panic!("{error}"));
     if arguments.first().is_some_and(|first| first == "nccl") {
         world = over_nccl(&world);
     }
-    let victim = arguments.get(1).and_then(|rank| rank.parse::<usize>().ok());
-    if victim == Some(world.rank()) {
+    if number == Some(world.rank()) {
         match arguments[0].as_str() {
             "panic" => panic!("on purpose, on rank {}", world.rank()),
             "error" => {

@@ -1,9 +1,9 @@
 //! Values on the host as collectives take them: one row of one type.
 
 use super::{CollectiveError, Result};
-use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec, pod_read_unaligned};
+use bytemuck::{AnyBitPattern, cast_slice, cast_slice_mut, pod_collect_to_vec, pod_read_unaligned};
 use half::{bf16, f16};
-use std::ops::Range;
+use std::ops::{Add, AddAssign, Range};
 
 /// The type of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl Flat {
         }
     }
 
-    fn as_bytes_mut(&mut self) -> &mut [u8] {
+    pub(super) fn as_bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Bytes(values) => values,
             Self::F32(values) => cast_slice_mut(values),
@@ -184,32 +184,48 @@ impl Flat {
 /// The sum of blocks of one type and length, the first plus the second plus the third. Half precision is summed in f32 and rounded
 /// once.
 pub(super) fn sum_in_order(element: Element, blocks: &[&[u8]]) -> Result<Flat> {
-    macro_rules! sum {
-        ($type:ty, $wide:ty, $widen:expr, $narrow:expr) => {{
-            let width = element.bytes();
-            let mut sums: Vec<$wide> = Vec::new();
-            for block in blocks {
-                let values = block
-                    .chunks_exact(width)
-                    .map(|v| $widen(pod_read_unaligned::<$type>(v)));
-                if sums.is_empty() {
-                    sums.extend(values);
-                } else {
-                    sums.iter_mut()
-                        .zip(values)
-                        .for_each(|(sum, value)| *sum += value);
-                }
-            }
-            sums.into_iter().map($narrow).collect()
-        }};
-    }
     Ok(match element {
-        Element::F32 => Flat::F32(sum!(f32, f32, |v| v, |v| v)),
-        Element::F64 => Flat::F64(sum!(f64, f64, |v| v, |v| v)),
-        Element::Bf16 => Flat::Bf16(sum!(bf16, f32, bf16::to_f32, bf16::from_f32)),
-        Element::F16 => Flat::F16(sum!(f16, f32, f16::to_f32, f16::from_f32)),
+        Element::F32 => Flat::F32(sums(blocks, |v: f32| v)),
+        Element::F64 => Flat::F64(sums(blocks, |v: f64| v)),
+        Element::Bf16 => {
+            let wide = sums(blocks, bf16::to_f32);
+            Flat::Bf16(wide.into_iter().map(bf16::from_f32).collect())
+        }
+        Element::F16 => {
+            let wide = sums(blocks, f16::to_f32);
+            Flat::F16(wide.into_iter().map(f16::from_f32).collect())
+        }
         Element::Byte => return Err(no_sum()),
     })
+}
+
+/// The sum of blocks, whose values are widened.
+fn sums<T: AnyBitPattern, W: Copy + Add<Output = W> + AddAssign>(
+    blocks: &[&[u8]],
+    widen: impl Fn(T) -> W + Copy,
+) -> Vec<W> {
+    fn values<T: AnyBitPattern, W>(
+        block: &[u8],
+        widen: impl Fn(T) -> W,
+    ) -> impl Iterator<Item = W> {
+        let each = block.chunks_exact(size_of::<T>());
+        each.map(move |value| widen(pod_read_unaligned(value)))
+    }
+    // the first two in one pass over memory
+    let (first, others) = blocks.split_at(blocks.len().min(2));
+    let mut sums: Vec<W> = match first {
+        [one, two] => {
+            let pairs = values(one, widen).zip(values(two, widen));
+            pairs.map(|(a, b)| a + b).collect()
+        }
+        [one] => values(one, widen).collect(),
+        _ => Vec::new(),
+    };
+    for block in others {
+        let pairs = sums.iter_mut().zip(values(block, widen));
+        pairs.for_each(|(sum, value)| *sum += value);
+    }
+    sums
 }
 
 /// The error of a sum of bytes.

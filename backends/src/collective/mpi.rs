@@ -296,8 +296,8 @@ impl Pump<'_> {
             }
             ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut len);
         }
-        let mut bytes = vec![0_u8; len as usize];
-        // SAFETY: the buffer has the bytes that the message has.
+        let mut bytes: Vec<u8> = Vec::with_capacity(len as usize);
+        // SAFETY: the buffer has room for the bytes that the message has, all of which are written.
         unsafe {
             ffi::MPI_Mrecv(
                 bytes.as_mut_ptr().cast(),
@@ -306,6 +306,7 @@ impl Pump<'_> {
                 &raw mut message,
                 ffi::RSMPI_STATUS_IGNORE,
             );
+            bytes.set_len(len as usize);
         }
         let from = status.MPI_SOURCE as usize;
         match status.MPI_TAG {

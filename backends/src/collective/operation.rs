@@ -192,13 +192,43 @@ impl Operation<'_> {
             }
         }
         if all.len() > len {
-            return Err(CollectiveError::Transport(format!(
-                "rank {} sent {} bytes in {during}, {len} were announced",
-                self.group.ranks[from],
-                all.len()
-            )));
+            return Err(self.too_long(from, all.len(), len, during));
         }
         Ok(all)
+    }
+
+    /// Takes the frames of a rank into a place that is as long as what it announced.
+    fn take_into(&mut self, from: usize, place: &mut [u8], during: &Header) -> Result<()> {
+        let (len, mut filled) = (place.len(), 0);
+        while filled < len {
+            let frame = self.take(from, during)?;
+            let end = filled + frame.len();
+            let Some(part) = place.get_mut(filled..end) else {
+                return Err(self.too_long(from, end, len, during));
+            };
+            part.copy_from_slice(&frame);
+            filled = end;
+        }
+        Ok(())
+    }
+
+    fn too_long(
+        &self,
+        from: usize,
+        sent: usize,
+        announced: usize,
+        during: &Header,
+    ) -> CollectiveError {
+        CollectiveError::Transport(format!(
+            "rank {} sent {sent} bytes in {during}, {announced} were announced",
+            self.group.ranks[from]
+        ))
+    }
+
+    /// Sends every other rank its block.
+    fn give(&mut self, kind: OperationKind, given: &[&[u8]]) -> Result<()> {
+        self.others()
+            .try_for_each(|to| self.send_frames(to, kind, given[to]))
     }
 
     /// Gives every rank its block and takes a block of every rank, of these lengths in bytes.
@@ -208,9 +238,7 @@ impl Operation<'_> {
         given: &[&[u8]],
         lengths: &[usize],
     ) -> Result<Vec<Vec<u8>>> {
-        for to in self.others() {
-            self.send_frames(to, during.kind, given[to])?;
-        }
+        self.give(during.kind, given)?;
         let own = self.group.own;
         (0..self.group.ranks.len())
             .map(|from| {
@@ -223,23 +251,52 @@ impl Operation<'_> {
             .collect()
     }
 
+    /// The same into a row in which the blocks of all ranks follow each other.
+    pub fn fill(
+        &mut self,
+        during: &Header,
+        given: &[&[u8]],
+        row: &mut Flat,
+        lengths: &[usize],
+    ) -> Result<()> {
+        self.give(during.kind, given)?;
+        let own = self.group.own;
+        let mut rest = row.as_bytes_mut();
+        for (from, &len) in lengths.iter().enumerate() {
+            let (block, behind) = rest.split_at_mut(len);
+            if from == own {
+                block.copy_from_slice(given[own]);
+            } else {
+                self.take_into(from, block, during)?;
+            }
+            rest = behind;
+        }
+        Ok(())
+    }
+
     /// This rank's shard of the sum.
     pub fn reduce(&mut self, during: &Header, all: &Flat) -> Result<Flat> {
         let (size, own) = (self.group.ranks.len(), self.group.own);
         let given: Vec<&[u8]> = (0..size)
             .map(|rank| all.part(shard(all.len(), size, rank)))
             .collect();
-        let lengths = vec![given[own].len(); size];
-        let taken = self.blocks(during, &given, &lengths)?;
-        let taken: Vec<&[u8]> = taken.iter().map(Vec::as_slice).collect();
-        sum_in_order(all.element(), &taken)
+        self.give(during.kind, &given)?;
+        let mut taken = vec![Vec::new(); size];
+        for from in (0..size).filter(|&from| from != own) {
+            taken[from] = self.take_frames(from, given[own].len(), during)?;
+        }
+        let mut blocks: Vec<&[u8]> = taken.iter().map(Vec::as_slice).collect();
+        blocks[own] = given[own];
+        sum_in_order(all.element(), &blocks)
     }
 
-    /// Every rank's shard of `len` values, put together.
+    /// Every rank's values, of these lengths in bytes, put together.
     pub fn gather(&mut self, during: &Header, own: &Flat, lengths: &[usize]) -> Result<Flat> {
         let given = vec![own.as_bytes(); self.group.ranks.len()];
-        let taken = self.blocks(during, &given, lengths)?;
-        Ok(Flat::from_bytes(own.element(), taken.concat()))
+        let bytes: usize = lengths.iter().sum();
+        let mut all = Flat::zeros(own.element(), bytes / own.element().bytes());
+        self.fill(during, &given, &mut all, lengths)?;
+        Ok(all)
     }
 }
 

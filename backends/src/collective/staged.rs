@@ -95,7 +95,7 @@ impl Collective for Staged {
         })
     }
 
-    fn all_reduce(&self, own: Flat) -> Result<Flat> {
+    fn all_reduce(&self, mut own: Flat) -> Result<Flat> {
         during(self, |op| {
             let headers = op.begin(
                 OperationKind::AllReduce,
@@ -110,11 +110,12 @@ impl Collective for Staged {
             let (header, size, len) = (&headers[op.group.own], op.group.ranks.len(), own.len());
             let sum = op.reduce(header, &own)?;
             let width = own.element().bytes();
-            drop(own);
             let lengths: Vec<usize> = (0..size)
                 .map(|rank| shard(len, size, rank).len() * width)
                 .collect();
-            op.gather(header, &sum, &lengths)
+            // what was given has been sent: there is room for all sums
+            op.fill(header, &vec![sum.as_bytes(); size], &mut own, &lengths)?;
+            Ok(own)
         })
     }
 
@@ -138,8 +139,9 @@ impl Collective for Staged {
                 .map(|rank| blocks.part(rank * block..(rank + 1) * block))
                 .collect();
             let lengths = vec![given[0].len(); size];
-            let taken = op.blocks(&headers[op.group.own], &given, &lengths)?;
-            Ok(Flat::from_bytes(blocks.element(), taken.concat()))
+            let mut taken = Flat::zeros(blocks.element(), len);
+            op.fill(&headers[op.group.own], &given, &mut taken, &lengths)?;
+            Ok(taken)
         })
     }
 
