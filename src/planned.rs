@@ -11,7 +11,7 @@ use firebrick::engine::plan::estimate::Parallel;
 use firebrick::engine::plan::planner::{Degrees, Request};
 use firebrick::engine::plan::size::{Budget, Bytes};
 use firebrick::engine::planning;
-use firebrick::spec::{Backend, Cluster, DeviceProfile, LinkSpec};
+use firebrick::spec::{Backend, Cluster, DeviceProfile, Link, LinkKind, LinkSpec};
 
 /// What the planner was asked, and what it said.
 pub struct Planned {
@@ -29,20 +29,17 @@ pub struct Links {
 }
 
 impl Links {
-    /// So many machines of so many devices with these links, or those that the device is usually sold with.
-    fn cluster(self, (nodes, devices): (u64, u64), profile: &DeviceProfile) -> Cluster {
-        let is_cpu = profile.backend == Backend::Cpu;
-        let [link, node_link] = Cluster::usual_links(&profile.name, is_cpu);
-        let links = (
-            self.link.unwrap_or(link),
-            self.node_link.unwrap_or(node_link),
-        );
-        Cluster::new(nodes, devices, links.0, links.1)
+    /// So many machines of so many devices with these links, those that were measured, or those that the device is usually sold with.
+    fn cluster(self, machines: (u64, u64), profile: &DeviceProfile) -> Cluster {
+        profile.cluster(machines, [self.link, self.node_link])
     }
 
-    /// Whether either is not said.
-    pub fn are_assumed(self, nodes: u64) -> bool {
-        self.link.is_none() || (nodes > 1 && self.node_link.is_none())
+    /// Whether either is neither said nor measured.
+    pub fn are_assumed(self, cluster: Cluster) -> bool {
+        let assumed =
+            |said: Option<LinkSpec>, link: Link| said.is_none() && link.kind != LinkKind::Measured;
+        assumed(self.link, cluster.link)
+            || (cluster.nodes > 1 && assumed(self.node_link, cluster.node_link))
     }
 }
 

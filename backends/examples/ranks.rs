@@ -10,6 +10,7 @@ use firebrick_backends::collective::{
     Collective, Element, Failure, Flat, Nccl, Result, Settings, Threads, launched_world,
 };
 use firebrick_backends::device::{Backend, DeviceSpec, open};
+use firebrick_backends::profile::{machine, measure_links};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -85,6 +86,27 @@ fn compare(world: &dyn Collective) -> Result<usize> {
     Ok(cases)
 }
 
+/// Links inside a machine and between machines, where every rank's is one of its own: the same on all ranks.
+fn links(world: &Arc<dyn Collective>) -> Result<()> {
+    let apart = world.rank().to_le_bytes().to_vec();
+    for (machine, has) in [(machine(), [true, false]), (apart, [false, true])] {
+        let found = measure_links(world, &machine)?;
+        let text = format!("{found:?}");
+        let all = world.exchange(text.clone().into_bytes())?;
+        let alike = all.iter().all(|own| own == text.as_bytes());
+        if !alike || [found.inside.is_some(), found.between.is_some()] != has {
+            let failure = format!("links of rank {}: {text}", world.rank());
+            world.agree(Some(Failure::new(failure)))?;
+        }
+        world.agree(None)?;
+        let measured = found.inside.or(found.between).filter(|_| world.rank() == 0);
+        if let Some(link) = measured {
+            println!("{} ranks send each other {link}", world.size());
+        }
+    }
+    Ok(())
+}
+
 /// Milliseconds of sums of 64 MiB of f32 over all ranks, the slowest rank's, a line each.
 fn speed(world: &dyn Collective) -> Result<()> {
     const VALUES: usize = 16 << 20;
@@ -156,7 +178,7 @@ fn main() {
         }
         std::process::exit(3);
     }
-    match compare(world.as_ref()) {
+    match links(&world).and_then(|()| compare(world.as_ref())) {
         Ok(cases) if world.rank() == 0 => {
             println!(
                 "{cases} results of {} ranks are those of threads",

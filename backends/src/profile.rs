@@ -1,5 +1,6 @@
 //! Profiles of devices: measured ones, kept in the user's cache folder, data sheets of well-known GPUs, assumptions for the rest.
 
+mod links;
 mod measure;
 mod rates;
 mod timing;
@@ -9,6 +10,7 @@ use crate::{Error, Result, kernels};
 use firebrick_spec::{Backend, DeviceProfile};
 use std::path::PathBuf;
 
+pub use links::{machine, measure_links};
 pub use measure::measure;
 
 /// The profile of an average device of a backend, with the kernels that models use there.

@@ -3,17 +3,24 @@
 use crate::arguments::DevicesArgs;
 use crate::output;
 use crate::table::Table;
-use firebrick::backends::device::{BackendReport, open, probe};
-use firebrick::backends::profile::{self, measure};
+use firebrick::backends::collective::{Collective, Settings, launched_world};
+use firebrick::backends::device::{BackendReport, DeviceInfo, open, probe};
+use firebrick::backends::profile::{self, machine, measure, measure_links};
 use firebrick::engine::plan::size::Bytes;
-use firebrick::spec::DeviceProfile;
+use firebrick::spec::{Backend, DeviceProfile, Link, MeasuredLinks};
 use std::fmt::Write;
+use std::sync::Arc;
 
 pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
-    let reports = probe();
     if args.measure {
-        return measure_all(&reports, args.json);
+        let world = launched_world(Settings::default())?;
+        return measure_all(&world, args.json).inspect_err(|error| {
+            if world.size() > 1 {
+                world.abort(&error.to_string());
+            }
+        });
     }
+    let reports = probe();
     let text = if args.json {
         serde_json::to_string_pretty(&reports)? + "\n"
     } else {
@@ -64,8 +71,38 @@ fn table(reports: &[BackendReport]) -> String {
     text
 }
 
-/// Measures every hardware device and saves the results.
-fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
+/// Measures every hardware device and, of several ranks, their links; saves the results. The first rank measures devices while the others
+/// wait, and prints.
+fn measure_all(world: &Arc<dyn Collective>, json: bool) -> anyhow::Result<()> {
+    if world.rank() > 0 {
+        // once the first rank is done with devices
+        world.agree(None)?;
+        measure_links(world, &machine())?;
+        return Ok(());
+    }
+    let reports = probe();
+    let mut measured: Vec<(DeviceInfo, DeviceProfile)> = Vec::new();
+    for info in reports.iter().flat_map(|r| &r.devices) {
+        if !info.software {
+            let (device, info) = open(info.device)?;
+            let profile = measure(&device, &info)?;
+            measured.push((info, profile));
+        }
+    }
+    let links = if world.size() > 1 {
+        world.agree(None)?;
+        Some(measure_links(world, &machine())?)
+    } else {
+        None
+    };
+    save_and_print(measured, links, json)
+}
+
+fn save_and_print(
+    measured: Vec<(DeviceInfo, DeviceProfile)>,
+    links: Option<MeasuredLinks>,
+    json: bool,
+) -> anyhow::Result<()> {
     let mut profiles: Vec<DeviceProfile> = Vec::new();
     let mut table = Table::new(
         2,
@@ -80,10 +117,12 @@ fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
         ],
     );
     let mut folder = None;
-    let found = reports.iter().flat_map(|r| &r.devices);
-    for info in found.filter(|d| !d.software) {
-        let (device, info) = open(info.device)?;
-        let profile = measure(&device, &info)?;
+    for (info, mut profile) in measured {
+        profile.links = match info.device.backend() {
+            // what ranks on CPUs send goes this way, and what was measured before stays
+            Backend::Cpu => links.or_else(|| profile::of(&info).links),
+            _ => None,
+        };
         let path = profile::save(&profile, info.device)?;
         folder = path.parent().map(std::path::Path::to_owned);
         let rate = |bytes: f64| format!("{:.1} GB/s", bytes / 1e9);
@@ -98,10 +137,22 @@ fn measure_all(reports: &[BackendReport], json: bool) -> anyhow::Result<()> {
         ]);
         profiles.push(profile);
     }
+    let said = table.render() + &links.map_or_else(String::new, link_lines);
     let text = match (json, folder) {
         (true, _) => serde_json::to_string_pretty(&profiles)? + "\n",
-        (false, Some(folder)) => format!("{}saved in {}\n", table.render(), folder.display()),
-        (false, None) => table.render(),
+        (false, Some(folder)) => format!("{said}saved in {}\n", folder.display()),
+        (false, None) => said,
     };
     output::print(&text)
+}
+
+/// A line a link.
+fn link_lines(links: MeasuredLinks) -> String {
+    let line = |place: &str, link: Option<Link>| {
+        link.map_or_else(String::new, |link| {
+            let (rate, wait) = (link.bandwidth as f64 / 1e9, link.latency_ns as f64 / 1e3);
+            format!("ranks {place}, over MPI: {rate:.2} GB/s, {wait:.1} us\n")
+        })
+    };
+    line("of a machine", links.inside) + &line("of several machines", links.between)
 }

@@ -27,7 +27,7 @@ pub use capture::CudaGraphs;
 pub use error::{Error, Result};
 pub use kernels::{KernelTable, Operation, QuantizedProduct};
 pub use kv_cache::{BLOCK_SIZE, KvCacheDtype};
-pub use links::{Cluster, Link, LinkKind, LinkSpec};
+pub use links::{Cluster, Link, LinkKind, LinkSpec, MeasuredLinks};
 pub use memory::{Account, Category, Home, Role};
 pub use pipeline_parallel::PipelineStage;
 pub use precision::Precision;

@@ -11,6 +11,8 @@
 //! | `ethernet-10g`, `ethernet-25g`, `ethernet-100g` | 1.25, 3.125, 12.5 | IEEE 802.3ae, 802.3by, 802.3bm, through sockets |
 //! | `host` | 0.75 | what passes through host memory and MPI, as the trainer's messages do: 64 MiB summed over two ranks take 0.09 s |
 //!
+//! `firebrick devices --measure` under `mpirun` times the links that ranks have ([`MeasuredLinks`]).
+//!
 //! Four fifths of a peak count, which long messages usually reach; of `host`, which is measured, all. A step of a ring takes besides what
 //! NCCL counts for it (`hwLat` in its `src/graph/tuning.cc`, ring, protocol Simple): 3.4 µs over `NVLink`, 5.7 over `PCIe`, 14 over a
 //! network; sockets are taken to take 50.
@@ -66,6 +68,8 @@ pub enum LinkKind {
     Host,
     /// A rate that was given as a number.
     Given,
+    /// What ranks were timed to send each other.
+    Measured,
 }
 
 impl LinkKind {
@@ -110,6 +114,7 @@ impl LinkKind {
             Self::Ethernet100 => "ethernet-100g",
             Self::Host => "host",
             Self::Given => "given",
+            Self::Measured => "measured",
         }
     }
 
@@ -130,7 +135,7 @@ impl LinkKind {
             Self::Ethernet10 => 1.25,
             Self::Ethernet25 => 3.125,
             Self::Host => 0.75,
-            Self::Given => 0.0,
+            Self::Given | Self::Measured => 0.0,
         };
         gigabytes * 1e9
     }
@@ -155,7 +160,8 @@ impl LinkKind {
             | Self::Roce100
             | Self::Roce200
             | Self::Roce400
-            | Self::Given => 14_000,
+            | Self::Given
+            | Self::Measured => 14_000,
             Self::Ethernet10 | Self::Ethernet25 | Self::Ethernet100 => 50_000,
             Self::Host => 20_000,
         }
@@ -307,6 +313,30 @@ impl fmt::Display for Link {
         match self.kind {
             LinkKind::Given => write!(f, "{gigabytes:.digits$} GB/s"),
             kind => write!(f, "{} {gigabytes:.digits$} GB/s", kind.name()),
+        }
+    }
+}
+
+/// What a device has of the links to others, as ranks were timed to send each other: the slowest of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredLinks {
+    /// Inside a machine, where one has several ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside: Option<Link>,
+    /// Between machines, where there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub between: Option<Link>,
+}
+
+impl Link {
+    /// A link that was timed: bytes a second, and seconds of a message without any.
+    #[must_use]
+    pub fn measured(bandwidth: f64, latency: f64) -> Self {
+        Self {
+            kind: LinkKind::Measured,
+            bandwidth: (bandwidth as u64).max(1),
+            latency_ns: (latency * 1e9) as u64,
         }
     }
 }

@@ -3,7 +3,7 @@
 mod known;
 mod rates;
 
-use crate::{Backend, KernelTable};
+use crate::{Backend, Cluster, KernelTable, LinkSpec, MeasuredLinks};
 use serde::{Deserialize, Serialize};
 
 pub use rates::{KernelRates, LogitRates, RowsRate};
@@ -47,6 +47,9 @@ pub struct DeviceProfile {
     pub largest_buffer: Option<u64>,
     /// How reserved bytes grow above those in use.
     pub pool: Pool,
+    /// Its links to other devices, where ranks have timed them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links: Option<MeasuredLinks>,
     /// What drives it.
     pub backend: Backend,
     /// The kernels that models run through: they keep less than tensor operations do. No part of the file: the build that reads a
@@ -127,9 +130,29 @@ impl DeviceProfile {
             capacity_bytes: None,
             largest_buffer: None,
             pool: Self::pool(backend),
+            links: None,
             backend,
             kernels: KernelTable::default(),
             origin: Origin::Assumed,
+        }
+    }
+
+    /// So many machines of so many of these devices each, with the links inside and between machines that are said; else with those that
+    /// were measured, or those that the device is usually sold with.
+    #[must_use]
+    pub fn cluster(&self, machines: (u64, u64), said: [Option<LinkSpec>; 2]) -> Cluster {
+        let (nodes, devices) = machines;
+        let usual = Cluster::usual_links(&self.name, self.backend == Backend::Cpu);
+        let measured = self.links.unwrap_or_default();
+        let link = said[0].map(LinkSpec::inside).or(measured.inside);
+        let node_link = said[1].map(|link| link.between(devices));
+        Cluster {
+            nodes,
+            devices_per_node: devices,
+            link: link.unwrap_or_else(|| usual[0].inside()),
+            node_link: node_link
+                .or(measured.between)
+                .unwrap_or_else(|| usual[1].between(devices)),
         }
     }
 
@@ -151,6 +174,7 @@ impl DeviceProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Link;
 
     #[test]
     fn a_profile_reads_back_as_it_was_written() {
@@ -158,6 +182,30 @@ mod tests {
         let text = serde_json::to_string(&profile).expect("writes");
         let back: DeviceProfile = serde_json::from_str(&text).expect("reads");
         assert_eq!(back, profile);
+    }
+
+    #[test]
+    fn links_that_are_said_come_before_measured_ones_and_these_before_usual_ones() {
+        let mut profile = DeviceProfile::assumed(Backend::Cpu);
+        let names = |profile: &DeviceProfile, said| {
+            let cluster = profile.cluster((2, 4), said);
+            [cluster.link, cluster.node_link].map(|link| link.to_string())
+        };
+        let said = |text: &str| Some(text.parse().expect("a link"));
+        assert_eq!(names(&profile, [None; 2]), ["host 0.75 GB/s"; 2]);
+        profile.links = Some(MeasuredLinks {
+            inside: Some(Link::measured(2.5e9, 1e-5)),
+            between: None,
+        });
+        let text = serde_json::to_string(&profile).expect("writes");
+        let profile: DeviceProfile = serde_json::from_str(&text).expect("reads");
+        let measured = "measured 2.5 GB/s";
+        assert_eq!(names(&profile, [None; 2]), [measured, "host 0.75 GB/s"]);
+        assert_eq!(
+            names(&profile, [said("nvlink4"), said("4xinfiniband-ndr")]),
+            ["nvlink4 360 GB/s", "infiniband-ndr 40 GB/s"]
+        );
+        assert_eq!(profile.cluster((1, 4), [None; 2]).link.latency_ns, 10_000);
     }
 
     #[test]

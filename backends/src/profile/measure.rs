@@ -47,6 +47,7 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
             capacity_bytes: info.memory_bytes.or(assumed.capacity_bytes),
             largest_buffer: info.largest_buffer,
             pool: assumed.pool,
+            links: None,
             backend: assumed.backend,
             kernels: kernels::table(assumed.backend),
             origin: Origin::Measured,

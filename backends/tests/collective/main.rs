@@ -2,6 +2,7 @@
 
 mod background;
 mod failures;
+mod links;
 
 use firebrick_backends::collective::{
     Collective, Element, Flat, OperationKind, Result, Settings, Solo, Threads, shard,

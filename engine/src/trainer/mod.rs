@@ -10,6 +10,7 @@ mod evaluated_sample;
 mod gather;
 mod greedy;
 mod judging;
+mod links;
 mod load;
 mod phases;
 mod ranks;

@@ -5,6 +5,7 @@ use super::checks::{
     check_rewards, check_sampling_groups, check_sequences, check_size, chosen_objective,
 };
 use super::ddp_backend::connect;
+use super::links::{cluster, profile_of};
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
 use crate::config::{Mode, RunConfig, SftConfig, sft_of};
@@ -26,6 +27,7 @@ use burn::tensor::Device;
 use firebrick_backends::collective::Collective;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::{DeviceInfo, PrecisionExt, device, profile};
+use firebrick_spec::Cluster;
 use std::sync::Arc;
 
 /// What a run is made of, weights apart: read and checked.
@@ -124,7 +126,8 @@ impl Opened {
         let (config, mode) = (&self.config, self.mode);
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
-        request.parallel = self.parallel(plan.policy().zero);
+        request.parallel =
+            self.parallel(plan.policy().zero, cluster(&self.world, &request.profile)?);
         planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
         let sft = self.sft.as_ref();
         check_optimizers(config, sft, mode, &plan, &self.device)?;
@@ -158,9 +161,10 @@ impl Opened {
         let rewards =
             rewards.map_or_else(|| Ok(Vec::new()), |r| planning::reward_work(r, config))?;
         let examined = self.data.survey(&self.source)?;
-        let (profile, free) = (profile::of(&self.info), self.free_bytes()?);
+        let (profile, free) = (profile_of(&self.world, &self.info)?, self.free_bytes()?);
+        let parallel = self.parallel(config.memory.zero(), cluster(&self.world, &profile)?);
         let mut request = planning::request(config, self.mode, arch, profile, free)?;
-        request.parallel = self.parallel(config.memory.zero());
+        request.parallel = parallel;
         request.ranks = self.world.size();
         if self.mode == Mode::Rl {
             planning::set_needs(&mut request.workload, self.objective.needs());
@@ -175,7 +179,7 @@ impl Opened {
 
     /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks share neither
     /// sequences nor matrices, and have no stages.
-    fn parallel(&self, zero: Zero) -> Parallel {
+    fn parallel(&self, zero: Zero, cluster: Option<Cluster>) -> Parallel {
         let sequence = self.world.sequence_size() as u64;
         let together = self.world.sampling_size() as u64;
         let tensor = self.world.tensor_size() as u64;
@@ -187,6 +191,7 @@ impl Opened {
         }
         let replicas = self.world.replicas();
         Parallel {
+            cluster,
             data: self.world.data_size() as u64,
             // one that has all shares nothing out
             zero: if replicas.is_solo() { Zero::Off } else { zero },

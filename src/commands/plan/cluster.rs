@@ -25,7 +25,7 @@ pub fn machines(cluster: Cluster, links: Links) -> String {
             "{nodes} machines x {devices_per_node}: {link} inside, {node_link} a device between"
         ),
     };
-    let assumed = if links.are_assumed(nodes) {
+    let assumed = if links.are_assumed(cluster) {
         " (assumed; --link, --node-link)"
     } else {
         ""
@@ -43,8 +43,9 @@ pub fn runs(request: &Request) -> String {
         1 => "run by `firebrick train`".to_owned(),
         ranks => format!("run by `mpirun -n {ranks} firebrick train`"),
     };
-    let through_host = |cluster: Cluster| cluster.link.kind == LinkKind::Host;
-    if parallel.cluster.is_none_or(through_host) {
+    let is_own =
+        |cluster: Cluster| matches!(cluster.link.kind, LinkKind::Host | LinkKind::Measured);
+    if parallel.cluster.is_none_or(is_own) {
         start
     } else {
         format!(

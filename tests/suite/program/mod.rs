@@ -11,6 +11,7 @@ mod hub;
 mod import;
 #[cfg(unix)]
 mod install;
+mod links;
 mod memory;
 mod objectives;
 mod plan;

@@ -95,6 +95,7 @@ impl DeviceProfile {
             capacity_bytes: Some((row.gib * f64::from(1 << 30)) as u64),
             largest_buffer: None,
             pool: Pool::GPU,
+            links: None,
             // the likeliest; whoever opens the device knows
             backend: if unified {
                 Backend::Metal
