@@ -224,11 +224,12 @@ impl Look {
         }
         self.leave_wrong_rewards(&mut config);
         let memory = &config.memory;
-        let spread = Spread::of_groups([
+        let degrees = [
             memory.ulysses_sequence_parallel_size,
             memory.tensor_model_parallel_size,
             memory.pipeline_model_parallel_size,
-        ]);
+        ];
+        let spread = Spread::of_groups(degrees, config.critic_sequences());
         let task = config.task.clone();
         let error = match planned::plan(config, spread) {
             Ok(planned) => planned.unread.map(anyhow::Error::from),

@@ -61,17 +61,22 @@ pub enum Spread {
 }
 
 impl Spread {
-    /// Devices of one machine that share sequences, matrices and layers so, and nothing else.
-    pub fn of_groups(degrees: [usize; 3]) -> Self {
+    /// Devices of one machine that share sequences, the critic's own, matrices and layers so, and nothing else.
+    pub fn of_groups(degrees: [usize; 3], critic: Option<usize>) -> Self {
         let [sequence, tensor, pipeline] = degrees.map(|degree| degree as u64);
+        let critic = critic.map(|degree| degree as u64);
+        let parallel = Parallel {
+            // groups of either size fill as many
+            data: critic.map_or(1, |degree| smallest_factor(sequence, degree)),
+            sequence,
+            critic_sequence: critic.filter(|&n| n != sequence),
+            tensor,
+            pipeline,
+            ..Parallel::ALONE
+        };
         Self::Given {
-            parallel: Parallel {
-                sequence,
-                tensor,
-                pipeline,
-                ..Parallel::ALONE
-            },
-            machines: (1, sequence * tensor * pipeline),
+            parallel,
+            machines: (1, parallel.devices()),
             links: Links {
                 link: None,
                 node_link: None,
@@ -88,6 +93,13 @@ impl Spread {
     pub fn is_chosen(&self) -> bool {
         matches!(self, Self::Chosen { .. })
     }
+}
+
+/// The least number that makes a multiple of `divisor` of a number.
+fn smallest_factor(of: u64, divisor: u64) -> u64 {
+    (1..divisor)
+        .find(|&n| (n * of).is_multiple_of(divisor.max(1)))
+        .unwrap_or(divisor.max(1))
 }
 
 /// Plans a run. The model's `config.json` is read and the data are surveyed; no weights are read and no device is opened.

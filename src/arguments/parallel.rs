@@ -89,6 +89,7 @@ impl ParallelArgs {
                 tensor: self.tensor_parallel,
                 pipeline: self.pipeline_parallel,
                 sequence: self.sequence_parallel,
+                critic_sequence: critic_sequence(config),
                 rollout_tensor: self.rollout_tensor_parallel,
                 estimated: self.allow_estimated,
             },
@@ -117,10 +118,12 @@ impl ParallelArgs {
         let tensor = self.tensor_parallel.unwrap_or(configured).max(1);
         let configured = config.memory.pipeline_model_parallel_size as u64;
         let pipeline = self.pipeline_parallel.unwrap_or(configured).max(1);
-        // without a word of ranks as many as share matrices
+        // without a word of ranks as many as share matrices or the critic's sequences
         let ranks = match config.trainer.ranks() {
             Some(_) => ranks,
-            None => ranks.max(together).max(tensor),
+            None => [together, tensor, critic_sequence(config).unwrap_or(1)]
+                .into_iter()
+                .fold(ranks, u64::max),
         };
         let share = (ranks / (sequence.max(1) * tensor * pipeline)).max(1);
         let data = self.data_parallel.unwrap_or(share);
@@ -135,9 +138,15 @@ impl ParallelArgs {
             tensor,
             pipeline,
             sequence,
+            critic_sequence: critic_sequence(config).filter(|&n| n != sequence),
             rollout_tensor: Some(together)
                 .filter(|&n| n != tensor && (n > 1 || self.says_sampling())),
             cluster: None,
         }
     }
+}
+
+/// How many devices share the sequences of a critic that says so itself.
+fn critic_sequence(config: &RunConfig) -> Option<u64> {
+    config.critic_sequences().map(|degree| degree as u64)
 }

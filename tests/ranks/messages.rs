@@ -44,7 +44,9 @@ fn sent(folder: &Path, size: usize, steps: usize, overrides: &[&str]) -> (Traffi
         let builder = Trainer::builder(config.clone()).world(rank.clone());
         let mut trainer = builder.build().unwrap();
         trainer.run().unwrap();
-        sum(rank.traffic(), trainer.world().parts_traffic())
+        let world = trainer.world();
+        let groups = sum(world.parts_traffic(), world.sequence_traffic());
+        sum(rank.traffic(), groups)
     });
     let text = std::fs::read_to_string(folder.join("plan.json")).unwrap();
     let first = ranks.into_iter().next().unwrap();
@@ -142,6 +144,41 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
             }
             assert!(!plan.communication.is_empty());
         }
+    }
+}
+
+#[test]
+fn ranks_that_share_sequences_exchange_as_often_as_their_plan_says_of_policy_and_critic() {
+    let folders = tempfile::tempdir().unwrap();
+    let heads = "model.arch={model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, \
+                 num_attention_heads: 4, num_key_value_heads: 2, head_dim: 4, max_position_embeddings: 32}";
+    for (size, policy, critic) in [(2, 2, 2), (2, 1, 2), (2, 2, 1), (4, 2, 4), (4, 1, 2)] {
+        let degrees = [
+            format!("memory.ulysses_sequence_parallel_size={policy}"),
+            format!("critic.ulysses_sequence_parallel_size={critic}"),
+        ];
+        let overrides = [heads, "objective.name=ppo", &degrees[0], &degrees[1]];
+        let of = |steps: usize| {
+            let folder = format!("{size} {policy} {critic} {steps}");
+            sent(&folders.path().join(folder), size, steps, &overrides)
+        };
+        let ((two, _), (three, plan)) = (of(2), of(3));
+        let said = plan.communication.iter();
+        let said = said.filter(|t| t.kind == MessageKind::AllToAll && t.along == Along::Sequence);
+        let said = said.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes));
+        let at = OperationKind::AllToAll as usize;
+        let (times, bytes) = (
+            three.operations[at] - two.operations[at],
+            three.bytes[at] - two.bytes[at],
+        );
+        let label = format!("{size} ranks, {policy} share the policy's and {critic} the critic's");
+        assert_eq!(times, said.0, "{label}");
+        // sequences may end early, and a rank's part is padded to whole rows
+        assert!(
+            2 * bytes >= said.1 && 5 * bytes <= 6 * said.1,
+            "{label}: {bytes} {said:?}"
+        );
+        assert!(times > 0, "{label}");
     }
 }
 

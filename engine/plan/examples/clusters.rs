@@ -110,6 +110,7 @@ const ESTIMATED: Degrees = Degrees {
     tensor: None,
     pipeline: None,
     sequence: None,
+    critic_sequence: None,
     rollout_tensor: None,
     estimated: true,
 };

@@ -95,6 +95,8 @@ pub struct PlannedFor {
     pub ranks: usize,
     /// How many share sequences.
     pub sequence: usize,
+    /// How many share the critic's.
+    pub critic_sequence: usize,
     /// How many share matrices in training.
     pub tensor: usize,
     /// Stages that layers are divided into.
@@ -118,6 +120,7 @@ impl PlannedFor {
         let Self {
             ranks,
             sequence,
+            critic_sequence,
             tensor,
             pipeline,
             sampling,
@@ -140,6 +143,13 @@ impl PlannedFor {
                 "{made_for}'s memory.ulysses_sequence_parallel_size is {sequence}; set it to {}, or make a plan with \
                  --sequence-parallel {sequence}",
                 parallel.sequence
+            ));
+        }
+        let of_critic = parallel.of_critic().sequence;
+        if of_critic != critic_sequence as u64 {
+            return refuse(format!(
+                "{made_for}'s critic.ulysses_sequence_parallel_size is {critic_sequence}; set it to {of_critic}, or make a plan for this \
+                 configuration"
             ));
         }
         let together = parallel.rollout_tensor.unwrap_or(parallel.tensor);

@@ -23,6 +23,8 @@ pub struct CriticConfig {
     pub cliprange_value: f64,
     /// How token losses become one number.
     pub loss_agg_mode: LossAggMode,
+    /// Ranks that share the tokens of every micro-batch of the critic's: memory.ulysses_sequence_parallel_size where absent (verl's name).
+    pub ulysses_sequence_parallel_size: Option<usize>,
     /// The policy itself with a value head beside its projection: one forward and backward, one optimizer, one plan.
     pub shared_trunk: bool,
     /// With a shared trunk: the value loss's weight beside the policy's loss (TRL's name).
@@ -52,6 +54,7 @@ impl Default for CriticConfig {
             warmup: 0,
             cliprange_value: 0.5,
             loss_agg_mode: LossAggMode::TokenMean,
+            ulysses_sequence_parallel_size: None,
             shared_trunk: false,
             vf_coef: 0.1,
             head_lr: None,
@@ -71,6 +74,11 @@ impl CriticConfig {
                 "critic.cliprange_value must be above 0 (a large value disables clipping), found {}",
                 self.cliprange_value
             )));
+        }
+        if self.ulysses_sequence_parallel_size == Some(0) {
+            return Err(Error::Config(
+                "critic.ulysses_sequence_parallel_size must be at least 1, found 0".into(),
+            ));
         }
         if self.shared_trunk {
             return self.check_shared();
@@ -108,6 +116,12 @@ impl CriticConfig {
             return bad(
                 "optim: with critic.shared_trunk: true policy and value head share the optimizer in `optim`; only \
                  critic.head_lr is separate",
+            );
+        }
+        if self.ulysses_sequence_parallel_size.is_some() {
+            return bad(
+                "ulysses_sequence_parallel_size is a separate model's, but critic.shared_trunk: true uses the policy's; remove it, or \
+                 set memory.ulysses_sequence_parallel_size",
             );
         }
         if self.warmup > 0 {

@@ -121,6 +121,13 @@ impl RunConfig {
         self.critic.as_ref().filter(|critic| !critic.shared_trunk)
     }
 
+    /// How many ranks share the sequences of a critic that is a model of its own, where it says so itself.
+    #[must_use]
+    pub fn critic_sequences(&self) -> Option<usize> {
+        let critic = self.own_critic()?;
+        critic.ulysses_sequence_parallel_size
+    }
+
     /// The number format of the policy's layers, where they are a frozen base in few bits.
     #[must_use]
     pub fn base(&self) -> Option<BaseFormat> {

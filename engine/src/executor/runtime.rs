@@ -19,7 +19,7 @@ pub struct Runtime {
     /// Who holds how much.
     pub accounts: Arc<Accounts>,
     /// Copies between host and device.
-    pub copier: Copier,
+    pub copier: Arc<Copier>,
     device: Device,
     limit: Option<u64>,
     on_host: bool,
@@ -28,7 +28,7 @@ pub struct Runtime {
     log: Option<Arc<BoundaryLog>>,
     world: World,
     /// Most that a reading of the pools found.
-    most: AtomicU64,
+    most: Arc<AtomicU64>,
 }
 
 impl Runtime {
@@ -37,7 +37,7 @@ impl Runtime {
     pub fn new(device: &Device) -> Self {
         Self {
             accounts: Accounts::new(),
-            copier: Copier::synchronous(),
+            copier: Arc::new(Copier::synchronous()),
             device: device.clone(),
             limit: None,
             on_host: read(device).source == ReadingSource::CountedHeap,
@@ -45,7 +45,7 @@ impl Runtime {
             deterministic: true,
             log: None,
             world: World::default(),
-            most: AtomicU64::new(0),
+            most: Arc::default(),
         }
     }
 
@@ -70,6 +70,20 @@ impl Runtime {
         self
     }
 
+    /// The same for the critic, whose sequences other ranks may share: one copier, and one set of accounts.
+    #[must_use]
+    pub fn of_critic(&self) -> Self {
+        Self {
+            accounts: Arc::clone(&self.accounts),
+            copier: Arc::clone(&self.copier),
+            device: self.device.clone(),
+            log: self.log.clone(),
+            world: self.world.of_critic(),
+            most: Arc::clone(&self.most),
+            ..*self
+        }
+    }
+
     /// The ranks that share the work.
     #[must_use]
     pub fn world(&self) -> &World {
@@ -85,11 +99,11 @@ impl Runtime {
     /// Copies on a thread of their own, where `prefetch` copies may be in flight.
     #[must_use]
     pub fn with_prefetch(mut self, prefetch: usize) -> Self {
-        self.copier = if prefetch > 0 {
+        self.copier = Arc::new(if prefetch > 0 {
             Copier::asynchronous(&self.device)
         } else {
             Copier::synchronous()
-        };
+        });
         self
     }
 

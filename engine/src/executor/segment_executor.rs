@@ -136,8 +136,9 @@ impl<'a> Executor<'a> {
 
     /// Refuses a model whose sequences the ranks cannot share.
     pub(super) fn check(&self, decoder: &Decoder, router_loss: f64) -> Result<()> {
-        let degree = self.runtime.world().sequence_size();
-        check_shared_sequences(self.role.name(), decoder.arch(), degree, router_loss)
+        let world = self.runtime.world();
+        let shared = (world.sequence_key(), world.sequence_size());
+        check_shared_sequences(self.role.name(), decoder.arch(), shared, router_loss)
     }
 
     pub(super) fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {

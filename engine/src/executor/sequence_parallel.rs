@@ -28,19 +28,18 @@ impl Part {
     }
 }
 
-/// Refuses a model whose sequences `degree` ranks cannot share; `name` says which it is in messages. The auxiliary loss of routers has this
-/// coefficient.
+/// Refuses a model whose sequences `degree` ranks cannot share, as `key` of a configuration says; `name` says which it is in messages. The
+/// auxiliary loss of routers has this coefficient.
 ///
 /// # Errors
 /// Gated `DeltaNet` layers, heads that the degree does not divide, and an auxiliary loss of routers.
 pub fn check_shared_sequences(
     name: &str,
     arch: &Arch,
-    degree: usize,
+    (key, degree): (&str, usize),
     router_aux_loss_coef: f64,
 ) -> Result<()> {
-    let key = format!("memory.ulysses_sequence_parallel_size: {degree}");
-    let refuse = |why: String| Err(Error::Ranks(format!("{key} divides {why}")));
+    let refuse = |why: String| Err(Error::Ranks(format!("{key}: {degree} divides {why}")));
     if degree <= 1 {
         return Ok(());
     }
@@ -57,11 +56,10 @@ pub fn check_shared_sequences(
         ));
     }
     if arch.expert_layers().count() > 0 && router_aux_loss_coef > 0.0 {
-        return refuse(
+        return refuse(format!(
             "a micro-batch's tokens over ranks, and model.router_aux_loss_coef balances the experts of a whole one; set \
-             model.router_aux_loss_coef to 0, or memory.ulysses_sequence_parallel_size to 1"
-                .into(),
-        );
+             model.router_aux_loss_coef to 0, or {key} to 1"
+        ));
     }
     Ok(())
 }

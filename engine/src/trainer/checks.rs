@@ -65,17 +65,23 @@ pub(super) fn check_device(world: &World, asked: DeviceSpec, info: &DeviceInfo) 
     )
 }
 
-/// Refuses models whose sequences ranks cannot share as `memory.ulysses_sequence_parallel_size` says.
+/// The key of how many ranks share the critic's sequences.
+const CRITIC_SEQUENCES: &str = "critic.ulysses_sequence_parallel_size";
+
+/// Refuses models whose sequences ranks cannot share as `memory.ulysses_sequence_parallel_size` says, or the critic's own key.
 pub(super) fn check_sequences(
     config: &RunConfig,
     policy: &Arch,
     critic: Option<&Arch>,
 ) -> Result<()> {
     let degree = config.memory.ulysses_sequence_parallel_size;
+    let shared = ("memory.ulysses_sequence_parallel_size", degree);
     let coefficient = config.model.router_aux_loss_coef;
-    check_shared_sequences("policy", policy, degree, coefficient)?;
-    let critic = critic.map(|arch| check_shared_sequences("critic", arch, degree, 0.0));
-    critic.unwrap_or(Ok(()))
+    check_shared_sequences("policy", policy, shared, coefficient)?;
+    let Some(critic) = critic else { return Ok(()) };
+    let own = config.critic_sequences();
+    let shared = own.map_or(shared, |own| (CRITIC_SEQUENCES, own));
+    check_shared_sequences("critic", critic, shared, 0.0)
 }
 
 /// Refuses models whose matrices ranks cannot share in training as `memory.tensor_model_parallel_size` says, and what does not go with it.
@@ -102,6 +108,11 @@ pub(super) fn check_matrices(
         return refuse(format!(
             "and memory.ulysses_sequence_parallel_size: {}: ranks share matrices or sequences, not both; set one of them to 1",
             memory.ulysses_sequence_parallel_size
+        ));
+    }
+    if let Some(own) = config.critic_sequences().filter(|&own| own > 1) {
+        return refuse(format!(
+            "and {CRITIC_SEQUENCES}: {own}: ranks share matrices or sequences, not both; set one of them to 1"
         ));
     }
     let drops = config.model.lora.as_ref().and_then(|lora| lora.dropout);
@@ -133,6 +144,7 @@ pub(super) fn check_layers(config: &RunConfig, policy: &Arch, critic: Option<&Ar
             "memory.ulysses_sequence_parallel_size",
             memory.ulysses_sequence_parallel_size,
         ),
+        (CRITIC_SEQUENCES, config.critic_sequences().unwrap_or(1)),
         (
             "rollout.tensor_model_parallel_size",
             config.rollout.tensor_model_parallel_size,

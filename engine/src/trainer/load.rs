@@ -241,7 +241,7 @@ fn critic_learner(
         None => source.start(start, opened.config.trainer.seed)?,
     };
     let decoder = own_share(decoder, &opened.world)?;
-    let (optim, runtime) = (config.optim.clone(), Arc::clone(&policy.runtime));
+    let (optim, runtime) = (config.optim.clone(), policy.runtime.of_critic());
     let critic = Learner::for_role(Role::Critic, decoder, plan.clone(), optim, runtime);
     Ok(Some(critic))
 }

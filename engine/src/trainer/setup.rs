@@ -101,11 +101,14 @@ impl Opened {
         check_matrices(&config, source.checkpoint.arch(), critic_arch)?;
         check_layers(&config, source.checkpoint.arch(), critic_arch)?;
         check_sampling_groups(&config, source.checkpoint.arch(), data.prompts.task())?;
-        let world = world
+        let mut world = world
             .sharing_sequences(config.memory.ulysses_sequence_parallel_size)?
             .sharing_matrices(config.memory.tensor_model_parallel_size)?
             .in_stages(config.memory.pipeline_model_parallel_size)?
             .sampling_together(config.rollout.tensor_model_parallel_size)?;
+        if let Some(degree) = config.critic_sequences().filter(|_| mode == Mode::Rl) {
+            world = world.sharing_critic_sequences(degree)?;
+        }
         Ok(Self {
             config,
             mode,
@@ -184,7 +187,8 @@ impl Opened {
         let together = self.world.sampling_size() as u64;
         let tensor = self.world.tensor_size() as u64;
         let pipeline = self.world.stages() as u64;
-        let groups = [sequence, together, tensor, pipeline];
+        let critic = self.world.of_critic().sequence_size() as u64;
+        let groups = [sequence, critic, together, tensor, pipeline];
         let alike = zero == Zero::Off && groups.iter().all(|&n| n == 1);
         if self.world.is_solo() || alike {
             return Parallel::default();
@@ -198,6 +202,7 @@ impl Opened {
             tensor,
             pipeline,
             sequence,
+            critic_sequence: Some(critic).filter(|&n| n != sequence),
             rollout_tensor: Some(together).filter(|&n| n != tensor),
             ..Parallel::default()
         }
@@ -235,6 +240,7 @@ impl Opened {
                 &PlannedFor {
                     ranks: self.world.size(),
                     sequence: self.world.sequence_size(),
+                    critic_sequence: self.world.of_critic().sequence_size(),
                     tensor: self.world.tensor_size(),
                     pipeline: self.world.stages(),
                     sampling: self.world.sampling_size(),

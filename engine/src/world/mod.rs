@@ -30,6 +30,10 @@ pub struct World {
     known: Arc<Mutex<Option<CollectiveError>>>,
     /// The ranks that share sequences, where they do.
     mesh: Option<Arc<Mesh>>,
+    /// Those that share the critic's: the same, or groups of another size.
+    critic_mesh: Option<Arc<Mesh>>,
+    /// Whether these ranks work for the critic.
+    for_critic: bool,
     /// The ranks that sample together, where they do.
     sampling: Option<Arc<Mesh>>,
     /// The ranks that share matrices in training, and those that have the same share, where they do.
@@ -72,6 +76,8 @@ impl World {
             all,
             known: Arc::default(),
             mesh: None,
+            critic_mesh: None,
+            for_critic: false,
             sampling: None,
             matrices: None,
             stages: None,
@@ -82,7 +88,8 @@ impl World {
     fn meshes(&self) -> impl Iterator<Item = &Arc<Mesh>> {
         let shares = self.matrices.iter().chain(&self.stages);
         let shares = shares.flat_map(|own| [&own.group, &own.replicas]);
-        self.mesh.iter().chain(&self.sampling).chain(shares)
+        let sequences = self.sequence_meshes();
+        sequences.chain(&self.sampling).chain(shares)
     }
 
     /// This rank, from 0.

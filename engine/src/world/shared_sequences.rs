@@ -3,8 +3,13 @@
 use super::World;
 use super::mesh::Mesh;
 use crate::{Error, Result};
-use firebrick_backends::collective::{Collective, CollectiveError, Flat, Solo, Traffic};
+use firebrick_backends::collective::{
+    Collective, CollectiveError, Flat, OperationKind, Solo, Traffic,
+};
 use std::sync::Arc;
+
+/// The key of the critic's own degree.
+const CRITIC_KEY: &str = "critic.ulysses_sequence_parallel_size";
 
 impl World {
     /// The same ranks, of which each `degree` consecutive ones share every sequence: rank r is the `r % degree`th of group `r / degree`.
@@ -25,13 +30,87 @@ impl World {
         if degree > 1 {
             self.mesh = Some(Arc::new(Mesh::new(&self.all, degree)?));
         }
+        self.critic_mesh = self.mesh.clone();
         Ok(self)
+    }
+
+    /// The same ranks, of which each `degree` consecutive ones share every sequence of the critic's, whatever those do that share the other
+    /// models'. All ranks call it together, with all other degrees said.
+    ///
+    /// # Errors
+    /// Where the degree does not divide the ranks, ranks share matrices or layers, or a rank is gone.
+    pub fn sharing_critic_sequences(mut self, degree: usize) -> Result<Self> {
+        let ranks = self.size();
+        if degree == 0 || !ranks.is_multiple_of(degree) {
+            return Err(Error::Ranks(format!(
+                "{CRITIC_KEY} is {degree}, which does not divide this run's {ranks} ranks into groups; start a multiple of {} ranks \
+                 (docs/clusters.md), or set it to a number that divides {ranks}",
+                degree.max(1)
+            )));
+        }
+        if degree > 1 && self.tensor_size() * self.stages() > 1 {
+            return Err(Error::Ranks(format!(
+                "{CRITIC_KEY} is {degree}, memory.tensor_model_parallel_size {} and memory.pipeline_model_parallel_size {}: ranks share \
+                 sequences, matrices or layers; set two of them to 1",
+                self.tensor_size(),
+                self.stages()
+            )));
+        }
+        if degree == self.sequence_size() {
+            self.critic_mesh = self.mesh.clone();
+        } else {
+            let own = (degree > 1).then(|| Mesh::new(&self.all, degree));
+            self.critic_mesh = own.transpose()?.map(Arc::new);
+        }
+        Ok(self)
+    }
+
+    /// The same ranks as they work for the critic.
+    #[must_use]
+    pub fn of_critic(&self) -> Self {
+        Self {
+            for_critic: true,
+            ..self.clone()
+        }
+    }
+
+    /// The groups that share sequences, each once.
+    pub(super) fn sequence_meshes(&self) -> impl Iterator<Item = &Arc<Mesh>> {
+        let own = self.critic_mesh.iter();
+        let apart = own.filter(|own| {
+            self.mesh
+                .as_ref()
+                .is_none_or(|mesh| !Arc::ptr_eq(own, mesh))
+        });
+        self.mesh.iter().chain(apart)
+    }
+
+    /// The group that shares the sequences of the model at hand.
+    fn sequence_mesh(&self) -> Option<&Arc<Mesh>> {
+        let mesh = if self.for_critic {
+            &self.critic_mesh
+        } else {
+            &self.mesh
+        };
+        mesh.as_ref()
+    }
+
+    /// The key that says how many ranks share the sequences of the model at hand.
+    #[must_use]
+    pub fn sequence_key(&self) -> &'static str {
+        let own = self.sequence_mesh().map_or(1, |mesh| mesh.degree());
+        let policy = self.mesh.as_ref().map_or(1, |mesh| mesh.degree());
+        if self.for_critic && own != policy {
+            CRITIC_KEY
+        } else {
+            "memory.ulysses_sequence_parallel_size"
+        }
     }
 
     /// How many ranks share every sequence; 1 where none do.
     #[must_use]
     pub fn sequence_size(&self) -> usize {
-        self.mesh.as_ref().map_or(1, |mesh| mesh.degree())
+        self.sequence_mesh().map_or(1, |mesh| mesh.degree())
     }
 
     /// This rank among those that share its sequences, from 0.
@@ -68,18 +147,24 @@ impl World {
         self.in_sequence(|group| group.exchange(own))
     }
 
-    /// What this rank has sent in the operations of the ranks that share its sequences.
+    /// What this rank has sent in the operations of the ranks that share its sequences, the critic's too.
     #[must_use]
     pub fn sequence_traffic(&self) -> Traffic {
-        let mesh = self.mesh.as_ref();
-        mesh.map_or_else(Traffic::default, |mesh| mesh.traffic())
+        let mut sent = Traffic::default();
+        for own in self.sequence_meshes().map(|mesh| mesh.traffic()) {
+            for kind in 0..OperationKind::COUNT {
+                sent.operations[kind] += own.operations[kind];
+                sent.bytes[kind] += own.bytes[kind];
+            }
+        }
+        sent
     }
 
     fn in_sequence<T>(
         &self,
         work: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>,
     ) -> Result<T> {
-        Ok(match &self.mesh {
+        Ok(match self.sequence_mesh() {
             Some(mesh) => mesh.during(work)?,
             None => work(&Solo)?,
         })
@@ -89,7 +174,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firebrick_backends::collective::{Failure, OperationKind, Settings, Threads};
+    use firebrick_backends::collective::{Failure, Settings, Threads};
 
     fn ranks<T: Send>(size: usize, work: impl Fn(World) -> T + Sync) -> Vec<T> {
         let done = Threads::run(size, Settings::default(), |all| work(World::new(all)));
@@ -116,6 +201,53 @@ mod tests {
     }
 
     #[test]
+    fn ranks_share_the_critics_sequences_in_groups_of_their_own() {
+        for (policy, critic) in [(1, 2), (2, 1), (2, 4), (2, 2)] {
+            let places = ranks(4, |world| {
+                let world = world.sharing_sequences(policy).unwrap();
+                let world = world.sharing_critic_sequences(critic).unwrap();
+                [world.clone(), world.of_critic()].map(|world| {
+                    let said = world.sequence_exchange(vec![world.rank() as u8]).unwrap();
+                    let data = [world.data_rank(), world.data_size()];
+                    (said.concat(), data, world.sequence_key())
+                })
+            });
+            for (rank, found) in places.into_iter().enumerate() {
+                for (degree, (said, data, _)) in [policy, critic].into_iter().zip(&found) {
+                    let low = rank / degree * degree;
+                    let members: Vec<u8> = (low..low + degree).map(|r| r as u8).collect();
+                    assert_eq!(*said, members, "{policy} and {critic}");
+                    assert_eq!(*data, [rank / degree, 4 / degree]);
+                }
+                assert_eq!(found[0].2, "memory.ulysses_sequence_parallel_size");
+                assert_eq!(found[1].2 == CRITIC_KEY, policy != critic);
+            }
+        }
+    }
+
+    #[test]
+    fn a_critics_degree_that_cannot_be_is_refused_by_its_key() {
+        let refused = |world: Result<World>| world.unwrap_err().to_string();
+        for degree in [0, 2] {
+            let message = refused(World::default().sharing_critic_sequences(degree));
+            let own = format!("{CRITIC_KEY} is {degree}");
+            assert!(
+                message.contains(&own) && message.contains("1 ranks"),
+                "{message}"
+            );
+        }
+        for message in ranks(2, |world| {
+            let world = world.sharing_matrices(2).unwrap();
+            refused(world.sharing_critic_sequences(2))
+        }) {
+            assert!(
+                message.contains("memory.tensor_model_parallel_size 2"),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
     fn a_degree_that_does_not_divide_the_ranks_is_refused() {
         for (degree, ranks) in [(2, 1), (0, 1)] {
             let refused = World::default().sharing_sequences(degree).unwrap_err();
@@ -137,6 +269,9 @@ mod tests {
         for failing in 0..4 {
             let found = ranks(4, |world| {
                 let world = world.sharing_sequences(2).unwrap();
+                // a critic whose ranks are alone, or all of them
+                let critic = if failing % 2 == 0 { 4 } else { 1 };
+                let world = world.sharing_critic_sequences(critic).unwrap();
                 let own = || Flat::F64(vec![world.rank() as f64; 2]);
                 let told = if world.rank() == failing {
                     world.agree_on_failure(Some(Failure::new("no room")))
@@ -147,6 +282,9 @@ mod tests {
                     world.agree_on_failure(done.err().map(|e| Failure::new(e.to_string())))
                 };
                 let anew = world.sequence_all_to_all(own()).unwrap();
+                let rank = vec![world.rank() as u8];
+                let all = world.of_critic().sequence_exchange(rank).unwrap();
+                assert_eq!(all.len(), critic);
                 (told.unwrap_err().to_string(), anew)
             });
             for (rank, (told, anew)) in found.into_iter().enumerate() {

@@ -189,8 +189,17 @@ fn learnt(
     ranks: Arc<dyn Collective>,
 ) -> Learnt {
     let world = groups(memory, ranks);
-    let decoder = own_share(&model.decoder, &world);
     let runtime = Runtime::new(model.decoder.device()).with_world(world);
+    learnt_with(model, rows, (task, memory), runtime)
+}
+
+fn learnt_with(
+    model: &Model,
+    rows: &[Sequence],
+    (task, memory): (&Task, &MemoryConfig),
+    runtime: Runtime,
+) -> Learnt {
+    let decoder = own_share(&model.decoder, runtime.world());
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let optim = OptimConfig {
         lr: 1e-2,
@@ -247,25 +256,30 @@ pub(super) fn assert_learnt_alike(
         });
         let found: Vec<Learnt> = found.into_iter().map(|rank| rank.unwrap()).collect();
         let label = format!("{}, {name}, {ranks}", model.name);
-        assert!(found.iter().all(|other| *other == found[0]), "{label}");
-        for (found, expected) in found[0].steps.iter().zip(&expected.steps) {
-            assert!(found.keys().eq(expected.keys()), "{label}");
-            for (key, value) in found {
-                assert_close(&format!("{label}: {key}"), *value, expected[key], TOLERANCE);
-            }
-        }
-        for (name, values) in &found[0].weights {
-            let expected = &expected.weights[name];
-            assert_gradient(&format!("{label}: {name}"), values, expected, TOLERANCE);
-        }
-        let pairs = found[0].scores.concat();
-        let pairs = pairs.iter().zip(expected.scores.concat());
-        for (found, expected) in pairs {
-            // read off in f32
-            assert_close(&label, f64::from(*found), f64::from(expected), 1e-6);
-        }
+        assert_alike(&label, &found, &expected);
     }
     groups.len()
+}
+
+/// Ranks that are one another's to the bit, and as near to one rank as sums of another order are.
+fn assert_alike(label: &str, found: &[Learnt], expected: &Learnt) {
+    assert!(found.iter().all(|other| *other == found[0]), "{label}");
+    for (found, expected) in found[0].steps.iter().zip(&expected.steps) {
+        assert!(found.keys().eq(expected.keys()), "{label}");
+        for (key, value) in found {
+            assert_close(&format!("{label}: {key}"), *value, expected[key], TOLERANCE);
+        }
+    }
+    for (name, values) in &found[0].weights {
+        let expected = &expected.weights[name];
+        assert_gradient(&format!("{label}: {name}"), values, expected, TOLERANCE);
+    }
+    let pairs = found[0].scores.concat();
+    let pairs = pairs.iter().zip(expected.scores.concat());
+    for (found, expected) in pairs {
+        // read off in f32
+        assert_close(label, f64::from(*found), f64::from(expected), 1e-6);
+    }
 }
 
 /// A loss of whole sequences, whose tokens lie on several ranks.
@@ -295,6 +309,70 @@ fn losses_of_tokens_sequences_and_values_are_one_ranks() {
         }
     }
     checked("losses over shared sequences", cases);
+}
+
+#[test]
+fn policy_and_critic_that_share_sequences_over_unlike_groups_learn_what_one_rank_learns() {
+    let (mut cases, plain) = (0, packed(|_| {}));
+    let (policies, critics) = (with_rows(), critics());
+    let named = |all: &[(Model, Vec<Sequence>)]| {
+        let own = all.iter().position(|(model, _)| model.name == "llama-gqa");
+        own.expect("a model of four heads")
+    };
+    let (policy, policy_rows) = &policies[named(&policies)];
+    let (critic, critic_rows) = &critics[named(&critics)];
+    let (actor, values) = (
+        Task::Policy(objective()),
+        Task::Critic(ValueLoss { clip_range: 0.05 }),
+    );
+    let solo = || Arc::new(Solo) as Arc<dyn Collective>;
+    let expected = [
+        learnt(policy, policy_rows, (&actor, &plain), solo()),
+        learnt(critic, critic_rows, (&values, &plain), solo()),
+    ];
+    for (size, own, critics, zero) in [
+        (2, 1, 2, 0),
+        (2, 2, 1, 0),
+        (4, 1, 2, 0),
+        (4, 2, 1, 3),
+        (4, 2, 4, 0),
+        (4, 4, 2, 2),
+        (4, 1, 2, 3),
+    ] {
+        let mut memory = plain.clone();
+        memory.ulysses_sequence_parallel_size = own;
+        memory.zero_stage = zero;
+        memory.gradient_checkpointing = zero == 3;
+        let found = Threads::run(size, Settings::default(), |rank| {
+            let world = groups(&memory, rank).sharing_critic_sequences(critics);
+            let runtime = Runtime::new(policy.decoder.device()).with_world(world.expect("groups"));
+            let of_critic = runtime.of_critic();
+            let before = runtime.world().sequence_traffic().operations;
+            let exchanged = |runtime: &World, since: u64| {
+                runtime.sequence_traffic().operations.iter().sum::<u64>() - since
+            };
+            let (world, start) = (runtime.world().clone(), before.iter().sum());
+            let policy = learnt_with(policy, policy_rows, (&actor, &memory), runtime);
+            let by_policy = exchanged(&world, start);
+            let critic = learnt_with(critic, critic_rows, (&values, &memory), of_critic);
+            let by_critic = exchanged(&world, start + by_policy);
+            ([policy, critic], [by_policy > 0, by_critic > 0])
+        });
+        let found = found.into_iter().map(|rank| rank.unwrap());
+        let (mut of_policy, mut of_critic) = (Vec::new(), Vec::new());
+        let label = format!(
+            "{size} ranks, {own} share the policy's and {critics} the critic's, ZeRO-{zero}"
+        );
+        for ([policy, critic], exchanged) in found {
+            assert_eq!(exchanged, [own > 1, critics > 1], "{label}");
+            of_policy.push(policy);
+            of_critic.push(critic);
+        }
+        assert_alike(&format!("policy, {label}"), &of_policy, &expected[0]);
+        assert_alike(&format!("critic, {label}"), &of_critic, &expected[1]);
+        cases += 2;
+    }
+    checked("models over unlike groups", cases);
 }
 
 /// What ranks say that are to share a model's sequences.

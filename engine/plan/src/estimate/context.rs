@@ -254,6 +254,7 @@ impl<'a> Context<'a> {
             role,
             arch,
             lora: None,
+            parallel: &self.counted.valued,
             units: self.critic_units,
             sizes,
             widths: Widths::of(arch, None, self.profile),

@@ -22,6 +22,8 @@ pub(crate) struct ModelSizes {
     /// Messages about the policy's units and the critic's.
     pub units: [UnitMessages; 2],
     pub sampling: Parallel,
+    /// The devices as they work for the critic.
+    pub valued: Parallel,
     pub warm_up: Option<Workload>,
 }
 
@@ -41,6 +43,7 @@ impl ModelSizes {
                 })
             }),
             sampling: parallel.sampling(),
+            valued: parallel.of_critic(),
             policy: Sizes::of_stage(&workload.arch, lora, stage),
             critic: critic.map(|arch| Sizes::of_stage(arch, None, stage)),
             whole_policy: Sizes::of(&workload.arch, lora),

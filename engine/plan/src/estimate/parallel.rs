@@ -25,10 +25,12 @@
 //! one, one d-wide activation of a micro-batch throughout.
 //! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
 
+mod checks;
+
 use super::sizes::{F32, Sizes};
 use super::workload::Workload;
-use crate::{Error, Result, Zero};
-use firebrick_spec::{Arch, Cluster, PipelineStage, TensorShare};
+use crate::Zero;
+use firebrick_spec::{Cluster, PipelineStage, TensorShare};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -46,6 +48,10 @@ pub struct Parallel {
     pub pipeline: u64,
     /// Devices that each take a share of every sequence (Ulysses).
     pub sequence: u64,
+    /// Devices that each take a share of every sequence of the critic's, where that is another number than `sequence` (verl's
+    /// `critic.ulysses_sequence_parallel_size`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub critic_sequence: Option<u64>,
     /// Devices that share every matrix while the policy samples, where that is another number than `tensor` (verl's
     /// `rollout.tensor_model_parallel_size`): all devices are then such groups, each with prompts of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,6 +75,7 @@ impl Parallel {
         tensor: 1,
         pipeline: 1,
         sequence: 1,
+        critic_sequence: None,
         rollout_tensor: None,
         cluster: None,
     };
@@ -91,7 +98,8 @@ impl Parallel {
     /// that sample together, which stages do not. It refuses the others, which are arithmetic.
     #[must_use]
     pub fn is_run(&self) -> bool {
-        let kinds = [self.tensor, self.sequence, self.pipeline];
+        let sequence = self.sequence.max(self.critic_sequence.unwrap_or(1));
+        let kinds = [self.tensor, sequence, self.pipeline];
         let alone = self.pipeline == 1 || self.rollout_tensor.is_none_or(|n| n == 1);
         kinds.iter().filter(|&&n| n > 1).count() <= 1 && alone
     }
@@ -137,6 +145,7 @@ impl Parallel {
                 data: self.replicas().saturating_mul(self.pipeline),
                 pipeline: 1,
                 sequence: 1,
+                critic_sequence: None,
                 ..self
             },
             Some(tensor) => Self {
@@ -145,9 +154,24 @@ impl Parallel {
                 tensor,
                 pipeline: 1,
                 sequence: 1,
+                critic_sequence: None,
                 rollout_tensor: None,
                 cluster: self.cluster,
             },
+        }
+    }
+
+    /// The devices as they work for the critic.
+    #[must_use]
+    pub fn of_critic(self) -> Self {
+        let Some(sequence) = self.critic_sequence else {
+            return self;
+        };
+        Self {
+            data: self.replicas() / sequence.max(1),
+            sequence,
+            critic_sequence: None,
+            ..self
         }
     }
 
@@ -182,111 +206,6 @@ impl Parallel {
             zero: Zero::Off,
             ..self
         }
-    }
-
-    /// Refuses degrees that the workload cannot be divided by.
-    ///
-    /// # Errors
-    /// `Error::Config` with the first degree that does not divide what it has to divide, or does not fit the cluster.
-    pub fn check(&self, workload: &Workload) -> Result<()> {
-        let bad = |what: String| Err(Error::Config(what));
-        let arch = &workload.arch;
-        let degrees = [
-            ("data", self.data),
-            ("tensor", self.tensor),
-            ("pipeline", self.pipeline),
-            ("sequence", self.sequence),
-        ];
-        if let Some((name, _)) = degrees.iter().find(|(_, n)| *n == 0) {
-            return bad(format!("the {name}-parallel degree should be at least 1"));
-        }
-        let rollouts = workload.mini_rollouts();
-        if self.data > rollouts {
-            return bad(format!(
-                "the data-parallel degree is {}; an optimizer step has {rollouts} sequences to share out",
-                self.data
-            ));
-        }
-        if self.zero > Zero::Off && self.replicas() == 1 {
-            return bad(
-                "ZeRO shares state out among data-parallel devices, and there is one: the data-parallel degree should be \
-                 at least 2, or the ZeRO stage 0"
-                    .into(),
-            );
-        }
-        let keys = arch.num_kv_heads as u64;
-        if !keys.is_multiple_of(self.tensor) && !self.tensor.is_multiple_of(keys) {
-            return bad(format!(
-                "the tensor-parallel degree is {}; it should divide the model's {keys} key/value heads, or be a multiple of them",
-                self.tensor
-            ));
-        }
-        let both = self.sequence.saturating_mul(self.tensor);
-        if !(arch.num_heads as u64).is_multiple_of(both) {
-            return bad(format!(
-                "the sequence-parallel degree times the tensor-parallel one is {both}; it should divide the model's {} heads",
-                arch.num_heads
-            ));
-        }
-        if self.sequence > 1 && arch.delta_net.is_some() {
-            return bad(format!(
-                "the sequence-parallel degree is {}, and a state of linear attention goes from token to token: devices cannot share a sequence",
-                self.sequence
-            ));
-        }
-        if let Some(tensor) = self.rollout_tensor {
-            let [heads, keys] = [arch.num_heads, arch.num_kv_heads].map(|n| n as u64);
-            let divides = tensor > 0
-                && self.devices().is_multiple_of(tensor)
-                && heads.is_multiple_of(tensor)
-                && (keys.is_multiple_of(tensor) || tensor.is_multiple_of(keys));
-            if !divides {
-                return bad(format!(
-                    "the tensor-parallel degree of sampling is {tensor}; it should divide the {} devices and the model's {heads} heads, and \
-                     its {keys} key/value heads or be a multiple of them",
-                    self.devices(),
-                ));
-            }
-        }
-        self.check_cluster()?;
-        self.check_stages("model", arch)?;
-        workload
-            .critic_arch()
-            .map_or(Ok(()), |critic| self.check_stages("critic", critic))
-    }
-
-    /// Refuses more stages than a model has layers.
-    fn check_stages(&self, name: &str, arch: &Arch) -> Result<()> {
-        let layers = arch.num_layers as u64;
-        if self.pipeline > layers {
-            return Err(Error::Config(format!(
-                "the pipeline-parallel degree is {}; the {name} has {layers} layers",
-                self.pipeline
-            )));
-        }
-        Ok(())
-    }
-
-    /// Refuses degrees that are not the devices of the cluster, and matrices that are shared between machines.
-    fn check_cluster(&self) -> Result<()> {
-        let Some(cluster) = self.cluster else {
-            return Ok(());
-        };
-        let (nodes, each) = (cluster.nodes, cluster.devices_per_node);
-        if self.devices() != cluster.devices() {
-            return Err(Error::Config(format!(
-                "the degrees make {} devices, and {nodes} machines of {each} have {}",
-                self.devices(),
-                cluster.devices()
-            )));
-        }
-        let widest = self.tensor.max(self.rollout_tensor.unwrap_or(1));
-        if !each.is_multiple_of(widest) {
-            return Err(Error::Config(format!(
-                "the tensor-parallel degree is {widest}; devices that share matrices lie in one machine, so it should divide the {each} of each"
-            )));
-        }
-        Ok(())
     }
 
     /// One device's share of the weights.
@@ -403,6 +322,10 @@ impl fmt::Display for Parallel {
             .filter(|(_, n, _)| *n > 1)
             .map(|(name, n, more)| format!("{name} {n}{more}"))
             .chain(
+                self.critic_sequence
+                    .map(|n| format!("sequence {n} of the critic")),
+            )
+            .chain(
                 self.rollout_tensor
                     .map(|n| format!("tensor {n} in sampling")),
             )
@@ -470,6 +393,41 @@ mod tests {
         ] {
             assert!(!other.is_run(), "{other}");
         }
+    }
+
+    #[test]
+    fn a_critic_may_share_sequences_over_groups_of_another_size() {
+        let p = Parallel {
+            data: 4,
+            sequence: 2,
+            critic_sequence: Some(4),
+            zero: Zero::Stage1,
+            ..Parallel::default()
+        };
+        let own = p.of_critic();
+        assert_eq!([own.data, own.sequence, own.replicas()], [2, 4, 8]);
+        assert_eq!(
+            p.to_string(),
+            "8 devices: data 4 (ZeRO-1) x sequence 2 x sequence 4 of the critic"
+        );
+        assert!(
+            p.is_run()
+                && !Parallel {
+                    tensor: 2,
+                    sequence: 1,
+                    ..p
+                }
+                .is_run()
+        );
+        assert_eq!(
+            Parallel {
+                critic_sequence: None,
+                ..p
+            }
+            .of_critic()
+            .sequence,
+            2
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What docs/memory.md says of settings, formulas and rules of thumb, as far as arithmetic can tell. That the arithmetic is right is the
 //! business of `tests/memory`, which counts bytes.
 
+mod critic;
 mod decoding;
 mod head;
 mod time;

@@ -31,6 +31,8 @@ pub struct Degrees {
     pub pipeline: Option<u64>,
     /// Devices that share every sequence.
     pub sequence: Option<u64>,
+    /// Devices that share every sequence of the critic's, where it says so itself; what is absent is as many as share the others.
+    pub critic_sequence: Option<u64>,
     /// Devices that share every matrix while the policy samples.
     pub rollout_tensor: Option<u64>,
     /// Whether to choose among kinds of parallelism that the trainer does not run, too.
@@ -45,6 +47,7 @@ impl Degrees {
             tensor: chosen(self.tensor, parallel.tensor),
             pipeline: chosen(self.pipeline, parallel.pipeline),
             sequence: chosen(self.sequence, parallel.sequence),
+            critic_sequence: None,
             rollout_tensor: parallel
                 .rollout_tensor
                 .filter(|_| self.rollout_tensor.is_none()),
@@ -348,6 +351,7 @@ fn degrees(cluster: Cluster, asked: &Degrees) -> Vec<(Parallel, bool)> {
                     tensor,
                     pipeline,
                     sequence,
+                    critic_sequence: asked.critic_sequence.filter(|&n| n != sequence),
                     cluster: Some(cluster),
                     ..Parallel::default()
                 };

@@ -320,6 +320,7 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
     let alone = PlannedFor {
         ranks: 1,
         sequence: 1,
+        critic_sequence: 1,
         tensor: 1,
         pipeline: 1,
         sampling: 1,

@@ -18,7 +18,7 @@ pub(super) enum Limit {
 use Limit::{Above, AtLeast, AtMost, Below};
 
 /// Keys and their bounds. A key without a section in front is one of every section that ends in it.
-pub(super) const LIMITS: [(&str, &[Limit]); 86] = [
+pub(super) const LIMITS: [(&str, &[Limit]); 87] = [
     ("model.router_aux_loss_coef", &[AtLeast(0.0)]),
     ("model.lora.rank", &[AtLeast(1.0)]),
     ("model.lora.alpha", &[Above(0.0)]),
@@ -67,6 +67,7 @@ pub(super) const LIMITS: [(&str, &[Limit]); 86] = [
     ),
     ("optim.lr_scheduler.timescale", &[AtLeast(1.0)]),
     ("critic.cliprange_value", &[Above(0.0)]),
+    ("critic.ulysses_sequence_parallel_size", &[AtLeast(1.0)]),
     ("critic.vf_coef", &[Above(0.0)]),
     ("critic.head_lr", &[Above(0.0)]),
     ("trainer.steps", &[AtLeast(1.0)]),

@@ -115,6 +115,36 @@ fn ranks_that_share_sequences_are_the_policys_and_bound_tokens_together() {
 }
 
 #[test]
+fn ranks_that_share_the_critics_sequences_are_its_own_and_bound_its_tokens() {
+    let policy = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
+    let key = "critic.ulysses_sequence_parallel_size";
+    let said = |more: &str| {
+        verl(&format!(
+            "algorithm.adv_estimator=gae critic.ppo_max_token_len_per_gpu=2000 {more}"
+        ))
+    };
+    for (more, own, tokens) in [
+        (format!("{policy}=2 {key}=4"), json!(4), 8_000),
+        (format!("{policy}=2 {key}=1"), json!(1), 2_000),
+        (format!("{key}=2"), json!(2), 4_000),
+        (format!("{policy}=2 {key}=2"), json!(null), 4_000),
+        (format!("{policy}=2"), json!(null), 4_000),
+    ] {
+        let found = said(&more);
+        assert_eq!(
+            at(&found, "/critic/ulysses_sequence_parallel_size"),
+            own,
+            "{more}"
+        );
+        assert_eq!(at(&found, "/memory/critic/train_tokens"), tokens, "{more}");
+    }
+    let without = verl(&format!("{key}=2"));
+    assert!(
+        matches!(outcome(&without, key), KeyOutcome::NotNeeded { why } if why.contains("critic"))
+    );
+}
+
+#[test]
 fn arguments_of_the_chat_template_are_passed_on() {
     let found = verl("+data.apply_chat_template_kwargs.enable_thinking=False");
     let own = at(&found, "/model/chat_template_kwargs/enable_thinking");

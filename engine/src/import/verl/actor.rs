@@ -410,7 +410,7 @@ fn train_tokens(asked: &Asked) -> Verdict {
     {
         return not_needed("use_dynamic_bsz is off: verl does not read it");
     }
-    tokens_of_ranks(asked, "memory.train_tokens")
+    tokens_of_ranks(asked, "memory.train_tokens", policy_sharing(asked))
 }
 
 /// Ranks that share the tokens of every sequence.
@@ -425,14 +425,14 @@ fn shared_sequences(asked: &Asked) -> Verdict {
     }
 }
 
-/// The same of a model that is not the policy: all have the policy's.
+/// The same of the reference: it has the policy's.
 pub(super) fn same_shared_sequences(asked: &Asked) -> Verdict {
-    let policy = shared(asked);
+    let policy = policy_sharing(asked);
     match asked.whole().map_or(1, |n| n.max(1)) {
-        n if n == policy => not_needed("policy, reference and critic have the same"),
+        n if n == policy => not_needed("policy and reference have the same"),
         n => cannot(format!(
-            "policy, reference and critic share sequences over the same ranks: {SHARED} says {policy}, and this {n}; give both one \
-             number (memory.ulysses_sequence_parallel_size)"
+            "policy and reference share sequences over the same ranks: {SHARED} says {policy}, and this {n}; give both one number \
+             (memory.ulysses_sequence_parallel_size)"
         )),
     }
 }
@@ -446,13 +446,14 @@ pub(super) const STAGES: &str = "actor_rollout_ref.actor.megatron.pipeline_model
 /// The policy's key.
 const SHARED: &str = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
 
-fn shared(asked: &Asked) -> i64 {
+/// Ranks that share the policy's sequences.
+pub(super) fn policy_sharing(asked: &Asked) -> i64 {
     asked.facts.whole(SHARED).unwrap_or(1).max(1)
 }
 
-/// Most tokens of a micro-batch, of which the source counts those of one rank.
-pub(super) fn tokens_of_ranks(asked: &Asked, key: &str) -> Verdict {
-    match (asked.whole(), shared(asked)) {
+/// Most tokens of a micro-batch that so many ranks share, of which the source counts those of one.
+pub(super) fn tokens_of_ranks(asked: &Asked, key: &str, ranks: i64) -> Verdict {
+    match (asked.whole(), ranks) {
         (Some(n), ranks) if n > 0 && ranks > 1 => set_noted(
             key,
             n * ranks,

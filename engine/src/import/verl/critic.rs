@@ -1,6 +1,6 @@
 //! verl's `critic`.
 
-use super::actor::{STAGES, TENSOR, same_shared_sequences, tokens_of_ranks};
+use super::actor::{STAGES, TENSOR, policy_sharing, tokens_of_ranks};
 use super::optimizer::{
     NO_CRITIC, cycles, has_critic, min_lr, optimizer, schedule, warmup_ratio, warmup_steps,
 };
@@ -193,13 +193,7 @@ pub(super) const TABLE: &[Rule] = &[
     ("critic.rollout_n", NotNeeded("rollout.n says it")),
     (
         "critic.ulysses_sequence_parallel_size",
-        By(|a| {
-            if has_critic(a) {
-                same_shared_sequences(a)
-            } else {
-                not_needed(NO_CRITIC)
-            }
-        }),
+        By(shared_sequences),
     ),
     (
         "critic.checkpoint.**",
@@ -210,6 +204,25 @@ pub(super) const TABLE: &[Rule] = &[
         NotNeeded("`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto"),
     ),
 ];
+
+const SHARED: &str = "critic.ulysses_sequence_parallel_size";
+
+/// Ranks that share the critic's sequences.
+fn shared_sequences(asked: &Asked) -> Verdict {
+    match sharing(asked) {
+        _ if !has_critic(asked) => not_needed(NO_CRITIC),
+        own if own == policy_sharing(asked) => {
+            not_needed("as many as share the policy's, as here by default")
+        }
+        own => set(SHARED, own),
+    }
+}
+
+/// Where nothing is said of the critic, as many as share the policy's.
+fn sharing(asked: &Asked) -> i64 {
+    let own = asked.facts.whole(SHARED);
+    own.map_or_else(|| policy_sharing(asked), |n| n.max(1))
+}
 
 fn of_critic(asked: &Asked, key: &str) -> Verdict {
     if !has_critic(asked) {
@@ -284,7 +297,7 @@ fn critic_micro_batch(asked: &Asked) -> Verdict {
 
 fn tokens(asked: &Asked, key: &str) -> Verdict {
     if has_critic(asked) {
-        tokens_of_ranks(asked, key)
+        tokens_of_ranks(asked, key, sharing(asked))
     } else {
         not_needed(NO_CRITIC)
     }

@@ -1,7 +1,8 @@
 //! verl's `actor_rollout_ref.ref`.
 
 use super::actor::{
-    CHUNKS, KERNELS, ONE_EXECUTOR, PROFILER, STAGES, TENSOR, same_shared_sequences, tokens_of_ranks,
+    CHUNKS, KERNELS, ONE_EXECUTOR, PROFILER, STAGES, TENSOR, policy_sharing, same_shared_sequences,
+    tokens_of_ranks,
 };
 use super::critic::sequences;
 use crate::import::common::{devices, idle, same_training_groups, same_training_stages};
@@ -69,7 +70,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-        By(|a| tokens_of_ranks(a, "memory.reference.score_tokens")),
+        By(|a| tokens_of_ranks(a, "memory.reference.score_tokens", policy_sharing(a))),
     ),
     (
         "actor_rollout_ref.ref.entropy_from_logits_with_chunking",

@@ -1,6 +1,6 @@
 //! verl's `actor_rollout_ref.rollout`.
 
-use super::actor::tokens_of_ranks;
+use super::actor::{policy_sharing, tokens_of_ranks};
 use super::critic::sequences;
 use crate::import::common::{devices, float_type, sampling_groups, size};
 use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
@@ -90,7 +90,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
     (
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-        By(|a| tokens_of_ranks(a, "memory.score_tokens")),
+        By(|a| tokens_of_ranks(a, "memory.score_tokens", policy_sharing(a))),
     ),
     (
         "actor_rollout_ref.rollout.calculate_log_probs",
