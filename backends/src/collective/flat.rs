@@ -1,7 +1,10 @@
 //! Values on the host as collectives take them: one row of one type.
 
 use super::{CollectiveError, Result};
-use bytemuck::{AnyBitPattern, cast_slice, cast_slice_mut, pod_collect_to_vec, pod_read_unaligned};
+use bytemuck::{
+    AnyBitPattern, cast_slice, cast_slice_mut, pod_collect_to_vec, pod_read_unaligned,
+    try_cast_slice,
+};
 use half::{bf16, f16};
 use std::ops::{Add, AddAssign, Range};
 
@@ -113,7 +116,7 @@ impl Flat {
         }
     }
 
-    pub(super) fn as_bytes_mut(&mut self) -> &mut [u8] {
+    fn as_bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Bytes(values) => values,
             Self::F32(values) => cast_slice_mut(values),
@@ -176,8 +179,47 @@ impl Flat {
 
     /// The bytes of some of the values.
     pub(super) fn part(&self, values: Range<usize>) -> &[u8] {
+        &self.as_bytes()[self.place(values)]
+    }
+
+    /// Where the bytes of some of the values are.
+    pub(super) fn place(&self, values: Range<usize>) -> Range<usize> {
         let width = self.element().bytes();
-        &self.as_bytes()[values.start * width..values.end * width]
+        values.start * width..values.end * width
+    }
+
+    /// None yet, with room for so many.
+    pub(super) fn with_capacity(element: Element, len: usize) -> Self {
+        match element {
+            Element::Byte => Self::Bytes(Vec::with_capacity(len)),
+            Element::F32 => Self::F32(Vec::with_capacity(len)),
+            Element::F64 => Self::F64(Vec::with_capacity(len)),
+            Element::Bf16 => Self::Bf16(Vec::with_capacity(len)),
+            Element::F16 => Self::F16(Vec::with_capacity(len)),
+        }
+    }
+
+    /// Adds the values of these bytes, of which there is a whole number, behind those that are there.
+    pub(super) fn extend(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Bytes(values) => values.extend_from_slice(bytes),
+            Self::F32(values) => extend(values, bytes),
+            Self::F64(values) => extend(values, bytes),
+            Self::Bf16(values) => extend(values, bytes),
+            Self::F16(values) => extend(values, bytes),
+        }
+    }
+}
+
+fn extend<T: AnyBitPattern>(values: &mut Vec<T>, bytes: &[u8]) {
+    match try_cast_slice(bytes) {
+        Ok(more) => values.extend_from_slice(more),
+        // they may lie anywhere
+        Err(_) => values.extend(
+            bytes
+                .chunks_exact(size_of::<T>())
+                .map(pod_read_unaligned::<T>),
+        ),
     }
 }
 

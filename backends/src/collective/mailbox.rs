@@ -5,6 +5,7 @@
 
 use super::Failure;
 use super::header::Header;
+use super::parcel::Parcel;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -13,7 +14,7 @@ use std::time::Instant;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     /// What concerns the group alone in which it is sent.
-    InGroup(Vec<u8>),
+    InGroup(Parcel),
     /// The header of a rank that has failed, which concerns the groups that were split from that one too.
     Failure(Vec<u8>),
 }
@@ -50,7 +51,7 @@ pub(super) struct Mailbox {
 
 #[derive(Debug, Default)]
 struct State {
-    queues: HashMap<(u64, usize), VecDeque<Vec<u8>>>,
+    queues: HashMap<(u64, usize), VecDeque<Parcel>>,
     failures: Failures,
     /// Ranks that send nothing more.
     ended: HashMap<usize, String>,
@@ -86,8 +87,8 @@ impl Mailbox {
     /// A message has arrived. One that tells of a failure is known as such from now on, whoever takes it, whenever.
     pub fn put(&self, channel: u64, from: usize, message: Message) {
         self.change(|state| {
-            let bytes = match message {
-                Message::InGroup(bytes) => bytes,
+            let parcel = match message {
+                Message::InGroup(parcel) => parcel,
                 Message::Failure(bytes) => {
                     // who takes a header that cannot be read says so
                     if let Ok(header) = Header::decode(&bytes, from)
@@ -95,11 +96,11 @@ impl Mailbox {
                     {
                         state.tell(channel, header.sequence, failure);
                     }
-                    bytes
+                    bytes.into()
                 }
             };
             let queue = state.queues.entry((channel, from)).or_default();
-            queue.push_back(bytes);
+            queue.push_back(parcel);
         });
     }
 
@@ -167,7 +168,7 @@ impl Mailbox {
         from: usize,
         watched: Option<Watched>,
         deadline: Instant,
-    ) -> Result<Vec<u8>, Ended> {
+    ) -> Result<Parcel, Ended> {
         let mut state = self.state();
         loop {
             let queue = state.queues.get_mut(&(channel, from));
@@ -230,7 +231,7 @@ mod tests {
     }
 
     /// What a thread of the group that waits for rank 1 is told.
-    fn waited(mailbox: &Mailbox, seconds: u64) -> Result<Vec<u8>, Ended> {
+    fn waited(mailbox: &Mailbox, seconds: u64) -> Result<Parcel, Ended> {
         let deadline = Instant::now() + Duration::from_secs(seconds);
         mailbox.take(GROUP, 1, Some(WATCHED), deadline)
     }
@@ -244,7 +245,7 @@ mod tests {
                 thread::yield_now();
             }
             // a frame of a gather that another thread of this rank has not taken yet
-            mailbox.put(PARENT, 1, Message::InGroup(vec![0; 9]));
+            mailbox.put(PARENT, 1, Message::InGroup(vec![0; 9].into()));
             mailbox.put(PARENT, 1, header(1, 7));
             waits.join().unwrap()
         });
@@ -273,9 +274,9 @@ mod tests {
         let mailbox = Mailbox::default();
         mailbox.put(PARENT, 1, header(1, 2));
         assert_eq!(waited(&mailbox, 0), Err(Ended::TimedOut));
-        mailbox.put(GROUP, 1, Message::InGroup(vec![1]));
+        mailbox.put(GROUP, 1, Message::InGroup(vec![1].into()));
         mailbox.put(PARENT, 1, header(1, 4));
-        assert_eq!(waited(&mailbox, 0), Ok(vec![1]));
+        assert_eq!(waited(&mailbox, 0), Ok(vec![1].into()));
         assert_eq!(waited(&mailbox, 0), Err(Ended::Failed(failure(1))));
         mailbox.end(1, "it has ended", &Failures::new());
         let lost = mailbox.take(GROUP, 1, None, Instant::now());
@@ -288,7 +289,7 @@ mod tests {
         let Message::Failure(bytes) = header(1, 7) else {
             unreachable!("made above")
         };
-        mailbox.put(PARENT, 1, Message::InGroup(bytes));
+        mailbox.put(PARENT, 1, Message::InGroup(bytes.into()));
         assert_eq!(waited(&mailbox, 0), Err(Ended::TimedOut));
     }
 }

@@ -49,6 +49,7 @@ mod mailbox;
 mod mpi;
 mod nccl;
 mod operation;
+mod parcel;
 mod settings;
 mod solo;
 mod staged;

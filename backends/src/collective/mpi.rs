@@ -8,6 +8,7 @@
 
 use super::group::Staged;
 use super::mailbox::{Mailbox, Message};
+use super::parcel::Parcel;
 use super::transport::Transport;
 use super::{Background, Collective, CollectiveError, Result, Settings};
 use ::mpi::Threading;
@@ -75,7 +76,7 @@ enum Order {
     Post {
         to: usize,
         tag: c_int,
-        bytes: Vec<u8>,
+        bytes: Parcel,
     },
     /// Ends when all is sent: with `MPI_Finalize`, which waits for all ranks, or without, which tells the launcher that the run failed.
     Stop { finalize: bool },
@@ -112,7 +113,7 @@ impl Transport for Endpoint {
     fn post(&self, to: usize, channel: u64, message: Message) -> Result<()> {
         let (kind, bytes) = match message {
             Message::InGroup(bytes) => (0, bytes),
-            Message::Failure(bytes) => (1, bytes),
+            Message::Failure(bytes) => (1, bytes.into()),
         };
         let tag = c_int::try_from(1 + 2 * channel + kind);
         let tag = tag.map_err(|_| CollectiveError::Transport("too many groups of ranks".into()))?;
@@ -129,7 +130,7 @@ impl Transport for Endpoint {
         }
         self.mailbox.abort(self.rank, message);
         for to in (0..self.size).filter(|&to| to != self.rank) {
-            let bytes = message.as_bytes().to_vec();
+            let bytes = message.as_bytes().to_vec().into();
             // without its thread nobody can be told; the launcher will
             let _ = self.order(Order::Post {
                 to,
@@ -189,7 +190,7 @@ fn run(orders: &Receiver<Order>, mailbox: &Mailbox, ready: &Sender<Result<(usize
 struct Pump<'m> {
     mailbox: &'m Mailbox,
     /// Sends that MPI has not completed, with what they send.
-    flying: Vec<(ffi::MPI_Request, Vec<u8>)>,
+    flying: Vec<(ffi::MPI_Request, Parcel)>,
     /// Looks at which nothing happened.
     idle: u32,
 }
@@ -256,11 +257,11 @@ impl Pump<'_> {
         }
     }
 
-    fn send(&mut self, to: usize, tag: c_int, bytes: Vec<u8>) {
+    fn send(&mut self, to: usize, tag: c_int, bytes: Parcel) {
         self.idle = 0;
         // SAFETY: an all-zero request is overwritten before it is read.
         let mut request: ffi::MPI_Request = unsafe { std::mem::zeroed() };
-        // SAFETY: the bytes live, at the same place, as long as the request is in `flying`.
+        // SAFETY: the bytes live, at the same place and unchanged, as long as the request is in `flying`.
         unsafe {
             ffi::MPI_Isend(
                 bytes.as_ptr().cast(),
@@ -314,7 +315,7 @@ impl Pump<'_> {
             tag => {
                 let (channel, kind) = ((tag as u64 - 1) / 2, (tag - 1) % 2);
                 let message = match kind {
-                    0 => Message::InGroup(bytes),
+                    0 => Message::InGroup(bytes.into()),
                     _ => Message::Failure(bytes),
                 };
                 self.mailbox.put(channel, from, message);

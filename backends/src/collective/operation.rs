@@ -4,9 +4,14 @@ use super::flat::sum_in_order;
 use super::group::{Staged, State};
 use super::header::{Header, OperationKind};
 use super::mailbox::{Ended, Message};
+use super::parcel::Parcel;
 use super::{CollectiveError, Element, Failure, Flat, Result, shard};
-use std::sync::PoisonError;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
+
+/// Bytes of the widest value: frames are cut between values of any type.
+const WIDEST: usize = 8;
 
 /// Runs an operation, which no other thread of this rank may interrupt. What breaks the group ends it for all.
 pub(super) fn during<T>(
@@ -57,7 +62,7 @@ impl Operation<'_> {
 
     pub fn post_header(&self, to: usize, header: &Header) -> Result<()> {
         let message = match header.failure {
-            None => Message::InGroup(header.encode()),
+            None => Message::InGroup(header.encode().into()),
             Some(_) => Message::Failure(header.encode()),
         };
         self.post(to, message)
@@ -73,7 +78,7 @@ impl Operation<'_> {
         transport.post(ranks[to], *channel, message)
     }
 
-    fn take(&mut self, from: usize, during: &Header) -> Result<Vec<u8>> {
+    fn take(&mut self, from: usize, during: &Header) -> Result<Parcel> {
         let Staged {
             transport,
             ranks,
@@ -174,129 +179,142 @@ impl Operation<'_> {
         Ok(headers)
     }
 
-    pub fn send_frames(&mut self, to: usize, kind: OperationKind, bytes: &[u8]) -> Result<()> {
+    /// Sends some bytes of values, which stay as they are until all have arrived.
+    pub fn send_frames(
+        &mut self,
+        to: usize,
+        kind: OperationKind,
+        all: &Arc<Flat>,
+        bytes: Range<usize>,
+    ) -> Result<()> {
         self.state.traffic.bytes[kind as usize] += bytes.len() as u64;
+        // whole values
+        let frame = (self.group.settings.frame / WIDEST * WIDEST).max(WIDEST);
+        let ends = bytes.clone().step_by(frame).skip(1).chain([bytes.end]);
         bytes
-            .chunks(self.group.settings.frame)
-            .try_for_each(|frame| self.post(to, Message::InGroup(frame.to_vec())))
+            .clone()
+            .step_by(frame)
+            .zip(ends)
+            .try_for_each(|(start, end)| {
+                let part = Parcel::Part(Arc::clone(all), start..end);
+                self.post(to, Message::InGroup(part))
+            })
     }
 
-    pub fn take_frames(&mut self, from: usize, len: usize, during: &Header) -> Result<Vec<u8>> {
-        let mut all = Vec::new();
-        while all.len() < len {
+    /// Takes the frames of a rank, one after the other.
+    pub fn each_frame(
+        &mut self,
+        from: usize,
+        len: usize,
+        during: &Header,
+        mut with: impl FnMut(Parcel),
+    ) -> Result<()> {
+        let mut taken = 0;
+        while taken < len {
             let frame = self.take(from, during)?;
-            if all.is_empty() {
-                all = frame;
-            } else {
-                all.extend(frame);
+            taken += frame.len();
+            if taken > len {
+                return Err(CollectiveError::Transport(format!(
+                    "rank {} sent {taken} bytes in {during}, {len} were announced",
+                    self.group.ranks[from]
+                )));
             }
-        }
-        if all.len() > len {
-            return Err(self.too_long(from, all.len(), len, during));
-        }
-        Ok(all)
-    }
-
-    /// Takes the frames of a rank into a place that is as long as what it announced.
-    fn take_into(&mut self, from: usize, place: &mut [u8], during: &Header) -> Result<()> {
-        let (len, mut filled) = (place.len(), 0);
-        while filled < len {
-            let frame = self.take(from, during)?;
-            let end = filled + frame.len();
-            let Some(part) = place.get_mut(filled..end) else {
-                return Err(self.too_long(from, end, len, during));
-            };
-            part.copy_from_slice(&frame);
-            filled = end;
+            with(frame);
         }
         Ok(())
     }
 
-    fn too_long(
-        &self,
-        from: usize,
-        sent: usize,
-        announced: usize,
-        during: &Header,
-    ) -> CollectiveError {
-        CollectiveError::Transport(format!(
-            "rank {} sent {sent} bytes in {during}, {announced} were announced",
-            self.group.ranks[from]
-        ))
+    /// All bytes of a rank.
+    pub fn take_frames(&mut self, from: usize, len: usize, during: &Header) -> Result<Parcel> {
+        let mut all: Option<Parcel> = None;
+        self.each_frame(from, len, during, |frame| {
+            all = Some(match all.take() {
+                None => frame,
+                Some(Parcel::Own(mut all)) => {
+                    all.extend_from_slice(&frame);
+                    Parcel::Own(all)
+                }
+                Some(part) => [&*part, &*frame].concat().into(),
+            });
+        })?;
+        Ok(all.unwrap_or_else(|| Vec::new().into()))
     }
 
-    /// Sends every other rank its block.
-    fn give(&mut self, kind: OperationKind, given: &[&[u8]]) -> Result<()> {
-        self.others()
-            .try_for_each(|to| self.send_frames(to, kind, given[to]))
+    /// Sends every other rank its part of some values: those that `place` says.
+    fn give(
+        &mut self,
+        kind: OperationKind,
+        all: &Arc<Flat>,
+        place: impl Fn(usize) -> Range<usize>,
+    ) -> Result<()> {
+        self.others().try_for_each(|to| {
+            let bytes = all.place(place(to));
+            self.send_frames(to, kind, all, bytes)
+        })
     }
 
-    /// Gives every rank its block and takes a block of every rank, of these lengths in bytes.
-    pub fn blocks(
+    /// Gives every rank these bytes and takes those of every rank, of these lengths.
+    pub fn exchange(
         &mut self,
         during: &Header,
-        given: &[&[u8]],
+        given: Vec<u8>,
         lengths: &[usize],
     ) -> Result<Vec<Vec<u8>>> {
-        self.give(during.kind, given)?;
-        let own = self.group.own;
+        let (own, len) = (self.group.own, given.len());
+        let given = Arc::new(Flat::Bytes(given));
+        self.give(during.kind, &given, |_| 0..len)?;
         (0..self.group.ranks.len())
             .map(|from| {
-                if from == own {
-                    Ok(given[own].to_vec())
+                Ok(if from == own {
+                    given.as_bytes().to_vec()
                 } else {
-                    self.take_frames(from, lengths[from], during)
-                }
+                    match self.take_frames(from, lengths[from], during)? {
+                        Parcel::Own(bytes) => bytes,
+                        part @ Parcel::Part(..) => part.to_vec(),
+                    }
+                })
             })
             .collect()
     }
 
-    /// The same into a row in which the blocks of all ranks follow each other.
+    /// Gives every rank the values that `place` says, and takes so many of each rank into a row, in which those of all follow each other.
     pub fn fill(
         &mut self,
         during: &Header,
-        given: &[&[u8]],
-        row: &mut Flat,
+        given: &Arc<Flat>,
+        place: impl Fn(usize) -> Range<usize>,
         lengths: &[usize],
-    ) -> Result<()> {
-        self.give(during.kind, given)?;
-        let own = self.group.own;
-        let mut rest = row.as_bytes_mut();
-        for (from, &len) in lengths.iter().enumerate() {
-            let (block, behind) = rest.split_at_mut(len);
+    ) -> Result<Flat> {
+        self.give(during.kind, given, &place)?;
+        let (own, width) = (self.group.own, given.element().bytes());
+        let mut row = Flat::with_capacity(given.element(), lengths.iter().sum());
+        for (from, len) in lengths.iter().enumerate() {
             if from == own {
-                block.copy_from_slice(given[own]);
+                row.extend(given.part(place(own)));
             } else {
-                self.take_into(from, block, during)?;
+                self.each_frame(from, len * width, during, |frame| row.extend(&frame))?;
             }
-            rest = behind;
         }
-        Ok(())
+        Ok(row)
     }
 
     /// This rank's shard of the sum.
-    pub fn reduce(&mut self, during: &Header, all: &Flat) -> Result<Flat> {
+    pub fn reduce(&mut self, during: &Header, all: &Arc<Flat>) -> Result<Flat> {
         let (size, own) = (self.group.ranks.len(), self.group.own);
-        let given: Vec<&[u8]> = (0..size)
-            .map(|rank| all.part(shard(all.len(), size, rank)))
-            .collect();
-        self.give(during.kind, &given)?;
-        let mut taken = vec![Vec::new(); size];
-        for from in (0..size).filter(|&from| from != own) {
-            taken[from] = self.take_frames(from, given[own].len(), during)?;
+        let place = |rank| shard(all.len(), size, rank);
+        self.give(during.kind, all, place)?;
+        let given = all.part(place(own));
+        let mut taken = Vec::with_capacity(size);
+        for from in 0..size {
+            taken.push(if from == own {
+                Vec::new().into()
+            } else {
+                self.take_frames(from, given.len(), during)?
+            });
         }
-        let mut blocks: Vec<&[u8]> = taken.iter().map(Vec::as_slice).collect();
-        blocks[own] = given[own];
+        let mut blocks: Vec<&[u8]> = taken.iter().map(|block| &**block).collect();
+        blocks[own] = given;
         sum_in_order(all.element(), &blocks)
-    }
-
-    /// Every rank's values, of these lengths in bytes, put together.
-    pub fn gather(&mut self, during: &Header, own: &Flat, lengths: &[usize]) -> Result<Flat> {
-        let given = vec![own.as_bytes(); self.group.ranks.len()];
-        let bytes: usize = lengths.iter().sum();
-        let mut all = Flat::zeros(own.element(), bytes / own.element().bytes());
-        self.fill(during, &given, &mut all, lengths)?;
-        Ok(all)
     }
 }
 

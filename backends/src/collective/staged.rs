@@ -25,11 +25,8 @@ impl Collective for Staged {
             let own = numbers.map(u64::to_le_bytes).concat();
             let headers = op.begin(OperationKind::Split, Element::Byte, own.len(), None)?;
             op.state.traffic.count(OperationKind::Split);
-            let (given, lengths) = (
-                vec![&own[..]; op.group.ranks.len()],
-                vec![own.len(); op.group.ranks.len()],
-            );
-            let all = op.blocks(&headers[op.group.own], &given, &lengths)?;
+            let lengths = vec![own.len(); op.group.ranks.len()];
+            let all = op.exchange(&headers[op.group.own], own, &lengths)?;
             Ok((all, op.state.sequence))
         })?;
         let all: Vec<Vec<u64>> = all
@@ -68,14 +65,11 @@ impl Collective for Staged {
 
     fn all_gather(&self, own: Flat) -> Result<Flat> {
         during(self, |op| {
-            let bytes = own.as_bytes().len();
+            let (len, bytes) = (own.len(), own.as_bytes().len());
             let headers = op.begin(OperationKind::AllGather, own.element(), bytes, None)?;
             op.state.traffic.count(OperationKind::AllGather);
-            op.gather(
-                &headers[op.group.own],
-                &own,
-                &vec![bytes; op.group.ranks.len()],
-            )
+            let lengths = vec![len; op.group.ranks.len()];
+            op.fill(&headers[op.group.own], &Arc::new(own), |_| 0..len, &lengths)
         })
     }
 
@@ -91,11 +85,11 @@ impl Collective for Staged {
                 return Err(no_sum());
             }
             op.state.traffic.count(OperationKind::ReduceScatter);
-            op.reduce(&headers[op.group.own], &all)
+            op.reduce(&headers[op.group.own], &Arc::new(all))
         })
     }
 
-    fn all_reduce(&self, mut own: Flat) -> Result<Flat> {
+    fn all_reduce(&self, own: Flat) -> Result<Flat> {
         during(self, |op| {
             let headers = op.begin(
                 OperationKind::AllReduce,
@@ -108,14 +102,9 @@ impl Collective for Staged {
             }
             op.state.traffic.count(OperationKind::AllReduce);
             let (header, size, len) = (&headers[op.group.own], op.group.ranks.len(), own.len());
-            let sum = op.reduce(header, &own)?;
-            let width = own.element().bytes();
-            let lengths: Vec<usize> = (0..size)
-                .map(|rank| shard(len, size, rank).len() * width)
-                .collect();
-            // what was given has been sent: there is room for all sums
-            op.fill(header, &vec![sum.as_bytes(); size], &mut own, &lengths)?;
-            Ok(own)
+            let sum = Arc::new(op.reduce(header, &Arc::new(own))?);
+            let lengths: Vec<usize> = (0..size).map(|rank| shard(len, size, rank).len()).collect();
+            op.fill(header, &sum, |_| 0..sum.len(), &lengths)
         })
     }
 
@@ -135,13 +124,9 @@ impl Collective for Staged {
             }
             op.state.traffic.count(OperationKind::AllToAll);
             let block = len / size;
-            let given: Vec<&[u8]> = (0..size)
-                .map(|rank| blocks.part(rank * block..(rank + 1) * block))
-                .collect();
-            let lengths = vec![given[0].len(); size];
-            let mut taken = Flat::zeros(blocks.element(), len);
-            op.fill(&headers[op.group.own], &given, &mut taken, &lengths)?;
-            Ok(taken)
+            let place = |rank| rank * block..(rank + 1) * block;
+            let header = &headers[op.group.own];
+            op.fill(header, &Arc::new(blocks), place, &vec![block; size])
         })
     }
 
@@ -151,7 +136,8 @@ impl Collective for Staged {
             let header = message_header(own.element(), own.as_bytes().len());
             op.post_header(to, &header)?;
             op.state.traffic.count(OperationKind::Send);
-            op.send_frames(to, OperationKind::Send, own.as_bytes())
+            let bytes = 0..own.as_bytes().len();
+            op.send_frames(to, OperationKind::Send, &Arc::new(own), bytes)
         })
     }
 
@@ -171,8 +157,11 @@ impl Collective for Staged {
                     (ranks[from], &found),
                 ));
             }
-            let bytes = op.take_frames(from, len * element.bytes(), &wanted)?;
-            Ok(Flat::from_bytes(element, bytes))
+            let mut values = Flat::with_capacity(element, len);
+            op.each_frame(from, len * element.bytes(), &wanted, |frame| {
+                values.extend(&frame)
+            })?;
+            Ok(values)
         })
     }
 
@@ -181,11 +170,7 @@ impl Collective for Staged {
             let headers = op.begin(OperationKind::Exchange, Element::Byte, own.len(), None)?;
             op.state.traffic.count(OperationKind::Exchange);
             let lengths: Vec<usize> = headers.iter().map(|header| header.bytes as usize).collect();
-            op.blocks(
-                &headers[op.group.own],
-                &vec![&own[..]; lengths.len()],
-                &lengths,
-            )
+            op.exchange(&headers[op.group.own], own, &lengths)
         })
     }
 
