@@ -185,7 +185,7 @@ fn decode_attention(device: &Device) -> Result<f64> {
     let qkv = [HEADS, KEY_HEADS, KEY_HEADS].map(|heads| random([ROWS, heads * DIM], device));
     let mut attend = || {
         let pool = pools.pop_front()?;
-        let (out, pool) = kernels::paged_attention(&qkv, pool, &shape).ok()?;
+        let (out, pool) = kernels::paged_attention(qkv.clone(), pool, &shape).ok()?;
         pools.push_back(pool);
         Some(out)
     };
