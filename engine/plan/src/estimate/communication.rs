@@ -284,12 +284,15 @@ impl Context<'_> {
         let weights = self.weights_of(plan);
         let rounds = weights.rounds(micros);
         let mut own = weights.backward(&totals.gathers, rounds);
-        let [forward, backward] = time::training_passes(self, totals);
         let seconds = |gathers: &Communication| gathers.times(rounds).seconds();
         let [first, again] = totals.gathers.each_ref().map(seconds);
-        own.hide_gathers(weights.ahead(first).min(forward));
-        if plan.prefetch > 0 {
-            own.hide_gathers(again.min(backward));
+        // a search asks for every plan's seconds, and few plans gather
+        if first + again > 0.0 {
+            let [forward, backward] = time::training_passes(self, totals);
+            own.hide_gathers(weights.ahead(first).min(forward));
+            if plan.prefetch > 0 {
+                own.hide_gathers(again.min(backward));
+            }
         }
         found += own;
         found += self.tied_ends_traffic();
