@@ -315,7 +315,8 @@ fn named(code: &str, campaigns: &str) -> Vec<(String, bool)> {
         found.push((format!("tests/campaigns/run {name}"), there));
     }
     if let Some(name) = follows(&words, "--bench") {
-        let there = project().join(format!("benches/{name}.rs")).exists();
+        let file = |file: String| project().join("benches").join(file).exists();
+        let there = file(format!("{name}.rs")) || file(format!("{name}/main.rs"));
         found.push((format!("--bench {name}"), there));
     }
     if let Some(name) = follows(&words, "--example") {

@@ -159,7 +159,7 @@ impl Collective for Staged {
             }
             let mut values = Flat::with_capacity(element, len);
             op.each_frame(from, len * element.bytes(), &wanted, |frame| {
-                values.extend(&frame)
+                values.extend(&frame);
             })?;
             Ok(values)
         })

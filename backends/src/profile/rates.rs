@@ -117,7 +117,7 @@ fn attention(device: &Device) -> Result<[f64; 2]> {
     const DIM: usize = 64;
     let own = |index: usize| Family {
         prefix: 0..0,
-        members: vec![index * LENGTH..(index + 1) * LENGTH],
+        members: std::iter::once(index * LENGTH..(index + 1) * LENGTH).collect(),
     };
     let shape = AttentionShape {
         families: Families::new((0..SEQUENCES).map(own).collect(), device),

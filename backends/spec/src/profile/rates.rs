@@ -80,10 +80,9 @@ mod tests {
         let of = |rows| KernelRates::of_rows(&measured, rows).expect("measured");
         assert!((of(2.0) / 2e9 - 1.0).abs() < 1e-9);
         assert!((of(16.0) / (1.6e20_f64).sqrt() - 1.0).abs() < 1e-9);
-        assert_eq!(
-            [of(0.5), of(1.0), of(64.0), of(1e6)],
-            [1e9, 1e9, 4e10, 4e10]
-        );
+        for (rows, nearest) in [(0.5, 1e9), (1.0, 1e9), (64.0, 4e10), (1e6, 4e10)] {
+            assert!((of(rows) / nearest - 1.0).abs() < 1e-9, "{rows} rows");
+        }
         assert_eq!(KernelRates::of_rows(&[], 1.0), None);
     }
 }
