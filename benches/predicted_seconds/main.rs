@@ -103,7 +103,7 @@ fn profile(options: &Options, device: &Device, info: &DeviceInfo) -> DeviceProfi
         let read: DeviceProfile =
             serde_json::from_str(&text).unwrap_or_else(|e| fail(&format!("--profile: {e}")));
         return DeviceProfile {
-            kernels: firebrick::backends::kernels::table(read.backend),
+            kernels: kernels::table(read.backend),
             ..read
         };
     }

@@ -23,7 +23,8 @@ pub struct CriticConfig {
     pub cliprange_value: f64,
     /// How token losses become one number.
     pub loss_agg_mode: LossAggMode,
-    /// Ranks that share the tokens of every micro-batch of the critic's: memory.ulysses_sequence_parallel_size where absent (verl's name).
+    /// Ranks that share the tokens of every micro-batch of the critic's: as many as the policy's
+    /// where absent (verl's name).
     pub ulysses_sequence_parallel_size: Option<usize>,
     /// The policy itself with a value head beside its projection: one forward and backward, one optimizer, one plan.
     pub shared_trunk: bool,

@@ -204,7 +204,6 @@ impl Opened {
             sequence,
             critic_sequence: Some(critic).filter(|&n| n != sequence),
             rollout_tensor: Some(together).filter(|&n| n != tensor),
-            ..Parallel::default()
         }
     }
 
