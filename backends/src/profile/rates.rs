@@ -14,9 +14,9 @@ use std::collections::VecDeque;
 /// Rows of products with few rows.
 const ROWS: [usize; 5] = [1, 4, 12, 32, 128];
 
-/// A side of the matrices that are multiplied, and how many there are: together larger than caches of a core.
+/// A side of the matrices that are multiplied, and how many there are: a model's weights are larger than what caches hold between two steps.
 const SIDE: usize = 1024;
-const MATRICES: usize = 6;
+const MATRICES: usize = 32;
 
 /// Rows and columns of logits.
 const LOGITS: [usize; 2] = [64, 8192];
