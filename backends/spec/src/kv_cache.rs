@@ -8,9 +8,8 @@ use serde::{Deserialize, Serialize};
 pub const BLOCK_SIZE: usize = 16;
 
 /// How keys and values are stored in the cache (vLLM's `kv_cache_dtype`).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum KvCacheDtype {
     /// In the precision of the model that samples.

@@ -8,9 +8,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The float type that a model's parameters and activations have.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Four bytes, or the device's own type where that is another one (f64 in exactness tests).

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 /// The number format of the weights that sampling reads, where it has fewer bits than that of the trained ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Quantization {
     /// Matrices of attention and MLP in 8 bits with one scale for each row (absmax). Activations, embedding, norms, biases, adapters

@@ -23,7 +23,8 @@ pub const CPU_TILE: usize = 1 << 20;
 const WORD: usize = 4;
 
 /// The number format of a frozen base under adapters, where it has fewer bits than the model's precision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum BaseFormat {
     /// 8 bits a number and one scale for each row (absmax), as bitsandbytes' `load_in_8bit` stores weights (LLM.int8,

@@ -3,7 +3,6 @@
 use crate::{Granularity, MomentKind, OptimizerOffload, Order, Packing, ParamOffload};
 use serde::de::{Deserializer, Error as _, IgnoredAny};
 use serde::{Deserialize, Serialize};
-use serde_json::Map;
 
 /// Declares the settings of the section that a model may have of its own, and the keys that belong to the run or to another model.
 macro_rules! overrides {
@@ -38,13 +37,14 @@ macro_rules! overrides {
             )*
         }
 
+        #[cfg(feature = "schema")]
         impl schemars::JsonSchema for CriticMemory {
             fn schema_name() -> std::borrow::Cow<'static, str> {
                 "CriticMemory".into()
             }
 
             fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                let mut properties = Map::new();
+                let mut properties = serde_json::Map::new();
                 $(
                     let mut own = generator.subschema_for::<$kind>();
                     let what = concat!("The critic's own `memory.", stringify!($key), "`; the policy's where absent.");

@@ -6,7 +6,8 @@ use std::fmt;
 
 /// Starting values of the `memory` section, of the run's precision and of its sampling. Keys that are written win, wherever they
 /// stand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Preset {
     /// One small device: everything that saves memory and costs moderate time.

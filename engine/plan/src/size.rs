@@ -2,7 +2,6 @@
 
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -108,10 +107,12 @@ impl<'de> Deserialize<'de> for Bytes {
 }
 
 /// How sizes are written, for the schema of configurations.
+#[cfg(feature = "schema")]
 const SIZE: &str = r"^\s*[0-9][0-9.eE+]*\s*(([kKmMgGtT][iI]?)?[bB])?\s*$";
 
+#[cfg(feature = "schema")]
 impl schemars::JsonSchema for Bytes {
-    fn schema_name() -> Cow<'static, str> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
         "Bytes".into()
     }
 
@@ -173,8 +174,9 @@ impl<'de> Deserialize<'de> for Budget {
     }
 }
 
+#[cfg(feature = "schema")]
 impl schemars::JsonSchema for Budget {
-    fn schema_name() -> Cow<'static, str> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
         "Budget".into()
     }
 

@@ -13,6 +13,9 @@ pub struct KernelRates {
     pub few_rows: Vec<RowsRate>,
     /// The same with matrices in panels.
     pub panels: Vec<RowsRate>,
+    /// Bytes of matrices that are laid out in panels a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packing_bandwidth: Option<f64>,
     /// Products of few rows with an adapter's two matrices, one after the other, floating-point operations a second.
     pub adapter_flops: f64,
     /// Attention of whole sequences, floating-point operations a second, over all pairs of the blocks of queries and keys that have any:

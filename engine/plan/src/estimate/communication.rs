@@ -21,6 +21,7 @@ use super::activations::{Half, Shape};
 use super::context::Context;
 use super::messages::{Along, Communication, MessageKind, PhaseTraffic};
 use super::phase::EstimatePhase;
+use super::sampling_time;
 use super::segment_totals::SegmentTotals;
 use super::sizes::F32;
 use super::time;
@@ -215,7 +216,7 @@ impl Context<'_> {
     /// Activations while so many completions of every prompt are sampled.
     fn sampled_traffic(&self, group: u64) -> Communication {
         let mut found = Communication::default();
-        let (rows, waves) = time::sampled_rows(self, group);
+        let (rows, waves) = sampling_time::sampled_rows(self, group);
         let w = self.workload;
         let waves = waves.ceil() as u64;
         let tensor = self.parallel.group(Along::Tensor);
@@ -268,8 +269,13 @@ impl Context<'_> {
         }
     }
 
-    /// Forward and backward of all micro-batches of a training step.
-    pub(super) fn backward_traffic(&self, totals: &SegmentTotals) -> Communication {
+    /// Forward and backward of all micro-batches of a training step, given the seconds that an optimizer step computes: of the layers'
+    /// forward; of head and backward.
+    pub(super) fn backward_traffic(
+        &self,
+        totals: &SegmentTotals,
+        [forward, backward]: [f64; 2],
+    ) -> Communication {
         if !self.training.is_several() {
             return Communication::default();
         }
@@ -283,16 +289,12 @@ impl Context<'_> {
         });
         let weights = self.weights_of(plan);
         let rounds = weights.rounds(micros);
-        let mut own = weights.backward(&totals.gathers, rounds);
+        let mut own = totals.messages.in_rounds(rounds);
         let seconds = |gathers: &Communication| gathers.times(rounds).seconds();
-        let [first, again] = totals.gathers.each_ref().map(seconds);
-        // a search asks for every plan's seconds, and few plans gather
-        if first + again > 0.0 {
-            let [forward, backward] = time::training_passes(self, totals);
-            own.hide_gathers(weights.ahead(first).min(forward));
-            if plan.prefetch > 0 {
-                own.hide_gathers(again.min(backward));
-            }
+        let [first, again] = totals.messages.gathers.each_ref().map(seconds);
+        own.hide_gathers(weights.ahead(first).min(forward));
+        if plan.prefetch > 0 {
+            own.hide_gathers(again.min(backward));
         }
         found += own;
         found += self.tied_ends_traffic();
@@ -310,21 +312,19 @@ impl Context<'_> {
         if !self.training.is_several() {
             return Vec::new();
         }
+        let backward = |ctx: &Context<'_>| {
+            let totals = SegmentTotals::of(ctx);
+            ctx.backward_traffic(&totals, time::training_passes(ctx, &totals))
+        };
         let mut all = vec![
             (EstimatePhase::Rollout, self.rollout_traffic()),
             (EstimatePhase::Score, self.score_traffic()),
-            (
-                EstimatePhase::Backward,
-                self.backward_traffic(&SegmentTotals::of(self)),
-            ),
+            (EstimatePhase::Backward, backward(self)),
             (EstimatePhase::Optimizer, self.optimizer_traffic()),
         ];
         if let Some(critic) = self.critic() {
             all.push((EstimatePhase::Values, critic.values_traffic()));
-            all.push((
-                EstimatePhase::CriticBackward,
-                critic.backward_traffic(&SegmentTotals::of(&critic)),
-            ));
+            all.push((EstimatePhase::CriticBackward, backward(&critic)));
             all.push((EstimatePhase::CriticOptimizer, critic.optimizer_traffic()));
         }
         let each = all.into_iter();

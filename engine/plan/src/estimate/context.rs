@@ -5,28 +5,27 @@ use super::model_sizes::ModelSizes;
 use super::parallel::Parallel;
 use super::phase::EstimatePhase;
 use super::result::PhaseEstimate;
-use super::sizes::{F32, QuantizedWeights, Sizes, halves};
+use super::sizes::{F32, QuantizedWeights, Sizes};
 use super::states::{self, Activity};
 use super::unit_messages::UnitMessages;
 use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
 use crate::{Layout, ModelPlan, Plan, Role};
-use firebrick_spec::arch::QkNorm;
 use firebrick_spec::kv_cache::ROUTE_BYTES;
 use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
 use firebrick_spec::{Arch, Backend, Category, DeviceProfile, PipelineStage, Quantization};
 
 /// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
 const TOKEN_BYTES: u64 = 64;
 
 /// Bytes of the copies of matrices that kernels read while completions are sampled. The CPU's read panels of numbers as they are, in
-/// f32; on a GPU the matrices that multiply the same rows are joined.
-fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
+/// f32; on a GPU the matrices that multiply the same rows are joined, `joined`
+/// numbers of them.
+fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile, joined: u64) -> u64 {
     if profile.backend != Backend::Cpu && w.prepack.quantization.is_none() {
         // what is in few bits is not joined
         let joins = w.prepack.panels && w.arch.base.is_none();
-        return u64::from(joins) * sizes.width * joined(&w.arch);
+        return u64::from(joins) * sizes.width * joined;
     }
     let panels =
         w.prepack.panels && profile.backend == Backend::Cpu && !w.rollout_precision.is_half();
@@ -37,29 +36,6 @@ fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile) -> u64 {
         Some(Quantization::Int8) => QuantizedWeights::of(&w.arch, profile, sizes.width).bytes,
     };
     layers + panels(sizes.projection)
-}
-
-/// Numbers of the matrices, and their biases, that are joined where sampling copies them.
-fn joined(arch: &Arch) -> u64 {
-    let queries = [
-        Slot::Q,
-        Slot::K,
-        Slot::V,
-        Slot::QBias,
-        Slot::KBias,
-        Slot::VBias,
-    ];
-    let mut slots = vec![Slot::Gate, Slot::Up];
-    // a norm over all queries takes them by themselves
-    if arch.qk_norm != Some(QkNorm::Projection) && !arch.attention_gate {
-        slots.extend(queries);
-    }
-    let numbers = |(half, count): (UnitKind, u64)| {
-        let specs = unit_specs(arch, half).into_iter();
-        let own = specs.filter(|spec| slots.contains(&spec.slot));
-        count * own.map(|spec| spec.numel() as u64).sum::<u64>()
-    };
-    halves(arch).into_iter().map(numbers).sum()
 }
 
 /// Everything an estimate looks at, for one of the models that are trained.
@@ -222,7 +198,7 @@ impl<'a> Context<'a> {
             .quantization
             .map(|Quantization::Int8| QuantizedWeights::of(&w.arch, self.profile, sizes.width));
         Self {
-            copies: rounded + packed(w, &sizes, self.profile),
+            copies: rounded + packed(w, &sizes, self.profile, self.counted.joined),
             parallel: self.sampled,
             stage: None,
             eight_bits,

@@ -23,9 +23,12 @@ const BLOCK: f64 = 64.0;
 /// Operations on small tensors of a layer: forward, and forward and backward.
 const OPERATIONS: [f64; 2] = [20.0, 60.0];
 
-/// The same of a decoding step, and of a layer in it.
-const STEP_OPERATIONS: f64 = 40.0;
-const DECODE_OPERATIONS: f64 = 20.0;
+/// The same of a decoding step, of a layer in it, of each of its sequences, and of a matrix with an adapter: what a step takes between its
+/// kernels (`cargo bench --bench decoding_step`, "else"), and to start them on all threads.
+const STEP_OPERATIONS: f64 = 60.0;
+const DECODE_OPERATIONS: f64 = 60.0;
+const ROW_OPERATIONS: f64 = 6.0;
+const ADAPTER_OPERATIONS: f64 = 24.0;
 
 /// Bytes that a sum of two tensors moves for a number, and one with a copy of a tensor.
 const SUM: f64 = 12.0;
@@ -255,14 +258,15 @@ impl Context<'_> {
         let adapters = self.lora.map_or(0.0, |lora| {
             let modules = layers * lora.target_modules.len() as f64;
             2.0 * self.sizes.trained() as f64 * rows / rates.adapter_flops
-                + 4.0 * modules * rates.operation
+                + ADAPTER_OPERATIONS * modules * rates.operation
         });
         2.0 * used as f64 * rows / flops
             + adapters
             + attention
             + rows * kernels / rates.elementwise_bandwidth
             + rows * self.vocabulary() / rates.logits.drawn
-            + (STEP_OPERATIONS + layers * DECODE_OPERATIONS) * rates.operation
+            + (STEP_OPERATIONS + layers * DECODE_OPERATIONS + rows * ROW_OPERATIONS)
+                * rates.operation
     }
 }
 

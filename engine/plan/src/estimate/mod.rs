@@ -23,6 +23,7 @@ mod public_models;
 mod result;
 pub mod rules;
 mod sample;
+mod sampling_time;
 mod segment_totals;
 pub mod sizes;
 mod stages;

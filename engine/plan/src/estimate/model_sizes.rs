@@ -1,12 +1,14 @@
 //! The parameters that devices, or those of a stage, have of every model of a run.
 
 use super::parallel::Parallel;
-use super::sizes::Sizes;
+use super::sizes::{Sizes, halves};
 use super::unit_messages::UnitMessages;
 use super::workload::Workload;
 use crate::segmentation::body_of;
 use crate::{Plan, Role};
-use firebrick_spec::PipelineStage;
+use firebrick_spec::arch::QkNorm;
+use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
+use firebrick_spec::{Arch, PipelineStage};
 
 /// The parameters of a run's models, on all devices or on those of a stage: the same under every plan, so that a search counts them once.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub(crate) struct ModelSizes {
     pub whole_policy: Sizes,
     whole_critic: Option<Sizes>,
     pub rewards: Vec<Sizes>,
+    /// Numbers of the policy's matrices that a GPU joins where sampling copies them.
+    pub joined: u64,
     /// Messages about the policy's units and the critic's.
     pub units: [UnitMessages; 2],
     pub sampling: Parallel,
@@ -49,6 +53,7 @@ impl ModelSizes {
             whole_policy: Sizes::of(&workload.arch, lora),
             whole_critic: critic.map(|arch| Sizes::of(arch, None)),
             rewards: rewards.map(|own| Sizes::of(&own.arch, None)).collect(),
+            joined: joined(&workload.arch),
             warm_up: workload.warming_up(),
         }
     }
@@ -90,4 +95,27 @@ impl ModelSizes {
             .collect();
         plan
     }
+}
+
+/// Numbers of the matrices, and their biases, that are joined where sampling copies them.
+fn joined(arch: &Arch) -> u64 {
+    let queries = [
+        Slot::Q,
+        Slot::K,
+        Slot::V,
+        Slot::QBias,
+        Slot::KBias,
+        Slot::VBias,
+    ];
+    let mut slots = vec![Slot::Gate, Slot::Up];
+    // a norm over all queries takes them by themselves
+    if arch.qk_norm != Some(QkNorm::Projection) && !arch.attention_gate {
+        slots.extend(queries);
+    }
+    let numbers = |(half, count): (UnitKind, u64)| {
+        let specs = unit_specs(arch, half).into_iter();
+        let own = specs.filter(|spec| slots.contains(&spec.slot));
+        count * own.map(|spec| spec.numel() as u64).sum::<u64>()
+    };
+    halves(arch).into_iter().map(numbers).sum()
 }

@@ -167,6 +167,17 @@ impl Context<'_> {
         })
     }
 
+    /// What the phases of training need whatever a micro-batch has: no less in any of them, so that a plan that lacks the memory for it
+    /// need not be looked at in all sizes.
+    pub fn least_of_training(&self) -> Vec<PhaseEstimate> {
+        let backward = self.phase(EstimatePhase::Backward, |peak| {
+            peak.record("resident", self.resident(Activity::Pass(self.role)));
+        });
+        // an update in the backward pass leaves gradients behind by the number of micro-batches
+        let optimizer = (!self.model().optimizer.in_backward).then(|| self.optimizer());
+        std::iter::once(backward).chain(optimizer).collect()
+    }
+
     /// Devices that share state out gather what they updated, unit by unit in their order. `held` is what they hold with so many bytes of
     /// gradients, which are used up on the way.
     fn gathered_updates(&self, held: impl Fn(u64) -> MemoryUsage, peak: &mut PeakUsage) {
@@ -239,7 +250,7 @@ impl Context<'_> {
 
 impl Estimate {
     /// What the stages of a pipeline need at most, in each phase those of the stage that binds: the ranks have one plan.
-    fn of_stages(stages: impl IntoIterator<Item = Self>) -> Self {
+    pub(super) fn of_stages(stages: impl IntoIterator<Item = Self>) -> Self {
         let mut stages = stages.into_iter();
         let first = stages.next();
         let first = first.unwrap_or_else(|| unreachable!("there is at least one stage"));
@@ -289,10 +300,7 @@ pub fn estimate_parallel(
     profile: &DeviceProfile,
     parallel: &Parallel,
 ) -> Estimate {
-    let stages = Stages::of(workload, parallel);
-    let plans = stages.unlike(workload, plan);
-    let each = plans.contexts(workload, profile, parallel);
-    Estimate::of_stages(each.map(|ctx| ctx.estimate()))
+    Stages::of(workload, parallel).estimate(workload, plan, profile, parallel)
 }
 
 /// The same of every stage, the first one first; of one device where there are no stages.

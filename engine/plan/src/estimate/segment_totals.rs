@@ -1,7 +1,7 @@
 //! What the segments of a plan add up to: the same for all sizes of micro-batches, so that a search counts it once for each plan.
 
 use super::context::Context;
-use super::messages::Communication;
+use super::unit_messages::TrainingMessages;
 use crate::ActivationPolicy;
 use firebrick_spec::Home;
 
@@ -14,8 +14,8 @@ pub(crate) struct SegmentTotals {
     pub offloaded_inputs: u64,
     /// Bytes of weights that are streamed in one pass over the body.
     pub streamed: u64,
-    /// Gathers of weights in one forward pass, and in one backward pass.
-    pub gathers: [Communication; 2],
+    /// Messages about weights and gradients.
+    pub messages: TrainingMessages,
 }
 
 impl SegmentTotals {
@@ -33,7 +33,7 @@ impl SegmentTotals {
             recomputed_units,
             offloaded_inputs,
             streamed: plan.streamed(&ctx.sizes),
-            gathers: ctx.weights_of(plan).gathers_of_training(),
+            messages: ctx.weights_of(plan).training(),
         }
     }
 }

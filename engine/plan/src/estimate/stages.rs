@@ -6,6 +6,7 @@
 use super::context::Context;
 use super::model_sizes::ModelSizes;
 use super::parallel::Parallel;
+use super::result::Estimate;
 use super::workload::Workload;
 use crate::{Plan, Segment};
 use firebrick_spec::{DeviceProfile, PipelineStage};
@@ -26,6 +27,19 @@ impl Stages {
                 .map(|stage| ModelSizes::of(workload, parallel, stage))
                 .collect(),
         )
+    }
+
+    /// Bytes and seconds of a plan on the devices of the stage that binds in each phase.
+    pub fn estimate(
+        &self,
+        workload: &Workload,
+        plan: &Plan,
+        profile: &DeviceProfile,
+        parallel: &Parallel,
+    ) -> Estimate {
+        let plans = self.unlike(workload, plan);
+        let each = plans.contexts(workload, profile, parallel);
+        Estimate::of_stages(each.map(|ctx| ctx.estimate()))
     }
 
     /// A plan as every stage has it.

@@ -27,6 +27,7 @@ use super::head::HeadCost;
 use super::kernel_time::Work;
 use super::pass_time::{LAYER_OPERATIONS, widened_bytes};
 use super::result::Seconds;
+use super::sampling_time::{measured_sampling, sampled_rows};
 use super::segment_totals::SegmentTotals;
 use super::sizes::{F32, QuantizedWeights};
 use super::workload::Workload;
@@ -123,14 +124,6 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
         + ctx.rollout_traffic().seconds()
 }
 
-/// Sequences that are sampled at a time, and how many waves of them there are.
-pub(super) fn sampled_rows(ctx: &Context<'_>, group: u64) -> (u64, f64) {
-    let own = ctx.parallel.sequences(ctx.workload.prompts).max(1);
-    let rows = (ctx.plan.rollout.max_num_seqs as u64).clamp(1, own * group);
-    // slots are taken again as they come free, so the last wave need not be full
-    (rows, (own * group) as f64 / rows as f64)
-}
-
 /// Bytes of weights that a token of so many sequences moves.
 fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
@@ -144,34 +137,6 @@ fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
         0
     };
     width * sizes.ends() + codes.bytes + widened
-}
-
-/// So many completions of every prompt, where the device's kernels were measured.
-fn measured_sampling(ctx: &Context<'_>, group: u64, rates: &KernelRates) -> f64 {
-    let w = ctx.workload;
-    let (rows, waves) = sampled_rows(ctx, group);
-    let all = waves * rows as f64;
-    let [prompt, mean] = ctx.mean_lengths();
-    let longest = match w.mean_lengths {
-        // of lengths that fall off exponentially, as far as they may
-        Some(_) => (mean * (1.0 + all.ln())).min(w.response_length as f64),
-        None => mean,
-    };
-    // slots are taken again as they come free; the last sequences end by themselves
-    let steps = longest - 1.0 + (waves - 1.0).max(0.0) * mean;
-    let live = (all * (mean - 1.0) / steps.max(1.0)).clamp(1.0, rows as f64);
-    let prompts = all / group as f64;
-    let prefill = Work {
-        tokens: prompts * prompt,
-        micros: waves.ceil(),
-        length: prompt,
-        scored: all,
-    };
-    let copies = 2.0 * ctx.copies as f64 / ctx.profile.memory_bandwidth;
-    ctx.body_forward(rates, prefill)
-        + ctx.head_forward(rates, prefill, rows as usize)
-        + steps.max(0.0) * ctx.decoded(rates, live, prompt + mean / 2.0)
-        + copies
 }
 
 /// So many completions of every prompt.
@@ -328,7 +293,8 @@ pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
     let plan = ctx.model();
     let shape = ctx.train_shape();
     let micros = ctx.micro_batches() as f64;
-    let compute: f64 = training_computation(ctx, totals).iter().sum();
+    let parts = training_computation(ctx, totals);
+    let compute: f64 = parts.iter().sum();
 
     let row = ctx.parallel.between(ctx.widths.row(shape.tokens)) as f64;
     let fetched = 2.0 * streamed_with(ctx, plan, totals.streamed);
@@ -348,8 +314,11 @@ pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
     };
     let cost = Cost { compute, copies };
     let beside = ctx.profile.overlaps_copies();
-    let turns = steps(ctx) as f64 * turns(ctx, micros);
-    turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic(totals).seconds()
+    let turns = turns(ctx, micros);
+    let passes = parts.map(|each| turns * each);
+    let turns = steps(ctx) as f64 * turns;
+    turns * (cost.total(plan.prefetch, beside) + gradients)
+        + ctx.backward_traffic(totals, passes).seconds()
 }
 
 /// The work of an optimizer step's micro-batches.
@@ -381,7 +350,8 @@ fn measured_computation(
 fn measured_backward(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRates) -> f64 {
     let plan = ctx.model();
     let work = training_work(ctx);
-    let compute: f64 = measured_computation(ctx, totals, rates, work).iter().sum();
+    let parts = measured_computation(ctx, totals, rates, work);
+    let compute: f64 = parts.iter().sum();
     let row = (F32 * ctx.arch.hidden_size as u64) as f64 * work.tokens;
     let visits = match plan.order {
         Order::MicroMajor => work.micros,
@@ -396,8 +366,10 @@ fn measured_backward(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRa
         }
         Home::Device => 0.0,
     };
-    steps(ctx) as f64 * waiting(ctx, work) * (compute + copies + gradients)
-        + ctx.backward_traffic(totals).seconds()
+    let waiting = waiting(ctx, work);
+    let passes = parts.map(|each| waiting * each);
+    steps(ctx) as f64 * waiting * (compute + copies + gradients)
+        + ctx.backward_traffic(totals, passes).seconds()
 }
 
 /// Optimizer steps of a training step.

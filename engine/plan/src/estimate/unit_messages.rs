@@ -129,6 +129,26 @@ fn is_trained(spec: &ParamSpec, adapted: bool) -> bool {
     !adapted || spec.slot.is_adapter() || spec.slot == Slot::Value
 }
 
+/// What an optimizer step sends of a model's weights and gradients, whatever the number of its micro-batches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TrainingMessages {
+    /// Weights that one forward pass and one backward pass gather.
+    pub gathers: [Communication; 2],
+    /// In each round: these, and gradients that are summed in each.
+    each_round: Communication,
+    /// Gradients that are summed after the last.
+    at_the_end: Communication,
+}
+
+impl TrainingMessages {
+    /// In so many rounds.
+    pub fn in_rounds(&self, rounds: u64) -> Communication {
+        let mut found = self.each_round.times(rounds);
+        found += self.at_the_end;
+        found
+    }
+}
+
 /// Messages about one model: its units, their sizes, and how they are shared out.
 pub(super) struct ModelMessages<'a> {
     pub units: &'a UnitMessages,
@@ -237,34 +257,32 @@ impl ModelMessages<'_> {
         seconds * (1.0 - 1.0 / visits.max(1.0))
     }
 
-    /// Weights that one forward pass and one backward pass gather.
-    pub fn gathers_of_training(&self) -> [Communication; 2] {
+    /// Weights that the passes of an optimizer step gather, and gradients that they sum.
+    pub fn training(&self) -> TrainingMessages {
         let mut again = Communication::default();
         if self.gathers() && self.plan.reshard_after_forward {
             self.gather_segments(&mut again);
         }
-        [self.forward(1), again]
-    }
-
-    /// Weights that the passes of an optimizer step gather, given those of [one](Self::gathers_of_training), and gradients that they sum.
-    pub fn backward(&self, gathers: &[Communication; 2], rounds: u64) -> Communication {
-        let mut found = gathers[0];
-        found += gathers[1];
-        let each_pass = self.parallel.sums_on_the_way() && self.plan.zero >= Zero::Stage2;
-        if each_pass {
-            self.sum_parts(&mut found);
-            self.sum_gradients(&mut found);
+        let gathers = [self.forward(1), again];
+        let mut sums = Communication::default();
+        self.sum_parts(&mut sums);
+        self.sum_gradients(&mut sums);
+        let (mut each_round, mut at_the_end) = (gathers[0], Communication::default());
+        each_round += gathers[1];
+        if self.parallel.sums_on_the_way() && self.plan.zero >= Zero::Stage2 {
+            each_round += sums;
             // tied ends are summed as the head has added to them, and again as the embedding has
             if self.units.tied {
-                self.scatter(&mut found, &self.units.ends[0], 1);
+                self.scatter(&mut each_round, &self.units.ends[0], 1);
             }
+        } else {
+            at_the_end = sums;
         }
-        let mut found = found.times(rounds);
-        if !each_pass {
-            self.sum_parts(&mut found);
-            self.sum_gradients(&mut found);
+        TrainingMessages {
+            gathers,
+            each_round,
+            at_the_end,
         }
-        found
     }
 
     /// Gradients of which each device that shares matrices has a part, unit by unit.
@@ -353,7 +371,7 @@ pub fn of_update(
         plan,
         parallel: &parallel,
     };
-    let mut all = messages.backward(&messages.gathers_of_training(), rounds);
+    let mut all = messages.training().in_rounds(rounds);
     all += messages.optimizer();
     all
 }

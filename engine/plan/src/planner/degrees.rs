@@ -9,7 +9,7 @@ use super::advice;
 use super::candidates::placements;
 use super::fit::Fit;
 use super::request::Request;
-use super::search::{self, PlacementSearch};
+use super::search;
 use crate::estimate::Parallel;
 use crate::{Error, Infeasible, MemoryConfig, Result, Zero};
 use firebrick_spec::Cluster;
@@ -306,11 +306,12 @@ fn first_that_fits(candidates: &[(f64, Request)]) -> Result<Option<&Request>> {
 
 /// About the least bytes that a device needs: with everything on the host that can be there.
 fn frugal(request: &Request) -> Result<Option<u64>> {
-    let limits = request.limits();
+    let (limits, stages) = (request.limits(), request.stages());
     let mut least = None;
     for memory in placements(request).into_iter().rev().take(8) {
-        for candidate in PlacementSearch::new(request, &limits, memory).frugal() {
-            let estimate = request.estimate(&candidate.plan(&request.workload)?);
+        for candidate in search::frugal(request, &memory) {
+            let plan = candidate.plan(&request.workload)?;
+            let estimate = request.estimate_of(&stages, &plan);
             if estimate.host_peak_bytes <= limits.host {
                 least = Some(least.unwrap_or(u64::MAX).min(estimate.peak_bytes));
             }

@@ -1,7 +1,7 @@
 //! What is to be planned.
 
 use super::limits::PhaseLimits;
-use crate::estimate::{Estimate, Parallel, Workload, estimate_parallel};
+use crate::estimate::{Estimate, Parallel, Stages, Workload};
 use crate::{MemoryConfig, Plan, Result, Zero};
 use firebrick_spec::DeviceProfile;
 
@@ -54,7 +54,17 @@ impl Request {
     }
 
     pub(super) fn estimate(&self, plan: &Plan) -> Estimate {
-        estimate_parallel(&self.workload, plan, &self.profile, &self.parallel)
+        self.estimate_of(&self.stages(), plan)
+    }
+
+    /// The parameters of its devices: the same under every plan.
+    pub(super) fn stages(&self) -> Stages {
+        Stages::of(&self.workload, &self.parallel)
+    }
+
+    /// What a plan needs, given its stages.
+    pub(super) fn estimate_of(&self, stages: &Stages, plan: &Plan) -> Estimate {
+        stages.estimate(&self.workload, plan, &self.profile, &self.parallel)
     }
 
     /// What the predicted peak may be: the budget less its margin.

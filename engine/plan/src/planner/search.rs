@@ -32,9 +32,16 @@ pub(super) fn below(
     bound: f64,
 ) -> Result<Option<(f64, Candidate)>> {
     let mut best: Option<(f64, Candidate)> = None;
+    let stages = request.stages();
     for memory in placements(request) {
         let most = best.as_ref().map_or(bound, |(cost, _)| *cost);
-        if let Some(found) = PlacementSearch::new(request, limits, memory).best(most)? {
+        let search = PlacementSearch {
+            request,
+            limits,
+            memory,
+            stages: &stages,
+        };
+        if let Some(found) = search.best(most)? {
             best = Some(found);
         }
     }
@@ -43,19 +50,16 @@ pub(super) fn below(
 
 /// The least device bytes that any candidate needs within the host's budget, and that candidate.
 pub(super) fn smallest(request: &Request) -> Result<Option<(u64, Candidate)>> {
-    let limits = PhaseLimits {
-        device: u64::MAX,
-        ..request.limits()
-    };
+    let (host, stages) = (request.limits().host, request.stages());
     let mut best: Option<(u64, Candidate)> = None;
     for memory in placements(request) {
-        for candidate in PlacementSearch::new(request, &limits, memory).frugal() {
+        for candidate in frugal(request, &memory) {
             let plan = candidate.plan(&request.workload)?;
-            let estimate = request.estimate(&plan);
+            let estimate = request.estimate_of(&stages, &plan);
             let better = best
                 .as_ref()
                 .is_none_or(|(bytes, _)| estimate.peak_bytes < *bytes);
-            if better && estimate.host_peak_bytes <= limits.host {
+            if better && estimate.host_peak_bytes <= host {
                 best = Some((estimate.peak_bytes, candidate));
             }
         }
@@ -63,12 +67,35 @@ pub(super) fn smallest(request: &Request) -> Result<Option<(u64, Candidate)>> {
     Ok(best)
 }
 
+/// The most frugal candidates of a placement: one of them needs the least bytes.
+pub(super) fn frugal(request: &Request, memory: &MemoryConfig) -> Vec<Candidate> {
+    let w = &request.workload;
+    let base = &request.memory;
+    let smallest = |rows: Vec<usize>| rows.last().copied().unwrap_or(0);
+    let frugal = MemoryConfig {
+        head_rows: smallest(head_rows(base.head_rows)),
+        attention_rows: smallest(attention_rows(base.attention_rows, w.longest_pass())),
+        train_tokens: w.longest_pass().max(1) as usize,
+        score_tokens: w.scored_length().max(1) as usize,
+        ..memory.clone()
+    };
+    let max_num_seqs = smallest(sequences(request));
+    let policies = activation_policies(&frugal, w.arch.num_layers, request.profile.is_unified());
+    policies
+        .into_iter()
+        .map(|memory| Candidate {
+            memory,
+            max_num_seqs,
+        })
+        .collect()
+}
+
 /// The search among plans whose weights, gradients and optimizer state live where `memory` says.
-pub(super) struct PlacementSearch<'a> {
+struct PlacementSearch<'a> {
     request: &'a Request,
     limits: &'a PhaseLimits,
     memory: MemoryConfig,
-    stages: Stages,
+    stages: &'a Stages,
 }
 
 /// Rows of head and attention at a time, and the best scoring with them.
@@ -79,16 +106,7 @@ struct ChunkSizes {
     seconds: f64,
 }
 
-impl<'a> PlacementSearch<'a> {
-    pub fn new(request: &'a Request, limits: &'a PhaseLimits, memory: MemoryConfig) -> Self {
-        Self {
-            stages: Stages::of(&request.workload, &request.parallel),
-            request,
-            limits,
-            memory,
-        }
-    }
-
+impl PlacementSearch<'_> {
     /// A plan as the stages have it, where layers are divided; as one device has it elsewhere.
     fn divided(&self, plan: &Plan) -> StagePlans<'_> {
         self.stages.unlike(&self.request.workload, plan)
@@ -123,32 +141,6 @@ impl<'a> PlacementSearch<'a> {
     fn seconds_of_both(&self, plans: &StagePlans<'_>, of: fn(&Context<'_>) -> f64) -> f64 {
         let critics = |ctx: &Context<'_>| ctx.critic().map_or(0.0, |critic| of(&critic));
         self.seconds(plans, of) + self.seconds(plans, critics)
-    }
-
-    /// The most frugal candidates: one of them needs the least bytes.
-    pub fn frugal(&self) -> Vec<Candidate> {
-        let w = &self.request.workload;
-        let base = &self.request.memory;
-        let smallest = |rows: Vec<usize>| rows.last().copied().unwrap_or(0);
-        let frugal = MemoryConfig {
-            head_rows: smallest(head_rows(base.head_rows)),
-            attention_rows: smallest(attention_rows(base.attention_rows, w.longest_pass())),
-            train_tokens: w.longest_pass().max(1) as usize,
-            score_tokens: w.scored_length().max(1) as usize,
-            ..self.memory.clone()
-        };
-        let seqs = smallest(sequences(self.request));
-        activation_policies(
-            &frugal,
-            w.arch.num_layers,
-            self.request.profile.is_unified(),
-        )
-        .into_iter()
-        .map(|memory| Candidate {
-            memory,
-            max_num_seqs: seqs,
-        })
-        .collect()
     }
 
     /// The best candidate that costs less than `most`.
@@ -277,6 +269,10 @@ impl<'a> PlacementSearch<'a> {
                 .collect::<Result<_>>()?;
         let mut options: Vec<(f64, usize, usize, usize)> = Vec::new();
         for (shape, (_, plans)) in shapes.iter_mut().enumerate() {
+            let least = |ctx: &Context<'_>| ctx.least_of_training();
+            if !self.hold(plans, least) {
+                continue;
+            }
             let totals = self.totals(plans);
             for (row, r) in rows.iter().enumerate() {
                 for &train_tokens in &budgets {

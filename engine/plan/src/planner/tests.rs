@@ -6,7 +6,6 @@ use crate::{
     PlanReport, PlannedFor,
 };
 use firebrick_spec::{Arch, Backend, Category};
-use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -411,73 +410,73 @@ fn a_critic_moves_what_the_policy_moves_and_keeps_its_own_limits() {
     assert_eq!(spelled.expect("a plan"), fit.plan);
 }
 
-fn backends() -> impl Strategy<Value = Backend> {
-    prop::sample::select(vec![Backend::Cpu, Backend::Cuda, Backend::Metal])
+/// Draws of a few cases, the same in every run.
+fn cases() -> impl Iterator<Item = fastrand::Rng> {
+    (0..6).map(fastrand::Rng::with_seed)
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(6))]
+fn any_backend(rng: &mut fastrand::Rng) -> Backend {
+    let all = [Backend::Cpu, Backend::Cuda, Backend::Metal];
+    rng.choice(all).expect("some")
+}
 
-    #[test]
-    fn a_larger_budget_never_gives_a_slower_plan(
-        layers in 2_usize..10,
-        width in 1_usize..6,
-        backend in backends(),
-        reference in any::<bool>(),
-        critic in any::<bool>(),
-        shares in prop::collection::vec(1.0_f64..6.0, 2),
-    ) {
-        let mut free = request(arch(layers, 128 * width, 8192), backend);
-        free.workload.reference = reference;
-        if critic {
+#[test]
+fn a_larger_budget_never_gives_a_slower_plan() {
+    for mut rng in cases() {
+        let arch = arch(rng.usize(2..10), 128 * rng.usize(1..6), 8192);
+        let mut free = request(arch, any_backend(&mut rng));
+        free.workload.reference = rng.bool();
+        if rng.bool() {
             free = with_critic(free);
         }
-        let smallest = search::smallest(&free).expect("searches").expect("some").0;
+        let smallest = search::smallest(&free).expect("searches");
+        let smallest = smallest.expect("some").0 as f64;
         let fitted = |share: f64| {
-            let budget = (smallest as f64 * share / (1.0 - free.memory.margin)) as u64 + 1;
-            within(free.clone(), budget).fit().expect("no less than the smallest")
+            let budget = (smallest * share / (1.0 - free.memory.margin)) as u64 + 1;
+            let fit = within(free.clone(), budget).fit();
+            fit.expect("no less than the smallest")
         };
+        let shares = [(); 2].map(|()| 1.0 + 5.0 * rng.f64());
         let (less, more) = (shares[0].min(shares[1]), shares[0].max(shares[1]));
         let (small, large) = (fitted(less), fitted(more));
-        prop_assert!(cost(&large) <= cost(&small) * (1.0 + 1e-12));
-        prop_assert!(small.estimate.peak_bytes as f64 <= smallest as f64 * less + 1.0);
+        assert!(cost(&large) <= cost(&small) * (1.0 + 1e-12));
         // the small plan fits the large budget too: had it been faster, it would have been taken
-        prop_assert!(small.estimate.peak_bytes as f64 <= smallest as f64 * more + 1.0);
+        for share in [less, more] {
+            assert!(small.estimate.peak_bytes as f64 <= smallest * share + 1.0);
+        }
     }
+}
 
-    #[test]
-    fn below_the_smallest_nothing_fits_and_above_it_something_does(
-        layers in 2_usize..8,
-        width in 1_usize..4,
-        backend in backends(),
-    ) {
-        let free = request(arch(layers, 128 * width, 8192), backend);
-        let smallest = search::smallest(&free).expect("searches").expect("some").0;
-        let whole = smallest as f64 / (1.0 - free.memory.margin);
-        prop_assert!(within(free.clone(), whole as u64 + 2).fit().is_ok());
-        let found = infeasible(within(free, (whole * 0.95) as u64).fit().expect_err("too small"));
-        prop_assert!(found.over_by().expect("by how much") > 0);
+#[test]
+fn below_the_smallest_nothing_fits_and_above_it_something_does() {
+    for mut rng in cases() {
+        let arch = arch(rng.usize(2..8), 128 * rng.usize(1..4), 8192);
+        let free = request(arch, any_backend(&mut rng));
+        let smallest = search::smallest(&free).expect("searches");
+        let whole = smallest.expect("some").0 as f64 / (1.0 - free.memory.margin);
+        assert!(within(free.clone(), whole as u64 + 2).fit().is_ok());
+        let small = within(free, (whole * 0.95) as u64).fit();
+        let found = infeasible(small.expect_err("too small"));
+        assert!(found.over_by().expect("by how much") > 0);
     }
+}
 
-    #[test]
-    fn a_phase_never_needs_less_with_longer_completions_or_more_rows(
-        layers in 2_usize..8,
-        rows in prop::sample::select(vec![64_usize, 256, 1024]),
-        response in 64_u64..1024,
-    ) {
-        let mut short = request(arch(layers, 256, 8192), Backend::Cuda);
-        short.workload.response_length = response;
-        short.memory.head_rows = rows;
+#[test]
+fn a_phase_never_needs_less_with_longer_completions_or_more_rows() {
+    for mut rng in cases() {
+        let mut short = request(arch(rng.usize(2..8), 256, 8192), Backend::Cuda);
+        short.workload.response_length = rng.u64(64..1024);
+        short.memory.head_rows = rng.choice([64, 256, 1024]).expect("some");
         // scored at once: the last chunk of a longer sequence may be the smaller one
         short.memory.attention_rows = 0;
         let mut long = short.clone();
-        long.workload.response_length = response + 64;
+        long.workload.response_length += 64;
         long.memory.train_tokens *= 2;
         long.memory.score_tokens *= 2;
-        long.memory.head_rows = rows * 2;
-        let (short, long) = (short.as_configured().expect("plans"), long.as_configured().expect("plans"));
+        long.memory.head_rows *= 2;
+        let [short, long] = [short, long].map(|own| own.as_configured().expect("plans"));
         for (a, b) in short.estimate.phases.iter().zip(&long.estimate.phases) {
-            prop_assert!(a.total_bytes <= b.total_bytes, "{}", a.name);
+            assert!(a.total_bytes <= b.total_bytes, "{}", a.name);
         }
     }
 }

@@ -145,6 +145,7 @@ fn measured(change: impl FnOnce(&mut DeviceProfile, &mut KernelRates)) -> Device
     profile.matmul_flops.f32 = instant;
     let mut rates = KernelRates {
         product_bandwidth: instant,
+        packing_bandwidth: None,
         few_rows: Vec::new(),
         panels: Vec::new(),
         adapter_flops: instant,

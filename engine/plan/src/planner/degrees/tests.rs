@@ -45,7 +45,7 @@ fn estimated() -> Degrees {
 
 #[test]
 fn degrees_make_up_the_devices_and_the_trainer_runs_those_that_are_not_asked_to_be_estimates() {
-    let asked = request("Qwen2.5-1.5B", 80 * GIB);
+    let asked = unified(request("Qwen2.5-1.5B", 80 * GIB));
     let two = cluster(2, 8, FAST);
     let found = asked.fit_cluster(two, &Degrees::default()).expect("fits");
     assert!(found.request.parallel.is_run());
@@ -100,7 +100,9 @@ fn leaving_degrees_out_by_their_time_without_memory_limits_finds_what_trying_all
 
 #[test]
 fn slow_links_between_machines_make_a_step_longer_and_change_the_choice() {
-    let asked = request("Qwen3-8B", 80 * GIB);
+    let mut asked = request("Qwen3-8B", 80 * GIB);
+    asked.memory.attention_rows = 64;
+    asked.memory.head_rows = 256;
     let with = |links| {
         let found = asked.fit_cluster(cluster(2, 2, links), &Degrees::default());
         found.expect("fits")
@@ -129,6 +131,7 @@ fn messages_are_among_the_seconds_of_their_phase() {
     let two = cluster(2, 8, FAST);
     let stage = Degrees {
         zero: Some(Zero::Stage3),
+        rollout_tensor: Some(1),
         ..Degrees::default()
     };
     let found = asked.fit_cluster(two, &stage).expect("fits");
