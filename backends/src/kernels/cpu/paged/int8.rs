@@ -28,16 +28,15 @@ pub(super) fn scale<T: Real>(numbers: &[T]) -> u16 {
     }
 }
 
-/// Writes the codes of some numbers, and gives their scale.
+/// Writes the codes of some numbers, each with its index, and gives their scale.
 #[inline(always)]
-pub(super) fn encode<T: Real>(numbers: &[T], codes: &mut [i8]) -> u16 {
+pub(super) fn encode<T: Real>(numbers: &[T], mut write: impl FnMut(usize, i8)) -> u16 {
     let bits = scale(numbers);
     let scale = f32::from_bits(u32::from(bits) << 16);
     let divisor = if scale == 0.0 { 1.0 } else { scale };
-    for (code, x) in codes.iter_mut().zip(numbers) {
-        *code = (x.as_f32() / divisor)
-            .round_ties_even()
-            .clamp(-MAX_CODE, MAX_CODE) as i8;
+    for (i, x) in numbers.iter().enumerate() {
+        let code = (x.as_f32() / divisor).round_ties_even();
+        write(i, code.clamp(-MAX_CODE, MAX_CODE) as i8);
     }
     bits
 }
@@ -69,6 +68,11 @@ mod tests {
         f32::from_bits(u32::from(bits) << 16)
     }
 
+    /// Their scale, and their codes.
+    fn encoded(numbers: &[f32], codes: &mut [i8]) -> f32 {
+        wide(encode(numbers, |i, code| codes[i] = code))
+    }
+
     #[test]
     fn scales_are_the_largest_magnitude_over_127_rounded_up_to_bf16() {
         assert_eq!(wide(scale(&[0.5_f32, -127.0, 3.0])), 1.0);
@@ -95,12 +99,12 @@ mod tests {
     fn codes_are_the_nearest_multiples_of_the_scale() {
         let numbers = [0.0_f32, 1.0, -1.0, 0.49, -0.51, 126.4, -127.0, 63.6];
         let mut codes = [9; 8];
-        assert_eq!(wide(encode(&numbers, &mut codes)), 1.0);
+        assert_eq!(encoded(&numbers, &mut codes), 1.0);
         assert_eq!(codes, [0, 1, -1, 0, -1, 126, -127, 64]);
-        assert_eq!(encode(&[0.0_f32; 8], &mut codes), 0);
+        assert_eq!(encoded(&[0.0_f32; 8], &mut codes), 0.0);
         assert_eq!(codes, [0; 8]);
         let numbers = std::array::from_fn::<f32, 8, _>(|i| (i as f32 * 1.7).sin() * 3e-3);
-        let scale = wide(encode(&numbers, &mut codes));
+        let scale = encoded(&numbers, &mut codes);
         for (x, code) in numbers.iter().zip(codes) {
             assert!((x - f32::from(code) * scale).abs() <= scale * 0.500_001);
         }
@@ -110,7 +114,7 @@ mod tests {
     fn what_is_not_finite_is_read_back_as_nan() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut codes = [9; 4];
-            let scale = wide(encode(&[1.0, bad, -2.0, 0.0], &mut codes));
+            let scale = encoded(&[1.0, bad, -2.0, 0.0], &mut codes);
             assert!(codes.iter().all(|&code| (f32::from(code) * scale).is_nan()));
         }
         // larger than every f32

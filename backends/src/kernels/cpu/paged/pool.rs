@@ -2,6 +2,7 @@
 //! whether kernels are enabled.
 
 use super::int8::{encode, key_scale, pack_scales, value_scale};
+use super::storage::{Kind, key_start};
 use crate::kernels::cpu::autodiff::{detached, detached_int, to_int_tensor, to_tensor};
 use crate::kernels::cpu::parallel::{dims, elements, elements_mut, tensor, vectorised};
 use crate::kernels::paged::{KvPool, SlotMapping};
@@ -46,13 +47,13 @@ pub(in crate::kernels::cpu) fn write_kv(
         KvPool::Float { keys, values } => {
             let dtype = keys.dtype();
             let [k, v] = rows(dtype);
-            let write = |into: Tensor<3>, rows: &FlexTensor| {
+            let write = |kind, into: Tensor<3>, rows: &FlexTensor| {
                 let into = detached(into);
-                to_tensor(dispatch_stored!(dtype, write_rows(into, rows, slots)))
+                to_tensor(dispatch_stored!(dtype, write_rows(kind, into, rows, slots)))
             };
             KvPool::Float {
-                keys: write(keys, &k),
-                values: write(values, &v),
+                keys: write(Kind::Key, keys, &k),
+                values: write(Kind::Value, values, &v),
             }
         }
         KvPool::Int8 {
@@ -120,29 +121,40 @@ pub(in crate::kernels::cpu) fn gather_kv(
         "a slot outside the pool"
     );
     match pool {
-        KvPool::Float { keys, values } => [keys, values].map(|t| {
-            let t = detached(t.clone());
-            let rows: Tensor<3> = to_tensor(dispatch_stored!(t.dtype(), gather_rows(&t, slots)));
-            rows.cast(dtype)
-        }),
+        KvPool::Float { keys, values } => {
+            [(Kind::Key, keys), (Kind::Value, values)].map(|(kind, t)| {
+                let t = detached(t.clone());
+                let rows = dispatch_stored!(t.dtype(), gather_rows(kind, &t, slots));
+                to_tensor::<3>(rows).cast(dtype)
+            })
+        }
         KvPool::Int8 {
             keys,
             values,
             scales,
         } => {
             let scales = detached_int(scales.clone());
-            let decode = |t: &Tensor<3, _>, scale| {
+            let decode = |kind, t: &Tensor<3, _>| {
                 let codes = detached_int(t.clone());
-                let rows: Tensor<3> = to_tensor(decode_rows(&codes, &scales, scale, slots));
+                let rows: Tensor<3> = to_tensor(decode_rows(kind, &codes, &scales, slots));
                 rows.cast(dtype)
             };
-            [decode(keys, key_scale), decode(values, value_scale)]
+            [decode(Kind::Key, keys), decode(Kind::Value, values)]
         }
+    }
+}
+
+/// Where the numbers of a slot's key or value are in the pool of a head: the first of them, and how far the next is.
+fn place(kind: Kind, slot: u32, dim: usize) -> (usize, usize) {
+    match kind {
+        Kind::Key => (key_start(slot as usize, dim), BLOCK_SIZE),
+        Kind::Value => (slot as usize * dim, 1),
     }
 }
 
 /// Writes `rows`, `[tokens, heads, dim]`, to slots of `pool`, `[heads, slots, dim]`.
 fn write_rows<E: Element + bytemuck::Pod>(
+    kind: Kind,
     mut pool: FlexTensor,
     rows: &FlexTensor,
     slots: &[u32],
@@ -152,7 +164,14 @@ fn write_rows<E: Element + bytemuck::Pod>(
     let rows: &[E] = elements(rows);
     let write = |(head, pool): (usize, &mut [E])| {
         for (row, &slot) in rows.chunks_exact(heads * dim).zip(slots) {
-            pool[slot as usize * dim..][..dim].copy_from_slice(&row[head * dim..][..dim]);
+            let row = &row[head * dim..][..dim];
+            match place(kind, slot, dim) {
+                (start, 1) => pool[start..][..dim].copy_from_slice(row),
+                (start, step) => {
+                    let to = pool[start..].iter_mut().step_by(step);
+                    to.zip(row).for_each(|(to, &x)| *to = x);
+                }
+            }
         }
     };
     let pools = elements_mut(&mut pool);
@@ -184,11 +203,13 @@ fn encode_rows(
             || {
                 for (token, &slot) in slots.iter().enumerate() {
                     let from = (token * heads + head) * dim;
-                    let slot = slot as usize;
-                    let to = slot * dim..(slot + 1) * dim;
-                    let key = encode(&k[from..][..dim], &mut keys[to.clone()]);
-                    let value = encode(&v[from..][..dim], &mut values[to]);
-                    scales[slot] = pack_scales(key, value);
+                    let to = key_start(slot as usize, dim);
+                    let key = encode(&k[from..][..dim], |i, code| {
+                        keys[to + i * BLOCK_SIZE] = code;
+                    });
+                    let to = &mut values[slot as usize * dim..][..dim];
+                    let value = encode(&v[from..][..dim], |i, code| to[i] = code);
+                    scales[slot as usize] = pack_scales(key, value);
                 }
             },
         );
@@ -230,26 +251,35 @@ fn copy_rows<E: Element + bytemuck::Pod>(mut pool: FlexTensor, pairs: &[(u32, u3
 }
 
 /// The rows of some slots, `[heads, tokens, dim]`.
-fn gather_rows<E: Element + bytemuck::Pod>(pool: &FlexTensor, slots: &[u32]) -> FlexTensor {
+fn gather_rows<E: Element + bytemuck::Pod>(
+    kind: Kind,
+    pool: &FlexTensor,
+    slots: &[u32],
+) -> FlexTensor {
     let [heads, all, dim] = dims(pool);
     let rows: &[E] = elements(pool);
     let mut out = vec![E::zeroed(); heads * slots.len() * dim];
     by_heads(&mut out, heads, |head, out| {
         let rows = &rows[head * all * dim..][..all * dim];
         for (out, &slot) in out.chunks_exact_mut(dim).zip(slots) {
-            out.copy_from_slice(&rows[slot as usize * dim..][..dim]);
+            match place(kind, slot, dim) {
+                (start, 1) => out.copy_from_slice(&rows[start..][..dim]),
+                (start, step) => {
+                    let from = rows[start..].iter().step_by(step);
+                    out.iter_mut().zip(from).for_each(|(out, &x)| *out = x);
+                }
+            }
         }
     });
     tensor(out, [heads, slots.len(), dim])
 }
 
 /// The same of a pool in 8 bits, in f32.
-fn decode_rows(
-    pool: &FlexTensor,
-    scales: &FlexTensor,
-    scale: fn(i32) -> f32,
-    slots: &[u32],
-) -> FlexTensor {
+fn decode_rows(kind: Kind, pool: &FlexTensor, scales: &FlexTensor, slots: &[u32]) -> FlexTensor {
+    let scale = match kind {
+        Kind::Key => key_scale,
+        Kind::Value => value_scale,
+    };
     let [heads, all, words] = dims(pool);
     let dim = words * 4;
     let rows: &[i8] = bytemuck::cast_slice(elements::<i32>(pool));
@@ -260,7 +290,8 @@ fn decode_rows(
         let scales = &scales[head * all..][..all];
         for (out, &slot) in out.chunks_exact_mut(dim).zip(slots) {
             let scale = scale(scales[slot as usize]);
-            let codes = &rows[slot as usize * dim..][..dim];
+            let (start, step) = place(kind, slot, dim);
+            let codes = rows[start..].iter().step_by(step);
             for (out, &code) in out.iter_mut().zip(codes) {
                 *out = f32::from(code) * scale;
             }

@@ -1,5 +1,5 @@
-//! Products of a few queries with rows of keys, and sums of rows of values. A row is loaded once for up to four queries, which share a key
-//! head. What is computed of a row does not depend on how rows are divided into runs.
+//! Products of a few queries with blocks of keys, and sums of rows of values. A number is loaded once for up to four queries, which share a
+//! key head. What is computed of a token does not depend on how blocks are divided into runs.
 
 #![allow(
     clippy::needless_range_loop,
@@ -7,11 +7,15 @@
 )]
 
 use super::vectors::{Stored, Vectors};
+use firebrick_spec::BLOCK_SIZE;
 use pulp::Simd;
 use std::ops::Range;
 
 /// Queries whose sums fit in registers.
 const QUERIES: usize = 4;
+
+/// Sums that fit in registers beside what they are made of.
+const SUMS: usize = 8;
 
 /// Queries in tiles of even size.
 #[inline(always)]
@@ -20,13 +24,14 @@ fn tiles(queries: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).map(move |tile| tile * queries / count..(tile + 1) * queries / count)
 }
 
-/// The products of queries, `[queries, dim]`, with rows of `dim` numbers: that of query i and row t becomes `out[i * stride + t]`.
+/// The products of queries, `[queries, dim]`, with the keys of blocks, `[dim, BLOCK_SIZE]` each: that of query i and key t becomes
+/// `out[i * stride + t]`.
 #[inline(always)]
 pub(super) fn dots<S: Simd, T: Vectors, N: Stored<T>>(
     simd: S,
     queries: &[T],
     dim: usize,
-    rows: &[N],
+    keys: &[N],
     out: &mut [T],
     stride: usize,
 ) {
@@ -34,74 +39,88 @@ pub(super) fn dots<S: Simd, T: Vectors, N: Stored<T>>(
         let q = &queries[tile.start * dim..tile.end * dim];
         let out = &mut out[tile.start * stride..];
         match tile.len() {
-            4 => dots_of::<S, T, N, 4, 4>(simd, q, dim, rows, out, stride),
-            3 => dots_of::<S, T, N, 3, 4>(simd, q, dim, rows, out, stride),
-            2 => dots_of::<S, T, N, 2, 4>(simd, q, dim, rows, out, stride),
-            _ => dots_of::<S, T, N, 1, 4>(simd, q, dim, rows, out, stride),
+            4 => dots_of::<S, T, N, 4, 1>(simd, q, dim, keys, out, stride),
+            3 => dots_of::<S, T, N, 3, 1>(simd, q, dim, keys, out, stride),
+            2 => dots_of::<S, T, N, 2, 1>(simd, q, dim, keys, out, stride),
+            _ => dots_of::<S, T, N, 1, 2>(simd, q, dim, keys, out, stride),
         }
     }
 }
 
-/// The same of `Q` queries, `R` rows at a time.
+/// The same of `Q` queries, each product in `P` partial sums: two blocks at a time where their sums fit in registers.
 #[inline(always)]
-fn dots_of<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const R: usize>(
+fn dots_of<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize>(
     simd: S,
     queries: &[T],
     dim: usize,
-    rows: &[N],
+    keys: &[N],
     out: &mut [T],
     stride: usize,
 ) {
-    let mut blocks = rows.chunks_exact(R * dim);
-    let mut token = 0;
-    for block in &mut blocks {
-        tile::<S, T, N, Q, R>(simd, queries, dim, block, &mut out[token..], stride);
-        token += R;
+    let block = BLOCK_SIZE * dim;
+    let (mut keys, mut token) = (keys, 0);
+    if 2 * Q * P * BLOCK_SIZE <= SUMS * T::lanes::<S>() {
+        while keys.len() >= 2 * block {
+            tile::<S, T, N, Q, P, 2>(simd, queries, dim, keys, &mut out[token..], stride);
+            (keys, token) = (&keys[2 * block..], token + 2 * BLOCK_SIZE);
+        }
     }
-    for row in blocks.remainder().chunks_exact(dim) {
-        tile::<S, T, N, Q, 1>(simd, queries, dim, row, &mut out[token..], stride);
-        token += 1;
+    while keys.len() >= block {
+        tile::<S, T, N, Q, P, 1>(simd, queries, dim, keys, &mut out[token..], stride);
+        (keys, token) = (&keys[block..], token + BLOCK_SIZE);
     }
 }
 
-/// The products of `Q` queries with `R` rows.
+/// The products of `Q` queries with the keys of `B` blocks, in `P` partial sums.
 #[inline(always)]
-fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const R: usize>(
+fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize, const B: usize>(
     simd: S,
     queries: &[T],
     dim: usize,
-    rows: &[N],
+    keys: &[N],
     out: &mut [T],
     stride: usize,
 ) {
-    let enough = queries.len() >= Q * dim && rows.len() >= R * dim;
-    assert!(enough && out.len() >= (Q - 1) * stride + R, "a tile");
-    let mut sums = [[T::splat(simd, T::ZERO); R]; Q];
-    let mut at = 0;
-    while at + T::lanes::<S>() <= dim {
-        for r in 0..R {
-            // SAFETY: there are R rows and Q queries of `dim` numbers, and a vector of them from `at` on.
-            #[allow(
-                unsafe_code,
-                reason = "bounds checks of every vector would cost as much as the products"
-            )]
-            unsafe {
-                let row = N::vector::<S>(rows.as_ptr().add(r * dim + at));
-                for q in 0..Q {
-                    let query = T::load::<S>(queries.as_ptr().add(q * dim + at));
-                    sums[q][r] = T::mul_add(simd, query, row, sums[q][r]);
+    let (lanes, block) = (T::lanes::<S>(), BLOCK_SIZE * dim);
+    let vectors = BLOCK_SIZE / lanes;
+    let enough = queries.len() >= Q * dim && keys.len() >= B * block && dim.is_multiple_of(P);
+    assert!(
+        enough && out.len() >= (Q - 1) * stride + B * BLOCK_SIZE,
+        "a tile"
+    );
+    // as many vectors of a block as there are where one has a single number
+    let mut sums = [[[[T::splat(simd, T::ZERO); BLOCK_SIZE]; B]; P]; Q];
+    // SAFETY: there are Q queries of `dim` numbers and B blocks of `dim` rows, each of `vectors` vectors, and as many products.
+    #[allow(
+        unsafe_code,
+        reason = "bounds checks of every vector would cost as much as the products"
+    )]
+    unsafe {
+        for at in (0..dim).step_by(P) {
+            for p in 0..P {
+                for b in 0..B {
+                    for v in 0..vectors {
+                        let row = b * block + (at + p) * BLOCK_SIZE;
+                        let keys = N::vector::<S>(keys.as_ptr().add(row + v * lanes));
+                        for q in 0..Q {
+                            let query = T::splat(simd, *queries.as_ptr().add(q * dim + at + p));
+                            sums[q][p][b][v] = T::mul_add(simd, query, keys, sums[q][p][b][v]);
+                        }
+                    }
                 }
             }
         }
-        at += T::lanes::<S>();
-    }
-    for q in 0..Q {
-        for r in 0..R {
-            let mut sum = T::reduce_sum(simd, sums[q][r]);
-            for i in at..dim {
-                sum += queries[q * dim + i] * rows[r * dim + i].widen();
+        for q in 0..Q {
+            for b in 0..B {
+                for v in 0..vectors {
+                    let mut sum = sums[q][0][b][v];
+                    for p in 1..P {
+                        sum = T::plus(simd, sum, sums[q][p][b][v]);
+                    }
+                    let to = q * stride + b * BLOCK_SIZE + v * lanes;
+                    T::store::<S>(out.as_mut_ptr().add(to), sum);
+                }
             }
-            out[q * stride + r] = sum;
         }
     }
 }

@@ -188,6 +188,18 @@ impl SlotRuns {
         pieces(hidden, &self.runs[part.prefix.clone()])
     }
 
+    /// The slots of the blocks of a sequence's own tokens, without the first `hidden` tokens, which are whole blocks. The last block may
+    /// have slots without tokens.
+    #[inline]
+    pub(super) fn own_blocks(
+        &self,
+        own: &Sequence,
+        hidden: usize,
+    ) -> impl Iterator<Item = Range<usize>> + Clone {
+        let pieces = self.own(own, hidden);
+        pieces.map(|piece| piece.start..piece.end.next_multiple_of(BLOCK_SIZE))
+    }
+
     /// The slots of a sequence's own tokens, as those of a prefix.
     #[inline]
     pub(super) fn own(

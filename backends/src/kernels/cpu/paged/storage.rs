@@ -1,14 +1,24 @@
 //! A pool's memory as kernels read and write it.
+//!
+//! The values of a block lie token by token, `[BLOCK_SIZE, dim]`. Its keys lie the other way, `[dim, BLOCK_SIZE]`, so that the products of a
+//! query with all of them are sums of vectors, with no sum over a vector's numbers.
 
 use super::int8::{encode, key_scale, pack_scales, value_scale};
 use super::vectors::{Stored, Vectors};
 use crate::kernels::cpu::parallel::SharedPtr;
+use firebrick_spec::BLOCK_SIZE;
 
 /// Keys or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Key,
     Value,
+}
+
+/// Where the numbers of a row's key are: the first of them, [`BLOCK_SIZE`] before the next.
+#[inline(always)]
+pub(super) fn key_start(row: usize, dim: usize) -> usize {
+    (row - row % BLOCK_SIZE) * dim + row % BLOCK_SIZE
 }
 
 /// The keys and values of a pool for queries in `T`, by rows: row `head · slots + slot` is a token's, with one head.
@@ -68,12 +78,14 @@ impl<T: Vectors> Storage<T> for Plain<T> {
 
     #[inline(always)]
     unsafe fn write(self, row: usize, key: &[T], value: &[T]) {
-        for (to, from) in [(self.keys, key), (self.values, value)] {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let to = to.get().add(row * from.len());
-                to.copy_from_nonoverlapping(from.as_ptr(), from.len());
+        // SAFETY: the caller's promise.
+        unsafe {
+            let keys = self.keys.get().add(key_start(row, key.len()));
+            for (i, &x) in key.iter().enumerate() {
+                keys.add(i * BLOCK_SIZE).write(x);
             }
+            let values = self.values.get().add(row * value.len());
+            values.copy_from_nonoverlapping(value.as_ptr(), value.len());
         }
     }
 }
@@ -124,15 +136,13 @@ where
 
     #[inline(always)]
     unsafe fn write(self, row: usize, key: &[T], value: &[T]) {
-        let code = |to: SharedPtr<i8>, from: &[T]| {
-            // SAFETY: the caller's promise.
-            let to = unsafe {
-                std::slice::from_raw_parts_mut(to.get().add(row * from.len()), from.len())
-            };
-            encode(from, to)
-        };
-        let word = pack_scales(code(self.keys, key), code(self.values, value));
         // SAFETY: the caller's promise.
-        unsafe { self.scales.get().add(row).write(word) }
+        unsafe {
+            let keys = self.keys.get().add(key_start(row, key.len()));
+            let own = encode(key, |i, code| keys.add(i * BLOCK_SIZE).write(code));
+            let values = self.values.get().add(row * value.len());
+            let own = pack_scales(own, encode(value, |i, code| values.add(i).write(code)));
+            self.scales.get().add(row).write(own);
+        }
     }
 }

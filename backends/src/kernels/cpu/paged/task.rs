@@ -12,9 +12,13 @@ use crate::kernels::cpu::parallel::{CACHE_LINE, SharedPtr, prefetch};
 use crate::kernels::cpu::real::{LANES, largest, sum};
 use crate::kernels::cpu::rotary::rotate_half;
 use crate::kernels::paged::PagedAttentionShape;
+use firebrick_spec::BLOCK_SIZE;
 use gemm::Parallelism;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
+
+// scores of whole blocks are whole vectors
+const _: () = assert!(BLOCK_SIZE.is_multiple_of(LANES));
 
 /// Pieces of keys or values that are prefetched ahead of the one that is read.
 const AHEAD: usize = 2;
@@ -108,20 +112,53 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         }
     }
 
-    /// Keys or values of a prefix without its first `hidden` tokens, one after the other.
+    /// Keys of a prefix without its first `hidden` tokens, which are whole blocks: number by number, `[dim, tokens]`.
     #[inline(always)]
-    fn prefix(&self, kind: Kind, head: usize, part: &Part, hidden: usize, into: &mut Vec<T>) {
+    fn prefix_keys(&self, head: usize, part: &Part, hidden: usize, into: &mut Vec<T>) {
+        let (tokens, dim) = (part.tokens - hidden, self.dim);
+        into.resize(dim * tokens, T::ZERO);
+        let runs = self.runs.prefix(part, hidden);
+        let mut ahead = runs.clone().skip(AHEAD).map(|run| (Kind::Key, run));
+        let mut at = 0;
+        for run in runs {
+            self.prefetch(head, ahead.next());
+            for start in run.step_by(BLOCK_SIZE) {
+                let slots = start..start + BLOCK_SIZE;
+                let mut scales = [T::ONE; BLOCK_SIZE];
+                self.rescale(Kind::Key, head, &slots, &mut scales);
+                let keys = self.read(Kind::Key, head, &slots);
+                for (to, keys) in into
+                    .chunks_exact_mut(tokens)
+                    .zip(keys.chunks_exact(BLOCK_SIZE))
+                {
+                    let to = to[at..][..BLOCK_SIZE].iter_mut();
+                    for ((to, &x), &scale) in to.zip(keys).zip(&scales) {
+                        *to = x.widen();
+                        if P::SCALED {
+                            *to = *to * scale;
+                        }
+                    }
+                }
+                at += BLOCK_SIZE;
+            }
+        }
+    }
+
+    /// Values of a prefix without its first `hidden` tokens, one after the other.
+    #[inline(always)]
+    fn prefix_values(&self, head: usize, part: &Part, hidden: usize, into: &mut Vec<T>) {
         into.clear();
         let runs = self.runs.prefix(part, hidden);
-        let mut ahead = runs.clone().skip(AHEAD).map(|run| (kind, run));
+        let mut ahead = runs.clone().skip(AHEAD).map(|run| (Kind::Value, run));
         for run in runs {
             self.prefetch(head, ahead.next());
             let first = into.len();
-            into.extend(self.read(kind, head, &run).iter().map(|x| x.widen()));
+            let values = self.read(Kind::Value, head, &run);
+            into.extend(values.iter().map(|x| x.widen()));
             if P::SCALED {
                 for (slot, row) in run.zip(into[first..].chunks_exact_mut(self.dim)) {
                     let mut scale = [T::ONE];
-                    self.rescale(kind, head, &(slot..slot + 1), &mut scale);
+                    self.rescale(Kind::Value, head, &(slot..slot + 1), &mut scale);
                     for x in row {
                         *x = *x * scale[0];
                     }
@@ -157,16 +194,16 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             self.append_kv(head, own, q, key);
         }
         let unseen = members.iter().map(|own| self.hidden(part, own)[0]).min();
-        let unseen = unseen.unwrap_or(0);
+        let unseen = whole_blocks(unseen.unwrap_or(0));
         let shared = part.tokens - unseen;
         let most = members.iter().map(|own| own.tokens).max().unwrap_or(0);
-        // whole vectors, so that no exponential is computed as a scalar
-        let width = (shared + most).next_multiple_of(LANES);
+        // whole blocks, which are whole vectors, so that no exponential is computed as a scalar
+        let width = shared + most.next_multiple_of(BLOCK_SIZE);
         scores.resize(queries * width, T::ZERO);
         mixed.clear();
         mixed.resize(queries * dim, T::ZERO);
         if shared > 0 {
-            self.prefix(Kind::Key, head, part, unseen, prefix);
+            self.prefix_keys(head, part, unseen, prefix);
             score_all(q, prefix, dim, scores, width);
         }
         for (i, own) in members.iter().enumerate() {
@@ -182,7 +219,9 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
                 width,
             };
             self.score(simd, &place, q, scores);
-            let seen = gone - unseen..shared + own.tokens - hidden;
+            let skipped = whole_blocks(hidden);
+            // what is before its own tokens is hidden where some of them are
+            let seen = gone - unseen + hidden - skipped..shared + own.tokens - skipped;
             for (query, scores) in scores.chunks_exact_mut(width).enumerate() {
                 let sink = self.sinks.map(|all| all[head * group + query]);
                 self.softmax(&mut scores[..seen.end.next_multiple_of(LANES)], &seen, sink);
@@ -192,7 +231,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             self.mix(simd, &place, next, scores, mixed);
         }
         if shared > 0 {
-            self.prefix(Kind::Value, head, part, unseen, prefix);
+            self.prefix_values(head, part, unseen, prefix);
             mix_all(scores, width, prefix, dim, mixed);
         }
         for (own, mixed) in members.iter().zip(mixed.chunks_exact(group * dim)) {
@@ -209,9 +248,10 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     #[inline(always)]
     fn score<S: Simd>(&self, simd: S, place: &Place<'_>, q: &[T], scores: &mut [T]) {
         let &Place { head, width, .. } = place;
-        let pieces = self.runs.own(place.own, place.hidden);
+        let pieces = self.runs.own_blocks(place.own, whole_blocks(place.hidden));
         let keys = pieces.clone().map(|piece| (Kind::Key, piece));
-        let values = pieces.clone().map(|piece| (Kind::Value, piece));
+        let values = self.runs.own(place.own, place.hidden);
+        let values = values.map(|piece| (Kind::Value, piece));
         let mut ahead = keys.skip(AHEAD).chain(values.take(AHEAD));
         let mut at = place.shared;
         for piece in pieces {
@@ -242,10 +282,13 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         let pieces = self.runs.own(place.own, place.hidden);
         let values = pieces.clone().map(|piece| (Kind::Value, piece));
         let next = next.into_iter();
-        let next = next.flat_map(|(next, hidden)| self.runs.own(next, hidden).take(AHEAD));
+        let next = next.flat_map(|(next, hidden)| {
+            let blocks = self.runs.own_blocks(next, whole_blocks(hidden));
+            blocks.take(AHEAD)
+        });
         let keys = next.map(|piece| (Kind::Key, piece));
         let mut ahead = values.skip(AHEAD).chain(keys);
-        let mut at = place.shared;
+        let mut at = place.shared + place.hidden % BLOCK_SIZE;
         for piece in pieces {
             self.prefetch(head, ahead.next());
             if P::SCALED {
@@ -339,6 +382,12 @@ struct Place<'a> {
     width: usize,
 }
 
+/// Tokens in whole blocks of so many.
+#[inline(always)]
+fn whole_blocks(tokens: usize) -> usize {
+    tokens - tokens % BLOCK_SIZE
+}
+
 /// Fills the elements outside a range.
 #[inline(always)]
 fn fill_outside<T: Copy>(values: &mut [T], range: &Range<usize>, value: T) {
@@ -346,7 +395,7 @@ fn fill_outside<T: Copy>(values: &mut [T], range: &Range<usize>, value: T) {
     values[range.end..].fill(value);
 }
 
-/// Products of all queries with the keys of a prefix.
+/// Products of all queries with the keys of a prefix, `[dim, tokens]`.
 fn score_all<T: Vectors>(q: &[T], keys: &[T], dim: usize, scores: &mut [T], width: usize) {
     let size = Size {
         m: q.len() / dim,
@@ -354,7 +403,7 @@ fn score_all<T: Vectors>(q: &[T], keys: &[T], dim: usize, scores: &mut [T], widt
         n: keys.len() / dim,
     };
     let out = target(scores, width, false);
-    let (q, keys) = (matrix(q, dim, 1), matrix(keys, 1, dim));
+    let (q, keys) = (matrix(q, dim, 1), matrix(keys, size.n, 1));
     multiply(size, out, q, keys, Parallelism::None);
 }
 

@@ -17,8 +17,7 @@ pub(super) trait Vectors: Real {
         b: Self::Vector<S>,
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
-    /// The sum of a vector's numbers.
-    fn reduce_sum<S: Simd>(simd: S, vector: Self::Vector<S>) -> Self;
+    fn plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
 
     /// The numbers at an address.
     ///
@@ -65,8 +64,8 @@ impl Vectors for f32 {
     }
 
     #[inline(always)]
-    fn reduce_sum<S: Simd>(simd: S, vector: S::f32s) -> Self {
-        simd.reduce_sum_f32s(vector)
+    fn plus<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
+        simd.add_f32s(a, b)
     }
 }
 
@@ -89,8 +88,8 @@ impl Vectors for f64 {
     }
 
     #[inline(always)]
-    fn reduce_sum<S: Simd>(simd: S, vector: S::f64s) -> Self {
-        simd.reduce_sum_f64s(vector)
+    fn plus<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
+        simd.add_f64s(a, b)
     }
 }
 
