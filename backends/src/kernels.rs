@@ -25,6 +25,7 @@ mod packed;
 mod paged;
 mod quantized_experts;
 mod quantized_linear;
+mod root;
 mod sequence_blocks;
 mod shapes;
 mod step;
@@ -35,10 +36,10 @@ pub use cpu::team::with_team;
 pub use cpu::thread_pool::in_thread_pool;
 pub use delta::{DeltaHeads, SequenceRows, StateRows};
 pub use dispatch::{
-    add_rms_norm, attach_gradient, attention, available, clamped_swiglu, combine_experts,
-    copy_blocks, dequantize, draw_rows, duplicate, expert_bias, expert_linear, finish_scores,
-    gather_kv, glu, glu_joined, linear, linear_add, linear_each, linear_swiglu, matmul, matmul_nt,
-    matmul_tn, norm_heads, paged_attention, paged_attention_joined, product,
+    add_rms_norm, attach_gradient, attention, available, backward_root, clamped_swiglu,
+    combine_experts, copy_blocks, dequantize, draw_rows, duplicate, expert_bias, expert_linear,
+    finish_scores, gather_kv, glu, glu_joined, linear, linear_add, linear_each, linear_swiglu,
+    matmul, matmul_nt, matmul_tn, norm_heads, paged_attention, paged_attention_joined, product,
     quantized_expert_linear, quantized_linear, rms_norm, rms_norm_add, rotary, sample_rows,
     sample_rows_on_device, scatter_add_rows, score_gradient, score_rows, score_tile, tile_gradient,
     vocabulary_tile, write_kv,

@@ -189,7 +189,7 @@ impl<'a> Head<'a> {
         let w = self.norm.clone().autodiff();
         let w = if self.trainable { w.require_grad() } else { w };
         let y = rms_norm(self.arch, x.clone(), w.clone());
-        let mut grads = (y * d_normed.autodiff()).sum().backward();
+        let mut grads = kernels::backward_root(y, d_normed).backward();
         let d_hidden = x.grad_remove(&mut grads).expect("a leaf of this graph");
         (d_hidden, w.grad_remove(&mut grads))
     }

@@ -123,6 +123,8 @@ pub(super) trait Kernels: Sync {
 
     fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2>;
 
+    fn backward_root(&self, output: Tensor<2>, gradient: Tensor<2>) -> Tensor<1>;
+
     /// Every backend has this one and the next two, in tensor operations where it has no kernel. What is widened is one matrix.
     fn quantized_linear(
         &self,

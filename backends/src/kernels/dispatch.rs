@@ -199,6 +199,17 @@ pub fn attach_gradient(y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Ten
     kernels(&y.device()).attach_gradient(y, x, gradient)
 }
 
+/// A number whose gradient by `output` is `gradient`, which has its shape: the root of a backward pass from a gradient that is known, as
+/// `output.backward(gradient)` in `PyTorch`. `(output * gradient).sum()` has the same gradients and computes a number; this one means
+/// nothing.
+#[must_use]
+pub fn backward_root<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
+    let dims = output.dims();
+    let size = [dims[0], dims[1..].iter().product()];
+    let (output, gradient) = (output.reshape(size), gradient.reshape(size));
+    kernels(&output.device()).backward_root(output, gradient)
+}
+
 /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and a frozen matrix `[outputs, inputs]` in few bits ([`crate::quantized`]), which is widened
 /// to the type of `x` as it is multiplied: the product with the [`dequantize`]d matrix. Differentiable in `x`; nothing wide is kept for
 /// the backward pass, which widens again.

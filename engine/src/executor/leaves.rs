@@ -2,6 +2,7 @@
 
 use super::gradients::Gradients;
 use burn::tensor::{Gradients as Tape, Tensor};
+use firebrick_backends::kernels::backward_root;
 use firebrick_models::Decoder;
 use firebrick_models::attention::Qkv;
 use firebrick_models::weights::Weights;
@@ -26,6 +27,11 @@ pub(super) fn collect(
 pub(super) fn taken<const D: usize>(leaf: &Tensor<D>, tape: &mut Tape) -> Tensor<D> {
     leaf.grad_remove(tape)
         .unwrap_or_else(|| leaf.clone().inner().zeros_like())
+}
+
+/// The root of a backward pass from the gradients of queries, keys and values.
+pub(super) fn qkv_root([q, k, v]: [Tensor<3>; 3], [dq, dk, dv]: [Tensor<3>; 3]) -> Tensor<1> {
+    backward_root(q, dq) + backward_root(k, dk) + backward_root(v, dv)
 }
 
 /// Queries, keys and values off their graph.

@@ -7,13 +7,14 @@
 //! ([`tensor_parallel`](super::tensor_parallel)).
 
 use super::gradients::Gradients;
-use super::leaves::{collect, inner, taken};
+use super::leaves::{collect, inner, qkv_root, taken};
 use super::runtime::Runtime;
 use super::sequence_parallel::{self, Attended, SharedAttention};
 use super::tensor_parallel::{self, SharedHalf};
 use crate::Result;
 use crate::batch::MicroBatch;
 use burn::tensor::Tensor;
+use firebrick_backends::kernels::backward_root;
 use firebrick_models::Decoder;
 use firebrick_models::Projected;
 use firebrick_models::attention::Qkv;
@@ -157,8 +158,7 @@ impl Graph {
         gradients: &mut Gradients,
         runtime: &Runtime,
     ) -> Tensor<2> {
-        // a product with the incoming gradient as root: its own gradient is one
-        let mut tape = (self.output * d_output).sum().backward();
+        let mut tape = backward_root(self.output, d_output).backward();
         // all gradients of the graph beside those that they are added to
         runtime.raise_peak();
         for (unit, leaves) in &self.units {
@@ -219,7 +219,7 @@ impl SplitAttention {
         gradients: &mut Gradients,
         runtime: &Runtime,
     ) -> Result<Tensor<2>> {
-        let mut tape = (self.output * d_output).sum().backward();
+        let mut tape = backward_root(self.output, d_output).backward();
         collect(decoder, self.unit, &self.weights, &mut tape, gradients);
         let d_residual = taken(&self.residual, &mut tape);
         let d_mixed = taken(&self.mixed, &mut tape);
@@ -243,11 +243,11 @@ impl SplitAttention {
         };
         // queries, keys and values and their gradients beside the graph that they came from
         runtime.raise_peak();
-        let root = (self.qkv.q * d.q).sum() + (self.qkv.k * d.k).sum() + (self.qkv.v * d.v).sum();
+        let root = qkv_root([self.qkv.q, self.qkv.k, self.qkv.v], [d.q, d.k, d.v]);
         // frozen ones are constants
         let sinks = self.qkv.sinks.filter(|own| own.device().is_autodiff());
         let root = match sinks.zip(d.sinks) {
-            Some((sinks, d_sinks)) => root + (sinks * d_sinks).sum(),
+            Some((sinks, d_sinks)) => root + backward_root(sinks, d_sinks),
             None => root,
         };
         let root = match gate {

@@ -11,6 +11,7 @@ use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Category, Home};
+use firebrick_backends::kernels::backward_root;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::arch::Mixer;
 use firebrick_models::attention::{Qkv, SequenceLayout};
@@ -141,8 +142,7 @@ impl SharedAttention<'_> {
         let d = if ctx.recomputes_attention() {
             decoder.attend_backward(unit, &qkv, mixed, d, ctx)
         } else {
-            // a product with the incoming gradient as root: its own gradient is one
-            let mut tape = (mixed * d).sum().backward();
+            let mut tape = backward_root(mixed, d).backward();
             let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|leaf| taken(leaf, &mut tape));
             let sinks = qkv.sinks.as_ref().map(|leaf| taken(leaf, &mut tape));
             Qkv { q, k, v, sinks }

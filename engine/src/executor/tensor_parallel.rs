@@ -8,7 +8,7 @@
 
 use super::gradient::Gradient;
 use super::gradients::Gradients;
-use super::leaves::{collect, inner, taken};
+use super::leaves::{collect, inner, qkv_root, taken};
 use super::runtime::Runtime;
 use crate::batch::MicroBatch;
 use crate::plan::Role;
@@ -16,6 +16,7 @@ use crate::{Error, Result};
 use burn::tensor::Tensor;
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::collective::Flat;
+use firebrick_backends::kernels::backward_root;
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::attention::Qkv;
@@ -181,13 +182,13 @@ impl SharedHalf {
                 sum,
                 output,
             }) => {
-                let mut tape = (output * d_output).sum().backward();
+                let mut tape = backward_root(output, d_output).backward();
                 collect(decoder, unit, &weights, &mut tape, gradients);
                 [&residual, &sum].map(|leaf| taken(leaf, &mut tape))
             }
         };
 
-        let mut tape = (part * d_part).sum().backward();
+        let mut tape = backward_root(part, d_part).backward();
         // all gradients of the graph beside those that they are added to
         runtime.raise_peak();
         collect(decoder, unit, &weights, &mut tape, gradients);
@@ -197,14 +198,13 @@ impl SharedHalf {
             let plain = inner(&qkv);
             let d = decoder.attend_backward(unit, &plain, mixed.inner(), d_mixed, &micro.ctx);
             runtime.raise_peak();
-            let root = (qkv.q * d.q).sum() + (qkv.k * d.k).sum() + (qkv.v * d.v).sum();
-            tape = root.backward();
+            tape = qkv_root([qkv.q, qkv.k, qkv.v], [d.q, d.k, d.v]).backward();
             collect(decoder, unit, &weights, &mut tape, gradients);
         }
         let d_normed = sum(taken(&leaf, &mut tape), runtime)?;
         drop(tape);
 
-        let mut tape = (normed * d_normed).sum().backward();
+        let mut tape = backward_root(normed, d_normed).backward();
         collect(decoder, unit, &weights, &mut tape, gradients);
         Ok(d_residual + taken(&input, &mut tape))
     }

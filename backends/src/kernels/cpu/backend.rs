@@ -15,6 +15,7 @@ use crate::kernels::experts::{self as operations, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::quantized_experts as coded;
 use crate::kernels::quantized_linear::{self as widened, Matrices, through_the_host};
+use crate::kernels::root;
 use crate::kernels::shapes::{
     AttentionShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
 };
@@ -104,6 +105,10 @@ impl Kernels for CpuKernels {
 
     fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
         operations::attach::<Flex>(y, x, gradient)
+    }
+
+    fn backward_root(&self, output: Tensor<2>, gradient: Tensor<2>) -> Tensor<1> {
+        root::root::<Flex>(output, gradient)
     }
 
     fn quantized_linear(

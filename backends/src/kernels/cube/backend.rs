@@ -16,6 +16,7 @@ use crate::kernels::experts::{self, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use crate::kernels::quantized_experts;
 use crate::kernels::quantized_linear::{self as widened, Matrices};
+use crate::kernels::root;
 use crate::kernels::shapes::{
     AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
     RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients, Truncation,
@@ -72,6 +73,10 @@ impl Kernels for CubeKernels {
 
     fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
         experts::attach::<Cube>(y, x, gradient)
+    }
+
+    fn backward_root(&self, output: Tensor<2>, gradient: Tensor<2>) -> Tensor<1> {
+        root::root::<Cube>(output, gradient)
     }
 
     fn vocabulary_tile(&self, device: &Device) -> Option<usize> {
