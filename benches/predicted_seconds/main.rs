@@ -1,11 +1,10 @@
 //! Predicted seconds of a step beside measured ones, by phase: steps of GRPO on the CPU with completions of different lengths, under
 //! many plans, of models and batches that no profile was made with.
 //!
-//! `cargo bench --no-default-features --bench predicted_seconds` measures the device as `firebrick devices --measure` does, predicts, and
-//! takes five steps under each plan after one that does not count. Phases above a tenth of the step count; the program ends with 1 where
-//! a prediction is more than 25 % from the median. A product is timed after every step: where it takes longer than the profile says, other
-//! work or the machine's clock slows down steps as well, and predictions are multiplied by the median of that (`pace`). `--shape NAME` takes one shape, `--only 'PLAN;PLAN'` some plans, `--profile FILE` a
-//! profile that was measured before (written where there is no such file), `--families` adds where the time went, by kernel.
+//! `cargo bench --no-default-features --bench predicted_seconds` measures the device as `firebrick devices --measure` does, takes five steps
+//! under a plan after one that does not count, and measures again: a shared machine is up to twice as fast a minute later. The prediction is
+//! the mean of those from both profiles. Phases above a tenth of the step count; the program ends with 1 where a prediction is more than
+//! 25 % from the median. `--shape NAME` takes one shape, `--only 'PLAN;PLAN'` some plans, `--families` adds where the time went, by kernel.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod cases;
@@ -14,18 +13,15 @@ mod step;
 #[path = "../support/mod.rs"]
 mod support;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use cases::{PLANS, PlanCase, Shape, shapes};
 use firebrick::backends::DeviceInfo;
 use firebrick::backends::allocator::CountingAllocator;
-use firebrick::backends::kernels;
 use firebrick::backends::profile::measure;
 use firebrick::backends::trace;
 use firebrick::engine::plan::estimate::{EstimatePhase, Seconds, estimate};
 use firebrick::spec::DeviceProfile;
 use serde_json::json;
-use std::path::Path;
-use std::time::Instant;
 use step::{PHASES, Steps, Taken};
 use support::{Options, fail};
 
@@ -42,22 +38,19 @@ const TOLERANCE: f64 = 0.25;
 /// The least share of a step that counts.
 const SHARE: f64 = 0.1;
 
-/// A side of the matrices whose product says how fast the machine is now: that of `devices --measure`.
-const SIDE: usize = 1024;
-
 fn main() {
-    let mut options = Options::parse_with(&["--shape", "--only", "--profile"], &["--families"]);
+    let mut options = Options::parse_with(&["--shape", "--only"], &["--families"]);
     let families = options.own("--families").is_some();
     let (device, info) = options.open();
-    let profile = profile(&options, &device, &info);
+    let mut before = measured(&device, &info);
     println!(
         "{}",
-        serde_json::to_string(&profile).expect("a profile writes")
+        serde_json::to_string(&before).expect("a profile writes")
     );
     println!(
-        "\n| shape | plan | pace | phase | predicted, ms | median of {STEPS}, ms | least to most, ms | off by |"
+        "\n| shape | plan | phase | predicted, ms: by the profile before; after | mean | median of {STEPS}, ms | least to most, ms | off by |"
     );
-    println!("|---|---|---:|---|---:|---:|---:|---:|");
+    println!("|---|---|---|---:|---:|---:|---:|---:|");
     let mut count = Count::default();
     let chosen = options.own("--shape").map(str::to_owned);
     let only = options.own("--only").map(str::to_owned);
@@ -68,7 +61,21 @@ fn main() {
         for plan in &PLANS {
             let wanted = |names: &String| names.split(';').any(|name| name == plan.name);
             if only.as_ref().is_none_or(wanted) {
-                compare(&shape, plan, &profile, &device, &mut options, &mut count);
+                let mut steps = Steps::new(&shape, plan, &device);
+                steps.take();
+                let taken: Vec<Taken> = (0..STEPS).map(|_| steps.take()).collect();
+                let after = measured(&device, &info);
+                let workload = steps.workload(&taken);
+                let predicted = [&before, &after]
+                    .map(|profile| estimate(&workload, steps.plan(), profile).seconds);
+                compare(
+                    [shape.name, plan.name],
+                    &predicted,
+                    &taken,
+                    &mut options,
+                    &mut count,
+                );
+                before = after;
                 if families {
                     spans(&shape, plan, &device);
                 }
@@ -96,59 +103,35 @@ struct Count {
     worst: f64,
 }
 
-/// A profile measured now, or the one of a file.
-fn profile(options: &Options, device: &Device, info: &DeviceInfo) -> DeviceProfile {
-    let path = options.own("--profile");
-    if let Some(text) = path.and_then(|path| std::fs::read_to_string(Path::new(path)).ok()) {
-        let read: DeviceProfile =
-            serde_json::from_str(&text).unwrap_or_else(|e| fail(&format!("--profile: {e}")));
-        return DeviceProfile {
-            kernels: kernels::table(read.backend),
-            ..read
-        };
-    }
-    let measured = measure(device, info).unwrap_or_else(|error| fail(&error.to_string()));
-    if let Some(path) = path {
-        let text = serde_json::to_string_pretty(&measured).expect("a profile writes");
-        std::fs::write(path, text).unwrap_or_else(|error| fail(&format!("--profile: {error}")));
-    }
-    measured
+fn measured(device: &Device, info: &DeviceInfo) -> DeviceProfile {
+    measure(device, info).unwrap_or_else(|error| fail(&error.to_string()))
 }
 
-/// Runs a shape under a plan and prints a line a phase.
+/// Prints a line a phase, beside what the profiles before and after the steps predict.
 fn compare(
-    shape: &Shape,
-    plan: &PlanCase,
-    profile: &DeviceProfile,
-    device: &Device,
+    [shape, plan]: [&str; 2],
+    predicted: &[Seconds; 2],
+    taken: &[Taken],
     options: &mut Options,
     count: &mut Count,
 ) {
-    let mut steps = Steps::new(shape, plan, device);
-    steps.take();
-    let reference = Reference::new(device, profile);
-    let (taken, mut paces): (Vec<Taken>, Vec<f64>) =
-        (0..STEPS).map(|_| (steps.take(), reference.pace())).unzip();
-    paces.sort_by(f64::total_cmp);
-    let pace = paces[STEPS / 2];
-    let workload = steps.workload(&taken);
-    let predicted = estimate(&workload, steps.plan(), profile).seconds;
-    let medians = PHASES.map(|phase| summary(&taken, phase));
+    let medians = PHASES.map(|phase| summary(taken, phase));
     let whole: f64 = medians.iter().map(|[_, median, _]| median).sum();
     for (phase, [least, median, most]) in PHASES.into_iter().zip(medians) {
-        let found = pace * of(&predicted, phase);
+        let [before, after] = predicted.each_ref().map(|seconds| of(seconds, phase));
+        let found = f64::midpoint(before, after);
         let off = found / median - 1.0;
         options.write(&json!({
-            "shape": shape.name, "plan": plan.name, "pace": pace, "phase": phase.name(), "predicted": found, "median": median,
-            "least": least, "most": most, "counts": median >= SHARE * whole
+            "shape": shape, "plan": plan, "phase": phase.name(), "before": before, "after": after, "predicted": found,
+            "median": median, "least": least, "most": most, "counts": median >= SHARE * whole
         }));
         if median < SHARE * whole {
             continue;
         }
         println!(
-            "| {} | {} | {pace:.2} | {phase} | {:.1} | {:.1} | {:.1} to {:.1} | {:+.0} % |",
-            shape.name,
-            plan.name,
+            "| {shape} | {plan} | {phase} | {:.1}; {:.1} | {:.1} | {:.1} | {:.1} to {:.1} | {:+.0} % |",
+            1e3 * before,
+            1e3 * after,
             1e3 * found,
             1e3 * median,
             1e3 * least,
@@ -158,35 +141,6 @@ fn compare(
         count.phases += 1;
         count.off += usize::from(off.abs() > TOLERANCE);
         count.worst = count.worst.max(off.abs());
-    }
-}
-
-/// A product whose time is known from the profile.
-struct Reference {
-    matrix: Tensor<2>,
-    /// Seconds, by the profile.
-    expected: f64,
-}
-
-impl Reference {
-    fn new(device: &Device, profile: &DeviceProfile) -> Self {
-        Self {
-            matrix: Tensor::ones([SIDE, SIDE], device),
-            expected: 2.0 * (SIDE as f64).powi(3) / profile.matmul_flops.f32,
-        }
-    }
-
-    /// How often as long it takes now.
-    fn pace(&self) -> f64 {
-        let started = Instant::now();
-        for _ in 0..2 {
-            let x = &self.matrix;
-            let product =
-                kernels::linear(x, x).unwrap_or_else(|| x.clone().matmul(x.clone().transpose()));
-            // reading a number waits for it
-            let _ = product.slice([0..1, 0..1]).into_data();
-        }
-        started.elapsed().as_secs_f64() / 2.0 / self.expected
     }
 }
 

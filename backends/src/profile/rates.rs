@@ -10,6 +10,7 @@ use crate::{Error, Result};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use firebrick_spec::{BLOCK_SIZE, KernelRates, LogitRates, RowsRate};
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Rows of products with few rows.
 const ROWS: [usize; 5] = [1, 4, 12, 32, 128];
@@ -31,6 +32,7 @@ pub(super) fn rates(device: &Device, flops: f64) -> Result<KernelRates> {
             |x, w: &PackedWeights| w.linear(x),
             PackedWeights::pack,
         )?,
+        packing_bandwidth: Some(packing_bandwidth(device)?),
         adapter_flops: adapter(device)?,
         attention_flops: attention(device)?,
         decode_attention_flops: decode_attention(device)?,
@@ -75,8 +77,10 @@ fn few_rows<W>(
     product: impl Fn(&Tensor<2>, &W) -> Option<Tensor<2>>,
     prepared: impl Fn(&Tensor<2>) -> Option<W>,
 ) -> Result<Vec<RowsRate>> {
+    let first = random([SIDE, SIDE], device);
+    // normal numbers as well, and sooner made than drawn
     let matrices: Option<Vec<W>> = (0..MATRICES)
-        .map(|_| prepared(&random([SIDE, SIDE], device)))
+        .map(|index| prepared(&first.clone().mul_scalar(1.0 + index as f32 / 64.0)))
         .collect();
     let matrices = missing(matrices)?;
     let rate = |rows: usize| -> Result<RowsRate> {
@@ -96,6 +100,18 @@ fn few_rows<W>(
         })
     };
     ROWS.into_iter().map(rate).collect()
+}
+
+/// Matrices in panels, all of them kept, as a model's are: part of the time goes to memory that was not used before.
+fn packing_bandwidth(device: &Device) -> Result<f64> {
+    let matrix = random([SIDE, SIDE], device);
+    let started = Instant::now();
+    let panels: Option<Vec<_>> = (0..MATRICES)
+        .map(|_| PackedWeights::pack(&matrix))
+        .collect();
+    let seconds = started.elapsed().as_secs_f64();
+    drop(missing(panels)?);
+    Ok((MATRICES * SIDE * SIDE * 4) as f64 / seconds)
 }
 
 /// An adapter of rank 16, with sixteen rows.

@@ -4,8 +4,8 @@ use crate::{Error, Result};
 use burn::tensor::Tensor;
 use std::time::{Duration, Instant};
 
-/// Each number is measured for about this long.
-pub(super) const PATIENCE: Duration = Duration::from_millis(400);
+/// Each number is measured for about this long, in each round.
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Runs `work` until time is up, after one run that does not count: seconds a run. Reading one number waits for the device.
 pub(super) fn seconds(mut work: impl FnMut() -> Tensor<2>) -> Result<f64> {
