@@ -7,6 +7,7 @@
 mod cases;
 #[path = "../tests/memory/loopback.rs"]
 mod loopback;
+#[allow(dead_code, reason = "the bench has no critic of a degree of its own")]
 #[path = "../tests/memory/measure.rs"]
 mod measure;
 

@@ -50,6 +50,8 @@ pub struct Case {
     pub lora: Option<LoraConfig>,
     /// Whether a critic of the same size is trained beside the policy.
     pub critic: bool,
+    /// Ranks that share the critic's sequences, where these are other ones than share the policy's.
+    pub critic_sequence: Option<usize>,
 }
 
 impl Case {
@@ -70,6 +72,7 @@ impl Case {
             prepack: Prepack::default(),
             lora: None,
             critic: false,
+            critic_sequence: None,
         }
     }
 
@@ -137,6 +140,14 @@ impl Case {
         Self {
             critic: true,
             ..self
+        }
+    }
+
+    /// The same with a critic whose sequences so many ranks share.
+    pub fn criticised_by(self, ranks: usize) -> Self {
+        Self {
+            critic_sequence: Some(ranks),
+            ..self.criticised()
         }
     }
 
@@ -213,9 +224,17 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
         data: if zero > Zero::Off { 2 } else { 1 },
         zero,
         sequence: memory.ulysses_sequence_parallel_size as u64,
+        critic_sequence: case.critic_sequence.map(|ranks| ranks as u64),
         tensor: memory.tensor_model_parallel_size as u64,
         pipeline: memory.pipeline_model_parallel_size as u64,
         ..Parallel::default()
+    };
+    let parallel = match (case.critic_sequence, parallel.devices()) {
+        (Some(ranks), 1) => Parallel {
+            data: ranks as u64,
+            ..parallel
+        },
+        _ => parallel,
     };
     let stages = estimate_stages(&case.workload(), &plan, &profile, &parallel);
     let of_stage = |(stage, predicted): (usize, Estimate)| {
@@ -241,6 +260,7 @@ fn one_of(parallel: &Parallel, stage: usize) -> World {
         tensor,
         pipeline,
         sequence,
+        critic_sequence,
         ..
     } = *parallel;
     let [data, tensor, pipeline, sequence] =
@@ -251,6 +271,10 @@ fn one_of(parallel: &Parallel, stage: usize) -> World {
         (_, stages) => World::new(Arc::new(Loopback::of_stage(stage, stages, data))),
     };
     let world = world.sharing_sequences(sequence);
+    let world = world.and_then(|world| match critic_sequence {
+        Some(ranks) => world.sharing_critic_sequences(ranks as usize),
+        None => Ok(world),
+    });
     let world = world.and_then(|world| world.sharing_matrices(tensor));
     let world = world.and_then(|world| world.in_stages(pipeline));
     world.expect("a mesh")
@@ -277,7 +301,7 @@ fn run(case: &Case, plan: &Plan, world: World) -> Vec<(EstimatePhase, u64)> {
     let runtime = Arc::new(runtime.with_world(world));
     let critic = plan.critic().map(|own| {
         let decoder = part(decoder.with_value_head(1));
-        let runtime = Arc::clone(&runtime);
+        let runtime = Arc::new(runtime.of_critic());
         Learner::for_role(Role::Critic, decoder, own.clone(), config.clone(), runtime)
     });
     let mut learner = Learner::new(part(decoder), plan.policy().clone(), config, runtime);

@@ -42,6 +42,16 @@ pub fn checked(what: &str, cases: usize) {
     report(&format!("{cases} {what} checked"));
 }
 
+/// Points of a campaign: `FIREBRICK_CAMPAIGN_POINTS`, so many (`200`) or some of them (`50..100`), where it is set.
+pub fn campaign_points() -> Option<std::ops::Range<u64>> {
+    let set = std::env::var("FIREBRICK_CAMPAIGN_POINTS").ok()?;
+    let number = |text: &str| text.parse().expect("a number of points");
+    Some(match set.split_once("..") {
+        Some((from, to)) => number(from)..number(to),
+        None => 0..number(&set),
+    })
+}
+
 /// Writes a line past the runner's capture.
 pub fn report(line: &str) {
     writeln!(std::io::stderr(), "parity: {line}").expect("writing to stderr");

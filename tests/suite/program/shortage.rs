@@ -3,6 +3,7 @@
 
 use super::Bench;
 use super::runs::metrics;
+use crate::support::campaign_points;
 use serde_json::Value;
 use std::io::Write;
 use std::ops::Range;
@@ -59,16 +60,9 @@ fn random(index: u64, below: u64) -> u64 {
     (x ^ (x >> 31)) % below
 }
 
-/// Runs, each of which is disturbed once: `FIREBRICK_CAMPAIGN_POINTS`, so many (`200`) or some of them (`50..100`), or a few.
+/// Runs, each of which is disturbed once: those of a campaign, or a few.
 fn points(few: u64) -> Range<u64> {
-    let number = |text: &str| text.parse().expect("a number of points");
-    match std::env::var("FIREBRICK_CAMPAIGN_POINTS") {
-        Err(_) => 0..few,
-        Ok(set) => match set.split_once("..") {
-            Some((from, to)) => number(from)..number(to),
-            None => 0..number(&set),
-        },
-    }
+    campaign_points().unwrap_or(0..few)
 }
 
 /// Steps of a run: so many in a campaign, or three.
