@@ -13,7 +13,12 @@ fn request(model: &str, budget: u64) -> Request {
     let profile = DeviceProfile::known("NVIDIA H100 80GB HBM3").expect("known");
     Request {
         workload: Workload::grpo(arch, [512, 512], 128, 8),
-        memory: MemoryConfig::default(),
+        // few sizes of chunks to search
+        memory: MemoryConfig {
+            head_rows: 256,
+            attention_rows: 64,
+            ..MemoryConfig::default()
+        },
         max_num_seqs: 256,
         profile: profile.with_kernels(kernels(Backend::Cuda)),
         budget: Some(budget),
@@ -100,9 +105,7 @@ fn leaving_degrees_out_by_their_time_without_memory_limits_finds_what_trying_all
 
 #[test]
 fn slow_links_between_machines_make_a_step_longer_and_change_the_choice() {
-    let mut asked = request("Qwen3-8B", 80 * GIB);
-    asked.memory.attention_rows = 64;
-    asked.memory.head_rows = 256;
+    let asked = request("Qwen3-8B", 80 * GIB);
     let with = |links| {
         let found = asked.fit_cluster(cluster(2, 2, links), &Degrees::default());
         found.expect("fits")
