@@ -19,8 +19,8 @@ pub(super) const LONG: usize = 1024;
 pub enum KvPool {
     /// In a float type: keys and values, `[kv_heads, slots, dim]` each.
     Float {
-        /// Keys, with their rotary embedding. On the CPU those of a block lie number by number, `[dim, BLOCK_SIZE]`, in the memory of its
-        /// slots; in 8 bits too. [`gather_kv`](super::gather_kv) reads them as they are elsewhere.
+        /// Keys, with their rotary embedding. On the CPU the keys of a block are stored transposed, `[dim, BLOCK_SIZE]`, in the memory of
+        /// its slots, in 8 bits too; [`gather_kv`](super::gather_kv) gives the rows back.
         keys: Tensor<3>,
         /// Values.
         values: Tensor<3>,

@@ -1,7 +1,7 @@
 //! A pool's memory as kernels read and write it.
 //!
-//! The values of a block lie token by token, `[BLOCK_SIZE, dim]`. Its keys lie the other way, `[dim, BLOCK_SIZE]`, so that the products of a
-//! query with all of them are sums of vectors, with no sum over a vector's numbers.
+//! The values of a block lie token by token, `[BLOCK_SIZE, dim]`. Its keys are transposed, `[dim, BLOCK_SIZE]`: the dot products of a query
+//! with all of them are sums of vectors, without horizontal additions.
 
 use super::int8::{encode, key_scale, pack_scales, value_scale};
 use super::vectors::{Stored, Vectors};
