@@ -180,6 +180,14 @@ impl Plan {
             path: path.to_owned(),
             error,
         })?;
+        Self::from_json(&text, path, run)
+    }
+
+    /// The plan in the text of such a file. Messages name the path.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load) does, but for files that cannot be read.
+    pub fn from_json(text: &str, path: &Path, run: &PlannedFor) -> Result<Self> {
         let bad = |detail: String| {
             Error::Plan(format!(
                 "{}: {detail}; `firebrick plan CONFIG --output FILE` writes a plan",
@@ -187,7 +195,7 @@ impl Plan {
             ))
         };
         let file: Value =
-            serde_json::from_str(&text).map_err(|e| bad(format!("is not JSON: {e}")))?;
+            serde_json::from_str(text).map_err(|e| bad(format!("is not JSON: {e}")))?;
         let name = path.display().to_string();
         match file.get("parallel").filter(|p| !p.is_null()) {
             Some(parallel) => {

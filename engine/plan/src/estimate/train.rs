@@ -42,6 +42,8 @@ pub(super) struct BackwardPass<'a> {
     under_way: u64,
     /// Whether an earlier micro-batch left a gradient for every parameter.
     full: bool,
+    /// Numbers that are trained.
+    trained: u64,
     splits: bool,
     /// By kind.
     halves: [HalfBytes; Half::ALL.len()],
@@ -70,6 +72,7 @@ impl<'a> BackwardPass<'a> {
             under_way,
             // segment by segment, a parameter's gradients of all micro-batches meet in its own sum
             full: micros > copies,
+            trained: ctx.sizes.trained(),
             splits: ctx.widths.splits(shape, plan.attention_rows),
             halves: [HalfBytes::default(); Half::ALL.len()],
             graphs: Vec::with_capacity(plan.segments.len() + 1),
@@ -170,7 +173,7 @@ impl<'a> BackwardPass<'a> {
         if self.ctx.arch.tied && self.ctx.stage.is_some_and(two) {
             let sizes = &self.ctx.sizes;
             let bytes = F32 * sizes.trained_ends(sizes.embedding);
-            let held = self.with_gradients(self.base, sizes.trained(), 0);
+            let held = self.with_gradients(self.base, self.trained, 0);
             let sum = held.on_host(Category::Communication, 2 * bytes);
             peak.record("the sum of a tied matrix's gradients", sum);
         }
@@ -182,7 +185,7 @@ impl<'a> BackwardPass<'a> {
         if !ctx.parallel.shares() || ctx.parallel.sums_on_the_way() {
             return;
         }
-        let (mut left, mut summed, mut largest) = (sizes.trained(), 0, 0);
+        let (mut left, mut summed, mut largest) = (self.trained, 0, 0);
         for unit in states::trained_units(sizes, self.plan) {
             left -= unit;
             // later units that are no larger need less
@@ -248,7 +251,7 @@ impl<'a> BackwardPass<'a> {
         let all = if self.updates_at_once() {
             sizes.trained_ends(sizes.embedding)
         } else {
-            sizes.trained()
+            self.trained
         };
         let rows = self
             .base
@@ -331,11 +334,7 @@ impl<'a> BackwardPass<'a> {
         let share = |numbers| self.ctx.parallel.gradients(F32 * numbers);
         // a segment's own are whole until they are summed
         let whole = |numbers| self.ctx.parallel.replicated().gradients(F32 * numbers);
-        let complete = if self.full {
-            self.ctx.sizes.trained()
-        } else {
-            done
-        };
+        let complete = if self.full { self.trained } else { done };
         let flight = match self.plan.grads {
             Home::Host => {
                 (self.plan.prefetch as u64 + 1) * self.ctx.sizes.largest_trained.min(fresh)

@@ -170,7 +170,12 @@ fn a_model_of_70_billion_is_sampled_by_groups_and_the_message_says_by_how_much_o
  {
     let asked = request("Llama-3.1-70B", 80 * GIB);
     let one = cluster(1, 8, FAST);
-    let found = asked.fit_cluster(one, &Degrees::default()).expect("fits");
+    // few degrees to try
+    let replicas = Degrees {
+        data: Some(8),
+        ..Degrees::default()
+    };
+    let found = asked.fit_cluster(one, &replicas).expect("fits");
     let parallel = found.request.parallel;
     assert!(
         found.request.is_run() && parallel.samples_on_groups(),
@@ -179,7 +184,7 @@ fn a_model_of_70_billion_is_sampled_by_groups_and_the_message_says_by_how_much_o
     assert!(found.fit.estimate.peak_bytes <= asked.allowed().expect("a budget"));
     let by_itself = Degrees {
         rollout_tensor: Some(1),
-        ..Degrees::default()
+        ..replicas
     };
     let error = asked.fit_cluster(one, &by_itself);
     let Err(Error::Infeasible(found)) = error else {
