@@ -1,7 +1,8 @@
 //! Collectives over MPI against the same ones between threads: `tests/mpi/run` starts it under `mpirun`. Every rank computes what all
 //! ranks should have, with [`Threads`], and compares its own to the bit. Arguments: nothing; `nccl`, with which values go over NCCL, between
 //! CUDA devices of which each rank has one; `speed`, with which it prints how long sums take (`tests/mpi/speed`), in messages of at most so
-//! many bytes where a number follows; or `panic N`, `error N` or `silent N`, with which rank N fails while the others wait for it.
+//! many bytes where a number follows; `panic N`, `error N` or `kill N`, with which rank N fails while the others wait for it; or
+//! `mismatch N`, with which rank N gathers another length than the others, and all end with an error that names both.
 
 #![allow(clippy::print_stdout, reason = "a program")]
 
@@ -11,6 +12,7 @@ use firebrick_backends::collective::{
 };
 use firebrick_backends::device::{Backend, DeviceSpec, open};
 use firebrick_backends::profile::{machine, measure_links};
+use half::{bf16, f16};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,18 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Lengths: none, fewer than ranks, odd ones, several messages of [`FRAME`] bytes.
 const LENGTHS: [usize; 7] = [0, 1, 3, 64, 1_001, 16_384, 100_003];
+
+/// More lengths, drawn once, with one type each.
+const RANDOM_LENGTHS: usize = 1_000;
+const LONGEST: u64 = 3_000;
+
+const ELEMENTS: [Element; 5] = [
+    Element::F32,
+    Element::F64,
+    Element::Bf16,
+    Element::F16,
+    Element::Byte,
+];
 
 const FRAME: usize = 1 << 16;
 
@@ -39,7 +53,10 @@ fn values(element: Element, rank: usize, len: usize) -> Flat {
     match element {
         Element::F32 => Flat::F32(all.map(|v| v as f32).collect()),
         Element::F64 => Flat::F64(all.collect()),
-        _ => Flat::Bytes(all.map(|v| v.to_bits() as u8).collect()),
+        Element::Bf16 => Flat::Bf16(all.map(bf16::from_f64).collect()),
+        // within its range
+        Element::F16 => Flat::F16(all.map(|v| f16::from_f64(v / 1e3)).collect()),
+        Element::Byte => Flat::Bytes(all.map(|v| v.to_bits() as u8).collect()),
     }
 }
 
@@ -65,22 +82,27 @@ fn operations(group: &dyn Collective, element: Element, len: usize) -> Result<Ve
 
 fn compare(world: &dyn Collective) -> Result<usize> {
     let mut cases = 0;
-    for element in [Element::F32, Element::F64, Element::Byte] {
-        for len in LENGTHS {
-            let found = operations(world, element, len)?;
-            let threads = Threads::run(world.size(), settings(), |rank| {
-                operations(rank.as_ref(), element, len)
-            });
-            let expected = threads.into_iter().nth(world.rank());
-            let same = matches!(&expected, Some(Ok(Ok(expected))) if *expected == found);
-            if !same {
-                let rank = world.rank();
-                world.agree(Some(Failure::new(format!(
-                    "{element:?} of {len} values on rank {rank} is not what threads have"
-                ))))?;
-            }
-            cases += found.len();
+    let chosen = ELEMENTS
+        .into_iter()
+        .flat_map(|element| LENGTHS.map(|len| (element, len)));
+    let random = (0..RANDOM_LENGTHS).map(|case| {
+        let bits = (case as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        (ELEMENTS[case % ELEMENTS.len()], (bits % LONGEST) as usize)
+    });
+    for (element, len) in chosen.chain(random) {
+        let found = operations(world, element, len)?;
+        let threads = Threads::run(world.size(), settings(), |rank| {
+            operations(rank.as_ref(), element, len)
+        });
+        let expected = threads.into_iter().nth(world.rank());
+        let same = matches!(&expected, Some(Ok(Ok(expected))) if *expected == found);
+        if !same {
+            let rank = world.rank();
+            world.agree(Some(Failure::new(format!(
+                "{element:?} of {len} values on rank {rank} is not what threads have"
+            ))))?;
         }
+        cases += found.len();
     }
     world.agree(None)?;
     Ok(cases)
@@ -155,6 +177,21 @@ fn time_sums(frame: Option<usize>) {
     speed(world.as_ref()).unwrap_or_else(|error| panic!("{error}"));
 }
 
+/// Gathers one value more than the others on one rank, and ends with what that is answered.
+fn gather_unlike(world: &dyn Collective, rank: Option<usize>) -> ! {
+    world.agree(None).unwrap_or_else(|error| panic!("{error}"));
+    let start = Instant::now();
+    let len = 10 + usize::from(rank == Some(world.rank()));
+    let done = world.all_gather(Flat::zeros(Element::F32, len));
+    let answer = match done {
+        Ok(_) => "no error".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let took = start.elapsed().as_millis();
+    println!("rank {} was told within {took} ms: {answer}", world.rank());
+    std::process::exit(4);
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = arguments.get(1).and_then(|text| text.parse::<usize>().ok());
@@ -165,6 +202,9 @@ fn main() {
     let mut world = launched_world(settings()).unwrap_or_else(|error| panic!("{error}"));
     if arguments.first().is_some_and(|first| first == "nccl") {
         world = over_nccl(&world);
+    }
+    if arguments.first().is_some_and(|first| first == "mismatch") {
+        gather_unlike(world.as_ref(), number);
     }
     if number == Some(world.rank()) {
         match arguments[0].as_str() {

@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 # Names of what is built, by the kind of its target.
-PROGRAMS = {"bin": ["firebrick"], "test": ["suite"], "bench": ["rates", "techniques", "kernels"]}
+PROGRAMS = {"bin": ["firebrick"], "test": ["suite"], "bench": ["rates", "techniques", "kernels", "launches"]}
 
 
 def wanted() -> list[tuple[str, str]]:

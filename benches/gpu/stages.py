@@ -144,6 +144,20 @@ def kernels(context: Context, limit: float) -> Result:
     return result
 
 
+def launches(context: Context, limit: float) -> Result:
+    """Kernels and the host's time of a decoding step, in each of its ways, and of a micro-batch."""
+    output = context.folder / "launches.jsonl"
+    done = context.ours("launches", ["--bench", "--device", context.device, "--json", output] + ["--small"] * context.small, limit, "launches")
+    found = [line for line in lines(output) if line["case"] in ("decoding step", "micro-batch")]
+    result = Result(figures={"launches": found})
+    for case in found:
+        what = f"{case['case']} {case.get('name', '')}".strip()
+        result.rows.append(Row(what, f"{case['kernels']:.0f} kernels, {case['seconds'] * 1e3:.3g} ms"))
+    if not done.ok or not found:
+        raise Failed(done.why(), result)
+    return result
+
+
 def criterion_cases(home: Path) -> list[dict]:
     """What criterion measured, in the order in which it did: GROUP/KERNEL, type, bytes and the median of the seconds."""
     cases = []

@@ -16,7 +16,7 @@ use crate::arch::Arch;
 use crate::functional::norm_offset;
 use crate::{Error, Result};
 use burn::tensor::{Bool, Int, Tensor};
-use firebrick_backends::collective::{CollectiveError, Flat};
+use firebrick_backends::collective::CollectiveError;
 use firebrick_backends::precision::{stored_as, widened};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_spec::TensorShare;
@@ -24,7 +24,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a fingerprint.
+/// Bytes of a fingerprint, each of them a value of the message of logits.
 const FINGERPRINT: usize = size_of::<u64>();
 
 /// The messages of ranks that share matrices. All call the same ones in the same order.
@@ -35,17 +35,23 @@ pub trait TensorRanks: Debug + Send + Sync {
     /// How many share.
     fn size(&self) -> usize;
 
-    /// The sum of values over the ranks, in their order.
+    /// The sum of a tensor's values over the ranks, in their order.
     ///
     /// # Errors
-    /// Where a rank is gone, late, or in another operation.
-    fn all_reduce(&self, own: Flat) -> Result<Flat, CollectiveError>;
+    /// Where a rank is gone, late, or in another operation, and where a copy fails.
+    fn all_reduce(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error>;
 
-    /// Every rank's values one behind the other. All give as many.
+    /// The values of every rank's tensor one behind the other. All have as many.
     ///
     /// # Errors
     /// As [`Self::all_reduce`].
-    fn all_gather(&self, own: Flat) -> Result<Flat, CollectiveError>;
+    fn all_gather(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error>;
+
+    /// Every rank's bytes, by rank. All give as many.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn all_gather_bytes(&self, own: Vec<u8>) -> Result<Vec<u8>, CollectiveError>;
 }
 
 /// The group of a model's shares. Clones are the same group.
@@ -99,12 +105,10 @@ impl TensorGroup {
 
     /// The sum of tensors of one shape over the ranks, in their order and at least in f32.
     pub(crate) fn sum(&self, own: Tensor<2>) -> Tensor<2> {
-        let (shape, device, stored) = (own.dims(), own.device(), own.dtype());
+        let [rows, columns] = own.dims();
         let sum = self.attempt(|| {
-            let own = HostTensor::download(own.clone())?;
-            let all = self.ranks.all_reduce(own.into_flat_as_stored())?;
-            let sum = HostTensor::from_flat(all, shape).into_device(&device);
-            Ok(stored_as(sum, stored))
+            let values = own.clone().reshape([rows * columns]);
+            Ok(self.ranks.all_reduce(values)?.reshape([rows, columns]))
         });
         sum.unwrap_or(own)
     }
@@ -159,45 +163,41 @@ impl TensorGroup {
         fingerprint: u64,
     ) -> Tensor<2> {
         let ([rows, part], device, dtype) = (own.dims(), own.device(), own.dtype());
+        let ranks = self.share().ranks();
         let gathered = self.attempt(|| {
-            let own = HostTensor::download(own.clone())?;
-            let width = own.bytes() / (rows * part).max(1);
-            let all = self.gather(own.as_bytes(), fingerprint)?;
-            let row = part * width;
-            let parts: Vec<&[u8]> = all.chunks_exact(rows * row + FINGERPRINT).collect();
-            let mut bytes = Vec::with_capacity(rows * vocabulary * width);
-            for at in 0..rows {
-                let mut left = vocabulary * width;
-                for part in &parts {
-                    let some = row.min(left);
-                    bytes.extend_from_slice(&part[at * row..][..some]);
-                    left -= some;
-                }
-            }
-            let whole = HostTensor::from_bytes(bytes, [rows, vocabulary], dtype);
-            Ok(whole.into_device(&device))
+            // bytes are whole numbers in every float type
+            let said = fingerprint.to_le_bytes().map(f32::from);
+            let said = Tensor::<1>::from_data(said, (&device, dtype));
+            let values = own.clone().reshape([rows * part]);
+            let all = self.ranks.all_gather(Tensor::cat(vec![values, said], 0))?;
+            let all = all.reshape([ranks, rows * part + FINGERPRINT]);
+            let said = all.clone().narrow(1, rows * part, FINGERPRINT);
+            same(HostTensor::download(said)?.as_bytes(), ranks)?;
+            let parts = all.narrow(1, 0, rows * part).reshape([ranks, rows, part]);
+            let whole = parts.swap_dims(0, 1).reshape([rows, ranks * part]);
+            Ok(whole.narrow(1, 0, vocabulary))
         });
         gathered.unwrap_or_else(|| Tensor::zeros([rows, vocabulary], (&device, dtype)))
     }
 
-    /// Every rank's bytes and fingerprint; refuses other fingerprints than the first.
-    fn gather(&self, own: &[u8], fingerprint: u64) -> Result<Vec<u8>> {
-        let own = [own, &fingerprint.to_le_bytes()].concat();
-        let length = own.len();
-        let all = self.ranks.all_gather(Flat::Bytes(own))?;
-        let said = |part: &[u8]| part[length - FINGERPRINT..].to_vec();
-        let mut parts = all.as_bytes().chunks_exact(length);
-        let first = parts.next().map(said);
-        match parts.position(|part| Some(said(part)) != first) {
-            Some(after) => Err(Error::Diverged { rank: after + 1 }),
-            None => Ok(all.as_bytes().to_vec()),
-        }
-    }
-
     /// Ends a run: refuses ranks with other tokens than the first.
     pub(crate) fn same_tokens(&self, fingerprint: u64) -> Result<()> {
-        self.attempt(|| self.gather(&[], fingerprint).map(|_| ()));
+        self.attempt(|| {
+            let own = fingerprint.to_le_bytes().to_vec();
+            let all = self.ranks.all_gather_bytes(own)?;
+            same(&all, self.share().ranks())
+        });
         self.check()
+    }
+}
+
+/// Refuses ranks whose fingerprints are not the first one's.
+fn same(all: &[u8], ranks: usize) -> Result<()> {
+    let mut each = all.chunks_exact(all.len() / ranks);
+    let first = each.next();
+    match each.position(|own| Some(own) != first) {
+        Some(after) => Err(Error::Diverged { rank: after + 1 }),
+        None => Ok(()),
     }
 }
 

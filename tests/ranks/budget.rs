@@ -56,3 +56,42 @@ fn ranks_that_share_nothing_out_keep_a_budget_without_updates_in_the_backward_pa
     assert_eq!(optimizer["in_backward"], false, "{plan}");
     assert!(plan["peak_bytes"].as_u64().unwrap() <= plan["budget_bytes"].as_u64().unwrap());
 }
+
+#[test]
+fn ranks_share_out_as_much_as_a_budget_asks_for() {
+    let folders = tempfile::tempdir().unwrap();
+    let plan_of = |name: &str, overrides: &[&str]| {
+        let config = unclipped(&folders.path().join(name), overrides);
+        let ran = world(2, &config, Start::Fresh);
+        assert_eq!(ran[0].steps, 1);
+        assert!(ran[0].weights == ran[1].weights);
+        let plan = std::fs::read_to_string(config.output.join("plan.json")).unwrap();
+        let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+        let policy = &plan["plan"]["models"]["policy"];
+        let bytes = plan["peak_bytes"].as_u64().unwrap();
+        (policy["zero"].as_str().unwrap().to_owned(), bytes)
+    };
+    let dry = Trainer::builder(unclipped(&folders.path().join("dry"), &[]))
+        .dry_run()
+        .unwrap();
+    let plain = dry.estimate.peak_bytes;
+    // plenty of room: nothing is shared out
+    let (stage, _) = plan_of("plenty", &[&format!("memory.budget={}", 4 * plain)]);
+    assert_eq!(stage, "off");
+    // less than one rank alone needs, whatever it does
+    let budgets = (4..20).rev().map(|share| plain * share / 20);
+    let tight = budgets
+        .take_while(|budget| {
+            let budget = format!("memory.budget={budget}");
+            alone(&unclipped(&folders.path().join("none"), &[&budget])).is_some()
+        })
+        .last()
+        .expect("a budget that one rank keeps");
+    let budget = format!("memory.budget={}", tight - plain / 20);
+    let (stage, bytes) = plan_of("tight", &[&budget]);
+    assert!(["stage2", "stage3"].contains(&stage.as_str()), "{stage}");
+    assert!(bytes < tight);
+    // a stage that is asked for is the least
+    let (stage, _) = plan_of("asked", &["memory.budget=4GiB", "memory.zero_stage=1"]);
+    assert_eq!(stage, "stage1");
+}

@@ -142,13 +142,34 @@ fn values_over_nccl_are_refused_on_cpus_by_name_and_nobody_else_minds() {
 fn ranks_hold_the_same_weights_and_metrics_and_a_rerun_is_the_same_to_the_bit() {
     let folders = tempfile::tempdir().unwrap();
     for size in [2, 4] {
+        let folder = |name: &str| folders.path().join(format!("{name}{size}"));
         let runs = ["a", "b"].map(|name| {
-            let folder = folders.path().join(format!("{name}{size}"));
-            world(size, &config(&folder, &[]), Start::Fresh)
+            let config = config(&folder(name), &["trainer.steps=20", "trainer.save_freq=20"]);
+            world(size, &config, Start::Fresh)
         });
         same_on_all(&runs[0]);
-        assert_eq!(runs[0], runs[1]);
+        assert!(runs[0] == runs[1], "{size} ranks, a rerun");
+        let [first, second] = ["a", "b"].map(|name| state(&folder(name)));
+        assert!(first.values().map(Vec::len).sum::<usize>() > 10_000);
+        assert!(
+            first == second,
+            "{size} ranks, the optimizer's state of a rerun"
+        );
     }
+}
+
+/// The files of the optimizer's state in a run's last checkpoint.
+fn state(run: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = |folder: &Path| std::fs::read_dir(folder).unwrap().map(Result::unwrap);
+    let last = entries(&run.join("checkpoints")).map(|e| e.path()).max();
+    let files = entries(&last.expect("a checkpoint"));
+    let all = files.map(|file| {
+        let name = file.file_name().into_string().unwrap();
+        (name, file.path())
+    });
+    let own = all.filter(|(name, _)| name.starts_with("optimizer"));
+    own.map(|(name, path)| (name, std::fs::read(path).unwrap()))
+        .collect()
 }
 
 /// A mixture of experts whose tokens are trained on by the experts that they were sampled with.

@@ -69,6 +69,8 @@ pub struct KernelTable {
     pub vocabulary_tile: Option<usize>,
     /// Products with weights in 8 bits, for activations in f32 and in half precision.
     quantized: [QuantizedProduct; 2],
+    /// Rows up to which a product with a frozen base in few bits widens codes as it multiplies; with more the matrix is widened first.
+    pub max_fused_base_rows: usize,
 }
 
 impl KernelTable {
@@ -93,6 +95,13 @@ impl KernelTable {
     #[must_use]
     pub fn with_quantized(mut self, full: QuantizedProduct, half: QuantizedProduct) -> Self {
         self.quantized = [full, half];
+        self
+    }
+
+    /// The same where products of up to so many rows with a frozen base widen its codes as they multiply.
+    #[must_use]
+    pub fn with_fused_base(mut self, rows: usize) -> Self {
+        self.max_fused_base_rows = rows;
         self
     }
 

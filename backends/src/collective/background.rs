@@ -9,8 +9,11 @@
 //! failure, as on every other rank.
 
 use super::gathering::{Gathering, Progress};
+use super::tensors::TensorResult;
 use super::{Collective, CollectiveError, Element, Failure, Flat, Result, Traffic};
 use crate::panics::panic_message;
+use burn::tensor::Tensor;
+use firebrick_spec::Home;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -58,7 +61,10 @@ impl Background {
     }
 
     /// An operation that this rank waits for, behind all that it started.
-    fn after_all<T>(&self, work: impl FnOnce(&dyn Collective) -> Result<T>) -> Result<T> {
+    fn after_all<T, E: From<CollectiveError>>(
+        &self,
+        work: impl FnOnce(&dyn Collective) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
         self.progress.settle()?;
         work(self.group.as_ref())
     }
@@ -178,6 +184,26 @@ impl Collective for Background {
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
         self.after_all(|group| group.all_to_all(blocks))
+    }
+
+    fn buffers_home(&self) -> Home {
+        self.group.buffers_home()
+    }
+
+    fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
+        self.after_all(|group| group.all_gather_tensor(own))
+    }
+
+    fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
+        self.after_all(|group| group.reduce_scatter_tensor(all))
+    }
+
+    fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
+        self.after_all(|group| group.all_reduce_tensor(own))
+    }
+
+    fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
+        self.after_all(|group| group.all_to_all_tensor(blocks))
     }
 
     fn send(&self, to: usize, own: Flat) -> Result<()> {

@@ -14,6 +14,9 @@
 //! Before its data every operation exchanges a header with all ranks. A rank that is in another operation, or in the same one with
 //! another length or type, is thereby an error on every rank, and so is a rank that failed. Every wait has a deadline.
 //!
+//! Operations on tensors (`all_reduce_tensor` and its like) are the same on the values of a tensor. Over NCCL these stay on the GPU; elsewhere
+//! they are copied to the host and back (`tensors`).
+//!
 //! A gather can be started and waited for later: it runs on a thread of its group beside the rank's computation ([`Background`]).
 //!
 //! # Who reads, who records, who waits
@@ -53,6 +56,7 @@ mod parcel;
 mod settings;
 mod solo;
 mod staged;
+mod tensors;
 mod threads;
 mod traffic;
 mod traits;

@@ -1,7 +1,9 @@
 //! One rank: nothing is sent.
 
 use super::flat::no_sum;
+use super::tensors::TensorResult;
 use super::{Collective, CollectiveError, Element, Failure, Flat, Result, Traffic};
+use burn::tensor::Tensor;
 use std::sync::Arc;
 
 /// A group of one rank.
@@ -37,6 +39,22 @@ impl Collective for Solo {
     }
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
+        Ok(blocks)
+    }
+
+    fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
+        Ok(own)
+    }
+
+    fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
+        Ok(all)
+    }
+
+    fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
+        Ok(own)
+    }
+
+    fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
         Ok(blocks)
     }
 

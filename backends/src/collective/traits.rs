@@ -1,6 +1,9 @@
 //! What the ranks of a group do together.
 
+use super::tensors::{TensorResult, through_host};
 use super::{Element, Failure, Flat, Gathering, Result, Traffic};
+use burn::tensor::Tensor;
+use firebrick_spec::Home;
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -60,6 +63,43 @@ pub trait Collective: Any + Debug + Send + Sync {
     /// # Errors
     /// As [`all_gather`](Self::all_gather); `CollectiveError::Values` for a length that the ranks do not divide.
     fn all_to_all(&self, blocks: Flat) -> Result<Flat>;
+
+    /// Where the buffers of operations on tensors lie: on the device where its values are exchanged from there, else on the host.
+    fn buffers_home(&self) -> Home {
+        Home::Host
+    }
+
+    /// [`all_gather`](Self::all_gather) of the values of a tensor: a row of all ranks' values on its device.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather), and those of copies and of the device.
+    fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
+        through_host(own, |own| self.all_gather(own))
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) of the values of a tensor: this rank's shard of the sum on its device.
+    ///
+    /// # Errors
+    /// As [`reduce_scatter`](Self::reduce_scatter), and those of copies and of the device.
+    fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
+        through_host(all, |all| self.reduce_scatter(all))
+    }
+
+    /// [`all_reduce`](Self::all_reduce) of the values of a tensor: the sum on its device.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), and those of copies and of the device.
+    fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
+        through_host(own, |own| self.all_reduce(own))
+    }
+
+    /// [`all_to_all`](Self::all_to_all) of the values of a tensor: what every rank has for this one on its device.
+    ///
+    /// # Errors
+    /// As [`all_to_all`](Self::all_to_all), and those of copies and of the device.
+    fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
+        through_host(blocks, |blocks| self.all_to_all(blocks))
+    }
 
     /// Sends values to another rank, which has to [`receive`](Self::receive) them.
     ///

@@ -7,7 +7,7 @@ pub(super) use firebrick_spec::Operation;
 /// Columns of the vocabulary whose logits exist at a time on GPUs.
 pub(super) const TILE: usize = 8192;
 
-/// See [`few_rows`]: of a GPU's plain units, and of tensor cores.
+/// See [`few_rows`]: of a GPU's plain units, which also multiply so many with a frozen base in few bits; and of tensor cores.
 pub(super) const FEW_ROWS: usize = 64;
 pub(super) const FEW_ROWS_ON_CORES: usize = 1024;
 
@@ -30,7 +30,10 @@ pub fn table(backend: Backend) -> KernelTable {
         max_fused_rows: few_rows(backend, half),
         tensor_cores: half && backend == Backend::Cuda,
     };
-    let table = KernelTable::new(used).with_quantized(quantized(false), quantized(true));
+    let base = if backend == Backend::Cpu { 0 } else { FEW_ROWS };
+    let table = KernelTable::new(used)
+        .with_quantized(quantized(false), quantized(true))
+        .with_fused_base(base);
     // the CPU's kernel scores whole rows
     if backend != Backend::Cpu && table.uses(Operation::Scores) {
         table.with_vocabulary_tile(TILE)

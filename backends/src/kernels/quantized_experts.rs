@@ -26,16 +26,10 @@ struct OfExperts {
 }
 
 impl OfExperts {
-    /// `of` the rows of each expert that has any and its matrix, one below the other.
-    fn each(
-        &self,
-        x: &Tensor<2>,
-        matrices: &Matrices,
-        of: impl Fn(Tensor<2>, Tensor<2>) -> Tensor<2>,
-    ) -> Tensor<2> {
+    /// `of` each expert that has any rows and these, one below the other.
+    fn each(&self, x: &Tensor<2>, of: impl Fn(usize, &Tensor<2>) -> Tensor<2>) -> Tensor<2> {
         let product = |(expert, rows): (usize, Range<usize>)| {
-            let wide = matrices.wide(expert, x.dtype());
-            of(x.clone().narrow(0, rows.start, rows.len()), wide)
+            of(expert, &x.clone().narrow(0, rows.start, rows.len()))
         };
         Tensor::cat(self.rows.used().map(product).collect(), 0)
     }
@@ -46,11 +40,11 @@ impl Rows for OfExperts {
 
     fn product(&self, x: Tensor<2>, matrices: &Matrices) -> Tensor<2> {
         let x = self.rows.sorted(x, self.reads);
-        self.each(&x, matrices, |x, wide| x.matmul(wide.transpose()))
+        self.each(&x, |expert, x| matrices.product(expert, x))
     }
 
     fn gradient(&self, g: Tensor<2>, matrices: &Matrices) -> Tensor<2> {
-        let sorted = self.each(&g, matrices, Tensor::matmul);
+        let sorted = self.each(&g, |expert, g| matrices.gradient(expert, g));
         self.rows.unsorted(sorted, self.reads)
     }
 }

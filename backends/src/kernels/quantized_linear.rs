@@ -1,4 +1,5 @@
-//! Products with frozen matrices in few bits, in tensor operations: a matrix is widened as a whole, in the backward pass again.
+//! Products with frozen matrices in few bits. Of few rows a kernel may widen a matrix as it multiplies; else it is widened as a whole, in
+//! the backward pass again, for a product in tensor operations.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
 use crate::quantized::widened;
@@ -12,6 +13,9 @@ use std::marker::PhantomData;
 /// Widens a matrix to a float type; see [`crate::kernels::dequantize`].
 pub(super) type Widen = fn(&Tensor<2>, QuantizedLayout, DType) -> Tensor<2>;
 
+/// Multiplies few rows with a matrix that it widens on the way; nothing where it does not.
+pub(super) type Fused = fn(&Tensor<2>, &Tensor<2>, QuantizedLayout) -> Option<Tensor<2>>;
+
 /// Matrices in few bits, all of one shape.
 #[derive(Clone, Debug)]
 pub(super) struct Matrices {
@@ -19,13 +23,28 @@ pub(super) struct Matrices {
     pub words: Tensor<2>,
     pub layout: QuantizedLayout,
     pub widen: Widen,
+    pub fused: Fused,
 }
 
 impl Matrices {
-    /// One of them, widened.
-    pub fn wide(&self, index: usize, dtype: DType) -> Tensor<2> {
-        let words = self.words.clone().narrow(0, index, 1);
-        (self.widen)(&words, self.layout.one(), dtype)
+    /// The words of one of them.
+    fn words_of(&self, index: usize) -> Tensor<2> {
+        self.words.clone().narrow(0, index, 1)
+    }
+
+    /// `x · Wᵀ` with one of them.
+    pub fn product(&self, index: usize, x: &Tensor<2>) -> Tensor<2> {
+        let (words, layout) = (self.words_of(index), self.layout.one());
+        (self.fused)(x, &words, layout).unwrap_or_else(|| {
+            let wide = (self.widen)(&words, layout, x.dtype());
+            x.clone().matmul(wide.transpose())
+        })
+    }
+
+    /// `g · W` with one of them.
+    pub fn gradient(&self, index: usize, g: &Tensor<2>) -> Tensor<2> {
+        let wide = (self.widen)(&self.words_of(index), self.layout.one(), g.dtype());
+        g.clone().matmul(wide)
     }
 }
 
@@ -49,13 +68,11 @@ impl Rows for All {
     const NAME: &'static str = "product";
 
     fn product(&self, x: Tensor<2>, matrices: &Matrices) -> Tensor<2> {
-        let wide = matrices.wide(0, x.dtype());
-        x.matmul(wide.transpose())
+        matrices.product(0, &x)
     }
 
     fn gradient(&self, g: Tensor<2>, matrices: &Matrices) -> Tensor<2> {
-        let wide = matrices.wide(0, g.dtype());
-        g.matmul(wide)
+        matrices.gradient(0, &g)
     }
 }
 

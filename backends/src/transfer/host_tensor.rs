@@ -1,7 +1,6 @@
 //! Matrices in host memory, and arithmetic on them.
 
 use super::copy_streams::CopyStreams;
-use crate::collective::Flat;
 use crate::trace::span;
 use crate::{Precision, PrecisionExt};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -25,7 +24,7 @@ pub struct HostTensor {
 
 impl HostTensor {
     /// A matrix as Burn holds it.
-    pub(super) fn from_data(data: TensorData) -> Self {
+    pub(crate) fn from_data(data: TensorData) -> Self {
         Self {
             data,
             shared: false,
@@ -34,7 +33,7 @@ impl HostTensor {
     }
 
     /// The values as Burn holds them.
-    pub(super) fn into_data(self) -> TensorData {
+    pub(crate) fn into_data(self) -> TensorData {
         self.data
     }
 
@@ -66,50 +65,6 @@ impl HostTensor {
             Ok(words) => words,
             Err(e) => unreachable!("words are floats of 32 bits: {e:?}"),
         }
-    }
-
-    /// The values as collectives take them, in row-major order: f64 as they are, all others in f32.
-    #[must_use]
-    pub fn into_flat(self) -> Flat {
-        let values = match self.data.dtype() {
-            DType::F64 => self.data.try_into_vec().map(Flat::F64),
-            DType::F32 => self.data.try_into_vec().map(Flat::F32),
-            _ => self
-                .data
-                .convert_dtype(DType::F32)
-                .try_into_vec()
-                .map(Flat::F32),
-        };
-        match values {
-            Ok(values) => values,
-            Err(e) => unreachable!("values are read in the type that they have: {e:?}"),
-        }
-    }
-
-    /// The values as collectives take them, in row-major order and in the type that they have.
-    #[must_use]
-    pub fn into_flat_as_stored(self) -> Flat {
-        let half = match self.data.dtype() {
-            DType::BF16 => self.data.try_into_vec().map(Flat::Bf16),
-            DType::F16 => self.data.try_into_vec().map(Flat::F16),
-            _ => return self.into_flat(),
-        };
-        match half {
-            Ok(values) => values,
-            Err(e) => unreachable!("values are read in the type that they have: {e:?}"),
-        }
-    }
-
-    /// Values of a collective as a matrix: f64 as they are, all others in f32.
-    #[must_use]
-    pub fn from_flat(values: Flat, shape: [usize; 2]) -> Self {
-        Self::from_data(match values {
-            Flat::F64(values) => TensorData::new(values, shape),
-            Flat::F32(values) => TensorData::new(values, shape),
-            Flat::Bf16(values) => TensorData::new(values, shape).convert_dtype(DType::F32),
-            Flat::F16(values) => TensorData::new(values, shape).convert_dtype(DType::F32),
-            Flat::Bytes(values) => TensorData::new(values, shape).convert_dtype(DType::F32),
-        })
     }
 
     /// The values' bytes in the type that they have, in row-major order.
@@ -347,7 +302,6 @@ fn add_rows<T: Copy + std::ops::AddAssign>(a: &mut [T], columns: usize, at: &[us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::Element;
 
     fn matrix(values: &[f32], shape: [usize; 2]) -> HostTensor {
         HostTensor::from_values(values.to_vec(), shape)
@@ -363,8 +317,6 @@ mod tests {
         );
         let half = table.rounded(Precision::Bf16);
         assert_eq!(half.columns(0..1).to_f32(), [1.0, 4.0]);
-        let flat = half.into_flat_as_stored();
-        assert_eq!((flat.element(), flat.len()), (Element::Bf16, 6));
     }
 
     #[test]

@@ -17,6 +17,15 @@ pub enum Gradient {
 }
 
 impl Gradient {
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Device(tensor) => tensor.dims().iter().product::<usize>() * tensor.dtype().size(),
+            Self::Host(host) => host.bytes(),
+        }
+    }
+
     /// The gradient on the device. It is `[rows, columns]`.
     #[must_use]
     pub fn into_device(self, device: &Device) -> Tensor<2> {

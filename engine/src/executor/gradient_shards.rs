@@ -1,11 +1,11 @@
 //! Shards of gradients that were summed over ranks.
 
 use super::gradient::Gradient;
+use crate::Result;
 use crate::plan::{Partition, Zero};
 use crate::world::World;
 use burn::tensor::Device;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
-use firebrick_backends::transfer::HostTensor;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -59,32 +59,35 @@ impl Reduced {
         all.filter_map(|(index, shard)| Some((index, &shard.as_ref()?.0)))
     }
 
-    /// Adds a shard that lies on the host to what is there, where this plan keeps gradients.
+    /// Adds a shard to what is there, where this plan keeps gradients.
+    ///
+    /// # Errors
+    /// Where a copy fails.
     pub fn add(
         &mut self,
         index: usize,
-        own: HostTensor,
+        own: Gradient,
         home: Home,
         (accounts, device): Place<'_>,
-    ) {
-        let bytes = own.bytes();
+    ) -> Result<()> {
         self.shards[index] = Some(match self.shards[index].take() {
             Some((Gradient::Host(mut sum), hold)) => {
-                sum.add(own);
+                sum.add(own.into_host()?);
                 (Gradient::Host(sum), hold)
             }
             Some((Gradient::Device(sum), hold)) => {
                 (Gradient::Device(sum + own.into_device(device)), hold)
             }
             None => {
-                let hold = accounts.hold(Category::Gradients, home, bytes);
+                let hold = accounts.hold(Category::Gradients, home, own.bytes());
                 let shard = match home {
-                    Home::Host => Gradient::Host(own),
+                    Home::Host => Gradient::Host(own.into_host()?),
                     Home::Device => Gradient::Device(own.into_device(device)),
                 };
                 (shard, hold)
             }
         });
+        Ok(())
     }
 }
 

@@ -1,12 +1,14 @@
 //! Gradients of which each rank keeps its shard of the sum (`ZeRO`, arXiv:1910.02054): of a whole optimizer step at its end, or of a
 //! unit as soon as a pass has completed it.
 
+use super::gradient::Gradient;
 use super::gradient_shards::Reduced;
 use super::gradients::Gradients;
 use super::runtime::Runtime;
 use crate::Result;
 use crate::plan::Partition;
-use burn::tensor::DType;
+use crate::world::World;
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::collective::{Element, Flat};
@@ -102,42 +104,133 @@ impl Gradients {
             DType::F64 => Element::F64,
             _ => Element::F32,
         };
-        let ranks = partition.ranks();
-        let len = ranks * layout.block;
-        let _held = accounts.hold(Category::Communication, Home::Host, len * element.bytes());
-        let mut message = Flat::zeros(element, len);
-        let one = ones(element);
-        for (place, &(index, numel, start)) in layout.params.iter().enumerate() {
-            let Some(gradient) = self.take_own(index) else {
-                continue;
-            };
-            let values = gradient.into_host()?.into_flat();
-            for rank in 0..ranks {
-                let block = rank * layout.block;
-                message.write(block + start, &values, partition.range_of(rank, numel));
-                message.write(block + layout.counts + place, &one, 0..1);
-            }
-        }
-        let sum = world.reduce_scatter(message)?;
-        let zero = Flat::zeros(element, 1);
+        let len = partition.ranks() * layout.block;
+        let (at, bytes) = (world.buffers_home(), len * element.bytes());
+        let _held = accounts.hold(Category::Communication, at, bytes);
+        let mut own = |index| self.take_own(index);
+        let shards = if [home, at] == [Home::Device; 2] {
+            layout.sum_on_device((partition, element), decoder.device(), &world, &mut own)?
+        } else {
+            layout.sum_on_host((partition, element), &world, &mut own)?
+        };
         let Some(reduced) = self.reduced_mut() else {
             return Ok(());
         };
-        for (place, &(index, numel, start)) in layout.params.iter().enumerate() {
-            let count = layout.counts + place;
-            if sum.slice(count..count + 1) == zero {
-                continue;
-            }
+        for (index, shard) in shards {
             reduced.note(index);
-            let own = partition.range(numel).len();
-            if own > 0 {
-                let values = sum.slice(start..start + own);
-                let shard = HostTensor::from_flat(values, Partition::shape(own));
-                reduced.add(index, shard, home, (&accounts, decoder.device()));
+            if let Some(shard) = shard {
+                reduced.add(index, shard, home, (&accounts, decoder.device()))?;
             }
         }
         Ok(())
     }
+}
+
+/// This rank's shards of the sums of parameters that any rank had a gradient of, by flat index: none of one whose shards are all other ranks'.
+type Shards = Vec<(usize, Option<Gradient>)>;
+
+impl Layout {
+    /// Sums what ranks have in a message in host memory.
+    fn sum_on_host(
+        &self,
+        (partition, element): (Partition, Element),
+        world: &World,
+        own: &mut impl FnMut(usize) -> Option<Gradient>,
+    ) -> Result<Shards> {
+        let ranks = partition.ranks();
+        let mut message = Flat::zeros(element, ranks * self.block);
+        let one = ones(element);
+        for (place, &(index, numel, start)) in self.params.iter().enumerate() {
+            let Some(gradient) = own(index) else {
+                continue;
+            };
+            let values = gradient.into_host()?.into_flat();
+            for rank in 0..ranks {
+                let block = rank * self.block;
+                message.write(block + start, &values, partition.range_of(rank, numel));
+                message.write(block + self.counts + place, &one, 0..1);
+            }
+        }
+        let sum = world.reduce_scatter(message)?;
+        let zero = Flat::zeros(element, 1);
+        let found = self.params.iter().enumerate().filter(|(place, _)| {
+            let count = self.counts + place;
+            sum.slice(count..count + 1) != zero
+        });
+        let shard = |&(index, numel, start): &(usize, usize, usize)| {
+            let own = partition.range(numel).len();
+            let shard = (own > 0).then(|| {
+                let values = sum.slice(start..start + own);
+                Gradient::Host(HostTensor::from_flat(values, Partition::shape(own)))
+            });
+            (index, shard)
+        };
+        Ok(found.map(|(_, param)| shard(param)).collect())
+    }
+
+    /// The same in a message that stays on the device: only the counts are read.
+    fn sum_on_device(
+        &self,
+        (partition, element): (Partition, Element),
+        device: &Device,
+        world: &World,
+        own: &mut impl FnMut(usize) -> Option<Gradient>,
+    ) -> Result<Shards> {
+        let ranks = partition.ranks();
+        let dtype = match element {
+            Element::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let zeros = |columns: usize| Tensor::<2>::zeros([ranks, columns], (device, dtype));
+        let mut columns = Vec::with_capacity(self.params.len() + 1);
+        let mut counts = Vec::with_capacity(self.params.len());
+        for &(index, numel, _) in &self.params {
+            let part = partition.part(numel);
+            let gradient = own(index);
+            counts.push(f32::from(u8::from(gradient.is_some())));
+            columns.push(match gradient {
+                Some(gradient) => {
+                    let values = gradient.into_device(device).reshape([numel]);
+                    filled_up(values, ranks * part).reshape([ranks, part])
+                }
+                None => zeros(part),
+            });
+        }
+        let params = self.params.len();
+        let counts = Tensor::<1>::from_data(TensorData::new(counts, [params]), (device, dtype));
+        columns.push(counts.reshape([1, params]).expand([ranks, params]));
+        let message = Tensor::cat(columns, 1).reshape([ranks * self.block]);
+        let sum = world.reduce_scatter_tensor(message)?;
+        let counts = sum
+            .clone()
+            .narrow(0, self.counts, params)
+            .reshape([1, params]);
+        let counts = HostTensor::download(counts)?.to_f64();
+        let shard = |&(index, numel, start): &(usize, usize, usize)| {
+            let own = partition.range(numel).len();
+            let shard = (own > 0).then(|| {
+                let values = sum.clone().narrow(0, start, own);
+                Gradient::Device(values.reshape(Partition::shape(own)))
+            });
+            (index, shard)
+        };
+        let found = self
+            .params
+            .iter()
+            .zip(counts)
+            .filter(|(_, count)| *count > 0.0);
+        Ok(found.map(|(param, _)| shard(param)).collect())
+    }
+}
+
+/// Values with zeros behind them.
+fn filled_up(values: Tensor<1>, len: usize) -> Tensor<1> {
+    let [own] = values.dims();
+    if own == len {
+        return values;
+    }
+    let zeros = Tensor::zeros([len - own], (&values.device(), values.dtype()));
+    Tensor::cat(vec![values, zeros], 0)
 }
 
 fn ones(element: Element) -> Flat {

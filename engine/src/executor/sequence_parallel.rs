@@ -10,9 +10,9 @@ use crate::batch::Part;
 use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
-use firebrick_backends::accounts::{Category, Home};
+use firebrick_backends::accounts::Category;
 use firebrick_backends::kernels::backward_root;
-use firebrick_backends::transfer::HostTensor;
+use firebrick_backends::precision::widened;
 use firebrick_models::arch::Mixer;
 use firebrick_models::attention::{Qkv, SequenceLayout};
 use firebrick_models::forward_context::ForwardContext;
@@ -262,23 +262,20 @@ impl SharedAttention<'_> {
 
     /// One message to every rank that shares these sequences: row r of each matrix is for the rth of them. Gives theirs for this one.
     fn exchange<const N: usize>(self, blocks: [Tensor<2>; N]) -> Result<Tensor<2>> {
-        let Self {
-            decoder, runtime, ..
-        } = self;
+        let runtime = self.runtime;
         let mut blocks = Vec::from(blocks);
         let all = match blocks.len() {
             1 => blocks.remove(0),
             _ => Tensor::cat(blocks, 1),
         };
-        let shape = all.dims();
-        let own = HostTensor::download(all)?;
-        let bytes = own.bytes();
-        let held = runtime
-            .accounts
-            .hold(Category::Communication, Home::Host, bytes);
-        let received = runtime.world().sequence_all_to_all(own.into_flat())?;
-        drop(held);
-        Ok(HostTensor::from_flat(received, shape).into_device(decoder.device()))
+        let all = widened(all);
+        let [ranks, block] = all.dims();
+        let (world, values) = (runtime.world(), ranks * block);
+        let (home, bytes) = (world.buffers_home(), values * all.dtype().size());
+        let accounts = &runtime.accounts;
+        let _held = accounts.hold(Category::Communication, home, bytes);
+        let received = world.sequence_all_to_all(all.reshape([values]))?;
+        Ok(received.reshape([ranks, block]))
     }
 }
 

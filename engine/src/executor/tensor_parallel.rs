@@ -14,10 +14,10 @@ use crate::batch::MicroBatch;
 use crate::plan::Role;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
-use firebrick_backends::accounts::{Category, Home};
+use firebrick_backends::accounts::{Category, MemoryGuard};
 use firebrick_backends::collective::Flat;
 use firebrick_backends::kernels::backward_root;
-use firebrick_backends::precision::stored_as;
+use firebrick_backends::precision::widened;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::attention::Qkv;
 use firebrick_models::decoder::Block;
@@ -41,29 +41,30 @@ pub fn check_shared_matrices(role: Role, arch: &Arch, degree: usize) -> Result<(
 
 /// The sum of tensors of one shape over the ranks that share matrices, in their order and at least in f32.
 pub(super) fn sum(own: Tensor<2>, runtime: &Runtime) -> Result<Tensor<2>> {
-    let (shape, device, stored) = (own.dims(), own.device(), own.dtype());
-    let own = HostTensor::download(own)?;
-    let accounts = &runtime.accounts;
-    let _held = accounts.hold(Category::Communication, Home::Host, own.bytes());
-    let all = runtime
-        .world()
-        .tensor_all_reduce(own.into_flat_as_stored())?;
-    let sum = HostTensor::from_flat(all, shape).into_device(&device);
-    Ok(stored_as(sum, stored))
+    let [rows, columns] = own.dims();
+    let (_held, own) = message(own, 1, runtime);
+    let sum = runtime.world().tensor_sum(own)?;
+    Ok(sum.reshape([rows, columns]))
 }
 
 /// Every rank's tensor of one shape, by rank, at least in f32.
 pub(super) fn gather(own: &Tensor<2>, runtime: &Runtime) -> Result<Vec<Tensor<2>>> {
-    let ([rows, columns], device) = (own.dims(), own.device());
+    let [rows, columns] = own.dims();
     let ranks = runtime.world().tensor_size();
-    let own = HostTensor::download(own.clone())?;
+    let (_held, own) = message(widened(own.clone()), ranks, runtime);
+    let all = runtime.world().tensor_gather(own)?;
+    let all = all.reshape([ranks * rows, columns]);
+    let tensor = |rank: usize| all.clone().narrow(0, rank * rows, rows);
+    Ok((0..ranks).map(tensor).collect())
+}
+
+/// The values of a tensor as a message, and an account for what comes back: those of so many ranks.
+fn message(own: Tensor<2>, ranks: usize, runtime: &Runtime) -> (MemoryGuard, Tensor<1>) {
+    let values: usize = own.dims().iter().product();
+    let (home, bytes) = (runtime.world().buffers_home(), values * own.dtype().size());
     let accounts = &runtime.accounts;
-    let _held = accounts.hold(Category::Communication, Home::Host, ranks * own.bytes());
-    let all = runtime.world().tensor_all_gather(own.into_flat())?;
-    let lengths = vec![rows * columns; ranks];
-    let parts = all.split(&lengths);
-    let tensor = |part| HostTensor::from_flat(part, [rows, columns]).into_device(&device);
-    Ok(parts.map(tensor).collect())
+    let held = accounts.hold(Category::Communication, home, ranks * bytes);
+    (held, own.reshape([values]))
 }
 
 /// A half without a graph.

@@ -24,6 +24,7 @@ mod score;
 mod sequences;
 mod setup;
 mod sft;
+mod sharding;
 mod timeline;
 mod turns;
 mod update;

@@ -64,8 +64,8 @@ impl Trainer {
         Ok(ALL[place.min(ALL.len() - 1)])
     }
 
-    /// Refuses to continue where a metric of a step is not the same on every rank, times and memory apart: ranks that have drifted apart
-    /// train different models.
+    /// Refuses to continue where what a step trained on, or a metric of it, is not the same on every rank, times and memory apart: ranks that
+    /// have drifted apart train different models. The cut into micro-batches follows from the sequences and the plan.
     pub(super) fn compare(&self, report: &StepReport) -> Result<()> {
         if self.world.is_solo() {
             return Ok(());
@@ -74,10 +74,21 @@ impl Trainer {
         own.retain(|name, _| !is_of_a_machine(name));
         let mut bytes = Writer::default();
         write(&mut bytes, &own);
+        if let Some(sampled) = &report.rollout {
+            bytes.list(sampled.rollouts.iter(), |w, rollout| {
+                w.number(rollout.prompt_index);
+                w.number(rollout.sample as u64);
+                w.tokens(&rollout.prompt);
+                w.tokens(&rollout.completion);
+                w.float(rollout.reward);
+            });
+        }
         let advice = "the ranks have drifted apart; resume from the last checkpoint, and report it with the configuration";
-        let same = self
-            .world
-            .same("a metric of the step", advice, &bytes.into_bytes());
+        let same = self.world.same(
+            "a sequence or a metric of the step",
+            advice,
+            &bytes.into_bytes(),
+        );
         let Err(Error::Ranks(message)) = same else {
             return same;
         };
@@ -101,7 +112,7 @@ impl Trainer {
             step: report.step,
             detail: format!(
                 "{message} ({})",
-                other.unwrap_or_else(|| "their numbers differ".into())
+                other.unwrap_or_else(|| "their sequences differ".into())
             ),
         })
     }

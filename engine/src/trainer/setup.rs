@@ -129,6 +129,7 @@ impl Opened {
         let (config, mode) = (&self.config, self.mode);
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
+        request.memory.zero_stage = plan.policy().zero.number();
         request.parallel =
             self.parallel(plan.policy().zero, cluster(&self.world, &request.profile)?);
         planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
@@ -183,16 +184,28 @@ impl Opened {
     /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks share neither
     /// sequences nor matrices, and have no stages.
     fn parallel(&self, zero: Zero, cluster: Option<Cluster>) -> Parallel {
+        let world = &self.world;
+        let critic = world.of_critic().sequence_size();
+        let groups = [
+            world.sequence_size(),
+            critic,
+            world.sampling_size(),
+            world.tensor_size(),
+            world.stages(),
+        ];
+        let alike = zero == Zero::Off && groups.iter().all(|&n| n == 1);
+        if world.is_solo() || alike {
+            return Parallel::default();
+        }
+        self.divided(zero, cluster)
+    }
+
+    /// How the ranks of this run divide its work, and what replicas share out at a stage.
+    pub(super) fn divided(&self, zero: Zero, cluster: Option<Cluster>) -> Parallel {
         let sequence = self.world.sequence_size() as u64;
         let together = self.world.sampling_size() as u64;
         let tensor = self.world.tensor_size() as u64;
-        let pipeline = self.world.stages() as u64;
         let critic = self.world.of_critic().sequence_size() as u64;
-        let groups = [sequence, critic, together, tensor, pipeline];
-        let alike = zero == Zero::Off && groups.iter().all(|&n| n == 1);
-        if self.world.is_solo() || alike {
-            return Parallel::default();
-        }
         let replicas = self.world.replicas();
         Parallel {
             cluster,
@@ -200,7 +213,7 @@ impl Opened {
             // one that has all shares nothing out
             zero: if replicas.is_solo() { Zero::Off } else { zero },
             tensor,
-            pipeline,
+            pipeline: self.world.stages() as u64,
             sequence,
             critic_sequence: Some(critic).filter(|&n| n != sequence),
             rollout_tensor: Some(together).filter(|&n| n != tensor),
@@ -245,7 +258,7 @@ impl Opened {
                     sampling: self.world.sampling_size(),
                 },
             )?,
-            (None, Some(_)) => request.fit()?.plan,
+            (None, Some(_)) => self.fit(request)?,
             (None, None) => request.as_configured()?.plan,
         };
         for (role, model) in &plan.models {

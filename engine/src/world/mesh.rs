@@ -119,16 +119,42 @@ impl Mesh {
     }
 
     /// An operation of this rank's group.
-    pub fn during<T>(
+    pub fn during<T, E: OfRanks>(
         &self,
-        work: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>,
-    ) -> Result<T, CollectiveError> {
+        work: impl FnOnce(&dyn Collective) -> Result<T, E>,
+    ) -> Result<T, E> {
         let ranks = self.ranks();
         let done = work(ranks.as_ref());
-        if let Err(CollectiveError::Failed(_)) = &done {
+        if done
+            .as_ref()
+            .err()
+            .is_some_and(|e| e.failed_rank().is_some())
+        {
             self.overtaken.store(true, Relaxed);
         }
         done
+    }
+}
+
+/// Errors of operations.
+pub(super) trait OfRanks {
+    /// The error itself where it says that a rank has failed, which all are told.
+    fn failed_rank(&self) -> Option<&CollectiveError>;
+}
+
+impl OfRanks for CollectiveError {
+    fn failed_rank(&self) -> Option<&CollectiveError> {
+        matches!(self, Self::Failed(_)).then_some(self)
+    }
+}
+
+/// Of operations on tensors.
+impl OfRanks for firebrick_backends::Error {
+    fn failed_rank(&self) -> Option<&CollectiveError> {
+        match self {
+            Self::Collective(error) => error.failed_rank(),
+            _ => None,
+        }
     }
 }
 

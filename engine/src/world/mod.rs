@@ -13,12 +13,14 @@ mod shared_matrices;
 mod shared_sequences;
 
 use crate::{Error, Result};
+use burn::tensor::Tensor;
 use codec::{Reader, Writer};
 use firebrick_backends::collective::{
     self, Collective, CollectiveError, Failure, Flat, Solo, Traffic,
 };
 use firebrick_plan::{Partition, Zero};
-use mesh::{Mesh, SharedModel};
+use firebrick_spec::Home;
+use mesh::{Mesh, OfRanks, SharedModel};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -119,19 +121,44 @@ impl World {
     }
 
     /// An operation of these ranks.
-    fn operation<T>(
+    fn operation<T, E: OfRanks>(
         &self,
-        work: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>,
-    ) -> Result<T> {
+        work: impl FnOnce(&dyn Collective) -> Result<T, E>,
+    ) -> Result<T>
+    where
+        Error: From<E>,
+    {
         if let Some(group) = &self.through {
             return Ok(group.during(work)?);
         }
         let done = work(self.all.as_ref());
-        if let Err(error @ CollectiveError::Failed(_)) = &done {
+        if let Some(error) = done.as_ref().err().and_then(OfRanks::failed_rank) {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             *known = Some(error.clone());
         }
         Ok(done?)
+    }
+
+    /// Where the buffers of operations on tensors lie.
+    #[must_use]
+    pub fn buffers_home(&self) -> Home {
+        self.all.buffers_home()
+    }
+
+    /// The sum of a tensor's values over all ranks, in their order.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce), and of copies.
+    pub fn all_reduce_tensor(&self, own: Tensor<1>) -> Result<Tensor<1>> {
+        self.operation(|ranks| ranks.all_reduce_tensor(own))
+    }
+
+    /// This rank's shard of the sum of a tensor's values over all ranks, in their order.
+    ///
+    /// # Errors
+    /// Those of [`reduce_scatter`](Self::reduce_scatter), and of copies.
+    pub fn reduce_scatter_tensor(&self, own: Tensor<1>) -> Result<Tensor<1>> {
+        self.operation(|ranks| ranks.reduce_scatter_tensor(own))
     }
 
     /// Every rank's bytes, by rank.

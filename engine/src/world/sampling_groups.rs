@@ -4,6 +4,7 @@
 use super::World;
 use super::mesh::Mesh;
 use crate::{Error, Result};
+use burn::tensor::Tensor;
 use firebrick_backends::collective::{CollectiveError, Flat, Traffic};
 use firebrick_models::{TensorGroup, TensorRanks};
 use std::sync::Arc;
@@ -88,12 +89,19 @@ impl TensorRanks for SamplingRanks {
         self.mesh.degree()
     }
 
-    fn all_reduce(&self, own: Flat) -> Result<Flat, CollectiveError> {
-        self.mesh.during(|group| group.all_reduce(own))
+    fn all_reduce(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
+        self.mesh.during(|group| group.all_reduce_tensor(own))
     }
 
-    fn all_gather(&self, own: Flat) -> Result<Flat, CollectiveError> {
-        self.mesh.during(|group| group.all_gather(own))
+    fn all_gather(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
+        self.mesh.during(|group| group.all_gather_tensor(own))
+    }
+
+    fn all_gather_bytes(&self, own: Vec<u8>) -> Result<Vec<u8>, CollectiveError> {
+        let all = self
+            .mesh
+            .during(|group| group.all_gather(Flat::Bytes(own)))?;
+        Ok(all.as_bytes().to_vec())
     }
 }
 

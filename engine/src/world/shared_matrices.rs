@@ -4,6 +4,7 @@
 use super::World;
 use super::mesh::{Mesh, SharedModel};
 use crate::{Error, Result};
+use burn::tensor::Tensor;
 use firebrick_backends::collective::{Flat, Traffic};
 use firebrick_spec::TensorShare;
 use std::sync::Arc;
@@ -82,13 +83,24 @@ impl World {
         }
     }
 
-    /// The values of each rank that shares this one's matrices, one behind the other. All give as many.
+    /// The sum of a tensor's values over the ranks that share this one's matrices, in their order.
     ///
     /// # Errors
-    /// Those of [`tensor_all_reduce`](Self::tensor_all_reduce).
-    pub fn tensor_all_gather(&self, own: Flat) -> Result<Flat> {
+    /// Those of [`tensor_all_reduce`](Self::tensor_all_reduce), and of copies.
+    pub fn tensor_sum(&self, own: Tensor<1>) -> Result<Tensor<1>> {
         match &self.matrices {
-            Some(all) => Ok(all.group.during(|group| group.all_gather(own))?),
+            Some(all) => Ok(all.group.during(|group| group.all_reduce_tensor(own))?),
+            None => Ok(own),
+        }
+    }
+
+    /// The values of a tensor of each rank that shares this one's matrices, one behind the other. All give as many.
+    ///
+    /// # Errors
+    /// Those of [`tensor_sum`](Self::tensor_sum).
+    pub fn tensor_gather(&self, own: Tensor<1>) -> Result<Tensor<1>> {
+        match &self.matrices {
+            Some(all) => Ok(all.group.during(|group| group.all_gather_tensor(own))?),
             None => Ok(own),
         }
     }

@@ -1,11 +1,10 @@
 //! What ranks that share sequences (Ulysses, arXiv:2309.14509) do beside those that divide the batch.
 
 use super::World;
-use super::mesh::Mesh;
+use super::mesh::{Mesh, OfRanks};
 use crate::{Error, Result};
-use firebrick_backends::collective::{
-    Collective, CollectiveError, Flat, OperationKind, Solo, Traffic,
-};
+use burn::tensor::Tensor;
+use firebrick_backends::collective::{Collective, OperationKind, Solo, Traffic};
 use std::sync::Arc;
 
 /// The key of the critic's own degree.
@@ -135,8 +134,8 @@ impl World {
     ///
     /// # Errors
     /// Where a rank failed or is gone, or is in another operation.
-    pub fn sequence_all_to_all(&self, blocks: Flat) -> Result<Flat> {
-        self.in_sequence(|group| group.all_to_all(blocks))
+    pub fn sequence_all_to_all(&self, blocks: Tensor<1>) -> Result<Tensor<1>> {
+        self.in_sequence(|group| group.all_to_all_tensor(blocks))
     }
 
     /// The bytes of each rank that shares this one's sequences, in their order.
@@ -160,10 +159,13 @@ impl World {
         sent
     }
 
-    fn in_sequence<T>(
+    fn in_sequence<T, E: OfRanks>(
         &self,
-        work: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>,
-    ) -> Result<T> {
+        work: impl FnOnce(&dyn Collective) -> Result<T, E>,
+    ) -> Result<T>
+    where
+        Error: From<E>,
+    {
         Ok(match self.sequence_mesh() {
             Some(mesh) => mesh.during(work)?,
             None => work(&Solo)?,
@@ -174,7 +176,8 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firebrick_backends::collective::{Failure, Settings, Threads};
+    use burn::tensor::Device;
+    use firebrick_backends::collective::{Failure, Flat, Settings, Threads};
 
     fn ranks<T: Send>(size: usize, work: impl Fn(World) -> T + Sync) -> Vec<T> {
         let done = Threads::run(size, Settings::default(), |all| work(World::new(all)));
@@ -273,15 +276,17 @@ mod tests {
                 let critic = if failing % 2 == 0 { 4 } else { 1 };
                 let world = world.sharing_critic_sequences(critic).unwrap();
                 let own = || Flat::F64(vec![world.rank() as f64; 2]);
+                let blocks = || Tensor::<1>::from_floats([world.rank() as f32; 2], &Device::flex());
                 let told = if world.rank() == failing {
                     world.agree_on_failure(Some(Failure::new("no room")))
                 } else {
                     // either an operation of its group was cut short, or that of all is
-                    let done = world.sequence_all_to_all(own());
+                    let done = world.sequence_all_to_all(blocks());
                     let done = done.and_then(|_| world.all_reduce(own()));
                     world.agree_on_failure(done.err().map(|e| Failure::new(e.to_string())))
                 };
-                let anew = world.sequence_all_to_all(own()).unwrap();
+                let anew = world.sequence_all_to_all(blocks()).unwrap();
+                let anew: Vec<f32> = anew.into_data().iter().collect();
                 let rank = vec![world.rank() as u8];
                 let all = world.of_critic().sequence_exchange(rank).unwrap();
                 assert_eq!(all.len(), critic);
@@ -289,8 +294,8 @@ mod tests {
             });
             for (rank, (told, anew)) in found.into_iter().enumerate() {
                 assert_eq!(told, format!("rank {failing} failed: no room"));
-                let low = (rank / 2 * 2) as f64;
-                assert_eq!(anew, Flat::F64(vec![low, low + 1.0]));
+                let low = (rank / 2 * 2) as f32;
+                assert_eq!(anew, [low, low + 1.0]);
             }
         }
     }

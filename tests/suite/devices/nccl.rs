@@ -6,23 +6,32 @@
 use super::streams::is_stand_in;
 use crate::devices::gpu;
 use crate::support::{checked, report};
+use burn::tensor::Device;
 use firebrick_backends::collective::{
-    Collective, CollectiveError, Element, Flat, Nccl, OperationKind, Settings, Threads, Traffic,
+    Collective, CollectiveError, Element, Nccl, OperationKind, Settings, Threads, Traffic,
 };
 use firebrick_backends::device::open;
 use firebrick_engine::config::{RunConfig, parse};
 use firebrick_engine::trainer::Trainer;
-use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use operations::{
+    at_twenty_lengths_nccl_gives_the_bits_that_threads_give,
+    tensors_give_the_bits_of_their_values_and_keep_their_own, values,
+    values_of_tensors_are_never_copied_to_the_host,
+};
+
+mod operations;
+
 /// Says that a process is a test's own.
 const INNER: &str = "FIREBRICK_TEST_OF_NCCL";
 const DEVICES: &str = "STAND_IN_DEVICES";
 const FAULT: &str = "STAND_IN_NCCL";
+const RECORD: &str = "STAND_IN_RECORD";
 const REFUSE: &str = "STAND_IN_REFUSE";
 /// Refuses no allocation, and says in the end how many were asked for.
 const COUNT: &str = "1000000000:1";
@@ -52,6 +61,8 @@ mod cuda {
 
     tests!(
         at_twenty_lengths_nccl_gives_the_bits_that_threads_give,
+        tensors_give_the_bits_of_their_values_and_keep_their_own,
+        values_of_tensors_are_never_copied_to_the_host,
         a_run_over_nccl_learns_to_the_bit_what_it_learns_through_host_memory,
         what_goes_wrong_in_nccl_ends_all_ranks_and_names_the_one,
         a_rank_that_never_comes_to_an_operation_is_waited_for_until_the_deadline,
@@ -81,7 +92,9 @@ fn again(test: &str, settings: &[(&str, &str)]) -> String {
         "--exact",
         "--nocapture",
     ]);
-    command.env_remove(FAULT).env_remove(REFUSE);
+    for setting in [FAULT, REFUSE, RECORD] {
+        command.env_remove(setting);
+    }
     command.env(INNER, test).env(DEVICES, "2");
     command.envs(settings.iter().copied());
     let output = command.output().expect("the test's program runs");
@@ -108,13 +121,18 @@ fn settings() -> Settings {
     }
 }
 
+fn card(index: usize) -> Device {
+    open(format!("cuda:{index}").parse().expect("a name"))
+        .expect("a card")
+        .0
+}
+
 /// The ranks of a world over NCCL, each with a card of its own, or why not.
 fn joined(
     rank: &Arc<dyn Collective>,
     card: usize,
 ) -> Result<Result<Arc<dyn Collective>, String>, CollectiveError> {
-    let (device, _) = open(format!("cuda:{card}").parse().expect("a name")).expect("a card");
-    Nccl::join(rank, &device)
+    Nccl::join(rank, &self::card(card))
 }
 
 /// What each rank of a world makes of `work` over NCCL.
@@ -132,106 +150,6 @@ fn over_nccl<T: Send>(
     ranks
         .map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}")))
         .collect()
-}
-
-/// A number of a row, by splitmix64.
-fn bits(seed: u64, at: usize) -> u64 {
-    let mut x = (seed << 32 | at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// A rank's values: of sizes whose sums are rounded.
-fn values(element: Element, rank: usize, len: usize) -> Flat {
-    let number = |at: usize| (bits(rank as u64 + 1, at) >> 40) as f64 / 3e5 - 25.0;
-    let all = (0..len).map(number);
-    match element {
-        Element::Byte => Flat::Bytes((0..len).map(|at| bits(rank as u64, at) as u8).collect()),
-        Element::F32 => Flat::F32(all.map(|v| v as f32).collect()),
-        Element::F64 => Flat::F64(all.collect()),
-        Element::Bf16 => Flat::Bf16(all.map(bf16::from_f64).collect()),
-        Element::F16 => Flat::F16(all.map(f16::from_f64).collect()),
-    }
-}
-
-/// What a rank has after every operation on rows of a length, and what it sent.
-fn operations(group: &dyn Collective, element: Element, len: usize) -> (Vec<Flat>, Traffic) {
-    let (rank, size) = (group.rank(), group.size());
-    let own = || values(element, rank, len);
-    let mut found = vec![
-        group.all_gather(own()).expect("gathered"),
-        group
-            .all_to_all(values(element, rank, len * size))
-            .expect("exchanged"),
-    ];
-    if element != Element::Byte {
-        found.push(group.all_reduce(own()).expect("summed"));
-        found.push(group.reduce_scatter(own()).expect("summed"));
-    }
-    group.send((rank + 1) % size, own()).expect("sent");
-    let from = (rank + size - 1) % size;
-    found.push(group.receive(from, len, element).expect("received"));
-    (found, group.traffic())
-}
-
-/// Twenty lengths between nothing and 20,000, the same in every run, and the smallest.
-fn lengths() -> impl Iterator<Item = usize> {
-    let random = (0..20).map(|case| (bits(77, case) % 20_000) as usize);
-    [0, 1, 2, 3].into_iter().chain(random)
-}
-
-fn at_twenty_lengths_nccl_gives_the_bits_that_threads_give(_: &str) {
-    const ELEMENTS: [Element; 5] = [
-        Element::F32,
-        Element::Bf16,
-        Element::F16,
-        Element::F64,
-        Element::Byte,
-    ];
-    let all = |group: &dyn Collective| -> Vec<_> {
-        let cases = lengths().flat_map(|len| ELEMENTS.map(|element| (len, element)));
-        let mut found: Vec<_> = cases
-            .map(|(len, element)| operations(group, element, len))
-            .collect();
-        // both of a group by themselves, and in the other order
-        let swapped = group
-            .split(0, group.size() - group.rank())
-            .expect("a group");
-        found.push(operations(swapped.as_ref(), Element::F32, 1_001));
-        let single = group.split(group.rank(), 0).expect("a group of one");
-        let own = values(Element::F32, group.rank(), 9);
-        assert_eq!(single.all_reduce(own.clone()).expect("one"), own);
-        let own = single.all_gather(own).expect("one");
-        found.push((vec![own], group.traffic()));
-        found
-    };
-    let found = over_nccl(2, settings(), all);
-    let expected = Threads::run(2, settings(), |rank| all(rank.as_ref()));
-    let mut cases = 0;
-    for (rank, (found, expected)) in found.into_iter().zip(expected).enumerate() {
-        for (case, (found, expected)) in found.into_iter().zip(expected.expect("ranks")).enumerate()
-        {
-            assert!(found.0 == expected.0, "rank {rank}, case {case}");
-            // joining a group takes an exchange of its id
-            let sent = |traffic: Traffic| {
-                let kinds = OperationKind::ALL
-                    .iter()
-                    .filter(|kind| **kind != OperationKind::Exchange);
-                kinds
-                    .map(|&kind| {
-                        (
-                            traffic.operations[kind as usize],
-                            traffic.bytes[kind as usize],
-                        )
-                    })
-                    .collect::<Vec<_>>()
-            };
-            assert_eq!(sent(found.1), sent(expected.1), "rank {rank}, case {case}");
-            cases += found.0.len();
-        }
-    }
-    checked("results over NCCL", cases);
 }
 
 /// What a rank has learnt: its weights' bits, its metrics', and what it sent.
@@ -264,13 +182,16 @@ fn config(folder: &Path, overrides: &[&str]) -> RunConfig {
 
 fn a_run_over_nccl_learns_to_the_bit_what_it_learns_through_host_memory(_: &str) {
     let folders = tempfile::tempdir().expect("a folder");
-    let cases: [(&str, &[&str]); 4] = [
+    let checkpointed = "memory.gradient_checkpointing=true";
+    let cases: [(&str, &[&str]); 6] = [
         ("data parallel", &[]),
+        ("zero 2", &["memory.zero_stage=2"]),
+        ("zero 3", &["memory.zero_stage=3", checkpointed]),
+        ("tensor 2", &["memory.tensor_model_parallel_size=2"]),
         (
-            "zero 3",
-            &["memory.zero_stage=3", "memory.gradient_checkpointing=true"],
+            "tensor 2 in sampling",
+            &["rollout.tensor_model_parallel_size=2"],
         ),
-        ("tensor 2", &["rollout.tensor_model_parallel_size=2"]),
         ("ulysses 2", &["memory.ulysses_sequence_parallel_size=2"]),
     ];
     let mut count = 0;

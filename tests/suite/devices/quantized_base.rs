@@ -9,6 +9,7 @@ use crate::support::{
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{self, ExpertInput, ExpertRows};
+use firebrick_backends::launches::{count, total};
 use firebrick_backends::quantized::{quantize, widened};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_engine::objective::sft::Nll;
@@ -26,6 +27,7 @@ use std::path::PathBuf;
 on_devices! {
     widened_numbers_are_those_of_the_host_to_the_bit,
     a_product_and_its_gradient_are_those_of_the_widened_matrix,
+    few_rows_are_multiplied_with_codes_in_one_kernel,
     a_product_with_experts_and_its_gradient_are_those_of_their_widened_matrices,
     log_probs_are_those_of_the_model_of_the_widened_weights,
     gradients_of_adapters_are_those_beside_the_widened_weights_wherever_weights_live,
@@ -117,6 +119,32 @@ fn a_product_and_its_gradient_are_those_of_the_widened_matrix(device: &Device) {
                 assert_gradient(&label, &found.1, &expected.1, tolerance);
                 let plain = values(kernels::quantized_linear(&x, &words, layout));
                 assert_eq!(plain, found.0, "{label}: with and without a graph");
+            }
+        }
+    }
+}
+
+/// No matrix is widened for a decoding step: rows that fill a kernel's tiles or not, and matrices that fill its panels or not.
+fn few_rows_are_multiplied_with_codes_in_one_kernel(device: &Device) {
+    for (format, [outputs, inputs]) in [
+        (BaseFormat::Int8, [33, 64]),
+        (BaseFormat::Int8, [128, 300]),
+        (BaseFormat::Nf4, [33, 64]),
+        (BaseFormat::Nf4, [100, 1096]),
+    ] {
+        let layout = QuantizedLayout::new(format, [outputs, inputs]);
+        let words = matrix(layout).into_device(device);
+        for rows in [1, 2, 3, 16, 64] {
+            let mut random = Stream::new(6, rows as u64);
+            let numbers: Vec<f32> = (0..rows * inputs).map(|_| random.normal()).collect();
+            let x = Tensor::<2>::from_data(TensorData::new(numbers, [rows, inputs]), device);
+            let wide = kernels::dequantize(&words, layout, DType::F32);
+            let expected = values(x.clone().matmul(wide.transpose()));
+            let multiply = || values(kernels::quantized_linear(&x, &words, layout));
+            let (found, launches) = count(multiply);
+            assert_gradient(&format!("{rows} rows, {layout:?}"), &found, &expected, 1e-5);
+            if !is_cpu(device) {
+                assert_eq!(total(&launches), 1, "{rows} rows, {layout:?}: {launches:?}");
             }
         }
     }

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 /// PPO with a critic and a reference policy. A campaign has hundreds of runs on the stand-in, so they are small. Pools ask the driver for
 /// pages of megabytes: free ones are given back after every step, so that all steps ask for some.
-const RUN: [&str; 10] = [
+const RUN: [&str; 11] = [
     "model={arch: {model_type: llama, hidden_size: 128, intermediate_size: 512, num_hidden_layers: 3, num_attention_heads: 4, \
      max_position_embeddings: 32}}",
     "trainer.train_batch_size=2",
     "trainer.test_freq=0",
     "trainer.val_max_samples=1",
+    "trainer.save_freq=1",
     "memory.cleanup_every=1",
     "rollout.n=1",
     "rollout.response_length=2",
@@ -78,6 +79,8 @@ fn steps(campaign: usize) -> usize {
 struct Outcomes {
     recovered: u64,
     ended: u64,
+    /// Of those that ended, from their last checkpoint to their end.
+    resumed: u64,
     /// Without a cheaper plan.
     undisturbed: u64,
     /// Neither of these.
@@ -88,7 +91,7 @@ impl Outcomes {
     /// A run that learnt what the undisturbed one did, or ended, with these words, as the documents say. Anything else is wrong.
     fn add(&mut self, bench: &Bench, name: &str, ended: Result<(), String>, place: &str) {
         match ended {
-            Err(said) if !said.contains("out of memory") || said.contains("panicked at") => {
+            Err(said) if !is_documented(&said) => {
                 self.wrong.push(format!("{place} ended with: {said}"));
             }
             Err(_) => self.ended += 1,
@@ -100,24 +103,42 @@ impl Outcomes {
         }
     }
 
+    /// A run that ended and was resumed as its message says, to its end: it has learnt what the undisturbed one did.
+    #[cfg(feature = "cuda")]
+    fn add_resumed(&mut self, bench: &Bench, name: &str, place: &str) {
+        match difference(bench, name) {
+            Some(difference) => self.wrong.push(format!("{place}, resumed: {difference}")),
+            None => self.resumed += 1,
+        }
+    }
+
     /// Says how many runs went how; fails where one was wrong, or no shortage reached the program.
     fn close(&self, what: &str) {
         let Self {
             recovered,
             ended,
+            resumed,
             undisturbed,
             wrong,
         } = self;
         writeln!(
             std::io::stderr(),
-            "memory, {what}: {recovered} runs went on under a cheaper plan, {ended} ended and said what to do, {undisturbed} had enough, {} \
-             were wrong",
+            "memory, {what}: {recovered} runs went on under a cheaper plan, {ended} ended and said what to do ({resumed} were \
+             resumed), {undisturbed} had enough, {} were wrong",
             wrong.len()
         )
         .expect("writing to stderr");
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
         assert!(recovered + ended > 0, "no shortage reached the program");
     }
+}
+
+/// Whether a run ended as the documents say: by an error that names memory, and what to do.
+fn is_documented(said: &str) -> bool {
+    let advises = ["next_plan.json", "memory.", "rollout.", "trainer."];
+    said.contains("out of memory")
+        && !said.contains("panicked at")
+        && advises.iter().any(|advice| said.contains(advice))
 }
 
 /// Where a run learnt something else than the undisturbed one.
@@ -154,12 +175,30 @@ mod cuda {
     /// Runs the program to its end, in the folder `name`. Allocations are refused from the `from`-th on, until `until` bytes have been
     /// given back.
     fn run(bench: &Bench, name: &str, from: u64, until: u64) -> Output {
+        run_with(bench, name, &[], &format!("{from}:{until}"))
+    }
+
+    /// Goes on with a run that ended, from its last checkpoint and under the plan to try next; nothing where it had no checkpoint yet.
+    fn resume(bench: &Bench, name: &str) -> Option<Output> {
+        let folder = bench.path(name);
+        let saved = std::fs::read_dir(folder.join("checkpoints"));
+        saved.ok()?.next()?.ok()?;
+        let plan = folder.join("next_plan.json");
+        let mut more = vec!["--resume"];
+        if plan.exists() {
+            more.extend(["--plan", plan.to_str().expect("a path")]);
+        }
+        // nothing is refused any more
+        Some(run_with(bench, name, &more, &format!("{}:1", u64::MAX)))
+    }
+
+    fn run_with(bench: &Bench, name: &str, more: &[&str], refused: &str) -> Output {
         let output = format!("output={}", bench.path(name).display());
         let steps = format!("trainer.steps={}", steps(STEPS));
-        let settings = [&RUN[..], &["device=cuda", &output, &steps]].concat();
+        let settings = [&RUN[..], &["device=cuda", &output, &steps], more].concat();
         let mut child = bench
             .command("train", &settings)
-            .env("STAND_IN_REFUSE", format!("{from}:{until}"))
+            .env("STAND_IN_REFUSE", refused)
             .env("FIREBRICK_LOG", "warn")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -169,7 +208,7 @@ mod cuda {
         while child.try_wait().expect("a child").is_none() {
             if began.elapsed() > HANGS {
                 child.kill().expect("a child that runs");
-                panic!("{name} hangs: refused from {from}, until {until} bytes are free");
+                panic!("{name} hangs: refused {refused}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -218,8 +257,15 @@ mod cuda {
             } else {
                 Err(stderr(&disturbed))
             };
+            let ends = ended.is_err();
             outcomes.add(&bench, &name, ended, &place);
+            if ends && let Some(resumed) = resume(&bench, &name) {
+                let said = stderr(&resumed);
+                assert!(resumed.status.success(), "{place}, resumed: {said}");
+                outcomes.add_resumed(&bench, &name, &place);
+            }
         }
+        assert_eq!(outcomes.undisturbed, 0, "a refusal that nothing came to");
         outcomes.close(&format!(
             "one of {asked} allocations refused, and later ones"
         ));

@@ -48,6 +48,17 @@ pub(super) struct Place {
     _held: Box<dyn Any>,
 }
 
+/// The type of values as tensors have it.
+pub(super) fn dtype_of(element: Element) -> DType {
+    match element {
+        Element::F32 => DType::F32,
+        Element::F64 => DType::F64,
+        Element::Bf16 => DType::BF16,
+        Element::F16 => DType::F16,
+        Element::Byte => unreachable!("tensors are of floats, and bytes have no sum"),
+    }
+}
+
 impl Card {
     /// The GPU of a device.
     ///
@@ -79,6 +90,28 @@ impl Card {
             bytes: bytes.len(),
             handle: self.client.create(Bytes::from_bytes_vec(bytes)),
         }
+    }
+
+    /// The values of a tensor, where they lie; a copy where they are not one behind the other.
+    pub fn values(&self, tensor: Tensor<1>) -> Buffer {
+        let tensor = tensor.try_into_primitive::<Cube>();
+        let tensor = into_contiguous(tensor.expect("a tensor of this GPU"));
+        Buffer {
+            bytes: tensor.meta.num_elements() * tensor.dtype.size(),
+            handle: tensor.handle,
+        }
+    }
+
+    /// The first values of a buffer as a tensor, which has its memory.
+    pub fn tensor(&self, buffer: Buffer, len: usize, dtype: DType) -> Tensor<1> {
+        let besides = buffer.bytes - len * dtype.size();
+        Tensor::from_primitive::<Cube>(CubeTensor::new_contiguous(
+            self.client.clone(),
+            self.device.clone(),
+            Shape::from([len]),
+            buffer.handle.offset_end(besides as u64),
+            dtype,
+        ))
     }
 
     /// Memory that nothing was written to.
@@ -115,37 +148,20 @@ impl Card {
     /// The sum of as many blocks as there are ranks, the first plus the second plus the third. Half precision is summed in f32 and
     /// rounded once.
     pub fn sum(&self, blocks: &Buffer, ranks: usize, element: Element) -> Buffer {
-        let dtype = match element {
-            Element::F32 => DType::F32,
-            Element::F64 => DType::F64,
-            Element::Bf16 => DType::BF16,
-            Element::F16 => DType::F16,
-            Element::Byte => unreachable!("bytes have no sum, which was said before"),
-        };
+        let dtype = dtype_of(element);
         let block = blocks.bytes / ranks / element.bytes();
         let wide = match dtype {
             DType::F64 => DType::F64,
             _ => DType::F32,
         };
-        let all = Tensor::<1>::from_primitive::<Cube>(CubeTensor::new_contiguous(
-            self.client.clone(),
-            self.device.clone(),
-            Shape::from([ranks * block]),
-            blocks.handle.clone(),
-            dtype,
-        ));
+        let all = self.tensor(blocks.clone(), ranks * block, dtype);
         let mut terms =
             (0..ranks).map(|rank| all.clone().narrow(0, rank * block, block).cast(wide));
         let Some(first) = terms.next() else {
             unreachable!("a group has a rank")
         };
         let sum = terms.fold(first, Tensor::add).cast(dtype);
-        let sum = sum.try_into_primitive::<Cube>();
-        let sum = into_contiguous(sum.expect("a tensor of this GPU"));
-        Buffer {
-            bytes: block * element.bytes(),
-            handle: sum.handle,
-        }
+        self.values(sum)
     }
 
     /// The first bytes of a buffer, on the host.

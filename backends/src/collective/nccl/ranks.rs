@@ -4,13 +4,16 @@ use super::super::flat::shard;
 use super::super::group::Staged;
 use super::super::header::OperationKind;
 use super::super::operation::{Operation, during};
+use super::super::tensors::TensorResult;
 use super::super::{
     Background, Collective, CollectiveError, Element, Failure, Flat, Result, Traffic,
 };
-use super::card::{Buffer, Card, Place};
+use super::card::{Buffer, Card, Place, dtype_of};
 use super::communicator::{Communicator, Wait};
 use super::library::{self, ID, UniqueId};
 use crate::Error;
+use burn::tensor::Tensor;
+use firebrick_spec::Home;
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -71,6 +74,33 @@ impl Running<'_, '_> {
         places.or_else(|error| self.waiting(|_, wait| Err(wait.error(on_device(&error)))))
     }
 
+    /// Moves the values of an operation from the first place to the second, which is that of `room`, and gives the buffer with the result.
+    fn moved(
+        &self,
+        (kind, element): (OperationKind, Element),
+        sizes: &Sizes,
+        room: &Buffer,
+        [from, to]: [u64; 2],
+    ) -> Result<Buffer> {
+        let block = sizes.block;
+        let gather = |from| self.waiting(|nccl, wait| nccl.all_gather(from, to, block, wait));
+        if kind == OperationKind::AllGather {
+            gather(from)?;
+            return Ok(room.clone());
+        }
+        self.waiting(|nccl, wait| nccl.all_to_all(from, to, block, wait))?;
+        if kind == OperationKind::AllToAll {
+            return Ok(room.clone());
+        }
+        let sum = self.card.sum(room, sizes.room / block, element);
+        if kind == OperationKind::ReduceScatter {
+            return Ok(sum);
+        }
+        // the sum was computed from what came: there is room for all sums
+        gather(self.place(&sum)?.at)?;
+        Ok(room.clone())
+    }
+
     fn download(&self, buffer: &Buffer, bytes: usize) -> Result<Vec<u8>> {
         let read = self.card.download(buffer, bytes);
         read.or_else(|error| self.waiting(|_, wait| Err(wait.error(on_device(&error)))))
@@ -109,19 +139,15 @@ impl NcclRanks {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An operation on values of which all ranks have as many bytes. First `given` is copied to the GPU and room made for what comes, and
-    /// for `sums` bytes that sums need on the way; then headers are exchanged; then `work` moves values, and the first `len` bytes of the
-    /// buffer that it gives are the result. What goes wrong on the GPU before the headers goes with them, and the group can continue.
-    fn operate(
-        &self,
-        (kind, own): (OperationKind, &Flat),
-        given: Vec<u8>,
-        [room, sums, len]: [usize; 3],
-        work: impl FnOnce(&Running<'_, '_>, [(&Buffer, u64); 2]) -> Result<Buffer>,
-    ) -> Result<Flat> {
-        let (element, bytes) = (own.element(), own.as_bytes().len());
-        let (given, room) = (self.card.upload(given), self.card.room(room));
-        let sums = (sums > 0).then(|| self.card.room(sums));
+    /// An operation on values of which all ranks have as many. First they are put on the GPU and room is made for what comes, and for what
+    /// sums need on the way; then headers are exchanged; then NCCL moves values. What goes wrong on the GPU before the headers goes with them,
+    /// and the group can continue.
+    fn operate<V: Values>(&self, kind: OperationKind, own: V) -> std::result::Result<V, V::Error> {
+        let (element, len) = own.extent();
+        let sizes = Sizes::of(kind, element, len, self.size(), self.rank());
+        let given = own.on_card(&self.card, sizes.given);
+        let room = self.card.room(sizes.room);
+        let sums = (sizes.sums > 0).then(|| self.card.room(sizes.sums));
         let all: Vec<&Buffer> = [&given, &room].into_iter().chain(&sums).collect();
         let places = self.card.places(&all);
         // what was there for them is free for them
@@ -132,23 +158,23 @@ impl NcclRanks {
         });
         let mut communicator = self.communicator();
         let done = during(self.control(), |op| {
-            let headers = op.begin(kind, element, bytes, failure)?;
+            let headers = op.begin(kind, element, len * element.bytes(), failure)?;
             let (Ok(places), Some(communicator)) = (&places, &*communicator) else {
                 unreachable!(
                     "a failure of this rank is every rank's, and one of NCCL is the end of the group"
                 )
             };
             op.state.traffic.count(kind);
-            op.state.traffic.bytes[kind as usize] += sent(kind, own, self.size(), self.rank());
+            op.state.traffic.bytes[kind as usize] += sizes.sent as u64;
             let running = Running {
                 operation: headers[op.group.own].to_string(),
                 op,
                 communicator,
                 card: &self.card,
             };
-            let result = work(&running, [(&given, places[0].at), (&room, places[1].at)])?;
-            let bytes = running.download(&result, len)?;
-            Ok(Flat::from_bytes(element, bytes))
+            let found =
+                running.moved((kind, element), &sizes, &room, [places[0].at, places[1].at])?;
+            V::from_card(&running, found, element, sizes.result)
         });
         if !matches!(
             done,
@@ -159,15 +185,146 @@ impl NcclRanks {
                 communicator.give_up();
             }
         }
-        done
+        Ok(done?)
     }
 
-    /// Bytes of a shard, the last ones filled up, and the values in as many shards.
-    fn padded(&self, values: &Flat) -> (usize, Vec<u8>) {
-        let shard = values.len().div_ceil(self.size()) * values.element().bytes();
-        let mut bytes = values.as_bytes().to_vec();
-        bytes.resize(shard * self.size(), 0);
-        (shard, bytes)
+    /// Whether an operation is left to the ranks without NCCL: one on no values, one that has no sum, or one that they refuse.
+    fn is_left(&self, kind: OperationKind, (element, len): (Element, usize)) -> bool {
+        len == 0
+            || match kind {
+                OperationKind::ReduceScatter | OperationKind::AllReduce => element == Element::Byte,
+                OperationKind::AllToAll => !len.is_multiple_of(self.size()),
+                _ => false,
+            }
+    }
+}
+
+/// Values that come from somewhere and go back there.
+trait Values: Sized {
+    /// Errors of moving them.
+    type Error: From<CollectiveError>;
+
+    /// Their type, and how many there are.
+    fn extent(&self) -> (Element, usize);
+
+    /// On the GPU, with zeros behind them up to so many bytes.
+    fn on_card(self, card: &Card, bytes: usize) -> Buffer;
+
+    /// So many values from the GPU.
+    fn from_card(
+        running: &Running<'_, '_>,
+        found: Buffer,
+        element: Element,
+        len: usize,
+    ) -> Result<Self>;
+}
+
+/// On the host.
+impl Values for Flat {
+    type Error = CollectiveError;
+
+    fn extent(&self) -> (Element, usize) {
+        (self.element(), self.len())
+    }
+
+    fn on_card(self, card: &Card, bytes: usize) -> Buffer {
+        let mut values = self.as_bytes().to_vec();
+        values.resize(bytes, 0);
+        card.upload(values)
+    }
+
+    fn from_card(
+        running: &Running<'_, '_>,
+        found: Buffer,
+        element: Element,
+        len: usize,
+    ) -> Result<Self> {
+        let bytes = running.download(&found, len * element.bytes())?;
+        Ok(Self::from_bytes(element, bytes))
+    }
+}
+
+/// On the GPU already.
+impl Values for Tensor<1> {
+    type Error = Error;
+
+    fn extent(&self) -> (Element, usize) {
+        (Element::of(self.dtype()), self.dims()[0])
+    }
+
+    fn on_card(self, card: &Card, bytes: usize) -> Buffer {
+        let ([len], dtype) = (self.dims(), self.dtype());
+        let padding = bytes / dtype.size() - len;
+        if padding == 0 {
+            return card.values(self);
+        }
+        let zeros = Tensor::zeros([padding], (&self.device(), dtype));
+        card.values(Tensor::cat(vec![self, zeros], 0))
+    }
+
+    fn from_card(
+        running: &Running<'_, '_>,
+        found: Buffer,
+        element: Element,
+        len: usize,
+    ) -> Result<Self> {
+        Ok(running.card.tensor(found, len, dtype_of(element)))
+    }
+}
+
+/// Bytes, and values of the result, of an operation.
+struct Sizes {
+    /// What a rank gives, filled up to equal blocks.
+    given: usize,
+    /// Of it, or of what comes, each rank's.
+    block: usize,
+    /// What comes.
+    room: usize,
+    /// What sums need besides.
+    sums: usize,
+    /// Values of the result.
+    result: usize,
+    /// What leaves for other ranks, padding apart.
+    sent: usize,
+}
+
+impl Sizes {
+    fn of(kind: OperationKind, element: Element, len: usize, ranks: usize, rank: usize) -> Self {
+        let width = element.bytes();
+        let own = shard(len, ranks, rank).len();
+        let padded = len.div_ceil(ranks) * width;
+        let whole = Self {
+            given: len * width,
+            block: len * width,
+            room: len * width * ranks,
+            sums: 0,
+            result: len * ranks,
+            sent: len * width * (ranks - 1),
+        };
+        let summed = Self {
+            given: padded * ranks,
+            block: padded,
+            room: padded * ranks,
+            sums: sum_bytes(padded, element),
+            result: own,
+            sent: (len - own) * width,
+        };
+        match kind {
+            OperationKind::ReduceScatter => summed,
+            OperationKind::AllReduce => Self {
+                result: len,
+                sent: (len - own + own * (ranks - 1)) * width,
+                ..summed
+            },
+            OperationKind::AllToAll => Self {
+                block: len / ranks * width,
+                room: len * width,
+                result: len,
+                sent: len / ranks * (ranks - 1) * width,
+                ..whole
+            },
+            _ => whole,
+        }
     }
 }
 
@@ -175,19 +332,6 @@ impl NcclRanks {
 fn sum_bytes(block: usize, element: Element) -> usize {
     let wide = element.bytes().max(Element::F32.bytes());
     3 * (block / element.bytes()) * wide
-}
-
-/// Bytes that leave a rank for others, padding apart.
-fn sent(kind: OperationKind, own: &Flat, ranks: usize, rank: usize) -> u64 {
-    let (len, width) = (own.len(), own.element().bytes());
-    let shard = shard(len, ranks, rank).len();
-    let values = match kind {
-        OperationKind::AllGather => len * (ranks - 1),
-        OperationKind::ReduceScatter => len - shard,
-        OperationKind::AllReduce => len - shard + shard * (ranks - 1),
-        _ => len / ranks * (ranks - 1),
-    };
-    (values * width) as u64
 }
 
 /// The id of a group, from its first rank, and the communicator under it.
@@ -242,64 +386,63 @@ impl Collective for NcclRanks {
     }
 
     fn all_gather(&self, own: Flat) -> Result<Flat> {
-        let given = own.as_bytes().to_vec();
-        let (bytes, all) = (given.len(), given.len() * self.size());
-        if bytes == 0 {
+        if self.is_left(OperationKind::AllGather, own.extent()) {
             return self.control.all_gather(own);
         }
-        let kind = (OperationKind::AllGather, &own);
-        self.operate(kind, given, [all, 0, all], |running, [given, room]| {
-            running.waiting(|nccl, wait| nccl.all_gather(given.1, room.1, bytes, wait))?;
-            Ok(room.0.clone())
-        })
+        self.operate(OperationKind::AllGather, own)
     }
 
     fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        if all.is_empty() || all.element() == Element::Byte {
+        if self.is_left(OperationKind::ReduceScatter, all.extent()) {
             return self.control.reduce_scatter(all);
         }
-        let (ranks, element) = (self.size(), all.element());
-        let own = shard(all.len(), ranks, self.rank()).len() * element.bytes();
-        let (block, given) = self.padded(&all);
-        let (kind, room) = ((OperationKind::ReduceScatter, &all), given.len());
-        let sums = sum_bytes(block, element);
-        self.operate(kind, given, [room, sums, own], |running, [given, room]| {
-            running.waiting(|nccl, wait| nccl.all_to_all(given.1, room.1, block, wait))?;
-            Ok(running.card.sum(room.0, ranks, element))
-        })
+        self.operate(OperationKind::ReduceScatter, all)
     }
 
     fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        if own.is_empty() || own.element() == Element::Byte {
+        if self.is_left(OperationKind::AllReduce, own.extent()) {
             return self.control.all_reduce(own);
         }
-        let (ranks, element) = (self.size(), own.element());
-        let len = own.as_bytes().len();
-        let (block, given) = self.padded(&own);
-        let (kind, room) = ((OperationKind::AllReduce, &own), given.len());
-        let sums = sum_bytes(block, element);
-        self.operate(kind, given, [room, sums, len], |running, [given, room]| {
-            running.waiting(|nccl, wait| nccl.all_to_all(given.1, room.1, block, wait))?;
-            let sum = running.card.sum(room.0, ranks, element);
-            // what was given has been sent: there is room for all sums
-            let from = running.place(&sum)?;
-            running.waiting(|nccl, wait| nccl.all_gather(from.at, given.1, block, wait))?;
-            Ok(given.0.clone())
-        })
+        self.operate(OperationKind::AllReduce, own)
     }
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
-        let ranks = self.size();
-        if blocks.is_empty() || !blocks.len().is_multiple_of(ranks) {
+        if self.is_left(OperationKind::AllToAll, blocks.extent()) {
             return self.control.all_to_all(blocks);
         }
-        let given = blocks.as_bytes().to_vec();
-        let (kind, len) = ((OperationKind::AllToAll, &blocks), given.len());
-        self.operate(kind, given, [len, 0, len], |running, [given, room]| {
-            let block = len / ranks;
-            running.waiting(|nccl, wait| nccl.all_to_all(given.1, room.1, block, wait))?;
-            Ok(room.0.clone())
-        })
+        self.operate(OperationKind::AllToAll, blocks)
+    }
+
+    fn buffers_home(&self) -> Home {
+        Home::Device
+    }
+
+    fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
+        if self.is_left(OperationKind::AllGather, own.extent()) {
+            return self.control.all_gather_tensor(own);
+        }
+        self.operate(OperationKind::AllGather, own)
+    }
+
+    fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
+        if self.is_left(OperationKind::ReduceScatter, all.extent()) {
+            return self.control.reduce_scatter_tensor(all);
+        }
+        self.operate(OperationKind::ReduceScatter, all)
+    }
+
+    fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
+        if self.is_left(OperationKind::AllReduce, own.extent()) {
+            return self.control.all_reduce_tensor(own);
+        }
+        self.operate(OperationKind::AllReduce, own)
+    }
+
+    fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
+        if self.is_left(OperationKind::AllToAll, blocks.extent()) {
+            return self.control.all_to_all_tensor(blocks);
+        }
+        self.operate(OperationKind::AllToAll, blocks)
     }
 
     fn send(&self, to: usize, own: Flat) -> Result<()> {

@@ -37,6 +37,7 @@ fn matrices(words: &Tensor<2>, layout: QuantizedLayout) -> Matrices {
         words: words.clone(),
         layout,
         widen: quantized_linear::dequantize,
+        fused: quantized_linear::fused,
     }
 }
 

@@ -1,11 +1,17 @@
-//! Frozen matrices in few bits ([`crate::quantized`]), widened: a unit has the numbers of one word of codes.
+//! Frozen matrices in few bits ([`crate::quantized`]): products of few rows with them (`fused`), and matrices that are widened as a whole,
+//! where a unit has the numbers of one word of codes.
 //!
-//! The numbers are those of the host to the bit. So no multiplication may be joined with an addition or done in another order: the first
+//! Widened numbers are those of the host to the bit. So no multiplication may be joined with an addition or done in another order: the first
 //! product passes through integers, and an argument that no compiler knows, before anything else is done with it.
 
-use super::launch::{address, detached, elem, elementwise, empty, enabled_on};
+mod fused;
+
+use super::launch::{
+    UNITS, address, cubes, detached, elem, elementwise, empty, enabled_on, supports,
+};
 use super::packed::codes::code;
 use crate::kernels::autodiff::KernelBackend;
+use crate::kernels::choice::{FEW_ROWS, Operation};
 use crate::kernels::quantized_linear::through_the_host;
 use crate::trace::span;
 use burn::backend::Cube;
@@ -21,6 +27,63 @@ const NIBBLES: usize = 8;
 
 /// bitsandbytes multiplies by this and does not divide by 127.
 const RECIPROCAL: f64 = 7.874_016e-3;
+
+/// The product of few rows with a matrix, widened as it is multiplied: `[rows, outputs]`. `None` for many rows, under autodiff, and where a
+/// row of the matrix does not begin with a word.
+pub(super) fn fused(
+    x: &Tensor<2>,
+    words: &Tensor<2>,
+    layout: QuantizedLayout,
+) -> Option<Tensor<2>> {
+    let numbers = match layout.format {
+        BaseFormat::Int8 => BYTES,
+        BaseFormat::Nf4 => NIBBLES,
+    };
+    let [rows, inner] = x.dims();
+    let fits = rows <= FEW_ROWS && inner.is_multiple_of(numbers) && layout.matrices == 1;
+    if !fits || x.device().is_autodiff() || !supports(Operation::Quantised, x) {
+        return None;
+    }
+    let _span = span("product", 2.0 * (rows * inner * layout.rows) as f64);
+    let [x, words] = [x, words].map(|t| detached(t.clone()));
+    let out = empty(&x, [rows, layout.rows], x.dtype);
+    let most = rows.next_power_of_two().min(fused::most_rows(numbers));
+    let tiles = rows.div_ceil(most);
+    let panels = layout.rows.div_ceil(fused::OUTPUTS);
+    // int8 has a scale a row behind its codes, and nothing else
+    let [groups_at, offset_at, scale_map_at, code_map_at] = match layout.format {
+        BaseFormat::Int8 => [0; 4],
+        BaseFormat::Nf4 => [
+            layout.groups_at(),
+            layout.offset_at(),
+            layout.scale_map_at(),
+            layout.code_map_at(),
+        ],
+    };
+    fused::multiply::launch(
+        &out.client,
+        cubes(&out, tiles * panels),
+        CubeDim::new_1d(UNITS as u32),
+        address([&x, &words, &out]),
+        fused::VECTOR,
+        x.into_buffer_arg(),
+        words.into_buffer_arg(),
+        out.clone().into_buffer_arg(),
+        rows,
+        inner / numbers,
+        layout.rows,
+        tiles,
+        layout.code_words(),
+        groups_at,
+        offset_at,
+        scale_map_at,
+        code_map_at,
+        numbers,
+        most,
+        elem(&out),
+    );
+    Some(Cube::tensor(out))
+}
 
 /// See [`crate::kernels::dequantize`]. The host widens where kernels are off.
 pub(super) fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {

@@ -238,7 +238,7 @@ impl Context<'_> {
         }
         if tensor.size > 1 {
             let part = F32 * (w.arch.vocab_size as u64).div_ceil(tensor.size);
-            let logits = (tensor.size * (rows * part + FINGERPRINT)) as f64;
+            let logits = (tensor.size * (rows * part + F32 * FINGERPRINT)) as f64;
             found.even(MessageKind::AllGather, tensor, waves + steps, logits);
             let end = (tensor.size * FINGERPRINT) as f64;
             found.even(MessageKind::AllGather, tensor, 1, end);

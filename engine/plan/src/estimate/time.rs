@@ -14,7 +14,7 @@
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
 //! Every pass over a frozen base in few bits reads its codes, writes what they are widened to and reads that again; so does every token
-//! of a decoded batch. Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies
+//! of a decoded batch, but where a kernel widens codes as it multiplies few rows. Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies
 //! between host and device take bytes over the link. On a stream of their own (`DeviceProfile::overlaps_copies`) and with `prefetch` above
 //! 0 they hide behind the computation of their phase; elsewhere both share a queue and add up. Gradients that leave are waited for.
 //!
@@ -128,7 +128,9 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
 fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
     let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
     let Some(codes) = &ctx.eight_bits else {
-        return sizes.used_bytes(rows) + widened_bytes(sizes, rows);
+        let fused = rows <= ctx.profile.kernels.max_fused_base_rows as u64;
+        let widened = if fused { 0 } else { widened_bytes(sizes, rows) };
+        return sizes.used_bytes(rows) + widened;
     };
     // what is widened as a whole is written and read again
     let widened = if rows > codes.max_fused_rows {

@@ -22,12 +22,17 @@ impl TensorRanks for Ranks {
         self.0.size()
     }
 
-    fn all_reduce(&self, own: Flat) -> Result<Flat, CollectiveError> {
-        self.0.all_reduce(own)
+    fn all_reduce(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
+        self.0.all_reduce_tensor(own)
     }
 
-    fn all_gather(&self, own: Flat) -> Result<Flat, CollectiveError> {
-        self.0.all_gather(own)
+    fn all_gather(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
+        self.0.all_gather_tensor(own)
+    }
+
+    fn all_gather_bytes(&self, own: Vec<u8>) -> Result<Vec<u8>, CollectiveError> {
+        let all = self.0.all_gather(Flat::Bytes(own))?;
+        Ok(all.as_bytes().to_vec())
     }
 }
 

@@ -1,0 +1,72 @@
+//! How much several ranks share out where a budget asks for it (`ZeRO`, arXiv:1910.02054).
+
+use super::links::cluster;
+use super::setup::Opened;
+use crate::Result;
+use crate::plan::estimate::Parallel;
+use crate::plan::planner::{Fit, Request, lossy};
+use crate::plan::{Plan, Zero};
+
+impl Opened {
+    /// The fastest plan within the budget, at the configured `ZeRO` stage or at one above it that these ranks can run; of equally fast ones
+    /// the one that shares out least.
+    ///
+    /// # Errors
+    /// Where nothing fits at any of these stages: what is missing at the last one.
+    pub(super) fn fit(&self, request: &Request) -> Result<Plan> {
+        let configured = self.config.memory.zero();
+        if self.world.replicas().is_solo() {
+            return Ok(request.fit()?.plan);
+        }
+        let cluster = cluster(&self.world, &request.profile)?;
+        let mut best: Option<(f64, Fit)> = None;
+        let mut refused = None;
+        for stage in Zero::STAGES.into_iter().filter(|&z| z >= configured) {
+            let shared = self.divided(stage, cluster);
+            if stage > configured && !can_share(request, shared) {
+                continue;
+            }
+            let mut own = request.clone();
+            own.memory.zero_stage = stage.number();
+            own.parallel = shared;
+            let fits = own.fit().and_then(|timed| {
+                let cost = timed.estimate.seconds.total() * lossy(timed.memory.moments);
+                // what shares nothing out has the plan of one rank
+                let alone = stage == configured && request.parallel.devices() == 1;
+                Ok((cost, if alone { request.fit()? } else { timed }))
+            });
+            match fits {
+                Ok(found) if best.as_ref().is_none_or(|(least, _)| found.0 < *least) => {
+                    best = Some(found);
+                }
+                Ok(_) => {}
+                Err(error) => refused = Some(error),
+            }
+        }
+        match (best, refused) {
+            (Some((_, fit)), _) => {
+                let stage = fit.plan.policy().zero;
+                if stage > configured {
+                    tracing::info!(
+                        "memory.zero_stage: {} within the budget, where {} was set",
+                        stage.number(),
+                        configured.number()
+                    );
+                }
+                Ok(fit.plan)
+            }
+            (None, Some(error)) => Err(error.into()),
+            (None, None) => Ok(request.fit()?.plan),
+        }
+    }
+}
+
+/// Whether ranks can share state out as these degrees say, with what the configuration sets besides.
+fn can_share(request: &Request, parallel: Parallel) -> bool {
+    let memory = &request.memory;
+    // what a configuration with this stage would be refused for
+    let stages = parallel.pipeline == 1 || parallel.zero <= Zero::Stage1;
+    let codes = request.workload.arch.base.is_none() || parallel.zero < Zero::Stage3;
+    let whole = memory.reshard_after_forward || parallel.zero < Zero::Stage3;
+    stages && codes && whole && parallel.check(&request.workload).is_ok()
+}
