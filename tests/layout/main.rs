@@ -273,6 +273,24 @@ fn tests_and_re_exports_of_a_modules_own_parts_are_no_imports() {
 }
 
 #[test]
+fn a_re_export_that_the_modules_own_code_uses_is_an_import() {
+    let files = |code: &str| {
+        let a = format!("mod part; pub use part::{{Part, make as build}}; pub trait A {{}} {code}");
+        let part = "use super::A; pub struct Part; pub fn make() {}";
+        let all = [("", "mod a;"), ("a", a.as_str()), ("a::part", part)];
+        circles(&imports(&[made("one", &all)]))
+    };
+    let circle = [["one/a.rs", "one/a/part.rs"]];
+    assert_eq!(files(""), Vec::<Vec<String>>::new());
+    assert_eq!(files("fn make() {}"), Vec::<Vec<String>>::new());
+    assert_eq!(files("pub enum B { One(Part) }"), circle);
+    assert_eq!(files("fn f() { g!(Part); }"), circle);
+    assert_eq!(files("fn f() { build() }"), circle);
+    let tests = "#[cfg(all(test, feature = \"b\"))] mod tests { fn f() -> Part { Part } }";
+    assert_eq!(files(tests), Vec::<Vec<String>>::new());
+}
+
+#[test]
 fn a_circle_of_three_files_is_found() {
     let one = made(
         "one",
