@@ -2,7 +2,8 @@
 
 use super::layer_cache::LayerCache;
 use super::metadata::{
-    AttentionMetadata, Continued, Decode, Gathered, GroupMetadata, Prefill, QUERIES, Together,
+    AttentionMetadata, Continued, Decode, Gathered, GroupMetadata, PrefillMetadata, QUERIES,
+    Together,
 };
 use crate::attention::{self, AttentionParams, Qkv, attend_rows, scaled_dot_product_attention};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
@@ -107,7 +108,7 @@ impl LayerCache {
         &mut self,
         params: AttentionParams,
         Qkv { q, k, v, sinks }: Qkv,
-        prefill: &Prefill,
+        prefill: &PrefillMetadata,
     ) -> Tensor<2> {
         self.change(|pool| kernels::write_kv(pool, [&k, &v], &prefill.slots));
         // rounded keys and values take part as they are stored, so that results do not depend on how prompts are divided
