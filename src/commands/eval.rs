@@ -5,6 +5,7 @@ use crate::output;
 use anyhow::Context;
 use firebrick::engine::config;
 use firebrick::engine::config::LoraSettings;
+use firebrick::engine::metrics::validation_reward;
 use firebrick::engine::trainer::{EvaluatedSample, evaluate};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -37,7 +38,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let text = if args.json {
         serde_json::to_string_pretty(&result)?
     } else {
-        let own = format!("val-core/{}/reward", result.task);
+        let own = validation_reward(&result.task);
         let mut text = format!("{own} {:.4} over {} prompts", result.reward, result.prompts);
         let others = result.metrics.iter().filter(|(name, _)| {
             name.starts_with("val-core/") && !name.ends_with("@1") && **name != own

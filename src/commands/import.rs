@@ -5,7 +5,7 @@ use crate::arguments::ImportArgs;
 use crate::output;
 use crate::table::Table;
 use firebrick::engine::Error;
-use firebrick::engine::import::{Imported, KeyOutcome, Options, Row, SourceFile, import};
+use firebrick::engine::import::{Imported, ImportedKey, KeyOutcome, Options, SourceFile, import};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -156,7 +156,7 @@ fn unknown(outcome: &KeyOutcome) -> Option<String> {
 }
 
 /// A key with its value there.
-fn theirs(row: &Row) -> String {
+fn theirs(row: &ImportedKey) -> String {
     format!("{}={}", row.key, word(&row.value))
 }
 
@@ -171,7 +171,7 @@ fn word(value: &Value) -> String {
     text.chars().take(LONGEST - 1).chain(['…']).collect()
 }
 
-fn mapped(text: &mut String, title: &str, rows: &[Row]) {
+fn mapped(text: &mut String, title: &str, rows: &[ImportedKey]) {
     let mut table = Table::new(3, &[title, "HERE", ""]);
     let mut any = false;
     for row in rows {
@@ -198,7 +198,7 @@ fn mapped(text: &mut String, title: &str, rows: &[Row]) {
     }
 }
 
-fn reasons(text: &mut String, title: &str, rows: &[Row], why: Reason) {
+fn reasons(text: &mut String, title: &str, rows: &[ImportedKey], why: Reason) {
     let mut table = Table::new(2, &[title, ""]);
     let mut any = false;
     for row in rows {

@@ -3,7 +3,7 @@
 use super::keys::{Act, press};
 use super::state::LiveState;
 use super::steering::Steering;
-use super::terminal::{self, Console};
+use super::terminal::{self, CrosstermTerminal};
 use super::theme::Theme;
 use super::view::draw;
 use crate::output;
@@ -94,7 +94,7 @@ pub fn show(state: LiveState, source: UpdateSource, theme: Theme) -> anyhow::Res
     }
 }
 
-fn take() -> std::io::Result<Console> {
+fn take() -> std::io::Result<CrosstermTerminal> {
     if !terminal::handle() {
         return Err(std::io::Error::other("signals cannot be handled"));
     }
@@ -103,7 +103,7 @@ fn take() -> std::io::Result<Console> {
 
 /// Draws until the view is left or is over.
 fn run(
-    mut console: Console,
+    mut console: CrosstermTerminal,
     mut state: LiveState,
     mut source: UpdateSource,
     steering: Option<&Steering>,

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 /// The terminal that is drawn on.
-pub type Console = Terminal<CrosstermBackend<Stdout>>;
+pub type CrosstermTerminal = Terminal<CrosstermBackend<Stdout>>;
 
 /// Whether the terminal is in the view's hands.
 static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -45,7 +45,7 @@ fn is_foreground() -> bool {
 }
 
 /// Takes the terminal.
-pub fn take() -> std::io::Result<Console> {
+pub fn take() -> std::io::Result<CrosstermTerminal> {
     enter()?;
     Terminal::new(CrosstermBackend::new(stdout())).inspect_err(|_| restore())
 }

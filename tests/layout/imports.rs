@@ -1,5 +1,5 @@
 //! Which file of the workspace uses which: `use` declarations and inline paths, followed through re-exports to the file that
-//! declares the name. Tests inside a crate do not count, nor does a module that re-exports what lies below it.
+//! declares the name. Tests inside a crate do not count, nor does a module that re-exports what lies below it and does not use the name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,6 +45,8 @@ struct Mentions {
     paths: Vec<(Vec<String>, bool)>,
     /// Names that a re-export renames: the last segment of a path, the name it gets.
     renames: BTreeMap<Vec<String>, String>,
+    /// First segments of the paths outside `use` declarations: what the file's own code uses by name.
+    used: BTreeSet<String>,
 }
 
 impl<'ast> Visit<'ast> for Mentions {
@@ -68,10 +70,8 @@ impl<'ast> Visit<'ast> for Mentions {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        if path.segments.len() > 1 {
-            let segments = path.segments.iter().map(|s| s.ident.to_string());
-            self.paths.push((segments.collect(), false));
-        }
+        let segments = path.segments.iter().map(|s| s.ident.to_string());
+        self.code(segments.collect());
         visit::visit_path(self, path);
     }
 
@@ -82,6 +82,20 @@ impl<'ast> Visit<'ast> for Mentions {
 }
 
 impl Mentions {
+    /// A path in the file's own code.
+    fn code(&mut self, path: Vec<String>) {
+        self.used.extend(path.first().cloned());
+        if path.len() > 1 {
+            self.paths.push((path, false));
+        }
+    }
+
+    /// Whether a path is a re-export of a name that the file's own code does not use.
+    fn only_re_exports(&self, path: &[String]) -> bool {
+        let name = self.renames.get(path).or(path.last());
+        !name.is_some_and(|name| self.used.contains(name))
+    }
+
     fn tree(&mut self, tree: &syn::UseTree, prefix: &mut Vec<String>, public: bool) {
         let mut push = |prefix: &[String], last: Option<String>| {
             let path: Vec<String> = prefix.iter().cloned().chain(last).collect();
@@ -133,15 +147,13 @@ impl Mentions {
                 }
                 i += 3;
             }
-            if path.len() > 1 {
-                self.paths.push((path, false));
-            }
+            self.code(path);
             i += 1;
         }
     }
 }
 
-/// Whether an item is there for tests alone.
+/// Whether an item is there for tests alone: `test`, `cfg(test)` or `cfg(all(test, …))`.
 pub fn is_test(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let path = attribute.path();
@@ -149,7 +161,9 @@ pub fn is_test(attributes: &[syn::Attribute]) -> bool {
             syn::Meta::List(list) => list.tokens.to_string(),
             _ => String::new(),
         };
-        path.is_ident("test") || (path.is_ident("cfg") && tokens == "test")
+        let tokens = tokens.replace(' ', "");
+        let for_tests = tokens == "test" || tokens.starts_with("all(test,");
+        path.is_ident("test") || (path.is_ident("cfg") && for_tests)
     })
 }
 
@@ -179,7 +193,8 @@ pub fn imports(crates: &[Crate]) -> BTreeSet<Import> {
                 continue;
             };
             let below = to_crate == *krate && to.starts_with(module);
-            if (to_crate, &to) == (*krate, module) || (*public && below) {
+            let passed_on = *public && below && mentions.only_re_exports(path);
+            if (to_crate, &to) == (*krate, module) || passed_on {
                 continue;
             }
             all.insert(Import {

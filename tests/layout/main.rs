@@ -3,6 +3,7 @@
 mod functions;
 mod imports;
 mod rooms;
+mod types;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use functions::functions;
 use imports::{Crate, File, Import, circles, imports};
 use rooms::Rooms;
+use types::shared_names;
 
 /// The workspace's crates: the name that others import each by, and the folder of its sources.
 const CRATES: [(&str, &str); 6] = [
@@ -138,6 +140,14 @@ fn every_file_is_in_a_room_and_every_room_has_files() {
         .map(|(r, _)| r)
         .collect();
     assert!(empty.is_empty(), "rooms without a file: {empty:?}");
+}
+
+#[test]
+fn no_two_public_types_of_a_crate_share_a_name() {
+    for krate in workspace() {
+        let shared = shared_names(&krate);
+        assert!(shared.is_empty(), "in {}: {shared:#?}", krate.name);
+    }
 }
 
 #[test]
@@ -270,6 +280,47 @@ fn tests_and_re_exports_of_a_modules_own_parts_are_no_imports() {
         ],
     );
     assert_eq!(edges(&[one]), [edge("one/b.rs", "one/a/part.rs")]);
+}
+
+#[test]
+fn a_re_export_that_the_modules_own_code_uses_is_an_import() {
+    let files = |code: &str| {
+        let a = format!("mod part; pub use part::{{Part, make as build}}; pub trait A {{}} {code}");
+        let part = "use super::A; pub struct Part; pub fn make() {}";
+        let all = [("", "mod a;"), ("a", a.as_str()), ("a::part", part)];
+        circles(&imports(&[made("one", &all)]))
+    };
+    let circle = [["one/a.rs", "one/a/part.rs"]];
+    assert_eq!(files(""), Vec::<Vec<String>>::new());
+    assert_eq!(files("fn make() {}"), Vec::<Vec<String>>::new());
+    assert_eq!(files("pub enum B { One(Part) }"), circle);
+    assert_eq!(files("fn f() { g!(Part); }"), circle);
+    assert_eq!(files("fn f() { build() }"), circle);
+    let tests = "#[cfg(all(test, feature = \"b\"))] mod tests { fn f() -> Part { Part } }";
+    assert_eq!(files(tests), Vec::<Vec<String>>::new());
+}
+
+#[test]
+fn public_types_of_one_name_are_found() {
+    let one = made(
+        "one",
+        &[
+            ("", "mod a; mod b;"),
+            (
+                "a",
+                "pub struct Same; pub enum Other {} pub(crate) struct Restricted; pub type Result = ();",
+            ),
+            (
+                "b",
+                "pub trait Same {} pub struct Restricted; pub type Result = (); #[cfg(test)] mod tests { pub struct Other; }",
+            ),
+        ],
+    );
+    let files = ["one/a.rs", "one/b.rs"].map(str::to_owned).to_vec();
+    assert_eq!(
+        shared_names(&one),
+        BTreeMap::from([("Same".to_owned(), files)])
+    );
 }
 
 #[test]

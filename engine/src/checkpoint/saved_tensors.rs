@@ -23,7 +23,7 @@ pub(super) enum SavedTensors {
 }
 
 /// The same, to be read one at a time.
-pub(super) enum Reader<'a> {
+pub(super) enum TensorReader<'a> {
     Whole {
         path: &'a Path,
         tensors: SafeTensors<'a>,
@@ -54,22 +54,22 @@ impl SavedTensors {
     }
 
     /// Reads from them.
-    pub fn with<T>(&self, work: impl FnOnce(&Reader<'_>) -> Result<T>) -> Result<T> {
+    pub fn with<T>(&self, work: impl FnOnce(&TensorReader<'_>) -> Result<T>) -> Result<T> {
         match self {
-            Self::Sharded(sharded) => work(&Reader::Sharded(sharded)),
+            Self::Sharded(sharded) => work(&TensorReader::Sharded(sharded)),
             Self::Whole { path, file } => {
                 let tensors =
                     SafeTensors::deserialize(file.bytes()).map_err(|e| Error::Resume {
                         path: path.clone(),
                         detail: format!("{e}; {EARLIER}"),
                     })?;
-                work(&Reader::Whole { path, tensors })
+                work(&TensorReader::Whole { path, tensors })
             }
         }
     }
 }
 
-impl Reader<'_> {
+impl TensorReader<'_> {
     /// An error that says what is wrong with the checkpoint.
     pub fn damaged(&self, what: &str) -> Error {
         match self {

@@ -1,7 +1,7 @@
 //! Fetching a snapshot: from the cache where it is there, else file by file from the Hub.
 
 use super::cache::{files_below, missing_part, of_model};
-use super::progress::Report;
+use super::progress::DownloadReporter;
 use super::{Hub, HubError, HubName, ModelFiles, RepoKind};
 use hf_hub::api::sync::{ApiError, ApiRepo};
 use serde::Deserialize;
@@ -37,7 +37,7 @@ struct LargeFile {
 }
 
 /// Which of a repository's files are wanted, by their names; else why none can be.
-pub(super) type Choice<'a> = dyn Fn(&[String]) -> Result<Vec<String>, String> + 'a;
+pub(super) type FileChoice<'a> = dyn Fn(&[String]) -> Result<Vec<String>, String> + 'a;
 
 /// Why a request had no answer that could be used.
 enum Failure {
@@ -62,7 +62,11 @@ impl Hub {
     ///
     /// # Errors
     /// As [`Self::model`].
-    pub fn dataset(&self, name: &HubName, choose: &Choice<'_>) -> Result<Vec<PathBuf>, HubError> {
+    pub fn dataset(
+        &self,
+        name: &HubName,
+        choose: &FileChoice<'_>,
+    ) -> Result<Vec<PathBuf>, HubError> {
         let (folder, files) = self.fetch(name, choose)?;
         Ok(files.iter().map(|file| folder.join(file)).collect())
     }
@@ -70,7 +74,7 @@ impl Hub {
     fn fetch(
         &self,
         name: &HubName,
-        choose: &Choice<'_>,
+        choose: &FileChoice<'_>,
     ) -> Result<(PathBuf, Vec<String>), HubError> {
         let cached = self.whole_in_cache(name, choose);
         match cached {
@@ -111,7 +115,7 @@ impl Hub {
     fn whole_in_cache(
         &self,
         name: &HubName,
-        choose: &Choice<'_>,
+        choose: &FileChoice<'_>,
     ) -> Result<(PathBuf, Vec<String>), String> {
         let folder = self
             .cached(name)
@@ -251,7 +255,7 @@ fn advice(name: &HubName, why: &str) -> String {
 }
 
 fn download(repo: &ApiRepo, file: &str) -> Result<(), Failure> {
-    repo.download_with_progress(file, Report::new(file))?;
+    repo.download_with_progress(file, DownloadReporter::new(file))?;
     Ok(())
 }
 

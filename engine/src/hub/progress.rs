@@ -27,9 +27,9 @@ pub fn on_download(listener: impl Fn(&Download) + Send + Sync + 'static) {
 }
 
 /// Passes the client's reports on.
-pub(super) struct Report(Download);
+pub(super) struct DownloadReporter(Download);
 
-impl Report {
+impl DownloadReporter {
     pub(super) fn new(file: &str) -> Self {
         Self(Download {
             file: file.to_owned(),
@@ -46,7 +46,7 @@ impl Report {
     }
 }
 
-impl Progress for Report {
+impl Progress for DownloadReporter {
     fn init(&mut self, size: usize, _: &str) {
         // called again after a resumption, with what is there reported next
         self.0.total = size as u64;

@@ -14,9 +14,9 @@ pub struct Imported {
     /// The configuration, as YAML.
     pub config: String,
     /// Every key of the files, in their order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ImportedKey>,
     /// Defaults of the engine that the files leave out and that set something here.
-    pub assumed: Vec<Row>,
+    pub assumed: Vec<ImportedKey>,
     /// What a run needs and the files do not say: the configuration has a value to be replaced.
     pub missing: Vec<Missing>,
     /// Settings that were changed to go with others, and why.
@@ -27,7 +27,7 @@ pub struct Imported {
 
 /// A key of another engine, and what became of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct ImportedKey {
     /// Its dotted path there.
     pub key: String,
     /// Its value.

@@ -1,14 +1,14 @@
 //! What several engines' keys become in the same way.
 
 use super::facts::{Facts, truth};
-use super::verdict::{Asked, Verdict, cannot, not_needed, plain, set, set_noted};
+use super::key_mapping::{MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 use serde_json::{Value, json};
 
 /// Rows of the training split of GSM8K.
 const GSM8K_ROWS: u64 = 7_473;
 
 /// Machines, or devices of each: the ranks that `mpirun` has to start.
-pub(super) fn ranks(asked: &Asked, key: &str) -> Verdict {
+pub(super) fn ranks(asked: &SourceKey, key: &str) -> MappedKey {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("one rank, as here without mpirun"),
         Some(n) => set_noted(
@@ -20,7 +20,7 @@ pub(super) fn ranks(asked: &Asked, key: &str) -> Verdict {
 }
 
 /// Degrees of parallelism above one.
-pub(super) fn devices(asked: &Asked) -> Verdict {
+pub(super) fn devices(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("one device, as here"),
         Some(n) => cannot(format!(
@@ -31,7 +31,7 @@ pub(super) fn devices(asked: &Asked) -> Verdict {
 }
 
 /// Devices that share matrices in training.
-pub(super) fn training_groups(asked: &Asked) -> Verdict {
+pub(super) fn training_groups(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("each rank has whole matrices, as here by default"),
         Some(n) => set_noted(
@@ -43,7 +43,7 @@ pub(super) fn training_groups(asked: &Asked) -> Verdict {
 }
 
 /// Stages that layers are divided into in training.
-pub(super) fn training_stages(asked: &Asked) -> Verdict {
+pub(super) fn training_stages(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("each rank has all layers, as here by default"),
         Some(n) => set_noted(
@@ -55,7 +55,7 @@ pub(super) fn training_stages(asked: &Asked) -> Verdict {
 }
 
 /// The same of a model that is not the policy, whose degree `policy` says: all have the policy's.
-pub(super) fn same_training_groups(asked: &Asked, policy: &str) -> Verdict {
+pub(super) fn same_training_groups(asked: &SourceKey, policy: &str) -> MappedKey {
     same_degree(
         asked,
         policy,
@@ -65,7 +65,7 @@ pub(super) fn same_training_groups(asked: &Asked, policy: &str) -> Verdict {
 }
 
 /// The same of stages.
-pub(super) fn same_training_stages(asked: &Asked, policy: &str) -> Verdict {
+pub(super) fn same_training_stages(asked: &SourceKey, policy: &str) -> MappedKey {
     same_degree(
         asked,
         policy,
@@ -74,7 +74,7 @@ pub(super) fn same_training_stages(asked: &Asked, policy: &str) -> Verdict {
     )
 }
 
-fn same_degree(asked: &Asked, policy: &str, what: &str, key: &str) -> Verdict {
+fn same_degree(asked: &SourceKey, policy: &str, what: &str, key: &str) -> MappedKey {
     let shared = asked.facts.whole(policy).unwrap_or(1).max(1);
     match asked.whole().map_or(1, |n| n.max(1)) {
         n if n == shared => not_needed("policy, reference and critic have the same"),
@@ -85,7 +85,7 @@ fn same_degree(asked: &Asked, policy: &str, what: &str, key: &str) -> Verdict {
 }
 
 /// Devices that share matrices while they sample.
-pub(super) fn sampling_groups(asked: &Asked) -> Verdict {
+pub(super) fn sampling_groups(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("each rank samples by itself, as here by default"),
         Some(n) => set_noted(
@@ -97,7 +97,7 @@ pub(super) fn sampling_groups(asked: &Asked) -> Verdict {
 }
 
 /// An argument of the chat template, below `start` in the source.
-pub(super) fn arguments(asked: &Asked, start: &str) -> Verdict {
+pub(super) fn arguments(asked: &SourceKey, start: &str) -> MappedKey {
     match asked.key.strip_prefix(start) {
         Some(name) if !asked.is_absent() => set(
             &format!("model.chat_template_kwargs.{name}"),
@@ -122,7 +122,7 @@ fn degree(key: &str) -> &'static str {
 }
 
 /// A float type for the whole run.
-pub(super) fn precision(asked: &Asked) -> Verdict {
+pub(super) fn precision(asked: &SourceKey) -> MappedKey {
     match asked.text().and_then(float_type) {
         Some(precision) => set("precision", precision),
         None if asked.is_absent() || asked.text() == Some("auto") => {
@@ -147,7 +147,7 @@ pub(super) fn float_type(name: &str) -> Option<&'static str> {
 }
 
 /// The model: a folder, or a name on the Hub, which is one here too.
-pub(super) fn model(asked: &Asked) -> Verdict {
+pub(super) fn model(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(name) => {
             let path = path(asked.facts, name);
@@ -173,7 +173,7 @@ pub(super) fn path(facts: &Facts, text: &str) -> String {
 }
 
 /// Files of rows under a key of ours: one, or a list.
-pub(super) fn rows(asked: &Asked, key: &str) -> Verdict {
+pub(super) fn rows(asked: &SourceKey, key: &str) -> MappedKey {
     let files: Vec<&str> = match asked.value {
         Value::String(file) => vec![file],
         Value::Array(files) => files.iter().filter_map(Value::as_str).collect(),
@@ -194,7 +194,7 @@ pub(super) fn rows(asked: &Asked, key: &str) -> Verdict {
 }
 
 /// Steps of so many passes over the training rows, where their number is known.
-pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64, drops_last: bool) -> Verdict {
+pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64, drops_last: bool) -> MappedKey {
     let is_gsm8k = [
         "data.train_files",
         "dataset_name",
@@ -224,7 +224,7 @@ pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64, drops_last: bool)
 }
 
 /// Where metrics go.
-pub(super) fn trackers(asked: &Asked) -> Verdict {
+pub(super) fn trackers(asked: &SourceKey) -> MappedKey {
     let names: Vec<&str> = match asked.value {
         Value::String(name) => vec![name],
         Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
@@ -256,7 +256,7 @@ pub(super) fn trackers(asked: &Asked) -> Verdict {
 }
 
 /// What trackers call a run, or the project that it belongs to.
-pub(super) fn tracked(asked: &Asked, key: &str) -> Verdict {
+pub(super) fn tracked(asked: &SourceKey, key: &str) -> MappedKey {
     match asked.value {
         Value::String(name) if !name.is_empty() => set(key, name.as_str()),
         // a name of digits is a number in YAML
@@ -267,7 +267,7 @@ pub(super) fn tracked(asked: &Asked, key: &str) -> Verdict {
 }
 
 /// A reward in Python, by file and function.
-pub(super) fn python_reward(file: Option<String>, function: &str) -> Verdict {
+pub(super) fn python_reward(file: Option<String>, function: &str) -> MappedKey {
     match file {
         Some(file) => set(
             "task.rewards[]",
@@ -280,7 +280,7 @@ pub(super) fn python_reward(file: Option<String>, function: &str) -> Verdict {
 }
 
 /// A switch that is built in: on it is what happens anyway, off it cannot be had.
-pub(super) fn built_in(asked: &Asked, what: &str) -> Verdict {
+pub(super) fn built_in(asked: &SourceKey, what: &str) -> MappedKey {
     match truth(asked.value) {
         Some(false) => not_needed(format!("{what}, and nothing is lost by it")),
         _ => not_needed(what),
@@ -288,7 +288,7 @@ pub(super) fn built_in(asked: &Asked, what: &str) -> Verdict {
 }
 
 /// Offload of a model's state between phases, of the policy or under `memory.critic`.
-pub(super) fn idle(asked: &Asked, key: &str) -> Verdict {
+pub(super) fn idle(asked: &SourceKey, key: &str) -> MappedKey {
     if asked.is_on() {
         return set(key, "idle");
     }
@@ -296,7 +296,7 @@ pub(super) fn idle(asked: &Asked, key: &str) -> Verdict {
 }
 
 /// A whole number above zero under a key of ours.
-pub(super) fn size(asked: &Asked, key: &str) -> Verdict {
+pub(super) fn size(asked: &SourceKey, key: &str) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set(key, n),
         _ if asked.is_off() => not_needed("has no value in the files"),

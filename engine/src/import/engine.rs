@@ -3,7 +3,7 @@
 use super::assembly::Assembly;
 use super::error::ImportError;
 use super::facts::Facts;
-use super::verdict::{Rule, rule};
+use super::key_mapping::{KeyRule, rule};
 use super::{grpo_guide, nemo, trl, verl};
 use serde::Serialize;
 use serde_json::Value;
@@ -40,7 +40,7 @@ impl Engine {
     }
 
     /// The tables of its keys.
-    pub(super) fn tables(self) -> &'static [&'static [Rule]] {
+    pub(super) fn tables(self) -> &'static [&'static [KeyRule]] {
         match self {
             Self::Verl => verl::TABLES,
             Self::Trl => trl::TABLES,

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::fmt;
 
 /// The value of an environment variable, for scripts that read one.
-pub(super) type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
+pub(super) type EnvironmentLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
 
 /// Where a key stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,6 +1,6 @@
 //! All keys of the files together: later files and lines over earlier ones, the engine's own defaults under all of them.
 
-use super::entry::{Entry, Environment, Given, SourceLocation};
+use super::entry::{Entry, EnvironmentLookup, Given, SourceLocation};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -130,7 +130,7 @@ impl Facts {
     }
 
     /// Replaces references of YAML values to others: `${a.b}`, `${oc.select:a.b,default}`, `${oc.env:NAME,default}`.
-    pub fn follow_references(&mut self, environment: Environment) {
+    pub fn follow_references(&mut self, environment: EnvironmentLookup) {
         for _ in 0..REFERENCES {
             let mut changed = Vec::new();
             for (at, fact) in self.list.iter().enumerate() {
@@ -160,7 +160,7 @@ impl Facts {
         }
     }
 
-    fn followed(&self, key: &str, text: &str, environment: Environment) -> Given {
+    fn followed(&self, key: &str, text: &str, environment: EnvironmentLookup) -> Given {
         let open = |needs: String| Given::Open {
             text: text.to_owned(),
             needs,
@@ -184,7 +184,7 @@ impl Facts {
         }
     }
 
-    fn referred(&self, key: &str, inner: &str, environment: Environment) -> Option<Value> {
+    fn referred(&self, key: &str, inner: &str, environment: EnvironmentLookup) -> Option<Value> {
         let (resolver, argument) = inner.split_once(':').unwrap_or(("oc.select", inner));
         let (name, default) = match argument.split_once(',') {
             Some((name, default)) => (name.trim(), Some(super::literal::hydra(default))),

@@ -1,12 +1,12 @@
 //! The names of the guide to GRPO's memory: a script's own variables.
 
 use super::common::precision;
-use super::verdict::Answer::{By, NotNeeded, Same};
-use super::verdict::{Asked, Rule, Verdict, cannot, set_noted};
+use super::key_mapping::KeyMapping::{By, NotNeeded, Same};
+use super::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, set_noted};
 use serde_json::json;
 
 /// All tables.
-pub(super) const TABLES: &[&[Rule]] = &[&[
+pub(super) const TABLES: &[&[KeyRule]] = &[&[
     ("batch_size", By(batch)),
     ("group_size", Same("rollout.n")),
     ("gradient_accumulation_steps", By(accumulation)),
@@ -22,7 +22,7 @@ pub(super) const TABLES: &[&[Rule]] = &[&[
     ),
 ]];
 
-fn accumulated(asked: &Asked) -> i64 {
+fn accumulated(asked: &SourceKey) -> i64 {
     let steps = ["gradient_accumulation_steps", "grad_accum_steps"];
     steps
         .iter()
@@ -31,13 +31,13 @@ fn accumulated(asked: &Asked) -> i64 {
 }
 
 /// Prompts at a time, so often: the prompts of a step, and the sequences of a micro-batch.
-fn batch(asked: &Asked) -> Verdict {
+fn batch(asked: &SourceKey) -> MappedKey {
     let (group, steps) = (
         asked.facts.whole("group_size").unwrap_or(1),
         accumulated(asked),
     );
     match asked.whole() {
-        Some(prompts) if prompts > 0 && group > 0 && steps > 0 => Verdict::Set(
+        Some(prompts) if prompts > 0 && group > 0 && steps > 0 => MappedKey::Set(
             vec![
                 ("trainer.train_batch_size".into(), json!(prompts * steps)),
                 ("memory.micro_batch_size".into(), json!(prompts * group)),
@@ -50,14 +50,14 @@ fn batch(asked: &Asked) -> Verdict {
     }
 }
 
-fn accumulation(asked: &Asked) -> Verdict {
+fn accumulation(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(steps) if steps > 0 && asked.facts.whole("batch_size").is_none() => set_noted(
             "trainer.train_batch_size",
             steps,
             "batch_size is missing, and taken to be 1",
         ),
-        Some(steps) if steps > 0 => super::verdict::not_needed(
+        Some(steps) if steps > 0 => super::key_mapping::not_needed(
             "it is in trainer.train_batch_size: as many micro-batches run as a step needs",
         ),
         _ => asked.wrong("a number of micro-batches"),
@@ -65,9 +65,9 @@ fn accumulation(asked: &Asked) -> Verdict {
 }
 
 /// Prompt and completion together, which are apart here.
-fn block(asked: &Asked) -> Verdict {
+fn block(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
-        Some(tokens) if tokens >= 2 => Verdict::Set(
+        Some(tokens) if tokens >= 2 => MappedKey::Set(
             vec![
                 ("rollout.prompt_length".into(), json!(tokens / 2)),
                 ("rollout.response_length".into(), json!(tokens - tokens / 2)),
@@ -78,7 +78,7 @@ fn block(asked: &Asked) -> Verdict {
     }
 }
 
-fn model_size(_: &Asked) -> Verdict {
+fn model_size(_: &SourceKey) -> MappedKey {
     cannot(
         "a model's sizes are in its config.json; for a random start write num_hidden_layers, hidden_size and num_attention_heads under model.arch",
     )

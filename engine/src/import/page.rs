@@ -4,7 +4,7 @@ use super::error::ImportError;
 
 /// A code block of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Block {
+pub(super) struct CodeBlock {
     /// The line that opens it, from 1: its text begins in the next.
     pub line: usize,
     /// The line that it ends in.
@@ -52,7 +52,7 @@ fn opens(line: &str, before: &str) -> Option<(String, Until)> {
 }
 
 /// All code blocks of a page.
-pub(super) fn blocks(text: &str) -> Vec<Block> {
+pub(super) fn blocks(text: &str) -> Vec<CodeBlock> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
     let mut at = 0;
@@ -69,7 +69,7 @@ pub(super) fn blocks(text: &str) -> Vec<Block> {
         };
         let len = lines[first..].iter().position(ends);
         let end = len.map_or(lines.len(), |len| first + len);
-        found.push(Block {
+        found.push(CodeBlock {
             line: at + 1,
             end,
             language,
@@ -98,11 +98,11 @@ fn without_indent(lines: &[&str]) -> String {
 /// The block with settings that a page has: the one at a line of the page, or the only one.
 pub(super) fn chosen(
     file: &str,
-    blocks: &[Block],
+    blocks: &[CodeBlock],
     line: Option<usize>,
-    has_settings: impl Fn(&Block) -> bool,
-) -> Result<Block, ImportError> {
-    let telling: Vec<&Block> = blocks.iter().filter(|block| has_settings(block)).collect();
+    has_settings: impl Fn(&CodeBlock) -> bool,
+) -> Result<CodeBlock, ImportError> {
+    let telling: Vec<&CodeBlock> = blocks.iter().filter(|block| has_settings(block)).collect();
     let listed = || {
         let each = telling.iter().map(|block| match block.language.as_str() {
             "" => block.line.to_string(),
@@ -111,7 +111,7 @@ pub(super) fn chosen(
         each.collect::<Vec<_>>().join(", ")
     };
     if let Some(line) = line {
-        let inside = |block: &&Block| (block.line..=block.end + 1).contains(&line);
+        let inside = |block: &&CodeBlock| (block.line..=block.end + 1).contains(&line);
         return blocks.iter().find(inside).cloned().ok_or_else(|| {
             let detail = format!(
                 "no code block is there; those with settings begin in lines {}",

@@ -1,14 +1,14 @@
 //! From files to a configuration and its account.
 
-use super::account::{Imported, KeyOutcome, Row, Setting};
+use super::account::{Imported, ImportedKey, KeyOutcome, Setting};
 use super::assembly::Assembly;
 use super::engine::Engine;
 use super::entry::Given;
 use super::error::ImportError;
 use super::facts::{Fact, Facts};
+use super::key_mapping::{KeyRule, MappedKey, SourceKey, judge, rule};
 use super::objective;
 use super::source::SourceFile;
-use super::verdict::{Asked, Rule, Verdict, judge, rule};
 use crate::config;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -67,15 +67,15 @@ pub fn import(
 
 /// The rows so far, and the configuration that they make.
 struct Work {
-    tables: &'static [&'static [Rule]],
+    tables: &'static [&'static [KeyRule]],
     assembly: Assembly,
-    rows: Vec<Row>,
+    rows: Vec<ImportedKey>,
     /// Our keys by the row that set them, where it is written.
     owners: BTreeMap<String, usize>,
 }
 
 impl Work {
-    fn new(tables: &'static [&'static [Rule]]) -> Self {
+    fn new(tables: &'static [&'static [KeyRule]]) -> Self {
         Self {
             tables,
             assembly: Assembly::default(),
@@ -90,7 +90,7 @@ impl Work {
             Given::Value(value) => value.clone(),
             Given::Open { text, .. } => text.clone().into(),
         };
-        self.rows.push(Row {
+        self.rows.push(ImportedKey {
             key: fact.key.clone(),
             value,
             place: fact.place.clone(),
@@ -125,15 +125,15 @@ impl Work {
                 why: "has no value in the files".into(),
             };
         }
-        let asked = Asked {
+        let asked = SourceKey {
             key: &fact.key,
             value,
             facts,
         };
         match judge(answer, &asked) {
-            Verdict::NotNeeded(why) => KeyOutcome::NotNeeded { why },
-            Verdict::Cannot(why) => KeyOutcome::Cannot { why },
-            Verdict::Set(settings, note) => self.set(fact, settings, note),
+            MappedKey::NotNeeded(why) => KeyOutcome::NotNeeded { why },
+            MappedKey::Cannot(why) => KeyOutcome::Cannot { why },
+            MappedKey::Set(settings, note) => self.set(fact, settings, note),
         }
     }
 
@@ -190,9 +190,9 @@ impl Work {
         self.fit();
         let problem = self.accept();
         let config = self.config();
-        let (rows, assumed): (Vec<Row>, Vec<Row>) =
+        let (rows, assumed): (Vec<ImportedKey>, Vec<ImportedKey>) =
             self.rows.into_iter().partition(|row| row.place.is_some());
-        let sets = |row: &Row| matches!(row.outcome, KeyOutcome::Mapped { .. });
+        let sets = |row: &ImportedKey| matches!(row.outcome, KeyOutcome::Mapped { .. });
         Imported {
             engine,
             config,

@@ -4,7 +4,7 @@ use super::arithmetic::evaluate;
 use super::entry::{Entry, Given, SourceLocation};
 use super::error::ImportError;
 use super::literal::word;
-use super::python_tokens::{Kind, Token, tokens};
+use super::python_tokens::{PythonToken, PythonTokenKind, tokens};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -33,19 +33,19 @@ pub(super) fn entries(file: &str, text: &str) -> Result<Vec<Entry>, ImportError>
     let tokens = tokens(file, text)?;
     let mut names = Names::new();
     let mut assigned = Vec::new();
-    for statement in tokens.split(|token| token.kind == Kind::End) {
+    for statement in tokens.split(|token| token.kind == PythonTokenKind::End) {
         assign(file, statement, &mut names, &mut assigned);
     }
     let mut found = Vec::new();
     let mut configs = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
-        let Kind::Name(name) = &token.kind else {
+        let PythonTokenKind::Name(name) = &token.kind else {
             continue;
         };
         let class = name.rsplit('.').next().unwrap_or(name);
         let is_call = tokens
             .get(at + 1)
-            .is_some_and(|next| next.kind == Kind::Sign("("));
+            .is_some_and(|next| next.kind == PythonTokenKind::Sign("("));
         let Some((_, prefix)) = CALLS.iter().find(|(call, _)| is_call && *call == class) else {
             continue;
         };
@@ -87,11 +87,12 @@ fn place(file: &str, line: usize) -> SourceLocation {
 }
 
 /// Takes a statement `name = value`.
-fn assign(file: &str, statement: &[Token], names: &mut Names, into: &mut Vec<Entry>) {
+fn assign(file: &str, statement: &[PythonToken], names: &mut Names, into: &mut Vec<Entry>) {
     let [target, sign, value @ ..] = statement else {
         return;
     };
-    let (Kind::Name(name), Kind::Sign("=")) = (&target.kind, &sign.kind) else {
+    let (PythonTokenKind::Name(name), PythonTokenKind::Sign("=")) = (&target.kind, &sign.kind)
+    else {
         return;
     };
     let given = read(value, names);
@@ -105,7 +106,7 @@ fn assign(file: &str, statement: &[Token], names: &mut Names, into: &mut Vec<Ent
 
 /// The keyword arguments of the call whose bracket was just opened.
 fn arguments(
-    tokens: &[Token],
+    tokens: &[PythonToken],
     prefix: &str,
     place: &SourceLocation,
     names: &Names,
@@ -117,8 +118,8 @@ fn arguments(
         match argument {
             [] => {}
             [
-                Token {
-                    kind: Kind::Sign("**"),
+                PythonToken {
+                    kind: PythonTokenKind::Sign("**"),
                     ..
                 },
                 spread @ ..,
@@ -134,12 +135,12 @@ fn arguments(
                 }
             }
             [
-                Token {
-                    kind: Kind::Name(name),
+                PythonToken {
+                    kind: PythonTokenKind::Name(name),
                     line,
                 },
-                Token {
-                    kind: Kind::Sign("="),
+                PythonToken {
+                    kind: PythonTokenKind::Sign("="),
                     ..
                 },
                 value @ ..,
@@ -168,12 +169,12 @@ fn arguments(
 }
 
 /// Where the bracket that is open before these tokens closes.
-fn closing(tokens: &[Token]) -> usize {
+fn closing(tokens: &[PythonToken]) -> usize {
     let mut depth = 1_usize;
     for (at, token) in tokens.iter().enumerate() {
         match token.kind {
-            Kind::Sign("(" | "[" | "{") => depth += 1,
-            Kind::Sign(")" | "]" | "}") => depth -= 1,
+            PythonTokenKind::Sign("(" | "[" | "{") => depth += 1,
+            PythonTokenKind::Sign(")" | "]" | "}") => depth -= 1,
             _ => {}
         }
         if depth == 0 {
@@ -184,20 +185,20 @@ fn closing(tokens: &[Token]) -> usize {
 }
 
 /// Tokens between commas that no bracket holds.
-fn parts(tokens: &[Token]) -> Vec<&[Token]> {
+fn parts(tokens: &[PythonToken]) -> Vec<&[PythonToken]> {
     let mut depth = 0_usize;
     let between = tokens.split(|token| {
         match token.kind {
-            Kind::Sign("(" | "[" | "{") => depth += 1,
-            Kind::Sign(")" | "]" | "}") => depth = depth.saturating_sub(1),
+            PythonTokenKind::Sign("(" | "[" | "{") => depth += 1,
+            PythonTokenKind::Sign(")" | "]" | "}") => depth = depth.saturating_sub(1),
             _ => {}
         }
-        depth == 0 && token.kind == Kind::Sign(",")
+        depth == 0 && token.kind == PythonTokenKind::Sign(",")
     });
     between.filter(|part| !part.is_empty()).collect()
 }
 
-fn read(tokens: &[Token], names: &Names) -> Given {
+fn read(tokens: &[PythonToken], names: &Names) -> Given {
     match value(tokens, names, 0) {
         Some(value) => Given::Value(value),
         None => {
@@ -211,21 +212,21 @@ fn read(tokens: &[Token], names: &Names) -> Given {
 }
 
 /// The value of an expression of literals, and of names that were assigned such.
-fn value(tokens: &[Token], names: &Names, depth: usize) -> Option<Value> {
+fn value(tokens: &[PythonToken], names: &Names, depth: usize) -> Option<Value> {
     if depth > DEEPEST {
         return None;
     }
     match tokens {
         [
-            Token {
-                kind: Kind::Text(_),
+            PythonToken {
+                kind: PythonTokenKind::Text(_),
                 ..
             },
             ..,
         ] => {
             let mut whole = String::new();
             for token in tokens {
-                let Kind::Text(part) = &token.kind else {
+                let PythonTokenKind::Text(part) = &token.kind else {
                     return None;
                 };
                 whole.push_str(part);
@@ -233,30 +234,30 @@ fn value(tokens: &[Token], names: &Names, depth: usize) -> Option<Value> {
             Some(whole.into())
         }
         [
-            Token {
-                kind: Kind::Name(name),
+            PythonToken {
+                kind: PythonTokenKind::Name(name),
                 ..
             },
         ] => name_value(name, names),
         [
-            Token {
-                kind: Kind::Number(number),
+            PythonToken {
+                kind: PythonTokenKind::Number(number),
                 ..
             },
         ] => Some(word(number)).filter(Value::is_number),
         [
-            Token {
-                kind: Kind::Sign("-"),
+            PythonToken {
+                kind: PythonTokenKind::Sign("-"),
                 ..
             },
-            Token {
-                kind: Kind::Number(number),
+            PythonToken {
+                kind: PythonTokenKind::Number(number),
                 ..
             },
         ] => Some(word(&format!("-{number}"))).filter(Value::is_number),
         [
-            Token {
-                kind: Kind::Sign(open @ ("[" | "(" | "{")),
+            PythonToken {
+                kind: PythonTokenKind::Sign(open @ ("[" | "(" | "{")),
                 ..
             },
             inner @ ..,
@@ -278,14 +279,14 @@ fn name_value(name: &str, names: &Names) -> Option<Value> {
     }
 }
 
-fn bracketed(open: &str, inner: &[Token], names: &Names, depth: usize) -> Option<Value> {
+fn bracketed(open: &str, inner: &[PythonToken], names: &Names, depth: usize) -> Option<Value> {
     let parts = parts(inner);
     if open == "{" {
         let mut map = Map::new();
         for part in parts {
             let colon = part
                 .iter()
-                .position(|token| token.kind == Kind::Sign(":"))?;
+                .position(|token| token.kind == PythonTokenKind::Sign(":"))?;
             let Value::String(key) = value(&part[..colon], names, depth + 1)? else {
                 return None;
             };
@@ -295,7 +296,7 @@ fn bracketed(open: &str, inner: &[Token], names: &Names, depth: usize) -> Option
     }
     let has_comma = inner
         .last()
-        .is_some_and(|token| token.kind == Kind::Sign(","));
+        .is_some_and(|token| token.kind == PythonTokenKind::Sign(","));
     if let ("(", [one], false) = (open, &parts[..], has_comma) {
         return value(one, names, depth + 1);
     }
@@ -306,19 +307,21 @@ fn bracketed(open: &str, inner: &[Token], names: &Names, depth: usize) -> Option
 }
 
 /// `2**15`, `8 * 4`.
-fn number(tokens: &[Token], names: &Names) -> Option<Value> {
+fn number(tokens: &[PythonToken], names: &Names) -> Option<Value> {
     let name = |name: &str| names.get(name).and_then(Value::as_i64);
     evaluate(&written(tokens), &name).map(Value::from)
 }
 
 /// Tokens as they are written, about.
-fn written(tokens: &[Token]) -> String {
+fn written(tokens: &[PythonToken]) -> String {
     let each = tokens.iter().map(|token| match &token.kind {
-        Kind::Name(text) | Kind::Number(text) | Kind::Computed(text) => text.clone(),
-        Kind::Text(text) => format!("{text:?}"),
-        Kind::Sign(",") => ", ".to_owned(),
-        Kind::Sign(sign) => (*sign).to_owned(),
-        Kind::End => String::new(),
+        PythonTokenKind::Name(text)
+        | PythonTokenKind::Number(text)
+        | PythonTokenKind::Computed(text) => text.clone(),
+        PythonTokenKind::Text(text) => format!("{text:?}"),
+        PythonTokenKind::Sign(",") => ", ".to_owned(),
+        PythonTokenKind::Sign(sign) => (*sign).to_owned(),
+        PythonTokenKind::End => String::new(),
     });
     each.collect()
 }

@@ -4,7 +4,7 @@ use super::error::ImportError;
 
 /// What a token is.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum PythonTokenKind {
     /// A name, with its dots: `torch.bfloat16`.
     Name(String),
     /// A number, as it is written.
@@ -21,8 +21,8 @@ pub(super) enum Kind {
 
 /// A token and its line.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Token {
-    pub kind: Kind,
+pub(super) struct PythonToken {
+    pub kind: PythonTokenKind,
     pub line: usize,
 }
 
@@ -33,7 +33,7 @@ const SIGNS: [&str; 34] = [
 ];
 
 /// All tokens of a program.
-pub(super) fn tokens(file: &str, text: &str) -> Result<Vec<Token>, ImportError> {
+pub(super) fn tokens(file: &str, text: &str) -> Result<Vec<PythonToken>, ImportError> {
     let mut reader = Reader {
         file,
         chars: text.chars().collect(),
@@ -73,7 +73,7 @@ impl Reader<'_> {
         Some(next)
     }
 
-    fn token(&mut self) -> Result<Option<Token>, ImportError> {
+    fn token(&mut self) -> Result<Option<PythonToken>, ImportError> {
         loop {
             let line = self.line;
             let Some(c) = self.peek(0) else {
@@ -82,7 +82,7 @@ impl Reader<'_> {
             let kind = match c {
                 '\n' if self.open.is_empty() => {
                     self.next();
-                    Kind::End
+                    PythonTokenKind::End
                 }
                 '#' => {
                     while self.peek(0).is_some_and(|c| c != '\n') {
@@ -99,22 +99,22 @@ impl Reader<'_> {
                     self.next();
                     continue;
                 }
-                '\'' | '"' => Kind::Text(self.text(false)?),
-                c if c.is_ascii_digit() => Kind::Number(self.number()),
+                '\'' | '"' => PythonTokenKind::Text(self.text(false)?),
+                c if c.is_ascii_digit() => PythonTokenKind::Number(self.number()),
                 '.' if self.peek(1).is_some_and(|c| c.is_ascii_digit()) => {
-                    Kind::Number(self.number())
+                    PythonTokenKind::Number(self.number())
                 }
                 c if c.is_alphabetic() || c == '_' => self.name()?,
                 _ => match self.sign() {
-                    Some(";") => Kind::End,
-                    Some(sign) => Kind::Sign(sign),
+                    Some(";") => PythonTokenKind::End,
+                    Some(sign) => PythonTokenKind::Sign(sign),
                     None => {
                         self.next();
                         continue;
                     }
                 },
             };
-            return Ok(Some(Token { kind, line }));
+            return Ok(Some(PythonToken { kind, line }));
         }
     }
 
@@ -153,7 +153,7 @@ impl Reader<'_> {
             .collect()
     }
 
-    fn name(&mut self) -> Result<Kind, ImportError> {
+    fn name(&mut self) -> Result<PythonTokenKind, ImportError> {
         let start = self.at;
         while self
             .peek(0)
@@ -163,14 +163,14 @@ impl Reader<'_> {
         }
         let name: String = self.chars[start..self.at].iter().collect();
         if !matches!(self.peek(0), Some('\'' | '"')) {
-            return Ok(Kind::Name(name));
+            return Ok(PythonTokenKind::Name(name));
         }
         match name.to_ascii_lowercase().as_str() {
-            "r" => self.text(true).map(Kind::Text),
-            "u" | "b" => self.text(false).map(Kind::Text),
+            "r" => self.text(true).map(PythonTokenKind::Text),
+            "u" | "b" => self.text(false).map(PythonTokenKind::Text),
             _ => {
                 let text = self.text(false)?;
-                Ok(Kind::Computed(format!("{name}\"{text}\"")))
+                Ok(PythonTokenKind::Computed(format!("{name}\"{text}\"")))
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Launch scripts: the settings on the command line that starts a training program.
 
-use super::entry::{Entry, Environment, Given, SourceLocation};
+use super::entry::{Entry, EnvironmentLookup, Given, SourceLocation};
 use super::error::ImportError;
 use super::literal::{hydra, word as literal_word};
 use super::shell_words::{Command, Word, commands, flat};
@@ -14,7 +14,7 @@ const TRL_WORDS: [&str; 4] = ["trl", "grpo", "rloo", "ppo"];
 pub(super) fn entries(
     file: &str,
     text: &str,
-    environment: Environment,
+    environment: EnvironmentLookup,
 ) -> Result<Vec<Entry>, ImportError> {
     let mut commands = commands(file, text, environment)?;
     for command in &mut commands {

@@ -2,12 +2,12 @@
 
 use super::arithmetic::evaluate;
 use super::error::ImportError;
-use super::shell_words::{Expansion, Reader, Variable, Word, add_all, needs};
+use super::shell_words::{Expansion, Variable, Word, WordReader, add_all, needs};
 
 /// Deepest nesting of defaults within defaults.
 const DEEPEST: usize = 16;
 
-impl Reader<'_> {
+impl WordReader<'_> {
     /// What the `$` here stands for.
     pub(super) fn expansion(&mut self) -> Result<Expansion, ImportError> {
         let line = self.line;

@@ -3,7 +3,7 @@
 //! Nothing is run. Conditions are not looked at: of several assignments the last one counts. What only running could tell, such as a
 //! command's output, is kept as text with what it would need.
 
-use super::entry::Environment;
+use super::entry::EnvironmentLookup;
 use super::error::ImportError;
 use std::collections::BTreeMap;
 
@@ -43,9 +43,9 @@ pub(super) enum Expansion {
 pub(super) fn commands(
     file: &str,
     text: &str,
-    environment: Environment,
+    environment: EnvironmentLookup,
 ) -> Result<Vec<Command>, ImportError> {
-    let mut reader = Reader {
+    let mut reader = WordReader {
         file,
         chars: text.chars().collect(),
         at: 0,
@@ -70,12 +70,12 @@ pub(super) fn commands(
     Ok(commands)
 }
 
-pub(super) struct Reader<'a> {
+pub(super) struct WordReader<'a> {
     file: &'a str,
     pub(super) chars: Vec<char>,
     pub(super) at: usize,
     pub(super) line: usize,
-    pub(super) environment: Environment<'a>,
+    pub(super) environment: EnvironmentLookup<'a>,
     pub(super) variables: BTreeMap<String, Variable>,
     pub(super) depth: usize,
 }
@@ -94,7 +94,7 @@ fn is_name(text: &str) -> bool {
         && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-impl Reader<'_> {
+impl WordReader<'_> {
     pub(super) fn error<T>(
         &self,
         line: usize,

@@ -1,10 +1,10 @@
 //! Files by what they are: scripts, YAML, JSON, Python.
 
 use super::engine::Engine;
-use super::entry::{Entry, Environment, SourceLocation};
+use super::entry::{Entry, EnvironmentLookup, SourceLocation};
 use super::error::ImportError;
-use super::page::Block;
-use super::verdict::rule;
+use super::key_mapping::rule;
+use super::page::CodeBlock;
 use super::{page, python, shell, yaml};
 
 /// A file of another engine.
@@ -36,7 +36,10 @@ impl SourceFile {
     }
 
     /// What the file says.
-    pub(super) fn entries(&self, environment: Environment) -> Result<Vec<Entry>, ImportError> {
+    pub(super) fn entries(
+        &self,
+        environment: EnvironmentLookup,
+    ) -> Result<Vec<Entry>, ImportError> {
         let (name, text) = (&self.name, &self.text);
         if text.len() > yaml::LARGEST {
             return Err(ImportError::at(
@@ -68,10 +71,10 @@ impl SourceFile {
     /// The block of a page that has settings.
     fn of_page(
         &self,
-        blocks: &[Block],
-        environment: Environment,
+        blocks: &[CodeBlock],
+        environment: EnvironmentLookup,
     ) -> Result<Vec<Entry>, ImportError> {
-        let read = |block: &Block| {
+        let read = |block: &CodeBlock| {
             let language = match block.language.trim_start_matches('.') {
                 "shell" | "console" | "zsh" => "sh",
                 "python" | "python3" => "py",
@@ -79,7 +82,7 @@ impl SourceFile {
             };
             read_as(language, &self.name, &block.text, environment)
         };
-        let has_settings = |block: &Block| {
+        let has_settings = |block: &CodeBlock| {
             // JSON, YAML and Python of something else are no settings: their keys are in no engine's tables
             read(block).is_ok_and(|entries| entries.iter().any(|own| is_known(&own.key)))
         };
@@ -112,7 +115,7 @@ fn read_as(
     kind: &str,
     name: &str,
     text: &str,
-    environment: Environment,
+    environment: EnvironmentLookup,
 ) -> Result<Vec<Entry>, ImportError> {
     match kind {
         "sh" | "bash" | "slurm" | "sbatch" => shell::entries(name, text, environment),
@@ -124,7 +127,11 @@ fn read_as(
 }
 
 /// A text of which nothing says what it is.
-fn guessed(name: &str, text: &str, environment: Environment) -> Result<Vec<Entry>, ImportError> {
+fn guessed(
+    name: &str,
+    text: &str,
+    environment: EnvironmentLookup,
+) -> Result<Vec<Entry>, ImportError> {
     let first = text.trim_start();
     let has = |part: &str| text.contains(part);
     if first.starts_with('{') {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{LrSchedule, Shape};
+use super::schedule::{Curve, LrSchedule, Shape};
 
 /// Settings of a learning-rate schedule. An option that the chosen type has no use for is refused.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
@@ -68,20 +68,6 @@ pub enum SchedulerType {
     InverseSqrt,
     /// Rises, stays, falls: warm-up, a plateau, and a decay of `num_decay_steps`.
     WarmupStableDecay,
-}
-
-/// A rise or fall between 0 and 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
-pub enum Curve {
-    /// A straight line.
-    #[serde(rename = "linear")]
-    Linear,
-    /// A cosine.
-    #[serde(rename = "cosine")]
-    Cosine,
-    /// One less a square root.
-    #[serde(rename = "1-sqrt")]
-    OneMinusSqrt,
 }
 
 /// A schedule setting that makes no sense.

@@ -61,7 +61,7 @@ pub fn validation_metrics(report: &ValidationReport) -> Metrics {
     let mut metrics = Metrics::new();
     if let Some(reward) = report.reward {
         metrics.extend(judged_metrics(&report.samples));
-        metrics.insert(format!("val-core/{}/reward", report.task), reward);
+        metrics.insert(validation_reward(&report.task), reward);
     }
     if let Some(loss) = report.loss {
         metrics.insert("val/loss".into(), loss);
@@ -70,12 +70,18 @@ pub fn validation_metrics(report: &ValidationReport) -> Metrics {
     metrics
 }
 
+/// The name of the mean validation reward of a task, or of one of its sets.
+#[must_use]
+pub fn validation_reward(set: &str) -> String {
+    format!("val-core/{set}/reward")
+}
+
 /// The statistics of judged completions by set: verl's, the largest number of samples under `val-core` and the rest under `val-aux`.
 #[must_use]
 pub fn judged_metrics(samples: &[JudgedSample]) -> Metrics {
     let rewards = rewards(samples).into_iter();
     let mut metrics: Metrics = rewards
-        .map(|(set, mean)| (format!("val-core/{set}/reward"), mean))
+        .map(|(set, mean)| (validation_reward(set), mean))
         .collect();
     for statistic in statistics(samples) {
         let section = if statistic.core {

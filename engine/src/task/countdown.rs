@@ -9,7 +9,7 @@ use firebrick_models::random::{Stream, philox};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::reward::{Problem, Reached, countdown_answer};
+use super::reward::{CountdownProblem, Reached, countdown_answer};
 use super::{Completion, Example, PromptText, Reward, Split, Task, TaskError};
 
 /// Key of what decides which problems are held out; it is not the user's seed.
@@ -77,7 +77,7 @@ impl Default for CountdownConfig {
 /// A problem with a solution.
 #[derive(Clone, Debug)]
 struct Puzzle {
-    problem: Problem,
+    problem: CountdownProblem,
     solution: String,
 }
 
@@ -187,12 +187,12 @@ impl Countdown {
         let term = terms.pop()?;
         let target = term.value;
         (1..=config.max_target).contains(&target).then_some(Puzzle {
-            problem: Problem { target, numbers },
+            problem: CountdownProblem { target, numbers },
             solution: term.text,
         })
     }
 
-    fn prompt(&self, problem: &Problem) -> String {
+    fn prompt(&self, problem: &CountdownProblem) -> String {
         let numbers = |between: &str| {
             let numbers: Vec<String> = problem.numbers.iter().map(i64::to_string).collect();
             numbers.join(between)
@@ -212,7 +212,7 @@ impl Countdown {
 
 /// What a completion is worth; `near` is paid for an expression that misses the target.
 fn judge(example: &Example, completion: &Completion<'_>, near: f64) -> Result<Reward, TaskError> {
-    let problem = Problem::parse(&example.answer).map_err(|reason| TaskError::Reward {
+    let problem = CountdownProblem::parse(&example.answer).map_err(|reason| TaskError::Reward {
         reward: "countdown".to_owned(),
         reason,
     })?;
@@ -228,7 +228,7 @@ fn judge(example: &Example, completion: &Completion<'_>, near: f64) -> Result<Re
 }
 
 /// Which split a problem belongs to.
-fn split_of(problem: &Problem) -> Split {
+fn split_of(problem: &CountdownProblem) -> Split {
     let mut hash = [problem.target as u32, HOLD_OUT as u32];
     for number in problem.sorted() {
         let mixed = philox([number as u32, 0, 0, 0], hash);

@@ -21,7 +21,7 @@ pub use self::config::{
     Gsm8kMethod, RepetitionUnit, RewardConfig, RewardInput, RewardKind, RewardModelConfig,
     RewardOptions,
 };
-pub(crate) use self::countdown::{Problem, Reached, find as countdown_answer};
+pub(crate) use self::countdown::{CountdownProblem, Reached, find as countdown_answer};
 pub(crate) use self::pattern::compile;
 pub use self::program::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
 use self::rule::Rule;

@@ -1,7 +1,7 @@
 //! What a run would do, found out before its weights are read: nothing is loaded, trained or written.
 
 use super::builder::TrainerBuilder;
-use super::setup::{Opened, Planned};
+use super::setup::{Opened, PlannedRun};
 use crate::Result;
 use crate::config::{Mode, RunConfig};
 use crate::data::{Prompt, PromptDataset};
@@ -174,7 +174,7 @@ fn best_of_references(
 
 /// Bytes that the run folder will take: of each checkpoint that is kept the weights in f32, both moments and, in half precision, the
 /// masters, of policy and critic; one checkpoint more while the next is written; and the reference policy.
-fn disk_bytes(opened: &Opened, planned: &Planned) -> u64 {
+fn disk_bytes(opened: &Opened, planned: &PlannedRun) -> u64 {
     let (config, work) = (&opened.config, &planned.request.workload);
     let sizes = Sizes::of(&work.arch, work.lora.as_ref());
     let masters = u64::from(config.precision.is_half());

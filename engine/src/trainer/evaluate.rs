@@ -8,7 +8,7 @@ use super::turns::{Playing, turn_template};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
-use crate::metrics::{Metrics, judged_metrics};
+use crate::metrics::{Metrics, judged_metrics, validation_reward};
 use crate::objective::Objective;
 use crate::planning::{self, engine_limits};
 use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
@@ -112,7 +112,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let task = data.task().name();
     let reward = mean_reward(&samples);
     let mut metrics = judged_metrics(&judged_samples(&samples));
-    metrics.insert(format!("val-core/{task}/reward"), reward);
+    metrics.insert(validation_reward(task), reward);
     Ok(Evaluation {
         task: task.to_owned(),
         reward,

@@ -2,7 +2,7 @@
 
 use super::recover::{agreed_attempt, attempt};
 use super::resume::resume;
-use super::setup::{Opened, Planned};
+use super::setup::{Opened, PlannedRun};
 use super::{CRITIC, REFERENCE, Start};
 use crate::Result;
 use crate::checkpoint::trainer_state::{self, TrainerState};
@@ -45,7 +45,7 @@ impl Loaded {
     /// cheaper plan. Gives the state that the run begins with, and whether it is a checkpoint's.
     pub fn begin(
         opened: &Opened,
-        planned: &mut Planned,
+        planned: &mut PlannedRun,
         start: Start,
     ) -> Result<(Self, TrainerState, bool)> {
         loop {
@@ -64,7 +64,7 @@ impl Loaded {
     }
 
     /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.
-    fn load(opened: &Opened, planned: &Planned, start: Start) -> Result<Self> {
+    fn load(opened: &Opened, planned: &PlannedRun, start: Start) -> Result<Self> {
         let (config, plan) = (&opened.config, &planned.plan);
         let (runtime, log) = runtime(opened, plan);
         let around = Surroundings {

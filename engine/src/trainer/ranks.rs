@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use super::checks::START_ALIKE;
-use super::setup::{Opened, Planned};
+use super::setup::{Opened, PlannedRun};
 use crate::config::RunConfig;
 use crate::metrics::{Control, Metrics, StepReport, is_of_a_machine, metrics};
 use crate::world::codec::{Reader, Writer};
@@ -11,7 +11,7 @@ use firebrick_backends::DeviceSpec;
 
 impl Opened {
     /// Refuses, before anything is loaded, what several ranks do not do, and ranks that do not do the same.
-    pub fn check_ranks(&self, planned: &Planned) -> Result<()> {
+    pub fn check_ranks(&self, planned: &PlannedRun) -> Result<()> {
         let world = &self.world;
         if world.is_solo() {
             return Ok(());

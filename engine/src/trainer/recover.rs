@@ -4,7 +4,7 @@
 //! there. Normalisers are fixed for the whole optimizer step, so a step that is cut differently is the same step.
 
 use super::Trainer;
-use super::setup::Planned;
+use super::setup::PlannedRun;
 use crate::error::OutOfMemory;
 use crate::executor::BoundaryKind;
 use crate::metrics::{Event, Phase};
@@ -116,7 +116,7 @@ impl Replay {
     }
 }
 
-impl Planned {
+impl PlannedRun {
     /// Takes the next cheaper plan after memory ran out while models were loaded, or says what would help.
     pub(super) fn step_down(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
         what.phase = "load";

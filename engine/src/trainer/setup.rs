@@ -50,7 +50,7 @@ pub(super) struct Opened {
 }
 
 /// How a run uses memory, and the learning rates of its steps.
-pub(super) struct Planned {
+pub(super) struct PlannedRun {
     pub request: Request,
     pub plan: Plan,
     /// Plans that ran out of memory while models were loaded.
@@ -125,7 +125,7 @@ impl Opened {
     }
 
     /// Plans the run's memory, and checks that plan and device serve its optimizers.
-    pub fn plan(&self) -> Result<Planned> {
+    pub fn plan(&self) -> Result<PlannedRun> {
         let (config, mode) = (&self.config, self.mode);
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
@@ -143,7 +143,7 @@ impl Opened {
         let schedules = LrSchedules::new(config, sft.filter(|_| mode == Mode::Sft), steps)?;
         check_limit(config, &self.device)?;
         check_quantised(config, mode, &plan, &self.info);
-        Ok(Planned {
+        Ok(PlannedRun {
             request,
             plan,
             replans: 0,

@@ -1,7 +1,7 @@
 //! The rollouts of a step with their environments: what comes after each turn.
 
 use super::outcome::{Outcome, Played};
-use super::pool::{Asked, Done, Job, Pool};
+use super::pool::{EnvironmentAnswer, EnvironmentJob, EnvironmentRequest, Pool};
 use super::template::{TurnTemplate, turn};
 use crate::Result;
 use crate::data::{Prompt, encode_prompt};
@@ -194,11 +194,11 @@ impl<'a> Episodes<'a> {
     }
 
     /// Asks the environment of a rollout, here or in its thread.
-    fn ask(&mut self, index: usize, asked: Asked) -> Next {
+    fn ask(&mut self, index: usize, asked: EnvironmentRequest) -> Next {
         let Some(environment) = self.all[index].environment.take() else {
             return Next::End;
         };
-        let job = Job {
+        let job = EnvironmentJob {
             episode: index,
             environment,
             asked,
@@ -213,7 +213,7 @@ impl<'a> Episodes<'a> {
     }
 
     /// What follows from an environment's answer.
-    fn take_answer(&mut self, done: Done) -> Next {
+    fn take_answer(&mut self, done: EnvironmentAnswer) -> Next {
         let index = done.episode;
         let (tokens, room) = self.asked.remove(&index).unwrap_or_default();
         let episode = &mut self.all[index];
@@ -257,10 +257,10 @@ impl<'a> Episodes<'a> {
         let Some(environment) = self.all[index].environment.take() else {
             return Next::Cut;
         };
-        let job = Job {
+        let job = EnvironmentJob {
             episode: index,
             environment,
-            asked: Asked::Reward,
+            asked: EnvironmentRequest::Reward,
         };
         self.asked.insert(index, (tokens, 0));
         match self.take_answer(job.run()) {
@@ -364,9 +364,9 @@ impl Turns for Episodes<'_> {
         let asked = if ended && sample.turns() < most {
             let calls = self.limits.format.parse(&text);
             outcome.tool_calls += calls.len();
-            Asked::Turn(Turn { text, calls })
+            EnvironmentRequest::Turn(Turn { text, calls })
         } else {
-            Asked::Reward
+            EnvironmentRequest::Reward
         };
         self.asked.insert(index, (sample.tokens.clone(), room));
         self.ask(index, asked)

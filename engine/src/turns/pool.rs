@@ -7,15 +7,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 /// What an environment is asked.
-pub(super) struct Job {
+pub(super) struct EnvironmentJob {
     /// Which rollout it is of.
     pub episode: usize,
     pub environment: Box<dyn Environment>,
-    pub asked: Asked,
+    pub asked: EnvironmentRequest,
 }
 
 /// What is asked.
-pub(super) enum Asked {
+pub(super) enum EnvironmentRequest {
     /// To answer a turn; where it has nothing to say, what the rollout was worth.
     Turn(Turn),
     /// What the rollout was worth.
@@ -23,28 +23,28 @@ pub(super) enum Asked {
 }
 
 /// An environment's answer.
-pub(super) struct Done {
+pub(super) struct EnvironmentAnswer {
     pub episode: usize,
     pub environment: Box<dyn Environment>,
     pub said: Result<Played, EnvironmentError>,
 }
 
-impl Job {
+impl EnvironmentJob {
     /// Asks.
-    pub fn run(mut self) -> Done {
+    pub fn run(mut self) -> EnvironmentAnswer {
         let environment = &mut self.environment;
         let said = catch_unwind(AssertUnwindSafe(|| match &self.asked {
-            Asked::Turn(turn) => environment.step(turn).and_then(|observation| {
+            EnvironmentRequest::Turn(turn) => environment.step(turn).and_then(|observation| {
                 if observation.messages.is_empty() {
                     ended(environment.as_mut())
                 } else {
                     Ok(Played::GoesOn(observation))
                 }
             }),
-            Asked::Reward => ended(environment.as_mut()),
+            EnvironmentRequest::Reward => ended(environment.as_mut()),
         }));
         let said = said.unwrap_or_else(|_| Err(EnvironmentError::new("it panicked")));
-        Done {
+        EnvironmentAnswer {
             episode: self.episode,
             environment: self.environment,
             said: said.and_then(checked),
@@ -70,8 +70,8 @@ fn checked(said: Played) -> Result<Played, EnvironmentError> {
 
 /// A thread for each worker of the environments. Dropped, it waits for what they are busy with.
 pub(super) struct Pool {
-    jobs: Vec<Sender<Job>>,
-    done: Receiver<Done>,
+    jobs: Vec<Sender<EnvironmentJob>>,
+    done: Receiver<EnvironmentAnswer>,
     threads: Vec<JoinHandle<()>>,
     busy: usize,
 }
@@ -81,7 +81,7 @@ impl Pool {
         let (finished, done) = channel();
         let (mut jobs, mut threads) = (Vec::new(), Vec::new());
         for _ in 0..workers {
-            let (job, coming) = channel::<Job>();
+            let (job, coming) = channel::<EnvironmentJob>();
             let finished = finished.clone();
             jobs.push(job);
             threads.push(std::thread::spawn(move || {
@@ -101,7 +101,7 @@ impl Pool {
     }
 
     /// Hands a job to the thread of its environment.
-    pub fn push(&mut self, job: Job) {
+    pub fn push(&mut self, job: EnvironmentJob) {
         let worker = job.episode % self.jobs.len();
         // a job's panic is caught: the thread is there as long as the pool
         let sent = self.jobs[worker].send(job);
@@ -109,7 +109,7 @@ impl Pool {
     }
 
     /// Waits for all jobs.
-    pub fn wait(&mut self) -> Vec<Done> {
+    pub fn wait(&mut self) -> Vec<EnvironmentAnswer> {
         let busy = std::mem::take(&mut self.busy);
         self.done.iter().take(busy).collect()
     }

@@ -51,7 +51,7 @@ struct Mask {
 
 /// Queries whose scores are computed together, and the keys that any of them sees, as columns of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Chunk {
+pub(super) struct QueryChunk {
     pub queries: Range<usize>,
     pub keys: Range<usize>,
 }
@@ -220,7 +220,7 @@ impl SequenceLayout {
     }
 
     /// The chunks of a sequence, without keys after the chunk's last query or before its window.
-    pub(super) fn chunks(&self, width: usize, window: Option<usize>) -> Vec<Chunk> {
+    pub(super) fn chunks(&self, width: usize, window: Option<usize>) -> Vec<QueryChunk> {
         let size = if self.is_chunked(width) {
             self.chunk
         } else {
@@ -231,7 +231,7 @@ impl SequenceLayout {
             .map(|start| {
                 let end = (start + size).min(width);
                 let oldest = window.map_or(0, |w| (start + 1).saturating_sub(w));
-                Chunk {
+                QueryChunk {
                     queries: start..end,
                     keys: oldest..end,
                 }
@@ -240,7 +240,11 @@ impl SequenceLayout {
     }
 
     /// The mask of a chunk, `[1, 1, queries, keys]`; `None` where every key is visible.
-    pub(super) fn mask(&self, window: Option<usize>, chunk: &Chunk) -> Option<Tensor<4, Bool>> {
+    pub(super) fn mask(
+        &self,
+        window: Option<usize>,
+        chunk: &QueryChunk,
+    ) -> Option<Tensor<4, Bool>> {
         let [queries, keys] = [chunk.queries.len(), chunk.keys.len()];
         let mask = self.masks.iter().find(|m| m.window == window)?;
         let before = chunk.queries.start - chunk.keys.start;

@@ -1,57 +1,18 @@
 //! Attention of new tokens over the cache.
 
-use super::AttentionMetadata;
-use super::metadata::{Continued, Decode, Gathered, GroupMetadata, Prefill, QUERIES, Together};
+use super::layer_cache::LayerCache;
+use super::metadata::{
+    AttentionMetadata, Continued, Decode, Gathered, GroupMetadata, PrefillMetadata, QUERIES,
+    Together,
+};
 use crate::attention::{self, AttentionParams, Qkv, attend_rows, scaled_dot_product_attention};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{self, JoinedHeads, KvPool, PagedAttentionShape, SlotMapping};
 
-/// Keys and values of one layer.
-#[derive(Debug)]
-pub(crate) struct LayerCache {
-    /// Its group of layers with the same sliding window.
-    group: usize,
-    // Taken out while it is written, so that its tensors have one owner and are written in place.
-    pool: Option<KvPool>,
-}
-
 impl LayerCache {
-    pub fn new(group: usize, pool: KvPool) -> Self {
-        Self {
-            group,
-            pool: Some(pool),
-        }
-    }
-
-    pub fn group(&self) -> usize {
-        self.group
-    }
-
-    fn pool(&self) -> &KvPool {
-        let pool = self.pool.as_ref();
-        pool.unwrap_or_else(|| unreachable!("a pool in use twice"))
-    }
-
-    fn change(&mut self, f: impl FnOnce(KvPool) -> KvPool) {
-        let pool = self.pool.take();
-        self.pool = Some(f(
-            pool.unwrap_or_else(|| unreachable!("a pool in use twice"))
-        ));
-    }
-
-    /// Makes room for more blocks.
-    pub fn grow(&mut self, blocks: usize) {
-        self.change(|pool| pool.grown(blocks));
-    }
-
-    /// Copies blocks to others: pairs of source and target.
-    pub fn copy_blocks(&mut self, pairs: &[(u32, u32)]) {
-        self.change(|pool| kernels::copy_blocks(pool, pairs));
-    }
-
     /// The sequences of the forward pass of this layer, `layer`, where [`Self::decode`] attends.
     pub fn decoded<'a>(&self, metadata: &'a AttentionMetadata, layer: usize) -> Option<Decode<'a>> {
-        metadata.decoded(self.group, layer)
+        metadata.decoded(self.group(), layer)
     }
 
     /// Attention of one token of each sequence by a kernel, which also rotates queries and keys and writes keys and values: all
@@ -105,7 +66,7 @@ impl LayerCache {
         qkv: Qkv,
         metadata: &AttentionMetadata,
     ) -> Tensor<2> {
-        match &metadata.groups[self.group] {
+        match &metadata.groups[self.group()] {
             GroupMetadata::Decode(_) => unreachable!("`decode` attends"),
             GroupMetadata::Gathered(gathered) => self.attend_gathered(params, qkv, gathered),
             GroupMetadata::Prefill(prefill) => self.attend_prefill(params, qkv, prefill),
@@ -147,7 +108,7 @@ impl LayerCache {
         &mut self,
         params: AttentionParams,
         Qkv { q, k, v, sinks }: Qkv,
-        prefill: &Prefill,
+        prefill: &PrefillMetadata,
     ) -> Tensor<2> {
         self.change(|pool| kernels::write_kv(pool, [&k, &v], &prefill.slots));
         // rounded keys and values take part as they are stored, so that results do not depend on how prompts are divided

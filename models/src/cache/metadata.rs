@@ -44,7 +44,7 @@ pub(super) enum GroupMetadata {
     /// One token of each sequence, in tensor operations.
     Gathered(Gathered),
     /// Some tokens of each sequence.
-    Prefill(Prefill),
+    Prefill(PrefillMetadata),
 }
 
 /// One token of each sequence in one layer, for a kernel that rotates queries and keys too.
@@ -70,7 +70,7 @@ pub(super) struct Gathered {
 
 /// Some tokens of each sequence; those that begin come first.
 #[derive(Debug)]
-pub(super) struct Prefill {
+pub(super) struct PrefillMetadata {
     /// The slot of every row.
     pub slots: SlotMapping,
     /// Rows of sequences that begin with this forward pass, or whose earlier tokens take part as rows before all others.
@@ -312,7 +312,13 @@ impl LayerGroup {
         }
     }
 
-    fn prefill(&self, index: usize, arch: &Arch, chunks: &[Chunk<'_>], device: &Device) -> Prefill {
+    fn prefill(
+        &self,
+        index: usize,
+        arch: &Arch,
+        chunks: &[Chunk<'_>],
+        device: &Device,
+    ) -> PrefillMetadata {
         let slots = chunks
             .iter()
             .flat_map(|chunk| chunk.table.groups[index].slots(chunk.tokens.clone()));
@@ -330,7 +336,7 @@ impl LayerGroup {
         if kernels::available(Operation::Attention, device) {
             let contexts = chunks.iter().map(context).zip(rows);
             let (together, apart) = by_kernel(contexts.collect(), device);
-            return Prefill {
+            return PrefillMetadata {
                 slots,
                 together,
                 apart,
@@ -344,7 +350,7 @@ impl LayerGroup {
         };
         let layout = SequenceLayout::packed(&lengths, grouping, device);
         let apart = chunks[begin..].iter().zip(&rows[begin..]);
-        Prefill {
+        PrefillMetadata {
             slots,
             together: Together::Padded {
                 rows: lengths.iter().sum(),

@@ -21,6 +21,7 @@
 mod attention;
 mod block_pool;
 mod block_table;
+mod layer_cache;
 mod linear;
 mod metadata;
 mod prefix_caching;
@@ -31,9 +32,9 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use attention::LayerCache;
 pub use block_table::BlockTable;
 pub use firebrick_spec::BLOCK_SIZE;
+pub(crate) use layer_cache::LayerCache;
 pub(crate) use metadata::Decode;
 pub use metadata::{AttentionMetadata, Chunk};
 pub(crate) use states::Boundary;

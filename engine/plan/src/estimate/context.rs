@@ -6,7 +6,7 @@ use super::parallel::Parallel;
 use super::phase::EstimatePhase;
 use super::result::PhaseEstimate;
 use super::sizes::{F32, QuantizedWeights, Sizes};
-use super::states::{self, Activity};
+use super::states::{self, Activity, Models};
 use super::unit_messages::UnitMessages;
 use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
@@ -251,14 +251,16 @@ impl<'a> Context<'a> {
     }
 
     pub fn resident(&self, doing: Activity) -> MemoryUsage {
-        states::resident(
-            (&self.trained, self.updated),
-            &self.counted.whole_policy,
-            &self.rewards,
-            self.plan,
-            [self.training, self.parallel],
-            doing,
-        )
+        let models = Models {
+            trained: &self.trained,
+            updated: self.updated,
+            sampled: &self.counted.whole_policy,
+            rewards: &self.rewards,
+            plan: self.plan,
+            training: self.training,
+            sampling: self.parallel,
+        };
+        states::resident(models, doing)
     }
 
     /// Whether the embedding is on these devices.

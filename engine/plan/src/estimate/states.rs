@@ -66,16 +66,36 @@ impl Activity {
     }
 }
 
-/// Weights of all models, and the state of the optimizers of those that are `trained`, of which the first `updated` have any: of a device
-/// as it trains, and as it samples, from the whole policy.
-pub(super) fn resident(
-    (trained, updated): (&[(Role, Sizes)], usize),
-    sampled: &Sizes,
-    rewards: &[(&ModelPlan, Sizes)],
-    plan: &Plan,
-    [parallel, sampling]: [&Parallel; 2],
-    doing: Activity,
-) -> MemoryUsage {
+/// The models of a run on one device.
+#[derive(Clone, Copy)]
+pub(super) struct Models<'a> {
+    /// Those that are trained.
+    pub trained: &'a [(Role, Sizes)],
+    /// How many of them, from the first on, have optimizer state.
+    pub updated: usize,
+    /// The whole policy, which samples.
+    pub sampled: &'a Sizes,
+    /// Reward models.
+    pub rewards: &'a [(&'a ModelPlan, Sizes)],
+    /// Where the plan keeps what they hold.
+    pub plan: &'a Plan,
+    /// How devices share models while they train.
+    pub training: &'a Parallel,
+    /// How they share the policy while it samples.
+    pub sampling: &'a Parallel,
+}
+
+/// Bytes of all models' weights, and of the optimizer state of those that have any.
+pub(super) fn resident(models: Models<'_>, doing: Activity) -> MemoryUsage {
+    let Models {
+        trained,
+        updated,
+        sampled,
+        rewards,
+        plan,
+        training: parallel,
+        sampling,
+    } = models;
     let mut held = MemoryUsage::default();
     for (index, (role, sizes)) in trained.iter().enumerate() {
         let model = &plan.models[role];

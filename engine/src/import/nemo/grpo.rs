@@ -1,8 +1,8 @@
 //! `NeMo RL`'s other sections: `grpo`, `loss_fn`, `data`, `checkpointing`, `logger`, `cluster`.
 
 use crate::import::common::{epochs, path, ranks, rows, size, tracked as called, trackers};
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set};
 use serde_json::json;
 
 const ONE_TURN: &str =
@@ -11,7 +11,7 @@ const ONE_PROCESS: &str = "rows are read once, in the one process";
 const ONE_RUN: &str = "one process on one device: nothing is started or placed";
 const SHOWN: &str = "metrics.jsonl has all metrics, and `firebrick report RUN` draws them";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     (
         "grpo.num_prompts_per_step",
         Same("trainer.train_batch_size"),
@@ -365,7 +365,7 @@ pub(super) const TABLE: &[Rule] = &[
 ];
 
 /// The field with the question, which stands alone in the user's message.
-fn question(asked: &Asked) -> Verdict {
+fn question(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(field) => set(
             "task.messages",
@@ -375,7 +375,7 @@ fn question(asked: &Asked) -> Verdict {
     }
 }
 
-fn ground_truth(asked: &Asked) -> Verdict {
+fn ground_truth(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(field) => set("task.answer_field", field),
         None => asked.wrong("the name of a field"),
@@ -383,7 +383,7 @@ fn ground_truth(asked: &Asked) -> Verdict {
 }
 
 /// A share of the rows for validation; it does not count where there are rows of their own.
-fn held_out(asked: &Asked) -> Verdict {
+fn held_out(asked: &SourceKey) -> MappedKey {
     if asked.facts.value("data.validation.data_path").is_some() {
         return not_needed("data.validation has rows of its own");
     }
@@ -395,7 +395,7 @@ fn held_out(asked: &Asked) -> Verdict {
 }
 
 /// Which rows are held out.
-fn seed(asked: &Asked) -> Verdict {
+fn seed(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(seed) if seed >= 0 => set("task.seed", seed),
         _ if asked.is_absent() => not_needed("has no value in the files"),
@@ -403,7 +403,7 @@ fn seed(asked: &Asked) -> Verdict {
     }
 }
 
-fn steps(asked: &Asked) -> Verdict {
+fn steps(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         // its configurations write a number that is never reached
         Some(n) if n >= 1_000_000 && asked.facts.number("grpo.max_num_epochs").is_some() => {
@@ -414,7 +414,7 @@ fn steps(asked: &Asked) -> Verdict {
     }
 }
 
-fn passes(asked: &Asked) -> Verdict {
+fn passes(asked: &SourceKey) -> MappedKey {
     let limit = asked
         .facts
         .whole("grpo.max_num_steps")
@@ -430,7 +430,7 @@ fn passes(asked: &Asked) -> Verdict {
     }
 }
 
-fn leave_one_out(asked: &Asked) -> Verdict {
+fn leave_one_out(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return cannot(
             "the mean of a group has all of it, or with objective.adv_estimator: rloo all others and no deviation",
@@ -439,7 +439,7 @@ fn leave_one_out(asked: &Asked) -> Verdict {
     not_needed("the mean of the whole group, as here")
 }
 
-fn shaping(asked: &Asked) -> Verdict {
+fn shaping(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
         return not_needed("off, as here by default");
     }
@@ -456,7 +456,7 @@ fn shaping(asked: &Asked) -> Verdict {
     )
 }
 
-fn estimator(asked: &Asked) -> Verdict {
+fn estimator(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("grpo") => set("objective.adv_estimator", "grpo"),
         Some("reinforce_plus_plus") => {
@@ -466,7 +466,7 @@ fn estimator(asked: &Asked) -> Verdict {
     }
 }
 
-fn kl(asked: &Asked) -> Verdict {
+fn kl(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(weight) if asked.facts.is_on("loss_fn.use_kl_in_reward") => {
             set("objective.kl_ctrl.kl_coef", weight)
@@ -476,7 +476,7 @@ fn kl(asked: &Asked) -> Verdict {
     }
 }
 
-fn save(asked: &Asked) -> Verdict {
+fn save(asked: &SourceKey) -> MappedKey {
     if asked.facts.value("checkpointing.enabled").is_some()
         && !asked.facts.is_on("checkpointing.enabled")
     {
@@ -485,12 +485,12 @@ fn save(asked: &Asked) -> Verdict {
     size(asked, "trainer.save_freq")
 }
 
-fn tracked(asked: &Asked, name: &str) -> Verdict {
+fn tracked(asked: &SourceKey, name: &str) -> MappedKey {
     if !asked.is_on() {
         return not_needed("off");
     }
     let value = json!([name]);
-    trackers(&Asked {
+    trackers(&SourceKey {
         value: &value,
         ..*asked
     })

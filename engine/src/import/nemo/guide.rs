@@ -1,11 +1,13 @@
 //! The keys of `NeMo RL`'s memory guide.
 
 use crate::import::common::{built_in, devices, float_type, precision, training_stages};
-use crate::import::verdict::Answer::{By, NotNeeded};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
+};
 
 /// The keys of the guide.
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("policy.gradient_checkpointing", By(recompute)),
     ("policy.activation_checkpointing", By(recompute)),
     (
@@ -52,7 +54,7 @@ pub(super) const TABLE: &[Rule] = &[
 ];
 
 /// Two switches of one thing; the second says nothing new.
-pub(super) fn recompute(asked: &Asked) -> Verdict {
+pub(super) fn recompute(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         set("memory.gradient_checkpointing", true)
     } else {
@@ -60,7 +62,7 @@ pub(super) fn recompute(asked: &Asked) -> Verdict {
     }
 }
 
-pub(super) fn recomputes(asked: &Asked) -> bool {
+pub(super) fn recomputes(asked: &SourceKey) -> bool {
     [
         "policy.gradient_checkpointing",
         "policy.activation_checkpointing",
@@ -70,7 +72,7 @@ pub(super) fn recomputes(asked: &Asked) -> bool {
     .any(|key| asked.facts.is_on(key))
 }
 
-fn recomputed(asked: &Asked, key: &str) -> Verdict {
+fn recomputed(asked: &SourceKey, key: &str) -> MappedKey {
     let both = asked.facts.is_written("policy.checkpoint_every")
         && asked.facts.is_written("policy.checkpoint_layers");
     match asked.value {
@@ -82,7 +84,7 @@ fn recomputed(asked: &Asked, key: &str) -> Verdict {
     }
 }
 
-fn mixed(asked: &Asked) -> Verdict {
+fn mixed(asked: &SourceKey) -> MappedKey {
     let named = asked.facts.text("policy.precision").is_some();
     match (asked.is_on(), named) {
         (true, true) => {
@@ -98,7 +100,7 @@ fn mixed(asked: &Asked) -> Verdict {
 }
 
 /// A scale is for f16: bf16 has the range of f32.
-fn loss_scale(asked: &Asked) -> Verdict {
+fn loss_scale(asked: &SourceKey) -> MappedKey {
     let half = asked.facts.text("policy.precision").and_then(float_type);
     match asked.number() {
         Some(scale) if scale > 0.0 && half == Some("f16") => {
@@ -109,7 +111,7 @@ fn loss_scale(asked: &Asked) -> Verdict {
     }
 }
 
-fn parallel(asked: &Asked) -> Verdict {
+fn parallel(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return cannot(
             "it says no number: memory.tensor_model_parallel_size: N makes N ranks share every matrix in training",
@@ -118,7 +120,7 @@ fn parallel(asked: &Asked) -> Verdict {
     not_needed("one device, as here")
 }
 
-fn offload(asked: &Asked) -> Verdict {
+fn offload(asked: &SourceKey) -> MappedKey {
     match (asked.is_on(), recomputes(asked)) {
         (false, _) => not_needed("off, as here by default"),
         (true, true) => set("memory.activation_offload", true),
@@ -126,7 +128,7 @@ fn offload(asked: &Asked) -> Verdict {
     }
 }
 
-fn model_size(_: &Asked) -> Verdict {
+fn model_size(_: &SourceKey) -> MappedKey {
     cannot(
         "a model's sizes are in its config.json; for a random start write num_attention_heads and head_dim under model.arch",
     )

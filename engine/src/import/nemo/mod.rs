@@ -4,7 +4,7 @@ mod grpo;
 mod guide;
 mod policy;
 
-use super::verdict::Rule;
+use super::key_mapping::KeyRule;
 
 /// All tables.
-pub(super) const TABLES: &[&[Rule]] = &[guide::TABLE, policy::TABLE, grpo::TABLE];
+pub(super) const TABLES: &[&[KeyRule]] = &[guide::TABLE, policy::TABLE, grpo::TABLE];

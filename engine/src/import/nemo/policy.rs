@@ -2,15 +2,17 @@
 
 use super::guide::{recompute, recomputes};
 use crate::import::common::{devices, float_type, model, sampling_groups, size, training_groups};
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
+};
 use serde_json::json;
 
 const ONE_EXECUTOR: &str = "one executor runs every plan: there is no backend to choose";
 const OWN_ENGINE: &str =
     "the sampling engine is our own, and holds the very weights that are trained";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("policy.model_name", By(model)),
     ("policy.tokenizer.name", By(tokenizer)),
     (
@@ -201,7 +203,7 @@ pub(super) const TABLE: &[Rule] = &[
     ("policy.generation.**", NotNeeded(OWN_ENGINE)),
 ];
 
-fn tokenizer(asked: &Asked) -> Verdict {
+fn tokenizer(asked: &SourceKey) -> MappedKey {
     if asked.text() == asked.facts.text("policy.model_name") {
         return not_needed("the model's own, as here");
     }
@@ -209,7 +211,7 @@ fn tokenizer(asked: &Asked) -> Verdict {
 }
 
 /// Completions an optimizer step, which are prompts here.
-fn global_batch(asked: &Asked) -> Verdict {
+fn global_batch(asked: &SourceKey) -> MappedKey {
     let group = asked
         .facts
         .whole("grpo.num_generations_per_prompt")
@@ -236,14 +238,14 @@ fn global_batch(asked: &Asked) -> Verdict {
     }
 }
 
-fn total_length(asked: &Asked) -> Verdict {
+fn total_length(asked: &SourceKey) -> MappedKey {
     let prompt = asked
         .facts
         .whole("data.max_input_seq_length")
         .unwrap_or(512);
     match asked.whole() {
         Some(most) if most > prompt => set("rollout.max_model_len", most),
-        Some(most) if most >= 2 => Verdict::Set(
+        Some(most) if most >= 2 => MappedKey::Set(
             vec![
                 ("rollout.prompt_length".into(), json!(most / 2)),
                 ("rollout.response_length".into(), json!(most - most / 2)),
@@ -254,7 +256,7 @@ fn total_length(asked: &Asked) -> Verdict {
     }
 }
 
-fn lora(asked: &Asked) -> Verdict {
+fn lora(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
         return not_needed("off, as here by default");
     }
@@ -274,24 +276,24 @@ fn lora(asked: &Asked) -> Verdict {
         ),
     ];
     all.extend(of("dropout").map(|share| ("model.lora.dropout".to_owned(), share.clone())));
-    Verdict::Set(all, "dim, alpha and dropout of lora_cfg".into())
+    MappedKey::Set(all, "dim, alpha and dropout of lora_cfg".into())
 }
 
-fn of_batching(asked: &Asked, section: &str, key: &str) -> Verdict {
+fn of_batching(asked: &SourceKey, section: &str, key: &str) -> MappedKey {
     if asked.facts.is_on(&format!("policy.{section}.enabled")) {
         return size(asked, key);
     }
     not_needed(format!("{section} is off: nothing reads it"))
 }
 
-fn optimizer(asked: &Asked) -> Verdict {
+fn optimizer(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(name) if name.ends_with("AdamW") => not_needed("AdamW, as here"),
         _ => cannot("AdamW is the optimizer; its numbers are keys of `optim`"),
     }
 }
 
-fn sampled_in(asked: &Asked) -> Verdict {
+fn sampled_in(asked: &SourceKey) -> MappedKey {
     let run = asked.facts.text("policy.precision").and_then(float_type);
     match asked.text().and_then(float_type) {
         own if own == run => not_needed("completions are sampled in the run's precision"),
@@ -302,10 +304,10 @@ fn sampled_in(asked: &Asked) -> Verdict {
     }
 }
 
-fn streamed(asked: &Asked) -> Verdict {
+fn streamed(asked: &SourceKey) -> MappedKey {
     match (asked.is_on(), recomputes(asked)) {
         (false, _) => not_needed("off, as here by default"),
-        (true, true) => Verdict::Set(
+        (true, true) => MappedKey::Set(
             vec![
                 ("memory.param_offload".into(), json!("streamed")),
                 ("memory.grad_offload".into(), json!(true)),

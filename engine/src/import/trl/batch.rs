@@ -47,7 +47,7 @@ pub(super) fn class(facts: &Facts) -> Class {
 
 /// The batches of a step of ours: TRL counts completions a device, and optimizer steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Batch {
+pub(super) struct BatchSizes {
     /// Completions of a round of sampling.
     pub completions: u64,
     /// Completions a prompt.
@@ -60,7 +60,7 @@ pub(super) struct Batch {
     pub devices: u64,
 }
 
-impl Batch {
+impl BatchSizes {
     pub fn of(facts: &Facts) -> Self {
         let count = |key: &str| {
             facts

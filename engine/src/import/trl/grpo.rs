@@ -1,16 +1,18 @@
 //! The arguments of `GRPOConfig` and `RLOOConfig`.
 
-use super::batch::{Batch, Class, class};
+use super::batch::{BatchSizes, Class, class};
 use crate::import::common::{arguments, sampling_groups, size};
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
+};
 use serde_json::{Value, json};
 
 const OWN_ENGINE: &str =
     "the sampling engine is our own, and holds the very weights that are trained";
 const SHOWN: &str = "`firebrick report RUN` shows samples, and samples.jsonl has all of them";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     (crate::import::python::CLASS, By(algorithm)),
     ("num_generations", By(group)),
     (
@@ -197,7 +199,7 @@ pub(super) const TABLE: &[Rule] = &[
 ];
 
 /// TRL adds the auxiliary loss where the model is asked for its routers' logits.
-fn balance(asked: &Asked) -> Verdict {
+fn balance(asked: &SourceKey) -> MappedKey {
     if !asked.facts.is_on("model_init_kwargs.output_router_logits") {
         return not_needed(
             "without model_init_kwargs.output_router_logits TRL has no auxiliary loss",
@@ -211,10 +213,10 @@ fn balance(asked: &Asked) -> Verdict {
     }
 }
 
-fn algorithm(asked: &Asked) -> Verdict {
+fn algorithm(asked: &SourceKey) -> MappedKey {
     match class(asked.facts) {
         Class::Grpo => set("objective.adv_estimator", "grpo"),
-        Class::Rloo => Verdict::Set(
+        Class::Rloo => MappedKey::Set(
             vec![
                 ("objective.adv_estimator".into(), "rloo".into()),
                 (
@@ -228,7 +230,7 @@ fn algorithm(asked: &Asked) -> Verdict {
             ],
             String::new(),
         ),
-        Class::Ppo => Verdict::Set(
+        Class::Ppo => MappedKey::Set(
             vec![
                 ("objective.adv_estimator".into(), "gae".into()),
                 ("rollout.n".into(), 1.into()),
@@ -238,8 +240,8 @@ fn algorithm(asked: &Asked) -> Verdict {
     }
 }
 
-fn group(asked: &Asked) -> Verdict {
-    let batch = Batch::of(asked.facts);
+fn group(asked: &SourceKey) -> MappedKey {
+    let batch = BatchSizes::of(asked.facts);
     match (asked.whole(), batch.prompts()) {
         (Some(n), _) if n < 1 => asked.wrong("a number of completions"),
         (Some(n), Some(_)) => set("rollout.n", n),
@@ -251,17 +253,17 @@ fn group(asked: &Asked) -> Verdict {
     }
 }
 
-fn generation(asked: &Asked) -> Verdict {
+fn generation(asked: &SourceKey) -> MappedKey {
     if asked.is_absent() {
         return not_needed("has no value in the files");
     }
     not_needed(format!(
         "it is in trainer.train_batch_size: {}",
-        Batch::of(asked.facts).note()
+        BatchSizes::of(asked.facts).note()
     ))
 }
 
-fn shuffle(asked: &Asked) -> Verdict {
+fn shuffle(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("rows are drawn in shuffled epochs");
     }
@@ -270,7 +272,7 @@ fn shuffle(asked: &Asked) -> Verdict {
     )
 }
 
-fn top_k(asked: &Asked) -> Verdict {
+fn top_k(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(k) if k > 0 => set("rollout.top_k", k),
         _ => not_needed("all tokens, as here by default"),
@@ -278,7 +280,7 @@ fn top_k(asked: &Asked) -> Verdict {
 }
 
 /// The model has one more turn than there are calls of tools.
-fn tool_turns(asked: &Asked) -> Verdict {
+fn tool_turns(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set_noted(
             "rollout.multi_turn.max_assistant_turns",
@@ -290,7 +292,7 @@ fn tool_turns(asked: &Asked) -> Verdict {
     }
 }
 
-fn penalty(asked: &Asked) -> Verdict {
+fn penalty(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(1.0) => not_needed("1 changes nothing"),
         _ => cannot(
@@ -299,7 +301,7 @@ fn penalty(asked: &Asked) -> Verdict {
     }
 }
 
-fn model_length(asked: &Asked) -> Verdict {
+fn model_length(asked: &SourceKey) -> MappedKey {
     let prompt = asked.facts.whole("max_prompt_length").unwrap_or(512);
     match asked.whole() {
         Some(most) if most > prompt => set("rollout.max_model_len", most),
@@ -308,21 +310,21 @@ fn model_length(asked: &Asked) -> Verdict {
 }
 
 /// Whether the sampler's log-probs are corrected for.
-fn corrects(asked: &Asked) -> bool {
+fn corrects(asked: &SourceKey) -> bool {
     let facts = asked.facts;
     facts.is_on("use_vllm")
         && facts.is_on("vllm_importance_sampling_correction")
         && facts.text("loss_type") != Some("vespo")
 }
 
-fn correction(asked: &Asked) -> Verdict {
+fn correction(asked: &SourceKey) -> MappedKey {
     if corrects(asked) {
         return not_needed("vllm_importance_sampling_mode says how");
     }
     not_needed("there is no correction: it is off, or use_vllm is")
 }
 
-fn corrected(asked: &Asked, key: &str) -> Verdict {
+fn corrected(asked: &SourceKey, key: &str) -> MappedKey {
     if !corrects(asked) {
         return not_needed("there is no correction: it is off, or use_vllm is");
     }
@@ -332,7 +334,7 @@ fn corrected(asked: &Asked, key: &str) -> Verdict {
     set(key, plain(asked.value))
 }
 
-fn beta(asked: &Asked) -> Verdict {
+fn beta(asked: &SourceKey) -> MappedKey {
     let Some(beta) = asked.number() else {
         return asked.wrong("a number");
     };
@@ -342,7 +344,7 @@ fn beta(asked: &Asked) -> Verdict {
     if beta == 0.0 {
         return set("objective.use_kl_in_reward", false);
     }
-    Verdict::Set(
+    MappedKey::Set(
         vec![
             ("objective.use_kl_in_reward".into(), true.into()),
             ("objective.kl_ctrl.kl_coef".into(), beta.into()),
@@ -352,11 +354,11 @@ fn beta(asked: &Asked) -> Verdict {
 }
 
 /// Losses that clip a ratio relative to 1 on both sides.
-fn is_cispo(asked: &Asked) -> bool {
+fn is_cispo(asked: &SourceKey) -> bool {
     asked.facts.text("loss_type") == Some("cispo")
 }
 
-fn epsilon(asked: &Asked) -> Verdict {
+fn epsilon(asked: &SourceKey) -> MappedKey {
     let Some(epsilon) = asked.number() else {
         return asked.wrong("a number");
     };
@@ -367,12 +369,12 @@ fn epsilon(asked: &Asked) -> Verdict {
     if asked.facts.value("epsilon_high").is_none() {
         sides.push(("objective.clip_ratio_high".into(), json!(epsilon)));
     }
-    Verdict::Set(sides, String::new())
+    MappedKey::Set(sides, String::new())
 }
 
-fn epsilon_high(asked: &Asked) -> Verdict {
+fn epsilon_high(asked: &SourceKey) -> MappedKey {
     match asked.number() {
-        Some(high) if is_cispo(asked) => Verdict::Set(
+        Some(high) if is_cispo(asked) => MappedKey::Set(
             vec![
                 ("objective.clip_ratio_high".into(), json!(high - 1.0)),
                 ("objective.clip_ratio_low".into(), json!(1.0)),
@@ -384,14 +386,14 @@ fn epsilon_high(asked: &Asked) -> Verdict {
     }
 }
 
-fn delta(asked: &Asked) -> Verdict {
+fn delta(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(delta) => set("objective.clip_ratio_c", delta),
         None => not_needed("no bound where the advantage is negative"),
     }
 }
 
-fn level(asked: &Asked) -> Verdict {
+fn level(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(level @ ("token" | "sequence" | "sequence_token")) => {
             set("objective.importance_sampling_level", level)
@@ -401,9 +403,9 @@ fn level(asked: &Asked) -> Verdict {
 }
 
 /// A loss is its token term and how tokens are added up.
-fn loss(asked: &Asked) -> Verdict {
+fn loss(asked: &SourceKey) -> MappedKey {
     let settings = |policy: &str, aggregation: &str, note: &str| {
-        Verdict::Set(
+        MappedKey::Set(
             vec![
                 ("objective.policy_loss".into(), Value::from(policy)),
                 ("objective.loss_agg_mode".into(), aggregation.into()),
@@ -431,7 +433,7 @@ fn loss(asked: &Asked) -> Verdict {
     }
 }
 
-fn scale(asked: &Asked) -> Verdict {
+fn scale(asked: &SourceKey) -> MappedKey {
     match (asked.value.as_bool(), asked.text()) {
         (Some(true), _) => set("objective.scale_rewards", "group"),
         (Some(false), _) => set("objective.scale_rewards", "none"),
@@ -441,8 +443,8 @@ fn scale(asked: &Asked) -> Verdict {
 }
 
 /// The prompts of a step, out of the completions of a device.
-pub(super) fn per_device(asked: &Asked) -> Verdict {
-    let batch = Batch::of(asked.facts);
+pub(super) fn per_device(asked: &SourceKey) -> MappedKey {
+    let batch = BatchSizes::of(asked.facts);
     let (Some(prompts), Some(each)) = (batch.prompts(), asked.whole().filter(|n| *n > 0)) else {
         return cannot(format!(
             "{} are no whole groups; TRL refuses that too",
@@ -463,16 +465,16 @@ pub(super) fn per_device(asked: &Asked) -> Verdict {
             );
         }
     }
-    Verdict::Set(all, note)
+    MappedKey::Set(all, note)
 }
 
 /// What accumulates is part of the batch sizes.
-pub(super) fn accumulation(asked: &Asked) -> Verdict {
-    let batch = Batch::of(asked.facts);
+pub(super) fn accumulation(asked: &SourceKey) -> MappedKey {
+    let batch = BatchSizes::of(asked.facts);
     set_if_whole(asked, &batch)
 }
 
-fn set_if_whole(asked: &Asked, batch: &Batch) -> Verdict {
+fn set_if_whole(asked: &SourceKey, batch: &BatchSizes) -> MappedKey {
     match (asked.whole(), batch.mini_prompts()) {
         (Some(n), _) if n < 1 => asked.wrong("a number of micro-batches"),
         (Some(_), Some(mini)) => set_noted(

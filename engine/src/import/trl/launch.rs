@@ -2,8 +2,8 @@
 
 use super::rewards::functions;
 use crate::import::common::{model, path, precision, ranks};
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set};
 use serde_json::json;
 
 const NO_PYTHON: &str = "no Python is run: model families are built in";
@@ -14,7 +14,7 @@ const OWN_KERNELS: &str = "attention is a kernel of our own";
 const LAUNCH: &str = "one process: nothing is launched";
 const BITS: &str = "load_in_4bit says whether weights are in 4 bits";
 
-pub(super) const MODEL: &[Rule] = &[
+pub(super) const MODEL: &[KeyRule] = &[
     ("model_name_or_path", By(model)),
     (
         "model_revision",
@@ -107,7 +107,7 @@ pub(super) const MODEL: &[Rule] = &[
     ),
 ];
 
-pub(super) const TRAINER: &[Rule] = &[
+pub(super) const TRAINER: &[KeyRule] = &[
     ("GRPOTrainer.model", By(trainer_model)),
     ("RLOOTrainer.model", By(trainer_model)),
     ("PPOTrainer.model", By(trainer_model)),
@@ -208,7 +208,7 @@ pub(super) const TRAINER: &[Rule] = &[
     ),
 ];
 
-pub(super) const ACCELERATE: &[Rule] = &[
+pub(super) const ACCELERATE: &[KeyRule] = &[
     ("num_processes", By(processes)),
     ("num_machines", By(|a| ranks(a, "trainer.nnodes"))),
     (
@@ -276,11 +276,11 @@ pub(super) const ACCELERATE: &[Rule] = &[
 ];
 
 /// Processes of all machines together.
-fn processes(asked: &Asked) -> Verdict {
+fn processes(asked: &SourceKey) -> MappedKey {
     let machines = asked.facts.whole("num_machines").unwrap_or(1).max(1);
     match asked.whole() {
         Some(n) if n > 0 && n % machines == 0 => {
-            let own = Asked {
+            let own = SourceKey {
                 value: &json!(n / machines),
                 ..*asked
             };
@@ -294,7 +294,7 @@ fn processes(asked: &Asked) -> Verdict {
 }
 
 /// A class by its name; the file that defines it where the name has its module.
-fn environment(asked: &Asked) -> Verdict {
+fn environment(asked: &SourceKey) -> MappedKey {
     let Some(name) = asked.text() else {
         return if asked.is_off() {
             not_needed("one turn a rollout, as here without task.environment")
@@ -318,12 +318,12 @@ fn environment(asked: &Asked) -> Verdict {
     }
 }
 
-fn peft(asked: &Asked) -> Verdict {
+fn peft(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         // PEFT's and TRL's own rank and alpha, where the files say nothing else
         let own =
             |key: &str, default: u64| plain(asked.facts.value(key).unwrap_or(&default.into()));
-        return Verdict::Set(
+        return MappedKey::Set(
             vec![
                 ("model.lora.rank".into(), own("lora_r", 16)),
                 ("model.lora.alpha".into(), own("lora_alpha", 32)),
@@ -334,7 +334,7 @@ fn peft(asked: &Asked) -> Verdict {
     not_needed("off, as here by default")
 }
 
-fn adapters(asked: &Asked, key: &str) -> Verdict {
+fn adapters(asked: &SourceKey, key: &str) -> MappedKey {
     if !asked.facts.is_on("use_peft") {
         return not_needed("use_peft is off: no adapters are trained");
     }
@@ -342,7 +342,7 @@ fn adapters(asked: &Asked, key: &str) -> Verdict {
 }
 
 /// `load_in_8bit` and `load_in_4bit`.
-fn base(asked: &Asked, format: &str) -> Verdict {
+fn base(asked: &SourceKey, format: &str) -> MappedKey {
     if asked.is_off() {
         return not_needed("off, as here by default");
     }
@@ -352,7 +352,7 @@ fn base(asked: &Asked, format: &str) -> Verdict {
     set("model.lora.base", format)
 }
 
-fn code_of_bits(asked: &Asked) -> Verdict {
+fn code_of_bits(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         None | Some("nf4") => not_needed(BITS),
         Some(_) if !asked.facts.is_on("load_in_4bit") => not_needed(BITS),
@@ -360,7 +360,7 @@ fn code_of_bits(asked: &Asked) -> Verdict {
     }
 }
 
-fn with_lora(asked: &Asked, key: &str) -> Verdict {
+fn with_lora(asked: &SourceKey, key: &str) -> MappedKey {
     match asked.value {
         value if value.is_null() => not_needed("has no value in the files"),
         // TRL's flag takes a list, of which one word may stand for all
@@ -371,7 +371,7 @@ fn with_lora(asked: &Asked, key: &str) -> Verdict {
     }
 }
 
-fn trainer_model(asked: &Asked) -> Verdict {
+fn trainer_model(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(name) if name.contains('/') && !name.contains(['(', ' ']) => model(asked),
         _ if asked.facts.value("model_name_or_path").is_some()
@@ -383,7 +383,7 @@ fn trainer_model(asked: &Asked) -> Verdict {
     }
 }
 
-fn object(asked: &Asked) -> Verdict {
+fn object(asked: &SourceKey) -> MappedKey {
     if asked.facts.value("reward_model_path").is_some() {
         return not_needed("reward_model_path and the critic's section say it");
     }
@@ -392,14 +392,14 @@ fn object(asked: &Asked) -> Verdict {
     )
 }
 
-fn peft_config(asked: &Asked) -> Verdict {
+fn peft_config(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         // a call's own arguments stand in the table; without any they are PEFT's defaults
         Some(call)
             if call.contains("LoraConfig(")
                 && !asked.facts.keys().any(|key| key.starts_with("LoraConfig.")) =>
         {
-            Verdict::Set(
+            MappedKey::Set(
                 vec![
                     ("model.lora.rank".into(), 8.into()),
                     ("model.lora.alpha".into(), 8.into()),
@@ -420,14 +420,14 @@ fn peft_config(asked: &Asked) -> Verdict {
     }
 }
 
-fn mixed(asked: &Asked) -> Verdict {
+fn mixed(asked: &SourceKey) -> MappedKey {
     if asked.text() == Some("no") || asked.facts.is_on("bf16") || asked.facts.is_on("fp16") {
         return not_needed("the trainer's own bf16 or fp16 counts");
     }
     precision(asked)
 }
 
-fn offload(asked: &Asked, key: &str, value: impl Into<serde_json::Value>) -> Verdict {
+fn offload(asked: &SourceKey, key: &str, value: impl Into<serde_json::Value>) -> MappedKey {
     if asked.is_off() {
         return not_needed("off, as here by default");
     }

@@ -10,12 +10,12 @@ mod training;
 
 use super::assembly::Assembly;
 use super::facts::Facts;
-use super::verdict::Rule;
+use super::key_mapping::KeyRule;
 use batch::{Class, class};
 use serde_json::{Value, json};
 
 /// All tables.
-pub(super) const TABLES: &[&[Rule]] = &[
+pub(super) const TABLES: &[&[KeyRule]] = &[
     grpo::TABLE,
     ppo::TABLE,
     training::TABLE,

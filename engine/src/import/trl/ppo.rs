@@ -1,14 +1,16 @@
 //! The arguments that `PPOConfig` alone has.
 
-use super::batch::{Batch, Class, class};
+use super::batch::{BatchSizes, Class, class};
 use crate::import::common::{model, path, size, tracked};
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted,
+};
 use serde_json::json;
 
 const FOLLOWS: &str = "it follows from the batch sizes";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("sft_model_path", By(model)),
     ("reward_model_path", By(judge)),
     ("value_model_path", By(critic_path)),
@@ -70,7 +72,7 @@ pub(super) const TABLE: &[Rule] = &[
     ("mini_batch_size", NotNeeded(FOLLOWS)),
 ];
 
-fn judge(asked: &Asked) -> Verdict {
+fn judge(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(folder) => set(
             "task.rewards[]",
@@ -80,23 +82,23 @@ fn judge(asked: &Asked) -> Verdict {
     }
 }
 
-fn critic_path(asked: &Asked) -> Verdict {
+fn critic_path(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(folder) => set("critic.model.path", path(asked.facts, folder)),
         None => not_needed("a copy of the policy with a value head"),
     }
 }
 
-fn mini_batches(asked: &Asked) -> Verdict {
-    let batch = Batch::of(asked.facts);
+fn mini_batches(asked: &SourceKey) -> MappedKey {
+    let batch = BatchSizes::of(asked.facts);
     match batch.mini_prompts() {
         Some(mini) => set_noted("update.ppo_mini_batch_size", mini, batch.note()),
         None => asked.wrong("a number that divides the batch"),
     }
 }
 
-fn episodes(asked: &Asked) -> Verdict {
-    let batch = Batch::of(asked.facts);
+fn episodes(asked: &SourceKey) -> MappedKey {
+    let batch = BatchSizes::of(asked.facts);
     match asked.whole().and_then(|n| u64::try_from(n).ok()) {
         Some(n) if n > 0 => set_noted(
             "trainer.steps",
@@ -107,9 +109,9 @@ fn episodes(asked: &Asked) -> Verdict {
     }
 }
 
-fn kl(asked: &Asked) -> Verdict {
+fn kl(asked: &SourceKey) -> MappedKey {
     match asked.number() {
-        Some(coefficient) if coefficient > 0.0 => Verdict::Set(
+        Some(coefficient) if coefficient > 0.0 => MappedKey::Set(
             vec![
                 ("objective.use_kl_in_reward".into(), json!(true)),
                 ("objective.kl_ctrl.kl_coef".into(), json!(coefficient)),
@@ -121,9 +123,9 @@ fn kl(asked: &Asked) -> Verdict {
     }
 }
 
-fn clip(asked: &Asked) -> Verdict {
+fn clip(asked: &SourceKey) -> MappedKey {
     match asked.number() {
-        Some(range) => Verdict::Set(
+        Some(range) => MappedKey::Set(
             vec![
                 ("objective.clip_ratio_low".into(), json!(range)),
                 ("objective.clip_ratio_high".into(), json!(range)),
@@ -134,7 +136,7 @@ fn clip(asked: &Asked) -> Verdict {
     }
 }
 
-fn stop(asked: &Asked) -> Verdict {
+fn stop(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("eos") | None => not_needed("an end token ends a completion"),
         Some(_) => {
@@ -144,14 +146,14 @@ fn stop(asked: &Asked) -> Verdict {
 }
 
 /// The learning rate, which policy and critic share in TRL's PPO.
-pub(super) fn learning_rate(asked: &Asked) -> Verdict {
+pub(super) fn learning_rate(asked: &SourceKey) -> MappedKey {
     let Some(rate) = asked.number() else {
         return asked.wrong("a number");
     };
     if class(asked.facts) != Class::Ppo {
         return set("optim.lr", rate);
     }
-    Verdict::Set(
+    MappedKey::Set(
         vec![
             ("optim.lr".into(), json!(rate)),
             ("critic.optim.lr".into(), json!(rate)),

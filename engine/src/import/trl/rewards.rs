@@ -1,7 +1,7 @@
 //! TRL's reward functions by name.
 
 use crate::import::common::{path, python_reward};
-use crate::import::verdict::{Asked, Verdict, cannot, not_needed};
+use crate::import::key_mapping::{MappedKey, SourceKey, cannot, not_needed};
 use serde_json::{Value, json};
 
 /// Names in a list of functions, as a file or a program writes it.
@@ -20,7 +20,7 @@ fn names(value: &Value) -> Vec<String> {
 }
 
 /// A reward of ours for a function of TRL's, or why there is none.
-fn reward(asked: &Asked, name: &str) -> Result<Value, String> {
+fn reward(asked: &SourceKey, name: &str) -> Result<Value, String> {
     let last = name.rsplit('.').next().unwrap_or(name);
     match last {
         "accuracy_reward" | "reasoning_accuracy_reward" => {
@@ -35,19 +35,19 @@ fn reward(asked: &Asked, name: &str) -> Result<Value, String> {
                 .rsplit_once('.')
                 .map(|(module, _)| format!("{}.py", module.replace('.', "/")));
             match python_reward(file, last) {
-                Verdict::Set(settings, _) => settings
+                MappedKey::Set(settings, _) => settings
                     .into_iter()
                     .next()
                     .map(|(_, reward)| reward)
                     .ok_or_else(String::new),
-                Verdict::NotNeeded(why) | Verdict::Cannot(why) => Err(why),
+                MappedKey::NotNeeded(why) | MappedKey::Cannot(why) => Err(why),
             }
         }
     }
 }
 
 /// The rewards of a trainer or a launch script.
-pub(super) fn functions(asked: &Asked) -> Verdict {
+pub(super) fn functions(asked: &SourceKey) -> MappedKey {
     let names = names(asked.value);
     if names.is_empty() {
         return if asked.is_off() {
@@ -76,7 +76,7 @@ pub(super) fn functions(asked: &Asked) -> Verdict {
     if rewards.is_empty() {
         return cannot(why);
     }
-    Verdict::Set(
+    MappedKey::Set(
         rewards,
         if why.is_empty() {
             why

@@ -1,11 +1,13 @@
 //! What TRL's configurations inherit from transformers' `TrainingArguments`.
 
-use super::batch::{Batch, Class, class};
+use super::batch::{BatchSizes, Class, class};
 use super::grpo::{accumulation, per_device};
 use super::ppo::learning_rate;
 use crate::import::common::{epochs, path, tracked, trackers};
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
+};
 use serde_json::json;
 
 const RHYTHM: &str = "every step's metrics are written to metrics.jsonl";
@@ -15,7 +17,7 @@ const RANKS: &str =
     "`mpirun` starts ranks, and memory.zero_stage says what they share out (docs/clusters.md)";
 const COMPILED: &str = "kernels are compiled by the backend";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("output_dir", By(folder)),
     (
         "overwrite_output_dir",
@@ -213,7 +215,7 @@ pub(super) const TABLE: &[Rule] = &[
     ("local_rank", NotNeeded(RANKS)),
 ];
 
-fn folder(asked: &Asked) -> Verdict {
+fn folder(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(folder) => set("output", path(asked.facts, folder)),
         None => not_needed("has no value in the files"),
@@ -221,7 +223,7 @@ fn folder(asked: &Asked) -> Verdict {
 }
 
 /// What carries values between ranks, by the names that are known here too.
-fn ddp_backend(asked: &Asked) -> Verdict {
+fn ddp_backend(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(name @ ("nccl" | "mpi")) => set("trainer.ddp_backend", name),
         _ => not_needed("trainer.ddp_backend: auto takes NCCL between GPUs, and MPI elsewhere"),
@@ -229,33 +231,33 @@ fn ddp_backend(asked: &Asked) -> Verdict {
 }
 
 /// A setting of the optimizer, which is the critic's too where there is one.
-fn both(asked: &Asked, key: &str) -> Verdict {
+fn both(asked: &SourceKey, key: &str) -> MappedKey {
     let value = plain(asked.value);
     let mut all = vec![(format!("optim.{key}"), value.clone())];
     if class(asked.facts) == Class::Ppo {
         all.push((format!("critic.optim.{key}"), value));
     }
-    Verdict::Set(all, String::new())
+    MappedKey::Set(all, String::new())
 }
 
-fn betas(asked: &Asked) -> Verdict {
+fn betas(asked: &SourceKey) -> MappedKey {
     let of = |key, default| asked.facts.number(key).unwrap_or(default);
     let betas = json!([of("adam_beta1", 0.9), of("adam_beta2", 0.999)]);
     let mut all = vec![("optim.betas".to_owned(), betas.clone())];
     if class(asked.facts) == Class::Ppo {
         all.push(("critic.optim.betas".into(), betas));
     }
-    Verdict::Set(all, String::new())
+    MappedKey::Set(all, String::new())
 }
 
-fn clip(asked: &Asked) -> Verdict {
+fn clip(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(norm) if norm > 0.0 => both(asked, "clip_grad"),
         _ => set("optim.clip_grad", serde_json::Value::Null),
     }
 }
 
-fn optimizer(asked: &Asked) -> Verdict {
+fn optimizer(asked: &SourceKey) -> MappedKey {
     let name = asked.text().unwrap_or_default();
     match name.trim_start_matches("paged_") {
         "adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "adamw_apex_fused" | "adamw_32bit" => {
@@ -266,14 +268,14 @@ fn optimizer(asked: &Asked) -> Verdict {
     }
 }
 
-fn schedule(asked: &Asked) -> Verdict {
+fn schedule(asked: &SourceKey) -> MappedKey {
     match asked.key.split_once('.') {
         Some((_, key)) => both(asked, &format!("lr_scheduler.{key}")),
         None => not_needed("has no value in the files"),
     }
 }
 
-fn warmup_ratio(asked: &Asked) -> Verdict {
+fn warmup_ratio(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(_)
             if asked
@@ -289,7 +291,7 @@ fn warmup_ratio(asked: &Asked) -> Verdict {
 }
 
 /// In optimizer steps; below 1 a share of the run.
-fn warmup_steps(asked: &Asked) -> Verdict {
+fn warmup_steps(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(share) if share > 0.0 && share < 1.0 => both(asked, "lr_scheduler.warmup_ratio"),
         Some(steps) if steps >= 1.0 => {
@@ -300,8 +302,8 @@ fn warmup_steps(asked: &Asked) -> Verdict {
 }
 
 /// A number of optimizer steps as steps of the run.
-fn in_rounds(asked: &Asked, steps: u64, key: &str) -> Verdict {
-    let batch = Batch::of(asked.facts);
+fn in_rounds(asked: &SourceKey, steps: u64, key: &str) -> MappedKey {
+    let batch = BatchSizes::of(asked.facts);
     let each = batch.optimizer_steps();
     let note = if each == 1 {
         String::new()
@@ -311,25 +313,25 @@ fn in_rounds(asked: &Asked, steps: u64, key: &str) -> Verdict {
     set_noted(key, batch.rounds(steps), note)
 }
 
-fn passes(asked: &Asked) -> Verdict {
+fn passes(asked: &SourceKey) -> MappedKey {
     let longer = |key| asked.facts.whole(key).is_some_and(|n| n > 0);
     if longer("max_steps") || longer("total_episodes") {
         return not_needed("max_steps or total_episodes is given");
     }
-    match (asked.number(), Batch::of(asked.facts).prompts()) {
+    match (asked.number(), BatchSizes::of(asked.facts).prompts()) {
         (Some(n), Some(prompts)) if n > 0.0 => epochs(asked.facts, n, prompts, true),
         _ => asked.wrong("a number of passes over the rows"),
     }
 }
 
-fn steps(asked: &Asked) -> Verdict {
+fn steps(asked: &SourceKey) -> MappedKey {
     match asked.whole().and_then(|n| u64::try_from(n).ok()) {
         Some(n) if n > 0 => in_rounds(asked, n, "trainer.steps"),
         _ => not_needed("num_train_epochs says it"),
     }
 }
 
-fn half(asked: &Asked, ours: &str) -> Verdict {
+fn half(asked: &SourceKey, ours: &str) -> MappedKey {
     let other = if ours == "bf16" { "fp16" } else { "bf16" };
     if asked.is_on() {
         return set("precision", ours);
@@ -340,7 +342,7 @@ fn half(asked: &Asked, ours: &str) -> Verdict {
     not_needed("off: f32, unless another key says more")
 }
 
-fn cpu(asked: &Asked) -> Verdict {
+fn cpu(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         set("device", "cpu")
     } else {
@@ -348,21 +350,21 @@ fn cpu(asked: &Asked) -> Verdict {
     }
 }
 
-fn checkpointing(asked: &Asked) -> Verdict {
+fn checkpointing(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return set("memory.gradient_checkpointing", true);
     }
     not_needed("off, as here by default")
 }
 
-fn cleanup(asked: &Asked) -> Verdict {
+fn cleanup(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("memory.cleanup_every", n),
         _ => not_needed("never, as here by default"),
     }
 }
 
-fn save_strategy(asked: &Asked) -> Verdict {
+fn save_strategy(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("no") => set("trainer.save_freq", -1),
         Some("steps") => not_needed("save_steps says how often"),
@@ -374,7 +376,7 @@ fn save_strategy(asked: &Asked) -> Verdict {
     }
 }
 
-fn save(asked: &Asked) -> Verdict {
+fn save(asked: &SourceKey) -> MappedKey {
     if asked
         .facts
         .text("save_strategy")
@@ -388,14 +390,14 @@ fn save(asked: &Asked) -> Verdict {
     }
 }
 
-fn keep(asked: &Asked) -> Verdict {
+fn keep(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.max_ckpt_to_keep", n),
         _ => cannot("a number of checkpoints is kept: trainer.max_ckpt_to_keep, 3 by default"),
     }
 }
 
-fn eval_strategy(asked: &Asked) -> Verdict {
+fn eval_strategy(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("steps") => not_needed("eval_steps says how often"),
         Some("epoch") => cannot(
@@ -407,7 +409,7 @@ fn eval_strategy(asked: &Asked) -> Verdict {
     }
 }
 
-fn eval(asked: &Asked) -> Verdict {
+fn eval(asked: &SourceKey) -> MappedKey {
     let strategy = asked
         .facts
         .text("eval_strategy")

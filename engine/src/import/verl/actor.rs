@@ -7,8 +7,10 @@ use super::offload::{
 };
 use super::optimizer::{cycles, min_lr, optimizer, schedule, warmup_ratio, warmup_steps};
 use crate::import::common::{built_in, devices, precision, size, training_groups, training_stages};
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted,
+};
 use serde_json::Value;
 
 pub(super) const ONE_EXECUTOR: &str = "one executor runs every plan: there is no wrapper to choose";
@@ -18,7 +20,7 @@ pub(super) const KERNELS: &str = "kernels are compiled by the backend";
 pub(super) const CHUNKS: &str =
     "log-probs and entropy come from chunks of memory.head_rows rows, and nothing of them is kept";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.actor.strategy", NotNeeded(ONE_EXECUTOR)),
     (
         "actor_rollout_ref.actor.rollout_n",
@@ -353,7 +355,7 @@ pub(super) const TABLE: &[Rule] = &[
 ];
 
 /// Prompts an optimizer step, in both engines.
-fn mini_batch(asked: &Asked) -> Verdict {
+fn mini_batch(asked: &SourceKey) -> MappedKey {
     let prompts = asked.facts.whole("data.train_batch_size").unwrap_or(1024);
     match asked.whole() {
         Some(mini) if mini > 0 && mini <= prompts && prompts % mini == 0 => {
@@ -367,7 +369,7 @@ fn mini_batch(asked: &Asked) -> Verdict {
     }
 }
 
-fn micro_batch(asked: &Asked, devices: i64) -> Verdict {
+fn micro_batch(asked: &SourceKey, devices: i64) -> MappedKey {
     if asked.facts.is_on("actor_rollout_ref.actor.use_dynamic_bsz") {
         return not_needed("use_dynamic_bsz: tokens bound a micro-batch");
     }
@@ -383,7 +385,7 @@ fn micro_batch(asked: &Asked, devices: i64) -> Verdict {
 }
 
 /// `R3` takes routes from the rollout, `R2` from the old log-probs' pass.
-fn replay(asked: &Asked) -> Verdict {
+fn replay(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("R3") => set("rollout.router_replay", true),
         Some("R2") => cannot("routes are replayed from the rollout: rollout.router_replay"),
@@ -393,7 +395,7 @@ fn replay(asked: &Asked) -> Verdict {
 }
 
 /// The older key counts the sequences of all devices.
-fn global_micro_batch(asked: &Asked) -> Verdict {
+fn global_micro_batch(asked: &SourceKey) -> MappedKey {
     let count = |key| asked.facts.whole(key).unwrap_or(1).max(1);
     micro_batch(
         asked,
@@ -401,7 +403,7 @@ fn global_micro_batch(asked: &Asked) -> Verdict {
     )
 }
 
-fn train_tokens(asked: &Asked) -> Verdict {
+fn train_tokens(asked: &SourceKey) -> MappedKey {
     if asked
         .facts
         .value("actor_rollout_ref.actor.use_dynamic_bsz")
@@ -414,7 +416,7 @@ fn train_tokens(asked: &Asked) -> Verdict {
 }
 
 /// Ranks that share the tokens of every sequence.
-fn shared_sequences(asked: &Asked) -> Verdict {
+fn shared_sequences(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("each rank has its sequences, as here by default"),
         Some(n) => set_noted(
@@ -426,7 +428,7 @@ fn shared_sequences(asked: &Asked) -> Verdict {
 }
 
 /// The same of the reference: it has the policy's.
-pub(super) fn same_shared_sequences(asked: &Asked) -> Verdict {
+pub(super) fn same_shared_sequences(asked: &SourceKey) -> MappedKey {
     let policy = policy_sharing(asked);
     match asked.whole().map_or(1, |n| n.max(1)) {
         n if n == policy => not_needed("policy and reference have the same"),
@@ -447,12 +449,12 @@ pub(super) const STAGES: &str = "actor_rollout_ref.actor.megatron.pipeline_model
 const SHARED: &str = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
 
 /// Ranks that share the policy's sequences.
-pub(super) fn policy_sharing(asked: &Asked) -> i64 {
+pub(super) fn policy_sharing(asked: &SourceKey) -> i64 {
     asked.facts.whole(SHARED).unwrap_or(1).max(1)
 }
 
 /// Most tokens of a micro-batch that so many ranks share, of which the source counts those of one.
-pub(super) fn tokens_of_ranks(asked: &Asked, key: &str, ranks: i64) -> Verdict {
+pub(super) fn tokens_of_ranks(asked: &SourceKey, key: &str, ranks: i64) -> MappedKey {
     match (asked.whole(), ranks) {
         (Some(n), ranks) if n > 0 && ranks > 1 => set_noted(
             key,
@@ -464,7 +466,7 @@ pub(super) fn tokens_of_ranks(asked: &Asked, key: &str, ranks: i64) -> Verdict {
 }
 
 /// The ε on both sides, which recent verl reads only where those of each side are null.
-fn clip_ratio(asked: &Asked) -> Verdict {
+fn clip_ratio(asked: &SourceKey) -> MappedKey {
     let sides = [
         "actor_rollout_ref.actor.clip_ratio_low",
         "actor_rollout_ref.actor.clip_ratio_high",
@@ -481,7 +483,7 @@ fn clip_ratio(asked: &Asked) -> Verdict {
         .zip(ours)
         .filter(|(theirs, _)| !asked.facts.is_written(theirs));
     let set = set.map(|(_, ours)| (ours.to_owned(), Value::from(ratio)));
-    Verdict::Set(
+    MappedKey::Set(
         set.collect(),
         "verl of 2026 reads clip_ratio_low and clip_ratio_high instead, which are 0.2 there".into(),
     )

@@ -1,13 +1,15 @@
 //! verl's `algorithm` section.
 
 use crate::import::common::size;
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
+};
 use serde_json::json;
 
 pub(super) const CORRECTION: &str = "algorithm.rollout_correction";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("algorithm.adv_estimator", By(estimator)),
     ("algorithm.gamma", Same("objective.gamma")),
     ("algorithm.lam", Same("objective.lam")),
@@ -91,7 +93,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
 ];
 
-fn estimator(asked: &Asked) -> Verdict {
+fn estimator(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("grpo_vectorized") => set("objective.adv_estimator", "grpo"),
         Some("grpo_passk") => set("objective.adv_estimator", "pass_at_k"),
@@ -113,7 +115,7 @@ fn estimator(asked: &Asked) -> Verdict {
     }
 }
 
-fn in_reward(asked: &Asked, key: &str) -> Verdict {
+fn in_reward(asked: &SourceKey, key: &str) -> MappedKey {
     if !asked.facts.is_on("algorithm.use_kl_in_reward") {
         return not_needed("use_kl_in_reward is off: nothing reads it");
     }
@@ -121,7 +123,7 @@ fn in_reward(asked: &Asked, key: &str) -> Verdict {
 }
 
 /// What has to differ in a group.
-fn metric(asked: &Asked) -> Verdict {
+fn metric(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("acc" | "score" | "seq_reward" | "seq_final_reward") => set_noted(
             "rollout.dynamic_sampling.metric",
@@ -135,7 +137,7 @@ fn metric(asked: &Asked) -> Verdict {
     }
 }
 
-fn rounds(asked: &Asked) -> Verdict {
+fn rounds(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n <= 0 => cannot(
             "a step's rounds of sampling have a limit, 10 by default, so that it ends where no group has spread",
@@ -145,12 +147,12 @@ fn rounds(asked: &Asked) -> Verdict {
 }
 
 /// Whether the sampler's log-probs are taken for the old ones.
-fn bypasses(asked: &Asked) -> bool {
+fn bypasses(asked: &SourceKey) -> bool {
     asked.facts.is_on(&format!("{CORRECTION}.bypass_mode"))
         && asked.facts.text(&format!("{CORRECTION}.loss_type")) != Some("reinforce")
 }
 
-fn correction_switch(asked: &Asked) -> Verdict {
+fn correction_switch(asked: &SourceKey) -> MappedKey {
     if asked.is_off() {
         not_needed("off, as here by default")
     } else {
@@ -165,7 +167,7 @@ fn correction_switch(asked: &Asked) -> Verdict {
     }
 }
 
-fn weights(asked: &Asked) -> Verdict {
+fn weights(asked: &SourceKey) -> MappedKey {
     if bypasses(asked) {
         return not_needed("bypass_mode: the ratio of policy and sampler is in the loss already");
     }
@@ -176,7 +178,7 @@ fn weights(asked: &Asked) -> Verdict {
     }
 }
 
-fn rejection(asked: &Asked) -> Verdict {
+fn rejection(asked: &SourceKey) -> MappedKey {
     if bypasses(asked) && !asked.is_off() {
         return cannot(
             "rejection compares sampler and trainer, and bypass_mode leaves out what it needs: turn that off",
@@ -189,7 +191,7 @@ fn rejection(asked: &Asked) -> Verdict {
     }
 }
 
-fn correction(asked: &Asked, of: &str, key: &str) -> Verdict {
+fn correction(asked: &SourceKey, of: &str, key: &str) -> MappedKey {
     let off = asked
         .facts
         .value(&format!("{CORRECTION}.{of}"))
@@ -203,7 +205,7 @@ fn correction(asked: &Asked, of: &str, key: &str) -> Verdict {
     set(key, plain(asked.value))
 }
 
-fn bypass(asked: &Asked) -> Verdict {
+fn bypass(asked: &SourceKey) -> MappedKey {
     match (asked.is_on(), bypasses(asked)) {
         (true, true) => set("update.old_log_probs", "sampler"),
         (true, false) => cannot(
@@ -213,10 +215,10 @@ fn bypass(asked: &Asked) -> Verdict {
     }
 }
 
-fn bypass_loss(asked: &Asked) -> Verdict {
+fn bypass_loss(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("reinforce") if asked.facts.is_on(&format!("{CORRECTION}.bypass_mode")) => {
-            Verdict::Set(
+            MappedKey::Set(
                 vec![("objective.policy_loss".into(), "reinforce".into())],
                 "with rollout_is as its weights".into(),
             )

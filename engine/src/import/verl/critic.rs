@@ -5,13 +5,15 @@ use super::optimizer::{
     NO_CRITIC, cycles, has_critic, min_lr, optimizer, schedule, warmup_ratio, warmup_steps,
 };
 use crate::import::common::{devices, path, same_training_groups, same_training_stages, size};
-use crate::import::verdict::Answer::{By, NotNeeded, Off};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
+};
 
 const AS_POLICY: &str = "what is said of the policy holds";
 const ONE_EXECUTOR: &str = "one executor runs every plan: there is no wrapper to choose";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("critic.enable", By(enable)),
     ("critic.model.path", By(critic_path)),
     (
@@ -208,7 +210,7 @@ pub(super) const TABLE: &[Rule] = &[
 const SHARED: &str = "critic.ulysses_sequence_parallel_size";
 
 /// Ranks that share the critic's sequences.
-fn shared_sequences(asked: &Asked) -> Verdict {
+fn shared_sequences(asked: &SourceKey) -> MappedKey {
     match sharing(asked) {
         _ if !has_critic(asked) => not_needed(NO_CRITIC),
         own if own == policy_sharing(asked) => {
@@ -219,12 +221,12 @@ fn shared_sequences(asked: &Asked) -> Verdict {
 }
 
 /// Where nothing is said of the critic, as many as share the policy's.
-fn sharing(asked: &Asked) -> i64 {
+fn sharing(asked: &SourceKey) -> i64 {
     let own = asked.facts.whole(SHARED);
     own.map_or_else(|| policy_sharing(asked), |n| n.max(1))
 }
 
-fn of_critic(asked: &Asked, key: &str) -> Verdict {
+fn of_critic(asked: &SourceKey, key: &str) -> MappedKey {
     if !has_critic(asked) {
         return not_needed(NO_CRITIC);
     }
@@ -234,7 +236,7 @@ fn of_critic(asked: &Asked, key: &str) -> Verdict {
     set(key, plain(asked.value))
 }
 
-fn enable(asked: &Asked) -> Verdict {
+fn enable(asked: &SourceKey) -> MappedKey {
     match (asked.value.as_bool(), has_critic(asked)) {
         (Some(on), has) if on != has => {
             cannot("a critic is there with adv_estimator gae, and with no other")
@@ -243,7 +245,7 @@ fn enable(asked: &Asked) -> Verdict {
     }
 }
 
-fn critic_path(asked: &Asked) -> Verdict {
+fn critic_path(asked: &SourceKey) -> MappedKey {
     let model = asked.facts.text("actor_rollout_ref.model.path");
     match asked.text() {
         _ if !has_critic(asked) => not_needed(NO_CRITIC),
@@ -255,7 +257,7 @@ fn critic_path(asked: &Asked) -> Verdict {
     }
 }
 
-fn idle_critic(asked: &Asked, key: &str) -> Verdict {
+fn idle_critic(asked: &SourceKey, key: &str) -> MappedKey {
     let policy = key.replace("memory.critic.", "");
     let own = format!("actor_rollout_ref.actor.fsdp_config.{policy}");
     match asked.is_on() {
@@ -267,7 +269,7 @@ fn idle_critic(asked: &Asked, key: &str) -> Verdict {
     }
 }
 
-fn shared(asked: &Asked, theirs: &str, ours: &str) -> Verdict {
+fn shared(asked: &SourceKey, theirs: &str, ours: &str) -> MappedKey {
     if !has_critic(asked) {
         return not_needed(NO_CRITIC);
     }
@@ -282,7 +284,7 @@ fn shared(asked: &Asked, theirs: &str, ours: &str) -> Verdict {
     cannot(format!("{ours} is the critic's too: the two cannot differ"))
 }
 
-fn critic_micro_batch(asked: &Asked) -> Verdict {
+fn critic_micro_batch(asked: &SourceKey) -> MappedKey {
     let dynamic = asked.facts.value("critic.use_dynamic_bsz").is_some()
         && asked.facts.is_on("critic.use_dynamic_bsz");
     if dynamic || asked.facts.is_on("actor_rollout_ref.actor.use_dynamic_bsz") {
@@ -295,7 +297,7 @@ fn critic_micro_batch(asked: &Asked) -> Verdict {
     }
 }
 
-fn tokens(asked: &Asked, key: &str) -> Verdict {
+fn tokens(asked: &SourceKey, key: &str) -> MappedKey {
     if has_critic(asked) {
         tokens_of_ranks(asked, key, sharing(asked))
     } else {
@@ -304,7 +306,7 @@ fn tokens(asked: &Asked, key: &str) -> Verdict {
 }
 
 /// Sequences of a scoring batch, as the tokens that they have at most.
-pub(super) fn sequences(asked: &Asked, key: &str) -> Verdict {
+pub(super) fn sequences(asked: &SourceKey, key: &str) -> MappedKey {
     if asked.facts.is_on("actor_rollout_ref.actor.use_dynamic_bsz") {
         return not_needed("use_dynamic_bsz: tokens bound a micro-batch");
     }

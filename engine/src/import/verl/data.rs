@@ -1,13 +1,15 @@
 //! verl's `data` section.
 
 use crate::import::common::{arguments, path, rows};
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted,
+};
 
 const ROWS: &str = "rows are text; images, video and sound are not trained on";
 const ONE_PROCESS: &str = "rows are read once, in the one process";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("data.train_files", By(|a| rows(a, "task.train"))),
     ("data.val_files", By(|a| rows(a, "task.validation"))),
     ("data.train_max_samples", By(|a| limit(a, "task.limit"))),
@@ -108,7 +110,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
 ];
 
-fn limit(asked: &Asked, key: &str) -> Verdict {
+fn limit(asked: &SourceKey, key: &str) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set(key, n),
         _ if asked.is_off() => not_needed("all rows, as here"),
@@ -117,7 +119,7 @@ fn limit(asked: &Asked, key: &str) -> Verdict {
 }
 
 /// DAPO's larger batches of prompts, of which those without spread are left out.
-fn generated(asked: &Asked) -> Verdict {
+fn generated(asked: &SourceKey) -> MappedKey {
     let prompts = asked.facts.number("data.train_batch_size");
     match (asked.number(), prompts) {
         (Some(drawn), Some(prompts)) if drawn >= prompts && prompts > 0.0 => {
@@ -140,7 +142,7 @@ fn generated(asked: &Asked) -> Verdict {
     }
 }
 
-fn overlong(asked: &Asked) -> Verdict {
+fn overlong(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("longer prompts are always left out and counted");
     }
@@ -149,7 +151,7 @@ fn overlong(asked: &Asked) -> Verdict {
     )
 }
 
-fn truncation(asked: &Asked) -> Verdict {
+fn truncation(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("error") => not_needed("longer prompts are left out and counted: none is cut"),
         Some(_) if asked.facts.is_on("data.filter_overlong_prompts") => {
@@ -162,21 +164,21 @@ fn truncation(asked: &Asked) -> Verdict {
     }
 }
 
-fn prompt_key(asked: &Asked) -> Verdict {
+fn prompt_key(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(key) => set("task.prompt_field", key),
         None => asked.wrong("the name of a column"),
     }
 }
 
-fn reward_key(asked: &Asked) -> Verdict {
+fn reward_key(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("data_source") | None => not_needed("the task's rewards grade every row"),
         Some(_) => cannot("one list of rewards grades every row: choose it in task.rewards"),
     }
 }
 
-fn shuffle(asked: &Asked) -> Verdict {
+fn shuffle(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("rows are drawn in shuffled epochs");
     }
@@ -185,7 +187,7 @@ fn shuffle(asked: &Asked) -> Verdict {
     )
 }
 
-fn tokenizer(asked: &Asked) -> Verdict {
+fn tokenizer(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(own) => cannot(format!(
             "a model's own tokenizer is used: put the files of {} into the model's folder",

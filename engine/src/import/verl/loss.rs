@@ -1,11 +1,11 @@
 //! The parts of verl's `actor` that are about the loss: its name, its clip, how it is added up, the KL beside it.
 
 use super::algorithm::CORRECTION;
-use crate::import::verdict::{Asked, Verdict, cannot, not_needed, plain, set, set_noted};
+use crate::import::key_mapping::{MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 use serde_json::Value;
 
 /// The entropy bonus.
-pub(super) fn entropy(asked: &Asked) -> Verdict {
+pub(super) fn entropy(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(weight) => set("objective.entropy_coeff", weight),
         None => asked.wrong("a number"),
@@ -13,14 +13,14 @@ pub(super) fn entropy(asked: &Asked) -> Verdict {
 }
 
 /// Whether there is a KL to the reference in the loss.
-pub(super) fn kl_switch(asked: &Asked) -> Verdict {
+pub(super) fn kl_switch(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("objective.kl_loss_coef above 0 says it");
     }
     set("objective.kl_loss_coef", 0.0)
 }
 
-pub(super) fn kl_part(asked: &Asked, key: &str) -> Verdict {
+pub(super) fn kl_part(asked: &SourceKey, key: &str) -> MappedKey {
     if asked.facts.is_on("actor_rollout_ref.actor.use_kl_loss") {
         return set(key, plain(asked.value));
     }
@@ -32,11 +32,11 @@ const MODE: &str = "actor_rollout_ref.actor.policy_loss.loss_mode";
 /// Losses that verl adds up by sequence whatever `loss_agg_mode` says.
 const BY_SEQUENCE: [&str; 3] = ["gspo", "sapo", "geo_mean"];
 
-fn mode<'a>(asked: &Asked<'a>) -> &'a str {
+fn mode<'a>(asked: &SourceKey<'a>) -> &'a str {
     asked.facts.text(MODE).unwrap_or("vanilla")
 }
 
-pub(super) fn policy_loss(asked: &Asked) -> Verdict {
+pub(super) fn policy_loss(asked: &SourceKey) -> MappedKey {
     let settings = |loss: &str, level: &str| {
         let mut all = vec![("objective.policy_loss".to_owned(), Value::from(loss))];
         if ["clip", "cispo", "sapo"].contains(&loss) {
@@ -48,7 +48,7 @@ pub(super) fn policy_loss(asked: &Asked) -> Verdict {
                 "seq-mean-token-mean".into(),
             ));
         }
-        Verdict::Set(all, String::new())
+        MappedKey::Set(all, String::new())
     };
     // loss_type of a bypassed correction is another loss
     let correction = CORRECTION;
@@ -74,7 +74,7 @@ pub(super) fn policy_loss(asked: &Asked) -> Verdict {
 }
 
 /// ε below or above. Below, 1 is all there is: no ratio is negative.
-pub(super) fn clip(asked: &Asked, key: &str) -> Verdict {
+pub(super) fn clip(asked: &SourceKey, key: &str) -> MappedKey {
     let key = format!("objective.{key}");
     match asked.number() {
         Some(low) if key.ends_with("low") && low > 1.0 => {
@@ -86,9 +86,9 @@ pub(super) fn clip(asked: &Asked, key: &str) -> Verdict {
     }
 }
 
-pub(super) fn dual_clip(asked: &Asked) -> Verdict {
+pub(super) fn dual_clip(asked: &SourceKey) -> MappedKey {
     if mode(asked) == "gspo" {
-        return Verdict::Set(
+        return MappedKey::Set(
             vec![("objective.clip_ratio_c".into(), Value::Null)],
             "verl's gspo has no dual clip".into(),
         );
@@ -96,7 +96,7 @@ pub(super) fn dual_clip(asked: &Asked) -> Verdict {
     set("objective.clip_ratio_c", plain(asked.value))
 }
 
-pub(super) fn aggregation(asked: &Asked) -> Verdict {
+pub(super) fn aggregation(asked: &SourceKey) -> MappedKey {
     if BY_SEQUENCE.contains(&mode(asked)) {
         return not_needed(format!(
             "verl's {} is a mean over sequences of means over tokens, whatever it says",

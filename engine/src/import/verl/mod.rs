@@ -16,11 +16,11 @@ mod trainer;
 
 use super::assembly::Assembly;
 use super::facts::Facts;
-use super::verdict::Rule;
+use super::key_mapping::KeyRule;
 use serde_json::{Value, json};
 
 /// All tables.
-pub(super) const TABLES: &[&[Rule]] = &[
+pub(super) const TABLES: &[&[KeyRule]] = &[
     data::TABLE,
     model::TABLE,
     actor::TABLE,

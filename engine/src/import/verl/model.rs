@@ -1,13 +1,13 @@
 //! verl's `actor_rollout_ref.model`.
 
 use crate::import::common::{built_in, model, path, precision};
-use crate::import::verdict::Answer::{By, NotNeeded, Off};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set};
 use serde_json::Value;
 
 const NO_PYTHON: &str = "no Python is run: model families are built in";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.model.path", By(model)),
     ("actor_rollout_ref.model.tokenizer_path", By(own_files)),
     ("actor_rollout_ref.model.hf_config_path", By(own_files)),
@@ -108,7 +108,7 @@ pub(super) const TABLE: &[Rule] = &[
 ];
 
 /// Whether adapters are trained.
-fn has_adapters(asked: &Asked) -> bool {
+fn has_adapters(asked: &SourceKey) -> bool {
     let ranks = [
         "actor_rollout_ref.model.lora_rank",
         "actor_rollout_ref.model.lora.rank",
@@ -123,7 +123,7 @@ fn has_adapters(asked: &Asked) -> bool {
         || paths.iter().any(|key| asked.facts.value(key).is_some())
 }
 
-fn lora(asked: &Asked, key: &str) -> Verdict {
+fn lora(asked: &SourceKey, key: &str) -> MappedKey {
     let from = [
         "actor_rollout_ref.model.lora_adapter_path",
         "actor_rollout_ref.model.lora.adapter_path",
@@ -141,7 +141,7 @@ fn lora(asked: &Asked, key: &str) -> Verdict {
 }
 
 /// Megatron's names of modules join what stands apart here.
-fn megatron_targets(asked: &Asked) -> Verdict {
+fn megatron_targets(asked: &SourceKey) -> MappedKey {
     let Value::Array(names) = asked.value else {
         return lora(asked, "target_modules");
     };
@@ -156,19 +156,19 @@ fn megatron_targets(asked: &Asked) -> Verdict {
         }
     }
     match lora(asked, "target_modules") {
-        Verdict::Set(..) => set("model.lora.target_modules", ours),
+        MappedKey::Set(..) => set("model.lora.target_modules", ours),
         other => other,
     }
 }
 
-fn adapter(asked: &Asked) -> Verdict {
+fn adapter(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(folder) => set("model.lora.path", path(asked.facts, folder)),
         None => not_needed("adapters start anew"),
     }
 }
 
-fn own_files(asked: &Asked) -> Verdict {
+fn own_files(asked: &SourceKey) -> MappedKey {
     let model = asked.facts.text("actor_rollout_ref.model.path");
     match asked.text() {
         None => not_needed("the model's own, as here"),
@@ -177,14 +177,14 @@ fn own_files(asked: &Asked) -> Verdict {
     }
 }
 
-fn checkpointing(asked: &Asked) -> Verdict {
+fn checkpointing(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return set("memory.gradient_checkpointing", true);
     }
     not_needed("off, as here by default")
 }
 
-fn offload(asked: &Asked) -> Verdict {
+fn offload(asked: &SourceKey) -> MappedKey {
     let recomputes = asked
         .facts
         .is_on("actor_rollout_ref.model.enable_gradient_checkpointing");
@@ -197,7 +197,7 @@ fn offload(asked: &Asked) -> Verdict {
     }
 }
 
-fn padding(asked: &Asked) -> Verdict {
+fn padding(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("rows are packed without padding by default");
     }
@@ -206,14 +206,14 @@ fn padding(asked: &Asked) -> Verdict {
     )
 }
 
-fn liger(asked: &Asked) -> Verdict {
+fn liger(asked: &SourceKey) -> MappedKey {
     built_in(
         asked,
         "head, loss and gradient are one pass over chunks (memory.head_rows), norms and rotary embedding are kernels",
     )
 }
 
-fn tiled(asked: &Asked) -> Verdict {
+fn tiled(asked: &SourceKey) -> MappedKey {
     not_needed(if asked.is_off() {
         "off, as here"
     } else {

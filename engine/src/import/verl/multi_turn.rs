@@ -1,7 +1,9 @@
 //! verl's rollouts of several turns (`actor_rollout_ref.rollout.multi_turn`), its agent loops, and how validation samples.
 
-use crate::import::verdict::Answer::{By, NotNeeded, Off};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
+};
 
 const SECTION: &str = "actor_rollout_ref.rollout.multi_turn";
 const CLASSES: &str = "verl's tools and interactions are not read: write the tools as methods of one class, and name it in task.environment \
@@ -15,7 +17,7 @@ const SERVER: &str =
 /// Characters of a tool's answer where verl's files say nothing.
 const ANSWER: i64 = 256;
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.rollout.multi_turn.enable", By(enable)),
     (
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
@@ -112,11 +114,11 @@ pub(super) const TABLE: &[Rule] = &[
     ("actor_rollout_ref.rollout.val_kwargs.n", By(completions)),
 ];
 
-fn is_on(asked: &Asked) -> bool {
+fn is_on(asked: &SourceKey) -> bool {
     asked.facts.is_on(&format!("{SECTION}.enable"))
 }
 
-fn enable(asked: &Asked) -> Verdict {
+fn enable(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
         return not_needed("one turn a rollout, as here without task.environment");
     }
@@ -131,7 +133,7 @@ fn enable(asked: &Asked) -> Verdict {
 }
 
 /// Most turns of the model; `more` of them than the key counts. The least of the keys counts.
-fn turns(asked: &Asked, more: i64) -> Verdict {
+fn turns(asked: &SourceKey, more: i64) -> MappedKey {
     if !is_on(asked) {
         return not_needed(OFF);
     }
@@ -159,7 +161,7 @@ fn turns(asked: &Asked, more: i64) -> Verdict {
     }
 }
 
-fn calls(asked: &Asked) -> Verdict {
+fn calls(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         _ if !is_on(asked) => not_needed(OFF),
         Some(1) => cannot(
@@ -169,7 +171,7 @@ fn calls(asked: &Asked) -> Verdict {
     }
 }
 
-fn answer_length(asked: &Asked) -> Verdict {
+fn answer_length(asked: &SourceKey) -> MappedKey {
     match asked.whole().filter(|n| *n > 0) {
         _ if !is_on(asked) => not_needed(OFF),
         Some(most) => set("rollout.multi_turn.max_tool_response_length", most),
@@ -178,7 +180,7 @@ fn answer_length(asked: &Asked) -> Verdict {
     }
 }
 
-fn side(asked: &Asked) -> Verdict {
+fn side(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         _ if !is_on(asked) => not_needed(OFF),
         Some("right") => not_needed("long answers are cut at their end"),
@@ -190,7 +192,7 @@ fn side(asked: &Asked) -> Verdict {
     }
 }
 
-fn format(asked: &Asked) -> Verdict {
+fn format(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         _ if !is_on(asked) => not_needed(OFF),
         Some(name @ ("hermes" | "llama3_json")) => set("rollout.multi_turn.format", name),
@@ -201,7 +203,7 @@ fn format(asked: &Asked) -> Verdict {
     }
 }
 
-fn agent_loop(asked: &Asked) -> Verdict {
+fn agent_loop(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         None | Some("single_turn_agent") => {
             not_needed("one turn a rollout, as here without task.environment")
@@ -213,7 +215,7 @@ fn agent_loop(asked: &Asked) -> Verdict {
     }
 }
 
-fn is_sampled(asked: &Asked) -> bool {
+fn is_sampled(asked: &SourceKey) -> bool {
     asked
         .facts
         .is_on("actor_rollout_ref.rollout.val_kwargs.do_sample")
@@ -221,7 +223,7 @@ fn is_sampled(asked: &Asked) -> bool {
 
 const GREEDY: &str = "validation is greedy without do_sample, as here by default";
 
-fn sampled(asked: &Asked, key: &str) -> Verdict {
+fn sampled(asked: &SourceKey, key: &str) -> MappedKey {
     match asked.number() {
         _ if !is_sampled(asked) => not_needed(GREEDY),
         Some(_) => set(key, plain(asked.value)),
@@ -230,7 +232,7 @@ fn sampled(asked: &Asked, key: &str) -> Verdict {
     }
 }
 
-fn top_k(asked: &Asked) -> Verdict {
+fn top_k(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         _ if !is_sampled(asked) => not_needed(GREEDY),
         Some(k) if k <= 0 => set("rollout.val_kwargs.top_k", -1),
@@ -241,14 +243,14 @@ fn top_k(asked: &Asked) -> Verdict {
 }
 
 /// Whether validation draws, which takes a temperature too (verl's default is 0).
-fn draws(asked: &Asked) -> bool {
+fn draws(asked: &SourceKey) -> bool {
     let temperature = asked
         .facts
         .number("actor_rollout_ref.rollout.val_kwargs.temperature");
     is_sampled(asked) && temperature.is_some_and(|t| t > 0.0)
 }
 
-fn do_sample(asked: &Asked) -> Verdict {
+fn do_sample(asked: &SourceKey) -> MappedKey {
     not_needed(if draws(asked) {
         "rollout.val_kwargs.temperature says it"
     } else {
@@ -256,7 +258,7 @@ fn do_sample(asked: &Asked) -> Verdict {
     })
 }
 
-fn completions(asked: &Asked) -> Verdict {
+fn completions(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 1 && draws(asked) => set("rollout.val_kwargs.n", n),
         Some(n) if n > 1 => cannot(

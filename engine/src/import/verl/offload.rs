@@ -1,10 +1,10 @@
 //! Where verl keeps weights, gradients and the optimizer's state, and what it recomputes.
 
 use crate::import::common::{devices, idle};
-use crate::import::verdict::{Asked, Verdict, cannot, not_needed, plain, set};
+use crate::import::key_mapping::{MappedKey, SourceKey, cannot, not_needed, plain, set};
 use serde_json::Value;
 
-pub(super) fn cpu_optimizer(asked: &Asked) -> Verdict {
+pub(super) fn cpu_optimizer(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         set("memory.optimizer_offload", "cpu")
     } else {
@@ -15,7 +15,7 @@ pub(super) fn cpu_optimizer(asked: &Asked) -> Verdict {
 const ON_CPU: &str =
     "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload";
 
-pub(super) fn fraction(asked: &Asked) -> Verdict {
+pub(super) fn fraction(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(share) if asked.facts.is_on(ON_CPU) => set("memory.offload_fraction", share),
         Some(_) => not_needed("optimizer_cpu_offload is off: it is a share of that"),
@@ -23,7 +23,7 @@ pub(super) fn fraction(asked: &Asked) -> Verdict {
     }
 }
 
-pub(super) fn overlap(asked: &Asked) -> Verdict {
+pub(super) fn overlap(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed(
             "memory.prefetch is 1: the next copy starts before an update on the host",
@@ -32,7 +32,7 @@ pub(super) fn overlap(asked: &Asked) -> Verdict {
     set("memory.prefetch", 0)
 }
 
-pub(super) fn narrow_moments(asked: &Asked) -> Verdict {
+pub(super) fn narrow_moments(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         set("memory.moments", "bf16")
     } else {
@@ -41,7 +41,7 @@ pub(super) fn narrow_moments(asked: &Asked) -> Verdict {
 }
 
 /// Whether the weights are streamed, and the optimizer on the host with them.
-fn streams(asked: &Asked) -> bool {
+fn streams(asked: &SourceKey) -> bool {
     ["offload_policy", "cpu_offload", "offload_params"]
         .iter()
         .any(|key| {
@@ -51,14 +51,14 @@ fn streams(asked: &Asked) -> bool {
         })
 }
 
-pub(super) fn params(asked: &Asked) -> Verdict {
+pub(super) fn params(asked: &SourceKey) -> MappedKey {
     if asked.is_on() && streams(asked) {
         return not_needed("weights wait on the host all along (memory.param_offload: streamed)");
     }
     idle(asked, "memory.param_offload")
 }
 
-pub(super) fn state(asked: &Asked) -> Verdict {
+pub(super) fn state(asked: &SourceKey) -> MappedKey {
     if asked.is_on() && (asked.facts.is_on(ON_CPU) || streams(asked)) {
         return not_needed(
             "the optimizer is on the host all along (memory.optimizer_offload: cpu)",
@@ -67,7 +67,7 @@ pub(super) fn state(asked: &Asked) -> Verdict {
     idle(asked, "memory.optimizer_offload")
 }
 
-pub(super) fn grads(asked: &Asked) -> Verdict {
+pub(super) fn grads(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         set("memory.grad_offload", true)
     } else {
@@ -76,7 +76,7 @@ pub(super) fn grads(asked: &Asked) -> Verdict {
 }
 
 /// FSDP's own offload: weights, gradients and the update on the host.
-pub(super) fn streamed(asked: &Asked) -> Verdict {
+pub(super) fn streamed(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
         return not_needed("off, as here by default");
     }
@@ -93,13 +93,13 @@ pub(super) fn streamed(asked: &Asked) -> Verdict {
         ("memory.grad_offload", true.into()),
         ("memory.optimizer_offload", "cpu".into()),
     ];
-    Verdict::Set(
+    MappedKey::Set(
         all.map(|(key, value)| (key.to_owned(), value)).into(),
         "FSDP's form keeps gradients and the update on the host too".into(),
     )
 }
 
-pub(super) fn shards(asked: &Asked) -> Verdict {
+pub(super) fn shards(asked: &SourceKey) -> MappedKey {
     if asked.whole() == Some(-1) {
         not_needed(
             "memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard",
@@ -109,7 +109,7 @@ pub(super) fn shards(asked: &Asked) -> Verdict {
     }
 }
 
-pub(super) fn masters(asked: &Asked) -> Verdict {
+pub(super) fn masters(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("fp32" | "float32") | None => not_needed("master weights are f32"),
         Some(_) => cannot(
@@ -118,9 +118,9 @@ pub(super) fn masters(asked: &Asked) -> Verdict {
     }
 }
 
-pub(super) fn granularity(asked: &Asked) -> Verdict {
+pub(super) fn granularity(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some("full") => Verdict::Set(
+        Some("full") => MappedKey::Set(
             vec![
                 ("memory.gradient_checkpointing".into(), true.into()),
                 ("memory.recompute_granularity".into(), "block".into()),
@@ -133,7 +133,7 @@ pub(super) fn granularity(asked: &Asked) -> Verdict {
     }
 }
 
-pub(super) fn method(asked: &Asked) -> Verdict {
+pub(super) fn method(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("uniform") => {
             not_needed("segments have equal numbers of layers (memory.checkpoint_every)")
@@ -146,7 +146,7 @@ pub(super) fn method(asked: &Asked) -> Verdict {
     }
 }
 
-pub(super) fn layers(asked: &Asked) -> Verdict {
+pub(super) fn layers(asked: &SourceKey) -> MappedKey {
     let start = "actor_rollout_ref.actor.megatron.override_transformer_config";
     match (
         asked.whole(),

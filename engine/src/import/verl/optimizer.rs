@@ -1,23 +1,23 @@
 //! What the optimizers of policy and critic share: `AdamW` and its schedule.
 
-use crate::import::verdict::{Asked, Verdict, cannot, not_needed, set};
+use crate::import::key_mapping::{MappedKey, SourceKey, cannot, not_needed, set};
 use serde_json::Value;
 
-pub(super) fn has_critic(asked: &Asked) -> bool {
+pub(super) fn has_critic(asked: &SourceKey) -> bool {
     asked.facts.text("algorithm.adv_estimator") == Some("gae")
 }
 
 pub(super) const NO_CRITIC: &str = "adv_estimator is not gae: there is no critic";
 
 /// The section of the optimizer that a key of verl's stands in.
-fn section<'a>(asked: &Asked<'a>) -> &'a str {
+fn section<'a>(asked: &SourceKey<'a>) -> &'a str {
     asked
         .key
         .rsplit_once('.')
         .map_or("", |(section, _)| section)
 }
 
-pub(super) fn warmup_steps(asked: &Asked, ours: &str) -> Verdict {
+pub(super) fn warmup_steps(asked: &SourceKey, ours: &str) -> MappedKey {
     match asked.whole() {
         _ if ours.starts_with("critic") && !has_critic(asked) => not_needed(NO_CRITIC),
         Some(steps) if steps > 0 => warmed_up(asked, ours, "warmup_steps", steps.into()),
@@ -25,7 +25,7 @@ pub(super) fn warmup_steps(asked: &Asked, ours: &str) -> Verdict {
     }
 }
 
-pub(super) fn warmup_ratio(asked: &Asked, ours: &str) -> Verdict {
+pub(super) fn warmup_ratio(asked: &SourceKey, ours: &str) -> MappedKey {
     let steps = asked
         .facts
         .whole(&format!("{}.lr_warmup_steps", section(asked)));
@@ -38,7 +38,7 @@ pub(super) fn warmup_ratio(asked: &Asked, ours: &str) -> Verdict {
     }
 }
 
-pub(super) fn schedule(asked: &Asked, ours: &str) -> Verdict {
+pub(super) fn schedule(asked: &SourceKey, ours: &str) -> MappedKey {
     let key = format!("{ours}.lr_scheduler.lr_scheduler_type");
     let floor = asked
         .facts
@@ -63,13 +63,13 @@ pub(super) fn schedule(asked: &Asked, ours: &str) -> Verdict {
     }
 }
 
-fn is_cosine(asked: &Asked) -> bool {
+fn is_cosine(asked: &SourceKey) -> bool {
     let keys = ["lr_scheduler_type", "warmup_style", "lr_decay_style"];
     keys.iter()
         .any(|key| asked.facts.text(&format!("{}.{key}", section(asked))) == Some("cosine"))
 }
 
-pub(super) fn min_lr(asked: &Asked, ours: &str) -> Verdict {
+pub(super) fn min_lr(asked: &SourceKey, ours: &str) -> MappedKey {
     match asked.number() {
         _ if ours.starts_with("critic") && !has_critic(asked) => not_needed(NO_CRITIC),
         Some(floor) if floor > 0.0 && is_cosine(asked) => {
@@ -79,7 +79,7 @@ pub(super) fn min_lr(asked: &Asked, ours: &str) -> Verdict {
     }
 }
 
-pub(super) fn cycles(asked: &Asked, ours: &str) -> Verdict {
+pub(super) fn cycles(asked: &SourceKey, ours: &str) -> MappedKey {
     match asked.number() {
         _ if ours.starts_with("critic") && !has_critic(asked) => not_needed(NO_CRITIC),
         Some(waves) if is_cosine(asked) => set(&format!("{ours}.lr_scheduler.num_cycles"), waves),
@@ -87,7 +87,7 @@ pub(super) fn cycles(asked: &Asked, ours: &str) -> Verdict {
     }
 }
 
-pub(super) fn optimizer(asked: &Asked) -> Verdict {
+pub(super) fn optimizer(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("AdamW" | "adam" | "adamw" | "torch.optim" | "Adam") | None => {
             not_needed("AdamW, as here")
@@ -99,7 +99,7 @@ pub(super) fn optimizer(asked: &Asked) -> Verdict {
 }
 
 /// A warm-up; verl's constant rate has one too, which is another schedule here.
-fn warmed_up(asked: &Asked, ours: &str, key: &str, value: Value) -> Verdict {
+fn warmed_up(asked: &SourceKey, ours: &str, key: &str, value: Value) -> MappedKey {
     let mut all = vec![(format!("{ours}.lr_scheduler.{key}"), value)];
     let is_linear = asked
         .facts
@@ -111,5 +111,5 @@ fn warmed_up(asked: &Asked, ours: &str, key: &str, value: Value) -> Verdict {
             "constant_with_warmup".into(),
         ));
     }
-    Verdict::Set(all, String::new())
+    MappedKey::Set(all, String::new())
 }

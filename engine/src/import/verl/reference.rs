@@ -6,10 +6,10 @@ use super::actor::{
 };
 use super::critic::sequences;
 use crate::import::common::{devices, idle, same_training_groups, same_training_stages};
-use crate::import::verdict::Answer::{By, NotNeeded, Off};
-use crate::import::verdict::Rule;
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off};
+use crate::import::key_mapping::KeyRule;
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.ref.strategy", NotNeeded(ONE_EXECUTOR)),
     (
         "actor_rollout_ref.ref.rollout_n",

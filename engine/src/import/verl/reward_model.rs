@@ -1,11 +1,11 @@
 //! verl's `reward_model`, `reward_manager` and `custom_reward_function`.
 
 use crate::import::common::{path, python_reward};
-use crate::import::verdict::Answer::{By, NotNeeded, Off};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set};
 use serde_json::{Value, json};
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("reward_model.enable", By(judge)),
     ("reward_model.model.path", By(judge_path)),
     (
@@ -119,7 +119,7 @@ pub(super) const TABLE: &[Rule] = &[
 
 const WORKERS: &str = "`workers` of a Python reward says how many processes call it";
 
-fn judge(asked: &Asked) -> Verdict {
+fn judge(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
         return not_needed("no reward model, as here by default");
     }
@@ -136,7 +136,7 @@ fn judge(asked: &Asked) -> Verdict {
     )
 }
 
-fn judge_path(asked: &Asked) -> Verdict {
+fn judge_path(asked: &SourceKey) -> MappedKey {
     let sections = ["reward_model.enable", "reward.reward_model.enable"];
     not_needed(if sections.iter().any(|key| asked.facts.is_on(key)) {
         "it stands in the reward of reward_model.enable"
@@ -145,7 +145,7 @@ fn judge_path(asked: &Asked) -> Verdict {
     })
 }
 
-fn manager(asked: &Asked) -> Verdict {
+fn manager(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("naive" | "dapo" | "batch" | "prime") | None => {
             not_needed("task.rewards grade every completion, while others are still sampled")
@@ -157,7 +157,7 @@ fn manager(asked: &Asked) -> Verdict {
 }
 
 /// DAPO's soft overlong penalty.
-fn overlong(asked: &Asked) -> Verdict {
+fn overlong(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
         return not_needed("off: no penalty for length");
     }
@@ -177,7 +177,7 @@ fn overlong(asked: &Asked) -> Verdict {
     )
 }
 
-fn custom(asked: &Asked) -> Verdict {
+fn custom(asked: &SourceKey) -> MappedKey {
     let Some(file) = asked.text() else {
         return not_needed("none, as here by default");
     };
@@ -188,7 +188,7 @@ fn custom(asked: &Asked) -> Verdict {
         name.unwrap_or("compute_score"),
     );
     let start = format!("{section}.reward_kwargs.");
-    if let Verdict::Set(settings, _) = &mut reward {
+    if let MappedKey::Set(settings, _) = &mut reward {
         for key in asked.facts.keys() {
             let (Some(argument), Some(value)) = (key.strip_prefix(&start), asked.facts.value(key))
             else {

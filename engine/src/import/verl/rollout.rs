@@ -3,14 +3,16 @@
 use super::actor::{policy_sharing, tokens_of_ranks};
 use super::critic::sequences;
 use crate::import::common::{devices, float_type, sampling_groups, size};
-use crate::import::verdict::Answer::{By, NotNeeded, Off, Same};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, plain, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
+};
 use serde_json::Value;
 
 const OWN_ENGINE: &str =
     "the sampling engine is our own, and holds the very weights that are trained";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.rollout.name", NotNeeded(OWN_ENGINE)),
     ("actor_rollout_ref.rollout.mode", NotNeeded(OWN_ENGINE)),
     ("actor_rollout_ref.rollout.n", Same("rollout.n")),
@@ -190,14 +192,14 @@ pub(super) const TABLE: &[Rule] = &[
     ),
 ];
 
-fn replay(asked: &Asked) -> Verdict {
+fn replay(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return set("rollout.router_replay", true);
     }
     not_needed("off, as here by default")
 }
 
-fn top_k(asked: &Asked) -> Verdict {
+fn top_k(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(k) if k <= 0 => set("rollout.top_k", -1),
         Some(k) => set("rollout.top_k", k),
@@ -205,21 +207,21 @@ fn top_k(asked: &Asked) -> Verdict {
     }
 }
 
-fn sampled(asked: &Asked) -> Verdict {
+fn sampled(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("completions are sampled");
     }
     cannot("completions of a group are sampled: greedy ones are all equal and teach nothing")
 }
 
-fn length(asked: &Asked, theirs: &str, ours: &str) -> Verdict {
+fn length(asked: &SourceKey, theirs: &str, ours: &str) -> MappedKey {
     if asked.facts.is_written(theirs) || asked.is_absent() {
         return not_needed(format!("{theirs} says it"));
     }
     set(ours, plain(asked.value))
 }
 
-fn penalty(asked: &Asked) -> Verdict {
+fn penalty(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(1.0) => not_needed("1 changes nothing"),
         _ => cannot(
@@ -228,7 +230,7 @@ fn penalty(asked: &Asked) -> Verdict {
     }
 }
 
-fn dtype(asked: &Asked) -> Verdict {
+fn dtype(asked: &SourceKey) -> MappedKey {
     let run = asked
         .facts
         .text("actor_rollout_ref.actor.fsdp_config.dtype")
@@ -247,7 +249,7 @@ fn dtype(asked: &Asked) -> Verdict {
 
 /// vLLM's share of the device. There it is the engine's own memory, beside what training keeps; here it is all that is there while
 /// sampling. The two are one where training keeps nothing on the device meanwhile.
-fn share(asked: &Asked) -> Verdict {
+fn share(asked: &SourceKey) -> MappedKey {
     let on = |place: &str, what: &str| {
         asked
             .facts
@@ -276,14 +278,14 @@ fn share(asked: &Asked) -> Verdict {
     )
 }
 
-fn eager(asked: &Asked) -> Verdict {
+fn eager(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return set("rollout.enforce_eager", true);
     }
     not_needed("decoding steps are captured as graphs on CUDA by default")
 }
 
-fn captures(asked: &Asked) -> Verdict {
+fn captures(asked: &SourceKey) -> MappedKey {
     if asked.facts.is_on("actor_rollout_ref.rollout.enforce_eager") {
         return not_needed("enforce_eager: nothing is captured");
     }
@@ -317,7 +319,7 @@ fn captures(asked: &Asked) -> Verdict {
     set_noted("rollout.cudagraph_capture_sizes", within, note)
 }
 
-fn model_len(asked: &Asked) -> Verdict {
+fn model_len(asked: &SourceKey) -> MappedKey {
     let prompt = asked.facts.whole("data.max_prompt_length").unwrap_or(512);
     match asked.whole() {
         Some(most) if most > prompt => set("rollout.max_model_len", most),

@@ -1,14 +1,16 @@
 //! verl's `trainer`, its profiler, and what Hydra and Ray are told.
 
 use crate::import::common::{epochs, path, ranks, tracked, trackers};
-use crate::import::verdict::Answer::{By, NotNeeded, Off};
-use crate::import::verdict::{Asked, Rule, Verdict, cannot, not_needed, set, set_noted};
+use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off};
+use crate::import::key_mapping::{
+    KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted,
+};
 
 const RAY: &str = "one process: nothing is started or waited for";
 const PROFILER: &str = "`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto; memory.snapshot and memory.trace \
      record memory";
 
-pub(super) const TABLE: &[Rule] = &[
+pub(super) const TABLE: &[KeyRule] = &[
     ("trainer.total_epochs", By(passes)),
     ("trainer.total_training_steps", By(steps)),
     (
@@ -124,7 +126,7 @@ pub(super) const TABLE: &[Rule] = &[
     ),
 ];
 
-fn prompts(asked: &Asked) -> u64 {
+fn prompts(asked: &SourceKey) -> u64 {
     asked
         .facts
         .whole("data.train_batch_size")
@@ -132,7 +134,7 @@ fn prompts(asked: &Asked) -> u64 {
         .unwrap_or(1024)
 }
 
-fn passes(asked: &Asked) -> Verdict {
+fn passes(asked: &SourceKey) -> MappedKey {
     if asked.facts.whole("trainer.total_training_steps").is_some() {
         return not_needed("total_training_steps is given");
     }
@@ -143,7 +145,7 @@ fn passes(asked: &Asked) -> Verdict {
     }
 }
 
-fn steps(asked: &Asked) -> Verdict {
+fn steps(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.steps", n),
         _ if asked.is_off() => not_needed("total_epochs says it"),
@@ -151,14 +153,14 @@ fn steps(asked: &Asked) -> Verdict {
     }
 }
 
-fn folder(asked: &Asked) -> Verdict {
+fn folder(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(folder) => set("output", path(asked.facts, folder)),
         None => not_needed("has no value in the files"),
     }
 }
 
-fn save(asked: &Asked) -> Verdict {
+fn save(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.save_freq", n),
         Some(_) => set_noted(
@@ -170,7 +172,7 @@ fn save(asked: &Asked) -> Verdict {
     }
 }
 
-fn test(asked: &Asked) -> Verdict {
+fn test(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.test_freq", n),
         Some(_) => not_needed(
@@ -180,14 +182,14 @@ fn test(asked: &Asked) -> Verdict {
     }
 }
 
-fn before(asked: &Asked) -> Verdict {
+fn before(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("validation always runs before the first step");
     }
     cannot("validation always runs before the first step; trainer.val_max_samples makes it short")
 }
 
-fn warmup(asked: &Asked) -> Verdict {
+fn warmup(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 && asked.facts.text("algorithm.adv_estimator") == Some("gae") => {
             set("critic.warmup", n)
@@ -197,14 +199,14 @@ fn warmup(asked: &Asked) -> Verdict {
     }
 }
 
-fn keep(asked: &Asked) -> Verdict {
+fn keep(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.max_ckpt_to_keep", n),
         _ => cannot("a number of checkpoints is kept: trainer.max_ckpt_to_keep, 3 by default"),
     }
 }
 
-fn device(asked: &Asked) -> Verdict {
+fn device(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("cuda") => set("device", "cuda"),
         Some("cpu") => set("device", "cpu"),
@@ -215,7 +217,7 @@ fn device(asked: &Asked) -> Verdict {
     }
 }
 
-fn trace(asked: &Asked) -> Verdict {
+fn trace(asked: &SourceKey) -> MappedKey {
     let on = asked.facts.is_on("global_profiler.enabled")
         || asked.facts.text("global_profiler.tool") == Some("torch_memory");
     match asked.whole() {
@@ -224,7 +226,7 @@ fn trace(asked: &Asked) -> Verdict {
     }
 }
 
-fn config_name(asked: &Asked) -> Verdict {
+fn config_name(asked: &SourceKey) -> MappedKey {
     let name = asked.text().map(|name| name.trim_end_matches(".yaml"));
     match name {
         Some("ppo_trainer" | "ppo_megatron_trainer") => not_needed("verl's own defaults are known"),
@@ -235,7 +237,7 @@ fn config_name(asked: &Asked) -> Verdict {
     }
 }
 
-fn config_file(asked: &Asked) -> Verdict {
+fn config_file(asked: &SourceKey) -> MappedKey {
     cannot(format!(
         "the script starts from a file in {}: import it first, `firebrick import FILE SCRIPT`",
         asked.value

@@ -22,7 +22,7 @@ const DT_STRING: i32 = 7;
 const DATA_CLASS_TENSOR: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Event {
+pub(super) struct EventProto {
     #[prost(double, tag = "1")]
     pub wall_time: f64,
     #[prost(int64, tag = "2")]
@@ -30,7 +30,7 @@ pub(super) struct Event {
     #[prost(string, optional, tag = "3")]
     pub file_version: Option<String>,
     #[prost(message, optional, tag = "5")]
-    pub summary: Option<Summary>,
+    pub summary: Option<SummaryProto>,
     #[prost(message, optional, tag = "7")]
     pub session_log: Option<SessionLog>,
 }
@@ -42,7 +42,7 @@ pub(super) struct SessionLog {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Summary {
+pub(super) struct SummaryProto {
     #[prost(message, repeated, tag = "1")]
     pub value: Vec<SummaryValue>,
 }
@@ -95,7 +95,7 @@ pub(super) struct Dim {
     pub size: i64,
 }
 
-impl Event {
+impl EventProto {
     fn at(step: u64) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
@@ -156,7 +156,7 @@ impl Event {
 
     fn summary(step: u64, value: Vec<SummaryValue>) -> Self {
         Self {
-            summary: Some(Summary { value }),
+            summary: Some(SummaryProto { value }),
             ..Self::at(step)
         }
     }
@@ -231,15 +231,15 @@ mod tests {
         assert_eq!(masked_crc(&length), 0x224b_7fa3);
         assert_eq!(masked_crc(b""), 0xa282_ead8);
         let mut records = Vec::new();
-        Event {
+        EventProto {
             wall_time: 1.5,
-            ..Event::version()
+            ..EventProto::version()
         }
         .frame(&mut records);
         let data = &records[12..records.len() - 4];
         assert_eq!(data.len(), 24);
         assert_eq!(records[..8], length);
-        let event = Event::decode(data).unwrap();
+        let event = EventProto::decode(data).unwrap();
         assert_eq!(event.file_version.as_deref(), Some(FILE_VERSION));
         assert_eq!(event.wall_time.to_bits(), 1.5_f64.to_bits());
     }

@@ -1,6 +1,6 @@
 //! `TensorBoard`: event files in `tensorboard/` of the run folder.
 
-use super::event_file::{Event, EventFile};
+use super::event_file::{EventFile, EventProto};
 use super::markdown::code_block;
 use super::traits::{TrackedRun, Tracker, TrackerResult};
 use crate::metrics::names::Metrics;
@@ -36,7 +36,7 @@ impl TensorBoard {
         Self::default()
     }
 
-    fn write(&mut self, event: &Event) -> TrackerResult {
+    fn write(&mut self, event: &EventProto) -> TrackerResult {
         event.frame(&mut self.waiting);
         let written = self.flush();
         if written.is_err() && self.waiting.len() > MOST_WAITING {
@@ -69,9 +69,9 @@ impl Tracker for TensorBoard {
     fn begin(&mut self, run: &TrackedRun<'_>) -> TrackerResult {
         self.folder = run.folder.join(Self::FOLDER);
         let first = run.last_step.map_or(0, |last| last + 1);
-        Event::version().frame(&mut self.head);
-        Event::session_start(first).frame(&mut self.head);
-        self.write(&Event::text(
+        EventProto::version().frame(&mut self.head);
+        EventProto::session_start(first).frame(&mut self.head);
+        self.write(&EventProto::text(
             first,
             "config",
             &code_block(run.yaml, CONFIG_CHARS),
@@ -79,11 +79,11 @@ impl Tracker for TensorBoard {
     }
 
     fn metrics(&mut self, step: u64, metrics: &Metrics) -> TrackerResult {
-        self.write(&Event::scalars(step, metrics.iter()))
+        self.write(&EventProto::scalars(step, metrics.iter()))
     }
 
     fn text(&mut self, step: u64, name: &str, markdown: &str) -> TrackerResult {
-        self.write(&Event::text(step, name, markdown))
+        self.write(&EventProto::text(step, name, markdown))
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
     }
 
     /// The events of all files of a run, in the order in which `TensorBoard` reads them.
-    fn events(folder: &Path) -> Vec<Event> {
+    fn events(folder: &Path) -> Vec<EventProto> {
         let files = std::fs::read_dir(folder.join(TensorBoard::FOLDER)).unwrap();
         let mut files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
         files.sort();
@@ -120,14 +120,14 @@ mod tests {
             let mut rest = &bytes[..];
             while !rest.is_empty() {
                 let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
-                events.push(Event::decode(&rest[12..12 + length]).unwrap());
+                events.push(EventProto::decode(&rest[12..12 + length]).unwrap());
                 rest = &rest[16 + length..];
             }
         }
         events
     }
 
-    fn scalars(events: &[Event]) -> Vec<(i64, f32)> {
+    fn scalars(events: &[EventProto]) -> Vec<(i64, f32)> {
         let values = events.iter().flat_map(|event| {
             let values = event.summary.iter().flat_map(|s| &s.value);
             values.filter_map(|v| Some((event.step, v.simple_value?)))

@@ -4,7 +4,7 @@
 use super::choices::{AdvEstimator, MultiObjectiveAggregation, PolicyLossMode, RolloutIs};
 use super::config::ObjectiveConfig;
 use super::kl_control::{KlControl, KlControlConfig};
-use super::reader::{Reader, discount, non_negative, positive, read, refuse, share};
+use super::reader::{SettingsReader, discount, non_negative, positive, read, refuse, share};
 use super::rejections::rejections;
 use crate::error::{Error, Result};
 use crate::objective::advantage::{AdvantageEstimator, Gae, GroupEstimator};
@@ -23,7 +23,7 @@ impl ObjectiveConfig {
     /// [`Error::Config`] for a setting out of its range, a changed setting that no other setting makes use of, and settings
     /// that exclude each other. The message names the key and what it goes with.
     pub fn build(&self) -> Result<PolicyGradient> {
-        let r = &Reader::new(self);
+        let r = &SettingsReader::new(self);
         let objective = PolicyGradient {
             advantages: advantages(r)?,
             mask_truncated_completions: *read!(r, mask_truncated_completions),
@@ -50,7 +50,7 @@ impl TryFrom<&ObjectiveConfig> for PolicyGradient {
     }
 }
 
-fn advantages(r: &Reader<'_>) -> Result<Advantages> {
+fn advantages(r: &SettingsReader<'_>) -> Result<Advantages> {
     let eps = read!(r, adv_eps, non_negative);
     let name = *read!(r, adv_estimator);
     let with_kl = *read!(r, use_kl_in_reward);
@@ -71,7 +71,7 @@ fn advantages(r: &Reader<'_>) -> Result<Advantages> {
     }
 }
 
-fn estimator(r: &Reader<'_>, name: AdvEstimator, eps: f64) -> Result<AdvantageEstimator> {
+fn estimator(r: &SettingsReader<'_>, name: AdvEstimator, eps: f64) -> Result<AdvantageEstimator> {
     let group = |baseline| AdvantageEstimator::Group {
         baseline,
         normalize: read!(r, normalize_advantages).then_some(eps),
@@ -101,7 +101,7 @@ fn estimator(r: &Reader<'_>, name: AdvEstimator, eps: f64) -> Result<AdvantageEs
     })
 }
 
-fn kl_in_reward(r: &Reader<'_>) -> Result<KlInReward> {
+fn kl_in_reward(r: &SettingsReader<'_>) -> Result<KlInReward> {
     Ok(KlInReward {
         estimator: *read!(r, kl_penalty),
         controller: kl_controller(*read!(r, kl_ctrl))?,
@@ -129,7 +129,7 @@ fn kl_controller(by: KlControlConfig) -> Result<KlController> {
     }
 }
 
-fn policy_loss(r: &Reader<'_>) -> Result<PolicyLoss> {
+fn policy_loss(r: &SettingsReader<'_>) -> Result<PolicyLoss> {
     let level = || *read!(r, importance_sampling_level);
     Ok(match read!(r, policy_loss) {
         PolicyLossMode::Clip => PolicyLoss::Clip {
@@ -164,7 +164,7 @@ fn policy_loss(r: &Reader<'_>) -> Result<PolicyLoss> {
     })
 }
 
-fn clip_range(r: &Reader<'_>) -> Result<ClipRange> {
+fn clip_range(r: &SettingsReader<'_>) -> Result<ClipRange> {
     let (low, high) = (*read!(r, clip_ratio_low), *read!(r, clip_ratio_high));
     if !(0.0..=1.0).contains(&low) || high.is_nan() || high < 0.0 {
         return refuse(format!(
@@ -174,7 +174,7 @@ fn clip_range(r: &Reader<'_>) -> Result<ClipRange> {
     Ok(ClipRange { low, high })
 }
 
-fn dual_clip(r: &Reader<'_>) -> Result<Option<f64>> {
+fn dual_clip(r: &SettingsReader<'_>) -> Result<Option<f64>> {
     let dual = *read!(r, clip_ratio_c);
     if dual.is_some_and(|c| c.is_nan() || c <= 1.0) {
         return refuse("objective.clip_ratio_c should be above 1; null turns the dual clip off");
@@ -182,7 +182,7 @@ fn dual_clip(r: &Reader<'_>) -> Result<Option<f64>> {
     Ok(dual)
 }
 
-fn clip_cov(r: &Reader<'_>) -> Result<ClipCov> {
+fn clip_cov(r: &SettingsReader<'_>) -> Result<ClipCov> {
     let (lower, upper) = (*read!(r, clip_cov_lb), *read!(r, clip_cov_ub));
     if lower.is_nan() || upper.is_nan() || lower > upper {
         return refuse("objective: clip_cov_lb should not exceed clip_cov_ub");
@@ -195,7 +195,7 @@ fn clip_cov(r: &Reader<'_>) -> Result<ClipCov> {
     })
 }
 
-fn correction(r: &Reader<'_>) -> Result<Option<RolloutCorrection>> {
+fn correction(r: &SettingsReader<'_>) -> Result<Option<RolloutCorrection>> {
     let Some(kind) = *read!(r, rollout_is) else {
         return Ok(None);
     };
@@ -222,7 +222,7 @@ fn correction(r: &Reader<'_>) -> Result<Option<RolloutCorrection>> {
     }))
 }
 
-fn aggregation(r: &Reader<'_>) -> Result<Aggregation> {
+fn aggregation(r: &SettingsReader<'_>) -> Result<Aggregation> {
     Ok(match read!(r, loss_agg_mode) {
         LossAggMode::TokenMean => Aggregation::TokenMean,
         LossAggMode::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,
@@ -239,7 +239,7 @@ fn aggregation(r: &Reader<'_>) -> Result<Aggregation> {
     })
 }
 
-fn kl_loss(r: &Reader<'_>) -> Result<Option<KlLoss>> {
+fn kl_loss(r: &SettingsReader<'_>) -> Result<Option<KlLoss>> {
     let coef = read!(r, kl_loss_coef, non_negative);
     if coef == 0.0 {
         return Ok(None);
@@ -251,7 +251,7 @@ fn kl_loss(r: &Reader<'_>) -> Result<Option<KlLoss>> {
     }))
 }
 
-fn entropy_bonus(r: &Reader<'_>) -> Result<Option<EntropyBonus>> {
+fn entropy_bonus(r: &SettingsReader<'_>) -> Result<Option<EntropyBonus>> {
     let coef = *read!(r, entropy_coeff);
     if !coef.is_finite() {
         return refuse("objective.entropy_coeff should be a number");

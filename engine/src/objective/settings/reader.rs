@@ -81,7 +81,7 @@ const GOES_WITH: [(&[&str], &str); 18] = [
 ];
 
 /// Settings during the conversion, with a record of which were read.
-pub(super) struct Reader<'a> {
+pub(super) struct SettingsReader<'a> {
     pub config: &'a ObjectiveConfig,
     read: RefCell<BTreeSet<&'static str>>,
 }
@@ -99,7 +99,7 @@ macro_rules! read {
 }
 pub(super) use read;
 
-impl<'a> Reader<'a> {
+impl<'a> SettingsReader<'a> {
     pub fn new(config: &'a ObjectiveConfig) -> Self {
         Self {
             config,

@@ -1,13 +1,13 @@
 //! `rollout_rs` and its thresholds together: criteria with ranges.
 
-use super::reader::{Reader, read, refuse};
+use super::reader::{SettingsReader, read, refuse};
 use super::rollout_rs::{RejectionCriteria, RejectionThreshold, RejectionThresholds};
 use crate::error::Result;
 use crate::objective::rejection::{Rejection, RolloutRs};
 use std::ops::RangeInclusive;
 
 /// The criteria with the ranges of their statistics; none where nothing is left out.
-pub(super) fn rejections(r: &Reader<'_>) -> Result<Vec<Rejection>> {
+pub(super) fn rejections(r: &SettingsReader<'_>) -> Result<Vec<Rejection>> {
     let Some(RejectionCriteria(kinds)) = read!(r, rollout_rs) else {
         return Ok(Vec::new());
     };
@@ -34,7 +34,7 @@ pub(super) fn rejections(r: &Reader<'_>) -> Result<Vec<Rejection>> {
 
 /// What a criterion's statistic may be: of the k1 kinds, the log of a ratio.
 fn range(
-    r: &Reader<'_>,
+    r: &SettingsReader<'_>,
     criterion: RolloutRs,
     own: RejectionThreshold,
 ) -> Result<RangeInclusive<f64>> {
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn one_threshold_serves_all_criteria_or_each_has_its_own() {
         let of = |criteria, thresholds| {
-            rejections(&Reader::new(&settings(criteria, thresholds))).expect("rejections")
+            rejections(&SettingsReader::new(&settings(criteria, thresholds))).expect("rejections")
         };
         let infinite = f64::NEG_INFINITY;
         let ranges = |own: Vec<Rejection>| own.into_iter().map(|r| r.range).collect::<Vec<_>>();
@@ -107,7 +107,9 @@ mod tests {
             ("token_k2", "-1", "above 0"),
         ] {
             let settings = settings(criteria, thresholds);
-            let refused = rejections(&Reader::new(&settings)).unwrap_err().to_string();
+            let refused = rejections(&SettingsReader::new(&settings))
+                .unwrap_err()
+                .to_string();
             assert!(refused.contains(part), "{refused}");
         }
     }

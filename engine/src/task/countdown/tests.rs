@@ -23,8 +23,8 @@ fn pays(task: &Countdown, example: &Example, text: &str) -> f64 {
     task.reward(example, &completion).expect("judged").total
 }
 
-fn problem(example: &Example) -> Problem {
-    Problem::parse(&example.answer).expect("a problem")
+fn problem(example: &Example) -> CountdownProblem {
+    CountdownProblem::parse(&example.answer).expect("a problem")
 }
 
 #[test]

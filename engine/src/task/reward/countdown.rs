@@ -17,7 +17,7 @@ const NUMBERS: usize = 64;
 
 /// A problem: the ground truth of the rule, written as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct Problem {
+pub(crate) struct CountdownProblem {
     /// The number to reach.
     pub target: i64,
     /// The numbers to use.
@@ -25,7 +25,7 @@ pub(crate) struct Problem {
     pub numbers: Vec<i64>,
 }
 
-impl Problem {
+impl CountdownProblem {
     /// Reads a ground truth such as `{"target": 24, "numbers": [2, 3, 4]}`.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for CountdownProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (target, numbers) = (self.target, &self.numbers);
         write!(f, "{{\"target\": {target}, \"numbers\": {numbers:?}}}")

@@ -21,7 +21,7 @@ mod words;
 use self::compare::{Comparison, compare};
 use self::extract::{extract, gold_source};
 use self::parsed::Parsed;
-use super::verdict::Verdict;
+use super::verdict::RuleVerdict;
 
 pub(crate) use self::extract::{AnswerSource, answer_line, concluded, last_boxed};
 
@@ -41,18 +41,18 @@ impl Math {
     }
 
     /// Judges a completion, or says why the ground truth cannot be read.
-    pub fn judge(self, answer: &str, text: &str) -> Result<Verdict, String> {
+    pub fn judge(self, answer: &str, text: &str) -> Result<RuleVerdict, String> {
         let source = gold_source(answer);
         if source.is_empty() {
             return Err("the ground truth is empty; set `answer_extract` or `answer_field`".into());
         }
         let gold = Parsed::new(source);
         let Some(found) = extract(text, self.source) else {
-            return Ok(Verdict::of(false, None, &gold.to_string()));
+            return Ok(RuleVerdict::of(false, None, &gold.to_string()));
         };
         let found = Parsed::new(found);
         let outcome = compare(&gold, &found, self.tolerance);
-        let mut verdict = Verdict::of(
+        let mut verdict = RuleVerdict::of(
             outcome == Comparison::Equal,
             Some(&found.to_string()),
             &gold.to_string(),

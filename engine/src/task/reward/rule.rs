@@ -2,14 +2,14 @@
 
 use super::choice::Choice;
 use super::config::{Gsm8kMethod, RewardKind};
-use super::countdown::{self, Problem, Reached};
+use super::countdown::{self, CountdownProblem, Reached};
 use super::format::{Format, trl_think_format};
 use super::length::Length;
 use super::math::{AnswerSource, Math};
 use super::pattern::compile;
 use super::repetition::Repetition;
 use super::schema::Schema;
-use super::verdict::Verdict;
+use super::verdict::RuleVerdict;
 use super::verl;
 use crate::task::number::{
     Decimal, last_flexible, last_marked, last_number, last_number_text, parse_float,
@@ -180,28 +180,28 @@ impl Rule {
     }
 
     /// What the rule says of a completion, or why this sample cannot be judged.
-    pub fn judge(&self, answer: &str, completion: &Completion<'_>) -> Result<Verdict, String> {
+    pub fn judge(&self, answer: &str, completion: &Completion<'_>) -> Result<RuleVerdict, String> {
         let text = completion.text;
-        let paid = |right: bool| Verdict::value(if right { 1.0 } else { 0.0 });
+        let paid = |right: bool| RuleVerdict::value(if right { 1.0 } else { 0.0 });
         Ok(match self {
             Self::Math(math) => math.judge(answer, text)?,
             Self::ThinkFormat => paid(trl_think_format(text)),
             Self::Format(format) => paid(format.matches(text)),
             Self::JsonSchema(schema) => {
                 let json = Schema::find(text);
-                let mut verdict = Verdict::of(schema.fits(json), Some(json), "");
+                let mut verdict = RuleVerdict::of(schema.fits(json), Some(json), "");
                 verdict.gold = None;
                 verdict
             }
             Self::Regex(pattern) if !self.needs_answer() => paid(pattern.is_match(text)),
             Self::Repetition(repetition) => {
-                Verdict::value(repetition.penalty(text, completion.tokens))
+                RuleVerdict::value(repetition.penalty(text, completion.tokens))
             }
-            Self::Length(length) => Verdict::value(length.penalty(completion)?),
+            Self::Length(length) => RuleVerdict::value(length.penalty(completion)?),
             Self::VerlGsm8k { format_score, .. } => {
                 let found = self.reading(text);
                 let mut verdict =
-                    Verdict::of(found.as_deref() == Some(answer), found.as_deref(), answer);
+                    RuleVerdict::of(found.as_deref() == Some(answer), found.as_deref(), answer);
                 if found.is_some() && verdict.value < 1.0 {
                     verdict.value = *format_score;
                 }
@@ -209,7 +209,7 @@ impl Rule {
             }
             _ => {
                 let found = self.reading(text);
-                Verdict::of(
+                RuleVerdict::of(
                     self.right(answer, text, found.as_deref())?,
                     found.as_deref(),
                     answer,
@@ -254,7 +254,7 @@ impl Rule {
                 choice.find(text) == Some(gold)
             }
             Self::Countdown { use_all } => {
-                let problem = Problem::parse(answer)?;
+                let problem = CountdownProblem::parse(answer)?;
                 found.is_some_and(|found| problem.reached(found, *use_all) == Reached::Target)
             }
             _ => found.is_some_and(|found| found.trim() == answer.trim()),

@@ -4,7 +4,7 @@ use crate::task::Reading;
 
 /// A rule's value, and what it is founded on.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Verdict {
+pub(crate) struct RuleVerdict {
     /// The value.
     pub value: f64,
     /// What was read in the completion.
@@ -15,7 +15,7 @@ pub(crate) struct Verdict {
     pub undecided: Option<String>,
 }
 
-impl Verdict {
+impl RuleVerdict {
     /// A value that is founded on no single piece of the text.
     pub fn value(value: f64) -> Self {
         Self {

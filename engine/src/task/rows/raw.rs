@@ -27,10 +27,10 @@ impl<E: std::error::Error> From<E> for Unread {
 pub(super) struct Raw {
     /// The line or the row, from 1.
     pub number: usize,
-    pub content: Content,
+    pub content: RawContent,
 }
 
-pub(super) enum Content {
+pub(super) enum RawContent {
     /// A line, and where in the file it begins.
     Line { offset: u64, text: Vec<u8> },
     /// What has been read into fields already.
@@ -39,20 +39,20 @@ pub(super) enum Content {
 
 impl Raw {
     pub fn line(number: usize, offset: u64, text: Vec<u8>) -> Self {
-        let content = Content::Line { offset, text };
+        let content = RawContent::Line { offset, text };
         Self { number, content }
     }
 
     pub fn row(number: usize, fields: Map<String, Value>) -> Self {
-        let content = Content::Fields(fields);
+        let content = RawContent::Fields(fields);
         Self { number, content }
     }
 
     /// Bytes of its text, about.
     pub fn bytes(&self) -> usize {
         match &self.content {
-            Content::Line { text, .. } => text.len(),
-            Content::Fields(_) => UNKNOWN_BYTES,
+            RawContent::Line { text, .. } => text.len(),
+            RawContent::Fields(_) => UNKNOWN_BYTES,
         }
     }
 
@@ -62,8 +62,8 @@ impl Raw {
             path: path.to_owned(),
             line: self.number,
             unit: match self.content {
-                Content::Line { .. } => Unit::Line,
-                Content::Fields(_) => Unit::Row,
+                RawContent::Line { .. } => Unit::Line,
+                RawContent::Fields(_) => Unit::Row,
             },
         }
     }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::block::{Block, packed, placed};
 use super::format::{Compression, Layout, format_of};
-use super::raw::{Content, Raw, Unread};
+use super::raw::{Raw, RawContent, Unread};
 use super::{parquet, text};
 use crate::task::TaskError;
 use crate::task::error::{RowLocation, Unit};
@@ -137,7 +137,7 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
         let place = raw.place(path);
         unit = place.unit;
         let fields = match raw.content {
-            Content::Line { offset, text: line } => {
+            RawContent::Line { offset, text: line } => {
                 let fields = parse(&line, &place)?;
                 spans.push((offset, line.len() as u32));
                 if !stays {
@@ -145,7 +145,7 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
                 }
                 fields
             }
-            Content::Fields(fields) => {
+            RawContent::Fields(fields) => {
                 let line = serde_json::to_vec(&fields);
                 text.extend(line.map_err(|e| TaskError::NotARow {
                     place: place.clone(),

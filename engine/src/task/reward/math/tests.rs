@@ -32,7 +32,7 @@ fn pairs() -> Vec<Pair> {
         .collect()
 }
 
-fn verdict(gold: &str, completion: &str) -> Verdict {
+fn verdict(gold: &str, completion: &str) -> RuleVerdict {
     MATH.judge(gold, completion)
         .expect("a ground truth that can be read")
 }

@@ -4,14 +4,14 @@ use super::facts::{Facts, number, truth, whole};
 use serde_json::Value;
 
 /// A key and what it becomes. A key that ends in `.**` stands for everything below it; an exact one goes before.
-pub(super) type Rule = (&'static str, Answer);
+pub(super) type KeyRule = (&'static str, KeyMapping);
 
 /// What becomes of a key, whatever its value.
-pub(super) enum Answer {
+pub(super) enum KeyMapping {
     /// The value stands under a key of ours.
     Same(&'static str),
     /// It depends on the value, or on others.
-    By(fn(&Asked) -> Verdict),
+    By(fn(&SourceKey) -> MappedKey),
     /// Nothing here needs it, and why.
     NotNeeded(&'static str),
     /// Nothing here does it, and what to do instead; where it is off (false, 0, null, nothing) it is not needed.
@@ -19,7 +19,7 @@ pub(super) enum Answer {
 }
 
 /// A key that is asked about.
-pub(super) struct Asked<'a> {
+pub(super) struct SourceKey<'a> {
     pub key: &'a str,
     pub value: &'a Value,
     pub facts: &'a Facts,
@@ -27,7 +27,7 @@ pub(super) struct Asked<'a> {
 
 /// What becomes of a key with its value.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum MappedKey {
     /// It sets these keys of ours.
     Set(Vec<(String, Value)>, String),
     NotNeeded(String),
@@ -35,24 +35,24 @@ pub(super) enum Verdict {
 }
 
 /// One setting.
-pub(super) fn set(key: &str, value: impl Into<Value>) -> Verdict {
-    Verdict::Set(vec![(key.to_owned(), value.into())], String::new())
+pub(super) fn set(key: &str, value: impl Into<Value>) -> MappedKey {
+    MappedKey::Set(vec![(key.to_owned(), value.into())], String::new())
 }
 
 /// One setting, and what there is to say of it.
-pub(super) fn set_noted(key: &str, value: impl Into<Value>, note: impl Into<String>) -> Verdict {
-    Verdict::Set(vec![(key.to_owned(), value.into())], note.into())
+pub(super) fn set_noted(key: &str, value: impl Into<Value>, note: impl Into<String>) -> MappedKey {
+    MappedKey::Set(vec![(key.to_owned(), value.into())], note.into())
 }
 
-pub(super) fn not_needed(why: impl Into<String>) -> Verdict {
-    Verdict::NotNeeded(why.into())
+pub(super) fn not_needed(why: impl Into<String>) -> MappedKey {
+    MappedKey::NotNeeded(why.into())
 }
 
-pub(super) fn cannot(why: impl Into<String>) -> Verdict {
-    Verdict::Cannot(why.into())
+pub(super) fn cannot(why: impl Into<String>) -> MappedKey {
+    MappedKey::Cannot(why.into())
 }
 
-impl Asked<'_> {
+impl SourceKey<'_> {
     pub fn whole(&self) -> Option<i64> {
         whole(self.value)
     }
@@ -75,7 +75,7 @@ impl Asked<'_> {
     }
 
     /// A value that is none of those that the key has.
-    pub fn wrong(&self, expected: &str) -> Verdict {
+    pub fn wrong(&self, expected: &str) -> MappedKey {
         cannot(format!(
             "expected {expected}, found {}; correct it in the source, or write our key by hand",
             self.value
@@ -103,9 +103,9 @@ impl Asked<'_> {
 }
 
 /// The rule of a key: the exact one, else the longest that stands for all below it.
-pub(super) fn rule<'t>(tables: &[&'t [Rule]], key: &str) -> Option<&'t Rule> {
+pub(super) fn rule<'t>(tables: &[&'t [KeyRule]], key: &str) -> Option<&'t KeyRule> {
     let all = || tables.iter().flat_map(|table| table.iter());
-    let below = |rule: &&Rule| {
+    let below = |rule: &&KeyRule| {
         let start = rule.0.strip_suffix("**");
         start.is_some_and(|start| key.starts_with(start) || key == start.trim_end_matches('.'))
     };
@@ -113,15 +113,15 @@ pub(super) fn rule<'t>(tables: &[&'t [Rule]], key: &str) -> Option<&'t Rule> {
     exact.or_else(|| all().filter(below).max_by_key(|rule| rule.0.len()))
 }
 
-/// The verdict of a rule.
-pub(super) fn judge(answer: &Answer, asked: &Asked) -> Verdict {
+/// What a rule makes of a key.
+pub(super) fn judge(answer: &KeyMapping, asked: &SourceKey) -> MappedKey {
     match answer {
-        Answer::Same(_) if asked.is_absent() => not_needed("has no value in the files"),
-        Answer::Same(key) => set(key, plain(asked.value)),
-        Answer::By(decide) => decide(asked),
-        Answer::NotNeeded(why) => not_needed(*why),
-        Answer::Off(_) if asked.is_off() => not_needed("it is off, as here"),
-        Answer::Off(why) => cannot(*why),
+        KeyMapping::Same(_) if asked.is_absent() => not_needed("has no value in the files"),
+        KeyMapping::Same(key) => set(key, plain(asked.value)),
+        KeyMapping::By(decide) => decide(asked),
+        KeyMapping::NotNeeded(why) => not_needed(*why),
+        KeyMapping::Off(_) if asked.is_off() => not_needed("it is off, as here"),
+        KeyMapping::Off(why) => cannot(*why),
     }
 }
 

@@ -1,0 +1,64 @@
+//! The examples of a task: prompts, and what is known about their answers.
+
+use firebrick_models::tokenizer::Message;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The field of a row that a chat template is given as its tools: a list of JSON schemas, as in transformers and TRL.
+pub const TOOLS: &str = "tools";
+
+/// Which of a task's examples: those to learn from, or those held out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// Examples to learn from.
+    Train,
+    /// Examples held out: never among [`Split::Train`].
+    Validation,
+}
+
+impl Split {
+    /// The split's name in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Validation => "validation",
+        }
+    }
+}
+
+/// One prompt with what is known about its answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Example {
+    /// What the model is asked.
+    pub prompt: PromptText,
+    /// The ground truth that rewards compare with; empty if the task has none.
+    pub answer: String,
+    /// A demonstration of a good completion, for supervised training.
+    pub solution: Option<String>,
+    /// The row that the example was made from, for rewards of one's own and for the sample log.
+    pub fields: Map<String, Value>,
+}
+
+impl Example {
+    /// A text prompt and the ground truth that its completions are compared with; no demonstration, no row.
+    #[must_use]
+    pub fn text(prompt: impl Into<String>, answer: impl Into<String>) -> Self {
+        Self {
+            prompt: PromptText::Text(prompt.into()),
+            answer: answer.into(),
+            solution: None,
+            fields: Map::new(),
+        }
+    }
+}
+
+/// A prompt before tokenization.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PromptText {
+    /// Text, encoded as it is.
+    Text(String),
+    /// A conversation, rendered by the model's chat template with a generation prompt.
+    Chat(Vec<Message>),
+}
