@@ -14,7 +14,7 @@ use firebrick_engine::config::{RunConfig, parse};
 use firebrick_engine::metrics::{Control, Event, Metrics, Observer, is_of_a_machine};
 use firebrick_engine::trainer::{Start, Trainer};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 const TINY: &str = "
@@ -158,18 +158,23 @@ fn ranks_hold_the_same_weights_and_metrics_and_a_rerun_is_the_same_to_the_bit() 
     }
 }
 
-/// The files of the optimizer's state in a run's last checkpoint.
-fn state(run: &Path) -> BTreeMap<String, Vec<u8>> {
-    let entries = |folder: &Path| std::fs::read_dir(folder).unwrap().map(Result::unwrap);
-    let last = entries(&run.join("checkpoints")).map(|e| e.path()).max();
-    let files = entries(&last.expect("a checkpoint"));
-    let all = files.map(|file| {
-        let name = file.file_name().into_string().unwrap();
-        (name, file.path())
-    });
-    let own = all.filter(|(name, _)| name.starts_with("optimizer"));
-    own.map(|(name, path)| (name, std::fs::read(path).unwrap()))
-        .collect()
+/// The files of the optimizer's state in a run's checkpoints, by their paths.
+fn state(run: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut folders = vec![run.join("checkpoints")];
+    let mut found = BTreeMap::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if path.is_dir() {
+                folders.push(path);
+            } else if name.starts_with("optimizer") {
+                let bytes = std::fs::read(&path).unwrap();
+                found.insert(path.strip_prefix(run).unwrap().to_owned(), bytes);
+            }
+        }
+    }
+    found
 }
 
 /// A mixture of experts whose tokens are trained on by the experts that they were sampled with.

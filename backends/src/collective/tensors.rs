@@ -82,7 +82,7 @@ pub(super) fn through_host(
 mod tests {
     use super::*;
     use crate::Precision;
-    use crate::collective::{Collective, Settings, Threads};
+    use crate::collective::{Settings, Threads};
     use burn::tensor::Device;
 
     #[test]

@@ -21,6 +21,12 @@ enum Checkpointing {
 }
 
 impl MemoryConfig {
+    /// Takes another stage. Stage 3 frees gathered weights, which a kept graph would hold on to: it recomputes where it reshards.
+    pub fn set_zero(&mut self, stage: Zero) {
+        self.zero_stage = stage.number();
+        self.gradient_checkpointing |= stage == Zero::Stage3 && self.reshard_after_forward;
+    }
+
     /// The stage of `ZeRO`; the last one for a number above it, which [`check`](Self::check) refuses.
     #[must_use]
     pub fn zero(&self) -> Zero {

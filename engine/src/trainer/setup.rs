@@ -129,7 +129,7 @@ impl Opened {
         let (config, mode) = (&self.config, self.mode);
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
-        request.memory.zero_stage = plan.policy().zero.number();
+        request.memory.set_zero(plan.policy().zero);
         request.parallel =
             self.parallel(plan.policy().zero, cluster(&self.world, &request.profile)?);
         planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;

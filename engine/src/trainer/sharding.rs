@@ -8,8 +8,8 @@ use crate::plan::planner::{Fit, Request, lossy};
 use crate::plan::{Plan, Zero};
 
 impl Opened {
-    /// The fastest plan within the budget, at the configured `ZeRO` stage or at one above it that these ranks can run; of equally fast ones
-    /// the one that shares out least.
+    /// The plan within the budget at the first `ZeRO` stage, from the configured one on, at which it gives nothing up for its bytes; else the
+    /// fastest at any of the stages that these ranks can run.
     ///
     /// # Errors
     /// Where nothing fits at any of these stages: what is missing at the last one.
@@ -27,20 +27,27 @@ impl Opened {
                 continue;
             }
             let mut own = request.clone();
-            own.memory.zero_stage = stage.number();
+            own.memory.set_zero(stage);
             own.parallel = shared;
-            let fits = own.fit().and_then(|timed| {
-                let cost = timed.estimate.seconds.total() * lossy(timed.memory.moments);
-                // what shares nothing out has the plan of one rank
-                let alone = stage == configured && request.parallel.devices() == 1;
-                Ok((cost, if alone { request.fit()? } else { timed }))
-            });
-            match fits {
-                Ok(found) if best.as_ref().is_none_or(|(least, _)| found.0 < *least) => {
-                    best = Some(found);
+            let timed = match own.fit() {
+                Ok(fit) => fit,
+                Err(error) => {
+                    refused = Some(error);
+                    continue;
                 }
-                Ok(_) => {}
-                Err(error) => refused = Some(error),
+            };
+            let found = cost(&timed);
+            // what shares nothing out has the plan of one rank
+            let alone = stage == configured && request.parallel.devices() == 1;
+            let fit = if alone { request.fit()? } else { timed };
+            own.budget = None;
+            own.host_budget = None;
+            let gives_nothing_up = own.fit().is_ok_and(|free| found <= SAME * cost(&free));
+            if best.as_ref().is_none_or(|(least, _)| found < *least) {
+                best = Some((found, fit));
+            }
+            if gives_nothing_up {
+                break;
             }
         }
         match (best, refused) {
@@ -59,6 +66,13 @@ impl Opened {
             (None, None) => Ok(request.fit()?.plan),
         }
     }
+}
+
+/// Times as long as without a budget up to which a plan gives nothing up.
+const SAME: f64 = 1.01;
+
+fn cost(fit: &Fit) -> f64 {
+    fit.estimate.seconds.total() * lossy(fit.memory.moments)
 }
 
 /// Whether ranks can share state out as these degrees say, with what the configuration sets besides.

@@ -108,6 +108,7 @@ impl TensorRanks for SamplingRanks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::Device;
     use firebrick_backends::collective::{Failure, Settings, Threads};
 
     fn ranks<T: Send>(size: usize, work: impl Fn(World) -> T + Sync) -> Vec<T> {
@@ -148,22 +149,25 @@ mod tests {
                     mesh: Arc::clone(world.sampling.as_ref().unwrap()),
                     rank: world.sampling_rank(),
                 };
-                let own = || Flat::F64(vec![world.rank() as f64]);
+                let own = || Tensor::<1>::from_floats([world.rank() as f32], &Device::flex());
                 let told = if world.rank() == failing {
                     world.agree_on_failure(Some(Failure::new("no room")))
                 } else {
                     let done = group().all_reduce(own());
                     world.agree_on_failure(done.err().map(|e| Failure::new(e.to_string())))
                 };
-                (
-                    told.unwrap_err().to_string(),
-                    group().all_gather(own()).unwrap(),
-                )
+                let anew: Vec<f32> = group()
+                    .all_gather(own())
+                    .unwrap()
+                    .into_data()
+                    .iter()
+                    .collect();
+                (told.unwrap_err().to_string(), anew)
             });
             for (rank, (told, anew)) in found.into_iter().enumerate() {
                 assert_eq!(told, format!("rank {failing} failed: no room"));
-                let low = (rank / 2 * 2) as f64;
-                assert_eq!(anew, Flat::F64(vec![low, low + 1.0]));
+                let low = (rank / 2 * 2) as f32;
+                assert_eq!(anew, [low, low + 1.0]);
             }
         }
     }

@@ -20,13 +20,7 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_spec::quantized::{NF4_BLOCK, NF4_GROUP};
 use firebrick_spec::{BaseFormat, QuantizedLayout};
-
-/// Numbers of a word of codes.
-const BYTES: usize = 4;
-const NIBBLES: usize = 8;
-
-/// bitsandbytes multiplies by this and does not divide by 127.
-const RECIPROCAL: f64 = 7.874_016e-3;
+use fused::{BYTES, NIBBLES, RECIPROCAL};
 
 /// The product of few rows with a matrix, widened as it is multiplied: `[rows, outputs]`. `None` for many rows, under autodiff, and where a
 /// row of the matrix does not begin with a word.

@@ -2,7 +2,7 @@
 
 use super::{RECORD, card, in_part, is, over_nccl, settings};
 use crate::support::checked;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::collective::{Collective, Element, Flat, OperationKind, Threads, Traffic};
 use firebrick_backends::transfer::HostTensor;
@@ -110,19 +110,16 @@ pub(super) fn at_twenty_lengths_nccl_gives_the_bits_that_threads_give(_: &str) {
 
 /// A rank's values as a tensor on its card: every second column of a matrix, which do not lie one behind the other.
 fn tensor(element: Element, rank: usize, len: usize, device: &Device) -> Tensor<1> {
-    let dtype = match element {
-        Element::F64 => DType::F64,
-        Element::Bf16 => DType::BF16,
-        Element::F16 => DType::F16,
-        Element::F32 | Element::Byte => DType::F32,
+    let (dtype, data) = match values(element, rank, len) {
+        Flat::F64(values) => (DType::F64, TensorData::new(values, [len, 1])),
+        Flat::Bf16(values) => (DType::BF16, TensorData::new(values, [len, 1])),
+        Flat::F16(values) => (DType::F16, TensorData::new(values, [len, 1])),
+        Flat::F32(values) => (DType::F32, TensorData::new(values, [len, 1])),
+        Flat::Bytes(_) => unreachable!("tensors are of floats"),
     };
-    let own = |flat: Flat| {
-        HostTensor::from_flat(flat, [len, 1])
-            .into_device(device)
-            .cast(dtype)
-    };
+    let own = Tensor::<2>::from_data(data, (device, dtype));
     let besides = Tensor::ones([len, 1], (device, dtype));
-    let both = Tensor::cat(vec![own(values(element, rank, len)), besides], 1);
+    let both = Tensor::cat(vec![own, besides], 1);
     both.swap_dims(0, 1).narrow(0, 0, 1).reshape([len])
 }
 
@@ -180,8 +177,9 @@ pub(super) fn tensors_give_the_bits_of_their_values_and_keep_their_own(_: &str) 
         assert_eq!(group.all_gather_tensor(bytes).expect("nothing").dims(), [0]);
         cases
     });
-    assert_eq!(found[0], found[1]);
-    checked("operations on tensors", found[0]);
+    // a rank whose shard is empty has nothing to compare
+    assert!(found.iter().all(|&cases| cases > 300), "{found:?}");
+    checked("operations on tensors", found.iter().sum());
 }
 
 pub(super) fn values_of_tensors_are_never_copied_to_the_host(test: &str) {

@@ -6,10 +6,16 @@
 
 use super::super::launch::UNITS;
 use super::super::packed::codes::code;
-use super::{BYTES, NIBBLES, RECIPROCAL};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_spec::quantized::{CODE_MAP, NF4_BLOCK, NF4_GROUP};
+
+/// Numbers of a word of codes.
+pub(super) const BYTES: usize = 4;
+pub(super) const NIBBLES: usize = 8;
+
+/// bitsandbytes multiplies by this and does not divide by 127.
+pub(super) const RECIPROCAL: f64 = 7.874_016e-3;
 
 /// Outputs of a unit, and inputs of a vector in shared memory.
 pub(super) const VECTOR: usize = 4;
