@@ -64,7 +64,7 @@ fn ranks_share_out_as_much_as_a_budget_asks_for() {
         let config = unclipped(&folders.path().join(name), overrides);
         let ran = world(2, &config, Start::Fresh);
         assert_eq!(ran[0].steps, 1);
-        assert!(ran[0].weights == ran[1].weights);
+        assert!(ran[0].metrics == ran[1].metrics);
         let plan = std::fs::read_to_string(config.output.join("plan.json")).unwrap();
         let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
         let policy = &plan["plan"]["models"]["policy"];
