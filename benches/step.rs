@@ -13,7 +13,9 @@ use criterion::{Criterion, SamplingMode, Throughput};
 use firebrick::backends::allocation_trace::{AllocationTrace, TraceSource};
 use firebrick::backends::allocator::CountingAllocator;
 use firebrick::engine::batch::Batch;
-use firebrick::engine::executor::{BoundaryLog, Executor, Gradients, Runtime};
+use firebrick::engine::executor::{
+    Boundary, BoundaryKind, BoundaryLog, Executor, Gradients, Runtime,
+};
 use firebrick::engine::learner::train_cut;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::plan::{MemoryConfig, ModelPlan};
@@ -79,6 +81,18 @@ fn gradients(c: &mut Criterion) {
     group.finish();
 }
 
+/// A row of the timeline by itself: a reading of the memory, and what is noted of it. A pass over the 16 problems takes one at each of its
+/// boundaries.
+fn timeline(c: &mut Criterion) {
+    let decoder = workload::small();
+    let runtime = recording(Runtime::new(decoder.device()), Recorded::Timeline);
+    let mut group = c.benchmark_group("step/timeline");
+    group.bench_function("a row", |b| {
+        b.iter(|| runtime.record(Boundary::at(BoundaryKind::Forward, 1)));
+    });
+    group.finish();
+}
+
 fn recording(runtime: Runtime, recorded: Recorded) -> Runtime {
     let trace = match recorded {
         Recorded::Nothing => return runtime,
@@ -94,5 +108,6 @@ fn recording(runtime: Runtime, recorded: Recorded) -> Runtime {
 fn main() {
     let mut criterion = settings::criterion();
     gradients(&mut criterion);
+    timeline(&mut criterion);
     criterion.final_summary();
 }
