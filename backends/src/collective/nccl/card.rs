@@ -42,6 +42,18 @@ pub(super) struct Buffer {
     bytes: usize,
 }
 
+impl Buffer {
+    /// The values of a tensor, where they lie; a copy where they are not one behind the other.
+    pub fn of(tensor: Tensor<1>) -> Self {
+        let tensor = tensor.try_into_primitive::<Cube>();
+        let tensor = into_contiguous(tensor.expect("a tensor of this GPU"));
+        Self {
+            bytes: tensor.meta.num_elements() * tensor.dtype.size(),
+            handle: tensor.handle,
+        }
+    }
+}
+
 /// Where a buffer lies. While this lives its memory is neither moved nor given to others.
 pub(super) struct Place {
     pub at: u64,
@@ -89,16 +101,6 @@ impl Card {
         Buffer {
             bytes: bytes.len(),
             handle: self.client.create(Bytes::from_bytes_vec(bytes)),
-        }
-    }
-
-    /// The values of a tensor, where they lie; a copy where they are not one behind the other.
-    pub fn values(&self, tensor: Tensor<1>) -> Buffer {
-        let tensor = tensor.try_into_primitive::<Cube>();
-        let tensor = into_contiguous(tensor.expect("a tensor of this GPU"));
-        Buffer {
-            bytes: tensor.meta.num_elements() * tensor.dtype.size(),
-            handle: tensor.handle,
         }
     }
 
@@ -161,7 +163,7 @@ impl Card {
             unreachable!("a group has a rank")
         };
         let sum = terms.fold(first, Tensor::add).cast(dtype);
-        self.values(sum)
+        Buffer::of(sum)
     }
 
     /// The first bytes of a buffer, on the host.

@@ -95,6 +95,33 @@ fn absmax(
         + f32::reinterpret(words[offset_at])
 }
 
+/// The numbers of a word of four outputs, before scales.
+#[cube]
+fn unpack<N: Size>(
+    packed: Vector<i32, N>,
+    map: &Shared<[f32]>,
+    weights: &mut Array<Vector<f32, N>>,
+    #[comptime] numbers: usize,
+) {
+    #[unroll]
+    for j in 0..numbers {
+        let mut of_outputs = Vector::<f32, N>::cast_from(0u32);
+        #[unroll]
+        for k in 0..VECTOR {
+            let own = packed.extract(k);
+            let value = if comptime!(numbers == NIBBLES) {
+                // the first number of a byte is in its upper half
+                let shift = comptime!((8 * (j / 2) + 4 * (1 - j % 2)) as u32);
+                map[((u32::reinterpret(own) >> shift) & 15u32) as usize]
+            } else {
+                code(own, j)
+            };
+            of_outputs.insert(k, value);
+        }
+        weights[j] = of_outputs;
+    }
+}
+
 /// Sums the results of all units that share an output, for some rows. The result is valid in the first units, one of each row and group.
 #[cube]
 fn reduce_units<N: Size>(
@@ -197,22 +224,7 @@ pub(super) fn multiply<F: Float, N: Size>(
                 }
             }
             let mut weights = Array::<Vector<f32, N>>::new(numbers);
-            #[unroll]
-            for j in 0..numbers {
-                let mut outputs_of_one = Vector::<f32, N>::cast_from(0u32);
-                #[unroll]
-                for k in 0..VECTOR {
-                    let own = packed.extract(k);
-                    let value = if nibbles {
-                        let shift = comptime!((8 * (j / 2) + 4 * (1 - j % 2)) as u32);
-                        map[((u32::reinterpret(own) >> shift) & 15u32) as usize]
-                    } else {
-                        code(own, j)
-                    };
-                    outputs_of_one.insert(k, value);
-                }
-                weights[j] = outputs_of_one;
-            }
+            unpack(packed, &map, &mut weights, numbers);
             #[unroll]
             for m in 0..most {
                 let mut products = Vector::<f32, N>::cast_from(0u32);
