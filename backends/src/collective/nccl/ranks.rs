@@ -188,6 +188,20 @@ impl NcclRanks {
         Ok(done?)
     }
 
+    /// An operation over NCCL, or as the ranks without it do it.
+    fn run<V: Values>(
+        &self,
+        kind: OperationKind,
+        own: V,
+        otherwise: impl FnOnce(&dyn Collective, V) -> std::result::Result<V, V::Error>,
+    ) -> std::result::Result<V, V::Error> {
+        if self.is_left(kind, own.extent()) {
+            otherwise(self.control.as_ref(), own)
+        } else {
+            self.operate(kind, own)
+        }
+    }
+
     /// Whether an operation is left to the ranks without NCCL: one on no values, one that has no sum, or one that they refuse.
     fn is_left(&self, kind: OperationKind, (element, len): (Element, usize)) -> bool {
         len == 0
@@ -386,31 +400,27 @@ impl Collective for NcclRanks {
     }
 
     fn all_gather(&self, own: Flat) -> Result<Flat> {
-        if self.is_left(OperationKind::AllGather, own.extent()) {
-            return self.control.all_gather(own);
-        }
-        self.operate(OperationKind::AllGather, own)
+        self.run(OperationKind::AllGather, own, |ranks, own| {
+            ranks.all_gather(own)
+        })
     }
 
     fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        if self.is_left(OperationKind::ReduceScatter, all.extent()) {
-            return self.control.reduce_scatter(all);
-        }
-        self.operate(OperationKind::ReduceScatter, all)
+        self.run(OperationKind::ReduceScatter, all, |ranks, all| {
+            ranks.reduce_scatter(all)
+        })
     }
 
     fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        if self.is_left(OperationKind::AllReduce, own.extent()) {
-            return self.control.all_reduce(own);
-        }
-        self.operate(OperationKind::AllReduce, own)
+        self.run(OperationKind::AllReduce, own, |ranks, own| {
+            ranks.all_reduce(own)
+        })
     }
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
-        if self.is_left(OperationKind::AllToAll, blocks.extent()) {
-            return self.control.all_to_all(blocks);
-        }
-        self.operate(OperationKind::AllToAll, blocks)
+        self.run(OperationKind::AllToAll, blocks, |ranks, blocks| {
+            ranks.all_to_all(blocks)
+        })
     }
 
     fn buffers_home(&self) -> Home {
@@ -418,31 +428,27 @@ impl Collective for NcclRanks {
     }
 
     fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
-        if self.is_left(OperationKind::AllGather, own.extent()) {
-            return self.control.all_gather_tensor(own);
-        }
-        self.operate(OperationKind::AllGather, own)
+        self.run(OperationKind::AllGather, own, |ranks, own| {
+            ranks.all_gather_tensor(own)
+        })
     }
 
     fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
-        if self.is_left(OperationKind::ReduceScatter, all.extent()) {
-            return self.control.reduce_scatter_tensor(all);
-        }
-        self.operate(OperationKind::ReduceScatter, all)
+        self.run(OperationKind::ReduceScatter, all, |ranks, all| {
+            ranks.reduce_scatter_tensor(all)
+        })
     }
 
     fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
-        if self.is_left(OperationKind::AllReduce, own.extent()) {
-            return self.control.all_reduce_tensor(own);
-        }
-        self.operate(OperationKind::AllReduce, own)
+        self.run(OperationKind::AllReduce, own, |ranks, own| {
+            ranks.all_reduce_tensor(own)
+        })
     }
 
     fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
-        if self.is_left(OperationKind::AllToAll, blocks.extent()) {
-            return self.control.all_to_all_tensor(blocks);
-        }
-        self.operate(OperationKind::AllToAll, blocks)
+        self.run(OperationKind::AllToAll, blocks, |ranks, blocks| {
+            ranks.all_to_all_tensor(blocks)
+        })
     }
 
     fn send(&self, to: usize, own: Flat) -> Result<()> {
