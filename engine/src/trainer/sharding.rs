@@ -29,17 +29,20 @@ impl Opened {
             let mut own = request.clone();
             own.memory.set_zero(stage);
             own.parallel = shared;
-            let timed = match own.fit() {
-                Ok(fit) => fit,
+            // what shares nothing out has the plan of one rank
+            let alone = stage == configured && request.parallel.devices() == 1;
+            let fits = own.fit().and_then(|timed| {
+                let seconds = cost(&timed);
+                Ok((seconds, if alone { request.fit()? } else { timed }))
+            });
+            let (found, fit) = match fits {
+                Ok(fits) => fits,
+                // a later stage may fit
                 Err(error) => {
                     refused = Some(error);
                     continue;
                 }
             };
-            let found = cost(&timed);
-            // what shares nothing out has the plan of one rank
-            let alone = stage == configured && request.parallel.devices() == 1;
-            let fit = if alone { request.fit()? } else { timed };
             own.budget = None;
             own.host_budget = None;
             let gives_nothing_up = own.fit().is_ok_and(|free| found <= SAME * cost(&free));

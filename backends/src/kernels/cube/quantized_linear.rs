@@ -34,7 +34,8 @@ pub(super) fn fused(
         BaseFormat::Nf4 => NIBBLES,
     };
     let [rows, inner] = x.dims();
-    let fits = rows <= FEW_ROWS && inner.is_multiple_of(numbers) && layout.matrices == 1;
+    let few = (1..=FEW_ROWS).contains(&rows);
+    let fits = few && inner.is_multiple_of(numbers) && layout.matrices == 1;
     if !fits || x.device().is_autodiff() || !supports(Operation::Quantised, x) {
         return None;
     }

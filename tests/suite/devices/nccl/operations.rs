@@ -213,6 +213,15 @@ pub(super) fn values_of_tensors_are_never_copied_to_the_host(test: &str) {
         both.wait();
         let after = lines();
         both.wait();
+        // values of the host are copied, and the record says so
+        group.all_reduce(Flat::F32(vec![1.0; len])).expect("a sum");
+        both.wait();
+        let of_host: Vec<String> = lines()
+            .lines()
+            .skip(after.lines().count())
+            .map(str::to_owned)
+            .collect();
+        both.wait();
         // four operations later every value is 1.5 + 1.5, twice
         let found = as_values(last.narrow(0, len - 1, 1));
         assert_eq!(found, Flat::F32(vec![6.0]));
@@ -228,6 +237,7 @@ pub(super) fn values_of_tensors_are_never_copied_to_the_host(test: &str) {
             .filter(|line| line.starts_with("collective"))
             .count();
         assert_eq!(new.iter().filter(|line| copied(line)).count(), 0, "{new:?}");
+        assert!(of_host.iter().any(|line| copied(line)), "{of_host:?}");
         collectives
     });
     // of two ranks: a sum is two operations of NCCL's
