@@ -1,4 +1,4 @@
-//! How much several ranks share out where a budget asks for it (`ZeRO`, arXiv:1910.02054).
+//! Which `ZeRO` stage several ranks take under a budget (`ZeRO`, arXiv:1910.02054).
 
 use super::links::cluster;
 use super::setup::Opened;
@@ -8,8 +8,8 @@ use crate::plan::planner::{Fit, Request, lossy};
 use crate::plan::{Plan, Zero};
 
 impl Opened {
-    /// The plan within the budget at the first `ZeRO` stage, from the configured one on, at which it gives nothing up for its bytes; else the
-    /// fastest at any of the stages that these ranks can run.
+    /// The plan within the budget at the first `ZeRO` stage, from the configured one on, at which it is as fast as without a budget; if there
+    /// is none, the fastest that fits at any of the stages that these ranks can run.
     ///
     /// # Errors
     /// Where nothing fits at any of these stages: what is missing at the last one.
@@ -45,11 +45,11 @@ impl Opened {
             };
             own.budget = None;
             own.host_budget = None;
-            let gives_nothing_up = own.fit().is_ok_and(|free| found <= SAME * cost(&free));
+            let as_fast_as_without = own.fit().is_ok_and(|free| found <= SAME * cost(&free));
             if best.as_ref().is_none_or(|(least, _)| found < *least) {
                 best = Some((found, fit));
             }
-            if gives_nothing_up {
+            if as_fast_as_without {
                 break;
             }
         }
@@ -71,7 +71,7 @@ impl Opened {
     }
 }
 
-/// Times as long as without a budget up to which a plan gives nothing up.
+/// A plan is as fast as without a budget where it takes at most so many times as long.
 const SAME: f64 = 1.01;
 
 fn cost(fit: &Fit) -> f64 {
