@@ -51,21 +51,20 @@ pub fn python(machine: &Machine) -> Check {
 
 /// The command that builds this program again with one feature more.
 pub fn install(feature: &str) -> String {
+    const DEFAULT: [&str; 2] = ["wgpu", "cuda"];
     let built = [
+        ("wgpu", cfg!(feature = "wgpu")),
+        ("cuda", cfg!(feature = "cuda")),
         ("vulkan", cfg!(feature = "vulkan")),
         ("metal", cfg!(feature = "metal")),
-        ("cuda", cfg!(feature = "cuda")),
         ("mpi", cfg!(feature = "mpi")),
     ];
-    let built = built.iter().filter(|(name, is)| *is && *name != feature);
-    let mut features: Vec<&str> = built.map(|(name, _)| *name).collect();
-    // `wgpu` is what a build has without a word
-    let alone = cfg!(not(feature = "wgpu")) && feature != "wgpu";
-    if feature != "wgpu" {
-        features.push(feature);
-    }
+    let wanted = built.iter().filter(|(name, is)| *is || *name == feature);
+    let mut features: Vec<&str> = wanted.map(|(name, _)| *name).collect();
     let mut command = "cargo install --path . --locked".to_owned();
-    if alone {
+    if DEFAULT.iter().all(|name| features.contains(name)) {
+        features.retain(|name| !DEFAULT.contains(name));
+    } else {
         command += " --no-default-features";
     }
     if !features.is_empty() {
