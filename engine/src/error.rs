@@ -299,3 +299,17 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub(crate) fn device_error(doing: &'static str, e: &(impl std::error::Error + 'static)) -> Error {
     Error::Model(firebrick_models::Error::device(doing, e))
 }
+
+impl Error {
+    /// The same where a model is read or written, whose errors are the models'.
+    pub(crate) fn into_model(self) -> firebrick_models::Error {
+        match self {
+            Self::Model(e) => e,
+            Self::Device(e) => e.into(),
+            e => firebrick_models::Error::Device {
+                doing: "reading a part of the run's state",
+                detail: e.to_string(),
+            },
+        }
+    }
+}

@@ -7,16 +7,18 @@ mod mxfp4;
 mod peft;
 pub mod stream;
 mod weights;
+mod whole_model;
 
 pub use export::{ExportOptions, export};
 pub use peft::{adapter_shape, is_adapter, load_adapter, save_adapter};
 pub use weights::StoredDtype;
+pub use whole_model::WholeModel;
 
 use crate::arch::HeadKind;
+use crate::decoder::RankPart;
 use crate::{Arch, BaseFormat, Decoder, Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
-use firebrick_spec::TensorShare;
 use json::read_object;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -142,15 +144,15 @@ impl Checkpoint {
     /// `Error::MissingTensor`, `Error::UnexpectedTensor`, `Error::WrongShape`, `Error::UnsupportedDtype` and `Error::QuantizedWeight` with
     /// the tensor; `Error::Config` for a base in few bits that the architecture cannot have; those of [`Self::open`] for files.
     pub fn load(&self, device: &Device) -> Result<Decoder> {
-        weights::load(&self.dir, &self.arch, None, device)
+        self.load_part(RankPart::default(), device)
     }
 
-    /// The decoder, or a rank's share of it, to be trained: of every parameter that keeps its part before it reads the next one.
+    /// A rank's part of the decoder, to be trained: of every parameter, or of every unit, that keeps its part before it reads the next.
     ///
     /// # Errors
     /// Those of [`load`](Self::load), and `Error::Shared` for a model that the ranks cannot share.
-    pub fn load_share(&self, share: Option<TensorShare>, device: &Device) -> Result<Decoder> {
-        weights::load(&self.dir, &self.arch, share, device)
+    pub fn load_part(&self, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
+        weights::load(&self.dir, &self.arch, part, device)
     }
 
     /// The architecture.

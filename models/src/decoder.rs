@@ -7,6 +7,7 @@ mod forward;
 mod init;
 mod prepack;
 mod quantized;
+mod rank_part;
 mod stage;
 mod tensor_shard;
 mod trained_share;
@@ -14,6 +15,7 @@ mod unit_store;
 mod value_head;
 
 pub use block::Block;
+pub use rank_part::{RankPart, ValueRange};
 pub use unit_store::{HostWeights, NewParam, Param, Store, Unit};
 
 use crate::Result;
@@ -61,13 +63,32 @@ impl Decoder {
     pub fn build<E, V: Into<NewParam>>(
         arch: Arch,
         device: &Device,
+        value: impl FnMut(usize, &ParamSpec) -> Result<V, E>,
+    ) -> Result<Self, E> {
+        Self::build_units(arch, device, value, |_, _| Ok(()))
+    }
+
+    /// The same; `built` is told of every unit, by its index, before the next one is built.
+    fn build_units<E, V: Into<NewParam>>(
+        arch: Arch,
+        device: &Device,
         mut value: impl FnMut(usize, &ParamSpec) -> Result<V, E>,
+        mut built: impl FnMut(&mut Self, usize) -> Result<(), E>,
     ) -> Result<Self, E> {
         let dtype = arch.precision.dtype(device);
-        let mut units = Vec::new();
+        let mut decoder = Self {
+            arch,
+            units: Vec::new(),
+            device: device.clone(),
+            lora: None,
+            adapters_on: true,
+            tensor: None,
+            share: None,
+            stage: None,
+        };
         let mut next = 0;
-        for kind in chain(&arch) {
-            let mut specs = unit_specs(&arch, kind);
+        for (unit, kind) in chain(&decoder.arch).into_iter().enumerate() {
+            let mut specs = unit_specs(&decoder.arch, kind);
             let range = next..next + specs.len();
             next = range.end;
             let entry =
@@ -82,24 +103,16 @@ impl Decoder {
                 };
             let entries = specs.iter_mut().zip(range.clone()).map(entry);
             let entries = entries.collect::<Result<Vec<_>, E>>()?;
-            units.push(Unit {
+            decoder.units.push(Unit {
                 kind,
                 specs,
                 store: Store::Device(Weights::new(entries)),
                 range,
                 sharded: false,
             });
+            built(&mut decoder, unit)?;
         }
-        Ok(Self {
-            arch,
-            units,
-            device: device.clone(),
-            lora: None,
-            adapters_on: true,
-            tensor: None,
-            share: None,
-            stage: None,
-        })
+        Ok(decoder)
     }
 
     /// A copy on the device with weights rounded to another precision.

@@ -6,6 +6,7 @@ mod ended_rows;
 mod loopback;
 mod measure;
 mod own_process;
+mod parts_of_models;
 mod pipeline_stages;
 mod reuse;
 mod routes;

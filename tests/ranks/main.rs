@@ -8,6 +8,7 @@ mod rewards;
 mod sampling_groups;
 mod sequence_parallel;
 mod tensor_parallel;
+mod written_models;
 
 use firebrick_backends::collective::{Collective, Settings, Solo, Threads};
 use firebrick_engine::config::{RunConfig, parse};
@@ -69,12 +70,13 @@ fn run(config: RunConfig, start: Start, ranks: Arc<dyn Collective>) -> firebrick
         .build()?;
     trainer.run()?;
     let metrics = noted.0.lock().unwrap().clone();
-    Ok(facts(&trainer, metrics))
+    Ok(facts(&mut trainer, metrics))
 }
 
 /// The weights of a trainer that has run, beside the metrics that its observer was told of.
-fn facts(trainer: &Trainer, metrics: Vec<Metrics>) -> Ran {
-    let weights = trainer.policy().params().map(|(spec, value)| {
+fn facts(trainer: &mut Trainer, metrics: Vec<Metrics>) -> Ran {
+    let policy = trainer.whole_policy().unwrap();
+    let weights = policy.params().map(|(spec, value)| {
         let values = value.download().unwrap().to_f64();
         (
             spec.name.clone(),

@@ -71,7 +71,7 @@ const TENSOR: [&str; 2] = [
 #[test]
 fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
     let folders = tempfile::tempdir().unwrap();
-    let cases: [(&str, &[&str]); 8] = [
+    let cases: [(&str, &[&str]); 9] = [
         ("zero 1", &["memory.zero_stage=1"]),
         ("zero 2", &["memory.zero_stage=2"]),
         (
@@ -81,6 +81,15 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
         (
             "zero 3 that keeps weights",
             &["memory.zero_stage=3", "memory.reshard_after_forward=false"],
+        ),
+        (
+            "zero 3 with a reference policy",
+            &[
+                "objective.kl_loss_coef=0.1",
+                "update.old_log_probs=trainer",
+                "memory.zero_stage=3",
+                "memory.gradient_checkpointing=true",
+            ],
         ),
         (
             "zero 3 with a critic",

@@ -56,7 +56,7 @@ fn run(folder: &Path, ranks: Arc<dyn Collective>) -> Ran {
         .unwrap_or_else(|error| panic!("{error}"));
     trainer.run().unwrap_or_else(|error| panic!("{error}"));
     let metrics = noted.0.lock().unwrap().clone();
-    facts(&trainer, metrics)
+    facts(&mut trainer, metrics)
 }
 
 #[test]

@@ -69,7 +69,13 @@ impl MemoryConfig {
             param_offload,
             score_tokens,
         } = self.reference;
-        self.scorer_plan(arch, score_tokens, param_offload)
+        let own = self.scorer(score_tokens, param_offload);
+        // its weights alone can be shared out
+        let zero_stage = match self.zero() {
+            Zero::Stage3 => self.zero_stage,
+            Zero::Off | Zero::Stage1 | Zero::Stage2 => 0,
+        };
+        Self { zero_stage, ..own }.plan(arch)
     }
 
     /// The plan of a model that only scores, with a budget of its own where it has one.
@@ -82,7 +88,12 @@ impl MemoryConfig {
         score_tokens: Option<usize>,
         param_offload: ParamOffload,
     ) -> Result<ModelPlan> {
-        let own = Self {
+        self.scorer(score_tokens, param_offload).plan(arch)
+    }
+
+    /// The settings of a model that only scores.
+    fn scorer(&self, score_tokens: Option<usize>, param_offload: ParamOffload) -> Self {
+        Self {
             score_tokens: score_tokens.unwrap_or(self.score_tokens),
             micro_batch_size: self.micro_batch_size,
             packing: self.packing,
@@ -92,8 +103,7 @@ impl MemoryConfig {
             gradient_checkpointing: true,
             param_offload,
             ..Self::default()
-        };
-        own.plan(arch)
+        }
     }
 
     /// The plans of all models.

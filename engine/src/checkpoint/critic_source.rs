@@ -6,7 +6,9 @@ use crate::config::{CriticConfig, RunConfig};
 use crate::hub::{ModelFiles, model_folder};
 use crate::{Error, Result};
 use burn::tensor::Device;
-use firebrick_models::checkpoint::{ExportOptions, export};
+use firebrick_models::arch::HeadKind;
+use firebrick_models::checkpoint::{ExportOptions, WholeModel, export};
+use firebrick_models::decoder::RankPart;
 use firebrick_models::{Arch, Checkpoint, Decoder};
 use std::path::Path;
 
@@ -65,13 +67,16 @@ impl CriticSource {
     }
 
     /// The critic of a run that begins with this policy: all of its weights are trained, so one that starts from a policy with a base in
-    /// few bits has what that is widened to, in the run's precision.
+    /// few bits has what that is widened to, in the run's precision. One that is read as it is may be a rank's `part` of it.
     ///
     /// # Errors
     /// `Error::Model` where weights cannot be loaded.
-    pub fn start(&self, policy: &Decoder, seed: u64) -> Result<Decoder> {
+    pub fn start(&self, policy: &Decoder, part: RankPart<'_>, seed: u64) -> Result<Decoder> {
         if self.is_policys {
             return Ok(policy.with_value_head(seed));
+        }
+        if self.checkpoint.arch().head != HeadKind::LanguageModel {
+            return Ok(self.checkpoint.load_part(part, policy.device())?);
         }
         let own = self.checkpoint.load(policy.device())?;
         Ok(own.with_value_head(seed))
@@ -93,22 +98,22 @@ impl CriticSource {
     ///
     /// # Errors
     /// `Error::Io` where the folder cannot be made, `Error::Model` where weights cannot be written or read from the device.
-    pub fn save(&self, critic: &Decoder, dir: &Path, options: ExportOptions) -> Result<()> {
+    pub fn save(&self, critic: &dyn WholeModel, dir: &Path, options: ExportOptions) -> Result<()> {
         let dir = dir.join(MODEL);
         std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
         let as_critic = self.checkpoint.clone().with_value_head();
         Ok(export(critic, &as_critic, None, &dir, options)?)
     }
 
-    /// The critic of a folder that [`save`](Self::save) wrote.
+    /// The critic of a folder that [`save`](Self::save) wrote, or a rank's part of it.
     ///
     /// # Errors
     /// `Error::Model` where the folder cannot be loaded.
-    pub fn saved(&self, dir: &Path, device: &Device) -> Result<Decoder> {
+    pub fn saved(&self, dir: &Path, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
         // a critic has no base in few bits
         let precision = self.checkpoint.arch().precision;
         let saved = Checkpoint::open(&dir.join(MODEL))?.in_precision(precision);
-        Ok(saved.load(device)?)
+        Ok(saved.load_part(part, device)?)
     }
 }
 

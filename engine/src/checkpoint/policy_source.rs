@@ -7,9 +7,9 @@ use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::Precision;
 use firebrick_models::arch::HeadKind;
-use firebrick_models::checkpoint::{ExportOptions, export, load_adapter, save_adapter};
+use firebrick_models::checkpoint::{ExportOptions, WholeModel, export, load_adapter, save_adapter};
+use firebrick_models::decoder::RankPart;
 use firebrick_models::{Arch, BaseFormat, Checkpoint, Decoder, Tokenizer};
-use firebrick_spec::TensorShare;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -84,30 +84,33 @@ impl PolicySource {
         self
     }
 
-    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters. Of a checkpoint's weights
-    /// without adapters a rank may have its `share`; else the policy is whole.
+    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters. A rank may have its `part` of
+    /// it; with adapters it has all of each matrix that ranks share.
     ///
     /// # Errors
     /// `Error::Model` where weights cannot be loaded; those of the adapters' settings.
     pub fn decoder(
         &self,
         config: &RunConfig,
-        share: Option<TensorShare>,
+        part: RankPart<'_>,
         device: &Device,
     ) -> Result<Decoder> {
         let seed = config.trainer.seed;
-        let share = share.filter(|_| config.model.lora.is_none());
+        let part = with_adapters(part, config);
         let base = match &config.model.path {
-            Some(_) => self.checkpoint.load_share(share, device)?,
-            None => Decoder::random(self.checkpoint.arch().clone(), seed, device),
+            Some(_) => self.checkpoint.load_part(part, device)?,
+            None => Decoder::random_part(self.checkpoint.arch().clone(), seed, part, device)?,
         };
-        match &config.model.lora {
-            Some(lora) => lora.start(&base, seed),
-            None => Ok(base),
-        }
+        let Some(lora) = &config.model.lora else {
+            return Ok(base);
+        };
+        let mut adapted = lora.start(&base, seed)?;
+        adapted.keep_values_of_adapters(part)?;
+        Ok(adapted)
     }
 
-    /// The policy of a step's folder: a model of its own, of which a rank may have its `share`, or adapters beside the configured one.
+    /// The policy of a step's folder: a model of its own, or adapters beside the configured one. A rank may have its `part`, as at the start
+    /// of a run.
     ///
     /// # Errors
     /// `Error::Model` where the folder cannot be loaded.
@@ -115,13 +118,15 @@ impl PolicySource {
         &self,
         config: &RunConfig,
         step: &Path,
-        share: Option<TensorShare>,
+        part: RankPart<'_>,
         device: &Device,
     ) -> Result<Decoder> {
         let dir = step.join(MODEL);
+        let part = with_adapters(part, config);
         Ok(match &config.model.lora {
             Some(lora) => {
-                let saved = load_adapter(&self.checkpoint.load(device)?, &dir)?;
+                let mut saved = load_adapter(&self.checkpoint.load_part(part, device)?, &dir)?;
+                saved.keep_values_of_adapters(part)?;
                 // folders of adapters of experts say that nothing is dropped, as PEFT asks for
                 match lora.dropout {
                     Some(rate) => saved.with_adapter_dropout(rate),
@@ -130,7 +135,7 @@ impl PolicySource {
             }
             None => Checkpoint::open(&dir)?
                 .in_precision(config.precision)
-                .load_share(share, device)?,
+                .load_part(part, device)?,
         })
     }
 
@@ -138,18 +143,18 @@ impl PolicySource {
     ///
     /// # Errors
     /// `Error::Io` where a folder cannot be made, `Error::Model` where weights cannot be written or read from the device.
-    pub fn save(&self, decoder: &Decoder, config: &RunConfig, step: &Path) -> Result<()> {
+    pub fn save(&self, policy: &dyn WholeModel, config: &RunConfig, step: &Path) -> Result<()> {
         let folder = |name: &str| {
             let dir = step.join(name);
             std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
             Ok::<_, Error>(dir)
         };
-        let whole = |decoder: &Decoder, dir: &Path| {
+        let whole = |dir: &Path| {
             let options = ExportOptions {
                 max_shard_bytes: config.trainer.max_shard_bytes,
             };
             export(
-                decoder,
+                policy,
                 &self.checkpoint,
                 Some(&self.tokenizer),
                 dir,
@@ -157,14 +162,14 @@ impl PolicySource {
             )
         };
         let Some(lora) = &config.model.lora else {
-            return Ok(whole(decoder, &folder(MODEL)?)?);
+            return Ok(whole(&folder(MODEL)?)?);
         };
         // a model of the Hub by its name, which is the same on every machine
         let named = config.model.path.as_deref().filter(|path| !path.exists());
         let base = named.unwrap_or(self.checkpoint.dir()).to_string_lossy();
-        save_adapter(decoder, &base, &folder(MODEL)?)?;
+        save_adapter(policy, &base, &folder(MODEL)?)?;
         if lora.merge {
-            whole(decoder, &folder(MERGED)?)?;
+            whole(&folder(MERGED)?)?;
         }
         Ok(())
     }
@@ -227,6 +232,14 @@ impl PolicySource {
         }
         Ok(())
     }
+}
+
+/// What a rank has of a policy that may have adapters: these stand beside whole matrices until ranks that share them cut both.
+fn with_adapters<'a>(part: RankPart<'a>, config: &RunConfig) -> RankPart<'a> {
+    let share = part.share.filter(|_| config.model.lora.is_none());
+    // a part of a share is counted in the share
+    let values = part.values.filter(|_| share == part.share);
+    RankPart { share, values }
 }
 
 /// The checkpoint at a path. Of a model of the Hub whose weights are not wanted, what its configs say.

@@ -5,12 +5,14 @@ use super::sharded::{self, EARLIER, Own};
 use crate::config::Mode;
 use crate::objective::AdaptiveCoefficients;
 use crate::optim::{AdamW, Scaler};
+use crate::plan::Partition;
 use crate::task::RunningStats;
 use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::host::write_synced;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
+use firebrick_models::checkpoint::WholeModel;
 use firebrick_models::checkpoint::stream::{LazyTensor, write_tensors};
 use firebrick_models::decoder::{Block, Param};
 use firebrick_models::unit::ParamSpec;
@@ -100,7 +102,7 @@ impl TrainerState {
 ///
 /// # Errors
 /// `Error::Io` where a file cannot be written; `Error::Model` where the value head cannot be read from the device or written.
-pub fn save(dir: &Path, state: &TrainerState, decoder: &Decoder) -> Result<()> {
+pub fn save(dir: &Path, state: &TrainerState, model: &dyn WholeModel) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let text = serde_json::to_string_pretty(state).map_err(|e| Error::Io {
         action: "write",
@@ -109,17 +111,18 @@ pub fn save(dir: &Path, state: &TrainerState, decoder: &Decoder) -> Result<()> {
     })?;
     let path = dir.join(STATE);
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
-    match decoder.value_index() {
-        Some(index) => save_value_head(dir, decoder, index),
+    match model.decoder().value_index() {
+        Some(index) => save_value_head(dir, model, index),
         None => Ok(()),
     }
 }
 
 /// Writes the value head that stands beside a policy's projection: its exported folder is a plain language model.
-fn save_value_head(dir: &Path, decoder: &Decoder, index: usize) -> Result<()> {
-    let spec = decoder.specs().nth(index);
+fn save_value_head(dir: &Path, model: &dyn WholeModel, index: usize) -> Result<()> {
+    let spec = model.decoder().specs_of_whole().nth(index);
     let tensor = spec.map(|spec| {
-        let read = move || Ok(decoder.param(index).download()?.to_f32());
+        let [rows, _] = spec.rows_cols();
+        let read = move || Ok(model.rows(index, 0..rows)?.download()?.to_f32());
         (spec.name.clone(), LazyTensor::f32(&spec.rows_cols(), read))
     });
     Ok(write_tensors(
@@ -196,8 +199,10 @@ fn master_weights<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>
     let trained = owned(optimizer, decoder).filter(|(_, spec, _)| spec.trainable);
     let own = trained.map(|(index, spec, range)| {
         let part = range.clone();
-        let read = move || match optimizer.master(index).map_err(into_model)? {
+        let read = move || match optimizer.master(index).map_err(Error::into_model)? {
             Some(master) => Ok(master),
+            // on ranks that share weights out its shard is all that there is
+            None if is_sharded(decoder, index) => Ok(decoder.param(index).download()?.to_f32()),
             None => {
                 let values = decoder.param(index).part(part.clone(), [1, part.len()]);
                 Ok(values.download()?.to_f32())
@@ -208,6 +213,12 @@ fn master_weights<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>
     own.collect()
 }
 
+/// Whether a rank has a part of the parameter at a flat index alone.
+fn is_sharded(decoder: &Decoder, index: usize) -> bool {
+    let mut units = decoder.units().iter();
+    units.any(|unit| unit.is_sharded() && unit.range.contains(&index))
+}
+
 /// The moments.
 fn moments<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>> {
     let has_moments =
@@ -216,7 +227,7 @@ fn moments<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>> {
         let named = MOMENTS.into_iter().enumerate();
         named.map(move |(which, name)| {
             let read = move || {
-                let moments = optimizer.moments(index).map_err(into_model)?;
+                let moments = optimizer.moments(index).map_err(Error::into_model)?;
                 Ok(moments.map_or_else(Vec::new, |both| {
                     both.into_iter().nth(which).unwrap_or_default()
                 }))
@@ -244,17 +255,6 @@ fn owned<'a>(
 
 /// Names of the two moments in the optimizer file, torch's own.
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
-
-fn into_model(e: Error) -> firebrick_models::Error {
-    match e {
-        Error::Model(e) => e,
-        Error::Device(e) => e.into(),
-        e => firebrick_models::Error::Device {
-            doing: "reading the optimizer state",
-            detail: e.to_string(),
-        },
-    }
-}
 
 /// Where the run in a trainer folder stands.
 ///
@@ -285,6 +285,9 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
         let blocks: Vec<Option<Block>> = (0..decoder.specs().count())
             .map(|index| decoder.block(index))
             .collect();
+        let sharded: Vec<bool> = (0..blocks.len())
+            .map(|index| is_sharded(decoder, index))
+            .collect();
         decoder.update(|index, spec, value| {
             if !spec.trainable {
                 return Ok(value);
@@ -295,9 +298,14 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
             };
             let own = optimizer.part(index, spec);
             if precision.is_half() && !own.is_empty() {
-                optimizer.set_master(index, values[own].to_vec(), &device)?;
+                optimizer.set_master(index, values[own.clone()].to_vec(), &device)?;
             }
-            let mut values = HostTensor::from_values(values, spec.rows_cols());
+            let mut values = if sharded[index] {
+                let shape = Partition::shape(own.len());
+                HostTensor::from_values(values[own].to_vec(), shape)
+            } else {
+                HostTensor::from_values(values, spec.rows_cols())
+            };
             if precision.is_half() {
                 values = values.rounded(precision);
             }

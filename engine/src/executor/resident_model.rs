@@ -3,13 +3,14 @@
 use super::stage_weights::{StageWeights, plan_of_stage};
 use super::weight_shards::WeightShards;
 use crate::Result;
-use crate::plan::{ModelPlan, Role};
+use crate::plan::{ModelPlan, Partition, Role};
 use crate::world::World;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_backends::{Precision, PrecisionExt};
-use firebrick_models::decoder::Param;
-use firebrick_models::{Decoder, TensorGroup};
+use firebrick_models::decoder::{Param, ValueRange};
+use firebrick_models::unit::UnitKind;
+use firebrick_models::{Arch, Decoder, TensorGroup};
 use std::sync::Arc;
 
 /// What a phase does with a model.
@@ -25,11 +26,32 @@ pub enum Residency {
 
 /// How ranks share a model's weights out between passes.
 #[derive(Debug)]
-enum SharedOut {
+pub(super) enum SharedOut {
     /// Each has a shard of every parameter.
     Shards(WeightShards),
     /// Each has some of the units.
     Stages(StageWeights),
+}
+
+/// What a rank keeps of a model between passes under a plan, by unit and number of a parameter's values: its shard where ranks share
+/// weights out, nothing of other stages, else all.
+pub fn kept_values(
+    plan: &ModelPlan,
+    arch: &Arch,
+    world: &World,
+) -> impl Fn(UnitKind, usize) -> Option<ValueRange> + use<> {
+    let (stage, arch) = (world.pipeline_stage(), arch.clone());
+    let partition = WeightShards::partition_of(plan, &world.replicas());
+    move |kind, numel| {
+        if let Some(stage) = stage {
+            return (!stage.has(&arch, kind)).then_some((0..0, [0, 1]));
+        }
+        let is_end = matches!(kind, UnitKind::Embedding | UnitKind::Head);
+        let partition = partition.filter(|_| !(arch.tied && is_end))?;
+        let own = partition.range(numel);
+        let shape = Partition::shape(own.len());
+        Some((own, shape))
+    }
 }
 
 /// A decoder, its plan, and the accounts of its weights.
@@ -80,6 +102,21 @@ impl ResidentModel {
     #[must_use]
     pub fn is_shared_out(&self) -> bool {
         self.shared_out.is_some()
+    }
+
+    /// How they do.
+    pub(super) fn shared_out(&self) -> Option<&SharedOut> {
+        self.shared_out.as_ref()
+    }
+
+    /// The ranks of the run.
+    pub(super) fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// The accounts of its weights.
+    pub(super) fn accounts(&self) -> &Arc<Accounts> {
+        &self.accounts
     }
 
     /// Takes another plan, of the whole model. Weights move at the next [`set_residency`](Self::set_residency).

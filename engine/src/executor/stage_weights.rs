@@ -56,6 +56,17 @@ impl StageWeights {
         Ok(gathered)
     }
 
+    /// The first stage that has the parameter at a flat index, and whether it is this one.
+    pub fn owner(decoder: &Decoder, index: usize) -> (usize, bool) {
+        let mut units = decoder.units().iter();
+        let unit = units.find(|unit| unit.range.contains(&index));
+        let (Some(stage), Some(unit)) = (decoder.stage(), unit) else {
+            unreachable!("a parameter of a model that is divided into stages")
+        };
+        let owner = stage.owner(decoder.arch(), unit.kind);
+        (owner, owner == stage.stage())
+    }
+
     /// The parameters of a unit, on the host, from the first stage that has them. All ranks of a pipeline come here together.
     pub fn unit(
         &self,

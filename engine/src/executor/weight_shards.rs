@@ -21,11 +21,32 @@ pub(super) struct WeightShards {
 impl WeightShards {
     /// Those of a plan, where it shares weights out and there are several ranks.
     pub fn of(plan: &ModelPlan, world: &World) -> Option<Self> {
-        let partition = world.partition(plan.zero);
-        (plan.zero == Zero::Stage3 && !partition.is_whole()).then(|| Self {
+        Self::partition_of(plan, world).map(|partition| Self {
             world: world.clone(),
             partition,
         })
+    }
+
+    /// What each has under a plan that shares weights out.
+    pub fn partition_of(plan: &ModelPlan, world: &World) -> Option<Partition> {
+        let partition = world.partition(plan.zero);
+        (plan.zero == Zero::Stage3 && !partition.is_whole()).then_some(partition)
+    }
+
+    /// The ranks.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// What each has.
+    pub fn partition(&self) -> Partition {
+        self.partition
+    }
+
+    /// Whether ranks share out the parameter at a flat index.
+    pub fn has(decoder: &Decoder, index: usize) -> bool {
+        let mut shared = decoder.units()[Self::units(decoder)].iter();
+        shared.any(|unit| unit.range.contains(&index))
     }
 
     /// The units that are shared out: tied ends, which both use one matrix, are whole on every rank.

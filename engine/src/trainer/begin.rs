@@ -7,6 +7,7 @@ use crate::checkpoint::CriticSource;
 use crate::config::Mode;
 use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, export};
+use firebrick_models::decoder::RankPart;
 
 impl Trainer {
     /// Does all of it, once. A resumed run did it in its first session.
@@ -58,21 +59,24 @@ impl Trainer {
     }
 
     fn write_reference(&mut self) -> Result<()> {
-        self.learner.model.make_whole()?;
         let Some(reference) = &mut self.reference else {
             return Ok(());
         };
+        if !reference.is_shared_out() {
+            self.learner.model.make_whole()?;
+        }
         reference.replace(self.learner.decoder().clone());
-        let whole = self.learner.model.assembled(self.world.writes())?;
-        let decoder = whole.as_ref().unwrap_or(self.learner.decoder());
         let tokenizer = &self.source.tokenizer;
         let source = self.source.checkpoint.clone().stored_as_f32();
-        let written = self.recorder.run().publish(REFERENCE, |dir| {
-            let options = ExportOptions::default();
-            Ok(export(decoder, &source, Some(tokenizer), dir, options)?)
+        let run = self.recorder.run();
+        let written = self.learner.model.write_whole(|policy| {
+            let written = run.publish(REFERENCE, |dir| {
+                let options = ExportOptions::default();
+                Ok(export(policy, &source, Some(tokenizer), dir, options)?)
+            });
+            written.map(drop)
         });
-        self.world.together(written)?;
-        Ok(())
+        self.world.together(written)
     }
 
     /// The critic starts from the policy as it is now, where it has no checkpoint of its own. Nothing of it has been trained yet.
@@ -87,7 +91,7 @@ impl Trainer {
             let whole = t.learner.model.assembled(true)?;
             let policy = whole.as_ref().unwrap_or(t.learner.decoder());
             if let (Some(critic), Some(source)) = (&mut t.critic, &t.critic_source) {
-                let decoder = source.start(policy, seed)?;
+                let decoder = source.start(policy, RankPart::default(), seed)?;
                 critic.model.replace(own_share(decoder, &t.world)?);
             }
             Ok(())

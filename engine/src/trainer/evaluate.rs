@@ -22,6 +22,7 @@ use firebrick_backends::device;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::profile;
 use firebrick_models::Decoder;
+use firebrick_models::decoder::RankPart;
 use firebrick_models::generate::{
     FinishReason, GenerationRequest, Generator, Sample, SchedulerConfig,
 };
@@ -83,7 +84,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let request = planning::request(&config, Mode::Rl, arch, profile, free_bytes(&info))?;
     let cache = request.workload.kv_cache_bytes;
     let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
-    let decoder = source.decoder(&config, None, &device)?;
+    let decoder = source.decoder(&config, RankPart::default(), &device)?;
     let mut reward_manager = RewardManager::open(
         data.task(),
         Surroundings {

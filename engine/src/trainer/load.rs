@@ -8,16 +8,18 @@ use crate::Result;
 use crate::checkpoint::trainer_state::{self, TrainerState};
 use crate::checkpoint::{CriticSource, RunDir};
 use crate::config::Mode;
-use crate::executor::{BoundaryLog, Residency, ResidentModel, Runtime};
+use crate::executor::{BoundaryLog, Residency, ResidentModel, Runtime, kept_values};
 use crate::learner::Learner;
 use crate::optim::Scaler;
-use crate::plan::{Plan, Role};
+use crate::plan::{ModelPlan, Plan, Role, Zero};
 use crate::reward::{RewardManager, Surroundings};
 use crate::world::World;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::allocation_trace::{AllocationTrace, TraceSource};
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::out_of_memory::Watch;
+use firebrick_models::decoder::{RankPart, ValueRange};
+use firebrick_models::unit::UnitKind;
 use firebrick_models::{Checkpoint, Decoder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -98,31 +100,36 @@ impl Loaded {
             Home::Host,
             opened.data.prompts.task().held_bytes() as usize,
         );
-        let critic = opened.critic_source.as_ref();
-        // a critic starts from a whole policy, and a value head stands beside one
-        let needs_whole =
-            critic.is_some_and(CriticSource::follows_policy) || config.shared_critic().is_some();
-        let own = opened.world.tensor_share().filter(|_| !needs_whole);
+        let needs_whole = needs_whole(opened, plan, checkpoint.is_some());
+        let values = kept_values(
+            plan.policy(),
+            opened.source.checkpoint.arch(),
+            &opened.world,
+        );
+        let part = if needs_whole {
+            RankPart::default()
+        } else {
+            own_part(opened, &values)
+        };
         let decoder = match &checkpoint {
-            Some(dir) => opened.source.saved(config, dir, own, &opened.device)?,
-            None => opened.source.decoder(config, own, &opened.device)?,
+            Some(dir) => opened.source.saved(config, dir, part, &opened.device)?,
+            None => opened.source.decoder(config, part, &opened.device)?,
         };
         let shares = opened.world.tensor_share().is_some();
         let whole = (shares && needs_whole).then(|| decoder.clone());
         let mut policy = policy_learner(opened, plan, decoder, runtime)?;
-        // each model makes room for the next one, as it does in the phases; what ranks share out is whole until all of it is there
-        if !policy.model.is_shared_out() {
+        // each model makes room for the next one, as it does in the phases, unless that starts from it
+        if !needs_whole || !policy.model.is_shared_out() {
             policy.model.set_residency(Residency::Idle)?;
         }
         let checkpoint_path = checkpoint.as_deref();
         let start = whole.as_ref().unwrap_or(policy.decoder());
         let mut critic = critic_learner(opened, plan, &policy, start, checkpoint_path)?;
         drop(whole);
-        if let Some(critic) = &mut critic
-            && !critic.model.is_shared_out()
-        {
+        if let Some(critic) = &mut critic {
             critic.model.set_residency(Residency::Idle)?;
         }
+        policy.model.set_residency(Residency::Idle)?;
         let kept = folder.as_ref().filter(|_| checkpoint.is_some());
         let reference = reference(opened, plan, &policy, kept)?;
         Ok(Self {
@@ -165,6 +172,28 @@ impl Loaded {
                 Ok(RunDir::of_another(&opened.config.output))
             }),
         }
+    }
+}
+
+/// Whether the policy has to be whole while models are loaded: a critic starts from it, a value head is put beside it, or a reference
+/// policy keeps all of it that the policy shares out.
+fn needs_whole(opened: &Opened, plan: &Plan, resumed: bool) -> bool {
+    let critic = opened.critic_source.as_ref();
+    let starts = critic.is_some_and(CriticSource::follows_policy) && !resumed;
+    let shares = |own: &ModelPlan| own.zero == Zero::Stage3;
+    let keeps = |reference: &ModelPlan| shares(reference) != shares(plan.policy());
+    let keeps = !resumed && plan.reference().is_some_and(keeps);
+    starts || keeps || opened.config.shared_critic().is_some()
+}
+
+/// What this rank has of a model that it loads, given what it keeps of a parameter.
+fn own_part<'a>(
+    opened: &Opened,
+    values: &'a dyn Fn(UnitKind, usize) -> Option<ValueRange>,
+) -> RankPart<'a> {
+    RankPart {
+        share: opened.world.tensor_share(),
+        values: Some(values),
     }
 }
 
@@ -236,9 +265,14 @@ fn critic_learner(
     ) else {
         return Ok(None);
     };
+    let values = kept_values(plan, source.arch(), &opened.world);
+    let part = own_part(opened, &values);
     let decoder = match checkpoint {
-        Some(dir) => source.saved(&dir.join("trainer").join(CRITIC), &opened.device)?,
-        None => source.start(start, opened.config.trainer.seed)?,
+        Some(dir) => {
+            let folder = dir.join("trainer").join(CRITIC);
+            source.saved(&folder, part, &opened.device)?
+        }
+        None => source.start(start, part, opened.config.trainer.seed)?,
     };
     let decoder = own_share(decoder, &opened.world)?;
     let (optim, runtime) = (config.optim.clone(), policy.runtime.of_critic());
@@ -260,18 +294,16 @@ fn reference(
     let decoder = match resumed {
         Some(run) => {
             let saved = Checkpoint::open(&run.path().join(REFERENCE))?
-                .in_precision(policy.decoder().arch().precision)
-                .load_share(opened.world.tensor_share(), runtime.device())?;
+                .in_precision(policy.decoder().arch().precision);
+            let values = kept_values(plan, saved.arch(), &opened.world);
+            let saved = saved.load_part(own_part(opened, &values), runtime.device())?;
             own_share(saved, &opened.world)?
         }
         None => policy.decoder().clone(),
     };
     let (plan, accounts) = (plan.clone(), &runtime.accounts);
     let model = ResidentModel::new(decoder, plan, Role::Reference, accounts);
-    Ok(Some(match opened.world.pipeline_stage() {
-        Some(_) => model.shared_by(&opened.world),
-        None => model,
-    }))
+    Ok(Some(model.shared_by(&opened.world)))
 }
 
 /// Restores masters, loss scale and moments of an optimizer from a folder of a checkpoint.

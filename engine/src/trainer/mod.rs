@@ -309,14 +309,23 @@ impl Trainer {
         &self.world
     }
 
-    /// The policy as it stands. Where ranks share out weights (`memory.zero_stage: 3`) it is whole after a step that saves (or validates,
-    /// where each rank samples by itself), and has this rank's shards after others. Where they share matrices
-    /// (`memory.tensor_model_parallel_size`) it is this rank's share. Where layers are divided into stages
-    /// (`memory.pipeline_model_parallel_size`)
-    /// it is whole after a step that saves or validates, and has the layers of this rank's stage after others.
+    /// The policy as it stands on this rank. Where ranks share out weights (`memory.zero_stage: 3`), matrices
+    /// (`memory.tensor_model_parallel_size`) or layers (`memory.pipeline_model_parallel_size`) this may be a part of it:
+    /// [`whole_policy`](Self::whole_policy) is all of it.
     #[must_use]
     pub fn policy(&self) -> &Decoder {
         self.learner.decoder()
+    }
+
+    /// The whole policy as it stands, on every rank. All ranks of the run call it together. Where they share matrices it is put together in
+    /// host memory; else it shares its weights with [`policy`](Self::policy), which the next step divides again.
+    ///
+    /// # Errors
+    /// Where memory runs out, the device fails, or a rank has failed or is gone.
+    pub fn whole_policy(&mut self) -> Result<Decoder> {
+        self.learner.model.make_whole()?;
+        let whole = self.learner.model.assembled(true)?;
+        Ok(whole.unwrap_or_else(|| self.learner.decoder().clone()))
     }
 
     /// How fast and how large the device is, as the planner sees it.

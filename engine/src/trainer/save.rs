@@ -4,8 +4,7 @@ use super::{CRITIC, Trainer};
 use crate::Result;
 use crate::checkpoint::{RunDir, trainer_state};
 use crate::metrics::{Event, Phase};
-use firebrick_models::Decoder;
-use firebrick_models::checkpoint::{ExportOptions, StoredDtype};
+use firebrick_models::checkpoint::{ExportOptions, StoredDtype, WholeModel};
 use std::path::{Path, PathBuf};
 
 impl Trainer {
@@ -27,17 +26,6 @@ impl Trainer {
 
     /// Writes all files of a checkpoint. What a failed attempt has written is removed by the next.
     fn write_checkpoint(&mut self) -> Result<PathBuf> {
-        self.learner.model.make_whole()?;
-        if let Some(critic) = &mut self.critic {
-            critic.model.make_whole()?;
-        }
-        // all take part, and rank 0 writes
-        let writes = self.world.writes();
-        let policy = self.learner.model.assembled(writes)?;
-        let critic = match &self.critic {
-            Some(critic) => critic.model.assembled(writes)?,
-            None => None,
-        };
         let (decoder, source, world) = (self.learner.decoder(), &self.source, &self.world);
         // an f32 folder of an f32 model is its own master copy, and so is an adapter
         let masters = decoder.specs().any(|spec| {
@@ -53,8 +41,8 @@ impl Trainer {
         let run = self.recorder.run();
         let dir = world.together(run.stage(&name))?;
         let trainer = dir.join("trainer");
-        // rank 0 writes what is whole; the others write their shards into its folders
-        world.together(self.write_whole(&dir, &trainer, [policy, critic]))?;
+        // rank 0 writes models, of which the others give it their parts; then all write their shards into its folders
+        world.together(self.write_models(&dir, &trainer))?;
         let optimizer = &self.learner.optimizer;
         trainer_state::save_optimizer(&trainer, optimizer, decoder, masters, world)?;
         if let Some(critic) = &self.critic {
@@ -65,26 +53,20 @@ impl Trainer {
         run.complete(&name)
     }
 
-    /// Writes the models, and where the run stands. `assembled` are policy and critic where ranks share their matrices.
-    fn write_whole(
-        &self,
-        dir: &Path,
-        trainer: &Path,
-        [policy, critic]: [Option<Decoder>; 2],
-    ) -> Result<()> {
-        if !self.world.writes() {
-            return Ok(());
-        }
-        let decoder = policy.as_ref().unwrap_or(self.learner.decoder());
-        self.source.save(decoder, &self.config, dir)?;
-        trainer_state::save(trainer, &self.state, decoder)?;
-        let (Some(own), Some(source)) = (&self.critic, &self.critic_source) else {
+    /// Writes the models, and where the run stands: on rank 0, tensor by tensor.
+    fn write_models(&self, dir: &Path, trainer: &Path) -> Result<()> {
+        self.learner.model.write_whole(|policy| {
+            self.source.save(policy, &self.config, dir)?;
+            trainer_state::save(trainer, &self.state, policy)
+        })?;
+        let (Some(critic), Some(source)) = (&self.critic, &self.critic_source) else {
             return Ok(());
         };
         let options = ExportOptions {
             max_shard_bytes: self.config.trainer.max_shard_bytes,
         };
-        let critic = critic.as_ref().unwrap_or(own.decoder());
-        source.save(critic, &trainer.join(CRITIC), options)
+        let folder = trainer.join(CRITIC);
+        let write = |critic: &dyn WholeModel| source.save(critic, &folder, options);
+        critic.model.write_whole(write)
     }
 }

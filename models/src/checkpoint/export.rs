@@ -4,6 +4,7 @@ use super::Checkpoint;
 use super::json::write_json;
 use super::stream::{LazyTensor, write_pt};
 use super::weights::{StoredDtype, beside, bytes_beside, nested_name};
+use super::whole_model::WholeModel;
 use crate::unit::{ParamSpec, Slot};
 use crate::{Decoder, Result, Tokenizer};
 use half::{bf16, f16};
@@ -39,7 +40,7 @@ struct Part {
 /// The tensors of a decoder's checkpoint, in order. A value head beside the projection is no part of the language model.
 fn parts(decoder: &Decoder) -> Vec<Part> {
     let own = decoder
-        .specs()
+        .specs_of_whole()
         .enumerate()
         .filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value);
     let of = |(index, spec): (usize, &ParamSpec)| {
@@ -61,7 +62,7 @@ fn parts(decoder: &Decoder) -> Vec<Part> {
 
 /// A tensor in its stored element type, read when it is written.
 fn stored(
-    decoder: &Decoder,
+    model: &dyn WholeModel,
     Part { index, row, spec }: Part,
     dtype: StoredDtype,
 ) -> LazyTensor<'_> {
@@ -73,7 +74,8 @@ fn stored(
     let shape = spec.shape.clone();
     LazyTensor::new(dtype_out, &shape, move || {
         let rows = row..row + spec.rows_cols()[0];
-        let mut values = decoder.merged_rows(index, rows)?;
+        let own = |index, rows| model.rows(index, rows);
+        let mut values = model.decoder().merged_rows(index, rows, own)?;
         spec.into_checkpoint(&mut values);
         Ok(match dtype {
             StoredDtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -97,8 +99,8 @@ struct Entry<'a> {
 }
 
 /// The tensors of an export: parameters by the names of their folder, then what a model has around its language model, as it was read.
-fn entries<'a>(decoder: &'a Decoder, source: &'a Checkpoint) -> Result<Vec<Entry<'a>>> {
-    let parameters = parts(decoder).into_iter().map(|part| {
+fn entries<'a>(model: &'a dyn WholeModel, source: &'a Checkpoint) -> Result<Vec<Entry<'a>>> {
+    let parameters = parts(model.decoder()).into_iter().map(|part| {
         let spec = &part.spec;
         let dtype = source.stored_dtype(&spec.name);
         let width = match dtype {
@@ -111,7 +113,7 @@ fn entries<'a>(decoder: &'a Decoder, source: &'a Checkpoint) -> Result<Vec<Entry
                 None => spec.name.clone(),
             },
             bytes: (spec.numel() * width) as u64,
-            tensor: stored(decoder, part, dtype),
+            tensor: stored(model, part, dtype),
         }
     });
     let mut all: Vec<Entry<'_>> = parameters.collect();
@@ -149,16 +151,16 @@ fn shards(sizes: &[u64], limit: u64) -> Vec<std::ops::Range<usize>> {
 /// (write aside, rename).
 ///
 /// # Errors
-/// `Error::Io` where a file cannot be written, `Error::Device` and `Error::OutOfMemory` where the device fails to hand over weights; of a
+/// `Error::Io` where a file cannot be written, those of [`WholeModel::rows`]; of a
 /// model whose other parts are written again, those of reading its folder.
 pub fn export(
-    decoder: &Decoder,
+    model: &dyn WholeModel,
     source: &Checkpoint,
     tokenizer: Option<&Tokenizer>,
     dir: &Path,
     options: ExportOptions,
 ) -> Result<()> {
-    let entries = entries(decoder, source)?;
+    let entries = entries(model, source)?;
     let sizes: Vec<u64> = entries.iter().map(|own| own.bytes).collect();
     let shards = shards(&sizes, options.max_shard_bytes);
     let mut weight_map = Map::new();

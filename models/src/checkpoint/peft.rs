@@ -5,6 +5,7 @@ mod config;
 use super::json::{read_object, write_json};
 use super::stream::{LazyTensor, write_pt};
 use super::weights::WeightFile;
+use super::whole_model::WholeModel;
 use crate::adapter::LoraConfig;
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
@@ -138,18 +139,19 @@ fn adapter_config(dir: &Path) -> Result<Map<String, Value>> {
 /// `base_model_name_or_path`. Panics for a decoder without adapters.
 ///
 /// # Errors
-/// `Error::Io` where a file cannot be written, `Error::Device` and `Error::OutOfMemory` where the device fails to hand over matrices.
-pub fn save_adapter(decoder: &Decoder, base_model: &str, dir: &Path) -> Result<()> {
+/// `Error::Io` where a file cannot be written; those of [`WholeModel::rows`].
+pub fn save_adapter(model: &dyn WholeModel, base_model: &str, dir: &Path) -> Result<()> {
+    let decoder = model.decoder();
     let Some(lora) = decoder.lora() else {
         unreachable!("a model without adapters is exported whole");
     };
-    let specs = decoder.specs().enumerate();
+    let specs = decoder.specs_of_whole().enumerate();
     let adapters = specs.filter(|(_, spec)| spec.slot.is_adapter());
-    let tensors = adapters.flat_map(|(index, spec)| parts(decoder, index, spec));
+    let tensors = adapters.flat_map(|(index, spec)| parts(model, index, spec));
     write_pt(&dir.join(WEIGHTS), tensors.collect())?;
     let (modules, parameters) = (
-        lora.modules(decoder.arch()),
-        lora.parameters(decoder.arch()),
+        lora.modules(decoder.whole_arch()),
+        lora.parameters(decoder.whole_arch()),
     );
     // PEFT refuses dropout beside parameters, and turns experts' modules into them; it is no part of what an adapter computes
     let dropout = if lora.has_experts() {
@@ -185,7 +187,7 @@ pub fn save_adapter(decoder: &Decoder, base_model: &str, dir: &Path) -> Result<(
 
 /// The tensors of an adapter's matrix in a folder, each read when it is written.
 fn parts<'a>(
-    decoder: &'a Decoder,
+    model: &'a dyn WholeModel,
     index: usize,
     spec: &ParamSpec,
 ) -> Vec<(String, LazyTensor<'a>)> {
@@ -195,7 +197,8 @@ fn parts<'a>(
         row = rows.end;
         let (name, shape) = (part.name.clone(), part.shape.clone());
         let read = move || {
-            let mut values = decoder.param(index).rows(rows.clone())?;
+            let own = model.rows(index, rows.clone())?;
+            let mut values = own.rows(0..rows.len())?;
             part.into_checkpoint(&mut values);
             Ok(values)
         };

@@ -4,13 +4,13 @@ use super::bitsandbytes::{self, NEEDS_BASE, NOT_READ, RawTensor};
 use super::json::read_object;
 use super::mxfp4;
 use crate::arch::HeadKind;
-use crate::decoder::NewParam;
+use crate::decoder::{NewParam, RankPart};
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::host::MappedFile;
-use firebrick_spec::{BaseFormat, TensorShare};
+use firebrick_spec::BaseFormat;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, BTreeSet};
@@ -449,13 +449,13 @@ fn ignorable(arch: &Arch, name: &str) -> bool {
 pub(super) fn load(
     dir: &Path,
     arch: &Arch,
-    share: Option<TensorShare>,
+    part: RankPart<'_>,
     device: &Device,
 ) -> Result<Decoder> {
     let folder = Folder::open(dir)?;
     check_names(dir, arch, &folder.place)?;
     let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
-    Decoder::build_share(arch.clone(), share, device, |_, spec| {
+    Decoder::build_part(arch.clone(), part, device, |_, spec| {
         folder.param(arch, spec, quantised, device)
     })
 }

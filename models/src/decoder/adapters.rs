@@ -1,7 +1,7 @@
 //! A decoder with adapters: adding them, turning them off, removing them and merging them into its matrices.
 
 use super::{Decoder, Param, Store, Unit};
-use crate::Result;
+use crate::Error;
 use crate::adapter::{LoraConfig, LoraForward, init_stream};
 use crate::forward_context::ForwardContext;
 use crate::random::Stream;
@@ -58,8 +58,8 @@ impl Decoder {
     pub fn with_adapters<E>(
         &self,
         lora: LoraConfig,
-        mut value: impl FnMut(UnitKind, &ParamSpec) -> std::result::Result<Tensor<2>, E>,
-    ) -> std::result::Result<Self, E> {
+        mut value: impl FnMut(UnitKind, &ParamSpec) -> Result<Tensor<2>, E>,
+    ) -> Result<Self, E> {
         let lora = lora.in_arch(&self.arch);
         let mut decoder = self.without_adapters();
         let dtype = self.arch.precision.dtype(&self.device);
@@ -157,61 +157,101 @@ impl Decoder {
     pub fn merged_param(&self, index: usize) -> Param {
         let (unit, place) = self.place(index);
         let experts = unit.specs[place].experts().unwrap_or(1);
-        self.merged_experts(unit, place, 0..experts)
+        let own = |index, rows| Ok::<_, Infallible>(self.param_rows(index, rows));
+        match self.merged_experts(index, 0..experts, own) {
+            Ok(merged) => merged,
+            Err(never) => match never {},
+        }
     }
 
-    /// Some rows of [`Self::merged_param`], in f32: of experts no others than those that the rows are of are widened and merged.
+    /// Some rows of [`Self::merged_param`] of the whole model, in f32: of experts no others than those that the rows are of are merged.
+    /// `own` gives rows of a parameter by its flat index, those of adapters too.
     ///
     /// # Errors
-    /// `Error::Device` or `Error::OutOfMemory` where the device fails.
-    pub fn merged_rows(&self, index: usize, rows: Range<usize>) -> Result<Vec<f32>> {
-        let (unit, place) = self.place(index);
-        let spec = &unit.specs[place];
+    /// The first that `own` gives; `Error::Device` or `Error::OutOfMemory` where the device fails.
+    pub fn merged_rows<E: From<Error>>(
+        &self,
+        index: usize,
+        rows: Range<usize>,
+        own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+    ) -> Result<Vec<f32>, E> {
+        let (unit, place) = self.place_in_whole(index);
+        let spec = &self.whole_specs(unit)[place];
         let each = spec.rows_cols()[0] / spec.experts().unwrap_or(1);
-        let own = rows.start / each..rows.end.div_ceil(each);
-        let first = own.start * each;
-        let merged = self.merged_experts(unit, place, own);
-        merged.rows(rows.start - first..rows.end - first)
+        let experts = rows.start / each..rows.end.div_ceil(each);
+        let first = experts.start * each;
+        let merged = self.merged_experts(index, experts, own)?;
+        Ok(merged.rows(rows.start - first..rows.end - first)?)
+    }
+
+    /// Some rows of the parameter at a flat index. Those of a frozen matrix in few bits are widened to f32.
+    #[must_use]
+    pub fn param_rows(&self, index: usize, rows: Range<usize>) -> Param {
+        let (unit, place) = self.place(index);
+        let [all, cols] = unit.specs[place].rows_cols();
+        let some = |value: Param, rows: Range<usize>, all: usize| {
+            if rows.len() == all {
+                return value;
+            }
+            value.part(rows.start * cols..rows.end * cols, [rows.len(), cols])
+        };
+        if let Some(layout) = unit.store.layout(place) {
+            let each = all / layout.matrices;
+            let own = rows.start / each..rows.end.div_ceil(each);
+            let (first, there) = (own.start * each, own.len() * each);
+            let value = self.widened_param(&unit.store, place, layout, own);
+            return some(value, rows.start - first..rows.end - first, there);
+        }
+        match &unit.store {
+            Store::Device(weights) => some(Param::Device(weights.at(place)), rows, all),
+            // a part is a copy, and all of it as well
+            Store::Host(host) => {
+                let values = rows.start * cols..rows.end * cols;
+                Param::Host(host[place].1.part(values, [rows.len(), cols]))
+            }
+        }
     }
 
     /// The unit of a parameter, and its place there.
     fn place(&self, index: usize) -> (&Unit, usize) {
-        let unit = self.units.partition_point(|u| u.range.end <= index);
-        let unit = &self.units[unit];
-        (unit, index - unit.range.start)
+        let (unit, place) = self.place_in_whole(index);
+        (&self.units[unit], place)
     }
 
-    /// The rows of some experts in a parameter, merged; of a parameter that is not of experts all of it is those of one.
-    fn merged_experts(&self, unit: &Unit, place: usize, own: Range<usize>) -> Param {
-        let spec = &unit.specs[place];
-        let experts = spec.experts().unwrap_or(1);
-        let part = |value: Param, spec: &ParamSpec| {
-            if own.len() == experts {
-                return value;
-            }
-            let [rows, cols] = spec.rows_cols();
-            let each = rows / experts;
-            let values = own.start * each * cols..own.end * each * cols;
-            value.part(values, [own.len() * each, cols])
+    /// The index of a parameter's unit, and its place there.
+    fn place_in_whole(&self, index: usize) -> (usize, usize) {
+        let unit = self.units.partition_point(|u| u.range.end <= index);
+        (unit, index - self.units[unit].range.start)
+    }
+
+    /// The rows of some experts in a parameter, merged; a parameter that is not of experts has those of one.
+    fn merged_experts<E>(
+        &self,
+        index: usize,
+        experts: Range<usize>,
+        mut own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+    ) -> Result<Param, E> {
+        let (unit, place) = self.place_in_whole(index);
+        let (first, specs) = (self.units[unit].range.start, self.whole_specs(unit));
+        let all = specs[place].experts().unwrap_or(1);
+        let mut rows_of = |place: usize| {
+            let each = specs[place].rows_cols()[0] / all;
+            own(first + place, experts.start * each..experts.end * each)
         };
-        let value = match unit.store.layout(place) {
-            Some(layout) => self.widened_param(&unit.store, place, layout, own.clone()),
-            None => part(self.param(unit.range.start + place), spec),
+        let value = rows_of(place)?;
+        let Some((lora, target)) = self.lora.as_ref().zip(TargetModule::of(specs[place].slot))
+        else {
+            return Ok(value);
         };
-        let Some((lora, target)) = self.lora.as_ref().zip(TargetModule::of(spec.slot)) else {
-            return value;
-        };
-        let find = |slot| unit.specs.iter().position(|spec| spec.slot == slot);
+        let find = |slot| specs.iter().position(|spec| spec.slot == slot);
         let places = find(Slot::LoraA(target)).zip(find(Slot::LoraB(target)));
         let Some((a, b)) = places else {
-            return value;
+            return Ok(value);
         };
-        let [a, b] = [a, b].map(|place| {
-            let value = self.param(unit.range.start + place);
-            widened(part(value, &unit.specs[place]).upload(&self.device))
-        });
+        let [a, b] = [rows_of(a)?, rows_of(b)?].map(|own| widened(own.upload(&self.device)));
         let weight = widened(value.upload(&self.device));
-        Param::Device(weight + product(b, a, own.len()) * lora.scale())
+        let merged = weight + product(b, a, experts.len()) * lora.scale();
+        Ok(Param::Device(merged))
     }
 
     /// The merged model, on the device: every adapted matrix is W + s · B A, and there are no adapters.

@@ -1,6 +1,6 @@
 //! Random initialisation.
 
-use super::{Decoder, NewParam};
+use super::{Decoder, NewParam, RankPart};
 use crate::arch::Arch;
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot};
@@ -18,31 +18,54 @@ impl Decoder {
     /// parameter's index alone; those of a base in few bits are then quantised.
     #[must_use]
     pub fn random(arch: Arch, seed: u64, device: &Device) -> Self {
-        let (std, norm) = (
-            arch.initializer_range as f32,
-            if arch.norm_offset { 0.0 } else { 1.0 },
-        );
-        let precision = arch.precision;
         let own = arch.clone();
         let built = Self::build(arch, device, |index, spec| {
-            let values: Vec<f32> = if let Some(values) = delta_net(seed, index, spec) {
-                values
-            } else if spec.slot.is_norm() {
-                vec![norm; spec.numel()]
-            } else if spec.slot.is_norm_or_bias() && !is_drawn(spec.slot) {
-                vec![0.0; spec.numel()]
-            } else {
-                let mut stream = Stream::new(seed, INIT_STREAM + index as u64);
-                (0..spec.numel()).map(|_| stream.normal() * std).collect()
-            };
-            Ok::<NewParam, Infallible>(match spec.layout(&own) {
-                Some(layout) => NewParam::quantized(&values, layout, device),
-                None => precision.matrix(values, spec.rows_cols(), device).into(),
-            })
+            Ok::<_, Infallible>(drawn(&own, seed, (index, spec), device))
         });
         match built {
             Ok(decoder) => decoder,
             Err(never) => match never {},
+        }
+    }
+
+    /// The same numbers, of which a rank keeps its part.
+    ///
+    /// # Errors
+    /// Those of [`build_part`](Self::build_part).
+    pub fn random_part(
+        arch: Arch,
+        seed: u64,
+        part: RankPart<'_>,
+        device: &Device,
+    ) -> crate::Result<Self> {
+        let own = arch.clone();
+        Self::build_part(arch, part, device, |index, spec| {
+            Ok::<_, crate::Error>(drawn(&own, seed, (index, spec), device))
+        })
+    }
+}
+
+/// The numbers of a parameter at the start.
+fn drawn(arch: &Arch, seed: u64, (index, spec): (usize, &ParamSpec), device: &Device) -> NewParam {
+    let (std, norm) = (
+        arch.initializer_range as f32,
+        if arch.norm_offset { 0.0 } else { 1.0 },
+    );
+    let values: Vec<f32> = if let Some(values) = delta_net(seed, index, spec) {
+        values
+    } else if spec.slot.is_norm() {
+        vec![norm; spec.numel()]
+    } else if spec.slot.is_norm_or_bias() && !is_drawn(spec.slot) {
+        vec![0.0; spec.numel()]
+    } else {
+        let mut stream = Stream::new(seed, INIT_STREAM + index as u64);
+        (0..spec.numel()).map(|_| stream.normal() * std).collect()
+    };
+    match spec.layout(arch) {
+        Some(layout) => NewParam::quantized(&values, layout, device),
+        None => {
+            let matrix = arch.precision.matrix(values, spec.rows_cols(), device);
+            matrix.into()
         }
     }
 }

@@ -41,9 +41,8 @@ impl Decoder {
         let units = self.units.iter();
         let units = units.map(|unit| (unit.kind, unit.specs.clone())).collect();
         let arch = self.arch.clone();
-        let own = Self::of_parts(arch, units, share, &self.device, |index, _| {
-            Ok::<_, Error>(self.param(index))
-        })?;
+        let value = |index, _: &ParamSpec| Ok::<_, Error>(self.param(index));
+        let own = Self::of_parts(arch, units, share, &self.device, value, |_, _| Ok(()))?;
         Ok(Self {
             lora: self.lora.clone(),
             adapters_on: self.adapters_on,
@@ -51,28 +50,24 @@ impl Decoder {
         })
     }
 
-    /// A model that is [built](Self::build) a parameter at a time, or a rank's share of it: then no more than one of them is whole. `value`
-    /// gives every parameter of the whole model.
-    ///
-    /// # Errors
-    /// Those of [`trained_share`](Self::trained_share), and the first that `value` gives.
-    pub fn build_share<E: From<Error>, V: Into<NewParam>>(
+    /// A rank's share of a model that is [built](Self::build) a parameter at a time: no more than one of them is whole. `built` is told of
+    /// every unit before the next one is built.
+    pub(super) fn build_share<E: From<Error>, V: Into<NewParam>>(
         arch: Arch,
-        share: Option<TensorShare>,
+        share: TensorShare,
         device: &Device,
         mut value: impl FnMut(usize, &ParamSpec) -> Result<V, E>,
+        built: impl FnMut(&mut Self, usize) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let Some(share) = share else {
-            return Self::build(arch, device, value);
-        };
         TensorShare::check_training(&arch, share.ranks()).map_err(Error::Shared)?;
         let dtype = arch.precision.dtype(device);
         let units = chain(&arch).into_iter();
         let units = units.map(|kind| (kind, unit_specs(&arch, kind))).collect();
-        Self::of_parts(arch, units, share, device, |index, spec| {
+        let value = |index, spec: &ParamSpec| {
             let NewParam { tensor, .. } = value(index, spec)?.into();
             Ok(Param::Device(stored_as(tensor, dtype)))
-        })
+        };
+        Self::of_parts(arch, units, share, device, value, built)
     }
 
     /// What is kept of the parameters of a model.
@@ -82,13 +77,24 @@ impl Decoder {
         share: TensorShare,
         device: &Device,
         mut value: impl FnMut(usize, &ParamSpec) -> Result<Param, E>,
+        mut built: impl FnMut(&mut Self, usize) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let mut units: Vec<Unit> = Vec::with_capacity(whole.len());
-        for (kind, all) in &whole {
-            let first = units.last().map_or(0, |unit| unit.range.end);
+        let specs = whole.iter().map(|(_, specs)| specs.clone()).collect();
+        let mut decoder = Self {
+            arch: share.trained_arch(&arch),
+            units: Vec::with_capacity(whole.len()),
+            device: device.clone(),
+            lora: None,
+            adapters_on: true,
+            tensor: None,
+            stage: None,
+            share: Some(Arc::new(TrainedShare { share, arch, specs })),
+        };
+        for (index, (kind, all)) in whole.into_iter().enumerate() {
+            let first = decoder.units.last().map_or(0, |unit| unit.range.end);
             let (mut specs, mut entries) = (Vec::new(), Vec::new());
             for (spec, index) in all.iter().zip(first..) {
-                let cut = share.trained_cut(&arch, spec.slot);
+                let cut = share.trained_cut(decoder.whole_arch(), spec.slot);
                 let part = kept(value(index, spec)?, spec, &cut, device)?;
                 // the next whole parameter comes when this one is gone
                 check_computed([part.clone()]).map_err(Error::from)?;
@@ -98,28 +104,16 @@ impl Decoder {
                     ..shard_spec(spec, &cut)
                 });
             }
-            units.push(Unit {
-                kind: *kind,
+            decoder.units.push(Unit {
+                kind,
                 range: first..first + specs.len(),
                 specs,
                 store: Store::Device(Weights::new(entries)),
                 sharded: false,
             });
+            built(&mut decoder, index)?;
         }
-        Ok(Self {
-            arch: share.trained_arch(&arch),
-            units,
-            device: device.clone(),
-            lora: None,
-            adapters_on: true,
-            tensor: None,
-            stage: None,
-            share: Some(Arc::new(TrainedShare {
-                share,
-                arch,
-                specs: whole.into_iter().map(|(_, specs)| specs).collect(),
-            })),
-        })
+        Ok(decoder)
     }
 
     /// Which share it is, where it is one that is [trained](Self::trained_share).
@@ -148,6 +142,11 @@ impl Decoder {
     pub(super) fn whole_specs(&self, unit: usize) -> &[ParamSpec] {
         let own = self.share.as_ref();
         own.map_or(&self.units[unit].specs, |own| &own.specs[unit])
+    }
+
+    /// Specs of all parameters of the whole model, in flat order.
+    pub fn specs_of_whole(&self) -> impl Iterator<Item = &ParamSpec> {
+        (0..self.units.len()).flat_map(|unit| self.whole_specs(unit))
     }
 
     fn cut_of(&self, slot: Slot) -> Option<Cut> {
@@ -214,18 +213,25 @@ impl Decoder {
     /// The whole parameters of a unit, from those of every rank, by rank.
     #[must_use]
     pub fn joined(&self, unit: usize, parts: &[Vec<HostTensor>]) -> Vec<HostTensor> {
-        let ranks = parts.len();
-        let dtype = self.arch.precision.dtype(&self.device);
-        let specs = self.whole_specs(unit).iter().enumerate();
-        let whole = specs.map(|(place, spec)| {
-            let cuts = (0..ranks).map(|rank| {
-                let arch = self.whole_arch();
-                TensorShare::new(rank, ranks).trained_cut(arch, spec.slot)
-            });
-            let own = parts.iter().map(|rank| &rank[place]);
-            joined(spec.rows_cols(), dtype, cuts.zip(own))
+        let range = self.units[unit].range.clone();
+        let whole = range.enumerate().map(|(place, index)| {
+            let own: Vec<&HostTensor> = parts.iter().map(|rank| &rank[place]).collect();
+            self.joined_param(index, &own)
         });
         whole.collect()
+    }
+
+    /// The whole parameter at a flat index, from the parts of every rank, by rank.
+    #[must_use]
+    pub fn joined_param(&self, index: usize, parts: &[&HostTensor]) -> HostTensor {
+        let dtype = self.arch.precision.dtype(&self.device);
+        let unit = self.units.partition_point(|u| u.range.end <= index);
+        let spec = &self.whole_specs(unit)[index - self.units[unit].range.start];
+        let cuts = (0..parts.len()).map(|rank| {
+            let share = TensorShare::new(rank, parts.len());
+            share.trained_cut(self.whole_arch(), spec.slot)
+        });
+        joined(spec.rows_cols(), dtype, cuts.zip(parts.iter().copied()))
     }
 
     /// This share as it samples with the ranks that have the others, in a precision, on the device. `own` gives the parameters of a unit as

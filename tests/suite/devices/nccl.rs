@@ -163,7 +163,8 @@ fn run(config: &RunConfig, rank: &Arc<dyn Collective>, backend: &str) -> firebri
     let builder = Trainer::builder(config).world(Arc::clone(rank));
     let mut trainer = builder.build()?;
     trainer.run()?;
-    let weights = trainer.policy().params().map(|(spec, value)| {
+    let policy = trainer.whole_policy()?;
+    let weights = policy.params().map(|(spec, value)| {
         let values = value.download().expect("weights").to_f64();
         (
             spec.name.clone(),

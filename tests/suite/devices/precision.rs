@@ -197,7 +197,9 @@ fn updates_too_small_for_a_weight_add_up_in_its_master_wherever_that_lives(devic
     };
     for (precision, spacing) in halves(device) {
         let (model, golden) = tied(precision, device);
-        let rows = nll_rows(&golden);
+        let mut rows = nll_rows(&golden);
+        // a driver in software takes minutes for all of them
+        rows.truncate(if is_cpu(device) { rows.len() } else { 1 });
         let start = trained(&model.decoder, &MemoryConfig::default(), &optim, &rows, 0);
         let exact = {
             let (wide, _) = tied(Precision::F32, device);

@@ -59,7 +59,7 @@ fn is_campaign() -> bool {
 
 /// Tokens of a prompt and of a completion.
 fn lengths() -> [usize; 2] {
-    if is_campaign() { [96, 32] } else { [24, 8] }
+    if is_campaign() { [96, 32] } else { [16, 6] }
 }
 
 /// Techniques that the table of all techniques leaves to settings of sizes.
@@ -122,9 +122,8 @@ fn rows() -> Vec<Row> {
 }
 
 /// Those that every run of the tests has the time for: the plain plan, and where other things are the peak.
-const SAMPLE: [&str; 4] = [
+const SAMPLE: [&str; 3] = [
     "plain",
-    "every layer checkpointed",
     "8-bit moments",
     "every layer checkpointed + everything on the host",
 ];

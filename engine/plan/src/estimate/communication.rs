@@ -168,7 +168,7 @@ impl Context<'_> {
     }
 
     /// A forward of all rollouts in micro-batches of a plan; of a model that is not trained, whose weights all devices have.
-    fn forward_traffic(&self, plan: &ModelPlan, shares: bool) -> Communication {
+    fn forward_traffic(&self, plan: &ModelPlan) -> Communication {
         let (shape, micros) = (self.score_shape(plan), time::score_micros(self, plan));
         let mut found = self.activations(&Passes {
             shape,
@@ -177,14 +177,12 @@ impl Context<'_> {
             backwards: 0,
             head_rows: plan.head_rows as u64,
         });
-        if shares {
-            let weights = self.weights_of(plan);
-            let rounds = weights.rounds(micros);
-            let mut gathers = weights.forward(rounds);
-            let ahead = weights.ahead(gathers.seconds());
-            gathers.hide_gathers(ahead.min(time::forward(self, plan)));
-            found += gathers;
-        }
+        let weights = self.weights_of(plan);
+        let rounds = weights.rounds(micros);
+        let mut gathers = weights.forward(rounds);
+        let ahead = weights.ahead(gathers.seconds());
+        gathers.hide_gathers(ahead.min(time::forward(self, plan)));
+        found += gathers;
         found
     }
 
@@ -253,9 +251,9 @@ impl Context<'_> {
             return found;
         }
         let passes = time::score_passes(self.workload);
-        found += self.forward_traffic(self.plan.policy(), true).times(passes);
+        found += self.forward_traffic(self.plan.policy()).times(passes);
         if let Some(reference) = self.plan.reference() {
-            found += self.forward_traffic(reference, false);
+            found += self.forward_traffic(reference);
         }
         found
     }
@@ -263,7 +261,7 @@ impl Context<'_> {
     /// The critic's values.
     pub(super) fn values_traffic(&self) -> Communication {
         if self.training.is_several() {
-            self.forward_traffic(self.model(), true)
+            self.forward_traffic(self.model())
         } else {
             Communication::default()
         }

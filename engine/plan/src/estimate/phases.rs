@@ -21,9 +21,12 @@ impl Context<'_> {
             let mut held = self.resident(Activity::Pass(Role::Policy));
             held.device.clear(Category::Moments);
             held.host.clear(Category::Moments);
-            let held = self.with_whole_weights(held);
             let matrix = F32 * self.largest();
-            let held = self.loaded_by_stages(held);
+            let held = if self.loads_whole_models() {
+                self.loaded_by_stages(self.with_whole_weights(held))
+            } else {
+                self.with_a_whole_unit(held)
+            };
             // a policy with adapters, or one that a critic starts from, is whole before ranks that share matrices cut it
             let adapted = self.workload.lora.is_some() || self.critic().is_some();
             let held = match self.trained.first() {
@@ -34,6 +37,21 @@ impl Context<'_> {
             };
             peak.record("reading weights", held.on_host(Category::Buffers, matrix));
         })
+    }
+
+    /// Whether the policy is whole until all models are there: a critic starts from it, or a value head stands beside it.
+    fn loads_whole_models(&self) -> bool {
+        self.critic().is_some() || self.arch.joint_value_head
+    }
+
+    /// Adds what devices that share out weights, or have stages, hold beside their parts while these are read: the largest unit.
+    fn with_a_whole_unit(&self, held: MemoryUsage) -> MemoryUsage {
+        let divided = self.stage.is_some() || self.parallel.gathers();
+        let Some((role, _)) = self.trained.first().filter(|_| divided) else {
+            return held;
+        };
+        let unit = self.counted.whole_policy.largest_shared_unit();
+        held.on_device(role.category(), self.parallel.tensor_share(unit))
     }
 
     /// Models that have stages are whole on the device until all of them are there.
@@ -55,8 +73,7 @@ impl Context<'_> {
         held
     }
 
-    /// Adds what devices that share out weights, or have stages, lack of those of models that are trained: they are whole while they are
-    /// read and written.
+    /// Adds what devices that share out weights, or have stages, lack of those of models that are trained.
     fn with_whole_weights(&self, held: MemoryUsage) -> MemoryUsage {
         if self.stage.is_some() {
             let whole = self.counted.whole(self.plan);
@@ -202,21 +219,23 @@ impl Context<'_> {
         }
     }
 
-    /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow.
+    /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow. Of devices that have parts of it
+    /// each gives its own to all.
     pub fn save(&self) -> PhaseEstimate {
         self.phase(EstimatePhase::Save, |peak| {
             let matrix = 3 * F32 * self.largest();
+            let divided =
+                self.stage.is_some() || self.parallel.gathers() || self.parallel.tensor > 1;
+            let whole = &self.counted.whole_policy;
+            let gathered = if divided {
+                3 * whole.width * whole.largest
+            } else {
+                0
+            };
             let held = self
                 .resident(Activity::Pass(Role::Policy))
-                .on_host(Category::Buffers, matrix);
-            let held = self.with_whole_weights(held);
-            // the first of ranks that share matrices puts the models together
-            let held = match self.parallel.tensor {
-                1 => held,
-                _ => self.trained.iter().fold(held, |held, (role, sizes)| {
-                    held.on_host(role.category(), sizes.width * sizes.total())
-                }),
-            };
+                .on_host(Category::Buffers, matrix)
+                .on_host(Category::Communication, gathered);
             peak.record("writing a checkpoint", held);
         })
     }

@@ -11,7 +11,7 @@ use super::head::HeadCost;
 use super::sizes::{F32, Sizes};
 use super::states::{Activity, fetched, gathered_ahead, gathered_in_place};
 use super::usage::{MemoryUsage, PeakUsage};
-use crate::{ModelPlan, Role, Zero};
+use crate::{ModelPlan, Zero};
 use firebrick_spec::kv_cache::{KvCacheDemand, route_bytes, state_slots};
 use firebrick_spec::{Category, Home, PipelineStage};
 use firebrick_spec::{CudaGraphs, Operation};
@@ -255,21 +255,11 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let base = base.on_host(Category::Communication, passed);
     let last = plan.segments.len().saturating_sub(1);
     let fetched = fetched(&ctx.sizes, plan, ctx.parallel, last, plan.prefetch);
-    // models that are not trained are whole on every device
-    let shared = matches!(doing, Activity::Pass(role) if role != Role::Reference);
-    let ahead = |visit| {
-        if shared {
-            gathered_ahead(&ctx.sizes, plan, ctx.parallel, visit, false)
-        } else {
-            0
-        }
-    };
+    let ahead = |visit| gathered_ahead(&ctx.sizes, plan, ctx.parallel, visit, false);
     let ahead = ahead(1).max(ahead(plan.segments.len()));
-    if shared {
-        let gathered = gathered_in_place(&ctx.sizes, plan, ctx.parallel);
-        let held = base.on_host(Category::Communication, gathered);
-        peak.record("gathering weights", held);
-    }
+    let gathered = gathered_in_place(&ctx.sizes, plan, ctx.parallel);
+    let held = base.on_host(Category::Communication, gathered);
+    peak.record("gathering weights", held);
     peak.record(
         "scoring: a layer's forward",
         base.on_device(category, fetched)

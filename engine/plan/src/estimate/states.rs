@@ -7,7 +7,7 @@
 //! | gradients | 4 P | device, or host as each segment is complete; with the update in the backward pass one segment's, on the last micro-batch |
 //! | masters | 4 P · fraction; 4 P in half precision | host, with the optimizer there; in half precision with the moments, wherever they are |
 //! | moments | 8 P in f32, 4 P in bf16, 2 P + 8 P / 256 in 8-bit blocks | device or host; idle ones visit for the update |
-//! | reference | w P | like a policy's weights, in the phases that it is idle in and in its own |
+//! | reference | w P | like a policy's weights, in the phases that it is idle in and in its own; shared out where the policy's are |
 //! | critic | all of the policy's rows, with its own `P` | as its own plan says |
 //!
 //! The norm of the gradient squares parts of at most 2²³ numbers. An update works on slices of at most 2²¹ elements and needs a few
@@ -111,20 +111,19 @@ pub(super) fn resident(models: Models<'_>, doing: Activity) -> MemoryUsage {
     }
     if let (Some(reference), Some((_, sizes))) = (plan.reference(), trained.first()) {
         let (role, now) = (Role::Reference, doing.presence(Role::Reference));
-        // models that are not trained are whole on every device
-        held += weights(
-            sizes,
-            reference,
-            role.category(),
-            &parallel.replicated(),
-            now,
-        );
+        let replicated = parallel.replicated();
+        let devices = match reference.zero {
+            Zero::Stage3 => parallel,
+            Zero::Off | Zero::Stage1 | Zero::Stage2 => &replicated,
+        };
+        held += weights(sizes, reference, role.category(), devices, now);
     }
     for (index, (own, sizes)) in rewards.iter().enumerate() {
         let now = match doing {
             Activity::Reward(at_work) if at_work == index => Presence::Running,
             _ => Presence::Idle,
         };
+        // each device judges by itself, with whole models
         let parallel = &parallel.replicated();
         held += weights(sizes, own, Category::RewardModel, parallel, now);
     }

@@ -1,0 +1,88 @@
+//! What one of several ranks keeps of a model while it is built, so that no rank ever has all of it.
+
+use super::{Decoder, NewParam, Param};
+use crate::arch::Arch;
+use crate::unit::{ParamSpec, UnitKind};
+use crate::{Error, Result};
+use burn::tensor::Device;
+use firebrick_spec::TensorShare;
+use std::ops::Range;
+
+/// Some values of a parameter, counted in row-major order, as a matrix of this shape.
+pub type ValueRange = (Range<usize>, [usize; 2]);
+
+/// What a rank keeps of a model that is built. Nothing said is the whole model.
+#[derive(Clone, Copy, Default)]
+pub struct RankPart<'a> {
+    /// Its share of every matrix, where ranks share them in training.
+    pub share: Option<TensorShare>,
+    /// Which values it keeps of a parameter of so many in a unit of some kind; `None` for all. See [`Decoder::shard_unit`].
+    pub values: Option<&'a dyn Fn(UnitKind, usize) -> Option<ValueRange>>,
+}
+
+impl std::fmt::Debug for RankPart<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RankPart({:?}, {})", self.share, self.values.is_some())
+    }
+}
+
+impl Decoder {
+    /// A model that is [built](Self::build) a parameter at a time, or a rank's part of it: then no more than one parameter is whole beside
+    /// it where ranks share matrices, and no more than one unit where each keeps some values of every parameter. `value` gives every
+    /// parameter of the whole model.
+    ///
+    /// # Errors
+    /// Those of [`trained_share`](Self::trained_share) and [`shard_unit`](Self::shard_unit), and the first that `value` gives.
+    pub fn build_part<E: From<Error>, V: Into<NewParam>>(
+        arch: Arch,
+        part: RankPart<'_>,
+        device: &Device,
+        value: impl FnMut(usize, &ParamSpec) -> Result<V, E>,
+    ) -> Result<Self, E> {
+        let built = |decoder: &mut Self, unit| Ok(decoder.keep_values(unit, part)?);
+        match part.share {
+            None => Self::build_units(arch, device, value, built),
+            Some(share) => Self::build_share(arch, share, device, value, built),
+        }
+    }
+
+    /// Keeps a rank's values of the parameters of a whole unit.
+    fn keep_values(&mut self, unit: usize, part: RankPart<'_>) -> Result<()> {
+        let kind = self.units[unit].kind;
+        let Some(values) = part.values.filter(|values| values(kind, 0).is_some()) else {
+            return Ok(());
+        };
+        self.shard_unit(unit, |numel| {
+            values(kind, numel).unwrap_or_else(|| unreachable!("a unit is kept whole, or in parts"))
+        })
+    }
+
+    /// Keeps a rank's values of the adapters of units of which it has parts: new ones are whole.
+    ///
+    /// # Errors
+    /// Where memory runs out, or the device fails.
+    pub fn keep_values_of_adapters(&mut self, part: RankPart<'_>) -> Result<()> {
+        let Some(values) = part.values else {
+            return Ok(());
+        };
+        for unit in 0..self.units.len() {
+            let own = &self.units[unit];
+            if !own.sharded {
+                continue;
+            }
+            let kept = own.specs.iter().zip(own.range.clone());
+            let kept = kept.map(|(spec, index)| {
+                let value = self.param(index);
+                match values(own.kind, spec.numel()) {
+                    Some((range, shape)) if spec.slot.is_adapter() => {
+                        value.part(range, shape).detached()
+                    }
+                    _ => Ok(value),
+                }
+            });
+            let kept: Vec<Param> = kept.collect::<Result<_>>()?;
+            self.put_unit(unit, kept)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! Models of which each rank has a part, as they are loaded, and as rank 0 writes them.
+
+use firebrick_backends::accounts::Accounts;
+use firebrick_backends::collective::{Settings, Threads};
+use firebrick_engine::executor::{Residency, ResidentModel, kept_values};
+use firebrick_engine::plan::{MemoryConfig, Role};
+use firebrick_engine::world::World;
+use firebrick_engine::{Error, Result};
+use firebrick_models::adapter::LoraConfig;
+use firebrick_models::checkpoint::{ExportOptions, WholeModel, export, save_adapter};
+use firebrick_models::decoder::RankPart;
+use firebrick_models::{Checkpoint, Decoder};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How ranks share a model: its name, the ranks, degrees and the stage of `ZeRO`.
+struct Shared {
+    name: &'static str,
+    ranks: usize,
+    tensor: usize,
+    stages: usize,
+    zero: u8,
+}
+
+const SHARED: [Shared; 7] = [
+    Shared {
+        name: "nothing",
+        ranks: 2,
+        tensor: 1,
+        stages: 1,
+        zero: 0,
+    },
+    Shared {
+        name: "weights, 2 ranks",
+        ranks: 2,
+        tensor: 1,
+        stages: 1,
+        zero: 3,
+    },
+    Shared {
+        name: "weights, 4 ranks",
+        ranks: 4,
+        tensor: 1,
+        stages: 1,
+        zero: 3,
+    },
+    Shared {
+        name: "matrices",
+        ranks: 2,
+        tensor: 2,
+        stages: 1,
+        zero: 0,
+    },
+    Shared {
+        name: "matrices, and weights",
+        ranks: 4,
+        tensor: 2,
+        stages: 1,
+        zero: 3,
+    },
+    Shared {
+        name: "layers",
+        ranks: 2,
+        tensor: 1,
+        stages: 2,
+        zero: 0,
+    },
+    Shared {
+        name: "layers, 4 ranks",
+        ranks: 4,
+        tensor: 1,
+        stages: 2,
+        zero: 1,
+    },
+];
+
+impl Shared {
+    fn memory(&self) -> MemoryConfig {
+        MemoryConfig {
+            zero_stage: self.zero,
+            gradient_checkpointing: true,
+            tensor_model_parallel_size: self.tensor,
+            pipeline_model_parallel_size: self.stages,
+            ..MemoryConfig::default()
+        }
+    }
+
+    /// What every rank makes of a model, with its part of it in place.
+    fn on_ranks<T: Send>(
+        &self,
+        checkpoint: &Checkpoint,
+        lora: Option<&LoraConfig>,
+        work: impl Fn(&World, &ResidentModel) -> T + Sync,
+    ) -> Vec<T> {
+        let plan = self.memory().plan(checkpoint.arch()).unwrap();
+        let ranks = Threads::run(self.ranks, Settings::default(), |rank| {
+            let world = World::new(rank)
+                .sharing_matrices(self.tensor)
+                .and_then(|world| world.in_stages(self.stages))
+                .unwrap();
+            let values = kept_values(&plan, checkpoint.arch(), &world);
+            let whole = self.tensor > 1 && lora.is_some();
+            let part = RankPart {
+                share: world.tensor_share().filter(|_| !whole),
+                values: (!whole).then_some(&values),
+            };
+            let mut decoder = checkpoint.load_part(part, &device()).unwrap();
+            if let Some(lora) = lora {
+                decoder = adapted(&decoder, lora);
+                decoder.keep_values_of_adapters(part).unwrap();
+            }
+            let decoder = match (world.pipeline_stage(), world.tensor_share()) {
+                (Some(stage), _) => decoder.in_stage(stage).unwrap(),
+                (None, Some(share)) if whole => decoder.trained_share(share).unwrap(),
+                (None, _) => decoder,
+            };
+            let model = ResidentModel::new(decoder, plan.clone(), Role::Policy, &Accounts::new());
+            let mut model = model.shared_by(&world);
+            model.set_residency(Residency::Idle).unwrap();
+            work(&world, &model)
+        });
+        ranks.into_iter().map(|rank| rank.unwrap()).collect()
+    }
+}
+
+fn device() -> burn::tensor::Device {
+    burn::tensor::Device::flex()
+}
+
+/// Adapters none of whose numbers are zero.
+fn adapted(base: &Decoder, lora: &LoraConfig) -> Decoder {
+    let mut next = 0;
+    let built = base.with_adapters(lora.clone(), |_, spec| {
+        let values = (0..spec.numel()).map(|i| ((i * 7 + next) % 11) as f32 / 50.0 - 0.1);
+        let values: Vec<f32> = values.collect();
+        next += 1;
+        let [rows, cols] = spec.rows_cols();
+        let data = burn::tensor::TensorData::new(values, [rows, cols]);
+        Ok::<_, Error>(burn::tensor::Tensor::from_data(data, &device()))
+    });
+    built.unwrap()
+}
+
+fn config(family: &str, tied: bool) -> Value {
+    json!({"model_type": family, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": tied})
+}
+
+/// A random model in a folder, read again.
+fn saved(config: Value, dir: &Path) -> Checkpoint {
+    let Value::Object(config) = config else {
+        unreachable!("an object")
+    };
+    let made = Checkpoint::create(config, None, None).unwrap();
+    let decoder = Decoder::random(made.arch().clone(), 3, &device());
+    std::fs::create_dir_all(dir).unwrap();
+    export(&decoder, &made, None, dir, small_files()).unwrap();
+    Checkpoint::open(dir).unwrap()
+}
+
+/// Several files, whose tensors have another order than the model's.
+fn small_files() -> ExportOptions {
+    ExportOptions {
+        max_shard_bytes: 20_000,
+    }
+}
+
+/// The files of a folder, by name.
+fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        (name, std::fs::read(entry.path()).unwrap())
+    });
+    entries.collect()
+}
+
+#[test]
+fn rank_0_writes_the_files_of_one_rank_from_the_parts_that_all_ranks_load() {
+    let folders = tempfile::tempdir().unwrap();
+    for (place, tied) in [false, true].into_iter().enumerate() {
+        let from = folders.path().join(format!("model {place}"));
+        let checkpoint = saved(config("qwen3", tied), &from);
+        let expected = files(&from);
+        assert!(expected.len() > 3, "several files");
+        for shared in SHARED {
+            let to = folders.path().join(format!("{} {place}", shared.name));
+            std::fs::create_dir_all(&to).unwrap();
+            shared.on_ranks(&checkpoint, None, |world, model| {
+                let written = model.write_whole(|policy| {
+                    Ok(export(policy, &checkpoint, None, &to, small_files())?)
+                });
+                world.together(written).unwrap();
+            });
+            assert!(files(&to) == expected, "{}, tied: {tied}", shared.name);
+        }
+    }
+}
+
+#[test]
+fn adapters_and_the_model_they_merge_into_are_written_as_by_one_rank() {
+    let folders = tempfile::tempdir().unwrap();
+    let checkpoint = saved(config("llama", false), &folders.path().join("model"));
+    let lora = LoraConfig {
+        rank: 4,
+        ..LoraConfig::default()
+    };
+    let write = |model: &dyn WholeModel, dir: &Path| -> Result<()> {
+        for name in ["adapter", "merged"] {
+            std::fs::create_dir_all(dir.join(name)).unwrap();
+        }
+        save_adapter(model, "base", &dir.join("adapter"))?;
+        Ok(export(
+            model,
+            &checkpoint,
+            None,
+            &dir.join("merged"),
+            small_files(),
+        )?)
+    };
+    let one = adapted(&checkpoint.load(&device()).unwrap(), &lora);
+    let alone = folders.path().join("alone");
+    write(&one, &alone).unwrap();
+    for shared in SHARED {
+        let to = folders.path().join(shared.name);
+        shared.on_ranks(&checkpoint, Some(&lora), |world, model| {
+            let written = model.write_whole(|policy| write(policy, &to));
+            world.together(written).unwrap();
+        });
+        for name in ["adapter", "merged"] {
+            let [found, expected] = [&to, &alone].map(|dir| files(&dir.join(name)));
+            assert!(found == expected, "{name}: {}", shared.name);
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_while_rank_0_writes_is_every_ranks_error_and_they_go_on() {
+    let folders = tempfile::tempdir().unwrap();
+    let checkpoint = saved(config("llama", false), &folders.path().join("model"));
+    for shared in &SHARED[1..] {
+        let begun = Instant::now();
+        let said = shared.on_ranks(&checkpoint, None, |world, model| {
+            let written = model.write_whole(|policy| {
+                policy.rows(0, 0..8)?;
+                Err(Error::Io {
+                    action: "write",
+                    path: "model.safetensors".into(),
+                    error: std::io::ErrorKind::StorageFull.into(),
+                })
+            });
+            let told = world.together(written).unwrap_err().to_string();
+            // another checkpoint may be written after it
+            let again = model.write_whole(|policy| {
+                policy.rows(1, 0..1)?;
+                Ok(())
+            });
+            world.together(again).unwrap();
+            told
+        });
+        assert!(begun.elapsed() < Duration::from_secs(20), "{}", shared.name);
+        for told in said {
+            assert!(told.contains("no storage space"), "{}: {told}", shared.name);
+        }
+    }
+}
