@@ -3,8 +3,8 @@
     tests/campaigns/run killed_ranks [--firebrick PROGRAM] [--points 60] [--seed 0]
 
 PROGRAM is built with the feature `mpi`; cargo builds it where absent. A small run of 12 steps that saves after each is started under
-`mpirun -n 2`, without ZeRO and with ZeRO-2 and ZeRO-3 by turns, and one of its ranks is killed (SIGKILL) at a random moment: a third of the
-moments lie in a save, which begins when a folder `….tmp` appears. The launcher has to report a failure, and no process of the run may be
+`mpirun -n 2`, by turns without ZeRO, with ZeRO-2 and ZeRO-3, with ranks that share matrices, sequences or layers, and one of its ranks is
+killed (SIGKILL) at a random moment: a third of the moments lie in a save, which begins when a folder `….tmp` appears. The launcher has to report a failure, and no process of the run may be
 left after 5 seconds. What stands in `checkpoints` is whole, and the run that continues from it with `--resume` has the metrics, those of time
 and memory apart, and the weights of the undisturbed one.
 """
@@ -38,6 +38,15 @@ optim: {lr: 1e-3}
 memory: {gradient_checkpointing: true}
 trainer: {steps: 12, train_batch_size: 16, seed: 5, save_freq: 1, max_ckpt_to_keep: 2}
 """
+# what the two ranks share
+WAYS = {
+    "nothing": [],
+    "ZeRO-2": ["memory.zero_stage=2"],
+    "ZeRO-3": ["memory.zero_stage=3"],
+    "matrices": ["memory.tensor_model_parallel_size=2", "rollout.tensor_model_parallel_size=2"],
+    "sequences": ["memory.ulysses_sequence_parallel_size=2"],
+    "layers": ["memory.pipeline_model_parallel_size=2"],
+}
 MPIRUN = ["mpirun", "--oversubscribe", "-n", "2"]
 ENVIRONMENT = {
     **os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_plm": "isolated",
@@ -52,8 +61,8 @@ def built():
     return str(Path(json.loads(about.stdout)["target_directory"]) / "release/firebrick")
 
 
-def start(firebrick, folder, stage, *more):
-    command = [*MPIRUN, firebrick, "train", "config.yaml", f"memory.zero_stage={stage}", "--quiet", *more]
+def start(firebrick, folder, way, *more):
+    command = [*MPIRUN, firebrick, "train", "config.yaml", *WAYS[way], "--quiet", *more]
     with (folder / "said.txt").open("ab") as said:
         return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=said, stderr=said)
 
@@ -110,11 +119,11 @@ def moment(run, launcher, seconds, in_save, rng):
     return "at the end"
 
 
-def check(firebrick, folder, stage, seconds, expected, in_save, rng):
+def check(firebrick, folder, way, seconds, expected, in_save, rng):
     """One run with a kill. Returns what was wrong, and what it was."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
-    launcher = start(firebrick, folder, stage)
+    launcher = start(firebrick, folder, way)
     what = moment(run, launcher, seconds, in_save, rng)
     own = ranks(launcher)
     if len(own) < 2:
@@ -142,7 +151,7 @@ def check(firebrick, folder, stage, seconds, expected, in_save, rng):
             return f"{name} has no model", what
     if not saved:
         return None, f"{what}, before the first checkpoint"
-    again = start(firebrick, folder, stage, "--resume")
+    again = start(firebrick, folder, way, "--resume")
     if again.wait(timeout=300) != 0:
         return "the run did not resume: " + (folder / "said.txt").read_text()[-600:], what
     metrics, weights = result(run)
@@ -161,22 +170,23 @@ def main():
     firebrick, rng, wrong, moments = options.firebrick or built(), random.Random(options.seed), 0, Counter()
     with tempfile.TemporaryDirectory() as name:
         undisturbed = {}
-        for stage in (0, 2, 3):
-            folder = Path(name) / f"stage-{stage}"
+        for way in WAYS:
+            folder = Path(name) / way
             folder.mkdir()
             (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
             started = time.monotonic()
-            if start(firebrick, folder, stage).wait(timeout=300) != 0:
+            if start(firebrick, folder, way).wait(timeout=300) != 0:
                 sys.exit((folder / "said.txt").read_text())
-            undisturbed[stage] = (folder, time.monotonic() - started, result(folder / "run"))
+            undisturbed[way] = (folder, time.monotonic() - started, result(folder / "run"))
         for point in range(options.points):
-            stage = (0, 2, 3)[point % 3]
-            folder, seconds, expected = undisturbed[stage]
-            problem, what = check(firebrick, folder, stage, seconds, expected, point // 3 % 3 == 2, rng)
+            way = list(WAYS)[point % len(WAYS)]
+            folder, seconds, expected = undisturbed[way]
+            in_save = point // len(WAYS) % 3 == 2
+            problem, what = check(firebrick, folder, way, seconds, expected, in_save, rng)
             moments[what] += 1
             wrong += problem is not None
             if problem:
-                print(f"FAILED  point {point}, stage {stage}, {what}: {problem}", flush=True)
+                print(f"FAILED  point {point}, sharing {way}, {what}: {problem}", flush=True)
     print("; ".join(f"{count} {what}" for what, count in sorted(moments.items())))
     print(f"{'FAILED' if wrong else 'ok':8}{options.points} kills of one of two ranks, {wrong} of them not as promised")
     sys.exit(wrong > 0)

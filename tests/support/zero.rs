@@ -110,6 +110,19 @@ pub const SHARED_MATRICES: [SharedSequences; 4] = [
     ("tensor 4", 4, |m| m.tensor_model_parallel_size = 4),
 ];
 
+/// Ranks that have stages: the same. Where a rank's sequences are one micro-batch, there are fewer of these than stages.
+pub const SHARED_LAYERS: [SharedSequences; 4] = [
+    ("pipeline 2", 2, |m| m.pipeline_model_parallel_size = 2),
+    ("pipeline 2 x data 2", 4, |m| {
+        m.pipeline_model_parallel_size = 2;
+    }),
+    ("pipeline 2 x data 2, ZeRO-1", 4, |m| {
+        m.pipeline_model_parallel_size = 2;
+        m.zero_stage = 1;
+    }),
+    ("pipeline 4", 4, |m| m.pipeline_model_parallel_size = 4),
+];
+
 /// The settings of a technique, all sequences of a rank one behind the other in a micro-batch.
 pub fn packed(turn_on: fn(&mut MemoryConfig)) -> MemoryConfig {
     MemoryConfig {

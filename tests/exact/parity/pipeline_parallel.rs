@@ -9,24 +9,10 @@ use super::plans::{TOLERANCE, models as with_rows, objective};
 use super::sequence_parallel::{CUTS, Task, assert_learnt_alike, is_campaign, of_sequences};
 use crate::support::model::Model;
 use crate::support::zero::{
-    SharedSequences, TECHNIQUES, Trained, UPDATES, alone, assert_same, on_ranks, packed, rows,
-    settings, with_adapters, with_dropped_adapters,
+    SHARED_LAYERS, SharedSequences, TECHNIQUES, Trained, UPDATES, alone, assert_same, on_ranks,
+    packed, rows, settings, with_adapters, with_dropped_adapters,
 };
 use crate::support::{assert_gradient, checked, folders};
-
-/// Ranks that have stages: how they are called, how many they are, and what they share. Where a rank's sequences are one micro-batch,
-/// there are fewer of these than stages.
-const PIPELINES: [SharedSequences; 4] = [
-    ("pipeline 2", 2, |m| m.pipeline_model_parallel_size = 2),
-    ("pipeline 2 x data 2", 4, |m| {
-        m.pipeline_model_parallel_size = 2;
-    }),
-    ("pipeline 2 x data 2, ZeRO-1", 4, |m| {
-        m.pipeline_model_parallel_size = 2;
-        m.zero_stage = 1;
-    }),
-    ("pipeline 4", 4, |m| m.pipeline_model_parallel_size = 4),
-];
 
 /// Stages do not take all micro-batches through a segment together.
 const BY_SEGMENT: &str = "weights streamed, segment by segment";
@@ -49,7 +35,7 @@ fn models() -> Vec<Model> {
 
 /// The stages that a model has layers for.
 fn cases(model: &Model) -> Vec<SharedSequences> {
-    let all = PIPELINES.into_iter();
+    let all = SHARED_LAYERS.into_iter();
     all.filter(|(_, _, divide)| {
         let mut memory = settings(|_| {});
         divide(&mut memory);
@@ -120,7 +106,7 @@ fn stages_train_what_one_rank_trains() {
     let mut found = 0;
     let models = models();
     let deepest = models.iter().map(|model| cases(model).len()).max();
-    assert_eq!(deepest, Some(PIPELINES.len()), "a model of four layers");
+    assert_eq!(deepest, Some(SHARED_LAYERS.len()), "a model of four layers");
     for (i, model) in models.into_iter().enumerate() {
         let sample = [
             &["plain", "every layer checkpointed", "padded rows"][..],
@@ -226,7 +212,7 @@ fn a_stage_holds_its_own_weights_gradients_and_moments_alone() {
 #[test]
 fn losses_of_tokens_sequences_and_values_are_one_ranks() {
     let (mut cases, sample) = (0, ["llama-gqa", "gemma3"]);
-    let pipelines = &PIPELINES[..3];
+    let pipelines = &SHARED_LAYERS[..3];
     for (model, rows) in with_rows() {
         if sample.contains(&model.name.as_str()) {
             let case = (&model, &rows[..]);

@@ -1,9 +1,15 @@
 //! Ranks that share out state (`ZeRO`) against one rank that has all of it, in f64.
 
-use super::plans::TOLERANCE;
+use firebrick_engine::objective::value::ValueLoss;
+
+use super::critic::critics;
+use super::plans::{TOLERANCE, models as with_rows, objective};
+use super::sequence_parallel::{Task, assert_learnt_alike, of_sequences};
 use crate::support::model::Model;
+use crate::support::techniques::Technique;
 use crate::support::zero::{
-    STAGES, TECHNIQUES, alone, assert_same, on_ranks, rows, settings, with_adapters,
+    STAGES, SharedSequences, TECHNIQUES, alone, assert_same, on_ranks, rows, settings,
+    with_adapters,
 };
 use crate::support::{checked, folders};
 
@@ -38,7 +44,8 @@ fn compare(model: &Model, name: &str, sample: &[&str]) -> usize {
         }
         let plain = settings(turn_on);
         let expected = alone(model, &rows, &plain, Some(1.0));
-        for (turn, (stage, share_out)) in STAGES.into_iter().enumerate() {
+        let none: Technique = ("nothing shared out", |_| {});
+        for (turn, (stage, share_out)) in STAGES.into_iter().chain([none]).enumerate() {
             let mut memory = plain.clone();
             share_out(&mut memory);
             let sizes = [2, 4];
@@ -66,6 +73,41 @@ fn ranks_that_share_out_state_train_what_one_rank_trains() {
         cases += compare(&with_adapters(model), " with adapters", &["plain"]);
     }
     checked("runs that share out state", cases);
+}
+
+#[test]
+fn losses_of_tokens_sequences_and_values_are_one_ranks() {
+    const SHARED: [SharedSequences; 5] = [
+        ("data 2", 2, |_| {}),
+        ("data 2, ZeRO-1", 2, |m| m.zero_stage = 1),
+        ("data 4, ZeRO-2", 4, |m| m.zero_stage = 2),
+        ("data 2, ZeRO-3", 2, |m| {
+            m.zero_stage = 3;
+            m.gradient_checkpointing = true;
+        }),
+        ("data 4, ZeRO-3 without resharding", 4, |m| {
+            m.zero_stage = 3;
+            m.reshard_after_forward = false;
+        }),
+    ];
+    let mut cases = 0;
+    for (model, rows) in with_rows() {
+        if model.name == "llama-gqa" {
+            let case = (&model, &rows[..]);
+            let task = Task::Policy(objective());
+            cases += assert_learnt_alike(case, "tokens", &task, &SHARED);
+            let task = Task::Policy(of_sequences());
+            cases += assert_learnt_alike(case, "sequences", &task, &SHARED[2..4]);
+        }
+    }
+    for (model, rows) in critics() {
+        if is_campaign() || ["llama-gqa", "qwen2-tied"].contains(&model.name.as_str()) {
+            let task = Task::Critic(ValueLoss { clip_range: 0.05 });
+            let case = (&model, &rows[..]);
+            cases += assert_learnt_alike(case, "values", &task, &SHARED);
+        }
+    }
+    checked("losses of ranks that share out state", cases);
 }
 
 #[test]

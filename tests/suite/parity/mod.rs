@@ -8,6 +8,7 @@ mod heads;
 mod kept_states;
 pub(crate) mod linear_attention;
 pub(crate) mod long_rows;
+mod meshes;
 pub(crate) mod models;
 mod mxfp4;
 mod nested;

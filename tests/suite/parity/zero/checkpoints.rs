@@ -8,6 +8,7 @@ use firebrick_engine::checkpoint::trainer_state::{load_masters, load_optimizer, 
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::{MemoryConfig, MomentKind};
+use firebrick_engine::sequence::Sequence;
 use firebrick_engine::world::World;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -115,6 +116,88 @@ fn what_any_number_of_ranks_saves_any_other_loads_to_the_bit() {
             }
         }
     }
+}
+
+/// What one rank makes of a folder that some ranks have saved: weights, masters and moments.
+fn of_one_rank(precision: Precision, dir: &Path) -> Kept {
+    loaded(&settings(|_| {}), precision, 1, dir)
+}
+
+#[test]
+fn ranks_that_share_matrices_save_and_load_what_others_do_to_the_bit() {
+    let folders = tempfile::tempdir().unwrap();
+    let divided = |degree: usize, zero: u8| {
+        let mut memory = settings(|m| m.gradient_checkpointing = true);
+        memory.tensor_model_parallel_size = degree;
+        memory.zero_stage = zero;
+        memory
+    };
+    let meshes = [
+        ("1", 1, divided(1, 0)),
+        ("2, ZeRO-3", 2, divided(1, 3)),
+        ("4, ZeRO-1", 4, divided(1, 1)),
+        ("tensor 2 x data 2", 4, divided(2, 0)),
+        ("tensor 2 x data 2, ZeRO-1", 4, divided(2, 1)),
+    ];
+    for precision in [Precision::F32, Precision::Bf16] {
+        for (from, size, memory) in &meshes {
+            let dir = folders.path().join(format!("{from} {precision}"));
+            trained(memory, precision, *size, &dir);
+            let expected = of_one_rank(precision, &dir);
+            assert!(expected.state.iter().any(|[first, ..]| !first.is_empty()));
+            for (to, size, memory) in &meshes {
+                let again = dir.join(to);
+                saved_again(memory, precision, *size, [&dir, &again]);
+                let found = of_one_rank(precision, &again);
+                assert!(
+                    found == expected,
+                    "{precision}: saved by {from}, loaded by {to}"
+                );
+            }
+        }
+    }
+}
+
+/// Trains a share on each of some ranks, and saves what their optimizers keep.
+fn trained(memory: &MemoryConfig, precision: Precision, size: usize, dir: &Path) {
+    std::fs::create_dir_all(dir).unwrap();
+    on_meshes(memory, precision, size, |learner, rows, world| {
+        for _ in 0..2 {
+            learner.update(rows, 1.0, &Nll, 1e-2).expect("an update");
+        }
+        save_optimizer(dir, &learner.optimizer, learner.decoder(), true, world).expect("saved");
+    });
+}
+
+/// Loads what one folder has on each of some ranks, into models that were not trained, and saves it into another.
+fn saved_again(memory: &MemoryConfig, precision: Precision, size: usize, [from, to]: [&Path; 2]) {
+    std::fs::create_dir_all(to).unwrap();
+    on_meshes(memory, precision, size, |learner, _, world| {
+        let Learner {
+            model, optimizer, ..
+        } = learner;
+        load_masters(from, &mut model.decoder, optimizer).expect("masters");
+        load_optimizer(from, 2, &model.decoder, optimizer).expect("moments");
+        save_optimizer(to, optimizer, &model.decoder, true, world).expect("saved");
+    });
+}
+
+/// What ranks do with their shares of a model.
+fn on_meshes(
+    memory: &MemoryConfig,
+    precision: Precision,
+    size: usize,
+    work: impl Fn(&mut Learner, &[Sequence], &World) + Sync,
+) {
+    let ranks = Threads::run(size, Settings::default(), |rank| {
+        let world = groups(memory, rank);
+        let mut model = model();
+        model.decoder = model.decoder.in_precision(precision);
+        let rows = rows(&model);
+        let mut learner = learner(&model, memory, None, &world);
+        work(&mut learner, &rows, &world);
+    });
+    ranks.into_iter().for_each(|rank| rank.unwrap());
 }
 
 #[test]
