@@ -125,6 +125,11 @@ pub fn summary_lines(summary: &Summary) -> String {
         summary.device,
         summary.measured_peak_bytes as f64 / f64::from(1 << 20)
     )];
+    let mib = |bytes: &u64| *bytes as f64 / f64::from(1 << 20);
+    let ranks = summary.rank_peak_bytes.iter();
+    if let (Some(least), Some(most)) = (ranks.clone().min(), ranks.max()) {
+        lines[0] += &format!(" ({:.1} to {:.1} MiB on each rank)", mib(least), mib(most));
+    }
     for (name, last) in summary.last.iter().filter(|(name, _)| is_headline(name)) {
         let first = summary.first.get(name).copied().unwrap_or(f64::NAN);
         lines.push(format!("  {name}: {first:.4} -> {last:.4}"));

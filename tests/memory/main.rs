@@ -3,6 +3,7 @@
 
 mod cases;
 mod ended_rows;
+mod limit_of_one_rank;
 mod loopback;
 mod measure;
 mod own_process;

@@ -157,6 +157,11 @@ fn ranks_hold_the_same_weights_and_metrics_and_a_rerun_is_the_same_to_the_bit() 
             first == second,
             "{size} ranks, the optimizer's state of a rerun"
         );
+        let summary = std::fs::read(folder("a").join("summary.json")).unwrap();
+        let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+        let peaks = summary["rank_peak_bytes"].as_array().unwrap();
+        assert_eq!(peaks.len(), size, "the peak of every rank");
+        assert!(peaks.contains(&summary["measured_peak_bytes"]));
     }
 }
 

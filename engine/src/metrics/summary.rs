@@ -22,6 +22,9 @@ pub struct Summary {
     pub predicted_peak_bytes: Option<u64>,
     /// Largest bytes measured on the device (on the CPU: the counted heap).
     pub measured_peak_bytes: u64,
+    /// The same of each of several ranks, by rank; nothing of a run on one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rank_peak_bytes: Vec<u64>,
     /// The same by phase of the estimate.
     pub memory: Vec<PhaseMemory>,
     /// Times that a plan ran out of memory and the next cheaper one took over, in this session.

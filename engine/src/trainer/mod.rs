@@ -233,16 +233,21 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Writes the summary of the steps so far.
+    /// Writes the summary of the steps so far. Several ranks call it together.
     ///
     /// # Errors
     ///
-    /// Where the file cannot be written.
+    /// Where the file cannot be written, or a rank has failed or is gone.
     pub fn finish(&mut self) -> Result<Summary> {
         if self.snapshots.is_owed() {
             self.write_timeline(Reason::Ended, None);
         }
-        let summary = self.summary();
+        let mut summary = self.summary();
+        if !self.world.is_solo() {
+            let own = summary.measured_peak_bytes;
+            let all = self.world.gather(|w| w.number(own), |r| r.number());
+            summary.rank_peak_bytes = all?;
+        }
         self.recorder.finished(&summary)?;
         Ok(summary)
     }
@@ -345,6 +350,7 @@ impl Trainer {
             last: self.state.last_validation.clone(),
             predicted_peak_bytes: Some(predicted.peak_bytes),
             measured_peak_bytes,
+            rank_peak_bytes: Vec::new(),
             memory: phase_memory(&predicted, self.ledger.phases()),
             replans: self.replans,
             peak_resident_bytes: peak_resident_bytes(),

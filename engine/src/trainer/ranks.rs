@@ -38,11 +38,14 @@ impl Opened {
 
     /// What has to be the same on every rank.
     fn compared(&self) -> RunConfig {
-        RunConfig {
+        let mut config = RunConfig {
             // a number of its own on every rank
             device: DeviceSpec::Auto,
             ..self.config.clone()
-        }
+        };
+        // a rank that exceeds its own tells the others
+        config.memory.limit = None;
+        config
     }
 }
 

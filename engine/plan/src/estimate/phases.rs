@@ -219,8 +219,8 @@ impl Context<'_> {
         }
     }
 
-    /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow. Of devices that have parts of it
-    /// each gives its own to all.
+    /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow, beside the matrix itself where
+    /// devices give each other their parts of it.
     pub fn save(&self) -> PhaseEstimate {
         self.phase(EstimatePhase::Save, |peak| {
             let matrix = 3 * F32 * self.largest();
@@ -228,7 +228,7 @@ impl Context<'_> {
                 self.stage.is_some() || self.parallel.gathers() || self.parallel.tensor > 1;
             let whole = &self.counted.whole_policy;
             let gathered = if divided {
-                3 * whole.width * whole.largest
+                whole.width * whole.largest
             } else {
                 0
             };

@@ -96,18 +96,15 @@ fn a_stage_holds_its_layers_state_in_passes_and_the_whole_policy_while_it_sample
         let parts = stages.iter().map(|stage| held(stage, phase, category));
         assert_eq!(parts.sum::<u64>(), held(&alone, phase, category), "{phase}");
     }
-    for phase in [
-        EstimatePhase::Rollout,
-        EstimatePhase::Load,
-        EstimatePhase::Save,
-    ] {
-        for stage in &stages {
-            assert_eq!(
-                held(stage, phase, Category::Parameters),
-                held(&alone, phase, Category::Parameters),
-                "{phase}"
-            );
-        }
+    let parameters = |estimate, phase| held(estimate, phase, Category::Parameters);
+    let whole = parameters(&alone, EstimatePhase::Backward);
+    for stage in &stages {
+        assert_eq!(parameters(stage, EstimatePhase::Rollout), whole);
+        let own = parameters(stage, EstimatePhase::Backward);
+        assert_eq!(parameters(stage, EstimatePhase::Save), own);
+        // a unit is whole before what is another stage's is let go
+        let read = parameters(stage, EstimatePhase::Load);
+        assert!(own < read && read < whole, "{own} {read} {whole}");
     }
 }
 
