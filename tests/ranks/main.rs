@@ -269,7 +269,7 @@ fn other_algorithms_and_models_run_on_ranks_too() {
 }
 
 /// Runs that share out state, by name: what is trained, and what is shared out.
-const SHARED: [(&str, &[&str]); 4] = [
+const SHARED: [(&str, &[&str]); 5] = [
     (
         "ppo",
         &[
@@ -287,6 +287,15 @@ const SHARED: [(&str, &[&str]); 4] = [
         &[
             "objective.kl_loss_coef=0.1",
             "update.old_log_probs=trainer",
+            "memory.zero_stage=3",
+            "memory.gradient_checkpointing=true",
+        ],
+    ),
+    (
+        "a value head beside the policy, weights too",
+        &[
+            "objective.name=ppo",
+            "critic.shared_trunk=true",
             "memory.zero_stage=3",
             "memory.gradient_checkpointing=true",
         ],

@@ -132,11 +132,11 @@ fn save_value_head(dir: &Path, model: &dyn WholeModel, index: usize) -> Result<(
     )?)
 }
 
-/// Reads it back into a decoder that has one.
+/// Reads it back into a decoder that has one: the part that its optimizer has, where ranks share weights out.
 ///
 /// # Errors
 /// `Error::Io` where the file cannot be read; `Error::Resume` where it has no value head, or one of another shape.
-pub fn load_value_head(dir: &Path, decoder: &mut Decoder) -> Result<()> {
+pub fn load_value_head(dir: &Path, decoder: &mut Decoder, optimizer: &AdamW) -> Result<()> {
     let Some(own) = decoder.value_index() else {
         return Ok(());
     };
@@ -144,6 +144,7 @@ pub fn load_value_head(dir: &Path, decoder: &mut Decoder) -> Result<()> {
     let file = SavedTensors::open(&path)?;
     file.with(|tensors| {
         let (device, precision) = (decoder.device().clone(), decoder.arch().precision);
+        let sharded = is_sharded(decoder, own);
         decoder.update(|index, spec, value| {
             if index != own {
                 return Ok(value);
@@ -151,7 +152,8 @@ pub fn load_value_head(dir: &Path, decoder: &mut Decoder) -> Result<()> {
             let Some(values) = tensors.read(&spec.name, spec)? else {
                 return Err(tensors.damaged("the value head is missing"));
             };
-            let values = HostTensor::from_values(values, spec.rows_cols()).rounded(precision);
+            let values = own_values(values, spec, sharded.then(|| optimizer.part(index, spec)));
+            let values = values.rounded(precision);
             Ok(match value {
                 Param::Device(_) => Param::Device(values.into_device(&device)),
                 Param::Host(_) => Param::Host(values),
@@ -211,6 +213,17 @@ fn master_weights<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>
         Own::new(spec.name.clone(), spec, decoder.block(index), range, read)
     });
     own.collect()
+}
+
+/// A parameter's values, or the shard of them that a rank has.
+fn own_values(values: Vec<f32>, spec: &ParamSpec, shard: Option<Range<usize>>) -> HostTensor {
+    match shard {
+        Some(own) => {
+            let shape = Partition::shape(own.len());
+            HostTensor::from_values(values[own].to_vec(), shape)
+        }
+        None => HostTensor::from_values(values, spec.rows_cols()),
+    }
 }
 
 /// Whether a rank has a part of the parameter at a flat index alone.
@@ -300,12 +313,7 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
             if precision.is_half() && !own.is_empty() {
                 optimizer.set_master(index, values[own.clone()].to_vec(), &device)?;
             }
-            let mut values = if sharded[index] {
-                let shape = Partition::shape(own.len());
-                HostTensor::from_values(values[own].to_vec(), shape)
-            } else {
-                HostTensor::from_values(values, spec.rows_cols())
-            };
+            let mut values = own_values(values, spec, sharded[index].then_some(own));
             if precision.is_half() {
                 values = values.rounded(precision);
             }

@@ -9,7 +9,7 @@ use crate::world::World;
 use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
 use firebrick_backends::PrecisionExt;
-use firebrick_backends::accounts::{Category, Home};
+use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
 use firebrick_models::checkpoint::WholeModel;
@@ -89,11 +89,12 @@ impl ResidentModel {
         if decoder.share().is_some() {
             return self.gather_matrix(index, rows);
         }
+        let [_, cols] = self.rows_cols(index);
         match self.shared_out() {
             Some(SharedOut::Shards(shards)) if WeightShards::has(decoder, index) => {
-                let [_, cols] = self.rows_cols(index);
                 let wanted = rows.start * cols..rows.end * cols;
                 let all = shards.world().exchange(self.own_values(index, &wanted)?)?;
+                let _held = self.hold(all.iter().map(Vec::len).sum());
                 Ok(self.tensor(all.concat(), [rows.len(), cols]))
             }
             Some(SharedOut::Stages(_)) => {
@@ -105,7 +106,7 @@ impl ResidentModel {
                     Vec::new()
                 };
                 let bytes = self.world().exchange_parts(own)?.swap_remove(owner);
-                let [_, cols] = self.rows_cols(index);
+                let _held = self.hold(bytes.len());
                 Ok(self.tensor(bytes, [rows.len(), cols]))
             }
             Some(SharedOut::Shards(_)) | None => Ok(decoder.param_rows(index, rows).download()?),
@@ -128,16 +129,19 @@ impl ResidentModel {
             .into_iter()
             .map(|bytes| self.tensor(bytes, [own_rows, own_cols]))
             .collect();
-        let bytes = parts.iter().map(HostTensor::bytes).sum();
-        let _held = self
-            .accounts()
-            .hold(Category::Communication, Home::Host, bytes);
+        let _held = self.hold(parts.iter().map(HostTensor::bytes).sum());
         let whole = decoder.joined_param(index, &parts.iter().collect::<Vec<_>>());
         let [all, cols] = whole.dims();
         if rows.len() == all {
             return Ok(whole);
         }
         Ok(whole.part(rows.start * cols..rows.end * cols, [rows.len(), cols]))
+    }
+
+    /// Accounts for what ranks have given each other.
+    fn hold(&self, bytes: usize) -> MemoryGuard {
+        let accounts = self.accounts();
+        accounts.hold(Category::Communication, Home::Host, bytes)
     }
 
     /// Bytes of those of a range of a parameter's values that are in this rank's shard of it.

@@ -129,9 +129,9 @@ impl Loaded {
         if let Some(critic) = &mut critic {
             critic.model.set_residency(Residency::Idle)?;
         }
-        policy.model.set_residency(Residency::Idle)?;
         let kept = folder.as_ref().filter(|_| checkpoint.is_some());
         let reference = reference(opened, plan, &policy, kept)?;
+        policy.model.set_residency(Residency::Idle)?;
         Ok(Self {
             policy,
             critic,
@@ -152,7 +152,8 @@ impl Loaded {
         };
         let dir = checkpoint.join("trainer");
         let state = trainer_state::load_state(&dir)?;
-        trainer_state::load_value_head(&dir, &mut self.policy.model.decoder)?;
+        let policy = &mut self.policy;
+        trainer_state::load_value_head(&dir, &mut policy.model.decoder, &policy.optimizer)?;
         let (steps, scaler) = (state.optimizer_steps, state.loss_scale);
         restore_optimizer(&dir, steps, scaler, &mut self.policy)?;
         if let Some(critic) = &mut self.critic {
