@@ -117,19 +117,22 @@ fn is_headline(name: &str) -> bool {
 
 /// What is said at the end.
 pub fn summary_lines(summary: &Summary) -> String {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let ranks = summary.rank_peak_bytes.iter().copied();
+    let ranks = match (ranks.clone().min(), ranks.max()) {
+        (Some(least), Some(most)) => {
+            format!(" ({:.1} to {:.1} MiB on each rank)", mib(least), mib(most))
+        }
+        _ => String::new(),
+    };
     let mut lines = vec![format!(
-        "finished: {} steps in {:.0} s, {:.0} tokens/s on {}; peak memory {:.1} MiB",
+        "finished: {} steps in {:.0} s, {:.0} tokens/s on {}; peak memory {:.1} MiB{ranks}",
         summary.steps,
         summary.seconds,
         summary.tokens_per_second,
         summary.device,
-        summary.measured_peak_bytes as f64 / f64::from(1 << 20)
+        mib(summary.measured_peak_bytes)
     )];
-    let mib = |bytes: &u64| *bytes as f64 / f64::from(1 << 20);
-    let ranks = summary.rank_peak_bytes.iter();
-    if let (Some(least), Some(most)) = (ranks.clone().min(), ranks.max()) {
-        lines[0] += &format!(" ({:.1} to {:.1} MiB on each rank)", mib(least), mib(most));
-    }
     for (name, last) in summary.last.iter().filter(|(name, _)| is_headline(name)) {
         let first = summary.first.get(name).copied().unwrap_or(f64::NAN);
         lines.push(format!("  {name}: {first:.4} -> {last:.4}"));

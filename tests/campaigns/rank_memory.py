@@ -16,6 +16,8 @@ from pathlib import Path
 
 from killed_ranks import ENVIRONMENT, built
 
+# with as many threads as one rank alone has: what products pack depends on it
+THREADS = {name: value for name, value in ENVIRONMENT.items() if name != "RAYON_NUM_THREADS"}
 MOST = 0.10
 CONFIG = """
 model:
@@ -49,7 +51,7 @@ def main():
             (Path(folder) / "config.yaml").write_text(CONFIG, encoding="utf-8")
             own = [setting.replace("RANKS", str(options.ranks)) for setting in settings]
             command = ["mpirun", "--oversubscribe", "-n", str(options.ranks), firebrick, "train", "config.yaml", "--quiet", *own]
-            done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=folder, env=THREADS, capture_output=True, text=True)
             if done.returncode != 0:
                 sys.exit(done.stdout + done.stderr)
             summary = json.loads((Path(folder) / "run/summary.json").read_text(encoding="utf-8"))

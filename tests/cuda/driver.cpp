@@ -24,7 +24,8 @@
  * is a stream's: STREAM goes on when EVENT, recorded in OF, is reached; `reached` and `finished` are the host's.
  *
  * STAND_IN_REFUSE=N:BYTES refuses memory from the N-th allocation on, until so many bytes were given back since; at the end the
- * program says how many allocations were asked for, and how many refused.
+ * program says how many allocations were asked for, and how many refused. STAND_IN_REFUSE_PINNED=N:BYTES does the same with memory of
+ * the host that the driver pins.
  *
  * STAND_IN_SKIP_KERNELS=1 leaves out what kernels compute, as with NVRTC's, and memory begins as zeros: what remains is the time of the
  * host, and of this file.
@@ -319,16 +320,17 @@ static size_t in_use;
 
 static size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-/* A device that has no memory for a while. */
-static struct shortage {
+/* A device, or a host, that has no memory for a while. */
+struct shortage {
+	const char *what;
 	unsigned long from = 0, asked = 0, refused = 0;
 	size_t until = 0, given_back = 0;
 
-	shortage()
+	shortage(const char *variable, const char *what) : what(what)
 	{
-		const char *setting = getenv("STAND_IN_REFUSE");
+		const char *setting = getenv(variable);
 		if (setting && sscanf(setting, "%lu:%zu", &from, &until) != 2) {
-			fprintf(stderr, "stand-in: STAND_IN_REFUSE=%s is no N:BYTES\n", setting);
+			fprintf(stderr, "stand-in: %s=%s is no N:BYTES\n", variable, setting);
 			_exit(2);
 		}
 	}
@@ -336,7 +338,7 @@ static struct shortage {
 	~shortage()
 	{
 		if (from)
-			fprintf(stderr, "stand-in: %lu allocations, %lu refused\n", asked, refused);
+			fprintf(stderr, "stand-in: %lu %s, %lu refused\n", asked, what, refused);
 	}
 
 	bool refuses()
@@ -346,7 +348,15 @@ static struct shortage {
 		refused += now;
 		return now;
 	}
-} shortage;
+
+	void gets_back(size_t bytes)
+	{
+		if (refused)
+			given_back += bytes;
+	}
+};
+
+static shortage of_device("STAND_IN_REFUSE", "allocations"), of_pinned("STAND_IN_REFUSE_PINNED", "pinned allocations");
 
 /* Ends where a page begins that must not be touched. */
 static int allocate(address *place, size_t bytes)
@@ -354,7 +364,7 @@ static int allocate(address *place, size_t bytes)
 	locked lock(guard);
 	if (spoils_capture())
 		return CAPTURE_UNSUPPORTED;
-	if (shortage.refuses())
+	if (of_device.refuses())
 		return OUT_OF_MEMORY;
 	size_t held = rounded(bytes ? bytes : 1, 512), mapped = rounded(held, PAGE) + PAGE;
 	if (in_use + held > MEMORY)
@@ -384,8 +394,7 @@ static int give_back(address place)
 	recording.line("free %zu %llx", held, (unsigned long long)place);
 	munmap((void *)(place + held - rounded(held, PAGE)), rounded(held, PAGE) + PAGE);
 	in_use -= held;
-	if (shortage.refused)
-		shortage.given_back += held;
+	of_device.gets_back(held);
 	allocations.erase(found);
 	return OK;
 }
@@ -422,6 +431,8 @@ int cuMemFreeAsync(address place, stream *of)
 int cuMemAllocHost_v2(char **place, size_t bytes)
 {
 	locked lock(guard);
+	if (of_pinned.refuses())
+		return OUT_OF_MEMORY;
 	if (posix_memalign((void **)place, 512, bytes ? bytes : 512))
 		return OUT_OF_MEMORY;
 	pinned[*place] = bytes;
@@ -433,7 +444,11 @@ int cuMemFreeHost(char *place)
 {
 	locked lock(guard);
 	int code = run_all();
-	pinned.erase(place);
+	auto found = pinned.find(place);
+	if (found == pinned.end())
+		return INVALID;
+	of_pinned.gets_back(found->second);
+	pinned.erase(found);
 	return free(place), code;
 }
 

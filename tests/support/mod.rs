@@ -1,6 +1,7 @@
 //! What the test binaries share: where fixtures are, how goldens are read and compared, what is not built yet.
 
 pub mod golden;
+pub mod meshes;
 pub mod model;
 pub mod techniques;
 pub mod tolerance;

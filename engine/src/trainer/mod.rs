@@ -63,6 +63,7 @@ use crate::plan::planner::Request;
 use crate::reward::RewardManager;
 use crate::turns::TurnTemplate;
 use crate::world::World;
+use crate::world::codec::{Reader, Writer};
 use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
 use firebrick_backends::accounts::MemoryGuard;
@@ -244,9 +245,11 @@ impl Trainer {
         }
         let mut summary = self.summary();
         if !self.world.is_solo() {
-            let own = summary.measured_peak_bytes;
-            let all = self.world.gather(|w| w.number(own), |r| r.number());
-            summary.rank_peak_bytes = all?;
+            let own = [summary.measured_peak_bytes].into_iter();
+            let all = self
+                .world
+                .gather(|w| w.list(own, Writer::number), |r| r.list(Reader::number))?;
+            summary.rank_peak_bytes = all.concat();
         }
         self.recorder.finished(&summary)?;
         Ok(summary)

@@ -16,11 +16,12 @@ use firebrick_models::arch::Mixer;
 
 use super::critic::critics;
 use super::plans::{TEMPERATURE, TOLERANCE, models as with_rows, objective};
+use crate::support::meshes::{SHARED_SEQUENCES, SharedSequences};
 use crate::support::model::Model;
 use crate::support::techniques::Technique;
 use crate::support::zero::{
-    SHARED_SEQUENCES, SharedSequences, TECHNIQUES, UPDATES, alone, assert_same, groups, on_ranks,
-    own_share, packed, rows, settings, whole_weights, with_dropped_adapters,
+    TECHNIQUES, UPDATES, alone, assert_same, groups, on_ranks, own_share, packed, rows, settings,
+    whole_weights, with_dropped_adapters,
 };
 use crate::support::{assert_close, assert_gradient, checked, folders};
 

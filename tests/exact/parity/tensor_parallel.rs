@@ -10,10 +10,11 @@ use firebrick_spec::TensorShare;
 use super::critic::critics;
 use super::plans::{TOLERANCE, models as with_rows, objective};
 use super::sequence_parallel::{CUTS, Task, assert_learnt_alike, is_campaign, of_sequences};
+use crate::support::meshes::{SHARED_MATRICES, SharedSequences};
 use crate::support::model::Model;
 use crate::support::zero::{
-    SHARED_MATRICES, SharedSequences, TECHNIQUES, UPDATES, alone, assert_same, on_ranks, packed,
-    rows, settings, with_adapters, with_dropped_adapters,
+    TECHNIQUES, UPDATES, alone, assert_same, on_ranks, packed, rows, settings, with_adapters,
+    with_dropped_adapters,
 };
 use crate::support::{checked, folders};
 

@@ -5,11 +5,11 @@ use firebrick_engine::objective::value::ValueLoss;
 use super::critic::critics;
 use super::plans::{TOLERANCE, models as with_rows, objective};
 use super::sequence_parallel::{Task, assert_learnt_alike, of_sequences};
+use crate::support::meshes::SharedSequences;
 use crate::support::model::Model;
 use crate::support::techniques::Technique;
 use crate::support::zero::{
-    STAGES, SharedSequences, TECHNIQUES, alone, assert_same, on_ranks, rows, settings,
-    with_adapters,
+    STAGES, TECHNIQUES, alone, assert_same, on_ranks, rows, settings, with_adapters,
 };
 use crate::support::{checked, folders};
 

@@ -1,12 +1,10 @@
 //! Ranks that share work, sequences, matrices or layers against one rank, in f32: the same tables as in f64 (`tests/exact`), as far as
 //! moments of fewer bits do not round the other way.
 
+use crate::support::meshes::{SHARED_LAYERS, SHARED_MATRICES, SHARED_SEQUENCES, SharedSequences};
 use crate::support::model::Model;
 use crate::support::tolerance::F32;
-use crate::support::zero::{
-    SHARED_LAYERS, SHARED_MATRICES, SHARED_SEQUENCES, SharedSequences, TECHNIQUES, alone,
-    assert_same, on_ranks, packed, rows,
-};
+use crate::support::zero::{TECHNIQUES, alone, assert_same, on_ranks, packed, rows};
 use crate::support::{checked, fixtures};
 use firebrick_engine::plan::{MomentKind, Order};
 

@@ -175,7 +175,7 @@ mod cuda {
     /// Runs the program to its end, in the folder `name`. Allocations are refused from the `from`-th on, until `until` bytes have been
     /// given back.
     fn run(bench: &Bench, name: &str, from: u64, until: u64) -> Output {
-        run_with(bench, name, &[], &format!("{from}:{until}"))
+        run_with(bench, name, &[], [DEVICE, &format!("{from}:{until}")])
     }
 
     /// Goes on with a run that ended, from its last checkpoint and under the plan to try next; nothing where it had no checkpoint yet.
@@ -189,16 +189,24 @@ mod cuda {
             more.extend(["--plan", plan.to_str().expect("a path")]);
         }
         // nothing is refused any more
-        Some(run_with(bench, name, &more, &format!("{}:1", u64::MAX)))
+        Some(run_with(bench, name, &more, [DEVICE, NEVER]))
     }
 
-    fn run_with(bench: &Bench, name: &str, more: &[&str], refused: &str) -> Output {
+    /// Variables of the stand-in that say which memory is refused: the card's, and what the driver pins of the host's.
+    const DEVICE: &str = "STAND_IN_REFUSE";
+    const PINNED: &str = "STAND_IN_REFUSE_PINNED";
+
+    /// Nothing is refused, and allocations are counted.
+    const NEVER: &str = "18446744073709551615:1";
+
+    /// `refused` is a variable of the stand-in, and its value.
+    fn run_with(bench: &Bench, name: &str, more: &[&str], refused: [&str; 2]) -> Output {
         let output = format!("output={}", bench.path(name).display());
         let steps = format!("trainer.steps={}", steps(STEPS));
         let settings = [&RUN[..], &["device=cuda", &output, &steps], more].concat();
         let mut child = bench
             .command("train", &settings)
-            .env("STAND_IN_REFUSE", refused)
+            .env(refused[0], refused[1])
             .env("FIREBRICK_LOG", "warn")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -208,7 +216,7 @@ mod cuda {
         while child.try_wait().expect("a child").is_none() {
             if began.elapsed() > HANGS {
                 child.kill().expect("a child that runs");
-                panic!("{name} hangs: refused {refused}");
+                panic!("{name} hangs: {refused:?}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -217,15 +225,52 @@ mod cuda {
 
     /// What the stand-in counted: allocations that a run asked the driver for, and those that were refused.
     fn counts(output: &Output) -> (u64, u64) {
+        counts_of(output, " allocations, ")
+    }
+
+    fn counts_of(output: &Output, what: &str) -> (u64, u64) {
         let said = stderr(output);
         let counts = said.lines().find_map(|line| {
-            let (asked, refused) = line
-                .strip_prefix("stand-in: ")?
-                .split_once(" allocations, ")?;
+            let (asked, refused) = line.strip_prefix("stand-in: ")?.split_once(what)?;
             let refused = refused.strip_suffix(" refused")?;
             Some((asked.parse().ok()?, refused.parse().ok()?))
         });
         counts.unwrap_or_else(|| panic!("no count of allocations in: {said}"))
+    }
+
+    /// State on the host, from where the driver copies it.
+    const ON_THE_HOST: [&str; 4] = [
+        "memory.gradient_checkpointing=true",
+        "memory.activation_offload=true",
+        "memory.param_offload=streamed",
+        "memory.optimizer_offload=idle",
+    ];
+
+    #[test]
+    fn a_run_that_is_refused_pinned_memory_copies_from_other_memory_and_learns_the_same() {
+        if std::env::var_os("FIREBRICK_STAND_IN").is_none() {
+            return;
+        }
+        let bench = Bench::new();
+        let undisturbed = run_with(&bench, UNDISTURBED, &ON_THE_HOST, [PINNED, NEVER]);
+        succeeded(&undisturbed);
+        let (asked, _) = counts_of(&undisturbed, " pinned allocations, ");
+        assert!(asked > 1, "nothing was pinned");
+        let mut outcomes = Outcomes::default();
+        for point in 0..2 {
+            let name = format!("pinned-{point}");
+            let from = 1 + random(2 * point, asked);
+            let until = [1_u64 << 40, 1][(point % 2) as usize];
+            let refused = format!("{from}:{until}");
+            let disturbed = run_with(&bench, &name, &ON_THE_HOST, [PINNED, &refused]);
+            let (_, refused) = counts_of(&disturbed, " pinned allocations, ");
+            let place = format!("{name}: pinned allocation {from} of {asked}, {refused} refused");
+            assert!(refused > 0, "{place}: nothing was refused");
+            succeeded(&disturbed);
+            outcomes.add(&bench, &name, Ok(()), &place);
+        }
+        assert!(outcomes.wrong.is_empty(), "{}", outcomes.wrong.join("\n"));
+        assert_eq!(outcomes.undisturbed, 2, "no other plan was taken");
     }
 
     #[test]

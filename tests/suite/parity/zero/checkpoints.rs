@@ -197,7 +197,9 @@ fn on_meshes(
         let mut learner = learner(&model, memory, None, &world);
         work(&mut learner, &rows, &world);
     });
-    ranks.into_iter().for_each(|rank| rank.unwrap());
+    for rank in ranks {
+        rank.unwrap();
+    }
 }
 
 #[test]
