@@ -3,6 +3,7 @@
 mod budget;
 mod messages;
 mod out_of_memory;
+mod panics;
 mod pipeline_parallel;
 mod rewards;
 mod sampling_groups;
