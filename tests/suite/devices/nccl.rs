@@ -206,9 +206,7 @@ fn a_run_over_nccl_learns_to_the_bit_what_it_learns_through_host_memory(_: &str)
                 .map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}")));
             ranks.collect::<Vec<Learnt>>()
         });
-        // ranks that share matrices have other shares of them
-        let alike = nccl[0].0 == nccl[1].0;
-        assert_eq!(alike, name != "tensor 2", "{name}");
+        assert!(nccl[0].0 == nccl[1].0, "{name}");
         for rank in 0..2 {
             assert!(
                 nccl[rank].0 == host[rank].0,
