@@ -51,7 +51,6 @@ pub fn python(machine: &Machine) -> Check {
 
 /// The command that builds this program again with one feature more.
 pub fn install(feature: &str) -> String {
-    const DEFAULT: [&str; 2] = ["wgpu", "cuda"];
     let built = [
         ("wgpu", cfg!(feature = "wgpu")),
         ("cuda", cfg!(feature = "cuda")),
@@ -60,7 +59,12 @@ pub fn install(feature: &str) -> String {
         ("mpi", cfg!(feature = "mpi")),
     ];
     let wanted = built.iter().filter(|(name, is)| *is || *name == feature);
-    let mut features: Vec<&str> = wanted.map(|(name, _)| *name).collect();
+    install_with(wanted.map(|(name, _)| *name).collect())
+}
+
+/// The command that builds this program with these features.
+pub(super) fn install_with(mut features: Vec<&str>) -> String {
+    const DEFAULT: [&str; 2] = ["wgpu", "cuda"];
     let mut command = "cargo install --path . --locked".to_owned();
     if DEFAULT.iter().all(|name| features.contains(name)) {
         features.retain(|name| !DEFAULT.contains(name));

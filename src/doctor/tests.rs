@@ -78,7 +78,7 @@ fn cpu(software: bool) -> BackendReport {
 #[test]
 fn devices_are_listed_and_a_backend_that_is_not_built_names_its_command() {
     let without = BackendReport {
-        backend: Backend::Cuda,
+        backend: Backend::Vulkan,
         built: false,
         devices: Vec::new(),
         note: Some("not in this build".into()),
@@ -94,7 +94,7 @@ fn devices_are_listed_and_a_backend_that_is_not_built_names_its_command() {
         &found[0],
         Status::Missing,
         "not in this build",
-        Some("--features cuda"),
+        Some("vulkan"),
     );
     is(&found[1], Status::Missing, "no device", None);
     is(&found[2], Status::Ok, "a processor, 1.00 GiB, f32", None);
@@ -113,6 +113,22 @@ fn devices_are_listed_and_a_backend_that_is_not_built_names_its_command() {
         "nothing can train",
         Some("cargo install"),
     );
+}
+
+#[test]
+fn a_build_with_a_feature_more_keeps_those_that_it_has() {
+    let command = |features: &[&str]| programs::install_with(features.to_vec());
+    let install = "cargo install --path . --locked";
+    assert_eq!(command(&["wgpu", "cuda"]), install);
+    assert_eq!(
+        command(&["wgpu", "cuda", "vulkan", "mpi"]),
+        format!("{install} --features vulkan,mpi")
+    );
+    assert_eq!(
+        command(&["cuda"]),
+        format!("{install} --no-default-features --features cuda")
+    );
+    assert_eq!(command(&[]), format!("{install} --no-default-features"));
 }
 
 #[test]
