@@ -2,7 +2,6 @@
 //! holds more of it than its part and those rows.
 
 use super::resident_model::{ResidentModel, SharedOut};
-use super::shards::own_part;
 use super::stage_weights::StageWeights;
 use super::weight_shards::WeightShards;
 use crate::world::World;
@@ -155,9 +154,14 @@ impl ResidentModel {
         if common.is_empty() {
             return Ok(Vec::new());
         }
-        let own = own_part(&self.decoder, index, shards.partition());
-        let within = common.start - shard.start..common.end - shard.start;
-        let own = own.part(within, [1, common.len()]).download()?;
+        let mut units = self.decoder.units().iter();
+        let first = if units.any(|unit| unit.is_sharded() && unit.range.contains(&index)) {
+            shard.start
+        } else {
+            0
+        };
+        let here = common.start - first..common.end - first;
+        let own = self.decoder.param_values(index, here).download()?;
         Ok(own.as_bytes().to_vec())
     }
 

@@ -1,6 +1,6 @@
 //! What one of several ranks keeps of a model while it is built, so that no rank ever has all of it.
 
-use super::{Decoder, NewParam, Param};
+use super::{Decoder, NewParam, Param, Store};
 use crate::arch::Arch;
 use crate::unit::{ParamSpec, UnitKind};
 use crate::{Error, Result};
@@ -55,6 +55,18 @@ impl Decoder {
         self.shard_unit(unit, |numel| {
             values(kind, numel).unwrap_or_else(|| unreachable!("a unit is kept whole, or in parts"))
         })
+    }
+
+    /// Some of the values that are here of the parameter at a flat index, counted in row-major order, as a row. No others are copied. The
+    /// parameter is none in few bits.
+    #[must_use]
+    pub fn param_values(&self, index: usize, values: Range<usize>) -> Param {
+        let unit = &self.units[self.units.partition_point(|u| u.range.end <= index)];
+        let (place, shape) = (index - unit.range.start, [1, values.len()]);
+        match &unit.store {
+            Store::Device(weights) => Param::Device(weights.at(place)).part(values, shape),
+            Store::Host(host) => Param::Host(host[place].1.part(values, shape)),
+        }
     }
 
     /// Keeps a rank's values of the adapters of units of which it has parts: new ones are whole.

@@ -167,7 +167,7 @@ impl Context<'_> {
         found
     }
 
-    /// A forward of all rollouts in micro-batches of a plan; of a model that is not trained, whose weights all devices have.
+    /// A forward of all rollouts in micro-batches of a plan, with the weights that it gathers.
     fn forward_traffic(&self, plan: &ModelPlan) -> Communication {
         let (shape, micros) = (self.score_shape(plan), time::score_micros(self, plan));
         let mut found = self.activations(&Passes {
