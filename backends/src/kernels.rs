@@ -36,7 +36,7 @@ pub use cpu::team::with_team;
 pub use cpu::thread_pool::in_thread_pool;
 pub use delta::{DeltaHeads, SequenceRows, StateRows};
 pub use dispatch::{
-    add_rms_norm, attach_gradient, attention, available, backward_root, clamped_swiglu,
+    add_bias, add_rms_norm, attach_gradient, attention, available, backward_root, clamped_swiglu,
     combine_experts, copy_blocks, dequantize, draw_rows, duplicate, expert_bias, expert_linear,
     finish_scores, gather_kv, glu, glu_joined, linear, linear_add, linear_each, linear_swiglu,
     matmul, matmul_nt, matmul_tn, norm_heads, paged_attention, paged_attention_joined, product,

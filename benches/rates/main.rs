@@ -151,7 +151,7 @@ impl Bench {
                 device,
                 || x.clone() + 1.0,
                 |x| {
-                    HostTensor::download(x).expect("a copy");
+                    HostTensor::download_pinned(x).expect("a copy");
                 },
             );
             rate(bytes, time)

@@ -339,7 +339,7 @@ impl Weights {
     /// The product with a matrix, `[rows, out]`, plus its bias where it has one.
     pub(crate) fn add_bias(&self, y: Tensor<2>, matrix: Slot) -> Tensor<2> {
         match self.bias(matrix) {
-            Some(b) => y + b,
+            Some(b) => kernels::add_bias(y, &b).unwrap_or_else(|y| y + b),
             None => y,
         }
     }

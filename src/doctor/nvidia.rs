@@ -48,9 +48,12 @@ pub fn driver(machine: &Machine) -> Check {
     match (module, library) {
         (Some(text), Some(_)) => {
             let line = text.lines().next().unwrap_or_default();
-            let version = line.split("Module").nth(1).unwrap_or(line);
-            let words: Vec<&str> = version.split_whitespace().take(1).collect();
-            Check::new(NAME, Status::Ok, format!("version {}", words.join(" ")))
+            // "… Kernel Module  570.86.15  …", or "… Open Kernel Module for x86_64  580.159.04  …"
+            let is_version = |word: &&str| {
+                word.contains('.') && word.chars().all(|c| c == '.' || c.is_ascii_digit())
+            };
+            let version = line.split_whitespace().find(is_version).unwrap_or(line);
+            Check::new(NAME, Status::Ok, format!("version {version}"))
         }
         (None, Some(library)) => Check::new(NAME, Status::Ok, library.display().to_string()),
         (Some(_), None) => Check::new(

@@ -154,6 +154,9 @@ fn a_driver_is_wanted_where_there_is_a_card() {
     );
     fake.file("/usr/lib/x86_64-linux-gnu/libcuda.so.1", "");
     is(&driver(), Status::Ok, "version 570.86.15", None);
+    let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (x@y)\n";
+    fake.file("/proc/driver/nvidia/version", open);
+    is(&driver(), Status::Ok, "version 580.159.04", None);
     std::fs::remove_file(fake.root.path().join("proc/driver/nvidia/version")).unwrap();
     is(&driver(), Status::Ok, "libcuda.so.1", None);
 }

@@ -94,6 +94,10 @@ pub(super) trait Kernels: Sync {
         None
     }
 
+    fn add_bias(&self, y: Tensor<2>, bias: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+        Err(y)
+    }
+
     fn linear_each(&self, x: &Tensor<2>, w: &[&Tensor<2>]) -> Option<Vec<Tensor<2>>> {
         None
     }

@@ -20,12 +20,14 @@
 mod adamw;
 mod attention;
 mod backend;
+mod bias;
 mod block8;
 mod cmma;
 mod convolution;
 mod decays;
 mod delta_rule;
 mod embedding;
+mod few_rows;
 mod fused_norm;
 mod gated_norm;
 mod glu;

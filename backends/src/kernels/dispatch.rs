@@ -133,6 +133,14 @@ pub fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&x.device()).linear(x, w)
 }
 
+/// `y + bias` for `y` of shape `[rows, n]` and a bias `[1, n]`, in place where `y` is not shared.
+///
+/// # Errors
+/// `y` itself, where no kernel is used for the tensors.
+pub fn add_bias(y: Tensor<2>, bias: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+    kernels(&y.device()).add_bias(y, bias)
+}
+
 /// [`linear`] of each of several matrices `[outputs, inputs]` and one `x`, in one call.
 ///
 /// `None` where no kernel is used for the tensors: there are many rows, a graph, or tensors other than the CPU backend's f32 or

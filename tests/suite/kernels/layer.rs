@@ -9,7 +9,6 @@ on_gpus!(
     a_residual_is_added_and_normed_in_one_pass,
     heads_of_queries_and_keys_are_normed_and_values_are_not,
     a_gate_of_joined_rows_is_that_of_separate_ones,
-    products_of_few_rows_are_those_of_tensor_operations,
     norm_and_its_gradients_are_their_formulas,
     every_gate_and_its_gradients_are_their_formulas,
     a_gate_leaves_what_others_hold_as_it_was,
@@ -172,24 +171,6 @@ fn a_gate_of_joined_rows_is_that_of_separate_ones(device: &Device) {
                 let what = format!("{gate:?} of {shape:?} in {dtype:?}");
                 assert_near(&what, &values(found), &values(expected), tolerance);
             });
-        }
-    }
-}
-
-fn products_of_few_rows_are_those_of_tensor_operations(device: &Device) {
-    for (dtype, tolerance) in precisions(device) {
-        for [rows, inner, outputs] in [[1, 24, 40], [6, 40, 56], [17, 64, 33]] {
-            let (x, _) = stored(numbers(rows * inner, 48, 1.0), [rows, inner], dtype, device);
-            let (w, _) = stored(
-                numbers(outputs * inner, 49, 1.0),
-                [outputs, inner],
-                dtype,
-                device,
-            );
-            let found = kernels::product(&x, &w).expect("a kernel");
-            let expected = values(x.matmul(w.transpose()));
-            let what = format!("a product of {rows} rows in {dtype:?}");
-            assert_near(&what, &values(found), &expected, tolerance);
         }
     }
 }

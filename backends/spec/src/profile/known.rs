@@ -70,6 +70,13 @@ const ROWS: [Row; 36] = [
 /// Share of a data sheet's peaks that large products and long copies usually reach.
 const REACHED: f64 = 0.6;
 
+/// What large products in half precision reach on an H200 (`BENCHMARKS.md`, "On a GPU, beside PyTorch"): a tenth of its peak. No other GPU is
+/// taken to do better until one has been measured.
+const TENSOR_CORES: f64 = 9e13;
+
+/// Seconds from one small kernel to the next there.
+const LAUNCH: f64 = 9.6e-6;
+
 impl DeviceProfile {
     /// The profile of a GPU by its name, where it is a well-known one; without kernels.
     #[must_use]
@@ -81,7 +88,7 @@ impl DeviceProfile {
             name: name.to_owned(),
             matmul_flops: MatmulFlops {
                 f32: row.f32 * 1e12 * REACHED,
-                bf16: (row.bf16 > 0.0).then_some(row.bf16 * 1e12 * REACHED),
+                bf16: (row.bf16 > 0.0).then_some((row.bf16 * 1e12 * REACHED).min(TENSOR_CORES)),
             },
             memory_bandwidth: row.memory * 1e9 * REACHED,
             host_bandwidth: if unified {
@@ -90,7 +97,7 @@ impl DeviceProfile {
                 4e10
             },
             host_link: (!unified).then_some(row.link * 1e9 * REACHED),
-            kernel_overhead: if unified { 1.5e-5 } else { 6e-6 },
+            kernel_overhead: if unified { 1.5e-5 } else { LAUNCH },
             rates: None,
             capacity_bytes: Some((row.gib * f64::from(1 << 30)) as u64),
             largest_buffer: None,

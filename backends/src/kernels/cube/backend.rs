@@ -3,8 +3,8 @@
 use super::graph::CubeRecorder;
 use super::packed::QuantizedMatrix;
 use super::{
-    adamw, attention, block8, convolution, decays, delta_rule, embedding, fused_norm, gated_norm,
-    glu, launch, norm, paged, product, quantized_linear, rotary, sample, scores, step,
+    adamw, attention, bias, block8, convolution, decays, delta_rule, embedding, fused_norm,
+    gated_norm, glu, launch, norm, paged, product, quantized_linear, rotary, sample, scores, step,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix, Recorder};
@@ -123,6 +123,14 @@ impl Kernels for CubeKernels {
 
     fn glu_joined(&self, activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
         glu::glu_joined(activation, x)
+    }
+
+    fn linear(&self, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+        product::linear(x, w)
+    }
+
+    fn add_bias(&self, y: Tensor<2>, bias: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+        bias::add_bias(y, bias)
     }
 
     fn product(&self, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {

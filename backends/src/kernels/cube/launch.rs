@@ -6,7 +6,7 @@ use crate::kernels::choice::{Operation, used};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Shape, Tensor};
-use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros_client};
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
@@ -118,12 +118,13 @@ pub(super) fn empty_or_zeros(
     CubeTensor::new_contiguous(flat.client, flat.device, shape, flat.handle, flat.dtype)
 }
 
-/// A tensor that may be written to: the same where it is not shared, a copy otherwise.
+/// A contiguous tensor that may be written to: the same where it is not shared, a contiguous copy otherwise.
 pub(super) fn into_writable(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() {
         tensor
     } else {
-        tensor.copy()
+        // Burn's own copy may have padding between rows on CUDA, and kernels count elements without it
+        copy_contiguous(tensor)
     }
 }
 

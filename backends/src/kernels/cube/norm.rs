@@ -13,7 +13,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 /// Rows whose contributions to the weight's gradient a unit sums.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 
 /// `x / √(mean(x²) + eps) · (w + offset)`; see [`crate::kernels::rms_norm`].
 pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {

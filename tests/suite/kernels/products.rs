@@ -1,0 +1,160 @@
+//! Products with matrices, and biases.
+
+use super::{assert_near, cases, leaf, numbers, on_gpus, precisions, stored, values};
+use crate::devices::backend;
+use burn::tensor::{DType, Device, Tensor};
+use firebrick_backends::device::Backend;
+use firebrick_backends::kernels;
+
+on_gpus!(
+    products_of_few_rows_are_their_formula,
+    a_row_has_the_same_product_however_many_rows_there_are,
+    products_and_their_gradients_are_their_formulas,
+    a_bias_is_added_to_every_row_and_its_gradient_is_the_sum_of_all,
+);
+
+/// `a · b` of `[m, k]` and `[k, n]`, each read by its strides of rows and columns.
+fn product(
+    [m, k, n]: [usize; 3],
+    (a, a_strides): (&[f64], [usize; 2]),
+    (b, b_strides): (&[f64], [usize; 2]),
+) -> Vec<f64> {
+    let one = |i: usize| {
+        let (row, column) = (i / n, i % n);
+        let terms = (0..k).map(|j| {
+            a[row * a_strides[0] + j * a_strides[1]] * b[j * b_strides[0] + column * b_strides[1]]
+        });
+        terms.sum()
+    };
+    (0..m * n).map(one).collect()
+}
+
+/// Rows, `[rows, inner]`, and a matrix, `[outputs, inner]`.
+fn operands(
+    [rows, inner, outputs]: [usize; 3],
+    dtype: DType,
+    device: &Device,
+) -> [(Tensor<2>, Vec<f64>); 2] {
+    [
+        stored(numbers(rows * inner, 48, 1.0), [rows, inner], dtype, device),
+        stored(
+            numbers(outputs * inner, 49, 1.0),
+            [outputs, inner],
+            dtype,
+            device,
+        ),
+    ]
+}
+
+fn products_of_few_rows_are_their_formula(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        // inputs that are no multiple of 16, and those that tensor cores take: one tile, several, more than a cube's, fewer rows or outputs
+        // than a tile, fewer inputs than planes
+        for size in [
+            [6, 40, 56],
+            [1, 144, 40],
+            [15, 160, 16],
+            [16, 48, 33],
+            [17, 64, 33],
+            [50, 272, 47],
+            [131, 32, 70],
+            [20, 64, 9],
+        ] {
+            let [rows, inner, outputs] = size;
+            let [(x, xs), (w, ws)] = operands(size, dtype, device);
+            let found = kernels::product(&x, &w).expect("a kernel");
+            let expected = product([rows, inner, outputs], (&xs, [inner, 1]), (&ws, [1, inner]));
+            let what = format!("a product of {size:?} in {dtype:?}");
+            assert_near(&what, &values(found), &expected, tolerance);
+        }
+    }
+}
+
+fn a_row_has_the_same_product_however_many_rows_there_are(device: &Device) {
+    // elsewhere `CubeK` divides the inputs by the number of rows
+    if backend(device) != Backend::Cuda {
+        return;
+    }
+    let (inner, outputs) = (112, 48);
+    for (dtype, _) in precisions(device).into_iter().skip(1) {
+        let [(x, _), (w, _)] = operands([70, inner, outputs], dtype, device);
+        let whole = values(kernels::product(&x, &w).expect("a kernel"));
+        for rows in [3, 16, 33, 64] {
+            let few = kernels::product(&x.clone().narrow(0, 0, rows), &w).expect("a kernel");
+            assert_eq!(
+                values(few),
+                whole[..rows * outputs],
+                "{rows} rows in {dtype:?}"
+            );
+        }
+    }
+}
+
+fn hold_product(size: [usize; 3], dtype: DType, tolerance: f64, device: &Device) {
+    let [rows, inner, outputs] = size;
+    let [(x, xs), (w, ws)] = operands(size, dtype, device);
+    let (g, gs) = stored(
+        numbers(rows * outputs, 50, 1.0),
+        [rows, outputs],
+        dtype,
+        device,
+    );
+    let what = format!("a product of {size:?} in {dtype:?}");
+    let (x, w) = (leaf(&x), leaf(&w));
+    let y = kernels::linear(&x, &w).expect("a kernel");
+    let expected = product([rows, inner, outputs], (&xs, [inner, 1]), (&ws, [1, inner]));
+    assert_near(&what, &values(y.clone().inner()), &expected, tolerance);
+    let mut grads = kernels::backward_root(y, g).backward();
+    let dx = x.grad_remove(&mut grads).expect("a leaf");
+    let dw = w.grad_remove(&mut grads).expect("a leaf");
+    let expected = product(
+        [rows, outputs, inner],
+        (&gs, [outputs, 1]),
+        (&ws, [inner, 1]),
+    );
+    assert_near(&format!("{what}: d x"), &values(dx), &expected, tolerance);
+    let expected = product(
+        [outputs, rows, inner],
+        (&gs, [1, outputs]),
+        (&xs, [inner, 1]),
+    );
+    assert_near(&format!("{what}: d w"), &values(dw), &expected, tolerance);
+}
+
+fn products_and_their_gradients_are_their_formulas(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        cases(
+            (1_usize..60, 1_usize..50, 1_usize..70),
+            |(rows, inner, outputs)| {
+                hold_product([rows, inner, outputs], dtype, tolerance, device);
+            },
+        );
+        // of many rows in another way, and with them the gradient of a matrix of many outputs
+        hold_product([520, 24, 40], dtype, tolerance, device);
+        hold_product([30, 24, 530], dtype, tolerance, device);
+    }
+}
+
+fn a_bias_is_added_to_every_row_and_its_gradient_is_the_sum_of_all(device: &Device) {
+    for (dtype, tolerance) in precisions(device) {
+        for [rows, n] in [[1, 1], [7, 300], [200, 33]] {
+            let (y, ys) = stored(numbers(rows * n, 51, 1.0), [rows, n], dtype, device);
+            let (b, bs) = stored(numbers(n, 52, 1.0), [1, n], dtype, device);
+            let (g, gs) = stored(numbers(rows * n, 53, 1.0), [rows, n], dtype, device);
+            let what = format!("a bias of [{rows}, {n}] in {dtype:?}");
+            let expected: Vec<f64> = (0..rows * n).map(|i| ys[i] + bs[i % n]).collect();
+            let plain = kernels::add_bias(y.clone(), &b).expect("a kernel");
+            assert_near(&what, &values(plain), &expected, tolerance);
+            assert_near("what somebody else holds", &values(y.clone()), &ys, 0.0);
+            let (y, b) = (leaf(&y), leaf(&b));
+            let sum = kernels::add_bias(y.clone(), &b).expect("a kernel");
+            assert_near(&what, &values(sum.clone().inner()), &expected, tolerance);
+            let mut grads = kernels::backward_root(sum, g).backward();
+            let dy = y.grad_remove(&mut grads).expect("a leaf");
+            let db = b.grad_remove(&mut grads).expect("a leaf");
+            assert_near(&format!("{what}: d y"), &values(dy), &gs, tolerance);
+            let sums: Vec<f64> = (0..n).map(|i| gs[i..].iter().step_by(n).sum()).collect();
+            assert_near(&format!("{what}: d bias"), &values(db), &sums, tolerance);
+        }
+    }
+}
