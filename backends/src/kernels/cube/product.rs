@@ -32,7 +32,7 @@ pub(super) fn product(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     let ([rows, inner], [outputs, _]) = (x.dims(), w.dims());
     let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
     let [x, w] = [x, w].map(|t| Cube::primitive(t.clone()));
-    Some(Cube::tensor(times_transposed(x, w)))
+    Some(Cube::tensor(times_transposed(&x, &w)))
 }
 
 /// `x · Wᵀ`; see [`crate::kernels::linear`]. `None` where kernels are off, and for f64.
@@ -65,7 +65,7 @@ impl Kernel<Cube, 2> for Linear {
     type Saved = (Option<CubeTensor>, CubeTensor);
 
     fn forward(&self, [x, w]: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
-        let out = times_transposed(x.clone(), w.clone());
+        let out = times_transposed(&x, &w);
         (out, (self.trains.then_some(x), w))
     }
 
@@ -81,17 +81,17 @@ impl Kernel<Cube, 2> for Linear {
             "the matrix of kernels::linear must be a leaf or a constant"
         );
         let dw = x.filter(|_| wanted[1]);
-        let dw = dw.map(|x| multiply(swapped(gradient.clone()), x));
-        [wanted[0].then(|| multiply(gradient, w)), dw]
+        let dw = dw.map(|x| multiply(&swapped(gradient.clone()), &x));
+        [wanted[0].then(|| multiply(&gradient, &w)), dw]
     }
 }
 
 /// `x · Wᵀ`.
-fn times_transposed(x: CubeTensor, w: CubeTensor) -> CubeTensor {
+fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
     // CubeK's kernels read rows with padding between them as they are
     let contiguous = x.is_contiguous() && w.is_contiguous();
-    let few = contiguous.then(|| few_rows::product(&x, &w)).flatten();
-    few.unwrap_or_else(|| multiply(x, swapped(w)))
+    let few = contiguous.then(|| few_rows::product(x, w)).flatten();
+    few.unwrap_or_else(|| multiply(x, &swapped(w.clone())))
 }
 
 /// A matrix the other way round, in the same memory.
@@ -101,17 +101,17 @@ fn swapped(mut matrix: CubeTensor) -> CubeTensor {
 }
 
 /// `a · b` of matrices of one type, summed in f32.
-fn multiply(a: CubeTensor, b: CubeTensor) -> CubeTensor {
+fn multiply(a: &CubeTensor, b: &CubeTensor) -> CubeTensor {
     let ([m, k], [_, n]) = (a.shape().dims(), b.shape().dims());
-    let out = empty(&a, [m, n], a.dtype);
+    let out = empty(a, [m, n], a.dtype);
     let many = SimpleCyclicCmma(Inferred(SimpleArgs {
         multi_rows: true,
         tile_matmul: Cmma,
     }));
     // a device without tensor cores for these types refuses the first
     let many_rows = m >= MANY_ROWS && a.dtype != DType::F32;
-    let done = many_rows && launched(&many.into(), [&a, &b], &out).is_ok();
-    if !done && let Err(why) = launched(&Strategy::Auto, [&a, &b], &out) {
+    let done = many_rows && launched(&many.into(), [a, b], &out).is_ok();
+    if !done && let Err(why) = launched(&Strategy::Auto, [a, b], &out) {
         panic!("a product of {m} × {k} × {n} cannot be launched: {why}");
     }
     out
