@@ -315,8 +315,11 @@ fn named(code: &str, campaigns: &str) -> Vec<(String, bool)> {
         found.push((format!("tests/campaigns/run {name}"), there));
     }
     if let Some(name) = follows(&words, "--bench") {
-        let file = |file: String| project().join("benches").join(file).exists();
-        let there = file(format!("{name}.rs")) || file(format!("{name}/main.rs"));
+        let files = [format!("{name}.rs"), format!("{name}/main.rs")];
+        let there = ["benches", "backends/benches"].iter().any(|folder| {
+            let folder = project().join(folder);
+            files.iter().any(|file| folder.join(file).exists())
+        });
         found.push((format!("--bench {name}"), there));
     }
     if let Some(name) = follows(&words, "--example") {
