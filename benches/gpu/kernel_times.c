@@ -88,6 +88,17 @@ static void add(const char *name, const unsigned *grid, const unsigned *block, d
 	found->launches++;
 }
 
+/* CUDA 12.8 and later have a second version, which their own programs ask for. */
+static float elapsed(void)
+{
+	static CUresult (*read)(float *, CUevent, CUevent);
+	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+	float milliseconds = 0;
+	for (int i = 0; i < 2 && !read; i++)
+		read = (CUresult(*)(float *, CUevent, CUevent))dlsym(driver, i ? "cuEventElapsedTime" : "cuEventElapsedTime_v2");
+	return read(&milliseconds, before, after) == CUDA_SUCCESS ? milliseconds : 0;
+}
+
 /* Whether a launch is timed: what a graph records is not run now. */
 static int begin(CUstream stream)
 {
@@ -104,11 +115,8 @@ static int begin(CUstream stream)
 
 static void end(int timed, CUstream stream, const char *name, const unsigned *grid, const unsigned *block)
 {
-	float milliseconds = 0;
-	if (timed && REAL(cuEventRecord)(after, stream) == CUDA_SUCCESS && REAL(cuEventSynchronize)(after) == CUDA_SUCCESS) {
-		REAL(cuEventElapsedTime)(&milliseconds, before, after);
-		add(name, grid, block, milliseconds);
-	}
+	if (timed && REAL(cuEventRecord)(after, stream) == CUDA_SUCCESS && REAL(cuEventSynchronize)(after) == CUDA_SUCCESS)
+		add(name, grid, block, elapsed());
 	pthread_mutex_unlock(&lock);
 }
 

@@ -606,6 +606,9 @@ int cuStreamBeginCapture_v2(stream *of, int mode)
 	return OK;
 }
 
+/* Programs that watch launches ask (`benches/gpu/kernel_times`). */
+int cuStreamIsCapturing(stream *of, int *status) { return *status = of && of->captured, OK; }
+
 int cuStreamEndCapture(stream *of, graph **made)
 {
 	locked lock(guard);
