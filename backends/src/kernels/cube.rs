@@ -27,7 +27,6 @@ mod convolution;
 mod decays;
 mod delta_rule;
 mod embedding;
-mod few_rows;
 mod fused_norm;
 mod gated_norm;
 mod glu;
@@ -41,6 +40,7 @@ mod quantized_linear;
 mod rotary;
 mod sample;
 mod scores;
+mod skinny_gemm;
 mod step;
 
 pub(super) use backend::CubeKernels;

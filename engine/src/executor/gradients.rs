@@ -205,18 +205,22 @@ impl Gradients {
             let values = runtime.copier.download(tensor);
             self.submit(runtime, move || {
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-                match slot.as_mut() {
+                let values = if slot.is_some() {
                     // read once, where it arrived
-                    Some((sum, _)) => sum.add(values.finish_pinned_matrix()?),
+                    values.finish_pinned_matrix()
+                } else {
                     // what is kept leaves pinned memory to others
+                    values.finish_matrix()
+                }?;
+                drop(on_device);
+                match slot.as_mut() {
+                    Some((sum, _)) => sum.add(values),
                     None => {
-                        let values = values.finish_matrix()?;
                         let bytes = values.bytes();
                         let hold = accounts.hold(Category::Gradients, Home::Host, bytes);
                         *slot = Some((values, hold));
                     }
                 }
-                drop(on_device);
                 Ok(())
             })?;
         }

@@ -1,8 +1,8 @@
 //! Matrix products in `CubeK`'s kernels, with gradients in the memory layout of their matrices. Results have no padding between rows,
 //! which Burn's own may have on CUDA, and which the next kernel would copy away.
 
-use super::few_rows;
 use super::launch::{empty, enabled_on};
+use super::skinny_gemm;
 use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
 use crate::trace::span;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -90,7 +90,7 @@ impl Kernel<Cube, 2> for Linear {
 fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
     // CubeK's kernels read rows with padding between them as they are
     let contiguous = x.is_contiguous() && w.is_contiguous();
-    let few = contiguous.then(|| few_rows::product(x, w)).flatten();
+    let few = contiguous.then(|| skinny_gemm::product(x, w)).flatten();
     few.unwrap_or_else(|| multiply(x, &swapped(w.clone())))
 }
 

@@ -13,8 +13,8 @@ use super::cmma::{
     ALIGNMENT, PLANE, PLANES, SIDE, has_tensor_cores, shared_aligned, zero_accumulator,
 };
 use super::launch::{UNITS, address, cubes, dims, elem, empty};
-use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::prelude::*;
 
@@ -35,11 +35,13 @@ const SHARED: usize = PLANES * SUMS * 4 + PLANES * SIDE * SIDE * 2 + 2 * ALIGNME
 pub(super) fn product(x: &CubeTensor, w: &CubeTensor) -> Option<CubeTensor> {
     let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
     let fits = (1..=MOST_ROWS).contains(&rows) && inner % SIDE == 0 && outputs >= SIDE;
-    if !fits || !has_tensor_cores(x, SHARED) {
+    // other backends' tensor cores have run none of this
+    let on_cuda = matches!(x.device, CubeDevice::Cuda(_));
+    if !fits || !on_cuda || !has_tensor_cores(x, SHARED) {
         return None;
     }
     let tiles = rows.div_ceil(SIDE).min(ROW_TILES);
-    // a fragment of three tiles would be compiled for a few batches alone
+    // one, two or four, so that few kernels are compiled
     let tiles = tiles.next_power_of_two();
     let blocks = rows.div_ceil(tiles * SIDE);
     let out = empty(x, [rows, outputs], x.dtype);
