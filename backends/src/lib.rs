@@ -6,6 +6,7 @@ pub mod allocation_trace;
 pub mod allocator;
 pub mod collective;
 pub mod device;
+pub mod device_lost;
 pub mod driver_memory;
 pub mod environment;
 pub mod error;

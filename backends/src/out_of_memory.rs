@@ -29,7 +29,7 @@ mod watch;
 #[cfg(feature = "wgpu")]
 mod wgpu_errors;
 
-pub use kind::{MemoryErrorKind, OutOfMemory};
+pub use kind::{MemoryErrorKind, OutOfMemory, one_line};
 pub use watch::Watch;
 
 use crate::panics::panic_message;

@@ -136,6 +136,19 @@ pub enum Error {
         /// What the device or backend said.
         detail: String,
     },
+    /// The device is lost: every later call on it fails, until a new process opens it.
+    #[error(
+        "the device was lost in the {phase} phase of step {step}: {detail}\nnothing more runs on it in this process; the run \
+         goes on from its last checkpoint with --resume, and the system's log may say why the device was lost"
+    )]
+    DeviceLost {
+        /// Name of the phase.
+        phase: &'static str,
+        /// Training step.
+        step: u64,
+        /// What the device or backend said.
+        detail: String,
+    },
     /// Ranks of a run that are not alike, or not as many as the configuration says.
     #[error("ranks: {0}")]
     Ranks(String),
@@ -269,7 +282,8 @@ impl Error {
             | Self::NonFinite { .. }
             | Self::OutOfMemory(_)
             | Self::PartlyApplied
-            | Self::Phase { .. } => false,
+            | Self::Phase { .. }
+            | Self::DeviceLost { .. } => false,
         }
     }
 }

@@ -99,6 +99,15 @@ impl Learner {
         &self.model.decoder
     }
 
+    /// Waits until weights and optimizer state are where they were loaded to.
+    ///
+    /// # Errors
+    /// Where some are not, since memory ran out or the device failed.
+    pub fn check_computed(&self) -> Result<()> {
+        self.model.decoder.check_computed()?;
+        self.optimizer.check_computed()
+    }
+
     /// A fresh optimizer for the same model, under the same plan.
     #[must_use]
     pub fn fresh_optimizer(&self, optim: OptimConfig) -> AdamW {

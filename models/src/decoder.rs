@@ -302,6 +302,19 @@ impl Decoder {
         Ok(())
     }
 
+    /// Waits until all weights on the device are where they were loaded to.
+    ///
+    /// # Errors
+    /// Where some are not, since memory ran out or the device failed.
+    pub fn check_computed(&self) -> Result<()> {
+        let resident = self.units.iter().filter_map(|unit| match &unit.store {
+            Store::Device(weights) => Some(weights.clone().into_entries()),
+            Store::Host(_) => None,
+        });
+        let weights = resident.flatten().map(|(_, value)| value);
+        Ok(check_computed(weights.filter(|value| value.dims()[0] > 0))?)
+    }
+
     /// Replaces all values of a unit.
     fn put_unit(&mut self, unit: usize, values: Vec<Param>) -> Result<()> {
         let mut values = values.into_iter();

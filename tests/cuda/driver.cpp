@@ -25,7 +25,8 @@
  *
  * STAND_IN_REFUSE=N:BYTES refuses memory from the N-th allocation on, until so many bytes were given back since; at the end the
  * program says how many allocations were asked for, and how many refused. STAND_IN_REFUSE_PINNED=N:BYTES does the same with memory of
- * the host that the driver pins.
+ * the host that the driver pins. STAND_IN_REFUSE_WHILE=FILE refuses memory while there is such a file, and adds a line to it with the bytes
+ * of each allocation that was refused.
  *
  * STAND_IN_SKIP_KERNELS=1 leaves out what kernels compute, as with NVRTC's, and memory begins as zeros: what remains is the time of the
  * host, and of this file.
@@ -358,13 +359,27 @@ struct shortage {
 
 static shortage of_device("STAND_IN_REFUSE", "allocations"), of_pinned("STAND_IN_REFUSE_PINNED", "pinned allocations");
 
+/* Whether somebody says, by a file, that the device has no memory now. */
+static bool is_told_to_refuse(size_t bytes)
+{
+	static const char *path = getenv("STAND_IN_REFUSE_WHILE");
+	if (!path || access(path, F_OK))
+		return false;
+	FILE *file = fopen(path, "a");
+	if (file) {
+		fprintf(file, "%zu\n", bytes);
+		fclose(file);
+	}
+	return true;
+}
+
 /* Ends where a page begins that must not be touched. */
 static int allocate(address *place, size_t bytes)
 {
 	locked lock(guard);
 	if (spoils_capture())
 		return CAPTURE_UNSUPPORTED;
-	if (of_device.refuses())
+	if (of_device.refuses() || is_told_to_refuse(bytes))
 		return OUT_OF_MEMORY;
 	size_t held = rounded(bytes ? bytes : 1, 512), mapped = rounded(held, PAGE) + PAGE;
 	if (in_use + held > MEMORY)

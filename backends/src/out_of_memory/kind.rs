@@ -110,7 +110,8 @@ impl fmt::Display for OutOfMemory {
 impl std::error::Error for OutOfMemory {}
 
 /// A message on one line, without the backtraces that `CubeCL` and Burn add: names of functions there are no report.
-pub(super) fn one_line(message: &str) -> String {
+#[must_use]
+pub fn one_line(message: &str) -> String {
     let said = message.lines().map(str::trim);
     said.filter(|line| !line.is_empty() && !is_backtrace(line))
         .collect::<Vec<&str>>()

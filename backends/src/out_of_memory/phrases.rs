@@ -2,6 +2,7 @@
 //! which is everything that Burn hands on: `burn_cubecl` turns `CubeCL`'s errors into text.
 
 use super::kind::{MemoryErrorKind, OutOfMemory, one_line};
+use crate::device_lost::is_lost;
 
 /// Where a message has the bytes that were asked for. Words that need a number beside them are no sign without it.
 #[derive(Clone, Copy, Debug)]
@@ -75,12 +76,6 @@ pub(super) const TABLE: [Phrase; 21] = [
     phrase("outofmemory", MemoryErrorKind::Driver, Bytes::Unsaid, "the name of an error"),
 ];
 
-/// How Burn and `CubeCL` say that a device is lost: every later call on it fails.
-const LOST: [&str; 2] = [
-    "the device is poisoned",
-    "the device was poisoned during launch",
-];
-
 /// Memory that ran out according to a message.
 pub(super) fn find(message: &str) -> Option<OutOfMemory> {
     let message = one_line(message);
@@ -98,7 +93,7 @@ pub(super) fn find(message: &str) -> Option<OutOfMemory> {
         kind: phrase.kind,
         bytes,
         origin: phrase.origin,
-        device_lost: LOST.iter().any(|words| lower.contains(words)),
+        device_lost: is_lost(&message),
         message,
     })
 }

@@ -3,13 +3,15 @@
 //! `CubeCL` keeps a failure with the buffers that it left unwritten, and reports it where one of them is read. It forgets a buffer's
 //! failure when a later kernel writes to the buffer, be it to another part of it: of a concatenation whose first piece had no memory
 //! nothing is known once the last piece is in place. So work that ran out of memory may end in numbers, and the numbers are wrong. A
-//! profiling window of `CubeCL` records every failure on its device while it is open. This uses that record, and not the window's times.
+//! profiling window of `CubeCL` records every failed launch and copy on its device while it is open. This uses that record, and not the
+//! window's times. An upload whose memory was refused and that nothing has used yet is no such failure: see
+//! [`check_computed`](crate::transfer::check_computed).
 
 use crate::Result;
 use burn::tensor::Device;
 
-/// Detects every allocation that a CUDA device refuses from its start to its end. On other devices it does nothing: on the CPU a failed
-/// allocation ends the process, and wgpu reports one by a panic.
+/// Detects all work of a CUDA device that finds no memory, or depends on what found none, from its start to its end. On other devices it
+/// does nothing: on the CPU a failed allocation ends the process, and wgpu reports one by a panic.
 #[derive(Debug)]
 pub struct Watch(#[cfg(feature = "cuda")] Option<cuda::Window>);
 

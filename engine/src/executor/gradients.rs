@@ -204,15 +204,9 @@ impl Gradients {
             let accounts = Arc::clone(&self.accounts);
             let values = runtime.copier.download(tensor);
             self.submit(runtime, move || {
-                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-                let values = if slot.is_some() {
-                    // read once, where it arrived
-                    values.finish_pinned_matrix()
-                } else {
-                    // what is kept leaves pinned memory to others
-                    values.finish_matrix()
-                }?;
+                let values = values.finish_pinned_matrix()?;
                 drop(on_device);
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
                 match slot.as_mut() {
                     Some((sum, _)) => sum.add(values),
                     None => {

@@ -164,33 +164,6 @@ impl AdamW {
         Ok(())
     }
 
-    /// Moves to another plan with what it has learnt. One parameter after the other, so that no state is held twice. A parameter's
-    /// state is replaced once its new place holds it: where memory runs out on the way nothing is lost, and another plan can be
-    /// taken.
-    ///
-    /// # Errors
-    /// `Error::Device` and `Error::Model` where a copy fails.
-    pub fn replan(&mut self, plan: OptimizerPlan, decoder: &Decoder) -> Result<()> {
-        let config = self.config.clone();
-        let next = Self::sharded(config, decoder, plan, &self.accounts, self.partition);
-        let device = decoder.device();
-        let half = decoder.arch().precision.is_half();
-        for (state, mut fresh) in self.states.iter_mut().zip(next.states) {
-            if state.is_placed_like(&fresh) {
-                continue;
-            }
-            if let Some(moments) = state.moments()? {
-                fresh.restore(moments, device, &self.accounts)?;
-            }
-            if half && let Some(master) = state.master()? {
-                fresh.set_master(master, device, &self.accounts)?;
-            }
-            check_computed(fresh.tensors_on_device())?;
-            *state = fresh;
-        }
-        Ok(())
-    }
-
     /// What losses are multiplied by before their gradients are taken.
     #[must_use]
     pub fn loss_scale(&self) -> f64 {
@@ -286,6 +259,15 @@ impl AdamW {
         check_computed(made.flat_map(|state| state.tensors_on_device()))?;
         reserved.0.clear();
         Ok(())
+    }
+
+    /// Waits until all that it keeps on the device is where it was restored to.
+    ///
+    /// # Errors
+    /// Where something is not, since memory ran out or the device failed.
+    pub fn check_computed(&self) -> Result<()> {
+        let kept = self.states.iter().flat_map(ParamState::tensors_on_device);
+        Ok(check_computed(kept)?)
     }
 
     /// Clips, then updates every parameter that has a gradient, at learning rate `lr`. A non-finite norm applies nothing.

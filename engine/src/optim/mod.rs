@@ -5,6 +5,7 @@ pub mod block8;
 pub mod config;
 pub mod host;
 mod moments;
+mod replan;
 mod reserve;
 pub mod scale;
 mod sharded;

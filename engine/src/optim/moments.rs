@@ -88,12 +88,15 @@ impl DeviceMoment {
         }
     }
 
-    pub fn park(self) -> Result<Self> {
+    /// A copy of the moment on the host; nothing where it is there. It takes no memory of the device.
+    pub fn parked(&self) -> Result<Option<Self>> {
         Ok(match self {
-            Self::Float(value) => Self::ParkedFloat(Download::matrix(value).finish_pinned()?),
-            Self::Block8(blocks) => Self::ParkedBlock8(blocks.download()?, blocks.dims()),
-            Self::Near(blocks, shape) => Self::ParkedBlock8(blocks, shape),
-            parked => parked,
+            Self::Float(value) => {
+                let values = Download::matrix(value.clone()).finish_pinned()?;
+                Some(Self::ParkedFloat(values))
+            }
+            Self::Block8(blocks) => Some(Self::ParkedBlock8(blocks.download()?, blocks.dims())),
+            Self::Near(..) | Self::ParkedFloat(_) | Self::ParkedBlock8(..) => None,
         })
     }
 

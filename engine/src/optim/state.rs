@@ -1,6 +1,7 @@
 //! What the optimizer remembers of one parameter, and where it is updated.
 
 mod master;
+mod waiting;
 
 use super::config::{Moments, OptimConfig, UpdateAt};
 use super::host::{self, HostMoments};
@@ -73,11 +74,6 @@ impl ParamState {
             stored: None,
             master: None,
         }
-    }
-
-    /// Whether another state of the parameter is kept in the same places and in as many bits.
-    pub fn is_placed_like(&self, other: &Self) -> bool {
-        (self.home, self.idle, self.kind) == (other.home, other.idle, other.kind)
     }
 
     /// Whether there is nothing to update: a rank whose shard of the parameter is empty, or another stage has it.
@@ -172,7 +168,7 @@ impl ParamState {
         let mut weights = match (value, self.master.take()) {
             (_, Some((master, _))) => master.into_host()?,
             (Param::Host(own), None) => own.widened(),
-            (Param::Device(tensor), None) => HostTensor::download(tensor)?.widened(),
+            (Param::Device(tensor), None) => HostTensor::download_pinned(tensor)?.widened(),
         };
         let wide = matches!(weights.values(), HostValues::F64(_));
         self.reserve(wide, device, accounts)?;
@@ -234,7 +230,7 @@ impl ParamState {
             value
         };
         Ok(match home {
-            Home::Host => Param::Host(HostTensor::download(fresh)?),
+            Home::Host => Param::Host(HostTensor::download_pinned(fresh)?),
             Home::Device => Param::Device(fresh),
         })
     }
@@ -315,7 +311,7 @@ impl ParamState {
     fn keep_master(&mut self, value: Tensor<2>, accounts: &Arc<Accounts>) -> Result<()> {
         self.master = Some(match self.idle {
             Home::Device => Master::on_device(value, accounts),
-            Home::Host => Master::new(HostTensor::download(value)?, accounts),
+            Home::Host => Master::new(HostTensor::download_pinned(value)?, accounts),
         });
         Ok(())
     }
@@ -357,48 +353,6 @@ impl ParamState {
             .step_by(size)
             .map(|start| start..(start + size).min(rows))
             .collect()
-    }
-
-    fn keep(&mut self, slices: Vec<[DeviceMoment; 2]>, accounts: &Arc<Accounts>) {
-        let moments = slices.iter().flatten();
-        let parked = moments.clone().any(|m| {
-            matches!(
-                m,
-                DeviceMoment::ParkedFloat(_) | DeviceMoment::ParkedBlock8(..)
-            )
-        });
-        let home = if parked { Home::Host } else { Home::Device };
-        let bytes = moments.map(DeviceMoment::bytes).sum();
-        let hold = accounts.hold(Category::Moments, home, bytes);
-        self.stored = Some((Stored::Device(slices), hold));
-    }
-
-    /// Device moments leave for the host until the next update.
-    fn park(&mut self, accounts: &Arc<Accounts>) -> Result<()> {
-        if let Some((Stored::Device(_), _)) = &self.stored {
-            let Some((Stored::Device(slices), _)) = self.stored.take() else {
-                return Ok(());
-            };
-            let parked = slices
-                .into_iter()
-                .map(|[first, second]| Ok([first.park()?, second.park()?]))
-                .collect::<Result<_>>()?;
-            self.keep(parked, accounts);
-        }
-        Ok(())
-    }
-
-    /// Parked moments come back.
-    fn wake(&mut self, device: &Device, accounts: &Arc<Accounts>) {
-        match self.stored.take() {
-            Some((Stored::Device(slices), hold)) => {
-                // given back first, so that a peak never counts moments twice
-                drop(hold);
-                let awake = slices.into_iter().map(|pair| pair.map(|m| m.wake(device)));
-                self.keep(awake.collect(), accounts);
-            }
-            other => self.stored = other,
-        }
     }
 
     /// First and second moment in f32, row-major; `None` before the first update.

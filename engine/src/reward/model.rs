@@ -129,6 +129,7 @@ impl RewardModel {
         let decoder = checkpoint.load(device)?;
         let mut placed = ResidentModel::new(decoder, plan, Role::RewardModel, &runtime.accounts);
         placed.set_residency(Residency::Idle)?;
+        placed.decoder.check_computed()?;
         Ok(Self {
             name: name.to_owned(),
             input: config.input,

@@ -92,7 +92,9 @@ impl Trainer {
             let policy = whole.as_ref().unwrap_or(t.learner.decoder());
             if let (Some(critic), Some(source)) = (&mut t.critic, &t.critic_source) {
                 let decoder = source.start(policy, RankPart::default(), seed)?;
-                critic.model.replace(own_share(decoder, &t.world)?);
+                let decoder = own_share(decoder, &t.world)?;
+                decoder.check_computed()?;
+                critic.model.replace(decoder);
             }
             Ok(())
         })

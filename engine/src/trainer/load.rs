@@ -56,6 +56,7 @@ impl Loaded {
                 let mut loaded = Self::load(opened, planned, start)?;
                 let (state, resumed) = loaded.restore(opened.mode)?;
                 watch.finish()?;
+                loaded.check_computed()?;
                 Ok((loaded, state, resumed))
             });
             match agreed_attempt(&opened.world, attempt)? {
@@ -63,6 +64,19 @@ impl Loaded {
                 Err(what) => planned.step_down(what, opened.config.memory.recover)?,
             }
         }
+    }
+
+    /// Waits until everything is where it was loaded to. What was refused memory says so when it is read, which may be in an update that
+    /// cannot be run again.
+    fn check_computed(&self) -> Result<()> {
+        self.policy.check_computed()?;
+        if let Some(critic) = &self.critic {
+            critic.check_computed()?;
+        }
+        if let Some(reference) = &self.reference {
+            reference.decoder.check_computed()?;
+        }
+        Ok(())
     }
 
     /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.

@@ -6,6 +6,8 @@ use crate::executor::{Residency, ResidentModel};
 use crate::metrics::{Event, Phase};
 use crate::plan::Role;
 use crate::{Error, Result};
+use firebrick_backends::device_lost::is_lost;
+use firebrick_backends::out_of_memory::one_line;
 use firebrick_backends::trace::span_on;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -40,11 +42,22 @@ impl Trainer {
     }
 
     /// The error of a phase: those of a device, and of memory that ran out where nothing could be run again, name it.
-    fn failed(&self, phase: Phase, step: u64, error: Error) -> Error {
-        let failed = |detail| Error::Phase {
-            phase: phase.name(),
-            step,
-            detail,
+    pub(super) fn failed(&self, phase: Phase, step: u64, error: Error) -> Error {
+        let failed = |detail: String| {
+            let phase = phase.name();
+            if is_lost(&detail) {
+                let detail = one_line(&detail);
+                return Error::DeviceLost {
+                    phase,
+                    step,
+                    detail,
+                };
+            }
+            Error::Phase {
+                phase,
+                step,
+                detail,
+            }
         };
         match (error.out_of_memory(), error) {
             (_, error @ Error::OutOfMemory(_)) => error,

@@ -14,7 +14,9 @@ impl Trainer {
         if self.saved == Some(self.state.step) {
             return Ok(());
         }
-        let written = self.recovering(Phase::SaveCheckpoint, Self::write_checkpoint);
+        let phase = Phase::SaveCheckpoint;
+        let written = self.recovering(phase, Self::write_checkpoint);
+        let written = written.map_err(|error| self.failed(phase, self.state.step, error));
         let keep = self.config.trainer.max_ckpt_to_keep;
         let pruned = written.and_then(|path| self.recorder.run().prune(keep).map(|()| path));
         // rank 0 writes; the others continue once it is there

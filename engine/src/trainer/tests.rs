@@ -1,9 +1,14 @@
 use super::{Start, Trainer};
 use crate::config::{RunConfig, parse};
-use crate::metrics::{Control, Event, Observer};
-use crate::objective::{Objective, PolicyGradient};
+use crate::metrics::{Control, Event, Observer, Phase};
+use crate::objective::{
+    AdaptiveCoefficients, Loss, Objective, OptimizerStep, PolicyGradient, Scores, TokenInputs,
+    TokenLoss,
+};
+use crate::rollout::Rollout;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 const TINY: &str = "
@@ -30,7 +35,12 @@ impl Runs {
     }
 
     fn config(&self, run: &str) -> RunConfig {
-        let mut config = parse(TINY, &[]).unwrap();
+        self.config_with(run, &[])
+    }
+
+    fn config_with(&self, run: &str, overrides: &[&str]) -> RunConfig {
+        let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+        let mut config = parse(TINY, &overrides).unwrap();
         config.output = self.path(run);
         config
     }
@@ -239,4 +249,99 @@ fn an_objective_that_is_passed_in_is_planned_like_a_configured_one() {
     let passed_in = workload(runs.config("own"), Some(own), "own");
     assert_eq!(passed_in, workload(named, None, "named"));
     assert_ne!(passed_in, workload(runs.config("grpo"), None, "grpo"));
+}
+
+/// An objective that finds no memory for one of its losses.
+struct Refused {
+    own: PolicyGradient,
+    losses: AtomicUsize,
+    refused: usize,
+}
+
+impl TokenLoss for Refused {
+    fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
+        let loss = self.losses.fetch_add(1, Ordering::SeqCst);
+        assert!(loss != self.refused, "CUDA_ERROR_OUT_OF_MEMORY");
+        self.own.loss(scores, inputs)
+    }
+
+    fn separates(&self) -> bool {
+        self.own.separates()
+    }
+}
+
+impl Objective for Refused {
+    fn compute_advantages(
+        &self,
+        rollouts: &mut [Rollout],
+        coefficients: &mut AdaptiveCoefficients,
+    ) -> Vec<(String, f64)> {
+        self.own.compute_advantages(rollouts, coefficients)
+    }
+
+    fn prepare(&self, step: &mut OptimizerStep<'_>, coefficients: &mut AdaptiveCoefficients) {
+        self.own.prepare(step, coefficients);
+    }
+}
+
+/// Resumes a run that ended, from its only checkpoint, and compares it with one that never ended.
+fn resumes(runs: &Runs, overrides: &[&str]) {
+    assert_eq!(runs.checkpoints("run"), [1], "the last checkpoint is whole");
+    let rest = Trainer::builder(runs.config_with("run", overrides)).start(Start::Resume);
+    assert_eq!(rest.build().unwrap().run().unwrap().steps, 3);
+    let whole = Trainer::builder(runs.config_with("whole", overrides));
+    whole.build().unwrap().run().unwrap();
+    let samples = |run| runs.read(run, "samples.jsonl");
+    assert_eq!(samples("run"), samples("whole"));
+}
+
+#[test]
+fn memory_that_runs_out_while_weights_change_ends_the_run_which_resumes_from_its_checkpoint() {
+    let runs = Runs::new();
+    let settings = ["trainer.save_freq=1"];
+    let built = Trainer::builder(runs.config_with("run", &settings)).build();
+    let mut trainer = built.unwrap();
+    trainer.step().unwrap();
+    trainer.phase_step = 2;
+    let refused: crate::Result<()> = trainer.once(Phase::UpdateActor, |_| {
+        panic!("CUDA_ERROR_OUT_OF_MEMORY, in the second half")
+    });
+    let said = refused.unwrap_err().to_string();
+    for part in [
+        "out of memory: the update_actor phase of step 2",
+        "memory ran out while weights were updated, so the step cannot be replayed; resume from the last checkpoint",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    drop(trainer);
+    resumes(&runs, &settings);
+}
+
+#[test]
+fn a_step_that_updates_segments_on_the_way_is_not_replayed_and_the_run_resumes_from_its_checkpoint()
+{
+    let runs = Runs::new();
+    let settings = [
+        "trainer.save_freq=1",
+        "memory.step_in_backward=true",
+        "memory.gradient_checkpointing=true",
+        "optim.clip_grad=null",
+        // a loss a step
+        "trainer.train_batch_size=1",
+    ];
+    let config = runs.config_with("run", &settings);
+    let objective = Refused {
+        own: config.objective.build().unwrap(),
+        losses: AtomicUsize::new(0),
+        refused: 1,
+    };
+    let built = Trainer::builder(config).objective(objective).build();
+    let said = built.unwrap().run().unwrap_err().to_string();
+    for part in [
+        "out of memory: the update_actor phase of step 2",
+        "memory.step_in_backward updates segments on the way, so the step cannot be replayed; resume from the last checkpoint",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    resumes(&runs, &settings);
 }

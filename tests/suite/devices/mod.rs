@@ -9,6 +9,8 @@ mod batching;
 mod launches;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod linear_attention;
+#[cfg(feature = "wgpu")]
+mod lost;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod memory;
 #[cfg(feature = "cuda")]
@@ -16,6 +18,8 @@ mod nccl;
 mod objectives;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod out_of_memory;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod own_process;
 mod parity;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod peak;
@@ -23,8 +27,12 @@ mod precision;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod predictions;
 mod quantized_base;
+#[cfg(feature = "cuda")]
+mod recovery;
 mod rollout;
 mod schedule;
+#[cfg(feature = "cuda")]
+mod stand_in;
 #[cfg(feature = "cuda")]
 mod streams;
 mod training;

@@ -3,7 +3,7 @@
 //!
 //! The stand-in reads its settings when a process first uses CUDA, so each test runs itself again in a process of its own.
 
-use super::streams::is_stand_in;
+use super::stand_in::is_stand_in;
 use crate::devices::gpu;
 use crate::support::{checked, report};
 use burn::tensor::Device;

@@ -1,31 +1,25 @@
 //! Copies beside kernels on CUDA: what the stand-in for a card (`tests/cuda`) records of an offloaded step, and what the step gives when
 //! streams run as early or as late as their events allow.
-//!
-//! The stand-in reads its settings when a process first uses CUDA, so each test runs itself again in a process of its own.
 
-use super::model;
+use super::model_in;
+use super::own_process::{self, is_inner};
+use super::stand_in::{EARLY, RECORD, is_stand_in};
 use crate::support::model::nll_rows;
 use crate::support::tolerance::F32_UPDATE;
 use crate::support::{assert_gradient, checked, fixtures, report};
 use burn::tensor::Device;
+use firebrick_backends::Precision;
 use firebrick_backends::accounts::{Category, Home};
-use firebrick_backends::device::open;
 use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::plan::{MemoryConfig, ParamOffload};
+use firebrick_engine::plan::{MemoryConfig, OptimizerOffload, ParamOffload};
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::decoder::Store;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs::read_to_string;
-use std::process::Command;
-
-const RECORD: &str = "STAND_IN_RECORD";
-const EARLY: &str = "STAND_IN_EARLY";
-/// Says that a process is a test's own.
-const INNER: &str = "FIREBRICK_TEST_OF_STREAMS";
 
 /// Bytes of the copies that only order two streams.
 const MARK: u64 = 4;
@@ -41,6 +35,13 @@ mod cuda {
     }
 
     #[test]
+    fn what_an_update_keeps_on_the_host_lies_in_pinned_memory() {
+        if let Some((device, _alone)) = gpu("cuda") {
+            super::pinned(&device);
+        }
+    }
+
+    #[test]
     fn whatever_order_events_allow_an_offloaded_step_gives_the_weights_of_the_plain_one() {
         if let Some((device, _alone)) = gpu("cuda") {
             super::ordered(&device);
@@ -50,31 +51,7 @@ mod cuda {
 
 /// Runs one test of this file in a process of its own, with these settings of the stand-in.
 fn again(test: &str, settings: &[(&str, &str)]) {
-    let program = std::env::current_exe().expect("this test's program");
-    let mut command = Command::new(program);
-    command.args([&format!("devices::streams::cuda::{test}"), "--exact"]);
-    command.env_remove(RECORD).env_remove(EARLY).env(INNER, "1");
-    command.envs(settings.iter().copied());
-    let output = command.output().expect("the test's program runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let passed = output.status.success() && said.contains("1 passed");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(passed, "{test}, {settings:?}:\n{said}\n{errors}");
-    report(errors.trim());
-}
-
-/// Whether the card is the stand-in; a real one keeps no record and takes no orders.
-pub(super) fn is_stand_in() -> bool {
-    let (_, info) = open("cuda".parse().expect("a device's name")).expect("opened before");
-    let is = info.name.contains("stand-in");
-    if !is {
-        report("not run: the card is no stand-in");
-    }
-    is
-}
-
-fn is_inner() -> bool {
-    std::env::var_os(INNER).is_some()
+    own_process::again(&format!("devices::streams::cuda::{test}"), settings);
 }
 
 /// Streamed weights and inputs on the host.
@@ -88,7 +65,15 @@ fn offloaded() -> MemoryConfig {
 }
 
 fn learner(memory: &MemoryConfig, device: &Device) -> (Learner, Vec<Sequence>) {
-    let (model, golden) = model(&fixtures().join("models/llama-gqa"), device);
+    learner_in(Precision::F32, memory, device)
+}
+
+fn learner_in(
+    precision: Precision,
+    memory: &MemoryConfig,
+    device: &Device,
+) -> (Learner, Vec<Sequence>) {
+    let (model, golden) = model_in(precision, &fixtures().join("models/llama-gqa"), device);
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let runtime = Runtime::new(device).with_prefetch(plan.prefetch);
     let optim = OptimConfig {
@@ -105,6 +90,13 @@ fn learner(memory: &MemoryConfig, device: &Device) -> (Learner, Vec<Sequence>) {
 
 /// A line of the record, as words.
 type Call = Vec<String>;
+
+/// The calls of a record that come after so many.
+fn calls_after(before: usize, path: &str) -> Vec<Call> {
+    let text = read_to_string(path).expect("a record");
+    let words = |line: &str| -> Call { line.split(' ').map(str::to_owned).collect() };
+    text.lines().skip(before).map(words).collect()
+}
 
 /// Calls of a second update; bytes up and down that its plan asks for, and those up that come before any kernel could run beside them:
 /// the embedding of the first visit, the kept input that comes back first.
@@ -129,9 +121,7 @@ fn second_update(device: &Device, path: &str) -> (Vec<Call>, [u64; 3]) {
     let updating = learner.accumulate(&rows, 1.0, &Nll, 1e-2);
     let _ = updating.expect("a second update's passes");
     device.sync().expect("a second update's passes");
-    let text = read_to_string(path).expect("a record");
-    let words = |line: &str| -> Call { line.split(' ').map(str::to_owned).collect() };
-    let calls = text.lines().skip(before).map(words).collect();
+    let calls = calls_after(before, path);
     let accounts = &learner.runtime.accounts;
     let kept = accounts.balance(Category::KeptInputs, Home::Host);
     let kept = kept.peak_bytes;
@@ -221,6 +211,52 @@ fn recorded(device: &Device) {
     }
     report(&table(&calls, computing, &[("up", &ups), ("down", &downs)]));
     checked("copies beside kernels", ups.len() + downs.len());
+}
+
+/// In half precision, with weights, masters, moments and gradients on the host: of a whole update no matrix is copied from ordinary memory,
+/// or to it.
+fn pinned(device: &Device) {
+    if !is_stand_in() {
+        return;
+    }
+    if !is_inner() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("record");
+        let path = path.to_str().expect("a path in UTF-8");
+        again(
+            "what_an_update_keeps_on_the_host_lies_in_pinned_memory",
+            &[(RECORD, path)],
+        );
+        return;
+    }
+    let path = std::env::var(RECORD).expect("the outer test sets it");
+    let memory = MemoryConfig {
+        grad_offload: true,
+        optimizer_offload: OptimizerOffload::Idle,
+        // a gradient on the host is made and added to
+        micro_batch_size: Some(1),
+        ..offloaded()
+    };
+    let (mut learner, rows) = learner_in(Precision::Bf16, &memory, device);
+    assert!(rows.len() > 1);
+    learner.update(&rows, 1.0, &Nll, 1e-2).expect("an update");
+    device.sync().expect("a first update");
+    let before = read_to_string(&path).expect("a record").lines().count();
+    learner.update(&rows, 1.0, &Nll, 1e-2).expect("an update");
+    device.sync().expect("a second update");
+    let calls = calls_after(before, &path);
+    let matrices = learner.decoder().params();
+    let smallest = matrices.filter(|(spec, _)| !spec.slot.is_norm_or_bias());
+    let smallest = smallest.map(|(spec, _)| spec.numel() * 2);
+    let smallest = smallest.min().expect("matrices") as u64;
+    for direction in ["up", "down"] {
+        let copies = copies(&calls, direction, "");
+        let large: Vec<_> = copies.iter().filter(|c| c.1 >= smallest).collect();
+        let pageable = large.iter().filter(|c| c.3 != "pinned").count();
+        assert!(large.len() > 10, "{direction}: {} copies", large.len());
+        assert_eq!(pageable, 0, "{direction}: of {} copies", large.len());
+        checked(&format!("copies {direction} of pinned memory"), large.len());
+    }
 }
 
 /// A copy: its place among the calls, its bytes, its stream, and the memory on the host's side.

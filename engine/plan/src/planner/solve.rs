@@ -6,6 +6,7 @@ use super::request::Request;
 use super::{advice, search};
 use crate::estimate::EstimatePhase;
 use crate::{Error, Plan, Result};
+use firebrick_spec::Category;
 
 /// What went wrong under a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub struct Failure {
     pub limit: Option<u64>,
 }
 
-/// Share of the failed plan's predicted bytes that the next one has to save at least.
+/// Share of the failed plan's predicted bytes that the next one has to save at least: of those that plans decide about.
 const STEP_DOWN: f64 = 0.1;
 
 impl Request {
@@ -45,8 +46,8 @@ impl Request {
         }
     }
 
-    /// The fastest plan that should get by where `current` ran out of memory: its prediction stays a tenth below the
-    /// current one's, and below the limit by as much as the failed prediction was too low.
+    /// The fastest plan that should get by where `current` ran out of memory: its prediction stays below the current one's by a tenth
+    /// of all but the runtime's overhead, and below the limit by as much as the failed prediction was too low.
     ///
     /// # Errors
     /// `Error::Infeasible` where no plan is predicted to need that little, with what would help; the others as in [`Self::fit`].
@@ -54,7 +55,12 @@ impl Request {
         let failed = self.estimate(current);
         let phase = failure.phase.and_then(|name| failed.phase(name));
         let predicted = phase.map_or(failed.peak_bytes, |p| p.total_bytes);
-        let below = (predicted as f64 * (1.0 - STEP_DOWN)) as u64;
+        let of_no_plan = phase
+            .or_else(|| failed.peak_phase())
+            .and_then(|p| p.categories.get(&Category::Overhead).copied())
+            .unwrap_or(0);
+        let decided = predicted.saturating_sub(of_no_plan);
+        let below = predicted - (decided as f64 * STEP_DOWN) as u64;
         let bound = match (failure.used, failure.limit) {
             (Some(used), Some(limit)) if used > 0 => {
                 below.min((limit as f64 * predicted as f64 / used as f64) as u64)

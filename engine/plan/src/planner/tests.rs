@@ -300,6 +300,29 @@ fn the_next_cheaper_plan_is_smaller_by_what_was_mispredicted() {
     assert!(again.estimate.peak_bytes as f64 <= 0.91 * next.estimate.peak_bytes as f64);
 }
 
+/// What a runtime takes for itself no plan can save: of a small model it is most of what is in use.
+#[test]
+fn the_next_cheaper_plan_saves_a_tenth_of_what_plans_decide_about() {
+    let mut small = request(arch(3, 128, 512), Backend::Cuda);
+    small.workload.prompt_length = 8;
+    small.workload.response_length = 8;
+    let first = small.as_configured().expect("a plan");
+    let backward = |fit: &Fit| fit.estimate.phase(EstimatePhase::Backward).cloned();
+    let before = backward(&first).expect("a phase");
+    let overhead = before.categories[&Category::Overhead];
+    assert!(2 * overhead > before.total_bytes, "{before:?}");
+    let failure = Failure {
+        phase: Some(EstimatePhase::Backward),
+        ..Failure::default()
+    };
+    let next = small
+        .next_cheaper(&first.plan, &failure)
+        .expect("a cheaper one");
+    let after = backward(&next).expect("a phase").total_bytes;
+    let saved = before.total_bytes - after;
+    assert!(10 * saved >= before.total_bytes - overhead, "{saved} saved");
+}
+
 #[test]
 fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
     let request = within(request(arch(8, 512, 32_000), Backend::Cuda), 2 * GIB);
