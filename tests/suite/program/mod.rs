@@ -7,6 +7,8 @@ mod config;
 mod data;
 mod dry_run;
 mod expert_adapters;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod gpu_memory;
 mod hub;
 mod import;
 #[cfg(unix)]

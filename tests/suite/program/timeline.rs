@@ -132,8 +132,13 @@ fn agrees(timeline: &Timeline, line: &Value) {
     );
 }
 
+/// A timeline as it is written.
+pub(super) fn timeline_of(bench: &Bench, run: &str) -> Value {
+    Timeline::read(bench, run).0
+}
+
 /// Checks every phase of some steps, and gives how many they were.
-fn checked_phases(bench: &Bench, run: &str, steps: &[u64]) -> usize {
+pub(super) fn checked_phases(bench: &Bench, run: &str, steps: &[u64]) -> usize {
     let timeline = Timeline::read(bench, run);
     let mut found = timeline.column("step");
     found.dedup();
