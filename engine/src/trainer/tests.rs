@@ -255,13 +255,13 @@ fn an_objective_that_is_passed_in_is_planned_like_a_configured_one() {
 struct Refused {
     own: PolicyGradient,
     losses: AtomicUsize,
-    refused: usize,
+    at: usize,
 }
 
 impl TokenLoss for Refused {
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
         let loss = self.losses.fetch_add(1, Ordering::SeqCst);
-        assert!(loss != self.refused, "CUDA_ERROR_OUT_OF_MEMORY");
+        assert!(loss != self.at, "CUDA_ERROR_OUT_OF_MEMORY");
         self.own.loss(scores, inputs)
     }
 
@@ -333,7 +333,7 @@ fn a_step_that_updates_segments_on_the_way_is_not_replayed_and_the_run_resumes_f
     let objective = Refused {
         own: config.objective.build().unwrap(),
         losses: AtomicUsize::new(0),
-        refused: 1,
+        at: 1,
     };
     let built = Trainer::builder(config).objective(objective).build();
     let said = built.unwrap().run().unwrap_err().to_string();
