@@ -281,18 +281,19 @@ impl Decoder {
         Ok(())
     }
 
-    /// Makes a unit whole again, with the values of all its parameters in their order.
+    /// Makes a unit whole again, with the values of all its parameters in their order, on the device or the host.
     ///
     /// # Errors
     /// Where memory runs out, or the device fails. The unit is then what it was.
-    pub fn unshard_unit(&mut self, unit: usize, values: Vec<HostTensor>) -> Result<()> {
+    pub fn unshard_unit(&mut self, unit: usize, values: Vec<Param>) -> Result<()> {
         let device = self.device.clone();
         let home = self.units[unit].store.home();
-        let whole = values.into_iter().map(|value| match home {
-            Home::Device => Param::Device(value.into_device(&device)),
-            Home::Host => Param::Host(value),
+        let whole = values.into_iter().map(|value| match (home, value) {
+            (Home::Device, value) => Ok(Param::Device(value.into_device(&device))),
+            (Home::Host, Param::Device(value)) => Ok(Param::Host(HostTensor::download(value)?)),
+            (Home::Host, own) => Ok(own),
         });
-        let whole: Vec<Param> = whole.collect();
+        let whole: Vec<Param> = whole.collect::<Result<_>>()?;
         check_computed(whole.iter().filter_map(|value| match value {
             Param::Device(tensor) => Some(tensor.clone()),
             Param::Host(_) => None,

@@ -4,10 +4,11 @@ use super::runtime::Runtime;
 use super::weight_shards::{StartedUnits, WeightShards};
 use crate::Result;
 use crate::plan::{ModelPlan, Role};
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::transfer::{HostTensor, Pending, Upload};
 use firebrick_models::Decoder;
-use firebrick_models::decoder::{HostWeights, Store};
+use firebrick_models::decoder::{HostWeights, Param, Store};
 use firebrick_models::weights::{WeightKey, Weights};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -50,6 +51,13 @@ enum Gathering {
     Then(Vec<usize>),
     /// Already.
     UnderWay(StartedUnits),
+}
+
+/// Gathered values on the host.
+fn on_host(units: Vec<(usize, Vec<HostTensor>)>) -> Vec<(usize, Vec<Param>)> {
+    let of = |values: Vec<HostTensor>| values.into_iter().map(Param::Host).collect();
+    let units = units.into_iter();
+    units.map(|(unit, values)| (unit, of(values))).collect()
 }
 
 /// Walks the units in the order in which a pass will visit them, so that copies of host weights and gathers of shards start before the
@@ -107,6 +115,10 @@ impl<'r> Fetcher<'r> {
         let gathering = match &self.shards {
             Some(_) if missing.is_empty() => None,
             Some(_) if self.prefetch == 0 => Some(Gathering::Then(missing)),
+            // from device to device it takes less time than it took to get to the host
+            Some(shards) if shards.gathers_on_device(decoder, &missing) => {
+                Some(Gathering::Then(missing))
+            }
             Some(shards) => {
                 let started = shards.start(decoder, missing, &self.accounts)?;
                 Some(Gathering::UnderWay(started))
@@ -132,19 +144,27 @@ impl<'r> Fetcher<'r> {
             let own = visit.units.clone();
             found.extend(own.filter_map(|unit| Some((unit, kept.remove(&unit)?))));
         }
-        let fresh = match (visit.gathering.take(), &self.shards) {
-            (Some(Gathering::UnderWay(started)), _) => started.wait(decoder)?,
+        let fresh: Vec<(usize, Vec<Param>)> = match (visit.gathering.take(), &self.shards) {
+            (Some(Gathering::UnderWay(started)), _) => on_host(started.wait(decoder)?),
             (Some(Gathering::Then(units)), Some(shards)) => {
-                let whole = shards.gather(decoder, &units, &self.accounts)?;
-                units.into_iter().zip(whole).collect()
+                if shards.gathers_on_device(decoder, &units) {
+                    let whole = shards.gather_on_device(decoder, &units, &self.accounts)?;
+                    let whole = whole.into_iter();
+                    let whole = whole.map(|own| own.into_iter().map(Param::Device).collect());
+                    units.into_iter().zip(whole).collect()
+                } else {
+                    let whole = shards.gather(decoder, &units, &self.accounts)?;
+                    on_host(units.into_iter().zip(whole).collect())
+                }
             }
             (Some(Gathering::Then(_)), None) | (None, _) => Vec::new(),
         };
+        let width = decoder.arch().precision.dtype(decoder.device()).size();
         for (unit, values) in fresh {
-            let bytes = values.iter().map(HostTensor::bytes).sum();
+            let specs = &decoder.units()[unit].specs;
+            let bytes = specs.iter().map(|spec| spec.numel() * width).sum();
             let hold = self.accounts.hold(self.category, Home::Device, bytes);
-            let slots = decoder.units()[unit].specs.iter();
-            let slots = slots.map(|spec| WeightKey::from(spec.slot));
+            let slots = specs.iter().map(|spec| WeightKey::from(spec.slot));
             let values = values.into_iter();
             let values = values.map(|value| value.into_device(decoder.device()));
             let weights = Weights::new(slots.zip(values).collect());

@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::plan::Partition;
 use crate::world::{Gathering, World};
+use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::collective::Flat;
@@ -25,6 +26,12 @@ pub(crate) fn own_part(decoder: &Decoder, index: usize, partition: Partition) ->
     let own = partition.range(unit.specs[index - unit.range.start].numel());
     let shape = Partition::shape(own.len());
     value.part(own, shape)
+}
+
+/// Whether ranks gather a unit's values from device to device, without a copy to the host: where they exchange values from there and the
+/// unit lies there. The same on every rank.
+pub(crate) fn from_device_to_device(world: &World, decoder: &Decoder, unit: usize) -> bool {
+    [world.buffers_home(), decoder.units()[unit].store.home()] == [Home::Device; 2]
 }
 
 /// How shards of parameters lie in a rank's part of a message: each is filled up to the length of the longest one. Values are in the type
@@ -100,10 +107,54 @@ impl Shards {
         })
     }
 
+    /// Gathers shards that lie on the device, where ranks exchange values from there: the whole parameters, in their order, as all ranks have
+    /// them. Waits until they are there. `own` gives this rank's shard of a parameter, by its flat index, where it has any values.
+    ///
+    /// # Errors
+    /// Where memory runs out, or a rank has failed or is gone.
+    pub fn gather_on_device(
+        self,
+        world: &World,
+        accounts: &Arc<Accounts>,
+        (device, dtype): (&Device, DType),
+        mut own: impl FnMut(usize) -> Result<Param>,
+    ) -> Result<Vec<Tensor<2>>> {
+        let _held = self.hold_in(Home::Device, accounts);
+        let (partition, part) = (self.partition, self.part / self.width);
+        let mut pieces = Vec::new();
+        for &(index, [rows, cols], _) in &self.params {
+            let (there, length) = (
+                partition.range(rows * cols).len(),
+                partition.part(rows * cols),
+            );
+            if there > 0 {
+                pieces.push(own(index)?.into_device(device).reshape([there]));
+            }
+            if there < length {
+                pieces.push(Tensor::zeros([length - there], (device, dtype)));
+            }
+        }
+        let all = world.all_gather_tensor(Tensor::cat(pieces, 0))?;
+        let whole = self.params.iter().map(|&(_, [rows, cols], start)| {
+            let numel = rows * cols;
+            let of_ranks = (0..partition.ranks()).filter_map(|rank| {
+                let len = partition.range_of(rank, numel).len();
+                let start = rank * part + start / self.width;
+                (len > 0).then(|| all.clone().narrow(0, start, len))
+            });
+            Tensor::cat(of_ranks.collect(), 0).reshape([rows, cols])
+        });
+        Ok(whole.collect())
+    }
+
     /// Accounts for the shards of all ranks.
     fn hold(&self, accounts: &Arc<Accounts>) -> MemoryGuard {
+        self.hold_in(Home::Host, accounts)
+    }
+
+    fn hold_in(&self, home: Home, accounts: &Arc<Accounts>) -> MemoryGuard {
         let bytes = self.partition.ranks() * self.part;
-        accounts.hold(Category::Communication, Home::Host, bytes)
+        accounts.hold(Category::Communication, home, bytes)
     }
 
     /// What this rank gives.

@@ -7,6 +7,7 @@ use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Accounts, Category, Home};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
+use firebrick_models::decoder::Param;
 use std::sync::Arc;
 
 /// The ranks that have the stages of a model.
@@ -49,6 +50,7 @@ impl StageWeights {
             }
             let values = self.unit(decoder, unit, accounts)?;
             if decoder.units()[unit].is_sharded() {
+                let values = values.into_iter().map(Param::Host).collect();
                 decoder.unshard_unit(unit, values)?;
             }
             gathered = true;

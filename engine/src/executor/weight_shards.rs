@@ -1,13 +1,16 @@
 //! Weights that ranks share out between passes (`ZeRO`'s third stage, arXiv:1910.02054; FSDP, arXiv:2304.11277): each has its shard of
 //! every parameter, and all gather a unit's before it runs.
 
-use super::shards::{Gathered, Shards, Started, own_part};
+use super::shards::{Gathered, Shards, Started, from_device_to_device, own_part};
 use crate::Result;
 use crate::plan::{ModelPlan, Partition, Zero};
 use crate::world::World;
+use burn::tensor::Tensor;
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
+use firebrick_models::decoder::Param;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -86,10 +89,17 @@ impl WeightShards {
             if all.iter().all(|rank| rank.get(place) == Some(&0)) {
                 continue;
             }
-            for values in self.gather(decoder, &[unit], accounts)? {
-                if decoder.units()[unit].is_sharded() {
-                    decoder.unshard_unit(unit, values)?;
-                }
+            // where one has it whole, it may be on the host
+            let shared = all.iter().all(|rank| rank.get(place) == Some(&1));
+            let values: Vec<Param> = if shared && self.gathers_on_device(decoder, &[unit]) {
+                let whole = self.gather_on_device(decoder, &[unit], accounts)?;
+                whole.into_iter().flatten().map(Param::Device).collect()
+            } else {
+                let whole = self.gather(decoder, &[unit], accounts)?;
+                whole.into_iter().flatten().map(Param::Host).collect()
+            };
+            if decoder.units()[unit].is_sharded() {
+                decoder.unshard_unit(unit, values)?;
             }
             gathered = true;
         }
@@ -109,6 +119,32 @@ impl WeightShards {
                 Ok(own_part(decoder, index, self.partition).download()?)
             })?;
         Ok(whole(decoder, units, &gathered))
+    }
+
+    /// Whether shards of these units go from device to device, without a copy to the host: where the ranks exchange values from there and the
+    /// plan keeps the shards there. The same on every rank.
+    pub fn gathers_on_device(&self, decoder: &Decoder, units: &[usize]) -> bool {
+        units
+            .iter()
+            .all(|&unit| from_device_to_device(&self.world, decoder, unit))
+    }
+
+    /// The whole parameters of some units, in their order, on the device: as [`gather`](Self::gather).
+    pub fn gather_on_device(
+        &self,
+        decoder: &Decoder,
+        units: &[usize],
+        accounts: &Arc<Accounts>,
+    ) -> Result<Vec<Vec<Tensor<2>>>> {
+        let device = decoder.device();
+        let values = (device, decoder.arch().precision.dtype(device));
+        let own = |index| Ok(own_part(decoder, index, self.partition));
+        let layout = self.layout(decoder, units);
+        let whole = layout.gather_on_device(&self.world, accounts, values, own)?;
+        let mut whole = whole.into_iter();
+        let count = |unit: &usize| decoder.units()[*unit].range.len();
+        let units = units.iter().map(count);
+        Ok(units.map(|n| whole.by_ref().take(n).collect()).collect())
     }
 
     /// The same without waiting: the gather is under way while this rank computes. All ranks start it at the same place of their order.

@@ -3,7 +3,8 @@
 use super::adamw::{AdamW, update_at};
 use super::state::Update;
 use crate::Result;
-use crate::executor::{Gradient, Runtime, Shards, own_part};
+use crate::executor::{Gradient, Runtime, Shards, from_device_to_device, own_part};
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Home;
 use firebrick_backends::transfer::HostTensor;
 use firebrick_models::Decoder;
@@ -32,18 +33,23 @@ impl AdamW {
         }
         let shards = Shards::of(decoder, indices, self.partition());
         let accounts = Arc::clone(&self.accounts);
-        let gathered =
-            shards.gather(
-                &runtime.world().replicas(),
-                &accounts,
-                |index| match gradient(index)? {
-                    Some(gradient) => self.update_shard(decoder, index, rates, gradient),
-                    None => Ok(own_part(decoder, index, self.partition()).download()?),
-                },
-            )?;
-        let whole = |(place, &index)| (index, gathered.whole(place, decoder));
-        let fresh = indices.iter().enumerate().map(whole).collect();
-        drop(gathered);
+        let world = runtime.world().replicas();
+        let mut own = |index| match gradient(index)? {
+            Some(gradient) => self.update_shard(decoder, index, rates, gradient),
+            None => Ok(own_part(decoder, index, self.partition())),
+        };
+        let fresh = if from_device_to_device(&world, decoder, unit) {
+            let device = decoder.device();
+            let values = (device, decoder.arch().precision.dtype(device));
+            let whole = shards.gather_on_device(&world, &accounts, values, own)?;
+            let whole = whole.into_iter().map(Param::Device);
+            indices.iter().copied().zip(whole).collect()
+        } else {
+            let own = |index| Ok(own(index)?.download()?);
+            let gathered = shards.gather(&world, &accounts, own)?;
+            let whole = |(place, &index)| (index, Param::Host(gathered.whole(place, decoder)));
+            indices.iter().enumerate().map(whole).collect()
+        };
         replace(decoder, unit, fresh)
     }
 
@@ -66,14 +72,14 @@ impl AdamW {
         replace(decoder, unit, fresh)
     }
 
-    /// One step of this optimizer's shard of a parameter: its new values on the host.
+    /// One step of this optimizer's shard of a parameter: its new values, where they were.
     fn update_shard(
         &mut self,
         decoder: &Decoder,
         index: usize,
         (clip, lr): (f64, f64),
         gradient: Gradient,
-    ) -> Result<HostTensor> {
+    ) -> Result<Param> {
         let value = own_part(decoder, index, self.partition());
         let Self {
             config,
@@ -98,22 +104,19 @@ impl AdamW {
             Home::Host => Param::Host(value.download()?),
             Home::Device => value,
         };
-        Ok(states[index].update(update, value, gradient)?.download()?)
+        states[index].update(update, value, gradient)
     }
 }
 
 /// Puts new values, by their flat index, where a unit's old ones were.
-fn replace(
-    decoder: &mut Decoder,
-    unit: usize,
-    mut fresh: BTreeMap<usize, HostTensor>,
-) -> Result<()> {
+fn replace(decoder: &mut Decoder, unit: usize, mut fresh: BTreeMap<usize, Param>) -> Result<()> {
     let device = decoder.device().clone();
     decoder.update_unit(unit, |index, _, value| {
         Ok(match (fresh.remove(&index), value) {
             (None, value) => value,
             (Some(new), Param::Device(_)) => Param::Device(new.into_device(&device)),
-            (Some(new), Param::Host(_)) => Param::Host(new),
+            (Some(Param::Device(new)), Param::Host(_)) => Param::Host(HostTensor::download(new)?),
+            (Some(new), Param::Host(_)) => new,
         })
     })
 }

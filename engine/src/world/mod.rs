@@ -145,6 +145,14 @@ impl World {
         self.all.buffers_home()
     }
 
+    /// A tensor's values on every rank one behind the other, in their order.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce), and of copies.
+    pub fn all_gather_tensor(&self, own: Tensor<1>) -> Result<Tensor<1>> {
+        self.operation(|ranks| ranks.all_gather_tensor(own))
+    }
+
     /// The sum of a tensor's values over all ranks, in their order.
     ///
     /// # Errors

@@ -193,6 +193,15 @@ impl Param {
         }
     }
 
+    /// Its values as a tensor on the device; consumes the host's copy. It is `[rows, columns]`.
+    #[must_use]
+    pub fn into_device(self, device: &Device) -> Tensor<2> {
+        match self {
+            Self::Device(tensor) => tensor,
+            Self::Host(host) => host.into_device(device),
+        }
+    }
+
     /// Its values as a tensor on the device. It is `[rows, columns]`.
     #[must_use]
     pub fn upload(&self, device: &Device) -> Tensor<2> {

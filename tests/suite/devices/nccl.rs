@@ -19,12 +19,14 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gathers::weights_that_ranks_share_out_stay_on_the_cards;
 use operations::{
     at_twenty_lengths_nccl_gives_the_bits_that_threads_give,
     tensors_give_the_bits_of_their_values_and_keep_their_own, values,
     values_of_tensors_are_never_copied_to_the_host,
 };
 
+mod gathers;
 mod operations;
 
 /// Says that a process is a test's own.
@@ -63,6 +65,7 @@ mod cuda {
         at_twenty_lengths_nccl_gives_the_bits_that_threads_give,
         tensors_give_the_bits_of_their_values_and_keep_their_own,
         values_of_tensors_are_never_copied_to_the_host,
+        weights_that_ranks_share_out_stay_on_the_cards,
         a_run_over_nccl_learns_to_the_bit_what_it_learns_through_host_memory,
         what_goes_wrong_in_nccl_ends_all_ranks_and_names_the_one,
         a_rank_that_never_comes_to_an_operation_is_waited_for_until_the_deadline,
@@ -184,9 +187,19 @@ fn config(folder: &Path, overrides: &[&str]) -> RunConfig {
 fn a_run_over_nccl_learns_to_the_bit_what_it_learns_through_host_memory(_: &str) {
     let folders = tempfile::tempdir().expect("a folder");
     let checkpointed = "memory.gradient_checkpointing=true";
-    let cases: [(&str, &[&str]); 5] = [
+    let cases: [(&str, &[&str]); 7] = [
         ("data parallel", &[]),
+        ("zero 1", &["memory.zero_stage=1"]),
         ("zero 3", &["memory.zero_stage=3", checkpointed]),
+        (
+            "zero 3 with gathers ahead and shards that stay",
+            &[
+                "memory.zero_stage=3",
+                checkpointed,
+                "memory.prefetch=2",
+                "memory.reshard_after_forward=false",
+            ],
+        ),
         ("tensor 2", &["memory.tensor_model_parallel_size=2"]),
         (
             "tensor 2 in sampling",
