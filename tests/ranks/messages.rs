@@ -122,38 +122,65 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
     ];
     for (name, overrides) in cases {
         for size in [2, 4] {
-            let of = |steps: usize| {
-                let folder = folders.path().join(format!("{name} {size} {steps}"));
-                sent(&folder, size, steps, overrides)
-            };
-            // a step is what a run of three sends beyond one of two
-            let ((two, _), (three, plan)) = (of(2), of(3));
-            for (kind, own) in KINDS {
-                // what groups send while they sample ends with the completions
-                let sampled = |t: &PhaseTraffic| {
-                    t.phase == EstimatePhase::Rollout && t.along == Along::Tensor
-                };
-                let said = plan.communication.iter();
-                let said = said.filter(|t| t.kind == kind && !sampled(t));
-                let said = said.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes));
-                let at = own as usize;
-                let counted = (
-                    three.operations[at] - two.operations[at],
-                    three.bytes[at] - two.bytes[at],
-                );
-                let label = format!("{} of {name}, {size} ranks", own.name());
-                if overrides.contains(&TENSOR[0]) {
-                    // sums of activations are as long as sequences, which may end early
-                    assert_eq!(counted.0, said.0, "{label}");
-                    assert!(counted.1 <= said.1, "{label}: {counted:?} {said:?}");
-                    assert!(4 * counted.1 >= 3 * said.1, "{label}: {counted:?} {said:?}");
-                } else {
-                    assert_eq!(counted, said, "{label}");
-                }
-            }
-            assert!(!plan.communication.is_empty());
+            sends_what_its_plan_says(folders.path(), name, size, overrides);
         }
     }
+}
+
+/// Each rank judges what it sampled, so their rows are dealt out anew where all gather the judge's weights.
+#[test]
+fn ranks_that_share_out_a_reward_model_gather_it_as_often_as_their_plan_says() {
+    let folders = tempfile::tempdir().unwrap();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let under = |path: &str| fixtures.join(path).display().to_string();
+    let model = format!("model={{path: {}}}", under("models/qwen2-tied"));
+    let task = format!(
+        "task={{kind: jsonl, train: {}, validation: {}, limit: 64, messages: [{{role: user, content: '{{question}}'}}], \
+         rewards: [{{kind: model, name: helpful, path: {}, input: chat, score_tokens: 4096}}]}}",
+        under("gsm8k/train.jsonl"),
+        under("gsm8k/test.jsonl"),
+        under("reward_models/qwen2-chat"),
+    );
+    let overrides = [
+        &*model,
+        &*task,
+        "rollout.prompt_length=160",
+        "memory.zero_stage=3",
+        "memory.gradient_checkpointing=true",
+    ];
+    sends_what_its_plan_says(folders.path(), "zero 3 with a reward model", 2, &overrides);
+}
+
+/// A step of a run counts the messages and bytes that its plan predicts: what a run of three sends beyond one of two.
+fn sends_what_its_plan_says(folders: &Path, name: &str, size: usize, overrides: &[&str]) {
+    let of = |steps: usize| {
+        let folder = folders.join(format!("{name} {size} {steps}"));
+        sent(&folder, size, steps, overrides)
+    };
+    let ((two, _), (three, plan)) = (of(2), of(3));
+    for (kind, own) in KINDS {
+        // what groups send while they sample ends with the completions
+        let sampled =
+            |t: &PhaseTraffic| t.phase == EstimatePhase::Rollout && t.along == Along::Tensor;
+        let said = plan.communication.iter();
+        let said = said.filter(|t| t.kind == kind && !sampled(t));
+        let said = said.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes));
+        let at = own as usize;
+        let counted = (
+            three.operations[at] - two.operations[at],
+            three.bytes[at] - two.bytes[at],
+        );
+        let label = format!("{} of {name}, {size} ranks", own.name());
+        if overrides.contains(&TENSOR[0]) {
+            // sums of activations are as long as sequences, which may end early
+            assert_eq!(counted.0, said.0, "{label}");
+            assert!(counted.1 <= said.1, "{label}: {counted:?} {said:?}");
+            assert!(4 * counted.1 >= 3 * said.1, "{label}: {counted:?} {said:?}");
+        } else {
+            assert_eq!(counted, said, "{label}");
+        }
+    }
+    assert!(!plan.communication.is_empty());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::{Noted, Ran, config, facts, same_on_all};
 use firebrick_backends::collective::{Collective, Settings, Threads};
+use firebrick_engine::config::parse;
 use firebrick_engine::task::{Completion, Example, Reward, Rewards, Split, Task, TaskError};
 use firebrick_engine::trainer::Trainer;
 use std::collections::BTreeMap;
@@ -87,4 +88,77 @@ fn statistics_of_rewards_are_those_of_all_completions_in_their_order() {
         // the first step samples the same completions
         assert_eq!(rewards(&found[0]), rewards(&alone[0]), "{size} ranks");
     }
+}
+
+/// The example with a reward model, on two ranks: the metrics of its steps, and the most bytes of that model that the first had.
+fn judged_by_a_model(folder: &Path, overrides: &[&str]) -> (Vec<BTreeMap<String, f64>>, u64) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let example = std::fs::read_to_string(root.join("examples/reward_model.yaml")).unwrap();
+    let fixtures = format!("{}/", root.join("tests/fixtures").display());
+    let example = example.replace("../tests/fixtures/", &fixtures);
+    let smaller = [
+        "trainer.steps=2",
+        "trainer.train_batch_size=3",
+        "trainer.test_freq=0",
+        "trainer.save_freq=-1",
+        // three completions on one rank, and six on the other
+        "rollout.n=3",
+        "optim.eps=1e-4",
+    ];
+    let overrides = [&smaller[..], overrides].concat();
+    let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+    let mut config = parse(&example, &overrides).unwrap();
+    folder.clone_into(&mut config.output);
+    let ranks = Threads::run(2, Settings::default(), |rank| {
+        let noted = Noted::default();
+        let builder = Trainer::builder(config.clone()).observer(noted.clone());
+        let mut trainer = builder.world(rank).build().unwrap();
+        trainer.run().unwrap();
+        let metrics = noted.0.lock().unwrap().clone();
+        facts(&mut trainer, metrics)
+    });
+    let ranks: Vec<Ran> = ranks.into_iter().map(Result::unwrap).collect();
+    same_on_all(&ranks);
+    let metrics = ranks[0].metrics.iter().map(|step| {
+        let numbers = step.iter();
+        numbers
+            .map(|(name, bits)| (name.clone(), f64::from_bits(*bits)))
+            .collect()
+    });
+    let readings = std::fs::read_to_string(folder.join("memory.jsonl")).unwrap();
+    let bytes = readings.lines().flat_map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let phase = line["phase"] == "update_actor";
+        let accounts = line["accounts"].as_array().unwrap().clone();
+        let own = accounts
+            .into_iter()
+            .filter(|a| a["category"] == "reward_model");
+        let bytes = own
+            .map(|account| account["bytes"].as_u64().unwrap())
+            .sum::<u64>();
+        phase.then_some(bytes)
+    });
+    (metrics.collect(), bytes.max().unwrap())
+}
+
+#[test]
+fn ranks_share_out_a_reward_model_which_scores_as_a_whole_one_does() {
+    let folders = tempfile::tempdir().unwrap();
+    let (whole, all) = judged_by_a_model(&folders.path().join("whole"), &[]);
+    let shared = ["memory.zero_stage=3", "memory.gradient_checkpointing=true"];
+    let (found, part) = judged_by_a_model(&folders.path().join("shared"), &shared);
+    assert!(part > 0 && part < all, "{part} of {all} bytes");
+    assert_eq!(found.len(), whole.len());
+    let mut compared = 0;
+    for (found, whole) in found.iter().zip(&whole) {
+        for (name, expected) in whole.iter().filter(|(name, _)| name.starts_with("reward/")) {
+            let found = found[name];
+            assert!(
+                (found - expected).abs() < 1e-4,
+                "{name}: {found} instead of {expected}"
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared >= 4, "{compared} metrics of rewards");
 }

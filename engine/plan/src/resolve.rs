@@ -78,7 +78,8 @@ impl MemoryConfig {
         Self { zero_stage, ..own }.plan(arch)
     }
 
-    /// The plan of a model that only scores, with a budget of its own where it has one.
+    /// The plan of a model that only scores, with a budget of its own where it has one. Devices that are data parallel and nothing else
+    /// share its weights out with those of the policy (`zero_stage: 3`).
     ///
     /// # Errors
     /// As [`Self::plan`].
@@ -88,7 +89,17 @@ impl MemoryConfig {
         score_tokens: Option<usize>,
         param_offload: ParamOffload,
     ) -> Result<ModelPlan> {
-        self.scorer(score_tokens, param_offload).plan(arch)
+        let own = self.scorer(score_tokens, param_offload);
+        let shared = [
+            self.tensor_model_parallel_size,
+            self.pipeline_model_parallel_size,
+            self.ulysses_sequence_parallel_size,
+        ];
+        let zero_stage = match self.zero() {
+            Zero::Stage3 if shared == [1; 3] => self.zero_stage,
+            Zero::Off | Zero::Stage1 | Zero::Stage2 | Zero::Stage3 => 0,
+        };
+        Self { zero_stage, ..own }.plan(arch)
     }
 
     /// The settings of a model that only scores.

@@ -3,17 +3,22 @@
 //! The score of a sequence is the head's number at its last real token, as transformers' `…ForSequenceClassification` reads it:
 //! the last one that is not the padding token of the model's config.
 
-use crate::executor::{BoundaryLog, Executor, Residency, ResidentModel, Runtime, values_all};
+use crate::executor::{
+    BoundaryLog, Executor, Residency, ResidentModel, Runtime, kept_values, values_all,
+};
 use crate::hub::{ModelFiles, model_folder};
 use crate::learner::score_cut;
-use crate::plan::{MemoryConfig, Role};
+use crate::plan::{MemoryConfig, Role, Zero};
 use crate::sequence::Sequence;
 use crate::task::{PromptText, RewardInput, RewardModelConfig};
+use crate::world::World;
+use crate::world::codec::Reader;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::{Precision, PrecisionExt, device};
 use firebrick_models::arch::HeadKind;
+use firebrick_models::decoder::RankPart;
 use firebrick_models::tokenizer::Message;
 use firebrick_models::{Arch, Checkpoint, Tokenizer};
 use std::path::Path;
@@ -34,6 +39,8 @@ pub struct Surroundings<'a> {
     pub precision: Precision,
     /// The policy's tokenizer.
     pub tokenizer: &'a Tokenizer,
+    /// The ranks of the run.
+    pub world: &'a World,
 }
 
 /// A prompt with a completion, as a reward model may read it.
@@ -125,9 +132,22 @@ impl RewardModel {
         if let Some(log) = around.log.filter(|_| !is_own) {
             runtime = runtime.with_log(Arc::clone(log));
         }
-        let plan = memory.scorer_plan(&arch, config.score_tokens, config.param_offload)?;
-        let decoder = checkpoint.load(device)?;
-        let mut placed = ResidentModel::new(decoder, plan, Role::RewardModel, &runtime.accounts);
+        let mut plan = memory.scorer_plan(&arch, config.score_tokens, config.param_offload)?;
+        if is_own {
+            plan.zero = Zero::Off;
+        }
+        if plan.zero == Zero::Stage3 {
+            runtime = runtime.with_world(around.world.clone());
+        }
+        let world = runtime.world().clone();
+        let values = kept_values(&plan, &arch, &world);
+        let part = RankPart {
+            share: None,
+            values: Some(&values),
+        };
+        let decoder = checkpoint.load_part(part, device)?;
+        let placed = ResidentModel::new(decoder, plan, Role::RewardModel, &runtime.accounts);
+        let mut placed = placed.shared_by(&world);
         placed.set_residency(Residency::Idle)?;
         placed.decoder.check_computed()?;
         Ok(Self {
@@ -244,16 +264,33 @@ impl RewardModel {
         }
     }
 
-    /// Scores of token rows, in their order, in batches under its budget. The model visits its device for that.
+    /// Scores of token rows, in their order, in batches under its budget. The model visits its device for that. Ranks that share its
+    /// weights out call it together, each with rows of its own: all are dealt out anew, so that all gather as often.
     ///
     /// # Errors
-    /// `Error::Budget` for a row beyond its budget of tokens; `Error::OutOfMemory` above `memory.limit`; `Error::Model` and `Error::Device`
+    /// Where a rank failed or is gone; `Error::Budget` for a row beyond its budget of tokens; `Error::OutOfMemory` above `memory.limit`; `Error::Model` and `Error::Device`
     /// where the device fails.
     pub fn score(&mut self, rows: Vec<Vec<u32>>) -> Result<Vec<f64>> {
         self.placed.set_residency(Residency::Pass)?;
-        let scored = self.scored(rows);
+        let scored = if self.runtime.world().is_solo() {
+            self.scored(rows)
+        } else {
+            self.scored_together(&rows)
+        };
         self.placed.set_residency(Residency::Idle)?;
         scored
+    }
+
+    /// Scores of this rank's rows, among those of all.
+    fn scored_together(&self, rows: &[Vec<u32>]) -> Result<Vec<f64>> {
+        let world = self.runtime.world();
+        let all = world.gather(
+            |to| to.list(rows.iter(), |to, row| to.tokens(row)),
+            |from| from.list(Reader::tokens),
+        )?;
+        let before = all[..world.rank()].iter().map(Vec::len).sum::<usize>();
+        let scores = self.scored(all.concat())?;
+        Ok(scores[before..before + rows.len()].to_vec())
     }
 
     fn scored(&self, rows: Vec<Vec<u32>>) -> Result<Vec<f64>> {

@@ -94,6 +94,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
             log: None,
             precision: config.precision,
             tokenizer: &source.tokenizer,
+            world: &World::default(),
         },
     )?;
     let needs = config.objective.build()?.needs();

@@ -90,6 +90,7 @@ impl Loaded {
             log: Some(&log),
             precision: config.precision,
             tokenizer: &opened.source.tokenizer,
+            world: &opened.world,
         };
         let reward_manager = if opened.judges() {
             RewardManager::open(opened.data.prompts.task(), around)?

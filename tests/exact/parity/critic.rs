@@ -14,6 +14,7 @@ use firebrick_engine::plan::{Layout, MemoryConfig, ModelPlan, Role};
 use firebrick_engine::reward::{RewardModel, Surroundings};
 use firebrick_engine::sequence::{Sequence, column};
 use firebrick_engine::task::{RewardInput, RewardModelConfig};
+use firebrick_engine::world::World;
 use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, export};
 use firebrick_models::decoder::Param;
@@ -217,6 +218,7 @@ fn rewards(
         accounts: &runtime.accounts,
         log: None,
         tokenizer: &Tokenizer::from_dir(&model.dir).expect("the policy's tokenizer"),
+        world: &World::default(),
     };
     let mut judge = RewardModel::open("judge", &config, around)
         .unwrap_or_else(|error| panic!("{}: {error}", model.name));

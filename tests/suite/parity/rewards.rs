@@ -8,6 +8,7 @@ use firebrick_backends::accounts::Accounts;
 use firebrick_engine::plan::{MemoryConfig, ParamOffload};
 use firebrick_engine::reward::{RewardModel, ScoredCompletion, Surroundings};
 use firebrick_engine::task::{PromptText, RewardInput, RewardModelConfig};
+use firebrick_engine::world::World;
 use firebrick_models::tokenizer::{Message, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
@@ -63,6 +64,7 @@ fn open(dir: &Path, input: RewardInput, memory: &MemoryConfig) -> RewardModel {
         accounts: &Accounts::new(),
         log: None,
         tokenizer: &tokenizer,
+        world: &World::default(),
     };
     RewardModel::open("judge", &config, around).unwrap_or_else(|error| panic!("{error}"))
 }
@@ -181,6 +183,7 @@ fn refused(dir: &Path, input: RewardInput, policy: &Tokenizer, parts: &[&str]) {
         accounts: &Arc::clone(&Accounts::new()),
         log: None,
         tokenizer: policy,
+        world: &World::default(),
     };
     let error = RewardModel::open("judge", &config, around).map(|_| ());
     let message = error.expect_err("refused").to_string();

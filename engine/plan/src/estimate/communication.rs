@@ -26,7 +26,7 @@ use super::segment_totals::SegmentTotals;
 use super::sizes::F32;
 use super::time;
 use super::unit_messages::ModelMessages;
-use crate::ModelPlan;
+use crate::{ModelPlan, Zero};
 use firebrick_spec::arch::{HeadKind, QkNorm};
 
 /// Bytes by which devices that sample together compare their tokens.
@@ -258,6 +258,16 @@ impl Context<'_> {
         found
     }
 
+    /// Weights that a reward model's passes gather, where devices share them out.
+    pub(super) fn reward_traffic(&self, index: usize) -> Communication {
+        let plan = self.rewards[index].0;
+        if self.training.is_several() && plan.zero == Zero::Stage3 {
+            self.reward(index).forward_traffic(plan)
+        } else {
+            Communication::default()
+        }
+    }
+
     /// The critic's values.
     pub(super) fn values_traffic(&self) -> Communication {
         if self.training.is_several() {
@@ -320,6 +330,9 @@ impl Context<'_> {
             (EstimatePhase::Backward, backward(self)),
             (EstimatePhase::Optimizer, self.optimizer_traffic()),
         ];
+        for index in 0..self.rewards.len() {
+            all.push((EstimatePhase::Reward, self.reward_traffic(index)));
+        }
         if let Some(critic) = self.critic() {
             all.push((EstimatePhase::Values, critic.values_traffic()));
             all.push((EstimatePhase::CriticBackward, backward(&critic)));

@@ -138,6 +138,7 @@ impl<'a> Context<'a> {
             arch,
             lora: None,
             sizes: self.rewards[index].1,
+            units: self.counted.reward_units[index],
             widths: Widths::of(arch, None, self.profile),
             trained: self.trained.clone(),
             rewards: self.rewards.clone(),

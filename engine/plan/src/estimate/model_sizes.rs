@@ -21,6 +21,8 @@ pub(crate) struct ModelSizes {
     pub whole_policy: Sizes,
     whole_critic: Option<Sizes>,
     pub rewards: Vec<Sizes>,
+    /// Messages about the units of each reward model.
+    pub reward_units: Vec<UnitMessages>,
     /// Numbers of the policy's matrices that a GPU joins where sampling copies them.
     pub joined: u64,
     /// Messages about the policy's units and the critic's.
@@ -35,6 +37,10 @@ impl ModelSizes {
     /// Those of a stage, where there is one.
     pub fn of(workload: &Workload, parallel: &Parallel, stage: Option<PipelineStage>) -> Self {
         let rewards = workload.rewards.iter();
+        let shared = (parallel.replicas(), parallel.tensor);
+        let reward_units = rewards
+            .clone()
+            .map(|own| UnitMessages::of(&own.arch, None, shared));
         let critic = workload.critic_arch();
         let lora = workload.lora.as_ref();
         let policy = Some((&workload.arch, lora));
@@ -42,7 +48,6 @@ impl ModelSizes {
             stage,
             units: [policy, critic.map(|arch| (arch, None))].map(|model| {
                 model.map_or_else(UnitMessages::default, |(arch, lora)| {
-                    let shared = (parallel.replicas(), parallel.tensor);
                     UnitMessages::of(arch, lora, shared).of_stage(arch, stage)
                 })
             }),
@@ -52,6 +57,7 @@ impl ModelSizes {
             critic: critic.map(|arch| Sizes::of_stage(arch, None, stage)),
             whole_policy: Sizes::of(&workload.arch, lora),
             whole_critic: critic.map(|arch| Sizes::of(arch, None)),
+            reward_units: reward_units.collect(),
             rewards: rewards.map(|own| Sizes::of(&own.arch, None)).collect(),
             joined: joined(&workload.arch),
             warm_up: workload.warming_up(),

@@ -123,9 +123,12 @@ pub(super) fn resident(models: Models<'_>, doing: Activity) -> MemoryUsage {
             Activity::Reward(at_work) if at_work == index => Presence::Running,
             _ => Presence::Idle,
         };
-        // each device judges by itself, with whole models
-        let parallel = &parallel.replicated();
-        held += weights(sizes, own, Category::RewardModel, parallel, now);
+        let replicated = parallel.replicated();
+        let devices = match own.zero {
+            Zero::Stage3 => parallel,
+            Zero::Off | Zero::Stage1 | Zero::Stage2 => &replicated,
+        };
+        held += weights(sizes, own, Category::RewardModel, devices, now);
     }
     held
 }

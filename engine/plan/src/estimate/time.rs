@@ -242,7 +242,8 @@ fn reward(ctx: &Context<'_>) -> f64 {
                 Home::Host => ctx.copy((2 * sizes.bytes()) as f64),
                 Home::Device => 0.0,
             };
-            judged * forward(&ctx.reward(index), plan) + visit
+            let gathers = ctx.reward_traffic(index).seconds();
+            judged * (forward(&ctx.reward(index), plan) + gathers) + visit
         })
         .sum()
 }
