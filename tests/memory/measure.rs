@@ -162,9 +162,11 @@ impl Case {
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS as u64,
             prepack: self.prepack,
             lora: self.lora.clone(),
-            critic: self
-                .critic_arch()
-                .map(|arch| CriticWork { arch, clips: true }),
+            critic: self.critic_arch().map(|arch| CriticWork {
+                arch,
+                clips: true,
+                starts_from_policy: true,
+            }),
             ..Workload::grpo(self.arch.clone(), lengths, prompts, self.group as u64)
         }
     }

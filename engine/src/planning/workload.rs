@@ -63,6 +63,7 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
                 Ok::<_, Error>(CriticWork {
                     arch: critic_architecture(critic, arch)?,
                     clips: critic.optim.clip_grad.is_some(),
+                    starts_from_policy: critic.model.path.is_none(),
                 })
             })
             .transpose()?,

@@ -6,6 +6,8 @@ use crate::objective::{
     TokenLoss,
 };
 use crate::rollout::Rollout;
+use firebrick_backends::collective::{Settings, Threads};
+use firebrick_backends::transfer::Copier;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -344,4 +346,32 @@ fn a_step_that_updates_segments_on_the_way_is_not_replayed_and_the_run_resumes_f
         assert!(said.contains(part), "{said}");
     }
     resumes(&runs, &settings);
+}
+
+#[test]
+fn a_panic_of_one_ranks_copier_thread_ends_the_run_of_all_and_names_the_rank() {
+    let runs = Runs::new();
+    let ended = Threads::run(2, Settings::default(), |rank| {
+        let own = rank.rank();
+        let config = runs.config_with("run", &["memory.optimizer_offload=cpu"]);
+        let mut trainer = Trainer::builder(config).world(rank).build().unwrap();
+        trainer.step().unwrap();
+        let copier = Copier::asynchronous(&trainer.device);
+        let failed = trainer.phase(Phase::UpdateActor, |t| {
+            t.recovering(Phase::UpdateActor, |_| {
+                if own == 1 {
+                    copier
+                        .run(|| -> firebrick_backends::Result<()> { panic!("a copy tore") })
+                        .wait()?;
+                }
+                Ok(())
+            })
+        });
+        trainer.telling(failed).expect_err("an end").to_string()
+    });
+    for (rank, said) in ended.into_iter().enumerate() {
+        let said = said.unwrap();
+        assert!(said.contains("a copy tore"), "{rank}: {said}");
+        assert!(rank == 1 || said.contains("rank 1"), "{rank}: {said}");
+    }
 }

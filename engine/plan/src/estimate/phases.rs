@@ -28,7 +28,7 @@ impl Context<'_> {
                 self.with_a_whole_unit(held)
             };
             // a policy with adapters, or one that a critic starts from, is whole before ranks that share matrices cut it
-            let adapted = self.workload.lora.is_some() || self.critic().is_some();
+            let adapted = self.workload.lora.is_some() || self.critic_follows_policy();
             let held = match self.trained.first() {
                 Some((role, sizes)) if self.parallel.tensor > 1 && adapted => {
                     held.on_device(role.category(), sizes.width * sizes.total())
@@ -41,7 +41,12 @@ impl Context<'_> {
 
     /// Whether the policy is whole until all models are there: a critic starts from it, or a value head stands beside it.
     fn loads_whole_models(&self) -> bool {
-        self.critic().is_some() || self.arch.joint_value_head
+        self.critic_follows_policy() || self.arch.joint_value_head
+    }
+
+    fn critic_follows_policy(&self) -> bool {
+        let critic = self.workload.critic.as_ref();
+        critic.is_some_and(|own| own.starts_from_policy)
     }
 
     /// Adds what devices that share out weights, or have stages, hold beside their parts while these are read: the largest unit.

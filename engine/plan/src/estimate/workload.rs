@@ -111,6 +111,8 @@ pub struct CriticWork {
     pub arch: Arch,
     /// Its gradients are clipped by their global norm.
     pub clips: bool,
+    /// It starts from the policy, as that is before the first step, and not from a checkpoint of its own.
+    pub starts_from_policy: bool,
 }
 
 impl Workload {

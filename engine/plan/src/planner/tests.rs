@@ -9,6 +9,7 @@ use firebrick_spec::{Arch, Backend, Category};
 use serde_json::{Value, json};
 use std::path::Path;
 
+mod next_cheaper;
 mod stages;
 mod warm_up;
 
@@ -47,6 +48,7 @@ fn with_critic(mut request: Request) -> Request {
     request.workload.critic = Some(CriticWork {
         arch: request.workload.arch.clone().with_value_head(),
         clips: true,
+        starts_from_policy: true,
     });
     request
 }
@@ -269,58 +271,6 @@ fn advice_holds() {
         shorter.workload.response_length = length.parse().expect("a number");
         assert!(shorter.fit().is_ok());
     }
-}
-
-#[test]
-fn the_next_cheaper_plan_is_smaller_by_what_was_mispredicted() {
-    let free = request(arch(8, 512, 32_000), Backend::Cpu);
-    let first = free.fit().expect("fits");
-    let predicted = first
-        .estimate
-        .phase(EstimatePhase::Backward)
-        .expect("a phase")
-        .total_bytes;
-    let failure = Failure {
-        phase: Some(EstimatePhase::Backward),
-        used: Some(predicted * 5 / 4),
-        limit: Some(predicted),
-    };
-    let next = free
-        .next_cheaper(&first.plan, &failure)
-        .expect("a cheaper one");
-    let after = next
-        .estimate
-        .phase(EstimatePhase::Backward)
-        .expect("a phase")
-        .total_bytes;
-    assert!(after <= predicted * 4 / 5, "{after} of {predicted}");
-    let again = free
-        .next_cheaper(&next.plan, &Failure::default())
-        .expect("another");
-    assert!(again.estimate.peak_bytes as f64 <= 0.91 * next.estimate.peak_bytes as f64);
-}
-
-/// What a runtime takes for itself no plan can save: of a small model it is most of what is in use.
-#[test]
-fn the_next_cheaper_plan_saves_a_tenth_of_what_plans_decide_about() {
-    let mut small = request(arch(3, 128, 512), Backend::Cuda);
-    small.workload.prompt_length = 8;
-    small.workload.response_length = 8;
-    let first = small.as_configured().expect("a plan");
-    let backward = |fit: &Fit| fit.estimate.phase(EstimatePhase::Backward).cloned();
-    let before = backward(&first).expect("a phase");
-    let overhead = before.categories[&Category::Overhead];
-    assert!(2 * overhead > before.total_bytes, "{before:?}");
-    let failure = Failure {
-        phase: Some(EstimatePhase::Backward),
-        ..Failure::default()
-    };
-    let next = small
-        .next_cheaper(&first.plan, &failure)
-        .expect("a cheaper one");
-    let after = backward(&next).expect("a phase").total_bytes;
-    let saved = before.total_bytes - after;
-    assert!(10 * saved >= before.total_bytes - overhead, "{saved} saved");
 }
 
 #[test]

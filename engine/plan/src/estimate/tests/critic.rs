@@ -4,7 +4,7 @@ use super::arch;
 use crate::estimate::estimate_parallel;
 use crate::estimate::{Along, CriticWork, EstimatePhase, MessageKind, Parallel, Workload};
 use crate::test_support::device;
-use crate::{Error, MemoryConfig};
+use crate::{Error, MemoryConfig, Zero};
 use firebrick_spec::{Backend, Category};
 
 fn workload() -> Workload {
@@ -13,6 +13,7 @@ fn workload() -> Workload {
         critic: Some(CriticWork {
             arch: policy.clone().with_value_head(),
             clips: true,
+            starts_from_policy: true,
         }),
         ..Workload::grpo(policy, [256, 256], 8, 8)
     }
@@ -86,4 +87,36 @@ fn a_critics_degree_has_to_divide_devices_heads_and_work() {
         let message = refused(parallel);
         assert!(message.contains(part), "{message}");
     }
+}
+
+/// A critic that starts from the policy is made from all of it, on every device; one with a checkpoint of its own is read in parts.
+#[test]
+fn a_critic_with_a_checkpoint_of_its_own_is_loaded_beside_no_whole_model() {
+    let memory = MemoryConfig {
+        zero_stage: 3,
+        gradient_checkpointing: true,
+        ..MemoryConfig::default()
+    };
+    let parallel = Parallel {
+        zero: Zero::Stage3,
+        ..spread(8, 1, None)
+    };
+    let loading = |starts_from_policy| {
+        let mut workload = workload();
+        if let Some(critic) = &mut workload.critic {
+            critic.starts_from_policy = starts_from_policy;
+        }
+        let critic = workload.critic_arch();
+        let plan = memory
+            .plans(&workload.arch, false, critic, 8)
+            .expect("a plan");
+        let found = estimate_parallel(&workload, &plan, &device(Backend::Cuda), &parallel);
+        let load = found.phase(EstimatePhase::Load).expect("loading");
+        [Category::Parameters, Category::Critic].map(|category| load.categories[&category])
+    };
+    let ([policy, critic], [own_policy, own_critic]) = (loading(true), loading(false));
+    assert!(
+        4 * own_critic < critic && 2 * own_policy < policy,
+        "{own_policy} and {own_critic} of {policy} and {critic}"
+    );
 }

@@ -13,6 +13,7 @@ fn large_vocabulary() -> Workload {
         critic: Some(CriticWork {
             arch: policy.clone().with_value_head(),
             clips: true,
+            starts_from_policy: true,
         }),
         ..Workload::grpo(policy, [256, 256], 8, 8)
     }
