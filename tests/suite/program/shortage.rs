@@ -204,12 +204,15 @@ mod cuda {
         let output = format!("output={}", bench.path(name).display());
         let steps = format!("trainer.steps={}", steps(STEPS));
         let settings = [&RUN[..], &["device=cuda", &output, &steps], more].concat();
+        // a pipe that nobody reads holds up who says more than it has room for
+        let said = bench.path(&format!("{name}.stderr"));
+        let log = std::fs::File::create(&said).expect("a file");
         let mut child = bench
             .command("train", &settings)
             .env(refused[0], refused[1])
             .env("FIREBRICK_LOG", "warn")
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stderr(log)
             .spawn()
             .expect("the program starts");
         let began = Instant::now();
@@ -220,7 +223,11 @@ mod cuda {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        child.wait_with_output().expect("a child that ended")
+        let ended = child.wait_with_output().expect("a child that ended");
+        Output {
+            stderr: std::fs::read(said).expect("what it said"),
+            ..ended
+        }
     }
 
     /// What the stand-in counted: allocations that a run asked the driver for, and those that were refused.
