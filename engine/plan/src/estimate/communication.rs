@@ -301,7 +301,7 @@ impl Context<'_> {
         let seconds = |gathers: &Communication| gathers.times(rounds).seconds();
         let [first, again] = totals.messages.gathers.each_ref().map(seconds);
         own.hide_gathers(weights.ahead(first).min(forward));
-        if plan.prefetch > 0 {
+        if weights.runs_ahead() {
             own.hide_gathers(again.min(backward));
         }
         found += own;

@@ -5,7 +5,8 @@ use crate::estimate::{EstimatePhase, MessageKind, Parallel, Workload, estimate_p
 use crate::test_support::device;
 use crate::{MemoryConfig, OptimizerOffload, ParamOffload, Zero};
 use firebrick_spec::{
-    Backend, Cluster, DeviceProfile, KernelRates, LinkSpec, LogitRates, Precision, RowsRate,
+    Backend, Cluster, DeviceProfile, KernelRates, LinkKind, LinkSpec, LogitRates, Precision,
+    RowsRate,
 };
 
 #[test]
@@ -81,8 +82,12 @@ fn in_half_precision_an_idle_optimizer_copies_masters_beside_its_moments() {
     assert!((ratio - 12.0 / 8.0).abs() < 1e-6, "{ratio}");
 }
 
-/// What two devices that share out weights send and how long a step's backward passes take, over links of a rate.
+/// What two devices that share out weights send and how long a step's backward passes take, over links of a rate, through the hosts.
 fn sharded(prefetch: usize, link: Option<&str>) -> (f64, f64) {
+    sharded_over(LinkKind::Host, prefetch, link)
+}
+
+fn sharded_over(kind: LinkKind, prefetch: usize, link: Option<&str>) -> (f64, f64) {
     let workload = workload();
     let memory = MemoryConfig {
         zero_stage: 3,
@@ -94,7 +99,9 @@ fn sharded(prefetch: usize, link: Option<&str>) -> (f64, f64) {
         .expect("a plan");
     let cluster = link.map(|link| {
         let link: LinkSpec = link.parse().expect("a link");
-        Cluster::new(1, 2, link, link)
+        let mut cluster = Cluster::new(1, 2, link, link);
+        cluster.link.kind = kind;
+        cluster
     });
     let parallel = Parallel {
         data: 2,
@@ -131,6 +138,14 @@ fn gathers_of_weights_hide_behind_computation_as_far_as_it_lasts() {
         }
         assert_eq!(sharded(2, Some(link)), (ahead, waited));
     }
+}
+
+#[test]
+fn gathers_from_gpu_to_gpu_are_waited_for() {
+    let link = Some("400GB/s");
+    let waits = |prefetch| sharded_over(LinkKind::Nvlink4, prefetch, link);
+    assert_eq!(waits(1), waits(0));
+    assert!(sharded(1, link) < waits(1), "through the hosts they hide");
 }
 
 /// A processor whose kernels take no time but for those that a test asks for.
