@@ -126,7 +126,7 @@ fn judged_by_a_model(folder: &Path, overrides: &[&str]) -> (Vec<BTreeMap<String,
             .collect()
     });
     let readings = std::fs::read_to_string(folder.join("memory.jsonl")).unwrap();
-    let bytes = readings.lines().flat_map(|line| {
+    let bytes = readings.lines().filter_map(|line| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         let phase = line["phase"] == "update_actor";
         let accounts = line["accounts"].as_array().unwrap().clone();
