@@ -115,7 +115,7 @@ impl<'r> Fetcher<'r> {
         let gathering = match &self.shards {
             Some(_) if missing.is_empty() => None,
             Some(_) if self.prefetch == 0 => Some(Gathering::Then(missing)),
-            // from device to device it takes less time than it took to get to the host
+            // a gather from device to device is waited for
             Some(shards) if shards.gathers_on_device(decoder, &missing) => {
                 Some(Gathering::Then(missing))
             }
