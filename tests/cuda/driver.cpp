@@ -26,7 +26,7 @@
  * STAND_IN_REFUSE=N:BYTES refuses memory from the N-th allocation on, until so many bytes were given back since; at the end the
  * program says how many allocations were asked for, and how many refused. STAND_IN_REFUSE_PINNED=N:BYTES does the same with memory of
  * the host that the driver pins. STAND_IN_REFUSE_WHILE=FILE refuses memory while there is such a file, and adds a line to it with the bytes
- * of each allocation that was refused.
+ * of each allocation that was refused; a file that begins with the line "at most N" is removed after N of them.
  *
  * STAND_IN_SKIP_KERNELS=1 leaves out what kernels compute, as with NVRTC's, and memory begins as zeros: what remains is the time of the
  * host, and of this file.
@@ -363,14 +363,21 @@ static shortage of_device("STAND_IN_REFUSE", "allocations"), of_pinned("STAND_IN
 static bool is_told_to_refuse(size_t bytes)
 {
 	static const char *path = getenv("STAND_IN_REFUSE_WHILE");
-	if (!path || access(path, F_OK))
+	FILE *file = path ? fopen(path, "r+") : nullptr;
+	if (!file)
 		return false;
-	FILE *file = fopen(path, "a");
-	if (file) {
-		fprintf(file, "%zu\n", bytes);
-		fclose(file);
-	}
-	return true;
+	size_t most = 0, lines = 0;
+	bool limited = fscanf(file, "at most %zu", &most) == 1;
+	rewind(file);
+	for (int c; (c = fgetc(file)) != EOF;)
+		lines += c == '\n';
+	bool is_over = limited && lines > most;
+	if (is_over)
+		remove(path);
+	else
+		fseek(file, 0, SEEK_END), fprintf(file, "%zu\n", bytes);
+	fclose(file);
+	return !is_over;
 }
 
 /* Ends where a page begins that must not be touched. */

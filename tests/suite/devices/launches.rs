@@ -5,7 +5,8 @@ use super::{model, on_gpus};
 use crate::support::fixtures;
 use crate::support::model::{Model, nll_rows};
 use crate::support::report;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
+use firebrick_backends::kernels::{KvPool, SlotMapping, write_kv};
 use firebrick_backends::launches::{LaunchCounts, before_each, count, total};
 use firebrick_backends::memory::{read, read_pools};
 use firebrick_engine::objective::sft::Nll;
@@ -14,11 +15,14 @@ use firebrick_models::generate::{Generated, SchedulerConfig};
 use firebrick_models::{Arch, Decoder, KvCacheDtype, Prepack, Quantization};
 use serde_json::{Value, json};
 use std::cell::Cell;
+use std::hint::spin_loop;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 on_gpus! {
     before_a_launch_what_it_reads_and_what_it_writes_is_in_use,
+    a_pool_that_is_being_made_is_written_in_place,
     joined_matrices_change_no_token,
     steps_that_replay_a_graph_draw_the_same_tokens,
     a_graph_reads_long_sequences_as_they_grow,
@@ -42,6 +46,34 @@ fn before_a_launch_what_it_reads_and_what_it_writes_is_in_use(device: &Device) {
     let (most, after) = (most.get() - before, after - before);
     assert!(most >= tensor && most < 2 * tensor, "{most} bytes");
     assert!(after < tensor, "{after} bytes");
+}
+
+/// The thread that serves a device allocates a pool, sooner or later, while this one asks for what writes it.
+fn a_pool_that_is_being_made_is_written_in_place(device: &Device) {
+    const POOLS: usize = 300;
+    let device = &device.clone().inner();
+    let new: Tensor<3> = Tensor::ones([1, 2, 32], device);
+    let mapping = SlotMapping::new(vec![3], device);
+    let (pools, launches) = count(|| {
+        let pools = (0..POOLS).map(|i| {
+            device.sync().expect("a device that works");
+            let pool = KvPool::float(2, 64, 32, DType::F32, device);
+            // what is asked for goes to that thread some launches at a time
+            let mut other = Tensor::<1>::ones([1], device);
+            for _ in 0..i % 40 {
+                other = other * 2.0;
+            }
+            let (asked, later) = (Instant::now(), Duration::from_micros(i as u64 % 7 * 5));
+            while asked.elapsed() < later {
+                spin_loop();
+            }
+            write_kv(pool, [&new, &new], &mapping)
+        });
+        pools.collect::<Vec<_>>()
+    });
+    assert_eq!(pools.len(), POOLS);
+    let copies = launches_of(&launches, "copy_kernel");
+    assert_eq!(copies, 0, "{launches:?}");
 }
 
 const JOINED: Prepack = Prepack {

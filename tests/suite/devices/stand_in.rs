@@ -8,7 +8,7 @@ use firebrick_backends::device::open;
 pub const RECORD: &str = "STAND_IN_RECORD";
 /// What runs as soon as it is asked for.
 pub const EARLY: &str = "STAND_IN_EARLY";
-/// Memory is refused while this file is there, which gets a line for each refusal.
+/// Memory is refused while this file is there, which gets a line for each refusal. One that begins with `at most N` goes after N.
 pub const REFUSE_WHILE: &str = "STAND_IN_REFUSE_WHILE";
 
 /// Whether the card is the stand-in; a real one keeps no record and takes no orders.

@@ -1,7 +1,7 @@
 //! `AdamW` (Loshchilov & Hutter, 2019) in one pass over parameter, gradient and both moments.
 
 use super::launch::{
-    address, detached, elem, elementwise, empty, into_writable, output_arg, reuse_or_alloc,
+    address, detached, elem, elementwise, empty, into_writable, is_unshared, output_arg, reuse_if,
     supports,
 };
 use crate::kernels::autodiff::KernelBackend;
@@ -41,8 +41,8 @@ pub(super) fn adamw(
         None => [(); 2].map(|()| empty(&value, shape, DType::F32)),
     };
     let dtype = elem(&first);
-    let (new_first, first_in_place) = reuse_or_alloc(&first);
-    let (new_second, second_in_place) = reuse_or_alloc(&second);
+    let (new_first, first_in_place) = reuse_if(is_unshared(&first), &first);
+    let (new_second, second_in_place) = reuse_if(is_unshared(&second), &second);
     let gradient = detached(gradient.clone());
     let (count, dim) = elementwise(&value, n);
     let stored = stored.map(|t| into_writable(detached(t)));

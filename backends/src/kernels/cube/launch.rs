@@ -118,9 +118,15 @@ pub(super) fn empty_or_zeros(
     CubeTensor::new_contiguous(flat.client, flat.device, shape, flat.handle, flat.dtype)
 }
 
+/// Whether nobody else has a tensor's buffer. The thread that serves the device holds a buffer while it allocates it, so that one which
+/// is being made looks shared: then this waits until that thread has done what it was asked for, and looks again.
+pub(super) fn is_unshared(tensor: &CubeTensor) -> bool {
+    tensor.can_mut() || tensor.client.exclusive(|| ()).is_ok() && tensor.can_mut()
+}
+
 /// A contiguous tensor that may be written to: the same where it is not shared, a contiguous copy otherwise.
 pub(super) fn into_writable(tensor: CubeTensor) -> CubeTensor {
-    if tensor.can_mut() {
+    if is_unshared(&tensor) {
         tensor
     } else {
         // Burn's own copy may have padding between rows on CUDA, and kernels count elements without it
@@ -130,7 +136,12 @@ pub(super) fn into_writable(tensor: CubeTensor) -> CubeTensor {
 
 /// The buffer of an output: that of an input where it is not shared, and whether it is; otherwise a new one of its shape and type.
 pub(super) fn reuse_or_alloc(input: &CubeTensor) -> (CubeTensor, bool) {
-    if input.can_mut() {
+    reuse_if(input.can_mut(), input)
+}
+
+/// The buffer of an output: an input's own, or a new one of its shape and type. Says which.
+pub(super) fn reuse_if(own: bool, input: &CubeTensor) -> (CubeTensor, bool) {
+    if own {
         (input.clone(), true)
     } else {
         (empty(input, input.shape(), input.dtype), false)

@@ -1,11 +1,11 @@
 //! A pool's tensors, as kernels take them.
 
-use super::super::launch::detached;
+use super::super::launch::{detached, into_writable};
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::paged::KvPool;
 use burn::backend::Cube;
 use burn::tensor::{Int, Tensor};
-use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 /// See [`KvPool`].
@@ -26,15 +26,6 @@ pub(super) enum CubePool {
 fn opened<const D: usize>(tensor: Tensor<D, Int>) -> CubeTensor {
     let opened = tensor.try_into_primitive::<Cube>();
     into_contiguous(opened.expect("the device was checked before"))
-}
-
-/// A tensor that may be written to, contiguous: the same where it is not shared, a copy otherwise.
-fn writable(tensor: CubeTensor) -> CubeTensor {
-    if tensor.can_mut() {
-        tensor
-    } else {
-        copy_contiguous(tensor)
-    }
 }
 
 impl CubePool {
@@ -61,17 +52,17 @@ impl CubePool {
     pub(super) fn open_writable(pool: KvPool) -> Self {
         match Self::open(pool) {
             Self::Float { keys, values } => Self::Float {
-                keys: writable(keys),
-                values: writable(values),
+                keys: into_writable(keys),
+                values: into_writable(values),
             },
             Self::Int8 {
                 keys,
                 values,
                 scales,
             } => Self::Int8 {
-                keys: writable(keys),
-                values: writable(values),
-                scales: writable(scales),
+                keys: into_writable(keys),
+                values: into_writable(values),
+                scales: into_writable(scales),
             },
         }
     }
