@@ -4,7 +4,7 @@ use crate::commands::UserError;
 use firebrick::backends::memory::free_bytes;
 use firebrick::backends::profile;
 use firebrick::engine::checkpoint::architecture;
-use firebrick::engine::config::{RunConfig, mode_of};
+use firebrick::engine::config::{DdpBackend, RunConfig, mode_of};
 use firebrick::engine::data::DatasetStats;
 use firebrick::engine::plan::PlanReport;
 use firebrick::engine::plan::estimate::Parallel;
@@ -34,6 +34,15 @@ impl Links {
         profile.cluster(machines, [self.link, self.node_link])
     }
 
+    /// The links of ranks whose values NCCL does not carry, where none are said.
+    fn through_host(self) -> Self {
+        let host = Some(LinkSpec::named(LinkKind::Host));
+        Self {
+            link: self.link.or(host),
+            node_link: self.node_link.or(host),
+        }
+    }
+
     /// Whether either is neither said nor measured.
     pub fn are_assumed(self, cluster: Cluster) -> bool {
         let assumed =
@@ -61,6 +70,12 @@ pub enum Spread {
 }
 
 impl Spread {
+    fn through_host(mut self) -> Self {
+        let (Self::Given { links, .. } | Self::Chosen { links, .. }) = &mut self;
+        *links = links.through_host();
+        self
+    }
+
     /// Devices of one machine that share sequences, the critic's own, matrices and layers so, and nothing else.
     pub fn of_groups(degrees: [usize; 3], critic: Option<usize>) -> Self {
         let [sequence, tensor, pipeline] = degrees.map(|degree| degree as u64);
@@ -107,6 +122,10 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     let (profile, info) = profile::look_up(config.device);
     check_ranks(&spread, profile.backend)?;
     planning::restrict_to_device(&mut config, &profile, info.as_ref());
+    let spread = match config.trainer.ddp_backend {
+        DdpBackend::Mpi => spread.through_host(),
+        DdpBackend::Auto | DdpBackend::Nccl => spread,
+    };
     let (arch, mode) = (architecture(&config)?, mode_of(&config));
     planning::check_preset_share(&mut config, mode, &arch, &profile)?;
     config.rollout.check_on(profile.backend, config.precision)?;
@@ -130,7 +149,8 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
             } else {
                 (1, all)
             };
-            parallel.cluster = Some(links.cluster(machines, &request.profile));
+            let cluster = links.cluster(machines, &request.profile);
+            parallel = parallel.on(cluster, request.profile.backend);
         }
         request = request.spread(parallel)?;
     }

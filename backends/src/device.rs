@@ -8,6 +8,7 @@ pub use firebrick_spec::Backend;
 pub(crate) use hardware::cube_probe;
 pub use hardware::{is_accelerator, is_cpu, is_integrated, largest_buffer};
 
+use crate::out_of_memory::OutOfMemory;
 use crate::{Error, Result};
 use burn::tensor::{Device, DeviceType, FloatDType};
 use serde::{Deserialize, Serialize};
@@ -264,7 +265,10 @@ fn describe(backend: Backend, index: usize, device: &Device) -> Result<DeviceInf
         }
     });
     opened.map_err(|panicked| match panicked.refused {
-        Some(out_of_memory) => out_of_memory,
+        Some(what) => Error::NoRoom {
+            device: spec.to_string(),
+            what,
+        },
         None => Error::Open {
             device: spec.to_string(),
             detail: panicked.message,
@@ -381,7 +385,7 @@ fn open_named(backend: Backend, index: usize) -> Result<(Device, DeviceInfo)> {
 struct Panicked {
     message: String,
     /// Memory that ran out, where a panic said so: that of a backend's thread reaches the caller as a channel that is closed.
-    refused: Option<Error>,
+    refused: Option<OutOfMemory>,
 }
 
 /// Runs something that may panic, without the panic's noise on stderr. One thread at a time: the hook is the process's, and two that
@@ -393,9 +397,9 @@ fn quietly<T>(f: impl FnOnce() -> T) -> Result<T, Panicked> {
     let refused = Arc::new(Mutex::new(None));
     let seen = Arc::clone(&refused);
     std::panic::set_hook(Box::new(move |panic| {
-        if let error @ Error::OutOfMemory(_) = Error::panicked(panic.payload()) {
+        if let Some(what) = OutOfMemory::in_panic(panic.payload()) {
             let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.get_or_insert(error);
+            seen.get_or_insert(what);
         }
     }));
     let result = catch_unwind(AssertUnwindSafe(f));

@@ -55,6 +55,17 @@ pub enum Error {
         /// The driver's message.
         detail: String,
     },
+    /// The device has no memory left for a program that has put nothing on it yet.
+    #[error(
+        "out of memory: {what}. This was while {device} was opened, with nothing of this run on it: other programs have its memory \
+         (`nvidia-smi` lists those on an NVIDIA GPU); end them, or choose another `device` (`firebrick devices` lists them)"
+    )]
+    NoRoom {
+        /// The device as named.
+        device: String,
+        /// Whose memory ran out.
+        what: OutOfMemory,
+    },
     /// A float type that the device cannot compute in.
     #[error(
         "this device does not support {asked}, only {known}; set `precision` to one of these, or choose another `device` \
@@ -126,7 +137,7 @@ impl Error {
     pub fn is_users(&self) -> bool {
         !matches!(
             self,
-            Self::Transfer(_) | Self::OutOfMemory(_) | Self::Collective(_)
+            Self::Transfer(_) | Self::NoRoom { .. } | Self::OutOfMemory(_) | Self::Collective(_)
         )
     }
 }

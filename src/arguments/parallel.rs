@@ -141,7 +141,7 @@ impl ParallelArgs {
             critic_sequence: critic_sequence(config).filter(|&n| n != sequence),
             rollout_tensor: Some(together)
                 .filter(|&n| n != tensor && (n > 1 || self.says_sampling())),
-            cluster: None,
+            ..Parallel::ALONE
         }
     }
 }

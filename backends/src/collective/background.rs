@@ -10,7 +10,7 @@
 
 use super::gathering::{Gathering, Progress};
 use super::tensors::TensorResult;
-use super::{Collective, CollectiveError, Element, Failure, Flat, Result, Traffic};
+use super::{Collective, CollectiveError, Element, Failure, Flat, Look, Result, Traffic};
 use crate::panics::panic_message;
 use burn::tensor::Tensor;
 use firebrick_spec::Home;
@@ -188,6 +188,10 @@ impl Collective for Background {
 
     fn buffers_home(&self) -> Home {
         self.group.buffers_home()
+    }
+
+    fn watch_buffers(&self, look: Look) {
+        self.group.watch_buffers(look);
     }
 
     fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {

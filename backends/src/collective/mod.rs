@@ -75,4 +75,4 @@ pub use settings::Settings;
 pub use solo::Solo;
 pub use threads::Threads;
 pub use traffic::Traffic;
-pub use traits::Collective;
+pub use traits::{Collective, Look};

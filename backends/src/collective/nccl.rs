@@ -25,6 +25,8 @@ mod library;
 mod ranks;
 #[cfg(feature = "cuda")]
 mod roll_call;
+#[cfg(feature = "cuda")]
+mod watched;
 
 use super::{Collective, Result};
 use burn::tensor::Device;

@@ -8,6 +8,9 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+/// What looks at memory.
+pub type Look = Arc<dyn Fn() + Send + Sync>;
+
 /// The ranks of a group, and what they do together. Every rank of the group calls the same operations in the same order, from one
 /// thread; `send` and `receive` concern two of them.
 ///
@@ -68,6 +71,10 @@ pub trait Collective: Any + Debug + Send + Sync {
     fn buffers_home(&self) -> Home {
         Home::Host
     }
+
+    /// From now on `look` is called whenever an operation has all its buffers on the device, where it has any there: what is in use then is
+    /// the most of the operation. Groups that are split from this one look too.
+    fn watch_buffers(&self, _look: Look) {}
 
     /// [`all_gather`](Self::all_gather) of the values of a tensor: a row of all ranks' values on its device.
     ///

@@ -248,8 +248,7 @@ fn presets() -> Result<()> {
             data: gpus,
             zero,
             rollout_tensor: Some(rollout),
-            cluster: Some(machines(gpus)),
-            ..Parallel::default()
+            ..Parallel::default().on(machines(gpus), Backend::Cuda)
         })?;
         let found = request.as_configured()?.estimate;
         let (_, waits) = sent(&found);

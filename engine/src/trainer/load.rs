@@ -229,7 +229,9 @@ fn runtime(opened: &Opened, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
         AllocationTrace::start(source, config.memory.trace)
     });
     let log = BoundaryLog::new(&runtime.accounts, trace);
-    (runtime.with_log(Arc::clone(&log)), log)
+    let runtime = runtime.with_log(Arc::clone(&log));
+    opened.world.watch_buffers(runtime.peak_reader());
+    (runtime, log)
 }
 
 /// The policy with its optimizer; with a value head, where the critic shares its trunk.

@@ -24,6 +24,7 @@ use crate::world::World;
 use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
 use burn::tensor::Device;
+use firebrick_backends::accounts::Home;
 use firebrick_backends::collective::Collective;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::{DeviceInfo, PrecisionExt, device, profile};
@@ -181,8 +182,8 @@ impl Opened {
         Ok(request)
     }
 
-    /// The ranks that predicted bytes are those of one of. Without `ZeRO` a plan is as for one rank alone, where ranks share neither
-    /// sequences nor matrices, and have no stages.
+    /// The ranks that predicted bytes are those of one of. Without `ZeRO` and NCCL a plan is as for one rank alone, where ranks share
+    /// neither sequences nor matrices, and have no stages.
     fn parallel(&self, zero: Zero, cluster: Option<Cluster>) -> Parallel {
         let world = &self.world;
         let critic = world.of_critic().sequence_size();
@@ -193,7 +194,8 @@ impl Opened {
             world.tensor_size(),
             world.stages(),
         ];
-        let alike = zero == Zero::Off && groups.iter().all(|&n| n == 1);
+        let through_host = world.buffers_home() == Home::Host;
+        let alike = zero == Zero::Off && groups.iter().all(|&n| n == 1) && through_host;
         if world.is_solo() || alike {
             return Parallel::default();
         }
@@ -217,6 +219,7 @@ impl Opened {
             sequence,
             critic_sequence: Some(critic).filter(|&n| n != sequence),
             rollout_tensor: Some(together).filter(|&n| n != tensor),
+            nccl: self.world.buffers_home() == Home::Device,
         }
     }
 

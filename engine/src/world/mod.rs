@@ -145,6 +145,11 @@ impl World {
         self.all.buffers_home()
     }
 
+    /// From now on `look` is called whenever an operation has all its buffers on the device, where it has any there.
+    pub fn watch_buffers(&self, look: impl Fn() + Send + Sync + 'static) {
+        self.all.watch_buffers(Arc::new(look));
+    }
+
     /// A tensor's values on every rank one behind the other, in their order.
     ///
     /// # Errors

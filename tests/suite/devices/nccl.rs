@@ -25,9 +25,11 @@ use operations::{
     tensors_give_the_bits_of_their_values_and_keep_their_own, values,
     values_of_tensors_are_never_copied_to_the_host,
 };
+use plans::plans_count_what_nccl_needs_on_a_card;
 
 mod gathers;
 mod operations;
+mod plans;
 
 /// Says that a process is a test's own.
 const INNER: &str = "FIREBRICK_TEST_OF_NCCL";
@@ -66,6 +68,7 @@ mod cuda {
         tensors_give_the_bits_of_their_values_and_keep_their_own,
         values_of_tensors_are_never_copied_to_the_host,
         weights_that_ranks_share_out_stay_on_the_cards,
+        plans_count_what_nccl_needs_on_a_card,
         a_run_over_nccl_learns_to_the_bit_what_it_learns_through_host_memory,
         what_goes_wrong_in_nccl_ends_all_ranks_and_names_the_one,
         a_rank_that_never_comes_to_an_operation_is_waited_for_until_the_deadline,

@@ -135,7 +135,13 @@ impl Outcomes {
 
 /// Whether a run ended as the documents say: by an error that names memory, and what to do.
 fn is_documented(said: &str) -> bool {
-    let advises = ["next_plan.json", "memory.", "rollout.", "trainer."];
+    let advises = [
+        "next_plan.json",
+        "memory.",
+        "rollout.",
+        "trainer.",
+        "choose another `device`",
+    ];
     said.contains("out of memory")
         && !said.contains("panicked at")
         && advises.iter().any(|advice| said.contains(advice))
@@ -278,6 +284,23 @@ mod cuda {
         }
         assert!(outcomes.wrong.is_empty(), "{}", outcomes.wrong.join("\n"));
         assert_eq!(outcomes.undisturbed, 2, "no other plan was taken");
+    }
+
+    #[test]
+    fn a_card_that_others_have_filled_is_said_to_be_full_and_what_to_do() {
+        if std::env::var_os("FIREBRICK_STAND_IN").is_none() {
+            return;
+        }
+        let bench = Bench::new();
+        let refused = run(&bench, "full", 1, 1 << 40);
+        assert!(!refused.status.success());
+        let said = stderr(&refused);
+        assert!(is_documented(&said), "{said}");
+        assert!(
+            said.contains("while cuda:0 was opened") && said.contains("`nvidia-smi`"),
+            "{said}"
+        );
+        assert!(!bench.path("full").exists(), "a folder of no run");
     }
 
     #[test]

@@ -6,11 +6,12 @@ use super::super::header::OperationKind;
 use super::super::operation::{Operation, during};
 use super::super::tensors::TensorResult;
 use super::super::{
-    Background, Collective, CollectiveError, Element, Failure, Flat, Result, Traffic,
+    Background, Collective, CollectiveError, Element, Failure, Flat, Look, Result, Traffic,
 };
 use super::card::{Buffer, Card, Place, dtype_of};
 use super::communicator::{Communicator, Wait};
 use super::library::{self, ID, UniqueId};
+use super::watched::Watched;
 use crate::Error;
 use burn::tensor::Tensor;
 use firebrick_spec::Home;
@@ -27,6 +28,8 @@ pub(super) struct NcclRanks {
     card: Arc<Card>,
     /// None after it has failed.
     communicator: Mutex<Option<Communicator>>,
+    /// Of this group and those that were split from it or that it was split from.
+    watched: Watched,
 }
 
 /// The group that carries messages, where a collective is one.
@@ -123,6 +126,7 @@ impl NcclRanks {
             control,
             card,
             communicator: Mutex::new(Some(communicator)),
+            watched: Watched::default(),
         })
     }
 
@@ -150,6 +154,7 @@ impl NcclRanks {
         let sums = (sizes.sums > 0).then(|| self.card.room(sizes.sums));
         let all: Vec<&Buffer> = [&given, &room].into_iter().chain(&sums).collect();
         let places = self.card.places(&all);
+        self.watched.look();
         // what was there for them is free for them
         drop(sums);
         let failure = places.as_ref().err().map(|error| match error {
@@ -396,7 +401,11 @@ impl Collective for NcclRanks {
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>> {
         let group = self.control.split(color, key)?;
-        Ok(Arc::new(Self::over(group, Arc::clone(&self.card))?))
+        let own = Self::over(group, Arc::clone(&self.card))?;
+        Ok(Arc::new(Self {
+            watched: self.watched.clone(),
+            ..own
+        }))
     }
 
     fn all_gather(&self, own: Flat) -> Result<Flat> {
@@ -425,6 +434,10 @@ impl Collective for NcclRanks {
 
     fn buffers_home(&self) -> Home {
         Home::Device
+    }
+
+    fn watch_buffers(&self, look: Look) {
+        self.watched.set(look);
     }
 
     fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {

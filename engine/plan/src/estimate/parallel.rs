@@ -19,18 +19,15 @@
 //! stage `s`, from 0; the policy is whole on every device while it samples, is loaded and is saved.
 //!
 //! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples by itself. Groups that share
-//! matrices while they sample hold their shares beside the weights that wait. Communication buffers: on the host, through which values
-//! pass, three times a unit's gradients in f32 while these are summed (the message, what is sent of it, what is received, and a device's part
-//! of the sum), and three times its weights while these are gathered (what is sent and received, and what is put together); with T or S above
-//! one, one d-wide activation of a micro-batch throughout.
+//! matrices while they sample hold their shares beside the weights that wait. What messages take on their way is in `buffers`.
 //! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
 
+mod buffers;
 mod checks;
 
-use super::sizes::{F32, Sizes};
 use super::workload::Workload;
 use crate::Zero;
-use firebrick_spec::{Cluster, PipelineStage, TensorShare};
+use firebrick_spec::{Backend, Cluster, LinkKind, PipelineStage, TensorShare};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -56,6 +53,10 @@ pub struct Parallel {
     /// `rollout.tensor_model_parallel_size`): all devices are then such groups, each with prompts of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout_tensor: Option<u64>,
+    /// Whether NCCL moves what the devices send each other, from GPU to GPU: buffers of messages are then in their memory. Otherwise values
+    /// pass through the host's.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub nccl: bool,
     /// How the devices lie in machines, and their links. Where it is not known, messages take no time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<Cluster>,
@@ -77,8 +78,20 @@ impl Parallel {
         sequence: 1,
         critic_sequence: None,
         rollout_tensor: None,
+        nccl: false,
         cluster: None,
     };
+
+    /// The same devices in these machines. Where they are NVIDIA GPUs and links are theirs, NCCL uses them.
+    #[must_use]
+    pub fn on(self, cluster: Cluster, backend: Backend) -> Self {
+        let through_host = matches!(cluster.link.kind, LinkKind::Host | LinkKind::Measured);
+        Self {
+            nccl: backend == Backend::Cuda && !through_host,
+            cluster: Some(cluster),
+            ..self
+        }
+    }
 
     /// Devices in all.
     #[must_use]
@@ -156,7 +169,7 @@ impl Parallel {
                 sequence: 1,
                 critic_sequence: None,
                 rollout_tensor: None,
-                cluster: self.cluster,
+                ..self
             },
         }
     }
@@ -270,36 +283,6 @@ impl Parallel {
     pub fn key_copies(&self, kv_heads: u64) -> u64 {
         let divides = |copies: &u64| (kv_heads * copies).is_multiple_of(self.sequence);
         (1..=self.sequence).find(divides).unwrap_or(1)
-    }
-
-    /// Buffers of the communication between devices, for `tokens` of a micro-batch.
-    #[must_use]
-    pub fn buffers(&self, sizes: &Sizes, tokens: u64, hidden: u64) -> u64 {
-        if self.tensor > 1 || self.sequence > 1 {
-            self.between(tokens * hidden * sizes.width)
-        } else {
-            0
-        }
-    }
-
-    /// Bytes on the host while the replicas sum so many gradients of a unit and share the sum out.
-    #[must_use]
-    pub fn summing(&self, numbers: u64) -> u64 {
-        if self.shares() {
-            3 * self.replicated().gradients(F32 * numbers)
-        } else {
-            0
-        }
-    }
-
-    /// Bytes on the host while the replicas gather so many bytes of weights that they share out.
-    #[must_use]
-    pub fn gathering(&self, bytes: u64) -> u64 {
-        if self.shares() {
-            3 * self.replicated().weights(bytes)
-        } else {
-            0
-        }
     }
 }
 

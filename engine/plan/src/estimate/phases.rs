@@ -217,10 +217,10 @@ impl Context<'_> {
                 continue;
             }
             largest = unit;
-            let gathered = self.parallel.gathering(self.sizes.width * unit);
+            let home = states::home_of_layers(plan);
+            let gathered = self.parallel.gathering(self.sizes.width * unit, home);
             let held = held(self.parallel.optimizer(F32 * left));
-            let held = held.on_host(Category::Communication, gathered);
-            peak.record("gathering what devices updated", held);
+            peak.record("gathering what devices updated", held + gathered);
         }
     }
 
@@ -237,10 +237,12 @@ impl Context<'_> {
             } else {
                 0
             };
+            let staged = self.parallel.staged(gathered);
             let held = self
                 .resident(Activity::Pass(Role::Policy))
                 .on_host(Category::Buffers, matrix)
-                .on_host(Category::Communication, gathered);
+                .on_host(Category::Communication, gathered)
+                .on_device(Category::Communication, staged);
             peak.record("writing a checkpoint", held);
         })
     }

@@ -256,16 +256,13 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let last = plan.segments.len().saturating_sub(1);
     let fetched = fetched(&ctx.sizes, plan, ctx.parallel, last, plan.prefetch);
     let ahead = |visit| gathered_ahead(&ctx.sizes, plan, ctx.parallel, visit, false);
-    let ahead = ahead(1).max(ahead(plan.segments.len()));
     let gathered = gathered_in_place(&ctx.sizes, plan, ctx.parallel);
-    let held = base.on_host(Category::Communication, gathered);
-    peak.record("gathering weights", held);
-    peak.record(
-        "scoring: a layer's forward",
-        base.on_device(category, fetched)
-            .on_host(Category::Communication, ahead)
-            + ctx.forward(shape, plan.attention_rows),
-    );
+    peak.record("gathering weights", base + gathered);
+    for visit in [1, plan.segments.len()] {
+        let forward = base.on_device(category, fetched) + ahead(visit);
+        let forward = forward + ctx.forward(shape, plan.attention_rows);
+        peak.record("scoring: a layer's forward", forward);
+    }
     if !ctx.has_head() {
         return;
     }

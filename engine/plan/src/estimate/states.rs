@@ -218,6 +218,20 @@ fn gathered(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, index: usize) 
     parallel.replicated().weights(bytes)
 }
 
+/// Bytes of weights that a segment gathers from other devices.
+pub(super) fn gathered_by(
+    sizes: &Sizes,
+    plan: &ModelPlan,
+    parallel: &Parallel,
+    segment: &crate::Segment,
+) -> u64 {
+    if !parallel.gathers() || plan.zero != Zero::Stage3 {
+        return 0;
+    }
+    let bytes = segment.units.clone().map(|u| sizes.unit_bytes(u)).sum();
+    parallel.replicated().weights(bytes)
+}
+
 /// Bytes of weights that came to the device for segment `index`, streamed from the host with those of `ahead` others or gathered from other
 /// devices.
 pub(super) fn fetched(
@@ -260,17 +274,25 @@ fn visited(sizes: &Sizes, plan: &ModelPlan, visit: usize, trains: bool) -> u64 {
     }
 }
 
-/// Bytes on the host of weights that are gathered ahead while the `visit`-th of a pass runs: those of the next visits, one of which is under
-/// way.
+/// Where the weights of a model's layers are: on the device if all of them are.
+pub(super) fn home_of_layers(plan: &ModelPlan) -> Home {
+    let resident = plan.segments.iter().all(|s| s.weights == Home::Device);
+    if resident { Home::Device } else { Home::Host }
+}
+
+/// What weights take that are gathered ahead while the `visit`-th of a pass runs: those of the next visits, one of which is under way.
 pub(super) fn gathered_ahead(
     sizes: &Sizes,
     plan: &ModelPlan,
     parallel: &Parallel,
     visit: usize,
     trains: bool,
-) -> u64 {
-    if !parallel.gathers() || plan.zero != Zero::Stage3 {
-        return 0;
+) -> MemoryUsage {
+    let home = home_of_layers(plan);
+    // from GPU to GPU they are waited for
+    let waited_for = parallel.nccl && home == Home::Device;
+    if !parallel.gathers() || plan.zero != Zero::Stage3 || waited_for {
+        return MemoryUsage::default();
     }
     let ahead = visit + 1..=visit + plan.prefetch;
     let (mut there, mut largest) = (0, 0);
@@ -278,17 +300,23 @@ pub(super) fn gathered_ahead(
         there += bytes;
         largest = largest.max(bytes);
     }
-    parallel.gathering(largest) + parallel.replicated().weights(there - largest)
+    let waits = parallel.replicated().weights(there - largest);
+    let under_way = parallel.gathering(largest, home);
+    under_way.on_host(Category::Communication, waits)
 }
 
-/// Bytes on the host while a pass waits for the weights of the visit that gathers most.
-pub(super) fn gathered_in_place(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> u64 {
+/// What a pass takes while it waits for the weights of the visit that gathers most.
+pub(super) fn gathered_in_place(
+    sizes: &Sizes,
+    plan: &ModelPlan,
+    parallel: &Parallel,
+) -> MemoryUsage {
     if !parallel.gathers() || plan.zero != Zero::Stage3 {
-        return 0;
+        return MemoryUsage::default();
     }
     let visits = 0..=plan.segments.len() + 1;
     let bytes = visits.map(|visit| visited(sizes, plan, visit, false));
-    parallel.gathering(bytes.max().unwrap_or(0))
+    parallel.gathering(bytes.max().unwrap_or(0), home_of_layers(plan))
 }
 
 /// Trained parameters of each unit, in their order: the embedding, the body's, the head.

@@ -6,7 +6,7 @@ mod decoding;
 mod head;
 mod time;
 
-use super::{Estimate, EstimatePhase, Parallel, Sizes, Workload, Zero, estimate, rules};
+use super::{Estimate, EstimatePhase, Sizes, Workload, estimate, rules};
 use crate::test_support::device;
 use crate::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, ParamOffload, RoleMemory};
 use firebrick_spec::{Arch, Backend, Category, DeviceProfile, KvCacheDtype, Precision};
@@ -463,32 +463,4 @@ fn rules_of_thumb_stand_beside_what_public_models_need() {
         }
         assert!(balanced.relative_time >= 1.0, "{}", model.name);
     }
-}
-
-#[test]
-fn several_devices_hold_what_they_sum_or_gather_three_times_or_an_activation_besides() {
-    let sizes = Sizes::of(&arch(512), None);
-    let buffers = |parallel: Parallel| {
-        let between = parallel.buffers(&sizes, 1000, HIDDEN);
-        [between, parallel.summing(1000), parallel.gathering(1000)]
-    };
-    let sharded = |zero| Parallel {
-        data: 4,
-        zero,
-        ..Parallel::default()
-    };
-    assert_eq!(buffers(Parallel::default()), [0; 3]);
-    assert_eq!(buffers(sharded(Zero::Off)), [0; 3]);
-    assert_eq!(buffers(sharded(Zero::Stage1)), [0, 12_000, 3000]);
-    assert_eq!(buffers(sharded(Zero::Stage3)), [0, 12_000, 3000]);
-    let tensor = Parallel {
-        tensor: 2,
-        ..Parallel::default()
-    };
-    assert_eq!(buffers(tensor), [4 * 1000 * HIDDEN, 0, 0]);
-    let both = Parallel {
-        tensor: 2,
-        ..sharded(Zero::Stage1)
-    };
-    assert_eq!(buffers(both)[1..], [6000, 1500]);
 }

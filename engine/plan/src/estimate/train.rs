@@ -12,7 +12,7 @@ use super::context::Context;
 use super::head::HeadCost;
 use super::sizes::F32;
 use super::states;
-use super::states::{Activity, fetched, gathered_ahead, gathered_in_place};
+use super::states::{Activity, fetched, gathered_ahead, gathered_by, gathered_in_place};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ActivationPolicy, ModelPlan, Order, Segment};
 use firebrick_spec::{Backend, Category, Home, PipelineStage};
@@ -182,7 +182,7 @@ impl<'a> BackwardPass<'a> {
     /// Gradients that devices sum when all micro-batches are done, unit by unit in their order, and keep their shares of.
     fn sums_at_the_end(&self, peak: &mut PeakUsage) {
         let (ctx, sizes) = (self.ctx, &self.ctx.sizes);
-        if !ctx.parallel.shares() || ctx.parallel.sums_on_the_way() {
+        if !ctx.parallel.sums_at_the_end() {
             return;
         }
         let (mut left, mut summed, mut largest) = (self.trained, 0, 0);
@@ -203,8 +203,7 @@ impl<'a> BackwardPass<'a> {
 
     /// What summing so many gradients over devices takes.
     fn summing(&self, numbers: u64) -> MemoryUsage {
-        let bytes = self.ctx.parallel.summing(numbers);
-        MemoryUsage::default().on_host(Category::Communication, bytes)
+        self.ctx.parallel.summing(numbers, self.plan.grads)
     }
 
     /// Sees the moments of a micro-batch.
@@ -214,9 +213,8 @@ impl<'a> BackwardPass<'a> {
         let forward = self.with_gradients(forward, 0, 0);
         peak.record("the last segment's forward", forward + self.running(last));
         let gathered = gathered_in_place(&self.ctx.sizes, self.plan, self.ctx.parallel);
-        if gathered > 0 {
-            let waits = forward.on_host(Category::Communication, gathered);
-            peak.record("gathering weights", waits);
+        if gathered != MemoryUsage::default() {
+            peak.record("gathering weights", forward + gathered);
         }
         if self.ctx.stage.is_some() {
             // through the host: a message that waits, one that is read, and what is read of it
@@ -307,8 +305,7 @@ impl<'a> BackwardPass<'a> {
     /// Weights that are gathered ahead while a visit runs.
     fn ahead_of(&self, visit: usize) -> MemoryUsage {
         let ctx = self.ctx;
-        let bytes = gathered_ahead(&ctx.sizes, self.plan, ctx.parallel, visit, true);
-        MemoryUsage::default().on_host(Category::Communication, bytes)
+        gathered_ahead(&ctx.sizes, self.plan, ctx.parallel, visit, true)
     }
 
     /// The forward of a segment that keeps no graph.
@@ -419,18 +416,18 @@ impl<'a> BackwardPass<'a> {
     fn segment(&self, index: usize, segment: &Segment, done: u64, peak: &mut PeakUsage) {
         let ctx = self.ctx;
         let visit = 2 * self.plan.segments.len() + 1 - index;
-        let below = self.base + self.graphs[index] + self.kept(index + 1) + self.ahead_of(visit);
         let ahead = self.plan.prefetch;
         let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, index, ahead);
         let input = match segment.keep {
             ActivationPolicy::Graph | ActivationPolicy::Input(Home::Host) => self.row,
             ActivationPolicy::Input(Home::Device) => 0,
         };
-        let below = below
-            .on_device(ctx.role.category(), fetched)
+        let behind = self.base + self.graphs[index] + self.kept(index + 1) + self.ahead_of(visit);
+        let behind = behind
             .on_device(Category::LiveGraph, input)
             // the gradient that came in, for every micro-batch on its way
             .on_device(Category::Buffers, self.row * self.copies);
+        let below = behind.on_device(ctx.role.category(), fetched);
         let (mut fresh, mut added) = (0, 0);
         for unit in segment.units.clone().rev() {
             let half = ctx.sizes.half(unit);
@@ -464,7 +461,9 @@ impl<'a> BackwardPass<'a> {
             let units = segment.units.clone();
             let unit = units.map(|unit| ctx.sizes.trained_unit(unit)).max();
             let unit = unit.unwrap_or(0);
-            // what is in the message is no longer where it was
+            // what is in the message is no longer where it was, and what the segment gathered is gone
+            let gathered = gathered_by(&ctx.sizes, self.plan, ctx.parallel, segment);
+            let below = behind.on_device(ctx.role.category(), fetched - gathered);
             let rest = self.with_gradients(below, done + added, fresh - unit);
             peak.record("the sum of a unit's gradients", rest + self.summing(unit));
         }

@@ -6,11 +6,12 @@
 use super::messages::{Along, Communication, Group, MessageKind};
 use super::parallel::Parallel;
 use super::sizes::{F32, Half, Sizes};
+use super::states::home_of_layers;
 use crate::{ModelPlan, Order, Partition, Segment, Zero};
 use firebrick_spec::arch::Mixer;
 use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
-use firebrick_spec::{Arch, Home, LinkKind, PipelineStage, TensorShare};
+use firebrick_spec::{Arch, Home, PipelineStage, TensorShare};
 
 /// Parameters of a unit, as they lie in messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -249,12 +250,8 @@ impl ModelMessages<'_> {
     /// Whether gathers are under way while another visit computes. From GPU to GPU over NCCL, as shards that stay on the device are, they
     /// are waited for: only what goes through the host does so beside the GPU's work.
     pub fn runs_ahead(&self) -> bool {
-        let cluster = self.parallel.cluster.as_ref();
-        let through_host = |kind| matches!(kind, LinkKind::Host | LinkKind::Measured);
-        let over_nccl = cluster.is_some_and(|own| !through_host(own.link.kind));
-        let mut segments = self.plan.segments.iter();
-        let resident = segments.all(|segment| segment.weights == Home::Device);
-        self.plan.prefetch > 0 && !(over_nccl && resident)
+        let waited_for = self.parallel.nccl && home_of_layers(self.plan) == Home::Device;
+        self.plan.prefetch > 0 && !waited_for
     }
 
     /// Of seconds that gathers of forward passes take, those of gathers that are under way while another visit computes: all but the first

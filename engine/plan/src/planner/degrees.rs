@@ -128,7 +128,7 @@ impl Request {
             request.memory.pipeline_model_parallel_size = parallel.pipeline as usize;
             request.memory.reshard_after_forward = reshard;
             request.memory.step_in_backward = false;
-            request.parallel = parallel;
+            request.parallel = parallel.on(cluster, self.profile.backend);
             match parallel.check(&self.workload) {
                 Ok(()) => all.push(request),
                 Err(error) => refused = Some(error),

@@ -103,12 +103,14 @@ fn sharded_over(kind: LinkKind, prefetch: usize, link: Option<&str>) -> (f64, f6
         cluster.link.kind = kind;
         cluster
     });
-    let parallel = Parallel {
+    let mut parallel = Parallel {
         data: 2,
         zero: Zero::Stage3,
-        cluster,
         ..Parallel::default()
     };
+    if let Some(cluster) = cluster {
+        parallel = parallel.on(cluster, Backend::Cuda);
+    }
     let found = estimate_parallel(&workload, &plan, &device(Backend::Cuda), &parallel);
     let own = found.communication.iter();
     let own = own.filter(|sent| sent.phase == EstimatePhase::Backward);
