@@ -1,7 +1,7 @@
 //! Bytes of a card that a plan predicts of ranks over NCCL, beside those that its pools count.
 
 use super::{config, settings};
-use crate::support::checked;
+use crate::support::{checked, report};
 use firebrick_backends::accounts::Category;
 use firebrick_backends::collective::Threads;
 use firebrick_engine::metrics::Phase;
@@ -75,7 +75,9 @@ pub(super) fn plans_count_what_nccl_needs_on_a_card(_: &str) {
     for plan in plans {
         let [predicted, counted] = update(plan);
         let off = predicted as f64 / counted as f64 - 1.0;
-        eprintln!("{plan:?}: {predicted} predicted, {counted} counted, {off:+.3}");
+        report(&format!(
+            "{plan:?}: {predicted} predicted, {counted} counted, {off:+.3}"
+        ));
         assert!(
             off.abs() < 0.05,
             "{plan:?}: {predicted} predicted, {counted} counted"

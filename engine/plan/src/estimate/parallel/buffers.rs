@@ -30,14 +30,9 @@ impl Parallel {
         match (self.tensor > 1, self.sequence > 1) {
             (false, false) => 0,
             _ if !self.nccl => sent,
-            (true, _) => 2 * sent + self.sums_on_device(numbers, self.tensor),
+            (true, _) => 2 * sent + sums_on_device(numbers, self.tensor),
             (false, true) => 2 * sent,
         }
-    }
-
-    /// Bytes of what stands between the blocks of one device's share of a sum and that sum, over so many devices: a term and two sums, in f32.
-    fn sums_on_device(&self, numbers: u64, devices: u64) -> u64 {
-        3 * F32 * numbers.div_ceil(devices)
     }
 
     /// What the replicas take while they sum so many gradients of a unit, which wait at `home`, and share the sum out.
@@ -51,7 +46,7 @@ impl Parallel {
             (false, _) if !self.shares() => (0, 0),
             (false, _) => (0, 3 * whole),
             (true, home) => {
-                let sums = self.sums_on_device(numbers, self.replicas());
+                let sums = sums_on_device(numbers, self.replicas());
                 let staged = if home == Home::Host { 3 * whole } else { 0 };
                 (2 * whole + sums, staged)
             }
@@ -88,6 +83,11 @@ impl Parallel {
             .on_device(Category::Communication, device)
             .on_host(Category::Communication, host)
     }
+}
+
+/// Bytes of what stands between the blocks of one device's share of a sum and that sum, over so many devices: a term and two sums, in f32.
+fn sums_on_device(numbers: u64, devices: u64) -> u64 {
+    3 * F32 * numbers.div_ceil(devices)
 }
 
 #[cfg(test)]
