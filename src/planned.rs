@@ -122,9 +122,9 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     let (profile, info) = profile::look_up(config.device);
     check_ranks(&spread, profile.backend)?;
     planning::restrict_to_device(&mut config, &profile, info.as_ref());
-    let spread = match config.trainer.ddp_backend {
-        DdpBackend::Mpi => spread.through_host(),
-        DdpBackend::Auto | DdpBackend::Nccl => spread,
+    let spread = match (profile.backend, config.trainer.ddp_backend) {
+        (Backend::Cuda, DdpBackend::Mpi) => spread.through_host(),
+        _ => spread,
     };
     let (arch, mode) = (architecture(&config)?, mode_of(&config));
     planning::check_preset_share(&mut config, mode, &arch, &profile)?;
@@ -135,23 +135,12 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     let free = info.as_ref().and_then(free_bytes);
     let mut request = planning::request(&config, mode, &arch, profile, free)?;
     if let Spread::Given {
-        mut parallel,
+        parallel,
         machines,
         links,
     } = spread
     {
-        if parallel.is_several() {
-            // without a word of machines all devices are in one
-            let (nodes, gpus) = machines;
-            let all = parallel.devices();
-            let machines = if nodes.saturating_mul(gpus) == all {
-                machines
-            } else {
-                (1, all)
-            };
-            let cluster = links.cluster(machines, &request.profile);
-            parallel = parallel.on(cluster, request.profile.backend);
-        }
+        let parallel = placed(parallel, machines, links, &request.profile);
         request = request.spread(parallel)?;
     }
     let survey = DatasetStats::of(&config);
@@ -201,6 +190,25 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
         report,
         unread,
     })
+}
+
+/// Degrees that were given, on machines of so many devices where that is their number; without a word of machines all are in one.
+fn placed(
+    parallel: Parallel,
+    (nodes, gpus): (u64, u64),
+    links: Links,
+    profile: &DeviceProfile,
+) -> Parallel {
+    if !parallel.is_several() {
+        return parallel;
+    }
+    let all = parallel.devices();
+    let machines = if nodes.saturating_mul(gpus) == all {
+        (nodes, gpus)
+    } else {
+        (1, all)
+    };
+    parallel.on(links.cluster(machines, profile), profile.backend)
 }
 
 /// Refuses to choose degrees for devices that several ranks do not run on.

@@ -49,3 +49,31 @@ fn plans_for_several_devices_take_links_that_ranks_have_measured() {
     };
     assert!(waits(1e6) > 2.0 * waits(1e9));
 }
+
+/// The degrees and the phases of a plan for two GPUs.
+fn of_two_gpus(args: &[&str]) -> [Value; 2] {
+    let bench = Bench::new();
+    // large beside its rows, so that the sum of a unit's gradients is the peak
+    let model = "model={arch: {model_type: llama, hidden_size: 256, intermediate_size: 2048, num_hidden_layers: 1, \
+                 num_attention_heads: 4, max_position_embeddings: 64}}";
+    let of_two = ["device=cuda:0", "--data-parallel", "2", "--json", model];
+    let args = [&of_two, args].concat();
+    let said = succeeded(&bench.firebrick("plan", &args));
+    let report: Value = serde_json::from_str(&said).unwrap();
+    ["parallel", "phases"].map(|part| report[part].clone())
+}
+
+#[test]
+fn plans_of_nvidia_gpus_count_nccl_s_buffers_unless_values_pass_through_the_host() {
+    let [nccl, phases] = of_two_gpus(&[]);
+    assert_eq!(nccl["nccl"], true);
+    let held = phases.to_string();
+    assert!(held.contains("communication"), "{held}");
+    for through_host in ["trainer.ddp_backend=mpi", "--link=host"] {
+        let [degrees, phases] = of_two_gpus(&[through_host]);
+        assert_eq!(degrees["nccl"], Value::Null, "{through_host}");
+        assert_eq!(degrees["cluster"]["link"]["kind"], "host");
+        let held = phases.to_string();
+        assert!(!held.contains("communication"), "{through_host}: {held}");
+    }
+}
