@@ -232,9 +232,9 @@ impl BoundaryLog {
         self.record(BoundaryKind::Replanned, reading);
     }
 
-    /// Takes a reading between two boundaries into the peak of the pools; no row.
-    pub fn raise_peak(&self, reading: Reading) {
-        let _ = self.inner().peak.raise(reading);
+    /// Takes a reading between two boundaries into the peak of the pools, and gives it with that peak; no row.
+    pub fn raise_peak(&self, reading: Reading) -> Reading {
+        self.inner().peak.raise(reading)
     }
 
     /// Most that the pools had at the readings since the phase began; `None` where no pool was read.
@@ -243,8 +243,12 @@ impl BoundaryLog {
         self.inner().peak.get()
     }
 
-    /// Takes a row.
-    pub fn record(&self, boundary: impl Into<Boundary>, reading: Option<Reading>) {
+    /// Takes a row, and gives the reading with the peak of the pools.
+    pub fn record(
+        &self,
+        boundary: impl Into<Boundary>,
+        reading: Option<Reading>,
+    ) -> Option<Reading> {
         let boundary = boundary.into();
         let mut inner = self.inner();
         let reading = reading.map(|reading| inner.peak.raise(reading));
@@ -252,6 +256,7 @@ impl BoundaryLog {
         if let Some(trace) = &self.trace {
             trace.set_place(inner.code(boundary));
         }
+        reading
     }
 
     /// Rows that were taken so far, those that are no longer there among them.

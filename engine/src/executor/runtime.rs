@@ -176,9 +176,10 @@ impl Runtime {
     /// `Error::OutOfMemory` above the limit, with the accounts.
     pub fn boundary(&self, at: impl Into<Boundary>) -> Result<()> {
         let reading = self.reading();
-        if let Some(log) = &self.log {
-            log.record(at, reading);
-        }
+        let reading = match &self.log {
+            Some(log) => log.record(at, reading),
+            None => reading,
+        };
         self.within_limit(reading)
     }
 
@@ -213,7 +214,11 @@ impl Runtime {
     /// # Errors
     /// `Error::OutOfMemory` above the limit, with the accounts.
     pub fn check(&self) -> Result<()> {
-        self.within_limit(self.limit.and_then(|_| self.reading()))
+        let reading = self.limit.and_then(|_| self.reading());
+        self.within_limit(reading.map(|reading| match &self.log {
+            Some(log) => log.raise_peak(reading),
+            None => reading,
+        }))
     }
 
     /// The device's memory: the counted heap, or the pools, for a limit after waiting for the device.

@@ -7,8 +7,9 @@ use firebrick_backends::device::{Backend, open};
 use firebrick_backends::driver_memory::DriverMemory;
 use firebrick_backends::memory::{free_bytes, read, read_pools};
 use firebrick_backends::profile;
+use firebrick_engine::Error;
 use firebrick_engine::config::parse;
-use firebrick_engine::executor::{BoundaryLog, PoolPeak, Residency, Runtime};
+use firebrick_engine::executor::{BoundaryKind, BoundaryLog, PoolPeak, Residency, Runtime};
 use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
@@ -34,6 +35,7 @@ use crate::support::report;
 on_gpus!(
     a_reading_of_the_pools_does_not_wait_for_the_device,
     the_peak_of_an_update_is_what_lives_at_once_and_recomputing_lowers_it,
+    what_lives_between_two_boundaries_counts_against_the_limit,
     a_run_says_what_its_phases_took_at_most_and_gives_free_pages_back,
     weights_and_cache_stay_within_the_share_that_sampling_may_have,
     the_driver_counts_what_the_pools_have_reserved,
@@ -136,6 +138,31 @@ fn the_peak_of_an_update_is_what_lives_at_once_and_recomputing_lowers_it(device:
     assert!(recomputed.most < kept.most, "{said}");
     // what a reading at the end of a phase misses
     assert!(recomputed.end < recomputed.most, "{said}");
+}
+
+fn what_lives_between_two_boundaries_counts_against_the_limit(device: &Device) {
+    let runtime = Runtime::new(device);
+    runtime.forget_graphs();
+    let log = BoundaryLog::new(&runtime.accounts, None);
+    let limit = read(device).in_use_bytes + (1 << 20);
+    let runtime = runtime.with_log(Arc::clone(&log)).with_limit(Some(limit));
+    log.begin_phase(1, "update_actor", read_pools(device));
+    runtime.boundary(BoundaryKind::Begin).expect("room enough");
+    let between = Tensor::<1>::zeros([1 << 19], device);
+    runtime.raise_peak();
+    drop(between);
+    let twice = [runtime.boundary(BoundaryKind::Forward), runtime.check()];
+    for found in twice {
+        let Err(Error::OutOfMemory(what)) = found else {
+            panic!("two MiB more than the limit of one allows: {found:?}");
+        };
+        assert!(what.in_use_bytes() > Some(limit), "{what}");
+        assert_eq!(what.limit_bytes(), Some(limit));
+    }
+    // the phase again, under another plan
+    log.restart_phase(read_pools(device));
+    runtime.boundary(BoundaryKind::Forward).expect("room again");
+    runtime.check().expect("room again");
 }
 
 /// The lines of two files of a run of two steps: `memory.jsonl`, `metrics.jsonl`.
