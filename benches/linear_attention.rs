@@ -12,6 +12,7 @@ mod settings;
 
 use burn::tensor::{Device, Distribution, Tensor};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
+use firebrick::backends::allocator::CountingAllocator;
 use firebrick::backends::kernels::{
     DeltaHeads, SequenceRows, StateRows, causal_convolution, gated_delta_rule, gated_rms_norm,
     set_enabled,
@@ -23,6 +24,11 @@ use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams, 
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Checkpoint, Decoder, Prepack};
 use serde_json::json;
+use std::cell::LazyCell;
+
+/// The program's own: large tensors come and go, and what that costs is the allocator's matter.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Hidden size.
 fn width() -> usize {
@@ -70,13 +76,16 @@ fn main() {
     let mut criterion = settings::criterion();
     let (device, info) = settings::device();
     println!("{} ({})", info.name, info.device);
-    mixers(&mut criterion, &decoder(&device, 64));
+    mixers(&mut criterion, &LazyCell::new(|| decoder(&device, 64)));
     rules(&mut criterion, &device);
-    decoding(&mut criterion, &decoder(&device, 3584));
+    decoding(&mut criterion, &LazyCell::new(|| decoder(&device, 3584)));
     Criterion::final_summary(&criterion);
 }
 
-fn mixers(criterion: &mut Criterion, decoder: &Decoder) {
+/// A decoder that is made where a case of it runs.
+type Lazy<F> = LazyCell<Decoder, F>;
+
+fn mixers<F: FnOnce() -> Decoder>(criterion: &mut Criterion, decoder: &Lazy<F>) {
     let mut group = criterion.benchmark_group("mixer");
     for tokens in [256, 2048] {
         group.throughput(Throughput::Elements(tokens as u64));
@@ -85,9 +94,9 @@ fn mixers(criterion: &mut Criterion, decoder: &Decoder) {
             ("tensor_operations", Mixer::GatedDeltaNet, false),
             ("attention", Mixer::Attention, true),
         ] {
-            let layer = decoder.arch().mixers.iter().position(|own| *own == mixer);
-            let unit = 1 + 2 * layer.expect("a layer of each kind");
             group.bench_function(BenchmarkId::new(name, tokens), |b| {
+                let layer = decoder.arch().mixers.iter().position(|own| *own == mixer);
+                let unit = 1 + 2 * layer.expect("a layer of each kind");
                 let pass = Pass::new(decoder, unit, tokens);
                 set_enabled(kernels);
                 b.iter(|| pass.run());
@@ -110,7 +119,7 @@ fn rules(criterion: &mut Criterion, device: &Device) {
     group.finish();
 }
 
-fn decoding(criterion: &mut Criterion, decoder: &Decoder) {
+fn decoding<F: FnOnce() -> Decoder>(criterion: &mut Criterion, decoder: &Lazy<F>) {
     let [sequences, prompt, new] = DECODED;
     let sampling = SamplingParams {
         max_new_tokens: new,

@@ -10,9 +10,13 @@ use crate::kernels::delta::{SequenceRows, StateRows};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// Channels of a task.
-const BLOCK: usize = 64;
+/// Rows of a task.
+const ROWS: usize = 64;
+
+/// Channels at a time: a page of f32 of each row.
+const BLOCK: usize = 1024;
 
 /// `silu(Σₜ w[c, t] · x[row − (taps − 1) + t, c])` of `x`, `[rows, channels]`, and `w`, `[channels, taps]`.
 ///
@@ -73,17 +77,24 @@ impl Kernel<2> for Convolution {
     }
 }
 
-/// The taps of some channels, `[taps, channels]`.
-fn taps_of<T: Real>(w: &[T], first: usize, width: usize, taps: usize) -> Vec<T> {
-    let own = |tap: usize| (first..first + width).map(move |c| w[c * taps + tap]);
-    (0..taps).flat_map(own).collect()
+/// The taps, `[taps, channels]`.
+fn taps_of<T: Real>(w: &[T], channels: usize, taps: usize) -> Vec<T> {
+    let mut all = vec![T::ZERO; taps * channels];
+    for (tap, all) in all.chunks_exact_mut(channels).enumerate() {
+        for (own, w) in all.iter_mut().zip(w.chunks_exact(taps)) {
+            *own = w[tap];
+        }
+    }
+    all
 }
 
-/// Adds to the sum of a row what its inputs give: `inputs(tap)` are those of a tap, where there are any.
+/// The sum of what a row's inputs give: `inputs(tap)` are those of a tap, where there are any, and its weights follow those of the tap
+/// before after `stride`.
 #[inline(always)]
 fn sum_taps<'a, T: Real>(
     sum: &mut [T],
     w: &[T],
+    stride: usize,
     taps: usize,
     inputs: impl Fn(usize) -> Option<&'a [T]>,
 ) {
@@ -91,51 +102,77 @@ fn sum_taps<'a, T: Real>(
     sum.fill(T::ZERO);
     for tap in 0..taps {
         let Some(x) = inputs(tap) else { continue };
-        let w = &w[tap * width..][..width];
+        let w = &w[tap * stride..][..width];
         for ((sum, &x), &w) in sum.iter_mut().zip(x).zip(w) {
             *sum += x * w;
         }
     }
 }
 
+/// Rows that one task takes, all of one sequence, and the first and the last row of that sequence.
+struct Piece {
+    rows: Range<usize>,
+    sequence: Range<usize>,
+}
+
+/// The rows of all sequences in tasks of [`ROWS`] or somewhat more. A task takes whole rows: parts of rows lie pages apart, and no processor
+/// foresees the next one.
+fn tasks(sequences: &[StateRows]) -> Vec<Vec<Piece>> {
+    let mut all: Vec<Vec<Piece>> = Vec::new();
+    let mut room = 0;
+    for StateRows { rows, .. } in sequences {
+        for start in rows.clone().step_by(ROWS) {
+            let piece = Piece {
+                rows: start..(start + ROWS).min(rows.end),
+                sequence: rows.clone(),
+            };
+            if room == 0 {
+                all.push(Vec::new());
+                room = ROWS;
+            }
+            room = room.saturating_sub(piece.rows.len());
+            all.last_mut().expect("one was pushed").push(piece);
+        }
+    }
+    all
+}
+
 fn forward<T: Real>([x, w]: &[FlexTensor; 2], sequences: &[StateRows]) -> FlexTensor {
     let ([rows, channels], [_, taps]) = (dims(x), dims(w));
     let (x, w): (&[T], &[T]) = (elements(x), elements(w));
+    let w = taps_of(w, channels, taps);
     let mut out = vec![T::ZERO; rows * channels];
     let target = SharedPtr(out.as_mut_ptr());
-    (0..channels.div_ceil(BLOCK))
-        .into_par_iter()
-        .for_each(|block| {
-            let first = block * BLOCK;
+    tasks(sequences).par_iter().for_each(|task| {
+        let places = task.iter().flat_map(|piece| {
+            let blocks = (0..channels).step_by(BLOCK);
+            blocks.map(move |first| (piece, first))
+        });
+        for (Piece { rows, sequence }, first) in places {
             let width = BLOCK.min(channels - first);
-            let own = taps_of(w, first, width, taps);
             vectorised(
                 #[inline(always)]
                 || {
-                    for StateRows { rows, .. } in sequences {
-                        for row in rows.clone() {
-                            // SAFETY: no other task writes these channels.
-                            #[allow(
-                                unsafe_code,
-                                reason = "tasks write disjoint parts of one tensor"
-                            )]
-                            let y = unsafe {
-                                let at = target.get().add(row * channels + first);
-                                std::slice::from_raw_parts_mut(at, width)
-                            };
-                            sum_taps(y, &own, taps, |tap| {
-                                let source = (row + tap + 1).checked_sub(taps)?;
-                                (source >= rows.start)
-                                    .then(|| &x[source * channels + first..][..width])
-                            });
-                            for y in y {
-                                *y = *y * sigmoid(*y);
-                            }
+                    for row in rows.clone() {
+                        // SAFETY: no other task writes this row.
+                        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                        let y = unsafe {
+                            let at = target.get().add(row * channels + first);
+                            std::slice::from_raw_parts_mut(at, width)
+                        };
+                        sum_taps(y, &w[first..], channels, taps, |tap| {
+                            let source = (row + tap + 1).checked_sub(taps)?;
+                            (source >= sequence.start)
+                                .then(|| &x[source * channels + first..][..width])
+                        });
+                        for y in y {
+                            *y = *y * sigmoid(*y);
                         }
                     }
                 },
             );
-        });
+        }
+    });
     tensor(out, [rows, channels])
 }
 
@@ -147,60 +184,108 @@ fn backward<T: Real>(
 ) -> [FlexTensor; 2] {
     let ([rows, channels], [_, taps]) = (dims(x), dims(w));
     let (x, w): (&[T], &[T]) = (elements(x), elements(w));
-    let g: &[T] = elements(gradient);
+    let pass = Pass {
+        x,
+        w: &taps_of(w, channels, taps),
+        g: elements(gradient),
+        channels,
+        taps,
+    };
     let mut dx = vec![T::ZERO; rows * channels];
-    let mut dw = vec![T::ZERO; channels * taps];
     let target = SharedPtr(dx.as_mut_ptr());
-    dw.par_chunks_mut(BLOCK * taps)
-        .enumerate()
-        .for_each(|(block, dw)| {
-            let first = block * BLOCK;
-            let width = dw.len() / taps;
-            let own = taps_of(w, first, width, taps);
-            let (mut dz, mut d_taps) = (vec![T::ZERO; width], vec![T::ZERO; taps * width]);
-            vectorised(
-                #[inline(always)]
-                || {
-                    for StateRows { rows, .. } in sequences {
-                        for row in rows.clone() {
-                            let source = |tap: usize| {
-                                let source = (row + tap + 1).checked_sub(taps)?;
-                                (source >= rows.start).then_some(source * channels + first)
-                            };
-                            sum_taps(&mut dz, &own, taps, |tap| Some(&x[source(tap)?..][..width]));
-                            let g = &g[row * channels + first..][..width];
-                            for (z, &g) in dz.iter_mut().zip(g) {
-                                let s = sigmoid(*z);
-                                *z = g * s * (T::ONE + *z * (T::ONE - s));
-                            }
-                            for tap in 0..taps {
-                                let Some(at) = source(tap) else { continue };
-                                // SAFETY: no other task writes these channels.
-                                #[allow(
-                                    unsafe_code,
-                                    reason = "tasks write disjoint parts of one tensor"
-                                )]
-                                let dx = unsafe {
-                                    std::slice::from_raw_parts_mut(target.get().add(at), width)
-                                };
-                                let (w, d_tap) = (&own[tap * width..], &mut d_taps[tap * width..]);
-                                let (x, d_tap) = (&x[at..][..width], &mut d_tap[..width]);
-                                for c in 0..width {
-                                    dx[c] += w[c] * dz[c];
-                                    d_tap[c] += x[c] * dz[c];
-                                }
+    let partial: Vec<Vec<T>> = tasks(sequences)
+        .par_iter()
+        .map(|task| {
+            let mut d_taps = vec![T::ZERO; taps * channels];
+            let mut recent = vec![T::ZERO; taps * BLOCK];
+            for piece in task {
+                for first in (0..channels).step_by(BLOCK) {
+                    pass.block(piece, first, &mut recent, &mut d_taps, target);
+                }
+            }
+            d_taps
+        })
+        .collect();
+    let mut dw = vec![T::ZERO; channels * taps];
+    for part in partial {
+        for (tap, part) in part.chunks_exact(channels).enumerate() {
+            for (c, &own) in part.iter().enumerate() {
+                dw[c * taps + tap] += own;
+            }
+        }
+    }
+    [tensor(dx, [rows, channels]), tensor(dw, [channels, taps])]
+}
+
+/// What a backward pass reads.
+struct Pass<'a, T> {
+    x: &'a [T],
+    /// `[taps, channels]`.
+    w: &'a [T],
+    g: &'a [T],
+    channels: usize,
+    taps: usize,
+}
+
+impl<T: Real> Pass<'_, T> {
+    /// Gradients of some channels of a piece's inputs, and what its rows add to those of the taps. An input has gradients of the sums of
+    /// its own row and of the `taps − 1` rows after it: `recent` keeps so many of them.
+    fn block(
+        &self,
+        Piece { rows, sequence }: &Piece,
+        first: usize,
+        recent: &mut [T],
+        d_taps: &mut [T],
+        target: SharedPtr<T>,
+    ) {
+        let (channels, taps) = (self.channels, self.taps);
+        let width = BLOCK.min(channels - first);
+        let own = |row: usize| row * channels + first..row * channels + first + width;
+        vectorised(
+            #[inline(always)]
+            || {
+                let end = (rows.end + taps - 1).min(sequence.end);
+                for row in rows.start..rows.end + taps - 1 {
+                    if row < end {
+                        let dz = &mut recent[row % taps * BLOCK..][..width];
+                        let source = |tap: usize| {
+                            let source = (row + tap + 1).checked_sub(taps)?;
+                            (source >= sequence.start).then(|| &self.x[own(source)])
+                        };
+                        sum_taps(dz, &self.w[first..], channels, taps, source);
+                        for (z, &g) in dz.iter_mut().zip(&self.g[own(row)]) {
+                            let s = sigmoid(*z);
+                            *z = g * s * (T::ONE + *z * (T::ONE - s));
+                        }
+                        for tap in (0..taps).filter(|_| row < rows.end) {
+                            let Some(x) = source(tap) else { continue };
+                            let d_tap = &mut d_taps[tap * channels + first..][..width];
+                            for ((d, &x), &dz) in d_tap.iter_mut().zip(x).zip(&*dz) {
+                                *d += x * dz;
                             }
                         }
                     }
-                },
-            );
-            for (c, dw) in dw.chunks_exact_mut(taps).enumerate() {
-                for (tap, dw) in dw.iter_mut().enumerate() {
-                    *dw = d_taps[tap * width + c];
+                    // the last sum that an input is in has been there by now
+                    let Some(input) = (row + 1).checked_sub(taps) else {
+                        continue;
+                    };
+                    if !rows.contains(&input) {
+                        continue;
+                    }
+                    // SAFETY: no other task writes this row.
+                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                    let dx = unsafe {
+                        let at = target.get().add(input * channels + first);
+                        std::slice::from_raw_parts_mut(at, width)
+                    };
+                    sum_taps(dx, &self.w[first..], channels, taps, |tap| {
+                        let reader = input + taps - 1 - tap;
+                        (reader < end).then(|| &recent[reader % taps * BLOCK..][..width])
+                    });
                 }
-            }
-        });
-    [tensor(dx, [rows, channels]), tensor(dw, [channels, taps])]
+            },
+        );
+    }
 }
 
 fn continued<T: Real>(
@@ -211,7 +296,7 @@ fn continued<T: Real>(
 ) -> FlexTensor {
     let ([rows, channels], [_, taps]) = (dims(x), dims(w));
     let (x, w): (&[T], &[T]) = (elements(x), elements(w));
-    let own = taps_of(w, 0, channels, taps);
+    let own = taps_of(w, channels, taps);
     let mut out = vec![T::ZERO; rows * channels];
     let (target, size) = (SharedPtr(out.as_mut_ptr()), (taps - 1) * channels);
     let pool = SharedPtr(elements_mut::<T>(pool).as_mut_ptr());
@@ -235,7 +320,7 @@ fn continued<T: Real>(
             || {
                 for (i, y) in y.chunks_exact_mut(channels).enumerate() {
                     // of the sequence's inputs, those before `taps − 1` are in the state
-                    sum_taps(y, &own, taps, |tap| {
+                    sum_taps(y, &own, channels, taps, |tap| {
                         Some(match (i + tap).checked_sub(taps - 1) {
                             None => &last[(i + tap) * channels..][..channels],
                             Some(new) => &x[(rows.start + new) * channels..][..channels],
@@ -247,13 +332,13 @@ fn continued<T: Real>(
                 }
             },
         );
-        let kept: Vec<T> = (rows.len()..rows.len() + taps - 1)
-            .flat_map(|index| match index.checked_sub(taps - 1) {
+        let mut kept = Vec::with_capacity(size);
+        for index in rows.len()..rows.len() + taps - 1 {
+            kept.extend_from_slice(match index.checked_sub(taps - 1) {
                 None => &last[index * channels..][..channels],
                 Some(new) => &x[(rows.start + new) * channels..][..channels],
-            })
-            .copied()
-            .collect();
+            });
+        }
         last.copy_from_slice(&kept);
     });
     tensor(out, [rows, channels])

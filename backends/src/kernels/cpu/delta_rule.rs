@@ -2,22 +2,26 @@
 //!
 //! A value head has a state S of shape `[key_dim, value_dim]`. A token decays it by eᵍ, replaces a part β of what it holds for the key k
 //! by the value v, and reads it with the query q: `S ← eᵍ S`, `S ← S + k (β (v − Sᵀ k))ᵀ`, `o = Sᵀ q`. Queries and keys are divided by
-//! their norms first, queries also by √`key_dim`. One token is computed like this; longer sequences in chunks (`chunk`).
+//! their norms first, queries also by √`key_dim`. One token is computed like this (`token`); longer sequences in chunks (`chunk`).
 
 mod backward;
 mod chunk;
+mod factors;
 mod inputs;
+mod products;
+mod token;
 
 use super::autodiff::{
     Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, to_tensor,
 };
-use super::parallel::{SharedPtr, dims, elements_mut, for_each_init, tensor, vectorised};
+use super::parallel::{SharedPtr, dims, elements_mut, for_each_init, tensor};
 use super::real::Real;
 use crate::kernels::delta::{DeltaHeads, SequenceRows, StateRows};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
-use chunk::{CHUNK, Scratch};
-use inputs::{Inputs, inverse_norm};
+use chunk::{CHUNK, Keys, Scratch};
+use inputs::Inputs;
+use token::step;
 
 /// Of `qkv`, `[rows, channels]`, log decays `g` and `beta`, `[rows, value heads]` each: `[rows, value heads · value_dim]`. All in f32 or
 /// f64.
@@ -121,7 +125,8 @@ fn forward<T: Real>(
         .flat_map(|sequence| (0..heads.keys).map(move |head| (sequence, head)))
         .collect();
     let size = heads.key_dim * heads.value_dim;
-    for_each_init(tasks.len(), Scratch::default, |scratch, task| {
+    let buffers = || (Keys::default(), Scratch::default(), Vec::new());
+    for_each_init(tasks.len(), buffers, |(keys, scratch, delta), task| {
         let (sequence, key_head) = &tasks[task];
         let own = heads.group() * size;
         let mut zeros = Vec::new();
@@ -141,11 +146,11 @@ fn forward<T: Real>(
             states.fill(T::ZERO);
         }
         if let [row] = sequence.rows.clone().collect::<Vec<_>>()[..] {
-            step(&inputs, *key_head, row, states, target);
+            step(&inputs, *key_head, row, states, delta, target);
         } else {
             for start in sequence.rows.clone().step_by(CHUNK) {
                 let end = (start + CHUNK).min(sequence.rows.end);
-                scratch.load(&inputs, *key_head, start..end);
+                keys.load(&inputs, *key_head, start..end);
                 for (i, state) in states.chunks_exact_mut(size).enumerate() {
                     let head = key_head * heads.group() + i;
                     // SAFETY: no other task writes this head of these rows.
@@ -154,64 +159,10 @@ fn forward<T: Real>(
                         let at = start * inputs.out_row() + head * heads.value_dim;
                         target.get().add(at)
                     };
-                    scratch.forward(&inputs, head, start..end, state, out);
+                    scratch.forward(&inputs, head, start..end, keys, state, out);
                 }
             }
         }
     });
     tensor(out, [rows, inputs.out_row()])
-}
-
-/// One token of the heads that share a key, each with its state.
-fn step<T: Real>(
-    inputs: &Inputs<'_, T>,
-    key_head: usize,
-    row: usize,
-    states: &mut [T],
-    target: SharedPtr<T>,
-) {
-    let DeltaHeads {
-        key_dim, value_dim, ..
-    } = inputs.heads;
-    let q = &inputs.qkv[inputs.query(row, key_head)..][..key_dim];
-    let k = &inputs.qkv[inputs.key(row, key_head)..][..key_dim];
-    let mut delta = vec![T::ZERO; value_dim];
-    vectorised(
-        #[inline(always)]
-        || {
-            let q_scale = inverse_norm(q) / T::of((key_dim as f64).sqrt());
-            let k_scale = inverse_norm(k);
-            for (i, state) in states.chunks_exact_mut(key_dim * value_dim).enumerate() {
-                let head = key_head * inputs.heads.group() + i;
-                let at = row * inputs.heads.values + head;
-                let (decay, beta) = (inputs.g[at].exp(), inputs.beta[at]);
-                let v = &inputs.qkv[inputs.value(row, head)..][..value_dim];
-                delta.fill(T::ZERO);
-                for (s, &k) in state.chunks_exact_mut(value_dim).zip(k) {
-                    let k = k * k_scale;
-                    for (s, d) in s.iter_mut().zip(&mut delta) {
-                        *s = *s * decay;
-                        *d += *s * k;
-                    }
-                }
-                for (d, &v) in delta.iter_mut().zip(v) {
-                    *d = beta * (v - *d);
-                }
-                // SAFETY: no other task writes this head of this row.
-                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                let out = unsafe {
-                    let at = row * inputs.out_row() + head * value_dim;
-                    std::slice::from_raw_parts_mut(target.get().add(at), value_dim)
-                };
-                let qk = q.iter().zip(k);
-                for (s, (&q, &k)) in state.chunks_exact_mut(value_dim).zip(qk) {
-                    let (q, k) = (q * q_scale, k * k_scale);
-                    for ((s, o), &d) in s.iter_mut().zip(out.iter_mut()).zip(&delta) {
-                        *s += k * d;
-                        *o += *s * q;
-                    }
-                }
-            }
-        },
-    );
 }

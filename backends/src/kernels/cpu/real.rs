@@ -74,7 +74,8 @@ impl Real for f32 {
         // NaN stays NaN through both choices
         let x = if self > 88.72 { 88.72 } else { self };
         let x = if x < -87.33 { -87.33 } else { x };
-        let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+        let rounded = x * std::f32::consts::LOG2_E + ROUND;
+        let n = rounded - ROUND;
         let r = (x - n * LN2_HIGH) - n * LN2_LOW;
         let p = 1.987_569_1e-4;
         let p = p * r + 1.398_199_9e-3;
@@ -84,10 +85,11 @@ impl Real for f32 {
         let p = p * r + 0.5;
         let e = p * r * r + r + 1.0;
         // in two halves, for 2¹²⁸ is no f32
-        let n = n as i32;
+        // the last bits of the sum are the integer: a cast, which has to mind NaN and numbers without bounds, would not be vector code
+        let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
         let half = n >> 1;
-        let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
-        e * power(half) * power(n - half)
+        let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
+        e * power(half) * power(n.wrapping_sub(half))
     }
 }
 
@@ -111,6 +113,14 @@ impl Real for f64 {
 
 /// Partial sums of a reduction: the compiler may not reorder a sum by itself.
 pub(super) const LANES: usize = 16;
+
+/// Up to sixteen numbers, and zeros behind them.
+#[inline(always)]
+pub(super) fn lanes<T: Real>(from: &[T]) -> [T; LANES] {
+    let mut lanes = [T::ZERO; LANES];
+    lanes[..from.len()].copy_from_slice(from);
+    lanes
+}
 
 /// Dot product of two slices of one length, in sixteen partial sums.
 #[inline(always)]

@@ -9,9 +9,10 @@
 //!
 //! In half precision the CPU has what the delta rule reads and gives, and the gate, in f32 too; a GPU keeps what the rule gives in f32.
 //!
-//! The backward of the CPU's kernel has the states before each chunk of 64 tokens of one head at a time on each core, with what is written
-//! to them and the gradients of queries and keys. That of a GPU's has two states a chunk for all heads, two vectors as wide as a value, and
-//! gradients of a query and a key, for each token and head.
+//! The backward of the CPU's delta rule has the states before each chunk of 64 tokens of one head at a time on each core, with what they
+//! lack of the values and what is written to them, queries and keys with their products, and the gradients of both. At another time that
+//! of the convolution has the gradients of all taps for each 64 tokens. The delta rule of a GPU has two states a chunk for all heads, two
+//! vectors as wide as a value, and gradients of a query and a key, for each token and head.
 //!
 //! Tensor operations, where kernels are off, keep what every step of the chunked form reads: for each head some forty matrices of 64 by 64
 //! a chunk, two states, and the rows of every tap.
@@ -128,8 +129,12 @@ impl LinearWidths {
             Computes::TensorOperations => 0,
             Computes::CpuKernels => {
                 let chunks = length.div_ceil(CHUNK) + 1;
-                let head = chunks * self.state + length * (self.value + 2 * self.key);
-                CORES.min(self.keys / self.key.max(1)) * head
+                let of_values = 2 * self.value;
+                let of_keys = 2 * (2 * self.key + CHUNK);
+                let head = chunks * self.state + length * (of_values + of_keys);
+                let rule = CORES.min(self.keys / self.key.max(1)) * head;
+                let convolution = tokens.div_ceil(CHUNK) * self.taps * self.channels;
+                rule.max(convolution)
             }
             Computes::GpuKernels => {
                 let chunks = tokens.div_ceil(length.max(1)) * length.div_ceil(CHUNK);

@@ -1,5 +1,5 @@
-//! The gradient of the chunked form. Only the inputs are saved: states and N are computed again, and kept for the chunks of one head at a
-//! time.
+//! The gradient of the chunked form. Only the inputs are saved: states, U and N are computed again, and kept for the chunks of one head
+//! at a time.
 //!
 //! With dO the gradient of a chunk's output and dS′ that of the state after it (L is `lower`, `strict` without the diagonal):
 //!
@@ -7,13 +7,17 @@
 //! - `dV = β dR`, `d(KS) = −β eᶜ dR =: E`, `d(QS) = eᶜ dO =: F`
 //! - `dS = e^(c_last) dS′ + Qᵀ F + Kᵀ E`
 //! - `dQ = F Sᵀ + (dP ∘ D) K`
-//! - `dK = E Sᵀ + G K + Gᵀ K + (dP ∘ D)ᵀ Q + e^(c_last − c) ∘ (N dS′ᵀ)` with `G = dA ∘ β D`
-//! - `dβᵢ = dRᵢ · (V − eᶜ K S)ᵢ + Σⱼ dA ∘ (K Kᵀ) ∘ D`
-//! - of c: row sums less column sums of `dA ∘ A + dP ∘ P`, `eᶜ` times the gradient of that factor, and what the factors of the new state
-//!   give. A token's g enters all later c, so that its gradient is the sum of theirs.
+//! - `dK = E Sᵀ + (G + Gᵀ) K + (dP ∘ D)ᵀ Q + e^(c_last − c) ∘ (N dS′ᵀ)` with `G = dA ∘ β D`
+//! - `dβᵢ = dRᵢ · Uᵢ + Σⱼ dA ∘ (K Kᵀ) ∘ D`
+//! - of c: row sums less column sums of `dA ∘ A + dP ∘ P`, `(F Sᵀ)ᵢ · Qᵢ + (E Sᵀ)ᵢ · Kᵢ` for the factor eᶜ, and what the factors of the
+//!   new state give. A token's g enters all later c, so that its gradient is the sum of theirs.
 
-use super::chunk::{CHUNK, Scratch, matrix, product, sized, target, transposed};
-use super::inputs::{Inputs, inverse_norm};
+use super::chunk::{CHUNK, Keys, Scratch, prefetch_rows, sized};
+use super::factors::Factors;
+use super::inputs::Inputs;
+use super::products::{
+    columns, lower_of, lower_times, lower_transposed_times, matrix, product, target, transposed,
+};
 use crate::kernels::cpu::gemm::Matrix;
 use crate::kernels::cpu::parallel::{SharedPtr, dims, elements, tensor, vectorised};
 use crate::kernels::cpu::real::{Real, dot};
@@ -64,25 +68,44 @@ pub(super) fn backward<T: Real>(
 /// Buffers of one thread.
 #[derive(Default)]
 struct Buffers<T> {
-    /// States before each chunk, and N of all rows, of one value head.
-    states: Vec<T>,
+    /// Of each chunk, what the value heads of a key head share.
+    keys: Vec<Keys<T>>,
+    /// Of each chunk, what the way forward gives for one value head.
+    found: Vec<Found<T>>,
+    /// dQ and below it dK of each chunk, as they are after division by norms, of all value heads of the key head, `[2 m, key_dim]`.
+    d_qk: Vec<Vec<T>>,
+    chunk: ChunkBuffers<T>,
+}
+
+/// What the way forward gives for a chunk of a value head.
+#[derive(Default)]
+struct Found<T> {
+    /// The state before it.
+    state: Vec<T>,
+    /// U and N, `[m, value_dim]`.
+    u: Vec<T>,
     n: Vec<T>,
-    /// dS.
+}
+
+/// Buffers for one chunk.
+#[derive(Default)]
+struct ChunkBuffers<T> {
+    /// dS, of the state after the chunk, then of that before it.
     d_state: Vec<T>,
     /// dN, then dR, `[m, value_dim]`.
     d_n: Vec<T>,
     /// F and below it E, `[2 m, value_dim]`.
     d_read: Vec<T>,
-    /// dP ∘ D and G, `[m, m]` each.
+    /// dP, then dP ∘ D, and dA, then G, `[m, m]` each, lower blocks.
     d_p: Vec<T>,
     d_a: Vec<T>,
+    /// G + Gᵀ, `[m, m]`.
+    both: Vec<T>,
     /// N dS′ᵀ, `[m, key_dim]`.
     written: Vec<T>,
-    /// dQ and below it dK of a chunk, as they are after division by norms, `[2 m, key_dim]`.
+    /// F Sᵀ and below it E Sᵀ, then dQ and dK of this value head, `[2 m, key_dim]`.
     d_qk: Vec<T>,
-    /// dQ and dK of a whole sequence, all value heads of the key head: a chunk's part at twice its first row.
-    all_qk: Vec<T>,
-    /// Gradients of c and of β of a chunk.
+    /// Gradients of c and of β.
     d_c: Vec<T>,
     d_beta: Vec<T>,
 }
@@ -96,175 +119,206 @@ struct Pass<'a, T> {
     targets: [SharedPtr<T>; 3],
 }
 
+/// A chunk of a value head, and what is known of it.
+struct Chunk<'a, T> {
+    head: usize,
+    rows: Range<usize>,
+    keys: &'a Keys<T>,
+    found: &'a Found<T>,
+}
+
 impl<T: Real> Pass<'_, T> {
     fn sequence(&self, rows: Range<usize>, scratch: &mut Scratch<T>, own: &mut Buffers<T>) {
         let heads = self.inputs.heads;
-        let (dim, width) = (heads.key_dim, heads.value_dim);
         let chunks: Vec<Range<usize>> = rows
             .clone()
             .step_by(CHUNK)
             .map(|start| start..(start + CHUNK).min(rows.end))
             .collect();
-        own.all_qk.clear();
-        own.all_qk.resize(2 * rows.len() * dim, T::ZERO);
-        let size = dim * width;
+        let Buffers {
+            keys,
+            found,
+            d_qk,
+            chunk: buffers,
+        } = own;
+        keys.resize_with(chunks.len(), Keys::default);
+        found.resize_with(chunks.len(), Found::default);
+        d_qk.resize_with(chunks.len(), Vec::new);
+        for ((rows, keys), d_qk) in chunks.iter().zip(keys.iter_mut()).zip(d_qk.iter_mut()) {
+            keys.load(&self.inputs, self.key_head, rows.clone());
+            sized(d_qk, keys.qk.len()).fill(T::ZERO);
+        }
         for head in self.key_head * heads.group()..(self.key_head + 1) * heads.group() {
-            own.states.clear();
-            own.states.resize((chunks.len() + 1) * size, T::ZERO);
-            sized(&mut own.n, rows.len() * width);
-            for (i, chunk) in chunks.iter().enumerate() {
-                scratch.load(&self.inputs, self.key_head, chunk.clone());
-                let (before, after) = own.states[i * size..].split_at_mut(size);
-                let after = &mut after[..size];
-                after.copy_from_slice(before);
-                scratch.advance(&self.inputs, head, chunk.clone(), after);
-                own.n[(chunk.start - rows.start) * width..][..scratch.n.len()]
-                    .copy_from_slice(&scratch.n);
+            let state = &mut buffers.d_state;
+            state.clear();
+            state.resize(heads.key_dim * heads.value_dim, T::ZERO);
+            for ((rows, keys), found) in chunks.iter().zip(&*keys).zip(found.iter_mut()) {
+                found.state.clone_from(state);
+                scratch.advance(&self.inputs, head, rows.clone(), keys, state, false);
+                std::mem::swap(&mut found.u, &mut scratch.u);
+                std::mem::swap(&mut found.n, &mut scratch.n);
             }
-            own.d_state.clear();
-            own.d_state.resize(size, T::ZERO);
-            for (i, chunk) in chunks.iter().enumerate().rev() {
-                scratch.load(&self.inputs, self.key_head, chunk.clone());
-                scratch.decays(&self.inputs, head, chunk.clone());
-                let state = std::mem::take(&mut own.states);
-                let before = &state[i * size..][..size];
-                scratch.residuals(&self.inputs, head, chunk.clone(), before);
-                scratch.kept_keys(chunk.len(), dim);
-                self.chunk(head, chunk, rows.start, before, scratch, own);
-                own.states = state;
+            buffers.d_state.fill(T::ZERO);
+            for (i, rows) in chunks.iter().enumerate().rev() {
+                let chunk = Chunk {
+                    head,
+                    rows: rows.clone(),
+                    keys: &keys[i],
+                    found: &found[i],
+                };
+                self.chunk(&chunk, scratch, buffers, &mut d_qk[i]);
             }
         }
-        for chunk in &chunks {
-            self.through_norms(
-                chunk.clone(),
-                &own.all_qk[2 * (chunk.start - rows.start) * dim..],
-            );
+        for ((rows, keys), d_qk) in chunks.into_iter().zip(keys).zip(d_qk) {
+            self.through_norms(rows, keys, d_qk);
         }
     }
 
-    /// The gradient of one chunk of a value head, where `first` is the sequence's first row; the gradient of the state becomes that of
-    /// the state before the chunk.
+    /// The gradient of one chunk of a value head; the gradient of the state becomes that of the state before the chunk.
     fn chunk(
         &self,
-        head: usize,
-        rows: &Range<usize>,
-        first: usize,
-        state: &[T],
-        scratch: &Scratch<T>,
-        own: &mut Buffers<T>,
+        chunk: &Chunk<'_, T>,
+        scratch: &mut Scratch<T>,
+        own: &mut ChunkBuffers<T>,
+        d_qk: &mut [T],
     ) {
-        let heads = self.inputs.heads;
-        let (dim, width, m) = (heads.key_dim, heads.value_dim, rows.len());
-        let n = own.n[(rows.start - first) * width..][..m * width].to_vec();
+        let (inputs, heads) = (&self.inputs, self.inputs.heads);
+        let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
+        let (first, stride) = (chunk.rows.start, inputs.out_row());
         let d_out = Matrix {
-            start: self.d_out[rows.start * self.inputs.out_row() + head * width..].as_ptr(),
-            row: self.inputs.out_row(),
+            start: self.d_out[first * stride + chunk.head * width..].as_ptr(),
+            row: stride,
             column: 1,
         };
-        let n_t = transposed(matrix(&n, width));
+        prefetch_rows(d_out.start, stride, m, width);
+        let values = self.targets[0].get();
+        let values = values.wrapping_add(inputs.value(first, chunk.head));
+        prefetch_rows(values, heads.channels(), m, width);
+        scratch.decays(inputs, chunk.head, chunk.rows.clone(), chunk.keys);
+        scratch.kept_keys(chunk.keys, dim);
+        let n = matrix(&chunk.found.n, width);
+        let n_t = transposed(n);
 
         let d_n = sized(&mut own.d_n, m * width);
-        let p_t = transposed(matrix(&scratch.p, m));
-        product([m, m, width], target(d_n, width, false), p_t, d_out);
+        let p = matrix(&scratch.p, m);
+        lower_transposed_times([m, width], target(d_n, width, false), p, d_out);
         let kept = matrix(&scratch.kept, dim);
         let d_state = matrix(&own.d_state, width);
         product([m, dim, width], target(d_n, width, true), kept, d_state);
         solve_transposed(&scratch.minus_a, d_n, m, width);
 
-        let d_p = sized(&mut own.d_p, m * m);
-        product([m, width, m], target(d_p, m, false), d_out, n_t);
-        let d_a = sized(&mut own.d_a, m * m);
-        let d_r = matrix(&own.d_n, width);
-        product([m, width, m], target(d_a, m, false), d_r, n_t);
+        let d_p = target(sized(&mut own.d_p, m * m), m, false);
+        lower_of([m, width], d_p, d_out, n_t);
+        let d_a = target(sized(&mut own.d_a, m * m), m, false);
+        lower_of([m, width], d_a, matrix(&own.d_n, width), n_t);
 
         let written = sized(&mut own.written, m * dim);
-        let d_state_t = transposed(matrix(&own.d_state, width));
         let out = target(written, dim, false);
-        product([m, width, dim], out, matrix(&n, width), d_state_t);
+        product([m, width, dim], out, n, transposed(d_state));
 
-        self.small_gradients(head, rows, state, scratch, own);
-        self.wide_gradients(rows, first, state, scratch, own);
+        self.through_reads(chunk, scratch, own);
+        self.through_decays(chunk, scratch, own);
+        Self::through_keys(chunk, heads, scratch, own, d_qk);
     }
 
-    /// Gradients of values, β and g, and the gradients of what is read: sums over rows. Turns dA and dP into factors of K and Q.
-    fn small_gradients(
-        &self,
-        head: usize,
-        rows: &Range<usize>,
-        state: &[T],
-        scratch: &Scratch<T>,
-        own: &mut Buffers<T>,
-    ) {
+    /// The gradients of values and of what is read of the state, and, from those, the first part of those of queries and keys.
+    fn through_reads(&self, chunk: &Chunk<'_, T>, scratch: &Scratch<T>, own: &mut ChunkBuffers<T>) {
         let inputs = &self.inputs;
-        let (dim, width, m) = (inputs.heads.key_dim, inputs.heads.value_dim, rows.len());
-        let (qs, ks) = scratch.read.split_at(m * width);
-        let (gamma, beta) = (&scratch.gamma, &scratch.beta);
-        let kk = &scratch.products[m * m..];
+        let (dim, width, m) = (
+            inputs.heads.key_dim,
+            inputs.heads.value_dim,
+            chunk.rows.len(),
+        );
+        let (f, e) = sized(&mut own.d_read, 2 * m * width).split_at_mut(m * width);
+        let d_r = &own.d_n;
+        vectorised(
+            #[inline(always)]
+            || {
+                for (i, row) in chunk.rows.clone().enumerate() {
+                    let place = i * width..(i + 1) * width;
+                    let d_r = &d_r[place.clone()];
+                    let (f, e) = (&mut f[place.clone()], &mut e[place]);
+                    let d_o = row * inputs.out_row() + chunk.head * width;
+                    let d_o = &self.d_out[d_o..][..width];
+                    // SAFETY: no other task writes this head of this row.
+                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                    let d_v = unsafe {
+                        let at = self.targets[0].get().add(inputs.value(row, chunk.head));
+                        std::slice::from_raw_parts_mut(at, width)
+                    };
+                    let (gamma, beta) = (scratch.gamma[i], scratch.beta[i]);
+                    for d in 0..width {
+                        f[d] = gamma * d_o[d];
+                        let through = beta * d_r[d];
+                        d_v[d] = through;
+                        e[d] = -(gamma * through);
+                    }
+                }
+            },
+        );
+        let out = target(sized(&mut own.d_qk, 2 * m * dim), dim, false);
+        let state = transposed(matrix(&chunk.found.state, width));
+        let d_read = matrix(&own.d_read, width);
+        product([2 * m, width, dim], out, d_read, state);
+    }
+
+    /// Gradients of β and g: sums over rows. Turns dA and dP into factors of K and Q.
+    fn through_decays(
+        &self,
+        chunk: &Chunk<'_, T>,
+        scratch: &Scratch<T>,
+        own: &mut ChunkBuffers<T>,
+    ) {
+        let heads = self.inputs.heads;
+        let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
+        let kk = &chunk.keys.products[m * m..];
         own.d_c.clear();
         own.d_c.resize(m, T::ZERO);
         let d_beta = sized(&mut own.d_beta, m);
-        let (d_c, d_r) = (&mut own.d_c, &own.d_n);
-        let (f, e) = sized(&mut own.d_read, 2 * m * width).split_at_mut(m * width);
+        let (d_c, d_r, d_qk) = (&mut own.d_c, &own.d_n, &own.d_qk);
         let (d_p, d_a, written) = (&mut own.d_p, &mut own.d_a, &own.written);
+        let both = sized(&mut own.both, m * m);
         let d_state = &own.d_state;
         vectorised(
             #[inline(always)]
             || {
-                let mut last = gamma[m - 1] * dot(d_state, state);
-                for (i, row) in rows.clone().enumerate() {
-                    let v = &inputs.qkv[inputs.value(row, head)..][..width];
-                    let d_o = &self.d_out[row * inputs.out_row() + head * width..][..width];
-                    let place = i * width..(i + 1) * width;
-                    let (qs, ks, d_r) =
-                        (&qs[place.clone()], &ks[place.clone()], &d_r[place.clone()]);
-                    let (f, e) = (&mut f[place.clone()], &mut e[place]);
-                    let of_ks = dot(d_r, ks);
-                    let d_gamma = dot(d_o, qs) - beta[i] * of_ks;
-                    let mut d_b = dot(d_r, v) - gamma[i] * of_ks;
-                    for d in 0..width {
-                        f[d] = gamma[i] * d_o[d];
-                        e[d] = -(beta[i] * gamma[i] * d_r[d]);
-                    }
-                    // SAFETY: no other task writes this head of this row.
-                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                    let d_v = unsafe {
-                        let at = self.targets[0].get().add(inputs.value(row, head));
-                        std::slice::from_raw_parts_mut(at, width)
+                let mut last = scratch.gamma[m - 1] * dot(d_state, &chunk.found.state);
+                for i in 0..m {
+                    let beta = scratch.beta[i];
+                    let place = i * m..i * m + columns(i, m);
+                    let factors = Factors {
+                        d_p: &mut d_p[place.clone()],
+                        d_a: &mut d_a[place.clone()],
+                        d_c: &mut d_c[..place.len()],
+                        decay: &scratch.decay[place.clone()],
+                        kk: &kk[place.clone()],
+                        p: &scratch.p[place],
                     };
-                    for (d_v, &d_r) in d_v.iter_mut().zip(d_r) {
-                        *d_v = beta[i] * d_r;
-                    }
-                    let place = i * m..i * m + m;
-                    let (d_p, d_a) = (&mut d_p[place.clone()], &mut d_a[place.clone()]);
-                    let (decay, kk) = (&scratch.decay[place.clone()], &kk[place.clone()]);
-                    let p = &scratch.p[place];
-                    d_a[i] = T::ZERO;
-                    let mut row_sum = T::ZERO;
-                    for j in 0..=i {
-                        let a = -(d_a[j] * decay[j]);
-                        let through = a * kk[j];
-                        d_b += through;
-                        let moved = beta[i] * through + d_p[j] * p[j];
-                        row_sum += moved;
-                        d_c[j] += -moved;
-                        d_a[j] = beta[i] * a;
-                        d_p[j] = d_p[j] * decay[j];
-                    }
-                    d_a[i + 1..].fill(T::ZERO);
-                    d_p[i + 1..].fill(T::ZERO);
+                    let [through, moved] = factors.row(i, beta);
+                    let place = i * width..(i + 1) * width;
+                    d_beta[i] = through + dot(&d_r[place.clone()], &chunk.found.u[place]);
                     let place = i * dim..(i + 1) * dim;
                     let put = dot(&scratch.kept[place.clone()], &written[place]);
-                    d_c[i] += row_sum + gamma[i] * d_gamma - put;
+                    let read = [i, m + i].map(|row| row * dim..(row + 1) * dim);
+                    let read = read.map(|own| dot(&d_qk[own.clone()], &chunk.keys.qk[own]));
+                    d_c[i] += moved + read[0] + read[1] - put;
                     last += put;
-                    d_beta[i] = d_b;
                 }
                 d_c[m - 1] += last;
+                for i in 0..m {
+                    both[i * m + i] = T::ZERO;
+                    for j in 0..i {
+                        let g = d_a[i * m + j];
+                        both[i * m + j] = g;
+                        both[j * m + i] = g;
+                    }
+                }
             },
         );
         let mut sum = T::ZERO;
-        for (i, row) in rows.clone().enumerate().rev() {
+        for (i, row) in chunk.rows.clone().enumerate().rev() {
             sum += d_c[i];
-            let at = row * inputs.heads.values + head;
+            let at = row * heads.values + chunk.head;
             // SAFETY: no other task writes this head of this row.
             #[allow(unsafe_code, reason = "tasks write disjoint parts of two tensors")]
             unsafe {
@@ -275,39 +329,22 @@ impl<T: Real> Pass<'_, T> {
     }
 
     /// Gradients of queries and keys, added to those of other value heads, and of the state.
-    fn wide_gradients(
-        &self,
-        rows: &Range<usize>,
-        first: usize,
-        state: &[T],
+    fn through_keys(
+        chunk: &Chunk<'_, T>,
+        heads: DeltaHeads,
         scratch: &Scratch<T>,
-        own: &mut Buffers<T>,
+        own: &mut ChunkBuffers<T>,
+        all: &mut [T],
     ) {
-        let heads = self.inputs.heads;
-        let (dim, width, m) = (heads.key_dim, heads.value_dim, rows.len());
-        let d_qk = sized(&mut own.d_qk, 2 * m * dim);
-        let d_read = matrix(&own.d_read, width);
-        let out = target(d_qk, dim, false);
-        product(
-            [2 * m, width, dim],
-            out,
-            d_read,
-            transposed(matrix(state, width)),
-        );
-        let (queries, keys) = scratch.qk.split_at(m * dim);
+        let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
+        let (queries, keys) = chunk.keys.split();
         let (queries, keys) = (matrix(queries, dim), matrix(keys, dim));
-        let (d_q, d_k) = d_qk.split_at_mut(m * dim);
-        let (d_p, g) = (matrix(&own.d_p, m), matrix(&own.d_a, m));
-        product([m, m, dim], target(d_q, dim, true), d_p, keys);
-        product([m, m, dim], target(d_k, dim, true), g, keys);
-        product([m, m, dim], target(d_k, dim, true), transposed(g), keys);
-        product(
-            [m, m, dim],
-            target(d_k, dim, true),
-            transposed(d_p),
-            queries,
-        );
-        let all = &mut own.all_qk[2 * (rows.start - first) * dim..][..2 * m * dim];
+        let (d_q, d_k) = own.d_qk.split_at_mut(m * dim);
+        let d_p = matrix(&own.d_p, m);
+        lower_times([m, dim], target(d_q, dim, true), d_p, keys);
+        let both = matrix(&own.both, m);
+        product([m, m, dim], target(d_k, dim, true), both, keys);
+        lower_transposed_times([m, dim], target(d_k, dim, true), d_p, queries);
         let (written, rest, d_qk) = (&own.written, &scratch.rest, &own.d_qk);
         let decay = scratch.gamma[m - 1];
         let d_state = &mut own.d_state;
@@ -317,9 +354,10 @@ impl<T: Real> Pass<'_, T> {
                 for (all, &d) in all.iter_mut().zip(d_qk) {
                     *all += d;
                 }
-                for (i, keys) in all[m * dim..].chunks_exact_mut(dim).enumerate() {
-                    for (key, &w) in keys.iter_mut().zip(&written[i * dim..]) {
-                        *key += rest[i] * w;
+                let keys = all[m * dim..].chunks_exact_mut(dim);
+                for ((key, written), &rest) in keys.zip(written.chunks_exact(dim)).zip(rest) {
+                    for (key, &w) in key.iter_mut().zip(written) {
+                        *key += rest * w;
                     }
                 }
                 for d in d_state.iter_mut() {
@@ -327,34 +365,43 @@ impl<T: Real> Pass<'_, T> {
                 }
             },
         );
-        let qk_t = transposed(matrix(&scratch.qk, dim));
+        let qk_t = transposed(matrix(&chunk.keys.qk, dim));
         let out = target(d_state, width, true);
+        let d_read = matrix(&own.d_read, width);
         product([dim, 2 * m, width], out, qk_t, d_read);
     }
 
     /// Gradients of queries and keys before the division by their norms.
-    fn through_norms(&self, rows: Range<usize>, d_qk: &[T]) {
-        let (dim, m) = (self.inputs.heads.key_dim, rows.len());
-        let scale = T::ONE / T::of((dim as f64).sqrt());
+    fn through_norms(&self, rows: Range<usize>, keys: &Keys<T>, d_qk: &[T]) {
+        let (heads, m) = (self.inputs.heads, rows.len());
+        let dim = heads.key_dim;
+        let root = T::of((dim as f64).sqrt());
+        let targets = [
+            self.inputs.query(rows.start, self.key_head),
+            self.inputs.key(rows.start, self.key_head),
+        ];
+        let targets = targets.map(|at| self.targets[0].get().wrapping_add(at));
+        for target in targets {
+            prefetch_rows(target, heads.channels(), m, dim);
+        }
         vectorised(
             #[inline(always)]
             || {
-                for (i, row) in rows.enumerate() {
-                    for (at, d, scale) in [
-                        (self.inputs.query(row, self.key_head), i, scale),
-                        (self.inputs.key(row, self.key_head), m + i, T::ONE),
-                    ] {
-                        let (x, d) = (&self.inputs.qkv[at..][..dim], &d_qk[d * dim..][..dim]);
-                        let r = inverse_norm(x);
-                        let along = dot(x, d) * r * r;
+                // x̂ is x divided by its norm, times `times`; d is the gradient of x̂
+                for (part, times) in [T::ONE / root, T::ONE].into_iter().enumerate() {
+                    for i in 0..m {
+                        let place = (part * m + i) * dim..(part * m + i + 1) * dim;
+                        let (x, d) = (&keys.qk[place.clone()], &d_qk[place]);
+                        let along = dot(x, d) / (times * times);
+                        let scale = times * keys.inverse[part * m + i];
                         // SAFETY: no other task writes this head of this row.
                         #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                         let out = unsafe {
-                            let at = self.targets[0].get().add(at);
+                            let at = targets[part].add(i * heads.channels());
                             std::slice::from_raw_parts_mut(at, dim)
                         };
                         for ((out, &x), &d) in out.iter_mut().zip(x).zip(d) {
-                            *out = scale * r * (d - x * along);
+                            *out = scale * (d - x * along);
                         }
                     }
                 }

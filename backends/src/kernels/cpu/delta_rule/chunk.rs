@@ -2,17 +2,17 @@
 //!
 //! With c the running sum of g within the chunk, D[i, j] = e^(cᵢ − cⱼ) for i ≥ j, and S the state before it:
 //!
-//! `A = strict_lower(β K Kᵀ ∘ D)`, `R = β (V − eᶜ K S)`, `N = (I + A)⁻¹ R`, `P = lower(Q Kᵀ ∘ D)`,
+//! `A = strict_lower(β K Kᵀ ∘ D)`, `U = V − eᶜ K S`, `N = (I + A)⁻¹ β U`, `P = lower(Q Kᵀ ∘ D)`,
 //!
 //! `O = eᶜ Q S + P N`, `S ← e^(c_last) S + (e^(c_last − c) K)ᵀ N`.
 //!
 //! N is found by substitution: the inverse is never made.
 
 use super::inputs::{Inputs, inverse_norm};
-use crate::kernels::cpu::gemm::{Matrix, Size, Target, multiply};
-use crate::kernels::cpu::parallel::vectorised;
+use super::products::{columns, lower_of, lower_times, matrix, product, target, transposed};
+use crate::kernels::cpu::gemm::Target;
+use crate::kernels::cpu::parallel::{CACHE_LINE, prefetch, vectorised};
 use crate::kernels::cpu::real::Real;
-use gemm::Parallelism;
 use std::ops::Range;
 
 /// Tokens of a chunk.
@@ -21,51 +21,83 @@ pub(super) const CHUNK: usize = 64;
 /// Rows of N that are found by sums of rows; those before them enter by a product.
 const SOLVED: usize = 16;
 
-/// A row-major matrix.
-pub(super) fn matrix<T>(values: &[T], row: usize) -> Matrix<T> {
-    Matrix {
-        start: values.as_ptr(),
-        row,
-        column: 1,
-    }
-}
-
-pub(super) fn transposed<T>(m: Matrix<T>) -> Matrix<T> {
-    Matrix {
-        row: m.column,
-        column: m.row,
-        ..m
-    }
-}
-
-pub(super) fn target<T>(values: &mut [T], row: usize, add: bool) -> Target<T> {
-    Target {
-        start: values.as_mut_ptr(),
-        row,
-        add,
-    }
-}
-
-/// `out = a · b`, or `out += a · b`, on this thread.
-pub(super) fn product<T: Real>([m, k, n]: [usize; 3], out: Target<T>, a: Matrix<T>, b: Matrix<T>) {
-    multiply(Size { m, k, n }, out, a, b, Parallelism::None);
-}
-
 /// Sets the length of a buffer, whatever it holds.
 pub(super) fn sized<T: Real>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     buffer.resize(len, T::ZERO);
     buffer
 }
 
-/// Buffers of one thread for a chunk: what the heads of a key share, and what belongs to one of them.
+/// Asks for rows of a wide matrix, of which some columns are used: processors do not foresee the next row where it is pages away.
+#[inline(always)]
+pub(super) fn prefetch_rows<T>(first: *const T, stride: usize, rows: usize, width: usize) {
+    for row in 0..rows {
+        let row = first.wrapping_add(row * stride);
+        for at in (0..width).step_by(CACHE_LINE / size_of::<T>()) {
+            prefetch(row.wrapping_add(at).cast());
+        }
+    }
+}
+
+/// Queries and keys of a chunk, which all value heads of a key head use.
 #[derive(Default)]
-pub(super) struct Scratch<T> {
+pub(super) struct Keys<T> {
     /// Queries and below them keys, divided by their norms and queries by √`key_dim`, `[2 m, key_dim]`.
     pub qk: Vec<T>,
-    /// Q Kᵀ and below it K Kᵀ, `[2 m, m]`.
+    /// The inverse norms of both, `[2 m]`.
+    pub inverse: Vec<T>,
+    /// Q Kᵀ and below it K Kᵀ, `[2 m, m]`, on the diagonal and below it.
     pub products: Vec<T>,
+}
+
+impl<T: Real> Keys<T> {
+    /// Those of some rows.
+    pub fn load(&mut self, inputs: &Inputs<'_, T>, key_head: usize, rows: Range<usize>) {
+        let (dim, m) = (inputs.heads.key_dim, rows.len());
+        let qk = sized(&mut self.qk, 2 * m * dim);
+        let inverse = sized(&mut self.inverse, 2 * m);
+        let (queries, keys) = qk.split_at_mut(m * dim);
+        // rows are pages apart: copies by themselves wait for several at a time
+        let both = queries
+            .chunks_exact_mut(dim)
+            .zip(keys.chunks_exact_mut(dim));
+        for ((query, key), row) in both.zip(rows) {
+            query.copy_from_slice(&inputs.qkv[inputs.query(row, key_head)..][..dim]);
+            key.copy_from_slice(&inputs.qkv[inputs.key(row, key_head)..][..dim]);
+        }
+        vectorised(
+            #[inline(always)]
+            || {
+                let root = T::ONE / T::of((dim as f64).sqrt());
+                let rows = qk.chunks_exact_mut(dim).zip(inverse.iter_mut());
+                for (i, (x, inverse)) in rows.enumerate() {
+                    *inverse = inverse_norm(x);
+                    let scale = if i < m { *inverse * root } else { *inverse };
+                    for x in x {
+                        *x = *x * scale;
+                    }
+                }
+            },
+        );
+        let products = sized(&mut self.products, 2 * m * m);
+        let (of_queries, of_keys) = products.split_at_mut(m * m);
+        let (queries, keys) = self.qk.split_at(m * dim);
+        let keys_t = transposed(matrix(keys, dim));
+        for (out, own) in [(of_queries, queries), (of_keys, keys)] {
+            lower_of([m, dim], target(out, m, false), matrix(own, dim), keys_t);
+        }
+    }
+
+    /// Queries, and keys.
+    pub fn split(&self) -> (&[T], &[T]) {
+        self.qk.split_at(self.qk.len() / 2)
+    }
+}
+
+/// Buffers of one thread for a chunk of a value head.
+#[derive(Default)]
+pub(super) struct Scratch<T> {
     /// Running sums of g, and their exponentials.
-    pub c: Vec<T>,
+    c: Vec<T>,
     pub gamma: Vec<T>,
     /// `e^(c_last − c)`.
     pub rest: Vec<T>,
@@ -76,45 +108,25 @@ pub(super) struct Scratch<T> {
     pub p: Vec<T>,
     /// −A, `[m, m]`.
     pub minus_a: Vec<T>,
-    /// Q S and below it K S, `[2 m, value_dim]`.
-    pub read: Vec<T>,
-    /// R, then N, `[m, value_dim]`.
+    /// Q S, if wanted, and behind it K S, `[m, value_dim]` each.
+    read: Vec<T>,
+    /// U, `[m, value_dim]`.
+    pub u: Vec<T>,
+    /// β U, then N, `[m, value_dim]`.
     pub n: Vec<T>,
     /// Keys times `e^(c_last − c)`, `[m, key_dim]`.
     pub kept: Vec<T>,
 }
 
 impl<T: Real> Scratch<T> {
-    /// Queries and keys of some rows, and their products.
-    pub fn load(&mut self, inputs: &Inputs<'_, T>, key_head: usize, rows: Range<usize>) {
-        let (dim, m) = (inputs.heads.key_dim, rows.len());
-        let qk = sized(&mut self.qk, 2 * m * dim);
-        let (queries, keys) = qk.split_at_mut(m * dim);
-        vectorised(
-            #[inline(always)]
-            || {
-                let scale = T::ONE / T::of((dim as f64).sqrt());
-                let both = queries
-                    .chunks_exact_mut(dim)
-                    .zip(keys.chunks_exact_mut(dim));
-                for ((query, key), row) in both.zip(rows) {
-                    let q = &inputs.qkv[inputs.query(row, key_head)..][..dim];
-                    let k = &inputs.qkv[inputs.key(row, key_head)..][..dim];
-                    let (q_scale, k_scale) = (inverse_norm(q) * scale, inverse_norm(k));
-                    for i in 0..dim {
-                        query[i] = q[i] * q_scale;
-                        key[i] = k[i] * k_scale;
-                    }
-                }
-            },
-        );
-        let out = target(sized(&mut self.products, 2 * m * m), m, false);
-        let keys = transposed(matrix(&self.qk[m * dim..], dim));
-        product([2 * m, dim, m], out, matrix(&self.qk, dim), keys);
-    }
-
-    /// Decays of a value head, P and −A.
-    pub fn decays(&mut self, inputs: &Inputs<'_, T>, head: usize, rows: Range<usize>) {
+    /// Decays of a value head, P and −A. Matrices have their lower blocks.
+    pub fn decays(
+        &mut self,
+        inputs: &Inputs<'_, T>,
+        head: usize,
+        rows: Range<usize>,
+        keys: &Keys<T>,
+    ) {
         let m = rows.len();
         let values = inputs.heads.values;
         let mut sum = T::ZERO;
@@ -131,64 +143,78 @@ impl<T: Real> Scratch<T> {
         let decay = sized(&mut self.decay, m * m);
         let p = sized(&mut self.p, m * m);
         let minus_a = sized(&mut self.minus_a, m * m);
-        let (qk, kk) = self.products.split_at(m * m);
+        let (qk, kk) = keys.products.split_at(m * m);
         vectorised(
             #[inline(always)]
             || {
                 for i in 0..m {
-                    gamma[i] = c[i].exp();
-                    rest[i] = (sum - c[i]).exp();
-                    let at = i * m;
-                    let own = &mut decay[at..at + m];
-                    for (d, &c_j) in own[..=i].iter_mut().zip(&c[..=i]) {
-                        *d = (c[i] - c_j).exp();
+                    let (own_c, own_beta) = (c[i], beta[i]);
+                    gamma[i] = own_c.exp();
+                    rest[i] = (sum - own_c).exp();
+                    let own = i * m..i * m + columns(i, m);
+                    let width = own.len();
+                    let d = &mut decay[own.clone()];
+                    // whole blocks: rows of any length would end in exponentials one by one
+                    for (d, &c_j) in d.iter_mut().zip(&c[..width]) {
+                        *d = (own_c - c_j).exp();
                     }
-                    own[i + 1..].fill(T::ZERO);
-                    for j in 0..m {
-                        p[at + j] = qk[at + j] * own[j];
-                        minus_a[at + j] = -(beta[i] * kk[at + j] * own[j]);
+                    d[i + 1..].fill(T::ZERO);
+                    let (p, qk) = (&mut p[own.clone()], &qk[own.clone()]);
+                    for ((p, &qk), &d) in p.iter_mut().zip(qk).zip(&*d) {
+                        *p = qk * d;
                     }
-                    minus_a[at + i] = T::ZERO;
+                    let (minus_a, kk) = (&mut minus_a[own.clone()], &kk[own]);
+                    for ((a, &kk), &d) in minus_a.iter_mut().zip(kk).zip(&*d) {
+                        *a = -(own_beta * kk * d);
+                    }
+                    minus_a[i] = T::ZERO;
                 }
             },
         );
     }
 
-    /// Q S, K S and R.
-    pub fn residuals(
+    /// K S, with Q S where `queries`, then U and β U.
+    fn residuals(
         &mut self,
         inputs: &Inputs<'_, T>,
         head: usize,
         rows: Range<usize>,
+        keys: &Keys<T>,
         state: &[T],
+        queries: bool,
     ) {
         let (dim, width, m) = (inputs.heads.key_dim, inputs.heads.value_dim, rows.len());
-        let read = sized(&mut self.read, 2 * m * width);
-        let out = target(read, width, false);
+        let first = &inputs.qkv[inputs.value(rows.start, head)..];
+        prefetch_rows(first.as_ptr(), inputs.heads.channels(), m, width);
+        let (skipped, count) = if queries { (0, 2 * m) } else { (m, m) };
+        let read = sized(&mut self.read, count * width);
         product(
-            [2 * m, dim, width],
-            out,
-            matrix(&self.qk, dim),
+            [count, dim, width],
+            target(read, width, false),
+            matrix(&keys.qk[skipped * dim..], dim),
             matrix(state, width),
         );
-        let n = sized(&mut self.n, m * width);
-        let ks = &self.read[m * width..];
+        let ks = &self.read[(count - m) * width..];
+        let (u, n) = (sized(&mut self.u, m * width), sized(&mut self.n, m * width));
         let (gamma, beta) = (&self.gamma, &self.beta);
         vectorised(
             #[inline(always)]
             || {
                 for (i, row) in rows.enumerate() {
+                    let (gamma, beta) = (gamma[i], beta[i]);
                     let v = &inputs.qkv[inputs.value(row, head)..][..width];
-                    let (n, ks) = (&mut n[i * width..][..width], &ks[i * width..][..width]);
-                    for d in 0..width {
-                        n[d] = beta[i] * (v[d] - gamma[i] * ks[d]);
+                    let own = i * width..(i + 1) * width;
+                    let (u, n) = (&mut u[own.clone()], &mut n[own.clone()]);
+                    for (((u, n), &v), &ks) in u.iter_mut().zip(n).zip(v).zip(&ks[own]) {
+                        *u = v - gamma * ks;
+                        *n = beta * *u;
                     }
                 }
             },
         );
     }
 
-    /// R into N.
+    /// β U into N.
     fn solve(&mut self, m: usize, width: usize) {
         for start in (0..m).step_by(SOLVED) {
             let end = (start + SOLVED).min(m);
@@ -218,39 +244,38 @@ impl<T: Real> Scratch<T> {
     }
 
     /// Keys times `e^(c_last − c)`.
-    pub fn kept_keys(&mut self, m: usize, dim: usize) {
-        let kept = sized(&mut self.kept, m * dim);
-        let keys = &self.qk[m * dim..];
+    pub fn kept_keys(&mut self, keys: &Keys<T>, dim: usize) {
+        let (_, keys) = keys.split();
+        let kept = sized(&mut self.kept, keys.len());
         let rest = &self.rest;
         vectorised(
             #[inline(always)]
             || {
-                for (i, (kept, key)) in kept
-                    .chunks_exact_mut(dim)
-                    .zip(keys.chunks_exact(dim))
-                    .enumerate()
-                {
+                let rows = kept.chunks_exact_mut(dim).zip(keys.chunks_exact(dim));
+                for ((kept, key), &rest) in rows.zip(rest) {
                     for (kept, &key) in kept.iter_mut().zip(key) {
-                        *kept = key * rest[i];
+                        *kept = key * rest;
                     }
                 }
             },
         );
     }
 
-    /// N of a chunk, and the state after it; queries and keys are loaded.
+    /// U and N of a chunk, and the state after it; with Q S where `queries`.
     pub fn advance(
         &mut self,
         inputs: &Inputs<'_, T>,
         head: usize,
         rows: Range<usize>,
+        keys: &Keys<T>,
         state: &mut [T],
+        queries: bool,
     ) {
         let (dim, width, m) = (inputs.heads.key_dim, inputs.heads.value_dim, rows.len());
-        self.decays(inputs, head, rows.clone());
-        self.residuals(inputs, head, rows, state);
+        self.decays(inputs, head, rows.clone(), keys);
+        self.residuals(inputs, head, rows, keys, state, queries);
         self.solve(m, width);
-        self.kept_keys(m, dim);
+        self.kept_keys(keys, dim);
         let decay = self.gamma[m - 1];
         vectorised(
             #[inline(always)]
@@ -260,9 +285,9 @@ impl<T: Real> Scratch<T> {
                 }
             },
         );
-        let keys = transposed(matrix(&self.kept, dim));
+        let kept = transposed(matrix(&self.kept, dim));
         let out = target(state, width, true);
-        product([dim, m, width], out, keys, matrix(&self.n, width));
+        product([dim, m, width], out, kept, matrix(&self.n, width));
     }
 
     /// [`Self::advance`], and the output of the rows, the first of which begins at `out`.
@@ -271,21 +296,23 @@ impl<T: Real> Scratch<T> {
         inputs: &Inputs<'_, T>,
         head: usize,
         rows: Range<usize>,
+        keys: &Keys<T>,
         state: &mut [T],
         out: *mut T,
     ) {
         let (width, m) = (inputs.heads.value_dim, rows.len());
-        self.advance(inputs, head, rows, state);
+        prefetch_rows(out, inputs.out_row(), m, width);
+        self.advance(inputs, head, rows, keys, state, true);
         let (read, gamma, stride) = (&self.read, &self.gamma, inputs.out_row());
         vectorised(
             #[inline(always)]
             || {
-                for i in 0..m {
+                for (i, &gamma) in gamma.iter().enumerate() {
                     // SAFETY: the caller passes the place of this head in rows that no other thread writes.
                     #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                     let out = unsafe { std::slice::from_raw_parts_mut(out.add(i * stride), width) };
                     for (out, &q) in out.iter_mut().zip(&read[i * width..]) {
-                        *out = gamma[i] * q;
+                        *out = gamma * q;
                     }
                 }
             },
@@ -295,11 +322,7 @@ impl<T: Real> Scratch<T> {
             row: stride,
             add: true,
         };
-        product(
-            [m, m, width],
-            out,
-            matrix(&self.p, m),
-            matrix(&self.n, width),
-        );
+        let (p, n) = (matrix(&self.p, m), matrix(&self.n, width));
+        lower_times([m, width], out, p, n);
     }
 }

@@ -218,6 +218,8 @@ fn the_convolution_is_its_formula_within_each_sequence() {
         (0, vec![1], 1, 2),
         (0, vec![2, 9, 1, 30], 70, 4),
         (3, vec![5, 40], 65, 3),
+        (1, vec![70, 1, 64, 130], 5, 4),
+        (0, vec![66], 1030, 4),
     ] {
         let all = sequences(skipped, &lengths, true);
         let rows = skipped + lengths.iter().sum::<usize>();
