@@ -19,7 +19,6 @@ pub(super) struct Matrix<T> {
 }
 
 /// A matrix to write, with columns of stride 1.
-#[derive(Clone, Copy)]
 pub(super) struct Target<T> {
     pub start: *mut T,
     /// Stride of rows.
@@ -35,6 +34,14 @@ impl<T> Clone for Matrix<T> {
 }
 
 impl<T> Copy for Matrix<T> {}
+
+impl<T> Clone for Target<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Target<T> {}
 
 /// `out = a · b`, or `out += a · b`.
 pub(super) fn multiply<T: Real>(
