@@ -9,13 +9,13 @@ mod backward;
 mod blocks;
 
 use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
-use super::gemm::{Size, Target, multiply};
+use super::gemm::{Matrix, Size, Target, multiply};
 use super::parallel::{SharedPtr, dims, elements, tensor, vectorised};
 use super::real::Real;
 use crate::kernels::families::Family;
 use crate::kernels::shapes::AttentionShape;
 use backward::backward;
-use blocks::{Block, Heads, Rows, as_target, probabilities, row_major, transposed};
+use blocks::{Block, Heads, Rows, probabilities};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use gemm::Parallelism;
@@ -125,16 +125,16 @@ fn forward<T: Real>(
             let (m, n) = (block.queries.len(), block.keys.len());
             scores.resize(m * n, T::ZERO);
             let query = heads.query(rows.own_row(block.queries.start), head);
-            let queries = row_major(q, query, heads.q_row());
+            let queries = Matrix::row_major(&q[query..], heads.q_row());
             for (tokens, row) in rows.runs(&block.keys) {
-                let keys = row_major(k, heads.key(row, kv), heads.kv_row());
-                let tile = as_target(&mut scores[tokens.start - block.keys.start..], n);
+                let keys = Matrix::row_major(&k[heads.key(row, kv)..], heads.kv_row());
+                let tile = Target::new(&mut scores[tokens.start - block.keys.start..], n, false);
                 let size = Size {
                     m,
                     k: heads.dim,
                     n: tokens.len(),
                 };
-                multiply(size, tile, queries, transposed(keys), one);
+                multiply(size, tile, queries, keys.transposed(), one);
             }
             vectorised(
                 #[inline(always)]
@@ -144,8 +144,8 @@ fn forward<T: Real>(
             #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let start = unsafe { target.get().add(query) };
             for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
-                let values = row_major(v, heads.key(row, kv), heads.kv_row());
-                let weights = row_major(scores, tokens.start - block.keys.start, n);
+                let values = Matrix::row_major(&v[heads.key(row, kv)..], heads.kv_row());
+                let weights = Matrix::row_major(&scores[tokens.start - block.keys.start..], n);
                 let mixed = Target {
                     start,
                     row: heads.q_row(),

@@ -43,6 +43,54 @@ impl<T> Clone for Target<T> {
 
 impl<T> Copy for Target<T> {}
 
+impl<T> Matrix<T> {
+    /// A matrix whose rows are so many numbers apart, from the first of these numbers on.
+    pub fn row_major(values: &[T], row: usize) -> Self {
+        Self {
+            start: values.as_ptr(),
+            row,
+            column: 1,
+        }
+    }
+
+    pub fn transposed(self) -> Self {
+        Self {
+            row: self.column,
+            column: self.row,
+            ..self
+        }
+    }
+
+    /// What begins at a row and a column.
+    pub fn part(self, row: usize, column: usize) -> Self {
+        Self {
+            start: self
+                .start
+                .wrapping_add(row * self.row + column * self.column),
+            ..self
+        }
+    }
+}
+
+impl<T> Target<T> {
+    /// A matrix whose rows are so many numbers apart, from the first of these numbers on.
+    pub fn new(values: &mut [T], row: usize, add: bool) -> Self {
+        Self {
+            start: values.as_mut_ptr(),
+            row,
+            add,
+        }
+    }
+
+    /// What begins at a row.
+    pub fn part(self, row: usize) -> Self {
+        Self {
+            start: self.start.wrapping_add(row * self.row),
+            ..self
+        }
+    }
+}
+
 /// `out = a · b`, or `out += a · b`.
 pub(super) fn multiply<T: Real>(
     size: Size,

@@ -1,7 +1,7 @@
 //! The backward pass of attention: probabilities are computed again, a block of queries at a time.
 
-use super::blocks::{Block, Heads, Rows, as_target, probabilities, row_major, transposed};
-use crate::kernels::cpu::gemm::{Size, Target, multiply};
+use super::blocks::{Block, Heads, Rows, probabilities};
+use crate::kernels::cpu::gemm::{Matrix, Size, Target, multiply};
 use crate::kernels::cpu::parallel::{SharedPtr, dims, elements, tensor, vectorised};
 use crate::kernels::cpu::real::{Real, dot};
 use crate::kernels::families::Family;
@@ -114,7 +114,10 @@ impl<T: Real> BackwardPass<'_, T> {
         let [dq, dk, dv] = self.targets;
         let (m, n) = (block.queries.len(), block.keys.len());
         let query = heads.query(rows.own_row(block.queries.start), head);
-        let (queries, d_out) = (row_major(q, query, q_row), row_major(g, query, q_row));
+        let (queries, d_out) = (
+            Matrix::row_major(&q[query..], q_row),
+            Matrix::row_major(&g[query..], q_row),
+        );
         scratch.p.resize(m * n, T::ZERO);
         scratch.ds.resize(m * n, T::ZERO);
         for (tokens, row) in rows.runs(&block.keys) {
@@ -124,18 +127,18 @@ impl<T: Real> BackwardPass<'_, T> {
                 k: heads.dim,
                 n: tokens.len(),
             };
-            let keys = transposed(row_major(k, key, kv_row));
+            let keys = Matrix::row_major(&k[key..], kv_row).transposed();
             multiply(
                 size,
-                as_target(&mut scratch.p[column..], n),
+                Target::new(&mut scratch.p[column..], n, false),
                 queries,
                 keys,
                 one,
             );
-            let values = transposed(row_major(v, key, kv_row));
+            let values = Matrix::row_major(&v[key..], kv_row).transposed();
             multiply(
                 size,
-                as_target(&mut scratch.ds[column..], n),
+                Target::new(&mut scratch.ds[column..], n, false),
                 d_out,
                 values,
                 one,
@@ -148,10 +151,10 @@ impl<T: Real> BackwardPass<'_, T> {
         for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
             let (column, key) = (tokens.start - block.keys.start, heads.key(row, self.kv));
             let (p, ds) = (
-                row_major(&scratch.p, column, n),
-                row_major(&scratch.ds, column, n),
+                Matrix::row_major(&scratch.p[column..], n),
+                Matrix::row_major(&scratch.ds[column..], n),
             );
-            let keys = row_major(k, key, kv_row);
+            let keys = Matrix::row_major(&k[key..], kv_row);
             let target = Target {
                 start: dq,
                 row: q_row,
@@ -181,8 +184,8 @@ impl<T: Real> BackwardPass<'_, T> {
                 row: kv_row,
                 add: true,
             };
-            multiply(size, target(dk), transposed(ds), queries, one);
-            multiply(size, target(dv), transposed(p), d_out, one);
+            multiply(size, target(dk), ds.transposed(), queries, one);
+            multiply(size, target(dv), p.transposed(), d_out, one);
         }
         d_sink
     }

@@ -1,6 +1,5 @@
 //! Blocks of queries, the rows of the keys that they see, and their probabilities.
 
-use crate::kernels::cpu::gemm::{Matrix, Target};
 use crate::kernels::cpu::parallel::dims;
 use crate::kernels::cpu::real::{Real, largest};
 use crate::kernels::families::Family;
@@ -114,31 +113,6 @@ impl Family {
 pub(super) struct Block {
     pub(super) queries: Range<usize>,
     pub(super) keys: Range<usize>,
-}
-
-/// A matrix that begins at an offset, with rows of stride `row` and contiguous elements.
-pub(super) fn row_major<T>(values: &[T], offset: usize, row: usize) -> Matrix<T> {
-    Matrix {
-        start: values[offset..].as_ptr(),
-        row,
-        column: 1,
-    }
-}
-
-pub(super) fn transposed<T>(m: Matrix<T>) -> Matrix<T> {
-    Matrix {
-        row: m.column,
-        column: m.row,
-        ..m
-    }
-}
-
-pub(super) fn as_target<T>(values: &mut [T], row: usize) -> Target<T> {
-    Target {
-        start: values.as_mut_ptr(),
-        row,
-        add: false,
-    }
 }
 
 /// Turns the scores of a block into probabilities, row by row, in place; masked keys get 0. Where a sink takes part, its share of each row

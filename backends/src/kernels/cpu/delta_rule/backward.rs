@@ -15,10 +15,8 @@
 use super::chunk::{CHUNK, Keys, Scratch, prefetch_rows, sized};
 use super::factors::Factors;
 use super::inputs::Inputs;
-use super::products::{
-    columns, lower_of, lower_times, lower_transposed_times, matrix, product, target, transposed,
-};
-use crate::kernels::cpu::gemm::Matrix;
+use super::products::{columns, lower_of, lower_times, lower_transposed_times, product};
+use crate::kernels::cpu::gemm::{Matrix, Target};
 use crate::kernels::cpu::parallel::{SharedPtr, dims, elements, tensor, vectorised};
 use crate::kernels::cpu::real::{Real, dot};
 use crate::kernels::delta::{DeltaHeads, StateRows};
@@ -196,25 +194,30 @@ impl<T: Real> Pass<'_, T> {
         prefetch_rows(values, heads.channels(), m, width);
         scratch.decays(inputs, chunk.head, chunk.rows.clone(), chunk.keys);
         scratch.kept_keys(chunk.keys, dim);
-        let n = matrix(&chunk.found.n, width);
-        let n_t = transposed(n);
+        let n = Matrix::row_major(&chunk.found.n, width);
+        let n_t = n.transposed();
 
         let d_n = sized(&mut own.d_n, m * width);
-        let p = matrix(&scratch.p, m);
-        lower_transposed_times([m, width], target(d_n, width, false), p, d_out);
-        let kept = matrix(&scratch.kept, dim);
-        let d_state = matrix(&own.d_state, width);
-        product([m, dim, width], target(d_n, width, true), kept, d_state);
+        let p = Matrix::row_major(&scratch.p, m);
+        lower_transposed_times([m, width], Target::new(d_n, width, false), p, d_out);
+        let kept = Matrix::row_major(&scratch.kept, dim);
+        let d_state = Matrix::row_major(&own.d_state, width);
+        product(
+            [m, dim, width],
+            Target::new(d_n, width, true),
+            kept,
+            d_state,
+        );
         solve_transposed(&scratch.minus_a, d_n, m, width);
 
-        let d_p = target(sized(&mut own.d_p, m * m), m, false);
+        let d_p = Target::new(sized(&mut own.d_p, m * m), m, false);
         lower_of([m, width], d_p, d_out, n_t);
-        let d_a = target(sized(&mut own.d_a, m * m), m, false);
-        lower_of([m, width], d_a, matrix(&own.d_n, width), n_t);
+        let d_a = Target::new(sized(&mut own.d_a, m * m), m, false);
+        lower_of([m, width], d_a, Matrix::row_major(&own.d_n, width), n_t);
 
         let written = sized(&mut own.written, m * dim);
-        let out = target(written, dim, false);
-        product([m, width, dim], out, n, transposed(d_state));
+        let out = Target::new(written, dim, false);
+        product([m, width, dim], out, n, d_state.transposed());
 
         self.through_reads(chunk, scratch, own);
         self.through_decays(chunk, scratch, own);
@@ -256,9 +259,9 @@ impl<T: Real> Pass<'_, T> {
                 }
             },
         );
-        let out = target(sized(&mut own.d_qk, 2 * m * dim), dim, false);
-        let state = transposed(matrix(&chunk.found.state, width));
-        let d_read = matrix(&own.d_read, width);
+        let out = Target::new(sized(&mut own.d_qk, 2 * m * dim), dim, false);
+        let state = Matrix::row_major(&chunk.found.state, width).transposed();
+        let d_read = Matrix::row_major(&own.d_read, width);
         product([2 * m, width, dim], out, d_read, state);
     }
 
@@ -338,13 +341,16 @@ impl<T: Real> Pass<'_, T> {
     ) {
         let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
         let (queries, keys) = chunk.keys.split();
-        let (queries, keys) = (matrix(queries, dim), matrix(keys, dim));
+        let (queries, keys) = (
+            Matrix::row_major(queries, dim),
+            Matrix::row_major(keys, dim),
+        );
         let (d_q, d_k) = own.d_qk.split_at_mut(m * dim);
-        let d_p = matrix(&own.d_p, m);
-        lower_times([m, dim], target(d_q, dim, true), d_p, keys);
-        let both = matrix(&own.both, m);
-        product([m, m, dim], target(d_k, dim, true), both, keys);
-        lower_transposed_times([m, dim], target(d_k, dim, true), d_p, queries);
+        let d_p = Matrix::row_major(&own.d_p, m);
+        lower_times([m, dim], Target::new(d_q, dim, true), d_p, keys);
+        let both = Matrix::row_major(&own.both, m);
+        product([m, m, dim], Target::new(d_k, dim, true), both, keys);
+        lower_transposed_times([m, dim], Target::new(d_k, dim, true), d_p, queries);
         let (written, rest, d_qk) = (&own.written, &scratch.rest, &own.d_qk);
         let decay = scratch.gamma[m - 1];
         let d_state = &mut own.d_state;
@@ -365,9 +371,9 @@ impl<T: Real> Pass<'_, T> {
                 }
             },
         );
-        let qk_t = transposed(matrix(&chunk.keys.qk, dim));
-        let out = target(d_state, width, true);
-        let d_read = matrix(&own.d_read, width);
+        let qk_t = Matrix::row_major(&chunk.keys.qk, dim).transposed();
+        let out = Target::new(d_state, width, true);
+        let d_read = Matrix::row_major(&own.d_read, width);
         product([dim, 2 * m, width], out, qk_t, d_read);
     }
 
@@ -422,8 +428,13 @@ fn solve_transposed<T: Real>(minus_a: &[T], x: &mut [T], m: usize, width: usize)
                 row: 1,
                 column: m,
             };
-            let out = target(own, width, true);
-            product([end - start, m - end, width], out, a, matrix(after, width));
+            let out = Target::new(own, width, true);
+            product(
+                [end - start, m - end, width],
+                out,
+                a,
+                Matrix::row_major(after, width),
+            );
         }
         vectorised(
             #[inline(always)]

@@ -9,8 +9,8 @@
 //! N is found by substitution: the inverse is never made.
 
 use super::inputs::{Inputs, inverse_norm};
-use super::products::{columns, lower_of, lower_times, matrix, product, target, transposed};
-use crate::kernels::cpu::gemm::Target;
+use super::products::{columns, lower_of, lower_times, product};
+use crate::kernels::cpu::gemm::{Matrix, Target};
 use crate::kernels::cpu::parallel::{CACHE_LINE, prefetch, vectorised};
 use crate::kernels::cpu::real::Real;
 use std::ops::Range;
@@ -81,9 +81,14 @@ impl<T: Real> Keys<T> {
         let products = sized(&mut self.products, 2 * m * m);
         let (of_queries, of_keys) = products.split_at_mut(m * m);
         let (queries, keys) = self.qk.split_at(m * dim);
-        let keys_t = transposed(matrix(keys, dim));
+        let keys_t = Matrix::row_major(keys, dim).transposed();
         for (out, own) in [(of_queries, queries), (of_keys, keys)] {
-            lower_of([m, dim], target(out, m, false), matrix(own, dim), keys_t);
+            lower_of(
+                [m, dim],
+                Target::new(out, m, false),
+                Matrix::row_major(own, dim),
+                keys_t,
+            );
         }
     }
 
@@ -190,9 +195,9 @@ impl<T: Real> Scratch<T> {
         let read = sized(&mut self.read, count * width);
         product(
             [count, dim, width],
-            target(read, width, false),
-            matrix(&keys.qk[skipped * dim..], dim),
-            matrix(state, width),
+            Target::new(read, width, false),
+            Matrix::row_major(&keys.qk[skipped * dim..], dim),
+            Matrix::row_major(state, width),
         );
         let ks = &self.read[(count - m) * width..];
         let (u, n) = (sized(&mut self.u, m * width), sized(&mut self.n, m * width));
@@ -220,9 +225,14 @@ impl<T: Real> Scratch<T> {
             let end = (start + SOLVED).min(m);
             let (before, own) = self.n.split_at_mut(start * width);
             if start > 0 {
-                let a = matrix(&self.minus_a[start * m..], m);
-                let out = target(own, width, true);
-                product([end - start, start, width], out, a, matrix(before, width));
+                let a = Matrix::row_major(&self.minus_a[start * m..], m);
+                let out = Target::new(own, width, true);
+                product(
+                    [end - start, start, width],
+                    out,
+                    a,
+                    Matrix::row_major(before, width),
+                );
             }
             let minus_a = &self.minus_a;
             vectorised(
@@ -285,9 +295,14 @@ impl<T: Real> Scratch<T> {
                 }
             },
         );
-        let kept = transposed(matrix(&self.kept, dim));
-        let out = target(state, width, true);
-        product([dim, m, width], out, kept, matrix(&self.n, width));
+        let kept = Matrix::row_major(&self.kept, dim).transposed();
+        let out = Target::new(state, width, true);
+        product(
+            [dim, m, width],
+            out,
+            kept,
+            Matrix::row_major(&self.n, width),
+        );
     }
 
     /// [`Self::advance`], and the output of the rows, the first of which begins at `out`.
@@ -322,7 +337,10 @@ impl<T: Real> Scratch<T> {
             row: stride,
             add: true,
         };
-        let (p, n) = (matrix(&self.p, m), matrix(&self.n, width));
+        let (p, n) = (
+            Matrix::row_major(&self.p, m),
+            Matrix::row_major(&self.n, width),
+        );
         lower_times([m, width], out, p, n);
     }
 }

@@ -7,46 +7,6 @@ use gemm::Parallelism;
 /// Rows and columns of a triangular matrix's blocks.
 const BLOCK: usize = 32;
 
-/// A row-major matrix.
-pub(super) fn matrix<T>(values: &[T], row: usize) -> Matrix<T> {
-    Matrix {
-        start: values.as_ptr(),
-        row,
-        column: 1,
-    }
-}
-
-pub(super) fn transposed<T>(m: Matrix<T>) -> Matrix<T> {
-    Matrix {
-        row: m.column,
-        column: m.row,
-        ..m
-    }
-}
-
-pub(super) fn target<T>(values: &mut [T], row: usize, add: bool) -> Target<T> {
-    Target {
-        start: values.as_mut_ptr(),
-        row,
-        add,
-    }
-}
-
-/// What begins at a row and a column.
-fn from<T>(m: Matrix<T>, row: usize, column: usize) -> Matrix<T> {
-    Matrix {
-        start: m.start.wrapping_add(row * m.row + column * m.column),
-        ..m
-    }
-}
-
-fn from_row<T>(target: Target<T>, row: usize) -> Target<T> {
-    Target {
-        start: target.start.wrapping_add(row * target.row),
-        ..target
-    }
-}
-
 /// `out = a · b`, or `out += a · b`.
 pub(super) fn product<T: Real>([m, k, n]: [usize; 3], out: Target<T>, a: Matrix<T>, b: Matrix<T>) {
     multiply(Size { m, k, n }, out, a, b, Parallelism::None);
@@ -66,12 +26,7 @@ fn blocks(m: usize) -> impl Iterator<Item = [usize; 2]> {
 /// The lower blocks, with those on the diagonal, of the `[m, m]` product of `a`, `[m, k]`, and `b`, `[k, m]`.
 pub(super) fn lower_of<T: Real>([m, k]: [usize; 2], out: Target<T>, a: Matrix<T>, b: Matrix<T>) {
     for [start, end] in blocks(m) {
-        product(
-            [end - start, k, end],
-            from_row(out, start),
-            from(a, start, 0),
-            b,
-        );
+        product([end - start, k, end], out.part(start), a.part(start, 0), b);
     }
 }
 
@@ -83,8 +38,8 @@ pub(super) fn lower_times<T: Real>(
     x: Matrix<T>,
 ) {
     for [start, end] in blocks(m) {
-        let lower = from(lower, start, 0);
-        product([end - start, end, n], from_row(out, start), lower, x);
+        let lower = lower.part(start, 0);
+        product([end - start, end, n], out.part(start), lower, x);
     }
 }
 
@@ -96,8 +51,8 @@ pub(super) fn lower_transposed_times<T: Real>(
     x: Matrix<T>,
 ) {
     for [start, end] in blocks(m) {
-        let upper = transposed(from(lower, start, start));
-        let x = from(x, start, 0);
-        product([end - start, m - start, n], from_row(out, start), upper, x);
+        let upper = lower.part(start, start).transposed();
+        let x = x.part(start, 0);
+        product([end - start, m - start, n], out.part(start), upper, x);
     }
 }
