@@ -88,8 +88,8 @@ fn taps_of<T: Real>(w: &[T], channels: usize, taps: usize) -> Vec<T> {
     all
 }
 
-/// The sum of what a row's inputs give: `inputs(tap)` are those of a tap, where there are any, and its weights follow those of the tap
-/// before after `stride`.
+/// The sum of what a row's inputs give: `inputs(tap)` are those of a tap, where there are any, and its weights begin `stride` numbers
+/// after those of the tap before.
 #[inline(always)]
 fn sum_taps<'a, T: Real>(
     sum: &mut [T],
@@ -109,14 +109,14 @@ fn sum_taps<'a, T: Real>(
     }
 }
 
-/// Rows that one task takes, all of one sequence, and the first and the last row of that sequence.
+/// Consecutive rows of a sequence, and all rows of that sequence.
 struct Piece {
     rows: Range<usize>,
     sequence: Range<usize>,
 }
 
-/// The rows of all sequences in tasks of [`ROWS`] or somewhat more. A task takes whole rows: parts of rows lie pages apart, and no processor
-/// foresees the next one.
+/// The rows of all sequences in tasks of [`ROWS`] or somewhat more. A task takes whole rows: the same columns of the next row lie pages
+/// apart, where hardware prefetchers do not follow.
 fn tasks(sequences: &[StateRows]) -> Vec<Vec<Piece>> {
     let mut all: Vec<Vec<Piece>> = Vec::new();
     let mut room = 0;

@@ -27,7 +27,7 @@ pub(super) fn sized<T: Real>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     buffer
 }
 
-/// Asks for rows of a wide matrix, of which some columns are used: processors do not foresee the next row where it is pages away.
+/// Prefetches some columns of a matrix's rows: where rows lie pages apart, hardware prefetchers do not follow.
 #[inline(always)]
 pub(super) fn prefetch_rows<T>(first: *const T, stride: usize, rows: usize, width: usize) {
     for row in 0..rows {
@@ -56,7 +56,7 @@ impl<T: Real> Keys<T> {
         let qk = sized(&mut self.qk, 2 * m * dim);
         let inverse = sized(&mut self.inverse, 2 * m);
         let (queries, keys) = qk.split_at_mut(m * dim);
-        // rows are pages apart: copies by themselves wait for several at a time
+        // rows lie pages apart: plain copies keep several loads under way at a time
         let both = queries
             .chunks_exact_mut(dim)
             .zip(keys.chunks_exact_mut(dim));

@@ -1,5 +1,5 @@
-//! The gated delta rule for one token of a sequence. Its states are far larger than a cache, so that each is read from memory once, and
-//! written once.
+//! The gated delta rule for one token of a sequence. The states of a batch do not fit the caches, one head's does: each is read from memory
+//! once and written once.
 
 use super::chunk::{prefetch_rows, sized};
 use super::inputs::{Inputs, inverse_norm};
@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Rows of a state that are read or written at a time, so that a sum over them stays in a register.
 const TOGETHER: usize = 4;
 
-/// How many times so many rows ahead of those that are read others are asked for. Those behind a state are the next head's.
+/// Distance of the prefetched rows from those that are read, in units of [`TOGETHER`]. Behind a state is that of the next head.
 const AHEAD: usize = 2;
 
 /// One token of the heads that share a key, each with its state.
