@@ -155,6 +155,20 @@ impl Checkpoint {
         weights::load(&self.dir, &self.arch, part, device)
     }
 
+    /// A rank's part of a value model with the body of this language model and a new scalar head: [`Decoder::with_value_head`] of what
+    /// [`load`](Self::load) gives. A model with a scalar head keeps it.
+    ///
+    /// # Errors
+    /// Those of [`load_part`](Self::load_part).
+    pub fn load_with_value_head(
+        &self,
+        part: RankPart<'_>,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Decoder> {
+        weights::load_with_value_head(&self.dir, &self.arch, part, seed, device)
+    }
+
     /// The architecture.
     #[must_use]
     pub fn arch(&self) -> &Arch {

@@ -17,6 +17,7 @@ mod value_head;
 pub use block::Block;
 pub use rank_part::{RankPart, ValueRange};
 pub use unit_store::{HostWeights, NewParam, Param, Store, Unit};
+pub(crate) use value_head::fresh_head;
 
 use crate::Result;
 use crate::adapter::LoraConfig;

@@ -1,6 +1,6 @@
-//! Models of which each rank has a part, as they are loaded, and as rank 0 writes them.
+//! Models of which each rank has a part, as they are loaded, as rank 0 writes them, and as all ranks start a critic from them.
 
-use firebrick_backends::accounts::Accounts;
+use firebrick_backends::accounts::{Accounts, Home};
 use firebrick_backends::collective::{Settings, Threads};
 use firebrick_engine::executor::{Residency, ResidentModel, kept_values};
 use firebrick_engine::plan::{MemoryConfig, Role};
@@ -94,6 +94,17 @@ impl Shared {
         lora: Option<&LoraConfig>,
         work: impl Fn(&World, &ResidentModel) -> T + Sync,
     ) -> Vec<T> {
+        self.on_ranks_with(checkpoint, lora, |decoder, _| decoder, work)
+    }
+
+    /// The same of a model that is changed as soon as each rank has loaded its part.
+    fn on_ranks_with<T: Send>(
+        &self,
+        checkpoint: &Checkpoint,
+        lora: Option<&LoraConfig>,
+        change: impl Fn(Decoder, RankPart<'_>) -> Decoder + Sync,
+        work: impl Fn(&World, &ResidentModel) -> T + Sync,
+    ) -> Vec<T> {
         let plan = self.memory().plan(checkpoint.arch()).unwrap();
         let ranks = Threads::run(self.ranks, Settings::default(), |rank| {
             let world = World::new(rank)
@@ -111,17 +122,40 @@ impl Shared {
                 decoder = adapted(&decoder, lora);
                 decoder.keep_values_of_adapters(part).unwrap();
             }
-            let decoder = match (world.pipeline_stage(), world.tensor_share()) {
-                (Some(stage), _) => decoder.in_stage(stage).unwrap(),
-                (None, Some(share)) if whole => decoder.trained_share(share).unwrap(),
-                (None, _) => decoder,
-            };
-            let model = ResidentModel::new(decoder, plan.clone(), Role::Policy, &Accounts::new());
-            let mut model = model.shared_by(&world);
-            model.set_residency(Residency::Idle).unwrap();
-            work(&world, &model)
+            let decoder = change(decoder, part);
+            work(&world, &self.placed(decoder, &world, Role::Policy))
         });
         ranks.into_iter().map(|rank| rank.unwrap()).collect()
+    }
+
+    /// A rank's part of a model, in its place.
+    fn placed(&self, decoder: Decoder, world: &World, role: Role) -> ResidentModel {
+        let plan = self.memory().plan(decoder.whole_arch()).unwrap();
+        let decoder = match (world.pipeline_stage(), world.tensor_share()) {
+            (Some(stage), _) => decoder.in_stage(stage).unwrap(),
+            (None, Some(share)) if decoder.share().is_none() => {
+                decoder.trained_share(share).unwrap()
+            }
+            (None, _) => decoder,
+        };
+        let model = ResidentModel::new(decoder, plan, role, &Accounts::new());
+        let mut model = model.shared_by(world);
+        model.set_residency(Residency::Idle).unwrap();
+        model
+    }
+
+    /// A rank's part of a critic that starts from the policy, in its place.
+    fn critic(&self, world: &World, policy: &ResidentModel, seed: u64) -> ResidentModel {
+        let arch = policy.decoder.whole_arch().clone().with_value_head();
+        let values = kept_values(&self.memory().plan(&arch).unwrap(), &arch, world);
+        let part = RankPart {
+            share: world.tensor_share(),
+            values: Some(&values),
+        };
+        let whole = policy.read_together();
+        let rows = |index, rows| whole.rows(index, rows);
+        let critic = policy.decoder.part_with_value_head(part, seed, rows);
+        self.placed(critic.unwrap(), world, Role::Critic)
     }
 }
 
@@ -232,6 +266,81 @@ fn adapters_and_the_model_they_merge_into_are_written_as_by_one_rank() {
         for name in ["adapter", "merged"] {
             let [found, expected] = [&to, &alone].map(|dir| files(&dir.join(name)));
             assert!(found == expected, "{name}: {}", shared.name);
+        }
+    }
+}
+
+#[test]
+fn a_critic_that_starts_from_the_parts_of_all_ranks_is_that_of_one_rank() {
+    let folders = tempfile::tempdir().unwrap();
+    let lora = LoraConfig {
+        rank: 4,
+        ..LoraConfig::default()
+    };
+    let cases = [(false, None), (true, None), (false, Some(&lora))];
+    for (place, (tied, lora)) in cases.into_iter().enumerate() {
+        let from = folders.path().join(format!("model {place}"));
+        let checkpoint = saved(config("llama", tied), &from);
+        let as_critic = checkpoint.clone().with_value_head();
+        let write = |critic: &dyn WholeModel, dir: &Path| -> Result<()> {
+            std::fs::create_dir_all(dir).unwrap();
+            Ok(export(critic, &as_critic, None, dir, small_files())?)
+        };
+        let policy = checkpoint.load(&device()).unwrap();
+        let policy = lora.map_or(policy.clone(), |lora| adapted(&policy, lora));
+        let alone = folders.path().join(format!("critic {place}"));
+        write(&policy.with_value_head(5), &alone).unwrap();
+        let read = checkpoint.load_with_value_head(RankPart::default(), 5, &device());
+        if lora.is_none() {
+            let own = folders.path().join(format!("read {place}"));
+            write(&read.unwrap(), &own).unwrap();
+            assert!(files(&own) == files(&alone), "tied: {tied}");
+        }
+        for shared in SHARED {
+            let to = folders.path().join(format!("{} {place}", shared.name));
+            let parts = shared.on_ranks(&checkpoint, lora, |world, policy| {
+                let critic = shared.critic(world, policy, 5);
+                let written = critic.write_whole(|critic| write(critic, &to));
+                world.together(written).unwrap();
+                let own = &critic.decoder;
+                own.bytes_in(Home::Device) + own.bytes_in(Home::Host)
+            });
+            let label = format!("{}, tied: {tied}, {}", shared.name, lora.is_some());
+            assert!(files(&to) == files(&alone), "{label}");
+            let all: usize = policy
+                .with_value_head(5)
+                .specs()
+                .map(|s| 4 * s.numel())
+                .sum();
+            let divided = shared.name != "nothing";
+            assert_eq!(parts.iter().all(|&own| own < all), divided, "{label}");
+        }
+    }
+}
+
+#[test]
+fn a_value_head_beside_each_ranks_part_of_a_policy_is_that_of_one_rank() {
+    let folders = tempfile::tempdir().unwrap();
+    for (place, tied) in [false, true].into_iter().enumerate() {
+        let checkpoint = saved(
+            config("qwen3", tied),
+            &folders.path().join(place.to_string()),
+        );
+        let one = checkpoint.load(&device()).unwrap();
+        let one = one.with_joint_value_head(RankPart::default(), 5);
+        let index = one.value_index().unwrap();
+        let expected = one.rows(index, 0..1).unwrap().rows(0..1).unwrap();
+        for shared in SHARED {
+            let head =
+                |decoder: Decoder, part: RankPart<'_>| decoder.with_joint_value_head(part, 5);
+            shared.on_ranks_with(&checkpoint, None, head, |_, policy| {
+                assert_eq!(policy.decoder.value_index(), Some(index), "{}", shared.name);
+                let found = policy.read_together().rows(index, 0..1).unwrap();
+                let label = format!("{}, tied: {tied}", shared.name);
+                assert_eq!(found.rows(0..1).unwrap(), expected, "{label}");
+                let count = policy.decoder.whole_params();
+                assert_eq!(count, one.whole_params(), "{label}");
+            });
         }
     }
 }

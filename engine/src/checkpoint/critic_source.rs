@@ -6,7 +6,6 @@ use crate::config::{CriticConfig, RunConfig};
 use crate::hub::{ModelFiles, model_folder};
 use crate::{Error, Result};
 use burn::tensor::Device;
-use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, WholeModel, export};
 use firebrick_models::decoder::RankPart;
 use firebrick_models::{Arch, Checkpoint, Decoder};
@@ -66,20 +65,20 @@ impl CriticSource {
         })
     }
 
-    /// The critic of a run that begins with this policy: all of its weights are trained, so one that starts from a policy with a base in
-    /// few bits has what that is widened to, in the run's precision. One that is read as it is may be a rank's `part` of it.
+    /// This rank's `part` of the critic of a run that begins with this policy: all of its weights are trained, so one that starts from a
+    /// policy with a base in few bits has what that is widened to, in the run's precision. Where it starts from the policy, all ranks of
+    /// the run call it together.
     ///
     /// # Errors
-    /// `Error::Model` where weights cannot be loaded.
-    pub fn start(&self, policy: &Decoder, part: RankPart<'_>, seed: u64) -> Result<Decoder> {
-        if self.is_policys {
-            return Ok(policy.with_value_head(seed));
-        }
-        if self.checkpoint.arch().head != HeadKind::LanguageModel {
-            return Ok(self.checkpoint.load_part(part, policy.device())?);
-        }
-        let own = self.checkpoint.load(policy.device())?;
-        Ok(own.with_value_head(seed))
+    /// `Error::Model` where weights cannot be loaded; those of `policy`'s rows.
+    pub fn start(&self, policy: &dyn WholeModel, part: RankPart<'_>, seed: u64) -> Result<Decoder> {
+        let decoder = policy.decoder();
+        Ok(if self.is_policys {
+            decoder.part_with_value_head(part, seed, |index, rows| policy.rows(index, rows))?
+        } else {
+            let (own, device) = (&self.checkpoint, decoder.device());
+            own.load_with_value_head(part, seed, device)?
+        })
     }
 
     /// Whether it starts from the policy, as that is before the first RL step.
@@ -90,8 +89,8 @@ impl CriticSource {
 
     /// The critic's architecture.
     #[must_use]
-    pub fn arch(&self) -> &Arch {
-        self.checkpoint.arch()
+    pub fn arch(&self) -> Arch {
+        self.checkpoint.arch().clone().with_value_head()
     }
 
     /// Writes a critic into a folder, in full precision.

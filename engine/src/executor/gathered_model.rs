@@ -1,5 +1,5 @@
-//! A model of which each rank has a part, as it is written: rank 0 asks for rows of a parameter, and all ranks give theirs. So no rank ever
-//! holds more of it than its part and those rows.
+//! A model of which each rank has a part, as it is written or read: rank 0, or every rank, asks for rows of a parameter, and all ranks give
+//! theirs. So no rank ever holds more of it than its part and those rows.
 
 use super::resident_model::{ResidentModel, SharedOut};
 use super::stage_weights::StageWeights;
@@ -51,15 +51,43 @@ impl WholeModel for GatheredModel<'_> {
     }
 }
 
+/// The whole model on every rank, all of which ask for the same rows in the same order.
+struct ReadTogether<'a>(&'a ResidentModel);
+
+impl WholeModel for ReadTogether<'_> {
+    fn decoder(&self) -> &Decoder {
+        &self.0.decoder
+    }
+
+    fn rows(&self, index: usize, rows: Range<usize>) -> firebrick_models::Result<Param> {
+        let Self(model) = self;
+        if model.is_whole() {
+            return Ok(model.decoder.param_rows(index, rows));
+        }
+        let rows = model.gather_rows(index, rows);
+        Ok(Param::Host(rows.map_err(Error::into_model)?))
+    }
+}
+
 impl ResidentModel {
+    /// Whether this rank has all of it.
+    fn is_whole(&self) -> bool {
+        self.shared_out().is_none() && self.decoder.share().is_none()
+    }
+
+    /// The whole model, for all ranks of the run to read together: they ask for the same rows in the same order.
+    #[must_use]
+    pub fn read_together(&self) -> impl WholeModel + '_ {
+        ReadTogether(self)
+    }
+
     /// Hands the whole model to `write` on the rank that writes files; the others give their parts of what it asks for. All ranks of the
     /// run call it together, and then tell each other of errors ([`World::together`]).
     ///
     /// # Errors
     /// Those of `write`; where memory runs out, the device fails, or a rank has failed or is gone.
     pub fn write_whole(&self, write: impl FnOnce(&dyn WholeModel) -> Result<()>) -> Result<()> {
-        let alone = self.shared_out().is_none() && self.decoder.share().is_none();
-        match (self.world().writes(), alone) {
+        match (self.world().writes(), self.is_whole()) {
             (true, true) => write(&self.decoder),
             (false, true) => Ok(()),
             (true, false) => {

@@ -110,7 +110,8 @@ impl ResidentModel {
     }
 
     /// The ranks of the run.
-    pub(super) fn world(&self) -> &World {
+    #[must_use]
+    pub fn world(&self) -> &World {
         &self.world
     }
 

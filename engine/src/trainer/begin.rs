@@ -1,13 +1,12 @@
 //! What comes before the first step of a run: a warm-up, the models that start from the policy, the first validation.
 
-use super::load::own_share;
+use super::load::fresh_critic;
 use super::{REFERENCE, Trainer};
 use crate::Result;
 use crate::checkpoint::CriticSource;
 use crate::config::Mode;
 use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, export};
-use firebrick_models::decoder::RankPart;
 
 impl Trainer {
     /// Does all of it, once. A resumed run did it in its first session.
@@ -87,12 +86,9 @@ impl Trainer {
             return Ok(());
         }
         self.recovering(Phase::Values, |t| {
-            t.learner.model.make_whole()?;
-            let whole = t.learner.model.assembled(true)?;
-            let policy = whole.as_ref().unwrap_or(t.learner.decoder());
-            if let (Some(critic), Some(source)) = (&mut t.critic, &t.critic_source) {
-                let decoder = source.start(policy, RankPart::default(), seed)?;
-                let decoder = own_share(decoder, &t.world)?;
+            let parts = (&mut t.critic, &t.critic_source, t.plan.critic());
+            if let (Some(critic), Some(source), Some(plan)) = parts {
+                let decoder = fresh_critic(source, plan, &t.learner.model, seed)?;
                 decoder.check_computed()?;
                 critic.model.replace(decoder);
             }

@@ -115,32 +115,24 @@ impl Loaded {
             Home::Host,
             opened.data.prompts.task().held_bytes() as usize,
         );
-        let needs_whole = needs_whole(opened, plan, checkpoint.is_some());
         let values = kept_values(
             plan.policy(),
             opened.source.checkpoint.arch(),
             &opened.world,
         );
-        let part = if needs_whole {
+        let part = if keeps_whole_policy(plan, checkpoint.is_some()) {
             RankPart::default()
         } else {
-            own_part(opened, &values)
+            own_part(&opened.world, &values)
         };
         let decoder = match &checkpoint {
             Some(dir) => opened.source.saved(config, dir, part, &opened.device)?,
             None => opened.source.decoder(config, part, &opened.device)?,
         };
-        let shares = opened.world.tensor_share().is_some();
-        let whole = (shares && needs_whole).then(|| decoder.clone());
-        let mut policy = policy_learner(opened, plan, decoder, runtime)?;
-        // each model makes room for the next one, as it does in the phases, unless that starts from it
-        if !needs_whole || !policy.model.is_shared_out() {
-            policy.model.set_residency(Residency::Idle)?;
-        }
-        let checkpoint_path = checkpoint.as_deref();
-        let start = whole.as_ref().unwrap_or(policy.decoder());
-        let mut critic = critic_learner(opened, plan, &policy, start, checkpoint_path)?;
-        drop(whole);
+        let mut policy = policy_learner(opened, plan, decoder, part, runtime)?;
+        // each model makes room for the next one, as it does in the phases
+        policy.model.set_residency(Residency::Idle)?;
+        let mut critic = critic_learner(opened, plan, &policy, checkpoint.as_deref())?;
         if let Some(critic) = &mut critic {
             critic.model.set_residency(Residency::Idle)?;
         }
@@ -191,24 +183,20 @@ impl Loaded {
     }
 }
 
-/// Whether the policy has to be whole while models are loaded: a critic starts from it, a value head is put beside it, or a reference
-/// policy keeps all of it that the policy shares out.
-fn needs_whole(opened: &Opened, plan: &Plan, resumed: bool) -> bool {
-    let critic = opened.critic_source.as_ref();
-    let starts = critic.is_some_and(CriticSource::follows_policy) && !resumed;
+/// Whether a rank loads all of the policy: a reference policy keeps what ranks share out of the policy, or the other way round.
+fn keeps_whole_policy(plan: &Plan, resumed: bool) -> bool {
     let shares = |own: &ModelPlan| own.zero == Zero::Stage3;
-    let keeps = |reference: &ModelPlan| shares(reference) != shares(plan.policy());
-    let keeps = !resumed && plan.reference().is_some_and(keeps);
-    starts || keeps || opened.config.shared_critic().is_some()
+    let unlike = |reference: &ModelPlan| shares(reference) != shares(plan.policy());
+    !resumed && plan.reference().is_some_and(unlike)
 }
 
 /// What this rank has of a model that it loads, given what it keeps of a parameter.
 fn own_part<'a>(
-    opened: &Opened,
+    world: &World,
     values: &'a dyn Fn(UnitKind, usize) -> Option<ValueRange>,
 ) -> RankPart<'a> {
     RankPart {
-        share: opened.world.tensor_share(),
+        share: world.tensor_share(),
         values: Some(values),
     }
 }
@@ -239,6 +227,7 @@ fn policy_learner(
     opened: &Opened,
     plan: &Plan,
     decoder: Decoder,
+    part: RankPart<'_>,
     runtime: Runtime,
 ) -> Result<Learner> {
     let (config, optim) = (&opened.config, opened.optimizer().clone());
@@ -250,7 +239,7 @@ fn policy_learner(
     };
     match config.shared_critic().filter(|_| opened.mode == Mode::Rl) {
         Some(critic) => {
-            let own = learner(decoder.with_joint_value_head(config.trainer.seed))?;
+            let own = learner(decoder.with_joint_value_head(part, config.trainer.seed))?;
             Ok(own.with_value_rate(critic.value_rate(&config.optim)))
         }
         None => learner(decoder),
@@ -268,12 +257,11 @@ pub(super) fn own_share(decoder: Decoder, world: &World) -> Result<Decoder> {
     }
 }
 
-/// A critic of its own, which may start from the whole policy `start`, fresh or with the weights of a checkpoint.
+/// A critic of its own, fresh or with the weights of a checkpoint.
 fn critic_learner(
     opened: &Opened,
     plan: &Plan,
     policy: &Learner,
-    start: &Decoder,
     checkpoint: Option<&Path>,
 ) -> Result<Option<Learner>> {
     let (Some(config), Some(source), Some(plan)) = (
@@ -283,19 +271,32 @@ fn critic_learner(
     ) else {
         return Ok(None);
     };
-    let values = kept_values(plan, source.arch(), &opened.world);
-    let part = own_part(opened, &values);
     let decoder = match checkpoint {
         Some(dir) => {
             let folder = dir.join("trainer").join(CRITIC);
-            source.saved(&folder, part, &opened.device)?
+            let values = kept_values(plan, &source.arch(), &opened.world);
+            let saved = source.saved(&folder, own_part(&opened.world, &values), &opened.device)?;
+            own_share(saved, &opened.world)?
         }
-        None => source.start(start, part, opened.config.trainer.seed)?,
+        None => fresh_critic(source, plan, &policy.model, opened.config.trainer.seed)?,
     };
-    let decoder = own_share(decoder, &opened.world)?;
     let (optim, runtime) = (config.optim.clone(), policy.runtime.of_critic());
     let critic = Learner::for_role(Role::Critic, decoder, plan.clone(), optim, runtime);
     Ok(Some(critic))
+}
+
+/// This rank's part of a critic that has not been trained yet, which may start from the policy.
+pub(super) fn fresh_critic(
+    source: &CriticSource,
+    plan: &ModelPlan,
+    policy: &ResidentModel,
+    seed: u64,
+) -> Result<Decoder> {
+    let world = policy.world();
+    let values = kept_values(plan, &source.arch(), world);
+    let part = own_part(world, &values);
+    let decoder = source.start(&policy.read_together(), part, seed)?;
+    own_share(decoder, world)
 }
 
 /// A reference policy of its own: the policy as it is, or the one that a resumed run keeps in its folder.
@@ -314,7 +315,7 @@ fn reference(
             let saved = Checkpoint::open(&run.path().join(REFERENCE))?
                 .in_precision(policy.decoder().arch().precision);
             let values = kept_values(plan, saved.arch(), &opened.world);
-            let saved = saved.load_part(own_part(opened, &values), runtime.device())?;
+            let saved = saved.load_part(own_part(&opened.world, &values), runtime.device())?;
             own_share(saved, &opened.world)?
         }
         None => policy.decoder().clone(),

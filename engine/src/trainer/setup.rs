@@ -98,6 +98,7 @@ impl Opened {
             critic.map(|critic| CriticSource::open(&config, critic, &source, files));
         let critic_source = critic_source.transpose()?;
         let critic_arch = critic_source.as_ref().map(CriticSource::arch);
+        let critic_arch = critic_arch.as_ref();
         check_sequences(&config, source.checkpoint.arch(), critic_arch)?;
         check_matrices(&config, source.checkpoint.arch(), critic_arch)?;
         check_layers(&config, source.checkpoint.arch(), critic_arch)?;

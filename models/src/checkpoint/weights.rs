@@ -4,7 +4,7 @@ use super::bitsandbytes::{self, NEEDS_BASE, NOT_READ, RawTensor};
 use super::json::read_object;
 use super::mxfp4;
 use crate::arch::HeadKind;
-use crate::decoder::{NewParam, RankPart};
+use crate::decoder::{NewParam, RankPart, fresh_head};
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
 use burn::tensor::Device;
@@ -457,6 +457,30 @@ pub(super) fn load(
     let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
     Decoder::build_part(arch.clone(), part, device, |_, spec| {
         folder.param(arch, spec, quantised, device)
+    })
+}
+
+/// A rank's part of a value model with the body of a language model: see [`Decoder::with_value_head`].
+pub(super) fn load_with_value_head(
+    dir: &Path,
+    arch: &Arch,
+    part: RankPart<'_>,
+    seed: u64,
+    device: &Device,
+) -> Result<Decoder> {
+    let folder = Folder::open(dir)?;
+    check_names(dir, arch, &folder.place)?;
+    let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
+    let specs = chain(arch)
+        .into_iter()
+        .flat_map(|unit| unit_specs(arch, unit));
+    let known: BTreeMap<String, ParamSpec> = specs.map(|spec| (spec.name.clone(), spec)).collect();
+    let critic = arch.clone().with_value_head();
+    Decoder::build_part(critic, part, device, |_, spec| {
+        match known.get(&spec.name) {
+            Some(own) => folder.param(arch, own, quantised, device),
+            None => Ok(fresh_head(arch, device, spec, seed).into()),
+        }
     })
 }
 

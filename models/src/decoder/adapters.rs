@@ -155,13 +155,22 @@ impl Decoder {
     /// its own. Of a frozen base in few bits W is what that is widened to.
     #[must_use]
     pub fn merged_param(&self, index: usize) -> Param {
-        let (unit, place) = self.place(index);
-        let experts = unit.specs[place].experts().unwrap_or(1);
         let own = |index, rows| Ok::<_, Infallible>(self.param_rows(index, rows));
-        match self.merged_experts(index, 0..experts, own) {
+        match self.merged_whole(index, own) {
             Ok(merged) => merged,
             Err(never) => match never {},
         }
+    }
+
+    /// [`Self::merged_param`] of the whole model. `own` gives rows of a parameter by its flat index, those of adapters too.
+    pub(super) fn merged_whole<E>(
+        &self,
+        index: usize,
+        own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+    ) -> Result<Param, E> {
+        let (unit, place) = self.place_in_whole(index);
+        let experts = self.whole_specs(unit)[place].experts().unwrap_or(1);
+        self.merged_experts(index, 0..experts, own)
     }
 
     /// Some rows of [`Self::merged_param`] of the whole model, in f32: of experts no others than those that the rows are of are merged.

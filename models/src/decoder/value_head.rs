@@ -2,24 +2,29 @@
 //! own.
 
 use super::init::INIT_STREAM;
-use super::{Decoder, Store};
+use super::{Decoder, Param, RankPart, Store};
+use crate::Error;
+use crate::arch::Arch;
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, UnitKind, unit_specs};
 use crate::weights::Weights;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use firebrick_backends::PrecisionExt;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Random stream of a new value head, beyond the indices of all parameters.
 const VALUE_HEAD: u64 = 1 << 31;
 
 impl Decoder {
     /// This model with a value head `[1, hidden]` beside its projection, on the device: a critic that shares the trunk. The head is
-    /// normal with standard deviation `initializer_range` and depends on the seed alone. A model that has one keeps it.
+    /// normal with standard deviation `initializer_range` and depends on the seed alone. A model that has one keeps it. Of a rank's
+    /// `part` of a model it is what the rank keeps of it; ranks that share matrices each have all of it.
     #[must_use]
-    pub fn with_joint_value_head(mut self, seed: u64) -> Self {
-        let arch = self.arch.clone().with_joint_value_head();
+    pub fn with_joint_value_head(mut self, part: RankPart<'_>, seed: u64) -> Self {
+        let arch = self.whole_arch().clone().with_joint_value_head();
         let last = self.units.len() - 1;
         let known = self.units[last].specs.iter().any(|s| s.slot == Slot::Value);
         let specs = unit_specs(&arch, UnitKind::Head);
@@ -27,14 +32,24 @@ impl Decoder {
         let Some(spec) = spec.filter(|_| !known) else {
             return self;
         };
-        let value = self.fresh_value(&spec, seed);
+        let mut value = Param::Device(fresh_value(&arch, &self.device, &spec, seed));
         let head = &mut self.units[last];
+        if let Some(values) = part.values.filter(|_| head.sharded)
+            && let Some((range, shape)) = values(head.kind, spec.numel())
+        {
+            value = value.part(range, shape);
+        }
         let mut entries: Vec<_> = head.store.fetch(&self.device).into_entries().collect();
-        entries.push((spec.slot.into(), value));
+        entries.push((spec.slot.into(), value.into_device(&self.device)));
         head.store = Store::Device(Weights::new(entries));
-        head.specs.push(spec);
+        head.specs.push(spec.clone());
         head.range.end += 1;
-        self.arch = arch;
+        if let Some(own) = &mut self.share {
+            let own = Arc::make_mut(own);
+            own.arch = arch;
+            own.specs[last].push(spec);
+        }
+        self.arch = self.arch.with_joint_value_head();
         self
     }
 
@@ -46,40 +61,64 @@ impl Decoder {
         Some(head.range.start + place)
     }
 
-    fn fresh_value(&self, spec: &ParamSpec, seed: u64) -> Tensor<2> {
-        let std = self.arch.initializer_range as f32;
-        let mut stream = Stream::new(seed, INIT_STREAM + VALUE_HEAD);
-        let values = (0..spec.numel()).map(|_| stream.normal() * std).collect();
-        let precision = self.arch.precision;
-        precision.matrix(values, spec.rows_cols(), &self.device)
-    }
-
     /// A value model with the body of this model, on the device: adapters merged, a scalar head in place of the projection, normal
     /// with standard deviation `initializer_range`, which depends on the seed alone. Weights are shared until one of the two replaces
     /// them. A model that has a scalar head keeps it.
     #[must_use]
     pub fn with_value_head(&self, seed: u64) -> Self {
         let arch = self.arch.clone().with_value_head();
-        let own: BTreeMap<&str, usize> = self
-            .specs()
-            .enumerate()
-            .map(|(index, spec)| (spec.name.as_str(), index))
-            .collect();
-        let value = |_, spec: &ParamSpec| {
-            let value = match own.get(spec.name.as_str()) {
-                Some(&index) => self.merged_param(index).upload(&self.device),
-                None if spec.slot == Slot::Projection => self.fresh_value(spec, seed),
-                None => {
-                    let zeros = vec![0.0; spec.numel()];
-                    let precision = self.arch.precision;
-                    precision.matrix(zeros, spec.rows_cols(), &self.device)
-                }
-            };
-            Ok::<_, Infallible>(value)
-        };
-        match Self::build(arch, &self.device, value) {
+        let own = |index, rows| Ok::<_, Infallible>(self.param_rows(index, rows));
+        match Self::build(arch, &self.device, self.values_of_critic(seed, own)) {
             Ok(decoder) => decoder,
             Err(never) => match never {},
         }
     }
+
+    /// A rank's `part` of [`Self::with_value_head`] of the whole model, of which this may be a part: no more than one parameter, or one
+    /// unit, is whole beside it. `own` gives rows of the whole model's parameters by their flat indices, those of adapters too.
+    ///
+    /// # Errors
+    /// The first that `own` gives, and those of [`Self::build_part`].
+    pub fn part_with_value_head<E: From<Error>>(
+        &self,
+        part: RankPart<'_>,
+        seed: u64,
+        own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+    ) -> Result<Self, E> {
+        let arch = self.whole_arch().clone().with_value_head();
+        let device = &self.device;
+        Self::build_part(arch, part, device, self.values_of_critic(seed, own))
+    }
+
+    /// Gives the parameters of a critic that starts from the whole model.
+    fn values_of_critic<E>(
+        &self,
+        seed: u64,
+        mut own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
+    ) -> impl FnMut(usize, &ParamSpec) -> Result<Tensor<2>, E> {
+        let specs = self.specs_of_whole().enumerate();
+        let places: BTreeMap<&str, usize> = specs
+            .map(|(index, spec)| (spec.name.as_str(), index))
+            .collect();
+        move |_, spec| match places.get(spec.name.as_str()) {
+            Some(&index) => Ok(self.merged_whole(index, &mut own)?.upload(&self.device)),
+            None => Ok(fresh_head(self.whole_arch(), &self.device, spec, seed)),
+        }
+    }
+}
+
+/// A parameter of a new scalar head: see [`Decoder::with_value_head`].
+pub(crate) fn fresh_head(arch: &Arch, device: &Device, spec: &ParamSpec, seed: u64) -> Tensor<2> {
+    if spec.slot == Slot::Projection {
+        return fresh_value(arch, device, spec, seed);
+    }
+    let zeros = vec![0.0; spec.numel()];
+    arch.precision.matrix(zeros, spec.rows_cols(), device)
+}
+
+fn fresh_value(arch: &Arch, device: &Device, spec: &ParamSpec, seed: u64) -> Tensor<2> {
+    let std = arch.initializer_range as f32;
+    let mut stream = Stream::new(seed, INIT_STREAM + VALUE_HEAD);
+    let values = (0..spec.numel()).map(|_| stream.normal() * std).collect();
+    arch.precision.matrix(values, spec.rows_cols(), device)
 }

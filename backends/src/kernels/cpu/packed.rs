@@ -3,6 +3,7 @@
 
 mod layout;
 mod product;
+mod sums;
 
 pub(crate) use layout::PanelMatrix;
 

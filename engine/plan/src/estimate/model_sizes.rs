@@ -17,9 +17,8 @@ pub(crate) struct ModelSizes {
     pub stage: Option<PipelineStage>,
     pub policy: Sizes,
     pub critic: Option<Sizes>,
-    /// All of the policy and the critic, whatever the stage.
+    /// All of the policy, whatever the stage.
     pub whole_policy: Sizes,
-    whole_critic: Option<Sizes>,
     pub rewards: Vec<Sizes>,
     /// Messages about the units of each reward model.
     pub reward_units: Vec<UnitMessages>,
@@ -56,21 +55,11 @@ impl ModelSizes {
             policy: Sizes::of_stage(&workload.arch, lora, stage),
             critic: critic.map(|arch| Sizes::of_stage(arch, None, stage)),
             whole_policy: Sizes::of(&workload.arch, lora),
-            whole_critic: critic.map(|arch| Sizes::of(arch, None)),
             reward_units: reward_units.collect(),
             rewards: rewards.map(|own| Sizes::of(&own.arch, None)).collect(),
             joined: joined(&workload.arch),
             warm_up: workload.warming_up(),
         }
-    }
-
-    /// The models of a plan that are trained, whole.
-    pub fn whole(&self, plan: &Plan) -> Vec<(Role, Sizes)> {
-        let critic = self.whole_critic.filter(|_| plan.critic().is_some());
-        let policy = std::iter::once((Role::Policy, self.whole_policy));
-        policy
-            .chain(critic.map(|own| (Role::Critic, own)))
-            .collect()
     }
 
     /// Whether another stage between the first and the last has as much of all models.

@@ -15,38 +15,42 @@ use crate::{Plan, Role, Zero};
 use firebrick_spec::{Category, DeviceProfile};
 
 impl Context<'_> {
-    /// Weights come from a file one matrix at a time.
+    /// Weights come from a file one matrix at a time; those of a critic that starts from the policy from all devices that have parts of it.
     pub fn load(&self) -> PhaseEstimate {
         self.phase(EstimatePhase::Load, |peak| {
             let mut held = self.resident(Activity::Pass(Role::Policy));
             held.device.clear(Category::Moments);
             held.host.clear(Category::Moments);
             let matrix = F32 * self.largest();
-            let held = if self.loads_whole_models() {
-                self.loaded_by_stages(self.with_whole_weights(held))
-            } else {
-                self.with_a_whole_unit(held)
-            };
-            // a policy with adapters, or one that a critic starts from, is whole before ranks that share matrices cut it
-            let adapted = self.workload.lora.is_some() || self.critic_follows_policy();
+            let held = self.with_a_whole_unit(held);
+            // a policy with adapters is whole before ranks that share matrices cut it
+            let adapted = self.workload.lora.is_some();
             let held = match self.trained.first() {
                 Some((role, sizes)) if self.parallel.tensor > 1 && adapted => {
                     held.on_device(role.category(), sizes.width * sizes.total())
                 }
                 _ => held,
             };
+            let critic = self.workload.critic.as_ref();
+            let held = if critic.is_some_and(|own| own.starts_from_policy) {
+                self.with_a_gathered_matrix(held)
+            } else {
+                held
+            };
             peak.record("reading weights", held.on_host(Category::Buffers, matrix));
         })
     }
 
-    /// Whether the policy is whole until all models are there: a critic starts from it, or a value head stands beside it.
-    fn loads_whole_models(&self) -> bool {
-        self.critic_follows_policy() || self.arch.joint_value_head
-    }
-
-    fn critic_follows_policy(&self) -> bool {
-        let critic = self.workload.critic.as_ref();
-        critic.is_some_and(|own| own.starts_from_policy)
+    /// Adds the largest matrix of the policy where devices have parts of it and give them to each other.
+    fn with_a_gathered_matrix(&self, held: MemoryUsage) -> MemoryUsage {
+        let divided = self.stage.is_some() || self.parallel.gathers() || self.parallel.tensor > 1;
+        if !divided {
+            return held;
+        }
+        let whole = &self.counted.whole_policy;
+        let gathered = whole.width * whole.largest;
+        held.on_host(Category::Communication, gathered)
+            .on_device(Category::Communication, self.parallel.staged(gathered))
     }
 
     /// Adds what devices that share out weights, or have stages, hold beside their parts while these are read: the largest unit.
@@ -57,51 +61,6 @@ impl Context<'_> {
         };
         let unit = self.counted.whole_policy.largest_shared_unit();
         held.on_device(role.category(), self.parallel.tensor_share(unit))
-    }
-
-    /// Models that have stages are whole on the device until all of them are there.
-    fn loaded_by_stages(&self, held: MemoryUsage) -> MemoryUsage {
-        if self.stage.is_none() {
-            return held;
-        }
-        let trained = self.counted.whole(self.plan);
-        // a resumed run reads a reference policy of its own
-        let reference = self.plan.reference().map(|_| Role::Reference);
-        let reference = reference.zip(trained.first().map(|(_, whole)| *whole));
-        let mut held = held;
-        for (role, whole) in trained.into_iter().chain(reference) {
-            held.device.clear(role.category());
-            held.host.clear(role.category());
-            let bytes = self.parallel.replicated().weights(whole.bytes());
-            held = held.on_device(role.category(), bytes);
-        }
-        held
-    }
-
-    /// Adds what devices that share out weights, or have stages, lack of those of models that are trained.
-    fn with_whole_weights(&self, held: MemoryUsage) -> MemoryUsage {
-        if self.stage.is_some() {
-            let whole = self.counted.whole(self.plan);
-            let pairs = whole.into_iter().zip(&self.trained);
-            return pairs.fold(held, |held, ((role, whole), (_, own))| {
-                let lacking = whole.bytes() - own.bytes();
-                let lacking = self.parallel.replicated().weights(lacking);
-                held.on_device(role.category(), lacking)
-            });
-        }
-        if !self.parallel.gathers() {
-            return held;
-        }
-        self.trained.iter().fold(held, |held, (role, sizes)| {
-            let numbers = if sizes.is_tied() {
-                sizes.body()
-            } else {
-                sizes.total()
-            };
-            let whole = self.parallel.replicated().weights(sizes.width * numbers);
-            let lacking = whole - self.parallel.weights(sizes.width * numbers);
-            held.on_device(role.category(), lacking)
-        })
     }
 
     pub fn rollout(&self) -> PhaseEstimate {
@@ -229,20 +188,10 @@ impl Context<'_> {
     pub fn save(&self) -> PhaseEstimate {
         self.phase(EstimatePhase::Save, |peak| {
             let matrix = 3 * F32 * self.largest();
-            let divided =
-                self.stage.is_some() || self.parallel.gathers() || self.parallel.tensor > 1;
-            let whole = &self.counted.whole_policy;
-            let gathered = if divided {
-                whole.width * whole.largest
-            } else {
-                0
-            };
-            let staged = self.parallel.staged(gathered);
             let held = self
                 .resident(Activity::Pass(Role::Policy))
-                .on_host(Category::Buffers, matrix)
-                .on_host(Category::Communication, gathered)
-                .on_device(Category::Communication, staged);
+                .on_host(Category::Buffers, matrix);
+            let held = self.with_a_gathered_matrix(held);
             peak.record("writing a checkpoint", held);
         })
     }

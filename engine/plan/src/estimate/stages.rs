@@ -1,7 +1,7 @@
 //! Stages of a pipeline: each one's part of a plan. Without stages one device has all.
 //!
-//! A stage is a smaller model to the rest of an estimate: its sizes are those of its layers, and of the ends that are there. It samples,
-//! loads and saves whole models all the same.
+//! A stage is a smaller model to the rest of an estimate: its sizes are those of its layers, and of the ends that are there. It samples
+//! from the whole model all the same.
 
 use super::context::Context;
 use super::model_sizes::ModelSizes;
