@@ -1,7 +1,7 @@
 //! Gated `DeltaNet` in the shapes of Qwen3.5-0.8B. `mixer`: a layer's mixer, forward and backward, beside attention of the same width, and
 //! beside itself in tensor operations, without any kernel; 2,048 tokens is the case that shines for linear attention, 256 tokens the one
-//! that hurts. `rule`: what is not a projection of that mixer (convolution, delta rule, gated norm). `decoding`: sampling from a model of
-//! four layers.
+//! that hurts. `rule`: what is not a projection of that mixer (convolution, delta rule, gated norm), over one sequence and over packed ones
+//! of many lengths. `decoding`: sampling from a model of four layers.
 //!
 //! `cargo bench --bench linear_attention [-- FILTER]`; `benches/side_by_side/delta_net.py` measures the same in transformers.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
@@ -112,7 +112,14 @@ fn rules(criterion: &mut Criterion, device: &Device) {
     for tokens in [256, 2048] {
         group.throughput(Throughput::Elements(tokens as u64));
         group.bench_function(BenchmarkId::new("gated_delta_net", tokens), |b| {
-            let rule = Rule::new(tokens, device);
+            let rule = Rule::new(&[tokens], device);
+            b.iter(|| rule.run());
+        });
+    }
+    for (name, most) in [("packed_to_250", 250), ("packed_to_31", 31)] {
+        group.throughput(Throughput::Elements(2048));
+        group.bench_function(BenchmarkId::new(name, 2048), |b| {
+            let rule = Rule::new(&lengths(2048, most), device);
             b.iter(|| rule.run());
         });
     }
@@ -158,7 +165,18 @@ fn decoding<F: FnOnce() -> Decoder>(criterion: &mut Criterion, decoder: &Lazy<F>
     group.finish();
 }
 
-/// What is no projection of a mixer, over one sequence.
+/// Lengths of packed sequences from 2 tokens to `most`, so many tokens in all.
+fn lengths(tokens: usize, most: usize) -> Vec<usize> {
+    let mut left = tokens;
+    let next = |i: usize| {
+        let own = (2 + i * 37 % (most - 1)).min(left);
+        left -= own;
+        (own > 0).then_some(own)
+    };
+    (0..).map_while(next).collect()
+}
+
+/// What is no projection of a mixer, over packed sequences.
 struct Rule {
     heads: DeltaHeads,
     sequences: SequenceRows,
@@ -167,18 +185,24 @@ struct Rule {
 }
 
 impl Rule {
-    fn new(tokens: usize, device: &Device) -> Self {
+    fn new(lengths: &[usize], device: &Device) -> Self {
         let random = |shape| Tensor::random(shape, Distribution::Normal(0.0, 1.0), device);
         let own = heads();
         let heads = own.values;
-        let whole = StateRows {
-            rows: 0..tokens,
-            slot: 0,
-            begins: true,
-        };
+        let mut tokens = 0;
+        let sequences = lengths.iter().enumerate().map(|(slot, length)| {
+            let first = tokens;
+            tokens += length;
+            StateRows {
+                rows: first..tokens,
+                slot,
+                begins: true,
+            }
+        });
+        let sequences = SequenceRows::new(sequences.collect(), device);
         Self {
             heads: own,
-            sequences: SequenceRows::new(vec![whole], device),
+            sequences,
             inputs: [
                 random([tokens, own.channels()]),
                 random([tokens * heads, own.value_dim]),

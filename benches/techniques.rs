@@ -367,7 +367,9 @@ fn main() {
         "|---|---:|---:|---:|---:|---:|---:|---:|{}",
         if on_cpu { "" } else { "---:|" }
     );
-    let with_adapters = decoder.with_fresh_adapters(LoraConfig::default(), 1);
+    let with_adapters = decoder
+        .with_fresh_adapters(LoraConfig::default(), 1)
+        .expect("adapters");
     let mut plain = None;
     for (name, turn_on) in chosen(&options, &info) {
         let mut memory = MemoryConfig::default();

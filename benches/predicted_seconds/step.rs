@@ -60,7 +60,7 @@ impl<'a> Steps<'a> {
         let lora = plan.lora();
         let panels = lora.is_none();
         if let Some(lora) = lora {
-            decoder = decoder.with_fresh_adapters(lora, 1);
+            decoder = decoder.with_fresh_adapters(lora, 1).expect("adapters");
         }
         let policy = plans.policy().clone();
         let runtime = Runtime::new(device).with_prefetch(policy.prefetch);

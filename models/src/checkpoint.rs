@@ -6,6 +6,7 @@ mod json;
 mod mxfp4;
 mod peft;
 pub mod stream;
+mod tensor_names;
 mod weights;
 mod whole_model;
 
@@ -152,7 +153,7 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`load`](Self::load), and `Error::Shared` for a model that the ranks cannot share.
     pub fn load_part(&self, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
-        weights::load(&self.dir, &self.arch, part, device)
+        weights::load(&self.dir, &self.arch, part, None, device)
     }
 
     /// A rank's part of a value model with the body of this language model and a new scalar head: [`Decoder::with_value_head`] of what
@@ -166,7 +167,7 @@ impl Checkpoint {
         seed: u64,
         device: &Device,
     ) -> Result<Decoder> {
-        weights::load_with_value_head(&self.dir, &self.arch, part, seed, device)
+        weights::load(&self.dir, &self.arch, part, Some(seed), device)
     }
 
     /// The architecture.

@@ -286,7 +286,9 @@ fn run(case: &Case, plan: &Plan, world: World) -> Vec<(EstimatePhase, u64)> {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let mut decoder = Decoder::random(case.arch.clone(), 1, &device);
     if let Some(lora) = &case.lora {
-        decoder = decoder.with_fresh_adapters(lora.clone(), 1);
+        decoder = decoder
+            .with_fresh_adapters(lora.clone(), 1)
+            .expect("adapters");
     }
     let config = OptimConfig {
         lr: 1e-6,

@@ -112,10 +112,9 @@ impl Shared {
                 .and_then(|world| world.in_stages(self.stages))
                 .unwrap();
             let values = kept_values(&plan, checkpoint.arch(), &world);
-            let whole = self.tensor > 1 && lora.is_some();
             let part = RankPart {
-                share: world.tensor_share().filter(|_| !whole),
-                values: (!whole).then_some(&values),
+                share: world.tensor_share(),
+                values: Some(&values),
             };
             let mut decoder = checkpoint.load_part(part, &device()).unwrap();
             if let Some(lora) = lora {

@@ -1,7 +1,6 @@
 //! Training on ranks that share out state, beside one rank that has all of it: the loss, every gradient, and the weights of some updates.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
@@ -132,12 +131,12 @@ pub fn with_dropped_adapters(mut model: Model, dropout: f64) -> Model {
         target_modules: targets,
     };
     let mut random = Stream::new(13, 1);
-    let Ok(adapted) = model.decoder.with_adapters(lora, |_, spec| {
+    let adapted = model.decoder.with_adapters(lora, |_, spec| {
         let values: Vec<f32> = (0..spec.numel()).map(|_| 0.1 * random.normal()).collect();
         let data = TensorData::new(values, spec.rows_cols());
-        Ok::<_, Infallible>(Tensor::from_data(data, model.decoder.device()))
+        Ok::<_, firebrick_models::Error>(Tensor::from_data(data, model.decoder.device()))
     });
-    model.decoder = adapted;
+    model.decoder = adapted.expect("adapters");
     model
 }
 

@@ -85,7 +85,7 @@ impl PolicySource {
     }
 
     /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters. A rank may have its `part` of
-    /// it; with adapters it has all of each matrix that ranks share.
+    /// it.
     ///
     /// # Errors
     /// `Error::Model` where weights cannot be loaded; those of the adapters' settings.
@@ -96,7 +96,6 @@ impl PolicySource {
         device: &Device,
     ) -> Result<Decoder> {
         let seed = config.trainer.seed;
-        let part = with_adapters(part, config);
         let base = match &config.model.path {
             Some(_) => self.checkpoint.load_part(part, device)?,
             None => Decoder::random_part(self.checkpoint.arch().clone(), seed, part, device)?,
@@ -122,7 +121,6 @@ impl PolicySource {
         device: &Device,
     ) -> Result<Decoder> {
         let dir = step.join(MODEL);
-        let part = with_adapters(part, config);
         Ok(match &config.model.lora {
             Some(lora) => {
                 let mut saved = load_adapter(&self.checkpoint.load_part(part, device)?, &dir)?;
@@ -232,14 +230,6 @@ impl PolicySource {
         }
         Ok(())
     }
-}
-
-/// What a rank has of a policy that may have adapters: these stand beside whole matrices until ranks that share them cut both.
-fn with_adapters<'a>(part: RankPart<'a>, config: &RunConfig) -> RankPart<'a> {
-    let share = part.share.filter(|_| config.model.lora.is_none());
-    // a part of a share is counted in the share
-    let values = part.values.filter(|_| share == part.share);
-    RankPart { share, values }
 }
 
 /// The checkpoint at a path. Of a model of the Hub whose weights are not wanted, what its configs say.

@@ -183,17 +183,17 @@ impl LoraSettings {
     /// fit.
     pub fn start(&self, base: &Decoder, seed: u64) -> Result<Decoder> {
         let Some(path) = &self.path else {
-            let lora = self.over(&LoraConfig::default(), Some(base.arch()))?;
-            let lora = self.in_arch(lora, base.arch())?;
-            return Ok(base.with_fresh_adapters(lora, seed));
+            let lora = self.over(&LoraConfig::default(), Some(base.whole_arch()))?;
+            let lora = self.in_arch(lora, base.whole_arch())?;
+            return Ok(base.with_fresh_adapters(lora, seed)?);
         };
         let decoder = load_adapter(base, &model_folder(path, ModelFiles::All)?)?;
         let Some(own) = decoder.lora().cloned() else {
             unreachable!("loaded with adapters");
         };
-        let wanted = self.over(&own, Some(base.arch()))?;
-        let wanted = self.in_arch(wanted, base.arch())?;
-        agree(&wanted, &own, base.arch(), path)?;
+        let wanted = self.over(&own, Some(base.whole_arch()))?;
+        let wanted = self.in_arch(wanted, base.whole_arch())?;
+        agree(&wanted, &own, base.whole_arch(), path)?;
         Ok(decoder.with_adapter_dropout(wanted.dropout))
     }
 }

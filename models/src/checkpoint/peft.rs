@@ -32,7 +32,7 @@ pub fn is_adapter(dir: &Path) -> bool {
 /// reading safetensors.
 pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     let config = adapter_config(dir)?;
-    let lora = described(&config, &Known::of(base.specs()), dir)?;
+    let lora = described(&config, &Known::of(base.specs_of_whole()), dir)?;
     let path = dir.join(WEIGHTS);
     if !path.is_file() {
         return Err(Error::MissingFile {
@@ -44,7 +44,9 @@ pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     }
     let file = WeightFile::open(path)?;
     let adapted = base.with_adapters(lora, |_, spec| read(&file, spec, base, &config))?;
-    let adapters = adapted.specs().filter(|spec| spec.slot.is_adapter());
+    let adapters = adapted
+        .specs_of_whole()
+        .filter(|spec| spec.slot.is_adapter());
     let own: BTreeSet<String> = adapters
         .flat_map(ParamSpec::tensors)
         .map(|part| part.name)

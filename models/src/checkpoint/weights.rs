@@ -3,7 +3,7 @@
 use super::bitsandbytes::{self, NEEDS_BASE, NOT_READ, RawTensor};
 use super::json::read_object;
 use super::mxfp4;
-use crate::arch::HeadKind;
+use super::tensor_names::check_names;
 use crate::decoder::{NewParam, RankPart, fresh_head};
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
@@ -222,7 +222,7 @@ pub(super) fn bytes_beside(dir: &Path, name: &str) -> Result<Vec<u8>> {
     }
 }
 
-fn is_beside(name: &str) -> bool {
+pub(super) fn is_beside(name: &str) -> bool {
     BESIDE.iter().any(|part| name.starts_with(part))
 }
 
@@ -437,85 +437,30 @@ pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
     own.filter_map(dtype).collect()
 }
 
-/// Tensors that older exports carry and no architecture needs: derived values, the tied head's copy, and the head of the
-/// language model that a scorer was made from.
-fn ignorable(arch: &Arch, name: &str) -> bool {
-    let scores = matches!(arch.head, HeadKind::Scalar { .. });
-    name.ends_with("rotary_emb.inv_freq")
-        || ((arch.tied || scores) && name == "lm_head.weight")
-        || (arch.family.is_qwen3_5() && is_beside(name))
-}
-
+/// A rank's part of a model; with a seed, of a value model with its body: see [`Decoder::with_value_head`].
 pub(super) fn load(
     dir: &Path,
     arch: &Arch,
     part: RankPart<'_>,
+    value_head: Option<u64>,
     device: &Device,
 ) -> Result<Decoder> {
     let folder = Folder::open(dir)?;
     check_names(dir, arch, &folder.place)?;
     let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
-    Decoder::build_part(arch.clone(), part, device, |_, spec| {
-        folder.param(arch, spec, quantised, device)
-    })
-}
-
-/// A rank's part of a value model with the body of a language model: see [`Decoder::with_value_head`].
-pub(super) fn load_with_value_head(
-    dir: &Path,
-    arch: &Arch,
-    part: RankPart<'_>,
-    seed: u64,
-    device: &Device,
-) -> Result<Decoder> {
-    let folder = Folder::open(dir)?;
-    check_names(dir, arch, &folder.place)?;
-    let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
+    let read = |spec: &ParamSpec| folder.param(arch, spec, quantised, device);
+    let Some(seed) = value_head else {
+        return Decoder::build_part(arch.clone(), part, device, |_, spec| read(spec));
+    };
     let specs = chain(arch)
         .into_iter()
         .flat_map(|unit| unit_specs(arch, unit));
-    let known: BTreeMap<String, ParamSpec> = specs.map(|spec| (spec.name.clone(), spec)).collect();
+    let own: BTreeSet<String> = specs.map(|spec| spec.name).collect();
     let critic = arch.clone().with_value_head();
     Decoder::build_part(critic, part, device, |_, spec| {
-        match known.get(&spec.name) {
-            Some(own) => folder.param(arch, own, quantised, device),
-            None => Ok(fresh_head(arch, device, spec, seed).into()),
+        if own.contains(&spec.name) {
+            return read(spec);
         }
+        Ok(fresh_head(arch, device, spec, seed).into())
     })
-}
-
-fn check_names(dir: &Path, arch: &Arch, place: &BTreeMap<String, Place>) -> Result<()> {
-    let wanted: Vec<String> = chain(arch)
-        .into_iter()
-        .flat_map(|unit| unit_specs(arch, unit))
-        .flat_map(|spec| spec.tensors())
-        .map(|tensor| tensor.name)
-        .collect();
-    let has = |name: &str| place.contains_key(name);
-    let missing: Vec<&String> = wanted
-        .iter()
-        .filter(|n| !has(n) && !mxfp4::is_quantised(n, has))
-        .collect();
-    if let Some(first) = missing.first() {
-        return Err(Error::MissingTensor {
-            path: dir.to_owned(),
-            tensor: (*first).clone(),
-            count: missing.len(),
-        });
-    }
-    let known: BTreeSet<&String> = wanted.iter().collect();
-    let extra: Vec<&String> = place
-        .keys()
-        .filter(|n| !known.contains(n) && !ignorable(arch, n))
-        .filter(|n| !bitsandbytes::weight_beside(n).is_some_and(|own| known.contains(&own)))
-        .filter(|n| !mxfp4::weight_of(n).is_some_and(|own| known.contains(&own.to_owned())))
-        .collect();
-    match extra.first() {
-        Some(first) => Err(Error::UnexpectedTensor {
-            path: dir.to_owned(),
-            tensor: (*first).clone(),
-            count: extra.len(),
-        }),
-        None => Ok(()),
-    }
 }

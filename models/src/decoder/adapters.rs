@@ -1,12 +1,13 @@
 //! A decoder with adapters: adding them, turning them off, removing them and merging them into its matrices.
 
+use super::tensor_shard::{kept, shard_spec};
 use super::{Decoder, Param, Store, Unit};
-use crate::Error;
 use crate::adapter::{LoraConfig, LoraForward, init_stream};
 use crate::forward_context::ForwardContext;
 use crate::random::Stream;
 use crate::unit::{ParamSpec, Slot, TargetModule, UnitKind};
 use crate::weights::Weights;
+use crate::{Error, Result};
 use burn::tensor::Tensor;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::precision::{stored_as, widened};
@@ -51,27 +52,46 @@ impl Decoder {
 
     /// This model with adapters, on the device; `value` gives their matrices, in flat order and in the shape of
     /// [`ParamSpec::rows_cols`]. Only they (and a joint value head) are trained. Modules that the architecture lacks are left out of the
-    /// settings.
+    /// settings. A rank's [share](Self::trained_share) of a model gets its share of them; `value` gives whole ones.
     ///
     /// # Errors
-    /// The first that `value` gives.
-    pub fn with_adapters<E>(
+    /// The first that `value` gives. Of a share [`Error::Shared`] with dropout, [`Error::OutOfMemory`] and [`Error::Device`] too.
+    pub fn with_adapters<E: From<Error>>(
         &self,
         lora: LoraConfig,
         mut value: impl FnMut(UnitKind, &ParamSpec) -> Result<Tensor<2>, E>,
     ) -> Result<Self, E> {
-        let lora = lora.in_arch(&self.arch);
+        let lora = lora.in_arch(self.whole_arch());
         let mut decoder = self.without_adapters();
+        if decoder.share.is_some() {
+            check_shared(&lora)?;
+        }
         let dtype = self.arch.precision.dtype(&self.device);
-        for unit in &mut decoder.units {
+        for (index, unit) in decoder.units.iter_mut().enumerate() {
             let mut entries: Vec<_> = unit.store.fetch(&self.device).into_entries().collect();
-            let own = lora.specs(&unit.specs);
-            for spec in &mut unit.specs {
+            let mut share = decoder.share.as_mut().map(Arc::make_mut);
+            let whole = match &mut share {
+                Some(own) => &mut own.specs[index],
+                None => &mut unit.specs.clone(),
+            };
+            let adapters = lora.specs(whole);
+            for spec in unit.specs.iter_mut().chain(&mut *whole) {
                 // a joint value head is trained beside the frozen language model
                 spec.trainable = spec.slot == Slot::Value;
             }
-            for spec in own {
+            whole.extend(adapters.iter().cloned());
+            for spec in adapters {
                 let value = stored_as(value(unit.kind, &spec)?, dtype);
+                let (spec, value) = match &share {
+                    Some(own) => {
+                        let cut = own.share.trained_cut(&own.arch, spec.slot);
+                        let value = kept(Param::Device(value), &spec, &cut, &self.device)?;
+                        let trainable = spec.trainable;
+                        let spec = shard_spec(&spec, &cut);
+                        (ParamSpec { trainable, ..spec }, value)
+                    }
+                    None => (spec, value),
+                };
                 entries.push((spec.slot.into(), value));
                 unit.specs.push(spec);
             }
@@ -84,9 +104,11 @@ impl Decoder {
 
     /// This model with new adapters, initialised as in PEFT, so that the outputs do not change: A uniform within ±1 / √in (Kaiming
     /// uniform with a = √5), B zero. A depends on the seed, the layer and the module alone.
-    #[must_use]
-    pub fn with_fresh_adapters(&self, lora: LoraConfig, seed: u64) -> Self {
-        let built = self.with_adapters(lora, |kind, spec| {
+    ///
+    /// # Errors
+    /// As [`Self::with_adapters`] of a share; none of a whole model.
+    pub fn with_fresh_adapters(&self, lora: LoraConfig, seed: u64) -> Result<Self> {
+        self.with_adapters(lora, |kind, spec| {
             let values: Vec<f32> = match (spec.slot, kind) {
                 (Slot::LoraA(target), UnitKind::Attention(layer) | UnitKind::Mlp(layer)) => {
                     let bound = (spec.rows_cols()[1] as f32).sqrt().recip();
@@ -97,12 +119,8 @@ impl Decoder {
                 _ => vec![0.0; spec.numel()],
             };
             let precision = self.arch.precision;
-            Ok::<_, Infallible>(precision.matrix(values, spec.rows_cols(), &self.device))
-        });
-        match built {
-            Ok(decoder) => decoder,
-            Err(never) => match never {},
-        }
+            Ok(precision.matrix(values, spec.rows_cols(), &self.device))
+        })
     }
 
     /// This model with another dropout rate of adapter inputs.
@@ -145,6 +163,11 @@ impl Decoder {
             unit.specs.retain(|spec| !spec.slot.is_adapter());
             for (place, spec) in unit.specs.iter_mut().enumerate() {
                 spec.trainable = unit.store.layout(place).is_none();
+            }
+        }
+        if let Some(own) = &mut decoder.share {
+            for specs in &mut Arc::make_mut(own).specs {
+                specs.retain(|spec| !spec.slot.is_adapter());
             }
         }
         set_ranges(&mut decoder.units);
@@ -283,6 +306,16 @@ impl Decoder {
         }
         decoder
     }
+}
+
+/// Refuses adapters that ranks cannot share.
+pub(super) fn check_shared(lora: &LoraConfig) -> Result<()> {
+    if lora.dropout > 0.0 {
+        return Err(Error::Shared(
+            "each rank would drop other inputs of adapters; set model.lora.dropout to 0".into(),
+        ));
+    }
+    Ok(())
 }
 
 /// B A of so many adapters that lie one below the other: `[experts · out, in]`.

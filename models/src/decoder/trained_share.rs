@@ -7,6 +7,7 @@
 //! | [`partial`](Decoder::partial) | the last product of the half | a part of the sum |
 //! | [`leave`](Decoder::leave) | bias, norm and residual of the sum | the same |
 
+use super::adapters::check_shared;
 use super::block::{Block, TrainedShare};
 use super::tensor_shard::{kept, shard_spec};
 use super::{Decoder, NewParam, Param, Store, Unit};
@@ -33,11 +34,7 @@ impl Decoder {
     /// [`Error::Shared`] for a model that the ranks cannot share; [`Error::OutOfMemory`], [`Error::Device`].
     pub fn trained_share(&self, share: TensorShare) -> Result<Self> {
         TensorShare::check_training(&self.arch, share.ranks()).map_err(Error::Shared)?;
-        if self.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0) {
-            return Err(Error::Shared(
-                "each rank would drop other inputs of adapters; set model.lora.dropout to 0".into(),
-            ));
-        }
+        self.lora.as_ref().map_or(Ok(()), check_shared)?;
         let units = self.units.iter();
         let units = units.map(|unit| (unit.kind, unit.specs.clone())).collect();
         let arch = self.arch.clone();

@@ -1,7 +1,5 @@
 //! Adapters under every plan and every cut, with dropout: loss and gradients equal those of the plain plan on the whole batch.
 
-use std::convert::Infallible;
-
 use burn::tensor::{Tensor, TensorData};
 use firebrick_engine::batch::{Batch, DropoutStep};
 use firebrick_engine::learner::train_cut;
@@ -38,10 +36,9 @@ fn adapted() -> Vec<(Model, Vec<Sequence>)> {
         let adapted = model.decoder.with_adapters(lora, |_, spec| {
             let values: Vec<f32> = (0..spec.numel()).map(|_| 0.1 * random.normal()).collect();
             let data = TensorData::new(values, spec.rows_cols());
-            Ok::<_, Infallible>(Tensor::from_data(data, model.decoder.device()))
+            Ok::<_, firebrick_models::Error>(Tensor::from_data(data, model.decoder.device()))
         });
-        let Ok(adapted) = adapted;
-        model.decoder = adapted;
+        model.decoder = adapted.expect("adapters");
         for (sample, row) in rows.iter_mut().enumerate() {
             row.id = SampleId {
                 prompt_index: 9,

@@ -274,7 +274,10 @@ fn beside_adapters_the_value_head_trains_and_nothing_else_does() {
             rank: 2,
             ..LoraConfig::default()
         };
-        let adapted = model.decoder.with_fresh_adapters(lora, 1);
+        let adapted = model
+            .decoder
+            .with_fresh_adapters(lora, 1)
+            .expect("adapters");
         model.decoder = adapted.with_joint_value_head(RankPart::default(), 2);
         let mut rows = rows;
         for row in &mut rows {

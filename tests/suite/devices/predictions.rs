@@ -209,7 +209,9 @@ fn counted(row: &Row, plan: &Plan, device: &Device) -> [(u64, Vec<Balance>); 3] 
     let runtime = runtime.with_log(Arc::clone(&log));
     let mut decoder = Decoder::random(arch(), 1, device);
     if let Some(lora) = &row.lora {
-        decoder = decoder.with_fresh_adapters(lora.clone(), 1);
+        decoder = decoder
+            .with_fresh_adapters(lora.clone(), 1)
+            .expect("adapters");
     }
     let mut learner = Learner::new(decoder, policy, optim(row), runtime);
     let sequences = sequences();

@@ -21,7 +21,6 @@ use firebrick_models::random::{DrawKey, Stream};
 use firebrick_models::unit::TargetModule;
 use firebrick_models::{BaseFormat, Decoder};
 use firebrick_spec::QuantizedLayout;
-use std::convert::Infallible;
 use std::path::PathBuf;
 
 on_devices! {
@@ -241,12 +240,9 @@ pub(super) fn adapted(base: &Decoder) -> Decoder {
     let adapted = base.with_adapters(lora, |_, spec| {
         let values: Vec<f32> = (0..spec.numel()).map(|_| 0.1 * random.normal()).collect();
         let data = TensorData::new(values, spec.rows_cols());
-        Ok::<_, Infallible>(Tensor::from_data(data, base.device()))
+        Ok::<_, firebrick_models::Error>(Tensor::from_data(data, base.device()))
     });
-    match adapted {
-        Ok(decoder) => decoder,
-        Err(never) => match never {},
-    }
+    adapted.expect("adapters")
 }
 
 /// A model with a base in few bits, and the model of its widened weights.

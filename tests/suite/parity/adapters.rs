@@ -143,7 +143,10 @@ fn without_its_adapter_and_with_a_fresh_one_a_model_is_its_base_bit_for_bit() {
     let without = model.decoder.without_adapters();
     assert_eq!(logits(&model, &without), expected);
     assert!(without.specs().eq(base.decoder.specs()));
-    let fresh = base.decoder.with_fresh_adapters(LoraConfig::default(), 11);
+    let fresh = base
+        .decoder
+        .with_fresh_adapters(LoraConfig::default(), 11)
+        .expect("adapters");
     assert_eq!(logits(&model, &fresh), expected);
     checked("models without what an adapter adds", 2);
 }
@@ -161,8 +164,9 @@ fn an_adapter_that_is_saved_and_loaded_is_the_same_bit_for_bit() {
     };
     let all = [
         model.decoder.clone(),
-        base.with_fresh_adapters(fresh, 5),
-        base.with_fresh_adapters(LoraConfig::default(), 5),
+        base.with_fresh_adapters(fresh, 5).expect("adapters"),
+        base.with_fresh_adapters(LoraConfig::default(), 5)
+            .expect("adapters"),
     ];
     for decoder in &all {
         let dir = tempfile::tempdir().expect("a folder");
@@ -225,7 +229,7 @@ fn all_linear_adapters_of_gpt_oss_are_those_of_attention_and_come_back_from_peft
         TargetModule::O,
     ];
     assert_eq!(lora.target_modules, attention, "all-linear");
-    model.decoder = base.with_fresh_adapters(lora, 7);
+    model.decoder = base.with_fresh_adapters(lora, 7).expect("adapters");
     let dir = tempfile::tempdir().expect("a temporary folder");
     save_adapter(&model.decoder, "gpt-oss", dir.path()).expect("an adapter");
     let file = Golden::open(&dir.path().join("adapter_model.safetensors"));

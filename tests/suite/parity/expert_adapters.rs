@@ -153,7 +153,7 @@ fn an_adapter_whose_inputs_are_dropped_is_saved_without_dropout_and_comes_back()
             target_modules: targets,
             ..LoraConfig::default()
         };
-        let fresh = base.with_fresh_adapters(lora, 4);
+        let fresh = base.with_fresh_adapters(lora, 4).expect("adapters");
         let dir = tempfile::tempdir().expect("a folder");
         save_adapter(&fresh, name, dir.path()).expect("saving");
         let again = load_adapter(&base, dir.path()).expect("loading");

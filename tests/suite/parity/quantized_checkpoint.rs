@@ -116,7 +116,9 @@ fn adapters_merge_into_what_the_base_is_widened_to() {
     let checkpoint = Checkpoint::open(&folder()).expect("a folder");
     let checkpoint = checkpoint.with_base(Some(BaseFormat::Nf4));
     let base = checkpoint.load(&device()).expect("a base");
-    let adapted = base.with_fresh_adapters(LoraConfig::default(), 1);
+    let adapted = base
+        .with_fresh_adapters(LoraConfig::default(), 1)
+        .expect("adapters");
     let dir = tempfile::tempdir().expect("a folder");
     export(
         &adapted,

@@ -23,14 +23,6 @@ impl Context<'_> {
             held.host.clear(Category::Moments);
             let matrix = F32 * self.largest();
             let held = self.with_a_whole_unit(held);
-            // a policy with adapters is whole before ranks that share matrices cut it
-            let adapted = self.workload.lora.is_some();
-            let held = match self.trained.first() {
-                Some((role, sizes)) if self.parallel.tensor > 1 && adapted => {
-                    held.on_device(role.category(), sizes.width * sizes.total())
-                }
-                _ => held,
-            };
             let critic = self.workload.critic.as_ref();
             let held = if critic.is_some_and(|own| own.starts_from_policy) {
                 self.with_a_gathered_matrix(held)

@@ -155,7 +155,7 @@ fn every_dense_family_and_its_adapters_are_shared_by_two_and_by_four_ranks() {
             target_modules: TargetModule::all(),
             ..LoraConfig::default()
         };
-        let mut adapted = plain.with_fresh_adapters(lora, 2);
+        let mut adapted = plain.with_fresh_adapters(lora, 2).unwrap();
         // B matrices that are not zero
         adapted
             .update(|index, spec, param| match param {
