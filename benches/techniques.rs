@@ -363,13 +363,10 @@ fn main() {
             "in use, predicted | in use, read"
         }
     );
-    println!(
-        "|---|---:|---:|---:|---:|---:|---:|---:|{}",
-        if on_cpu { "" } else { "---:|" }
-    );
-    let with_adapters = decoder
-        .with_fresh_adapters(LoraConfig::default(), 1)
-        .expect("adapters");
+    let last = if on_cpu { "" } else { "---:|" };
+    println!("|---|---:|---:|---:|---:|---:|---:|---:|{last}");
+    let adapters = LoraConfig::default();
+    let with_adapters = decoder.with_fresh_adapters(adapters, 1).expect("adapters");
     let mut plain = None;
     for (name, turn_on) in chosen(&options, &info) {
         let mut memory = MemoryConfig::default();

@@ -3,7 +3,8 @@
 use super::Checkpoint;
 use super::json::write_json;
 use super::stream::{LazyTensor, write_pt};
-use super::weights::{StoredDtype, beside, bytes_beside, nested_name};
+use super::tensor_names::nested_name;
+use super::weights::{StoredDtype, beside, bytes_beside};
 use super::whole_model::WholeModel;
 use crate::unit::{ParamSpec, Slot};
 use crate::{Decoder, Result, Tokenizer};

@@ -1,12 +1,58 @@
-//! Names of tensors: those that a model's files must have, and those that they may have besides.
+//! Names of tensors: those that a model's files must have, those that they may have besides, and what a larger model calls them.
 
-use super::weights::is_beside;
 use super::{bitsandbytes, mxfp4};
 use crate::arch::HeadKind;
 use crate::unit::{chain, unit_specs};
 use crate::{Arch, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+/// What names begin with where the language model is a part of one that sees images, and in a model by itself: as the Hub's files have
+/// it, and as transformers 5 names its modules.
+const NESTED: [(&str, &str); 3] = [
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+];
+
+/// The name that a tensor of the language model has in a model of a class that is [written again](Arch::keeps_what_surrounds).
+pub(super) fn nested_name(name: &str) -> String {
+    match name.strip_prefix("model.") {
+        Some(rest) => format!("model.language_model.{rest}"),
+        None => name.to_owned(),
+    }
+}
+
+/// What Qwen 3.5 has beside its language model: the parts that see, and those that predict several tokens.
+const BESIDE: [&str; 2] = ["model.visual.", "mtp."];
+
+/// Whether a tensor is one of them.
+pub(super) fn is_beside(name: &str) -> bool {
+    BESIDE.iter().any(|part| name.starts_with(part))
+}
+
+/// The parts of such a model that see.
+const VISION: [&str; 4] = [
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+];
+
+/// Tensors by the names that they have in a language model by itself.
+pub(super) fn unnested<P>(all: BTreeMap<String, P>) -> BTreeMap<String, P> {
+    let inner = |name: &str| {
+        let mut known = NESTED.iter();
+        known.find_map(|(nested, own)| Some(format!("{own}{}", name.strip_prefix(nested)?)))
+    };
+    if !all.keys().any(|name| inner(name).is_some()) {
+        return all;
+    }
+    let sees = |name: &str| VISION.iter().any(|part| name.starts_with(part));
+    let own = all.into_iter().filter(|(name, _)| !sees(name));
+    own.map(|(name, place)| (inner(&name).unwrap_or(name), place))
+        .collect()
+}
 
 /// Refuses files that lack a tensor, or have one that no part of the model is.
 pub(super) fn check_names<P>(dir: &Path, arch: &Arch, place: &BTreeMap<String, P>) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::bitsandbytes::{self, NEEDS_BASE, NOT_READ, RawTensor};
 use super::json::read_object;
 use super::mxfp4;
-use super::tensor_names::check_names;
+use super::tensor_names::{check_names, is_beside, unnested};
 use crate::decoder::{NewParam, RankPart, fresh_head};
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
@@ -159,25 +159,6 @@ struct Place {
     name: String,
 }
 
-/// What names begin with where the language model is a part of one that sees images, and in a model by itself: as the Hub's files have
-/// it, and as transformers 5 names its modules.
-const NESTED: [(&str, &str); 3] = [
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-    ("model.language_model.", "model."),
-];
-
-/// The name that a tensor of the language model has in a model of a class that is [written again](Arch::keeps_what_surrounds).
-pub(super) fn nested_name(name: &str) -> String {
-    match name.strip_prefix("model.") {
-        Some(rest) => format!("model.language_model.{rest}"),
-        None => name.to_owned(),
-    }
-}
-
-/// What Qwen 3.5 has beside its language model: the parts that see, and those that predict several tokens.
-const BESIDE: [&str; 2] = ["model.visual.", "mtp."];
-
 /// A tensor that is written as it was read.
 pub(super) struct Beside {
     pub name: String,
@@ -220,33 +201,6 @@ pub(super) fn bytes_beside(dir: &Path, name: &str) -> Result<Vec<u8>> {
             count: 1,
         }),
     }
-}
-
-pub(super) fn is_beside(name: &str) -> bool {
-    BESIDE.iter().any(|part| name.starts_with(part))
-}
-
-/// The parts of such a model that see.
-const VISION: [&str; 4] = [
-    "vision_tower.",
-    "multi_modal_projector.",
-    "model.vision_tower.",
-    "model.multi_modal_projector.",
-];
-
-/// Tensors by the names that they have in a language model by itself.
-fn unnested(all: BTreeMap<String, Place>) -> BTreeMap<String, Place> {
-    let inner = |name: &str| {
-        let mut known = NESTED.iter();
-        known.find_map(|(nested, own)| Some(format!("{own}{}", name.strip_prefix(nested)?)))
-    };
-    if !all.keys().any(|name| inner(name).is_some()) {
-        return all;
-    }
-    let sees = |name: &str| VISION.iter().any(|part| name.starts_with(part));
-    let own = all.into_iter().filter(|(name, _)| !sees(name));
-    own.map(|(name, place)| (inner(&name).unwrap_or(name), place))
-        .collect()
 }
 
 /// Opens the folder's weight files and says where each tensor is.

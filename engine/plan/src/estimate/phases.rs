@@ -45,14 +45,21 @@ impl Context<'_> {
             .on_device(Category::Communication, self.parallel.staged(gathered))
     }
 
-    /// Adds what devices that share out weights, or have stages, hold beside their parts while these are read: the largest unit.
+    /// Adds what devices that have parts of the policy hold beside them while these are read: the largest unit where they share out weights
+    /// or have stages, and the largest matrix where they share matrices.
     fn with_a_whole_unit(&self, held: MemoryUsage) -> MemoryUsage {
-        let divided = self.stage.is_some() || self.parallel.gathers();
-        let Some((role, _)) = self.trained.first().filter(|_| divided) else {
+        let Some((role, _)) = self.trained.first() else {
             return held;
         };
-        let unit = self.counted.whole_policy.largest_shared_unit();
-        held.on_device(role.category(), self.parallel.tensor_share(unit))
+        let whole = &self.counted.whole_policy;
+        let mut bytes = 0;
+        if self.stage.is_some() || self.parallel.gathers() {
+            bytes += self.parallel.tensor_share(whole.largest_shared_unit());
+        }
+        if self.parallel.tensor > 1 {
+            bytes += whole.width * whole.largest;
+        }
+        held.on_device(role.category(), bytes)
     }
 
     pub fn rollout(&self) -> PhaseEstimate {
