@@ -9,6 +9,7 @@ mod rewards;
 mod sampling_groups;
 mod sequence_parallel;
 mod tensor_parallel;
+mod warm_up;
 mod written_models;
 
 use firebrick_backends::collective::{Collective, Settings, Solo, Threads};
