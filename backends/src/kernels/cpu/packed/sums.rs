@@ -120,8 +120,8 @@ impl Input for LineI8 {
     }
 }
 
-/// Adds the products of rows with a panel to `out`: some of the inputs after the others, whose weights stay in the first cache while
-/// they are multiplied with all rows.
+/// Adds the products of rows with a panel to `out`: some of the inputs after the others, and of these as many outputs at a time as rows have
+/// sums in registers. Their weights stay in the first cache while they are multiplied with all rows.
 #[inline(always)]
 fn by_chunks<S: Simd, I: Input>(
     simd: S,
@@ -133,7 +133,7 @@ fn by_chunks<S: Simd, I: Input>(
     let inner = panel.len();
     let blocks = out.len().div_ceil(ROWS[usize::from(S::F32_LANES < 16)]);
     let whole = S::F32_LANES * 4 == WIDTH && out.len() <= WHOLE;
-    let halves = if whole { 1 } else { WIDTH / (2 * S::F32_LANES) };
+    let strips = if whole { 1 } else { WIDTH / (2 * S::F32_LANES) };
     for (i, lines) in panel.chunks(CHUNK).enumerate() {
         let at = i * CHUNK;
         let next = if at + CHUNK < inner {
@@ -144,10 +144,10 @@ fn by_chunks<S: Simd, I: Input>(
         let mut ahead = Ahead {
             lines: next,
             pass: 0,
-            passes: halves * blocks,
+            passes: strips * blocks,
         };
-        for half in 0..halves {
-            let left = half * 2 * S::F32_LANES;
+        for strip in 0..strips {
+            let left = strip * 2 * S::F32_LANES;
             let mut first = 0;
             for block in 0..blocks {
                 let end = first + (out.len() - first).div_ceil(blocks - block);

@@ -7,9 +7,19 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 const KNOWN: &str = "f32 on the CPU";
 
+/// Rows, inputs and outputs: fewer and more rows than a group has, inputs that end within a chunk and within a step of it.
+const SHAPES: [[usize; 3]; 6] = [
+    [1, 3, 5],
+    [11, 33, 71],
+    [64, 128, 200],
+    [150, 40, 32],
+    [70, 303, 45],
+    [2, 513, 96],
+];
+
 #[test]
 fn products_with_panels_are_their_formulas() {
-    for [rows, inner, outer] in [[1, 3, 5], [11, 33, 71], [64, 128, 200], [150, 40, 32]] {
+    for [rows, inner, outer] in SHAPES {
         let x = numbers([rows, inner], 5);
         let [a, b] = [6, 7].map(|seed| numbers([outer, inner], seed));
         let c = numbers([3, inner], 8);
@@ -36,7 +46,7 @@ fn products_with_panels_are_their_formulas() {
 
 #[test]
 fn a_row_has_the_same_products_among_any_number_of_rows_with_a_team_and_without() {
-    let (inner, outer) = (70, 200);
+    let (inner, outer) = (333, 200);
     let x = numbers([20, inner], 5);
     let [gate, up] = [6, 7].map(|seed| numbers([outer, inner], seed));
     for pack in [PackedWeights::pack, PackedWeights::quantize] {
@@ -88,7 +98,7 @@ fn reference(x: &Tensor<2>, w: &[f64]) -> Tensor<2> {
 
 #[test]
 fn products_with_8_bit_panels_are_those_of_the_rounded_matrices() {
-    for [rows, inner, outer] in [[1, 3, 5], [11, 33, 71], [64, 128, 200], [150, 40, 32]] {
+    for [rows, inner, outer] in SHAPES {
         let x = numbers([rows, inner], 5);
         let [a, b, c] = [(outer, 6), (outer, 7), (3, 8)].map(|(n, salt)| numbers([n, inner], salt));
         let pack = |w: &Tensor<2>| PackedWeights::quantize(w).expect(KNOWN);
