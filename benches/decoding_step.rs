@@ -4,6 +4,8 @@
 //! what is no kernel's is the host's work between them. Arguments choose the numbers of rows.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/workload.rs"]
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod workload;
@@ -63,6 +65,7 @@ fn step(decoder: &Decoder, rows: usize) -> Vec<f64> {
 }
 
 fn main() {
+    allocator::as_in_the_program();
     let chosen = std::env::args().skip(1).filter_map(|arg| arg.parse().ok());
     let mut rows: Vec<usize> = chosen.collect();
     if rows.is_empty() {

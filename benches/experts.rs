@@ -5,6 +5,8 @@
 //! through: figures of the two kinds are compared as they stand.
 #![allow(missing_docs, reason = "criterion's macros")]
 
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/settings.rs"]
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod settings;
@@ -91,6 +93,7 @@ fn cases(
 }
 
 fn main() {
+    allocator::as_in_the_program();
     let mut criterion: Criterion = settings::criterion();
     let [width, per_token, _] = EXPERTS;
     let forward = 2.0 * (3 * HIDDEN * width * per_token) as f64;

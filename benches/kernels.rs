@@ -6,6 +6,8 @@
 //! `GROUP/KERNEL/TYPE`. A kernel that a device does not use is left out.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/paged.rs"]
 mod paged;
 #[path = "support/settings.rs"]
@@ -63,6 +65,7 @@ struct Case<'a> {
 }
 
 fn main() {
+    allocator::as_in_the_program();
     let mut criterion = settings::criterion();
     let (device, info) = settings::device();
     println!("{} ({})", info.name, info.device);

@@ -3,6 +3,8 @@
 //! `cargo bench --no-default-features --bench kv_capacity` prints a row of BENCHMARKS.md for each case.
 #![allow(clippy::print_stdout, reason = "a bench prints what it counted")]
 
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/workload.rs"]
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod workload;
@@ -47,6 +49,7 @@ fn requests(vocab: usize, group: usize, prompt: impl Fn(usize) -> usize) -> Vec<
 }
 
 fn main() {
+    allocator::as_in_the_program();
     let decoder = arithmetic();
     let sampling = SamplingParams {
         max_new_tokens: NEW,

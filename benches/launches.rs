@@ -6,6 +6,8 @@
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 #[allow(dead_code, reason = "each bench uses its own part")]
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/mod.rs"]
 mod support;
 #[path = "support/workload.rs"]
@@ -66,6 +68,7 @@ const CASES: [Case; 3] = [
 ];
 
 fn main() {
+    allocator::as_in_the_program();
     let mut options = Options::parse(&["--rows"]);
     let (device, info) = options.open();
     let half = info.dtypes.contains(&"bf16") && !options.small;

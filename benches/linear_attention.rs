@@ -6,13 +6,14 @@
 //! `cargo bench --bench linear_attention [-- FILTER]`; `benches/side_by_side/delta_net.py` measures the same in transformers.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/settings.rs"]
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod settings;
 
 use burn::tensor::{Device, Distribution, Tensor};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
-use firebrick::backends::allocator::CountingAllocator;
 use firebrick::backends::kernels::{
     DeltaHeads, SequenceRows, StateRows, causal_convolution, gated_delta_rule, gated_rms_norm,
     set_enabled,
@@ -25,10 +26,6 @@ use firebrick::models::random::DrawKey;
 use firebrick::models::{Checkpoint, Decoder, Prepack};
 use serde_json::json;
 use std::cell::LazyCell;
-
-/// The program's own: large tensors come and go, and what that costs is the allocator's matter.
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Hidden size.
 fn width() -> usize {
@@ -73,6 +70,7 @@ fn decoder(device: &Device, feed_forward: usize) -> Decoder {
 }
 
 fn main() {
+    allocator::as_in_the_program();
     let mut criterion = settings::criterion();
     let (device, info) = settings::device();
     println!("{} ({})", info.name, info.device);

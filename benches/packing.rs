@@ -3,6 +3,8 @@
 //! `cargo bench --no-default-features --bench packing [-- FILTER]`; it also prints each layout's padding and micro-batches.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/settings.rs"]
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod settings;
@@ -79,6 +81,7 @@ fn compare(
 }
 
 fn main() {
+    allocator::as_in_the_program();
     let mut criterion = settings::criterion();
     let c = &mut criterion;
     let budget = |train_tokens| MemoryConfig {

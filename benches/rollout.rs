@@ -4,6 +4,8 @@
 //! different lengths is followed by one with as many tokens of which all end together: the throughput of the second over that of
 //! the first is what different lengths cost a token. `FIREBRICK_BENCH_REAL=1` adds the shape of a 0.5B model.
 
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/settings.rs"]
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod settings;
@@ -252,6 +254,7 @@ fn real(c: &mut Criterion) {
 }
 
 fn main() {
+    allocator::as_in_the_program();
     let mut criterion = settings::criterion();
     let decoder = small();
     rollout(&mut criterion, &decoder);

@@ -3,6 +3,8 @@
 //! `cargo bench --no-default-features --bench sampling_cost` prints the tables and writes `docs/sampling.svg`.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/plot.rs"]
 mod plot;
 #[path = "support/workload.rs"]
@@ -82,6 +84,7 @@ fn by_lengths(decoder: &Decoder) -> [f64; 2] {
 }
 
 fn main() {
+    allocator::as_in_the_program();
     let decoder = &workload::small();
     let [different, together] = by_lengths(decoder);
     println!(

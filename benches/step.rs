@@ -2,6 +2,8 @@
 //!
 //! `cargo bench --no-default-features --bench step [-- FILTER]`
 
+#[path = "support/allocator.rs"]
+mod allocator;
 #[path = "support/settings.rs"]
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod settings;
@@ -11,7 +13,6 @@ mod workload;
 
 use criterion::{Criterion, SamplingMode, Throughput};
 use firebrick::backends::allocation_trace::{AllocationTrace, TraceSource};
-use firebrick::backends::allocator::CountingAllocator;
 use firebrick::engine::batch::Batch;
 use firebrick::engine::executor::{
     Boundary, BoundaryKind, BoundaryLog, Executor, Gradients, Runtime,
@@ -20,10 +21,6 @@ use firebrick::engine::learner::train_cut;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::plan::{MemoryConfig, ModelPlan};
 use workload::{VOCAB, sequences, word_problems};
-
-/// The program's own.
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Allocations that are traced, of which a pass makes some thousand.
 const TRACED: usize = 100_000;
@@ -106,6 +103,7 @@ fn recording(runtime: Runtime, recorded: Recorded) -> Runtime {
 }
 
 fn main() {
+    allocator::as_in_the_program();
     let mut criterion = settings::criterion();
     gradients(&mut criterion);
     timeline(&mut criterion);
