@@ -256,6 +256,8 @@ impl From<firebrick_backends::Error> for Error {
         let doing = "moving weights";
         match e {
             firebrick_backends::Error::OutOfMemory(what) => Self::OutOfMemory { doing, what },
+            // another rank's memory that ran out is told apart from other failures
+            firebrick_backends::Error::Collective(error) => Self::Ranks(error),
             other => Self::Device {
                 doing,
                 detail: other.to_string(),

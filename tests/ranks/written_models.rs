@@ -1,7 +1,8 @@
 //! Models of which each rank has a part, as they are loaded, as rank 0 writes them, and as all ranks start a critic from them.
 
 use firebrick_backends::accounts::{Accounts, Home};
-use firebrick_backends::collective::{Settings, Threads};
+use firebrick_backends::collective::{Failure, Settings, Threads};
+use firebrick_backends::out_of_memory::OutOfMemory;
 use firebrick_engine::executor::{Residency, ResidentModel, kept_values};
 use firebrick_engine::plan::{MemoryConfig, Role};
 use firebrick_engine::world::World;
@@ -313,6 +314,39 @@ fn a_critic_that_starts_from_the_parts_of_all_ranks_is_that_of_one_rank() {
                 .sum();
             let divided = shared.name != "nothing";
             assert_eq!(parts.iter().all(|&own| own < all), divided, "{label}");
+        }
+    }
+}
+
+#[test]
+fn memory_that_one_rank_lacks_for_its_part_of_a_critic_is_every_ranks_and_all_make_it_again() {
+    let folders = tempfile::tempdir().unwrap();
+    let checkpoint = saved(config("llama", false), &folders.path().join("model"));
+    for shared in &SHARED[1..] {
+        let begun = Instant::now();
+        let told = shared.on_ranks(&checkpoint, None, |world, policy| {
+            let whole = policy.read_together();
+            let refused = |index, rows| {
+                if world.rank() == 1 && index == 7 {
+                    let what = OutOfMemory::over_limit(1234, 1000);
+                    return Err(firebrick_backends::Error::OutOfMemory(what).into());
+                }
+                whole.rows(index, rows)
+            };
+            let part = RankPart::default();
+            let made = policy.decoder.part_with_value_head(part, 5, refused);
+            let own = Error::from(made.unwrap_err());
+            let cause = own.out_of_memory().expect("memory, on every rank");
+            let failure = Failure::of_memory(&cause);
+            world.agree_on_failure(Some(failure)).unwrap_err();
+            shared.critic(world, policy, 5);
+            world.together(Ok(())).unwrap();
+            (cause.bytes, cause.kind)
+        });
+        assert!(begun.elapsed() < Duration::from_secs(20), "{}", shared.name);
+        let cause = OutOfMemory::over_limit(1234, 1000);
+        for told in told {
+            assert_eq!(told, (cause.bytes, cause.kind), "{}", shared.name);
         }
     }
 }

@@ -168,6 +168,9 @@ impl Decoder {
         if let Some(own) = &mut decoder.share {
             for specs in &mut Arc::make_mut(own).specs {
                 specs.retain(|spec| !spec.slot.is_adapter());
+                for spec in specs {
+                    spec.trainable = true;
+                }
             }
         }
         set_ranges(&mut decoder.units);
