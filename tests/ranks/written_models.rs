@@ -1,7 +1,7 @@
 //! Models of which each rank has a part, as they are loaded, as rank 0 writes them, and as all ranks start a critic from them.
 
 use firebrick_backends::accounts::{Accounts, Home};
-use firebrick_backends::collective::{Failure, Settings, Threads};
+use firebrick_backends::collective::{Settings, Threads};
 use firebrick_backends::out_of_memory::OutOfMemory;
 use firebrick_engine::executor::{Residency, ResidentModel, kept_values};
 use firebrick_engine::plan::{MemoryConfig, Role};
@@ -335,10 +335,8 @@ fn memory_that_one_rank_lacks_for_its_part_of_a_critic_is_every_ranks_and_all_ma
             };
             let part = RankPart::default();
             let made = policy.decoder.part_with_value_head(part, 5, refused);
-            let own = Error::from(made.unwrap_err());
-            let cause = own.out_of_memory().expect("memory, on every rank");
-            let failure = Failure::of_memory(&cause);
-            world.agree_on_failure(Some(failure)).unwrap_err();
+            let made = world.together(made.map_err(Error::from)).unwrap_err();
+            let cause = made.out_of_memory().expect("memory, on every rank");
             shared.critic(world, policy, 5);
             world.together(Ok(())).unwrap();
             (cause.bytes, cause.kind)

@@ -271,12 +271,17 @@ impl World {
         settled
     }
 
-    /// The same for work whose errors end the run: its own error on the rank that failed, the other's elsewhere.
+    /// The same for work that all ranks do: its own error on the rank that failed, the other's elsewhere. Memory that ran out on one rank
+    /// ran out on all.
     ///
     /// # Errors
     /// Its own, or `Error::Device` with another rank's.
     pub fn together<T>(&self, done: Result<T>) -> Result<T> {
-        let failure = done.as_ref().err().map(|e| Failure::new(e.to_string()));
+        let told = |error: &Error| match error.out_of_memory() {
+            Some(what) => Failure::of_memory(&what),
+            None => Failure::new(error.to_string()),
+        };
+        let failure = done.as_ref().err().map(told);
         match (self.agree_on_failure(failure), done) {
             (Ok(()), done) | (Err(_), done @ Err(_)) => done,
             (Err(error), Ok(_)) => Err(error.into()),

@@ -67,39 +67,42 @@ impl Decoder {
             check_shared(&lora)?;
         }
         let dtype = self.arch.precision.dtype(&self.device);
-        for (index, unit) in decoder.units.iter_mut().enumerate() {
+        let whole = (0..decoder.units.len()).map(|unit| lora.specs(decoder.whole_specs(unit)));
+        let whole: Vec<Vec<ParamSpec>> = whole.collect();
+        for (unit, adapters) in decoder.units.iter_mut().zip(&whole) {
             let mut entries: Vec<_> = unit.store.fetch(&self.device).into_entries().collect();
-            let mut share = decoder.share.as_mut().map(Arc::make_mut);
-            let whole = match &mut share {
-                Some(own) => &mut own.specs[index],
-                None => &mut unit.specs.clone(),
-            };
-            let adapters = lora.specs(whole);
-            for spec in unit.specs.iter_mut().chain(&mut *whole) {
-                // a joint value head is trained beside the frozen language model
-                spec.trainable = spec.slot == Slot::Value;
-            }
-            whole.extend(adapters.iter().cloned());
+            freeze(&mut unit.specs);
             for spec in adapters {
-                let value = stored_as(value(unit.kind, &spec)?, dtype);
-                let (spec, value) = match &share {
-                    Some(own) => {
-                        let cut = own.share.trained_cut(&own.arch, spec.slot);
-                        let value = kept(Param::Device(value), &spec, &cut, &self.device)?;
-                        let trainable = spec.trainable;
-                        let spec = shard_spec(&spec, &cut);
-                        (ParamSpec { trainable, ..spec }, value)
-                    }
-                    None => (spec, value),
-                };
+                let value = stored_as(value(unit.kind, spec)?, dtype);
+                let (spec, value) = self.own_adapter(spec, value)?;
                 entries.push((spec.slot.into(), value));
                 unit.specs.push(spec);
             }
             unit.store = Store::Device(Weights::new(entries));
         }
+        if let Some(own) = &mut decoder.share {
+            for (specs, adapters) in Arc::make_mut(own).specs.iter_mut().zip(whole) {
+                freeze(specs);
+                specs.extend(adapters);
+            }
+        }
         decoder.lora = Some(lora);
         set_ranges(&mut decoder.units);
         Ok(decoder)
+    }
+
+    /// What this rank has of an adapter's matrix: all of it, but for a share.
+    fn own_adapter(&self, spec: &ParamSpec, value: Tensor<2>) -> Result<(ParamSpec, Tensor<2>)> {
+        let Some(own) = &self.share else {
+            return Ok((spec.clone(), value));
+        };
+        let cut = own.share.trained_cut(&own.arch, spec.slot);
+        let value = kept(Param::Device(value), spec, &cut, &self.device)?;
+        let own = ParamSpec {
+            trainable: spec.trainable,
+            ..shard_spec(spec, &cut)
+        };
+        Ok((own, value))
     }
 
     /// This model with new adapters, initialised as in PEFT, so that the outputs do not change: A uniform within ±1 / √in (Kaiming
@@ -308,6 +311,13 @@ impl Decoder {
             }
         }
         decoder
+    }
+}
+
+/// Leaves nothing of a base model to be trained but a joint value head.
+fn freeze(specs: &mut [ParamSpec]) {
+    for spec in specs {
+        spec.trainable = spec.slot == Slot::Value;
     }
 }
 
