@@ -23,6 +23,7 @@ mod linear_attention;
 mod optimizer;
 mod packed;
 mod paged;
+mod products;
 mod quantized_experts;
 mod quantized_linear;
 mod root;

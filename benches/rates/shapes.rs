@@ -59,7 +59,7 @@ pub struct Sizes {
 pub const FULL: Sizes = Sizes {
     models: &MODELS,
     squares: &[2048, 4096, 8192],
-    rows: &[512, 2048, 16_384],
+    rows: &[128, 512, 2048, 16_384],
     head_rows: 2048,
     lengths: &[512, 1024, 2048, 4096],
     tokens: 8192,

@@ -311,7 +311,7 @@ impl Head<'_> {
                 let own = product_tn(&dz, &chunk.normed);
                 all.slice_assign([first..first + own.dims()[0], 0..hidden], own)
             });
-            let own = dz.matmul(rows);
+            let own = kernels::matmul(&dz, &rows).unwrap_or_else(|| dz.matmul(rows));
             d_normed = Some(match d_normed {
                 Some(sum) => sum + own,
                 None => own,

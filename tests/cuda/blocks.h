@@ -109,6 +109,7 @@ static bool run_block(unsigned threads, bool waits)
 		each.thread = {index % size.x, index / size.x % size.y, index / (size.x * size.y)};
 		each.in_warp = index % 32;
 		each.ended = false;
+		each.copies = each.groups = 0;
 		own->states[index] = READY;
 	}
 	if (!waits) {

@@ -35,7 +35,8 @@ static std::string folder()
 /* The same with every place in a buffer held to the buffer's length, which CubeCL passes along in the order of the buffers. */
 static std::string held_to_lengths(const std::string &text, size_t entry)
 {
-	size_t from = text.find('(', entry), to = text.find(") {", from);
+	size_t from = text.find('(', entry), to = text.find_first_of("{", from);
+	to = text.rfind(')', to);
 	std::string taken = text.substr(from + 1, to - from - 1), result = text;
 	std::vector<std::string> buffers;
 	std::smatch found;
@@ -56,10 +57,10 @@ static std::string held_to_lengths(const std::string &text, size_t entry)
 static std::string rewritten(const std::string &source)
 {
 	static const std::regex types("typedef (?:un)?signed [a-z ]*u?int[0-9]+_t;\n"), includes("#include <[a-z0-9_.]+>\n"),
-		shared("extern __shared__ __align__\\([0-9]+\\) char (\\w+)\\[\\];"),
+		shared("(?:extern )?__shared__ __align__\\([0-9]+\\) char (\\w+)\\[[^\\]]*\\];"),
 		half("asm volatile\\(\"atom\\.relaxed\\.add\\.noftz\\.(b?f16) %0, \\[%1\\], %2;\" : \"=h\"\\((\\w+)\\) : \"l\"\\((\\w+)\\), \"h\"\\((\\w+)\\) \\);"),
 		whole("asm volatile\\(\"atom\\.relaxed\\.add\\.[fus](?:32|64) %0, \\[%1\\], %2;\" : \"=[frd]\"\\((\\w+)\\) : \"l\"\\((\\w+)\\), \"[frd]\"\\((\\w+)\\) \\);"),
-		entry("extern \"C\" __global__ void(?: __launch_bounds__\\([0-9]+\\))?\\s+(\\w+)\\(");
+		entry("extern \"C\" __global__ void(?: __launch_bounds__\\([^)]*\\))?\\s+(\\w+)\\(");
 	std::smatch found;
 	if (!std::regex_search(source, found, entry))
 		return "#error no kernel in this source\n" + source;

@@ -31,6 +31,9 @@
  * STAND_IN_SKIP_KERNELS=1 leaves out what kernels compute, as with NVRTC's, and memory begins as zeros: what remains is the time of the
  * host, and of this file.
  *
+ * STAND_IN_CAPABILITY=80 has an Ampere's compute capability, 8.0, in place of Hopper's 9.0; STAND_IN_MULTIPROCESSORS=1 has one in place of
+ * 132.
+ *
  * STAND_IN_DEVICES=N has N cards in place of one, with the memory of one. nccl.cpp beside this file connects them.
  *
  * A stream that is captured keeps what it is asked for in a graph; a replay asks for all of it again. While one is captured nobody may
@@ -87,12 +90,17 @@ static void fault(int signal, siginfo_t *info, void *context)
 	_exit(128 + signal);
 }
 
+extern "C" void stand_in_stop(const char *what)
+{
+	blame(what);
+	_exit(1);
+}
+
 extern "C" void stand_in_beyond(unsigned buffer, uint64_t index, uint64_t length)
 {
 	char what[128];
 	snprintf(what, sizeof what, "place %lu of buffer %u, which has %lu", (unsigned long)index, buffer, (unsigned long)length);
-	blame(what);
-	_exit(1);
+	stand_in_stop(what);
 }
 
 /* Streams. One thread of the host is in the driver at a time. */
@@ -279,6 +287,12 @@ int cuDeviceGetPCIBusId(char *id, int size, int device) { return snprintf(id, si
 int cuDeviceGetLuid(char *luid, unsigned *mask, int device) { return UNSUPPORTED; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = MEMORY, OK; }
 
+static int asked(const char *variable, int otherwise)
+{
+	const char *value = getenv(variable);
+	return value ? atoi(value) : otherwise;
+}
+
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
 	switch (attribute) {
@@ -288,11 +302,11 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 	case 6: case 7: *value = 65535; break;         /* in y and z */
 	case 8: *value = 49152; break;                 /* shared memory of a block */
 	case 10: *value = 32; break;                   /* threads of a warp */
-	case 16: *value = 132; break;                  /* multiprocessors */
+	case 16: *value = asked("STAND_IN_MULTIPROCESSORS", 132); break;
 	case 38: *value = 52428800; break;             /* level-2 cache */
 	case 39: *value = 2048; break;                 /* threads of a multiprocessor */
-	case 75: *value = 9; break;                    /* compute capability */
-	case 76: *value = 0; break;
+	case 75: *value = asked("STAND_IN_CAPABILITY", 90) / 10; break;
+	case 76: *value = asked("STAND_IN_CAPABILITY", 90) % 10; break;
 	case 81: *value = 233472; break;               /* shared memory of a multiprocessor */
 	case 97: *value = MOST_SHARED; break;          /* of a block that asks for it */
 	case 106: *value = 32; break;                  /* blocks of a multiprocessor */

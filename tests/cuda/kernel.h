@@ -25,6 +25,9 @@ struct lane {
 	unsigned in_warp;
 	bool ended;
 	alignas(64) unsigned char slot[256];
+	/* Copies to shared memory that are under way, by groups of which so many were closed. */
+	struct copy { unsigned to; const char *from; unsigned group; } copied[64];
+	unsigned copies, groups;
 };
 
 /* The thread and the block that run: there is one of each at a time. The driver has them; kernels are linked with it. */
@@ -40,6 +43,7 @@ extern "C" void stand_in_wait_for_warp();
 inline lane &stand_in_neighbour(unsigned in_warp) { return stand_in_lane[(int)in_warp - (int)stand_in_lane->in_warp]; }
 
 /* An index of the `buffer`-th buffer that a kernel takes; one beyond its length ends the program. */
+extern "C" void stand_in_stop(const char *what);
 extern "C" void stand_in_beyond(unsigned buffer, uint64_t index, uint64_t length);
 inline uint64_t stand_in_within(uint64_t index, uint64_t length, unsigned buffer)
 {
@@ -215,6 +219,7 @@ STAND_IN_OF_WHOLE(int)
 STAND_IN_OF_WHOLE(unsigned)
 STAND_IN_OF_WHOLE(long)
 STAND_IN_OF_WHOLE(unsigned long)
+STAND_IN_OF_WHOLE(unsigned long long)
 #undef STAND_IN_OF_WHOLE
 
 /* Atomics: blocks run one after the other and threads change only where they wait, so a plain addition is one. */
@@ -334,6 +339,8 @@ void mma_sync(fragment<accumulator, M, N, K, Sum> &to, const fragment<matrix_a, 
 }
 } // namespace wmma
 } // namespace nvcuda
+
+#include "ptx.h"
 
 /* A launch: what a kernel takes is copied when the launch is asked for, and given to each thread when it runs. */
 

@@ -29,6 +29,7 @@ mod delta_rule;
 mod embedding;
 mod fused_norm;
 mod gated_norm;
+mod gemm;
 mod glu;
 mod graph;
 mod launch;

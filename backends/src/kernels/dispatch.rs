@@ -254,7 +254,7 @@ pub fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> T
     Tensor::cat((0..layout.matrices).map(one).collect(), 0)
 }
 
-/// `a · b` for `[m, k]` and `[k, n]`; an f32 result for half precision.
+/// `a · b` for `[m, k]` and `[k, n]`; of half precision an f32 result on the CPU, and one in half precision on GPUs.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
@@ -262,7 +262,7 @@ pub fn matmul(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&a.device()).matmul(a, b)
 }
 
-/// `a · bᵀ` for `[m, k]` and `[n, k]`; an f32 result for half precision.
+/// `a · bᵀ` for `[m, k]` and `[n, k]`; an f32 result for half precision. The CPU has one.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]
@@ -270,7 +270,7 @@ pub fn matmul_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&a.device()).matmul_nt(a, b)
 }
 
-/// `aᵀ · b` for `[k, m]` and `[k, n]`; an f32 result for half precision.
+/// `aᵀ · b` for `[k, m]` and `[k, n]`; the result's type as of [`matmul`].
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]

@@ -5,6 +5,7 @@
 //! Here in tensor operations, for every backend; `cpu::experts` has kernels.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
+use super::products::Products;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::marker::PhantomData;
@@ -136,10 +137,12 @@ pub(super) fn linear<B: KernelBackend>(
     w: &Tensor<2>,
     rows: &ExpertRows,
     reads: ExpertInput,
+    products: Products,
 ) -> Tensor<2> {
     let product: Product<B> = Product {
         rows: rows.clone(),
         reads,
+        products,
         trains: w.is_require_grad(),
         backend: PhantomData,
     };
@@ -242,6 +245,7 @@ impl<B: KernelBackend> Kernel<B, 1> for Gather<B> {
 struct Product<B> {
     rows: ExpertRows,
     reads: ExpertInput,
+    products: Products,
     trains: bool,
     backend: PhantomData<B>,
 }
@@ -268,7 +272,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
             (self.rows.sorted(B::tensor(x), self.reads), B::tensor(w));
         let of = |(expert, rows): (usize, Range<usize>)| {
             let own = x.clone().narrow(0, rows.start, rows.len());
-            own.matmul(self.matrix(&w, expert).transpose())
+            self.products.matmul_nt(&own, &self.matrix(&w, expert))
         };
         let products = self.rows.used().map(of).collect();
         (B::primitive(Tensor::cat(products, 0)), saved)
@@ -284,7 +288,10 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
         let w: Tensor<2> = B::tensor(w.unwrap_or_else(|| unreachable!("saved")));
         let of = |t: &Tensor<2>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
         let dx = || {
-            let own = |(expert, rows)| of(&g, &rows).matmul(self.matrix(&w, expert));
+            let own = |(expert, rows)| {
+                self.products
+                    .matmul(&of(&g, &rows), &self.matrix(&w, expert))
+            };
             let products = self.rows.used().map(own).collect();
             B::primitive(self.rows.unsorted(Tensor::cat(products, 0), self.reads))
         };
@@ -300,7 +307,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
                 if rows.is_empty() {
                     Tensor::zeros([out, inner], (&x.device(), x.dtype()))
                 } else {
-                    of(&g, &rows).transpose().matmul(of(&x, &rows))
+                    self.products.matmul_tn(&of(&g, &rows), &of(&x, &rows))
                 }
             };
             B::primitive(Tensor::cat(self.rows.groups().map(own).collect(), 0))

@@ -2,6 +2,7 @@
 //! the backward pass again, for a product in tensor operations.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
+use super::products::Products;
 use crate::quantized::widened;
 use crate::transfer::HostTensor;
 use burn::backend::tensor::FloatTensor;
@@ -24,6 +25,7 @@ pub(super) struct Matrices {
     pub layout: QuantizedLayout,
     pub widen: Widen,
     pub fused: Fused,
+    pub products: Products,
 }
 
 impl Matrices {
@@ -37,14 +39,14 @@ impl Matrices {
         let (words, layout) = (self.words_of(index), self.layout.one());
         (self.fused)(x, &words, layout).unwrap_or_else(|| {
             let wide = (self.widen)(&words, layout, x.dtype());
-            x.clone().matmul(wide.transpose())
+            self.products.matmul_nt(x, &wide)
         })
     }
 
     /// `g · W` with one of them.
     pub fn gradient(&self, index: usize, g: &Tensor<2>) -> Tensor<2> {
         let wide = (self.widen)(&self.words_of(index), self.layout.one(), g.dtype());
-        g.clone().matmul(wide)
+        self.products.matmul(g, &wide)
     }
 }
 

@@ -19,7 +19,7 @@ mod objectives;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod out_of_memory;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-mod own_process;
+pub mod own_process;
 mod parity;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod peak;
@@ -32,7 +32,7 @@ mod recovery;
 mod rollout;
 mod schedule;
 #[cfg(feature = "cuda")]
-mod stand_in;
+pub mod stand_in;
 #[cfg(feature = "cuda")]
 mod streams;
 mod training;

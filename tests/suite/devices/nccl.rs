@@ -22,6 +22,7 @@ use std::time::Duration;
 use gathers::weights_that_ranks_share_out_stay_on_the_cards;
 use operations::{
     at_twenty_lengths_nccl_gives_the_bits_that_threads_give,
+    one_rank_alone_gets_from_nccl_what_it_gets_without,
     tensors_give_the_bits_of_their_values_and_keep_their_own, values,
     values_of_tensors_are_never_copied_to_the_host,
 };
@@ -54,6 +55,8 @@ trainer: {steps: 2, train_batch_size: 4, seed: 5}
 ";
 
 mod cuda {
+    use super::{Nccl, gpu, report};
+
     macro_rules! tests {
         ($($test:ident),* $(,)?) => {$(
             #[test]
@@ -75,6 +78,16 @@ mod cuda {
         memory_that_runs_out_before_an_operation_is_every_ranks_failure_and_the_group_continues,
         ranks_that_cannot_use_nccl_say_why_and_a_run_that_asks_for_it_is_refused,
     );
+
+    #[test]
+    fn one_rank_alone_gets_from_nccl_what_it_gets_without() {
+        if let Some((_, _alone)) = gpu("cuda") {
+            match Nccl::installation() {
+                Ok(_) => super::one_rank_alone_gets_from_nccl_what_it_gets_without(),
+                Err(why) => report(&format!("not checked: {why}")),
+            }
+        }
+    }
 }
 
 /// Runs a test in a process of its own, on two cards of the stand-in.

@@ -2,6 +2,8 @@
 
 use super::{assert_near, cases, leaf, numbers, on_gpus, precisions, stored, values};
 use crate::devices::backend;
+use crate::devices::own_process::again;
+use crate::devices::stand_in::is_stand_in;
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::device::Backend;
 use firebrick_backends::kernels;
@@ -10,6 +12,8 @@ on_gpus!(
     products_of_few_rows_are_their_formula,
     a_row_has_the_same_product_however_many_rows_there_are,
     products_and_their_gradients_are_their_formulas,
+    products_of_whole_tiles_and_of_many_inputs_are_their_formulas,
+    tensor_cores_of_each_generation_give_the_products_of_their_formulas,
     a_bias_is_added_to_every_row_and_its_gradient_is_the_sum_of_all,
 );
 
@@ -132,6 +136,31 @@ fn products_and_their_gradients_are_their_formulas(device: &Device) {
         // of many rows in another way, and with them the gradient of a matrix of many outputs
         hold_product([520, 24, 40], dtype, tolerance, device);
         hold_product([30, 24, 530], dtype, tolerance, device);
+    }
+}
+
+fn products_of_whole_tiles_and_of_many_inputs_are_their_formulas(device: &Device) {
+    for (dtype, tolerance) in precisions(device).into_iter().skip(1) {
+        // dimensions that NVIDIA's tensor cores take: more than a tile of each, and inputs that are divided among blocks
+        for size in [[264, 40, 136], [392, 72, 264], [4104, 40, 72]] {
+            hold_product(size, dtype, tolerance, device);
+        }
+    }
+}
+
+/// On the stand-in for a card: an Ampere, which has other instructions than Hopper, and cards so small that large tiles fill them.
+fn tensor_cores_of_each_generation_give_the_products_of_their_formulas(device: &Device) {
+    if backend(device) != Backend::Cuda || !is_stand_in() {
+        return;
+    }
+    let test =
+        "kernels::products::cuda::products_of_whole_tiles_and_of_many_inputs_are_their_formulas";
+    for (capability, multiprocessors) in [("80", "1"), ("80", "132"), ("90", "1")] {
+        let card = [
+            ("STAND_IN_CAPABILITY", capability),
+            ("STAND_IN_MULTIPROCESSORS", multiprocessors),
+        ];
+        again(test, &card);
     }
 }
 

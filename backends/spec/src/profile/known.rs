@@ -13,9 +13,12 @@ struct Row {
     memory: f64,
     link: f64,
     gib: f64,
+    /// FLOP/s that products in half precision reach at most.
+    most: f64,
 }
 
-const fn row(words: &'static [&'static str], numbers: [f64; 5]) -> Row {
+/// A GPU of NVIDIA's.
+const fn nvidia(words: &'static [&'static str], numbers: [f64; 5]) -> Row {
     let [f32, bf16, memory, link, gib] = numbers;
     Row {
         words,
@@ -24,55 +27,68 @@ const fn row(words: &'static [&'static str], numbers: [f64; 5]) -> Row {
         memory,
         link,
         gib,
+        most: OWN_PRODUCTS,
+    }
+}
+
+/// A GPU of another maker.
+const fn other(words: &'static [&'static str], numbers: [f64; 5]) -> Row {
+    let row = nvidia(words, numbers);
+    Row {
+        most: CUBEK_PRODUCTS,
+        ..row
     }
 }
 
 /// Longer names before their beginnings. A capacity the driver tells wins over the one here.
 const ROWS: [Row; 36] = [
-    row(&["B200"], [75.0, 2250.0, 7700.0, 55.0, 180.0]),
-    row(&["H200"], [67.0, 989.0, 4800.0, 55.0, 141.0]),
-    row(&["H100", "PCIe"], [51.0, 756.0, 2000.0, 55.0, 80.0]),
-    row(&["H100"], [67.0, 989.0, 3350.0, 55.0, 80.0]),
-    row(&["A100", "40GB"], [19.5, 312.0, 1555.0, 25.0, 40.0]),
-    row(&["A100"], [19.5, 312.0, 2039.0, 25.0, 80.0]),
-    row(&["L40S"], [91.6, 362.0, 864.0, 25.0, 48.0]),
-    row(&["L40"], [90.5, 181.0, 864.0, 25.0, 48.0]),
-    row(&["L4"], [30.3, 121.0, 300.0, 25.0, 24.0]),
-    row(&["A10G"], [31.2, 70.0, 600.0, 25.0, 24.0]),
-    row(&["RTX A6000"], [38.7, 155.0, 768.0, 25.0, 48.0]),
-    row(&["V100"], [15.7, 0.0, 900.0, 12.5, 16.0]),
-    row(&["Tesla T4"], [8.1, 0.0, 320.0, 12.5, 16.0]),
-    row(&["RTX 5090"], [104.8, 209.0, 1792.0, 55.0, 32.0]),
-    row(&["RTX 5080"], [56.3, 113.0, 960.0, 55.0, 16.0]),
-    row(&["RTX 5070"], [30.9, 62.0, 672.0, 55.0, 12.0]),
-    row(&["RTX 4090"], [82.6, 165.0, 1008.0, 25.0, 24.0]),
-    row(&["RTX 4080"], [48.7, 97.0, 717.0, 25.0, 16.0]),
-    row(&["RTX 4070"], [29.1, 58.0, 504.0, 25.0, 12.0]),
-    row(&["RTX 4060"], [15.1, 30.0, 272.0, 12.5, 8.0]),
-    row(&["RTX 3090"], [35.6, 71.0, 936.0, 25.0, 24.0]),
-    row(&["RTX 3080"], [29.8, 59.0, 760.0, 25.0, 10.0]),
-    row(&["RTX 3070"], [20.3, 41.0, 448.0, 25.0, 8.0]),
-    row(&["RTX 3060"], [12.7, 25.0, 360.0, 25.0, 12.0]),
-    row(&["RTX 2080"], [10.1, 0.0, 448.0, 12.5, 8.0]),
-    row(&["MI300X"], [163.4, 1307.0, 5300.0, 55.0, 192.0]),
-    row(&["7900 XTX"], [61.4, 123.0, 960.0, 25.0, 24.0]),
-    row(&["Arc", "A770"], [19.7, 0.0, 560.0, 12.5, 16.0]),
-    row(&["M4 Max"], [18.4, 0.0, 546.0, 0.0, 36.0]),
-    row(&["M4 Pro"], [9.3, 0.0, 273.0, 0.0, 24.0]),
-    row(&["M4"], [4.6, 0.0, 120.0, 0.0, 16.0]),
-    row(&["M3 Max"], [14.2, 0.0, 400.0, 0.0, 36.0]),
-    row(&["M3"], [4.1, 0.0, 100.0, 0.0, 8.0]),
-    row(&["M2"], [3.6, 0.0, 100.0, 0.0, 8.0]),
-    row(&["M1 Max"], [10.4, 0.0, 400.0, 0.0, 32.0]),
-    row(&["M1"], [2.6, 0.0, 68.0, 0.0, 8.0]),
+    nvidia(&["B200"], [75.0, 2250.0, 7700.0, 55.0, 180.0]),
+    nvidia(&["H200"], [67.0, 989.0, 4800.0, 55.0, 141.0]),
+    nvidia(&["H100", "PCIe"], [51.0, 756.0, 2000.0, 55.0, 80.0]),
+    nvidia(&["H100"], [67.0, 989.0, 3350.0, 55.0, 80.0]),
+    nvidia(&["A100", "40GB"], [19.5, 312.0, 1555.0, 25.0, 40.0]),
+    nvidia(&["A100"], [19.5, 312.0, 2039.0, 25.0, 80.0]),
+    nvidia(&["L40S"], [91.6, 362.0, 864.0, 25.0, 48.0]),
+    nvidia(&["L40"], [90.5, 181.0, 864.0, 25.0, 48.0]),
+    nvidia(&["L4"], [30.3, 121.0, 300.0, 25.0, 24.0]),
+    nvidia(&["A10G"], [31.2, 70.0, 600.0, 25.0, 24.0]),
+    nvidia(&["RTX A6000"], [38.7, 155.0, 768.0, 25.0, 48.0]),
+    nvidia(&["V100"], [15.7, 0.0, 900.0, 12.5, 16.0]),
+    nvidia(&["Tesla T4"], [8.1, 0.0, 320.0, 12.5, 16.0]),
+    nvidia(&["RTX 5090"], [104.8, 209.0, 1792.0, 55.0, 32.0]),
+    nvidia(&["RTX 5080"], [56.3, 113.0, 960.0, 55.0, 16.0]),
+    nvidia(&["RTX 5070"], [30.9, 62.0, 672.0, 55.0, 12.0]),
+    nvidia(&["RTX 4090"], [82.6, 165.0, 1008.0, 25.0, 24.0]),
+    nvidia(&["RTX 4080"], [48.7, 97.0, 717.0, 25.0, 16.0]),
+    nvidia(&["RTX 4070"], [29.1, 58.0, 504.0, 25.0, 12.0]),
+    nvidia(&["RTX 4060"], [15.1, 30.0, 272.0, 12.5, 8.0]),
+    nvidia(&["RTX 3090"], [35.6, 71.0, 936.0, 25.0, 24.0]),
+    nvidia(&["RTX 3080"], [29.8, 59.0, 760.0, 25.0, 10.0]),
+    nvidia(&["RTX 3070"], [20.3, 41.0, 448.0, 25.0, 8.0]),
+    nvidia(&["RTX 3060"], [12.7, 25.0, 360.0, 25.0, 12.0]),
+    nvidia(&["RTX 2080"], [10.1, 0.0, 448.0, 12.5, 8.0]),
+    other(&["MI300X"], [163.4, 1307.0, 5300.0, 55.0, 192.0]),
+    other(&["7900 XTX"], [61.4, 123.0, 960.0, 25.0, 24.0]),
+    other(&["Arc", "A770"], [19.7, 0.0, 560.0, 12.5, 16.0]),
+    other(&["M4 Max"], [18.4, 0.0, 546.0, 0.0, 36.0]),
+    other(&["M4 Pro"], [9.3, 0.0, 273.0, 0.0, 24.0]),
+    other(&["M4"], [4.6, 0.0, 120.0, 0.0, 16.0]),
+    other(&["M3 Max"], [14.2, 0.0, 400.0, 0.0, 36.0]),
+    other(&["M3"], [4.1, 0.0, 100.0, 0.0, 8.0]),
+    other(&["M2"], [3.6, 0.0, 100.0, 0.0, 8.0]),
+    other(&["M1 Max"], [10.4, 0.0, 400.0, 0.0, 32.0]),
+    other(&["M1"], [2.6, 0.0, 68.0, 0.0, 8.0]),
 ];
 
 /// Share of a data sheet's peaks that large products and long copies usually reach.
 const REACHED: f64 = 0.6;
 
-/// What large products in half precision reach on an H200 (`BENCHMARKS.md`, "On a GPU, beside PyTorch"): a tenth of its peak. No other GPU is
-/// taken to do better until one has been measured.
-const TENSOR_CORES: f64 = 9e13;
+/// FLOP/s of large products in half precision by the kernels for NVIDIA's tensor cores, on an H200 (`BENCHMARKS.md`, "On a GPU, beside
+/// PyTorch"): some two fifths of its peak. No other GPU is taken to do better until one has been measured.
+const OWN_PRODUCTS: f64 = 3.6e14;
+
+/// The same by `CubeK`'s, which all other GPUs have.
+const CUBEK_PRODUCTS: f64 = 9e13;
 
 /// Seconds from one small kernel to the next there.
 const LAUNCH: f64 = 9.6e-6;
@@ -88,7 +104,7 @@ impl DeviceProfile {
             name: name.to_owned(),
             matmul_flops: MatmulFlops {
                 f32: row.f32 * 1e12 * REACHED,
-                bf16: (row.bf16 > 0.0).then_some((row.bf16 * 1e12 * REACHED).min(TENSOR_CORES)),
+                bf16: (row.bf16 > 0.0).then_some((row.bf16 * 1e12 * REACHED).min(row.most)),
             },
             memory_bandwidth: row.memory * 1e9 * REACHED,
             host_bandwidth: if unified {

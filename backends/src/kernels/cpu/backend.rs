@@ -13,6 +13,7 @@ use crate::kernels::delta::{DeltaHeads, SequenceRows};
 use crate::kernels::expert_bias;
 use crate::kernels::experts::{self as operations, ExpertInput, ExpertRows};
 use crate::kernels::paged::{KvPool, PagedAttentionShape, SlotMapping};
+use crate::kernels::products::Products;
 use crate::kernels::quantized_experts as coded;
 use crate::kernels::quantized_linear::{self as widened, Matrices, through_the_host};
 use crate::kernels::root;
@@ -36,6 +37,7 @@ fn matrices(words: &Tensor<2>, layout: QuantizedLayout) -> Matrices {
         widen: through_the_host,
         // in f64 alone: the CPU's kernel for f32 widens tiles as it multiplies
         fused: |_, _, _| None,
+        products: Products { kernels: None },
     }
 }
 
@@ -88,8 +90,9 @@ impl Kernels for CpuKernels {
         rows: &ExpertRows,
         reads: ExpertInput,
     ) -> Tensor<2> {
-        experts::linear(x, w, rows, reads)
-            .unwrap_or_else(|| operations::linear::<Flex>(x, w, rows, reads))
+        experts::linear(x, w, rows, reads).unwrap_or_else(|| {
+            operations::linear::<Flex>(x, w, rows, reads, Products { kernels: None })
+        })
     }
 
     fn expert_bias(&self, y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {

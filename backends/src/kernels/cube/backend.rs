@@ -38,6 +38,7 @@ fn matrices(words: &Tensor<2>, layout: QuantizedLayout) -> Matrices {
         layout,
         widen: quantized_linear::dequantize,
         fused: quantized_linear::fused,
+        products: product::PRODUCTS,
     }
 }
 
@@ -57,7 +58,7 @@ impl Kernels for CubeKernels {
         rows: &ExpertRows,
         reads: ExpertInput,
     ) -> Tensor<2> {
-        experts::linear::<Cube>(x, w, rows, reads)
+        experts::linear::<Cube>(x, w, rows, reads, product::PRODUCTS)
     }
 
     fn expert_bias(&self, y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
@@ -135,6 +136,14 @@ impl Kernels for CubeKernels {
 
     fn product(&self, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
         product::product(x, w)
+    }
+
+    fn matmul(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        product::matmul(a, b)
+    }
+
+    fn matmul_tn(&self, a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+        product::matmul_tn(a, b)
     }
 
     fn glu(&self, activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {

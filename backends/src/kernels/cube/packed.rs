@@ -14,6 +14,7 @@ use super::launch::{
     RowGrid, UNITS, address, cubes, detached, dims, elem, elementwise, empty, integers,
     into_writable, supports,
 };
+use super::product::PRODUCTS;
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::backend::PackedMatrix;
 use crate::kernels::choice::{FEW_ROWS, FEW_ROWS_ON_CORES, Operation};
@@ -206,7 +207,7 @@ impl PackedMatrix for QuantizedMatrix {
         let _span = self.span(&x, 1);
         let Algorithm::Fused { on_tensor_cores } = algorithm else {
             let wide = self.widened(x.dtype);
-            return Some(Cube::tensor(x).matmul(wide.transpose()));
+            return Some(PRODUCTS.matmul_nt(&Cube::tensor(x), &wide));
         };
         let out = empty(&x, [dims::<2>(&x)[0], self.outputs], x.dtype);
         self.multiply(self, x, &out, Epilogue::None, on_tensor_cores);

@@ -2,8 +2,9 @@
 //! which Burn's own may have on CUDA, and which the next kernel would copy away.
 
 use super::launch::{empty, enabled_on};
-use super::skinny_gemm;
+use super::{gemm, skinny_gemm};
 use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
+use crate::kernels::products::Products;
 use crate::trace::span;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Cube, TensorMetadata};
@@ -22,17 +23,41 @@ use cubek_std::InputBinding;
 /// 64 rows it takes 1.7 times as long (`--bench products`).
 const MANY_ROWS: usize = 512;
 
+/// The products of this file without a gradient.
+pub(super) const PRODUCTS: Products = Products {
+    kernels: Some([product, matmul, matmul_tn]),
+};
+
 /// `x · Wᵀ` without a gradient; see [`crate::kernels::product`]. `None` for tensors with autodiff or of different types, and where
 /// kernels are off.
 pub(super) fn product(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    let plain = !x.device().is_autodiff() && !w.device().is_autodiff();
-    if !plain || !takes(x, w) {
+    plain(x, w, w.dims()[0], times_transposed)
+}
+
+/// `a · b` without a gradient; see [`crate::kernels::matmul`].
+pub(super) fn matmul(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    plain(a, b, b.dims()[1], multiply)
+}
+
+/// `aᵀ · b` without a gradient; see [`crate::kernels::matmul_tn`].
+pub(super) fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    plain(a, b, b.dims()[1], |a, b| multiply(&swapped(a.clone()), b))
+}
+
+/// A product with `columns` for each number of `a`.
+fn plain(
+    a: &Tensor<2>,
+    b: &Tensor<2>,
+    columns: usize,
+    multiply: impl Fn(&CubeTensor, &CubeTensor) -> CubeTensor,
+) -> Option<Tensor<2>> {
+    let plain = !a.device().is_autodiff() && !b.device().is_autodiff();
+    if !plain || !takes(a, b) {
         return None;
     }
-    let ([rows, inner], [outputs, _]) = (x.dims(), w.dims());
-    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
-    let [x, w] = [x, w].map(|t| Cube::primitive(t.clone()));
-    Some(Cube::tensor(times_transposed(&x, &w)))
+    let _span = span("product", 2.0 * (a.shape().num_elements() * columns) as f64);
+    let [a, b] = [a, b].map(|t| Cube::primitive(t.clone()));
+    Some(Cube::tensor(multiply(&a, &b)))
 }
 
 /// `x · Wᵀ`; see [`crate::kernels::linear`]. `None` where kernels are off, and for f64.
@@ -102,6 +127,9 @@ fn swapped(mut matrix: CubeTensor) -> CubeTensor {
 
 /// `a · b` of matrices of one type, summed in f32.
 fn multiply(a: &CubeTensor, b: &CubeTensor) -> CubeTensor {
+    if let Some(out) = gemm::product(a, b) {
+        return out;
+    }
     let ([m, k], [_, n]) = (a.shape().dims(), b.shape().dims());
     let out = empty(a, [m, n], a.dtype);
     let many = SimpleCyclicCmma(Inferred(SimpleArgs {

@@ -4,7 +4,9 @@ use super::{RECORD, card, in_part, is, over_nccl, settings};
 use crate::support::checked;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use firebrick_backends::accounts::Home;
-use firebrick_backends::collective::{Collective, Element, Flat, OperationKind, Threads, Traffic};
+use firebrick_backends::collective::{
+    Collective, Element, Flat, Nccl, NcclInstallation, OperationKind, Threads, Traffic,
+};
 use firebrick_backends::transfer::HostTensor;
 use half::{bf16, f16};
 
@@ -29,6 +31,14 @@ pub(super) fn values(element: Element, rank: usize, len: usize) -> Flat {
     }
 }
 
+const ELEMENTS: [Element; 5] = [
+    Element::F32,
+    Element::Bf16,
+    Element::F16,
+    Element::F64,
+    Element::Byte,
+];
+
 /// What a rank has after every operation on rows of a length, and what it sent.
 fn operations(group: &dyn Collective, element: Element, len: usize) -> (Vec<Flat>, Traffic) {
     let (rank, size) = (group.rank(), group.size());
@@ -43,9 +53,11 @@ fn operations(group: &dyn Collective, element: Element, len: usize) -> (Vec<Flat
         found.push(group.all_reduce(own()).expect("summed"));
         found.push(group.reduce_scatter(own()).expect("summed"));
     }
-    group.send((rank + 1) % size, own()).expect("sent");
-    let from = (rank + size - 1) % size;
-    found.push(group.receive(from, len, element).expect("received"));
+    if size > 1 {
+        group.send((rank + 1) % size, own()).expect("sent");
+        let from = (rank + size - 1) % size;
+        found.push(group.receive(from, len, element).expect("received"));
+    }
     (found, group.traffic())
 }
 
@@ -56,13 +68,6 @@ fn lengths() -> impl Iterator<Item = usize> {
 }
 
 pub(super) fn at_twenty_lengths_nccl_gives_the_bits_that_threads_give(_: &str) {
-    const ELEMENTS: [Element; 5] = [
-        Element::F32,
-        Element::Bf16,
-        Element::F16,
-        Element::F64,
-        Element::Byte,
-    ];
     let all = |group: &dyn Collective| -> Vec<_> {
         let cases = lengths().flat_map(|len| ELEMENTS.map(|element| (len, element)));
         let mut found: Vec<_> = cases
@@ -106,6 +111,29 @@ pub(super) fn at_twenty_lengths_nccl_gives_the_bits_that_threads_give(_: &str) {
         }
     }
     checked("results over NCCL", cases);
+}
+
+/// What one card can show of NCCL: a communicator of one rank, and every operation on it. Another GPU beside it has not been had.
+pub(super) fn one_rank_alone_gets_from_nccl_what_it_gets_without() {
+    let all = |group: &dyn Collective| -> Vec<_> {
+        let cases = lengths().flat_map(|len| ELEMENTS.map(|element| (len, element)));
+        cases
+            .map(|(len, element)| operations(group, element, len).0)
+            .collect()
+    };
+    let found = over_nccl(1, settings(), all);
+    let expected = Threads::run(1, settings(), |rank| all(rank.as_ref()));
+    let expected: Vec<_> = expected
+        .into_iter()
+        .map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}")))
+        .collect();
+    assert!(found == expected, "values of one rank over NCCL");
+    let NcclInstallation { path, version } = Nccl::installation().expect("it was used");
+    let library = path.map_or_else(|| "libnccl".into(), |path| path.display().to_string());
+    checked(
+        &format!("results over NCCL {version}, {library}"),
+        found.iter().flatten().map(Vec::len).sum(),
+    );
 }
 
 /// A rank's values as a tensor on its card: every second column of a matrix, which do not lie one behind the other.

@@ -1,0 +1,303 @@
+//! Products of matrices in half precision on NVIDIA's tensor cores: CUDA source of our own, since none of `CubeK`'s ways comes near
+//! cuBLAS, whose streams `CubeCL` could not follow ("On a GPU, beside PyTorch" in BENCHMARKS.md).
+//!
+//! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`). A block has no more than
+//! the 48 KiB of shared memory that a source may declare, since `CubeCL` launches such a kernel without dynamic shared memory.
+
+use super::launch::{UNITS, address, cubes, dims, elem, empty};
+use super::norm::sum_rows;
+use burn::tensor::DType;
+#[cfg(feature = "cuda")]
+use burn_cubecl::CubeDevice;
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::attributes::BufferIOAttr;
+use cubecl::ir::metadata::Info;
+use cubecl::ir::{AddressType, ElemType, Scope, UIntKind};
+use cubecl::prelude::*;
+use cubecl::server::{KernelArguments, MetadataBindingInfo};
+use cubecl::{CubeKernel, PrecompiledSource};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::LazyLock;
+
+const PTX: &str = include_str!("gemm/ptx.cuh");
+const TILE: &str = include_str!("gemm/tile.cuh");
+const MMA: &str = include_str!("gemm/mma.cuh");
+const WGMMA: &str = include_str!("gemm/wgmma.cuh");
+const GEMM: &str = include_str!("gemm/gemm.cu");
+
+/// Tells these texts from others in caches of compiled kernels, which never see them.
+static TEXTS: LazyLock<u64> = LazyLock::new(|| {
+    let mut hasher = DefaultHasher::new();
+    [PTX, TILE, MMA, WGMMA, GEMM].hash(&mut hasher);
+    hasher.finish()
+});
+
+/// Rows of the two tiles, and columns of both.
+const LARGE: usize = 128;
+const SMALL: usize = 64;
+const TILE_COLUMNS: usize = 128;
+
+/// Rows of tiles whose blocks are neighbours.
+const GROUP: u64 = 8;
+
+/// Numbers of a copy: what rows in memory must be a multiple of.
+const CHUNK: usize = 8;
+
+/// Inputs of a tile.
+const INPUTS: usize = 32;
+
+/// Fewest inputs for which a block has sums of its own: below, adding the sums takes what the blocks save.
+const FEWEST_INPUTS: usize = 2048;
+
+/// Blocks of small tiles that a multiprocessor has at a time.
+const BLOCKS: usize = 4;
+
+/// How tensor cores are told to multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Instructions {
+    /// A warp, out of registers: `mma.sync`, compute capability 8.0.
+    Mma,
+    /// Four warps, out of shared memory: `wgmma`, compute capability 9.0 alone.
+    Wgmma,
+}
+
+/// Which of its two dimensions of a matrix lies side by side in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Order {
+    /// The inputs that a product sums over.
+    Inputs,
+    /// Rows or columns of the product.
+    Outputs,
+}
+
+/// A matrix as a kernel reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Operand {
+    order: Order,
+    /// Numbers from a row in memory to the next.
+    pitch: usize,
+}
+
+impl Operand {
+    /// A matrix with so many outputs and inputs, each with its stride; `None` where eight numbers that are copied might not all be the matrix's.
+    fn of([outputs, inputs]: [(usize, usize); 2], matrix: &CubeTensor) -> Option<Self> {
+        let (order, across, pitch) = match (outputs.1, inputs.1) {
+            (pitch, 1) => (Order::Inputs, inputs.0, pitch),
+            (1, pitch) => (Order::Outputs, outputs.0, pitch),
+            _ => return None,
+        };
+        let whole = [across, pitch].iter().all(|n| n.is_multiple_of(CHUNK));
+        let first = matrix.handle.offset_start.unwrap_or(0);
+        let aligned = first.is_multiple_of((CHUNK * matrix.elem_size()) as u64);
+        (whole && aligned && pitch >= across).then_some(Self { order, pitch })
+    }
+}
+
+/// What a kernel is compiled for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Compiled {
+    dtype: DType,
+    instructions: Instructions,
+    /// Rows of a tile.
+    rows: usize,
+    orders: [Order; 2],
+    /// Whether sums stay in f32, for those of other inputs to be added.
+    parts: bool,
+}
+
+impl Compiled {
+    fn threads(&self) -> usize {
+        match self.instructions {
+            Instructions::Wgmma => self.rows / 64 * 128,
+            Instructions::Mma => 128,
+        }
+    }
+
+    fn source(&self) -> String {
+        let (element, name) = match self.dtype {
+            DType::F16 => ("__half", "f16"),
+            _ => ("__nv_bfloat16", "bf16"),
+        };
+        let out = if self.parts { "float" } else { "Element" };
+        let warpgroups = u32::from(self.instructions == Instructions::Wgmma);
+        // stages that fill 48 KiB, rows of a warp, and blocks of a multiprocessor
+        let (stages, of_warp, blocks) = match (self.rows, self.instructions) {
+            (LARGE, _) => (3, 64, 2),
+            (_, Instructions::Wgmma) => (4, 64, BLOCKS),
+            (_, Instructions::Mma) => (4, 32, 3),
+        };
+        let [a, b] = self.orders.map(|order| order == Order::Inputs);
+        let (rows, threads) = (self.rows, self.threads());
+        let head = format!(
+            "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n\
+             typedef unsigned int u32;\ntypedef unsigned long long u64;\n\
+             typedef {element} Element;\ntypedef {out} Out;\nstruct alignas(2 * sizeof(Out)) Pair {{ Out x, y; }};\n\
+             #define ELEMENT \"{name}\"\n#define WARPGROUPS {warpgroups}\n\
+             static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, WARP_M = {of_warp}, WARP_N = 64, THREADS = {threads}, BLOCKS = {blocks};\n\
+             static const int STAGES = {stages};\n\
+             static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b};\n"
+        );
+        let sums = match self.instructions {
+            Instructions::Mma => MMA,
+            Instructions::Wgmma => WGMMA,
+        };
+        [&head, PTX, TILE, sums, GEMM].concat()
+    }
+}
+
+/// The kernel of one configuration.
+#[derive(Debug)]
+struct Gemm(Compiled);
+
+impl KernelMetadata for Gemm {
+    fn name(&self) -> &'static str {
+        "gemm"
+    }
+
+    fn id(&self) -> KernelId {
+        let threads = CubeDim::new_1d(self.0.threads() as u32);
+        KernelId::new::<Self>()
+            .info((self.0.clone(), *TEXTS))
+            .cube_dim(threads.0)
+    }
+
+    fn address_type(&self) -> ElemType {
+        UIntKind::U64.into()
+    }
+}
+
+impl CubeKernel for Gemm {
+    /// Nothing: the source stands for it.
+    fn define(&self) -> KernelDefinition {
+        let threads = CubeDim::new_1d(self.0.threads() as u32);
+        let settings = KernelSettings::new(threads.0, ExecutionMode::Checked, AddressType::U64);
+        KernelDefinition {
+            body: Scope::root(settings.clone()),
+            settings,
+            info: Info::default(),
+        }
+    }
+
+    fn source(&self) -> Option<PrecompiledSource> {
+        Some(PrecompiledSource {
+            source: self.0.source(),
+            entrypoint_name: "gemm".into(),
+            lang: "cuda",
+        })
+    }
+}
+
+/// `a · b`, of one type, into a new contiguous matrix. `None` where the device, the type or the layout is not for it.
+pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
+    let ([m, k], [_, n]) = (dims(a), dims(b));
+    if !matches!(a.dtype, DType::BF16 | DType::F16) || n % 2 != 0 {
+        return None;
+    }
+    let instructions = instructions(a)?;
+    let [rows, columns] = [a, b].map(|t| (t.meta.strides()[0], t.meta.strides()[1]));
+    let left = Operand::of([(m, rows.0), (k, rows.1)], a)?;
+    let right = Operand::of([(n, columns.1), (k, columns.0)], b)?;
+    let orders = [left.order, right.order];
+
+    let multiprocessors = a.client.properties().hardware.num_streaming_multiprocessors;
+    let at_once = multiprocessors.unwrap_or(32) as usize * BLOCKS;
+    let tiles = |rows: usize| m.div_ceil(rows) * n.div_ceil(TILE_COLUMNS);
+    // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
+    let large = tiles(LARGE) >= at_once
+        && (orders == [Order::Inputs; 2] || instructions == Instructions::Mma);
+    let parts = (at_once / tiles(SMALL)).min(k / FEWEST_INPUTS).max(1);
+    let part = k.div_ceil(parts).next_multiple_of(INPUTS);
+    let parts = k.div_ceil(part);
+    let compiled = Compiled {
+        dtype: a.dtype,
+        instructions,
+        rows: if large { LARGE } else { SMALL },
+        orders,
+        parts: parts > 1,
+    };
+    let sizes = [m, n, k, left.pitch, right.pitch, part];
+    let out = empty(a, [m, n], a.dtype);
+    if parts == 1 {
+        launch(compiled, [a, b], &out, sizes, 1);
+        return Some(out);
+    }
+    let sums = empty(a, [parts, m * n], DType::F32);
+    launch(compiled, [a, b], &sums, sizes, parts);
+    sum_rows::launch(
+        &out.client,
+        cubes(&out, (m * n).div_ceil(UNITS)),
+        CubeDim::new_1d(UNITS as u32),
+        address([&sums]),
+        sums.into_buffer_arg(),
+        out.clone().into_buffer_arg(),
+        parts,
+        m * n,
+        elem(&out),
+    );
+    Some(out)
+}
+
+/// `sizes`: rows, columns, inputs, pitches of both matrices, inputs of a part.
+fn launch(
+    compiled: Compiled,
+    inputs: [&CubeTensor; 2],
+    out: &CubeTensor,
+    sizes: [usize; 6],
+    parts: usize,
+) {
+    let [m, n, ..] = sizes;
+    let tiles = m.div_ceil(compiled.rows) * n.div_ceil(TILE_COLUMNS);
+    let buffers = [inputs[0], inputs[1], out];
+    let lengths = buffers.map(|t| t.handle.size_in_used() / t.elem_size() as u64);
+    let sizes = sizes.map(|size| size as u64);
+    let info = [&lengths[..], &sizes, &[GROUP]].concat();
+    let words = info.len();
+    let io = [
+        BufferIOAttr::ReadOnly,
+        BufferIOAttr::ReadOnly,
+        BufferIOAttr::WriteOnly,
+    ];
+    let arguments = buffers
+        .into_iter()
+        .zip(io)
+        .fold(KernelArguments::new(), |arguments, (t, io)| {
+            arguments.with_buffer_io(t.handle.clone().binding(), io)
+        });
+    out.client.launch(
+        Box::new(Gemm(compiled)),
+        CubeCount::Static(tiles as u32, parts as u32, 1),
+        arguments.with_info(MetadataBindingInfo::new(info, words)),
+    );
+}
+
+/// What a device's tensor cores take; `None` where it is none of NVIDIA's, or older than Ampere.
+#[cfg(feature = "cuda")]
+fn instructions(like: &CubeTensor) -> Option<Instructions> {
+    use cudarc::driver::CudaContext;
+    use std::sync::{Mutex, PoisonError};
+
+    static KNOWN: Mutex<Vec<(usize, Option<Instructions>)>> = Mutex::new(Vec::new());
+    let CubeDevice::Cuda(cuda) = &like.device else {
+        return None;
+    };
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, found)) = known.iter().find(|(index, _)| *index == cuda.index) {
+        return *found;
+    }
+    // the primary context, which CubeCL has too
+    let capability = CudaContext::new(cuda.index).and_then(|context| context.compute_capability());
+    let found = match capability {
+        Ok((9, _)) => Some(Instructions::Wgmma),
+        Ok((8.., _)) => Some(Instructions::Mma),
+        _ => None,
+    };
+    known.push((cuda.index, found));
+    found
+}
+
+/// None: this build has no CUDA.
+#[cfg(not(feature = "cuda"))]
+fn instructions(_like: &CubeTensor) -> Option<Instructions> {
+    None
+}
