@@ -318,7 +318,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ExpertInput, ExpertRows, attach, combine, linear};
+    use super::{ExpertInput, ExpertRows, Products, attach, combine, linear};
     use crate::kernels::{combine_experts, expert_linear};
     use burn::backend::Flex;
     use burn::tensor::{Device, Distribution, Tensor, TensorData};
@@ -383,7 +383,9 @@ mod tests {
                 (ExpertInput::Sorted, random([tokens * per_token, inner])),
             ] {
                 let found = traced([&x, &w], |x, w| expert_linear(x, w, &rows, reads));
-                let expected = traced([&x, &w], |x, w| linear::<Flex>(x, w, &rows, reads));
+                let expected = traced([&x, &w], |x, w| {
+                    linear::<Flex>(x, w, &rows, reads, Products::OPERATIONS)
+                });
                 let parts = found.into_iter().zip(expected).zip(["y", "x", "w"]);
                 for ((found, expected), what) in parts {
                     assert_close(&format!("{tokens}, {reads:?}: {what}"), found, expected);

@@ -12,6 +12,9 @@ pub(super) struct Products {
 }
 
 impl Products {
+    /// Tensor operations alone.
+    pub const OPERATIONS: Self = Self { kernels: None };
+
     /// `a · bᵀ` for `[m, k]` and `[n, k]`.
     pub fn matmul_nt(self, a: &Tensor<2>, b: &Tensor<2>) -> Tensor<2> {
         let found = self.kernels.and_then(|[nt, ..]| nt(a, b));

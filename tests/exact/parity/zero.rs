@@ -101,7 +101,9 @@ fn losses_of_tokens_sequences_and_values_are_one_ranks() {
         }
     }
     for (model, rows) in critics() {
-        if is_campaign() || ["llama-gqa", "qwen2-tied"].contains(&model.name.as_str()) {
+        // elsewhere positions turn by the longest sequence of a micro-batch, which a rank has its own of
+        let local = is_campaign() && model.manifest.is_local();
+        if local || ["llama-gqa", "qwen2-tied"].contains(&model.name.as_str()) {
             let task = Task::Critic(ValueLoss { clip_range: 0.05 });
             let case = (&model, &rows[..]);
             cases += assert_learnt_alike(case, "values", &task, &SHARED);

@@ -37,7 +37,7 @@ fn matrices(words: &Tensor<2>, layout: QuantizedLayout) -> Matrices {
         widen: through_the_host,
         // in f64 alone: the CPU's kernel for f32 widens tiles as it multiplies
         fused: |_, _, _| None,
-        products: Products { kernels: None },
+        products: Products::OPERATIONS,
     }
 }
 
@@ -90,9 +90,8 @@ impl Kernels for CpuKernels {
         rows: &ExpertRows,
         reads: ExpertInput,
     ) -> Tensor<2> {
-        experts::linear(x, w, rows, reads).unwrap_or_else(|| {
-            operations::linear::<Flex>(x, w, rows, reads, Products { kernels: None })
-        })
+        experts::linear(x, w, rows, reads)
+            .unwrap_or_else(|| operations::linear::<Flex>(x, w, rows, reads, Products::OPERATIONS))
     }
 
     fn expert_bias(&self, y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {

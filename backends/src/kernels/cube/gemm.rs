@@ -1,5 +1,5 @@
 //! Products of matrices in half precision on NVIDIA's tensor cores: CUDA source of our own, since none of `CubeK`'s ways comes near
-//! cuBLAS, whose streams `CubeCL` could not follow ("On a GPU, beside PyTorch" in BENCHMARKS.md).
+//! cuBLAS, whose streams `CubeCL` could not follow ("On a GPU, beside `PyTorch`" in `BENCHMARKS.md`).
 //!
 //! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`). A block has no more than
 //! the 48 KiB of shared memory that a source may declare, since `CubeCL` launches such a kernel without dynamic shared memory.
@@ -26,10 +26,21 @@ const MMA: &str = include_str!("gemm/mma.cuh");
 const WGMMA: &str = include_str!("gemm/wgmma.cuh");
 const GEMM: &str = include_str!("gemm/gemm.cu");
 
-/// Tells these texts from others in caches of compiled kernels, which never see them.
-static TEXTS: LazyLock<u64> = LazyLock::new(|| {
+/// Tells these sources from those of other versions in caches of compiled kernels, which never see them.
+static SOURCES: LazyLock<u64> = LazyLock::new(|| {
     let mut hasher = DefaultHasher::new();
-    [PTX, TILE, MMA, WGMMA, GEMM].hash(&mut hasher);
+    for instructions in [Instructions::Mma, Instructions::Wgmma] {
+        for rows in [SMALL, LARGE] {
+            let variant = Variant {
+                dtype: DType::BF16,
+                instructions,
+                rows,
+                orders: [Order::Inputs; 2],
+                parts: false,
+            };
+            variant.source().hash(&mut hasher);
+        }
+    }
     hasher.finish()
 });
 
@@ -96,7 +107,7 @@ impl Operand {
 
 /// What a kernel is compiled for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Compiled {
+struct Variant {
     dtype: DType,
     instructions: Instructions,
     /// Rows of a tile.
@@ -106,7 +117,7 @@ struct Compiled {
     parts: bool,
 }
 
-impl Compiled {
+impl Variant {
     fn threads(&self) -> usize {
         match self.instructions {
             Instructions::Wgmma => self.rows / 64 * 128,
@@ -121,11 +132,11 @@ impl Compiled {
         };
         let out = if self.parts { "float" } else { "Element" };
         let warpgroups = u32::from(self.instructions == Instructions::Wgmma);
-        // stages that fill 48 KiB, rows of a warp, and blocks of a multiprocessor
-        let (stages, of_warp, blocks) = match (self.rows, self.instructions) {
-            (LARGE, _) => (3, 64, 2),
-            (_, Instructions::Wgmma) => (4, 64, BLOCKS),
-            (_, Instructions::Mma) => (4, 32, 3),
+        // stages that fill 48 KiB, and blocks of a multiprocessor
+        let (stages, blocks) = match (self.rows, self.instructions) {
+            (LARGE, _) => (3, 2),
+            (_, Instructions::Wgmma) => (4, BLOCKS),
+            (_, Instructions::Mma) => (4, 3),
         };
         let [a, b] = self.orders.map(|order| order == Order::Inputs);
         let (rows, threads) = (self.rows, self.threads());
@@ -134,7 +145,7 @@ impl Compiled {
              typedef unsigned int u32;\ntypedef unsigned long long u64;\n\
              typedef {element} Element;\ntypedef {out} Out;\nstruct alignas(2 * sizeof(Out)) Pair {{ Out x, y; }};\n\
              #define ELEMENT \"{name}\"\n#define WARPGROUPS {warpgroups}\n\
-             static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, WARP_M = {of_warp}, WARP_N = 64, THREADS = {threads}, BLOCKS = {blocks};\n\
+             static const u32 TILE_M = {rows}, TILE_N = {TILE_COLUMNS}, THREADS = {threads}, BLOCKS = {blocks};\n\
              static const int STAGES = {stages};\n\
              static const bool A_BY_INPUTS = {a}, B_BY_INPUTS = {b};\n"
         );
@@ -148,7 +159,7 @@ impl Compiled {
 
 /// The kernel of one configuration.
 #[derive(Debug)]
-struct Gemm(Compiled);
+struct Gemm(Variant);
 
 impl KernelMetadata for Gemm {
     fn name(&self) -> &'static str {
@@ -158,7 +169,7 @@ impl KernelMetadata for Gemm {
     fn id(&self) -> KernelId {
         let threads = CubeDim::new_1d(self.0.threads() as u32);
         KernelId::new::<Self>()
-            .info((self.0.clone(), *TEXTS))
+            .info((self.0.clone(), *SOURCES))
             .cube_dim(threads.0)
     }
 
@@ -209,7 +220,7 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
     let parts = (at_once / tiles(SMALL)).min(k / FEWEST_INPUTS).max(1);
     let part = k.div_ceil(parts).next_multiple_of(INPUTS);
     let parts = k.div_ceil(part);
-    let compiled = Compiled {
+    let variant = Variant {
         dtype: a.dtype,
         instructions,
         rows: if large { LARGE } else { SMALL },
@@ -219,11 +230,11 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
     let sizes = [m, n, k, left.pitch, right.pitch, part];
     let out = empty(a, [m, n], a.dtype);
     if parts == 1 {
-        launch(compiled, [a, b], &out, sizes, 1);
+        launch(variant, [a, b], &out, sizes, 1);
         return Some(out);
     }
     let sums = empty(a, [parts, m * n], DType::F32);
-    launch(compiled, [a, b], &sums, sizes, parts);
+    launch(variant, [a, b], &sums, sizes, parts);
     sum_rows::launch(
         &out.client,
         cubes(&out, (m * n).div_ceil(UNITS)),
@@ -240,14 +251,14 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
 
 /// `sizes`: rows, columns, inputs, pitches of both matrices, inputs of a part.
 fn launch(
-    compiled: Compiled,
+    variant: Variant,
     inputs: [&CubeTensor; 2],
     out: &CubeTensor,
     sizes: [usize; 6],
     parts: usize,
 ) {
     let [m, n, ..] = sizes;
-    let tiles = m.div_ceil(compiled.rows) * n.div_ceil(TILE_COLUMNS);
+    let tiles = m.div_ceil(variant.rows) * n.div_ceil(TILE_COLUMNS);
     let buffers = [inputs[0], inputs[1], out];
     let lengths = buffers.map(|t| t.handle.size_in_used() / t.elem_size() as u64);
     let sizes = sizes.map(|size| size as u64);
@@ -265,7 +276,7 @@ fn launch(
             arguments.with_buffer_io(t.handle.clone().binding(), io)
         });
     out.client.launch(
-        Box::new(Gemm(compiled)),
+        Box::new(Gemm(variant)),
         CubeCount::Static(tiles as u32, parts as u32, 1),
         arguments.with_info(MetadataBindingInfo::new(info, words)),
     );

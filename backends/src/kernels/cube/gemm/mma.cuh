@@ -1,4 +1,6 @@
-/* Sums of a warp by `mma.sync`: WARP_M × WARP_N of the block's tile. */
+/* Sums of a warp by `mma.sync`: WARP_M × WARP_N of the block's tile, a quarter of it. */
+static const u32 WARP_M = TILE_M / 2, WARP_N = TILE_N / 2;
+
 struct Sums {
 	float sums[WARP_M / 16][WARP_N / 8][4];
 	u32 row, column, a_at[2], b_at[2];
