@@ -1,7 +1,7 @@
 //! Matrix products in `CubeK`'s kernels, with gradients in the memory layout of their matrices. Results have no padding between rows,
 //! which Burn's own may have on CUDA, and which the next kernel would copy away.
 
-use super::launch::{empty, enabled_on};
+use super::launch::{dims, empty, enabled_on};
 use super::{gemm, skinny_gemm};
 use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
 use crate::kernels::products::Products;
@@ -18,6 +18,10 @@ use cubek::matmul::multi_level::routines::batch::simple::SimpleArgs;
 use cubek::matmul::routine::BlueprintStrategy::Inferred;
 use cubek::matmul::strategy::Strategy;
 use cubek_std::InputBinding;
+
+/// Rows up to which a product is made by planes that divide the inputs, where tiles would have few rows. On an H200 that kernel takes 70 µs for
+/// 128 rows of 1,536 inputs and 8,960 outputs, and tiles 18 µs for 128 of 896 and 9,728.
+const FEW_ROWS: usize = 64;
 
 /// Rows from which a plane of tensor cores computes several rows of tiles: up to 4.7 times as fast on an H200 and never slower, while with
 /// 64 rows it takes 1.7 times as long (`--bench products`).
@@ -113,6 +117,11 @@ impl Kernel<Cube, 2> for Linear {
 
 /// `x · Wᵀ`.
 fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
+    let [rows, _] = dims(x);
+    let many = (rows > FEW_ROWS).then(|| gemm::product(x, &swapped(w.clone())));
+    if let Some(out) = many.flatten() {
+        return out;
+    }
     // CubeK's kernels read rows with padding between them as they are
     let contiguous = x.is_contiguous() && w.is_contiguous();
     let few = contiguous.then(|| skinny_gemm::product(x, w)).flatten();
