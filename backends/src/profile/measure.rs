@@ -5,7 +5,7 @@ use super::timing::{PATIENCE, seconds};
 use crate::device::DeviceInfo;
 use crate::transfer::HostTensor;
 use crate::{Error, Result, kernels};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use firebrick_spec::{Backend, DeviceProfile, MatmulFlops, Origin};
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,15 +28,17 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
         } else {
             4096
         };
-        let f32 = products(device, side)?;
-        let scale = f32 / assumed.matmul_flops.f32;
+        let f32 = products(device, side, DType::F32)?;
+        let bf16 = if backend != Backend::Cpu && device.supports_dtype(FloatDType::BF16) {
+            Some(products(device, side, DType::BF16)?)
+        } else {
+            let scale = f32 / assumed.matmul_flops.f32;
+            assumed.matmul_flops.bf16.map(|rate| rate * scale)
+        };
         let memory_bandwidth = memory(device)?;
         Ok(DeviceProfile {
             name: info.name.clone(),
-            matmul_flops: MatmulFlops {
-                f32,
-                bf16: assumed.matmul_flops.bf16.map(|rate| rate * scale),
-            },
+            matmul_flops: MatmulFlops { f32, bf16 },
             memory_bandwidth,
             host_bandwidth: host(),
             host_link: match assumed.host_link {
@@ -104,9 +106,9 @@ fn median_of(all: &[&Value]) -> Value {
     }
 }
 
-fn products(device: &Device, side: usize) -> Result<f64> {
-    let a = Tensor::<2>::ones([side, side], device);
-    let b = Tensor::<2>::ones([side, side], device);
+fn products(device: &Device, side: usize, dtype: DType) -> Result<f64> {
+    let a = Tensor::<2>::ones([side, side], (device, dtype));
+    let b = Tensor::<2>::ones([side, side], (device, dtype));
     let time = seconds(|| linear(&a, &b))?;
     Ok(2.0 * (side as f64).powi(3) / time)
 }
