@@ -4,7 +4,7 @@
 use crate::support::meshes::{SHARED_LAYERS, SHARED_MATRICES, SHARED_SEQUENCES, SharedSequences};
 use crate::support::model::Model;
 use crate::support::tolerance::F32;
-use crate::support::zero::{TECHNIQUES, alone, assert_same, on_ranks, packed, rows};
+use crate::support::zero::{STAGES, TECHNIQUES, alone, assert_same, on_ranks, packed, rows};
 use crate::support::{checked, fixtures};
 use firebrick_engine::plan::{MomentKind, Order};
 
@@ -34,7 +34,7 @@ fn compare(what: &str, model: &str, ways: &[SharedSequences]) {
                 // refused by name
                 continue;
             }
-            let label = format!("{technique}, {name}");
+            let label = format!("{technique}, {name}, {size} ranks");
             let found = on_ranks(&model, &rows, &memory, Some(1.0), *size);
             assert_same(&label, &memory, &found, &expected, F32);
             cases += 1;
@@ -50,6 +50,15 @@ fn ranks_that_share_work_alone_train_in_f32_what_one_rank_trains() {
         "llama-gqa",
         &[("data 2", 2, |_| {}), ("data 4", 4, |_| {})],
     );
+}
+
+#[test]
+fn ranks_that_share_out_state_train_in_f32_what_one_rank_trains() {
+    let ways: Vec<SharedSequences> = STAGES
+        .into_iter()
+        .flat_map(|(stage, share_out)| [2, 4].map(|size| (stage, size, share_out)))
+        .collect();
+    compare("out state", "llama-gqa", &ways);
 }
 
 #[test]
