@@ -8,8 +8,12 @@ use firebrick_models::generate::{
 };
 use firebrick_models::random::DrawKey;
 
-/// How far log-probs may be apart, relative above one: prefill in chunks that end elsewhere sums in another order.
-const NEAR: f64 = 1e-5;
+/// How far a log-prob may be apart, relative above one: prefill in chunks that end elsewhere sums in another order, and states add the
+/// roundings up. With AVX-512 half of them are within 2e-6, and the furthest is 3.5e-5.
+const NEAR: f64 = 5e-5;
+
+/// How far all of a completion may be apart on average.
+const NEAR_ON_AVERAGE: f64 = 1e-5;
 
 /// Tokens that prompts begin with: three whole blocks and a part of one.
 const COMMON: u32 = 53;
@@ -75,9 +79,18 @@ fn assert_as_alone(model: &Model, requests: &[GenerationRequest], generated: &Ge
         );
         assert_eq!(found.tokens, expected.tokens, "{place}");
         let [a, b] = [found, &expected].map(|s| s.logps.iter().chain(&s.full_logps));
-        for (a, b) in a.zip(b) {
-            assert_close(&place, f64::from(*a), f64::from(*b), NEAR);
+        let pairs: Vec<(f64, f64)> = a
+            .zip(b)
+            .map(|(a, b)| (f64::from(*a), f64::from(*b)))
+            .collect();
+        for &(a, b) in &pairs {
+            assert_close(&place, a, b, NEAR);
         }
+        let apart: f64 = pairs.iter().map(|(a, b)| (a - b).abs()).sum();
+        assert!(
+            apart / pairs.len() as f64 <= NEAR_ON_AVERAGE,
+            "{place}: on average"
+        );
     }
 }
 
