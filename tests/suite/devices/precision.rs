@@ -247,13 +247,16 @@ fn a_loss_scale_changes_no_update_and_halves_where_gradients_overflow(device: &D
         loss_scale: scale,
         ..OptimConfig::default()
     };
-    // Burn chooses kernels by the time they take, the first time that it meets a shape
-    drop(trained(&model.decoder, &memory, &optim(None), &rows, 2));
     let plain = trained(&model.decoder, &memory, &optim(None), &rows, 2);
     let scaled = optim(Some(LossScale::Fixed(4096.0)));
     let scaled = trained(&model.decoder, &memory, &scaled, &rows, 2);
-    for (plain, scaled) in plain.iter().zip(&scaled) {
-        assert!(apart(scaled, plain) < 1e-5);
+    let names = model.decoder.params().map(|(spec, _)| spec.name.clone());
+    for (name, (plain, scaled)) in names.zip(plain.iter().zip(&scaled)) {
+        // softmax does not see what all keys have in common: the gradient is rounding, which differs from run to run where Burn chooses
+        // kernels by the time they take, and AdamW makes whole steps of it
+        if !name.ends_with("k_proj.bias") {
+            assert!(apart(scaled, plain) < 1e-5, "{name}");
+        }
     }
     let Some((f16, _)) = halves(device)
         .into_iter()
