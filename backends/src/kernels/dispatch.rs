@@ -254,7 +254,8 @@ pub fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> T
     Tensor::cat((0..layout.matrices).map(one).collect(), 0)
 }
 
-/// `a · b` for `[m, k]` and `[k, n]`; of half precision an f32 result on the CPU, and one in half precision on GPUs.
+/// `a · b` for `[m, k]` and `[k, n]`; of half precision an f32 result on the CPU, and one in half
+/// precision on NVIDIA's tensor cores. Other GPUs have no kernel.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable.
 #[must_use]

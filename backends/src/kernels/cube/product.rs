@@ -27,41 +27,42 @@ const FEW_ROWS: usize = 64;
 /// 64 rows it takes 1.7 times as long (`--bench products`).
 const MANY_ROWS: usize = 512;
 
-/// The products of this file without a gradient.
+/// Products without a gradient on NVIDIA's tensor cores; elsewhere Burn's.
 pub(super) const PRODUCTS: Products = Products {
-    kernels: Some([product, matmul, matmul_tn]),
+    kernels: Some([matmul_nt, matmul, matmul_tn]),
 };
 
 /// `x · Wᵀ` without a gradient; see [`crate::kernels::product`]. `None` for tensors with autodiff or of different types, and where
 /// kernels are off.
 pub(super) fn product(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    plain(x, w, w.dims()[0], times_transposed)
+    let [x, w] = plain([x, w])?;
+    let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
+    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
+    Some(Cube::tensor(times_transposed(&x, &w)))
+}
+
+fn matmul_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let [a, b] = plain([a, b])?;
+    gemm::product(&a, &swapped(b)).map(Cube::tensor)
 }
 
 /// `a · b` without a gradient; see [`crate::kernels::matmul`].
 pub(super) fn matmul(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    plain(a, b, b.dims()[1], multiply)
+    let [a, b] = plain([a, b])?;
+    gemm::product(&a, &b).map(Cube::tensor)
 }
 
 /// `aᵀ · b` without a gradient; see [`crate::kernels::matmul_tn`].
 pub(super) fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    plain(a, b, b.dims()[1], |a, b| multiply(&swapped(a.clone()), b))
+    let [a, b] = plain([a, b])?;
+    gemm::product(&swapped(a), &b).map(Cube::tensor)
 }
 
-/// A product with `columns` for each number of `a`.
-fn plain(
-    a: &Tensor<2>,
-    b: &Tensor<2>,
-    columns: usize,
-    multiply: impl Fn(&CubeTensor, &CubeTensor) -> CubeTensor,
-) -> Option<Tensor<2>> {
+/// Operands without autodiff that kernels take.
+fn plain(operands: [&Tensor<2>; 2]) -> Option<[CubeTensor; 2]> {
+    let [a, b] = operands;
     let plain = !a.device().is_autodiff() && !b.device().is_autodiff();
-    if !plain || !takes(a, b) {
-        return None;
-    }
-    let _span = span("product", 2.0 * (a.shape().num_elements() * columns) as f64);
-    let [a, b] = [a, b].map(|t| Cube::primitive(t.clone()));
-    Some(Cube::tensor(multiply(&a, &b)))
+    (plain && takes(a, b)).then(|| operands.map(|t| Cube::primitive(t.clone())))
 }
 
 /// `x · Wᵀ`; see [`crate::kernels::linear`]. `None` where kernels are off, and for f64.
