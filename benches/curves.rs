@@ -1,8 +1,8 @@
 //! Learning curves: GRPO, PPO, RLOO, DAPO and GSPO on two-digit sums, three seeds each, from the same warmed-up policy.
 //!
-//! `cargo bench --no-default-features --bench curves [-- DIR]` trains what is not yet in DIR (`runs/curves`), at most `JOBS` runs (2)
-//! at a time on one thread each, draws `docs/curves.svg` and prints a table. `FIREBRICK` names a built program. About half an hour
-//! on two idle cores. It can be stopped and started again.
+//! `cargo bench --no-default-features --bench curves [-- DIR]` trains what is not yet in DIR (`runs/curves`), at most
+//! `JOBS` runs (2) at a time on one thread each, draws `docs/curves.svg` and prints a table. `FIREBRICK` names a built
+//! program. About half an hour on two idle cores. It can be stopped and started again.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 #[path = "support/plot.rs"]
@@ -25,32 +25,20 @@ struct Algorithm {
     settings: &'static [&'static str],
 }
 
-/// 768 completions a step for all of them, at the examples' learning rates. Four optimizer steps over those, so that ratios leave one
-/// and the objectives differ; two for RLOO, whose ratio is of whole completions and which does not divide by a deviation.
+/// 768 completions a step for all of them, at the examples' learning rates. Four optimizer steps over those, so that
+/// ratios leave one and the objectives differ; two for RLOO, whose ratio is of whole completions and which does not
+/// divide by a deviation.
 const ALGORITHMS: [Algorithm; 5] = [
-    Algorithm {
-        name: "grpo",
-        config: "arithmetic.yaml",
-        settings: &GROUPS,
-    },
+    Algorithm { name: "grpo", config: "arithmetic.yaml", settings: &GROUPS },
     Algorithm {
         name: "ppo",
         config: "ppo_arithmetic.yaml",
-        settings: &[
-            "trainer.train_batch_size=768",
-            "update.ppo_epochs=1",
-            "update.ppo_mini_batch_size=192",
-        ],
+        settings: &["trainer.train_batch_size=768", "update.ppo_epochs=1", "update.ppo_mini_batch_size=192"],
     },
     Algorithm {
         name: "rloo",
         config: "arithmetic.yaml",
-        settings: &[
-            "objective=rloo",
-            "trainer.train_batch_size=96",
-            "rollout.n=8",
-            "update.ppo_mini_batch_size=48",
-        ],
+        settings: &["objective=rloo", "trainer.train_batch_size=96", "rollout.n=8", "update.ppo_mini_batch_size=48"],
     },
     Algorithm {
         name: "dapo",
@@ -64,11 +52,7 @@ const ALGORITHMS: [Algorithm; 5] = [
     },
 ];
 
-const GROUPS: [&str; 3] = [
-    "trainer.train_batch_size=96",
-    "rollout.n=8",
-    "update.ppo_mini_batch_size=24",
-];
+const GROUPS: [&str; 3] = ["trainer.train_batch_size=96", "rollout.n=8", "update.ppo_mini_batch_size=24"];
 
 fn main() {
     // cargo hands `--bench` to every bench
@@ -82,14 +66,8 @@ fn main() {
         ALGORITHMS.iter().map(move |own| run(dir, own, seed, steps))
     });
     in_parallel(runs.collect());
-    let curves: Vec<Vec<Curve>> = ALGORITHMS
-        .iter()
-        .map(|own| {
-            SEEDS
-                .map(|(seed, _)| curve(&output(&dir, own.name, seed)))
-                .into()
-        })
-        .collect();
+    let curves: Vec<Vec<Curve>> =
+        ALGORITHMS.iter().map(|own| SEEDS.map(|(seed, _)| curve(&output(&dir, own.name, seed))).into()).collect();
     draw(&curves);
     print!("{}", table(&curves));
 }
@@ -125,16 +103,8 @@ fn training(config: &str, output: &Path, settings: Vec<String>) -> Option<Comman
 
 /// The supervised warm-up of a seed. The rate of the one RL step is 0: it changes nothing.
 fn start(dir: &Path, seed: u64) -> Option<Command> {
-    let settings = [
-        format!("trainer.seed={seed}"),
-        "trainer.steps=1".into(),
-        "trainer.test_freq=0".into(),
-    ];
-    training(
-        "arithmetic.yaml",
-        &output(dir, "start", seed),
-        settings.into(),
-    )
+    let settings = [format!("trainer.seed={seed}"), "trainer.steps=1".into(), "trainer.test_freq=0".into()];
+    training("arithmetic.yaml", &output(dir, "start", seed), settings.into())
 }
 
 fn run(dir: &Path, own: &Algorithm, seed: u64, steps: u64) -> Option<Command> {
@@ -174,12 +144,7 @@ type Curve = Vec<(u64, f64)>;
 fn curve(run: &Path) -> Curve {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
     let lines = text.lines().map(|l| serde_json::from_str(l).expect("JSON"));
-    let point = |line: Value| {
-        Some((
-            line["training/global_step"].as_u64()?,
-            line[SCORE].as_f64()?,
-        ))
-    };
+    let point = |line: Value| Some((line["training/global_step"].as_u64()?, line[SCORE].as_f64()?));
     lines.filter_map(point).collect()
 }
 

@@ -1,8 +1,8 @@
-//! The feed-forward of a layer with experts beside a dense one of the same active operations: forward and backward of many rows, and a
-//! forward of few, as in decoding.
+//! The feed-forward of a layer with experts beside a dense one of the same active operations: forward and backward of
+//! many rows, and a forward of few, as in decoding.
 //!
-//! `cargo bench --bench experts` (`-- backward`, `-- decoding`). Throughput is operations of products, those of experts that a token goes
-//! through: figures of the two kinds are compared as they stand.
+//! `cargo bench --bench experts` (`-- backward`, `-- decoding`). Throughput is operations of products, those of experts
+//! that a token goes through: figures of the two kinds are compared as they stand.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 #[path = "support/allocator.rs"]
@@ -46,19 +46,12 @@ impl Half {
         let arch = Arch::from_config(&config, Path::new(family)).expect("a valid architecture");
         let decoder = Decoder::random(arch, 1, device);
         let unit = decoder.body().end - 1;
-        Self {
-            weights: decoder.weights(unit),
-            decoder,
-            unit,
-        }
+        Self { weights: decoder.weights(unit), decoder, unit }
     }
 
     fn context(&self, rows: usize) -> ForwardContext {
         let (arch, device) = (self.decoder.arch(), self.decoder.device());
-        let grouping = Grouping {
-            waste: 0.0,
-            queries: 0,
-        };
+        let grouping = Grouping { waste: 0.0, queries: 0 };
         let rows = SequenceLayout::packed(&[rows], grouping, device);
         ForwardContext::whole(arch, rows, 0, device)
     }
@@ -76,11 +69,7 @@ impl Half {
     }
 }
 
-fn cases(
-    group: &mut BenchmarkGroup<'_, WallTime>,
-    rows: usize,
-    run: fn(&Half, &Tensor<2>, &ForwardContext),
-) {
+fn cases(group: &mut BenchmarkGroup<'_, WallTime>, rows: usize, run: fn(&Half, &Tensor<2>, &ForwardContext)) {
     let (device, _) = settings::device();
     for (name, family) in [("dense", "qwen3"), ("experts", "qwen3_moe")] {
         let half = Half::new(family, &device);
@@ -99,9 +88,7 @@ fn main() {
     let forward = 2.0 * (3 * HIDDEN * width * per_token) as f64;
     for (name, rows, passes) in [("backward", ROWS[0], 3.0), ("decoding", ROWS[1], 1.0)] {
         let mut group = criterion.benchmark_group(format!("feed_forward/{name}"));
-        group.throughput(Throughput::Elements(
-            (passes * forward * rows as f64) as u64,
-        ));
+        group.throughput(Throughput::Elements((passes * forward * rows as f64) as u64));
         let run: fn(&Half, &Tensor<2>, &ForwardContext) = match name {
             "backward" => |half, x, ctx| half.backward(x, ctx),
             _ => |half, x, ctx| drop(half.forward(x, ctx)),

@@ -1,5 +1,5 @@
-//! The fused kernels of a device: throughput is the bytes that each has to move at least, and `elementwise/copy` is what moving alone
-//! reaches.
+//! The fused kernels of a device: throughput is the bytes that each has to move at least, and `elementwise/copy` is
+//! what moving alone reaches.
 //!
 //! `cargo bench --bench kernels [-- FILTER]` with `FIREBRICK_BENCH_DEVICE=cuda` for another device than the CPU and
 //! `FIREBRICK_BENCH_SMALL=1` for a processor or a software driver, whose figures decide nothing. Cases are named
@@ -18,13 +18,13 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput};
 use firebrick::backends::kernels::{
-    self, AdamWStep, Gate, Operation, PackedWeights, QuantizationMap, QuantizedBlocks, RowsByToken,
-    SampleOptions, Scaling, ScoreGradients, Truncation,
+    self, AdamWStep, Gate, Operation, PackedWeights, QuantizationMap, QuantizedBlocks, RowsByToken, SampleOptions,
+    Scaling, ScoreGradients, Truncation,
 };
 use std::time::{Duration, Instant};
 
-/// Matrices of layers, `[tokens, hidden]`, and of logits, `[rows, vocabulary]`; rows and columns of a cache, of many sequences and of
-/// the last few of a step.
+/// Matrices of layers, `[tokens, hidden]`, and of logits, `[rows, vocabulary]`; rows and columns of a cache, of many
+/// sequences and of the last few of a step.
 #[derive(Clone, Copy)]
 struct Sizes {
     layer: [usize; 2],
@@ -36,19 +36,9 @@ struct Sizes {
 /// Key heads of the cache, query heads of each, and dimensions: those of Qwen2.5-1.5B.
 const HEADS: [usize; 3] = [2, 6, 128];
 
-const FULL: Sizes = Sizes {
-    layer: [8192, 4096],
-    logits: [256, 151_936],
-    cache: [256, 1024],
-    last: [2, 16_384],
-};
+const FULL: Sizes = Sizes { layer: [8192, 4096], logits: [256, 151_936], cache: [256, 1024], last: [2, 16_384] };
 
-const SMALL: Sizes = Sizes {
-    layer: [64, 256],
-    logits: [8, 2000],
-    cache: [4, 100],
-    last: [1, 1500],
-};
+const SMALL: Sizes = Sizes { layer: [64, 256], logits: [8, 2000], cache: [4, 100], last: [1, 1500] };
 
 /// A device in one type of numbers.
 struct Bench {
@@ -69,21 +59,12 @@ fn main() {
     let mut criterion = settings::criterion();
     let (device, info) = settings::device();
     println!("{} ({})", info.name, info.device);
-    let types = [
-        ("f32", DType::F32),
-        ("bf16", DType::BF16),
-        ("f16", DType::F16),
-    ];
+    let types = [("f32", DType::F32), ("bf16", DType::BF16), ("f16", DType::F16)];
     for (name, dtype) in types {
         if !info.dtypes.contains(&name) {
             continue;
         }
-        let bench = Bench {
-            device: device.clone(),
-            sizes: if settings::small() { SMALL } else { FULL },
-            name,
-            dtype,
-        };
+        let bench = Bench { device: device.clone(), sizes: if settings::small() { SMALL } else { FULL }, name, dtype };
         bench.elementwise(&mut criterion);
         bench.scores(&mut criterion);
         bench.sampling(&mut criterion);
@@ -114,8 +95,8 @@ impl Bench {
         (rows * columns * self.dtype.size()) as f64
     }
 
-    /// Measures launches of `launch`, which hands a state from one to the next, until the device has done them all. Nothing where it
-    /// gives no state back: the device has no such kernel.
+    /// Measures launches of `launch`, which hands a state from one to the next, until the device has done them all.
+    /// Nothing where it gives no state back: the device has no such kernel.
     fn measure<S>(
         &self,
         group: &mut BenchmarkGroup<'_, WallTime>,
@@ -148,9 +129,7 @@ impl Bench {
         let shape @ [rows, width] = self.sizes.layer;
         let (x, bytes) = (self.normal(shape), self.bytes(shape));
         let case = |kernel, bytes| Case { kernel, bytes };
-        self.measure(group, &case("copy", 2.0 * bytes), x.clone(), |x| {
-            Some(x * -1.0)
-        });
+        self.measure(group, &case("copy", 2.0 * bytes), x.clone(), |x| Some(x * -1.0));
         let ones = Tensor::<2>::ones([1, width], (&self.device, self.dtype));
         let w = ones.clone();
         self.measure(group, &case("rms_norm", 2.0 * bytes), x.clone(), |x| {
@@ -165,19 +144,12 @@ impl Bench {
             Some(x)
         });
         let up = self.normal(shape);
-        self.measure(group, &case("swiglu", 3.0 * bytes), x.clone(), |x| {
-            kernels::glu(Gate::Silu, &x, &up).map(|_| x)
-        });
+        self.measure(group, &case("swiglu", 3.0 * bytes), x.clone(), |x| kernels::glu(Gate::Silu, &x, &up).map(|_| x));
         let up = up.autodiff().require_grad();
-        self.measure(
-            group,
-            &case("swiglu and gradients", 9.0 * bytes),
-            leaf,
-            |x| {
-                kernels::glu(Gate::Silu, &x, &up)?.backward();
-                Some(x)
-            },
-        );
+        self.measure(group, &case("swiglu and gradients", 9.0 * bytes), leaf, |x| {
+            kernels::glu(Gate::Silu, &x, &up)?.backward();
+            Some(x)
+        });
         let half = width / 2;
         let angles = Tensor::<3>::ones([rows, 1, half], (&self.device, DType::F32)) * 0.1;
         let heads = x.reshape([rows, 1, 2 * half]);
@@ -195,15 +167,9 @@ impl Bench {
         let targets: Vec<i32> = (0..rows).map(|i| (i * 2377 % vocab) as i32).collect();
         let data = TensorData::new(targets, [rows]);
         let targets = Tensor::<1, Int>::from_data(data, (&self.device, DType::I32));
-        let scaling = Scaling {
-            temperature: 1.0,
-            softcap: None,
-        };
+        let scaling = Scaling { temperature: 1.0, softcap: None };
         let logits = self.normal(shape);
-        let forward = Case {
-            kernel: "log-probs and entropies",
-            bytes,
-        };
+        let forward = Case { kernel: "log-probs and entropies", bytes };
         self.measure(&mut group, &forward, logits.clone(), |logits| {
             kernels::score_rows(&logits, &targets, scaling).map(|_| logits)
         });
@@ -211,14 +177,8 @@ impl Bench {
             return;
         };
         let d_logp = Tensor::<1>::ones([rows], (&self.device, DType::F32));
-        let upstream = ScoreGradients {
-            d_logp: &d_logp,
-            d_entropy: None,
-        };
-        let backward = Case {
-            kernel: "gradient",
-            bytes: 2.0 * bytes,
-        };
+        let upstream = ScoreGradients { d_logp: &d_logp, d_entropy: None };
+        let backward = Case { kernel: "gradient", bytes: 2.0 * bytes };
         self.measure(&mut group, &backward, logits, |logits| {
             kernels::score_gradient(logits, &targets, &scores, upstream, scaling)
         });
@@ -230,33 +190,16 @@ impl Bench {
         let shape @ [rows, _] = self.sizes.logits;
         let (logits, bytes) = (self.normal(shape), self.bytes(shape));
         let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.5) / rows as f32).collect();
-        let host = Case {
-            kernel: "all tokens, on the CPU",
-            bytes,
-        };
+        let host = Case { kernel: "all tokens, on the CPU", bytes };
         self.measure(&mut group, &host, logits.clone(), |logits| {
             kernels::sample_rows(&logits, 1.0, Some(&uniforms)).map(|_| logits)
         });
-        let truncated = Truncation {
-            top_k: Some(50),
-            top_p: 0.95,
-            min_p: 0.0,
-        };
-        for (kernel, truncation) in [
-            ("all tokens", Truncation::default()),
-            ("top-k and top-p", truncated),
-        ] {
-            let choice = SampleOptions {
-                temperature: 1.0,
-                truncation,
-                uniforms: Some(&uniforms),
-            };
-            self.measure(
-                &mut group,
-                &Case { kernel, bytes },
-                logits.clone(),
-                |logits| kernels::sample_rows_on_device(&logits, choice).map(|_| logits),
-            );
+        let truncated = Truncation { top_k: Some(50), top_p: 0.95, min_p: 0.0 };
+        for (kernel, truncation) in [("all tokens", Truncation::default()), ("top-k and top-p", truncated)] {
+            let choice = SampleOptions { temperature: 1.0, truncation, uniforms: Some(&uniforms) };
+            self.measure(&mut group, &Case { kernel, bytes }, logits.clone(), |logits| {
+                kernels::sample_rows_on_device(&logits, choice).map(|_| logits)
+            });
         }
     }
 
@@ -271,10 +214,7 @@ impl Bench {
         let sum = Tensor::<2>::zeros([rows, width], (&self.device, self.dtype));
         let added = self.normal(shape);
         // every row is read, and the sum of each token read and written
-        let case = Case {
-            kernel: "gradient",
-            bytes: 2.0 * self.bytes(shape),
-        };
+        let case = Case { kernel: "gradient", bytes: 2.0 * self.bytes(shape) };
         self.measure(&mut group(c, "embedding"), &case, sum, |sum| {
             kernels::scatter_add_rows(sum, &segments, &added).ok()
         });
@@ -289,28 +229,17 @@ impl Bench {
         };
         let mut group = group(c, "linear");
         let all = codes.bytes() as f64;
-        let quantise = Case {
-            kernel: "weights to 8 bits",
-            bytes: self.bytes(shape) + all,
-        };
-        self.measure(&mut group, &quantise, (), |()| {
-            PackedWeights::quantize(&weights).map(|_| ())
-        });
+        let quantise = Case { kernel: "weights to 8 bits", bytes: self.bytes(shape) + all };
+        self.measure(&mut group, &quantise, (), |()| PackedWeights::quantize(&weights).map(|_| ()));
         for rows in [1, 16, 64, 256] {
             let x = self.normal([rows, inputs]);
             let rest = self.bytes([rows, inputs + outputs]);
-            let exact = Case {
-                kernel: &format!("{rows} rows"),
-                bytes: self.bytes(shape) + rest,
-            };
+            let exact = Case { kernel: &format!("{rows} rows"), bytes: self.bytes(shape) + rest };
             self.measure(&mut group, &exact, (), |()| {
                 let _ = x.clone().matmul(weights.clone().transpose());
                 Some(())
             });
-            let packed = Case {
-                kernel: &format!("{rows} rows in 8 bits"),
-                bytes: all + rest,
-            };
+            let packed = Case { kernel: &format!("{rows} rows in 8 bits"), bytes: all + rest };
             self.measure(&mut group, &packed, (), |()| codes.linear(&x).map(|_| ()));
         }
     }
@@ -319,14 +248,7 @@ impl Bench {
     fn optimizer(&self, c: &mut Criterion) {
         let mut group = group(c, "optimizer");
         let shape @ [rows, _] = self.sizes.layer;
-        let step = AdamWStep {
-            clip: 1.0,
-            betas: [0.9, 0.95],
-            eps: 1e-8,
-            second_root: 0.5,
-            rate: 1e-3,
-            keep: 1.0,
-        };
+        let step = AdamWStep { clip: 1.0, betas: [0.9, 0.95], eps: 1e-8, second_root: 0.5, rate: 1e-3, keep: 1.0 };
         let bytes = self.bytes(shape);
         let (value, gradient) = (self.normal(shape), self.normal(shape));
         let moments = [self.normal(shape), self.normal(shape).abs()];
@@ -342,10 +264,7 @@ impl Bench {
         let table: Vec<f32> = (0..256).map(|i| i as f32 / 127.5 - 1.0).collect();
         let data = TensorData::new(table, [256]);
         let table = Tensor::<1>::from_data(data, (&self.device, DType::F32));
-        let map = QuantizationMap {
-            midpoints: &table,
-            smallest: 0.0,
-        };
+        let map = QuantizationMap { midpoints: &table, smallest: 0.0 };
         let quantise = case("moments to 8 bits", 1.25 * bytes);
         self.measure(&mut group, &quantise, value.clone(), |value| {
             kernels::quantize_blockwise(&value, &map).map(|_| value)

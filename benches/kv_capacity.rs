@@ -1,4 +1,5 @@
-//! How many sequences of long-tailed lengths a KV cache of fixed bytes holds: a count, which does not depend on the machine's load.
+//! How many sequences of long-tailed lengths a KV cache of fixed bytes holds: a count, which does not depend on the
+//! machine's load.
 //!
 //! `cargo bench --no-default-features --bench kv_capacity` prints a row of BENCHMARKS.md for each case.
 #![allow(clippy::print_stdout, reason = "a bench prints what it counted")]
@@ -24,7 +25,8 @@ const NEW: usize = 1792;
 /// Bytes of the cache: 1,536 a token of this model.
 const BYTES: usize = 16 << 20;
 
-/// Completions of log-normal lengths (median 250, sigma 0.8, at most [`NEW`]), `group` of them of one prompt. No two prompts begin alike.
+/// Completions of log-normal lengths (median 250, sigma 0.8, at most [`NEW`]), `group` of them of one prompt. No two
+/// prompts begin alike.
 fn requests(vocab: usize, group: usize, prompt: impl Fn(usize) -> usize) -> Vec<GenerationRequest> {
     let token = |prompt: usize, at: usize| {
         let mixed = ((prompt << 16 | at) as u32).wrapping_mul(2_654_435_761) >> 12;
@@ -34,9 +36,7 @@ fn requests(vocab: usize, group: usize, prompt: impl Fn(usize) -> usize) -> Vec<
     let requests = prompts.iter().enumerate().flat_map(|(index, prompt)| {
         (0..group).map(move |member| {
             let mut request = prompt.clone();
-            request.tokens = (0..prompt.tokens.len())
-                .map(|at| token(index, at))
-                .collect();
+            request.tokens = (0..prompt.tokens.len()).map(|at| token(index, at)).collect();
             request.key.sample = member as u32;
             request
         })
@@ -51,20 +51,11 @@ fn requests(vocab: usize, group: usize, prompt: impl Fn(usize) -> usize) -> Vec<
 fn main() {
     allocator::as_in_the_program();
     let decoder = arithmetic();
-    let sampling = SamplingParams {
-        max_new_tokens: NEW,
-        ..SamplingParams::default()
-    };
-    let config = SchedulerConfig {
-        kv_cache_bytes: Some(BYTES),
-        ..SchedulerConfig::new(SLOTS)
-    };
+    let sampling = SamplingParams { max_new_tokens: NEW, ..SamplingParams::default() };
+    let config = SchedulerConfig { kv_cache_bytes: Some(BYTES), ..SchedulerConfig::new(SLOTS) };
     let vocab = decoder.arch().vocab_size;
     let cases = [
-        (
-            "256 prompts of 8 to 64",
-            requests(vocab, 1, |i| 8 + i * 37 % 57),
-        ),
+        ("256 prompts of 8 to 64", requests(vocab, 1, |i| 8 + i * 37 % 57)),
         ("16 prompts of 256 x 16", requests(vocab, 16, |_| 256)),
     ];
     println!("| completions | sequences at a time | preempted | waste |\n|---|---:|---:|---:|");

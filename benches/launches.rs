@@ -1,8 +1,10 @@
-//! What the host does for a decoding step, and for a micro-batch of training: kernels launched, by name, and the time of a step.
+//! What the host does for a decoding step, and for a micro-batch of training: kernels launched, by name, and the time
+//! of a step.
 //!
-//! `cargo bench --bench launches -- --device cuda [--rows N] [--json FILE]`; `--small` for a processor or a software driver. The time is
-//! the host's own where the device is faster than it, or computes nothing (`tests/cuda` with `STAND_IN_SKIP_KERNELS=1`, or with NVRTC);
-//! elsewhere it is that of both. Of repeated runs the fastest counts: the others were disturbed.
+//! `cargo bench --bench launches -- --device cuda [--rows N] [--json FILE]`; `--small` for a processor or a software
+//! driver. The time is the host's own where the device is faster than it, or computes nothing (`tests/cuda` with
+//! `STAND_IN_SKIP_KERNELS=1`, or with NVRTC); elsewhere it is that of both. Of repeated runs the fastest counts: the
+//! others were disturbed.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 #[allow(dead_code, reason = "each bench uses its own part")]
@@ -50,21 +52,9 @@ struct Case {
 }
 
 const CASES: [Case; 3] = [
-    Case {
-        name: "kernel by kernel",
-        joined: false,
-        captured: false,
-    },
-    Case {
-        name: "joined matrices (pack_weights)",
-        joined: true,
-        captured: false,
-    },
-    Case {
-        name: "captured (cudagraph_capture_sizes)",
-        joined: true,
-        captured: true,
-    },
+    Case { name: "kernel by kernel", joined: false, captured: false },
+    Case { name: "joined matrices (pack_weights)", joined: true, captured: false },
+    Case { name: "captured (cudagraph_capture_sizes)", joined: true, captured: true },
 ];
 
 fn main() {
@@ -80,12 +70,7 @@ fn main() {
     };
     let decoder = Decoder::random(arch(options.small, half), 1, &device);
     let layers = decoder.arch().num_layers;
-    println!(
-        "{} ({}), {layers} layers, {rows} sequences, {}",
-        info.name,
-        info.device,
-        decoder.arch().precision
-    );
+    println!("{} ({}), {layers} layers, {rows} sequences, {}", info.name, info.device, decoder.arch().precision);
     for case in &CASES {
         // a CPU captures nothing
         if case.captured && is_cpu(&device) {
@@ -132,9 +117,7 @@ fn arch(small: bool, half: bool) -> Arch {
             "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": true
         })
     };
-    let Value::Object(config) = config else {
-        unreachable!("an object")
-    };
+    let Value::Object(config) = config else { unreachable!("an object") };
     let mut arch = Arch::from_config(&config, Path::new("bench")).expect("a valid architecture");
     if half {
         arch.precision = Precision::Bf16;
@@ -159,33 +142,16 @@ fn step(decoder: &Decoder, rows: usize, case: &Case) -> Step {
     let vocab = decoder.arch().vocab_size as u32;
     let requests: Vec<GenerationRequest> = (0..rows as u32)
         .map(|row| GenerationRequest {
-            tokens: (0..PROMPT as u32)
-                .map(|i| (row * 31 + i * 7 + 1) % vocab)
-                .collect(),
-            key: DrawKey {
-                seed: 1,
-                step: 0,
-                prompt_index: row,
-                sample: 0,
-            },
+            tokens: (0..PROMPT as u32).map(|i| (row * 31 + i * 7 + 1) % vocab).collect(),
+            key: DrawKey { seed: 1, step: 0, prompt_index: row, sample: 0 },
             max_new_tokens: None,
         })
         .collect();
-    let sizes = if case.captured {
-        vec![rows]
-    } else {
-        Vec::new()
-    };
+    let sizes = if case.captured { vec![rows] } else { Vec::new() };
     let run = |new: usize| {
-        let sampling = SamplingParams {
-            max_new_tokens: new,
-            ..SamplingParams::default()
-        };
+        let sampling = SamplingParams { max_new_tokens: new, ..SamplingParams::default() };
         let generator = Generator::new(decoder, None, &sampling).expect("valid settings");
-        let generator = generator.prepack(Prepack {
-            panels: case.joined,
-            quantization: None,
-        });
+        let generator = generator.prepack(Prepack { panels: case.joined, quantization: None });
         let generator = generator.capture_sizes(&sizes);
         let config = SchedulerConfig::new(rows);
         let (generated, counts) = count(|| generator.run_with(&requests, 1, &config, |_| {}));
@@ -225,10 +191,7 @@ fn difference(all: &LaunchCounts, first: &LaunchCounts, steps: f64) -> Vec<(Stri
 fn micro_batch(mut decoder: Decoder, device: &Device) -> Step {
     let vocab = decoder.arch().vocab_size;
     let sequences = workload::sequences([TRAINED; 4], vocab);
-    let memory = MemoryConfig {
-        train_tokens: 4 * TRAINED,
-        ..MemoryConfig::default()
-    };
+    let memory = MemoryConfig { train_tokens: 4 * TRAINED, ..MemoryConfig::default() };
     let plan = ModelPlan::plain(decoder.arch(), &memory);
     let batch = Batch::pack(&sequences, train_cut(&plan, decoder.arch())).expect("micro-batches");
     let runtime = Runtime::new(device);
@@ -250,6 +213,5 @@ fn micro_batch(mut decoder: Decoder, device: &Device) -> Step {
     // kernels are compiled
     run();
     let runs = (0..REPEATS).map(|_| run());
-    runs.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
-        .expect("runs")
+    runs.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("runs")
 }

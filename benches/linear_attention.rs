@@ -1,9 +1,11 @@
-//! Gated `DeltaNet` in the shapes of Qwen3.5-0.8B. `mixer`: a layer's mixer, forward and backward, beside attention of the same width, and
-//! beside itself in tensor operations, without any kernel; 2,048 tokens is the case that shines for linear attention, 256 tokens the one
-//! that hurts. `rule`: what is not a projection of that mixer (convolution, delta rule, gated norm), over one sequence and over packed ones
-//! of many lengths. `decoding`: sampling from a model of four layers.
+//! Gated `DeltaNet` in the shapes of Qwen3.5-0.8B. `mixer`: a layer's mixer, forward and backward, beside attention of
+//! the same width, and beside itself in tensor operations, without any kernel; 2,048 tokens is the case that shines for
+//! linear attention, 256 tokens the one that hurts. `rule`: what is not a projection of that mixer (convolution, delta
+//! rule, gated norm), over one sequence and over packed ones of many lengths. `decoding`: sampling from a model of four
+//! layers.
 //!
-//! `cargo bench --bench linear_attention [-- FILTER]`; `benches/side_by_side/delta_net.py` measures the same in transformers.
+//! `cargo bench --bench linear_attention [-- FILTER]`; `benches/side_by_side/delta_net.py` measures the same in
+//! transformers.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 #[path = "support/allocator.rs"]
@@ -15,8 +17,7 @@ mod settings;
 use burn::tensor::{Device, Distribution, Tensor};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use firebrick::backends::kernels::{
-    DeltaHeads, SequenceRows, StateRows, causal_convolution, gated_delta_rule, gated_rms_norm,
-    set_enabled,
+    DeltaHeads, SequenceRows, StateRows, causal_convolution, gated_delta_rule, gated_rms_norm, set_enabled,
 };
 use firebrick::models::arch::Mixer;
 use firebrick::models::attention::{Grouping, SequenceLayout};
@@ -34,17 +35,8 @@ fn width() -> usize {
 
 /// Heads; small ones are a quarter as wide, for a software driver, which takes minutes to compile wide ones.
 fn heads() -> DeltaHeads {
-    let [count, dim] = if settings::small() {
-        [4, 32]
-    } else {
-        [16, 128]
-    };
-    DeltaHeads {
-        keys: count,
-        values: count,
-        key_dim: dim,
-        value_dim: dim,
-    }
+    let [count, dim] = if settings::small() { [4, 32] } else { [16, 128] };
+    DeltaHeads { keys: count, values: count, key_dim: dim, value_dim: dim }
 }
 
 /// Sequences that are decoded at a time, tokens of their prompts, and new ones.
@@ -52,12 +44,7 @@ const DECODED: [usize; 3] = [16, 32, 64];
 
 /// Layers of both kinds in the shapes of Qwen3.5-0.8B, with random weights and a feed-forward of this width.
 fn decoder(device: &Device, feed_forward: usize) -> Decoder {
-    let DeltaHeads {
-        keys,
-        values,
-        key_dim,
-        value_dim,
-    } = heads();
+    let DeltaHeads { keys, values, key_dim, value_dim } = heads();
     let config = json!({
         "model_type": "qwen3_5_text", "vocab_size": 64, "hidden_size": width(), "intermediate_size": feed_forward, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": width() / 4, "max_position_embeddings": 8192,
@@ -126,27 +113,14 @@ fn rules(criterion: &mut Criterion, device: &Device) {
 
 fn decoding<F: FnOnce() -> Decoder>(criterion: &mut Criterion, decoder: &Lazy<F>) {
     let [sequences, prompt, new] = DECODED;
-    let sampling = SamplingParams {
-        max_new_tokens: new,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: new, ..SamplingParams::default() };
     let request = |index: usize| GenerationRequest {
-        tokens: (0..prompt)
-            .map(|i| ((index * 7 + i * 13) % 64) as u32)
-            .collect(),
-        key: DrawKey {
-            seed: 1,
-            step: 0,
-            prompt_index: index as u32,
-            sample: 0,
-        },
+        tokens: (0..prompt).map(|i| ((index * 7 + i * 13) % 64) as u32).collect(),
+        key: DrawKey { seed: 1, step: 0, prompt_index: index as u32, sample: 0 },
         max_new_tokens: None,
     };
     let requests: Vec<GenerationRequest> = (0..sequences).map(request).collect();
-    let panels = Prepack {
-        panels: true,
-        quantization: None,
-    };
+    let panels = Prepack { panels: true, quantization: None };
     let mut group = criterion.benchmark_group("decoding");
     group.sampling_mode(SamplingMode::Flat);
     group.throughput(Throughput::Elements((sequences * new) as u64));
@@ -191,11 +165,7 @@ impl Rule {
         let sequences = lengths.iter().enumerate().map(|(slot, length)| {
             let first = tokens;
             tokens += length;
-            StateRows {
-                rows: first..tokens,
-                slot,
-                begins: true,
-            }
+            StateRows { rows: first..tokens, slot, begins: true }
         });
         let sequences = SequenceRows::new(sequences.collect(), device);
         Self {
@@ -240,10 +210,7 @@ struct Pass<'a> {
 impl<'a> Pass<'a> {
     fn new(decoder: &'a Decoder, unit: usize, tokens: usize) -> Self {
         let device = decoder.device();
-        let grouping = Grouping {
-            waste: 0.0,
-            queries: 0,
-        };
+        let grouping = Grouping { waste: 0.0, queries: 0 };
         let layout = SequenceLayout::packed(&[tokens], grouping, device);
         Self {
             ctx: ForwardContext::whole(decoder.arch(), layout, 0, device),
@@ -261,13 +228,8 @@ impl<'a> Pass<'a> {
         let y = self.decoder.run(self.unit, &leaves, x.clone(), &self.ctx);
         let mut tape = (y * self.x.clone()).sum().backward();
         let d_x = x.grad_remove(&mut tape).expect("a leaf");
-        let all = leaves
-            .tensors()
-            .filter_map(|leaf| leaf.grad_remove(&mut tape));
+        let all = leaves.tensors().filter_map(|leaf| leaf.grad_remove(&mut tape));
         assert_eq!((d_x.dims()[1], all.count()), (width(), unit.specs.len()));
-        self.decoder
-            .device()
-            .sync()
-            .expect("a device that computes");
+        self.decoder.device().sync().expect("a device that computes");
     }
 }

@@ -1,4 +1,5 @@
-//! Seconds of sampling on the CPU by new tokens and by sequences at a time, as the tables and the plot of BENCHMARKS.md.
+//! Seconds of sampling on the CPU by new tokens and by sequences at a time, as the tables and the plot of
+//! BENCHMARKS.md.
 //!
 //! `cargo bench --no-default-features --bench sampling_cost` prints the tables and writes `docs/sampling.svg`.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
@@ -23,25 +24,16 @@ const RUNS: usize = 3;
 /// Runs of what is compared by turns.
 const TURNS: usize = 15;
 
-const PANELS: Prepack = Prepack {
-    panels: true,
-    quantization: None,
-};
+const PANELS: Prepack = Prepack { panels: true, quantization: None };
 
 /// Seconds that it takes to sample, the median over `RUNS` after one run that does not count.
 fn seconds(decoder: &Decoder, sequences: usize, new: usize) -> f64 {
-    let sampling = SamplingParams {
-        max_new_tokens: new,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: new, ..SamplingParams::default() };
     let requests = prompts(sequences, |_| 32);
     let once = || {
         let generator = Generator::new(decoder, None, &sampling).expect("valid settings");
         let started = Instant::now();
-        generator
-            .prepack(PANELS)
-            .run(&requests, 1, sequences)
-            .expect("samples");
+        generator.prepack(PANELS).run(&requests, 1, sequences).expect("samples");
         started.elapsed().as_secs_f64()
     };
     let mut all: Vec<f64> = (0..=RUNS).map(|_| once()).skip(1).collect();
@@ -49,8 +41,8 @@ fn seconds(decoder: &Decoder, sequences: usize, new: usize) -> f64 {
     all[RUNS / 2]
 }
 
-/// Seconds a thousand tokens of 64 completions of 8 prompts of 8 to 64 tokens, by turns, the medians: a token ends a completion with a
-/// chance of 1/64, at most 256; and as many tokens of completions that all end together.
+/// Seconds a thousand tokens of 64 completions of 8 prompts of 8 to 64 tokens, by turns, the medians: a token ends a
+/// completion with a chance of 1/64, at most 256; and as many tokens of completions that all end together.
 fn by_lengths(decoder: &Decoder) -> [f64; 2] {
     let requests = prompts(8, |i| 8 + i * 37 % 57);
     let once = |sampling: &SamplingParams| {
@@ -68,10 +60,8 @@ fn by_lengths(decoder: &Decoder) -> [f64; 2] {
         ..SamplingParams::default()
     };
     let (tokens, _) = once(&different);
-    let together = SamplingParams {
-        max_new_tokens: (tokens as f64 / 64.0).round() as usize,
-        ..SamplingParams::default()
-    };
+    let together =
+        SamplingParams { max_new_tokens: (tokens as f64 / 64.0).round() as usize, ..SamplingParams::default() };
     let mut all = [Vec::new(), Vec::new()];
     for _ in 0..TURNS {
         all[0].push(once(&different).1);
@@ -95,14 +85,9 @@ fn main() {
     let by_sequences = [1, 2, 4, 8, 16, 32, 64, 128].map(|n| (n, seconds(decoder, n, 64)));
     println!("| new tokens, of 16 sequences | seconds | ms a token of all 16 |\n|---:|---:|---:|");
     for (new, seconds) in by_tokens {
-        println!(
-            "| {new} | {seconds:.3} | {:.2} |",
-            1e3 * seconds / new as f64
-        );
+        println!("| {new} | {seconds:.3} | {:.2} |", 1e3 * seconds / new as f64);
     }
-    println!(
-        "\n| sequences at a time, 64 new tokens each | seconds | tokens/s |\n|---:|---:|---:|"
-    );
+    println!("\n| sequences at a time, 64 new tokens each | seconds | tokens/s |\n|---:|---:|---:|");
     for (n, seconds) in by_sequences {
         println!("| {n} | {seconds:.3} | {:.0} |", (n * 64) as f64 / seconds);
     }
@@ -116,22 +101,13 @@ fn main() {
             ends: (last as f64, 1.05 * most),
             ordinate: |seconds| format!("{seconds:.1}"),
             mark: None,
-            lines: vec![Line {
-                name: None,
-                colour,
-                points: points.iter().map(|&(x, y)| (x as f64, y)).collect(),
-            }],
+            lines: vec![Line { name: None, colour, points: points.iter().map(|&(x, y)| (x as f64, y)).collect() }],
         }
     };
     let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/sampling.svg");
     let charts = [
         chart("16 sequences", "new tokens of each", &by_tokens, COLOURS[0]),
-        chart(
-            "64 new tokens each",
-            "sequences at a time",
-            &by_sequences,
-            COLOURS[1],
-        ),
+        chart("64 new tokens each", "sequences at a time", &by_sequences, COLOURS[1]),
     ];
     plot::draw(&picture, &charts);
 }

@@ -14,9 +14,7 @@ mod workload;
 use criterion::{Criterion, SamplingMode, Throughput};
 use firebrick::backends::allocation_trace::{AllocationTrace, TraceSource};
 use firebrick::engine::batch::Batch;
-use firebrick::engine::executor::{
-    Boundary, BoundaryKind, BoundaryLog, Executor, Gradients, Runtime,
-};
+use firebrick::engine::executor::{Boundary, BoundaryKind, BoundaryLog, Executor, Gradients, Runtime};
 use firebrick::engine::learner::train_cut;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::plan::{MemoryConfig, ModelPlan};
@@ -33,22 +31,17 @@ enum Recorded {
     TimelineAndTrace,
 }
 
-/// Forward and backward over 16 word problems, with all activations kept and with every layer recomputed: as they are, with a row of the
-/// memory timeline at every boundary (the program always has one), and with a trace of allocations too (`memory.trace`).
+/// Forward and backward over 16 word problems, with all activations kept and with every layer recomputed: as they are,
+/// with a row of the memory timeline at every boundary (the program always has one), and with a trace of allocations
+/// too (`memory.trace`).
 fn gradients(c: &mut Criterion) {
     let mut decoder = workload::small();
     let sequences = sequences(word_problems(16), VOCAB);
     let tokens: usize = sequences.iter().map(|s| s.tokens.len()).sum();
-    let memory = MemoryConfig {
-        train_tokens: 4096,
-        ..MemoryConfig::default()
-    };
+    let memory = MemoryConfig { train_tokens: 4096, ..MemoryConfig::default() };
     let plans = [
         ("plain", ModelPlan::plain(decoder.arch(), &memory)),
-        (
-            "every layer checkpointed",
-            ModelPlan::checkpoint_every(decoder.arch(), &memory, 1),
-        ),
+        ("every layer checkpointed", ModelPlan::checkpoint_every(decoder.arch(), &memory, 1)),
     ];
     let recorded = [
         ("", Recorded::Nothing),
@@ -65,8 +58,7 @@ fn gradients(c: &mut Criterion) {
                 let runtime = recording(Runtime::new(decoder.device()), recorded);
                 b.iter(|| {
                     let batch = Batch::pack(&sequences, cut).expect("micro-batches");
-                    let mut gradients =
-                        Gradients::planned(decoder.specs().count(), &plan, &runtime);
+                    let mut gradients = Gradients::planned(decoder.specs().count(), &plan, &runtime);
                     Executor::new(&plan, &runtime, 1.0)
                         .backward(&mut decoder, &batch.micros(), &Nll, &mut gradients, None)
                         .expect("a backward pass");
@@ -78,8 +70,8 @@ fn gradients(c: &mut Criterion) {
     group.finish();
 }
 
-/// A row of the timeline by itself: a reading of the memory, and what is noted of it. A pass over the 16 problems takes one at each of its
-/// boundaries.
+/// A row of the timeline by itself: a reading of the memory, and what is noted of it. A pass over the 16 problems takes
+/// one at each of its boundaries.
 fn timeline(c: &mut Criterion) {
     let decoder = workload::small();
     let runtime = recording(Runtime::new(decoder.device()), Recorded::Timeline);

@@ -1,10 +1,10 @@
-//! What every memory technique saves and costs: peak bytes by category, the counted heap, and seconds, against the plain
-//! plan in the same run.
+//! What every memory technique saves and costs: peak bytes by category, the counted heap, and seconds, against the
+//! plain plan in the same run.
 //!
 //! `cargo bench --no-default-features --bench techniques` on the CPU, a decoder of 26 M parameters with a vocabulary of
-//! 32,768, 1,024 tokens; `cargo bench --bench techniques -- wgpu` on a GPU, 1 M parameters. Times of a software driver are
-//! left out. A model of one's own is `--model CONFIG.json` (transformers' keys), `--sequences N`, `--length TOKENS`,
-//! `--precision bf16`; `--only 'NAME;NAME'` leaves out techniques, `--json FILE` writes a line for each.
+//! 32,768, 1,024 tokens; `cargo bench --bench techniques -- wgpu` on a GPU, 1 M parameters. Times of a software driver
+//! are left out. A model of one's own is `--model CONFIG.json` (transformers' keys), `--sequences N`, `--length
+//! TOKENS`, `--precision bf16`; `--only 'NAME;NAME'` leaves out techniques, `--json FILE` writes a line for each.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 #[allow(dead_code, reason = "each bench uses its own part")]
@@ -22,9 +22,7 @@ use firebrick::engine::learner::Learner;
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::optim::OptimConfig;
 use firebrick::engine::plan::estimate::{EstimatePhase, Workload, estimate};
-use firebrick::engine::plan::{
-    Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
-};
+use firebrick::engine::plan::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload};
 use firebrick::engine::sequence::{Sequence, TokenColumns};
 use firebrick::models::adapter::LoraConfig;
 use firebrick::models::{Arch, Decoder};
@@ -40,7 +38,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// Updates that are timed, after one that is not.
 const RUNS: usize = 3;
 
-/// What adapters beside frozen weights are called here: not a setting of memory, but what they save is of the same kind.
+/// What adapters beside frozen weights are called here: not a setting of memory, but what they save is of the same
+/// kind.
 const LORA: [&str; 2] = ["lora, rank 16", "  lora, rank 16"];
 
 type Technique = (&'static str, fn(&mut MemoryConfig));
@@ -150,14 +149,9 @@ fn small() -> Size {
 fn sequences(size: &Size, vocab: usize) -> Vec<Sequence> {
     (0..size.sequences)
         .map(|i| Sequence {
-            tokens: (0..size.length)
-                .map(|t| ((t * 7919 + i * 104_729) % vocab) as u32)
-                .collect(),
+            tokens: (0..size.length).map(|t| ((t * 7919 + i * 104_729) % vocab) as u32).collect(),
             positions: (0..size.length - 1).collect(),
-            columns: TokenColumns {
-                weight: Some(vec![1e-3; size.length - 1]),
-                ..TokenColumns::default()
-            },
+            columns: TokenColumns { weight: Some(vec![1e-3; size.length - 1]), ..TokenColumns::default() },
             ..Sequence::default()
         })
         .collect()
@@ -180,20 +174,10 @@ struct Measured {
 fn learner(decoder: &Decoder, memory: &MemoryConfig, measuring: bool) -> Learner {
     let plan = memory.plan(decoder.arch()).expect("a plan");
     let runtime = Runtime::new(decoder.device()).with_prefetch(plan.prefetch);
-    let runtime = if measuring {
-        runtime.measuring()
-    } else {
-        runtime
-    };
-    let optim = OptimConfig {
-        clip_grad: None,
-        ..OptimConfig::default()
-    };
+    let runtime = if measuring { runtime.measuring() } else { runtime };
+    let optim = OptimConfig { clip_grad: None, ..OptimConfig::default() };
     let mut learner = Learner::new(decoder.clone(), plan, optim, runtime);
-    learner
-        .model
-        .set_residency(Residency::Pass)
-        .expect("weights in their place");
+    learner.model.set_residency(Residency::Pass).expect("weights in their place");
     learner
 }
 
@@ -232,10 +216,7 @@ fn measure(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig, runs: us
     let mut found = Measured {
         seconds,
         heap: heap().map_or(0, |h| h.peak_bytes),
-        device: Category::ALL
-            .into_iter()
-            .map(|c| (c, accounts.balance(c, Home::Device).peak_bytes))
-            .collect(),
+        device: Category::ALL.into_iter().map(|c| (c, accounts.balance(c, Home::Device).peak_bytes)).collect(),
         pool: counted.runtime.take_most().saturating_sub(idle),
         reserved: 0,
         idle,
@@ -261,16 +242,9 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
     let workload = Workload {
         clips: false,
         lora: decoder.lora().cloned(),
-        ..Workload::grpo(
-            decoder.arch().clone(),
-            [1, length - 1],
-            rows.len() as u64,
-            1,
-        )
+        ..Workload::grpo(decoder.arch().clone(), [1, length - 1], rows.len() as u64, 1)
     };
-    let plan = memory
-        .plans(decoder.arch(), false, None, 1)
-        .expect("a plan");
+    let plan = memory.plans(decoder.arch(), false, None, 1).expect("a plan");
     let estimate = estimate(&workload, &plan, &profile::assumed(Backend::Wgpu));
     estimate.phase(EstimatePhase::Backward).map_or(0, |phase| {
         let overhead = phase.categories.get(&Category::Overhead);
@@ -280,11 +254,7 @@ fn predict(decoder: &Decoder, rows: &[Sequence], memory: &MemoryConfig) -> u64 {
 
 /// What the command line asks for.
 fn size(options: &Options, on_cpu: bool) -> Size {
-    let mut size = if on_cpu && !options.small {
-        large()
-    } else {
-        small()
-    };
+    let mut size = if on_cpu && !options.small { large() } else { small() };
     if let Some(path) = options.own("--model") {
         let text = std::fs::read_to_string(path).unwrap_or_else(|e| fail(&format!("{path}: {e}")));
         size.config = serde_json::from_str(&text).unwrap_or_else(|e| fail(&format!("{path}: {e}")));
@@ -303,30 +273,20 @@ fn size(options: &Options, on_cpu: bool) -> Size {
 
 /// The model on the device, in the precision that is asked for.
 fn model(size: &Size, options: &Options, device: &Device) -> Decoder {
-    let Value::Object(config) = &size.config else {
-        fail("--model: a JSON object with transformers' keys is wanted")
-    };
+    let Value::Object(config) = &size.config else { fail("--model: a JSON object with transformers' keys is wanted") };
     let name = options.own("--precision").unwrap_or("f32");
     let precision = Precision::ALL.into_iter().find(|p| p.name() == name);
-    let precision =
-        precision.unwrap_or_else(|| fail(&format!("--precision {name}: f32, bf16 or f16")));
-    precision
-        .check(device)
-        .unwrap_or_else(|error| fail(&error.to_string()));
-    let arch = Arch::from_config(config, Path::new("bench"))
-        .unwrap_or_else(|error| fail(&error.to_string()));
+    let precision = precision.unwrap_or_else(|| fail(&format!("--precision {name}: f32, bf16 or f16")));
+    precision.check(device).unwrap_or_else(|error| fail(&error.to_string()));
+    let arch = Arch::from_config(config, Path::new("bench")).unwrap_or_else(|error| fail(&error.to_string()));
     Decoder::random(arch.in_precision(precision), 1, device)
 }
 
 /// The techniques that are asked for.
 fn chosen(options: &Options, info: &DeviceInfo) -> Vec<Technique> {
-    let only = options
-        .own("--only")
-        .map(|names| names.split(';').collect::<Vec<_>>());
+    let only = options.own("--only").map(|names| names.split(';').collect::<Vec<_>>());
     if let Some(only) = &only
-        && let Some(unknown) = only
-            .iter()
-            .find(|name| TECHNIQUES.iter().all(|(known, _)| known != *name))
+        && let Some(unknown) = only.iter().find(|name| TECHNIQUES.iter().all(|(known, _)| known != *name))
     {
         fail(&format!("--only: there is no technique `{unknown}`"));
     }
@@ -337,31 +297,16 @@ fn chosen(options: &Options, info: &DeviceInfo) -> Vec<Technique> {
 }
 
 fn main() {
-    let mut options = Options::parse(&[
-        "--model",
-        "--sequences",
-        "--length",
-        "--precision",
-        "--only",
-    ]);
+    let mut options = Options::parse(&["--model", "--sequences", "--length", "--precision", "--only"]);
     let (device, info) = options.open();
     let on_cpu = is_cpu(&device);
     let size = size(&options, on_cpu);
     let decoder = model(&size, &options, &device);
     let rows = sequences(&size, decoder.arch().vocab_size);
-    println!(
-        "{} parameters, {} tokens, {}\n",
-        decoder.num_params(),
-        size.sequences * size.length,
-        info.name
-    );
+    println!("{} parameters, {} tokens, {}\n", decoder.num_params(), size.sequences * size.length, info.name);
     println!(
         "| plan | parameters | gradients | moments | kept inputs | live graph | {} | time |",
-        if on_cpu {
-            "peak heap"
-        } else {
-            "in use, predicted | in use, read"
-        }
+        if on_cpu { "peak heap" } else { "in use, predicted | in use, read" }
     );
     let last = if on_cpu { "" } else { "---:|" };
     println!("|---|---:|---:|---:|---:|---:|---:|---:|{last}");
@@ -371,11 +316,7 @@ fn main() {
     for (name, turn_on) in chosen(&options, &info) {
         let mut memory = MemoryConfig::default();
         turn_on(&mut memory);
-        let own = if LORA.contains(&name) {
-            &with_adapters
-        } else {
-            &decoder
-        };
+        let own = if LORA.contains(&name) { &with_adapters } else { &decoder };
         let runs = if info.software { 1 } else { RUNS };
         let found = catch_unwind(AssertUnwindSafe(|| measure(own, &rows, &memory, runs)));
         let name = name.replace("  ", "… ");
@@ -410,11 +351,7 @@ fn print_row(name: &str, found: &Measured, time: Option<f64>, on_cpu: bool) {
         of(Category::Moments),
         of(Category::KeptInputs),
         of(Category::LiveGraph),
-        if on_cpu {
-            mib(found.heap)
-        } else {
-            format!("{} | {}", mib(found.predicted), mib(found.pool))
-        },
+        if on_cpu { mib(found.heap) } else { format!("{} | {}", mib(found.predicted), mib(found.pool)) },
         time.map_or_else(|| "-".to_owned(), |time| format!("{time:.2}")),
     ];
     println!("| {name} | {} |", cells.join(" | "));
@@ -422,16 +359,9 @@ fn print_row(name: &str, found: &Measured, time: Option<f64>, on_cpu: bool) {
 
 /// The same for a script. `peak_bytes` is the counted heap on the CPU and what the pools held elsewhere.
 fn line(name: &str, found: &Measured, time: Option<f64>) -> Value {
-    let accounts: serde_json::Map<String, Value> = found
-        .device
-        .iter()
-        .map(|(category, bytes)| (category.name().to_owned(), json!(bytes)))
-        .collect();
-    let peak = if found.reserved > 0 {
-        found.reserved
-    } else {
-        found.heap.saturating_sub(found.idle)
-    };
+    let accounts: serde_json::Map<String, Value> =
+        found.device.iter().map(|(category, bytes)| (category.name().to_owned(), json!(bytes))).collect();
+    let peak = if found.reserved > 0 { found.reserved } else { found.heap.saturating_sub(found.idle) };
     json!({
         "technique": name, "seconds": found.seconds, "of_plain": time, "peak_bytes": peak,
         "in_use_bytes": found.pool, "predicted_bytes": found.predicted, "accounts": accounts
@@ -445,16 +375,9 @@ fn head_alone(decoder: &Decoder) {
     println!("|---:|---:|---:|---:|");
     let hidden_size = decoder.arch().hidden_size;
     let mut first = None;
-    for (tokens, head_rows) in [
-        (1024, 1024),
-        (1024, 256),
-        (1024, 64),
-        (4096, 256),
-        (16_384, 256),
-    ] {
+    for (tokens, head_rows) in [(1024, 1024), (1024, 256), (1024, 64), (4096, 256), (16_384, 256)] {
         let hidden = burn::tensor::Tensor::<2>::ones([tokens, hidden_size], decoder.device());
-        let targets =
-            burn::tensor::Tensor::<1, burn::tensor::Int>::zeros([tokens], decoder.device());
+        let targets = burn::tensor::Tensor::<1, burn::tensor::Int>::zeros([tokens], decoder.device());
         let mut seconds = f64::INFINITY;
         let mut peak = 0;
         for _ in 0..2 {
@@ -465,11 +388,8 @@ fn head_alone(decoder: &Decoder) {
             let mut rows = Vec::new();
             for start in (0..tokens).step_by(head_rows) {
                 let len = head_rows.min(tokens - start);
-                let chunk = head.chunk(
-                    hidden.clone().narrow(0, start, len),
-                    targets.clone().narrow(0, start, len),
-                    1.0,
-                );
+                let chunk =
+                    head.chunk(hidden.clone().narrow(0, start, len), targets.clone().narrow(0, start, len), 1.0);
                 let ones = chunk.scores.logp.ones_like();
                 let found = chunk.backward(&ones, None);
                 rows.push(found.hidden);
@@ -486,11 +406,7 @@ fn head_alone(decoder: &Decoder) {
             peak = heap.saturating_sub(before + (weights + kept) as u64);
         }
         let base = *first.get_or_insert(seconds / tokens as f64);
-        println!(
-            "| {tokens} | {head_rows} | {} | {:.2} |",
-            mib(peak),
-            seconds / tokens as f64 / base
-        );
+        println!("| {tokens} | {head_rows} | {} | {:.2} |", mib(peak), seconds / tokens as f64 / base);
     }
 }
 

@@ -1,5 +1,5 @@
-//! What a list of rewards says of completions: one `{"answer": …, "completion": …}` a line in, the reward, its parts and what was
-//! read a line out.
+//! What a list of rewards says of completions: one `{"answer": …, "completion": …}` a line in, the reward, its parts
+//! and what was read a line out.
 //!
 //! `cargo run --release --example grade -- '[{"kind": "math"}]' < pairs.jsonl`
 #![allow(clippy::print_stdout, reason = "an example shows what it did")]
@@ -16,17 +16,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let rewards = Rewards::new(&configs)?;
     for line in std::io::stdin().lock().lines() {
         let pair: Value = serde_json::from_str(&line?)?;
-        let text = |key: &str| {
-            pair[key]
-                .as_str()
-                .ok_or(format!("a line has no text `{key}`"))
-        };
-        let completion = Completion {
-            text: text("completion")?,
-            tokens: &[],
-            finished: true,
-            max_tokens: usize::MAX,
-        };
+        let text = |key: &str| pair[key].as_str().ok_or(format!("a line has no text `{key}`"));
+        let completion = Completion { text: text("completion")?, tokens: &[], finished: true, max_tokens: usize::MAX };
         let said = match rewards.score(text("answer")?, &completion) {
             Ok(reward) => json!({
                 "reward": reward.total,

@@ -1,13 +1,10 @@
-//! What the reward functions and commands of a task say of completions that its rows already have: in the column `completion` as a
-//! text, and, where functions ask for them, in `completion_ids` as token ids. Rows that follow each other with the same prompt are a
-//! group. A line a row on stdout, the seconds that judging took on stderr.
+//! What the reward functions and commands of a task say of completions that its rows already have: in the column
+//! `completion` as a text, and, where functions ask for them, in `completion_ids` as token ids. Rows that follow each
+//! other with the same prompt are a group. A line a row on stdout, the seconds that judging took on stderr.
 //!
-//! `cargo run --release --example judge -- '{"kind": "dataset", "train": "judged.jsonl", "rewards": [{"kind": "python", …}]}'`
-#![allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "an example shows what it did"
-)]
+//! `cargo run --release --example judge -- '{"kind": "dataset", "train": "judged.jsonl", "rewards": [{"kind": "python",
+//! …}]}'`
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example shows what it did")]
 
 use firebrick::engine::data::Prompt;
 use firebrick::engine::reward::{Answer, Asked, CompletionId, ProgramResults, Programs};
@@ -26,8 +23,7 @@ struct Row {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let section = std::env::args().nth(1);
-    let section =
-        section.ok_or("usage: judge TASK, the section `task` of a configuration as JSON")?;
+    let section = section.ok_or("usage: judge TASK, the section `task` of a configuration as JSON")?;
     let config: TaskConfig = serde_json::from_str(&section)?;
     let task = config.build(Path::new("."))?;
     let rows = rows(task.as_ref())?;
@@ -46,21 +42,11 @@ fn rows(task: &dyn Task) -> Result<Vec<Row>, Box<dyn Error>> {
     let row = |index| {
         let example = task.example(Split::Train, index)?;
         let completion = example.fields.get("completion").and_then(Value::as_str);
-        let completion = completion
-            .ok_or("a row has no text `completion`")?
-            .to_owned();
+        let completion = completion.ok_or("a row has no text `completion`")?.to_owned();
         let ids = example.fields.get("completion_ids").cloned();
         let tokens = ids.map(serde_json::from_value).transpose()?;
-        let prompt = Prompt {
-            text: String::new(),
-            tokens: Vec::new(),
-            example,
-        };
-        Ok(Row {
-            prompt,
-            completion,
-            tokens: tokens.unwrap_or_default(),
-        })
+        let prompt = Prompt { text: String::new(), tokens: Vec::new(), example };
+        Ok(Row { prompt, completion, tokens: tokens.unwrap_or_default() })
     };
     (0..count).map(row).collect()
 }
@@ -81,11 +67,7 @@ fn judged(programs: &Programs, rows: &[Row]) -> Result<ProgramResults, Box<dyn E
                 environment: None,
                 tokens: &row.tokens,
                 finished: true,
-                id: CompletionId {
-                    step: 0,
-                    prompt_index: prompt_index as u64,
-                    sample,
-                },
+                id: CompletionId { step: 0, prompt_index: prompt_index as u64, sample },
             })
             .collect();
         asked.extend(programs.ask(&answers)?);

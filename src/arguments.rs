@@ -97,11 +97,12 @@ pub struct NewArgs {
     /// Checkpoint folder or name on the Hub, or `tiny` for a small model from random weights
     #[arg(long)]
     pub model: Option<String>,
-    /// Rows to train on (a JSON or Parquet file, a folder, a pattern, a dataset of the Hub), `arithmetic` or `countdown`
+    /// Rows to train on (a JSON or Parquet file, a folder, a pattern, a dataset of the Hub), `arithmetic` or
+    /// `countdown`
     #[arg(long)]
     pub data: Option<String>,
-    /// What judges completions: exact, contains, number, gsm8k, math, regex:PATTERN, `python:FILE:FUNCTION` or model:FOLDER; of generated
-    /// problems correct or partial
+    /// What judges completions: exact, contains, number, gsm8k, math, regex:PATTERN, `python:FILE:FUNCTION` or
+    /// model:FOLDER; of generated problems correct or partial
     #[arg(long)]
     pub reward: Option<String>,
     /// Device memory: a size as 8GiB, auto, or a preset (constrained, balanced, fast, huge)
@@ -122,10 +123,7 @@ pub struct CompletionsArgs {
 }
 
 #[derive(Debug, Args)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "options that are given one by one"
-)]
+#[allow(clippy::struct_excessive_bools, reason = "options that are given one by one")]
 pub struct RunArgs {
     /// Configuration file (YAML)
     pub config: PathBuf,
@@ -135,8 +133,8 @@ pub struct RunArgs {
     /// Continue from the latest checkpoint of the run in `output`
     #[arg(long)]
     pub resume: bool,
-    /// Check everything that comes before the first step, and write nothing: open the device, plan, check every row, render
-    /// prompts, grade the reference answers, compare disk space, say how long a step will take
+    /// Check everything that comes before the first step, and write nothing: open the device, plan, check every row,
+    /// render prompts, grade the reference answers, compare disk space, say how long a step will take
     #[arg(long, conflicts_with = "resume")]
     pub dry_run: bool,
     /// Run this plan (written by `firebrick plan --output`) instead of the `memory` section's settings
@@ -186,8 +184,7 @@ impl std::str::FromStr for Size {
         let side = |side: &str| side.parse().ok().filter(|n| (1..=500).contains(n));
         let sides = text.split_once('x');
         let size = sides.and_then(|(columns, rows)| Some((side(columns)?, side(rows)?)));
-        size.map(Self)
-            .ok_or_else(|| "write columns and rows up to 500, as in 80x24".to_owned())
+        size.map(Self).ok_or_else(|| "write columns and rows up to 500, as in 80x24".to_owned())
     }
 }
 
@@ -198,8 +195,8 @@ pub struct PlanArgs {
     /// Configuration values that override the file's: `rollout.n=4 device=cuda:0`
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Device memory to stay within, overrides the file's `memory.budget`: 8GiB, a number of bytes, or auto. Without a budget the
-    /// file's settings are estimated as they are
+    /// Device memory to stay within, overrides the file's `memory.budget`: 8GiB, a number of bytes, or auto. Without a
+    /// budget the file's settings are estimated as they are
     #[arg(long)]
     pub budget: Option<Budget>,
     /// Print one JSON object instead of tables
@@ -216,10 +213,7 @@ pub struct PlanArgs {
 
 /// What a plan prints beside what a user needs.
 #[derive(Clone, Copy, Debug, Args)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "options that are given one by one"
-)]
+#[allow(clippy::struct_excessive_bools, reason = "options that are given one by one")]
 pub struct PlanDetails {
     /// Also print the bytes of every phase by category
     #[arg(long, conflicts_with = "json")]
@@ -296,7 +290,8 @@ pub struct ReportArgs {
     /// File to write; by default report.html in the run folder, or in the current folder for several runs
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Samples per run whose texts are in the report, in whole groups; rewards and other numbers are those of all samples
+    /// Samples per run whose texts are in the report, in whole groups; rewards and other numbers are those of all
+    /// samples
     #[arg(long, value_name = "N", default_value_t = 400)]
     pub samples: usize,
     /// Open the report in the system's browser
@@ -306,11 +301,13 @@ pub struct ReportArgs {
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Files of one run, later ones over earlier ones: verl's YAML and launch scripts, TRL's arguments as YAML, JSON, Python or a
-    /// launch script, NeMo RL's YAML; of a page in Markdown its code block, by a line of it where there are several: guide.md:40
+    /// Files of one run, later ones over earlier ones: verl's YAML and launch scripts, TRL's arguments as YAML, JSON,
+    /// Python or a launch script, NeMo RL's YAML; of a page in Markdown its code block, by a line of it where there are
+    /// several: guide.md:40
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Write the configuration to this file and the table to stdout; by default, the configuration to stdout and the table to stderr
+    /// Write the configuration to this file and the table to stdout; by default, the configuration to stdout and the
+    /// table to stderr
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Engine that the files are for: verl, trl, nemo or `grpo_guide`; by default, found by their keys
@@ -437,7 +434,8 @@ pub struct LogprobsArgs {
 
 #[derive(Debug, Args)]
 pub struct DevicesArgs {
-    /// Measure matrix products, memory bandwidth and copies on every hardware device, and save the results for the planner
+    /// Measure matrix products, memory bandwidth and copies on every hardware device, and save the results for the
+    /// planner
     #[arg(long)]
     pub measure: bool,
     /// Print one JSON array instead of a table

@@ -1,4 +1,5 @@
-//! Everything that is wrong with a run before it starts: its file, the models and rows that the file names, and its memory.
+//! Everything that is wrong with a run before it starts: its file, the models and rows that the file names, and its
+//! memory.
 
 use crate::planned::{self, Spread};
 use firebrick::backends::device;
@@ -20,21 +21,16 @@ pub struct Checked {
     pub left_out: Vec<String>,
 }
 
-/// Looks at a file with overrides and at all that it names. Of a model of the Hub its config and its tokenizer are fetched, of a dataset
-/// its rows; nothing where it is `offline`.
+/// Looks at a file with overrides and at all that it names. Of a model of the Hub its config and its tokenizer are
+/// fetched, of a dataset its rows; nothing where it is `offline`.
 pub fn check(path: &Path, overrides: &[String], offline: bool) -> anyhow::Result<Checked> {
     if offline {
         stay_offline();
     }
     let mut file = CheckedFile::read(path, overrides)?;
     let (config, rest) = (file.config.take(), file.rest.take());
-    let mut look = Look {
-        problems: std::mem::take(&mut file.problems),
-        left_out: Vec::new(),
-        file,
-        offline,
-        wrong: Vec::new(),
-    };
+    let mut look =
+        Look { problems: std::mem::take(&mut file.problems), left_out: Vec::new(), file, offline, wrong: Vec::new() };
     if let Some(named) = config.as_ref().or(rest.as_ref()) {
         look.models(named);
         look.rows(named);
@@ -43,10 +39,7 @@ pub fn check(path: &Path, overrides: &[String], offline: bool) -> anyhow::Result
         look.plan(config);
     }
     look.problems.sort_by_key(|problem| problem.place);
-    Ok(Checked {
-        problems: look.problems,
-        left_out: look.left_out,
-    })
+    Ok(Checked { problems: look.problems, left_out: look.left_out })
 }
 
 struct Look {
@@ -70,11 +63,7 @@ impl Look {
             return;
         }
         let names_it = matches!(error, Error::Task(own) if own.setting().is_some());
-        let said = if names_it || message.contains(key) {
-            message
-        } else {
-            format!("{key}: {message}")
-        };
+        let said = if names_it || message.contains(key) { message } else { format!("{key}: {message}") };
         self.problems.push(self.file.problem_of(key, &said));
     }
 
@@ -101,10 +90,7 @@ impl Look {
     fn models(&mut self, config: &RunConfig) {
         let model = &config.model;
         let arch = (model.path.as_ref()).and_then(|path| self.model("model.path", path));
-        for (key, folder) in [
-            ("model.path", &model.path),
-            ("model.tokenizer", &model.tokenizer),
-        ] {
+        for (key, folder) in [("model.path", &model.path), ("model.tokenizer", &model.tokenizer)] {
             let known = key != "model.path" || arch.is_some();
             if let Some(folder) = folder.as_ref().filter(|_| known) {
                 let read = tokenizer(folder);
@@ -112,29 +98,19 @@ impl Look {
             }
         }
         if let (Some(lora), Some(arch)) = (&model.lora, &arch) {
-            let key = if lora.path.is_some() {
-                "model.lora.path"
-            } else {
-                "model.lora"
-            };
+            let key = if lora.path.is_some() { "model.lora.path" } else { "model.lora" };
             self.take(key, lora.shape(arch));
         }
         if let Some(file) = &model.chat_template {
             let opened = std::fs::File::open(file).map_err(Error::io("read", file));
             self.take("model.chat_template", opened);
         }
-        let critic = config
-            .critic
-            .as_ref()
-            .and_then(|own| own.model.path.as_ref());
+        let critic = config.critic.as_ref().and_then(|own| own.model.path.as_ref());
         if let Some(path) = critic {
             self.model("critic.model.path", path);
         }
         let rewards = config.task.as_ref().and_then(|task| task.rows());
-        for (at, own) in rewards
-            .iter()
-            .flat_map(|rows| rows.rewards.iter().enumerate())
-        {
+        for (at, own) in rewards.iter().flat_map(|rows| rows.rewards.iter().enumerate()) {
             if let RewardKind::Model(model) = &own.kind {
                 let read = reward::architecture(own.name(), model);
                 self.take(&format!("task.rewards.{at}.path"), read);
@@ -157,11 +133,7 @@ impl Look {
     fn rows(&mut self, config: &RunConfig) {
         let base = Path::new(".");
         if let Some(task) = &config.task {
-            let found = if self.file.lacks_parts_of("task") {
-                task.missing_files(base)
-            } else {
-                task.problems(base)
-            };
+            let found = if self.file.lacks_parts_of("task") { task.missing_files(base) } else { task.problems(base) };
             for TaskProblem { key, error } in found {
                 self.note(&key, &Error::Task(error));
             }
@@ -169,14 +141,8 @@ impl Look {
         let (sft, warmup) = (config.sft.as_ref(), config.warmup.sft.as_ref());
         for (key, files) in [
             ("sft.train", sft.and_then(|own| own.train.as_ref())),
-            (
-                "sft.validation",
-                sft.and_then(|own| own.validation.as_ref()),
-            ),
-            (
-                "warmup.sft.train",
-                warmup.and_then(|own| own.train.as_ref()),
-            ),
+            ("sft.validation", sft.and_then(|own| own.validation.as_ref())),
+            ("warmup.sft.train", warmup.and_then(|own| own.train.as_ref())),
         ] {
             let files = files.map(|path| RowFiles::from(path.as_path()));
             for error in files.iter().flat_map(|own| own.missing(base, key)) {
@@ -192,10 +158,8 @@ impl Look {
         };
         let is_wrong = |at: usize| {
             let key = format!("task.rewards.{at}");
-            let below = |own: &String| {
-                own.strip_prefix(&key)
-                    .map(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
-            };
+            let below =
+                |own: &String| own.strip_prefix(&key).map(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
             self.wrong.iter().any(|own| below(own).unwrap_or(false))
         };
         let mut at = 0;
@@ -261,10 +225,7 @@ impl Look {
 }
 
 fn tokenizer(folder: &Path) -> engine::Result<Tokenizer> {
-    Ok(Tokenizer::from_dir(&model_folder(
-        folder,
-        ModelFiles::Tokenizer,
-    )?)?)
+    Ok(Tokenizer::from_dir(&model_folder(folder, ModelFiles::Tokenizer)?)?)
 }
 
 /// An error's message, without the words that say it is one of the configuration or the task.

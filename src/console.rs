@@ -75,9 +75,7 @@ impl Console {
         self.shown = match Live::start(&self.config, self.mode, folder) {
             Ok(live) => Shown::Live(Box::new(live)),
             Err(error) => {
-                output::message(&format!(
-                    "warning: no live view, the terminal cannot be used: {error}"
-                ));
+                output::message(&format!("warning: no live view, the terminal cannot be used: {error}"));
                 Shown::Lines(Progress::new(true))
             }
         };
@@ -105,10 +103,7 @@ impl Observer for Console {
         if let Event::Ready { output, .. } = &event {
             self.ready(output);
         }
-        if matches!(
-            event,
-            Event::Ready { .. } | Event::Replanned { .. } | Event::Saved { .. }
-        ) {
+        if matches!(event, Event::Ready { .. } | Event::Replanned { .. } | Event::Saved { .. }) {
             self.record(&event);
         }
         match &mut self.shown {

@@ -1,4 +1,5 @@
-//! What a key of the configuration is: its type, range, default and unit, verl's and TRL's words for it, and where it is documented.
+//! What a key of the configuration is: its type, range, default and unit, verl's and TRL's words for it, and where it
+//! is documented.
 
 mod documents;
 mod words;
@@ -15,8 +16,8 @@ const WIDTH: usize = 96;
 /// Names that are suggested for one that is none.
 const SUGGESTIONS: usize = 5;
 
-/// What a key is; of a section, also its keys. A key may be named by its end where that is one key alone, `head_rows`, or by verl's or
-/// TRL's word for it.
+/// What a key is; of a section, also its keys. A key may be named by its end where that is one key alone, `head_rows`,
+/// or by verl's or TRL's word for it.
 ///
 /// # Errors
 /// The nearest keys, where there is none of that name.
@@ -27,19 +28,13 @@ pub fn explain(name: &str) -> Result<String, String> {
         return Ok(told(key, &all));
     }
     let ending = format!(".{name}");
-    let ends: Vec<&Key> = all
-        .iter()
-        .filter(|key| key.path.ends_with(&ending))
-        .collect();
+    let ends: Vec<&Key> = all.iter().filter(|key| key.path.ends_with(&ending)).collect();
     match ends.as_slice() {
         [] => translated(name, &all).ok_or_else(|| unknown(name)),
         [key] => Ok(told(key, &all)),
         [first, others @ ..] => {
             let others: Vec<&str> = others.iter().map(|key| key.path.as_str()).collect();
-            let others = wrapped(
-                &format!("The same name elsewhere: {}", others.join(", ")),
-                2,
-            );
+            let others = wrapped(&format!("The same name elsewhere: {}", others.join(", ")), 2);
             Ok(format!("{}\n{others}\n", told(first, &all)))
         }
     }
@@ -49,10 +44,7 @@ pub fn explain(name: &str) -> Result<String, String> {
 pub fn overview() -> String {
     let all = keys();
     let top: Vec<&Key> = all.iter().filter(|key| !key.path.contains('.')).collect();
-    format!(
-        "{}\n`firebrick config explain KEY` tells more of one.\n",
-        list(&top)
-    )
+    format!("{}\n`firebrick config explain KEY` tells more of one.\n", list(&top))
 }
 
 /// The key that verl or TRL calls so, with that said before it.
@@ -63,16 +55,10 @@ fn translated(name: &str, all: &[Key]) -> Option<String> {
     let mut others: Vec<&str> = found.iter().map(|own| own.key).collect();
     others.retain(|own| *own != first.key);
     others.dedup();
-    let mut text = format!(
-        "{}: {}'s word for {}\n\n",
-        first.word, first.engine, first.key
-    );
+    let mut text = format!("{}: {}'s word for {}\n\n", first.word, first.engine, first.key);
     text.push_str(&told(key, all));
     if !others.is_empty() {
-        let others = wrapped(
-            &format!("The same word elsewhere: {}", others.join(", ")),
-            2,
-        );
+        let others = wrapped(&format!("The same word elsewhere: {}", others.join(", ")), 2);
         let _ = writeln!(text, "\n{others}");
     }
     Some(text)
@@ -148,11 +134,7 @@ fn written(value: &Value) -> String {
 /// The default; of an objective's key also that of the algorithms that have another.
 fn default(key: &Key) -> String {
     let Some(own) = &key.default else {
-        return if key.is_required {
-            "none: it has to be given".to_owned()
-        } else {
-            String::new()
-        };
+        return if key.is_required { "none: it has to be given".to_owned() } else { String::new() };
     };
     let mut text = written(own);
     let Some(name) = key.path.strip_prefix("objective.") else {
@@ -180,12 +162,7 @@ fn list(all: &[&Key]) -> String {
         let room = WIDTH.saturating_sub(widest + 6);
         let short: String = what.chars().take(room).collect();
         let more = if short.len() < what.len() { "…" } else { "" };
-        let _ = writeln!(
-            text,
-            "    {:<widest$}  {}{more}",
-            own(key),
-            short.trim_end()
-        );
+        let _ = writeln!(text, "    {:<widest$}  {}{more}", own(key), short.trim_end());
     }
     text
 }
@@ -237,21 +214,11 @@ mod tests {
     #[test]
     fn a_section_lists_its_keys_and_a_list_those_of_its_entries() {
         let text = explain("memory").unwrap();
-        assert!(
-            text.contains("    budget ") && text.contains("    reference "),
-            "{text}"
-        );
+        assert!(text.contains("    budget ") && text.contains("    reference "), "{text}");
         assert!(!text.contains("takes"), "{text}");
         let text = explain("task.rewards").unwrap();
-        assert!(
-            text.contains("    weight ") && text.contains("    tolerance "),
-            "{text}"
-        );
-        assert!(
-            explain("task.rewards.tolerance")
-                .unwrap()
-                .contains("of       kind: number")
-        );
+        assert!(text.contains("    weight ") && text.contains("    tolerance "), "{text}");
+        assert!(explain("task.rewards.tolerance").unwrap().contains("of       kind: number"));
         assert!(overview().contains("    rollout "));
     }
 
@@ -259,41 +226,18 @@ mod tests {
     fn a_name_that_is_no_key_brings_the_nearest_and_a_last_part_is_enough() {
         let error = explain("memory.hed_rows").unwrap_err();
         assert!(error.contains("memory.head_rows"), "{error}");
-        assert!(
-            explain("train_batch_size")
-                .unwrap()
-                .starts_with("trainer.train_batch_size\n")
-        );
+        assert!(explain("train_batch_size").unwrap().starts_with("trainer.train_batch_size\n"));
         let text = explain("clip_grad").unwrap();
-        assert!(
-            text.contains("elsewhere: ") && text.contains("critic.optim.clip_grad"),
-            "{text}"
-        );
+        assert!(text.contains("elsewhere: ") && text.contains("critic.optim.clip_grad"), "{text}");
     }
 
     #[test]
     fn verls_and_trls_words_lead_to_the_key() {
         for (word, first, key) in [
-            (
-                "num_generations",
-                "num_generations: TRL's word for rollout.n\n",
-                "rollout.n",
-            ),
-            (
-                "actor_rollout_ref.rollout.n",
-                "actor_rollout_ref.rollout.n: verl's word for rollout.n\n",
-                "rollout.n",
-            ),
-            (
-                "data.train_files",
-                "data.train_files: verl's word for task.train\n",
-                "task.train",
-            ),
-            (
-                "train_files",
-                "data.train_files: verl's word for task.train\n",
-                "task.train",
-            ),
+            ("num_generations", "num_generations: TRL's word for rollout.n\n", "rollout.n"),
+            ("actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.n: verl's word for rollout.n\n", "rollout.n"),
+            ("data.train_files", "data.train_files: verl's word for task.train\n", "task.train"),
+            ("train_files", "data.train_files: verl's word for task.train\n", "task.train"),
             ("bf16", "bf16: TRL's word for precision\n", "precision"),
         ] {
             let text = explain(word).unwrap();
@@ -301,11 +245,7 @@ mod tests {
             assert!(text.contains(&format!("\n\n{key}\n  ")), "{word}:\n{text}");
         }
         // a key of ours is that key, whatever others call so
-        assert!(
-            explain("temperature")
-                .unwrap()
-                .starts_with("rollout.temperature\n")
-        );
+        assert!(explain("temperature").unwrap().starts_with("rollout.temperature\n"));
         let all = keys();
         for own in words::all() {
             let word = own.split(", ").next().unwrap_or_default();
@@ -322,10 +262,7 @@ mod tests {
             for line in text.lines() {
                 let one_word = line.trim().split(' ').count() < 3;
                 let fact = line.starts_with("  default") || line.starts_with("  of ");
-                assert!(
-                    fact || one_word || line.chars().count() <= WIDTH + 4,
-                    "{line}"
-                );
+                assert!(fact || one_word || line.chars().count() <= WIDTH + 4, "{line}");
             }
         }
     }

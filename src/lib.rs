@@ -1,16 +1,17 @@
 //! Reinforcement-learning post-training of language models, without Python.
 //!
-//! [`prelude`] has what most programs need. A run is a [`RunConfig`](prelude::RunConfig), built in code or read from a file
-//! ([`engine::config::load`]), and a [`Trainer`](prelude::Trainer), which accepts a task, an objective and an observer of your own.
-//! The crates below are re-exported: [`spec`] describes models and devices as plain data, [`backends`] opens devices, [`plan`]
-//! plans memory, [`models`] has decoders, tokenizers and sampling, and [`engine`] trains. The `firebrick` program is a command line
-//! for the same types.
+//! [`prelude`] has what most programs need. A run is a [`RunConfig`](prelude::RunConfig), built in code or read from a
+//! file ([`engine::config::load`]), and a [`Trainer`](prelude::Trainer), which accepts a task, an objective and an
+//! observer of your own. The crates below are re-exported: [`spec`] describes models and devices as plain data,
+//! [`backends`] opens devices, [`plan`] plans memory, [`models`] has decoders, tokenizers and sampling, and [`engine`]
+//! trains. The `firebrick` program is a command line for the same types.
 //!
 //! The examples below use a model of a few thousand random parameters on the CPU.
 //!
 //! # A task of your own
 //!
-//! A [`Task`](prelude::Task) gives prompts and says what completions are worth. This one asks for as many `=` as its prompt says:
+//! A [`Task`](prelude::Task) gives prompts and says what completions are worth. This one asks for as many `=` as its
+//! prompt says:
 //!
 //! ```
 //! use firebrick::prelude::*;
@@ -56,8 +57,9 @@
 //!
 //! # An objective of your own
 //!
-//! An [`Objective`](prelude::Objective) turns rewards into advantages of tokens, and its [`TokenLoss`](prelude::TokenLoss) turns
-//! advantages and log-probs into a loss. [`Trainer::step`](prelude::Trainer::step) runs one step and returns its facts.
+//! An [`Objective`](prelude::Objective) turns rewards into advantages of tokens, and its
+//! [`TokenLoss`](prelude::TokenLoss) turns advantages and log-probs into a loss.
+//! [`Trainer::step`](prelude::Trainer::step) runs one step and returns its facts.
 //!
 //! ```
 //! use firebrick::prelude::*;
@@ -115,8 +117,9 @@
 //!
 //! # A training loop of your own
 //!
-//! A [`Learner`](prelude::Learner) is a model, its optimizer and a memory plan; an update runs forward, backward and one `AdamW`
-//! step over [sequences](prelude::Sequence) in micro-batches of the plan's size. Supervised fine-tuning by hand:
+//! A [`Learner`](prelude::Learner) is a model, its optimizer and a memory plan; an update runs forward, backward and
+//! one `AdamW` step over [sequences](prelude::Sequence) in micro-batches of the plan's size. Supervised fine-tuning by
+//! hand:
 //!
 //! ```
 //! use firebrick::prelude::*;

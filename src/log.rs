@@ -12,12 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Bytes of lines that are kept for a run folder that is not known yet.
 const EARLY: usize = 1 << 16;
 
-static ROUTE: Mutex<Route> = Mutex::new(Route {
-    rank: 0,
-    early: String::new(),
-    file: None,
-    view: None,
-});
+static ROUTE: Mutex<Route> = Mutex::new(Route { rank: 0, early: String::new(), file: None, view: None });
 
 struct Route {
     /// The rank of this process: rank 0 has `run.log` and stderr, the others a file each.
@@ -70,8 +65,8 @@ pub fn of_rank(rank: usize) {
     route().rank = rank;
 }
 
-/// Writes the log into a run folder from now on, what was said before it was known first. A log that cannot be written is told of and
-/// not written: the run continues.
+/// Writes the log into a run folder from now on, what was said before it was known first. A log that cannot be written
+/// is told of and not written: the run continues.
 pub fn to_folder(folder: &Path) {
     let path = match route().rank {
         0 => folder.join(LOG),
@@ -156,18 +151,15 @@ fn now() -> String {
 /// A time in seconds since 1970.
 fn utc(seconds: u64) -> String {
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // years of 365.2425 days that begin in March, in eras of 400 (H. Hinnant, "chrono-compatible low-level date algorithms")
+    // years of 365.2425 days that begin in March, in eras of 400 (H. Hinnant, "chrono-compatible low-level date
+    // algorithms")
     let shifted = days + 719_468;
     let (era, of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let from_march = (5 * of_year + 2) / 153;
     let day = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 {
-        from_march + 3
-    } else {
-        from_march - 9
-    };
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")

@@ -62,8 +62,7 @@ fn main() -> ExitCode {
     on_refusal(report_refusal);
     keep_freed_memory();
     let arguments = Arguments::parse();
-    let filter =
-        EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter = EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Log)
@@ -72,8 +71,8 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     progress::show_downloads();
-    // Panics of a backend are caught at phase boundaries and reported as errors; their own noise helps only whoever debugs.
-    // They are log lines, so that a live view keeps its screen.
+    // Panics of a backend are caught at phase boundaries and reported as errors; their own noise helps only whoever
+    // debugs. They are log lines, so that a live view keeps its screen.
     if std::env::var_os("RUST_BACKTRACE").is_none() {
         std::panic::set_hook(Box::new(|info| tracing::debug!("{info}")));
     } else {
@@ -82,16 +81,12 @@ fn main() -> ExitCode {
         }));
     }
     // Training catches a backend's panic at the phase that met it; this is for everything else.
-    let outcome =
-        catch_unwind(AssertUnwindSafe(|| run(arguments.command))).unwrap_or_else(|panic| {
-            Err(match OutOfMemory::in_panic(panic.as_ref()) {
-                Some(what) => anyhow::anyhow!("out of memory: {what}"),
-                None => anyhow::anyhow!(
-                    "the device or its driver failed: {}",
-                    panic_message(panic.as_ref())
-                ),
-            })
-        });
+    let outcome = catch_unwind(AssertUnwindSafe(|| run(arguments.command))).unwrap_or_else(|panic| {
+        Err(match OutOfMemory::in_panic(panic.as_ref()) {
+            Some(what) => anyhow::anyhow!("out of memory: {what}"),
+            None => anyhow::anyhow!("the device or its driver failed: {}", panic_message(panic.as_ref())),
+        })
+    });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -131,15 +126,9 @@ fn start(resume: bool) -> Start {
 fn exit_code(error: &anyhow::Error) -> u8 {
     use firebrick::{backends, engine, models};
     let users = error.chain().any(|cause| {
-        cause
-            .downcast_ref::<engine::Error>()
-            .is_some_and(engine::Error::is_users)
-            || cause
-                .downcast_ref::<models::Error>()
-                .is_some_and(models::Error::is_users)
-            || cause
-                .downcast_ref::<backends::Error>()
-                .is_some_and(backends::Error::is_users)
+        cause.downcast_ref::<engine::Error>().is_some_and(engine::Error::is_users)
+            || cause.downcast_ref::<models::Error>().is_some_and(models::Error::is_users)
+            || cause.downcast_ref::<backends::Error>().is_some_and(backends::Error::is_users)
             || cause.downcast_ref::<engine::plan::Error>().is_some()
             || cause.downcast_ref::<engine::hub::HubError>().is_some()
             || cause.downcast_ref::<commands::UserError>().is_some()

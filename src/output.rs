@@ -3,8 +3,8 @@
 use anyhow::Context;
 use std::io::{ErrorKind, Write};
 
-/// Writes a command's result to stdout. A reader that closes the pipe early (`firebrick plan … | head`) has what it wants, so
-/// that is no error; a full disk is one.
+/// Writes a command's result to stdout. A reader that closes the pipe early (`firebrick plan … | head`) has what it
+/// wants, so that is no error; a full disk is one.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes());
@@ -14,8 +14,8 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A text of rows, prompts or models as a terminal may show it: characters that steer a terminal or turn text around are written as
-/// their codes, line breaks and tabs apart.
+/// A text of rows, prompts or models as a terminal may show it: characters that steer a terminal or turn text around
+/// are written as their codes, line breaks and tabs apart.
 pub fn printable(text: &str) -> String {
     let steers = |c: char| {
         (c.is_control() && c != '\n' && c != '\t')

@@ -29,7 +29,8 @@ pub struct Links {
 }
 
 impl Links {
-    /// So many machines of so many devices with these links, those that were measured, or those that the device is usually sold with.
+    /// So many machines of so many devices with these links, those that were measured, or those that the device is
+    /// usually sold with.
     fn cluster(self, machines: (u64, u64), profile: &DeviceProfile) -> Cluster {
         profile.cluster(machines, [self.link, self.node_link])
     }
@@ -37,18 +38,13 @@ impl Links {
     /// The links of ranks whose values NCCL does not carry, where none are said.
     fn through_host(self) -> Self {
         let host = Some(LinkSpec::named(LinkKind::Host));
-        Self {
-            link: self.link.or(host),
-            node_link: self.node_link.or(host),
-        }
+        Self { link: self.link.or(host), node_link: self.node_link.or(host) }
     }
 
     /// Whether either is neither said nor measured.
     pub fn are_assumed(self, cluster: Cluster) -> bool {
-        let assumed =
-            |said: Option<LinkSpec>, link: Link| said.is_none() && link.kind != LinkKind::Measured;
-        assumed(self.link, cluster.link)
-            || (cluster.nodes > 1 && assumed(self.node_link, cluster.node_link))
+        let assumed = |said: Option<LinkSpec>, link: Link| said.is_none() && link.kind != LinkKind::Measured;
+        assumed(self.link, cluster.link) || (cluster.nodes > 1 && assumed(self.node_link, cluster.node_link))
     }
 }
 
@@ -56,17 +52,9 @@ impl Links {
 #[derive(Clone, Copy, Debug)]
 pub enum Spread {
     /// Degrees as they are given, on machines of so many devices where that is their number.
-    Given {
-        parallel: Parallel,
-        machines: (u64, u64),
-        links: Links,
-    },
+    Given { parallel: Parallel, machines: (u64, u64), links: Links },
     /// Machines of so many devices, whose degrees are chosen.
-    Chosen {
-        machines: (u64, u64),
-        links: Links,
-        degrees: Degrees,
-    },
+    Chosen { machines: (u64, u64), links: Links, degrees: Degrees },
 }
 
 impl Spread {
@@ -89,14 +77,7 @@ impl Spread {
             pipeline,
             ..Parallel::ALONE
         };
-        Self::Given {
-            parallel,
-            machines: (1, parallel.devices()),
-            links: Links {
-                link: None,
-                node_link: None,
-            },
-        }
+        Self::Given { parallel, machines: (1, parallel.devices()), links: Links { link: None, node_link: None } }
     }
 
     pub fn links(&self) -> Links {
@@ -112,12 +93,11 @@ impl Spread {
 
 /// The least number that makes a multiple of `divisor` of a number.
 fn smallest_factor(of: u64, divisor: u64) -> u64 {
-    (1..divisor)
-        .find(|&n| (n * of).is_multiple_of(divisor.max(1)))
-        .unwrap_or(divisor.max(1))
+    (1..divisor).find(|&n| (n * of).is_multiple_of(divisor.max(1))).unwrap_or(divisor.max(1))
 }
 
-/// Plans a run. The model's `config.json` is read and the data are surveyed; no weights are read and no device is opened.
+/// Plans a run. The model's `config.json` is read and the data are surveyed; no weights are read and no device is
+/// opened.
 pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     let (profile, info) = profile::look_up(config.device);
     check_ranks(&spread, profile.backend)?;
@@ -134,29 +114,15 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     }
     let free = info.as_ref().and_then(free_bytes);
     let mut request = planning::request(&config, mode, &arch, profile, free)?;
-    if let Spread::Given {
-        parallel,
-        machines,
-        links,
-    } = spread
-    {
+    if let Spread::Given { parallel, machines, links } = spread {
         let parallel = placed(parallel, machines, links, &request.profile);
         request = request.spread(parallel)?;
     }
     let survey = DatasetStats::of(&config);
-    let unread = survey
-        .map(|survey| planning::observe(&mut request.workload, survey))
-        .err();
+    let unread = survey.map(|survey| planning::observe(&mut request.workload, survey)).err();
     let mut others = Vec::new();
     let mut fit = match (spread, request.budget) {
-        (
-            Spread::Chosen {
-                machines,
-                links,
-                degrees,
-            },
-            _,
-        ) => {
+        (Spread::Chosen { machines, links, degrees }, _) => {
             let cluster = links.cluster(machines, &request.profile);
             let found = request.fit_cluster(cluster, &degrees)?;
             (request, others) = (found.request, found.others);
@@ -176,48 +142,28 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
         let key = "rollout.tensor_model_parallel_size";
         report.settings.insert(0, format!("{key}={together}"));
     }
-    if let Spread::Chosen {
-        machines: (nodes, gpus),
-        ..
-    } = spread
-    {
+    if let Spread::Chosen { machines: (nodes, gpus), .. } = spread {
         let ranks = [("nnodes", nodes), ("n_gpus_per_node", gpus)];
         let ranks = ranks.map(|(key, n)| format!("trainer.{key}={n}"));
         report.settings.splice(0..0, ranks);
     }
-    Ok(Planned {
-        request,
-        report,
-        unread,
-    })
+    Ok(Planned { request, report, unread })
 }
 
-/// Degrees that were given, on machines of so many devices where that is their number; without a word of machines all are in one.
-fn placed(
-    parallel: Parallel,
-    (nodes, gpus): (u64, u64),
-    links: Links,
-    profile: &DeviceProfile,
-) -> Parallel {
+/// Degrees that were given, on machines of so many devices where that is their number; without a word of machines all
+/// are in one.
+fn placed(parallel: Parallel, (nodes, gpus): (u64, u64), links: Links, profile: &DeviceProfile) -> Parallel {
     if !parallel.is_several() {
         return parallel;
     }
     let all = parallel.devices();
-    let machines = if nodes.saturating_mul(gpus) == all {
-        (nodes, gpus)
-    } else {
-        (1, all)
-    };
+    let machines = if nodes.saturating_mul(gpus) == all { (nodes, gpus) } else { (1, all) };
     parallel.on(links.cluster(machines, profile), profile.backend)
 }
 
 /// Refuses to choose degrees for devices that several ranks do not run on.
 fn check_ranks(spread: &Spread, backend: Backend) -> anyhow::Result<()> {
-    let Spread::Chosen {
-        machines: (nodes, gpus),
-        ..
-    } = spread
-    else {
+    let Spread::Chosen { machines: (nodes, gpus), .. } = spread else {
         return Ok(());
     };
     let runs = matches!(backend, Backend::Cpu | Backend::Cuda);

@@ -7,21 +7,18 @@
 // Configuration
 pub use firebrick_backends::{DeviceSpec, Precision};
 pub use firebrick_engine::config::{
-    CriticConfig, LoraSettings, Mode, ModelConfig, ObjectiveConfig, RolloutConfig, RunConfig,
-    RunConfigBuilder, SftConfig, TrainerConfig, UpdateConfig, WarmupConfig,
+    CriticConfig, LoraSettings, Mode, ModelConfig, ObjectiveConfig, RolloutConfig, RunConfig, RunConfigBuilder,
+    SftConfig, TrainerConfig, UpdateConfig, WarmupConfig,
 };
 pub use firebrick_engine::lr_scheduler::LrSchedulerConfig;
 pub use firebrick_engine::objective::Algorithm;
 pub use firebrick_engine::optim::OptimConfig;
-pub use firebrick_engine::task::{
-    ArithmeticConfig, JsonlConfig, RewardConfig, RewardKind, RowFiles, TaskConfig,
-};
+pub use firebrick_engine::task::{ArithmeticConfig, JsonlConfig, RewardConfig, RewardKind, RowFiles, TaskConfig};
 pub use firebrick_plan::{MemoryConfig, Preset};
 
 // A run
 pub use firebrick_engine::metrics::{
-    Control, Event, Metrics, Observer, Phase, StepReport, Summary, TrackedRun, Tracker,
-    TrackerResult,
+    Control, Event, Metrics, Observer, Phase, StepReport, Summary, TrackedRun, Tracker, TrackerResult,
 };
 pub use firebrick_engine::trainer::{Start, Trainer, TrainerBuilder};
 
@@ -33,8 +30,8 @@ pub use burn::tensor::Tensor;
 pub use firebrick_engine::objective::aggregate::Aggregation;
 pub use firebrick_engine::objective::sft::Nll;
 pub use firebrick_engine::objective::{
-    AdaptiveCoefficients, Loss, LossSums, Metric, MicroScores, Needs, Objective, OptimizerStep,
-    PolicyGradient, Scores, TokenInputs, TokenLoss,
+    AdaptiveCoefficients, Loss, LossSums, Metric, MicroScores, Needs, Objective, OptimizerStep, PolicyGradient, Scores,
+    TokenInputs, TokenLoss,
 };
 pub use firebrick_engine::rollout::Rollout;
 

@@ -1,4 +1,5 @@
-//! Console output of a run without a live view: a progress bar where stderr is a terminal, plain lines elsewhere, a summary at the end.
+//! Console output of a run without a live view: a progress bar where stderr is a terminal, plain lines elsewhere, a
+//! summary at the end.
 
 use crate::output;
 use crate::table::Table;
@@ -29,10 +30,8 @@ pub fn show_downloads() {
             return;
         }
         let bar = bar.get_or_insert_with(|| {
-            let style = ProgressStyle::with_template(
-                "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-            )
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
+            let style = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new(0).with_style(style.progress_chars("=> "))
         });
         bar.set_length(download.total);
@@ -56,11 +55,7 @@ pub struct Progress {
 impl Progress {
     /// Progress on stderr: a bar where that is a terminal, unless plain lines are asked for.
     pub fn new(plain: bool) -> Self {
-        Self {
-            bar: None,
-            terminal: !plain && std::io::stderr().is_terminal(),
-            last_line: Instant::now(),
-        }
+        Self { bar: None, terminal: !plain && std::io::stderr().is_terminal(), last_line: Instant::now() }
     }
 
     fn line(&self, text: &str) {
@@ -72,23 +67,13 @@ impl Progress {
 
     fn advance(&mut self, phase: &'static str, step: u64, steps: u64, text: &str) {
         if self.terminal {
-            if self
-                .bar
-                .as_ref()
-                .is_none_or(|b| b.length() != Some(steps) || b.prefix() != phase)
-            {
+            if self.bar.as_ref().is_none_or(|b| b.length() != Some(steps) || b.prefix() != phase) {
                 if let Some(old) = self.bar.take() {
                     old.finish_and_clear();
                 }
-                let style = ProgressStyle::with_template(
-                    "{prefix} [{bar:30}] {pos}/{len} {elapsed}<{eta} {msg}",
-                )
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-                self.bar = Some(
-                    ProgressBar::new(steps)
-                        .with_style(style.progress_chars("=> "))
-                        .with_prefix(phase),
-                );
+                let style = ProgressStyle::with_template("{prefix} [{bar:30}] {pos}/{len} {elapsed}<{eta} {msg}")
+                    .unwrap_or_else(|_| ProgressStyle::default_bar());
+                self.bar = Some(ProgressBar::new(steps).with_style(style.progress_chars("=> ")).with_prefix(phase));
             }
             if let Some(bar) = &self.bar {
                 bar.set_position(step);
@@ -109,7 +94,8 @@ fn value(metrics: &Metrics, name: &str) -> f64 {
     metrics.get(name).copied().unwrap_or(f64::NAN)
 }
 
-/// Whether a value of a validation is printed: means, and where there are several samples a prompt, what all of them say.
+/// Whether a value of a validation is printed: means, and where there are several samples a prompt, what all of them
+/// say.
 fn is_headline(name: &str) -> bool {
     let single = name.contains("@1/") || name.ends_with("@1");
     !name.contains('@') || (name.starts_with("val-core/") && !single)
@@ -139,10 +125,7 @@ pub fn summary_lines(summary: &Summary) -> String {
     }
     lines.extend(memory_lines(summary));
     if summary.skipped_steps > 0 {
-        lines.push(format!(
-            "  {} optimizer steps were skipped because of non-finite gradients",
-            summary.skipped_steps
-        ));
+        lines.push(format!("  {} optimizer steps were skipped because of non-finite gradients", summary.skipped_steps));
     }
     lines.join("\n")
 }
@@ -155,10 +138,7 @@ fn memory_lines(summary: &Summary) -> Vec<String> {
     if summary.memory.is_empty() {
         return Vec::new();
     }
-    let mut table = Table::new(
-        1,
-        &["memory", "predicted", "measured", "measured/predicted"],
-    );
+    let mut table = Table::new(1, &["memory", "predicted", "measured", "measured/predicted"]);
     let mut row = |name: &str, predicted: u64, measured: u64| {
         table.row(vec![
             name.to_owned(),
@@ -209,11 +189,7 @@ impl Observer for Progress {
                     self.line(&line);
                 }
             }
-            Event::Sft {
-                step,
-                steps,
-                metrics,
-            } => {
+            Event::Sft { step, steps, metrics } => {
                 let text = format!(
                     "loss {:.4} grad_norm {:.3} lr {:.2e}",
                     value(metrics, "train/loss"),
@@ -222,12 +198,7 @@ impl Observer for Progress {
                 );
                 self.advance("sft", step, steps, &text);
             }
-            Event::Step {
-                step,
-                steps,
-                metrics,
-                ..
-            } => {
+            Event::Step { step, steps, metrics, .. } => {
                 self.advance("train", step, steps, &step_line(metrics));
             }
             Event::Validated { step, metrics } => {
@@ -235,13 +206,7 @@ impl Observer for Progress {
                     self.line(&format!("validation at step {step}: {name} {value:.4}"));
                 }
             }
-            Event::Replanned {
-                phase,
-                step,
-                used,
-                limit,
-                settings,
-            } => {
+            Event::Replanned { phase, step, used, limit, settings } => {
                 let needed = used.map_or(String::new(), |b| format!(" with {} in use", Bytes(b)));
                 let allowed = limit.map_or(String::new(), |b| format!(", limit {}", Bytes(b)));
                 self.line(&format!(
@@ -277,29 +242,17 @@ fn ready_lines(event: &Event<'_>) -> Vec<String> {
     else {
         return Vec::new();
     };
-    let of = if trainable < params {
-        format!("{trainable} of ")
-    } else {
-        String::new()
-    };
+    let of = if trainable < params { format!("{trainable} of ") } else { String::new() };
     let budget = budget_bytes.map_or(String::new(), |bytes| format!(", budget {}", Bytes(bytes)));
     let mut lines = vec![
-        format!(
-            "training {of}{params} parameters on {device}; run folder {}",
-            output.display()
-        ),
-        format!(
-            "plan: predicted peak {}{budget} (plan.json)",
-            Bytes(*predicted_peak_bytes)
-        ),
+        format!("training {of}{params} parameters on {device}; run folder {}", output.display()),
+        format!("plan: predicted peak {}{budget} (plan.json)", Bytes(*predicted_peak_bytes)),
     ];
     if *resumed_from > 0 {
         lines.push(format!("resumed after step {resumed_from}"));
     }
     if *filtered > 0 {
-        lines.push(format!(
-            "skipped {filtered} training prompts longer than rollout.prompt_length"
-        ));
+        lines.push(format!("skipped {filtered} training prompts longer than rollout.prompt_length"));
     }
     if *validation == 0 {
         lines.push("no validation prompts: val-core metrics will not be reported".into());

@@ -26,21 +26,11 @@ pub fn html(report: &Report) -> String {
     let (before_program, end) = split(rest, "/*PROGRAM*/");
     let data = report.to_json();
     let program = PROGRAM.concat();
-    [
-        before_style,
-        STYLE,
-        before_data,
-        &data,
-        before_program,
-        &program,
-        end,
-    ]
-    .concat()
+    [before_style, STYLE, before_data, &data, before_program, &program, end].concat()
 }
 
 fn split(page: &'static str, mark: &str) -> (&'static str, &'static str) {
-    page.split_once(mark)
-        .expect("a mark of the page in this repository")
+    page.split_once(mark).expect("a mark of the page in this repository")
 }
 
 #[cfg(test)]
@@ -50,16 +40,9 @@ mod tests {
     #[test]
     fn the_page_loads_nothing_and_its_parts_cannot_end_it() {
         let runs = Vec::new();
-        let report = Report {
-            format: "firebrick.report",
-            version: 1,
-            program: "0",
-            runs,
-        };
+        let report = Report { format: "firebrick.report", version: 1, program: "0", runs };
         let html = html(&report);
-        for load in [
-            "src=", "<link", "@import", "url(", "fetch(", "import(", "eval(",
-        ] {
+        for load in ["src=", "<link", "@import", "url(", "fetch(", "import(", "eval("] {
             assert!(!html.contains(load), "{load}");
         }
         // the data block's and the program's

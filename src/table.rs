@@ -12,11 +12,7 @@ pub struct Table {
 impl Table {
     /// A table whose first `text_columns` columns are text.
     pub fn new(text_columns: usize, header: &[&str]) -> Self {
-        Self {
-            rows: vec![header.iter().map(|&s| s.to_owned()).collect()],
-            text_columns,
-            ends_with_text: false,
-        }
+        Self { rows: vec![header.iter().map(|&s| s.to_owned()).collect()], text_columns, ends_with_text: false }
     }
 
     /// The same with text in the last column too.
@@ -45,11 +41,7 @@ impl Table {
                 // writing to a string cannot fail
                 let is_last = c + 1 == columns;
                 let is_text = c < self.text_columns || (self.ends_with_text && is_last);
-                let _ = if is_text {
-                    write!(line, "{gap}{cell:<width$}")
-                } else {
-                    write!(line, "{gap}{cell:>width$}")
-                };
+                let _ = if is_text { write!(line, "{gap}{cell:<width$}") } else { write!(line, "{gap}{cell:>width$}") };
             }
             text.push_str(line.trim_end());
             text.push('\n');
@@ -67,10 +59,7 @@ mod tests {
         let mut table = Table::new(1, &["NAME", "BYTES"]);
         table.row(vec!["a".into(), "1".into()]);
         table.row(vec!["longer".into(), "1000000".into()]);
-        assert_eq!(
-            table.render(),
-            "NAME      BYTES\na             1\nlonger  1000000\n"
-        );
+        assert_eq!(table.render(), "NAME      BYTES\na             1\nlonger  1000000\n");
     }
 
     #[test]
@@ -78,9 +67,6 @@ mod tests {
         let mut table = Table::new(0, &["BYTES", "WHERE"]).ends_with_text();
         table.row(vec!["1".into(), "a".into()]);
         table.row(vec!["1000000".into(), "there and back".into()]);
-        assert_eq!(
-            table.render(),
-            "  BYTES  WHERE\n      1  a\n1000000  there and back\n"
-        );
+        assert_eq!(table.render(), "  BYTES  WHERE\n      1  a\n1000000  there and back\n");
     }
 }

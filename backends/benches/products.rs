@@ -1,8 +1,9 @@
-//! Which of `CubeK`'s ways to multiply matrices is the fastest at which shape: what `kernels/cube/product.rs` chooses by.
+//! Which of `CubeK`'s ways to multiply matrices is the fastest at which shape: what `kernels/cube/product.rs` chooses
+//! by.
 //!
-//! `cargo bench -p firebrick-backends --bench products [-- WAY]`: a line of JSON for each way and shape, of the first GPU. With the number
-//! of a way, that way alone: compiling kernels takes longer than running them, so several processes may compile at once. They take turns
-//! at measuring.
+//! `cargo bench -p firebrick-backends --bench products [-- WAY]`: a line of JSON for each way and shape, of the first
+//! GPU. With the number of a way, that way alone: compiling kernels takes longer than running them, so several
+//! processes may compile at once. They take turns at measuring.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 use burn::backend::Cube;
@@ -37,11 +38,7 @@ struct Shape {
 }
 
 const fn shape(name: &'static str, size: [usize; 3], transposed: [bool; 2]) -> Shape {
-    Shape {
-        name,
-        size,
-        transposed,
-    }
+    Shape { name, size, transposed }
 }
 
 /// Products of Qwen2.5-0.5B: of 8,192 tokens in training and of 64 and 512 rows in decoding.
@@ -68,14 +65,8 @@ const SHAPES: &[Shape] = &[
 ];
 
 fn ways() -> Vec<(&'static str, Way)> {
-    let simple = |tile_matmul, multi_rows| SimpleArgs {
-        tile_matmul,
-        multi_rows,
-    };
-    let double = |tile_matmul, specialized| DoubleBufferingArgs {
-        tile_matmul,
-        specialized,
-    };
+    let simple = |tile_matmul, multi_rows| SimpleArgs { tile_matmul, multi_rows };
+    let double = |tile_matmul, specialized| DoubleBufferingArgs { tile_matmul, specialized };
     let ordered = |tile_matmul, rows| OrderedSelectionArgs {
         tile_matmul,
         partition_k: Some(2),
@@ -83,66 +74,21 @@ fn ways() -> Vec<(&'static str, Way)> {
         rows_per_plane: Some(2),
     };
     let many = vec![
-        (
-            "simple cyclic cmma",
-            Strategy::SimpleCyclicCmma(Inferred(simple(Cmma, false))),
-        ),
-        (
-            "simple cyclic cmma, rows",
-            Strategy::SimpleCyclicCmma(Inferred(simple(Cmma, true))),
-        ),
-        (
-            "simple cyclic mma",
-            Strategy::SimpleCyclicMma(Inferred(simple(Mma, false))),
-        ),
-        (
-            "simple cyclic mma, rows",
-            Strategy::SimpleCyclicMma(Inferred(simple(Mma, true))),
-        ),
-        (
-            "double cyclic cmma",
-            Strategy::DoubleCyclicCmma(Inferred(double(Cmma, false))),
-        ),
-        (
-            "double cyclic mma",
-            Strategy::DoubleCyclicMma(Inferred(double(Mma, false))),
-        ),
-        (
-            "double cyclic mma, specialized",
-            Strategy::DoubleCyclicMma(Inferred(double(Mma, true))),
-        ),
-        (
-            "ordered double cmma 8",
-            Strategy::OrderedDoubleCmma(Inferred(ordered(Cmma, 8))),
-        ),
-        (
-            "ordered double mma 8",
-            Strategy::OrderedDoubleMma(Inferred(ordered(Mma, 8))),
-        ),
-        (
-            "ordered double mma 4",
-            Strategy::OrderedDoubleMma(Inferred(ordered(Mma, 4))),
-        ),
-        (
-            "specialized cyclic mma",
-            Strategy::SpecializedCyclicMma(Inferred(().into())),
-        ),
-        (
-            "simple tma mma",
-            Strategy::SimpleTmaMma(Inferred(simple(Mma, false))),
-        ),
-        (
-            "simple tma mma, rows",
-            Strategy::SimpleTmaMma(Inferred(simple(Mma, true))),
-        ),
-        (
-            "specialized tma cmma",
-            Strategy::SpecializedTmaCmma(Inferred(().into())),
-        ),
-        (
-            "specialized tma mma",
-            Strategy::SpecializedTmaMma(Inferred(().into())),
-        ),
+        ("simple cyclic cmma", Strategy::SimpleCyclicCmma(Inferred(simple(Cmma, false)))),
+        ("simple cyclic cmma, rows", Strategy::SimpleCyclicCmma(Inferred(simple(Cmma, true)))),
+        ("simple cyclic mma", Strategy::SimpleCyclicMma(Inferred(simple(Mma, false)))),
+        ("simple cyclic mma, rows", Strategy::SimpleCyclicMma(Inferred(simple(Mma, true)))),
+        ("double cyclic cmma", Strategy::DoubleCyclicCmma(Inferred(double(Cmma, false)))),
+        ("double cyclic mma", Strategy::DoubleCyclicMma(Inferred(double(Mma, false)))),
+        ("double cyclic mma, specialized", Strategy::DoubleCyclicMma(Inferred(double(Mma, true)))),
+        ("ordered double cmma 8", Strategy::OrderedDoubleCmma(Inferred(ordered(Cmma, 8)))),
+        ("ordered double mma 8", Strategy::OrderedDoubleMma(Inferred(ordered(Mma, 8)))),
+        ("ordered double mma 4", Strategy::OrderedDoubleMma(Inferred(ordered(Mma, 4)))),
+        ("specialized cyclic mma", Strategy::SpecializedCyclicMma(Inferred(().into()))),
+        ("simple tma mma", Strategy::SimpleTmaMma(Inferred(simple(Mma, false)))),
+        ("simple tma mma, rows", Strategy::SimpleTmaMma(Inferred(simple(Mma, true)))),
+        ("specialized tma cmma", Strategy::SpecializedTmaCmma(Inferred(().into()))),
+        ("specialized tma mma", Strategy::SpecializedTmaMma(Inferred(().into()))),
     ];
     let tiled = tiled::Strategy::Cmma(CubeStagedMatmulRoutineSettings::DEFAULT);
     many.into_iter()
@@ -156,38 +102,18 @@ fn primitive(tensor: Tensor<2>) -> CubeTensor {
 }
 
 fn matrix(rows: usize, columns: usize, transposed: bool, device: &Device) -> CubeTensor {
-    let stored = if transposed {
-        [columns, rows]
-    } else {
-        [rows, columns]
-    };
+    let stored = if transposed { [columns, rows] } else { [rows, columns] };
     let spread = Distribution::Normal(0.0, 1.0);
     let values = Tensor::<2>::random(stored, spread, (device, DType::BF16));
-    primitive(if transposed {
-        values.transpose()
-    } else {
-        values
-    })
+    primitive(if transposed { values.transpose() } else { values })
 }
 
 fn multiply(way: &Way, [a, b]: &[CubeTensor; 2], out: &CubeTensor) -> Result<(), String> {
     let elem = dtype_to_storage_type(DType::BF16);
-    let globals = MatmulGlobalElems {
-        lhs: elem,
-        rhs: elem,
-        out: elem,
-    };
+    let globals = MatmulGlobalElems { lhs: elem, rhs: elem, out: elem };
     let [left, right] = [a, b].map(|t| InputBinding::new(t.clone().binding(), elem));
     let mut types = MatmulElems::from_globals(&globals);
-    launch_ref(
-        way,
-        &out.client,
-        left,
-        right,
-        out.clone().binding(),
-        &mut types,
-    )
-    .map_err(|error| format!("{error:?}"))
+    launch_ref(way, &out.client, left, right, out.clone().binding(), &mut types).map_err(|error| format!("{error:?}"))
 }
 
 fn wait(tensor: &CubeTensor) {
@@ -197,25 +123,16 @@ fn wait(tensor: &CubeTensor) {
 /// Seconds of one product and its largest difference from the first way's, over the largest value.
 fn measure(way: &Way, shape: &Shape, device: &Device) -> Result<(f64, f32), String> {
     let [m, k, n] = shape.size;
-    let inputs = [
-        matrix(m, k, shape.transposed[0], device),
-        matrix(k, n, shape.transposed[1], device),
-    ];
+    let inputs = [matrix(m, k, shape.transposed[0], device), matrix(k, n, shape.transposed[1], device)];
     let out = || {
         let like = &inputs[0];
-        empty_device_contiguous_dtype(
-            like.client.clone(),
-            like.device.clone(),
-            [m, n].into(),
-            DType::BF16,
-        )
+        empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), [m, n].into(), DType::BF16)
     };
     let (expected, found) = (out(), out());
     multiply(&Way::Auto, &inputs, &expected)?;
     multiply(way, &inputs, &found)?;
     wait(&found);
-    let turn =
-        File::create(std::env::temp_dir().join("firebrick-products")).map_err(|e| e.to_string())?;
+    let turn = File::create(std::env::temp_dir().join("firebrick-products")).map_err(|e| e.to_string())?;
     turn.lock().map_err(|e| e.to_string())?;
     let mut best = f64::INFINITY;
     for _ in 0..3 {
@@ -227,17 +144,14 @@ fn measure(way: &Way, shape: &Shape, device: &Device) -> Result<(f64, f32), Stri
         best = best.min(started.elapsed().as_secs_f64() / 6.0);
     }
     drop(turn);
-    let [expected, found] =
-        [expected, found].map(|t| Tensor::<2>::from_primitive::<Cube>(t).cast(DType::F32));
+    let [expected, found] = [expected, found].map(|t| Tensor::<2>::from_primitive::<Cube>(t).cast(DType::F32));
     let largest: f32 = expected.clone().abs().max().into_scalar();
     let apart: f32 = (expected - found).abs().max().into_scalar();
     Ok((best, apart / largest))
 }
 
 fn main() {
-    let chosen = std::env::args()
-        .skip(1)
-        .find_map(|word| word.parse::<usize>().ok());
+    let chosen = std::env::args().skip(1).find_map(|word| word.parse::<usize>().ok());
     let (device, _) = open("cuda".parse().expect("a name")).expect("a GPU");
     for (number, (name, way)) in ways().into_iter().enumerate() {
         if chosen.is_some_and(|chosen| chosen != number) {

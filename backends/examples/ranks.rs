@@ -1,8 +1,9 @@
-//! Collectives over MPI against the same ones between threads: `tests/mpi/run` starts it under `mpirun`. Every rank computes what all
-//! ranks should have, with [`Threads`], and compares its own to the bit. Arguments: nothing; `nccl`, with which values go over NCCL, between
-//! CUDA devices of which each rank has one; `speed`, with which it prints how long sums take (`tests/mpi/speed`), in messages of at most so
-//! many bytes where a number follows; `panic N`, `error N` or `kill N`, with which rank N fails while the others wait for it; or
-//! `mismatch N`, with which rank N gathers another length than the others, and all end with an error that names both.
+//! Collectives over MPI against the same ones between threads: `tests/mpi/run` starts it under `mpirun`. Every rank
+//! computes what all ranks should have, with [`Threads`], and compares its own to the bit. Arguments: nothing; `nccl`,
+//! with which values go over NCCL, between CUDA devices of which each rank has one; `speed`, with which it prints how
+//! long sums take (`tests/mpi/speed`), in messages of at most so many bytes where a number follows; `panic N`, `error
+//! N` or `kill N`, with which rank N fails while the others wait for it; or `mismatch N`, with which rank N gathers
+//! another length than the others, and all end with an error that names both.
 
 #![allow(clippy::print_stdout, reason = "a program")]
 
@@ -27,21 +28,12 @@ const LENGTHS: [usize; 7] = [0, 1, 3, 64, 1_001, 16_384, 100_003];
 const RANDOM_LENGTHS: usize = 1_000;
 const LONGEST: u64 = 3_000;
 
-const ELEMENTS: [Element; 5] = [
-    Element::F32,
-    Element::F64,
-    Element::Bf16,
-    Element::F16,
-    Element::Byte,
-];
+const ELEMENTS: [Element; 5] = [Element::F32, Element::F64, Element::Bf16, Element::F16, Element::Byte];
 
 const FRAME: usize = 1 << 16;
 
 fn settings() -> Settings {
-    Settings {
-        deadline: Duration::from_mins(1),
-        frame: FRAME,
-    }
+    Settings { deadline: Duration::from_mins(1), frame: FRAME }
 }
 
 fn values(element: Element, rank: usize, len: usize) -> Flat {
@@ -82,18 +74,14 @@ fn operations(group: &dyn Collective, element: Element, len: usize) -> Result<Ve
 
 fn compare(world: &dyn Collective, random: usize) -> Result<usize> {
     let mut cases = 0;
-    let chosen = ELEMENTS
-        .into_iter()
-        .flat_map(|element| LENGTHS.map(|len| (element, len)));
+    let chosen = ELEMENTS.into_iter().flat_map(|element| LENGTHS.map(|len| (element, len)));
     let random = (0..random).map(|case| {
         let bits = (case as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         (ELEMENTS[case % ELEMENTS.len()], (bits % LONGEST) as usize)
     });
     for (element, len) in chosen.chain(random) {
         let found = operations(world, element, len)?;
-        let threads = Threads::run(world.size(), settings(), |rank| {
-            operations(rank.as_ref(), element, len)
-        });
+        let threads = Threads::run(world.size(), settings(), |rank| operations(rank.as_ref(), element, len));
         let expected = threads.into_iter().nth(world.rank());
         let same = matches!(&expected, Some(Ok(Ok(expected))) if *expected == found);
         if !same {
@@ -133,9 +121,7 @@ fn links(world: &Arc<dyn Collective>) -> Result<()> {
 fn speed(world: &dyn Collective) -> Result<()> {
     const VALUES: usize = 16 << 20;
     for _ in 0..15 {
-        let own: Vec<f32> = (0..VALUES)
-            .map(|i| (i % 97) as f32 + world.rank() as f32)
-            .collect();
+        let own: Vec<f32> = (0..VALUES).map(|i| (i % 97) as f32 + world.rank() as f32).collect();
         world.agree(None)?;
         let start = Instant::now();
         let sum = world.all_reduce(Flat::F32(own))?;
@@ -156,10 +142,7 @@ fn speed(world: &dyn Collective) -> Result<()> {
 
 /// The same ranks over NCCL, on the CUDA device of each one's number.
 fn over_nccl(world: &Arc<dyn Collective>) -> Arc<dyn Collective> {
-    let spec = DeviceSpec::Named {
-        backend: Backend::Cuda,
-        index: world.rank(),
-    };
+    let spec = DeviceSpec::Named { backend: Backend::Cuda, index: world.rank() };
     let (device, _) = open(spec).unwrap_or_else(|error| panic!("{error}"));
     let joined = Nccl::join(world, &device).unwrap_or_else(|error| panic!("{error}"));
     joined.unwrap_or_else(|why| panic!("{why}"))
@@ -169,10 +152,7 @@ fn over_nccl(world: &Arc<dyn Collective>) -> Arc<dyn Collective> {
 fn time_sums(frame: Option<usize>) {
     keep_freed_memory();
     let trainer = Settings::default();
-    let settings = Settings {
-        frame: frame.unwrap_or(trainer.frame),
-        ..trainer
-    };
+    let settings = Settings { frame: frame.unwrap_or(trainer.frame), ..trainer };
     let world = launched_world(settings).unwrap_or_else(|error| panic!("{error}"));
     speed(world.as_ref()).unwrap_or_else(|error| panic!("{error}"));
 }
@@ -219,17 +199,10 @@ fn main() {
         std::process::exit(3);
     }
     // stand-ins for cards are slow
-    let random = if arguments.is_empty() {
-        RANDOM_LENGTHS
-    } else {
-        0
-    };
+    let random = if arguments.is_empty() { RANDOM_LENGTHS } else { 0 };
     match links(&world).and_then(|()| compare(world.as_ref(), random)) {
         Ok(cases) if world.rank() == 0 => {
-            println!(
-                "{cases} results of {} ranks are those of threads",
-                world.size()
-            );
+            println!("{cases} results of {} ranks are those of threads", world.size());
         }
         Ok(_) => {}
         Err(error) => {

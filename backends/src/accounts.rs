@@ -1,7 +1,7 @@
 //! Bytes in use and their peaks by category.
 //!
-//! A backend's memory pool reports how much is in use, not for what. Code that keeps tensors across a phase or segment boundary
-//! registers their bytes with [`Accounts::hold`]; dropping the [`MemoryGuard`] subtracts them again.
+//! A backend's memory pool reports how much is in use, not for what. Code that keeps tensors across a phase or segment
+//! boundary registers their bytes with [`Accounts::hold`]; dropping the [`MemoryGuard`] subtracts them again.
 
 pub use firebrick_spec::{Account, Category, Home, Role};
 
@@ -24,8 +24,8 @@ struct Books {
     by_model: [[[AtomicU64; Home::ALL.len()]; Category::ALL.len()]; Role::ALL.len()],
 }
 
-/// The memory accounts of one training run, shared by everything that allocates for it. Bytes are registered for one model:
-/// the policy, unless [`for_model`](Self::for_model) says otherwise.
+/// The memory accounts of one training run, shared by everything that allocates for it. Bytes are registered for one
+/// model: the policy, unless [`for_model`](Self::for_model) says otherwise.
 #[derive(Debug)]
 pub struct Accounts {
     books: Arc<Books>,
@@ -51,11 +51,7 @@ impl Books {
     }
 
     fn of(&self, account: Account) -> &AtomicU64 {
-        let Account {
-            category,
-            home,
-            model,
-        } = account;
+        let Account { category, home, model } = account;
         &self.by_model[model as usize][category as usize][home as usize]
     }
 }
@@ -64,40 +60,25 @@ impl Accounts {
     /// Empty accounts.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::new(Self {
-            books: Arc::default(),
-            model: Role::Policy,
-        })
+        Arc::new(Self { books: Arc::default(), model: Role::Policy })
     }
 
     /// The same accounts; what is registered through them is held for this model.
     #[must_use]
     pub fn for_model(&self, model: Role) -> Arc<Self> {
-        Arc::new(Self {
-            books: Arc::clone(&self.books),
-            model,
-        })
+        Arc::new(Self { books: Arc::clone(&self.books), model })
     }
 
     /// Adds bytes to an account until the returned guard is dropped.
     #[must_use]
     pub fn hold(self: &Arc<Self>, category: Category, home: Home, bytes: usize) -> MemoryGuard {
-        let account = Account {
-            category,
-            home,
-            model: self.model,
-        };
+        let account = Account { category, home, model: self.model };
         let cell = self.books.cell(category, home);
         let bytes = bytes as u64;
         let now = cell.now.fetch_add(bytes, Relaxed) + bytes;
         cell.peak.fetch_max(now, Relaxed);
         self.books.of(account).fetch_add(bytes, Relaxed);
-        MemoryGuard {
-            trace_key: allocation_trace::held(account, bytes),
-            accounts: Arc::clone(self),
-            account,
-            bytes,
-        }
+        MemoryGuard { trace_key: allocation_trace::held(account, bytes), accounts: Arc::clone(self), account, bytes }
     }
 
     /// Bytes held now by every account, by [`Account::index`].
@@ -110,12 +91,7 @@ impl Accounts {
     #[must_use]
     pub fn balance(&self, category: Category, home: Home) -> Balance {
         let cell = self.books.cell(category, home);
-        Balance {
-            category,
-            home,
-            bytes: cell.now.load(Relaxed),
-            peak_bytes: cell.peak.load(Relaxed),
-        }
+        Balance { category, home, bytes: cell.now.load(Relaxed), peak_bytes: cell.peak.load(Relaxed) }
     }
 
     /// Every account with a peak above 0, the largest peak first.
@@ -170,10 +146,7 @@ impl Drop for MemoryGuard {
         let account = self.account;
         let cell = self.accounts.books.cell(account.category, account.home);
         cell.now.fetch_sub(self.bytes, Relaxed);
-        self.accounts
-            .books
-            .of(account)
-            .fetch_sub(self.bytes, Relaxed);
+        self.accounts.books.of(account).fetch_sub(self.bytes, Relaxed);
         if let Some(key) = self.trace_key {
             allocation_trace::released(key, account, self.bytes);
         }
@@ -204,25 +177,15 @@ mod tests {
         let policy = Accounts::new();
         let critic = policy.for_model(Role::Critic);
         let held = |model| {
-            let account = Account {
-                category: Category::Moments,
-                home: Home::Host,
-                model,
-            };
+            let account = Account { category: Category::Moments, home: Home::Host, model };
             policy.held().nth(account.index())
         };
         let own = policy.hold(Category::Moments, Home::Host, 30);
         let other = critic.hold(Category::Moments, Home::Host, 12);
-        assert_eq!(
-            (held(Role::Policy), held(Role::Critic)),
-            (Some(30), Some(12))
-        );
+        assert_eq!((held(Role::Policy), held(Role::Critic)), (Some(30), Some(12)));
         assert_eq!(policy.balance(Category::Moments, Home::Host).bytes, 42);
         drop(own);
-        assert_eq!(
-            (held(Role::Policy), held(Role::Critic)),
-            (Some(0), Some(12))
-        );
+        assert_eq!((held(Role::Policy), held(Role::Critic)), (Some(0), Some(12)));
         drop(other);
         assert_eq!(policy.held().sum::<u64>(), 0);
     }

@@ -1,8 +1,8 @@
 //! The last allocations of a run, and who made them: `PyTorch`'s memory history.
 //!
-//! On the CPU the counting allocator reports every allocation and release of [`LEAST_BYTES`] or more, with its call stack as
-//! addresses that become names when the trace is read. A GPU's pools have no such hook: there the trace has what is registered
-//! in the accounts. While nothing is traced, an allocation costs one relaxed load more.
+//! On the CPU the counting allocator reports every allocation and release of [`LEAST_BYTES`] or more, with its call
+//! stack as addresses that become names when the trace is read. A GPU's pools have no such hook: there the trace has
+//! what is registered in the accounts. While nothing is traced, an allocation costs one relaxed load more.
 
 use firebrick_spec::Account;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// Smaller allocations of the heap are not traced: a step makes millions of them, and no tensor of weight is among them.
+/// Smaller allocations of the heap are not traced: a step makes millions of them, and no tensor of weight is among
+/// them.
 pub const LEAST_BYTES: usize = 64 << 10;
 
 /// Frames of a stack that are kept, the innermost.
@@ -120,8 +121,8 @@ pub(crate) fn allocated(address: usize, bytes: usize) -> bool {
     heap_event(address, bytes, false)
 }
 
-/// A release while the heap is traced, told before it happens: afterwards another thread may have the address. Gives whether it
-/// counts.
+/// A release while the heap is traced, told before it happens: afterwards another thread may have the address. Gives
+/// whether it counts.
 #[cold]
 pub(crate) fn freed(address: usize, bytes: usize) -> bool {
     heap_event(address, bytes, true)
@@ -156,19 +157,13 @@ pub(crate) fn held(account: Account, bytes: u64) -> Option<u64> {
         return None;
     }
     let key = KEYS.fetch_add(1, Relaxed);
-    push(
-        TraceSource::Accounts,
-        &account_event(key, account, bytes, false),
-    );
+    push(TraceSource::Accounts, &account_event(key, account, bytes, false));
     Some(key)
 }
 
 /// Bytes that an account has given back.
 pub(crate) fn released(key: u64, account: Account, bytes: u64) {
-    push(
-        TraceSource::Accounts,
-        &account_event(key, account, bytes, true),
-    );
+    push(TraceSource::Accounts, &account_event(key, account, bytes, true));
 }
 
 fn account_event(key: u64, account: Account, bytes: u64, released: bool) -> TraceEvent {
@@ -184,8 +179,8 @@ fn account_event(key: u64, account: Account, bytes: u64, released: bool) -> Trac
 }
 
 impl TraceEvent {
-    /// The `backtrace` crate's lock may be taken again by the thread that has it, unlike the standard library's: an allocation
-    /// may come from whatever prints a backtrace.
+    /// The `backtrace` crate's lock may be taken again by the thread that has it, unlike the standard library's: an
+    /// allocation may come from whatever prints a backtrace.
     fn capture_stack(&mut self) {
         let Self { stack, depth, .. } = self;
         backtrace::trace(|frame| {
@@ -216,8 +211,8 @@ pub struct AllocationTrace {
 }
 
 impl AllocationTrace {
-    /// Records the last `capacity` events of this source, at least one. Their memory, some 450 bytes each, is taken at once, and
-    /// readings of the heap leave it out.
+    /// Records the last `capacity` events of this source, at least one. Their memory, some 450 bytes each, is taken at
+    /// once, and readings of the heap leave it out.
     pub fn start(source: TraceSource, capacity: usize) -> Self {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let trace = STARTED.fetch_add(1, Relaxed);
@@ -228,13 +223,7 @@ impl AllocationTrace {
         with_handling(Handling::Ignored, || {
             let events = VecDeque::with_capacity(capacity);
             let mut ring = RING.lock().unwrap_or_else(PoisonError::into_inner);
-            *ring = Some(Ring {
-                trace,
-                source,
-                capacity,
-                events,
-                dropped: 0,
-            });
+            *ring = Some(Ring { trace, source, capacity, events, dropped: 0 });
         });
         Self { trace }
     }
@@ -255,11 +244,7 @@ impl AllocationTrace {
         let ring = lock();
         let ring = ring.as_ref().filter(own)?;
         events.extend(ring.events.iter().copied());
-        Some(Trace {
-            source: ring.source,
-            events,
-            dropped: ring.dropped,
-        })
+        Some(Trace { source: ring.source, events, dropped: ring.dropped })
     }
 }
 
@@ -281,8 +266,8 @@ fn end(meant: impl FnOnce(&Ring) -> bool) {
     });
 }
 
-/// The names of the functions at return addresses, without their hashes: one for each address, and those inlined at it before
-/// it. An address without a name is left out.
+/// The names of the functions at return addresses, without their hashes: one for each address, and those inlined at it
+/// before it. An address without a name is left out.
 #[must_use]
 pub fn function_names(addresses: impl IntoIterator<Item = usize>) -> BTreeMap<usize, Vec<String>> {
     let addresses: BTreeSet<usize> = addresses.into_iter().collect();
@@ -319,16 +304,10 @@ mod tests {
         trace.set_place(8);
         assert!(freed(0x1000, LEAST_BYTES));
         let events = trace.read().expect("it is the newest").events;
-        let found: Vec<_> = events
-            .iter()
-            .map(|e| (e.key, e.released, e.place, e.stack().is_empty()))
-            .collect();
+        let found: Vec<_> = events.iter().map(|e| (e.key, e.released, e.place, e.stack().is_empty())).collect();
         assert_eq!(found, [(0x1000, false, 7, false), (0x1000, true, 8, true)]);
         let names = function_names(events[0].stack().iter().copied());
-        let named = names
-            .values()
-            .flatten()
-            .any(|n| n.contains("allocation_trace"));
+        let named = names.values().flatten().any(|n| n.contains("allocation_trace"));
         assert!(named, "{names:?}");
 
         for address in 1..4 {
@@ -337,14 +316,8 @@ mod tests {
         let read = trace.read().expect("it is the newest");
         assert_eq!((read.events.len(), read.dropped), (3, 2));
         // what the trace itself allocates is neither traced nor counted
-        assert!(!with_handling(Handling::Ignored, || allocated(
-            1,
-            LEAST_BYTES
-        )));
-        assert!(with_handling(Handling::Counted, || allocated(
-            1,
-            LEAST_BYTES
-        )));
+        assert!(!with_handling(Handling::Ignored, || allocated(1, LEAST_BYTES)));
+        assert!(with_handling(Handling::Counted, || allocated(1, LEAST_BYTES)));
         assert_eq!(trace.read().expect("it is the newest").dropped, 2);
 
         let other = AllocationTrace::start(TraceSource::Accounts, 10);
@@ -359,9 +332,7 @@ mod tests {
             account.model == Role::Critic && e.bytes == 12
         });
         let own: Vec<_> = own.map(|e| (e.key, e.released)).collect();
-        let [(first, false), (second, true)] = own[..] else {
-            panic!("{own:?}")
-        };
+        let [(first, false), (second, true)] = own[..] else { panic!("{own:?}") };
         assert_eq!(first, second);
         drop(other);
         assert_eq!(held(read.events[0].account.expect("an account"), 1), None);

@@ -23,9 +23,9 @@ pub fn on_refusal(report: fn(usize)) {
     let _ = ON_REFUSAL.set(report);
 }
 
-/// Keeps freed memory for later allocations instead of returning it to the system within milliseconds, and asks for large pages.
-/// Training frees and allocates the same large tensors repeatedly; page faults would cost a third of an update. `MIMALLOC_*`
-/// environment variables take precedence.
+/// Keeps freed memory for later allocations instead of returning it to the system within milliseconds, and asks for
+/// large pages. Training frees and allocates the same large tensors repeatedly; page faults would cost a third of an
+/// update. `MIMALLOC_*` environment variables take precedence.
 pub fn keep_freed_memory() {
     /// Milliseconds until freed memory returns to the system, −1 for never; mimalloc's `mi_option_purge_delay`.
     const PURGE_DELAY: mi_option_t = 15;
@@ -55,7 +55,8 @@ fn grew(address: usize, bytes: usize) {
     PEAK.fetch_max(now, Relaxed);
 }
 
-/// Called before the memory is given back, so that a trace never has an address twice; only a block that moves has left already.
+/// Called before the memory is given back, so that a trace never has an address twice; only a block that moves has left
+/// already.
 fn shrinks(address: usize, bytes: usize) {
     if allocation_trace::traces_heap() && !allocation_trace::freed(address, bytes) {
         return;
@@ -107,8 +108,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// Pages of zeros from the system, counted like what the allocator gives: all of them, although the system takes memory for those
-/// alone that are written. They go back to the system when dropped.
+/// Pages of zeros from the system, counted like what the allocator gives: all of them, although the system takes memory
+/// for those alone that are written. They go back to the system when dropped.
 #[derive(Debug)]
 pub(crate) struct CountedPages {
     pages: memmap2::MmapMut,
@@ -149,10 +150,7 @@ impl Drop for CountedPages {
 #[must_use]
 pub fn heap() -> Option<HeapReading> {
     let peak_bytes = PEAK.load(Relaxed) as u64;
-    (peak_bytes > 0).then(|| HeapReading {
-        current_bytes: CURRENT.load(Relaxed) as u64,
-        peak_bytes,
-    })
+    (peak_bytes > 0).then(|| HeapReading { current_bytes: CURRENT.load(Relaxed) as u64, peak_bytes })
 }
 
 /// Sets the peak to what is allocated now.

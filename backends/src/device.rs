@@ -50,10 +50,7 @@ fn device_type(backend: Backend) -> Option<DeviceType> {
         Backend::Vulkan => Some(DeviceType::Vulkan),
         #[cfg(feature = "metal")]
         Backend::Metal => Some(DeviceType::Metal),
-        #[allow(
-            unreachable_patterns,
-            reason = "reachable in builds that leave a backend out"
-        )]
+        #[allow(unreachable_patterns, reason = "reachable in builds that leave a backend out")]
         _ => None,
     }
 }
@@ -83,10 +80,7 @@ pub enum DeviceSpec {
 
 impl DeviceSpec {
     /// The plain CPU.
-    pub const CPU: Self = Self::Named {
-        backend: Backend::Cpu,
-        index: 0,
-    };
+    pub const CPU: Self = Self::Named { backend: Backend::Cpu, index: 0 };
 
     /// The backend; the CPU for `auto`, which names none.
     #[must_use]
@@ -97,17 +91,12 @@ impl DeviceSpec {
         }
     }
 
-    /// The device of one of several processes on a machine: a card each, counted from the one that is named. Everything else is shared.
+    /// The device of one of several processes on a machine: a card each, counted from the one that is named. Everything
+    /// else is shared.
     #[must_use]
     pub fn for_local_rank(self, rank: usize) -> Self {
         match self {
-            Self::Named {
-                backend: backend @ Backend::Cuda,
-                index,
-            } => Self::Named {
-                backend,
-                index: index + rank,
-            },
+            Self::Named { backend: backend @ Backend::Cuda, index } => Self::Named { backend, index: index + rank },
             shared => shared,
         }
     }
@@ -117,10 +106,7 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
-            Self::Named {
-                backend: Backend::Cpu,
-                ..
-            } => f.write_str("cpu"),
+            Self::Named { backend: Backend::Cpu, .. } => f.write_str("cpu"),
             Self::Named { backend, index } => write!(f, "{}:{index}", backend.name()),
         }
     }
@@ -144,9 +130,7 @@ impl FromStr for DeviceSpec {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let unknown = || Error::UnknownDevice {
-            found: text.to_owned(),
-        };
+        let unknown = || Error::UnknownDevice { found: text.to_owned() };
         if text == "auto" {
             return Ok(Self::Auto);
         }
@@ -154,10 +138,7 @@ impl FromStr for DeviceSpec {
             Some((name, index)) => (name, index.parse().map_err(|_| unknown())?),
             None => (text, 0),
         };
-        let backend = Backend::ALL
-            .into_iter()
-            .find(|b| b.name() == name)
-            .ok_or_else(unknown)?;
+        let backend = Backend::ALL.into_iter().find(|b| b.name() == name).ok_or_else(unknown)?;
         if backend == Backend::Cpu && text != "cpu" {
             return Err(unknown());
         }
@@ -178,7 +159,8 @@ pub struct DeviceInfo {
     pub integrated: bool,
     /// Bytes it can hold, where its driver says.
     pub memory_bytes: Option<u64>,
-    /// Bytes of the largest tensor that it holds in one piece, where there is a limit: WebGPU binds buffers of some size only.
+    /// Bytes of the largest tensor that it holds in one piece, where there is a limit: WebGPU binds buffers of some
+    /// size only.
     pub largest_buffer: Option<u64>,
     /// Float types it computes in.
     pub dtypes: Vec<&'static str>,
@@ -204,20 +186,9 @@ pub fn probe() -> Vec<BackendReport> {
 }
 
 fn probe_backend(backend: Backend) -> BackendReport {
-    let mut report = BackendReport {
-        backend,
-        built: is_built(backend),
-        devices: Vec::new(),
-        note: None,
-    };
+    let mut report = BackendReport { backend, built: is_built(backend), devices: Vec::new(), note: None };
     if !report.built {
-        report.note = Some(
-            Error::NotBuilt {
-                backend: backend.name(),
-                feature: backend.name(),
-            }
-            .to_string(),
-        );
+        report.note = Some(Error::NotBuilt { backend: backend.name(), feature: backend.name() }.to_string());
         return report;
     }
     let devices = list(backend);
@@ -237,23 +208,16 @@ fn describe(backend: Backend, index: usize, device: &Device) -> Result<DeviceInf
     let spec = DeviceSpec::Named { backend, index };
     #[cfg(feature = "cuda")]
     if let (Backend::Cuda, Some(detail)) = (backend, crate::toolkit::missing_here()) {
-        return Err(Error::Open {
-            device: spec.to_string(),
-            detail,
-        });
+        return Err(Error::Open { device: spec.to_string(), detail });
     }
     let opened = quietly(|| {
         let (name, software) = identity(backend, device);
-        let dtypes = [
-            (FloatDType::F32, "f32"),
-            (FloatDType::BF16, "bf16"),
-            (FloatDType::F16, "f16"),
-            (FloatDType::F64, "f64"),
-        ]
-        .into_iter()
-        .filter(|(dtype, _)| device.supports_dtype(*dtype))
-        .map(|(_, name)| name)
-        .collect();
+        let dtypes =
+            [(FloatDType::F32, "f32"), (FloatDType::BF16, "bf16"), (FloatDType::F16, "f16"), (FloatDType::F64, "f64")]
+                .into_iter()
+                .filter(|(dtype, _)| device.supports_dtype(*dtype))
+                .map(|(_, name)| name)
+                .collect();
         DeviceInfo {
             device: spec,
             name,
@@ -265,14 +229,8 @@ fn describe(backend: Backend, index: usize, device: &Device) -> Result<DeviceInf
         }
     });
     opened.map_err(|panicked| match panicked.refused {
-        Some(what) => Error::NoRoom {
-            device: spec.to_string(),
-            what,
-        },
-        None => Error::Open {
-            device: spec.to_string(),
-            detail: panicked.message,
-        },
+        Some(what) => Error::NoRoom { device: spec.to_string(), what },
+        None => Error::Open { device: spec.to_string(), detail: panicked.message },
     })
 }
 
@@ -280,10 +238,7 @@ fn describe(backend: Backend, index: usize, device: &Device) -> Result<DeviceInf
 fn identity(backend: Backend, device: &Device) -> (String, bool) {
     match device.identity() {
         // a software rasteriser is no card
-        Some(identity) => (
-            identity.name,
-            backend != Backend::Cuda && identity.physical.is_none(),
-        ),
+        Some(identity) => (identity.name, backend != Backend::Cuda && identity.physical.is_none()),
         None => (backend.name().to_owned(), false),
     }
 }
@@ -301,9 +256,7 @@ pub fn allow_tf32(allow: bool) {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         {
             use cubek_std::config::{CubekConfig, MatmulConfig, RuntimeConfig};
-            let config = CubekConfig {
-                matmul: MatmulConfig { allow_tf32: allow },
-            };
+            let config = CubekConfig { matmul: MatmulConfig { allow_tf32: allow } };
             if !CubekConfig::try_set(config) {
                 tracing::warn!(
                     "this program had used a GPU before: whether f32 products are rounded to TF32 was decided then"
@@ -317,11 +270,12 @@ pub fn allow_tf32(allow: bool) {
 /// Opens a device by name and says what it is.
 ///
 /// # Errors
-/// `Error::NotBuilt` for a backend that this build lacks, `Error::NoDevice` where it finds none, `Error::NoSuchIndex`, `Error::Open` where
-/// the driver fails, and `Error::CrashesHere` for SPIR-V on llvmpipe. `auto` passes over devices that fail and takes the CPU in the end.
+/// `Error::NotBuilt` for a backend that this build lacks, `Error::NoDevice` where it finds none, `Error::NoSuchIndex`,
+/// `Error::Open` where the driver fails, and `Error::CrashesHere` for SPIR-V on llvmpipe. `auto` passes over devices
+/// that fail and takes the CPU in the end.
 pub fn open(spec: DeviceSpec) -> Result<(Device, DeviceInfo)> {
-    // Otherwise a tensor that was read to the host is still on the device, and is copied when its bytes are first looked
-    // at: it frees nothing until then, and shows what the buffer holds by that time.
+    // Otherwise a tensor that was read to the host is still on the device, and is copied when its bytes are first
+    // looked at: it frees nothing until then, and shows what the buffer holds by that time.
     burn_std::set_runtime_kind(burn_std::RuntimeKind::Async);
     allow_tf32(false);
     match spec {
@@ -331,10 +285,7 @@ pub fn open(spec: DeviceSpec) -> Result<(Device, DeviceInfo)> {
 }
 
 fn open_auto() -> Result<(Device, DeviceInfo)> {
-    for backend in Backend::ALL
-        .into_iter()
-        .filter(|b| is_built(*b) && *b != Backend::Cpu)
-    {
+    for backend in Backend::ALL.into_iter().filter(|b| is_built(*b) && *b != Backend::Cpu) {
         for index in 0..list(backend).len() {
             match open_named(backend, index) {
                 Ok((device, info)) if !info.software => return Ok((device, info)),
@@ -348,35 +299,23 @@ fn open_auto() -> Result<(Device, DeviceInfo)> {
 
 fn open_named(backend: Backend, index: usize) -> Result<(Device, DeviceInfo)> {
     if !is_built(backend) {
-        return Err(Error::NotBuilt {
-            backend: backend.name(),
-            feature: backend.name(),
-        });
+        return Err(Error::NotBuilt { backend: backend.name(), feature: backend.name() });
     }
     let devices = list(backend);
     let count = devices.len();
     if count == 0 {
-        return Err(Error::NoDevice {
-            backend: backend.name(),
-            hint: hint(backend),
-        });
+        return Err(Error::NoDevice { backend: backend.name(), hint: hint(backend) });
     }
     let Some(device) = devices.into_iter().nth(index) else {
         let wanted = DeviceSpec::Named { backend, index }.to_string();
-        return Err(Error::NoSuchIndex {
-            wanted,
-            backend: backend.name(),
-            count,
-        });
+        return Err(Error::NoSuchIndex { wanted, backend: backend.name(), count });
     };
     let info = describe(backend, index, &device)?;
-    // Features unify: with `vulkan` built in, wgpu compiles to SPIR-V too, and Mesa's llvmpipe dies on its first matmul.
+    // Features unify: with `vulkan` built in, wgpu compiles to SPIR-V too, and Mesa's llvmpipe dies on its first
+    // matmul.
     let spirv = cfg!(feature = "vulkan") && matches!(backend, Backend::Vulkan | Backend::Wgpu);
     if spirv && info.name.to_lowercase().contains("llvmpipe") {
-        return Err(Error::CrashesHere {
-            device: info.device.to_string(),
-            adapter: info.name,
-        });
+        return Err(Error::CrashesHere { device: info.device.to_string(), adapter: info.name });
     }
     Ok((device, info))
 }
@@ -384,12 +323,13 @@ fn open_named(backend: Backend, index: usize) -> Result<(Device, DeviceInfo)> {
 /// A panic of what ran quietly.
 struct Panicked {
     message: String,
-    /// Memory that ran out, where a panic said so: that of a backend's thread reaches the caller as a channel that is closed.
+    /// Memory that ran out, where a panic said so: that of a backend's thread reaches the caller as a channel that is
+    /// closed.
     refused: Option<OutOfMemory>,
 }
 
-/// Runs something that may panic, without the panic's noise on stderr. One thread at a time: the hook is the process's, and two that
-/// exchange it at the same time could leave the silent one.
+/// Runs something that may panic, without the panic's noise on stderr. One thread at a time: the hook is the process's,
+/// and two that exchange it at the same time could leave the silent one.
 fn quietly<T>(f: impl FnOnce() -> T) -> Result<T, Panicked> {
     static HOOK: Mutex<()> = Mutex::new(());
     let _alone = HOOK.lock().unwrap_or_else(PoisonError::into_inner);
@@ -406,10 +346,7 @@ fn quietly<T>(f: impl FnOnce() -> T) -> Result<T, Panicked> {
     std::panic::set_hook(hook);
     result.map_err(|payload| Panicked {
         message: panic_message(payload.as_ref()),
-        refused: refused
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take(),
+        refused: refused.lock().unwrap_or_else(PoisonError::into_inner).take(),
     })
 }
 
@@ -435,20 +372,12 @@ mod tests {
 
     #[test]
     fn every_spelling_parses_and_prints_back() {
-        for (text, printed) in [
-            ("cpu", "cpu"),
-            ("cuda", "cuda:0"),
-            ("vulkan:1", "vulkan:1"),
-            ("auto", "auto"),
-        ] {
+        for (text, printed) in [("cpu", "cpu"), ("cuda", "cuda:0"), ("vulkan:1", "vulkan:1"), ("auto", "auto")] {
             assert_eq!(text.parse::<DeviceSpec>().unwrap().to_string(), printed);
         }
         for text in ["gpu", "cuda:", "cuda:x", "cpu:1", "wgpu:-1", ""] {
             let message = text.parse::<DeviceSpec>().unwrap_err().to_string();
-            assert!(
-                message.contains(text) && message.contains("wgpu[:n]"),
-                "{message}"
-            );
+            assert!(message.contains(text) && message.contains("wgpu[:n]"), "{message}");
         }
     }
 
@@ -459,32 +388,21 @@ mod tests {
         assert_eq!(cpu.devices[0].device, DeviceSpec::CPU);
         assert!(cpu.devices[0].dtypes.contains(&"f32"));
         for report in &reports {
-            assert!(
-                !report.devices.is_empty() || report.note.is_some(),
-                "{report:?}"
-            );
+            assert!(!report.devices.is_empty() || report.note.is_some(), "{report:?}");
         }
     }
 
     #[test]
     fn a_backend_that_is_not_built_names_the_feature_that_adds_it() {
         for backend in Backend::ALL.into_iter().filter(|b| !is_built(*b)) {
-            let message = open(DeviceSpec::Named { backend, index: 0 })
-                .unwrap_err()
-                .to_string();
-            assert!(
-                message.contains(&format!("--features {}", backend.name())),
-                "{message}"
-            );
+            let message = open(DeviceSpec::Named { backend, index: 0 }).unwrap_err().to_string();
+            assert!(message.contains(&format!("--features {}", backend.name())), "{message}");
         }
     }
 
     #[test]
     fn an_index_that_does_not_exist_is_refused_with_the_count() {
-        let spec = DeviceSpec::Named {
-            backend: Backend::Cpu,
-            index: 3,
-        };
+        let spec = DeviceSpec::Named { backend: Backend::Cpu, index: 3 };
         assert!(open(spec).unwrap_err().to_string().contains("has 1 device"));
     }
 }

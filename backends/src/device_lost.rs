@@ -44,11 +44,9 @@ mod tests {
         ] {
             assert!(is_lost(lost), "{lost}");
         }
-        for other in [
-            "CUDA_ERROR_INVALID_VALUE",
-            "out of device memory allocating 8388608 bytes",
-            "the kernel does not compile",
-        ] {
+        for other in
+            ["CUDA_ERROR_INVALID_VALUE", "out of device memory allocating 8388608 bytes", "the kernel does not compile"]
+        {
             assert!(!is_lost(other), "{other}");
         }
     }

@@ -6,8 +6,8 @@ use cudarc::driver::CudaContext;
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
-/// Bytes of a GPU as its driver counts them. What is not free is everybody's: this program's pools with their free pages, its
-/// context and its kernels, and all other programs.
+/// Bytes of a GPU as its driver counts them. What is not free is everybody's: this program's pools with their free
+/// pages, its context and its kernels, and all other programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverReading {
     /// Bytes that could be allocated now.
@@ -56,19 +56,13 @@ impl DriverMemory {
     #[cfg(feature = "cuda")]
     pub fn read(&self) -> Option<DriverReading> {
         let (free, total) = self.context.as_ref()?.mem_get_info().ok()?;
-        Some(DriverReading {
-            free_bytes: free as u64,
-            total_bytes: total as u64,
-        })
+        Some(DriverReading { free_bytes: free as u64, total_bytes: total as u64 })
     }
 
     /// What it says now: nothing in this build.
     #[must_use]
     #[cfg(not(feature = "cuda"))]
-    #[allow(
-        clippy::unused_self,
-        reason = "a build with the feature `cuda` asks the driver"
-    )]
+    #[allow(clippy::unused_self, reason = "a build with the feature `cuda` asks the driver")]
     pub fn read(&self) -> Option<DriverReading> {
         None
     }
@@ -85,10 +79,7 @@ mod tests {
 
     #[test]
     fn what_is_not_free_is_used() {
-        let reading = DriverReading {
-            free_bytes: 30,
-            total_bytes: 80,
-        };
+        let reading = DriverReading { free_bytes: 30, total_bytes: 80 };
         assert_eq!(reading.used_bytes(), 50);
     }
 }

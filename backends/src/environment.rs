@@ -3,16 +3,16 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Keeps Mesa from writing errors about a missing display server to stderr. A program calls this first, while it has one
-/// thread.
+/// Keeps Mesa from writing errors about a missing display server to stderr. A program calls this first, while it has
+/// one thread.
 ///
-/// Whenever Vulkan devices are listed, Mesa's device-selection layer asks libwayland which GPU the compositor uses. Without
-/// `XDG_RUNTIME_DIR` (containers, services) libwayland finds no compositor and writes `error: XDG_RUNTIME_DIR is invalid or
-/// not set in the environment.`, several times. An absolute path in `WAYLAND_DISPLAY` needs no `XDG_RUNTIME_DIR`: this sets
-/// one that no compositor listens at, if neither variable names a compositor.
+/// Whenever Vulkan devices are listed, Mesa's device-selection layer asks libwayland which GPU the compositor uses.
+/// Without `XDG_RUNTIME_DIR` (containers, services) libwayland finds no compositor and writes `error: XDG_RUNTIME_DIR
+/// is invalid or not set in the environment.`, several times. An absolute path in `WAYLAND_DISPLAY` needs no
+/// `XDG_RUNTIME_DIR`: this sets one that no compositor listens at, if neither variable names a compositor.
 ///
-/// Does nothing in builds without wgpu, on systems other than Linux, and in a process that already has several threads, where
-/// changing the environment is unsound.
+/// Does nothing in builds without wgpu, on systems other than Linux, and in a process that already has several threads,
+/// where changing the environment is unsound.
 pub fn without_display_server() {
     let concerned = cfg!(all(target_os = "linux", feature = "wgpu"));
     if concerned && !names_compositor(|name| std::env::var_os(name)) && has_one_thread() {
@@ -27,9 +27,7 @@ pub fn without_display_server() {
 /// Whether libwayland has an absolute path of a socket, or the socket itself.
 fn names_compositor<S: AsRef<OsStr>>(variable: impl Fn(&str) -> Option<S>) -> bool {
     let absolute = |name| variable(name).is_some_and(|path| Path::new(&path).is_absolute());
-    absolute("XDG_RUNTIME_DIR")
-        || absolute("WAYLAND_DISPLAY")
-        || variable("WAYLAND_SOCKET").is_some()
+    absolute("XDG_RUNTIME_DIR") || absolute("WAYLAND_DISPLAY") || variable("WAYLAND_SOCKET").is_some()
 }
 
 /// Whether this is the process's only thread, as far as Linux says.
@@ -59,8 +57,6 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_second_thread_is_seen() {
-        std::thread::spawn(|| assert!(!has_one_thread()))
-            .join()
-            .expect("a thread that ends well");
+        std::thread::spawn(|| assert!(!has_one_thread())).join().expect("a thread that ends well");
     }
 }

@@ -8,9 +8,7 @@ use crate::panics::panic_message;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Unknown device name.
-    #[error(
-        "unknown device {found:?}; known: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto"
-    )]
+    #[error("unknown device {found:?}; known: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto")]
     UnknownDevice {
         /// What was given.
         found: String,
@@ -26,9 +24,7 @@ pub enum Error {
         feature: &'static str,
     },
     /// The backend is built in but finds no device.
-    #[error(
-        "no {backend} device found ({hint}); use `--device cpu`, or run `firebrick devices` for a list of devices"
-    )]
+    #[error("no {backend} device found ({hint}); use `--device cpu`, or run `firebrick devices` for a list of devices")]
     NoDevice {
         /// The backend.
         backend: &'static str,
@@ -135,10 +131,7 @@ impl Error {
     /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
     #[must_use]
     pub fn is_users(&self) -> bool {
-        !matches!(
-            self,
-            Self::Transfer(_) | Self::NoRoom { .. } | Self::OutOfMemory(_) | Self::Collective(_)
-        )
+        !matches!(self, Self::Transfer(_) | Self::NoRoom { .. } | Self::OutOfMemory(_) | Self::Collective(_))
     }
 }
 

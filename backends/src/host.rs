@@ -15,8 +15,8 @@ impl MappedFile {
     /// The system's, where the file cannot be opened or mapped.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
-        // SAFETY: the map is read-only and private to this value. Another process that shortens the file while it is mapped
-        // could end this one by a bus error; checkpoints are replaced by rename, never rewritten in place.
+        // SAFETY: the map is read-only and private to this value. Another process that shortens the file while it is
+        // mapped could end this one by a bus error; checkpoints are replaced by rename, never rewritten in place.
         #[allow(unsafe_code, reason = "mapping a file has no safe form")]
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Ok(Self(map))

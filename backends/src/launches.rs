@@ -12,8 +12,8 @@ thread_local! {
 /// Launches by the name of the kernel, without its generic parameters and the path of its crate.
 pub type LaunchCounts = BTreeMap<String, u64>;
 
-/// What `work` returns, and the kernels that this thread launched meanwhile. A graph that is replayed launches none; on the CPU there
-/// are none. A count inside of another one takes its launches away from it.
+/// What `work` returns, and the kernels that this thread launched meanwhile. A graph that is replayed launches none; on
+/// the CPU there are none. A count inside of another one takes its launches away from it.
 pub fn count<R>(work: impl FnOnce() -> R) -> (R, LaunchCounts) {
     watch();
     let before = COUNTS.replace(Some(LaunchCounts::new()));
@@ -22,9 +22,9 @@ pub fn count<R>(work: impl FnOnce() -> R) -> (R, LaunchCounts) {
     (result, counts)
 }
 
-/// What `work` returns, where `look` runs before every launch that this thread asks for. By then the memory that the kernel writes has been
-/// asked for, and what it reads is still held: so readings of the pools see all that lives at once. On the CPU it never runs. `look` may
-/// launch nothing.
+/// What `work` returns, where `look` runs before every launch that this thread asks for. By then the memory that the
+/// kernel writes has been asked for, and what it reads is still held: so readings of the pools see all that lives at
+/// once. On the CPU it never runs. `look` may launch nothing.
 pub fn before_each<R>(look: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
     watch();
     let before = LOOK.replace(Some(Rc::new(look)));
@@ -64,7 +64,8 @@ fn watch() {
         }
     }
 
-    // There is one place for an observer in a process, so it stays: a launch on a thread that does not count costs a look at a flag.
+    // There is one place for an observer in a process, so it stays: a launch on a thread that does not count costs a
+    // look at a flag.
     static WATCHING: OnceLock<LaunchObservation> = OnceLock::new();
     WATCHING.get_or_init(|| LaunchObservation::new(Arc::new(ByThread)));
 }

@@ -1,5 +1,5 @@
-//! What computes: device names, probing, profiles, memory readings and accounts, host files, transfers, collectives. The only crate that
-//! names a backend's feature or type.
+//! What computes: device names, probing, profiles, memory readings and accounts, host files, transfers, collectives.
+//! The only crate that names a backend's feature or type.
 
 pub mod accounts;
 pub mod allocation_trace;

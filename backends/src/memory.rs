@@ -24,8 +24,8 @@ pub enum ReadingSource {
 pub enum PeakSource {
     /// Every allocation of the global allocator (CPU backend): nothing is missed.
     CountedHeap,
-    /// The largest of the readings of the pools at segment boundaries and at the largest moments between them (GPUs). What was
-    /// allocated and freed between two readings is missed; bytes reserved are the bound from above.
+    /// The largest of the readings of the pools at segment boundaries and at the largest moments between them (GPUs).
+    /// What was allocated and freed between two readings is missed; bytes reserved are the bound from above.
     PoolAtBoundaries,
 }
 
@@ -42,13 +42,13 @@ pub struct Reading {
     pub peak_bytes: Option<u64>,
 }
 
-/// The pools of a device, all streams together, as they are after what this thread has asked for so far, without waiting for the
-/// device; `None` where there are no pools (the CPU).
+/// The pools of a device, all streams together, as they are after what this thread has asked for so far, without
+/// waiting for the device; `None` where there are no pools (the CPU).
 ///
-/// The backend reserves a buffer when the work that writes it is submitted, and frees it, for work that comes after it in its stream, when
-/// the last handle to it is dropped. So its count is that of the work submitted and not of the work done, and waiting for the device
-/// changes nothing about it. A reading is a round trip to the thread that submits work to the device, which first submits what stands
-/// before it in its queue; the device continues meanwhile.
+/// The backend reserves a buffer when the work that writes it is submitted, and frees it, for work that comes after it
+/// in its stream, when the last handle to it is dropped. So its count is that of the work submitted and not of the work
+/// done, and waiting for the device changes nothing about it. A reading is a round trip to the thread that submits work
+/// to the device, which first submits what stands before it in its queue; the device continues meanwhile.
 #[must_use]
 pub fn read_pools(device: &Device) -> Option<Reading> {
     device.memory_pool_usage().map(|pool| Reading {
@@ -69,12 +69,7 @@ pub fn read(device: &Device) -> Reading {
     match (read_pools(device), counted_heap()) {
         (Some(pools), _) => pools,
         (None, Some(heap)) => heap,
-        (None, None) => Reading {
-            source: ReadingSource::None,
-            in_use_bytes: 0,
-            reserved_bytes: 0,
-            peak_bytes: None,
-        },
+        (None, None) => Reading { source: ReadingSource::None, in_use_bytes: 0, reserved_bytes: 0, peak_bytes: None },
     }
 }
 
@@ -114,11 +109,7 @@ impl MemoryScope {
     pub fn enter(device: &Device) -> Self {
         let before = read(device);
         allocator::reset_peak();
-        Self {
-            device: device.clone(),
-            outer_peak: before.peak_bytes.unwrap_or(0),
-            before,
-        }
+        Self { device: device.clone(), outer_peak: before.peak_bytes.unwrap_or(0), before }
     }
 
     /// Stops measuring.
@@ -141,9 +132,9 @@ impl Drop for MemoryScope {
     }
 }
 
-/// Bytes that `auto` budgets take, where they can be known: the memory that the system calls available for the CPU (Linux); on CUDA
-/// what the driver has free, and what this program's pools have reserved already. Elsewhere, and where the driver does not say, the
-/// whole capacity of a GPU, whatever other programs hold there.
+/// Bytes that `auto` budgets take, where they can be known: the memory that the system calls available for the CPU
+/// (Linux); on CUDA what the driver has free, and what this program's pools have reserved already. Elsewhere, and where
+/// the driver does not say, the whole capacity of a GPU, whatever other programs hold there.
 #[must_use]
 pub fn free_bytes(info: &DeviceInfo) -> Option<u64> {
     match info.device {

@@ -15,9 +15,9 @@
 //! | the allocator elsewhere (the CPU backend) | not at all: the process aborts, after [`on_refusal`](crate::allocator::on_refusal) |
 //! | `memory.limit` | [`OutOfMemory::over_limit`] |
 //!
-//! A device of wgpu has one callback of each kind, and `CubeCL` installs both when it opens the device: a second registration would
-//! replace `CubeCL`'s own, which marks the device as lost and wakes who waits for it. So none is registered here, and what they say is
-//! taken from where `CubeCL` puts it.
+//! A device of wgpu has one callback of each kind, and `CubeCL` installs both when it opens the device: a second
+//! registration would replace `CubeCL`'s own, which marks the device as lost and wakes who waits for it. So none is
+//! registered here, and what they say is taken from where `CubeCL` puts it.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cubecl_errors;
@@ -40,12 +40,11 @@ use std::error::Error;
 use std::io;
 
 impl OutOfMemory {
-    /// Memory that ran out according to an error or one of its sources: by their types, and by their words where no type says it.
+    /// Memory that ran out according to an error or one of its sources: by their types, and by their words where no
+    /// type says it.
     #[must_use]
     pub fn in_error(error: &(dyn Error + 'static)) -> Option<Self> {
-        chain(error)
-            .find_map(typed)
-            .or_else(|| chain(error).find_map(|error| phrases::find(&error.to_string())))
+        chain(error).find_map(typed).or_else(|| chain(error).find_map(|error| phrases::find(&error.to_string())))
     }
 
     /// Memory that ran out according to a caught panic.
@@ -60,9 +59,7 @@ impl OutOfMemory {
 
 /// An error and its sources.
 fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
-        (*error).source()
-    })
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
 }
 
 /// Memory that ran out according to the type of an error, without its sources.
@@ -75,11 +72,7 @@ fn typed(error: &(dyn Error + 'static)) -> Option<OutOfMemory> {
     }
     if let Some(system) = error.downcast_ref::<io::Error>() {
         if system.kind() == io::ErrorKind::OutOfMemory {
-            return Some(OutOfMemory::system(
-                None,
-                "std, io::ErrorKind::OutOfMemory",
-                error,
-            ));
+            return Some(OutOfMemory::system(None, "std, io::ErrorKind::OutOfMemory", error));
         }
         // it is not among its sources
         return OutOfMemory::in_error(system.get_ref()?);
@@ -93,10 +86,7 @@ fn typed(error: &(dyn Error + 'static)) -> Option<OutOfMemory> {
 /// Burn's error: it holds the text of the backend's.
 fn execution(error: &ExecutionError) -> Option<OutOfMemory> {
     let what = phrases::find(error.reason())?;
-    Some(OutOfMemory {
-        device_lost: what.device_lost || error.is_device_poisoned(),
-        ..what
-    })
+    Some(OutOfMemory { device_lost: what.device_lost || error.is_device_poisoned(), ..what })
 }
 
 #[cfg(feature = "wgpu")]

@@ -10,8 +10,8 @@ pub trait PrecisionExt: Sized {
     #[must_use]
     fn dtype(self, device: &Device) -> DType;
 
-    /// A matrix of these values on a device, rounded on the host, so that the device never holds them wider. The values are in row-major
-    /// order, the matrix is of shape `[rows, columns]`.
+    /// A matrix of these values on a device, rounded on the host, so that the device never holds them wider. The values
+    /// are in row-major order, the matrix is of shape `[rows, columns]`.
     #[must_use]
     fn matrix(self, values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2>;
 
@@ -62,31 +62,21 @@ impl PrecisionExt for Precision {
             return Ok(());
         }
         let others = Self::ALL.into_iter().filter(|&other| known(other));
-        Err(Error::Precision {
-            asked: self.name(),
-            known: others.map(Self::name).collect::<Vec<_>>().join(" or "),
-        })
+        Err(Error::Precision { asked: self.name(), known: others.map(Self::name).collect::<Vec<_>>().join(" or ") })
     }
 }
 
-/// A tensor to compute exactly with: f32 where it was stored in two bytes, itself elsewhere. Differentiable. A tensor of any shape.
+/// A tensor to compute exactly with: f32 where it was stored in two bytes, itself elsewhere. Differentiable. A tensor
+/// of any shape.
 #[must_use]
 pub fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    if Precision::of(tensor.dtype()).is_half() {
-        tensor.cast(FloatDType::F32)
-    } else {
-        tensor
-    }
+    if Precision::of(tensor.dtype()).is_half() { tensor.cast(FloatDType::F32) } else { tensor }
 }
 
 /// A tensor in the type that another one is stored in. Differentiable. A tensor of any shape.
 #[must_use]
 pub fn stored_as<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
-    if tensor.dtype() == dtype {
-        tensor
-    } else {
-        tensor.cast(dtype)
-    }
+    if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
 }
 
 #[cfg(test)]

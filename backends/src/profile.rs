@@ -1,4 +1,5 @@
-//! Profiles of devices: measured ones, kept in the user's cache folder, data sheets of well-known GPUs, assumptions for the rest.
+//! Profiles of devices: measured ones, kept in the user's cache folder, data sheets of well-known GPUs, assumptions for
+//! the rest.
 
 mod links;
 mod measure;
@@ -24,10 +25,7 @@ pub fn assumed(backend: Backend) -> DeviceProfile {
 pub fn of(info: &DeviceInfo) -> DeviceProfile {
     let mut profile = cached(info)
         .or_else(|| DeviceProfile::known(&info.name))
-        .unwrap_or_else(|| DeviceProfile {
-            name: info.name.clone(),
-            ..DeviceProfile::assumed(info.device.backend())
-        });
+        .unwrap_or_else(|| DeviceProfile { name: info.name.clone(), ..DeviceProfile::assumed(info.device.backend()) });
     if let DeviceSpec::Named { backend, .. } = info.device {
         profile.backend = backend;
     }
@@ -41,8 +39,8 @@ pub fn of(info: &DeviceInfo) -> DeviceProfile {
     profile
 }
 
-/// The profile of a device by its spelling, and what is known of it. A device that is not here, or not in this build, gets the
-/// profile of an average one of its kind: a plan can be made for another machine.
+/// The profile of a device by its spelling, and what is known of it. A device that is not here, or not in this build,
+/// gets the profile of an average one of its kind: a plan can be made for another machine.
 #[must_use]
 pub fn look_up(device: DeviceSpec) -> (DeviceProfile, Option<DeviceInfo>) {
     match crate::device::open(device) {
@@ -64,10 +62,8 @@ pub fn save(profile: &DeviceProfile, device: DeviceSpec) -> Result<PathBuf> {
         detail: "none of XDG_CACHE_HOME, HOME and LOCALAPPDATA is set; set one of them".into(),
     })?;
     let path = dir.join(file_name(device, &profile.name));
-    let failed = |e: std::io::Error| Error::Profile {
-        path: path.clone(),
-        detail: format!("{e}; is the folder writable?"),
-    };
+    let failed =
+        |e: std::io::Error| Error::Profile { path: path.clone(), detail: format!("{e}; is the folder writable?") };
     std::fs::create_dir_all(&dir).map_err(failed)?;
     let text = serde_json::to_string_pretty(profile).map_err(|e| failed(e.into()))?;
     std::fs::write(&path, text + "\n").map_err(failed)?;
@@ -80,21 +76,14 @@ fn cached(info: &DeviceInfo) -> Option<DeviceProfile> {
     let text = std::fs::read_to_string(&path).ok()?;
     serde_json::from_str(&text)
         .inspect_err(|e| {
-            tracing::warn!(
-                "{} is passed over ({e}); `firebrick devices --measure` writes it anew",
-                path.display()
-            );
+            tracing::warn!("{} is passed over ({e}); `firebrick devices --measure` writes it anew", path.display());
         })
         .ok()
 }
 
 /// The folder that profiles are kept in, by the platform's custom.
 fn folder() -> Option<PathBuf> {
-    let set = |name| {
-        std::env::var_os(name)
-            .filter(|v| !v.is_empty())
-            .map(PathBuf::from)
-    };
+    let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let base = set("XDG_CACHE_HOME")
         .or_else(|| {
             let mac = cfg!(target_os = "macos");
@@ -105,10 +94,8 @@ fn folder() -> Option<PathBuf> {
 }
 
 fn file_name(device: DeviceSpec, name: &str) -> String {
-    let plain: String = format!("{device}-{name}")
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
-        .collect();
+    let plain: String =
+        format!("{device}-{name}").chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     format!("{plain}.json")
 }
 
@@ -126,10 +113,7 @@ mod tests {
     fn an_integrated_gpu_has_one_memory_with_the_host() {
         let of = |integrated| {
             of(&DeviceInfo {
-                device: DeviceSpec::Named {
-                    backend: Backend::Wgpu,
-                    index: 0,
-                },
+                device: DeviceSpec::Named { backend: Backend::Wgpu, index: 0 },
                 name: "a GPU that no table knows".into(),
                 software: false,
                 integrated,

@@ -1,7 +1,7 @@
 //! Matrices in few bits on the host: quantised and widened exactly as bitsandbytes does.
 //!
-//! A matrix is one buffer of 32-bit words, laid out as [`QuantizedLayout`] says. Buffers travel as f32 tensors whose elements have these
-//! bits: whatever copies tensors copies them, and nothing computes with the elements.
+//! A matrix is one buffer of 32-bit words, laid out as [`QuantizedLayout`] says. Buffers travel as f32 tensors whose
+//! elements have these bits: whatever copies tensors copies them, and nothing computes with the elements.
 
 mod int8;
 mod nf4;
@@ -18,23 +18,21 @@ use rayon::prelude::*;
 /// Rows of a task.
 const ROWS: usize = 16;
 
-/// Quantises matrices of f32 numbers, in row-major order, on all cores: the words of their buffers, `[matrices, words]`, each by itself.
+/// Quantises matrices of f32 numbers, in row-major order, on all cores: the words of their buffers, `[matrices,
+/// words]`, each by itself.
 ///
 /// - `int8`: `round(a · (127 / absmax))` of each row, a tie to the even code (`int8_vectorwise_quant`).
-/// - `nf4`: the entry of the map nearest to `a · (1 / absmax)` of each block of 64 in flat order, a tie to the lower one
-///   (`quantize_4bit`); then absmax less its mean in groups of 256 blocks, likewise by the signed dynamic map (`compress_statistics`). A
-///   last block or group that is shorter is divided by its absmax. The mean is summed in f64. This is bitsandbytes' portable operation;
-///   its CPU kernel gives some scales a code that is not the nearest.
+/// - `nf4`: the entry of the map nearest to `a · (1 / absmax)` of each block of 64 in flat order, a tie to the lower
+///   one (`quantize_4bit`); then absmax less its mean in groups of 256 blocks, likewise by the signed dynamic map
+///   (`compress_statistics`). A last block or group that is shorter is divided by its absmax. The mean is summed in
+///   f64. This is bitsandbytes' portable operation; its CPU kernel gives some scales a code that is not the nearest.
 ///
-/// A row or block of zeros alone stays zeros in `int8`; in `nf4` its codes are those of 0, so it does too. A number that is not finite
-/// makes NaN of its row (`int8`), or numbers that are not finite of the whole matrix (`nf4`, whose scales share a mean).
+/// A row or block of zeros alone stays zeros in `int8`; in `nf4` its codes are those of 0, so it does too. A number
+/// that is not finite makes NaN of its row (`int8`), or numbers that are not finite of the whole matrix (`nf4`, whose
+/// scales share a mean).
 #[must_use]
 pub fn quantize(values: &[f32], layout: QuantizedLayout) -> HostTensor {
-    assert_eq!(
-        values.len(),
-        layout.matrices * layout.numbers(),
-        "as many values as the layout has"
-    );
+    assert_eq!(values.len(), layout.matrices * layout.numbers(), "as many values as the layout has");
     let each = layout.words();
     let mut words = vec![0.0_f32; layout.matrices * each];
     let own = words.chunks_mut(each.max(1));
@@ -65,8 +63,7 @@ pub fn widened(words: &[f32], layout: QuantizedLayout) -> Vec<f32> {
     let each = out.chunks_mut(layout.numbers().max(1));
     for (out, words) in each.zip(words.chunks(layout.words().max(1))) {
         let rows = out.par_chunks_mut((ROWS * layout.cols).max(1));
-        rows.enumerate()
-            .for_each(|(part, out)| widen_rows(words, layout, part * ROWS, out));
+        rows.enumerate().for_each(|(part, out)| widen_rows(words, layout, part * ROWS, out));
     }
     out
 }

@@ -1,5 +1,5 @@
-//! What CUDA needs at run time besides the driver: the compiler (NVRTC) and the headers that kernels include. Without them a kernel
-//! fails at its first launch, on a thread of the backend, so a device is opened only if they are found.
+//! What CUDA needs at run time besides the driver: the compiler (NVRTC) and the headers that kernels include. Without
+//! them a kernel fails at its first launch, on a thread of the backend, so a device is opened only if they are found.
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +15,8 @@ pub struct Toolkit {
     pub missing: Option<String>,
 }
 
-/// The toolkit of a machine whose files `exists` knows: the one in `named` (`CUDA_PATH`), or else in one of the usual folders. `nvrtc` says
-/// whether the compiler's library is found, given the toolkit's folder.
+/// The toolkit of a machine whose files `exists` knows: the one in `named` (`CUDA_PATH`), or else in one of the usual
+/// folders. `nvrtc` says whether the compiler's library is found, given the toolkit's folder.
 #[must_use]
 pub fn inspect(
     named: Option<PathBuf>,
@@ -43,10 +43,7 @@ fn folder(named: Option<PathBuf>, exists: impl Fn(&Path) -> bool) -> Option<Path
 /// The missing part of a toolkit, and how to install it.
 fn missing(folder: Option<&Path>, nvrtc: bool, exists: impl Fn(&Path) -> bool) -> Option<String> {
     let Some(folder) = folder else {
-        return Some(
-            "no CUDA toolkit found in /usr/local/cuda or /opt/cuda; install one, or set CUDA_PATH"
-                .into(),
-        );
+        return Some("no CUDA toolkit found in /usr/local/cuda or /opt/cuda; install one, or set CUDA_PATH".into());
     };
     let include = folder.join("include");
     if let Some(header) = HEADERS.iter().find(|header| !exists(&include.join(header))) {
@@ -74,12 +71,7 @@ pub(crate) fn missing_here() -> Option<String> {
     // SAFETY: it opens and closes a library of NVIDIA's, whose initialisers only initialise it.
     #[allow(unsafe_code, reason = "opening a library runs its initialisers")]
     let nvrtc = unsafe { cudarc::nvrtc::sys::is_culib_present() };
-    inspect(
-        std::env::var_os("CUDA_PATH").map(PathBuf::from),
-        there,
-        |_| nvrtc,
-    )
-    .missing
+    inspect(std::env::var_os("CUDA_PATH").map(PathBuf::from), there, |_| nvrtc).missing
 }
 
 #[cfg(test)]
@@ -105,14 +97,8 @@ mod tests {
         assert!(none.contains("CUDA_PATH"), "{none}");
         let without = |path: &Path| !path.ends_with("crt/mma.h");
         let header = missing(toolkit, true, without).expect("a header short");
-        assert!(
-            header.contains("/opt/cuda/include/crt/mma.h not found"),
-            "{header}"
-        );
+        assert!(header.contains("/opt/cuda/include/crt/mma.h not found"), "{header}");
         let library = missing(toolkit, false, |_| true).expect("no compiler");
-        assert!(
-            library.contains("libnvrtc.so") && library.contains("/opt/cuda/lib64"),
-            "{library}"
-        );
+        assert!(library.contains("libnvrtc.so") && library.contains("/opt/cuda/lib64"), "{library}");
     }
 }

@@ -1,8 +1,8 @@
 //! Profiling: spans that cost one read of a flag while nothing is recorded.
 //!
-//! A recording has the spans of one thread. Spans nest: phases contain segments, which contain kernels. GPU work is asynchronous: while
-//! a recording runs, a span with a device synchronises with it at its end, so that it includes the device's time. Without a recording
-//! nothing waits.
+//! A recording has the spans of one thread. Spans nest: phases contain segments, which contain kernels. GPU work is
+//! asynchronous: while a recording runs, a span with a device synchronises with it at its end, so that it includes the
+//! device's time. Without a recording nothing waits.
 
 use burn::tensor::Device;
 use serde::Serialize;
@@ -51,10 +51,7 @@ pub struct Span {
 #[inline]
 pub fn span(name: &'static str, flops: f64) -> Span {
     let place = ANYBODY.load(Relaxed).then(|| begin(name, flops)).flatten();
-    Span {
-        place,
-        device: None,
-    }
+    Span { place, device: None }
 }
 
 /// Begins a span that synchronises with a device at its end while a recording runs.
@@ -88,13 +85,7 @@ fn begin(name: &'static str, flops: f64) -> Option<usize> {
         let start = recording.origin.elapsed().as_secs_f64();
         let depth = recording.depth;
         recording.depth += 1;
-        recording.spans.push(SpanRecord {
-            name,
-            start,
-            seconds: 0.0,
-            depth,
-            flops,
-        });
+        recording.spans.push(SpanRecord { name, start, seconds: 0.0, depth, flops });
         Some(recording.spans.len() - 1)
     })
 }
@@ -102,11 +93,7 @@ fn begin(name: &'static str, flops: f64) -> Option<usize> {
 /// Starts recording this thread's spans. Discards a running recording.
 pub fn record() {
     ANYBODY.store(true, Relaxed);
-    RECORDING.set(Some(Recording {
-        origin: Instant::now(),
-        spans: Vec::new(),
-        depth: 0,
-    }));
+    RECORDING.set(Some(Recording { origin: Instant::now(), spans: Vec::new(), depth: 0 }));
 }
 
 /// Ends this thread's recording: its spans in the order in which they began.
@@ -117,10 +104,7 @@ pub fn finish() -> Vec<SpanRecord> {
 /// Takes this thread's recording, for another thread that continues it.
 pub(crate) fn detach() -> Option<DetachedRecording> {
     let anybody = ANYBODY.load(Relaxed);
-    anybody
-        .then(|| RECORDING.take())
-        .flatten()
-        .map(DetachedRecording)
+    anybody.then(|| RECORDING.take()).flatten().map(DetachedRecording)
 }
 
 /// Continues another thread's recording on this one.
@@ -194,13 +178,7 @@ mod tests {
 
     #[test]
     fn own_seconds_exclude_nested_spans() {
-        let at = |name, start, seconds, depth| SpanRecord {
-            name,
-            start,
-            seconds,
-            depth,
-            flops: 1.0,
-        };
+        let at = |name, start, seconds, depth| SpanRecord { name, start, seconds, depth, flops: 1.0 };
         let spans = [
             at("step", 0.0, 10.0, 0),
             at("layer", 1.0, 4.0, 1),

@@ -1,8 +1,6 @@
 //! Models, batches and plans.
 
-use firebrick::engine::plan::{
-    Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
-};
+use firebrick::engine::plan::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload};
 use firebrick::models::Arch;
 use firebrick::models::adapter::LoraConfig;
 use serde_json::{Value, json};
@@ -18,7 +16,8 @@ pub struct Shape {
     pub group: usize,
 }
 
-/// Three that a profile's square products are no part of: deep and narrow with small matrices, a large tied vocabulary, wide and shallow.
+/// Three that a profile's square products are no part of: deep and narrow with small matrices, a large tied vocabulary,
+/// wide and shallow.
 pub fn shapes() -> Vec<Shape> {
     let shape = |name, config: Value, lengths, prompts, group| {
         let config = config.as_object().expect("an object");
@@ -74,11 +73,7 @@ pub struct PlanCase {
 
 impl PlanCase {
     const fn new(name: &'static str, turn_on: fn(&mut MemoryConfig)) -> Self {
-        Self {
-            name,
-            turn_on,
-            adapters: false,
-        }
+        Self { name, turn_on, adapters: false }
     }
 
     pub fn lora(&self) -> Option<LoraConfig> {
@@ -121,11 +116,7 @@ pub const PLANS: [PlanCase; 13] = [
     }),
     PlanCase::new("bf16 moments", |m| m.moments = MomentKind::Bf16),
     PlanCase::new("8-bit moments", |m| m.moments = MomentKind::Block8),
-    PlanCase {
-        name: "adapters",
-        turn_on: |_| {},
-        adapters: true,
-    },
+    PlanCase { name: "adapters", turn_on: |_| {}, adapters: true },
 ];
 
 fn checkpointed(memory: &mut MemoryConfig) {

@@ -1,10 +1,11 @@
-//! Predicted seconds of a step beside measured ones, by phase: steps of GRPO on the CPU with completions of different lengths, under
-//! many plans, of models and batches that no profile was made with.
+//! Predicted seconds of a step beside measured ones, by phase: steps of GRPO on the CPU with completions of different
+//! lengths, under many plans, of models and batches that no profile was made with.
 //!
-//! `cargo bench --no-default-features --bench predicted_seconds` measures the device as `firebrick devices --measure` does, takes five steps
-//! under a plan after one that does not count, and measures again: a shared machine is up to twice as fast a minute later. The prediction is
-//! the mean of those from both profiles. Phases above a tenth of the step count; the program ends with 1 where a prediction is more than
-//! 25 % from the median. `--shape NAME` takes one shape, `--only 'PLAN;PLAN'` some plans, `--families` adds where the time went, by kernel.
+//! `cargo bench --no-default-features --bench predicted_seconds` measures the device as `firebrick devices --measure`
+//! does, takes five steps under a plan after one that does not count, and measures again: a shared machine is up to
+//! twice as fast a minute later. The prediction is the mean of those from both profiles. Phases above a tenth of the
+//! step count; the program ends with 1 where a prediction is more than 25 % from the median. `--shape NAME` takes one
+//! shape, `--only 'PLAN;PLAN'` some plans, `--families` adds where the time went, by kernel.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod cases;
@@ -43,10 +44,7 @@ fn main() {
     let families = options.own("--families").is_some();
     let (device, info) = options.open();
     let mut before = measured(&device, &info);
-    println!(
-        "{}",
-        serde_json::to_string(&before).expect("a profile writes")
-    );
+    println!("{}", serde_json::to_string(&before).expect("a profile writes"));
     println!(
         "\n| shape | plan | phase | predicted, ms: by the profile before; after | mean | median of {STEPS}, ms | least to most, ms | off by |"
     );
@@ -66,15 +64,8 @@ fn main() {
                 let taken: Vec<Taken> = (0..STEPS).map(|_| steps.take()).collect();
                 let after = measured(&device, &info);
                 let workload = steps.workload(&taken);
-                let predicted = [&before, &after]
-                    .map(|profile| estimate(&workload, steps.plan(), profile).seconds);
-                compare(
-                    [shape.name, plan.name],
-                    &predicted,
-                    &taken,
-                    &mut options,
-                    &mut count,
-                );
+                let predicted = [&before, &after].map(|profile| estimate(&workload, steps.plan(), profile).seconds);
+                compare([shape.name, plan.name], &predicted, &taken, &mut options, &mut count);
                 before = after;
                 if families {
                     spans(&shape, plan, &device);
@@ -146,24 +137,15 @@ fn compare(
 
 fn of(seconds: &Seconds, phase: EstimatePhase) -> f64 {
     let all = seconds.by_phase();
-    all.iter()
-        .find(|(own, _)| *own == phase)
-        .map_or(0.0, |(_, seconds)| *seconds)
+    all.iter().find(|(own, _)| *own == phase).map_or(0.0, |(_, seconds)| *seconds)
 }
 
 /// The least, the median and the most seconds of a phase.
 fn summary(taken: &[Taken], phase: EstimatePhase) -> [f64; 3] {
-    let at = PHASES
-        .iter()
-        .position(|own| *own == phase)
-        .expect("one of the phases");
+    let at = PHASES.iter().position(|own| *own == phase).expect("one of the phases");
     let mut seconds: Vec<f64> = taken.iter().map(|step| step.seconds[at]).collect();
     seconds.sort_by(f64::total_cmp);
-    [
-        seconds[0],
-        seconds[seconds.len() / 2],
-        seconds[seconds.len() - 1],
-    ]
+    [seconds[0], seconds[seconds.len() / 2], seconds[seconds.len() - 1]]
 }
 
 /// Where one step's time goes.

@@ -4,9 +4,7 @@ use super::cases::{PlanCase, Shape};
 use burn::tensor::Device;
 use firebrick::engine::executor::{Residency, Runtime};
 use firebrick::engine::learner::{Accumulated, Learner};
-use firebrick::engine::objective::{
-    AdaptiveCoefficients, Objective, ObjectiveConfig, OptimizerStep, PolicyGradient,
-};
+use firebrick::engine::objective::{AdaptiveCoefficients, Objective, ObjectiveConfig, OptimizerStep, PolicyGradient};
 use firebrick::engine::optim::OptimConfig;
 use firebrick::engine::plan::estimate::{EstimatePhase, Workload};
 use firebrick::engine::plan::{MemoryConfig, Plan};
@@ -19,12 +17,8 @@ use firebrick::models::{Decoder, Prepack};
 use std::time::Instant;
 
 /// Phases of a step, in their order.
-pub const PHASES: [EstimatePhase; 4] = [
-    EstimatePhase::Rollout,
-    EstimatePhase::Score,
-    EstimatePhase::Backward,
-    EstimatePhase::Optimizer,
-];
+pub const PHASES: [EstimatePhase; 4] =
+    [EstimatePhase::Rollout, EstimatePhase::Score, EstimatePhase::Backward, EstimatePhase::Optimizer];
 
 /// What a step took.
 pub struct Taken {
@@ -53,9 +47,7 @@ impl<'a> Steps<'a> {
         let mut memory = MemoryConfig::default();
         (plan.turn_on)(&mut memory);
         let slots = shape.prompts * shape.group;
-        let plans = memory
-            .plans(&shape.arch, false, None, slots)
-            .expect("a plan");
+        let plans = memory.plans(&shape.arch, false, None, slots).expect("a plan");
         let mut decoder = Decoder::random(shape.arch.clone(), 1, device);
         let lora = plan.lora();
         let panels = lora.is_none();
@@ -70,10 +62,7 @@ impl<'a> Steps<'a> {
             plan: plans,
             objective: ObjectiveConfig::default().build().expect("an objective"),
             // as a run without a budget has it
-            prepack: Prepack {
-                panels,
-                quantization: None,
-            },
+            prepack: Prepack { panels, quantization: None },
             step: 0,
             prompts: Vec::new(),
             samples: Vec::new(),
@@ -88,13 +77,7 @@ impl<'a> Steps<'a> {
 
     /// What an estimate is told of these steps: the lengths that they had among it.
     pub fn workload(&self, taken: &[Taken]) -> Workload {
-        let Shape {
-            arch,
-            lengths,
-            prompts,
-            group,
-            ..
-        } = self.shape;
+        let Shape { arch, lengths, prompts, group, .. } = self.shape;
         let completions = (prompts * group * taken.len()) as f64;
         let mean = |part: usize| {
             let all: usize = taken.iter().map(|step| step.tokens[part]).sum();
@@ -105,12 +88,7 @@ impl<'a> Steps<'a> {
             prepack: self.prepack,
             lora: self.learner.decoder().lora().cloned(),
             mean_lengths: Some([mean(0), mean(1)]),
-            ..Workload::grpo(
-                arch.clone(),
-                lengths.map(|length| length as u64),
-                *prompts as u64,
-                *group as u64,
-            )
+            ..Workload::grpo(arch.clone(), lengths.map(|length| length as u64), *prompts as u64, *group as u64)
         }
     }
 
@@ -124,10 +102,7 @@ impl<'a> Steps<'a> {
         let of = |sample: &Sample| self.prompts[sample.request].tokens.len();
         Taken {
             seconds,
-            tokens: [
-                self.samples.iter().map(of).sum(),
-                self.samples.iter().map(|sample| sample.tokens.len()).sum(),
-            ],
+            tokens: [self.samples.iter().map(of).sum(), self.samples.iter().map(|sample| sample.tokens.len()).sum()],
         }
     }
 
@@ -145,20 +120,12 @@ impl<'a> Steps<'a> {
     /// Prompts of half to all of the tokens that they may have.
     fn requests(&self) -> Vec<GenerationRequest> {
         let mut random = Stream::new(5, u64::from(self.step));
-        let (vocab, longest) = (
-            self.shape.arch.vocab_size as u32,
-            self.shape.lengths[0] as u32,
-        );
+        let (vocab, longest) = (self.shape.arch.vocab_size as u32, self.shape.lengths[0] as u32);
         let request = |index: usize| {
             let length = longest / 2 + random.below(longest - longest / 2 + 1);
             GenerationRequest {
                 tokens: (0..length.max(1)).map(|_| random.below(vocab)).collect(),
-                key: DrawKey {
-                    seed: 1,
-                    step: self.step,
-                    prompt_index: index as u32,
-                    sample: 0,
-                },
+                key: DrawKey { seed: 1, step: self.step, prompt_index: index as u32, sample: 0 },
                 max_new_tokens: None,
             }
         };
@@ -173,15 +140,11 @@ impl<'a> Steps<'a> {
         let every = longest / 2;
         let sampling = SamplingParams {
             max_new_tokens: longest,
-            stop_ids: (0..self.shape.arch.vocab_size as u32)
-                .step_by(every)
-                .collect(),
+            stop_ids: (0..self.shape.arch.vocab_size as u32).step_by(every).collect(),
             ..SamplingParams::default()
         };
         let model = &mut self.learner.model;
-        model
-            .set_residency(Residency::Rollout)
-            .expect("weights in their place");
+        model.set_residency(Residency::Rollout).expect("weights in their place");
         let generator = Generator::new(self.learner.decoder(), None, &sampling)
             .expect("sampling that works")
             .accounted(&self.learner.runtime.accounts)
@@ -193,16 +156,10 @@ impl<'a> Steps<'a> {
 
     fn score(&mut self) {
         let samples = self.samples.iter();
-        self.sequences = samples
-            .map(|sample| {
-                Sequence::completion(&self.prompts[sample.request].tokens, &sample.tokens)
-            })
-            .collect();
+        self.sequences =
+            samples.map(|sample| Sequence::completion(&self.prompts[sample.request].tokens, &sample.tokens)).collect();
         let learner = &mut self.learner;
-        learner
-            .model
-            .set_residency(Residency::Pass)
-            .expect("weights in their place");
+        learner.model.set_residency(Residency::Pass).expect("weights in their place");
         let scores = learner.score(&self.sequences, 1.0).expect("log-probs");
         for (sequence, logp) in self.sequences.iter_mut().zip(&scores.logp) {
             sequence.columns.old_logp = Some(column(logp));
@@ -235,11 +192,8 @@ impl<'a> Steps<'a> {
             seed: 1,
             step: u64::from(self.step),
         };
-        self.objective
-            .prepare(&mut step, &mut AdaptiveCoefficients::default());
-        let gradients = self
-            .learner
-            .accumulate(&self.sequences, 1.0, &self.objective, 1e-6);
+        self.objective.prepare(&mut step, &mut AdaptiveCoefficients::default());
+        let gradients = self.learner.accumulate(&self.sequences, 1.0, &self.objective, 1e-6);
         self.gradients = Some(gradients.expect("gradients"));
     }
 

@@ -1,5 +1,5 @@
-//! How fast a device is at what decoders are made of: matrix products and attention at the shapes of Qwen2.5-0.5B and 1.5B,
-//! copies, launches. Products stand beside the best square one of the same run.
+//! How fast a device is at what decoders are made of: matrix products and attention at the shapes of Qwen2.5-0.5B and
+//! 1.5B, copies, launches. Products stand beside the best square one of the same run.
 //!
 //! `cargo bench --bench rates -- --device cuda [--json FILE]`; `--small` for a processor or a software driver.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
@@ -54,9 +54,7 @@ fn main() {
             outputs: side,
             pass: Pass::Forward,
         });
-        let best = squares
-            .filter_map(|product| bench.product(&product, (name, dtype), None))
-            .fold(0.0, f64::max);
+        let best = squares.filter_map(|product| bench.product(&product, (name, dtype), None)).fold(0.0, f64::max);
         for product in sizes.models.iter().flat_map(|model| products(model, sizes)) {
             bench.product(&product, (name, dtype), Some(best));
         }
@@ -90,11 +88,7 @@ impl Bench {
         });
         let what = words.collect::<Vec<_>>().join(" ");
         let number = |key: &str| line[key].as_f64();
-        match (
-            number("seconds"),
-            number("tflops"),
-            number("bytes_per_second"),
-        ) {
+        match (number("seconds"), number("tflops"), number("bytes_per_second")) {
             (Some(_), Some(rate), _) => println!("{what:<48} {rate:>10.3} TFLOP/s"),
             (Some(_), _, Some(rate)) => println!("{what:<48} {:>10.3} GB/s", rate / 1e9),
             (Some(seconds), ..) => println!("{what:<48} {:>10.3} µs", seconds * 1e6),
@@ -159,19 +153,8 @@ impl Bench {
     }
 
     /// `TFLOP/s` of a product.
-    fn product(
-        &mut self,
-        product: &Product,
-        (name, dtype): (&str, DType),
-        best: Option<f64>,
-    ) -> Option<f64> {
-        let &Product {
-            rows,
-            inner,
-            outputs,
-            pass,
-            ..
-        } = product;
+    fn product(&mut self, product: &Product, (name, dtype): (&str, DType), best: Option<f64>) -> Option<f64> {
+        let &Product { rows, inner, outputs, pass, .. } = product;
         let line = json!({
             "case": "product", "name": product.name, "dtype": name, "pass": pass.name(),
             "rows": rows, "inner": inner, "outputs": outputs
@@ -186,13 +169,11 @@ impl Bench {
             let time = seconds(device, || {
                 let _ = match (&dy, pass) {
                     // as models do it
-                    (Some(dy), Pass::Inputs) => {
-                        kernels::matmul(dy, &w).unwrap_or_else(|| dy.clone().matmul(w.clone()))
+                    (Some(dy), Pass::Inputs) => kernels::matmul(dy, &w).unwrap_or_else(|| dy.clone().matmul(w.clone())),
+                    (Some(dy), _) => {
+                        kernels::matmul_tn(dy, &x).unwrap_or_else(|| dy.clone().transpose().matmul(x.clone()))
                     }
-                    (Some(dy), _) => kernels::matmul_tn(dy, &x)
-                        .unwrap_or_else(|| dy.clone().transpose().matmul(x.clone())),
-                    (None, _) => kernels::linear(&x, &w)
-                        .unwrap_or_else(|| x.clone().matmul(w.clone().transpose())),
+                    (None, _) => kernels::linear(&x, &w).unwrap_or_else(|| x.clone().matmul(w.clone().transpose())),
                 };
             });
             let rate = 2.0 * (rows * inner * outputs) as f64 / time / 1e12;
@@ -200,8 +181,8 @@ impl Bench {
         })
     }
 
-    /// Causal attention of `sequences` of one length, and its gradient; only pairs that see each other count. As models do it, or
-    /// in tensor operations.
+    /// Causal attention of `sequences` of one length, and its gradient; only pairs that see each other count. As models
+    /// do it, or in tensor operations.
     fn attention(
         &mut self,
         model: &Model,
@@ -209,17 +190,8 @@ impl Bench {
         (name, dtype): (&str, DType),
         as_models: bool,
     ) {
-        let &Model {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = model;
-        let case = if as_models {
-            "attention"
-        } else {
-            "attention in operations"
-        };
+        let &Model { heads, kv_heads, head_dim, .. } = model;
+        let case = if as_models { "attention" } else { "attention in operations" };
         let pairs = (sequences * heads * length * (length + 1) / 2) as f64;
         let work = 4.0 * pairs * head_dim as f64;
         let line = |pass: &str| {
@@ -258,40 +230,18 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(
-        model: &Model,
-        (length, sequences): (usize, usize),
-        dtype: DType,
-        device: &Device,
-    ) -> Self {
+    fn new(model: &Model, (length, sequences): (usize, usize), dtype: DType, device: &Device) -> Self {
         let tokens = length * sequences;
         let rows = |heads: usize| {
-            random([tokens, heads * model.head_dim], dtype, device).reshape([
-                tokens,
-                heads,
-                model.head_dim,
-            ])
+            random([tokens, heads * model.head_dim], dtype, device).reshape([tokens, heads, model.head_dim])
         };
         let lengths = vec![length; sequences];
         let grouping = grouping(ATTENTION_ROWS, device);
         Self {
-            qkv: Qkv {
-                q: rows(model.heads),
-                k: rows(model.kv_heads),
-                v: rows(model.kv_heads),
-                sinks: None,
-            },
+            qkv: Qkv { q: rows(model.heads), k: rows(model.kv_heads), v: rows(model.kv_heads), sinks: None },
             gradient: random([tokens, model.heads * model.head_dim], dtype, device),
-            params: AttentionParams {
-                scale: 1.0 / (model.head_dim as f64).sqrt(),
-                softcap: None,
-                window: None,
-            },
-            sequences: SequenceLayout::packed(&lengths, grouping, device).prepared(
-                &[None],
-                ATTENTION_ROWS,
-                device,
-            ),
+            params: AttentionParams { scale: 1.0 / (model.head_dim as f64).sqrt(), softcap: None, window: None },
+            sequences: SequenceLayout::packed(&lengths, grouping, device).prepared(&[None], ATTENTION_ROWS, device),
         }
     }
 
@@ -310,12 +260,7 @@ impl Attention {
         }
         let whole = seconds(device, || {
             let leaf = |t: &Tensor<3>| t.clone().autodiff().require_grad();
-            let qkv = Qkv {
-                q: leaf(&self.qkv.q),
-                k: leaf(&self.qkv.k),
-                v: leaf(&self.qkv.v),
-                sinks: None,
-            };
+            let qkv = Qkv { q: leaf(&self.qkv.q), k: leaf(&self.qkv.k), v: leaf(&self.qkv.v), sinks: None };
             let mixed = attend(&qkv, self.params, &self.sequences);
             let _ = (mixed * self.gradient.clone().autodiff()).sum().backward();
         });
@@ -334,7 +279,8 @@ fn random(shape: [usize; 2], dtype: DType, device: &Device) -> Tensor<2> {
     values.cast(dtype).reshape(shape)
 }
 
-/// Seconds a run, after one that does not count. Several are in the queue at a time, so that waiting is not what is timed.
+/// Seconds a run, after one that does not count. Several are in the queue at a time, so that waiting is not what is
+/// timed.
 fn seconds(device: &Device, mut work: impl FnMut()) -> f64 {
     let wait = || device.sync().expect("a device that computes");
     work();
@@ -343,8 +289,7 @@ fn seconds(device: &Device, mut work: impl FnMut()) -> f64 {
     work();
     wait();
     let one = started.elapsed();
-    let batch =
-        (PATIENCE.as_secs_f64() / 4.0 / one.as_secs_f64().max(1e-6)).clamp(1.0, 100.0) as u32;
+    let batch = (PATIENCE.as_secs_f64() / 4.0 / one.as_secs_f64().max(1e-6)).clamp(1.0, 100.0) as u32;
     let (started, mut runs) = (Instant::now(), 0);
     while runs == 0 || started.elapsed() < PATIENCE {
         for _ in 0..batch {

@@ -12,15 +12,7 @@ pub struct Model {
 }
 
 pub const MODELS: [Model; 2] = [
-    Model {
-        name: "0.5B",
-        hidden: 896,
-        intermediate: 4864,
-        vocabulary: 151_936,
-        heads: 14,
-        kv_heads: 2,
-        head_dim: 64,
-    },
+    Model { name: "0.5B", hidden: 896, intermediate: 4864, vocabulary: 151_936, heads: 14, kv_heads: 2, head_dim: 64 },
     Model {
         name: "1.5B",
         hidden: 1536,
@@ -32,15 +24,8 @@ pub const MODELS: [Model; 2] = [
     },
 ];
 
-pub const SMALL: [Model; 1] = [Model {
-    name: "small",
-    hidden: 96,
-    intermediate: 256,
-    vocabulary: 2048,
-    heads: 6,
-    kv_heads: 2,
-    head_dim: 16,
-}];
+pub const SMALL: [Model; 1] =
+    [Model { name: "small", hidden: 96, intermediate: 256, vocabulary: 2048, heads: 6, kv_heads: 2, head_dim: 16 }];
 
 /// The sizes of a run.
 pub struct Sizes {
@@ -109,10 +94,7 @@ pub struct Product {
 
 /// The products of a decoder's layers and head.
 pub fn products(model: &Model, sizes: &Sizes) -> Vec<Product> {
-    let (queries, keys) = (
-        model.heads * model.head_dim,
-        model.kv_heads * model.head_dim,
-    );
+    let (queries, keys) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
     let layers = [
         ("q_proj", model.hidden, queries),
         ("k_proj", model.hidden, keys),
@@ -129,17 +111,9 @@ pub fn products(model: &Model, sizes: &Sizes) -> Vec<Product> {
     let mut all = Vec::new();
     for &rows in sizes.rows {
         let last = Some(&rows) == sizes.rows.last();
-        let passes = if last {
-            &Pass::ALL[..]
-        } else {
-            &Pass::ALL[..1]
-        };
+        let passes = if last { &Pass::ALL[..] } else { &Pass::ALL[..1] };
         for (name, inner, outputs) in layers {
-            all.extend(
-                passes
-                    .iter()
-                    .map(|&pass| product(name, [rows, inner, outputs], pass)),
-            );
+            all.extend(passes.iter().map(|&pass| product(name, [rows, inner, outputs], pass)));
         }
     }
     let head = [sizes.head_rows, model.hidden, model.vocabulary];

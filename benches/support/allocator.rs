@@ -1,4 +1,5 @@
-//! The allocator of the program: large tensors come and go, and what that costs, page faults included, is the allocator's matter.
+//! The allocator of the program: large tensors come and go, and what that costs, page faults included, is the
+//! allocator's matter.
 
 use firebrick::backends::allocator::{CountingAllocator, keep_freed_memory};
 

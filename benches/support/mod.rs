@@ -1,5 +1,5 @@
-//! What benches share that a script runs: their command line, and lines of JSON, written as they are measured so that a bench
-//! that is stopped leaves what it had.
+//! What benches share that a script runs: their command line, and lines of JSON, written as they are measured so that a
+//! bench that is stopped leaves what it had.
 
 use burn::tensor::Device;
 use firebrick::backends::device::open;
@@ -19,26 +19,18 @@ pub struct Options {
 }
 
 impl Options {
-    /// Ends the program with one line where something makes no sense. `own` are flags with a value that the bench knows.
+    /// Ends the program with one line where something makes no sense. `own` are flags with a value that the bench
+    /// knows.
     pub fn parse(own: &[&str]) -> Self {
         Self::parse_with(own, &[])
     }
 
     /// The same with flags without a value, too.
     pub fn parse_with(own: &[&str], switches: &[&str]) -> Self {
-        let mut options = Self {
-            device: DeviceSpec::CPU,
-            small: false,
-            lines: None,
-            own: Vec::new(),
-        };
+        let mut options = Self { device: DeviceSpec::CPU, small: false, lines: None, own: Vec::new() };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
-            let mut value = || {
-                words
-                    .next()
-                    .unwrap_or_else(|| fail(&format!("{word} needs a value")))
-            };
+            let mut value = || words.next().unwrap_or_else(|| fail(&format!("{word} needs a value")));
             match word.as_str() {
                 // cargo's own word for "this is a bench"
                 "--bench" => {}
@@ -53,10 +45,9 @@ impl Options {
                     options.own.push((word, value));
                 }
                 other if !other.starts_with('-') => options.device = device(other),
-                other => fail(&format!(
-                    "{other} is unknown; there are --device D, --json FILE, --small {}",
-                    own.join(" ")
-                )),
+                other => {
+                    fail(&format!("{other} is unknown; there are --device D, --json FILE, --small {}", own.join(" ")))
+                }
             }
         }
         options
@@ -84,8 +75,7 @@ impl Options {
 }
 
 fn device(text: &str) -> DeviceSpec {
-    text.parse()
-        .unwrap_or_else(|error| fail(&format!("--device: {error}")))
+    text.parse().unwrap_or_else(|error| fail(&format!("--device: {error}")))
 }
 
 fn create(path: &str) -> File {

@@ -1,13 +1,13 @@
-//! Attention over a pool of blocks, in the type of the run and in 8 bits: of completions of shared prompts, of sequences of their own, and
-//! of the last few long ones of a step. A step has layers, and its caches together are larger than a processor's.
+//! Attention over a pool of blocks, in the type of the run and in 8 bits: of completions of shared prompts, of
+//! sequences of their own, and of the last few long ones of a step. A step has layers, and its caches together are
+//! larger than a processor's.
 
 use super::{Bench, Case, HEADS, group};
 use burn::tensor::{DType, Tensor};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
 use firebrick::backends::kernels::{
-    self, BlockTables, KvPool, Operation, PagedAttentionShape, RotaryAngles, SequenceBlocks,
-    SharedBlocks, SlotMapping,
+    self, BlockTables, KvPool, Operation, PagedAttentionShape, RotaryAngles, SequenceBlocks, SharedBlocks, SlotMapping,
 };
 use firebrick::models::random::Stream;
 use std::collections::VecDeque;
@@ -32,14 +32,7 @@ struct Step {
 }
 
 const STEPS: [Step; 5] = [
-    Step {
-        name: "8 completions a prompt",
-        rows: 64,
-        together: 8,
-        prompt: 64,
-        tokens: [1, 256],
-        heads: [8, 4, 32],
-    },
+    Step { name: "8 completions a prompt", rows: 64, together: 8, prompt: 64, tokens: [1, 256], heads: [8, 4, 32] },
     Step {
         name: "8 completions a prompt, 14 heads",
         rows: 64,
@@ -48,30 +41,9 @@ const STEPS: [Step; 5] = [
         tokens: [1, 256],
         heads: [14, 2, 64],
     },
-    Step {
-        name: "sequences of their own",
-        rows: 64,
-        together: 1,
-        prompt: 0,
-        tokens: [64, 320],
-        heads: [8, 4, 32],
-    },
-    Step {
-        name: "1024 tokens",
-        rows: 16,
-        together: 1,
-        prompt: 0,
-        tokens: [1024, 1024],
-        heads: [8, 4, 32],
-    },
-    Step {
-        name: "1024 tokens, 14 heads",
-        rows: 16,
-        together: 1,
-        prompt: 0,
-        tokens: [1024, 1024],
-        heads: [14, 2, 64],
-    },
+    Step { name: "sequences of their own", rows: 64, together: 1, prompt: 0, tokens: [64, 320], heads: [8, 4, 32] },
+    Step { name: "1024 tokens", rows: 16, together: 1, prompt: 0, tokens: [1024, 1024], heads: [8, 4, 32] },
+    Step { name: "1024 tokens, 14 heads", rows: 16, together: 1, prompt: 0, tokens: [1024, 1024], heads: [14, 2, 64] },
 ];
 
 impl Step {
@@ -101,11 +73,7 @@ impl Step {
             groups.push(SharedBlocks {
                 blocks: take(self.prompt),
                 members: (rows..rows + self.together)
-                    .map(|row| SequenceBlocks {
-                        row,
-                        blocks: take(lengths[row]),
-                        tokens: lengths[row],
-                    })
+                    .map(|row| SequenceBlocks { row, blocks: take(lengths[row]), tokens: lengths[row] })
                     .collect(),
             });
         }
@@ -143,15 +111,11 @@ impl Bench {
             tokens: [tokens / 4, tokens],
             heads: [kv * heads, kv, dim],
         };
-        let more = [
-            of_device("many sequences", self.sizes.cache),
-            of_device("few long sequences", self.sizes.last),
-        ];
+        let more = [of_device("many sequences", self.sizes.cache), of_device("few long sequences", self.sizes.last)];
         for step in STEPS.into_iter().chain(more) {
             let [heads, kv, dim] = step.heads;
             let qkv = [heads, kv, kv].map(|heads| self.normal([step.rows, heads * dim]));
-            let angles =
-                Tensor::<3>::ones([step.rows, 1, dim / 2], (&self.device, DType::F32)) * 0.1;
+            let angles = Tensor::<3>::ones([step.rows, 1, dim / 2], (&self.device, DType::F32)) * 0.1;
             let angles = RotaryAngles::new(&angles, &angles);
             for (place, scattered) in [("", false), (", scattered", true)] {
                 for (codes, int8) in [("", false), (" in 8 bits", true)] {
@@ -196,15 +160,8 @@ impl Bench {
             sinks: None,
         };
         let read = step.read() * kv;
-        let bytes = if int8 {
-            (read * (2 * dim + 4)) as f64
-        } else {
-            2.0 * self.bytes([read, dim])
-        };
-        let case = Case {
-            kernel: name,
-            bytes,
-        };
+        let bytes = if int8 { (read * (2 * dim + 4)) as f64 } else { 2.0 * self.bytes([read, dim]) };
+        let case = Case { kernel: name, bytes };
         self.measure(group, &case, pools, |mut pools| {
             let pool = pools.pop_front()?;
             let (_, pool) = kernels::paged_attention(qkv.clone(), pool, &shape).ok()?;

@@ -50,14 +50,8 @@ pub fn draw(path: &Path, charts: &[Chart<'_>]) {
 
 fn one(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, chart: &Chart<'_>) {
     let mut builder = ChartBuilder::on(area);
-    builder
-        .caption(chart.title, ("sans-serif", 16))
-        .margin(12)
-        .x_label_area_size(40)
-        .y_label_area_size(64);
-    let mut axes = builder
-        .build_cartesian_2d(0.0..chart.ends.0, 0.0..chart.ends.1)
-        .expect("axes");
+    builder.caption(chart.title, ("sans-serif", 16)).margin(12).x_label_area_size(40).y_label_area_size(64);
+    let mut axes = builder.build_cartesian_2d(0.0..chart.ends.0, 0.0..chart.ends.1).expect("axes");
     axes.configure_mesh()
         .disable_x_mesh()
         .light_line_style(TRANSPARENT)
@@ -72,8 +66,7 @@ fn one(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, chart: &Chart
     }
     if let Some(mark) = chart.mark {
         let ends = [(0.0, mark), (chart.ends.0, mark)];
-        axes.draw_series(DashedLineSeries::new(ends, 6, 6, GREY.stroke_width(1)))
-            .expect("a mark");
+        axes.draw_series(DashedLineSeries::new(ends, 6, 6, GREY.stroke_width(1))).expect("a mark");
     }
     if chart.lines.len() > 1 {
         axes.configure_series_labels()
@@ -94,8 +87,6 @@ where
     let series = LineSeries::new(line.points.iter().copied(), style).point_size(2);
     let drawn = axes.draw_series(series).expect("a curve");
     if let Some(name) = &line.name {
-        drawn
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
+        drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
     }
 }

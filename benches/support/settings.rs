@@ -1,6 +1,6 @@
-//! Settings of criterion benches that criterion's command line does not know, from the environment: `FIREBRICK_BENCH_DEVICE` (`cpu`
-//! if unset), `FIREBRICK_BENCH_SMALL=1`, shapes for a processor or a software driver, and `FIREBRICK_BENCH_REAL=1`, cases with a model of
-//! 0.5 billion parameters.
+//! Settings of criterion benches that criterion's command line does not know, from the environment:
+//! `FIREBRICK_BENCH_DEVICE` (`cpu` if unset), `FIREBRICK_BENCH_SMALL=1`, shapes for a processor or a software driver,
+//! and `FIREBRICK_BENCH_REAL=1`, cases with a model of 0.5 billion parameters.
 
 use burn::tensor::Device;
 use criterion::Criterion;

@@ -82,12 +82,7 @@ pub fn prompts(count: usize, length: impl Fn(usize) -> usize) -> Vec<GenerationR
     (0..count)
         .map(|i| GenerationRequest {
             tokens: (0..length(i)).map(|at| token(at, i, VOCAB)).collect(),
-            key: DrawKey {
-                seed: 1,
-                step: 0,
-                prompt_index: i as u32,
-                sample: 0,
-            },
+            key: DrawKey { seed: 1, step: 0, prompt_index: i as u32, sample: 0 },
             max_new_tokens: None,
         })
         .collect()

@@ -21,8 +21,8 @@ use firebrick_models::{Arch, Decoder};
 use part::{inputs, scored_before, spans};
 use std::ops::Range;
 
-/// Largest share of the rows that attention works on together that may be padding, where a launch costs something. On a CPU
-/// it costs next to nothing, and only sequences of one length attend together.
+/// Largest share of the rows that attention works on together that may be padding, where a launch costs something. On a
+/// CPU it costs next to nothing, and only sequences of one length attend together.
 const ATTENTION_WASTE: f64 = 0.1;
 
 /// An optimizer step, as dropout knows it.
@@ -65,18 +65,12 @@ pub struct MicroBatch {
 impl MicroBatch {
     /// Lays sequences out on a device. Attention takes `attention_rows` queries at a time (0: all at once).
     #[must_use]
-    pub fn new(
-        arch: &Arch,
-        sequences: &[&Sequence],
-        layout: Layout,
-        attention_rows: usize,
-        device: &Device,
-    ) -> Self {
+    pub fn new(arch: &Arch, sequences: &[&Sequence], layout: Layout, attention_rows: usize, device: &Device) -> Self {
         Self::part(arch, sequences, layout, attention_rows, Part::ALL, device)
     }
 
-    /// The part of a micro-batch that one of several ranks has: as many of its rows as every rank, in their order. The last rows are
-    /// padding where their number is no multiple of the ranks.
+    /// The part of a micro-batch that one of several ranks has: as many of its rows as every rank, in their order. The
+    /// last rows are padding where their number is no multiple of the ranks.
     #[must_use]
     pub fn part(
         arch: &Arch,
@@ -88,12 +82,8 @@ impl MicroBatch {
     ) -> Self {
         let own: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
         let all = match layout {
-            Layout::Packed => {
-                SequenceLayout::packed(&own, grouping(attention_rows, device), device)
-            }
-            Layout::Padded => {
-                SequenceLayout::padded(own.len(), own.iter().copied().max().unwrap_or(0))
-            }
+            Layout::Packed => SequenceLayout::packed(&own, grouping(attention_rows, device), device),
+            Layout::Padded => SequenceLayout::padded(own.len(), own.iter().copied().max().unwrap_or(0)),
         };
         let strides = all.lengths().to_vec();
         let here = part.rows(all.tokens());
@@ -135,15 +125,8 @@ impl MicroBatch {
             rows: ints(rows),
             places: ints(places),
             targets: ints(targets),
-            inputs: inputs(
-                sequences,
-                before..before + lengths.iter().sum::<usize>(),
-                &lengths,
-                device,
-            ),
-            whole: part
-                .is_one_of_several()
-                .then(|| Whole::of(sequences, before, device)),
+            inputs: inputs(sequences, before..before + lengths.iter().sum::<usize>(), &lengths, device),
+            whole: part.is_one_of_several().then(|| Whole::of(sequences, before, device)),
             lengths,
             spans,
             tokens: own,
@@ -153,12 +136,7 @@ impl MicroBatch {
 
     /// The same micro-batch with the dropout that a decoder's adapters train with.
     #[must_use]
-    pub fn with_dropout(
-        mut self,
-        decoder: &Decoder,
-        sequences: &[&Sequence],
-        at: DropoutStep,
-    ) -> Self {
+    pub fn with_dropout(mut self, decoder: &Decoder, sequences: &[&Sequence], at: DropoutStep) -> Self {
         let rate = decoder.lora().map_or(0.0, |lora| lora.dropout);
         let keys = sequences.iter().map(|sequence| DropoutKey {
             seed: at.seed,
@@ -173,7 +151,8 @@ impl MicroBatch {
         self
     }
 
-    /// The auxiliary loss of routers for this one of a step's micro-batches, which have `all` tokens; `layers` have experts.
+    /// The auxiliary loss of routers for this one of a step's micro-batches, which have `all` tokens; `layers` have
+    /// experts.
     #[must_use]
     pub fn router_loss(&self, coefficient: f64, all: usize, layers: usize) -> RouterLoss {
         let each = self.spans.iter().zip(&self.tokens);
@@ -242,9 +221,7 @@ fn context(
     attention_rows: usize,
     device: &Device,
 ) -> ForwardContext {
-    let own = spans
-        .iter()
-        .flat_map(|span| span.clone().map(|row| row as u32));
+    let own = spans.iter().flat_map(|span| span.clone().map(|row| row as u32));
     let positions: Vec<u32> = own.chain(std::iter::repeat_n(0, padding)).collect();
     ForwardContext::of_rows(arch, all, &positions, attention_rows, device)
 }
@@ -270,8 +247,5 @@ fn routing(sequences: &[&Sequence], strides: &[usize], here: Range<usize>) -> Ro
 /// Which packed sequences attend together on a device, at most `attention_rows` queries at a time (0: any number).
 #[must_use]
 pub fn grouping(attention_rows: usize, device: &Device) -> Grouping {
-    Grouping {
-        waste: if is_cpu(device) { 0.0 } else { ATTENTION_WASTE },
-        queries: attention_rows,
-    }
+    Grouping { waste: if is_cpu(device) { 0.0 } else { ATTENTION_WASTE }, queries: attention_rows }
 }

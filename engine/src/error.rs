@@ -9,8 +9,8 @@ use firebrick_backends::out_of_memory::{MemoryErrorKind, OutOfMemory as Refused}
 use firebrick_plan::size::Bytes;
 use std::path::PathBuf;
 
-/// Errors of this crate. Every message says what was expected, what was found, where, and what to do. A message includes its cause, which
-/// [`source`](std::error::Error::source) therefore does not give again.
+/// Errors of this crate. Every message says what was expected, what was found, where, and what to do. A message
+/// includes its cause, which [`source`](std::error::Error::source) therefore does not give again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration is wrong.
@@ -173,13 +173,7 @@ impl OutOfMemory {
     /// Memory ran out, so far without what the run was doing.
     #[must_use]
     pub fn new(cause: Refused) -> Self {
-        Self {
-            cause,
-            phase: "",
-            step: 0,
-            ranked: Vec::new(),
-            advice: String::new(),
-        }
+        Self { cause, phase: "", step: 0, ranked: Vec::new(), advice: String::new() }
     }
 
     /// Bytes that were in use, where they were counted: with a limit.
@@ -203,12 +197,7 @@ impl std::fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "the {} phase of step {}", self.phase, self.step)?;
         match (self.in_use_bytes(), self.limit_bytes()) {
-            (Some(used), Some(limit)) => write!(
-                f,
-                " needed {} and memory.limit is {}",
-                Bytes(used),
-                Bytes(limit)
-            )?,
+            (Some(used), Some(limit)) => write!(f, " needed {} and memory.limit is {}", Bytes(used), Bytes(limit))?,
             _ => write!(f, " ({})", self.cause)?,
         }
         for balance in &self.ranked {
@@ -235,16 +224,9 @@ impl From<firebrick_plan::Error> for Error {
 
 impl Error {
     /// Wraps an I/O error with the action and the path it happened on.
-    pub fn io(
-        action: &'static str,
-        path: impl Into<PathBuf>,
-    ) -> impl FnOnce(std::io::Error) -> Self {
+    pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
-        move |error| Self::Io {
-            action,
-            path,
-            error,
-        }
+        move |error| Self::Io { action, path, error }
     }
 
     /// Memory that ran out, where this error says so.
@@ -320,10 +302,7 @@ impl Error {
         match self {
             Self::Model(e) => e,
             Self::Device(e) => e.into(),
-            e => firebrick_models::Error::Device {
-                doing: "reading a part of the run's state",
-                detail: e.to_string(),
-            },
+            e => firebrick_models::Error::Device { doing: "reading a part of the run's state", detail: e.to_string() },
         }
     }
 }

@@ -1,9 +1,7 @@
 //! What learns, policy or critic: the model, its optimizer, and the plan under which one updates the other.
 
 use crate::batch::{Batch, BatchStats, DropoutStep, MicroBatchLimits, grouping};
-use crate::executor::{
-    Executor, Gradients, HeadLoss, ResidentModel, Runtime, rounds, score_all, values_all,
-};
+use crate::executor::{Executor, Gradients, HeadLoss, ResidentModel, Runtime, rounds, score_all, values_all};
 use crate::objective::{LossSums, MicroScores};
 use crate::optim::{AdamW, OptimConfig, StepOutcome};
 use crate::plan::estimate::Sizes;
@@ -54,12 +52,7 @@ pub struct Accumulated {
 impl Learner {
     /// A policy's learner without history.
     #[must_use]
-    pub fn new(
-        decoder: Decoder,
-        plan: ModelPlan,
-        optim: OptimConfig,
-        runtime: impl Into<Arc<Runtime>>,
-    ) -> Self {
+    pub fn new(decoder: Decoder, plan: ModelPlan, optim: OptimConfig, runtime: impl Into<Arc<Runtime>>) -> Self {
         Self::for_role(Role::Policy, decoder, plan, optim, runtime)
     }
 
@@ -139,11 +132,12 @@ impl Learner {
         values_all(&executor, decoder, sequences, cut)
     }
 
-    /// Takes another plan; what the optimizer has learnt stays. Weights move at the next [`ResidentModel::set_residency`].
+    /// Takes another plan; what the optimizer has learnt stays. Weights move at the next
+    /// [`ResidentModel::set_residency`].
     ///
     /// # Errors
-    /// `Error::Model` and `Error::Device` where moments cannot be copied to their new place: the model keeps its plan, and another can be
-    /// taken.
+    /// `Error::Model` and `Error::Device` where moments cannot be copied to their new place: the model keeps its plan,
+    /// and another can be taken.
     pub fn replan(&mut self, plan: &ModelPlan) -> Result<()> {
         let model = &mut self.model;
         if plan.optimizer != model.plan.optimizer {
@@ -165,10 +159,10 @@ impl Learner {
         score_all(&executor, &base, sequences, cut)
     }
 
-    /// One optimizer step: forward and backward over all micro-batches, gradient clipping, one `AdamW` step at the learning rate
-    /// `lr`. The loss is a weighted sum over scored tokens: every sequence has its tokens' weights in
-    /// [`columns.weight`](crate::sequence::TokenColumns::weight), with the step's normalisers in them, so that the result
-    /// does not depend on how the batch is divided. Logits are divided by `temperature`; a critic has none.
+    /// One optimizer step: forward and backward over all micro-batches, gradient clipping, one `AdamW` step at the
+    /// learning rate `lr`. The loss is a weighted sum over scored tokens: every sequence has its tokens' weights in
+    /// [`columns.weight`](crate::sequence::TokenColumns::weight), with the step's normalisers in them, so that the
+    /// result does not depend on how the batch is divided. Logits are divided by `temperature`; a critic has none.
     ///
     /// # Errors
     ///
@@ -189,8 +183,9 @@ impl Learner {
     }
 
     /// The first half of an optimizer step: forward and backward over all micro-batches. Unless the plan updates in the
-    /// backward pass, it changes no weight and may be run again after an error. What the second half adds to the memory in use is
-    /// allocated here: the moments of a first update, buffers for weights that were shared, what the norm of the gradient takes.
+    /// backward pass, it changes no weight and may be run again after an error. What the second half adds to the memory
+    /// in use is allocated here: the moments of a first update, buffers for weights that were shared, what the norm of
+    /// the gradient takes.
     ///
     /// # Errors
     ///
@@ -202,13 +197,7 @@ impl Learner {
         loss: impl Into<HeadLoss<'l>>,
         lr: f64,
     ) -> Result<Accumulated> {
-        let Self {
-            model,
-            optimizer,
-            runtime,
-            dropout,
-            router_aux_loss_coef,
-        } = self;
+        let Self { model, optimizer, runtime, dropout, router_aux_loss_coef } = self;
         let role = model.role();
         let ResidentModel { decoder, plan, .. } = model;
         check_ranks(plan, runtime)?;
@@ -225,17 +214,14 @@ impl Learner {
             .with_dropout(*dropout)
             .with_router_loss(*router_aux_loss_coef, tokens)
             .with_loss_scale(optimizer.loss_scale());
-        let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime)
-            .of(decoder)
-            .for_role(role);
+        let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime).of(decoder).for_role(role);
         // of one rank all, in their order
         let own = dealt.swap_remove(world.data_rank());
         let micros: Vec<_> = own.into_iter().map(|i| all[i].clone()).collect();
         let mut applied = None;
         let sums = if plan.optimizer.in_backward {
             let mut step = optimizer.in_backward(lr);
-            let sums =
-                executor.backward(decoder, &micros, loss, &mut gradients, Some(&mut step))?;
+            let sums = executor.backward(decoder, &micros, loss, &mut gradients, Some(&mut step))?;
             applied = Some(StepOutcome::applied(step.grad_norm()));
             sums
         } else {
@@ -263,12 +249,7 @@ impl Learner {
     /// As [`AdamW::step`].
     pub fn apply(&mut self, accumulated: Accumulated, lr: f64) -> Result<Updated> {
         let _span = span_on("optimizer", self.model.decoder.device());
-        let Accumulated {
-            gradients,
-            sums,
-            applied,
-            batch,
-        } = accumulated;
+        let Accumulated { gradients, sums, applied, batch } = accumulated;
         let outcome = match applied {
             Some(outcome) => outcome,
             None => {
@@ -276,11 +257,7 @@ impl Learner {
                 self.optimizer.step(decoder, gradients, lr, &self.runtime)?
             }
         };
-        Ok(Updated {
-            sums,
-            outcome,
-            batch,
-        })
+        Ok(Updated { sums, outcome, batch })
     }
 }
 

@@ -1,5 +1,5 @@
-//! A process that lines are exchanged with, under a deadline that is kept on this side: whatever it does, or does not, it can be
-//! ended. It leads a process group of its own, so that what it has started ends with it.
+//! A process that lines are exchanged with, under a deadline that is kept on this side: whatever it does, or does not,
+//! it can be ended. It leads a process group of its own, so that what it has started ends with it.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -35,7 +35,8 @@ pub(crate) enum Silence {
     Unwanted,
 }
 
-/// What programs in Python that talk to this one have in common; what answers requests comes behind it, and a call of `serve`.
+/// What programs in Python that talk to this one have in common; what answers requests comes behind it, and a call of
+/// `serve`.
 const PYTHON: &str = include_str!("process/serve.py");
 
 /// A running process.
@@ -54,17 +55,12 @@ pub(crate) struct Process {
 impl Process {
     /// Starts a process. `name` is what it is to the run, for what it prints.
     pub fn start(command: &mut Command, name: &str) -> std::io::Result<Self> {
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(command, 0);
         let mut child = command.spawn()?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
-            unreachable!("all three are piped")
-        };
+        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { unreachable!("all three are piped") };
         let (requests, written) = channel::<String>();
         thread::spawn(move || write(stdin, &written));
         let (line, lines) = sync_channel(LINES);
@@ -76,29 +72,15 @@ impl Process {
             keep(stderr, &kept, &name);
             drop(end);
         });
-        Ok(Self {
-            child,
-            requests: Some(requests),
-            lines,
-            errors,
-            errors_end,
-            reaped: false,
-        })
+        Ok(Self { child, requests: Some(requests), lines, errors, errors_end, reaped: false })
     }
 
     /// Starts a Python program: [`PYTHON`] and `script` behind it.
     pub fn python(interpreter: &str, script: &str, name: &str) -> Result<Self, String> {
         let mut command = Command::new(interpreter);
-        command.args([
-            "-u",
-            "-X",
-            "faulthandler",
-            "-c",
-            &format!("{PYTHON}{script}"),
-        ]);
-        Self::start(&mut command, name).map_err(|e| {
-            format!("cannot run `{interpreter}`: {e}; set `python` to a Python interpreter")
-        })
+        command.args(["-u", "-X", "faulthandler", "-c", &format!("{PYTHON}{script}")]);
+        Self::start(&mut command, name)
+            .map_err(|e| format!("cannot run `{interpreter}`: {e}; set `python` to a Python interpreter"))
     }
 
     /// Sends lines, and forgets what the process wrote to stderr before.
@@ -124,8 +106,8 @@ impl Process {
         }
     }
 
-    /// Ends the process, which has gone silent, and all that it has started. Gives how it ended by itself, if it did, and the end
-    /// of what it wrote to stderr.
+    /// Ends the process, which has gone silent, and all that it has started. Gives how it ended by itself, if it did,
+    /// and the end of what it wrote to stderr.
     pub fn kill(mut self, silence: &Silence) -> (Option<ExitStatus>, String) {
         // one that has closed its output is about to end; how, is worth waiting for
         let time = match silence {
@@ -215,10 +197,7 @@ fn kill_group(leader: u32) {
     if cfg!(unix) {
         let mut shell = Command::new("sh");
         shell.args(["-c", "kill -s KILL -- \"-$0\"", &leader.to_string()]);
-        shell
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // fails where nothing of the group is left
         let _ = shell.status();
     }
@@ -227,11 +206,7 @@ fn kill_group(leader: u32) {
 /// Writes requests until there are no more, or nobody reads.
 fn write(mut stdin: impl Write, requests: &Receiver<String>) {
     for lines in requests {
-        if stdin
-            .write_all(lines.as_bytes())
-            .and_then(|()| stdin.flush())
-            .is_err()
-        {
+        if stdin.write_all(lines.as_bytes()).and_then(|()| stdin.flush()).is_err() {
             return;
         }
     }
@@ -242,17 +217,12 @@ fn read(stdout: impl Read, lines: &SyncSender<Result<String, String>>) {
     let mut stdout = BufReader::new(stdout);
     loop {
         let mut line = Vec::new();
-        let line = match (&mut stdout)
-            .take(LONGEST_LINE)
-            .read_until(b'\n', &mut line)
-        {
+        let line = match (&mut stdout).take(LONGEST_LINE).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) if line.ends_with(b"\n") => {
                 String::from_utf8(line).map_err(|_| "a line that is not UTF-8".to_owned())
             }
-            Ok(n) if n as u64 == LONGEST_LINE => {
-                Err(format!("a line of more than {LONGEST_LINE} bytes"))
-            }
+            Ok(n) if n as u64 == LONGEST_LINE => Err(format!("a line of more than {LONGEST_LINE} bytes")),
             // the end of the output, in the middle of a line
             Ok(_) => return,
         };

@@ -22,8 +22,8 @@ pub struct Rerouted {
 }
 
 impl Rerouted {
-    /// Compares the routes that two passes have of the same tokens, of which each goes through `per_token` experts a layer. A token
-    /// that one of the two does not know is left out.
+    /// Compares the routes that two passes have of the same tokens, of which each goes through `per_token` experts a
+    /// layer. A token that one of the two does not know is left out.
     #[must_use]
     pub fn between(a: &Routes, b: &Routes, per_token: &[usize]) -> Self {
         let mut found = Self::default();
@@ -144,9 +144,7 @@ impl Rollout {
     pub fn mean_advantage(&self) -> f64 {
         let advantages = self.columns.advantage.as_deref().unwrap_or_default();
         let own = advantages.iter().zip(self.sampled());
-        let (count, sum) = own
-            .filter(|(_, sampled)| *sampled)
-            .fold((0, 0.0), |(n, sum), (a, _)| (n + 1, sum + a));
+        let (count, sum) = own.filter(|(_, sampled)| *sampled).fold((0, 0.0), |(n, sum), (a, _)| (n + 1, sum + a));
         sum / f64::from(count.max(1))
     }
 
@@ -166,8 +164,8 @@ impl Rollout {
     }
 }
 
-/// The share of completions that were cut at the length limit, where that is most of them and none of those earned anything: answers
-/// that cannot be finished cannot be rewarded, so nothing is learnt.
+/// The share of completions that were cut at the length limit, where that is most of them and none of those earned
+/// anything: answers that cannot be finished cannot be rewarded, so nothing is learnt.
 #[must_use]
 pub fn share_cut_for_nothing(rollouts: &[Rollout]) -> Option<f64> {
     let cut = rollouts.iter().filter(|r| r.finish == FinishReason::Length);
@@ -273,10 +271,7 @@ mod tests {
             let all: Vec<Rollout> = all.iter().map(|&(f, r)| rollout(f, r)).collect();
             share_cut_for_nothing(&all)
         };
-        assert_eq!(
-            share(&[(cut, 0.0), (cut, -1.0), (cut, 0.0), (ended, 1.0)]),
-            Some(0.75)
-        );
+        assert_eq!(share(&[(cut, 0.0), (cut, -1.0), (cut, 0.0), (ended, 1.0)]), Some(0.75));
         // half of them, one that earned something, none at all
         assert_eq!(share(&[(cut, 0.0), (ended, 0.0)]), None);
         assert_eq!(share(&[(cut, 0.0), (cut, 0.5), (cut, 0.0)]), None);

@@ -4,8 +4,8 @@ use firebrick_models::routing::Routes;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Declares [`TokenColumns`], and what is done to all columns alike. A new column is one line here, and wherever it is computed
-/// and used.
+/// Declares [`TokenColumns`], and what is done to all columns alike. A new column is one line here, and wherever it is
+/// computed and used.
 macro_rules! token_columns {
     ($($(#[$doc:meta])* $name:ident,)+) => {
         /// What is known of tokens, a column each: absent where nobody computed it. A rollout and a [`Sequence`] have
@@ -43,8 +43,8 @@ macro_rules! token_columns {
         }
 
         impl TokenColumns<Vec<f64>> {
-            /// Columns of sequences one behind the other; `counts` are their scored tokens. A column that one of them has, all have
-            /// that score tokens.
+            /// Columns of sequences one behind the other; `counts` are their scored tokens. A column that one of them
+            /// has, all have that score tokens.
             ///
             /// # Panics
             /// If a sequence lacks a column that another one has.
@@ -61,7 +61,8 @@ token_columns! {
     weight,
     /// Advantage; 0 where absent.
     advantage,
-    /// Log-prob under the policy that the update starts from (`old_log_probs`); the current one's own (detached) where absent.
+    /// Log-prob under the policy that the update starts from (`old_log_probs`); the current one's own (detached) where
+    /// absent.
     old_logp,
     /// Log-prob under the reference policy (`ref_log_prob`).
     ref_logp,
@@ -81,7 +82,8 @@ token_columns! {
     value,
     /// The return: what the critic learns.
     returns,
-    /// Weight of the token in the value loss, where that is another than `weight`: with a critic that shares the policy's trunk.
+    /// Weight of the token in the value loss, where that is another than `weight`: with a critic that shares the
+    /// policy's trunk.
     value_weight,
 }
 
@@ -153,11 +155,7 @@ impl Sequence {
     #[must_use]
     pub fn completion(prompt: &[u32], completion: &[u32]) -> Self {
         let scored: Range<usize> = prompt.len() - 1..prompt.len() - 1 + completion.len();
-        Self {
-            tokens: [prompt, completion].concat(),
-            positions: scored.collect(),
-            ..Self::default()
-        }
+        Self { tokens: [prompt, completion].concat(), positions: scored.collect(), ..Self::default() }
     }
 
     /// The token that a position predicts; 0 behind the last one.
@@ -181,10 +179,7 @@ mod tests {
 
     #[test]
     fn columns_of_sequences_stand_one_behind_the_other() {
-        let (a, b) = (
-            columns(&[1.0, 2.0], Some(&[0.5, -0.5])),
-            columns(&[3.0], Some(&[0.0])),
-        );
+        let (a, b) = (columns(&[1.0, 2.0], Some(&[0.5, -0.5])), columns(&[3.0], Some(&[0.0])));
         let both = TokenColumns::concat(&[&a, &b], &[2, 1]);
         assert_eq!(both.weight, Some(vec![1.0, 2.0, 3.0]));
         assert_eq!(both.advantage, Some(vec![0.5, -0.5, 0.0]));

@@ -1,19 +1,20 @@
-//! Self-attention over whole sequences, on packed rows `[tokens, heads, head_dim]` (variable-length attention). [`attend`] and
-//! [`attend_backward`] take whole sequences, `attend_rows` prompts that are written to a cache.
+//! Self-attention over whole sequences, on packed rows `[tokens, heads, head_dim]` (variable-length attention).
+//! [`attend`] and [`attend_backward`] take whole sequences, `attend_rows` prompts that are written to a cache.
 //!
 //! Products, norms and the MLP run on rows and need no padding. Attention needs `[sequences, heads, length, head_dim]`:
-//! consecutive sequences of one length have that shape already, and others are gathered into padded rows where a [`Grouping`]
-//! allows padding. Rows are gathered there and back, in the backward pass too: nothing is scattered.
+//! consecutive sequences of one length have that shape already, and others are gathered into padded rows where a
+//! [`Grouping`] allows padding. Rows are gathered there and back, in the backward pass too: nothing is scattered.
 //!
-//! Scores of a sequence longer than `chunk` are computed `chunk` queries at a time, against the keys that any of them sees.
-//! The backward pass recomputes them (Dao et al., 2022, arXiv:2205.14135): with P = softmax(S), O = P V,
+//! Scores of a sequence longer than `chunk` are computed `chunk` queries at a time, against the keys that any of them
+//! sees. The backward pass recomputes them (Dao et al., 2022, arXiv:2205.14135): with P = softmax(S), O = P V,
 //!
 //! `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ − rowsum(dO ∘ O))`, `dQ = s dS K`, `dK = s dSᵀ Q`,
 //!
 //! and under a soft-cap `S = c tanh(s Q Kᵀ / c)` dS is multiplied by `1 − (S / c)²`.
 //!
-//! A sink (Xiao et al., 2023, arXiv:2309.17453, as a number a head in gpt-oss) is one more score of a row, whose probability p is left
-//! out of O. All the formulas hold as they stand, and the sink's gradient is the sum of `−p rowsum(dO ∘ O)` over the rows of its head.
+//! A sink (Xiao et al., 2023, arXiv:2309.17453, as a number a head in gpt-oss) is one more score of a row, whose
+//! probability p is left out of O. All the formulas hold as they stand, and the sink's gradient is the sum of `−p
+//! rowsum(dO ∘ O)` over the rows of its head.
 
 mod sequence_layout;
 
@@ -54,7 +55,8 @@ pub struct Qkv {
 
 /// Causal softmax attention within each sequence: `[tokens, heads · head_dim]`.
 ///
-/// Differentiable by autodiff where [`SequenceLayout::recomputes`] is false; elsewhere [`attend_backward`] computes the gradient.
+/// Differentiable by autodiff where [`SequenceLayout::recomputes`] is false; elsewhere [`attend_backward`] computes the
+/// gradient.
 #[must_use]
 pub fn attend(qkv: &Qkv, params: AttentionParams, sequences: &SequenceLayout) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
@@ -91,8 +93,8 @@ pub(crate) fn attend_rows(qkv: &Qkv, params: AttentionParams, families: &Familie
         .reshape([tokens, heads * dim])
 }
 
-/// Gradients of queries, keys, values and sinks, given the output of [`attend`] and its gradient, `[tokens, heads · head_dim]` each. No
-/// tensor is part of an autodiff graph.
+/// Gradients of queries, keys, values and sinks, given the output of [`attend`] and its gradient, `[tokens, heads ·
+/// head_dim]` each. No tensor is part of an autodiff graph.
 #[must_use]
 pub fn attend_backward(
     qkv: &Qkv,
@@ -115,13 +117,8 @@ pub fn attend_backward(
             let mask = sequences.mask(params.window, chunk);
             let queries = [&q, &o, &d].map(|t| columns(t, &chunk.queries));
             let keys = [&k, &v].map(|t| columns(t, &chunk.keys));
-            let ([own_q, own_k, own_v], own_sinks) = scaled_dot_product_attention_backward(
-                queries,
-                keys,
-                qkv.sinks.as_ref(),
-                params,
-                mask,
-            );
+            let ([own_q, own_k, own_v], own_sinks) =
+                scaled_dot_product_attention_backward(queries, keys, qkv.sinks.as_ref(), params, mask);
             d_q.push(own_q);
             if let Some(own) = own_sinks {
                 d_sinks = Some(match d_sinks {
@@ -133,10 +130,7 @@ pub fn attend_backward(
                 (own_k, own_v)
             } else {
                 let (d_k, d_v) = d_kv.unwrap_or_else(|| (k.zeros_like(), v.zeros_like()));
-                (
-                    add_columns(d_k, &chunk.keys, own_k),
-                    add_columns(d_v, &chunk.keys, own_v),
-                )
+                (add_columns(d_k, &chunk.keys, own_k), add_columns(d_v, &chunk.keys, own_v))
             });
         }
         let (d_k, d_v) = d_kv.unwrap_or_else(|| (k.zeros_like(), v.zeros_like()));
@@ -145,17 +139,13 @@ pub fn attend_backward(
         }
     }
     let [q, k, v] = all.map(|parts| joined(parts, 0));
-    Qkv {
-        q,
-        k,
-        v,
-        sinks: d_sinks,
-    }
+    Qkv { q, k, v, sinks: d_sinks }
 }
 
-/// Softmax attention of queries `[batch, heads, queries, dim]` over keys and values `[batch, kv_heads, keys, dim]`; the output has
-/// the shape of the queries. The query heads of a group are further rows of the product with their key head, so that keys and
-/// values are not repeated. Softmax is in f32 or wider. `sinks`, `[1, heads]`, join it. `mask` is true where a key is hidden.
+/// Softmax attention of queries `[batch, heads, queries, dim]` over keys and values `[batch, kv_heads, keys, dim]`; the
+/// output has the shape of the queries. The query heads of a group are further rows of the product with their key head,
+/// so that keys and values are not repeated. Softmax is in f32 or wider. `sinks`, `[1, heads]`, join it. `mask` is true
+/// where a key is hidden.
 #[must_use]
 pub(crate) fn scaled_dot_product_attention(
     q: Tensor<4>,
@@ -197,7 +187,8 @@ fn sink_scores(sinks: &Tensor<2>, [batch, heads, queries, _]: [usize; 4], kv: us
     each.reshape([batch, kv, heads / kv * queries, 1])
 }
 
-/// Gradients of queries, keys and values, and of sinks, given `[queries, output, gradient of the output]` and `[keys, values]`.
+/// Gradients of queries, keys and values, and of sinks, given `[queries, output, gradient of the output]` and `[keys,
+/// values]`.
 fn scaled_dot_product_attention_backward(
     [q, o, d]: [Tensor<4>; 3],
     [k, v]: [Tensor<4>; 2],
@@ -219,9 +210,7 @@ fn scaled_dot_product_attention_backward(
     }
     let column = sinks.map(|sinks| sink_scores(sinks, shape, kv));
     let (probs, share) = probabilities(hide(scores, shape, mask), column);
-    let d_v = stored_as(probs.clone(), stored)
-        .swap_dims(2, 3)
-        .matmul(d.clone());
+    let d_v = stored_as(probs.clone(), stored).swap_dims(2, 3).matmul(d.clone());
     let shared = (widened(d.clone()) * widened(o)).sum_dim(3);
     let d_sinks = share.zip(sinks).map(|(share, sinks)| {
         let [batch, heads, queries, _] = shape;
@@ -253,19 +242,12 @@ fn hide(scores: Tensor<4>, queries: [usize; 4], mask: Option<Tensor<4, Bool>>) -
     let grouped = scores.dims();
     let [batch, heads, len, _] = queries;
     let shape = [batch, heads, len, grouped[3]];
-    scores
-        .reshape(shape)
-        .mask_fill(mask.expand(shape), HIDDEN_SCORE)
-        .reshape(grouped)
+    scores.reshape(shape).mask_fill(mask.expand(shape), HIDDEN_SCORE).reshape(grouped)
 }
 
 /// Some columns of `[batch, heads, columns, dim]`.
 fn columns(t: &Tensor<4>, which: &Range<usize>) -> Tensor<4> {
-    if t.dims()[2] == which.len() {
-        t.clone()
-    } else {
-        t.clone().narrow(2, which.start, which.len())
-    }
+    if t.dims()[2] == which.len() { t.clone() } else { t.clone().narrow(2, which.start, which.len()) }
 }
 
 /// Adds to some columns of `[batch, heads, columns, dim]`.

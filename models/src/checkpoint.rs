@@ -25,8 +25,8 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The configs of a checkpoint folder and the element types of its tensors, without its weights: enough to write the same model
-/// again.
+/// The configs of a checkpoint folder and the element types of its tensors, without its weights: enough to write the
+/// same model again.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
@@ -39,20 +39,20 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the configs of a checkpoint folder and the headers of its weight files. Of a model that sees images this is the language
-    /// model, as if it stood there by itself.
+    /// Reads the configs of a checkpoint folder and the headers of its weight files. Of a model that sees images this
+    /// is the language model, as if it stood there by itself.
     ///
     /// # Errors
-    /// As [`Self::describe`]; `Error::MissingFile` for a folder without safetensors, `Error::Io`, `Error::Safetensors` and
-    /// `Error::Truncated` for a broken file, `Error::UnsupportedDtype`.
+    /// As [`Self::describe`]; `Error::MissingFile` for a folder without safetensors, `Error::Io`, `Error::Safetensors`
+    /// and `Error::Truncated` for a broken file, `Error::UnsupportedDtype`.
     pub fn open(dir: &Path) -> Result<Self> {
         let mut described = Self::describe(dir)?;
         described.dtypes = weights::dtypes(dir)?;
         Ok(described)
     }
 
-    /// Reads the configs of a checkpoint folder whose weights may not be there yet: all that a plan of its training needs. It is
-    /// written again as f32.
+    /// Reads the configs of a checkpoint folder whose weights may not be there yet: all that a plan of its training
+    /// needs. It is written again as f32.
     ///
     /// # Errors
     /// As [`Self::architecture`]; `Error::Io` and `Error::Config` for a `generation_config.json` that cannot be read.
@@ -60,30 +60,21 @@ impl Checkpoint {
         let (config, arch) = Self::config(dir)?;
         let around = read_object(dir, "config.json")?.filter(Arch::keeps_what_surrounds);
         let generation = read_object(dir, "generation_config.json")?;
-        Ok(Self {
-            dir: dir.to_owned(),
-            config,
-            around,
-            generation,
-            arch,
-            dtypes: BTreeMap::new(),
-        })
+        Ok(Self { dir: dir.to_owned(), config, around, generation, arch, dtypes: BTreeMap::new() })
     }
 
     /// The architecture in a folder's `config.json`; no other file is read.
     ///
     /// # Errors
-    /// `Error::NoFolder`, `Error::MissingFile` without a `config.json`, `Error::Io` and `Error::Config` where it cannot be read, and
-    /// `Error::Architecture` where it describes no supported decoder.
+    /// `Error::NoFolder`, `Error::MissingFile` without a `config.json`, `Error::Io` and `Error::Config` where it cannot
+    /// be read, and `Error::Architecture` where it describes no supported decoder.
     pub fn architecture(dir: &Path) -> Result<Arch> {
         Self::config(dir).map(|(_, arch)| arch)
     }
 
     fn config(dir: &Path) -> Result<(Map<String, Value>, Arch)> {
         if !dir.is_dir() {
-            return Err(Error::NoFolder {
-                dir: dir.to_owned(),
-            });
+            return Err(Error::NoFolder { dir: dir.to_owned() });
         }
         let config = read_object(dir, "config.json")?.ok_or_else(|| Error::MissingFile {
             dir: dir.to_owned(),
@@ -112,11 +103,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// `Error::Architecture` where the config describes no supported decoder.
-    pub fn create(
-        mut config: Map<String, Value>,
-        eos: Option<u32>,
-        pad: Option<u32>,
-    ) -> Result<Self> {
+    pub fn create(mut config: Map<String, Value>, eos: Option<u32>, pad: Option<u32>) -> Result<Self> {
         Arch::complete_config(&mut config);
         let arch = Arch::from_config(&config, Path::new("model.arch"))?;
         let mut generation = Map::new();
@@ -136,19 +123,22 @@ impl Checkpoint {
         })
     }
 
-    /// Loads the weights onto a device, in the architecture's precision. Missing, unexpected and misshapen tensors are errors.
+    /// Loads the weights onto a device, in the architecture's precision. Missing, unexpected and misshapen tensors are
+    /// errors.
     ///
-    /// Matrices of a frozen base in few bits are quantised as they are read: beside what is loaded, one of them is wide at a time, in
-    /// host memory. Matrices in MXFP4 are widened as they are read, one at a time too.
+    /// Matrices of a frozen base in few bits are quantised as they are read: beside what is loaded, one of them is wide
+    /// at a time, in host memory. Matrices in MXFP4 are widened as they are read, one at a time too.
     ///
     /// # Errors
-    /// `Error::MissingTensor`, `Error::UnexpectedTensor`, `Error::WrongShape`, `Error::UnsupportedDtype` and `Error::QuantizedWeight` with
-    /// the tensor; `Error::Config` for a base in few bits that the architecture cannot have; those of [`Self::open`] for files.
+    /// `Error::MissingTensor`, `Error::UnexpectedTensor`, `Error::WrongShape`, `Error::UnsupportedDtype` and
+    /// `Error::QuantizedWeight` with the tensor; `Error::Config` for a base in few bits that the architecture cannot
+    /// have; those of [`Self::open`] for files.
     pub fn load(&self, device: &Device) -> Result<Decoder> {
         self.load_part(RankPart::default(), device)
     }
 
-    /// A rank's part of the decoder, to be trained: of every parameter, or of every unit, that keeps its part before it reads the next.
+    /// A rank's part of the decoder, to be trained: of every parameter, or of every unit, that keeps its part before it
+    /// reads the next.
     ///
     /// # Errors
     /// Those of [`load`](Self::load), and `Error::Shared` for a model that the ranks cannot share.
@@ -156,17 +146,12 @@ impl Checkpoint {
         weights::load(&self.dir, &self.arch, part, None, device)
     }
 
-    /// A rank's part of a value model with the body of this language model and a new scalar head: [`Decoder::with_value_head`] of what
-    /// [`load`](Self::load) gives. A model with a scalar head keeps it.
+    /// A rank's part of a value model with the body of this language model and a new scalar head:
+    /// [`Decoder::with_value_head`] of what [`load`](Self::load) gives. A model with a scalar head keeps it.
     ///
     /// # Errors
     /// Those of [`load_part`](Self::load_part).
-    pub fn load_with_value_head(
-        &self,
-        part: RankPart<'_>,
-        seed: u64,
-        device: &Device,
-    ) -> Result<Decoder> {
+    pub fn load_with_value_head(&self, part: RankPart<'_>, seed: u64, device: &Device) -> Result<Decoder> {
         weights::load(&self.dir, &self.arch, part, Some(seed), device)
     }
 
@@ -195,8 +180,8 @@ impl Checkpoint {
         self
     }
 
-    /// This model, to be loaded with its layers' matrices as a frozen base in few bits, or as they are. A checkpoint that bitsandbytes has
-    /// quantised to nf4 is read with that base alone.
+    /// This model, to be loaded with its layers' matrices as a frozen base in few bits, or as they are. A checkpoint
+    /// that bitsandbytes has quantised to nf4 is read with that base alone.
     #[must_use]
     pub fn with_base(mut self, base: Option<BaseFormat>) -> Self {
         self.arch = self.arch.with_base(base);
@@ -210,8 +195,8 @@ impl Checkpoint {
         self
     }
 
-    /// A critic with the body of this model and a scalar head, stored in f32 as transformers' `…ForSequenceClassification` with one
-    /// label. A model that has such a head keeps it.
+    /// A critic with the body of this model and a scalar head, stored in f32 as transformers'
+    /// `…ForSequenceClassification` with one label. A model that has such a head keeps it.
     #[must_use]
     pub fn with_value_head(mut self) -> Self {
         self.dtypes.clear();
@@ -220,8 +205,7 @@ impl Checkpoint {
             let class = self.arch.family.scorer_class();
             self.config.insert("architectures".into(), json!([class]));
             self.config.insert("num_labels".into(), json!(1));
-            self.config
-                .insert("id2label".into(), json!({"0": "LABEL_0"}));
+            self.config.insert("id2label".into(), json!({"0": "LABEL_0"}));
             self.config.insert("label2id".into(), json!({"LABEL_0": 0}));
             self.generation = None;
             self.arch = self.arch.with_value_head();
@@ -240,19 +224,11 @@ impl Checkpoint {
     #[must_use]
     pub fn eos_ids(&self) -> Vec<u32> {
         let ids = |map: &Map<String, Value>| match map.get("eos_token_id") {
-            Some(Value::Array(list)) => list
-                .iter()
-                .filter_map(Value::as_u64)
-                .map(|v| v as u32)
-                .collect(),
+            Some(Value::Array(list)) => list.iter().filter_map(Value::as_u64).map(|v| v as u32).collect(),
             Some(v) => v.as_u64().map(|v| v as u32).into_iter().collect(),
             None => Vec::new(),
         };
         let own = self.generation.as_ref().map(ids).unwrap_or_default();
-        if own.is_empty() {
-            ids(&self.config)
-        } else {
-            own
-        }
+        if own.is_empty() { ids(&self.config) } else { own }
     }
 }

@@ -56,8 +56,9 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Builds a decoder on a device in the architecture's precision. `value(flat index, spec)` gives every parameter, in flat order, in
-    /// the shape of [`ParamSpec::rows_cols`], or as the buffer of its [layout](ParamSpec::layout). The latter are not trained.
+    /// Builds a decoder on a device in the architecture's precision. `value(flat index, spec)` gives every parameter,
+    /// in flat order, in the shape of [`ParamSpec::rows_cols`], or as the buffer of its [layout](ParamSpec::layout).
+    /// The latter are not trained.
     ///
     /// # Errors
     /// The first that `value` gives.
@@ -92,16 +93,15 @@ impl Decoder {
             let mut specs = unit_specs(&decoder.arch, kind);
             let range = next..next + specs.len();
             next = range.end;
-            let entry =
-                |(spec, index): (&mut ParamSpec, usize)| -> Result<(WeightKey, Tensor<2>), E> {
-                    let NewParam { layout, tensor } = value(index, spec)?.into();
-                    spec.trainable = layout.is_none();
-                    let slot = spec.slot;
-                    Ok(match layout {
-                        Some(_) => (WeightKey { slot, layout }, tensor),
-                        None => (slot.into(), stored_as(tensor, dtype)),
-                    })
-                };
+            let entry = |(spec, index): (&mut ParamSpec, usize)| -> Result<(WeightKey, Tensor<2>), E> {
+                let NewParam { layout, tensor } = value(index, spec)?.into();
+                spec.trainable = layout.is_none();
+                let slot = spec.slot;
+                Ok(match layout {
+                    Some(_) => (WeightKey { slot, layout }, tensor),
+                    None => (slot.into(), stored_as(tensor, dtype)),
+                })
+            };
             let entries = specs.iter_mut().zip(range.clone()).map(entry);
             let entries = entries.collect::<Result<Vec<_>, E>>()?;
             decoder.units.push(Unit {
@@ -154,12 +154,11 @@ impl Decoder {
 
     /// All parameters in flat order. Values in host memory are copied as the iterator reaches them.
     pub fn params(&self) -> impl Iterator<Item = (&ParamSpec, Param)> {
-        self.specs()
-            .enumerate()
-            .map(|(index, spec)| (spec, self.param(index)))
+        self.specs().enumerate().map(|(index, spec)| (spec, self.param(index)))
     }
 
-    /// The parameter at a flat index. A value in host memory is copied, and a frozen matrix in few bits is widened to f32.
+    /// The parameter at a flat index. A value in host memory is copied, and a frozen matrix in few bits is widened to
+    /// f32.
     #[must_use]
     pub fn param(&self, index: usize) -> Param {
         let unit = &self.units[self.units.partition_point(|u| u.range.end <= index)];
@@ -189,27 +188,20 @@ impl Decoder {
     /// Flat index of the head's projection: the embedding's matrix where they are tied.
     #[must_use]
     pub fn projection_index(&self) -> usize {
-        if self.arch.tied {
-            0
-        } else {
-            self.units[self.units.len() - 1].range.start + 1
-        }
+        if self.arch.tied { 0 } else { self.units[self.units.len() - 1].range.start + 1 }
     }
 
-    /// Replaces every parameter: `f(flat index, spec, value)` gives the new value, which stays where the old one was. Frozen matrices in
-    /// few bits are left as they are.
+    /// Replaces every parameter: `f(flat index, spec, value)` gives the new value, which stays where the old one was.
+    /// Frozen matrices in few bits are left as they are.
     ///
     /// # Errors
     /// The first that `f` gives.
-    pub fn update<E>(
-        &mut self,
-        mut f: impl FnMut(usize, &ParamSpec, Param) -> Result<Param, E>,
-    ) -> Result<(), E> {
+    pub fn update<E>(&mut self, mut f: impl FnMut(usize, &ParamSpec, Param) -> Result<Param, E>) -> Result<(), E> {
         (0..self.units.len()).try_for_each(|unit| self.update_unit(unit, &mut f))
     }
 
-    /// Replaces the parameters of one unit. `f` owns the value, so that it can be updated in place: after an error the decoder lacks
-    /// that parameter and cannot be used any more.
+    /// Replaces the parameters of one unit. `f` owns the value, so that it can be updated in place: after an error the
+    /// decoder lacks that parameter and cannot be used any more.
     ///
     /// # Errors
     /// The first that `f` gives.
@@ -252,17 +244,13 @@ impl Decoder {
         Ok(())
     }
 
-    /// Keeps some values of each parameter of a unit, copied, where the whole ones lie: those that `part` says of so many, counted in
-    /// row-major order, as a matrix of the shape that it says. The unit cannot run until it is [whole](Self::unshard_unit) again; other
-    /// weights may be passed to where it runs.
+    /// Keeps some values of each parameter of a unit, copied, where the whole ones lie: those that `part` says of so
+    /// many, counted in row-major order, as a matrix of the shape that it says. The unit cannot run until it is
+    /// [whole](Self::unshard_unit) again; other weights may be passed to where it runs.
     ///
     /// # Errors
     /// Where memory runs out, or the device fails. The unit is then what it was.
-    pub fn shard_unit(
-        &mut self,
-        unit: usize,
-        part: impl Fn(usize) -> (Range<usize>, [usize; 2]),
-    ) -> Result<()> {
+    pub fn shard_unit(&mut self, unit: usize, part: impl Fn(usize) -> (Range<usize>, [usize; 2])) -> Result<()> {
         let own = &self.units[unit];
         let parts: Vec<Param> = own
             .specs
@@ -323,8 +311,9 @@ impl Decoder {
         self.update_unit(unit, |_, _, value| Ok(values.next().unwrap_or(value)))
     }
 
-    /// Gives every trained weight on the device a buffer of its own, one after the other: a model that was cloned shares its buffers,
-    /// and an update of shared weights would allocate. Nothing to do on the CPU and for weights on the host.
+    /// Gives every trained weight on the device a buffer of its own, one after the other: a model that was cloned
+    /// shares its buffers, and an update of shared weights would allocate. Nothing to do on the CPU and for weights on
+    /// the host.
     ///
     /// # Errors
     /// Where memory runs out, or the device fails. The weights are then what they were, and this may be run again.

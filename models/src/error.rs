@@ -4,8 +4,8 @@ use firebrick_backends::collective::CollectiveError;
 use firebrick_backends::out_of_memory::OutOfMemory;
 use std::path::PathBuf;
 
-/// Errors of this crate. Every message says what was expected, what was found, where, and what to do. A message includes its cause, which
-/// [`source`](std::error::Error::source) therefore does not give again.
+/// Errors of this crate. Every message says what was expected, what was found, where, and what to do. A message
+/// includes its cause, which [`source`](std::error::Error::source) therefore does not give again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file could not be read or written.
@@ -140,9 +140,7 @@ pub enum Error {
         context: usize,
     },
     /// A token id is outside the model's vocabulary.
-    #[error(
-        "token id {id} is outside the model's vocabulary of {vocab}; does the tokenizer belong to another model?"
-    )]
+    #[error("token id {id} is outside the model's vocabulary of {vocab}; does the tokenizer belong to another model?")]
     TokenOutOfRange {
         /// The id.
         id: u32,
@@ -206,26 +204,16 @@ pub enum Error {
 
 impl Error {
     /// Wraps an I/O error with the action and the path it happened on.
-    pub fn io(
-        action: &'static str,
-        path: impl Into<PathBuf>,
-    ) -> impl FnOnce(std::io::Error) -> Self {
+    pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
-        move |error| Self::Io {
-            action,
-            path,
-            error,
-        }
+        move |error| Self::Io { action, path, error }
     }
 
     /// What a device reports of an operation: that memory ran out, or another failure.
     pub fn device(doing: &'static str, error: &(dyn std::error::Error + 'static)) -> Self {
         match OutOfMemory::in_error(error) {
             Some(what) => Self::OutOfMemory { doing, what },
-            None => Self::Device {
-                doing,
-                detail: error.to_string(),
-            },
+            None => Self::Device { doing, detail: error.to_string() },
         }
     }
 
@@ -243,10 +231,7 @@ impl Error {
     /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
     #[must_use]
     pub fn is_users(&self) -> bool {
-        let failed = matches!(
-            self,
-            Self::Device { .. } | Self::Ranks(_) | Self::Diverged { .. }
-        );
+        let failed = matches!(self, Self::Device { .. } | Self::Ranks(_) | Self::Diverged { .. });
         !failed && self.out_of_memory().is_none()
     }
 }
@@ -258,10 +243,7 @@ impl From<firebrick_backends::Error> for Error {
             firebrick_backends::Error::OutOfMemory(what) => Self::OutOfMemory { doing, what },
             // another rank's memory that ran out is told apart from other failures
             firebrick_backends::Error::Collective(error) => Self::Ranks(error),
-            other => Self::Device {
-                doing,
-                detail: other.to_string(),
-            },
+            other => Self::Device { doing, detail: other.to_string() },
         }
     }
 }

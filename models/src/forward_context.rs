@@ -8,8 +8,8 @@ use crate::rope::RotaryEmbeddings;
 use crate::routing::{RouterLoss, Routing};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 
-/// How the rows of a forward pass belong to sequences, and which keys each may see (vLLM's `ForwardContext`). Built once, used by
-/// every layer.
+/// How the rows of a forward pass belong to sequences, and which keys each may see (vLLM's `ForwardContext`). Built
+/// once, used by every layer.
 #[derive(Clone, Debug)]
 pub struct ForwardContext {
     /// Number of sequences.
@@ -37,7 +37,8 @@ struct WindowMask {
     hidden: Option<Tensor<4, Bool>>,
 }
 
-/// The columns of a forward pass over sequences that are padded on the left. Positions count from each sequence's first column.
+/// The columns of a forward pass over sequences that are padded on the left. Positions count from each sequence's first
+/// column.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<'a> {
     /// First column of each sequence that is not padding.
@@ -66,9 +67,7 @@ impl ForwardContext {
             delta: arch.delta_net.map(|delta| {
                 assert_eq!(first, 0, "states of earlier columns are in a cache");
                 // what comes before a sequence is part of none: it leaves no trace in a state
-                let rows = (0..)
-                    .zip(starts)
-                    .map(|(i, start)| i * len + start..(i + 1) * len);
+                let rows = (0..).zip(starts).map(|(i, start)| i * len + start..(i + 1) * len);
                 let taps = delta.conv_kernel_dim;
                 DeltaLayout::whole(rows, positions.len(), taps, device)
             }),
@@ -101,23 +100,18 @@ impl ForwardContext {
         }
     }
 
-    /// Prepares a forward pass over whole sequences, without a cache. Attention over sequences of more than `chunk` tokens computes the
-    /// scores of `chunk` queries at a time (0: of all at once).
+    /// Prepares a forward pass over whole sequences, without a cache. Attention over sequences of more than `chunk`
+    /// tokens computes the scores of `chunk` queries at a time (0: of all at once).
     #[must_use]
     pub fn whole(arch: &Arch, sequences: SequenceLayout, chunk: usize, device: &Device) -> Self {
         let positions = sequences.positions();
         Self::of_rows(arch, sequences, &positions, chunk, device)
     }
 
-    /// The same for some of the rows, at these positions in their sequences: attention alone is of all rows, and everything else of these.
+    /// The same for some of the rows, at these positions in their sequences: attention alone is of all rows, and
+    /// everything else of these.
     #[must_use]
-    pub fn of_rows(
-        arch: &Arch,
-        sequences: SequenceLayout,
-        positions: &[u32],
-        chunk: usize,
-        device: &Device,
-    ) -> Self {
+    pub fn of_rows(arch: &Arch, sequences: SequenceLayout, positions: &[u32], chunk: usize, device: &Device) -> Self {
         Self {
             batch: sequences.lengths().len(),
             len: sequences.longest(),
@@ -156,9 +150,7 @@ impl ForwardContext {
     /// Whether the backward pass recomputes attention scores outside of the autodiff graph.
     #[must_use]
     pub fn recomputes_attention(&self) -> bool {
-        self.sequences
-            .as_ref()
-            .is_some_and(SequenceLayout::recomputes)
+        self.sequences.as_ref().is_some_and(SequenceLayout::recomputes)
     }
 
     /// The same forward pass with dropout of adapter inputs: for training.
@@ -203,7 +195,8 @@ impl ForwardContext {
         &self.rotary
     }
 
-    /// The mask of layers with this sliding window, `[batch or 1, 1, queries, keys]`; `None` where every key is visible.
+    /// The mask of layers with this sliding window, `[batch or 1, 1, queries, keys]`; `None` where every key is
+    /// visible.
     pub(crate) fn mask(&self, window: Option<usize>) -> Option<Tensor<4, Bool>> {
         let known = self.masks.iter().find(|m| m.window == window);
         known.and_then(|m| m.hidden.clone())
@@ -224,8 +217,6 @@ impl ForwardContext {
             }
         }
         let shape = [starts.len(), 1, self.len, keys];
-        values
-            .contains(&true)
-            .then(|| Tensor::<4, Bool>::from_data(TensorData::new(values, shape), &self.device))
+        values.contains(&true).then(|| Tensor::<4, Bool>::from_data(TensorData::new(values, shape), &self.device))
     }
 }

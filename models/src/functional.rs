@@ -11,8 +11,8 @@ pub(crate) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
     kernels::linear(x, w).unwrap_or_else(|| x.clone().matmul(w.clone().transpose()))
 }
 
-/// `x / rms(x) · w` over the last dimension (Zhang & Sennrich, 2019, arXiv:1910.07467), for `w` of shape `[1, n]`; computed in f32
-/// or wider, stored as `x` is.
+/// `x / rms(x) · w` over the last dimension (Zhang & Sennrich, 2019, arXiv:1910.07467), for `w` of shape `[1, n]`;
+/// computed in f32 or wider, stored as `x` is.
 pub(crate) fn rms_norm(arch: &Arch, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     let offset = norm_offset(arch);
     if let Some(y) = kernels::rms_norm(&x, &weight, arch.norm_eps, offset) {
@@ -20,33 +20,19 @@ pub(crate) fn rms_norm(arch: &Arch, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2
     }
     let stored = x.dtype();
     let (x, weight) = (widened(x), widened(weight));
-    let weight = if arch.norm_offset {
-        weight + 1.0
-    } else {
-        weight
-    };
+    let weight = if arch.norm_offset { weight + 1.0 } else { weight };
     let mean = (x.clone() * x.clone()).mean_dim(1);
     stored_as(x * (mean + arch.norm_eps).sqrt().recip() * weight, stored)
 }
 
 /// `residual + rms_norm(y)`.
-pub(crate) fn rms_norm_onto(
-    arch: &Arch,
-    residual: Tensor<2>,
-    y: Tensor<2>,
-    weight: Tensor<2>,
-) -> Tensor<2> {
+pub(crate) fn rms_norm_onto(arch: &Arch, residual: Tensor<2>, y: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     kernels::rms_norm_add(residual, &y, &weight, arch.norm_eps, norm_offset(arch))
         .unwrap_or_else(|residual| residual + rms_norm(arch, y, weight))
 }
 
 /// `base + x` and its norm.
-pub(crate) fn add_rms_norm(
-    arch: &Arch,
-    base: Tensor<2>,
-    x: &Tensor<2>,
-    weight: Tensor<2>,
-) -> [Tensor<2>; 2] {
+pub(crate) fn add_rms_norm(arch: &Arch, base: Tensor<2>, x: &Tensor<2>, weight: Tensor<2>) -> [Tensor<2>; 2] {
     let normed = kernels::add_rms_norm(base, x, &weight, arch.norm_eps, norm_offset(arch));
     normed.unwrap_or_else(|base| {
         let sum = base + x.clone();

@@ -1,8 +1,9 @@
 //! The last unit, computed a chunk of rows at a time, so that logits only exist for the rows of one chunk.
 //!
-//! The gradient is written out, not traced by autodiff, so that a chunk keeps two `[rows, vocab]` tensors (one with a fused kernel)
-//! instead of the seven of `log_softmax` + `gather` + entropy. On GPUs a large vocabulary is divided into tiles, with an online
-//! softmax over them: a chunk has the logits of one tile at a time, and recomputes them in the backward pass.
+//! The gradient is written out, not traced by autodiff, so that a chunk keeps two `[rows, vocab]` tensors (one with a
+//! fused kernel) instead of the seven of `log_softmax` + `gather` + entropy. On GPUs a large vocabulary is divided into
+//! tiles, with an online softmax over them: a chunk has the logits of one tile at a time, and recomputes them in the
+//! backward pass.
 //!
 //! With z = softcap(h Wᵀ) / τ and p = softmax(z):
 //! log-prob of token t is `z_t − logsumexp(z)`, entropy is `H = logsumexp(z) − Σ p z`, and
@@ -78,11 +79,7 @@ enum Distribution {
     /// The backward pass recomputes the raw logits, tile by tile.
     Tiles(TiledScores),
     /// z and p `[rows, vocab]`, `Σ p z` `[rows, 1]`.
-    Probabilities {
-        z: Tensor<2>,
-        probs: Tensor<2>,
-        mean_z: Tensor<2>,
-    },
+    Probabilities { z: Tensor<2>, probs: Tensor<2>, mean_z: Tensor<2> },
 }
 
 /// Scores of rows whose logits were computed a tile of the vocabulary at a time.
@@ -114,11 +111,11 @@ impl<'a> Head<'a> {
         self.cap(self.raw(&normed))
     }
 
-    /// [`Self::logits`] of normed rows on a GPU, for a kernel that samples from logits in any float type: widened only for a soft-cap.
+    /// [`Self::logits`] of normed rows on a GPU, for a kernel that samples from logits in any float type: widened only
+    /// for a soft-cap.
     pub(crate) fn sampled_logits(&self, normed: &Tensor<2>) -> Tensor<2> {
         let product = kernels::product(normed, &self.projection);
-        let product =
-            product.filter(|_| self.panels.is_none() && self.arch.logit_softcap.is_none());
+        let product = product.filter(|_| self.panels.is_none() && self.arch.logit_softcap.is_none());
         product.unwrap_or_else(|| self.cap(self.raw(normed)))
     }
 
@@ -139,8 +136,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The value head beside a language model's projection as a scalar head, if there is one. It is trained even where the model is
-    /// frozen.
+    /// The value head beside a language model's projection as a scalar head, if there is one. It is trained even where
+    /// the model is frozen.
     #[must_use]
     pub fn joint_value(&self) -> Option<Self> {
         Some(Self {
@@ -170,20 +167,11 @@ impl<'a> Head<'a> {
             None => y,
         };
         let [rows, _] = y.dims();
-        ValueChunk {
-            head: self,
-            hidden,
-            normed,
-            values: y.reshape([rows]),
-        }
+        ValueChunk { head: self, hidden, normed, values: y.reshape([rows]) }
     }
 
     /// Gradients of the rows `[rows, hidden]` and of the norm's weight, given that of the normed rows.
-    fn norm_backward(
-        &self,
-        hidden: Tensor<2>,
-        d_normed: Tensor<2>,
-    ) -> (Tensor<2>, Option<Tensor<2>>) {
+    fn norm_backward(&self, hidden: Tensor<2>, d_normed: Tensor<2>) -> (Tensor<2>, Option<Tensor<2>>) {
         let d_normed = stored_as(d_normed, hidden.dtype());
         let x = hidden.autodiff().require_grad();
         let w = self.norm.clone().autodiff();
@@ -194,26 +182,17 @@ impl<'a> Head<'a> {
         (d_hidden, w.grad_remove(&mut grads))
     }
 
-    /// Log-probabilities of target tokens `[rows]` given hidden states `[rows, hidden]`, and entropies; nothing is kept for a gradient.
+    /// Log-probabilities of target tokens `[rows]` given hidden states `[rows, hidden]`, and entropies; nothing is kept
+    /// for a gradient.
     #[must_use]
-    pub fn score(
-        &'a self,
-        hidden: Tensor<2>,
-        targets: Tensor<1, Int>,
-        temperature: f64,
-    ) -> TokenScores {
+    pub fn score(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> TokenScores {
         self.chunk(hidden, targets, temperature).scores
     }
 
-    /// [`Self::score`], keeping what the gradient needs. `temperature` must be positive. Hidden states are `[rows, hidden]`, targets
-    /// `[rows]`.
+    /// [`Self::score`], keeping what the gradient needs. `temperature` must be positive. Hidden states are `[rows,
+    /// hidden]`, targets `[rows]`.
     #[must_use]
-    pub fn chunk(
-        &'a self,
-        hidden: Tensor<2>,
-        targets: Tensor<1, Int>,
-        temperature: f64,
-    ) -> HeadChunk<'a> {
+    pub fn chunk(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> HeadChunk<'a> {
         let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
         let [vocab, _] = self.projection.dims();
         let tile = kernels::vocabulary_tile(&normed.device()).filter(|&tile| tile < vocab);
@@ -235,24 +214,13 @@ impl<'a> Head<'a> {
                 }
             }
         };
-        HeadChunk {
-            head: self,
-            temperature,
-            hidden,
-            normed,
-            targets,
-            distribution,
-            scores,
-        }
+        HeadChunk { head: self, temperature, hidden, normed, targets, distribution, scores }
     }
 }
 
 impl Head<'_> {
     fn scaling(&self, temperature: f64) -> Scaling {
-        Scaling {
-            temperature,
-            softcap: self.arch.logit_softcap,
-        }
+        Scaling { temperature, softcap: self.arch.logit_softcap }
     }
 
     /// The first token of each tile of the vocabulary, and the projection's rows of the tile.
@@ -264,13 +232,7 @@ impl Head<'_> {
         })
     }
 
-    fn score_tiles(
-        &self,
-        normed: &Tensor<2>,
-        targets: &Tensor<1, Int>,
-        tile: usize,
-        scaling: Scaling,
-    ) -> RowScores {
+    fn score_tiles(&self, normed: &Tensor<2>, targets: &Tensor<1, Int>, tile: usize, scaling: Scaling) -> RowScores {
         let running = self.tiles(tile).fold(None, |running, (first, rows)| {
             let logits = linear(normed, &rows);
             let running = kernels::score_tile(&logits, first, targets, running, scaling);
@@ -279,8 +241,8 @@ impl Head<'_> {
         kernels::finish_scores(running.expect("a vocabulary has tokens"))
     }
 
-    /// Gradients of the normed rows and, if it is trained, of the projection: for each tile the logits, their gradient in place, and
-    /// its two products.
+    /// Gradients of the normed rows and, if it is trained, of the projection: for each tile the logits, their gradient
+    /// in place, and its two products.
     fn tile_gradients(
         &self,
         chunk: &HeadChunk<'_>,
@@ -290,23 +252,13 @@ impl Head<'_> {
         let scaling = self.scaling(chunk.temperature);
         let [vocab, hidden] = self.projection.dims();
         let mut d_normed: Option<Tensor<2>> = None;
-        let mut d_projection = self.projection_trains.then(|| {
-            Tensor::empty(
-                [vocab, hidden],
-                (&chunk.normed.device(), chunk.normed.dtype()),
-            )
-        });
+        let mut d_projection = self
+            .projection_trains
+            .then(|| Tensor::empty([vocab, hidden], (&chunk.normed.device(), chunk.normed.dtype())));
         for (first, rows) in self.tiles(scores.tile) {
             let logits = linear(&chunk.normed, &rows);
-            let dz = kernels::tile_gradient(
-                logits,
-                first,
-                &chunk.targets,
-                &scores.rows,
-                upstream,
-                scaling,
-            )
-            .expect("what the kernels scored they differentiate");
+            let dz = kernels::tile_gradient(logits, first, &chunk.targets, &scores.rows, upstream, scaling)
+                .expect("what the kernels scored they differentiate");
             d_projection = d_projection.map(|all| {
                 let own = product_tn(&dz, &chunk.normed);
                 all.slice_assign([first..first + own.dims()[0], 0..hidden], own)
@@ -323,25 +275,14 @@ impl Head<'_> {
 
 impl TokenScores {
     fn of(rows: &RowScores) -> Self {
-        Self {
-            logp: rows.logp.clone(),
-            entropy: rows.entropy.clone(),
-        }
+        Self { logp: rows.logp.clone(), entropy: rows.entropy.clone() }
     }
 }
 
 /// Scores of soft-capped logits by tensor operations.
-fn score(
-    logits: Tensor<2>,
-    targets: &Tensor<1, Int>,
-    temperature: f64,
-) -> (Distribution, TokenScores) {
+fn score(logits: Tensor<2>, targets: &Tensor<1, Int>, temperature: f64) -> (Distribution, TokenScores) {
     let rows = logits.dims()[0];
-    let z = if (temperature - 1.0).abs() < f64::EPSILON {
-        logits
-    } else {
-        logits / temperature
-    };
+    let z = if (temperature - 1.0).abs() < f64::EPSILON { logits } else { logits / temperature };
     let max = z.clone().max_dim(1);
     let exp = (z.clone() - max.clone()).exp();
     let sum = exp.clone().sum_dim(1);
@@ -349,16 +290,14 @@ fn score(
     let probs = exp / sum;
     let mean_z = (probs.clone() * z.clone()).sum_dim(1);
     let target_z = z.clone().gather(1, targets.clone().reshape([rows, 1]));
-    let scores = TokenScores {
-        logp: (target_z - lse.clone()).reshape([rows]),
-        entropy: (lse - mean_z.clone()).reshape([rows]),
-    };
+    let scores =
+        TokenScores { logp: (target_z - lse.clone()).reshape([rows]), entropy: (lse - mean_z.clone()).reshape([rows]) };
     (Distribution::Probabilities { z, probs, mean_z }, scores)
 }
 
 impl HeadChunk<'_> {
-    /// Gradients, given those of the scores, `[rows]` each; `d_entropy` is `None` where the loss has no entropy term. A frozen head
-    /// has no gradient of the projection.
+    /// Gradients, given those of the scores, `[rows]` each; `d_entropy` is `None` where the loss has no entropy term. A
+    /// frozen head has no gradient of the projection.
     #[must_use]
     pub fn backward(self, d_logp: &Tensor<1>, d_entropy: Option<&Tensor<1>>) -> HeadGradients {
         let head = self.head;
@@ -369,44 +308,31 @@ impl HeadChunk<'_> {
             let (targets, temperature) = (&self.targets, self.temperature);
             let distribution = self.distribution;
             let dz = distribution.gradient(head, targets, temperature, d_logp, d_entropy);
-            let projection = head
-                .projection_trains
-                .then(|| product_tn(&dz, &self.normed));
+            let projection = head.projection_trains.then(|| product_tn(&dz, &self.normed));
             let stored = head.projection.dtype();
             let d_normed = kernels::matmul(&dz, &head.projection)
                 .unwrap_or_else(|| stored_as(dz, stored).matmul(head.projection.clone()));
             (d_normed, projection)
         };
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
-        HeadGradients {
-            hidden,
-            norm,
-            projection,
-            bias: None,
-        }
+        HeadGradients { hidden, norm, projection, bias: None }
     }
 }
 
 impl ValueChunk<'_> {
-    /// Gradients given those of the values, `[rows]`: with v = n wᵀ + b of normed rows n, `∂n = g w`, `∂w = gᵀ n`, `∂b = Σ g`.
+    /// Gradients given those of the values, `[rows]`: with v = n wᵀ + b of normed rows n, `∂n = g w`, `∂w = gᵀ n`, `∂b
+    /// = Σ g`.
     #[must_use]
     pub fn backward(self, d_values: Tensor<1>) -> HeadGradients {
         let head = self.head;
         let rows = self.hidden.dims()[0];
         let d_values = d_values.reshape([rows, 1]);
-        let projection = head
-            .projection_trains
-            .then(|| d_values.clone().transpose().matmul(widened(self.normed)));
+        let projection = head.projection_trains.then(|| d_values.clone().transpose().matmul(widened(self.normed)));
         let bias = head.bias.as_ref().filter(|_| head.projection_trains);
         let bias = bias.map(|_| d_values.clone().sum_dim(0));
         let d_normed = d_values.matmul(widened(head.projection.clone()));
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
-        HeadGradients {
-            hidden,
-            norm,
-            projection,
-            bias,
-        }
+        HeadGradients { hidden, norm, projection, bias }
     }
 }
 
@@ -440,16 +366,13 @@ impl Distribution {
         let d_logp = d_logp.clone().reshape([rows, 1]);
         let d_entropy = d_entropy.map(|d| d.clone().reshape([rows, 1]));
         let softmax = Softmax { z, probs, mean_z };
-        let upstream = RowGradients {
-            target: d_logp.clone(),
-            logp: d_logp,
-            entropy: d_entropy,
-        };
+        let upstream = RowGradients { target: d_logp.clone(), logp: d_logp, entropy: d_entropy };
         logit_gradient(head, softmax, targets, temperature, upstream)
     }
 }
 
-/// What the gradient of logits needs of a softmax: scaled logits z and probabilities p, `[rows, vocab]`, and `Σ p z`, `[rows, 1]`.
+/// What the gradient of logits needs of a softmax: scaled logits z and probabilities p, `[rows, vocab]`, and `Σ p z`,
+/// `[rows, 1]`.
 struct Softmax {
     z: Tensor<2>,
     probs: Tensor<2>,
@@ -473,11 +396,7 @@ fn logit_gradient(
     temperature: f64,
     upstream: RowGradients,
 ) -> Tensor<2> {
-    let RowGradients {
-        logp: d_logp,
-        target: d_target,
-        entropy: d_entropy,
-    } = upstream;
+    let RowGradients { logp: d_logp, target: d_target, entropy: d_entropy } = upstream;
     let rows = z.dims()[0];
     let mut dz = match d_entropy {
         None => probs * d_logp.neg(),

@@ -18,7 +18,8 @@ use firebrick_backends::precision::{stored_as, widened};
 
 /// The attention half: norm, q/k/v, rotary embedding, attention, output projection, residual, all `[tokens, hidden]`.
 ///
-/// With a cache, the keys and values of this forward pass are written to it, and attention runs over what it holds of each sequence.
+/// With a cache, the keys and values of this forward pass are written to it, and attention runs over what it holds of
+/// each sequence.
 pub(crate) fn attention(
     arch: &Arch,
     layer: usize,
@@ -56,14 +57,14 @@ fn mix(params: AttentionParams, qkv: Qkv, ctx: &ForwardContext) -> Tensor<2> {
         let sinks = qkv.sinks.clone();
         let [q, k, v] = by_head(qkv, ctx);
         let mask = ctx.mask(params.window);
-        let mixed =
-            attention::scaled_dot_product_attention(q, [k, v], sinks.as_ref(), params, mask);
+        let mixed = attention::scaled_dot_product_attention(q, [k, v], sinks.as_ref(), params, mask);
         return rows(mixed);
     };
     attention::attend(&qkv, params, sequences)
 }
 
-/// The attention half of a share between its norm and its sum over the ranks: a part of the last product, `[tokens, hidden]`.
+/// The attention half of a share between its norm and its sum over the ranks: a part of the last product, `[tokens,
+/// hidden]`.
 pub(crate) fn attention_part(
     arch: &Arch,
     layer: usize,
@@ -78,22 +79,13 @@ pub(crate) fn attention_part(
 }
 
 /// The same of the feed-forward half of a dense layer.
-pub(crate) fn mlp_part(
-    arch: &Arch,
-    w: &Weights,
-    h: &Tensor<2>,
-    lora: Option<LoraForward<'_>>,
-) -> Tensor<2> {
+pub(crate) fn mlp_part(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>) -> Tensor<2> {
     w.linear_part(&gated(arch, w, h, lora), Slot::Down, lora)
 }
 
 /// Scale, soft-cap and window of a layer's attention.
 pub(crate) fn attention_params(arch: &Arch, layer: usize) -> AttentionParams {
-    AttentionParams {
-        scale: arch.attention_scale,
-        softcap: arch.attention_softcap,
-        window: arch.windows[layer],
-    }
+    AttentionParams { scale: arch.attention_scale, softcap: arch.attention_softcap, window: arch.windows[layer] }
 }
 
 /// Queries, keys and values as `[batch, heads, columns, head_dim]`.
@@ -115,7 +107,8 @@ fn rows(mixed: Tensor<4>) -> Tensor<2> {
 pub struct Projected {
     /// Queries, keys and values.
     pub qkv: Qkv,
-    /// What the mixed values are multiplied by the sigmoid of, `[tokens, heads · head_dim]`, where the architecture has that.
+    /// What the mixed values are multiplied by the sigmoid of, `[tokens, heads · head_dim]`, where the architecture has
+    /// that.
     pub gate: Option<Tensor<2>>,
 }
 
@@ -144,12 +137,7 @@ pub(crate) fn project_normed(
     let rotary = ctx.rotary();
     let (qkv, gate) = query_key_value(arch, w, h, rotary.query_scale(), lora);
     let [q, k, v] = qkv.map(|y| heads_apart(arch, y));
-    let qkv = Qkv {
-        q: rotary.of(layer).rotate(q),
-        k: rotary.of(layer).rotate(k),
-        v,
-        sinks: w.get(Slot::Sinks),
-    };
+    let qkv = Qkv { q: rotary.of(layer).rotate(q), k: rotary.of(layer).rotate(k), v, sinks: w.get(Slot::Sinks) };
     Projected { qkv, gate }
 }
 
@@ -160,12 +148,7 @@ fn heads_apart(arch: &Arch, y: Tensor<2>) -> Tensor<3> {
 }
 
 /// Rotates what a kernel that rotates whole heads does not.
-fn rotate_part(
-    arch: &Arch,
-    layer: usize,
-    [q, k, v]: [Tensor<2>; 3],
-    ctx: &ForwardContext,
-) -> [Tensor<2>; 3] {
+fn rotate_part(arch: &Arch, layer: usize, [q, k, v]: [Tensor<2>; 3], ctx: &ForwardContext) -> [Tensor<2>; 3] {
     let rotate = |y: Tensor<2>| {
         let shape = y.dims();
         let rotated = ctx.rotary().of(layer).rotate_part(heads_apart(arch, y));
@@ -174,8 +157,8 @@ fn rotate_part(
     [rotate(q), rotate(k), v]
 }
 
-/// [`project`] before the rotary embedding: `[tokens, heads · head_dim]` each. Queries are multiplied by `scale`, `[tokens, 1]`, here: a
-/// rotation does not change that.
+/// [`project`] before the rotary embedding: `[tokens, heads · head_dim]` each. Queries are multiplied by `scale`,
+/// `[tokens, 1]`, here: a rotation does not change that.
 fn project_unrotated(
     arch: &Arch,
     w: &Weights,
@@ -228,7 +211,8 @@ fn query_key_value(
     ([q, k, v], gate)
 }
 
-/// Queries, and the gate that lies beside each head of them: `[tokens, heads · (head_dim + head_dim)]` as two of half the width.
+/// Queries, and the gate that lies beside each head of them: `[tokens, heads · (head_dim + head_dim)]` as two of half
+/// the width.
 fn split_gate(arch: &Arch, q: Tensor<2>) -> (Tensor<2>, Option<Tensor<2>>) {
     if !arch.attention_gate {
         return (q, None);
@@ -295,23 +279,13 @@ pub(crate) fn mlp(
 }
 
 /// What the expert of all tokens gives for normed rows, by the sigmoid of its gate.
-fn shared_expert(
-    arch: &Arch,
-    w: &Weights,
-    h: &Tensor<2>,
-    lora: Option<LoraForward<'_>>,
-) -> Tensor<2> {
+fn shared_expert(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>) -> Tensor<2> {
     let gate = sigmoid(w.linear(h, Slot::SharedGate, None));
     w.linear(&gated(arch, w, h, lora), Slot::Down, lora) * gate
 }
 
 /// The residual plus what a half gives, which is normed first where the architecture does so.
-pub(crate) fn onto_residual(
-    arch: &Arch,
-    w: &Weights,
-    residual: Tensor<2>,
-    y: Tensor<2>,
-) -> Tensor<2> {
+pub(crate) fn onto_residual(arch: &Arch, w: &Weights, residual: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
     match w.get(Slot::PostNorm) {
         Some(norm) => rms_norm_onto(arch, residual, y, norm),
         None => residual + y,

@@ -1,4 +1,5 @@
-//! Decoder language models as chains of units: weights, adapters, KV cache, generation, tokenizers, Hugging Face checkpoints.
+//! Decoder language models as chains of units: weights, adapters, KV cache, generation, tokenizers, Hugging Face
+//! checkpoints.
 //!
 //! Models have no loss and no memory plan: they provide units and a head, and the engine decides when each runs.
 //!

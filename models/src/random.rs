@@ -18,17 +18,13 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
         }
         let p0 = u64::from(MULTIPLIERS[0]) * u64::from(c[0]);
         let p1 = u64::from(MULTIPLIERS[1]) * u64::from(c[2]);
-        c = [
-            (p1 >> 32) as u32 ^ c[1] ^ k[0],
-            p1 as u32,
-            (p0 >> 32) as u32 ^ c[3] ^ k[1],
-            p0 as u32,
-        ];
+        c = [(p1 >> 32) as u32 ^ c[1] ^ k[0], p1 as u32, (p0 >> 32) as u32 ^ c[3] ^ k[1], p0 as u32];
     }
     c
 }
 
-/// A word as a number in the open interval (0, 1) with 23 random bits, exact in f32: one more and the last would round to 1.
+/// A word as a number in the open interval (0, 1) with 23 random bits, exact in f32: one more and the last would round
+/// to 1.
 fn unit(word: u32) -> f32 {
     ((word >> 9) as f32 + 0.5) * (1.0 / 8_388_608.0)
 }
@@ -71,23 +67,14 @@ impl Stream {
     pub fn new(seed: u64, stream: u64) -> Self {
         // The key is whitened so that a `Stream` never replays a `DrawKey`'s counter under its key.
         let key = [seed as u32 ^ 0x5EED_F12E, (seed >> 32) as u32 ^ 0xB21C_4A7E];
-        Self {
-            key,
-            number: stream,
-            block: 0,
-            words: [0; 4],
-            used: 4,
-        }
+        Self { key, number: stream, block: 0, words: [0; 4], used: 4 }
     }
 
     /// The next 32 random bits.
     pub fn next_u32(&mut self) -> u32 {
         if self.used == 4 {
             let (s, b) = (self.number, self.block);
-            self.words = philox(
-                [b as u32, (b >> 32) as u32, s as u32, (s >> 32) as u32],
-                self.key,
-            );
+            self.words = philox([b as u32, (b >> 32) as u32, s as u32, (s >> 32) as u32], self.key);
             self.block += 1;
             self.used = 0;
         }
@@ -133,19 +120,10 @@ mod tests {
     /// Known answers of the Random123 distribution for philox4x32-10.
     #[test]
     fn philox_gives_the_known_answers_of_random123() {
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         assert_eq!(
-            philox([0; 4], [0; 2]),
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
-        );
-        assert_eq!(
-            philox([u32::MAX; 4], [u32::MAX; 2]),
-            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
-        );
-        assert_eq!(
-            philox(
-                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
-                [0xa409_3822, 0x299f_31d0]
-            ),
+            philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
     }
@@ -153,12 +131,7 @@ mod tests {
     #[test]
     fn uniform_numbers_stay_inside_the_open_interval() {
         assert!(unit(0) > 0.0 && unit(u32::MAX) < 1.0);
-        let key = DrawKey {
-            seed: 7,
-            step: 1,
-            prompt_index: 2,
-            sample: 3,
-        };
+        let key = DrawKey { seed: 7, step: 1, prompt_index: 2, sample: 3 };
         let mean = (0..4096).map(|p| f64::from(key.uniform(p))).sum::<f64>() / 4096.0;
         assert!((mean - 0.5).abs() < 0.02, "{mean}");
     }
@@ -183,9 +156,6 @@ mod tests {
         let v: Vec<f64> = (0..20_000).map(|_| f64::from(stream.normal())).collect();
         let mean = v.iter().sum::<f64>() / v.len() as f64;
         let var = v.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / v.len() as f64;
-        assert!(
-            mean.abs() < 0.03 && (var - 1.0).abs() < 0.05,
-            "{mean} {var}"
-        );
+        assert!(mean.abs() < 0.03 && (var - 1.0).abs() < 0.05, "{mean} {var}");
     }
 }

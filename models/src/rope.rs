@@ -1,5 +1,5 @@
-//! Rotary position embedding in rotate-half form (Su et al., 2021, arXiv:2104.09864; the layout of transformers), with a position
-//! for every row.
+//! Rotary position embedding in rotate-half form (Su et al., 2021, arXiv:2104.09864; the layout of transformers), with
+//! a position for every row.
 
 use crate::arch::{Arch, Rope};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -36,9 +36,7 @@ impl RotaryEmbeddings {
     /// The same on the host, for a decoding step on a GPU.
     pub(crate) fn on_host(arch: &Arch, positions: &[u32]) -> StepRotary {
         let (kinds, _) = arch.rope_kinds();
-        let angles = kinds
-            .into_iter()
-            .map(|rope| angles_on_host(rope, arch.rotary_dim, positions));
+        let angles = kinds.into_iter().map(|rope| angles_on_host(rope, arch.rotary_dim, positions));
         let scale = query_scales(arch, positions);
         StepRotary {
             angles: angles.collect(),
@@ -167,7 +165,8 @@ impl RotaryEmbedding {
     }
 }
 
-/// Cosines and then sines for each of these positions, on the host: `[tokens, head_dim]`, as the tables have them in f32.
+/// Cosines and then sines for each of these positions, on the host: `[tokens, head_dim]`, as the tables have them in
+/// f32.
 fn angles_on_host(rope: Option<&Rope>, head_dim: usize, positions: &[u32]) -> Vec<f32> {
     let (frequencies, factor) = frequencies_of(rope, head_dim, positions);
     for_each(
@@ -199,7 +198,8 @@ fn query_scales(arch: &Arch, positions: &[u32]) -> Option<Vec<f64>> {
     grown.then(|| positions.iter().map(|&p| scaling.factor(p)).collect())
 }
 
-/// What `row` gives for every position, `width` numbers each. Many sequences have the same positions: each is computed once.
+/// What `row` gives for every position, `width` numbers each. Many sequences have the same positions: each is computed
+/// once.
 fn for_each<T: Copy>(
     positions: &[u32],
     width: usize,
@@ -209,9 +209,7 @@ fn for_each<T: Copy>(
     let mut distinct = positions.to_vec();
     distinct.sort_unstable();
     distinct.dedup();
-    let known = distinct
-        .iter()
-        .flat_map(|&p| row(f64::from(p), frequencies));
+    let known = distinct.iter().flat_map(|&p| row(f64::from(p), frequencies));
     let known: Vec<T> = known.collect();
     let mut values = Vec::with_capacity(positions.len() * width);
     for position in positions {

@@ -1,9 +1,11 @@
-//! Routes: which experts tokens went through. They are recorded while tokens are sampled, and may be used again where the same tokens are
-//! scored and trained on (router replay: Ma et al., 2025, arXiv:2510.11370), so that log-probs compare the same network.
+//! Routes: which experts tokens went through. They are recorded while tokens are sampled, and may be used again where
+//! the same tokens are scored and trained on (router replay: Ma et al., 2025, arXiv:2510.11370), so that log-probs
+//! compare the same network.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The experts of rows of tokens, `[rows, width]`: those of the first layer with experts, the likeliest first, then those of the next.
+/// The experts of rows of tokens, `[rows, width]`: those of the first layer with experts, the likeliest first, then
+/// those of the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes {
     width: usize,
@@ -18,10 +20,7 @@ impl Routes {
     /// [`route_width`](crate::Arch::route_width).
     #[must_use]
     pub fn unknown(rows: usize, width: usize) -> Self {
-        Self {
-            width,
-            choices: vec![Self::UNKNOWN; rows * width],
-        }
+        Self { width, choices: vec![Self::UNKNOWN; rows * width] }
     }
 
     /// Rows of one width.
@@ -31,14 +30,8 @@ impl Routes {
     #[must_use]
     pub fn from_rows(rows: &[&[u16]]) -> Self {
         let width = rows.first().map_or(0, |row| row.len());
-        assert!(
-            rows.iter().all(|row| row.len() == width),
-            "rows of one width"
-        );
-        Self {
-            width,
-            choices: rows.concat(),
-        }
+        assert!(rows.iter().all(|row| row.len() == width), "rows of one width");
+        Self { width, choices: rows.concat() }
     }
 
     /// Rows of a width, one behind the other.
@@ -91,10 +84,7 @@ impl Routes {
     #[must_use]
     pub fn slice(&self, rows: std::ops::Range<usize>) -> Self {
         let choices = self.choices[rows.start * self.width..rows.end * self.width].to_vec();
-        Self {
-            width: self.width,
-            choices,
-        }
+        Self { width: self.width, choices }
     }
 
     /// Makes room for so many rows.
@@ -147,11 +137,7 @@ impl Routing {
     }
 
     /// The choices of all rows in the layer whose choices begin at `offset`, `own` for rows of which nothing is known.
-    pub(crate) fn choose(
-        &self,
-        [offset, per_token]: [usize; 2],
-        own: impl FnOnce() -> Vec<u32>,
-    ) -> Vec<u32> {
+    pub(crate) fn choose(&self, [offset, per_token]: [usize; 2], own: impl FnOnce() -> Vec<u32>) -> Vec<u32> {
         let chosen = match &self.replayed {
             None => own(),
             Some(routes) => replay(routes, [offset, per_token], own),
@@ -169,9 +155,9 @@ impl Routing {
     }
 }
 
-/// The auxiliary loss that balances the load of experts (Fedus et al., 2021, arXiv:2101.03961): for a layer with E experts,
-/// `E · Σ fₑ · Pₑ`, where fₑ are the choices of expert e over the tokens and Pₑ is its mean probability. A step's is the mean over its
-/// layers with experts and over micro-batches, by their tokens.
+/// The auxiliary loss that balances the load of experts (Fedus et al., 2021, arXiv:2101.03961): for a layer with E
+/// experts, `E · Σ fₑ · Pₑ`, where fₑ are the choices of expert e over the tokens and Pₑ is its mean probability. A
+/// step's is the mean over its layers with experts and over micro-batches, by their tokens.
 #[derive(Clone, Debug)]
 pub struct RouterLoss {
     /// Factor of the gradient: coefficient, loss scale.
@@ -184,8 +170,8 @@ pub struct RouterLoss {
 }
 
 impl RouterLoss {
-    /// The loss of a micro-batch with these rows, of a step of `all` tokens, in a model with so many layers of experts. Its gradient is
-    /// multiplied by `coefficient`.
+    /// The loss of a micro-batch with these rows, of a step of `all` tokens, in a model with so many layers of experts.
+    /// Its gradient is multiplied by `coefficient`.
     #[must_use]
     pub fn new(coefficient: f64, all: usize, layers: usize, tokens: Vec<bool>) -> Self {
         Self {
@@ -202,15 +188,12 @@ impl RouterLoss {
         *self.sum.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a layer: the probabilities that its router gives each expert, summed over the tokens. Gives the gradient with respect to the
-    /// probability of each expert of a token.
+    /// Adds a layer: the probabilities that its router gives each expert, summed over the tokens. Gives the gradient
+    /// with respect to the probability of each expert of a token.
     pub(crate) fn add(&self, probabilities: &[f64], chosen: &[u32], per_token: usize) -> Vec<f64> {
         let mut counts = vec![0.0; probabilities.len()];
         let choices = chosen.chunks(per_token).zip(self.tokens.iter());
-        for &expert in choices
-            .filter(|(_, token)| **token)
-            .flat_map(|(own, _)| own)
-        {
+        for &expert in choices.filter(|(_, token)| **token).flat_map(|(own, _)| own) {
             counts[expert as usize] += 1.0;
         }
         let tokens = self.tokens.iter().filter(|token| **token).count().max(1) as f64;
@@ -222,11 +205,7 @@ impl RouterLoss {
     }
 }
 
-fn replay(
-    routes: &Routes,
-    [offset, per_token]: [usize; 2],
-    own: impl FnOnce() -> Vec<u32>,
-) -> Vec<u32> {
+fn replay(routes: &Routes, [offset, per_token]: [usize; 2], own: impl FnOnce() -> Vec<u32>) -> Vec<u32> {
     let rows = (0..routes.rows()).map(|row| &routes.row(row)[offset..][..per_token]);
     let known = |row: &[u16]| row.iter().all(|&choice| choice != Routes::UNKNOWN);
     if rows.clone().all(known) {
@@ -248,10 +227,7 @@ mod tests {
     use super::*;
 
     fn routes(rows: &[[u16; 3]]) -> Routes {
-        Routes {
-            width: 3,
-            choices: rows.concat(),
-        }
+        Routes { width: 3, choices: rows.concat() }
     }
 
     #[test]
@@ -270,10 +246,7 @@ mod tests {
         let routing = Routing::default().recorded(2, 3);
         let _ = routing.choose([1, 2], || vec![4, 5, 6, 7]);
         let _ = routing.choose([0, 1], || vec![2, 3]);
-        assert_eq!(
-            routing.take_recorded(),
-            Some(routes(&[[2, 4, 5], [3, 6, 7]]))
-        );
+        assert_eq!(routing.take_recorded(), Some(routes(&[[2, 4, 5], [3, 6, 7]])));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Ranks that share every matrix of a model while it samples (Shoeybi et al., 2019, arXiv:1909.08053): each has some heads, some rows of
-//! the MLP and some rows of the vocabulary, and the same residual stream.
+//! Ranks that share every matrix of a model while it samples (Shoeybi et al., 2019, arXiv:1909.08053): each has some
+//! heads, some rows of the MLP and some rows of the vocabulary, and the same residual stream.
 //!
 //! | | rows | a message |
 //! |---|---|---|
@@ -8,9 +8,9 @@
 //! | norm over all queries (`OLMo` 3) | squares of its own | a sum of `[tokens, 2]` |
 //! | logits | of its own tokens of the vocabulary | an all-gather of `[rows, vocabulary]` |
 //!
-//! Sums are made in the order of the ranks, so that all have the same bits and sample the same tokens; with the logits goes a fingerprint
-//! of the tokens so far, so that ranks that differ end with an error. A forward pass does not stop at an error: it is kept, no further
-//! message is sent, and [`TensorGroup::check`] gives it.
+//! Sums are made in the order of the ranks, so that all have the same bits and sample the same tokens; with the logits
+//! goes a fingerprint of the tokens so far, so that ranks that differ end with an error. A forward pass does not stop
+//! at an error: it is kept, no further message is sent, and [`TensorGroup::check`] gives it.
 
 use crate::arch::Arch;
 use crate::functional::norm_offset;
@@ -65,10 +65,7 @@ impl TensorGroup {
     /// A group of at least one rank.
     #[must_use]
     pub fn new(ranks: Arc<dyn TensorRanks>) -> Self {
-        Self {
-            ranks,
-            failed: Arc::default(),
-        }
+        Self { ranks, failed: Arc::default() }
     }
 
     /// This rank's share of a model.
@@ -119,20 +116,12 @@ impl TensorGroup {
         self.sum(masked_rows(own, table, ids))
     }
 
-    /// Queries and keys normed over all heads, of which each rank has some: [`QkNorm::Projection`](crate::arch::QkNorm::Projection).
-    /// `weights` are those of its own heads.
-    pub(crate) fn norm_projections(
-        &self,
-        arch: &Arch,
-        own: [Tensor<2>; 2],
-        weights: [Tensor<2>; 2],
-    ) -> [Tensor<2>; 2] {
+    /// Queries and keys normed over all heads, of which each rank has some:
+    /// [`QkNorm::Projection`](crate::arch::QkNorm::Projection). `weights` are those of its own heads.
+    pub(crate) fn norm_projections(&self, arch: &Arch, own: [Tensor<2>; 2], weights: [Tensor<2>; 2]) -> [Tensor<2>; 2] {
         let share = self.share();
         // heads of this rank's architecture
-        let all = [
-            arch.num_heads * share.ranks(),
-            arch.num_kv_heads * share.ranks(),
-        ];
+        let all = [arch.num_heads * share.ranks(), arch.num_kv_heads * share.ranks()];
         let squares = own.each_ref().map(|y| {
             let y = widened(y.clone());
             (y.clone() * y).sum_dim(1)
@@ -146,22 +135,14 @@ impl TensorGroup {
             // key heads that several ranks have are in the sum, and in the count, as often
             let mean = sums.clone().narrow(1, place, 1) / (all[place] * arch.head_dim) as f64;
             let weight = widened(weight) + norm_offset(arch);
-            stored_as(
-                widened(y) * (mean + arch.norm_eps).sqrt().recip() * weight,
-                stored,
-            )
+            stored_as(widened(y) * (mean + arch.norm_eps).sqrt().recip() * weight, stored)
         };
         [normed(q, q_weight, 0), normed(k, k_weight, 1)]
     }
 
-    /// Logits `[rows, vocabulary]` from those of each rank's part of it, which may have columns of no token at its end. Compares
-    /// fingerprints of the tokens so far.
-    pub(crate) fn gather_logits(
-        &self,
-        own: &Tensor<2>,
-        vocabulary: usize,
-        fingerprint: u64,
-    ) -> Tensor<2> {
+    /// Logits `[rows, vocabulary]` from those of each rank's part of it, which may have columns of no token at its end.
+    /// Compares fingerprints of the tokens so far.
+    pub(crate) fn gather_logits(&self, own: &Tensor<2>, vocabulary: usize, fingerprint: u64) -> Tensor<2> {
         let ([rows, part], device, dtype) = (own.dims(), own.device(), own.dtype());
         let ranks = self.share().ranks();
         let gathered = self.attempt(|| {
@@ -201,7 +182,8 @@ fn same(all: &[u8], ranks: usize) -> Result<()> {
     }
 }
 
-/// Rows of a table that has those of some tokens, for token ids `[tokens]`: `[tokens, columns]`, zeros for other tokens.
+/// Rows of a table that has those of some tokens, for token ids `[tokens]`: `[tokens, columns]`, zeros for other
+/// tokens.
 pub(crate) fn masked_rows(own: Range<usize>, table: Tensor<2>, ids: Tensor<1, Int>) -> Tensor<2> {
     let [tokens] = ids.dims();
     let (local, others) = local_ids(own, ids);

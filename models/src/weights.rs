@@ -12,8 +12,9 @@ use burn::tensor::Tensor;
 use firebrick_backends::kernels::{self, PackedWeights};
 use firebrick_spec::QuantizedLayout;
 
-/// The weights of a unit: matrices `[out, in]` and vectors `[1, n]`, in the order of its [`ParamSpec`](crate::unit::ParamSpec)s. A frozen
-/// matrix in few bits is its buffer, `[1, words]`, and those of experts theirs, `[experts, words]`.
+/// The weights of a unit: matrices `[out, in]` and vectors `[1, n]`, in the order of its
+/// [`ParamSpec`](crate::unit::ParamSpec)s. A frozen matrix in few bits is its buffer, `[1, words]`, and those of
+/// experts theirs, `[experts, words]`.
 #[derive(Clone, Debug)]
 pub struct Weights {
     entries: Vec<(WeightKey, Tensor<2>)>,
@@ -76,8 +77,8 @@ impl Weights {
         self.group.as_ref().filter(|_| matrix.is_cut_by_columns())
     }
 
-    /// These weights with prepacked copies, which products with few rows read instead: `copy` makes that of a slot, if it should have
-    /// one. Matrices in few bits have none.
+    /// These weights with prepacked copies, which products with few rows read instead: `copy` makes that of a slot, if
+    /// it should have one. Matrices in few bits have none.
     pub(crate) fn prepacked<E>(
         &self,
         copy: impl Fn(Slot, &Tensor<2>) -> Result<Option<PackedWeights>, E>,
@@ -87,12 +88,7 @@ impl Weights {
         for (WeightKey { slot, .. }, matrix) in numbers {
             panels.extend(copy(*slot, matrix)?.map(|own| (*slot, own)));
         }
-        Ok(Self {
-            entries: self.entries.clone(),
-            panels,
-            joined: Vec::new(),
-            group: self.group.clone(),
-        })
+        Ok(Self { entries: self.entries.clone(), panels, joined: Vec::new(), group: self.group.clone() })
     }
 
     /// Adds a joined copy of the matrices in these slots, where the unit has them, and a bias for each or for none.
@@ -105,19 +101,11 @@ impl Weights {
             all if all == slots.len() => Some(Tensor::cat(biases, 1)),
             _ => return,
         };
-        self.joined.push(JoinedMatrix {
-            slots,
-            matrix: Tensor::cat(matrices, 0),
-            bias,
-        });
+        self.joined.push(JoinedMatrix { slots, matrix: Tensor::cat(matrices, 0), bias });
     }
 
     /// The joined copy of the matrices in these slots, if there is one and no adapter adds to any of their products.
-    pub(crate) fn joined(
-        &self,
-        slots: &[Slot],
-        lora: Option<LoraForward<'_>>,
-    ) -> Option<&JoinedMatrix> {
+    pub(crate) fn joined(&self, slots: &[Slot], lora: Option<LoraForward<'_>>) -> Option<&JoinedMatrix> {
         let adapted = |&slot: &Slot| {
             let target = lora.and_then(|_| TargetModule::of(slot));
             target.and_then(|target| self.adapter(target)).is_some()
@@ -158,8 +146,7 @@ impl Weights {
 
     /// The tensor in a slot that every unit of this kind has; panics where it is missing.
     pub(crate) fn need(&self, slot: Slot) -> Tensor<2> {
-        self.get(slot)
-            .unwrap_or_else(|| unreachable!("a unit without its {slot:?}"))
+        self.get(slot).unwrap_or_else(|| unreachable!("a unit without its {slot:?}"))
     }
 
     /// The tensor at an index.
@@ -188,13 +175,14 @@ impl Weights {
         self.entries.iter().map(|(_, t)| t)
     }
 
-    /// What the tensors are, and the tensors, in order. Each is `[rows, columns]`; a matrix in few bits is its buffer of words.
+    /// What the tensors are, and the tensors, in order. Each is `[rows, columns]`; a matrix in few bits is its buffer
+    /// of words.
     pub fn into_entries(self) -> impl Iterator<Item = (WeightKey, Tensor<2>)> {
         self.entries.into_iter()
     }
 
-    /// The same with tensors of numbers that `f` makes of these; matrices in few bits stay. Prepacked copies are left out. `f` gets and
-    /// gives `[rows, columns]`.
+    /// The same with tensors of numbers that `f` makes of these; matrices in few bits stay. Prepacked copies are left
+    /// out. `f` gets and gives `[rows, columns]`.
     #[must_use]
     pub fn map(&self, f: impl Fn(&Tensor<2>) -> Tensor<2>) -> Self {
         let made = |(key, tensor): &(WeightKey, Tensor<2>)| match key.layout {
@@ -206,10 +194,7 @@ impl Weights {
 
     /// A and B of a module's adapter, if it has one.
     pub(crate) fn adapter(&self, target: TargetModule) -> Option<(Tensor<2>, Tensor<2>)> {
-        Some((
-            self.get(Slot::LoraA(target))?,
-            self.get(Slot::LoraB(target))?,
-        ))
+        Some((self.get(Slot::LoraA(target))?, self.get(Slot::LoraB(target))?))
     }
 
     /// The bias that belongs to a matrix, `[1, out]`, if there is one.
@@ -218,12 +203,7 @@ impl Weights {
     }
 
     /// `x · Wᵀ (+ b) (+ adapter)`, `[rows, out]`, for `x` of shape `[rows, in]`.
-    pub(crate) fn linear(
-        &self,
-        x: &Tensor<2>,
-        matrix: Slot,
-        lora: Option<LoraForward<'_>>,
-    ) -> Tensor<2> {
+    pub(crate) fn linear(&self, x: &Tensor<2>, matrix: Slot, lora: Option<LoraForward<'_>>) -> Tensor<2> {
         let [y] = self.products(x, [matrix]);
         match self.summed_by(matrix) {
             Some(group) => {
@@ -234,13 +214,9 @@ impl Weights {
         }
     }
 
-    /// A share's part of the product with a matrix that is cut by columns, adapter included: before the sum over the ranks and the bias.
-    pub(crate) fn linear_part(
-        &self,
-        x: &Tensor<2>,
-        matrix: Slot,
-        lora: Option<LoraForward<'_>>,
-    ) -> Tensor<2> {
+    /// A share's part of the product with a matrix that is cut by columns, adapter included: before the sum over the
+    /// ranks and the bias.
+    pub(crate) fn linear_part(&self, x: &Tensor<2>, matrix: Slot, lora: Option<LoraForward<'_>>) -> Tensor<2> {
         let [y] = self.products(x, [matrix]);
         self.add_adapter(y, x, matrix, lora)
     }
@@ -301,10 +277,7 @@ impl Weights {
                 return products;
             }
             // falling back to the exact weights would silently sample from another policy
-            assert!(
-                packed.iter().all(|w| w.is_exact()),
-                "8-bit weights are made where kernels read them"
-            );
+            assert!(packed.iter().all(|w| w.is_exact()), "8-bit weights are made where kernels read them");
         }
         if slots.iter().any(|&slot| self.quantized(slot).is_some()) {
             return slots.map(|slot| match self.quantized(slot) {
@@ -344,13 +317,7 @@ impl Weights {
         }
     }
 
-    fn add_adapter(
-        &self,
-        y: Tensor<2>,
-        x: &Tensor<2>,
-        matrix: Slot,
-        lora: Option<LoraForward<'_>>,
-    ) -> Tensor<2> {
+    fn add_adapter(&self, y: Tensor<2>, x: &Tensor<2>, matrix: Slot, lora: Option<LoraForward<'_>>) -> Tensor<2> {
         let Some((lora, target)) = lora.zip(TargetModule::of(matrix)) else {
             return y;
         };

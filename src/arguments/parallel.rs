@@ -13,8 +13,8 @@ use firebrick::spec::LinkSpec;
     next_help_heading = "Several devices (bytes of each; training runs on data-parallel ones with tensor- or sequence-parallel ones or stages of a pipeline, sampling on groups too)"
 )]
 pub struct ParallelArgs {
-    /// Number of machines with --gpus devices each: chooses the degrees below that are not given, with the least estimated time
-    /// within --budget per device. By default `trainer.nnodes`, or one
+    /// Number of machines with --gpus devices each: chooses the degrees below that are not given, with the least
+    /// estimated time within --budget per device. By default `trainer.nnodes`, or one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub nodes: Option<u64>,
     /// Number of devices per machine; by default `trainer.n_gpus_per_node`, or one
@@ -23,16 +23,17 @@ pub struct ParallelArgs {
     /// Also choose combinations of tensor parallelism, Ulysses and pipelines, which `firebrick train` does not run yet
     #[arg(long)]
     pub allow_estimated: bool,
-    /// Link between the devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through memory, as `train` does), or a rate of one
-    /// direction such as 50GB/s. By default, the link that the device is usually sold with
+    /// Link between the devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through memory, as `train`
+    /// does), or a rate of one direction such as 50GB/s. By default, the link that the device is usually sold with
     #[arg(long, value_name = "LINK")]
     pub link: Option<LinkSpec>,
-    /// Link between machines: infiniband-hdr or -ndr (a port per device), roce-100g to -400g, ethernet-10g to -100g (a port per
-    /// machine), a number of ports per machine such as 4xinfiniband-ndr, host, or a rate per device such as 50GB/s
+    /// Link between machines: infiniband-hdr or -ndr (a port per device), roce-100g to -400g, ethernet-10g to -100g (a
+    /// port per machine), a number of ports per machine such as 4xinfiniband-ndr, host, or a rate per device such as
+    /// 50GB/s
     #[arg(long, value_name = "LINK")]
     pub node_link: Option<LinkSpec>,
-    /// Number of data-parallel replicas; by default, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say, over the
-    /// sequence-, tensor- and pipeline-parallel degrees, or one
+    /// Number of data-parallel replicas; by default, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say,
+    /// over the sequence-, tensor- and pipeline-parallel degrees, or one
     #[arg(long, visible_alias = "fsdp-size", value_name = "N")]
     pub data_parallel: Option<u64>,
     /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does). Overrides
@@ -42,43 +43,30 @@ pub struct ParallelArgs {
     /// Tensor-parallel degree: devices that share every matrix. Overrides `memory.tensor_model_parallel_size`
     #[arg(long, visible_alias = "tensor-model-parallel-size", value_name = "N")]
     pub tensor_parallel: Option<u64>,
-    /// Tensor-parallel degree while completions are sampled, if it differs. Overrides `rollout.tensor_model_parallel_size`
-    #[arg(
-        long,
-        visible_alias = "rollout-tensor-model-parallel-size",
-        value_name = "N"
-    )]
+    /// Tensor-parallel degree while completions are sampled, if it differs. Overrides
+    /// `rollout.tensor_model_parallel_size`
+    #[arg(long, visible_alias = "rollout-tensor-model-parallel-size", value_name = "N")]
     pub rollout_tensor_parallel: Option<u64>,
-    /// Pipeline-parallel degree: stages that layers are divided into in training and scoring; each device samples from the whole policy.
-    /// Overrides `memory.pipeline_model_parallel_size`
+    /// Pipeline-parallel degree: stages that layers are divided into in training and scoring; each device samples from
+    /// the whole policy. Overrides `memory.pipeline_model_parallel_size`
     #[arg(long, visible_alias = "pipeline-model-parallel-size", value_name = "N")]
     pub pipeline_parallel: Option<u64>,
-    /// Sequence-parallel degree (Ulysses): devices that share every sequence. Overrides `memory.ulysses_sequence_parallel_size`
-    #[arg(
-        long,
-        visible_alias = "ulysses-sequence-parallel-size",
-        value_name = "N"
-    )]
+    /// Sequence-parallel degree (Ulysses): devices that share every sequence. Overrides
+    /// `memory.ulysses_sequence_parallel_size`
+    #[arg(long, visible_alias = "ulysses-sequence-parallel-size", value_name = "N")]
     pub sequence_parallel: Option<u64>,
 }
 
 impl ParallelArgs {
     /// What the options ask for, with a configuration's machines where none are given.
     pub fn spread(&self, config: &RunConfig) -> Spread {
-        let links = Links {
-            link: self.link,
-            node_link: self.node_link,
-        };
+        let links = Links { link: self.link, node_link: self.node_link };
         let said = |own: Option<usize>| own.unwrap_or(1) as u64;
         let trainer = &config.trainer;
         let nodes = self.nodes.unwrap_or_else(|| said(trainer.nnodes));
         let gpus = self.gpus.unwrap_or_else(|| said(trainer.n_gpus_per_node));
         if self.nodes.is_none() && self.gpus.is_none() {
-            return Spread::Given {
-                parallel: self.degrees(config),
-                machines: (nodes, gpus),
-                links,
-            };
+            return Spread::Given { parallel: self.degrees(config), machines: (nodes, gpus), links };
         }
         Spread::Chosen {
             machines: (nodes, gpus),
@@ -96,18 +84,18 @@ impl ParallelArgs {
         }
     }
 
-    /// Whether devices that share matrices in training may sample by themselves: as the configuration says, or an option.
+    /// Whether devices that share matrices in training may sample by themselves: as the configuration says, or an
+    /// option.
     fn says_sampling(&self) -> bool {
         self.rollout_tensor_parallel.is_some() || self.tensor_parallel.is_none()
     }
 
     fn stage(&self) -> Option<Zero> {
-        self.zero_stage
-            .map(|stage| Zero::STAGES[usize::from(stage)])
+        self.zero_stage.map(|stage| Zero::STAGES[usize::from(stage)])
     }
 
-    /// The degrees, with a configuration's ranks where no number is given, and its stage where none is and there are replicas to share out
-    /// among.
+    /// The degrees, with a configuration's ranks where no number is given, and its stage where none is and there are
+    /// replicas to share out among.
     fn degrees(&self, config: &RunConfig) -> Parallel {
         let ranks = config.trainer.ranks().map_or(1, |ranks| ranks as u64);
         let configured = config.memory.ulysses_sequence_parallel_size as u64;
@@ -121,17 +109,11 @@ impl ParallelArgs {
         // without a word of ranks as many as share matrices or the critic's sequences
         let ranks = match config.trainer.ranks() {
             Some(_) => ranks,
-            None => [together, tensor, critic_sequence(config).unwrap_or(1)]
-                .into_iter()
-                .fold(ranks, u64::max),
+            None => [together, tensor, critic_sequence(config).unwrap_or(1)].into_iter().fold(ranks, u64::max),
         };
         let share = (ranks / (sequence.max(1) * tensor * pipeline)).max(1);
         let data = self.data_parallel.unwrap_or(share);
-        let among = if data > 1 || sequence > 1 {
-            config.memory.zero()
-        } else {
-            Zero::Off
-        };
+        let among = if data > 1 || sequence > 1 { config.memory.zero() } else { Zero::Off };
         Parallel {
             data,
             zero: self.stage().unwrap_or(among),
@@ -139,8 +121,7 @@ impl ParallelArgs {
             pipeline,
             sequence,
             critic_sequence: critic_sequence(config).filter(|&n| n != sequence),
-            rollout_tensor: Some(together)
-                .filter(|&n| n != tensor && (n > 1 || self.says_sampling())),
+            rollout_tensor: Some(together).filter(|&n| n != tensor && (n > 1 || self.says_sampling())),
             ..Parallel::ALONE
         }
     }

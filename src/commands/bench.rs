@@ -35,12 +35,7 @@ impl Observer for Recorder {
         let mut collected = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             Event::Ready { device, .. } => collected.device = device,
-            Event::Step {
-                step,
-                steps,
-                metrics,
-                ..
-            } => {
+            Event::Step { step, steps, metrics, .. } => {
                 if step > WARM_UP {
                     collected.steps.push(metrics.clone());
                 }
@@ -92,8 +87,7 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new() -> anyhow::Result<Self> {
         let path = std::env::temp_dir().join(format!("firebrick-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path)
-            .with_context(|| format!("cannot create {}", path.display()))?;
+        std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self(path))
     }
 }
@@ -132,27 +126,15 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.trace {
         write_trace(path, &collected.spans)?;
     }
-    let work = Work {
-        products: products as f64,
-        arch: &arch,
-        epochs: epochs as f64,
-    };
+    let work = Work { products: products as f64, arch: &arch, epochs: epochs as f64 };
     let report = report(&collected, &work, &profile);
-    let text = if args.json {
-        serde_json::to_string_pretty(&report)? + "\n"
-    } else {
-        tables(&report)
-    };
+    let text = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { tables(&report) };
     output::print(&text)
 }
 
 /// Parameters that are looked up and not multiplied.
 fn looked_up(arch: &Arch) -> usize {
-    if arch.tied {
-        0
-    } else {
-        arch.vocab_size * arch.hidden_size
-    }
+    if arch.tied { 0 } else { arch.vocab_size * arch.hidden_size }
 }
 
 /// What the model has to compute.
@@ -163,8 +145,9 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Operations of one token's forward, in sequences of this length: two for each parameter that is multiplied, and four
-    /// for each query number and key of attention (`PaLM`'s count, arXiv:2204.02311, which does not halve for causality).
+    /// Operations of one token's forward, in sequences of this length: two for each parameter that is multiplied, and
+    /// four for each query number and key of attention (`PaLM`'s count, arXiv:2204.02311, which does not halve for
+    /// causality).
     fn forward(&self, length: f64) -> f64 {
         let a = self.arch;
         let layers = a.count(Mixer::Attention);
@@ -177,10 +160,7 @@ impl Work<'_> {
         let value = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
         let length = value("prompt_length/mean") + value("response_length/mean");
         let scorings = ["timing_s/old_log_prob", "timing_s/ref"];
-        let scorings = scorings
-            .iter()
-            .filter(|n| metrics.contains_key(**n))
-            .count();
+        let scorings = scorings.iter().filter(|n| metrics.contains_key(**n)).count();
         let passes = 1.0 + scorings as f64 + 3.0 * self.epochs;
         passes * value("perf/total_num_tokens") * self.forward(length)
     }
@@ -204,12 +184,7 @@ fn report(collected: &Collected, work: &Work<'_>, profile: &DeviceProfile) -> Re
         share: own / seconds.max(1e-9),
         flops_per_second: (family.flops > 0.0).then(|| family.flops / own.max(1e-9)),
     };
-    let top: Vec<SpanRecord> = collected
-        .spans
-        .iter()
-        .filter(|s| s.depth == 0)
-        .cloned()
-        .collect();
+    let top: Vec<SpanRecord> = collected.spans.iter().filter(|s| s.depth == 0).cloned().collect();
     let phases = trace::totals_by_name(&top);
     let mut families: Vec<Line> = trace::totals_by_name(&collected.spans)
         .iter()
@@ -226,10 +201,7 @@ fn report(collected: &Collected, work: &Work<'_>, profile: &DeviceProfile) -> Re
         model_flops_per_second: rate,
         model_flop_utilisation: rate / profile.matmul_flops.f32,
         peak: profile.origin,
-        phases: phases
-            .iter()
-            .map(|(name, family)| line(name, family, family.seconds))
-            .collect(),
+        phases: phases.iter().map(|(name, family)| line(name, family, family.seconds)).collect(),
         families,
     }
 }
@@ -247,15 +219,11 @@ fn tables(report: &Report) -> String {
         report.model_flop_utilisation * 100.0,
         match report.peak {
             Origin::Measured => " (measured)",
-            Origin::DataSheet =>
-                " (from the data sheet; run firebrick devices --measure for a measured rate)",
+            Origin::DataSheet => " (from the data sheet; run firebrick devices --measure for a measured rate)",
             Origin::Assumed => " (assumed; run firebrick devices --measure for a measured rate)",
         }
     );
-    for (title, lines) in [
-        ("PHASE", &report.phases),
-        ("KERNEL FAMILY, OWN TIME", &report.families),
-    ] {
+    for (title, lines) in [("PHASE", &report.phases), ("KERNEL FAMILY, OWN TIME", &report.families)] {
         let mut table = Table::new(1, &[title, "CALLS", "MS", "SHARE", "GFLOP/S"]);
         for line in lines {
             let rate = line.flops_per_second;

@@ -28,8 +28,7 @@ fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<()> {
-    let Checked { problems, left_out } =
-        checked::check(&args.config, &args.overrides, args.offline)?;
+    let Checked { problems, left_out } = checked::check(&args.config, &args.overrides, args.offline)?;
     let name = args.config.display();
     let text = std::fs::read_to_string(&args.config).unwrap_or_default();
     let mut said = String::new();
@@ -58,26 +57,13 @@ fn shown(file: &Path, text: &str, problem: &Problem) -> String {
         let _ = write!(said, ":{line}:{column}");
     }
     let _ = writeln!(said, ": {}", problem.message);
-    if let Some((place, line)) = problem
-        .place
-        .and_then(|place| Some((place, text.lines().nth(place.line - 1)?)))
-    {
+    if let Some((place, line)) = problem.place.and_then(|place| Some((place, text.lines().nth(place.line - 1)?))) {
         let from = (place.column - 1).saturating_sub(AROUND);
         let part: String = line.chars().skip(from).take(2 * AROUND).collect();
-        let part: String = part
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect();
+        let part: String = part.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let number = place.line.to_string();
-        let (gap, before) = (
-            " ".repeat(number.len()),
-            " ".repeat(place.column - 1 - from),
-        );
-        let _ = writeln!(
-            said,
-            "  {number} | {}\n  {gap} | {before}^",
-            part.trim_end()
-        );
+        let (gap, before) = (" ".repeat(number.len()), " ".repeat(place.column - 1 - from));
+        let _ = writeln!(said, "  {number} | {}\n  {gap} | {before}^", part.trim_end());
     }
     said
 }
@@ -88,34 +74,19 @@ mod tests {
 
     #[test]
     fn a_mistake_is_shown_with_its_line_and_a_mark_below_it() {
-        let problem = Problem {
-            message: "wrong".into(),
-            place: Some(Place { line: 2, column: 5 }),
-        };
+        let problem = Problem { message: "wrong".into(), place: Some(Place { line: 2, column: 5 }) };
         assert_eq!(
             shown(Path::new("run.yaml"), "a: 1\nb: {c}\n", &problem),
             "run.yaml:2:5: wrong\n  2 | b: {c}\n    |     ^\n"
         );
-        let nowhere = Problem {
-            place: None,
-            ..problem
-        };
-        assert_eq!(
-            shown(Path::new("run.yaml"), "", &nowhere),
-            "run.yaml: wrong\n"
-        );
+        let nowhere = Problem { place: None, ..problem };
+        assert_eq!(shown(Path::new("run.yaml"), "", &nowhere), "run.yaml: wrong\n");
     }
 
     #[test]
     fn of_a_long_line_the_part_around_the_mistake_is_shown() {
         let line = format!("{}\u{1b}x: [{}]", " ".repeat(300), "1, ".repeat(200));
-        let problem = Problem {
-            message: "wrong".into(),
-            place: Some(Place {
-                line: 1,
-                column: 302,
-            }),
-        };
+        let problem = Problem { message: "wrong".into(), place: Some(Place { line: 1, column: 302 }) };
         let said = shown(Path::new("a"), &line, &problem);
         let lines: Vec<&str> = said.lines().collect();
         assert!(lines.iter().all(|line| line.len() < 140), "{said}");

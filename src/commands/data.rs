@@ -13,11 +13,8 @@ const BAR: u64 = 40;
 pub fn run(args: &DataArgs) -> anyhow::Result<()> {
     let config = config::load(&args.config, &args.overrides)?;
     let report = DataReport::of(&config, args.samples)?;
-    let text = if args.json {
-        serde_json::to_string_pretty(&report)? + "\n"
-    } else {
-        output::printable(&text(&report))
-    };
+    let text =
+        if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { output::printable(&text(&report)) };
     output::print(&text)
 }
 
@@ -28,11 +25,8 @@ fn text(report: &DataReport) -> String {
             text += "\n";
             text += &split("validation", validation, report);
             if report.shared_prompts > 0 {
-                let _ = writeln!(
-                    text,
-                    "warning: {} validation prompts are training prompts too",
-                    report.shared_prompts
-                );
+                let _ =
+                    writeln!(text, "warning: {} validation prompts are training prompts too", report.shared_prompts);
             }
         }
         None => text += "\nno validation examples\n",
@@ -47,10 +41,7 @@ fn text(report: &DataReport) -> String {
 fn split(name: &str, split: &SplitReport, report: &DataReport) -> String {
     let mut text = match split.rows {
         Some(rows) => format!("{} {name}: {rows} rows\n", report.task),
-        None => format!(
-            "{} {name}: endless, of which {} were made\n",
-            report.task, split.looked_at
-        ),
+        None => format!("{} {name}: endless, of which {} were made\n", report.task, split.looked_at),
     };
     if !split.columns.is_empty() {
         let mut table = Table::new(2, &["  column", "type", "values"]);
@@ -58,11 +49,7 @@ fn split(name: &str, split: &SplitReport, report: &DataReport) -> String {
             let kinds: Vec<&str> = column.kinds.iter().map(String::as_str).collect();
             table.row(vec![
                 format!("  {}", column.name),
-                if kinds.is_empty() {
-                    "null".to_owned()
-                } else {
-                    kinds.join(" or ")
-                },
+                if kinds.is_empty() { "null".to_owned() } else { kinds.join(" or ") },
                 column.values.to_string(),
             ]);
         }
@@ -83,28 +70,17 @@ fn split(name: &str, split: &SplitReport, report: &DataReport) -> String {
 }
 
 fn lengths(what: &str, lengths: &Lengths, of: u64) -> String {
-    let sample = if lengths.counted < of {
-        format!(" (of {} rows, evenly spread)", lengths.counted)
-    } else {
-        String::new()
-    };
+    let sample =
+        if lengths.counted < of { format!(" (of {} rows, evenly spread)", lengths.counted) } else { String::new() };
     let mut text = format!(
         "  {what} tokens{sample}: {} to {}, median {}, mean {:.1}, 95 % at most {}\n",
         lengths.min, lengths.max, lengths.median, lengths.mean, lengths.p95
     );
-    let most = lengths
-        .histogram
-        .iter()
-        .map(|bin| bin.count)
-        .max()
-        .unwrap_or(1);
+    let most = lengths.histogram.iter().map(|bin| bin.count).max().unwrap_or(1);
     let width = lengths.max.to_string().len();
     for bin in &lengths.histogram {
         let bar = "#".repeat((bin.count * BAR).div_ceil(most) as usize);
-        let line = format!(
-            "{:>width$}-{:<width$} {:>8} {bar}",
-            bin.from, bin.to, bin.count
-        );
+        let line = format!("{:>width$}-{:<width$} {:>8} {bar}", bin.from, bin.to, bin.count);
         let _ = writeln!(text, "    {}", line.trim_end());
     }
     text

@@ -21,24 +21,17 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
         });
     }
     let reports = probe();
-    let text = if args.json {
-        serde_json::to_string_pretty(&reports)? + "\n"
-    } else {
-        table(&reports)
-    };
+    let text = if args.json { serde_json::to_string_pretty(&reports)? + "\n" } else { table(&reports) };
     output::print(&text)
 }
 
 /// A line a device, and one for a backend that has none.
 fn table(reports: &[BackendReport]) -> String {
-    let mut text = format!(
-        "{:<12} {:<36} {:>10} {:>14}  {:<18} NOTE\n",
-        "DEVICE", "NAME", "MEMORY", "LARGEST TENSOR", "DTYPES"
-    );
+    let mut text =
+        format!("{:<12} {:<36} {:>10} {:>14}  {:<18} NOTE\n", "DEVICE", "NAME", "MEMORY", "LARGEST TENSOR", "DTYPES");
     for report in reports {
         for device in &report.devices {
-            let size =
-                |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), |b| Bytes(b).to_string());
+            let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), |b| Bytes(b).to_string());
             let (memory, largest) = (size(device.memory_bytes), size(device.largest_buffer));
             let note = if device.software {
                 "software adapter: slow, never selected by auto"
@@ -57,22 +50,15 @@ fn table(reports: &[BackendReport]) -> String {
             );
         }
         if let Some(note) = &report.note {
-            let _ = writeln!(
-                text,
-                "{:<12} {:<36} {:>10} {:>14}  {:<18} {note}",
-                report.backend.name(),
-                "-",
-                "-",
-                "-",
-                "-"
-            );
+            let _ =
+                writeln!(text, "{:<12} {:<36} {:>10} {:>14}  {:<18} {note}", report.backend.name(), "-", "-", "-", "-");
         }
     }
     text
 }
 
-/// Measures every hardware device and, of several ranks, their links; saves the results. The first rank measures devices while the others
-/// wait, and prints.
+/// Measures every hardware device and, of several ranks, their links; saves the results. The first rank measures
+/// devices while the others wait, and prints.
 fn measure_all(world: &Arc<dyn Collective>, json: bool) -> anyhow::Result<()> {
     if world.rank() > 0 {
         // once the first rank is done with devices
@@ -104,18 +90,7 @@ fn save_and_print(
     json: bool,
 ) -> anyhow::Result<()> {
     let mut profiles: Vec<DeviceProfile> = Vec::new();
-    let mut table = Table::new(
-        2,
-        &[
-            "DEVICE",
-            "NAME",
-            "F32 MATMUL",
-            "MEMORY",
-            "HOST MEMORY",
-            "LINK",
-            "LAUNCH",
-        ],
-    );
+    let mut table = Table::new(2, &["DEVICE", "NAME", "F32 MATMUL", "MEMORY", "HOST MEMORY", "LINK", "LAUNCH"]);
     let mut folder = None;
     for (info, mut profile) in measured {
         profile.links = match info.device.backend() {

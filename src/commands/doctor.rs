@@ -8,11 +8,7 @@ use std::fmt::Write;
 
 pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let checks = checks(&Machine::this(), &probe(), &args.output);
-    let text = if args.json {
-        serde_json::to_string_pretty(&checks)? + "\n"
-    } else {
-        report(&checks)
-    };
+    let text = if args.json { serde_json::to_string_pretty(&checks)? + "\n" } else { report(&checks) };
     output::print(&text)?;
     let failed = checks.iter().find(|check| check.status == Status::Failed);
     match failed {
@@ -28,13 +24,7 @@ fn report(checks: &[Check]) -> String {
     let mut text = String::new();
     for check in checks {
         // writing to a string cannot fail
-        let _ = writeln!(
-            text,
-            "{:<8} {:<width$}  {}",
-            check.status.name(),
-            check.name,
-            check.found
-        );
+        let _ = writeln!(text, "{:<8} {:<width$}  {}", check.status.name(), check.name, check.found);
         if let Some(command) = &check.mend {
             let _ = writeln!(text, "{:<8} {:<width$}  $ {command}", "", "");
         }

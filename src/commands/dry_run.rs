@@ -40,14 +40,8 @@ fn text(dry: &DryRun, free: Option<u64>) -> String {
         0 => String::new(),
         n => format!(" ({n} longer ones left out: rollout.prompt_length)"),
     };
-    line(
-        "data",
-        format!("{prompts}{filtered}, {} for validation", dry.validation),
-    );
-    let peak = dry
-        .estimate
-        .peak_phase()
-        .map_or("", |phase| phase.name.name());
+    line("data", format!("{prompts}{filtered}, {} for validation", dry.validation));
+    let peak = dry.estimate.peak_phase().map_or("", |phase| phase.name.name());
     let budget = match dry.budget {
         Some(bytes) => format!(", of {} that the plan may use", Bytes(bytes)),
         None => String::new(),
@@ -64,21 +58,12 @@ fn text(dry: &DryRun, free: Option<u64>) -> String {
             dry.steps
         ),
     );
-    let free = free.map_or_else(
-        || "free space unknown".to_owned(),
-        |b| format!("{} free", Bytes(b)),
-    );
-    line(
-        "disk",
-        format!("about {} for checkpoints, {free}", Bytes(dry.disk_bytes)),
-    );
+    let free = free.map_or_else(|| "free space unknown".to_owned(), |b| format!("{} free", Bytes(b)));
+    line("disk", format!("about {} for checkpoints, {free}", Bytes(dry.disk_bytes)));
     match &dry.references {
-        Some(References {
-            graded, unrewarded, ..
-        }) => line(
-            "references",
-            format!("{graded} graded, {unrewarded} of them earn nothing"),
-        ),
+        Some(References { graded, unrewarded, .. }) => {
+            line("references", format!("{graded} graded, {unrewarded} of them earn nothing"))
+        }
         None => line("references", "none to grade".to_owned()),
     }
     for (i, (prompt, tokens)) in dry.rendered.iter().enumerate() {
@@ -93,11 +78,7 @@ fn text(dry: &DryRun, free: Option<u64>) -> String {
 
 /// What to say where the rules give the task's own answers nothing.
 fn unrewarded(references: &References) -> Option<String> {
-    let References {
-        graded,
-        unrewarded,
-        first,
-    } = references;
+    let References { graded, unrewarded, first } = references;
     (*unrewarded > 0).then(|| {
         let shown: Vec<String> = first.iter().map(|answer| format!("  {answer:?}")).collect();
         format!(

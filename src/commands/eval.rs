@@ -26,10 +26,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     if let Some(adapter) = &args.adapter {
         // the base that the adapters were trained beside
         let base = config.base();
-        config.model.lora = Some(LoraSettings {
-            base,
-            ..LoraSettings::at(adapter.clone())
-        });
+        config.model.lora = Some(LoraSettings { base, ..LoraSettings::at(adapter.clone()) });
     }
     let result = evaluate(&config)?;
     if let Some(path) = &args.samples {
@@ -40,9 +37,10 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     } else {
         let own = validation_reward(&result.task);
         let mut text = format!("{own} {:.4} over {} prompts", result.reward, result.prompts);
-        let others = result.metrics.iter().filter(|(name, _)| {
-            name.starts_with("val-core/") && !name.ends_with("@1") && **name != own
-        });
+        let others = result
+            .metrics
+            .iter()
+            .filter(|(name, _)| name.starts_with("val-core/") && !name.ends_with("@1") && **name != own);
         for (name, value) in others {
             write!(text, "\n{name} {value:.4}")?;
         }

@@ -9,11 +9,7 @@ use firebrick::models::tokenizer::Message;
 use serde_json::json;
 
 pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
-    let Loaded {
-        checkpoint,
-        tokenizer,
-        decoder,
-    } = load(&args.model, args.adapter.as_deref(), args.base, args.device)?;
+    let Loaded { checkpoint, tokenizer, decoder } = load(&args.model, args.adapter.as_deref(), args.base, args.device)?;
     let mut stop_ids = checkpoint.eos_ids();
     if stop_ids.is_empty() {
         stop_ids.extend(tokenizer.eos_id());
@@ -30,22 +26,14 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut requests = Vec::with_capacity(args.prompt.len());
     for (index, prompt) in args.prompt.iter().enumerate() {
         let tokens = if args.chat {
-            let message = Message {
-                role: "user".into(),
-                content: prompt.clone(),
-            };
+            let message = Message { role: "user".into(), content: prompt.clone() };
             tokenizer.encode(&tokenizer.render_chat(&[message], true)?, false)?
         } else {
             tokenizer.encode(prompt, true)?
         };
         requests.push(GenerationRequest {
             tokens,
-            key: DrawKey {
-                seed: args.seed,
-                step: 0,
-                prompt_index: index as u32,
-                sample: 0,
-            },
+            key: DrawKey { seed: args.seed, step: 0, prompt_index: index as u32, sample: 0 },
             max_new_tokens: None,
         });
     }
@@ -54,10 +42,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         usize::from(args.n),
         256.max(usize::from(args.n)),
     )? {
-        let (prompt, text) = (
-            &args.prompt[sample.request],
-            tokenizer.decode(&sample.tokens, true)?,
-        );
+        let (prompt, text) = (&args.prompt[sample.request], tokenizer.decode(&sample.tokens, true)?);
         if args.json {
             let line = json!({
                 "prompt": prompt, "sample": sample.sample, "completion": text, "tokens": sample.tokens,

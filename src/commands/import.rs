@@ -18,11 +18,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     for path in &args.files {
         files.push(source(path)?);
     }
-    let options = Options {
-        engine: args.from,
-        rows: args.rows,
-        devices: args.devices,
-    };
+    let options = Options { engine: args.from, rows: args.rows, devices: args.devices };
     let environment = |name: &str| std::env::var(name).ok();
     let imported = import(&files, &options, &environment).map_err(|e| UserError(e.to_string()))?;
     let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
@@ -41,10 +37,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         output::print(&config)?;
     }
     match imported.problem {
-        Some(problem) => Err(UserError(format!(
-            "the imported configuration is not accepted: {problem}"
-        ))
-        .into()),
+        Some(problem) => Err(UserError(format!("the imported configuration is not accepted: {problem}")).into()),
         None => Ok(()),
     }
 }
@@ -68,11 +61,7 @@ fn source(path: &Path) -> anyhow::Result<SourceFile> {
 
 /// Comments at the head of the configuration: where it comes from, and what is to be replaced.
 fn heading(imported: &Imported, files: &[&str]) -> String {
-    let mut text = format!(
-        "# Imported from {} ({}) by `firebrick import`.\n",
-        files.join(", "),
-        imported.engine
-    );
+    let mut text = format!("# Imported from {} ({}) by `firebrick import`.\n", files.join(", "), imported.engine);
     for missing in &imported.missing {
         let _ = writeln!(text, "# Replace {}: {}.", missing.key, missing.what);
     }
@@ -81,13 +70,7 @@ fn heading(imported: &Imported, files: &[&str]) -> String {
 
 /// The account: what each key became, by kind.
 fn table(imported: &Imported) -> String {
-    let count = |wanted: fn(&KeyOutcome) -> bool| {
-        imported
-            .rows
-            .iter()
-            .filter(|row| wanted(&row.outcome))
-            .count()
-    };
+    let count = |wanted: fn(&KeyOutcome) -> bool| imported.rows.iter().filter(|row| wanted(&row.outcome)).count();
     let mut text = format!(
         "{} keys of {}: {} mapped, {} not needed here, {} cannot be done, {} unknown\n",
         imported.rows.len(),
@@ -98,27 +81,17 @@ fn table(imported: &Imported) -> String {
         count(|o| matches!(o, KeyOutcome::Unknown { .. })),
     );
     mapped(&mut text, "MAPPED", &imported.rows);
-    let kinds: [(&str, Reason); 3] = [
-        ("NOT NEEDED HERE", not_needed),
-        ("CANNOT BE DONE", cannot),
-        ("UNKNOWN", unknown),
-    ];
+    let kinds: [(&str, Reason); 3] =
+        [("NOT NEEDED HERE", not_needed), ("CANNOT BE DONE", cannot), ("UNKNOWN", unknown)];
     for (title, why) in kinds {
         reasons(&mut text, title, &imported.rows, why);
     }
-    let title = format!(
-        "DEFAULTS OF {} THAT ARE TAKEN",
-        imported.engine.to_string().to_uppercase()
-    );
+    let title = format!("DEFAULTS OF {} THAT ARE TAKEN", imported.engine.to_string().to_uppercase());
     mapped(&mut text, &title, &imported.assumed);
     if !imported.missing.is_empty() {
         let mut table = Table::new(3, &["TO BE REPLACED", "", ""]);
         for missing in &imported.missing {
-            table.row(vec![
-                missing.key.clone(),
-                word(&missing.stands_in),
-                missing.what.clone(),
-            ]);
+            table.row(vec![missing.key.clone(), word(&missing.stands_in), missing.what.clone()]);
         }
         let _ = write!(text, "\n{}", table.render());
     }
@@ -180,16 +153,8 @@ fn mapped(text: &mut String, title: &str, rows: &[ImportedKey]) {
         };
         any = true;
         for (at, setting) in settings.iter().enumerate() {
-            let (key, note) = if at == 0 {
-                (theirs(row), note.clone())
-            } else {
-                (String::new(), String::new())
-            };
-            let here = format!(
-                "{}: {}",
-                setting.key.trim_end_matches("[]"),
-                word(&setting.value)
-            );
+            let (key, note) = if at == 0 { (theirs(row), note.clone()) } else { (String::new(), String::new()) };
+            let here = format!("{}: {}", setting.key.trim_end_matches("[]"), word(&setting.value));
             table.row(vec![key, here, note]);
         }
     }

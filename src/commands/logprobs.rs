@@ -26,28 +26,20 @@ impl Line {
     fn tokens(self, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
         Ok(match self {
             Self::Ids { input_ids } => input_ids,
-            Self::Text { prompt, completion } => [
-                tokenizer.encode(&prompt, true)?,
-                tokenizer.encode(&completion, false)?,
-            ]
-            .concat(),
+            Self::Text { prompt, completion } => {
+                [tokenizer.encode(&prompt, true)?, tokenizer.encode(&completion, false)?].concat()
+            }
         })
     }
 }
 
 pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
     if args.temperature.is_nan() || args.temperature <= 0.0 {
-        return Err(UserError(format!(
-            "--temperature must be above 0, got {}",
-            args.temperature
-        ))
-        .into());
+        return Err(UserError(format!("--temperature must be above 0, got {}", args.temperature)).into());
     }
     let text = std::fs::read_to_string(&args.input)
         .map_err(|e| UserError(format!("cannot read {}: {e}", args.input.display())))?;
-    let Loaded {
-        tokenizer, decoder, ..
-    } = load(&args.model, args.adapter.as_deref(), args.base, args.device)?;
+    let Loaded { tokenizer, decoder, .. } = load(&args.model, args.adapter.as_deref(), args.base, args.device)?;
     let mut sequences = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let at = || format!("{} line {}", args.input.display(), number + 1);
@@ -63,29 +55,17 @@ pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
         }
         check_ids(&tokens, decoder.arch().vocab_size).with_context(at)?;
         let positions = (0..tokens.len()).collect();
-        sequences.push(Sequence {
-            tokens,
-            positions,
-            ..Sequence::default()
-        });
+        sequences.push(Sequence { tokens, positions, ..Sequence::default() });
     }
     let plan = MemoryConfig::default().plan(decoder.arch())?;
     let runtime = Runtime::new(decoder.device());
     let executor = Executor::new(&plan, &runtime, args.temperature);
-    let cut = MicroBatchLimits {
-        max_tokens: args.max_tokens,
-        key: "--max-tokens",
-        ..score_cut(&plan, decoder.arch())
-    };
+    let cut = MicroBatchLimits { max_tokens: args.max_tokens, key: "--max-tokens", ..score_cut(&plan, decoder.arch()) };
     let scores = score_all(&executor, &decoder, &sequences, cut)?;
     let mut out = String::new();
     for (logp, entropy) in scores.logp.iter().zip(&scores.entropy) {
         // the last position has an entropy and no next token
-        writeln!(
-            out,
-            "{}",
-            json!({"logprobs": logp[..logp.len() - 1], "entropy": entropy})
-        )?;
+        writeln!(out, "{}", json!({"logprobs": logp[..logp.len() - 1], "entropy": entropy}))?;
     }
     std::fs::write(&args.output, out)
         .map_err(|e| UserError(format!("cannot write {}: {e}", args.output.display())).into())

@@ -20,11 +20,7 @@ const FRAMES: usize = 4;
 pub fn run(args: &MemoryArgs) -> anyhow::Result<()> {
     let timeline = MemoryTimeline::load(&args.run)?;
     let report = TimelineReport::new(&timeline);
-    let text = if args.json {
-        serde_json::to_string_pretty(&report)? + "\n"
-    } else {
-        tables(&report)
-    };
+    let text = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { tables(&report) };
     output::print(&text)
 }
 
@@ -47,18 +43,9 @@ fn tables(report: &TimelineReport) -> String {
         return text + "no boundaries were reached\n";
     };
     // writing to a string cannot fail
-    let _ = write!(
-        text,
-        "\npeak    {} at a boundary, {}\n",
-        bytes(peak.bytes),
-        when(&peak.when)
-    );
+    let _ = write!(text, "\npeak    {} at a boundary, {}\n", bytes(peak.bytes), when(&peak.when));
     if let Some(most) = peak.peak_bytes.filter(|&most| most > peak.bytes) {
-        let _ = writeln!(
-            text,
-            "        up to {} between boundaries before it",
-            bytes(most)
-        );
+        let _ = writeln!(text, "        up to {} between boundaries before it", bytes(most));
     }
     if let (Some(predicted), Some(moment)) = (peak.predicted_bytes, &peak.predicted_moment) {
         let _ = writeln!(text, "plan    {} predicted, at: {moment}", bytes(predicted));
@@ -87,10 +74,7 @@ fn heading(report: &TimelineReport) -> String {
         Reason::OutOfMemory => "the latest of a run that ended out of memory",
         Reason::Failed => "memory.snapshot, cut short by the error",
     };
-    let mut text = format!(
-        "device  {}\nsteps   {steps}; {} boundaries: {why}\n",
-        report.device, report.boundaries
-    );
+    let mut text = format!("device  {}\nsteps   {steps}; {} boundaries: {why}\n", report.device, report.boundaries);
     if report.dropped > 0 {
         let _ = writeln!(
             text,
@@ -107,13 +91,7 @@ fn heading(report: &TimelineReport) -> String {
 
 /// A moment in words.
 fn when(when: &When) -> String {
-    format!(
-        "step {}, {}, {}, {:.3} s into the step",
-        when.step,
-        when.phase,
-        place(when),
-        when.seconds
-    )
+    format!("step {}, {}, {}, {:.3} s into the step", when.step, when.phase, place(when), when.seconds)
 }
 
 fn place(when: &When) -> String {
@@ -210,11 +188,7 @@ fn live_table(live: &LiveAllocations) -> String {
         TraceSource::Heap => "allocations",
         TraceSource::Accounts => "holds of accounts",
     };
-    let mut text = format!(
-        "{} traced {what} were live together at most, {} in all\n",
-        live.count,
-        bytes(live.bytes)
-    );
+    let mut text = format!("{} traced {what} were live together at most, {} in all\n", live.count, bytes(live.bytes));
     let mut table = Table::new(1, &["MADE IN", "BYTES", "COUNT", "BY"]).ends_with_text();
     let mut groups = live.groups.iter();
     for group in groups.by_ref().take(GROUPS) {
@@ -243,11 +217,7 @@ fn made_by(group: &LiveGroup) -> String {
     }
     let own = group.stack.iter().filter(|name| name.contains("firebrick"));
     let own: Vec<&String> = own.collect();
-    let frames = if own.is_empty() {
-        group.stack.iter().collect()
-    } else {
-        own
-    };
+    let frames = if own.is_empty() { group.stack.iter().collect() } else { own };
     let names: Vec<&str> = frames.into_iter().take(FRAMES).map(|n| short(n)).collect();
     if names.is_empty() {
         return "unknown".to_owned();
@@ -267,13 +237,7 @@ mod tests {
     use firebrick::spec::memory::{Account, Category, Home, Role};
 
     fn moment(step: u64, place: BoundaryKind, segment: Option<u32>) -> When {
-        When {
-            step,
-            phase: "update_actor".into(),
-            place,
-            segment,
-            seconds: 0.25,
-        }
+        When { step, phase: "update_actor".into(), place, segment, seconds: 0.25 }
     }
 
     fn report() -> TimelineReport {
@@ -292,11 +256,7 @@ mod tests {
                 predicted_bytes: Some(3 << 20),
                 predicted_moment: Some("a segment's backward".into()),
                 holders: vec![Holder {
-                    account: Account {
-                        category: Category::Gradients,
-                        home: Home::Device,
-                        model: Role::Critic,
-                    },
+                    account: Account { category: Category::Gradients, home: Home::Device, model: Role::Critic },
                     bytes: 1 << 20,
                     share: Some(0.25),
                 }],
@@ -309,12 +269,7 @@ mod tests {
                     before_bytes: Some(3 << 20),
                 }],
             }),
-            phases: vec![PhasePeak {
-                when: peak,
-                bytes: 4 << 20,
-                peak_bytes: None,
-                predicted_bytes: Some(3 << 20),
-            }],
+            phases: vec![PhasePeak { when: peak, bytes: 4 << 20, peak_bytes: None, predicted_bytes: Some(3 << 20) }],
             live: Some(LiveAllocations {
                 source: TraceSource::Heap,
                 least_bytes: 65_536,
@@ -332,13 +287,7 @@ mod tests {
                             "firebrick_engine::learner".into(),
                         ],
                     },
-                    LiveGroup {
-                        bytes: 1 << 20,
-                        count: 1,
-                        phase: None,
-                        account: None,
-                        stack: Vec::new(),
-                    },
+                    LiveGroup { bytes: 1 << 20, count: 1, phase: None, account: None, stack: Vec::new() },
                 ],
             }),
         }
@@ -370,12 +319,7 @@ mod tests {
 
     #[test]
     fn a_timeline_without_boundaries_says_so() {
-        let empty = TimelineReport {
-            peak: None,
-            phases: Vec::new(),
-            live: None,
-            ..report()
-        };
+        let empty = TimelineReport { peak: None, phases: Vec::new(), live: None, ..report() };
         assert!(tables(&empty).ends_with("no boundaries were reached\n"));
     }
 }

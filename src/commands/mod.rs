@@ -42,8 +42,8 @@ pub struct Loaded {
     pub decoder: Decoder,
 }
 
-/// Loads a checkpoint folder, or a model of the Hub, onto a device, its layers' matrices in few bits where a format is given, and with an
-/// adapter beside it where one is.
+/// Loads a checkpoint folder, or a model of the Hub, onto a device, its layers' matrices in few bits where a format is
+/// given, and with an adapter beside it where one is.
 pub fn load(
     dir: &Path,
     adapter: Option<&Path>,
@@ -60,9 +60,5 @@ pub fn load(
         Some(adapter) => load_adapter(&decoder, &model_folder(adapter, ModelFiles::All)?)?,
         None => decoder,
     };
-    Ok(Loaded {
-        checkpoint,
-        tokenizer,
-        decoder,
-    })
+    Ok(Loaded { checkpoint, tokenizer, decoder })
 }

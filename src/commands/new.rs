@@ -37,11 +37,7 @@ pub fn run(args: &NewArgs) -> anyhow::Result<()> {
     std::fs::write(file, text).map_err(cannot)?;
     let found = checked::check(file, &[], false)?;
     if let Some(first) = found.problems.first() {
-        anyhow::bail!(
-            "{} was written, but it cannot run with these answers: {}",
-            file.display(),
-            first.message
-        );
+        anyhow::bail!("{} was written, but it cannot run with these answers: {}", file.display(), first.message);
     }
     let file = file.display();
     if !asker.taken.is_empty() {
@@ -87,11 +83,7 @@ fn asked(args: &NewArgs, asker: &mut Asker<'_>) -> anyhow::Result<Answers> {
     let reward = answer(
         args.reward.as_deref(),
         asker,
-        &Question {
-            option: "--reward",
-            text: &text,
-            default: Some(data.usual_reward()),
-        },
+        &Question { option: "--reward", text: &text, default: Some(data.usual_reward()) },
         |text| Reward::parse(text, &data),
     )?;
     let memory = answer(
@@ -114,13 +106,7 @@ fn asked(args: &NewArgs, asker: &mut Asker<'_>) -> anyhow::Result<Answers> {
         },
         |text| text.parse::<DeviceSpec>().map_err(|e| e.to_string()),
     )?;
-    Ok(Answers {
-        model,
-        data,
-        reward,
-        memory,
-        device,
-    })
+    Ok(Answers { model, data, reward, memory, device })
 }
 
 /// An answer that was given, or else one that is asked for until it can be read.
@@ -169,24 +155,14 @@ mod tests {
     use std::path::Path;
 
     fn none(output: &str) -> NewArgs {
-        NewArgs {
-            model: None,
-            data: None,
-            reward: None,
-            memory: None,
-            device: None,
-            output: output.into(),
-        }
+        NewArgs { model: None, data: None, reward: None, memory: None, device: None, output: output.into() }
     }
 
     #[test]
     fn questions_are_asked_again_until_the_answer_can_be_read_and_empty_lines_take_the_default() {
         let typed = "no/such/model\n\narithmetics\n\npartial\nplenty\n1GiB\ncpu\n";
         let mut typed = typed.as_bytes();
-        let mut asker = Asker {
-            input: Some(&mut typed),
-            ..Asker::default()
-        };
+        let mut asker = Asker { input: Some(&mut typed), ..Asker::default() };
         let answers = asked(&none("run.yaml"), &mut asker).unwrap();
         assert_eq!(answers.model, Model::Tiny);
         assert_eq!(answers.data, Data::Arithmetic);
@@ -201,10 +177,7 @@ mod tests {
         args.model = Some("tiny".into());
         args.data = Some("arithmetic".into());
         let mut typed = "correct\n".as_bytes();
-        let mut asker = Asker {
-            input: Some(&mut typed),
-            ..Asker::default()
-        };
+        let mut asker = Asker { input: Some(&mut typed), ..Asker::default() };
         let error = asked(&args, &mut asker).unwrap_err();
         assert!(error.to_string().contains("--memory gives one"), "{error}");
     }
@@ -215,20 +188,9 @@ mod tests {
         let mut args = none("run.yaml");
         args.device = Some("cpu".into());
         let answers = asked(&args, &mut asker).unwrap();
-        assert_eq!(
-            (answers.model, answers.data),
-            (Model::Tiny, Data::Arithmetic)
-        );
+        assert_eq!((answers.model, answers.data), (Model::Tiny, Data::Arithmetic));
         assert_eq!(answers.device, DeviceSpec::CPU);
-        assert_eq!(
-            asker.taken,
-            [
-                "--model tiny",
-                "--data arithmetic",
-                "--reward correct",
-                "--memory auto"
-            ]
-        );
+        assert_eq!(asker.taken, ["--model tiny", "--data arithmetic", "--reward correct", "--memory auto"]);
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen2-tied");
         args.model = Some(model.to_string_lossy().into_owned());
         let error = asked(&args, &mut Asker::default()).unwrap_err().to_string();

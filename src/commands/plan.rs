@@ -40,15 +40,12 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let spread = args.parallel.spread(&config);
     let planned = planned::plan(config, spread)?;
     if let Some(e) = &planned.unread {
-        tracing::info!(
-            "could not read the prompts and examples, so the plan assumes the maximum lengths: {e}"
-        );
+        tracing::info!("could not read the prompts and examples, so the plan assumes the maximum lengths: {e}");
     }
     let report = &planned.report;
     if let Some(path) = &args.output {
         let text = serde_json::to_string_pretty(report)?;
-        std::fs::write(path, text + "\n")
-            .map_err(|e| UserError(format!("cannot write {}: {e}", path.display())))?;
+        std::fs::write(path, text + "\n").map_err(|e| UserError(format!("cannot write {}: {e}", path.display())))?;
     }
     if args.json {
         return output::print(&(serde_json::to_string_pretty(report)? + "\n"));
@@ -71,11 +68,7 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
         ];
         vec![heading + "\n" + &cluster::phases(report) + "\n" + &said.concat()]
     } else {
-        vec![
-            heading,
-            phases(report) + &cluster::messages(report) + &peak(request, report),
-            turned_on(request, report),
-        ]
+        vec![heading, phases(report) + &cluster::messages(report) + &peak(request, report), turned_on(request, report)]
     };
     if args.details.phases {
         parts.push(details::phases(report));
@@ -136,29 +129,20 @@ fn heading(request: &Request, report: &PlanReport, links: Links) -> String {
         Some(host) => format!("; host {}", bytes(host)),
         None => String::new(),
     };
-    let several = report
-        .parallel
-        .map_or_else(String::new, |_| spread_lines(request, links));
+    let several = report.parallel.map_or_else(String::new, |_| spread_lines(request, links));
     let replicas = match request.parallel.data {
         1 => String::new(),
         n => format!(" x {n} replicas"),
     };
     let b = &report.batch;
     let step = match w.examples {
-        Some(examples) => format!(
-            "{} examples of up to {} tokens, supervised",
-            b.prompts, examples.length
-        ),
+        Some(examples) => format!("{} examples of up to {} tokens, supervised", b.prompts, examples.length),
         None => format!(
             "{} prompts x {} completions of {} + {} tokens",
             b.prompts, b.group_size, w.prompt_length, w.response_length
         ),
     };
-    let sampled = if w.samples() {
-        format!("; {} sampled at a time", b.max_num_seqs)
-    } else {
-        String::new()
-    };
+    let sampled = if w.samples() { format!("; {} sampled at a time", b.max_num_seqs) } else { String::new() };
     let critic = w.critic_arch().map_or_else(String::new, |arch| {
         let millions = Sizes::of(arch, None).total() as f64 / 1e6;
         format!(
@@ -185,9 +169,8 @@ fn heading(request: &Request, report: &PlanReport, links: Links) -> String {
 /// The degrees, their machines, and whether the trainer runs them.
 fn spread_lines(request: &Request, links: Links) -> String {
     let parallel = &request.parallel;
-    let machines = parallel.cluster.map_or_else(String::new, |cluster| {
-        format!("cluster {}\n", cluster::machines(cluster, links))
-    });
+    let machines =
+        parallel.cluster.map_or_else(String::new, |cluster| format!("cluster {}\n", cluster::machines(cluster, links)));
     format!(
         "spread  {parallel}; {}\n{machines}        Bytes, budget and batch are per device; times include the messages that it \
          waits for.\n",
@@ -203,12 +186,7 @@ fn preset_lines(report: &PlanReport) -> String {
     let name = preset.name.map_or("none", Preset::name);
     let mut text = format!("preset  {name} sets {}\n", preset.settings().join(" "));
     for left in &preset.left_out {
-        let _ = writeln!(
-            text,
-            "        left out: {}, because {}",
-            left.setting(),
-            left.because
-        );
+        let _ = writeln!(text, "        left out: {}, because {}", left.setting(), left.because);
     }
     text
 }
@@ -229,11 +207,8 @@ fn phases(report: &PlanReport) -> String {
         let mark = if peak == Some(phase.name) { " *" } else { "" };
         let mut held: Vec<_> = phase.categories.iter().filter(|(_, b)| **b > 0).collect();
         held.sort_by_key(|(_, b)| std::cmp::Reverse(**b));
-        let most: Vec<String> = held
-            .iter()
-            .take(NAMED)
-            .map(|(category, b)| format!("{} {}", category.name(), bytes(**b)))
-            .collect();
+        let most: Vec<String> =
+            held.iter().take(NAMED).map(|(category, b)| format!("{} {}", category.name(), bytes(**b))).collect();
         let mut cells = vec![format!("{}{mark}", phase.name), bytes(phase.total_bytes)];
         cells.extend(has_host.then(|| bytes(phase.host_bytes)));
         cells.extend([seconds(report, phase.name), most.join(", ")]);
@@ -255,10 +230,9 @@ fn peak(request: &Request, report: &PlanReport) -> String {
             format!(" It fits: {} are left.", bytes(allowed - report.peak_bytes))
         }
         _ => match request.profile.capacity_bytes {
-            Some(has) if report.peak_bytes > has => format!(
-                " It does not fit: the device has {}; --budget finds a plan that does.",
-                bytes(has)
-            ),
+            Some(has) if report.peak_bytes > has => {
+                format!(" It does not fit: the device has {}; --budget finds a plan that does.", bytes(has))
+            }
             Some(has) => format!(" The device has {}.", bytes(has)),
             None => String::new(),
         },
@@ -273,8 +247,7 @@ fn peak(request: &Request, report: &PlanReport) -> String {
 /// What the plan turned on, a line each, and the settings that say the same. What saves nothing by itself is one line.
 fn turned_on(request: &Request, report: &PlanReport) -> String {
     if report.decisions.is_empty() {
-        return "Nothing is recomputed, offloaded or chunked: everything fits as configured.\n"
-            .into();
+        return "Nothing is recomputed, offloaded or chunked: everything fits as configured.\n".into();
     }
     let step = report.seconds.total();
     let title = match request.budget {
@@ -286,31 +259,18 @@ fn turned_on(request: &Request, report: &PlanReport) -> String {
         let share = seconds / (step - seconds).max(1e-12) * 100.0;
         format!("{share:+.0} %")
     };
-    let (saving, others): (Vec<_>, Vec<_>) =
-        report.decisions.iter().partition(|own| own.saves_bytes > 0);
+    let (saving, others): (Vec<_>, Vec<_>) = report.decisions.iter().partition(|own| own.saves_bytes > 0);
     for d in saving {
-        table.row(vec![
-            d.what.clone(),
-            bytes(d.saves_bytes),
-            d.phase.to_string(),
-            cost(d.costs_seconds),
-        ]);
+        table.row(vec![d.what.clone(), bytes(d.saves_bytes), d.phase.to_string(), cost(d.costs_seconds)]);
     }
     if !others.is_empty() {
         let seconds = others.iter().map(|own| own.costs_seconds).sum();
         table.row(vec![
-            format!(
-                "{} more that save nothing here by themselves (--techniques)",
-                others.len()
-            ),
+            format!("{} more that save nothing here by themselves (--techniques)", others.len()),
             String::new(),
             String::new(),
             cost(seconds),
         ]);
     }
-    format!(
-        "{}as settings: {}\n",
-        table.render(),
-        report.settings.join(" ")
-    )
+    format!("{}as settings: {}\n", table.render(), report.settings.join(" "))
 }

@@ -64,17 +64,11 @@ fn open(path: &Path) {
     };
     let mut command = Command::new(program);
     command.args(arguments).arg(path);
-    let quiet = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let detail = match quiet.status() {
         Ok(status) if status.success() => return,
         Ok(status) => format!("{program} failed ({status})"),
         Err(error) => format!("{program} could not be started ({error})"),
     };
-    output::message(&format!(
-        "the report is written but not opened: {detail}; open {} in a browser",
-        path.display()
-    ));
+    output::message(&format!("the report is written but not opened: {detail}; open {} in a browser", path.display()));
 }

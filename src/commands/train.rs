@@ -54,10 +54,7 @@ pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
         .map_err(|error| of_rank(&world, error))?;
     trainer.run().map_err(|error| of_rank(&world, error))?;
     if rank == 0 && show != Show::Warnings && args.profile > 0 && trace.exists() {
-        output::message(&format!(
-            "profile: open {} at https://ui.perfetto.dev",
-            trace.display()
-        ));
+        output::message(&format!("profile: open {} at https://ui.perfetto.dev", trace.display()));
     }
     Ok(())
 }

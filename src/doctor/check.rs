@@ -39,12 +39,7 @@ pub struct Check {
 
 impl Check {
     pub fn new(name: impl Into<String>, status: Status, found: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            status,
-            found: found.into(),
-            mend: None,
-        }
+        Self { name: name.into(), status, found: found.into(), mend: None }
     }
 
     /// The same with the command that mends it.

@@ -16,11 +16,7 @@ pub fn checks(reports: &[BackendReport]) -> Vec<Check> {
         if let Some(note) = report.note.as_ref().filter(|_| possible) {
             let name = report.backend.name();
             let check = Check::new(name, Status::Missing, note.as_str());
-            checks.push(if report.built {
-                check
-            } else {
-                check.mended_by(install(name))
-            });
+            checks.push(if report.built { check } else { check.mended_by(install(name)) });
         }
     }
     checks.push(auto(reports));
@@ -48,17 +44,11 @@ fn auto(reports: &[BackendReport]) -> Check {
     let best = devices.clone().find(|device| !device.software);
     match (best, devices.next()) {
         (Some(best), _) => Check::new("auto", Status::Ok, format!("takes {}", best.device)),
-        (None, Some(other)) => Check::new(
-            "auto",
-            Status::Warning,
-            format!("takes nothing here; {} has to be named", other.device),
-        )
-        .mended_by(format!("firebrick train CONFIG --device {}", other.device)),
-        (None, None) => Check::new(
-            "auto",
-            Status::Failed,
-            "no device can be opened: nothing can train",
-        )
-        .mended_by("cargo install --path . --locked --force"),
+        (None, Some(other)) => {
+            Check::new("auto", Status::Warning, format!("takes nothing here; {} has to be named", other.device))
+                .mended_by(format!("firebrick train CONFIG --device {}", other.device))
+        }
+        (None, None) => Check::new("auto", Status::Failed, "no device can be opened: nothing can train")
+            .mended_by("cargo install --path . --locked --force"),
     }
 }

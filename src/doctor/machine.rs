@@ -41,10 +41,7 @@ pub struct Machine {
 impl Machine {
     /// This one.
     pub fn this() -> Self {
-        Self {
-            root: PathBuf::from("/"),
-            variables: std::env::vars_os().collect(),
-        }
+        Self { root: PathBuf::from("/"), variables: std::env::vars_os().collect() }
     }
 
     /// One whose system files are below a folder, with these environment variables.
@@ -53,9 +50,7 @@ impl Machine {
         let variables = variables.iter();
         Self {
             root: root.to_owned(),
-            variables: variables
-                .map(|(name, value)| ((*name).into(), value.as_os_str().to_owned()))
-                .collect(),
+            variables: variables.map(|(name, value)| ((*name).into(), value.as_os_str().to_owned())).collect(),
         }
     }
 
@@ -92,9 +87,7 @@ impl Machine {
     pub fn program(&self, names: &[&str]) -> Option<PathBuf> {
         let path = self.variable("PATH")?;
         let folders: Vec<PathBuf> = std::env::split_paths(path).collect();
-        let named = names
-            .iter()
-            .flat_map(|name| folders.iter().map(move |f| f.join(name)));
+        let named = names.iter().flat_map(|name| folders.iter().map(move |f| f.join(name)));
         named.into_iter().find(|program| program.is_file())
     }
 
@@ -102,10 +95,7 @@ impl Machine {
     pub fn version(&self, program: &Path) -> Option<String> {
         let mut command = Command::new(program);
         command.arg("--version").env_clear().envs(&self.variables);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().ok()?;
         let started = Instant::now();
         // what it prints is shorter than a pipe, so that it ends without being read
@@ -130,9 +120,7 @@ impl Machine {
         let named = named.map(|paths| std::env::split_paths(paths).collect::<Vec<_>>());
         let usual = LIBRARIES.iter().map(|folder| self.path(folder));
         let folders = named.into_iter().flatten().chain(usual);
-        folders
-            .map(|folder| folder.join(name))
-            .find(|file| file.exists())
+        folders.map(|folder| folder.join(name)).find(|file| file.exists())
     }
 
     /// The command that installs packages here.

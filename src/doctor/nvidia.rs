@@ -5,39 +5,21 @@ use super::machine::{Machine, Packages};
 use firebrick::backends::collective::NcclInstallation;
 use firebrick::backends::toolkit::inspect;
 
-const DRIVER: Packages = Packages {
-    apt: "nvidia-driver",
-    dnf: "akmod-nvidia",
-    pacman: "nvidia",
-    brew: None,
-};
+const DRIVER: Packages = Packages { apt: "nvidia-driver", dnf: "akmod-nvidia", pacman: "nvidia", brew: None };
 
-const TOOLKIT: Packages = Packages {
-    apt: "nvidia-cuda-toolkit",
-    dnf: "cuda-toolkit",
-    pacman: "cuda",
-    brew: None,
-};
+const TOOLKIT: Packages = Packages { apt: "nvidia-cuda-toolkit", dnf: "cuda-toolkit", pacman: "cuda", brew: None };
 
-const NCCL: Packages = Packages {
-    apt: "libnccl2",
-    dnf: "libnccl",
-    pacman: "nccl",
-    brew: None,
-};
+const NCCL: Packages = Packages { apt: "libnccl2", dnf: "libnccl", pacman: "nccl", brew: None };
 
 /// Whether a display controller of NVIDIA's is on the PCI bus.
 pub fn has_card(machine: &Machine) -> bool {
-    machine
-        .entries("/sys/bus/pci/devices")
-        .iter()
-        .any(|device| {
-            let starts = |file: &str, with: &str| {
-                let text = std::fs::read_to_string(device.join(file));
-                text.is_ok_and(|text| text.trim().starts_with(with))
-            };
-            starts("vendor", "0x10de") && starts("class", "0x03")
-        })
+    machine.entries("/sys/bus/pci/devices").iter().any(|device| {
+        let starts = |file: &str, with: &str| {
+            let text = std::fs::read_to_string(device.join(file));
+            text.is_ok_and(|text| text.trim().starts_with(with))
+        };
+        starts("vendor", "0x10de") && starts("class", "0x03")
+    })
 }
 
 /// The driver: its kernel module says its version; in WSL and in containers its library is there without one.
@@ -78,13 +60,8 @@ pub fn toolkit(machine: &Machine) -> Check {
     let exists = |path: &std::path::Path| machine.path(path).exists();
     let found = inspect(machine.folder("CUDA_PATH"), exists, |folder| {
         let beside = ["lib64", "lib", "targets/x86_64-linux/lib"];
-        let beside = beside
-            .iter()
-            .map(|lib| folder.join(lib).join("libnvrtc.so"));
-        machine.library("libnvrtc.so").is_some()
-            || beside
-                .into_iter()
-                .any(|library| machine.path(library).exists())
+        let beside = beside.iter().map(|lib| folder.join(lib).join("libnvrtc.so"));
+        machine.library("libnvrtc.so").is_some() || beside.into_iter().any(|library| machine.path(library).exists())
     });
     let wanted = has_card(machine) || machine.library("libcuda.so.1").is_some();
     match (found.missing, found.folder) {
@@ -97,21 +74,18 @@ pub fn toolkit(machine: &Machine) -> Check {
     }
 }
 
-/// NCCL, over which the GPUs of several ranks exchange values. `opened` is what this program makes of it, where it is built with CUDA.
+/// NCCL, over which the GPUs of several ranks exchange values. `opened` is what this program makes of it, where it is
+/// built with CUDA.
 pub fn nccl(machine: &Machine, opened: Option<Result<NcclInstallation, String>>) -> Check {
     const NAME: &str = "NCCL";
-    let file = ["libnccl.so.2", "libnccl.so"]
-        .iter()
-        .find_map(|name| machine.library(name));
+    let file = ["libnccl.so.2", "libnccl.so"].iter().find_map(|name| machine.library(name));
     match (opened, file) {
         (Some(Ok(NcclInstallation { path, version })), file) => {
             let file = path.or(file).map(|file| format!(" ({})", file.display()));
             let found = format!("version {version}{}", file.unwrap_or_default());
             Check::new(NAME, Status::Ok, found)
         }
-        (Some(Err(why)), Some(_)) => {
-            Check::new(NAME, Status::Warning, why).mended_by(machine.install(&NCCL))
-        }
+        (Some(Err(why)), Some(_)) => Check::new(NAME, Status::Warning, why).mended_by(machine.install(&NCCL)),
         (None, Some(file)) => {
             let found = format!("{}; this build has no CUDA, and does not use it", file.display());
             Check::new(NAME, Status::Ok, found)

@@ -6,30 +6,16 @@ use super::machine::{Machine, Packages};
 /// The oldest Python that is still known to work, by its minor version.
 const OLDEST_PYTHON: u32 = 9;
 
-const PYTHON: Packages = Packages {
-    apt: "python3",
-    dnf: "python3",
-    pacman: "python",
-    brew: Some("python"),
-};
+const PYTHON: Packages = Packages { apt: "python3", dnf: "python3", pacman: "python", brew: Some("python") };
 
-const MPI: Packages = Packages {
-    apt: "openmpi-bin",
-    dnf: "openmpi",
-    pacman: "openmpi",
-    brew: Some("open-mpi"),
-};
+const MPI: Packages = Packages { apt: "openmpi-bin", dnf: "openmpi", pacman: "openmpi", brew: Some("open-mpi") };
 
 /// `python3`, which rewards in Python run in; nothing else needs it.
 pub fn python(machine: &Machine) -> Check {
     const NAME: &str = "Python";
     let Some(program) = machine.program(&["python3"]) else {
-        return Check::new(
-            NAME,
-            Status::Missing,
-            "no python3 in PATH; only rewards written in Python need it",
-        )
-        .mended_by(machine.install(&PYTHON));
+        return Check::new(NAME, Status::Missing, "no python3 in PATH; only rewards written in Python need it")
+            .mended_by(machine.install(&PYTHON));
     };
     let found = |version: &str| format!("{version} ({})", program.display());
     let Some(version) = machine.version(&program) else {
@@ -41,12 +27,8 @@ pub fn python(machine: &Machine) -> Check {
     if minor.is_some_and(|minor| minor >= OLDEST_PYTHON) {
         return Check::new(NAME, Status::Ok, found(&version));
     }
-    Check::new(
-        NAME,
-        Status::Warning,
-        found(&format!("{version}: older than 3.{OLDEST_PYTHON}")),
-    )
-    .mended_by(machine.install(&PYTHON))
+    Check::new(NAME, Status::Warning, found(&format!("{version}: older than 3.{OLDEST_PYTHON}")))
+        .mended_by(machine.install(&PYTHON))
 }
 
 /// The command that builds this program again with one feature more.
@@ -82,12 +64,8 @@ pub(super) fn install_with(mut features: Vec<&str>) -> String {
 pub fn mpi(machine: &Machine) -> Check {
     const NAME: &str = "MPI";
     let Some(program) = machine.program(&["mpirun", "mpiexec"]) else {
-        return Check::new(
-            NAME,
-            Status::Missing,
-            "no mpirun or mpiexec in PATH; one device needs none",
-        )
-        .mended_by(machine.install(&MPI));
+        return Check::new(NAME, Status::Missing, "no mpirun or mpiexec in PATH; one device needs none")
+            .mended_by(machine.install(&MPI));
     };
     let Some(version) = machine.version(&program) else {
         let found = format!("{} does not say its version", program.display());
@@ -100,9 +78,7 @@ pub fn mpi(machine: &Machine) -> Check {
     Check::new(
         NAME,
         Status::Missing,
-        format!(
-            "{found} is there, but this program is built for one rank; one device needs no more"
-        ),
+        format!("{found} is there, but this program is built for one rank; one device needs no more"),
     )
     .mended_by(install("mpi"))
 }

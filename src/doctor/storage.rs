@@ -15,10 +15,7 @@ const LITTLE_SPACE: u64 = 10 << 30;
 fn existing(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut above = path.ancestors();
-    above
-        .find(|folder| folder.exists())
-        .unwrap_or(Path::new("/"))
-        .to_owned()
+    above.find(|folder| folder.exists()).unwrap_or(Path::new("/")).to_owned()
 }
 
 /// Free bytes for this user where a folder is or will be; none where the system does not say.
@@ -67,12 +64,10 @@ pub fn run_folder_with(output: &Path, free: Option<u64>) -> Check {
     let found = format!("{} free in {}", Bytes(free), folder.display());
     match free {
         ..NO_SPACE => Check::new(NAME, Status::Failed, found).mended_by(MEND),
-        NO_SPACE..LITTLE_SPACE => Check::new(
-            NAME,
-            Status::Warning,
-            format!("{found}: checkpoints of common models take more"),
-        )
-        .mended_by(MEND),
+        NO_SPACE..LITTLE_SPACE => {
+            Check::new(NAME, Status::Warning, format!("{found}: checkpoints of common models take more"))
+                .mended_by(MEND)
+        }
         _ => Check::new(NAME, Status::Ok, found),
     }
 }
@@ -80,11 +75,7 @@ pub fn run_folder_with(output: &Path, free: Option<u64>) -> Check {
 /// The folder of downloads and of measured device profiles.
 pub fn cache(machine: &Machine) -> Check {
     const NAME: &str = "cache";
-    let home = || {
-        machine
-            .folder("HOME")
-            .or_else(|| machine.folder("USERPROFILE"))
-    };
+    let home = || machine.folder("HOME").or_else(|| machine.folder("USERPROFILE"));
     let named = ["HF_HOME", "XDG_CACHE_HOME"];
     let named = named.iter().find_map(|name| machine.folder(name));
     let Some(cache) = named.or_else(|| Some(home()?.join(".cache"))) else {
@@ -97,21 +88,13 @@ pub fn cache(machine: &Machine) -> Check {
     };
     let folder = existing(&cache);
     let free = free_bytes(&folder);
-    let found = free.map_or_else(
-        || cache.display().to_string(),
-        |free| format!("{} free in {}", Bytes(free), cache.display()),
-    );
+    let found =
+        free.map_or_else(|| cache.display().to_string(), |free| format!("{} free in {}", Bytes(free), cache.display()));
     let little = free.is_some_and(|free| free < LITTLE_SPACE);
     match refusal(&folder) {
-        Some(error) => Check::new(
-            NAME,
-            Status::Warning,
-            format!("{} cannot be written to: {error}", cache.display()),
-        )
-        .mended_by("export HF_HOME=/path/with/space XDG_CACHE_HOME=/path/with/space"),
-        None if little => {
-            Check::new(NAME, Status::Warning, found).mended_by("export HF_HOME=/path/with/space")
-        }
+        Some(error) => Check::new(NAME, Status::Warning, format!("{} cannot be written to: {error}", cache.display()))
+            .mended_by("export HF_HOME=/path/with/space XDG_CACHE_HOME=/path/with/space"),
+        None if little => Check::new(NAME, Status::Warning, found).mended_by("export HF_HOME=/path/with/space"),
         None => Check::new(NAME, Status::Ok, found),
     }
 }

@@ -33,15 +33,11 @@ pub fn open_files(machine: &Machine) -> Check {
     const NAME: &str = "open files";
     match limit(machine, "Max open files") {
         Limit::Unlimited => Check::new(NAME, Status::Ok, "unlimited"),
-        Limit::At(most) if most >= FEW_FILES => {
-            Check::new(NAME, Status::Ok, format!("at most {most}"))
+        Limit::At(most) if most >= FEW_FILES => Check::new(NAME, Status::Ok, format!("at most {most}")),
+        Limit::At(most) => {
+            Check::new(NAME, Status::Warning, format!("at most {most}: too few for checkpoints and data in many files"))
+                .mended_by("ulimit -n 65536")
         }
-        Limit::At(most) => Check::new(
-            NAME,
-            Status::Warning,
-            format!("at most {most}: too few for checkpoints and data in many files"),
-        )
-        .mended_by("ulimit -n 65536"),
         Limit::Unknown => unknown(NAME),
     }
 }
@@ -53,27 +49,18 @@ pub fn locked_memory(machine: &Machine) -> Check {
         Limit::At(most) if has_card(machine) => Check::new(
             NAME,
             Status::Warning,
-            format!(
-                "at most {}: pinned host memory and fast networks may want more",
-                Bytes(most)
-            ),
+            format!("at most {}: pinned host memory and fast networks may want more", Bytes(most)),
         )
         .mended_by("ulimit -l unlimited"),
-        Limit::At(most) => Check::new(
-            NAME,
-            Status::Ok,
-            format!("at most {}; enough without an NVIDIA card", Bytes(most)),
-        ),
+        Limit::At(most) => {
+            Check::new(NAME, Status::Ok, format!("at most {}; enough without an NVIDIA card", Bytes(most)))
+        }
         Limit::Unknown => unknown(NAME),
     }
 }
 
 fn unknown(name: &str) -> Check {
-    Check::new(
-        name,
-        Status::Missing,
-        "the system does not say (no /proc/self/limits)",
-    )
+    Check::new(name, Status::Missing, "the system does not say (no /proc/self/limits)")
 }
 
 /// Bytes of an entry of `/proc/meminfo`.
@@ -87,14 +74,8 @@ fn meminfo(text: &str, entry: &str) -> Option<u64> {
 pub fn memory(machine: &Machine) -> Check {
     const NAME: &str = "memory";
     let text = machine.read("/proc/meminfo").unwrap_or_default();
-    let (Some(total), Some(available)) =
-        (meminfo(&text, "MemTotal:"), meminfo(&text, "MemAvailable:"))
-    else {
-        return Check::new(
-            NAME,
-            Status::Missing,
-            "the system does not say (no /proc/meminfo)",
-        );
+    let (Some(total), Some(available)) = (meminfo(&text, "MemTotal:"), meminfo(&text, "MemAvailable:")) else {
+        return Check::new(NAME, Status::Missing, "the system does not say (no /proc/meminfo)");
     };
     let number = |path: &str| machine.read(path)?.trim().parse::<u64>().ok();
     let group = number("/sys/fs/cgroup/memory.max").map(|most| {
@@ -102,13 +83,10 @@ pub fn memory(machine: &Machine) -> Check {
         (most, most.saturating_sub(used))
     });
     let free = group.map_or(available, |(_, left)| left.min(available));
-    let group = group.map_or_else(String::new, |(most, _)| {
-        format!(", {} for this control group", Bytes(most))
-    });
+    let group = group.map_or_else(String::new, |(most, _)| format!(", {} for this control group", Bytes(most)));
     let found = format!("{} available of {}{group}", Bytes(free), Bytes(total));
     if free < LITTLE_MEMORY {
-        return Check::new(NAME, Status::Warning, found)
-            .mended_by(format!("firebrick plan CONFIG --budget {free}"));
+        return Check::new(NAME, Status::Warning, found).mended_by(format!("firebrick plan CONFIG --budget {free}"));
     }
     Check::new(NAME, Status::Ok, found)
 }

@@ -15,20 +15,12 @@ const VULKAN: Packages = Packages {
 pub fn loader(machine: &Machine) -> Check {
     const NAME: &str = "Vulkan loader";
     let Some(loader) = machine.library("libvulkan.so.1") else {
-        return Check::new(
-            NAME,
-            Status::Missing,
-            "libvulkan.so.1 not found: the devices wgpu and vulkan need it",
-        )
-        .mended_by(machine.install(&VULKAN));
+        return Check::new(NAME, Status::Missing, "libvulkan.so.1 not found: the devices wgpu and vulkan need it")
+            .mended_by(machine.install(&VULKAN));
     };
     let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES"];
     let named = named.iter().any(|name| machine.variable(name).is_some());
-    let folders = [
-        "/usr/share/vulkan/icd.d",
-        "/etc/vulkan/icd.d",
-        "/usr/local/share/vulkan/icd.d",
-    ];
+    let folders = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d"];
     let mut drivers: Vec<String> = folders
         .iter()
         .flat_map(|folder| machine.entries(folder))
@@ -39,10 +31,7 @@ pub fn loader(machine: &Machine) -> Check {
         return Check::new(
             NAME,
             Status::Missing,
-            format!(
-                "{} finds no driver (no file in /usr/share/vulkan/icd.d)",
-                loader.display()
-            ),
+            format!("{} finds no driver (no file in /usr/share/vulkan/icd.d)", loader.display()),
         )
         .mended_by(machine.install(&VULKAN));
     }

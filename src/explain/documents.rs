@@ -49,10 +49,7 @@ impl Section {
     /// Its text, up to the next heading of its level; none where the page has no such heading.
     #[cfg(test)]
     fn text(self) -> Option<&'static str> {
-        let (_, rest) = self
-            .page
-            .text
-            .split_once(&format!("\n{}\n", self.heading))?;
+        let (_, rest) = self.page.text.split_once(&format!("\n{}\n", self.heading))?;
         let level = self.heading.split(' ').next().unwrap_or("#").len();
         let ends = (1..=level).filter_map(|n| rest.find(&format!("\n{} ", "#".repeat(n))));
         Some(&rest[..ends.min().unwrap_or(rest.len())])
@@ -88,25 +85,12 @@ pub fn section(path: &str) -> Section {
 fn reward(path: &str) -> Section {
     let python = ["file", "function", "kwargs", "python"];
     let own = path.rsplit('.').next().unwrap_or(path);
-    let heading = if python.contains(&own) {
-        "## Rewards in Python"
-    } else {
-        "## Rewards"
-    };
-    Section {
-        page: TASKS,
-        heading,
-    }
+    let heading = if python.contains(&own) { "## Rewards in Python" } else { "## Rewards" };
+    Section { page: TASKS, heading }
 }
 
 fn task(path: &str) -> Section {
-    let countdown = [
-        "numbers",
-        "max_number",
-        "max_target",
-        "style",
-        "format_score",
-    ];
+    let countdown = ["numbers", "max_number", "max_target", "style", "format_score"];
     let arithmetic = ["difficulty", "operations", "partial", "zero_pad"];
     let calculator = ["digits", "tool"];
     let own = path.rsplit('.').next().unwrap_or(path);
@@ -121,10 +105,7 @@ fn task(path: &str) -> Section {
     } else {
         "## Rows of files"
     };
-    Section {
-        page: TASKS,
-        heading,
-    }
+    Section { page: TASKS, heading }
 }
 
 #[cfg(test)]
@@ -136,9 +117,7 @@ mod tests {
     /// Names between backticks: `rank`, `alpha` of `alpha: 3`, and every part of `kl_ctrl.type`.
     fn names(text: &str) -> BTreeSet<&str> {
         let spans = text.split('`').skip(1).step_by(2);
-        spans
-            .flat_map(|span| span.split([' ', '\n', ':', '=', '.', '{', '[', ',', '}', ']']))
-            .collect()
+        spans.flat_map(|span| span.split([' ', '\n', ':', '=', '.', '{', '[', ',', '}', ']'])).collect()
     }
 
     #[test]
@@ -161,18 +140,9 @@ mod tests {
 
     #[test]
     fn links_have_the_anchors_that_github_makes() {
-        assert_eq!(
-            section("memory.budget").link(),
-            "docs/configuration.md#memory"
-        );
-        assert_eq!(
-            section("sft.steps").link(),
-            "docs/configuration.md#warmupsft-and-sft"
-        );
-        assert_eq!(
-            section("critic.optim.lr_scheduler.power").link(),
-            "docs/configuration.md#learning-rate-schedules"
-        );
+        assert_eq!(section("memory.budget").link(), "docs/configuration.md#memory");
+        assert_eq!(section("sft.steps").link(), "docs/configuration.md#warmupsft-and-sft");
+        assert_eq!(section("critic.optim.lr_scheduler.power").link(), "docs/configuration.md#learning-rate-schedules");
         assert_eq!(section("task.name").link(), "docs/tasks.md#rows-of-files");
     }
 }

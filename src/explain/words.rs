@@ -11,7 +11,8 @@ pub struct Words {
     pub trl: &'static str,
 }
 
-/// Key, unit, verl's word and TRL's, separated by tabs. A key of a critic's or a supervised optimizer is found by its end, `optim.lr`.
+/// Key, unit, verl's word and TRL's, separated by tabs. A key of a critic's or a supervised optimizer is found by its
+/// end, `optim.lr`.
 const WORDS: &str = include_str!("words.tsv");
 
 /// The rows of the table: a key and its words.
@@ -43,9 +44,7 @@ pub fn words(path: &str) -> Words {
 /// All words of verl and TRL, as the table has them.
 #[cfg(test)]
 pub fn all() -> impl Iterator<Item = &'static str> {
-    rows()
-        .flat_map(|(_, words)| [words.verl, words.trl])
-        .filter(|cell| !cell.is_empty())
+    rows().flat_map(|(_, words)| [words.verl, words.trl]).filter(|cell| !cell.is_empty())
 }
 
 /// Whose word one is, and the key that it is for.
@@ -68,11 +67,7 @@ pub fn called(name: &str) -> Vec<Foreign> {
         }
     }
     // the whole word says more than a path's end
-    let whole: Vec<Foreign> = found
-        .iter()
-        .filter(|own| own.word == name)
-        .copied()
-        .collect();
+    let whole: Vec<Foreign> = found.iter().filter(|own| own.word == name).copied().collect();
     if whole.is_empty() { found } else { whole }
 }
 
@@ -84,11 +79,7 @@ mod tests {
     #[test]
     fn words_are_of_keys_that_there_are_and_each_key_has_one_row() {
         let all = keys();
-        assert_eq!(
-            rows().count() + 1,
-            WORDS.lines().count(),
-            "four cells a row"
-        );
+        assert_eq!(rows().count() + 1, WORDS.lines().count(), "four cells a row");
         for (at, (key, words)) in rows().enumerate() {
             assert!(all.iter().any(|known| known.path == key), "{key} is no key");
             let again = rows().skip(at + 1).any(|(other, _)| other == key);
@@ -101,10 +92,7 @@ mod tests {
     #[test]
     fn a_critics_optimizer_has_the_words_of_its_keys_and_not_the_policys_path() {
         let own = words("critic.optim.clip_grad");
-        assert_eq!(
-            (own.unit, own.verl, own.trl),
-            ("norm of the gradient", "", "max_grad_norm")
-        );
+        assert_eq!((own.unit, own.verl, own.trl), ("norm of the gradient", "", "max_grad_norm"));
         assert_eq!(words("memory.critic.train_tokens").unit, "tokens");
         assert_eq!(words("model.tokenizer").trl, "");
     }

@@ -26,12 +26,7 @@ pub fn training(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: The
         Mode::Rl => "reward",
         Mode::Sft => "loss",
     };
-    let mut curves = vec![Curve {
-        name,
-        points: &state.curves.training,
-        style: theme.training(),
-        single: false,
-    }];
+    let mut curves = vec![Curve { name, points: &state.curves.training, style: theme.training(), single: false }];
     if both {
         curves.push(of_validation(state, theme, true));
     }
@@ -45,11 +40,7 @@ pub fn validation(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: T
 
 fn of_validation(state: &LiveState, theme: Theme, single: bool) -> Curve<'_> {
     Curve {
-        name: if single {
-            "• validation"
-        } else {
-            "validation"
-        },
+        name: if single { "• validation" } else { "validation" },
         points: &state.curves.validation,
         style: theme.validation(),
         single,
@@ -62,12 +53,7 @@ pub fn third(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme)
         Mode::Rl => "truncated",
         Mode::Sft => "grad norm",
     };
-    let curve = Curve {
-        name,
-        points: &state.curves.third,
-        style: theme.training(),
-        single: false,
-    };
+    let curve = Curve { name, points: &state.curves.third, style: theme.training(), single: false };
     draw(frame, area, &[curve], theme);
 }
 
@@ -93,30 +79,17 @@ fn draw(frame: &mut Frame<'_>, area: Rect, curves: &[Curve<'_>], theme: Theme) {
     });
     let (steps, (low, high)) = (room(steps), room(values));
     let labels = [values.0, values.1].map(|value| Span::styled(number(value), theme.label()));
-    let labels = if values.0 < values.1 {
-        labels.to_vec()
-    } else {
-        vec![Span::raw(""), labels[0].clone(), Span::raw("")]
-    };
+    let labels =
+        if values.0 < values.1 { labels.to_vec() } else { vec![Span::raw(""), labels[0].clone(), Span::raw("")] };
     let chart = Chart::new(datasets.collect())
         .block(block)
         .x_axis(Axis::default().bounds(steps.into()))
-        .y_axis(
-            Axis::default()
-                .bounds([low, high])
-                .labels(labels)
-                .style(theme.label()),
-        );
+        .y_axis(Axis::default().bounds([low, high]).labels(labels).style(theme.label()));
     frame.render_widget(chart, area);
 }
 
 /// The names of curves with their newest values, and the steps that they are of where there is room.
-fn block(
-    curves: &[Curve<'_>],
-    steps: Option<(f64, f64)>,
-    width: u16,
-    theme: Theme,
-) -> Block<'static> {
+fn block(curves: &[Curve<'_>], steps: Option<(f64, f64)>, width: u16, theme: Theme) -> Block<'static> {
     let names = curves.iter().flat_map(|curve| {
         let last = curve.points.last();
         let value = last.map_or_else(String::new, |(_, value)| format!(" {} ", number(*value)));
@@ -125,10 +98,7 @@ fn block(
     });
     let names: Line<'static> = names.collect();
     let used = names.width();
-    let block = Block::new()
-        .borders(Borders::TOP)
-        .border_style(theme.label())
-        .title(names);
+    let block = Block::new().borders(Borders::TOP).border_style(theme.label()).title(names);
     let several = steps.filter(|(first, last)| first < last);
     let steps = several.map(|(first, last)| format!(" steps {first:.0} to {last:.0} "));
     match steps.filter(|steps| used + steps.len() <= usize::from(width)) {

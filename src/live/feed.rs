@@ -32,13 +32,7 @@ impl Feed {
             task: config.task.clone(),
             steps: (mode == Mode::Rl).then_some(config.trainer.steps),
         };
-        let feed = Self {
-            news,
-            steering: Arc::default(),
-            mode,
-            folder: folder.to_owned(),
-            spent: Duration::ZERO,
-        };
+        let feed = Self { news, steering: Arc::default(), mode, folder: folder.to_owned(), spent: Duration::ZERO };
         feed.send(opened);
         (feed, arrived)
     }
@@ -89,10 +83,7 @@ impl Live {
         let source = received(arrived);
         let screen = Screen::start(state, source, Some(steering), Theme::of_environment())?;
         log::to_view(Some(feed.news.clone()));
-        Ok(Self {
-            feed,
-            screen: Some(screen),
-        })
+        Ok(Self { feed, screen: Some(screen) })
     }
 
     /// Gives the terminal back.
@@ -139,8 +130,5 @@ fn received(arrived: Receiver<ViewUpdate>) -> UpdateSource {
 /// The last name of a folder's path.
 fn name(folder: &Path) -> String {
     let last = folder.file_name();
-    last.map_or_else(
-        || folder.display().to_string(),
-        |name| name.to_string_lossy().into_owned(),
-    )
+    last.map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
 }

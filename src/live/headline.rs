@@ -69,8 +69,8 @@ fn columns(pace: &[String]) -> usize {
     pace.iter().map(|text| width(text) + 2).sum()
 }
 
-/// All of it on one line. Where the window is too narrow, the speed goes first, then the middle of a long name, then the time that is
-/// left: no word is cut.
+/// All of it on one line. Where the window is too narrow, the speed goes first, then the middle of a long name, then
+/// the time that is left: no word is cut.
 pub fn line(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     const GAP: &str = "   ";
     let (name, step, doing) = (clean(&state.name), step(state), doing(state, theme));
@@ -98,9 +98,7 @@ fn doing(state: &LiveState, theme: Theme) -> Span<'static> {
     let asked = state.asked;
     let warn = theme.warning();
     let (text, style) = match state.ended {
-        Some(steps) if state.steps.is_none_or(|all| steps >= all) => {
-            ("finished".to_owned(), theme.strong())
-        }
+        Some(steps) if state.steps.is_none_or(|all| steps >= all) => ("finished".to_owned(), theme.strong()),
         Some(steps) => (format!("stopped after step {steps}"), warn),
         None if state.asking => ("end in the middle of the step?".to_owned(), warn),
         None if asked.stopping => ("stops after this step".to_owned(), warn),
@@ -134,9 +132,7 @@ fn pace(state: &LiveState) -> Vec<String> {
     let speed = state.metrics.get("perf/throughput");
     let speed = speed.map(|&speed| format!("{} tokens/s", grouped(speed)));
     let step = state.metrics.get("timing_s/step");
-    let step = step
-        .filter(|_| speed.is_none())
-        .map(|&step| format!("{} a step", duration(step)));
+    let step = step.filter(|_| speed.is_none()).map(|&step| format!("{} a step", duration(step)));
     let left = state.left().map(|left| format!("{} left", duration(left)));
     [speed, step, left].into_iter().flatten().collect()
 }
@@ -168,12 +164,7 @@ pub fn table(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme)
     let headlines = state.headlines();
     let own = area.width / headlines.len().max(1) as u16;
     for (at, headline) in headlines.iter().enumerate() {
-        let column = Rect {
-            x: area.x + at as u16 * own,
-            width: own,
-            height: area.height.min(1),
-            ..area
-        };
+        let column = Rect { x: area.x + at as u16 * own, width: own, height: area.height.min(1), ..area };
         frame.render_widget(Span::styled(headline.label, theme.label()), column);
         let (value, change) = (value(headline), change(headline));
         let mut spans = vec![Span::styled(value.clone(), theme.strong())];
@@ -199,35 +190,18 @@ pub fn list(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
 
 /// What the keys do now.
 pub fn keys(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let pause = if state.asked.paused {
-        "continue"
-    } else {
-        "pause"
-    };
+    let pause = if state.asked.paused { "continue" } else { "pause" };
     let keys: &[(&str, &str)] = if state.asking {
-        &[
-            ("y", "end now"),
-            ("c", "do not stop"),
-            ("any other", "wait for the step"),
-        ]
+        &[("y", "end now"), ("c", "do not stop"), ("any other", "wait for the step")]
     } else if state.watching {
         &[("q", "leave"), ("n", "next sample"), ("?", "help")]
     } else if area.width < 60 {
         &[("p", pause), ("s", "save"), ("q", "stop"), ("?", "help")]
     } else {
-        &[
-            ("p", pause),
-            ("s", "save now"),
-            ("q", "stop after this step"),
-            ("n", "next sample"),
-            ("?", "help"),
-        ]
+        &[("p", pause), ("s", "save now"), ("q", "stop after this step"), ("n", "next sample"), ("?", "help")]
     };
     let spans = keys.iter().flat_map(|(key, does)| {
-        [
-            Span::styled((*key).to_owned(), theme.strong()),
-            Span::styled(format!(" {does}   "), theme.label()),
-        ]
+        [Span::styled((*key).to_owned(), theme.strong()), Span::styled(format!(" {does}   "), theme.label())]
     });
     frame.render_widget(spans.collect::<Line<'_>>(), area);
 }

@@ -15,15 +15,8 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
         1 => " 1 warning ".to_owned(),
         many => format!(" {many} warnings "),
     };
-    let heading = if state.warnings > 0 {
-        Span::styled(heading, theme.warning())
-    } else {
-        Span::raw(heading)
-    };
-    let block = Block::new()
-        .borders(Borders::TOP)
-        .border_style(theme.label())
-        .title(heading);
+    let heading = if state.warnings > 0 { Span::styled(heading, theme.warning()) } else { Span::raw(heading) };
+    let block = Block::new().borders(Borders::TOP).border_style(theme.label()).title(heading);
     let inner = block.inner(area);
     frame.render_widget(block, area);
     lines(frame, inner, state, theme);
@@ -50,11 +43,7 @@ pub fn lines(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme)
         let text = format!("step {}: {}{count}", note.step, note.text);
         let fitted = fit(&text, usize::from(area.width), 1 + spare);
         spare -= fitted.len().saturating_sub(1).min(spare);
-        let style = if note.warning {
-            theme.warning()
-        } else {
-            theme.label()
-        };
+        let style = if note.warning { theme.warning() } else { theme.label() };
         texts.extend(fitted.into_iter().map(|text| Line::styled(text, style)));
     }
     for (row, line) in area.rows().zip(texts) {

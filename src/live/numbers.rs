@@ -56,28 +56,15 @@ mod tests {
     #[test]
     fn numbers_have_about_three_digits() {
         let written = [0.0, 0.8125, -1.234, 45.67, 1234.5, 1.2e-4, 3e6].map(number);
-        assert_eq!(
-            written,
-            ["0", "0.812", "-1.23", "45.7", "1234", "1.2e-4", "3.0e6"]
-        );
+        assert_eq!(written, ["0", "0.812", "-1.23", "45.7", "1234", "1.2e-4", "3.0e6"]);
         assert_eq!(percent(0.125), "12.5 %");
     }
 
     #[test]
     fn times_have_one_or_two_units_and_large_counts_commas() {
         let written = [0.012, 0.42, 42.0, 125.0, 7_260.0, 100_000.0].map(duration);
-        let wanted = [
-            "12 ms",
-            "0.4 s",
-            "42 s",
-            "2 min 5 s",
-            "2 h 1 min",
-            "1 d 3 h",
-        ];
+        let wanted = ["12 ms", "0.4 s", "42 s", "2 min 5 s", "2 h 1 min", "1 d 3 h"];
         assert_eq!(written, wanted);
-        assert_eq!(
-            [12.0, 1_234.0, 1_234_567.0].map(grouped),
-            ["12", "1,234", "1,234,567"]
-        );
+        assert_eq!([12.0, 1_234.0, 1_234_567.0].map(grouped), ["12", "1,234", "1,234,567"]);
     }
 }

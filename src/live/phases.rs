@@ -12,10 +12,7 @@ use std::fmt::Write;
 
 /// A bar of the step, and a line for each phase, the longest first where there is no room for all.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let block = Block::new()
-        .borders(Borders::TOP)
-        .border_style(theme.label())
-        .title(format!(" {} ", heading(state)));
+    let block = Block::new().borders(Borders::TOP).border_style(theme.label()).title(format!(" {} ", heading(state)));
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let phases = state.phases();
@@ -84,11 +81,7 @@ fn line(phase: &PhasePart, at: usize, theme: Theme) -> Line<'static> {
     let bytes = match (phase.bytes, phase.planned) {
         (Some(bytes), Some(planned)) => {
             let share = bytes as f64 / planned.max(1) as f64 * 100.0;
-            format!(
-                "{:>9} of {:>9} planned {share:>5.0} %",
-                size(bytes),
-                size(planned)
-            )
+            format!("{:>9} of {:>9} planned {share:>5.0} %", size(bytes), size(planned))
         }
         (Some(bytes), None) => format!("{:>9}", size(bytes)),
         (None, Some(planned)) => format!("{:>9}    {:>9} planned", "", size(planned)),
@@ -99,11 +92,7 @@ fn line(phase: &PhasePart, at: usize, theme: Theme) -> Line<'static> {
     let of_bytes = if over { theme.warning() } else { theme.label() };
     Line::from(vec![
         Span::styled(format!("{fill} "), style),
-        Span::raw(format!(
-            "{:<14}{:>9}{share:>5.0} %   ",
-            phase.name,
-            duration(phase.seconds)
-        )),
+        Span::raw(format!("{:<14}{:>9}{share:>5.0} %   ", phase.name, duration(phase.seconds))),
         Span::styled(bytes, of_bytes),
     ])
 }

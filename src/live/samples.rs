@@ -44,11 +44,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
 
 /// The sample that the cursor is on, the best and the worst side by side.
 pub fn side_by_side(frame: &mut Frame<'_>, areas: [Rect; 3], state: &LiveState, theme: Theme) {
-    let shown = [
-        state.current(),
-        state.picked(Pick::Best),
-        state.picked(Pick::Worst),
-    ];
+    let shown = [state.current(), state.picked(Pick::Best), state.picked(Pick::Worst)];
     for (area, shown) in areas.into_iter().zip(shown) {
         let inner = heading(frame, area, shown, state, theme);
         if let Some(shown) = shown {
@@ -65,21 +61,12 @@ pub fn line(frame: &mut Frame<'_>, area: Rect, state: &LiveState) {
     }
 }
 
-fn heading(
-    frame: &mut Frame<'_>,
-    area: Rect,
-    shown: Option<&Shown>,
-    state: &LiveState,
-    theme: Theme,
-) -> Rect {
+fn heading(frame: &mut Frame<'_>, area: Rect, shown: Option<&Shown>, state: &LiveState, theme: Theme) -> Rect {
     let title = match shown {
         Some(shown) => format!(" {} of step {} ", reason(shown.pick), state.sampled),
         None => " no samples yet ".to_owned(),
     };
-    let block = Block::new()
-        .borders(Borders::TOP)
-        .border_style(theme.label())
-        .title(title);
+    let block = Block::new().borders(Borders::TOP).border_style(theme.label()).title(title);
     let inner = block.inner(area);
     frame.render_widget(block, area);
     inner
@@ -92,11 +79,7 @@ fn brief(shown: &Shown, width: u16, theme: Theme) -> Line<'static> {
     let used = label.len() + value.chars().count();
     let left = usize::from(width).saturating_sub(used);
     let completion = fit(&shown.excerpt.completion, left, 1).concat();
-    Line::from(vec![
-        Span::styled(label, theme.label()),
-        Span::styled(value, theme.strong()),
-        Span::raw(completion),
-    ])
+    Line::from(vec![Span::styled(label, theme.label()), Span::styled(value, theme.strong()), Span::raw(completion)])
 }
 
 /// A sample as far as the rows go: its numbers, what was read, then prompt and completion.
@@ -111,11 +94,7 @@ fn text(frame: &mut Frame<'_>, area: Rect, shown: &Shown, theme: Theme) {
     let read: Vec<Line<'_>> = read.map(|(l, text)| labelled(l, text, theme)).collect();
     let left = rows.saturating_sub(1 + read.len());
     let prompt = fit(&excerpt.prompt, columns, (left / 3).max(1));
-    let completion = fit(
-        &excerpt.completion,
-        columns,
-        left.saturating_sub(prompt.len()).max(1),
-    );
+    let completion = fit(&excerpt.completion, columns, left.saturating_sub(prompt.len()).max(1));
     for (label, texts) in [("prompt", prompt), ("completion", completion)] {
         for (at, text) in texts.into_iter().enumerate() {
             lines.push(labelled(if at == 0 { label } else { "" }, text, theme));
@@ -128,10 +107,7 @@ fn text(frame: &mut Frame<'_>, area: Rect, shown: &Shown, theme: Theme) {
 }
 
 fn labelled(label: &str, text: String, theme: Theme) -> Line<'static> {
-    Line::from(vec![
-        Span::styled(format!("{label:<LABEL$}"), theme.label()),
-        Span::raw(text),
-    ])
+    Line::from(vec![Span::styled(format!("{label:<LABEL$}"), theme.label()), Span::raw(text)])
 }
 
 /// Reward and its parts, advantage, length.
@@ -141,24 +117,16 @@ fn numbers(shown: &Shown) -> String {
     let mut text = reward(shown);
     if excerpt.reward_parts.len() > 1 {
         let parts = excerpt.reward_parts.iter();
-        let parts: Vec<String> = parts
-            .map(|(name, value)| format!("{name} {}", value.map_or("–".into(), number)))
-            .collect();
+        let parts: Vec<String> =
+            parts.map(|(name, value)| format!("{name} {}", value.map_or("–".into(), number))).collect();
         let _ = write!(text, " ({})", parts.join(", "));
     }
     if let Some(advantage) = excerpt.advantage {
         let _ = write!(text, ", advantage {}", number(advantage));
     }
-    let cut = if excerpt.is_truncated() {
-        ", truncated"
-    } else {
-        ""
-    };
+    let cut = if excerpt.is_truncated() { ", truncated" } else { "" };
     let tokens = excerpt.tokens;
-    text + &format!(
-        ", {tokens} token{}{cut}",
-        if tokens == 1 { "" } else { "s" }
-    )
+    text + &format!(", {tokens} token{}{cut}", if tokens == 1 { "" } else { "s" })
 }
 
 /// What each rule read, beside the ground truth.

@@ -23,8 +23,7 @@ const TICK: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Gives the news since the last call, and may change the state besides; none once there will be no more.
-pub type UpdateSource =
-    Box<dyn FnMut(&mut LiveState) -> anyhow::Result<Option<Vec<ViewUpdate>>> + Send>;
+pub type UpdateSource = Box<dyn FnMut(&mut LiveState) -> anyhow::Result<Option<Vec<ViewUpdate>>> + Send>;
 
 /// A view that is drawn on a thread of its own.
 pub struct Screen {
@@ -56,15 +55,10 @@ impl Screen {
                 Ok(Err(error)) => format!("{error:#}"),
                 Err(panic) => panic_message(panic.as_ref()),
             };
-            output::message(&format!(
-                "warning: the live view ended, the run continues: {failed}"
-            ));
+            output::message(&format!("warning: the live view ended, the run continues: {failed}"));
         });
         let thread = spawned.inspect_err(|_| terminal::restore())?;
-        Ok(Self {
-            thread: Some(thread),
-            over,
-        })
+        Ok(Self { thread: Some(thread), over })
     }
 
     /// Gives the terminal back.
@@ -81,16 +75,11 @@ impl Screen {
 pub fn show(state: LiveState, source: UpdateSource, theme: Theme) -> anyhow::Result<()> {
     let console = take()?;
     let never = AtomicBool::new(false);
-    let shown = catch_unwind(AssertUnwindSafe(|| {
-        run(console, state, source, None, theme, &never)
-    }));
+    let shown = catch_unwind(AssertUnwindSafe(|| run(console, state, source, None, theme, &never)));
     terminal::restore();
     match shown {
         Ok(shown) => shown,
-        Err(panic) => Err(anyhow::anyhow!(
-            "the view failed: {}",
-            panic_message(panic.as_ref())
-        )),
+        Err(panic) => Err(anyhow::anyhow!("the view failed: {}", panic_message(panic.as_ref()))),
     }
 }
 
@@ -166,10 +155,7 @@ fn run(
 /// Ends the program in the middle of a step.
 fn end_now(state: &LiveState) {
     terminal::restore();
-    output::message(&format!(
-        "ended after step {}; `--resume` continues from the newest checkpoint",
-        state.step
-    ));
+    output::message(&format!("ended after step {}; `--resume` continues from the newest checkpoint", state.step));
     terminal::interrupt();
     // the signal ends the program from another thread
     std::thread::sleep(Duration::from_secs(1));

@@ -207,12 +207,7 @@ impl LiveState {
     /// Takes news in.
     pub fn apply(&mut self, news: ViewUpdate) {
         match news {
-            ViewUpdate::Opened {
-                name,
-                mode,
-                task,
-                steps,
-            } => {
+            ViewUpdate::Opened { name, mode, task, steps } => {
                 *self = Self {
                     name,
                     mode,
@@ -227,20 +222,13 @@ impl LiveState {
             ViewUpdate::Planned(planned) => self.planned = Some(planned),
             ViewUpdate::Phase { phase, .. } => self.phase = Some((phase, self.clock)),
             ViewUpdate::WarmUp { step, steps, loss } => self.warm_up = Some((step, steps, loss)),
-            ViewUpdate::Metrics {
-                step,
-                steps,
-                metrics,
-            } => {
+            ViewUpdate::Metrics { step, steps, metrics } => {
                 self.steps = steps.or(self.steps);
                 self.step_ended(step, metrics);
             }
             ViewUpdate::Samples { step, samples } => {
                 self.sampled = step;
-                self.samples = samples
-                    .into_iter()
-                    .map(|(pick, excerpt)| self.shown(pick, excerpt))
-                    .collect();
+                self.samples = samples.into_iter().map(|(pick, excerpt)| self.shown(pick, excerpt)).collect();
                 self.cursor = 0;
             }
             ViewUpdate::Memory(phases) => self.memory = phases,
@@ -286,11 +274,7 @@ impl LiveState {
             push(&mut self.headlines, values.to_vec(), CHANGE + 1);
         }
         let curves = &mut self.curves;
-        let curves = [
-            &mut curves.training,
-            &mut curves.validation,
-            &mut curves.third,
-        ];
+        let curves = [&mut curves.training, &mut curves.validation, &mut curves.third];
         for (curve, value) in curves.into_iter().zip(values) {
             let Some(value) = value else { continue };
             match curve.last_mut() {
@@ -315,12 +299,7 @@ impl LiveState {
             let value = find(&self.metrics, name);
             let before = self.headlines.front().and_then(|values| values[at]);
             let several = self.headlines.len() > 1 && unit != Unit::Alone;
-            Headline {
-                label,
-                unit,
-                value,
-                change: value.zip(before).filter(|_| several).map(|(a, b)| a - b),
-            }
+            Headline { label, unit, value, change: value.zip(before).filter(|_| several).map(|(a, b)| a - b) }
         };
         sources.into_iter().enumerate().map(headline).collect()
     }
@@ -328,9 +307,7 @@ impl LiveState {
     /// The phases of the newest step, in its order.
     pub fn phases(&self) -> Vec<PhasePart> {
         let seconds = |phase: &Phase| self.metrics.get(&format!("timing_s/{phase}")).copied();
-        let own = Phase::ALL
-            .iter()
-            .filter(|phase| !VALIDATION.contains(&phase.name()));
+        let own = Phase::ALL.iter().filter(|phase| !VALIDATION.contains(&phase.name()));
         let timed: Vec<(&Phase, f64)> = own.filter_map(|p| Some((p, seconds(p)?))).collect();
         let sum: f64 = timed.iter().map(|(_, seconds)| seconds).sum();
         let planned = |phase: &Phase| {
@@ -388,12 +365,7 @@ impl LiveState {
                 last.step = step;
             }
             _ => {
-                let note = Note {
-                    warning,
-                    text,
-                    step,
-                    count: 1,
-                };
+                let note = Note { warning, text, step, count: 1 };
                 push(&mut self.notes, note, NOTES);
             }
         }
@@ -404,20 +376,12 @@ impl LiveState {
         let read = self.reader.read(&excerpt.completion).into_iter();
         let read = read.map(|(name, text)| (name, text.map(whole)));
         let read = read.collect();
-        for text in [
-            &mut excerpt.prompt,
-            &mut excerpt.completion,
-            &mut excerpt.answer,
-        ] {
+        for text in [&mut excerpt.prompt, &mut excerpt.completion, &mut excerpt.answer] {
             if text.len() > LONGEST {
                 *text = whole(Text::new(text, LONGEST));
             }
         }
-        Shown {
-            pick,
-            excerpt,
-            read,
-        }
+        Shown { pick, excerpt, read }
     }
 }
 

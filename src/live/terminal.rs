@@ -4,9 +4,7 @@ use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::{Hide, Show};
 use ratatui::crossterm::execute;
-use ratatui::crossterm::terminal::{
-    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
-};
+use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
 use std::io::{IsTerminal, Stdout, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -24,8 +22,8 @@ static WENT_ON: AtomicBool = AtomicBool::new(false);
 /// Held while something is written to the terminal, so that nothing is drawn after it was given back.
 static WRITING: Mutex<()> = Mutex::new(());
 
-/// Whether a view can be shown: stdout is a terminal that can move its cursor, this program is in its foreground, and nobody reads a log
-/// of it, as CI does.
+/// Whether a view can be shown: stdout is a terminal that can move its cursor, this program is in its foreground, and
+/// nobody reads a log of it, as CI does.
 pub fn can_show() -> bool {
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     let ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
@@ -59,8 +57,8 @@ fn enter() -> std::io::Result<()> {
     entered.inspect_err(|_| restore())
 }
 
-/// Takes it again where the program was stopped and continues in the foreground. Says whether the view has the terminal, and whether it has
-/// it again.
+/// Takes it again where the program was stopped and continues in the foreground. Says whether the view has the
+/// terminal, and whether it has it again.
 pub fn taken_again() -> std::io::Result<(bool, bool)> {
     if is_taken() {
         return Ok((true, false));
@@ -118,8 +116,8 @@ mod signals {
 
     static HANDLED: OnceLock<bool> = OnceLock::new();
 
-    /// From now on a signal that ends or stops the program gives the terminal back first. The thread stays for the program's life:
-    /// once a signal is handled, only this thread can do what it did before.
+    /// From now on a signal that ends or stops the program gives the terminal back first. The thread stays for the
+    /// program's life: once a signal is handled, only this thread can do what it did before.
     pub fn handle() -> bool {
         *HANDLED.get_or_init(|| {
             let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP]) else {

@@ -27,12 +27,7 @@ trainer: {steps: 3, train_batch_size: 4, seed: 5, save_freq: -1}
 ";
 
 fn opened(mode: Mode, steps: u64) -> ViewUpdate {
-    ViewUpdate::Opened {
-        name: "arithmetic".into(),
-        mode,
-        task: parse(TINY, &[]).unwrap().task,
-        steps: Some(steps),
-    }
+    ViewUpdate::Opened { name: "arithmetic".into(), mode, task: parse(TINY, &[]).unwrap().task, steps: Some(steps) }
 }
 
 fn metrics(step: u64, values: &[(&str, f64)]) -> ViewUpdate {
@@ -40,9 +35,7 @@ fn metrics(step: u64, values: &[(&str, f64)]) -> ViewUpdate {
     ViewUpdate::Metrics {
         step,
         steps: None,
-        metrics: values
-            .map(|(name, value)| ((*name).to_owned(), *value))
-            .collect(),
+        metrics: values.map(|(name, value)| ((*name).to_owned(), *value)).collect(),
     }
 }
 
@@ -100,17 +93,12 @@ fn recorded() -> Vec<ViewUpdate> {
         ));
         if step % 20 == 0 {
             let reward = 0.25 + done / 4.0;
-            news.push(metrics(
-                step.into(),
-                &[("val-core/arithmetic/reward", reward)],
-            ));
+            news.push(metrics(step.into(), &[("val-core/arithmetic/reward", reward)]));
         }
     }
     news.extend([
         ViewUpdate::Memory(
-            [("gen", mib(40)), ("update_actor", mib(66))]
-                .map(|(name, bytes)| (name.to_owned(), bytes))
-                .into(),
+            [("gen", mib(40)), ("update_actor", mib(66))].map(|(name, bytes)| (name.to_owned(), bytes)).into(),
         ),
         ViewUpdate::Samples {
             step: 40,
@@ -121,10 +109,7 @@ fn recorded() -> Vec<ViewUpdate> {
             ],
         },
         ViewUpdate::Warning("memory grows: 12 KiB a step".into()),
-        ViewUpdate::Phase {
-            step: 41,
-            phase: "gen",
-        },
+        ViewUpdate::Phase { step: 41, phase: "gen" },
     ]);
     news
 }
@@ -151,13 +136,8 @@ fn compare(state: &LiveState, name: &str, (columns, rows): (u16, u16)) {
     if std::env::var_os("FIREBRICK_SCREENS").is_some_and(|value| value == "write") {
         std::fs::write(&path, &drawn).unwrap();
     }
-    let wanted = std::fs::read_to_string(&path)
-        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    assert!(
-        drawn == wanted,
-        "{} is not what is drawn:\n{drawn}",
-        path.display()
-    );
+    let wanted = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert!(drawn == wanted, "{} is not what is drawn:\n{drawn}", path.display());
 }
 
 #[test]
@@ -177,10 +157,7 @@ fn an_ended_run_the_help_and_a_supervised_run_are_shown_as_recorded() {
     let mut help = running();
     help.help = true;
     compare(&help, "help", (80, 24));
-    let mut supervised = told(vec![
-        opened(Mode::Sft, 20),
-        metrics(0, &[("val/loss", 2.5)]),
-    ]);
+    let mut supervised = told(vec![opened(Mode::Sft, 20), metrics(0, &[("val/loss", 2.5)])]);
     for step in 1..=10_u32 {
         let loss = 2.5 - f64::from(step) / 10.0;
         let values = [
@@ -199,22 +176,12 @@ fn an_ended_run_the_help_and_a_supervised_run_are_shown_as_recorded() {
 fn the_headline_is_reward_truncation_spread_entropy_and_mismatch_and_not_the_loss() {
     let headlines = running().headlines();
     let labels: Vec<&str> = headlines.iter().map(|h| h.label).collect();
-    let wanted = [
-        "reward",
-        "validation",
-        "truncated",
-        "no spread",
-        "entropy",
-        "mismatch",
-    ];
+    let wanted = ["reward", "validation", "truncated", "no spread", "entropy", "mismatch"];
     assert_eq!(labels, wanted);
     assert_eq!(headlines[0].value, Some(0.75));
     // over ten of forty steps
     assert!((headlines[0].change.unwrap() - 0.125).abs() < 1e-12);
-    assert_eq!(
-        (headlines[1].value, headlines[1].unit),
-        (Some(0.5), Unit::Alone)
-    );
+    assert_eq!((headlines[1].value, headlines[1].unit), (Some(0.5), Unit::Alone));
     assert_eq!(headlines[2].value, Some(0.0));
 }
 
@@ -239,10 +206,7 @@ fn another_run_forgets_what_was_said_of_the_last() {
 fn first_lines(columns: u16) -> Vec<String> {
     let mut state = running();
     state.name = "countdown-of-four-numbers-qwen3".into();
-    state.apply(ViewUpdate::Phase {
-        step: 41,
-        phase: "update_actor",
-    });
+    state.apply(ViewUpdate::Phase { step: 41, phase: "update_actor" });
     let drawn = picture(&state, columns, 24).unwrap();
     drawn.lines().take(2).map(str::to_owned).collect()
 }
@@ -250,7 +214,8 @@ fn first_lines(columns: u16) -> Vec<String> {
 #[test]
 fn a_narrow_window_leaves_out_the_speed_shortens_the_name_and_cuts_no_word() {
     const DOING: &str = "update_actor for 0 ms";
-    let wide = "countdown-of-four-numbers-qwen3  step 40 of 400   update_actor for 0 ms  12,345 tokens/s  3 min 0 s left";
+    let wide =
+        "countdown-of-four-numbers-qwen3  step 40 of 400   update_actor for 0 ms  12,345 tokens/s  3 min 0 s left";
     assert_eq!(first_lines(120)[0], wide);
     assert_eq!(
         first_lines(90)[0],
@@ -269,11 +234,7 @@ fn a_narrow_window_leaves_out_the_speed_shortens_the_name_and_cuts_no_word() {
     }
     // a small window has a line for the name and one for what is done
     for (columns, name, doing) in [
-        (
-            40,
-            "countdown-of…mbers-qwen3  step 40 of 400",
-            "update_actor for 0 ms  3 min 0 s left",
-        ),
+        (40, "countdown-of…mbers-qwen3  step 40 of 400", "update_actor for 0 ms  3 min 0 s left"),
         (30, "countdo…-qwen3  step 40 of 400", DOING),
         (18, "step 40 of 400", DOING),
     ] {
@@ -292,18 +253,8 @@ fn windows_of_every_size_are_drawn_with_much_with_little_and_with_nothing_to_sho
     let mut long = running();
     let text = "漢字 and a long line of text\n".repeat(400);
     long.apply(ViewUpdate::Warning(text.clone()));
-    long.apply(ViewUpdate::Samples {
-        step: 41,
-        samples: vec![(Pick::Newest, excerpt(&text, f64::NAN, "length"))],
-    });
-    let states = [
-        running(),
-        help,
-        asking,
-        long,
-        LiveState::new(true),
-        told(vec![opened(Mode::Sft, 3)]),
-    ];
+    long.apply(ViewUpdate::Samples { step: 41, samples: vec![(Pick::Newest, excerpt(&text, f64::NAN, "length"))] });
+    let states = [running(), help, asking, long, LiveState::new(true), told(vec![opened(Mode::Sft, 3)])];
     let mut drawn = 0;
     for columns in (1..=30).chain([39, 40, 59, 60, 79, 80, 139, 140, 200, 300]) {
         for rows in (1..=25).chain([33, 34, 60, 100]) {
@@ -323,9 +274,7 @@ fn colours(theme: Theme) -> usize {
     let state = running();
     terminal.draw(|f| view::draw(f, &state, theme)).unwrap();
     let cells = terminal.backend().buffer().content();
-    let coloured = cells
-        .iter()
-        .filter(|c| c.fg != Color::Reset || c.bg != Color::Reset);
+    let coloured = cells.iter().filter(|c| c.fg != Color::Reset || c.bg != Color::Reset);
     coloured.count()
 }
 
@@ -333,8 +282,7 @@ fn colours(theme: Theme) -> usize {
 fn without_colours_there_are_none_and_the_phases_can_still_be_told_apart() {
     assert_eq!(colours(Theme::PLAIN), 0);
     assert!(colours(Theme::COLOUR) > 100);
-    let fills: std::collections::BTreeSet<char> =
-        (0..8).map(|at| Theme::PLAIN.fill(at).0).collect();
+    let fills: std::collections::BTreeSet<char> = (0..8).map(|at| Theme::PLAIN.fill(at).0).collect();
     assert_eq!(fills.len(), 8);
 }
 
@@ -342,16 +290,11 @@ fn without_colours_there_are_none_and_the_phases_can_still_be_told_apart() {
 fn a_sample_cannot_write_to_the_terminal() {
     let mut state = running();
     let hostile = "\x1b[2J\x1b]0;title\x07\u{202e}right to left\r\nnext";
-    state.apply(ViewUpdate::Samples {
-        step: 41,
-        samples: vec![(Pick::Newest, excerpt(hostile, 1.0, "stop"))],
-    });
+    state.apply(ViewUpdate::Samples { step: 41, samples: vec![(Pick::Newest, excerpt(hostile, 1.0, "stop"))] });
     state.apply(ViewUpdate::Warning(hostile.into()));
     for size in [(80, 24), (200, 60), (40, 12)] {
         let drawn = picture(&state, size.0, size.1).unwrap();
-        let bad = drawn
-            .chars()
-            .find(|&c| (c.is_control() && c != '\n') || c == '\u{202e}');
+        let bad = drawn.chars().find(|&c| (c.is_control() && c != '\n') || c == '\u{202e}');
         assert_eq!(bad, None, "{drawn}");
     }
 }
@@ -364,9 +307,7 @@ fn key(c: char) -> KeyEvent {
 fn a_second_q_asks_and_the_run_ends_only_if_the_answer_is_yes() {
     let (mut state, steering) = (running(), Steering::default());
     let mut type_in = |keys: &str| {
-        let last = keys.chars().fold(None, |_, c| {
-            Some(press(key(c), &mut state, Some(&steering)))
-        });
+        let last = keys.chars().fold(None, |_, c| Some(press(key(c), &mut state, Some(&steering))));
         (last, state.asking, steering.asked().stopping)
     };
     assert_eq!(type_in("q"), (Some(Act::None), false, true));
@@ -386,10 +327,7 @@ fn keys_of_a_run_elsewhere_leave_the_view_and_steer_nothing() {
     assert_eq!(press(key('q'), &mut state, None), Act::Leave);
     let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
     assert_eq!(press(interrupt, &mut state, None), Act::Leave);
-    assert_eq!(
-        press(interrupt, &mut state, Some(&Steering::default())),
-        Act::EndNow
-    );
+    assert_eq!(press(interrupt, &mut state, Some(&Steering::default())), Act::EndNow);
 }
 
 #[test]

@@ -23,8 +23,8 @@ pub fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// A clean text in at most `lines` lines of `columns` columns. Of a longer one the beginning and the end, where a completion has its
-/// answer.
+/// A clean text in at most `lines` lines of `columns` columns. Of a longer one the beginning and the end, where a
+/// completion has its answer.
 pub fn fit(text: &str, columns: usize, lines: usize) -> Vec<String> {
     if columns < 4 || lines == 0 {
         return Vec::new();
@@ -107,10 +107,7 @@ mod tests {
         for (columns, lines) in [(4, 1), (5, 1), (5, 2), (7, 3)] {
             let fitted = fit("漢字かな交じり文の例です", columns, lines);
             assert!(fitted.len() <= lines);
-            assert!(
-                fitted.iter().all(|line| width(line) <= columns),
-                "{fitted:?}"
-            );
+            assert!(fitted.iter().all(|line| width(line) <= columns), "{fitted:?}");
         }
     }
 }

@@ -33,17 +33,12 @@ impl Theme {
     }
 
     fn coloured(self, colour: Color, without: Modifier) -> Style {
-        if self.colour {
-            Style::new().fg(colour)
-        } else {
-            Style::new().add_modifier(without)
-        }
+        if self.colour { Style::new().fg(colour) } else { Style::new().add_modifier(without) }
     }
 
     /// Names and values that are looked for first.
     pub fn strong(self) -> Style {
-        self.coloured(Color::Reset, Modifier::empty())
-            .add_modifier(Modifier::BOLD)
+        self.coloured(Color::Reset, Modifier::empty()).add_modifier(Modifier::BOLD)
     }
 
     /// Labels.

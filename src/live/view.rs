@@ -60,11 +60,7 @@ fn small(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
         0..4 => None,
         _ => {
             rest.height -= 1;
-            Some(Rect {
-                y: area.bottom() - 1,
-                height: 1,
-                ..area
-            })
+            Some(Rect { y: area.bottom() - 1, height: 1, ..area })
         }
     };
     headline::title(frame, rows(&mut rest, 1), state, theme);
@@ -74,11 +70,7 @@ fn small(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
         headline::keys(frame, keys, state, theme);
     }
     if !state.notes.is_empty() && rest.height > 0 {
-        let line = Rect {
-            y: rest.bottom() - 1,
-            height: 1,
-            ..rest
-        };
+        let line = Rect { y: rest.bottom() - 1, height: 1, ..rest };
         rest.height -= 1;
         notes::lines(frame, line, state, theme);
     }

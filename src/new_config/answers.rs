@@ -103,9 +103,7 @@ impl Data {
     pub fn rewards(&self) -> &'static str {
         match self {
             Self::Arithmetic | Self::Countdown => "correct, partial",
-            Self::Rows(_) => {
-                "exact, contains, number, gsm8k, math, regex:PATTERN, python:FILE:FUNCTION, model:FOLDER"
-            }
+            Self::Rows(_) => "exact, contains, number, gsm8k, math, regex:PATTERN, python:FILE:FUNCTION, model:FOLDER",
         }
     }
 
@@ -127,9 +125,7 @@ impl Reward {
             return match text {
                 "correct" => Ok(Self::Generated { partial: false }),
                 "partial" => Ok(Self::Generated { partial: true }),
-                _ => Err(format!(
-                    "reward: generated problems are judged by `correct` or `partial`, not by `{text}`"
-                )),
+                _ => Err(format!("reward: generated problems are judged by `correct` or `partial`, not by `{text}`")),
             };
         };
         if let Some(path) = text.strip_prefix("model:") {
@@ -158,10 +154,7 @@ fn python(place: &str) -> Result<Reward, String> {
     if !Path::new(file).is_file() {
         return Err(format!("reward: there is no file {file}"));
     }
-    Ok(Reward::Python {
-        file: file.into(),
-        function: function.to_owned(),
-    })
+    Ok(Reward::Python { file: file.into(), function: function.to_owned() })
 }
 
 impl Memory {

@@ -6,23 +6,9 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Fields of rows that hold a question, the likeliest first.
-const QUESTIONS: [&str; 6] = [
-    "prompt",
-    "question",
-    "problem",
-    "messages",
-    "instruction",
-    "input",
-];
+const QUESTIONS: [&str; 6] = ["prompt", "question", "problem", "messages", "instruction", "input"];
 /// Fields of rows that hold the ground truth, the likeliest first.
-const GROUND_TRUTHS: [&str; 6] = [
-    "answer",
-    "ground_truth",
-    "solution",
-    "target",
-    "output",
-    "response",
-];
+const GROUND_TRUTHS: [&str; 6] = ["answer", "ground_truth", "solution", "target", "output", "response"];
 
 /// Rows of files.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,11 +62,7 @@ impl Rows {
         };
         let (answer, form) = ground_truth(&row);
         Ok(Self {
-            place: if HubName::is_one(text, here) {
-                text.to_owned()
-            } else {
-                absolute(text)
-            },
+            place: if HubName::is_one(text, here) { text.to_owned() } else { absolute(text) },
             holds_out: files.holds_out(here),
             question: (*question).to_owned(),
             is_chat: row[*question].is_array(),
@@ -114,9 +96,8 @@ impl Rows {
 
 /// The field with the ground truth, and how that is written.
 fn ground_truth(row: &Map<String, Value>) -> (Option<String>, Form) {
-    let found = GROUND_TRUTHS
-        .iter()
-        .find_map(|field| Some((*field, row.get(*field).filter(|value| !value.is_null())?)));
+    let found =
+        GROUND_TRUTHS.iter().find_map(|field| Some((*field, row.get(*field).filter(|value| !value.is_null())?)));
     // verl's rows
     let verls = || {
         let own = row.get("reward_model")?.get("ground_truth")?;
@@ -136,10 +117,7 @@ fn ground_truth(row: &Map<String, Value>) -> (Option<String>, Form) {
 }
 
 fn is_number(text: &str) -> bool {
-    text.trim()
-        .replace(',', "")
-        .parse::<f64>()
-        .is_ok_and(f64::is_finite)
+    text.trim().replace(',', "").parse::<f64>().is_ok_and(f64::is_finite)
 }
 
 /// Where a file is, from any folder.

@@ -5,15 +5,11 @@ use firebrick::backends::DeviceSpec;
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 fn example(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("examples")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)
 }
 
 /// Answers for every kind of model and data, with every reward that goes with them.
@@ -37,16 +33,8 @@ fn models_data_rewards() -> Vec<(Model, Data, Reward)> {
         *chats = false;
     }
     for model in [folder("models/qwen2-tied"), plain] {
-        for reward in [
-            "exact",
-            "contains",
-            "number",
-            "gsm8k",
-            "math",
-            &function,
-            "regex:#### (-?[0-9]+)\"\\s",
-            &judge,
-        ] {
+        for reward in ["exact", "contains", "number", "gsm8k", "math", &function, "regex:#### (-?[0-9]+)\"\\s", &judge]
+        {
             let reward = Reward::parse(reward, &rows).unwrap();
             all.push((model.clone(), rows.clone(), reward));
         }
@@ -79,10 +67,7 @@ fn what_is_written_has_no_mistakes_whatever_the_answers_are() {
                 std::fs::write(&file, &text).unwrap();
                 let found = check(&file, &[], false).unwrap().problems;
                 assert!(found.is_empty(), "{answers:?}: {found:#?}\n{text}");
-                assert!(
-                    text.lines().filter(|line| line.contains('#')).count() >= 8,
-                    "{text}"
-                );
+                assert!(text.lines().filter(|line| line.contains('#')).count() >= 8, "{text}");
                 cases += 1;
             }
         }
@@ -110,16 +95,10 @@ fn answers_that_cannot_be_are_refused_by_name() {
     assert!(said(Reward::parse("exact", &Data::Countdown).map(drop)).contains("`correct`"));
     for wrong in ["python:rewards.py", "python::f", "python:no/such.py:f"] {
         let said = said(Reward::parse(wrong, &plain).map(drop));
-        assert!(
-            said.contains("python:FILE:FUNCTION") || said.contains("no file no/such.py"),
-            "{said}"
-        );
+        assert!(said.contains("python:FILE:FUNCTION") || said.contains("no file no/such.py"), "{said}");
     }
     let memory = said(Memory::parse("plenty").map(drop));
-    assert!(
-        memory.contains("8GiB") && memory.contains("constrained"),
-        "{memory}"
-    );
+    assert!(memory.contains("8GiB") && memory.contains("constrained"), "{memory}");
     let tiny = Answers {
         model: Model::Tiny,
         data: plain,
@@ -143,22 +122,11 @@ fn rows_are_read_for_the_fields_that_they_have_and_the_reward_that_fits_them() {
     let said = |row: &str| {
         let rows = read(row);
         let reward = rows.usual_reward();
-        (
-            rows.question,
-            rows.is_chat,
-            rows.answer.unwrap_or_default(),
-            reward,
-        )
+        (rows.question, rows.is_chat, rows.answer.unwrap_or_default(), reward)
     };
-    let of = |question: &str, is_chat, answer: &str, reward| {
-        (question.to_owned(), is_chat, answer.to_owned(), reward)
-    };
-    let verl =
-        r#"{"prompt": [{"role": "user", "content": "x"}], "reward_model": {"ground_truth": "72"}}"#;
-    assert_eq!(
-        said(verl),
-        of("prompt", true, "reward_model.ground_truth", "number")
-    );
+    let of = |question: &str, is_chat, answer: &str, reward| (question.to_owned(), is_chat, answer.to_owned(), reward);
+    let verl = r#"{"prompt": [{"role": "user", "content": "x"}], "reward_model": {"ground_truth": "72"}}"#;
+    assert_eq!(said(verl), of("prompt", true, "reward_model.ground_truth", "number"));
     let gsm8k = r#"{"question": "x", "answer": "so #### 72"}"#;
     assert_eq!(said(gsm8k), of("question", false, "answer", "gsm8k"));
     let math = r#"{"problem": "x", "solution": "It is $\\boxed{\\frac12}$."}"#;
@@ -176,22 +144,13 @@ fn folders_have_their_own_validation_where_a_file_says_so_and_paths_are_absolute
     let write = |name: &str| std::fs::write(dir.path().join(name), row).unwrap();
     write("train.jsonl");
     let folder = dir.path().to_str().unwrap();
-    assert!(
-        !Rows::look(&format!("{folder}/train.jsonl"))
-            .unwrap()
-            .holds_out
-    );
+    assert!(!Rows::look(&format!("{folder}/train.jsonl")).unwrap().holds_out);
     write("test.jsonl");
     let rows = Rows::look(folder).unwrap();
     assert!(rows.holds_out);
     assert_eq!(rows.place, folder);
     let fixture = fixture("gsm8k");
-    let relative = fixture
-        .strip_prefix(std::env::current_dir().unwrap())
-        .unwrap();
+    let relative = fixture.strip_prefix(std::env::current_dir().unwrap()).unwrap();
     let rows = Rows::look(relative.to_str().unwrap()).unwrap();
-    assert_eq!(
-        (Path::new(&rows.place), rows.holds_out),
-        (fixture.as_path(), true)
-    );
+    assert_eq!((Path::new(&rows.place), rows.holds_out), (fixture.as_path(), true));
 }

@@ -16,9 +16,7 @@ const BOXED: &str = "Please reason step by step, and put your final answer withi
 /// The configuration in a file of this name. Relative paths in it are relative to the file's folder.
 pub fn write(answers: &Answers, file: &Path) -> String {
     let name = file.display();
-    let stem = file
-        .file_stem()
-        .map_or("run".into(), |s| s.to_string_lossy());
+    let stem = file.file_stem().map_or("run".into(), |s| s.to_string_lossy());
     let mut text = format!(
         "# Written by `firebrick new`. Every key that is not here has its default: `firebrick config explain KEY`.\n\
          #   firebrick config check {name}     all mistakes, after you have changed something\n\
@@ -98,11 +96,9 @@ fn checkpoint(path: &Path) -> String {
 
 fn task(answers: &Answers) -> String {
     let mut text = match &answers.data {
-        Data::Arithmetic => {
-            "\n# Generated sums such as 07+35=042; those of validation are never trained on.\n\
+        Data::Arithmetic => "\n# Generated sums such as 07+35=042; those of validation are never trained on.\n\
              task:\n  kind: arithmetic\n  difficulty: 2          # digits\n  zero_pad: true\n  validation_size: 500\n"
-                .to_owned()
-        }
+            .to_owned(),
         Data::Countdown => countdown(answers),
         Data::Rows(own) => rows(own, answers),
     };
@@ -134,9 +130,7 @@ fn generated(data: &Data, partial: bool) -> String {
             "  format_score: {:<8} # for an expression of the right numbers that misses the target\n",
             if partial { "0.1" } else { "0.0" }
         ),
-        _ => format!(
-            "  partial: {partial:<12}  # whether right characters of a wrong sum are worth something\n"
-        ),
+        _ => format!("  partial: {partial:<12}  # whether right characters of a wrong sum are worth something\n"),
     }
 }
 
@@ -175,12 +169,10 @@ fn rows(rows: &Rows, answers: &Answers) -> String {
     let prompt = match (rows.is_chat, chats) {
         (true, _) => format!("  prompt_field: {}\n", quoted(question)),
         // a prompt that is one already: the model continues where it ends
-        (false, false) if question == "prompt" && asks.is_empty() => {
-            "  prompt_field: \"prompt\"\n".to_owned()
+        (false, false) if question == "prompt" && asks.is_empty() => "  prompt_field: \"prompt\"\n".to_owned(),
+        (false, true) => {
+            format!("  messages:\n    - role: user\n      content: \"{{{question}}}{asks}\"    # fields in braces\n")
         }
-        (false, true) => format!(
-            "  messages:\n    - role: user\n      content: \"{{{question}}}{asks}\"    # fields in braces\n"
-        ),
         (false, false) => {
             format!("  prompt: \"{{{question}}}{asks}\\n\"    # fields in braces\n")
         }
@@ -237,9 +229,7 @@ fn tiny(data: &Data) -> String {
         Data::Countdown => (16, 16),
         _ => (8, 5),
     };
-    let lengths = format!(
-        "  prompt_length: {prompt:<5}    # tokens, one a character\n  response_length: {response}\n"
-    );
+    let lengths = format!("  prompt_length: {prompt:<5}    # tokens, one a character\n  response_length: {response}\n");
     TINY.replace("LENGTHS", &lengths)
 }
 
@@ -279,10 +269,7 @@ fn size(bytes: u64) -> String {
     let unit = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)]
         .into_iter()
         .find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);
-    unit.map_or_else(
-        || bytes.to_string(),
-        |(name, shift)| format!("{}{name}", bytes >> shift),
-    )
+    unit.map_or_else(|| bytes.to_string(), |(name, shift)| format!("{}{name}", bytes >> shift))
 }
 
 fn memory(answers: &Answers) -> String {

@@ -21,16 +21,7 @@ pub fn functions(text: &str) -> Vec<(String, usize)> {
 /// The name of the function whose signature begins on a line.
 fn name(line: &str) -> Option<&str> {
     let (before, rest) = line.trim_start().split_once("fn ")?;
-    let words = [
-        "pub",
-        "pub(super)",
-        "pub(crate)",
-        "const",
-        "unsafe",
-        "async",
-        "extern",
-        "\"C\"",
-    ];
+    let words = ["pub", "pub(super)", "pub(crate)", "const", "unsafe", "async", "extern", "\"C\""];
     let qualifies = |word: &str| words.contains(&word) || word.starts_with("pub(in");
     let name = rest.split(['(', '<']).next()?;
     (before.split_whitespace().all(qualifies) && !name.is_empty()).then_some(name)

@@ -1,5 +1,6 @@
-//! Which file of the workspace uses which: `use` declarations and inline paths, followed through re-exports to the file that
-//! declares the name. Tests inside a crate do not count, nor does a module that re-exports what lies below it and does not use the name.
+//! Which file of the workspace uses which: `use` declarations and inline paths, followed through re-exports to the file
+//! that declares the name. Tests inside a crate do not count, nor does a module that re-exports what lies below it and
+//! does not use the name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -140,8 +141,7 @@ impl Mentions {
             let mut path = Vec::new();
             while let Some(TokenTree::Ident(ident)) = tokens.get(i) {
                 path.push(ident.to_string());
-                let colon =
-                    |at| matches!(tokens.get(at), Some(TokenTree::Punct(p)) if p.as_char() == ':');
+                let colon = |at| matches!(tokens.get(at), Some(TokenTree::Punct(p)) if p.as_char() == ':');
                 if !(colon(i + 1) && colon(i + 2)) {
                     break;
                 }
@@ -175,8 +175,7 @@ pub fn imports(crates: &[Crate]) -> BTreeSet<Import> {
     let mut mentions: BTreeMap<(&str, &Module), Mentions> = BTreeMap::new();
     for krate in crates {
         for (module, file) in &krate.files {
-            let syntax = syn::parse_file(&file.text)
-                .unwrap_or_else(|error| panic!("{}: {error}", file.path));
+            let syntax = syn::parse_file(&file.text).unwrap_or_else(|error| panic!("{}: {error}", file.path));
             let mut found = Mentions::default();
             found.visit_file(&syntax);
             mentions.insert((&krate.name, module), found);
@@ -197,11 +196,7 @@ pub fn imports(crates: &[Crate]) -> BTreeSet<Import> {
             if (to_crate, &to) == (*krate, module) || passed_on {
                 continue;
             }
-            all.insert(Import {
-                from: graph.path(krate, module),
-                to: graph.path(to_crate, &to),
-                via: path.join("::"),
-            });
+            all.insert(Import { from: graph.path(krate, module), to: graph.path(to_crate, &to), via: path.join("::") });
         }
     }
     all
@@ -218,17 +213,12 @@ impl<'a> Graph<'a> {
     }
 
     fn path(&self, krate: &str, module: &Module) -> String {
-        self.krate(krate)
-            .map_or_else(String::new, |krate| krate.files[module].path.clone())
+        self.krate(krate).map_or_else(String::new, |krate| krate.files[module].path.clone())
     }
 
     /// Where a path that is written in a module begins; `None` for other crates' and the module's own names.
     fn target(&self, krate: &str, module: &Module, path: &[String]) -> Option<Target> {
-        let own = |module: Module, rest: &[String]| Target {
-            krate: krate.to_owned(),
-            module,
-            rest: rest.to_vec(),
-        };
+        let own = |module: Module, rest: &[String]| Target { krate: krate.to_owned(), module, rest: rest.to_vec() };
         let (first, rest) = path.split_first()?;
         match first.as_str() {
             "crate" => Some(own(Vec::new(), rest)),
@@ -302,13 +292,7 @@ pub fn circles(imports: &BTreeSet<Import>) -> Vec<Vec<String>> {
     for (file, others) in &reached {
         if others.contains(file) {
             let back = |other: &&&str| reached.get(**other).is_some_and(|r| r.contains(file));
-            found.insert(
-                others
-                    .iter()
-                    .filter(back)
-                    .map(|f| (*f).to_owned())
-                    .collect(),
-            );
+            found.insert(others.iter().filter(back).map(|f| (*f).to_owned()).collect());
         }
     }
     found.into_iter().collect()

@@ -46,11 +46,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 
 /// The module of a file, by its path below `src`; `None` for files of tests.
 fn module(below: &str) -> Option<Vec<String>> {
-    let mut module: Vec<String> = below
-        .strip_suffix(".rs")?
-        .split('/')
-        .map(str::to_owned)
-        .collect();
+    let mut module: Vec<String> = below.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
     if module.iter().any(|part| part == "tests") {
         return None;
     }
@@ -79,10 +75,7 @@ fn read_crate(name: &str, folder: &str) -> Crate {
             files.insert(module, File { path, text });
         }
     }
-    Crate {
-        name: name.to_owned(),
-        files,
-    }
+    Crate { name: name.to_owned(), files }
 }
 
 fn workspace() -> Vec<Crate> {
@@ -132,13 +125,7 @@ fn every_file_is_in_a_room_and_every_room_has_files() {
             }
         }
     }
-    let empty: Vec<&String> = rooms
-        .names()
-        .iter()
-        .zip(&used)
-        .filter(|(_, u)| !**u)
-        .map(|(r, _)| r)
-        .collect();
+    let empty: Vec<&String> = rooms.names().iter().zip(&used).filter(|(_, u)| !**u).map(|(r, _)| r).collect();
     assert!(empty.is_empty(), "rooms without a file: {empty:?}");
 }
 
@@ -164,26 +151,18 @@ fn no_file_is_empty() {
 #[test]
 fn no_file_is_longer_than_500_lines() {
     let mut long = Vec::new();
-    let folders = [
-        "backends", "models", "engine", "src", "benches", "tests", "examples",
-    ];
+    let folders = ["backends", "models", "engine", "src", "benches", "tests", "examples"];
     for folder in folders {
         let mut paths = Vec::new();
         sources(&root().join(folder), &mut paths);
         for path in paths {
-            let lines = std::fs::read_to_string(&path)
-                .expect("a readable file")
-                .lines()
-                .count();
+            let lines = std::fs::read_to_string(&path).expect("a readable file").lines().count();
             if lines > LONGEST_FILE {
                 long.push(format!("{}: {lines}", path.display()));
             }
         }
     }
-    assert!(
-        long.is_empty(),
-        "files above {LONGEST_FILE} lines: {long:#?}"
-    );
+    assert!(long.is_empty(), "files above {LONGEST_FILE} lines: {long:#?}");
 }
 
 #[test]
@@ -201,10 +180,7 @@ fn no_function_outside_tests_and_kernels_is_longer_than_80_lines() {
             }
         }
     }
-    assert!(
-        long.is_empty(),
-        "functions above {LONGEST_FUNCTION} lines: {long:#?}"
-    );
+    assert!(long.is_empty(), "functions above {LONGEST_FUNCTION} lines: {long:#?}");
 }
 
 #[test]
@@ -222,10 +198,7 @@ fn made(name: &str, files: &[(&str, &str)]) -> Crate {
         let text = (*text).to_owned();
         (module, File { path, text })
     };
-    Crate {
-        name: name.to_owned(),
-        files: files.iter().map(file).collect(),
-    }
+    Crate { name: name.to_owned(), files: files.iter().map(file).collect() }
 }
 
 fn edges(crates: &[Crate]) -> Vec<(String, String)> {
@@ -241,13 +214,7 @@ fn edge(from: &str, to: &str) -> (String, String) {
 
 #[test]
 fn imports_are_followed_through_re_exports_renames_inline_paths_and_macros() {
-    let low = made(
-        "low",
-        &[
-            ("", "mod inner; pub use inner::Thing as Named;"),
-            ("inner", "pub struct Thing;"),
-        ],
-    );
+    let low = made("low", &[("", "mod inner; pub use inner::Thing as Named;"), ("inner", "pub struct Thing;")]);
     let high = made(
         "high",
         &[
@@ -257,11 +224,7 @@ fn imports_are_followed_through_re_exports_renames_inline_paths_and_macros() {
             ("c", "fn f() { assert!(super::b::f()); }"),
         ],
     );
-    let expected = [
-        edge("high/a.rs", "low/inner.rs"),
-        edge("high/b.rs", "high/a.rs"),
-        edge("high/c.rs", "high/b.rs"),
-    ];
+    let expected = [edge("high/a.rs", "low/inner.rs"), edge("high/b.rs", "high/a.rs"), edge("high/c.rs", "high/b.rs")];
     assert_eq!(edges(&[low, high]), expected);
 }
 
@@ -271,10 +234,7 @@ fn tests_and_re_exports_of_a_modules_own_parts_are_no_imports() {
         "one",
         &[
             ("", "mod a; mod b;"),
-            (
-                "a",
-                "mod part; pub use part::Part; #[cfg(test)] mod tests { use crate::b::B; }",
-            ),
+            ("a", "mod part; pub use part::Part; #[cfg(test)] mod tests { use crate::b::B; }"),
             ("a::part", "pub struct Part;"),
             ("b", "use crate::a::Part; pub struct B;"),
         ],
@@ -306,10 +266,7 @@ fn public_types_of_one_name_are_found() {
         "one",
         &[
             ("", "mod a; mod b;"),
-            (
-                "a",
-                "pub struct Same; pub enum Other {} pub(crate) struct Restricted; pub type Result = ();",
-            ),
+            ("a", "pub struct Same; pub enum Other {} pub(crate) struct Restricted; pub type Result = ();"),
             (
                 "b",
                 "pub trait Same {} pub struct Restricted; pub type Result = (); #[cfg(test)] mod tests { pub struct Other; }",
@@ -317,10 +274,7 @@ fn public_types_of_one_name_are_found() {
         ],
     );
     let files = ["one/a.rs", "one/b.rs"].map(str::to_owned).to_vec();
-    assert_eq!(
-        shared_names(&one),
-        BTreeMap::from([("Same".to_owned(), files)])
-    );
+    assert_eq!(shared_names(&one), BTreeMap::from([("Same".to_owned(), files)]));
 }
 
 #[test]
@@ -350,8 +304,5 @@ fn an_import_from_a_lower_room_to_a_higher_one_is_found() {
     let down = files("pub struct Low;", "use crate::low::Low;");
     assert_eq!(upward(&rooms, &down), Vec::<String>::new());
     let up = files("use super::high::High;", "pub struct High;");
-    assert_eq!(
-        upward(&rooms, &up),
-        ["one/low.rs -> one/high.rs (super::high::High)"]
-    );
+    assert_eq!(upward(&rooms, &up), ["one/low.rs -> one/high.rs (super::high::High)"]);
 }

@@ -9,13 +9,8 @@ impl Rooms {
     /// # Panics
     /// If the page has no such block.
     pub fn of_page(page: &str) -> Self {
-        let (_, section) = page
-            .split_once("## Rooms\n")
-            .expect("docs/design.md has a heading `## Rooms`");
-        let block = section
-            .split("```")
-            .nth(1)
-            .expect("a fenced block under it");
+        let (_, section) = page.split_once("## Rooms\n").expect("docs/design.md has a heading `## Rooms`");
+        let block = section.split("```").nth(1).expect("a fenced block under it");
         let lines = block.lines().skip(1);
         let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
         Self(lines.filter_map(first).collect())
@@ -32,7 +27,6 @@ impl Rooms {
             rest.is_some_and(|rest| rest.starts_with('/') || rest == ".rs")
         };
         let own = self.0.iter().enumerate().filter(|(_, room)| holds(room));
-        own.max_by_key(|(_, room)| room.len())
-            .map(|(place, _)| place)
+        own.max_by_key(|(_, room)| room.len()).map(|(place, _)| place)
     }
 }

@@ -49,16 +49,15 @@ impl<'ast> Visit<'ast> for PublicTypes {
     }
 }
 
-/// Names that several files of a crate declare public types by, with the files. Types of one file that exclude each other by `cfg` count
-/// once.
+/// Names that several files of a crate declare public types by, with the files. Types of one file that exclude each
+/// other by `cfg` count once.
 ///
 /// # Panics
 /// If a file is no Rust.
 pub fn shared_names(krate: &Crate) -> BTreeMap<String, Vec<String>> {
     let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for file in krate.files.values() {
-        let syntax =
-            syn::parse_file(&file.text).unwrap_or_else(|error| panic!("{}: {error}", file.path));
+        let syntax = syn::parse_file(&file.text).unwrap_or_else(|error| panic!("{}: {error}", file.path));
         let mut types = PublicTypes::default();
         types.visit_file(&syntax);
         for name in types.0 {

@@ -26,24 +26,17 @@ pub fn cases() -> Vec<(Case, Plans)> {
             )],
         ),
     ];
-    for (name, quantization) in [
-        ("llama, 26 M, sampling from panels", None),
-        ("llama, 26 M, sampling in 8 bits", Some(Quantization::Int8)),
-    ] {
+    for (name, quantization) in
+        [("llama, 26 M, sampling from panels", None), ("llama, 26 M, sampling in 8 bits", Some(Quantization::Int8))]
+    {
         let case = Case::new(name, &llama(), [16, 16, 16]).sampled(8);
         let plan = json!({"head_rows": 64, "score_tokens": 64, "train_tokens": 64, "gradient_checkpointing": true});
-        all.push((
-            case.packed(quantization),
-            vec![("sampling 16 at a time", plan)],
-        ));
+        all.push((case.packed(quantization), vec![("sampling 16 at a time", plan)]));
     }
-    for (name, base) in [
-        ("llama, 26 M, adapters beside int8", BaseFormat::Int8),
-        ("llama, 26 M, adapters beside nf4", BaseFormat::Nf4),
-    ] {
-        let case = Case::new(name, &llama(), [48, 16, 32])
-            .adapted()
-            .beside(base);
+    for (name, base) in
+        [("llama, 26 M, adapters beside int8", BaseFormat::Int8), ("llama, 26 M, adapters beside nf4", BaseFormat::Nf4)]
+    {
+        let case = Case::new(name, &llama(), [48, 16, 32]).adapted().beside(base);
         all.push((case.sampled(8), base_plans()));
     }
     let half = Case::new("llama, 26 M, bf16", &llama(), [256, 256, 2]);
@@ -69,15 +62,12 @@ pub fn cases() -> Vec<(Case, Plans)> {
     for (name, family, dropout) in [
         ("qwen3_moe, adapters of experts", "qwen3_moe", 0.0),
         ("qwen3_moe, dropped adapters of experts", "qwen3_moe", 0.1),
-        (
-            "qwen3_5_moe_text, adapters of experts",
-            "qwen3_5_moe_text",
-            0.0,
-        ),
+        ("qwen3_5_moe_text, adapters of experts", "qwen3_5_moe_text", 0.0),
         ("gpt_oss, adapters of experts", "gpt_oss", 0.0),
     ] {
         let lengths = if family == "qwen3_5_moe_text" {
-            // a forward of its joined products is predicted about 10 KB a token too high, of which adapters leave the more
+            // a forward of its joined products is predicted about 10 KB a token too high, of which adapters leave the
+            // more
             [64, 32, 16]
         } else {
             [128, 64, 16]
@@ -86,16 +76,10 @@ pub fn cases() -> Vec<(Case, Plans)> {
         all.push((case.sampled(4), few_plans()));
     }
     for (name, family, base) in [
-        (
-            "qwen3_moe, adapters beside nf4",
-            "qwen3_moe",
-            BaseFormat::Nf4,
-        ),
+        ("qwen3_moe, adapters beside nf4", "qwen3_moe", BaseFormat::Nf4),
         ("gpt_oss, adapters beside int8", "gpt_oss", BaseFormat::Int8),
     ] {
-        let case = Case::new(name, &small(family), [128, 64, 16])
-            .adapted_experts(0.0)
-            .beside(base);
+        let case = Case::new(name, &small(family), [128, 64, 16]).adapted_experts(0.0).beside(base);
         all.push((case.sampled(4), base_plans()));
     }
     all
@@ -114,53 +98,20 @@ fn techniques() -> Plans {
     vec![
         ("plain", json!({"attention_rows": 0})),
         ("plain, attention_rows 256", json!({"attention_rows": 256})),
-        (
-            "plain, padded",
-            json!({"attention_rows": 0, "packing": "padded"}),
-        ),
-        (
-            "plain, padded, attention_rows 256",
-            json!({"attention_rows": 256, "packing": "padded"}),
-        ),
-        (
-            "plain, head_rows 64",
-            json!({"attention_rows": 0, "head_rows": 64}),
-        ),
+        ("plain, padded", json!({"attention_rows": 0, "packing": "padded"})),
+        ("plain, padded, attention_rows 256", json!({"attention_rows": 256, "packing": "padded"})),
+        ("plain, head_rows 64", json!({"attention_rows": 0, "head_rows": 64})),
         ("checkpoint_every 1", over(json!({}))),
         ("checkpoint_every 2", over(json!({"checkpoint_every": 2}))),
-        (
-            "checkpoint_every 4, attention whole",
-            over(json!({"checkpoint_every": 4, "attention_rows": 0})),
-        ),
-        (
-            "checkpoint_layers 0, 3, 5",
-            over(json!({"checkpoint_layers": [0, 3, 5]})),
-        ),
-        (
-            "checkpoint_ratio 0.5",
-            over(json!({"checkpoint_ratio": 0.5, "head_rows": 256})),
-        ),
-        (
-            "recompute_granularity half",
-            over(json!({"recompute_granularity": "half", "head_rows": 1024})),
-        ),
-        (
-            "activation_offload",
-            over(json!({"activation_offload": true})),
-        ),
+        ("checkpoint_every 4, attention whole", over(json!({"checkpoint_every": 4, "attention_rows": 0}))),
+        ("checkpoint_layers 0, 3, 5", over(json!({"checkpoint_layers": [0, 3, 5]}))),
+        ("checkpoint_ratio 0.5", over(json!({"checkpoint_ratio": 0.5, "head_rows": 256}))),
+        ("recompute_granularity half", over(json!({"recompute_granularity": "half", "head_rows": 1024}))),
+        ("activation_offload", over(json!({"activation_offload": true}))),
         ("grad_offload", over(json!({"grad_offload": true}))),
-        (
-            "param_offload streamed",
-            over(json!({"param_offload": "streamed"})),
-        ),
-        (
-            "optimizer_offload idle",
-            over(json!({"optimizer_offload": "idle"})),
-        ),
-        (
-            "optimizer_offload cpu",
-            over(json!({"optimizer_offload": "cpu"})),
-        ),
+        ("param_offload streamed", over(json!({"param_offload": "streamed"}))),
+        ("optimizer_offload idle", over(json!({"optimizer_offload": "idle"}))),
+        ("optimizer_offload cpu", over(json!({"optimizer_offload": "cpu"}))),
         ("moments bf16", over(json!({"moments": "bf16"}))),
         ("moments block8", over(json!({"moments": "block8"}))),
         ("micro_batch_size 1", over(json!({"micro_batch_size": 1}))),
@@ -177,14 +128,8 @@ fn techniques() -> Plans {
 fn long_plans() -> Plans {
     vec![
         ("plain", json!({"attention_rows": 0})),
-        (
-            "checkpoint_every 1, attention whole",
-            over(json!({"attention_rows": 0})),
-        ),
-        (
-            "checkpoint_every 2, attention_rows 512",
-            over(json!({"checkpoint_every": 2, "attention_rows": 512})),
-        ),
+        ("checkpoint_every 1, attention whole", over(json!({"attention_rows": 0}))),
+        ("checkpoint_every 2, attention_rows 512", over(json!({"checkpoint_every": 2, "attention_rows": 512}))),
     ]
 }
 
@@ -209,14 +154,8 @@ fn half_plans() -> Plans {
     vec![
         ("plain", json!({"attention_rows": 0, "head_rows": 64})),
         ("checkpoint_every 1", over(json!({}))),
-        (
-            "optimizer_offload cpu",
-            over(json!({"optimizer_offload": "cpu"})),
-        ),
-        (
-            "optimizer_offload idle, moments block8",
-            over(json!({"optimizer_offload": "idle", "moments": "block8"})),
-        ),
+        ("optimizer_offload cpu", over(json!({"optimizer_offload": "cpu"}))),
+        ("optimizer_offload idle, moments block8", over(json!({"optimizer_offload": "idle", "moments": "block8"}))),
         (
             "everything on the host, segment_major",
             over(json!({
@@ -246,14 +185,8 @@ fn few_plans() -> Plans {
     vec![
         ("plain", json!({"attention_rows": 0, "head_rows": 64})),
         ("checkpoint_every 1", over(json!({"attention_rows": 0}))),
-        (
-            "checkpoint_every 1, chunks",
-            over(json!({"attention_rows": 64, "train_tokens": 1024})),
-        ),
-        (
-            "plain, padded",
-            json!({"attention_rows": 0, "head_rows": 64, "packing": "padded"}),
-        ),
+        ("checkpoint_every 1, chunks", over(json!({"attention_rows": 64, "train_tokens": 1024}))),
+        ("plain, padded", json!({"attention_rows": 0, "head_rows": 64, "packing": "padded"})),
     ]
 }
 

@@ -43,10 +43,7 @@ fn full(decoder: &Decoder) -> (KvCache, Vec<BlockTable>) {
     let mut cache = KvCache::new(arch, &[BLOCKS], KvCacheDtype::Auto, device);
     let mut prompt = cache.begin(&[]);
     assert!(cache.append(&mut prompt, PROMPT));
-    let chunk = Chunk {
-        table: &prompt,
-        tokens: 0..PROMPT,
-    };
+    let chunk = Chunk { table: &prompt, tokens: 0..PROMPT };
     let metadata = cache.prefill(arch, &[chunk]);
     drop(decoder.hidden_cached(ids(decoder, PROMPT), &metadata, &mut cache));
     let mut tables: Vec<BlockTable> = (1..SEQUENCES).map(|_| cache.fork(&mut prompt)).collect();
@@ -88,7 +85,8 @@ fn sequences_enter_and_end_without_memory_and_one_block_is_copied() {
         "{copies} and {again} bytes were allocated where a layer's pool has {layer}"
     );
 
-    // sequences that end and enter: a pool never moves, and no step needs more than the one before and the copy of a block
+    // sequences that end and enter: a pool never moves, and no step needs more than the one before and the copy of a
+    // block
     let block = (cache.bytes() / BLOCKS) as u64;
     for _ in 0..3 {
         let first = tables.remove(0);
@@ -122,10 +120,7 @@ fn blocks_take_memory_when_they_are_first_used() {
         assert!(now.current_bytes - counted.current_bytes >= cache.bytes() as u64);
         let mut table = cache.begin(&[]);
         assert!(cache.append(&mut table, PROMPT));
-        let chunk = Chunk {
-            table: &table,
-            tokens: 0..PROMPT,
-        };
+        let chunk = Chunk { table: &table, tokens: 0..PROMPT };
         let metadata = cache.prefill(arch, &[chunk]);
         drop(decoder.hidden_cached(ids(&decoder, PROMPT), &metadata, &mut cache));
         let taken = resident().saturating_sub(before);
@@ -137,9 +132,6 @@ fn blocks_take_memory_when_they_are_first_used() {
         let pools = cache.bytes() as u64;
         drop(cache);
         let left = allocator::heap().expect("it is installed").current_bytes;
-        assert!(
-            now.current_bytes - left >= pools * 7 / 8,
-            "{left} bytes left"
-        );
+        assert!(now.current_bytes - left >= pools * 7 / 8, "{left} bytes left");
     }
 }

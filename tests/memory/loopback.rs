@@ -1,5 +1,5 @@
-//! One of several ranks without the others: what comes of an exchange has the right size, and is its own, or zeros. The counted heap is the
-//! process's, and so of one rank alone.
+//! One of several ranks without the others: what comes of an exchange has the right size, and is its own, or zeros. The
+//! counted heap is the process's, and so of one rank alone.
 
 use firebrick::backends::collective::{Collective, Element, Failure, Flat, Result, Traffic};
 use std::hint::black_box;
@@ -17,21 +17,13 @@ pub struct Loopback {
 impl Loopback {
     /// Rank 0, in groups of all.
     pub fn first(size: usize) -> Self {
-        Self {
-            rank: 0,
-            size,
-            group: size,
-        }
+        Self { rank: 0, size, group: size }
     }
 
     /// The first rank of those that have a stage of so many, each of which `data` ranks have.
     pub fn of_stage(stage: usize, stages: usize, data: usize) -> Self {
         assert!(data == 1 || data == stages, "groups of one size");
-        Self {
-            rank: stage * data,
-            size: stages * data,
-            group: stages,
-        }
+        Self { rank: stage * data, size: stages * data, group: stages }
     }
 
     /// What a rank sends of values: as much as it gives to every other rank of this.
@@ -50,11 +42,7 @@ impl Collective for Loopback {
     }
 
     fn split(&self, _color: usize, key: usize) -> Result<Arc<dyn Collective>> {
-        Ok(Arc::new(Self {
-            rank: key,
-            size: self.group,
-            group: self.group,
-        }))
+        Ok(Arc::new(Self { rank: key, size: self.group, group: self.group }))
     }
 
     fn all_gather(&self, own: Flat) -> Result<Flat> {

@@ -1,5 +1,5 @@
-//! Predicted bytes against counted ones, on the CPU. A test binary of its own, for its allocator; what that allocator counts
-//! is the whole process's, so each test runs in a process of its own ([`own_process`]).
+//! Predicted bytes against counted ones, on the CPU. A test binary of its own, for its allocator; what that allocator
+//! counts is the whole process's, so each test runs in a process of its own ([`own_process`]).
 
 mod cases;
 mod ended_rows;
@@ -35,8 +35,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// How far a prediction may be from what was counted, as a share of the latter.
 const TOLERANCE: f64 = 0.15;
 
-/// How far it may be besides, in bytes: as many as predictions add for whatever runs. How much matrix products keep for packing
-/// depends on the machine's caches and cores; with two cores 3 MiB and 6 MiB were seen.
+/// How far it may be besides, in bytes: as many as predictions add for whatever runs. How much matrix products keep for
+/// packing depends on the machine's caches and cores; with two cores 3 MiB and 6 MiB were seen.
 const SCRATCH: u64 = Pool::HEAP.fixed_bytes;
 
 in_own_process!(
@@ -85,22 +85,16 @@ fn predictions_are_within_15_percent_of_what_is_counted() {
     let rows = rows(cases, |row| {
         off.extend(phases_off(row, TOLERANCE));
     });
-    let peaks = rows
-        .iter()
-        .map(|row| error(row.predicted(), row.measured()).abs());
+    let peaks = rows.iter().map(|row| error(row.predicted(), row.measured()).abs());
     let worst = peaks.fold(0.0, f64::max);
-    writeln!(
-        std::io::stderr(),
-        "memory: peaks of {} plans within {:.1} %",
-        rows.len(),
-        100.0 * worst
-    )
-    .expect("writing to stderr");
+    writeln!(std::io::stderr(), "memory: peaks of {} plans within {:.1} %", rows.len(), 100.0 * worst)
+        .expect("writing to stderr");
     assert!(rows.len() >= 12, "only {} plans", rows.len());
     assert!(off.is_empty(), "{}", off.join("\n"));
 }
 
-/// Says what was predicted and counted in each phase; gives those that are further apart than this share of what was counted.
+/// Says what was predicted and counted in each phase; gives those that are further apart than this share of what was
+/// counted.
 fn phases_off(row: &Row, tolerance: f64) -> Vec<String> {
     let mut off = Vec::new();
     for phase in &row.phases {

@@ -5,23 +5,17 @@ use firebrick::backends::allocator;
 use firebrick::backends::device::{Backend, DeviceSpec, open};
 use firebrick::backends::profile;
 use firebrick::engine::batch::Batch;
-use firebrick::engine::executor::{
-    Executor, Gradients, HeadLoss, Residency, ResidentModel, Runtime,
-};
+use firebrick::engine::executor::{Executor, Gradients, HeadLoss, Residency, ResidentModel, Runtime};
 use firebrick::engine::learner::{Learner, train_cut};
 use firebrick::engine::objective::sft::Nll;
 use firebrick::engine::objective::value::ValueLoss;
 use firebrick::engine::optim::OptimConfig;
-use firebrick::engine::plan::estimate::{
-    CriticWork, Estimate, EstimatePhase, Parallel, Workload, estimate_stages,
-};
+use firebrick::engine::plan::estimate::{CriticWork, Estimate, EstimatePhase, Parallel, Workload, estimate_stages};
 use firebrick::engine::plan::{MemoryConfig, Plan, Role, Zero};
 use firebrick::engine::sequence::{Sequence, TokenColumns};
 use firebrick::engine::world::World;
 use firebrick::models::adapter::LoraConfig;
-use firebrick::models::generate::{
-    GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, SamplingParams,
-};
+use firebrick::models::generate::{GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, SamplingParams};
 use firebrick::models::random::DrawKey;
 use firebrick::models::unit::TargetModule;
 use firebrick::models::{Arch, BaseFormat, Decoder, Prepack, Quantization};
@@ -56,9 +50,7 @@ pub struct Case {
 
 impl Case {
     pub fn new(name: &'static str, config: &Value, lengths: [usize; 3]) -> Self {
-        let Value::Object(map) = config else {
-            panic!("a config is an object")
-        };
+        let Value::Object(map) = config else { panic!("a config is an object") };
         let arch = Arch::from_config(map, Path::new(name)).expect("a valid architecture");
         let [prompt, response, sequences] = lengths;
         Self {
@@ -78,77 +70,45 @@ impl Case {
 
     /// The same with copies of its matrices while it is sampled.
     pub fn packed(self, quantization: Option<Quantization>) -> Self {
-        Self {
-            prepack: Prepack {
-                panels: true,
-                quantization,
-            },
-            ..self
-        }
+        Self { prepack: Prepack { panels: true, quantization }, ..self }
     }
 
     /// The same, sampled in groups of this size.
     pub fn sampled(self, group: usize) -> Self {
-        Self {
-            group,
-            samples: true,
-            ..self
-        }
+        Self { group, samples: true, ..self }
     }
 
     /// The same in another precision.
     pub fn in_precision(self, precision: Precision) -> Self {
-        Self {
-            arch: self.arch.in_precision(precision),
-            ..self
-        }
+        Self { arch: self.arch.in_precision(precision), ..self }
     }
 
     /// The same with adapters.
     pub fn adapted(self) -> Self {
-        Self {
-            lora: Some(LoraConfig::default().in_arch(&self.arch)),
-            ..self
-        }
+        Self { lora: Some(LoraConfig::default().in_arch(&self.arch)), ..self }
     }
 
     /// The same with adapters beside the matrices of all experts, too.
     pub fn adapted_experts(self, dropout: f64) -> Self {
         let mut targets = TargetModule::all();
         targets.extend([TargetModule::ExpertGateUp, TargetModule::ExpertDown]);
-        let lora = LoraConfig {
-            target_modules: targets,
-            dropout,
-            ..LoraConfig::default()
-        };
-        Self {
-            lora: Some(lora.in_arch(&self.arch)),
-            ..self
-        }
+        let lora = LoraConfig { target_modules: targets, dropout, ..LoraConfig::default() };
+        Self { lora: Some(lora.in_arch(&self.arch)), ..self }
     }
 
     /// The same with its layers' matrices as a frozen base in few bits.
     pub fn beside(self, base: BaseFormat) -> Self {
-        Self {
-            arch: self.arch.with_base(Some(base)),
-            ..self
-        }
+        Self { arch: self.arch.with_base(Some(base)), ..self }
     }
 
     /// The same with a critic.
     pub fn criticised(self) -> Self {
-        Self {
-            critic: true,
-            ..self
-        }
+        Self { critic: true, ..self }
     }
 
     /// The same with a critic whose sequences so many ranks share.
     pub fn criticised_by(self, ranks: usize) -> Self {
-        Self {
-            critic_sequence: Some(ranks),
-            ..self.criticised()
-        }
+        Self { critic_sequence: Some(ranks), ..self.criticised() }
     }
 
     fn critic_arch(&self) -> Option<Arch> {
@@ -162,11 +122,7 @@ impl Case {
             max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS as u64,
             prepack: self.prepack,
             lora: self.lora.clone(),
-            critic: self.critic_arch().map(|arch| CriticWork {
-                arch,
-                clips: true,
-                starts_from_policy: true,
-            }),
+            critic: self.critic_arch().map(|arch| CriticWork { arch, clips: true, starts_from_policy: true }),
             ..Workload::grpo(self.arch.clone(), lengths, prompts, self.group as u64)
         }
     }
@@ -211,14 +167,7 @@ fn baseline() -> u64 {
 /// Runs two steps under a plan and compares the second, in which all state exists, with the prediction, on each stage.
 fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
     let before = baseline();
-    let plan = memory
-        .plans(
-            &case.arch,
-            false,
-            case.critic_arch().as_ref(),
-            case.sequences,
-        )
-        .expect("a plan");
+    let plan = memory.plans(&case.arch, false, case.critic_arch().as_ref(), case.sequences).expect("a plan");
     let profile = profile::assumed(Backend::Cpu);
     let zero = plan.policy().zero;
     let parallel = Parallel {
@@ -232,10 +181,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
         ..Parallel::default()
     };
     let parallel = match (case.critic_sequence, parallel.devices()) {
-        (Some(ranks), 1) => Parallel {
-            data: ranks as u64,
-            ..parallel
-        },
+        (Some(ranks), 1) => Parallel { data: ranks as u64, ..parallel },
         _ => parallel,
     };
     let stages = estimate_stages(&case.workload(), &plan, &profile, &parallel);
@@ -243,12 +189,7 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
         let phases = run(case, &plan, one_of(&parallel, stage)).into_iter();
         let phases = phases.map(|(name, measured)| {
             let phase = predicted.phase(name).expect("a phase");
-            Phase {
-                name,
-                predicted: phase.total_bytes,
-                measured: measured - before,
-                moment: phase.moment.clone(),
-            }
+            Phase { name, predicted: phase.total_bytes, measured: measured - before, moment: phase.moment.clone() }
         });
         phases.collect()
     };
@@ -257,16 +198,8 @@ fn measure(case: &Case, memory: &MemoryConfig) -> Vec<Vec<Phase>> {
 
 /// One of the ranks that have a stage, alone.
 fn one_of(parallel: &Parallel, stage: usize) -> World {
-    let Parallel {
-        data,
-        tensor,
-        pipeline,
-        sequence,
-        critic_sequence,
-        ..
-    } = *parallel;
-    let [data, tensor, pipeline, sequence] =
-        [data, tensor, pipeline, sequence].map(|degree| degree as usize);
+    let Parallel { data, tensor, pipeline, sequence, critic_sequence, .. } = *parallel;
+    let [data, tensor, pipeline, sequence] = [data, tensor, pipeline, sequence].map(|degree| degree as usize);
     let world = match (parallel.devices() as usize, pipeline) {
         (1, _) => World::default(),
         (ranks, 1) => World::new(Arc::new(Loopback::first(ranks))),
@@ -286,14 +219,9 @@ fn run(case: &Case, plan: &Plan, world: World) -> Vec<(EstimatePhase, u64)> {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let mut decoder = Decoder::random(case.arch.clone(), 1, &device);
     if let Some(lora) = &case.lora {
-        decoder = decoder
-            .with_fresh_adapters(lora.clone(), 1)
-            .expect("adapters");
+        decoder = decoder.with_fresh_adapters(lora.clone(), 1).expect("adapters");
     }
-    let config = OptimConfig {
-        lr: 1e-6,
-        ..OptimConfig::default()
-    };
+    let config = OptimConfig { lr: 1e-6, ..OptimConfig::default() };
     let prefetch = plan.models.values().map(|m| m.prefetch).max().unwrap_or(0);
     let (share, stage) = (world.tensor_share(), world.pipeline_stage());
     let part = |whole: Decoder| match (share, stage) {
@@ -321,14 +249,8 @@ fn run(case: &Case, plan: &Plan, world: World) -> Vec<(EstimatePhase, u64)> {
     for batch in &batches {
         peaks.clear();
         if let Some(critic) = &mut critic {
-            learner
-                .model
-                .set_residency(Residency::Idle)
-                .expect("weights away");
-            critic
-                .model
-                .set_residency(Residency::Pass)
-                .expect("weights in place");
+            learner.model.set_residency(Residency::Idle).expect("weights away");
+            critic.model.set_residency(Residency::Pass).expect("weights in place");
             let (_, values) = counted(|| critic.values(batch).expect("values"));
             let [backward, update] = step(critic, batch, ValueLoss { clip_range: 0.5 });
             peaks.extend([
@@ -336,15 +258,9 @@ fn run(case: &Case, plan: &Plan, world: World) -> Vec<(EstimatePhase, u64)> {
                 (EstimatePhase::CriticBackward, backward),
                 (EstimatePhase::CriticOptimizer, update),
             ]);
-            critic
-                .model
-                .set_residency(Residency::Idle)
-                .expect("weights away");
+            critic.model.set_residency(Residency::Idle).expect("weights away");
         }
-        learner
-            .model
-            .set_residency(Residency::Pass)
-            .expect("weights in place");
+        learner.model.set_residency(Residency::Pass).expect("weights in place");
         let (_, score) = counted(|| learner.score(batch, 1.0).expect("scores"));
         let [backward, update] = step(&mut learner, batch, &Nll);
         peaks.extend([
@@ -361,14 +277,8 @@ fn run(case: &Case, plan: &Plan, world: World) -> Vec<(EstimatePhase, u64)> {
 }
 
 fn sample(case: &Case, learner: &mut Learner) {
-    learner
-        .model
-        .set_residency(Residency::Rollout)
-        .expect("weights in place");
-    let sampling = SamplingParams {
-        max_new_tokens: case.response,
-        ..SamplingParams::default()
-    };
+    learner.model.set_residency(Residency::Rollout).expect("weights in place");
+    let sampling = SamplingParams { max_new_tokens: case.response, ..SamplingParams::default() };
     Generator::new(learner.decoder(), None, &sampling)
         .map(|g| g.prepack(case.prepack))
         .and_then(|g| g.run(&requests(case), case.group, case.sequences))
@@ -379,44 +289,23 @@ fn sample(case: &Case, learner: &mut Learner) {
 pub fn requests(case: &Case) -> Vec<GenerationRequest> {
     let request = |i: usize| GenerationRequest {
         tokens: case.sequence(i).tokens[..case.prompt].to_vec(),
-        key: DrawKey {
-            seed: 1,
-            step: 0,
-            prompt_index: i as u32,
-            sample: 0,
-        },
+        key: DrawKey { seed: 1, step: 0, prompt_index: i as u32, sample: 0 },
         max_new_tokens: None,
     };
     (0..case.sequences / case.group).map(request).collect()
 }
 
 /// Bytes of a backward pass and of the update after it.
-fn step<'l>(
-    learner: &mut Learner,
-    sequences: &[Sequence],
-    loss: impl Into<HeadLoss<'l>>,
-) -> [u64; 2] {
+fn step<'l>(learner: &mut Learner, sequences: &[Sequence], loss: impl Into<HeadLoss<'l>>) -> [u64; 2] {
     let (gradients, backward) = counted(|| backward(learner, sequences, loss));
-    let Learner {
-        model,
-        optimizer,
-        runtime,
-        ..
-    } = learner;
-    let (outcome, update) = counted(|| {
-        optimizer
-            .step(&mut model.decoder, gradients, 1e-6, runtime)
-            .expect("an update")
-    });
+    let Learner { model, optimizer, runtime, .. } = learner;
+    let (outcome, update) =
+        counted(|| optimizer.step(&mut model.decoder, gradients, 1e-6, runtime).expect("an update"));
     assert!(outcome.applied, "{outcome:?}");
     [backward, update]
 }
 
-fn backward<'l>(
-    learner: &mut Learner,
-    sequences: &[Sequence],
-    loss: impl Into<HeadLoss<'l>>,
-) -> Gradients {
+fn backward<'l>(learner: &mut Learner, sequences: &[Sequence], loss: impl Into<HeadLoss<'l>>) -> Gradients {
     let Learner { model, runtime, .. } = learner;
     let role = model.role();
     let ResidentModel { decoder, plan, .. } = model;
@@ -470,11 +359,7 @@ pub fn rows(cases: Vec<(Case, Plans)>, mut seen: impl FnMut(&Row)) -> Vec<Row> {
             for (stage, phases) in stages.into_iter().enumerate() {
                 let row = Row {
                     case: case.name,
-                    plan: if several {
-                        format!("{name}, stage {stage}")
-                    } else {
-                        name.to_owned()
-                    },
+                    plan: if several { format!("{name}, stage {stage}") } else { name.to_owned() },
                     phases,
                 };
                 seen(&row);

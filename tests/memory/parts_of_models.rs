@@ -1,5 +1,5 @@
-//! Counted bytes of ranks that load a model of which each keeps its part, and of ranks that write one together: threads of this process, so
-//! that what is counted is all of theirs.
+//! Counted bytes of ranks that load a model of which each keeps its part, and of ranks that write one together: threads
+//! of this process, so that what is counted is all of theirs.
 
 use crate::cases::llama;
 use crate::own_process::in_own_process;
@@ -49,31 +49,12 @@ fn ranks_that_share_out_weights_load_and_write_a_model_that_none_of_them_ever_ho
     let checkpoint = saved(&folder.path().join("model"));
     let arch = checkpoint.arch();
     let whole = Decoder::random(arch.clone(), 1, &open(DeviceSpec::CPU).expect("a CPU").0);
-    let bytes = |decoder: &Decoder| {
-        decoder
-            .units()
-            .iter()
-            .map(|unit| unit.store.bytes())
-            .sum::<usize>()
-    };
-    let largest_unit = whole
-        .units()
-        .iter()
-        .map(|unit| unit.store.bytes())
-        .max()
-        .expect("units");
-    let largest = 4 * whole
-        .specs()
-        .map(ParamSpec::numel)
-        .max()
-        .expect("parameters");
+    let bytes = |decoder: &Decoder| decoder.units().iter().map(|unit| unit.store.bytes()).sum::<usize>();
+    let largest_unit = whole.units().iter().map(|unit| unit.store.bytes()).max().expect("units");
+    let largest = 4 * whole.specs().map(ParamSpec::numel).max().expect("parameters");
     let model_bytes = bytes(&whole);
     drop(whole);
-    let memory = MemoryConfig {
-        zero_stage: 3,
-        gradient_checkpointing: true,
-        ..MemoryConfig::default()
-    };
+    let memory = MemoryConfig { zero_stage: 3, gradient_checkpointing: true, ..MemoryConfig::default() };
     let plan = memory.plan(arch).expect("a plan");
     let before = allocator::heap().expect("a count").current_bytes;
     allocator::reset_peak();
@@ -84,10 +65,7 @@ fn ranks_that_share_out_weights_load_and_write_a_model_that_none_of_them_ever_ho
         let world = World::new(rank);
         let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
         let values = kept_values(&plan, arch, &world);
-        let part = RankPart {
-            share: None,
-            values: Some(&values),
-        };
+        let part = RankPart { share: None, values: Some(&values) };
         let decoder = checkpoint.load_part(part, &device).expect("loaded");
         let model = ResidentModel::new(decoder, plan.clone(), Role::Policy, &Accounts::new());
         let mut model = model.shared_by(&world);
@@ -101,23 +79,13 @@ fn ranks_that_share_out_weights_load_and_write_a_model_that_none_of_them_ever_ho
             allocator::reset_peak();
         }
         together.wait();
-        let done = model.write_whole(|policy| {
-            Ok(export(
-                policy,
-                &checkpoint,
-                None,
-                &written,
-                ExportOptions::default(),
-            )?)
-        });
+        let done =
+            model.write_whole(|policy| Ok(export(policy, &checkpoint, None, &written, ExportOptions::default())?));
         world.together(done).expect("written");
         together.wait();
         (own, loading, grew(held))
     });
-    let ranks: Vec<_> = ranks
-        .into_iter()
-        .map(|rank| rank.expect("a rank"))
-        .collect();
+    let ranks: Vec<_> = ranks.into_iter().map(|rank| rank.expect("a rank")).collect();
     let (own, loading, writing) = ranks[0];
     let line = format!(
         "memory: {RANKS} ranks, a model of {model_bytes} bytes: a rank has {own}; all together {loading} while they load and {writing} more \
@@ -133,8 +101,7 @@ fn ranks_that_share_out_weights_load_and_write_a_model_that_none_of_them_ever_ho
     // each has the rows that all give, twice, and its own; the first their values and what it writes of them
     assert!(writing < RANKS * 3 * largest + 4 * largest, "{line}");
     for name in ["model.safetensors", "config.json"] {
-        let [first, second] =
-            ["model", "written"].map(|dir| std::fs::read(folder.path().join(dir).join(name)));
+        let [first, second] = ["model", "written"].map(|dir| std::fs::read(folder.path().join(dir).join(name)));
         assert!(first.expect("a file") == second.expect("a file"), "{name}");
     }
 }

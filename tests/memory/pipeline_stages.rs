@@ -36,14 +36,8 @@ fn staged_cases() -> Vec<(Case, Plans)> {
             case("llama, 26 M, tied, 4 x 512 tokens", true, [256, 256, 4]),
             vec![
                 ("pipeline 2, plain", stages(2, json!({}))),
-                (
-                    "pipeline 2, checkpoint_every 1",
-                    stages(2, json!({"gradient_checkpointing": true})),
-                ),
-                (
-                    "pipeline 2, data 2, ZeRO-1, plain",
-                    stages(2, json!({"zero_stage": 1})),
-                ),
+                ("pipeline 2, checkpoint_every 1", stages(2, json!({"gradient_checkpointing": true}))),
+                ("pipeline 2, data 2, ZeRO-1, plain", stages(2, json!({"zero_stage": 1}))),
             ],
         ),
         (
@@ -51,10 +45,7 @@ fn staged_cases() -> Vec<(Case, Plans)> {
             vec![
                 (
                     "pipeline 2, inputs on the host",
-                    stages(
-                        2,
-                        json!({"gradient_checkpointing": true, "activation_offload": true}),
-                    ),
+                    stages(2, json!({"gradient_checkpointing": true, "activation_offload": true})),
                 ),
                 ("pipeline 4, plain", stages(4, json!({}))),
                 (
@@ -64,26 +55,15 @@ fn staged_cases() -> Vec<(Case, Plans)> {
             ],
         ),
         (
-            case(
-                "llama, 38 M, with a critic, 4 x 512 tokens",
-                false,
-                [256, 256, 4],
-            )
-            .criticised(),
+            case("llama, 38 M, with a critic, 4 x 512 tokens", false, [256, 256, 4]).criticised(),
             vec![
                 (
                     "pipeline 2, checkpoint_every 2",
-                    stages(
-                        2,
-                        json!({"gradient_checkpointing": true, "checkpoint_every": 2}),
-                    ),
+                    stages(2, json!({"gradient_checkpointing": true, "checkpoint_every": 2})),
                 ),
                 (
                     "pipeline 2, data 2, ZeRO-1, gradients on the host",
-                    stages(
-                        2,
-                        json!({"zero_stage": 1, "gradient_checkpointing": true, "grad_offload": true}),
-                    ),
+                    stages(2, json!({"zero_stage": 1, "gradient_checkpointing": true, "grad_offload": true})),
                 ),
             ],
         ),

@@ -45,9 +45,7 @@ pub(crate) fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux tells");
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().nth(1));
-    kib.and_then(|kib| kib.parse::<u64>().ok())
-        .expect("a number")
-        * 1024
+    kib.and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
 }
 
 /// What half of the updates stay below.
@@ -77,30 +75,20 @@ fn learner() -> Learner {
     let decoder = Decoder::random(arch, 1, &device);
     let plan = plan.policy().clone();
     let mut learner = Learner::new(decoder, plan, OptimConfig::default(), runtime);
-    learner
-        .model
-        .set_residency(Residency::Pass)
-        .expect("weights in place");
+    learner.model.set_residency(Residency::Pass).expect("weights in place");
     learner
 }
 
 fn update(learner: &mut Learner) {
     let sequences: Vec<Sequence> = (0..SEQUENCES as u32)
         .map(|salt| {
-            let tokens: Vec<u32> = (0..LENGTH)
-                .map(|i| (i * 7919 + salt * 104_729) % 8192)
-                .collect();
+            let tokens: Vec<u32> = (0..LENGTH).map(|i| (i * 7919 + salt * 104_729) % 8192).collect();
             let mut sequence = Sequence::completion(&tokens[..1], &tokens[1..]);
             sequence.columns.weight = Some(vec![1e-3; tokens.len() - 1]);
             sequence
         })
         .collect();
-    let Learner {
-        model,
-        optimizer,
-        runtime,
-        ..
-    } = learner;
+    let Learner { model, optimizer, runtime, .. } = learner;
     let ResidentModel { decoder, plan, .. } = model;
     let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
     let batch = Batch::pack(&sequences, train_cut(plan, decoder.arch())).expect("micro-batches");
@@ -126,8 +114,8 @@ fn a_warm_update_with_offload_takes_its_host_buffers_from_memory_that_it_has() {
         grown.push(resident().saturating_sub(held));
     }
     let seconds = started.elapsed().as_secs_f64() / COUNTED as f64;
-    // An update that keeps memory keeps it every time, so the least counts: where threads meet in another order, as on a busy
-    // machine, one more large page, of 2 MiB, may be touched for the first time. That is one fault.
+    // An update that keeps memory keeps it every time, so the least counts: where threads meet in another order, as on
+    // a busy machine, one more large page, of 2 MiB, may be touched for the first time. That is one fault.
     let faulted = median(faulted);
     let grew = grown.into_iter().min().expect("counted updates");
     // weights and gradients visit the other side in every update: 2 · 4 bytes a parameter at the least
@@ -137,9 +125,6 @@ fn a_warm_update_with_offload_takes_its_host_buffers_from_memory_that_it_has() {
         "memory: an update with offload moves {moved} bytes at the least, faults {faulted} in, keeps {grew} more, takes {seconds:.3} s"
     )
     .expect("writing to stderr");
-    assert!(
-        faulted < moved / 50,
-        "{faulted} of {moved} bytes faulted in"
-    );
+    assert!(faulted < moved / 50, "{faulted} of {moved} bytes faulted in");
     assert!(grew < moved / 50, "{grew} of {moved} bytes kept");
 }

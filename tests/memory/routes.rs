@@ -30,15 +30,10 @@ fn the_table_of_routes_takes_the_host_bytes_that_an_estimate_counts() {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let decoder = Decoder::random(case.arch.clone(), 1, &device);
     let memory = MemoryConfig::default();
-    let plan = memory
-        .plans(&case.arch, false, None, case.sequences)
-        .expect("a plan");
+    let plan = memory.plans(&case.arch, false, None, case.sequences).expect("a plan");
     // on a GPU the host's bytes are apart from the device's
     let host = |kv_cache_bytes| {
-        let workload = Workload {
-            kv_cache_bytes,
-            ..case.workload()
-        };
+        let workload = Workload { kv_cache_bytes, ..case.workload() };
         let estimate = estimate(&workload, &plan, &profile::assumed(Backend::Cuda));
         let rollout = estimate.phase(EstimatePhase::Rollout).expect("a phase");
         rollout.host_bytes
@@ -47,14 +42,8 @@ fn the_table_of_routes_takes_the_host_bytes_that_an_estimate_counts() {
     let mut counted = Vec::new();
     for limit in [None, Some(2 * least)] {
         let accounts = Accounts::new();
-        let sampling = SamplingParams {
-            max_new_tokens: case.response,
-            ..SamplingParams::default()
-        };
-        let limits = SchedulerConfig {
-            kv_cache_bytes: limit,
-            ..SchedulerConfig::new(case.sequences)
-        };
+        let sampling = SamplingParams { max_new_tokens: case.response, ..SamplingParams::default() };
+        let limits = SchedulerConfig { kv_cache_bytes: limit, ..SchedulerConfig::new(case.sequences) };
         let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
         let generator = generator.accounted(&accounts);
         let ran = generator.run_with(&requests(&case), case.group, &limits, |_| {});
@@ -68,18 +57,11 @@ fn the_table_of_routes_takes_the_host_bytes_that_an_estimate_counts() {
     }
     assert!(counted[1] > 0 && counted[1] < counted[0], "{counted:?}");
     // and that is what the allocator counts
-    let heap = || {
-        allocator::heap()
-            .expect("the counting allocator")
-            .current_bytes
-    };
+    let heap = || allocator::heap().expect("the counting allocator").current_bytes;
     let before = heap();
     let cache = KvCache::new(&case.arch, &[1024], KvCacheDtype::Auto, &device);
     let (grew, bytes) = (heap() - before, cache.bytes() + cache.route_bytes());
     assert!(cache.route_bytes() * 4 == cache.bytes(), "a quarter");
     let apart = grew.abs_diff(bytes as u64) as f64;
-    assert!(
-        apart < 0.05 * bytes as f64,
-        "{grew} bytes for {bytes} of pools and routes"
-    );
+    assert!(apart < 0.05 * bytes as f64, "{grew} bytes for {bytes} of pools and routes");
 }

@@ -1,4 +1,5 @@
-//! Predicted and counted bytes of a rank that samples with two others, from weights that each has or that they share out.
+//! Predicted and counted bytes of a rank that samples with two others, from weights that each has or that they share
+//! out.
 
 use crate::cases::llama;
 use crate::loopback::Loopback;
@@ -45,20 +46,15 @@ fn random(case: &Case, plan: &ModelPlan, world: &World) -> ResidentModel {
     ResidentModel::new(decoder, plan.clone(), Role::Policy, &Accounts::new()).shared_by(world)
 }
 
-/// What was counted while a share was cut and sampled from, and what was predicted of it: without the optimizer's state, which is not
-/// there.
+/// What was counted while a share was cut and sampled from, and what was predicted of it: without the optimizer's
+/// state, which is not there.
 fn measure(case: &Case, memory: &MemoryConfig) -> [u64; 2] {
     let before = allocator::heap().map_or(0, |heap| heap.current_bytes);
-    let plan = memory
-        .plans(&case.arch, false, None, case.sequences)
-        .expect("a plan");
+    let plan = memory.plans(&case.arch, false, None, case.sequences).expect("a plan");
     let world = together();
     let mut model = random(case, plan.policy(), &world);
     model.set_residency(Residency::Idle).expect("weights away");
-    let sampling = SamplingParams {
-        max_new_tokens: case.response,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: case.response, ..SamplingParams::default() };
     allocator::reset_peak();
     let group = world.tensor_group().expect("a group");
     let own = model.tensor_shard(&group, case.arch.precision);
@@ -78,25 +74,14 @@ fn measure(case: &Case, memory: &MemoryConfig) -> [u64; 2] {
     let profile = profile::assumed(Backend::Cpu);
     let predicted = estimate_parallel(&case.workload(), &plan, &profile, &parallel);
     let rollout = predicted.phase(EstimatePhase::Rollout).expect("a phase");
-    let state = [
-        Category::MasterWeights,
-        Category::Moments,
-        Category::Gradients,
-    ];
-    let state: u64 = state
-        .iter()
-        .filter_map(|category| rollout.categories.get(category))
-        .sum();
+    let state = [Category::MasterWeights, Category::Moments, Category::Gradients];
+    let state: u64 = state.iter().filter_map(|category| rollout.categories.get(category)).sum();
     [rollout.total_bytes - state, counted]
 }
 
 /// Settings under which the ranks share out as much as a stage of `ZeRO` does.
 fn sharing(zero_stage: u8) -> MemoryConfig {
-    MemoryConfig {
-        gradient_checkpointing: true,
-        zero_stage,
-        ..MemoryConfig::default()
-    }
+    MemoryConfig { gradient_checkpointing: true, zero_stage, ..MemoryConfig::default() }
 }
 
 fn sampled(config: &Value) -> Case {
@@ -134,11 +119,7 @@ fn untied() -> Value {
 
 /// On the CPU a slice is a view of the whole, which it would keep.
 fn weights_that_ranks_share_out_leave_nothing_of_the_whole_behind() {
-    let held = || {
-        allocator::heap()
-            .expect("the counting allocator")
-            .current_bytes
-    };
+    let held = || allocator::heap().expect("the counting allocator").current_bytes;
     let (case, world) = (sampled(&untied()), together());
     let plans = sharing(3).plans(&case.arch, false, None, case.sequences);
     let plans = plans.expect("a plan");
@@ -148,10 +129,7 @@ fn weights_that_ranks_share_out_leave_nothing_of_the_whole_behind() {
     model.set_residency(Residency::Idle).expect("weights away");
     let share = held() - before;
     let (ranks, slack) = (TOGETHER as u64, 1 << 20);
-    assert!(
-        share.abs_diff(whole / ranks) < slack,
-        "{share} of {whole} bytes are held"
-    );
+    assert!(share.abs_diff(whole / ranks) < slack, "{share} of {whole} bytes are held");
     // and again after they were gathered
     model.make_whole().expect("all of them");
     assert!((held() - before).abs_diff(whole) < slack);

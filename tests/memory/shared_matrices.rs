@@ -8,9 +8,7 @@ use serde_json::{Value, json};
 /// How far a prediction may be from what was counted, as a share of the latter.
 const TOLERANCE: f64 = 0.1;
 
-in_own_process!(
-    predictions_for_a_rank_that_shares_matrices_are_within_10_percent_of_what_is_counted,
-);
+in_own_process!(predictions_for_a_rank_that_shares_matrices_are_within_10_percent_of_what_is_counted,);
 
 fn llama(tied: bool) -> Value {
     json!({
@@ -31,22 +29,13 @@ fn shared_cases() -> Vec<(Case, Plans)> {
     let plans = || {
         vec![
             ("tensor 2, plain", shared(json!({"attention_rows": 0}))),
-            (
-                "tensor 2, checkpoint_every 1",
-                shared(json!({"gradient_checkpointing": true})),
-            ),
+            ("tensor 2, checkpoint_every 1", shared(json!({"gradient_checkpointing": true}))),
         ]
     };
     let case = |name, tied, lengths| Case::new(name, &llama(tied), lengths);
     vec![
-        (
-            case("llama, 26 M, 2 x 512 tokens", true, [256, 256, 2]),
-            plans(),
-        ),
-        (
-            case("llama, 38 M, 4 x 1,024 tokens", false, [512, 512, 4]),
-            plans(),
-        ),
+        (case("llama, 26 M, 2 x 512 tokens", true, [256, 256, 2]), plans()),
+        (case("llama, 38 M, 4 x 1,024 tokens", false, [512, 512, 4]), plans()),
     ]
 }
 

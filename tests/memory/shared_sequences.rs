@@ -9,9 +9,7 @@ use serde_json::{Value, json};
 /// How far a prediction may be from what was counted, as a share of the latter.
 const TOLERANCE: f64 = 0.1;
 
-in_own_process!(
-    predictions_for_a_rank_that_shares_sequences_are_within_10_percent_of_what_is_counted,
-);
+in_own_process!(predictions_for_a_rank_that_shares_sequences_are_within_10_percent_of_what_is_counted,);
 
 /// Two ranks share the sequences of a model with three key heads, each of which goes twice.
 fn shared_cases() -> Vec<(Case, Plans)> {
@@ -25,10 +23,7 @@ fn shared_cases() -> Vec<(Case, Plans)> {
     let plans = || {
         vec![
             ("sequence 2, plain", shared(json!({"attention_rows": 0}))),
-            (
-                "sequence 2, checkpoint_every 1",
-                shared(json!({"gradient_checkpointing": true})),
-            ),
+            ("sequence 2, checkpoint_every 1", shared(json!({"gradient_checkpointing": true}))),
         ]
     };
     let case = |name, lengths| Case::new(name, &llama(), lengths);
@@ -38,22 +33,13 @@ fn shared_cases() -> Vec<(Case, Plans)> {
     };
     let alone = json!({"gradient_checkpointing": true, "head_rows": 64});
     vec![
-        (
-            critics(2),
-            vec![("sequence 1, the critic's 2, checkpoint_every 1", alone)],
-        ),
+        (critics(2), vec![("sequence 1, the critic's 2, checkpoint_every 1", alone)]),
         (
             critics(1),
-            vec![(
-                "sequence 2, the critic's 1, checkpoint_every 1",
-                shared(json!({"gradient_checkpointing": true})),
-            )],
+            vec![("sequence 2, the critic's 1, checkpoint_every 1", shared(json!({"gradient_checkpointing": true})))],
         ),
         (case("llama, 26 M, 2 x 512 tokens", [256, 256, 2]), plans()),
-        (
-            case("llama, 26 M, 4 x 1,024 tokens", [512, 512, 4]),
-            plans(),
-        ),
+        (case("llama, 26 M, 4 x 1,024 tokens", [512, 512, 4]), plans()),
     ]
 }
 

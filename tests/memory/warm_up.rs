@@ -62,17 +62,12 @@ fn memory(summary: &Summary, phase: &str) -> PhaseMemory {
 /// Whether a prediction is as close to what was counted as it has to be.
 fn assert_close(predicted: u64, counted: u64, what: &str) {
     let allowed = (TOLERANCE * counted as f64) as u64 + Pool::HEAP.fixed_bytes;
-    assert!(
-        predicted.abs_diff(counted) <= allowed,
-        "{what}: {predicted} predicted, {counted} counted"
-    );
+    assert!(predicted.abs_diff(counted) <= allowed, "{what}: {predicted} predicted, {counted} counted");
 }
 
 fn the_warm_up_of_a_run_is_within_15_percent_of_its_prediction_and_keeps_a_budget() {
     let folder = tempfile::tempdir().expect("a folder");
-    let dry = Trainer::builder(config(folder.path(), "dry", &[]))
-        .dry_run()
-        .expect("a plan");
+    let dry = Trainer::builder(config(folder.path(), "dry", &[])).dry_run().expect("a plan");
     let ran = run(config(folder.path(), "run", &[]));
     let warm = memory(&ran, "warmup");
     assert_close(warm.predicted_bytes, warm.measured_bytes, "the warm-up");
@@ -91,10 +86,6 @@ fn the_warm_up_of_a_run_is_within_15_percent_of_its_prediction_and_keeps_a_budge
     assert!(update.measured_bytes < budget);
     let overrides = [format!("memory.budget={budget}")];
     let kept = run(config(folder.path(), "budget", &overrides));
-    assert!(
-        kept.measured_peak_bytes <= budget,
-        "{} counted of {budget}",
-        kept.measured_peak_bytes
-    );
+    assert!(kept.measured_peak_bytes <= budget, "{} counted of {budget}", kept.measured_peak_bytes);
     assert_eq!(kept.replans, 0);
 }

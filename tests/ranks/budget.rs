@@ -35,9 +35,7 @@ fn alone(config: &RunConfig) -> Option<Fit> {
 #[test]
 fn ranks_that_share_nothing_out_keep_a_budget_without_updates_in_the_backward_pass() {
     let folders = tempfile::tempdir().unwrap();
-    let dry = Trainer::builder(unclipped(&folders.path().join("dry"), &[]))
-        .dry_run()
-        .unwrap();
+    let dry = Trainer::builder(unclipped(&folders.path().join("dry"), &[])).dry_run().unwrap();
     let plain = dry.estimate.peak_bytes;
     // the first budget for which a rank alone would update segments on the way
     let mut budgets = (10..24).rev().map(|share| plain * share / 20);
@@ -71,9 +69,7 @@ fn ranks_share_out_as_much_as_a_budget_asks_for() {
         let bytes = plan["peak_bytes"].as_u64().unwrap();
         (policy["zero"].as_str().unwrap().to_owned(), bytes)
     };
-    let dry = Trainer::builder(unclipped(&folders.path().join("dry"), &[]))
-        .dry_run()
-        .unwrap();
+    let dry = Trainer::builder(unclipped(&folders.path().join("dry"), &[])).dry_run().unwrap();
     let plain = dry.estimate.peak_bytes;
     // plenty of room: nothing is shared out
     let (stage, _) = plan_of("plenty", &[&format!("memory.budget={}", 4 * plain)]);

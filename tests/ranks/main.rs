@@ -65,11 +65,7 @@ fn config(folder: &Path, overrides: &[&str]) -> RunConfig {
 
 fn run(config: RunConfig, start: Start, ranks: Arc<dyn Collective>) -> firebrick::Result<Ran> {
     let noted = Noted::default();
-    let mut trainer = Trainer::builder(config)
-        .start(start)
-        .observer(noted.clone())
-        .world(ranks)
-        .build()?;
+    let mut trainer = Trainer::builder(config).start(start).observer(noted.clone()).world(ranks).build()?;
     trainer.run()?;
     let metrics = noted.0.lock().unwrap().clone();
     Ok(facts(&mut trainer, metrics))
@@ -80,10 +76,7 @@ fn facts(trainer: &mut Trainer, metrics: Vec<Metrics>) -> Ran {
     let policy = trainer.whole_policy().unwrap();
     let weights = policy.params().map(|(spec, value)| {
         let values = value.download().unwrap().to_f64();
-        (
-            spec.name.clone(),
-            values.into_iter().map(f64::to_bits).collect(),
-        )
+        (spec.name.clone(), values.into_iter().map(f64::to_bits).collect())
     });
     let bits = |m: Metrics| m.into_iter().map(|(name, v)| (name, v.to_bits())).collect();
     Ran {
@@ -118,17 +111,11 @@ fn values_over_nccl_are_refused_on_cpus_by_name_and_nobody_else_minds() {
         config(&folders.path().join(name), &overrides)
     };
     let asked = one_step("nccl", "nccl");
-    let refused = Threads::run(2, Settings::default(), |rank| {
-        run(asked.clone(), Start::Fresh, rank)
-            .unwrap_err()
-            .to_string()
-    });
+    let refused =
+        Threads::run(2, Settings::default(), |rank| run(asked.clone(), Start::Fresh, rank).unwrap_err().to_string());
     for rank in refused {
         let said = rank.unwrap();
-        assert!(
-            said.contains("trainer.ddp_backend: nccl cannot be"),
-            "{said}"
-        );
+        assert!(said.contains("trainer.ddp_backend: nccl cannot be"), "{said}");
         assert!(said.contains("set `device: cuda`"), "{said}");
     }
     let [auto, mpi] = ["auto", "mpi"].map(|backend| {
@@ -155,10 +142,7 @@ fn ranks_hold_the_same_weights_and_metrics_and_a_rerun_is_the_same_to_the_bit() 
         assert!(runs[0] == runs[1], "{size} ranks, a rerun");
         let [first, second] = ["a", "b"].map(|name| state(&folder(name)));
         assert!(first.values().map(Vec::len).sum::<usize>() > 10_000);
-        assert!(
-            first == second,
-            "{size} ranks, the optimizer's state of a rerun"
-        );
+        assert!(first == second, "{size} ranks, the optimizer's state of a rerun");
         let summary = std::fs::read(folder("a").join("summary.json")).unwrap();
         let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
         let peaks = summary["rank_peak_bytes"].as_array().unwrap();
@@ -201,11 +185,7 @@ fn the_first_step_on_ranks_has_the_rollouts_losses_and_gradients_of_one_rank() {
 
 #[test]
 fn experts_load_and_train_on_ranks_as_on_one() {
-    let keys = [
-        "rollout/expert_load_max",
-        "rollout/expert_load_min",
-        "rollout/rerouted",
-    ];
+    let keys = ["rollout/expert_load_max", "rollout/expert_load_min", "rollout/rerouted"];
     begins_as_one_rank_does(&EXPERTS, &keys);
     // routers choose anew where routes are not replayed, the same on every rank
     let chosen = [EXPERTS[0], EXPERTS[2]];
@@ -218,9 +198,7 @@ fn begins_as_one_rank_does(overrides: &[&str], more: &[&str]) {
         let config = config(&folders.path().join(size.to_string()), overrides);
         let metrics = world(size, &config, Start::Fresh).swap_remove(0).metrics;
         let mut steps = metrics.into_iter().map(BTreeMap::from_iter);
-        let step: BTreeMap<String, u64> = steps
-            .find(|step| step.contains_key("actor/pg_loss"))
-            .unwrap();
+        let step: BTreeMap<String, u64> = steps.find(|step| step.contains_key("actor/pg_loss")).unwrap();
         step
     };
     let alone = first_step(1);
@@ -247,20 +225,14 @@ fn begins_as_one_rank_does(overrides: &[&str], more: &[&str]) {
 fn other_algorithms_and_models_run_on_ranks_too() {
     let folders = tempfile::tempdir().unwrap();
     let trained = folders.path().join("kl/checkpoints/step-000004/model");
-    let adapted = format!(
-        "model={{path: {}, lora: {{rank: 2, dropout: 0.1}}}}",
-        trained.display()
-    );
+    let adapted = format!("model={{path: {}, lora: {{rank: 2, dropout: 0.1}}}}", trained.display());
     let balanced = [&EXPERTS[..], &["model.router_aux_loss_coef=0.01"]].concat();
     let sharded = [&EXPERTS[..], &["memory.zero_stage=2"]].concat();
     let cases: [(&str, &[&str]); 6] = [
         ("experts", &balanced),
         ("experts that are shared out", &sharded),
         ("ppo", &["objective.name=ppo", "critic.warmup=1"]),
-        (
-            "kl",
-            &["objective.kl_loss_coef=0.1", "update.old_log_probs=trainer"],
-        ),
+        ("kl", &["objective.kl_loss_coef=0.1", "update.old_log_probs=trainer"]),
         ("lora", &[&adapted]),
         ("remax", &["objective.name=remax"]),
     ];
@@ -272,18 +244,8 @@ fn other_algorithms_and_models_run_on_ranks_too() {
 
 /// Runs that share out state, by name: what is trained, and what is shared out.
 const SHARED: [(&str, &[&str]); 5] = [
-    (
-        "ppo",
-        &[
-            "objective.name=ppo",
-            "memory.zero_stage=1",
-            "memory.optimizer_offload=idle",
-        ],
-    ),
-    (
-        "moments in 8 bits",
-        &["memory.zero_stage=2", "memory.moments=block8"],
-    ),
+    ("ppo", &["objective.name=ppo", "memory.zero_stage=1", "memory.optimizer_offload=idle"]),
+    ("moments in 8 bits", &["memory.zero_stage=2", "memory.moments=block8"]),
     (
         "kl",
         &[
@@ -317,17 +279,10 @@ const SHARED: [(&str, &[&str]); 5] = [
 fn runs_that_share_out_state_begin_as_one_rank_does_and_resume_to_the_bit() {
     let folders = tempfile::tempdir().unwrap();
     for (name, overrides) in SHARED {
-        let config = |size: usize, cut: &str| {
-            config(
-                &folders.path().join(format!("{name} {size}{cut}")),
-                overrides,
-            )
-        };
+        let config = |size: usize, cut: &str| config(&folders.path().join(format!("{name} {size}{cut}")), overrides);
         let first = |ran: &Ran| -> BTreeMap<String, u64> {
             let mut steps = ran.metrics.iter().cloned().map(BTreeMap::from_iter);
-            steps
-                .find(|step| step.contains_key("actor/pg_loss"))
-                .unwrap()
+            steps.find(|step| step.contains_key("actor/pg_loss")).unwrap()
         };
         let alone = first(&world(1, &config(1, ""), Start::Fresh)[0]);
         let whole = world(2, &config(2, ""), Start::Fresh);
@@ -341,9 +296,7 @@ fn runs_that_share_out_state_begin_as_one_rank_does_and_resume_to_the_bit() {
         for size in [2, 4] {
             let cut = config(size, " cut");
             let stopped = Threads::run(size, Settings::default(), |rank| {
-                let stopping = Trainer::builder(cut.clone())
-                    .observer(StopAfter(2))
-                    .world(rank);
+                let stopping = Trainer::builder(cut.clone()).observer(StopAfter(2)).world(rank);
                 stopping.build().unwrap().run().unwrap().steps
             });
             assert!(stopped.iter().all(|steps| *steps == Ok(2)));
@@ -382,11 +335,9 @@ fn a_plan_for_another_number_of_ranks_is_refused() {
     std::fs::write(&plan, r#"{"parallel": {"data": 4, "zero": "stage1"}}"#).unwrap();
     let plan = format!("memory.plan={}", plan.display());
     let config = config(&folders.path().join("run"), &[&plan]);
-    for error in Threads::run(2, Settings::default(), |rank| {
-        run(config.clone(), Start::Fresh, rank)
-            .unwrap_err()
-            .to_string()
-    }) {
+    for error in
+        Threads::run(2, Settings::default(), |rank| run(config.clone(), Start::Fresh, rank).unwrap_err().to_string())
+    {
         let message = error.unwrap();
         assert!(message.contains("was made for 4 devices"), "{message}");
     }
@@ -395,11 +346,7 @@ fn a_plan_for_another_number_of_ranks_is_refused() {
 #[test]
 fn fewer_prompts_than_ranks_are_no_hang() {
     let folders = tempfile::tempdir().unwrap();
-    let overrides = [
-        "trainer.train_batch_size=1",
-        "update.ppo_mini_batch_size=1",
-        "rollout.n=2",
-    ];
+    let overrides = ["trainer.train_batch_size=1", "update.ppo_mini_batch_size=1", "rollout.n=2"];
     let config = config(&folders.path().join("run"), &overrides);
     let ranks = world(4, &config, Start::Fresh);
     same_on_all(&ranks);
@@ -412,9 +359,7 @@ fn a_run_on_ranks_goes_on_from_its_checkpoint_as_if_nothing_had_happened() {
     let whole = world(2, &config(&folders.path().join("whole"), &[]), Start::Fresh);
     let cut = folders.path().join("cut");
     let ranks = Threads::run(2, Settings::default(), |rank| {
-        let stopping = Trainer::builder(config(&cut, &[]))
-            .observer(StopAfter(2))
-            .world(rank);
+        let stopping = Trainer::builder(config(&cut, &[])).observer(StopAfter(2)).world(rank);
         stopping.build().unwrap().run().unwrap().steps
     });
     assert_eq!(ranks, [Ok(2), Ok(2)]);
@@ -433,11 +378,7 @@ impl Observer for StopAfter {
 
     fn control(&mut self) -> Control {
         self.0 = self.0.saturating_sub(1);
-        if self.0 == 0 {
-            Control::Stop
-        } else {
-            Control::Continue
-        }
+        if self.0 == 0 { Control::Stop } else { Control::Continue }
     }
 }
 
@@ -464,17 +405,11 @@ fn a_world_of_another_size_than_the_configuration_says_is_refused() {
     let folders = tempfile::tempdir().unwrap();
     let overrides = ["trainer.nnodes=2", "trainer.n_gpus_per_node=2"];
     let config = config(&folders.path().join("run"), &overrides);
-    let errors = Threads::run(2, Settings::default(), |rank| {
-        run(config.clone(), Start::Fresh, rank)
-            .unwrap_err()
-            .to_string()
-    });
+    let errors =
+        Threads::run(2, Settings::default(), |rank| run(config.clone(), Start::Fresh, rank).unwrap_err().to_string());
     for error in errors {
         let message = error.unwrap();
-        assert!(
-            message.contains("4 ranks in all") && message.contains("mpirun -n 4"),
-            "{message}"
-        );
+        assert!(message.contains("4 ranks in all") && message.contains("mpirun -n 4"), "{message}");
     }
 }
 
@@ -483,11 +418,8 @@ fn a_folder_that_holds_a_run_is_refused_on_every_rank() {
     let folders = tempfile::tempdir().unwrap();
     let config = config(&folders.path().join("run"), &["trainer.steps=1"]);
     world(2, &config, Start::Fresh);
-    let errors = Threads::run(2, Settings::default(), |rank| {
-        run(config.clone(), Start::Fresh, rank)
-            .unwrap_err()
-            .to_string()
-    });
+    let errors =
+        Threads::run(2, Settings::default(), |rank| run(config.clone(), Start::Fresh, rank).unwrap_err().to_string());
     for error in errors {
         let message = error.unwrap();
         assert!(message.contains("already contains a run"), "{message}");

@@ -63,10 +63,7 @@ fn sum(mut all: Traffic, more: Traffic) -> Traffic {
 }
 
 /// Two ranks share every matrix, in training and while they sample.
-const TENSOR: [&str; 2] = [
-    "memory.tensor_model_parallel_size=2",
-    "rollout.tensor_model_parallel_size=2",
-];
+const TENSOR: [&str; 2] = ["memory.tensor_model_parallel_size=2", "rollout.tensor_model_parallel_size=2"];
 
 #[test]
 fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
@@ -74,14 +71,8 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
     let cases: [(&str, &[&str]); 9] = [
         ("zero 1", &["memory.zero_stage=1"]),
         ("zero 2", &["memory.zero_stage=2"]),
-        (
-            "zero 3",
-            &["memory.zero_stage=3", "memory.gradient_checkpointing=true"],
-        ),
-        (
-            "zero 3 that keeps weights",
-            &["memory.zero_stage=3", "memory.reshard_after_forward=false"],
-        ),
+        ("zero 3", &["memory.zero_stage=3", "memory.gradient_checkpointing=true"]),
+        ("zero 3 that keeps weights", &["memory.zero_stage=3", "memory.reshard_after_forward=false"]),
         (
             "zero 3 with a reference policy",
             &[
@@ -91,14 +82,7 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
                 "memory.gradient_checkpointing=true",
             ],
         ),
-        (
-            "zero 3 with a critic",
-            &[
-                "objective.name=ppo",
-                "memory.zero_stage=3",
-                "memory.gradient_checkpointing=true",
-            ],
-        ),
+        ("zero 3 with a critic", &["objective.name=ppo", "memory.zero_stage=3", "memory.gradient_checkpointing=true"]),
         ("matrices shared", &TENSOR),
         (
             "matrices shared, a norm of each head",
@@ -112,12 +96,7 @@ fn a_step_of_two_and_of_four_ranks_sends_what_its_plan_says() {
         ),
         (
             "matrices shared, zero 3",
-            &[
-                TENSOR[0],
-                TENSOR[1],
-                "memory.zero_stage=3",
-                "memory.gradient_checkpointing=true",
-            ],
+            &[TENSOR[0], TENSOR[1], "memory.zero_stage=3", "memory.gradient_checkpointing=true"],
         ),
     ];
     for (name, overrides) in cases {
@@ -141,13 +120,8 @@ fn ranks_that_share_out_a_reward_model_gather_it_as_often_as_their_plan_says() {
         under("gsm8k/test.jsonl"),
         under("reward_models/qwen2-chat"),
     );
-    let overrides = [
-        &*model,
-        &*task,
-        "rollout.prompt_length=160",
-        "memory.zero_stage=3",
-        "memory.gradient_checkpointing=true",
-    ];
+    let overrides =
+        [&*model, &*task, "rollout.prompt_length=160", "memory.zero_stage=3", "memory.gradient_checkpointing=true"];
     sends_what_its_plan_says(folders.path(), "zero 3 with a reward model", 2, &overrides);
 }
 
@@ -160,16 +134,12 @@ fn sends_what_its_plan_says(folders: &Path, name: &str, size: usize, overrides: 
     let ((two, _), (three, plan)) = (of(2), of(3));
     for (kind, own) in KINDS {
         // what groups send while they sample ends with the completions
-        let sampled =
-            |t: &PhaseTraffic| t.phase == EstimatePhase::Rollout && t.along == Along::Tensor;
+        let sampled = |t: &PhaseTraffic| t.phase == EstimatePhase::Rollout && t.along == Along::Tensor;
         let said = plan.communication.iter();
         let said = said.filter(|t| t.kind == kind && !sampled(t));
         let said = said.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes));
         let at = own as usize;
-        let counted = (
-            three.operations[at] - two.operations[at],
-            three.bytes[at] - two.bytes[at],
-        );
+        let counted = (three.operations[at] - two.operations[at], three.bytes[at] - two.bytes[at]);
         let label = format!("{} of {name}, {size} ranks", own.name());
         if overrides.contains(&TENSOR[0]) {
             // sums of activations are as long as sequences, which may end early
@@ -203,22 +173,17 @@ fn ranks_that_share_sequences_exchange_as_often_as_their_plan_says_of_policy_and
         let said = said.filter(|t| t.kind == MessageKind::AllToAll && t.along == Along::Sequence);
         let said = said.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes));
         let at = OperationKind::AllToAll as usize;
-        let (times, bytes) = (
-            three.operations[at] - two.operations[at],
-            three.bytes[at] - two.bytes[at],
-        );
+        let (times, bytes) = (three.operations[at] - two.operations[at], three.bytes[at] - two.bytes[at]);
         let label = format!("{size} ranks, {policy} share the policy's and {critic} the critic's");
         assert_eq!(times, said.0, "{label}");
         // sequences may end early, and a rank's part is padded to whole rows
-        assert!(
-            2 * bytes >= said.1 && 5 * bytes <= 6 * said.1,
-            "{label}: {bytes} {said:?}"
-        );
+        assert!(2 * bytes >= said.1 && 5 * bytes <= 6 * said.1, "{label}: {bytes} {said:?}");
         assert!(times > 0, "{label}");
     }
 }
 
-/// What the first rank of a group sends while it samples from weights that all ranks share out, and what an estimate says of it.
+/// What the first rank of a group sends while it samples from weights that all ranks share out, and what an estimate
+/// says of it.
 #[test]
 fn a_group_that_samples_sends_what_is_predicted() {
     let config = serde_json::json!({"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
@@ -226,11 +191,7 @@ fn a_group_that_samples_sends_what_is_predicted() {
     let arch = Arch::from_config(config.as_object().unwrap(), Path::new("config.json")).unwrap();
     let (prompt, response, prompts, group) = (6, 5, 4, 3);
     for size in [2, 4] {
-        let memory = MemoryConfig {
-            zero_stage: 3,
-            gradient_checkpointing: true,
-            ..MemoryConfig::default()
-        };
+        let memory = MemoryConfig { zero_stage: 3, gradient_checkpointing: true, ..MemoryConfig::default() };
         let plan = memory.plan(&arch).unwrap();
         let ranks = Threads::run(size, Settings::default(), |rank| {
             let world = World::new(rank).sampling_together(size).unwrap();
@@ -243,41 +204,25 @@ fn a_group_that_samples_sends_what_is_predicted() {
             let own = world.tensor_group().unwrap();
             let own = model.tensor_shard(&own, arch.precision).unwrap();
             let gathered = world.traffic();
-            let sampling = SamplingParams {
-                max_new_tokens: response,
-                ..SamplingParams::default()
-            };
+            let sampling = SamplingParams { max_new_tokens: response, ..SamplingParams::default() };
             let requests: Vec<GenerationRequest> = (0..prompts as u32)
                 .map(|i| GenerationRequest {
                     tokens: (0..prompt as u32).map(|t| (7 * i + t) % 64).collect(),
-                    key: DrawKey {
-                        seed: 1,
-                        step: 0,
-                        prompt_index: i,
-                        sample: 0,
-                    },
+                    key: DrawKey { seed: 1, step: 0, prompt_index: i, sample: 0 },
                     max_new_tokens: None,
                 })
                 .collect();
             let generator = Generator::new(&own, None, &sampling).unwrap();
             generator.run(&requests, group, prompts * group).unwrap();
             let at = OperationKind::AllGather as usize;
-            let weights = (
-                gathered.operations[at] - before.operations[at],
-                gathered.bytes[at] - before.bytes[at],
-            );
+            let weights = (gathered.operations[at] - before.operations[at], gathered.bytes[at] - before.bytes[at]);
             (weights, world.sampling_traffic())
         });
         let (weights, sent) = ranks.into_iter().next().unwrap().unwrap();
         let request = Request {
             workload: Workload {
                 reference: false,
-                ..Workload::grpo(
-                    arch.clone(),
-                    [prompt as u64, response as u64],
-                    prompts as u64,
-                    group as u64,
-                )
+                ..Workload::grpo(arch.clone(), [prompt as u64, response as u64], prompts as u64, group as u64)
             },
             memory: memory.clone(),
             max_num_seqs: prompts * group,
@@ -296,43 +241,23 @@ fn a_group_that_samples_sends_what_is_predicted() {
         let fit = request.spread(parallel).unwrap().as_configured().unwrap();
         let said = |kind: MessageKind, along: Along| {
             let all = fit.estimate.communication.iter();
-            let own = all.filter(|t| {
-                t.phase == EstimatePhase::Rollout && t.kind == kind && t.along == along
-            });
+            let own = all.filter(|t| t.phase == EstimatePhase::Rollout && t.kind == kind && t.along == along);
             own.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes))
         };
-        let counted =
-            |kind: OperationKind| (sent.operations[kind as usize], sent.bytes[kind as usize]);
+        let counted = |kind: OperationKind| (sent.operations[kind as usize], sent.bytes[kind as usize]);
         let label = format!("{size} ranks");
-        assert_eq!(
-            weights,
-            said(MessageKind::AllGather, Along::Data),
-            "{label}"
-        );
-        assert_eq!(
-            counted(OperationKind::AllReduce),
-            said(MessageKind::AllReduce, Along::Tensor),
-            "{label}"
-        );
-        assert_eq!(
-            counted(OperationKind::AllGather),
-            said(MessageKind::AllGather, Along::Tensor),
-            "{label}"
-        );
+        assert_eq!(weights, said(MessageKind::AllGather, Along::Data), "{label}");
+        assert_eq!(counted(OperationKind::AllReduce), said(MessageKind::AllReduce, Along::Tensor), "{label}");
+        assert_eq!(counted(OperationKind::AllGather), said(MessageKind::AllGather, Along::Tensor), "{label}");
     }
 }
 
 /// Sequences of one length, a micro-batch each.
 fn sequences(count: usize, [prompt, response]: [usize; 2]) -> Vec<Sequence> {
     let sequence = |salt: usize| {
-        let tokens: Vec<u32> = (0..prompt + response)
-            .map(|i| ((7 * i + 13 * salt) % 64) as u32)
-            .collect();
+        let tokens: Vec<u32> = (0..prompt + response).map(|i| ((7 * i + 13 * salt) % 64) as u32).collect();
         let mut sequence = Sequence::completion(&tokens[..prompt], &tokens[prompt..]);
-        sequence.columns = TokenColumns {
-            weight: Some(vec![1e-2; response]),
-            ..TokenColumns::default()
-        };
+        sequence.columns = TokenColumns { weight: Some(vec![1e-2; response]), ..TokenColumns::default() };
         sequence
     };
     (0..count).map(sequence).collect()
@@ -395,21 +320,14 @@ fn stages_send_the_messages_and_bytes_that_are_predicted() {
         });
         let workload = Workload::grpo(arch.clone(), [6, 5], 8, 1);
         let plan = memory.plans(&arch, false, None, 8).unwrap();
-        let parallel = Parallel {
-            data: (size / stages) as u64,
-            pipeline: stages as u64,
-            zero,
-            ..Parallel::default()
-        };
+        let parallel = Parallel { data: (size / stages) as u64, pipeline: stages as u64, zero, ..Parallel::default() };
         let profile = DeviceProfile::assumed(Backend::Cpu);
         let predicted = estimate_stages(&workload, &plan, &profile, &parallel);
         for rank in ranks {
             let (stage, [scored, updated, gathered]) = rank.unwrap();
             let said = |phases: &[EstimatePhase], kind| said(&predicted[stage], phases, kind);
             let label = format!("stage {stage} of {stages}, {size} ranks, tied {tied}, {zero:?}");
-            let counted = |of: &Traffic, kind: OperationKind| {
-                [of.operations[kind as usize], of.bytes[kind as usize]]
-            };
+            let counted = |of: &Traffic, kind: OperationKind| [of.operations[kind as usize], of.bytes[kind as usize]];
             let send = (MessageKind::Send, OperationKind::Send);
             for (kind, own) in KINDS.into_iter().chain([send]) {
                 let score = said(&[EstimatePhase::Score], kind);
@@ -420,11 +338,7 @@ fn stages_send_the_messages_and_bytes_that_are_predicted() {
             // before the units each says which of the 12 it lacks, a byte each
             let [messages, bytes] = said(&[EstimatePhase::Rollout], MessageKind::Exchange);
             let flags = 12 * (stages - 1) as u64;
-            assert_eq!(
-                counted(&gathered, OperationKind::Exchange),
-                [messages + 1, bytes + flags],
-                "{label}"
-            );
+            assert_eq!(counted(&gathered, OperationKind::Exchange), [messages + 1, bytes + flags], "{label}");
         }
     }
 }

@@ -68,7 +68,8 @@ const LARGER: [&str; 4] = [
     "optim.eps=1e-4",
 ];
 
-/// What two ranks come to, and the settings of the cheaper plans that each took; the first loss of rank 1 finds no memory if it is told so.
+/// What two ranks come to, and the settings of the cheaper plans that each took; the first loss of rank 1 finds no
+/// memory if it is told so.
 fn ranks(overrides: &[&str], refused: bool) -> Vec<(Ran, Vec<Vec<String>>)> {
     let folder = tempfile::tempdir().unwrap();
     let overrides = [&LARGER, overrides].concat();
@@ -101,11 +102,7 @@ fn memory_that_runs_out_on_one_rank_gives_all_the_plan_of_a_run_that_began_with_
         &["memory.zero_stage=2"],
         &["memory.zero_stage=3", "memory.gradient_checkpointing=true"],
         // with gathers on their way that no rank will wait for
-        &[
-            "memory.zero_stage=3",
-            "memory.gradient_checkpointing=true",
-            "memory.prefetch=3",
-        ],
+        &["memory.zero_stage=3", "memory.gradient_checkpointing=true", "memory.prefetch=3"],
         &["memory.ulysses_sequence_parallel_size=2"],
         &[
             "memory.ulysses_sequence_parallel_size=2",
@@ -113,20 +110,10 @@ fn memory_that_runs_out_on_one_rank_gives_all_the_plan_of_a_run_that_began_with_
             "memory.gradient_checkpointing=true",
             "memory.prefetch=2",
         ],
-        &[
-            "memory.ulysses_sequence_parallel_size=2",
-            "memory.zero_stage=2",
-        ],
-        &[
-            "memory.tensor_model_parallel_size=2",
-            "rollout.tensor_model_parallel_size=2",
-        ],
+        &["memory.ulysses_sequence_parallel_size=2", "memory.zero_stage=2"],
+        &["memory.tensor_model_parallel_size=2", "rollout.tensor_model_parallel_size=2"],
         &["memory.pipeline_model_parallel_size=2"],
-        &[
-            "rollout.tensor_model_parallel_size=2",
-            "memory.zero_stage=3",
-            "memory.gradient_checkpointing=true",
-        ],
+        &["rollout.tensor_model_parallel_size=2", "memory.zero_stage=3", "memory.gradient_checkpointing=true"],
     ];
     for overrides in stages {
         let found = ranks(overrides, true);

@@ -46,9 +46,7 @@ fn a_panic_in_a_task_of_one_rank_ends_the_run_of_all_and_names_the_rank() {
         let ended = Threads::run(3, Settings::default(), |rank| {
             let left = if rank.rank() == 1 { judged } else { usize::MAX };
             let built = Trainer::builder(config(&folder, &[]))
-                .task(Panics {
-                    left: AtomicUsize::new(left),
-                })
+                .task(Panics { left: AtomicUsize::new(left) })
                 .world(rank)
                 .build();
             let ran = built.and_then(|mut trainer| trainer.run().map(drop));
@@ -58,10 +56,7 @@ fn a_panic_in_a_task_of_one_rank_ends_the_run_of_all_and_names_the_rank() {
             let said = match ended {
                 Ok(said) | Err(said) => said,
             };
-            assert!(
-                said.contains("a task has come to its end"),
-                "{rank}: {said}"
-            );
+            assert!(said.contains("a task has come to its end"), "{rank}: {said}");
             assert!(rank == 1 || said.contains("rank 1"), "{rank}: {said}");
         }
         assert!(begun.elapsed() < Duration::from_secs(20), "{judged}");

@@ -1,8 +1,6 @@
 //! Runs whose layers are divided into stages (pipeline parallelism), and what of that is refused.
 
-use super::tensor_parallel::{
-    Case, LAST, alike, close, learn_as_one_rank_and_repeat, made, refused,
-};
+use super::tensor_parallel::{Case, LAST, alike, close, learn_as_one_rank_and_repeat, made, refused};
 use super::{EXPERTS, StopAfter, TINY, config, world};
 use firebrick_backends::collective::{Settings, Threads};
 use firebrick_engine::config::parse;
@@ -20,12 +18,7 @@ fn runs_in_stages_learn_what_one_rank_learns_and_repeat_to_the_bit() {
     let folders = tempfile::tempdir().unwrap();
     let cases: [Case<'_>; 6] = [
         ("grpo", 2, &[], &[STAGES]),
-        (
-            "four stages",
-            4,
-            &[DEEP],
-            &["memory.pipeline_model_parallel_size=4"],
-        ),
+        ("four stages", 4, &[DEEP], &["memory.pipeline_model_parallel_size=4"]),
         (
             "a reference, two ranks a stage that share out state",
             4,
@@ -36,11 +29,7 @@ fn runs_in_stages_learn_what_one_rank_learns_and_repeat_to_the_bit() {
             "a critic, weights streamed",
             2,
             &["objective.name=ppo"],
-            &[
-                STAGES,
-                "memory.gradient_checkpointing=true",
-                "memory.param_offload=streamed",
-            ],
+            &[STAGES, "memory.gradient_checkpointing=true", "memory.param_offload=streamed"],
         ),
         (
             "a value head",
@@ -76,9 +65,7 @@ fn a_checkpoint_of_any_stages_is_continued_by_any_others() {
         let (size, overrides) = meshes[from];
         let cut = made(folders.path(), &name, overrides);
         let stopped = Threads::run(size, Settings::default(), |rank| {
-            let stopping = Trainer::builder(cut.clone())
-                .observer(StopAfter(2))
-                .world(rank);
+            let stopping = Trainer::builder(cut.clone()).observer(StopAfter(2)).world(rank);
             stopping.build().unwrap().run().unwrap().steps
         });
         assert!(stopped.iter().all(|steps| *steps == Ok(2)));
@@ -108,26 +95,9 @@ fn what_stages_do_not_do_is_refused_before_anything_is_loaded() {
             &[DEEP, STAGES, "memory.tensor_model_parallel_size=2"],
             "memory.pipeline_model_parallel_size: 2 and memory.tensor_model_parallel_size: 2",
         ),
-        (
-            4,
-            &[DEEP, STAGES, "memory.ulysses_sequence_parallel_size=2"],
-            "memory.ulysses_sequence_parallel_size: 2",
-        ),
-        (
-            2,
-            &[DEEP, STAGES, "rollout.tensor_model_parallel_size=2"],
-            "rollout.tensor_model_parallel_size: 2",
-        ),
-        (
-            2,
-            &[
-                DEEP,
-                STAGES,
-                "memory.step_in_backward=true",
-                "optim.clip_grad=null",
-            ],
-            "memory.step_in_backward",
-        ),
+        (4, &[DEEP, STAGES, "memory.ulysses_sequence_parallel_size=2"], "memory.ulysses_sequence_parallel_size: 2"),
+        (2, &[DEEP, STAGES, "rollout.tensor_model_parallel_size=2"], "rollout.tensor_model_parallel_size: 2"),
+        (2, &[DEEP, STAGES, "memory.step_in_backward=true", "optim.clip_grad=null"], "memory.step_in_backward"),
     ];
     for (size, overrides, part) in cases {
         let message = refused(size, overrides);
@@ -138,10 +108,7 @@ fn what_stages_do_not_do_is_refused_before_anything_is_loaded() {
 #[test]
 fn settings_that_do_not_go_with_stages_are_refused_when_they_are_read() {
     let cases: [(&[&str], &str); 2] = [
-        (
-            &[STAGES, "memory.zero_stage=2"],
-            "a zero_stage of at most 1",
-        ),
+        (&[STAGES, "memory.zero_stage=2"], "a zero_stage of at most 1"),
         (
             &[
                 STAGES,
@@ -165,10 +132,7 @@ fn an_error_of_one_stage_ends_the_run_of_all() {
     let config = made(folders.path(), "run", &[STAGES]);
     let ended = Threads::run(4, Settings::default(), |rank| {
         let own = rank.rank();
-        let mut trainer = Trainer::builder(config.clone())
-            .world(rank)
-            .build()
-            .unwrap();
+        let mut trainer = Trainer::builder(config.clone()).world(rank).build().unwrap();
         if own == 3 {
             return "gone".to_owned();
         }
@@ -206,30 +170,12 @@ fn a_plan_in_a_file_runs_on_its_stages_and_is_refused_on_others() {
     let replicas = run("replicas", 2, &["memory.zero_stage=1"]);
     let alone = run("alone", 1, &[]);
     for (plan, size, overrides, part) in [
-        (
-            &staged,
-            4,
-            &[][..],
-            "memory.pipeline_model_parallel_size is 1; set it to 2",
-        ),
+        (&staged, 4, &[][..], "memory.pipeline_model_parallel_size is 1; set it to 2"),
         (&staged, 2, &[STAGES], "this run has 2"),
-        (
-            &replicas,
-            2,
-            &[STAGES],
-            "memory.pipeline_model_parallel_size is 2; set it to 1",
-        ),
-        (
-            &alone,
-            2,
-            &[STAGES],
-            "memory.pipeline_model_parallel_size is 2; set it to 1",
-        ),
+        (&replicas, 2, &[STAGES], "memory.pipeline_model_parallel_size is 2; set it to 1"),
+        (&alone, 2, &[STAGES], "memory.pipeline_model_parallel_size is 2; set it to 1"),
     ] {
-        let message = refused(
-            size,
-            &[overrides, &[plan.as_str(), "memory.zero_stage=1"]].concat(),
-        );
+        let message = refused(size, &[overrides, &[plan.as_str(), "memory.zero_stage=1"]].concat());
         assert!(message.contains(part), "{part:?} is not in: {message}");
     }
 }

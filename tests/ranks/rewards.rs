@@ -69,9 +69,8 @@ fn statistics_of_rewards_are_those_of_all_completions_in_their_order() {
         let ranks: Vec<Ran> = ranks.into_iter().map(Result::unwrap).collect();
         same_on_all(&ranks);
         let metrics = ranks[0].metrics.iter().cloned().map(BTreeMap::from_iter);
-        let steps: Vec<BTreeMap<String, u64>> = metrics
-            .filter(|step: &BTreeMap<_, _>| step.contains_key("actor/pg_loss"))
-            .collect();
+        let steps: Vec<BTreeMap<String, u64>> =
+            metrics.filter(|step: &BTreeMap<_, _>| step.contains_key("actor/pg_loss")).collect();
         steps
     };
     let alone = steps(1);
@@ -90,7 +89,8 @@ fn statistics_of_rewards_are_those_of_all_completions_in_their_order() {
     }
 }
 
-/// The example with a reward model, on two ranks: the metrics of its steps, and the most bytes of that model that the first had.
+/// The example with a reward model, on two ranks: the metrics of its steps, and the most bytes of that model that the
+/// first had.
 fn judged_by_a_model(folder: &Path, overrides: &[&str]) -> (Vec<BTreeMap<String, f64>>, u64) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let example = std::fs::read_to_string(root.join("examples/reward_model.yaml")).unwrap();
@@ -121,21 +121,15 @@ fn judged_by_a_model(folder: &Path, overrides: &[&str]) -> (Vec<BTreeMap<String,
     same_on_all(&ranks);
     let metrics = ranks[0].metrics.iter().map(|step| {
         let numbers = step.iter();
-        numbers
-            .map(|(name, bits)| (name.clone(), f64::from_bits(*bits)))
-            .collect()
+        numbers.map(|(name, bits)| (name.clone(), f64::from_bits(*bits))).collect()
     });
     let readings = std::fs::read_to_string(folder.join("memory.jsonl")).unwrap();
     let bytes = readings.lines().filter_map(|line| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         let phase = line["phase"] == "update_actor";
         let accounts = line["accounts"].as_array().unwrap().clone();
-        let own = accounts
-            .into_iter()
-            .filter(|a| a["category"] == "reward_model");
-        let bytes = own
-            .map(|account| account["bytes"].as_u64().unwrap())
-            .sum::<u64>();
+        let own = accounts.into_iter().filter(|a| a["category"] == "reward_model");
+        let bytes = own.map(|account| account["bytes"].as_u64().unwrap()).sum::<u64>();
         phase.then_some(bytes)
     });
     (metrics.collect(), bytes.max().unwrap())
@@ -153,10 +147,7 @@ fn ranks_share_out_a_reward_model_which_scores_as_a_whole_one_does() {
     for (found, whole) in found.iter().zip(&whole) {
         for (name, expected) in whole.iter().filter(|(name, _)| name.starts_with("reward/")) {
             let found = found[name];
-            assert!(
-                (found - expected).abs() < 1e-4,
-                "{name}: {found} instead of {expected}"
-            );
+            assert!((found - expected).abs() < 1e-4, "{name}: {found} instead of {expected}");
             compared += 1;
         }
     }

@@ -10,19 +10,13 @@ use std::path::Path;
 const TOGETHER: &str = "rollout.tensor_model_parallel_size=2";
 
 /// Settings under which a difference in the last digits of a gradient stays one in the weights.
-const SMOOTH: [&str; 3] = [
-    "optim.eps=1e-3",
-    "optim.lr=1e-3",
-    "update.old_log_probs=trainer",
-];
+const SMOOTH: [&str; 3] = ["optim.eps=1e-3", "optim.lr=1e-3", "update.old_log_probs=trainer"];
 
 fn close(label: &str, found: &Ran, alone: &Ran) {
     assert_eq!(found.metrics.len(), alone.metrics.len(), "{label}");
     for (found, alone) in found.metrics.iter().zip(&alone.metrics) {
-        let (found, alone): (BTreeMap<_, _>, BTreeMap<_, _>) = (
-            found.iter().cloned().collect(),
-            alone.iter().cloned().collect(),
-        );
+        let (found, alone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            (found.iter().cloned().collect(), alone.iter().cloned().collect());
         for key in [
             "response_length/mean",
             "critic/rewards/mean",
@@ -62,26 +56,13 @@ fn runs(folder: &Path, name: &str, size: usize, together: usize, overrides: &[&s
 fn runs_that_sample_on_groups_learn_what_runs_learn_whose_ranks_sample_alone() {
     let folders = tempfile::tempdir().unwrap();
     let cases: [(&str, usize, usize, &[&str]); 6] = [
-        (
-            "weights shared out",
-            2,
-            2,
-            &["memory.zero_stage=3", "memory.gradient_checkpointing=true"],
-        ),
-        (
-            "two groups, weights away while they sample",
-            4,
-            2,
-            &["memory.zero_stage=1", "memory.param_offload=idle"],
-        ),
+        ("weights shared out", 2, 2, &["memory.zero_stage=3", "memory.gradient_checkpointing=true"]),
+        ("two groups, weights away while they sample", 4, 2, &["memory.zero_stage=1", "memory.param_offload=idle"]),
         (
             "one group of four, two of whom share a key head, and sequences",
             4,
             4,
-            &[
-                "memory.ulysses_sequence_parallel_size=2",
-                "memory.zero_stage=2",
-            ],
+            &["memory.ulysses_sequence_parallel_size=2", "memory.zero_stage=2"],
         ),
         ("a baseline", 2, 2, &["objective.name=remax"]),
         (
@@ -99,12 +80,7 @@ fn runs_that_sample_on_groups_learn_what_runs_learn_whose_ranks_sample_alone() {
             "a value head, sampled at a temperature",
             2,
             2,
-            &[
-                "objective.name=ppo",
-                "critic.shared_trunk=true",
-                "rollout.temperature=0.8",
-                "rollout.top_k=7",
-            ],
+            &["objective.name=ppo", "critic.shared_trunk=true", "rollout.temperature=0.8", "rollout.top_k=7"],
         ),
     ];
     for (name, size, together, overrides) in cases {
@@ -119,22 +95,11 @@ fn runs_that_sample_on_groups_learn_what_runs_learn_whose_ranks_sample_alone() {
 fn adapters_are_sampled_from_on_groups_and_a_rerun_is_the_same_to_the_bit() {
     let folders = tempfile::tempdir().unwrap();
     runs(folders.path(), "base", 2, 1, &["trainer.steps=2"]);
-    let base = folders
-        .path()
-        .join("base 2 1/checkpoints/step-000002/model");
+    let base = folders.path().join("base 2 1/checkpoints/step-000002/model");
     let model = format!("model={{path: {}, lora: {{rank: 2}}}}", base.display());
     let run = |name: &str, together: usize| {
         let key = format!("rollout.tensor_model_parallel_size={together}");
-        let all = [
-            &[
-                &*model,
-                &key,
-                "memory.zero_stage=3",
-                "memory.gradient_checkpointing=true",
-            ],
-            &SMOOTH[..],
-        ]
-        .concat();
+        let all = [&[&*model, &key, "memory.zero_stage=3", "memory.gradient_checkpointing=true"], &SMOOTH[..]].concat();
         world(2, &config(&folders.path().join(name), &all), Start::Fresh)
     };
     let (found, again, apart) = (run("a", 2), run("b", 2), run("c", 1));
@@ -148,9 +113,7 @@ fn refused(size: usize, overrides: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let config = config(&folder.path().join("run"), overrides);
     let said = Threads::run(size, Settings::default(), |rank| {
-        run(config.clone(), Start::Fresh, rank)
-            .unwrap_err()
-            .to_string()
+        run(config.clone(), Start::Fresh, rank).unwrap_err().to_string()
     });
     said.into_iter().next().unwrap().unwrap()
 }
@@ -162,17 +125,9 @@ fn groups_that_cannot_sample_together_are_refused_before_anything_is_loaded() {
     let cases: [(usize, &[&str], &str); 6] = [
         (3, &[TOGETHER], "this run's 3 ranks"),
         (1, &[TOGETHER], "this run's 1 ranks"),
-        (
-            4,
-            &[&key(4)],
-            "attention has 2 heads; set it to a number that divides 2",
-        ),
+        (4, &[&key(4)], "attention has 2 heads; set it to a number that divides 2"),
         (2, &experts, "layer 0 has 4 experts"),
-        (
-            2,
-            &[TOGETHER, "rollout.quantization=int8"],
-            "leave out rollout.quantization",
-        ),
+        (2, &[TOGETHER, "rollout.quantization=int8"], "leave out rollout.quantization"),
         (
             2,
             &[
@@ -187,10 +142,7 @@ fn groups_that_cannot_sample_together_are_refused_before_anything_is_loaded() {
     ];
     for (size, overrides, part) in cases {
         let message = refused(size, overrides);
-        assert!(
-            message.contains("rollout.tensor_model_parallel_size"),
-            "{message}"
-        );
+        assert!(message.contains("rollout.tensor_model_parallel_size"), "{message}");
         assert!(message.contains(part), "{part:?} is not in: {message}");
     }
     let none = parse(TINY, &[key(0)]).unwrap_err().to_string();
@@ -200,10 +152,7 @@ fn groups_that_cannot_sample_together_are_refused_before_anything_is_loaded() {
 #[test]
 fn a_plan_for_ranks_that_sample_together_runs_on_such_alone() {
     let folders = tempfile::tempdir().unwrap();
-    let made = config(
-        &folders.path().join("made"),
-        &[TOGETHER, "memory.zero_stage=1"],
-    );
+    let made = config(&folders.path().join("made"), &[TOGETHER, "memory.zero_stage=1"]);
     let ran = world(2, &made, Start::Fresh);
     let plan = format!("memory.plan={}", made.output.join("plan.json").display());
     let again = config(&folders.path().join("again"), &[&plan, TOGETHER]);

@@ -32,11 +32,7 @@ fn runs_that_share_sequences_begin_as_one_rank_does_and_repeat_to_the_bit() {
             ],
         ),
         ("a critic", 2, &["objective.name=ppo"]),
-        (
-            "a loss of sequences",
-            2,
-            &["objective.name=gspo", "memory.packing=padded"],
-        ),
+        ("a loss of sequences", 2, &["objective.name=gspo", "memory.packing=padded"]),
         ("experts", 2, &experts),
     ];
     for (name, size, overrides) in cases {
@@ -52,10 +48,7 @@ fn runs_that_share_sequences_begin_as_one_rank_does_and_repeat_to_the_bit() {
         for key in ["actor/pg_loss", "actor/grad_norm", "critic/rewards/mean"] {
             let [found, alone] = [&found, &alone].map(|step| f64::from_bits(step[key]));
             let near = (found - alone).abs() <= 1e-5 * alone.abs().max(1e-2);
-            assert!(
-                near,
-                "{name}: {key} on {size} ranks: {found} instead of {alone}"
-            );
+            assert!(near, "{name}: {key} on {size} ranks: {found} instead of {alone}");
         }
     }
 }
@@ -85,13 +78,7 @@ fn a_critic_with_a_degree_of_its_own_begins_as_on_one_rank_and_repeats_to_the_bi
         same_on_all(&runs[0]);
         assert_eq!(runs[0], runs[1], "{label}: a rerun");
         let found = first(&runs[0][0]);
-        for key in [
-            "actor/pg_loss",
-            "actor/grad_norm",
-            "critic/vf_loss",
-            "critic/grad_norm",
-            "critic/values/mean",
-        ] {
+        for key in ["actor/pg_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm", "critic/values/mean"] {
             let [found, alone] = [&found, &alone].map(|step| f64::from_bits(step[key]));
             let near = (found - alone).abs() <= 5e-5 * alone.abs().max(1e-2);
             assert!(near, "{label}: {key}: {found} instead of {alone}");
@@ -105,48 +92,26 @@ fn a_critics_degree_that_cannot_be_is_refused_before_anything_is_loaded() {
     let own = |degree: usize| format!("critic.ulysses_sequence_parallel_size={degree}");
     let message = refused(3, &[&own(2)]);
     let key = "critic.ulysses_sequence_parallel_size is 2";
-    assert!(
-        message.contains(key) && message.contains("3 ranks"),
-        "{message}"
-    );
+    assert!(message.contains(key) && message.contains("3 ranks"), "{message}");
     let message = refused(4, &[&own(4)]);
     let key = "critic.ulysses_sequence_parallel_size: 4";
-    assert!(
-        message.contains(key) && message.contains("the critic has 2 of them"),
-        "{message}"
-    );
-    for other in [
-        "memory.tensor_model_parallel_size",
-        "memory.pipeline_model_parallel_size",
-    ] {
+    assert!(message.contains(key) && message.contains("the critic has 2 of them"), "{message}");
+    for other in ["memory.tensor_model_parallel_size", "memory.pipeline_model_parallel_size"] {
         let message = refused(2, &[&own(2), &format!("{other}=2")]);
         let parts = ["critic.ulysses_sequence_parallel_size: 2", other, "to 1"];
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
-    let shared = [
-        "objective.name=ppo".into(),
-        own(2),
-        "critic.shared_trunk=true".into(),
-    ];
+    let shared = ["objective.name=ppo".into(), own(2), "critic.shared_trunk=true".into()];
     let message = parse(TINY, &shared).unwrap_err().to_string();
-    assert!(
-        message.contains("critic.shared_trunk: true uses the policy's"),
-        "{message}"
-    );
+    assert!(message.contains("critic.shared_trunk: true uses the policy's"), "{message}");
     let folders = tempfile::tempdir().unwrap();
     let two = own(2);
-    let made = config(
-        &folders.path().join("made"),
-        &["objective.name=ppo", "memory.zero_stage=1", &two],
-    );
+    let made = config(&folders.path().join("made"), &["objective.name=ppo", "memory.zero_stage=1", &two]);
     world(2, &made, Start::Fresh);
     let plan = format!("memory.plan={}", made.output.join("plan.json").display());
     let message = refused(2, &[&plan]);
     let set = "critic.ulysses_sequence_parallel_size is 1; set it to 2";
-    assert!(
-        message.contains("sequence 2 of the critic") && message.contains(set),
-        "{message}"
-    );
+    assert!(message.contains("sequence 2 of the critic") && message.contains(set), "{message}");
 }
 
 /// What the first of so many ranks says of a run that is refused.
@@ -154,9 +119,7 @@ fn refused(size: usize, overrides: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let config = config(&folder.path().join("run"), overrides);
     let said = Threads::run(size, Settings::default(), |rank| {
-        run(config.clone(), Start::Fresh, rank)
-            .unwrap_err()
-            .to_string()
+        run(config.clone(), Start::Fresh, rank).unwrap_err().to_string()
     });
     said.into_iter().next().unwrap().unwrap()
 }
@@ -172,28 +135,15 @@ fn degrees_that_divide_neither_ranks_nor_heads_are_refused_before_anything_is_lo
     assert!(message.contains("the policy has 2 of them"), "{message}");
     let balanced = [&EXPERTS[..], &[SHARED, "model.router_aux_loss_coef=0.01"]].concat();
     let message = refused(2, &balanced);
-    assert!(
-        message.contains("set model.router_aux_loss_coef to 0"),
-        "{message}"
-    );
-    let message = refused(
-        2,
-        &[
-            SHARED,
-            "memory.step_in_backward=true",
-            "optim.clip_grad=null",
-        ],
-    );
+    assert!(message.contains("set model.router_aux_loss_coef to 0"), "{message}");
+    let message = refused(2, &[SHARED, "memory.step_in_backward=true", "optim.clip_grad=null"]);
     assert!(message.contains("memory.step_in_backward"), "{message}");
 }
 
 #[test]
 fn a_plan_for_ranks_that_share_sequences_runs_on_such_alone() {
     let folders = tempfile::tempdir().unwrap();
-    let made = config(
-        &folders.path().join("made"),
-        &[SHARED, "memory.zero_stage=1"],
-    );
+    let made = config(&folders.path().join("made"), &[SHARED, "memory.zero_stage=1"]);
     let ran = world(2, &made, Start::Fresh);
     let plan = format!("memory.plan={}", made.output.join("plan.json").display());
     let again = config(&folders.path().join("again"), &[&plan, SHARED]);

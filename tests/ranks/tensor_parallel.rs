@@ -78,9 +78,7 @@ pub fn learn_as_one_rank_and_repeat(folder: &Path, cases: &[Case<'_>]) {
         if overrides.contains(&"objective.kl_loss_coef=0.1") {
             close(name, &a.1, &alone.output, "reference");
         }
-        if overrides.contains(&"objective.name=ppo")
-            && !overrides.contains(&"critic.shared_trunk=true")
-        {
+        if overrides.contains(&"objective.name=ppo") && !overrides.contains(&"critic.shared_trunk=true") {
             let critic = "checkpoints/step-000004/trainer/critic/model";
             close(name, &a.1, &alone.output, critic);
         }
@@ -102,11 +100,7 @@ fn runs_that_share_matrices_learn_what_one_rank_learns_and_repeat_to_the_bit() {
             "a critic, weights shared out, one group of four that samples",
             4,
             &["objective.name=ppo"],
-            &[
-                "rollout.tensor_model_parallel_size=4",
-                "memory.zero_stage=3",
-                "memory.gradient_checkpointing=true",
-            ],
+            &["rollout.tensor_model_parallel_size=4", "memory.zero_stage=3", "memory.gradient_checkpointing=true"],
         ),
         (
             "a value head",
@@ -124,10 +118,7 @@ fn runs_that_share_matrices_learn_what_one_rank_learns_and_repeat_to_the_bit() {
             "four ranks, two of whom share a key head",
             4,
             &["objective.name=remax"],
-            &[
-                "memory.tensor_model_parallel_size=4",
-                "rollout.tensor_model_parallel_size=4",
-            ],
+            &["memory.tensor_model_parallel_size=4", "rollout.tensor_model_parallel_size=4"],
         ),
     ];
     for (name, size, overrides, shared) in cases {
@@ -155,9 +146,7 @@ fn a_checkpoint_of_any_ranks_that_share_matrices_is_continued_by_any_others() {
         let (size, overrides) = meshes[from];
         let cut = made(folders.path(), &name, overrides);
         let stopped = Threads::run(size, Settings::default(), |rank| {
-            let stopping = Trainer::builder(cut.clone())
-                .observer(StopAfter(2))
-                .world(rank);
+            let stopping = Trainer::builder(cut.clone()).observer(StopAfter(2)).world(rank);
             stopping.build().unwrap().run().unwrap().steps
         });
         assert!(stopped.iter().all(|steps| *steps == Ok(2)));
@@ -176,10 +165,7 @@ fn adapters_are_trained_saved_and_resumed_on_ranks_that_share_matrices() {
     let base = made(folders.path(), "base", &["trainer.steps=2"]);
     world(1, &base, Start::Fresh);
     let base = base.output.join("checkpoints/step-000002/model");
-    let model = format!(
-        "model={{path: {}, lora: {{rank: 2, merge: true}}}}",
-        base.display()
-    );
+    let model = format!("model={{path: {}, lora: {{rank: 2, merge: true}}}}", base.display());
     let run = |name: &str, overrides: &[&str]| {
         let all = [&SMOOTH[..3], &[&model], overrides].concat();
         config(&folders.path().join(name), &all)
@@ -192,22 +178,12 @@ fn adapters_are_trained_saved_and_resumed_on_ranks_that_share_matrices() {
     close("adapters", &shared.output, &alone.output, merged);
     let cut = run("cut", &[SHARED, TOGETHER]);
     Threads::run(2, Settings::default(), |rank| {
-        let stopping = Trainer::builder(cut.clone())
-            .observer(StopAfter(2))
-            .world(rank);
+        let stopping = Trainer::builder(cut.clone()).observer(StopAfter(2)).world(rank);
         stopping.build().unwrap().run().unwrap();
     });
     alike(&world(
         4,
-        &run(
-            "cut",
-            &[
-                SHARED,
-                TOGETHER,
-                "memory.zero_stage=3",
-                "memory.gradient_checkpointing=true",
-            ],
-        ),
+        &run("cut", &[SHARED, TOGETHER, "memory.zero_stage=3", "memory.gradient_checkpointing=true"]),
         Start::Resume,
     ));
     close("resumed adapters", &cut.output, &alone.output, merged);
@@ -218,9 +194,7 @@ pub fn refused(size: usize, overrides: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let config = config(&folder.path().join("run"), overrides);
     let said = Threads::run(size, Settings::default(), |rank| {
-        run(config.clone(), Start::Fresh, rank)
-            .unwrap_err()
-            .to_string()
+        run(config.clone(), Start::Fresh, rank).unwrap_err().to_string()
     });
     said.into_iter().next().unwrap().unwrap()
 }
@@ -232,26 +206,10 @@ fn what_ranks_that_share_matrices_do_not_do_is_refused_before_anything_is_loaded
     let cases: [(usize, &[&str], &str); 8] = [
         (3, &[SHARED], "this run's 3 ranks"),
         (1, &[SHARED], "this run's 1 ranks"),
-        (
-            4,
-            &["memory.tensor_model_parallel_size=4"],
-            "attention has 2 heads; set it to a number that divides 2",
-        ),
+        (4, &["memory.tensor_model_parallel_size=4"], "attention has 2 heads; set it to a number that divides 2"),
         (2, &experts, "layer 0 has 4 experts"),
-        (
-            2,
-            &[SHARED, "memory.ulysses_sequence_parallel_size=2"],
-            "set one of them to 1",
-        ),
-        (
-            2,
-            &[
-                SHARED,
-                "memory.step_in_backward=true",
-                "optim.clip_grad=null",
-            ],
-            "memory.step_in_backward",
-        ),
+        (2, &[SHARED, "memory.ulysses_sequence_parallel_size=2"], "set one of them to 1"),
+        (2, &[SHARED, "memory.step_in_backward=true", "optim.clip_grad=null"], "memory.step_in_backward"),
         (
             2,
             &[
@@ -261,11 +219,7 @@ fn what_ranks_that_share_matrices_do_not_do_is_refused_before_anything_is_loaded
             ],
             "its MLP is 33 wide; set it to a number that divides 33",
         ),
-        (
-            2,
-            &[SHARED, "rollout.tensor_model_parallel_size=3"],
-            "rollout.tensor_model_parallel_size: 3",
-        ),
+        (2, &[SHARED, "rollout.tensor_model_parallel_size=3"], "rollout.tensor_model_parallel_size: 3"),
     ];
     for (size, overrides, part) in cases {
         let message = refused(size, overrides);
@@ -302,10 +256,7 @@ fn an_error_of_one_rank_ends_the_run_of_all_that_share_matrices() {
 #[test]
 fn a_plan_for_ranks_that_share_matrices_runs_on_such_alone() {
     let folders = tempfile::tempdir().unwrap();
-    let made = config(
-        &folders.path().join("made"),
-        &[SHARED, TOGETHER, "memory.zero_stage=1"],
-    );
+    let made = config(&folders.path().join("made"), &[SHARED, TOGETHER, "memory.zero_stage=1"]);
     let ran = world(4, &made, Start::Fresh);
     let plan = format!("memory.plan={}", made.output.join("plan.json").display());
     let again = config(&folders.path().join("again"), &[&plan, SHARED, TOGETHER]);
@@ -317,8 +268,5 @@ fn a_plan_for_ranks_that_share_matrices_runs_on_such_alone() {
         "{message}"
     );
     let message = refused(4, &[&plan, SHARED]);
-    assert!(
-        message.contains("rollout.tensor_model_parallel_size is 1; set it to 2"),
-        "{message}"
-    );
+    assert!(message.contains("rollout.tensor_model_parallel_size is 1; set it to 2"), "{message}");
 }

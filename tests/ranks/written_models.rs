@@ -1,4 +1,5 @@
-//! Models of which each rank has a part, as they are loaded, as rank 0 writes them, and as all ranks start a critic from them.
+//! Models of which each rank has a part, as they are loaded, as rank 0 writes them, and as all ranks start a critic
+//! from them.
 
 use firebrick_backends::accounts::{Accounts, Home};
 use firebrick_backends::collective::{Settings, Threads};
@@ -26,55 +27,13 @@ struct Shared {
 }
 
 const SHARED: [Shared; 7] = [
-    Shared {
-        name: "nothing",
-        ranks: 2,
-        tensor: 1,
-        stages: 1,
-        zero: 0,
-    },
-    Shared {
-        name: "weights, 2 ranks",
-        ranks: 2,
-        tensor: 1,
-        stages: 1,
-        zero: 3,
-    },
-    Shared {
-        name: "weights, 4 ranks",
-        ranks: 4,
-        tensor: 1,
-        stages: 1,
-        zero: 3,
-    },
-    Shared {
-        name: "matrices",
-        ranks: 2,
-        tensor: 2,
-        stages: 1,
-        zero: 0,
-    },
-    Shared {
-        name: "matrices, and weights",
-        ranks: 4,
-        tensor: 2,
-        stages: 1,
-        zero: 3,
-    },
-    Shared {
-        name: "layers",
-        ranks: 2,
-        tensor: 1,
-        stages: 2,
-        zero: 0,
-    },
-    Shared {
-        name: "layers, 4 ranks",
-        ranks: 4,
-        tensor: 1,
-        stages: 2,
-        zero: 1,
-    },
+    Shared { name: "nothing", ranks: 2, tensor: 1, stages: 1, zero: 0 },
+    Shared { name: "weights, 2 ranks", ranks: 2, tensor: 1, stages: 1, zero: 3 },
+    Shared { name: "weights, 4 ranks", ranks: 4, tensor: 1, stages: 1, zero: 3 },
+    Shared { name: "matrices", ranks: 2, tensor: 2, stages: 1, zero: 0 },
+    Shared { name: "matrices, and weights", ranks: 4, tensor: 2, stages: 1, zero: 3 },
+    Shared { name: "layers", ranks: 2, tensor: 1, stages: 2, zero: 0 },
+    Shared { name: "layers, 4 ranks", ranks: 4, tensor: 1, stages: 2, zero: 1 },
 ];
 
 impl Shared {
@@ -108,15 +67,10 @@ impl Shared {
     ) -> Vec<T> {
         let plan = self.memory().plan(checkpoint.arch()).unwrap();
         let ranks = Threads::run(self.ranks, Settings::default(), |rank| {
-            let world = World::new(rank)
-                .sharing_matrices(self.tensor)
-                .and_then(|world| world.in_stages(self.stages))
-                .unwrap();
+            let world =
+                World::new(rank).sharing_matrices(self.tensor).and_then(|world| world.in_stages(self.stages)).unwrap();
             let values = kept_values(&plan, checkpoint.arch(), &world);
-            let part = RankPart {
-                share: world.tensor_share(),
-                values: Some(&values),
-            };
+            let part = RankPart { share: world.tensor_share(), values: Some(&values) };
             let mut decoder = checkpoint.load_part(part, &device()).unwrap();
             if let Some(lora) = lora {
                 decoder = adapted(&decoder, lora);
@@ -133,9 +87,7 @@ impl Shared {
         let plan = self.memory().plan(decoder.whole_arch()).unwrap();
         let decoder = match (world.pipeline_stage(), world.tensor_share()) {
             (Some(stage), _) => decoder.in_stage(stage).unwrap(),
-            (None, Some(share)) if decoder.share().is_none() => {
-                decoder.trained_share(share).unwrap()
-            }
+            (None, Some(share)) if decoder.share().is_none() => decoder.trained_share(share).unwrap(),
             (None, _) => decoder,
         };
         let model = ResidentModel::new(decoder, plan, role, &Accounts::new());
@@ -148,10 +100,7 @@ impl Shared {
     fn critic(&self, world: &World, policy: &ResidentModel, seed: u64) -> ResidentModel {
         let arch = policy.decoder.whole_arch().clone().with_value_head();
         let values = kept_values(&self.memory().plan(&arch).unwrap(), &arch, world);
-        let part = RankPart {
-            share: world.tensor_share(),
-            values: Some(&values),
-        };
+        let part = RankPart { share: world.tensor_share(), values: Some(&values) };
         let whole = policy.read_together();
         let rows = |index, rows| whole.rows(index, rows);
         let critic = policy.decoder.part_with_value_head(part, seed, rows);
@@ -184,9 +133,7 @@ fn config(family: &str, tied: bool) -> Value {
 
 /// A random model in a folder, read again.
 fn saved(config: Value, dir: &Path) -> Checkpoint {
-    let Value::Object(config) = config else {
-        unreachable!("an object")
-    };
+    let Value::Object(config) = config else { unreachable!("an object") };
     let made = Checkpoint::create(config, None, None).unwrap();
     let decoder = Decoder::random(made.arch().clone(), 3, &device());
     std::fs::create_dir_all(dir).unwrap();
@@ -196,9 +143,7 @@ fn saved(config: Value, dir: &Path) -> Checkpoint {
 
 /// Several files, whose tensors have another order than the model's.
 fn small_files() -> ExportOptions {
-    ExportOptions {
-        max_shard_bytes: 20_000,
-    }
+    ExportOptions { max_shard_bytes: 20_000 }
 }
 
 /// The files of a folder, by name.
@@ -223,9 +168,7 @@ fn rank_0_writes_the_files_of_one_rank_from_the_parts_that_all_ranks_load() {
             let to = folders.path().join(format!("{} {place}", shared.name));
             std::fs::create_dir_all(&to).unwrap();
             shared.on_ranks(&checkpoint, None, |world, model| {
-                let written = model.write_whole(|policy| {
-                    Ok(export(policy, &checkpoint, None, &to, small_files())?)
-                });
+                let written = model.write_whole(|policy| Ok(export(policy, &checkpoint, None, &to, small_files())?));
                 world.together(written).unwrap();
             });
             assert!(files(&to) == expected, "{}, tied: {tied}", shared.name);
@@ -237,22 +180,13 @@ fn rank_0_writes_the_files_of_one_rank_from_the_parts_that_all_ranks_load() {
 fn adapters_and_the_model_they_merge_into_are_written_as_by_one_rank() {
     let folders = tempfile::tempdir().unwrap();
     let checkpoint = saved(config("llama", false), &folders.path().join("model"));
-    let lora = LoraConfig {
-        rank: 4,
-        ..LoraConfig::default()
-    };
+    let lora = LoraConfig { rank: 4, ..LoraConfig::default() };
     let write = |model: &dyn WholeModel, dir: &Path| -> Result<()> {
         for name in ["adapter", "merged"] {
             std::fs::create_dir_all(dir.join(name)).unwrap();
         }
         save_adapter(model, "base", &dir.join("adapter"))?;
-        Ok(export(
-            model,
-            &checkpoint,
-            None,
-            &dir.join("merged"),
-            small_files(),
-        )?)
+        Ok(export(model, &checkpoint, None, &dir.join("merged"), small_files())?)
     };
     let one = adapted(&checkpoint.load(&device()).unwrap(), &lora);
     let alone = folders.path().join("alone");
@@ -273,10 +207,7 @@ fn adapters_and_the_model_they_merge_into_are_written_as_by_one_rank() {
 #[test]
 fn a_critic_that_starts_from_the_parts_of_all_ranks_is_that_of_one_rank() {
     let folders = tempfile::tempdir().unwrap();
-    let lora = LoraConfig {
-        rank: 4,
-        ..LoraConfig::default()
-    };
+    let lora = LoraConfig { rank: 4, ..LoraConfig::default() };
     let cases = [(false, None), (true, None), (false, Some(&lora))];
     for (place, (tied, lora)) in cases.into_iter().enumerate() {
         let from = folders.path().join(format!("model {place}"));
@@ -307,11 +238,7 @@ fn a_critic_that_starts_from_the_parts_of_all_ranks_is_that_of_one_rank() {
             });
             let label = format!("{}, tied: {tied}, {}", shared.name, lora.is_some());
             assert!(files(&to) == files(&alone), "{label}");
-            let all: usize = policy
-                .with_value_head(5)
-                .specs()
-                .map(|s| 4 * s.numel())
-                .sum();
+            let all: usize = policy.with_value_head(5).specs().map(|s| 4 * s.numel()).sum();
             let divided = shared.name != "nothing";
             assert_eq!(parts.iter().all(|&own| own < all), divided, "{label}");
         }
@@ -353,17 +280,13 @@ fn memory_that_one_rank_lacks_for_its_part_of_a_critic_is_every_ranks_and_all_ma
 fn a_value_head_beside_each_ranks_part_of_a_policy_is_that_of_one_rank() {
     let folders = tempfile::tempdir().unwrap();
     for (place, tied) in [false, true].into_iter().enumerate() {
-        let checkpoint = saved(
-            config("qwen3", tied),
-            &folders.path().join(place.to_string()),
-        );
+        let checkpoint = saved(config("qwen3", tied), &folders.path().join(place.to_string()));
         let one = checkpoint.load(&device()).unwrap();
         let one = one.with_joint_value_head(RankPart::default(), 5);
         let index = one.value_index().unwrap();
         let expected = one.rows(index, 0..1).unwrap().rows(0..1).unwrap();
         for shared in SHARED {
-            let head =
-                |decoder: Decoder, part: RankPart<'_>| decoder.with_joint_value_head(part, 5);
+            let head = |decoder: Decoder, part: RankPart<'_>| decoder.with_joint_value_head(part, 5);
             shared.on_ranks_with(&checkpoint, None, head, |_, policy| {
                 assert_eq!(policy.decoder.value_index(), Some(index), "{}", shared.name);
                 let found = policy.read_together().rows(index, 0..1).unwrap();

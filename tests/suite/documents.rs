@@ -80,15 +80,9 @@ fn every_link_in_the_documents_leads_to_a_file_and_a_heading_that_are_there() {
             checked += 1;
             let (file, anchor) = target.split_once('#').unwrap_or((&target, ""));
             let folder = page.parent().expect("a file in a folder");
-            let path = if file.is_empty() {
-                page.clone()
-            } else {
-                folder.join(file)
-            };
+            let path = if file.is_empty() { page.clone() } else { folder.join(file) };
             let is_page = path.extension().is_some_and(|extension| extension == "md");
-            if !path.exists()
-                || is_page && !anchor.is_empty() && !anchors(&read(&path)).contains(anchor)
-            {
+            if !path.exists() || is_page && !anchor.is_empty() && !anchors(&read(&path)).contains(anchor) {
                 wrong.push(format!("{}: {target}", page.display()));
             }
         }
@@ -101,11 +95,7 @@ fn every_link_in_the_documents_leads_to_a_file_and_a_heading_that_are_there() {
 fn code(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (fenced, line) in lines(text) {
-        let pieces: Vec<&str> = if fenced {
-            vec![line]
-        } else {
-            line.split('`').skip(1).step_by(2).collect()
-        };
+        let pieces: Vec<&str> = if fenced { vec![line] } else { line.split('`').skip(1).step_by(2).collect() };
         let bare = pieces.into_iter().map(|code| code.split(" #").next());
         found.extend(bare.flatten().map(str::to_owned));
     }
@@ -137,26 +127,16 @@ fn commands(text: &str) -> Vec<Shown> {
         }
         let after: Vec<&str> = code[at + "firebrick ".len()..].split_whitespace().collect();
         let is_name = |word: &&&str| word.chars().all(|c| c.is_ascii_lowercase());
-        let words: Vec<String> = after
-            .iter()
-            .take_while(is_name)
-            .map(|w| (*w).to_owned())
-            .collect();
+        let words: Vec<String> = after.iter().take_while(is_name).map(|w| (*w).to_owned()).collect();
         if words.is_empty() {
             continue;
         }
-        let options = after
-            .iter()
-            .filter(|word| word.starts_with("--") && word.len() > 2);
+        let options = after.iter().filter(|word| word.starts_with("--") && word.len() > 2);
         let options = options.map(|o| {
             let name = o.split('=').next().unwrap_or_default();
-            name.trim_end_matches(|c: char| !c.is_ascii_alphanumeric())
-                .to_owned()
+            name.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
         });
-        found.push(Shown {
-            words,
-            options: options.collect(),
-        });
+        found.push(Shown { words, options: options.collect() });
     }
     found
 }
@@ -174,10 +154,7 @@ impl Helps {
             let is_one = output.status.success();
             is_one.then(|| String::from_utf8_lossy(&output.stdout).into_owned())
         };
-        self.0
-            .entry(words.to_vec())
-            .or_insert_with(asked)
-            .as_deref()
+        self.0.entry(words.to_vec()).or_insert_with(asked).as_deref()
     }
 
     /// What is wrong with a command that is shown.
@@ -193,10 +170,7 @@ impl Helps {
                 continue;
             }
             // a group alone, as in a sentence about it, has no options of its own
-            let unknown = shown
-                .options
-                .iter()
-                .find(|own| !help.contains(own.as_str()));
+            let unknown = shown.options.iter().find(|own| !help.contains(own.as_str()));
             return unknown.map(|own| format!("{} has no {own}", shown.words[..depth].join(" ")));
         }
     }
@@ -239,53 +213,28 @@ fn a_command_or_option_that_there_is_not_is_found_below_groups_of_commands_too()
         assert_eq!(said(right), [""; 0], "{right}");
     }
     for (page, part) in [
-        (
-            "`firebrick config frobnicate`",
-            "no command config frobnicate",
-        ),
+        ("`firebrick config frobnicate`", "no command config frobnicate"),
         ("`firebrick frobnicate`", "no command frobnicate"),
-        (
-            "`firebrick config check FILE --budget 1`",
-            "config check has no --budget",
-        ),
-        (
-            "`firebrick train CONFIG --frobnicate`",
-            "train has no --frobnicate",
-        ),
+        ("`firebrick config check FILE --budget 1`", "config check has no --budget"),
+        ("`firebrick train CONFIG --frobnicate`", "train has no --frobnicate"),
     ] {
         assert_eq!(said(page), [part], "{page}");
     }
 }
 
 /// Folders whose paths in code are those of this repository.
-const FOLDERS: [&str; 9] = [
-    ".ci/",
-    "backends/",
-    "benches/",
-    "docs/",
-    "engine/",
-    "examples/",
-    "packaging/",
-    "src/",
-    "tests/",
-];
+const FOLDERS: [&str; 9] =
+    [".ci/", "backends/", "benches/", "docs/", "engine/", "examples/", "packaging/", "src/", "tests/"];
 
 /// Folders with examples of Cargo's.
-const EXAMPLES: [&str; 5] = [
-    "examples",
-    "backends/examples",
-    "engine/examples",
-    "engine/plan/examples",
-    "models/examples",
-];
+const EXAMPLES: [&str; 5] =
+    ["examples", "backends/examples", "engine/examples", "engine/plan/examples", "models/examples"];
 
 /// The word that follows another in code: `--example NAME`.
 fn follows<'c>(words: &[&'c str], before: &str) -> Option<&'c str> {
     let at = words.iter().position(|word| *word == before)?;
     let name = words.get(at + 1)?;
-    let is_name = name
-        .chars()
-        .all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit());
+    let is_name = name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit());
     is_name.then_some(*name)
 }
 
@@ -294,10 +243,7 @@ fn named(code: &str, campaigns: &str) -> Vec<(String, bool)> {
     let is_mark = |c: char| matches!(c, '.' | ',' | ';' | ':' | '(' | ')' | '"' | '\'');
     let words: Vec<&str> = code
         .split_whitespace()
-        .map(|word| {
-            word.trim_end_matches(is_mark)
-                .trim_start_matches(['(', '"', '\''])
-        })
+        .map(|word| word.trim_end_matches(is_mark).trim_start_matches(['(', '"', '\'']))
         .map(|word| word.strip_prefix("./").unwrap_or(word))
         .collect();
     let mut found = Vec::new();
@@ -385,9 +331,7 @@ fn messages_that_troubleshooting_quotes_are_those_of_the_program() {
     for row in page.lines().filter(|line| line.starts_with("| `")) {
         let cell = row[2..].split(" |").next().unwrap_or_default();
         // a message that quotes a key itself stands in double marks
-        let double = cell
-            .strip_prefix("``")
-            .and_then(|rest| rest.split("``").next());
+        let double = cell.strip_prefix("``").and_then(|rest| rest.split("``").next());
         let quoted: Vec<&str> = match double {
             Some(one) => vec![one],
             None => cell.split('`').skip(1).step_by(2).collect(),
@@ -411,8 +355,7 @@ fn the_doctor_of_its_page_prints_the_lines_that_the_program_prints() {
     let page = read(&project().join("docs/doctor.md"));
     let shown = lines(&page).filter(|(fenced, line)| *fenced && !line.is_empty());
     let output = firebrick(&["doctor", "--json"]);
-    let said: Vec<serde_json::Value> =
-        serde_json::from_slice(&output.stdout).expect("an array of checks");
+    let said: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).expect("an array of checks");
     let mut checked = 0;
     for (_, line) in shown.filter(|(_, line)| !line.starts_with(' ')) {
         let (status, rest) = line.split_at(9);
@@ -438,11 +381,7 @@ fn every_installation_in_the_documents_is_locked_and_names_features_that_there_a
     let manifest = read(&project().join("Cargo.toml"));
     let features = manifest.split("\n[features]\n").nth(1).expect("features");
     let features = features.split("\n[").next().unwrap_or_default();
-    let is_one = |name: &str| {
-        features
-            .lines()
-            .any(|line| line.starts_with(&format!("{name} = ")))
-    };
+    let is_one = |name: &str| features.lines().any(|line| line.starts_with(&format!("{name} = ")));
     let (mut checked, mut sets) = (0, BTreeSet::new());
     for page in pages() {
         for code in code(&read(&page)) {
@@ -469,11 +408,7 @@ fn every_installation_in_the_documents_is_locked_and_names_features_that_there_a
 fn every_page_is_listed_in_the_index() {
     let index = targets(&read(&project().join("docs/README.md")));
     for page in documents() {
-        let name = page
-            .file_name()
-            .expect("a file")
-            .to_string_lossy()
-            .into_owned();
+        let name = page.file_name().expect("a file").to_string_lossy().into_owned();
         if page.parent().is_some_and(|folder| folder.ends_with("docs")) && name != "README.md" {
             assert!(index.contains(&name), "docs/README.md does not list {name}");
         }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
 
-/// What the names of a language model's parameters begin with where it is a part of another model, and where it is one by itself: tests
-/// know the second.
+/// What the names of a language model's parameters begin with where it is a part of another model, and where it is one
+/// by itself: tests know the second.
 const NESTED: [&str; 2] = ["model.language_model.", "model."];
 
 /// A golden file in memory.

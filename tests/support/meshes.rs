@@ -34,7 +34,8 @@ pub const SHARED_MATRICES: [SharedSequences; 4] = [
     ("tensor 4", 4, |m| m.tensor_model_parallel_size = 4),
 ];
 
-/// Ranks that have stages: the same. Where a rank's sequences are one micro-batch, there are fewer of these than stages.
+/// Ranks that have stages: the same. Where a rank's sequences are one micro-batch, there are fewer of these than
+/// stages.
 pub const SHARED_LAYERS: [SharedSequences; 4] = [
     ("pipeline 2", 2, |m| m.pipeline_model_parallel_size = 2),
     ("pipeline 2 x data 2", 4, |m| {

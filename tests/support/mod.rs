@@ -26,10 +26,10 @@ pub fn fixtures() -> PathBuf {
     std::env::var_os(ELSEWHERE).map_or_else(|| project().join("tests/fixtures"), PathBuf::from)
 }
 
-/// The project's folder as cargo says it at run time: a target folder shared by two checkouts may hold the other's binary.
+/// The project's folder as cargo says it at run time: a target folder shared by two checkouts may hold the other's
+/// binary.
 pub fn project() -> PathBuf {
-    std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
 /// Whether the reference numbers are not the project's own, so that what this project added to them may be missing.
@@ -65,26 +65,20 @@ pub fn device() -> Device {
         let (mut device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
         kernels::set_enabled(crate::KERNELS);
         if crate::PRECISION == FloatDType::F64 {
-            device
-                .configure(crate::PRECISION)
-                .expect("no tensor exists yet");
+            device.configure(crate::PRECISION).expect("no tensor exists yet");
         }
         device
     };
     DEVICE.get_or_init(open).clone()
 }
 
-/// The folders of a kind of fixture, in order; at least one. Of models also those in `models-2026`, where newer families may be kept
-/// apart; those that are not implemented are left out, and named.
+/// The folders of a kind of fixture, in order; at least one. Of models also those in `models-2026`, where newer
+/// families may be kept apart; those that are not implemented are left out, and named.
 pub fn folders(kind: &str) -> Vec<PathBuf> {
     let mut found = entries(kind, Path::is_dir);
     let newer = format!("{kind}-2026");
     if fixtures().join(&newer).is_dir() {
-        found.extend(
-            entries(&newer, Path::is_dir)
-                .into_iter()
-                .filter(|dir| is_known(dir)),
-        );
+        found.extend(entries(&newer, Path::is_dir).into_iter().filter(|dir| is_known(dir)));
     }
     found
 }
@@ -128,8 +122,7 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> T {
 
 /// A part of a JSON file as a type.
 pub fn parse<T: DeserializeOwned>(label: &str, value: &Value) -> T {
-    serde_json::from_value(value.clone())
-        .unwrap_or_else(|error| panic!("{label}: {error}: {value}"))
+    serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{label}: {error}: {value}"))
 }
 
 /// A tensor's elements.
@@ -168,8 +161,5 @@ pub fn assert_all_close(label: &str, found: &[f64], expected: &[f64], tolerance:
 #[track_caller]
 pub fn assert_gradient(label: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     let apart = relative_l2(found, expected);
-    assert!(
-        apart <= tolerance,
-        "{label}: {apart:e} relative L2 apart, {tolerance:e} allowed"
-    );
+    assert!(apart <= tolerance, "{label}: {apart:e} relative L2 apart, {tolerance:e} allowed");
 }

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_engine::batch::DropoutStep;
-use firebrick_engine::executor::{
-    Executor, Gradients, HeadLoss, Residency, ResidentModel, Runtime,
-};
+use firebrick_engine::executor::{Executor, Gradients, HeadLoss, Residency, ResidentModel, Runtime};
 use firebrick_engine::objective::{LossSums, MicroScores};
 use firebrick_engine::plan::{MemoryConfig, ModelPlan, Role};
 use firebrick_engine::sequence::Sequence;
@@ -52,17 +50,13 @@ impl Manifest {
     /// Whether a token's scores depend on nothing but the tokens before it: not on the rest of the batch,
     /// and not on where a forward with the cache was cut.
     pub fn is_local(&self) -> bool {
-        let padded = self
-            .greedy
-            .as_ref()
-            .map(|g| &g.left_padded_batch_gives_same);
-        padded.is_none_or(|same| same.iter().all(|&s| s))
-            && !self.cache_changes_greedy.contains(&true)
+        let padded = self.greedy.as_ref().map(|g| &g.left_padded_batch_gives_same);
+        padded.is_none_or(|same| same.iter().all(|&s| s)) && !self.cache_changes_greedy.contains(&true)
     }
 }
 
-/// The model whose layers' matrices are what 8 bits leave of them: each output's numbers are the nearest of 255 even steps up to its
-/// largest.
+/// The model whose layers' matrices are what 8 bits leave of them: each output's numbers are the nearest of 255 even
+/// steps up to its largest.
 pub fn in_8_bits(decoder: &Decoder) -> Decoder {
     let round = |row: &[f32]| {
         let step = row.iter().fold(0.0_f32, |most, w| most.max(w.abs())) / 127.0;
@@ -98,16 +92,10 @@ pub struct Model {
 
 impl Model {
     pub fn load(dir: &Path) -> Self {
-        let name = dir
-            .file_name()
-            .expect("a name")
-            .to_string_lossy()
-            .into_owned();
+        let name = dir.file_name().expect("a name").to_string_lossy().into_owned();
         let checkpoint = Checkpoint::open(dir).unwrap_or_else(|error| panic!("{error}"));
         Self {
-            decoder: checkpoint
-                .load(&device())
-                .unwrap_or_else(|error| panic!("{error}")),
+            decoder: checkpoint.load(&device()).unwrap_or_else(|error| panic!("{error}")),
             manifest: read(&dir.join("golden/manifest.json")),
             dir: dir.to_owned(),
             dropout: DropoutStep::default(),
@@ -127,7 +115,8 @@ impl Model {
         path.is_file().then(|| Golden::open(&path))
     }
 
-    /// How far numbers of transformers may be away: linear attention has one form for training and another for sampling, in f32 both.
+    /// How far numbers of transformers may be away: linear attention has one form for training and another for
+    /// sampling, in f32 both.
     pub fn tolerance(&self) -> f64 {
         match self.decoder.arch().delta_net {
             Some(_) => LINEAR_ATTENTION,
@@ -146,19 +135,14 @@ impl Model {
     }
 
     pub fn ids(&self, rows: &[i64]) -> Tensor<1, Int> {
-        Tensor::from_data(
-            TensorData::new(rows.to_vec(), [rows.len()]),
-            self.decoder.device(),
-        )
+        Tensor::from_data(TensorData::new(rows.to_vec(), [rows.len()]), self.decoder.device())
     }
 
     /// The decoder with its weights where a plan wants them.
     fn placed(&self, plan: &ModelPlan, runtime: &Runtime) -> ResidentModel {
         let decoder = self.decoder.clone();
         let mut placed = ResidentModel::new(decoder, plan.clone(), Role::Policy, &runtime.accounts);
-        placed
-            .set_residency(Residency::Pass)
-            .expect("weights in their place");
+        placed.set_residency(Residency::Pass).expect("weights in their place");
         placed
     }
 
@@ -202,10 +186,7 @@ impl Model {
         let mut gradients = Gradients::planned(decoder.specs().count(), plan, runtime);
         let sums = Executor::new(plan, runtime, temperature)
             .with_dropout(self.dropout)
-            .with_router_loss(
-                self.router_aux_loss_coef,
-                micros.iter().flatten().map(|s| s.tokens.len()).sum(),
-            )
+            .with_router_loss(self.router_aux_loss_coef, micros.iter().flatten().map(|s| s.tokens.len()).sum())
             .backward(decoder, micros, loss, &mut gradients, None)
             .unwrap_or_else(|error| panic!("{}: {error}", self.name));
         let named = decoder.specs().enumerate().filter_map(|(i, spec)| {
@@ -230,34 +211,23 @@ pub fn by_tensor(spec: &ParamSpec, values: &[f64]) -> Vec<(String, Vec<f64>)> {
 }
 
 fn memory(head_rows: usize) -> MemoryConfig {
-    MemoryConfig {
-        head_rows,
-        ..MemoryConfig::default()
-    }
+    MemoryConfig { head_rows, ..MemoryConfig::default() }
 }
 
 /// The real tokens of padded rows.
 pub fn unpadded(ids: &[Vec<i64>], mask: &[Vec<i64>]) -> Vec<Vec<u32>> {
     let row = |(ids, mask): (&Vec<i64>, &Vec<i64>)| {
         let real = ids.iter().zip(mask).filter(|(_, m)| **m == 1);
-        real.map(|(&id, _)| u32::try_from(id).expect("a token id"))
-            .collect()
+        real.map(|(&id, _)| u32::try_from(id).expect("a token id")).collect()
     };
     ids.iter().zip(mask).map(row).collect()
 }
 
 /// The golden rows with every position scored, the last one for its entropy alone.
 pub fn scored_rows(golden: &Golden) -> Vec<Sequence> {
-    let rows = unpadded(
-        &golden.int_rows("input_ids_right"),
-        &golden.int_rows("attention_mask_right"),
-    );
+    let rows = unpadded(&golden.int_rows("input_ids_right"), &golden.int_rows("attention_mask_right"));
     rows.into_iter()
-        .map(|tokens| Sequence {
-            positions: (0..tokens.len()).collect(),
-            tokens,
-            ..Sequence::default()
-        })
+        .map(|tokens| Sequence { positions: (0..tokens.len()).collect(), tokens, ..Sequence::default() })
         .collect()
 }
 

@@ -2,9 +2,7 @@
 //!
 //! A new technique joins this table before it joins the docs.
 
-use firebrick_engine::plan::{
-    Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, Packing, ParamOffload,
-};
+use firebrick_engine::plan::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, Packing, ParamOffload};
 use firebrick_models::random::Stream;
 
 /// A technique, and the settings that turn it on.
@@ -100,10 +98,8 @@ pub const OPTIMIZERS: [Technique; 5] = [
 ];
 
 /// Moments in fewer bits: the same gradients, another update.
-pub const MOMENTS: [Technique; 2] = [
-    ("bf16 moments", |m| m.moments = MomentKind::Bf16),
-    ("8-bit moments", |m| m.moments = MomentKind::Block8),
-];
+pub const MOMENTS: [Technique; 2] =
+    [("bf16 moments", |m| m.moments = MomentKind::Bf16), ("8-bit moments", |m| m.moments = MomentKind::Block8)];
 
 /// The settings of some techniques together.
 pub fn settings(parts: &[Technique]) -> (String, MemoryConfig) {
@@ -128,14 +124,7 @@ pub fn passes() -> Vec<(String, MemoryConfig)> {
         table.push(vec![every, anywhere]);
         table.extend(CHECKPOINTED.iter().map(|&t| vec![every, anywhere, t]));
     }
-    table.push(vec![
-        KEEPS[5],
-        ANYWHERE[0],
-        ANYWHERE[1],
-        ANYWHERE[3],
-        CHECKPOINTED[1],
-        CHECKPOINTED[4],
-    ]);
+    table.push(vec![KEEPS[5], ANYWHERE[0], ANYWHERE[1], ANYWHERE[3], CHECKPOINTED[1], CHECKPOINTED[4]]);
     let made = table.iter().map(|parts| settings(parts));
     // a graph that is kept pins its weights: the combination is refused, which another test looks at
     made.filter(|(_, m)| {

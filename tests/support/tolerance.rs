@@ -1,5 +1,5 @@
-//! How far two ways to a number may be apart, stated once: absolute up to one and relative above for scores and losses, relative
-//! L2 for gradient tensors.
+//! How far two ways to a number may be apart, stated once: absolute up to one and relative above for scores and losses,
+//! relative L2 for gradient tensors.
 
 use firebrick_backends::Precision;
 

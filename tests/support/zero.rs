@@ -1,4 +1,5 @@
-//! Training on ranks that share out state, beside one rank that has all of it: the loss, every gradient, and the weights of some updates.
+//! Training on ranks that share out state, beside one rank that has all of it: the loss, every gradient, and the
+//! weights of some updates.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,9 +12,7 @@ use firebrick_engine::executor::{Executor, Gradients, Residency, Runtime, rounds
 use firebrick_engine::learner::{Learner, train_cut};
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
-use firebrick_engine::plan::{
-    MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Partition, Zero,
-};
+use firebrick_engine::plan::{MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Partition, Zero};
 use firebrick_engine::sequence::{SampleId, Sequence};
 use firebrick_engine::world::World;
 use firebrick_models::Decoder;
@@ -79,18 +78,12 @@ pub const STAGES: [Technique; 4] = [
 
 /// The settings of a technique, all sequences of a rank one behind the other in a micro-batch.
 pub fn packed(turn_on: fn(&mut MemoryConfig)) -> MemoryConfig {
-    MemoryConfig {
-        micro_batch_size: None,
-        ..settings(turn_on)
-    }
+    MemoryConfig { micro_batch_size: None, ..settings(turn_on) }
 }
 
 /// The settings of a technique, a sequence a micro-batch.
 pub fn settings(turn_on: fn(&mut MemoryConfig)) -> MemoryConfig {
-    let mut memory = MemoryConfig {
-        micro_batch_size: Some(1),
-        ..MemoryConfig::default()
-    };
+    let mut memory = MemoryConfig { micro_batch_size: Some(1), ..MemoryConfig::default() };
     turn_on(&mut memory);
     memory
 }
@@ -98,18 +91,10 @@ pub fn settings(turn_on: fn(&mut MemoryConfig)) -> MemoryConfig {
 /// A model's golden rows, some of them twice, so that four ranks have unlike numbers of micro-batches.
 pub fn rows(model: &Model) -> Vec<Sequence> {
     let mut rows = nll_rows(&model.golden("forward.safetensors"));
-    let again: Vec<Sequence> = rows
-        .iter()
-        .cycle()
-        .take(7 - rows.len().min(6))
-        .cloned()
-        .collect();
+    let again: Vec<Sequence> = rows.iter().cycle().take(7 - rows.len().min(6)).cloned().collect();
     rows.extend(again);
     for (sample, row) in rows.iter_mut().enumerate() {
-        row.id = SampleId {
-            prompt_index: 3,
-            sample,
-        };
+        row.id = SampleId { prompt_index: 3, sample };
     }
     rows
 }
@@ -123,13 +108,7 @@ pub fn with_adapters(model: Model) -> Model {
 pub fn with_dropped_adapters(mut model: Model, dropout: f64) -> Model {
     let mut targets = TargetModule::all();
     targets.extend([TargetModule::ExpertGateUp, TargetModule::ExpertDown]);
-    let lora = LoraConfig {
-        rank: 3,
-        alpha: 6.0,
-        use_rslora: false,
-        dropout,
-        target_modules: targets,
-    };
+    let lora = LoraConfig { rank: 3, alpha: 6.0, use_rslora: false, dropout, target_modules: targets };
     let mut random = Stream::new(13, 1);
     let adapted = model.decoder.with_adapters(lora, |_, spec| {
         let values: Vec<f32> = (0..spec.numel()).map(|_| 0.1 * random.normal()).collect();
@@ -156,7 +135,8 @@ pub struct Trained {
     pub bytes: [u64; OperationKind::COUNT],
     /// Passes that every rank makes in an update, where gradients are summed in each.
     pub rounds: usize,
-    /// All-to-alls among the ranks that share this one's sequences during the updates, and the bytes that it sent in them.
+    /// All-to-alls among the ranks that share this one's sequences during the updates, and the bytes that it sent in
+    /// them.
     pub exchanges: [u64; 2],
     /// Operations among the ranks that share this one's matrices during the updates.
     pub shared: [u64; OperationKind::COUNT],
@@ -168,9 +148,7 @@ pub struct Trained {
 
 /// What a rank runs with.
 pub fn runtime(model: &Model, memory: &MemoryConfig, world: &World) -> Runtime {
-    Runtime::new(model.decoder.device())
-        .with_prefetch(memory.prefetch)
-        .with_world(world.clone())
+    Runtime::new(model.decoder.device()).with_prefetch(memory.prefetch).with_world(world.clone())
 }
 
 /// What a rank trains. `clip` as the optimizer's `clip_grad`.
@@ -223,10 +201,7 @@ pub fn trained(
         operations: std::array::from_fn(|kind| after.operations[kind] - before.operations[kind]),
         bytes: std::array::from_fn(|kind| after.bytes[kind] - before.bytes[kind]),
         rounds,
-        exchanges: [
-            messages[kind] - shared.operations[kind],
-            exchanged.bytes[kind] - shared.bytes[kind],
-        ],
+        exchanges: [messages[kind] - shared.operations[kind], exchanged.bytes[kind] - shared.bytes[kind]],
         shared: std::array::from_fn(|kind| sums.operations[kind] - summed.operations[kind]),
         micro_batches,
         pipeline: Traffic {
@@ -270,11 +245,7 @@ pub fn whole_weights(learner: &Learner) -> BTreeMap<String, Vec<f64>> {
 /// A learner of a rank, its weights in their place.
 pub fn learner(model: &Model, memory: &MemoryConfig, clip: Option<f64>, world: &World) -> Learner {
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
-    let optim = OptimConfig {
-        lr: LR,
-        clip_grad: clip,
-        ..OptimConfig::default()
-    };
+    let optim = OptimConfig { lr: LR, clip_grad: clip, ..OptimConfig::default() };
     let runtime = runtime(model, memory, world);
     let decoder = own_share(&model.decoder, world);
     let mut learner = Learner::new(decoder, plan, optim, runtime);
@@ -284,12 +255,7 @@ pub fn learner(model: &Model, memory: &MemoryConfig, clip: Option<f64>, world: &
 }
 
 /// A rank's part of the gradients of the first update.
-fn gradients(
-    model: &Model,
-    rows: &[Sequence],
-    memory: &MemoryConfig,
-    world: &World,
-) -> BTreeMap<String, Vec<f64>> {
+fn gradients(model: &Model, rows: &[Sequence], memory: &MemoryConfig, world: &World) -> BTreeMap<String, Vec<f64>> {
     let learner = learner(model, memory, None, world);
     let (plan, runtime) = (&learner.model.plan, &learner.runtime);
     let mut decoder = learner.decoder().clone();
@@ -335,10 +301,7 @@ fn whole_gradient(world: &World, own: &Block, part: &[f64]) -> Vec<f64> {
             let (place, value) = (u64::from_le_bytes(place), f64::from_le_bytes(value));
             let known = &mut whole[place as usize];
             // those that have the same part have the same bits
-            assert!(
-                known.is_nan() || known.to_bits() == value.to_bits(),
-                "unlike copies"
-            );
+            assert!(known.is_nan() || known.to_bits() == value.to_bits(), "unlike copies");
             *known = value;
         }
     }
@@ -346,12 +309,7 @@ fn whole_gradient(world: &World, own: &Block, part: &[f64]) -> Vec<f64> {
 }
 
 /// What one rank trains.
-pub fn alone(
-    model: &Model,
-    rows: &[Sequence],
-    memory: &MemoryConfig,
-    clip: Option<f64>,
-) -> Trained {
+pub fn alone(model: &Model, rows: &[Sequence], memory: &MemoryConfig, clip: Option<f64>) -> Trained {
     trained(model, rows, memory, clip, Arc::new(Solo))
 }
 
@@ -363,40 +321,20 @@ pub fn on_ranks(
     clip: Option<f64>,
     size: usize,
 ) -> Vec<Trained> {
-    let ranks = Threads::run(size, Settings::default(), |rank| {
-        trained(model, rows, memory, clip, rank)
-    });
+    let ranks = Threads::run(size, Settings::default(), |rank| trained(model, rows, memory, clip, rank));
     let ranks = ranks.into_iter();
     let ranks = ranks.map(|rank| rank.unwrap_or_else(|panic| panic!("{}: {panic}", model.name)));
     let ranks: Vec<Trained> = ranks.collect();
     for other in &ranks {
-        assert!(
-            other.steps == ranks[0].steps,
-            "{}: unlike steps",
-            model.name
-        );
-        assert!(
-            other.weights == ranks[0].weights,
-            "{}: unlike weights",
-            model.name
-        );
-        assert!(
-            other.scores == ranks[0].scores,
-            "{}: unlike scores",
-            model.name
-        );
+        assert!(other.steps == ranks[0].steps, "{}: unlike steps", model.name);
+        assert!(other.weights == ranks[0].weights, "{}: unlike weights", model.name);
+        assert!(other.scores == ranks[0].scores, "{}: unlike scores", model.name);
     }
     ranks
 }
 
 /// Whether ranks have trained what one rank trains.
-pub fn assert_same(
-    label: &str,
-    memory: &MemoryConfig,
-    found: &[Trained],
-    expected: &Trained,
-    tolerance: f64,
-) {
+pub fn assert_same(label: &str, memory: &MemoryConfig, found: &[Trained], expected: &Trained, tolerance: f64) {
     for (found, expected) in found[0].steps.iter().zip(&expected.steps) {
         assert_close(&format!("{label}: loss"), found[0], expected[0], tolerance);
         assert_close(&format!("{label}: norm"), found[1], expected[1], tolerance);
@@ -427,11 +365,7 @@ pub fn assert_same(
             if memory.zero_stage == 0 {
                 return if rank == 0 { part } else { Vec::new() };
             }
-            assert_eq!(
-                part.len(),
-                partition.range(expected.len()).len(),
-                "{label}: {name}"
-            );
+            assert_eq!(part.len(), partition.range(expected.len()).len(), "{label}: {name}");
             part
         });
         let whole: Vec<f64> = parts.flatten().collect();
@@ -444,22 +378,11 @@ pub fn assert_same(
 pub fn share(model: &Model, size: usize) -> [u64; 3] {
     let partition = Partition::new(size, 0);
     let own = model.decoder.specs().filter(|spec| spec.trainable);
-    let own = own
-        .map(|spec| partition.range(spec.numel()).len() as u64)
-        .sum();
-    let unit = |unit: &Unit| {
-        unit.specs
-            .iter()
-            .map(|spec| spec.numel() as u64)
-            .sum::<u64>()
-    };
+    let own = own.map(|spec| partition.range(spec.numel()).len() as u64).sum();
+    let unit = |unit: &Unit| unit.specs.iter().map(|spec| spec.numel() as u64).sum::<u64>();
     let units: Vec<u64> = model.decoder.units().iter().map(unit).collect();
     let ends = units[0].max(units[units.len() - 1]);
     let layers = units[model.decoder.body()].chunks(2);
     let layers = layers.map(|halves| halves.iter().sum());
-    [
-        own,
-        units.iter().copied().max().unwrap_or(0),
-        layers.max().unwrap_or(0).max(ends),
-    ]
+    [own, units.iter().copied().max().unwrap_or(0), layers.max().unwrap_or(0).max(ends)]
 }

@@ -28,7 +28,8 @@ pub enum Family {
     Qwen3Moe,
     /// Gemma 2: soft-caps, (1 + w) norms before and after each half, alternating windows.
     Gemma2,
-    /// Gemma 3, text: Gemma 2 with norms on q and k for its soft-caps, and another rotary embedding in layers with a window.
+    /// Gemma 3, text: Gemma 2 with norms on q and k for its soft-caps, and another rotary embedding in layers with a
+    /// window.
     Gemma3,
     /// `SmolLM` 3: Llama with layers that have no rotary embedding.
     SmolLm3,
@@ -57,8 +58,8 @@ pub enum HeadKind {
     },
 }
 
-/// Families, the `model_type` of their configs, and what their class names begin with: of language models, and of models with one number
-/// a token.
+/// Families, the `model_type` of their configs, and what their class names begin with: of language models, and of
+/// models with one number a token.
 const FAMILIES: [(Family, &str, &str, &str); 13] = [
     (Family::Llama, "llama", "Llama", "Llama"),
     (Family::Mistral, "mistral", "Mistral", "Mistral"),
@@ -72,12 +73,7 @@ const FAMILIES: [(Family, &str, &str, &str); 13] = [
     (Family::Olmo3, "olmo3", "Olmo3", "Olmo3"),
     (Family::Ministral3, "ministral3", "Ministral3", "Ministral3"),
     (Family::Qwen3_5, "qwen3_5_text", "Qwen3_5", "Qwen3_5"),
-    (
-        Family::Qwen3_5Moe,
-        "qwen3_5_moe_text",
-        "Qwen3_5Moe",
-        "Qwen3_5Moe",
-    ),
+    (Family::Qwen3_5Moe, "qwen3_5_moe_text", "Qwen3_5Moe", "Qwen3_5Moe"),
     (Family::GptOss, "gpt_oss", "GptOss", "GptOss"),
 ];
 
@@ -109,21 +105,13 @@ impl Family {
 
     /// The class names it is known by, for messages.
     fn known() -> String {
-        FAMILIES
-            .map(|(_, _, class, _)| format!("{class}ForCausalLM"))
-            .join(", ")
+        FAMILIES.map(|(_, _, class, _)| format!("{class}ForCausalLM")).join(", ")
     }
 
     fn parse(config: &Map<String, Value>) -> Result<(Self, HeadKind), String> {
-        let class = config
-            .get("architectures")
-            .and_then(|a| a.get(0))
-            .and_then(Value::as_str);
+        let class = config.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
         let Some(class) = class else {
-            let model_type = config
-                .get("model_type")
-                .and_then(Value::as_str)
-                .unwrap_or("(none)");
+            let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or("(none)");
             return FAMILIES
                 .iter()
                 .find(|f| f.1 == model_type)
@@ -132,10 +120,7 @@ impl Family {
         };
         let kinds = [
             ("ForCausalLM", HeadKind::LanguageModel),
-            (
-                "ForSequenceClassification",
-                HeadKind::Scalar { bias: false },
-            ),
+            ("ForSequenceClassification", HeadKind::Scalar { bias: false }),
             ("ForTokenClassification", HeadKind::Scalar { bias: true }),
         ];
         FAMILIES
@@ -175,10 +160,7 @@ pub enum Activation {
 
 /// A decoder's shape: everything that the families differ in, as data.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "each is a weight that exists or not, independent of the others"
-)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a weight that exists or not, independent of the others")]
 pub struct Arch {
     /// Family: decides tensor names.
     pub family: Family,
@@ -206,7 +188,8 @@ pub struct Arch {
     pub mixers: Vec<Mixer>,
     /// The shape of its gated `DeltaNet` layers, where it has any.
     pub delta_net: Option<GatedDeltaNet>,
-    /// Whether what attention mixes is multiplied by the sigmoid of a gate, which the query's matrix gives beside each head (Qwen 3.5).
+    /// Whether what attention mixes is multiplied by the sigmoid of a gate, which the query's matrix gives beside each
+    /// head (Qwen 3.5).
     pub attention_gate: bool,
     /// Leading dimensions of a head that are rotated; all of them, but in Qwen 3.5.
     pub rotary_dim: usize,
@@ -237,8 +220,8 @@ pub struct Arch {
     pub ropes: Vec<Option<Rope>>,
     /// Growth of queries with their position (Ministral 3).
     pub query_scaling: Option<QueryScaling>,
-    /// Whether a learned number for each query head joins the softmax of its scores and takes its share away (gpt-oss; Xiao et al., 2023,
-    /// arXiv:2309.17453).
+    /// Whether a learned number for each query head joins the softmax of its scores and takes its share away (gpt-oss;
+    /// Xiao et al., 2023, arXiv:2309.17453).
     pub attention_sinks: bool,
     /// Sliding window of each layer, in tokens (the query's own included).
     pub windows: Vec<Option<usize>>,
@@ -254,9 +237,11 @@ pub struct Arch {
     pub tied: bool,
     /// Standard deviation of a random start.
     pub initializer_range: f64,
-    /// The float type that its parameters and activations have when it runs: what a run asks for, not what a file stores.
+    /// The float type that its parameters and activations have when it runs: what a run asks for, not what a file
+    /// stores.
     pub precision: Precision,
-    /// The number format of the layers' matrices, where they are a frozen base in few bits under adapters: what a run asks for.
+    /// The number format of the layers' matrices, where they are a frozen base in few bits under adapters: what a run
+    /// asks for.
     pub base: Option<BaseFormat>,
 }
 
@@ -270,17 +255,14 @@ impl Arch {
         }
     }
 
-    /// The length beyond which rotary angles follow from the longest sequence of a forward pass; `None` where they never do.
+    /// The length beyond which rotary angles follow from the longest sequence of a forward pass; `None` where they
+    /// never do.
     #[must_use]
     pub fn stretches_beyond(&self) -> Option<usize> {
-        let dynamic = self
-            .ropes
-            .iter()
-            .flatten()
-            .filter_map(|rope| match rope.scaling {
-                RopeScaling::Dynamic { original, .. } => Some(original),
-                _ => None,
-            });
+        let dynamic = self.ropes.iter().flatten().filter_map(|rope| match rope.scaling {
+            RopeScaling::Dynamic { original, .. } => Some(original),
+            _ => None,
+        });
         dynamic.min()
     }
 
@@ -310,7 +292,8 @@ impl Arch {
         self
     }
 
-    /// The same body with one number a token for a head: what a critic beside this model is, all of whose weights are trained.
+    /// The same body with one number a token for a head: what a critic beside this model is, all of whose weights are
+    /// trained.
     #[must_use]
     pub fn with_value_head(mut self) -> Self {
         self.base = None;
@@ -364,8 +347,8 @@ impl Arch {
     }
 
     /// Whether a GPU decodes the model through kernels alone, in steps that can be captured as graphs. Routers of
-    /// [experts](Self::expert_layers) choose on the host, and no kernel gates what attention mixes, rotates a part of a head, or has the
-    /// states of linear attention.
+    /// [experts](Self::expert_layers) choose on the host, and no kernel gates what attention mixes, rotates a part of a
+    /// head, or has the states of linear attention.
     #[must_use]
     pub fn decodes_in_kernels(&self) -> bool {
         self.expert_layers().next().is_none()
@@ -393,13 +376,12 @@ impl Arch {
         self.mixers.iter().filter(|own| **own == mixer).count()
     }
 
-    /// Numbers of the states that a sequence has while it is sampled, all layers: of the delta rule, and of the convolutions.
+    /// Numbers of the states that a sequence has while it is sampled, all layers: of the delta rule, and of the
+    /// convolutions.
     #[must_use]
     pub fn state_numbers(&self) -> [usize; 2] {
         let layers = self.count(Mixer::GatedDeltaNet);
-        let own = self.delta_net.map_or([0, 0], |delta| {
-            [delta.recurrent_state(), delta.convolution_state()]
-        });
+        let own = self.delta_net.map_or([0, 0], |delta| [delta.recurrent_state(), delta.convolution_state()]);
         own.map(|numbers| layers * numbers)
     }
 

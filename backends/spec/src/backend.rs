@@ -34,8 +34,8 @@ impl Backend {
         }
     }
 
-    /// Whether copies between host and device run beside kernels: on a stream of their own. The other GPUs have one queue for both
-    /// here, and on the CPU a copy takes the cores that compute.
+    /// Whether copies between host and device run beside kernels: on a stream of their own. The other GPUs have one
+    /// queue for both here, and on the CPU a copy takes the cores that compute.
     #[must_use]
     pub fn overlaps_copies(self) -> bool {
         match self {

@@ -7,13 +7,14 @@ use crate::Backend;
 pub struct CudaGraphs {
     /// No step is. Where absent, steps are captured on CUDA, and wherever sizes are given.
     pub enforce_eager: Option<bool>,
-    /// The numbers of rows whose steps are: where absent, the powers of four below the sequences at a time, and that number: each keeps
-    /// memory, and padding costs little.
+    /// The numbers of rows whose steps are: where absent, the powers of four below the sequences at a time, and that
+    /// number: each keeps memory, and padding costs little.
     pub capture_sizes: Option<Vec<usize>>,
 }
 
 impl CudaGraphs {
-    /// The numbers of rows whose steps are captured on a backend where so many sequences are sampled at a time, ascending.
+    /// The numbers of rows whose steps are captured on a backend where so many sequences are sampled at a time,
+    /// ascending.
     #[must_use]
     pub fn sizes(&self, backend: Backend, max_num_seqs: usize) -> Vec<usize> {
         let by_rule = || backend != Backend::Cuda && self.capture_sizes.is_none();
@@ -38,10 +39,7 @@ mod tests {
     use super::*;
 
     fn sizes(eager: Option<bool>, listed: Option<&[usize]>, backend: Backend) -> Vec<usize> {
-        let graphs = CudaGraphs {
-            enforce_eager: eager,
-            capture_sizes: listed.map(<[usize]>::to_vec),
-        };
+        let graphs = CudaGraphs { enforce_eager: eager, capture_sizes: listed.map(<[usize]>::to_vec) };
         graphs.sizes(backend, 24)
     }
 

@@ -1,5 +1,5 @@
-//! Which fused kernels models run through on a device, as plain data: `firebrick_backends::kernels` fills the table, kernels and
-//! estimates ask it.
+//! Which fused kernels models run through on a device, as plain data: `firebrick_backends::kernels` fills the table,
+//! kernels and estimates ask it.
 
 /// A formula that there is a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +54,11 @@ impl Operation {
 /// How a kernel multiplies by weights in 8 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuantizedProduct {
-    /// Most rows of activations for which the kernel dequantizes weights as it multiplies. With more rows the whole matrix is
-    /// dequantized first, for a product in tensor operations.
+    /// Most rows of activations for which the kernel dequantizes weights as it multiplies. With more rows the whole
+    /// matrix is dequantized first, for a product in tensor operations.
     pub max_fused_rows: usize,
-    /// Whether the kernel multiplies on tensor cores in the precision of the activations; elsewhere it multiplies in f32.
+    /// Whether the kernel multiplies on tensor cores in the precision of the activations; elsewhere it multiplies in
+    /// f32.
     pub tensor_cores: bool,
 }
 
@@ -69,7 +70,8 @@ pub struct KernelTable {
     pub vocabulary_tile: Option<usize>,
     /// Products with weights in 8 bits, for activations in f32 and in half precision.
     quantized: [QuantizedProduct; 2],
-    /// Rows up to which a product with a frozen base in few bits widens codes as it multiplies; with more the matrix is widened first.
+    /// Rows up to which a product with a frozen base in few bits widens codes as it multiplies; with more the matrix is
+    /// widened first.
     pub max_fused_base_rows: usize,
 }
 

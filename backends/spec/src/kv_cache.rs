@@ -57,7 +57,8 @@ impl KvCacheGroup {
         groups
     }
 
-    /// Most blocks that a sequence of `tokens` tokens has while it is decoded: blocks outside of the window are given back.
+    /// Most blocks that a sequence of `tokens` tokens has while it is decoded: blocks outside of the window are given
+    /// back.
     #[must_use]
     pub fn blocks_per_sequence(&self, tokens: usize) -> usize {
         let all = tokens.div_ceil(BLOCK_SIZE);
@@ -68,7 +69,8 @@ impl KvCacheGroup {
         }
     }
 
-    /// The fewest blocks with which a sequence of `tokens` tokens can be sampled, if its prompt is prefilled `chunk` tokens at a time.
+    /// The fewest blocks with which a sequence of `tokens` tokens can be sampled, if its prompt is prefilled `chunk`
+    /// tokens at a time.
     fn least_blocks(&self, tokens: usize, chunk: usize) -> usize {
         let all = tokens.div_ceil(BLOCK_SIZE);
         match self.window {
@@ -79,8 +81,8 @@ impl KvCacheGroup {
     }
 }
 
-/// Bytes of the states of linear attention of one sequence, all layers: those of the delta rule in f32, the last inputs of convolutions in
-/// the precision that it runs in. None without such layers.
+/// Bytes of the states of linear attention of one sequence, all layers: those of the delta rule in f32, the last inputs
+/// of convolutions in the precision that it runs in. None without such layers.
 #[must_use]
 pub fn state_bytes(arch: &Arch) -> usize {
     let [recurrent, convolution] = arch.state_numbers();
@@ -90,8 +92,8 @@ pub fn state_bytes(arch: &Arch) -> usize {
 /// Bytes of a choice of an expert in a table of routes.
 pub const ROUTE_BYTES: usize = 2;
 
-/// Bytes on the host of the table of routes beside pools of `blocks`: one of each slot of the layers that see the whole sequence. None
-/// without experts, nor where every layer has a window.
+/// Bytes on the host of the table of routes beside pools of `blocks`: one of each slot of the layers that see the whole
+/// sequence. None without experts, nor where every layer has a window.
 #[must_use]
 pub fn route_bytes(arch: &Arch, blocks: &[usize]) -> usize {
     let groups = KvCacheGroup::of(arch).into_iter().zip(blocks);
@@ -100,8 +102,8 @@ pub fn route_bytes(arch: &Arch, blocks: &[usize]) -> usize {
     blocks * BLOCK_SIZE * arch.route_width() * ROUTE_BYTES
 }
 
-/// Slots of states while `running` sequences are decoded at a time: theirs, those of prompts that wait for their turn (an eighth of them),
-/// and those that are kept for prompts that begin alike (as many).
+/// Slots of states while `running` sequences are decoded at a time: theirs, those of prompts that wait for their turn
+/// (an eighth of them), and those that are kept for prompts that begin alike (as many).
 #[must_use]
 pub fn state_slots(running: usize) -> usize {
     running + 2 * running.div_ceil(8)
@@ -142,14 +144,12 @@ impl KvCacheDemand {
             .sum()
     }
 
-    /// Blocks of each group's pool: as many as the sequences may ever need, or what `limit` bytes allow. `None` where these are fewer
-    /// than [`Self::least_bytes`].
+    /// Blocks of each group's pool: as many as the sequences may ever need, or what `limit` bytes allow. `None` where
+    /// these are fewer than [`Self::least_bytes`].
     #[must_use]
     pub fn blocks(&self, arch: &Arch, limit: Option<u64>) -> Option<Vec<usize>> {
         let groups = KvCacheGroup::of(arch);
-        let least = groups
-            .iter()
-            .map(|group| group.least_blocks(self.longest, self.prefill_tokens));
+        let least = groups.iter().map(|group| group.least_blocks(self.longest, self.prefill_tokens));
         let least: Vec<usize> = least.collect();
         let wanted = groups.iter().zip(&least).map(|(group, &least)| {
             let staged = match group.window {
@@ -168,11 +168,7 @@ impl KvCacheDemand {
         let rest = limit.checked_sub(self.least_bytes(arch))?;
         let extra = |i: usize| (wanted[i] - least[i]) as u64 * self.block_bytes(arch, &groups[i]);
         let more: u64 = (0..groups.len()).map(extra).sum();
-        let share = if more == 0 {
-            1.0
-        } else {
-            rest as f64 / more as f64
-        };
+        let share = if more == 0 { 1.0 } else { rest as f64 / more as f64 };
         let allowed = least
             .iter()
             .zip(&wanted)
@@ -208,14 +204,7 @@ mod tests {
     }
 
     fn demand(sequences: usize, total: usize, longest: usize) -> KvCacheDemand {
-        KvCacheDemand {
-            sequences,
-            longest,
-            prefill_tokens: 128,
-            total,
-            dtype: KvCacheDtype::Auto,
-            width: 4,
-        }
+        KvCacheDemand { sequences, longest, prefill_tokens: 128, total, dtype: KvCacheDtype::Auto, width: 4 }
     }
 
     #[test]
@@ -254,9 +243,8 @@ mod tests {
             .flat_map(|family| [1, 2, 7, 39].map(|sequences| (family, sequences)))
         {
             let arch = arch(family);
-            for (more, longest) in [0, 1, 2, 30]
-                .into_iter()
-                .flat_map(|more| [1, 15, 16, 17, 130, 399].map(|longest| (more, longest)))
+            for (more, longest) in
+                [0, 1, 2, 30].into_iter().flat_map(|more| [1, 15, 16, 17, 130, 399].map(|longest| (more, longest)))
             {
                 let demand = demand(sequences, sequences + more, longest);
                 let least = demand.least_bytes(&arch);
@@ -265,18 +253,10 @@ mod tests {
                     let limit = (least as f64 * share) as u64;
                     let limited = demand.blocks(&arch, Some(limit)).expect("one sequence");
                     assert!(demand.bytes(&arch, &limited) <= limit);
-                    assert!(
-                        limited
-                            .iter()
-                            .zip(&all)
-                            .all(|(limited, all)| limited <= all)
-                    );
+                    assert!(limited.iter().zip(&all).all(|(limited, all)| limited <= all));
                 }
-                let larger = KvCacheDemand {
-                    sequences: sequences + 1,
-                    total: demand.total.max(sequences + 1),
-                    ..demand
-                };
+                let larger =
+                    KvCacheDemand { sequences: sequences + 1, total: demand.total.max(sequences + 1), ..demand };
                 let larger = larger.blocks(&arch, None).expect("no limit");
                 assert!(larger.iter().zip(&all).all(|(larger, all)| larger >= all));
             }

@@ -1,8 +1,8 @@
-//! Plain data that devices, models and plans are described by: architectures and their parameters, precisions, kinds of devices and
-//! their profiles, the kernels that models use on them, and what memory is held for.
+//! Plain data that devices, models and plans are described by: architectures and their parameters, precisions, kinds of
+//! devices and their profiles, the kernels that models use on them, and what memory is held for.
 //!
-//! The lowest crate: no tensors, no Burn. `firebrick-backends` and `firebrick-models` compute with what is described here, and
-//! `firebrick-plan` predicts bytes and seconds from it.
+//! The lowest crate: no tensors, no Burn. `firebrick-backends` and `firebrick-models` compute with what is described
+//! here, and `firebrick-plan` predicts bytes and seconds from it.
 
 pub mod arch;
 pub mod backend;

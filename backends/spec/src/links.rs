@@ -13,9 +13,9 @@
 //!
 //! `firebrick devices --measure` under `mpirun` times the links that ranks have ([`MeasuredLinks`]).
 //!
-//! Four fifths of a peak count, which long messages usually reach; of `host`, which is measured, all. A step of a ring takes besides what
-//! NCCL counts for it (`hwLat` in its `src/graph/tuning.cc`, ring, protocol Simple): 3.4 µs over `NVLink`, 5.7 over `PCIe`, 14 over a
-//! network; sockets are taken to take 50.
+//! Four fifths of a peak count, which long messages usually reach; of `host`, which is measured, all. A step of a ring
+//! takes besides what NCCL counts for it (`hwLat` in its `src/graph/tuning.cc`, ring, protocol Simple): 3.4 µs over
+//! `NVLink`, 5.7 over `PCIe`, 14 over a network; sockets are taken to take 50.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -167,14 +167,11 @@ impl LinkKind {
         }
     }
 
-    /// Whether all devices of a machine share one port, as network cards of Ethernet are usually built in; `InfiniBand` has a port a
-    /// device.
+    /// Whether all devices of a machine share one port, as network cards of Ethernet are usually built in; `InfiniBand`
+    /// has a port a device.
     #[must_use]
     fn is_shared(self) -> bool {
-        matches!(
-            self,
-            Self::Ethernet10 | Self::Ethernet25 | Self::Ethernet100
-        )
+        matches!(self, Self::Ethernet10 | Self::Ethernet25 | Self::Ethernet100)
     }
 }
 
@@ -192,11 +189,7 @@ impl LinkSpec {
     /// A link of a kind.
     #[must_use]
     pub fn named(kind: LinkKind) -> Self {
-        Self {
-            kind,
-            ports: None,
-            given: 0,
-        }
+        Self { kind, ports: None, given: 0 }
     }
 
     fn port(self) -> f64 {
@@ -212,7 +205,8 @@ impl LinkSpec {
         self.of_device(self.port() * self.ports.unwrap_or(1) as f64)
     }
 
-    /// What one of so many devices of a machine has of it towards other machines: its own port, or its share of the machine's.
+    /// What one of so many devices of a machine has of it towards other machines: its own port, or its share of the
+    /// machine's.
     #[must_use]
     pub fn between(self, devices: u64) -> Link {
         let shared = |ports: u64| self.port() * ports as f64 / devices.max(1) as f64;
@@ -224,11 +218,7 @@ impl LinkSpec {
     }
 
     fn of_device(self, bandwidth: f64) -> Link {
-        Link {
-            kind: self.kind,
-            bandwidth: (bandwidth as u64).max(1),
-            latency_ns: self.kind.latency_ns(),
-        }
+        Link { kind: self.kind, bandwidth: (bandwidth as u64).max(1), latency_ns: self.kind.latency_ns() }
     }
 }
 
@@ -238,25 +228,15 @@ impl FromStr for LinkSpec {
     fn from_str(text: &str) -> Result<Self, String> {
         let lower = text.trim().to_ascii_lowercase();
         if let Some(given) = rate(&lower) {
-            return Ok(Self {
-                kind: LinkKind::Given,
-                ports: None,
-                given,
-            });
+            return Ok(Self { kind: LinkKind::Given, ports: None, given });
         }
         let (ports, name) = match lower.split_once('x') {
-            Some((ports, name)) if ports.parse::<u64>().is_ok_and(|n| n > 0) => {
-                (ports.parse().ok(), name)
-            }
+            Some((ports, name)) if ports.parse::<u64>().is_ok_and(|n| n > 0) => (ports.parse().ok(), name),
             _ => (None, lower.as_str()),
         };
         let mut all = LinkKind::NAMED.into_iter();
         match all.find(|kind| kind.name() == name) {
-            Some(kind) => Ok(Self {
-                kind,
-                ports,
-                given: 0,
-            }),
+            Some(kind) => Ok(Self { kind, ports, given: 0 }),
             None => {
                 let names = LinkKind::NAMED.map(LinkKind::name).join(", ");
                 Err(format!(
@@ -271,17 +251,8 @@ impl FromStr for LinkSpec {
 /// Bytes a second of a rate as people write it: `50GB/s`, `400Gbit/s`.
 fn rate(text: &str) -> Option<u64> {
     let text = text.strip_suffix("/s")?;
-    let units = [
-        ("tbit", 1.25e11),
-        ("gbit", 1.25e8),
-        ("mbit", 1.25e5),
-        ("tb", 1e12),
-        ("gb", 1e9),
-        ("mb", 1e6),
-    ];
-    let (number, unit) = units
-        .into_iter()
-        .find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)))?;
+    let units = [("tbit", 1.25e11), ("gbit", 1.25e8), ("mbit", 1.25e5), ("tb", 1e12), ("gb", 1e9), ("mb", 1e6)];
+    let (number, unit) = units.into_iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)))?;
     let number: f64 = number.trim().parse().ok()?;
     (number.is_finite() && number * unit >= 1.0).then_some((number * unit) as u64)
 }
@@ -333,11 +304,7 @@ impl Link {
     /// A link that was timed: bytes a second, and seconds of a message without any.
     #[must_use]
     pub fn measured(bandwidth: f64, latency: f64) -> Self {
-        Self {
-            kind: LinkKind::Measured,
-            bandwidth: (bandwidth as u64).max(1),
-            latency_ns: (latency * 1e9) as u64,
-        }
+        Self { kind: LinkKind::Measured, bandwidth: (bandwidth as u64).max(1), latency_ns: (latency * 1e9) as u64 }
     }
 }
 
@@ -359,12 +326,7 @@ impl Cluster {
     /// Machines whose links are said.
     #[must_use]
     pub fn new(nodes: u64, devices_per_node: u64, link: LinkSpec, node_link: LinkSpec) -> Self {
-        Self {
-            nodes,
-            devices_per_node,
-            link: link.inside(),
-            node_link: node_link.between(devices_per_node),
-        }
+        Self { nodes, devices_per_node, link: link.inside(), node_link: node_link.between(devices_per_node) }
     }
 
     /// Devices in all.
@@ -373,8 +335,9 @@ impl Cluster {
         self.nodes.saturating_mul(self.devices_per_node)
     }
 
-    /// The links that machines of a device usually have, inside and between, by its name: `NVLink` and `InfiniBand` of the same
-    /// generation where it is sold with them, else `PCIe` and Ethernet of 100 Gbit/s; of a CPU messages through memory.
+    /// The links that machines of a device usually have, inside and between, by its name: `NVLink` and `InfiniBand` of
+    /// the same generation where it is sold with them, else `PCIe` and Ethernet of 100 Gbit/s; of a CPU messages
+    /// through memory.
     #[must_use]
     pub fn usual_links(device: &str, is_cpu: bool) -> [LinkSpec; 2] {
         let name = device.to_ascii_uppercase();
@@ -420,37 +383,18 @@ mod tests {
         assert_eq!(bandwidth("infiniband-ndr", 8)[1], 40_000_000_000);
         assert_eq!(bandwidth("4xinfiniband-ndr", 8)[1], 20_000_000_000);
         assert_eq!(bandwidth("Ethernet-100g", 8)[1], 1_250_000_000);
-        for wrong in [
-            "nvlink9",
-            "",
-            "0GB/s",
-            "-1GB/s",
-            "0xnvlink4",
-            "50GB",
-            "NaNGB/s",
-        ] {
+        for wrong in ["nvlink9", "", "0GB/s", "-1GB/s", "0xnvlink4", "50GB", "NaNGB/s"] {
             let error = wrong.parse::<LinkSpec>().expect_err(wrong);
-            assert!(
-                error.contains("nvlink4") && error.contains("50GB/s"),
-                "{error}"
-            );
+            assert!(error.contains("nvlink4") && error.contains("50GB/s"), "{error}");
         }
     }
 
     #[test]
     fn what_a_device_is_sold_with_is_its_usual_link() {
-        let names = |device: &str, cpu| {
-            Cluster::usual_links(device, cpu).map(|link| link.inside().kind.name())
-        };
-        assert_eq!(
-            names("NVIDIA H100 80GB HBM3", false),
-            ["nvlink4", "infiniband-ndr"]
-        );
+        let names = |device: &str, cpu| Cluster::usual_links(device, cpu).map(|link| link.inside().kind.name());
+        assert_eq!(names("NVIDIA H100 80GB HBM3", false), ["nvlink4", "infiniband-ndr"]);
         assert_eq!(names("NVIDIA H100 PCIe", false), ["pcie4", "ethernet-100g"]);
-        assert_eq!(
-            names("NVIDIA GeForce RTX 4090", false),
-            ["pcie4", "ethernet-100g"]
-        );
+        assert_eq!(names("NVIDIA GeForce RTX 4090", false), ["pcie4", "ethernet-100g"]);
         assert_eq!(names("AMD EPYC", true), ["host", "host"]);
     }
 

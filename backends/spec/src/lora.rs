@@ -1,4 +1,5 @@
-//! Low-rank adapters (`LoRA`: Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters that they add to a unit.
+//! Low-rank adapters (`LoRA`: Hu et al., 2021, arXiv:2106.09685): their settings, and the parameters that they add to a
+//! unit.
 
 use crate::arch::Arch;
 use crate::parameters::{ParamSpec, Slot, Stored, TargetModule};
@@ -17,20 +18,15 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// Dropout rate of an adapter's inputs in training, in [0, 1).
     pub dropout: f64,
-    /// Modules with an adapter, and parameters of all experts with one for each (PEFT's `target_parameters`), in every layer.
+    /// Modules with an adapter, and parameters of all experts with one for each (PEFT's `target_parameters`), in every
+    /// layer.
     pub target_modules: Vec<TargetModule>,
 }
 
 impl Default for LoraConfig {
     /// TRL's rank and alpha, no dropout, all modules.
     fn default() -> Self {
-        Self {
-            rank: 16,
-            alpha: 32.0,
-            use_rslora: false,
-            dropout: 0.0,
-            target_modules: TargetModule::all(),
-        }
+        Self { rank: 16, alpha: 32.0, use_rslora: false, dropout: 0.0, target_modules: TargetModule::all() }
     }
 }
 
@@ -47,10 +43,7 @@ impl LoraConfig {
             return Err(format!("alpha must be above 0, found {}", self.alpha));
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            return Err(format!(
-                "dropout must be at least 0 and below 1, found {}",
-                self.dropout
-            ));
+            return Err(format!("dropout must be at least 0 and below 1, found {}", self.dropout));
         }
         if self.target_modules.is_empty() {
             return Err("target_modules is empty".into());
@@ -58,8 +51,9 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// The same with the targets that an architecture has. Where experts are modules of their own, `gate_proj`, `up_proj` and `down_proj`
-    /// are theirs too; where the experts of a layer are one parameter they are those of the dense MLP or the shared expert, as in PEFT.
+    /// The same with the targets that an architecture has. Where experts are modules of their own, `gate_proj`,
+    /// `up_proj` and `down_proj` are theirs too; where the experts of a layer are one parameter they are those of the
+    /// dense MLP or the shared expert, as in PEFT.
     #[must_use]
     pub fn in_arch(mut self, arch: &Arch) -> Self {
         self.target_modules = Self::targets_in(&self.target_modules, arch);
@@ -147,8 +141,8 @@ impl LoraConfig {
         self.alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 
-    /// The parameters that adapters add to a unit with the parameters `base`, by PEFT's names: A `[rank, in]` and B `[out, rank]` of each
-    /// target module.
+    /// The parameters that adapters add to a unit with the parameters `base`, by PEFT's names: A `[rank, in]` and B
+    /// `[out, rank]` of each target module.
     #[must_use]
     pub fn specs(&self, base: &[ParamSpec]) -> Vec<ParamSpec> {
         let adapted = base.iter().filter_map(|spec| {
@@ -157,28 +151,26 @@ impl LoraConfig {
             wanted.then_some((target, spec))
         });
         adapted
-            .flat_map(|(target, spec)| {
-                if target.is_expert() {
-                    self.of_experts(target, spec)
-                } else {
-                    self.of_module(target, spec)
-                }
-            })
+            .flat_map(
+                |(target, spec)| {
+                    if target.is_expert() { self.of_experts(target, spec) } else { self.of_module(target, spec) }
+                },
+            )
             .collect()
     }
 
     fn of_module(&self, target: TargetModule, spec: &ParamSpec) -> [ParamSpec; 2] {
         let [out, input] = spec.rows_cols();
-        let adapter = |slot, matrix: &str, shape: &[usize]| {
-            ParamSpec::new(slot, adapter_name(&spec.name, matrix), shape)
-        };
+        let adapter =
+            |slot, matrix: &str, shape: &[usize]| ParamSpec::new(slot, adapter_name(&spec.name, matrix), shape);
         [
             adapter(Slot::LoraA(target), "lora_A", &[self.rank, input]),
             adapter(Slot::LoraB(target), "lora_B", &[out, self.rank]),
         ]
     }
 
-    /// A and B of every expert of a layer, one below the other: `[experts · rank, in]` and `[experts · out, rank]` in memory.
+    /// A and B of every expert of a layer, one below the other: `[experts · rank, in]` and `[experts · out, rank]` in
+    /// memory.
     fn of_experts(&self, target: TargetModule, spec: &ParamSpec) -> [ParamSpec; 2] {
         let (rank, [rows, input]) = (self.rank, spec.rows_cols());
         let [a, b] = [Slot::LoraA(target), Slot::LoraB(target)];
@@ -190,8 +182,7 @@ impl LoraConfig {
             ];
         }
         // PEFT wraps the module of the parameters once for each of them, the last one outermost
-        let inner = target == TargetModule::ExpertGateUp
-            && self.target_modules.contains(&TargetModule::ExpertDown);
+        let inner = target == TargetModule::ExpertGateUp && self.target_modules.contains(&TargetModule::ExpertDown);
         let module = spec.name.rsplit_once('.').map_or("", |(module, _)| module);
         let layer = if inner { ".base_layer" } else { "" };
         let name = |matrix: &str| adapter_name(&format!("{module}{layer}"), matrix);
@@ -213,9 +204,7 @@ fn adapter_name(weight: &str, matrix: &str) -> String {
 
 fn modules(targets: &[TargetModule], arch: &Arch) -> Vec<&'static str> {
     let stacked = arch.stacks_experts();
-    let own = targets
-        .iter()
-        .filter(|target| !(stacked && target.is_expert()));
+    let own = targets.iter().filter(|target| !(stacked && target.is_expert()));
     let mut names = Vec::new();
     for name in own.map(|target| target.module()) {
         if !names.contains(&name) {
@@ -236,15 +225,8 @@ mod tests {
 
     #[test]
     fn the_scale_is_alpha_over_the_rank_or_over_its_root() {
-        let plain = LoraConfig {
-            rank: 4,
-            alpha: 8.0,
-            ..LoraConfig::default()
-        };
-        let stabilised = LoraConfig {
-            use_rslora: true,
-            ..plain.clone()
-        };
+        let plain = LoraConfig { rank: 4, alpha: 8.0, ..LoraConfig::default() };
+        let stabilised = LoraConfig { use_rslora: true, ..plain.clone() };
         assert!((plain.scale() - 2.0).abs() < 1e-12);
         assert!((stabilised.scale() - 4.0).abs() < 1e-12);
     }

@@ -3,9 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Where bytes live.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Home {
     /// The device that computes.
@@ -124,12 +122,7 @@ pub enum Role {
 
 impl Role {
     /// All roles, in the order in which they are reported.
-    pub const ALL: [Self; 4] = [
-        Self::Policy,
-        Self::Reference,
-        Self::Critic,
-        Self::RewardModel,
-    ];
+    pub const ALL: [Self; 4] = [Self::Policy, Self::Reference, Self::Critic, Self::RewardModel];
 
     /// What its weights are accounted as.
     #[must_use]
@@ -172,24 +165,16 @@ impl Account {
     /// Its place among all accounts, below [`COUNT`](Self::COUNT).
     #[must_use]
     pub fn index(self) -> usize {
-        let Self {
-            category,
-            home,
-            model,
-        } = self;
+        let Self { category, home, model } = self;
         (model as usize * Category::ALL.len() + category as usize) * Home::ALL.len() + home as usize
     }
 
     /// Every account, in the order of their places.
     pub fn all() -> impl Iterator<Item = Self> {
         Role::ALL.into_iter().flat_map(|model| {
-            Category::ALL.into_iter().flat_map(move |category| {
-                Home::ALL.into_iter().map(move |home| Self {
-                    category,
-                    home,
-                    model,
-                })
-            })
+            Category::ALL
+                .into_iter()
+                .flat_map(move |category| Home::ALL.into_iter().map(move |home| Self { category, home, model }))
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The chain of units of an architecture, and the name and shape of every parameter of a unit.
 //!
-//! [`unit_specs`] is the only list of parameters, and adapters ([`crate::lora`]) append theirs to the units they belong to. Loading,
-//! export, initialisation, gradients, optimizer state and memory estimates follow its order.
+//! [`unit_specs`] is the only list of parameters, and adapters ([`crate::lora`]) append theirs to the units they belong
+//! to. Loading, export, initialisation, gradients, optimizer state and memory estimates follow its order.
 
 mod in_memory;
 mod param_spec;
@@ -20,11 +20,7 @@ use crate::arch::{Arch, ExpertLayout, Experts, Family, HeadKind, Mixer, QkNorm};
 pub fn unit_specs(arch: &Arch, kind: UnitKind) -> Vec<ParamSpec> {
     match kind {
         UnitKind::Embedding => {
-            vec![ParamSpec::new(
-                Slot::Embedding,
-                "model.embed_tokens.weight",
-                &[arch.vocab_size, arch.hidden_size],
-            )]
+            vec![ParamSpec::new(Slot::Embedding, "model.embed_tokens.weight", &[arch.vocab_size, arch.hidden_size])]
         }
         UnitKind::Attention(layer) => match arch.mixers[layer] {
             Mixer::Attention => attention_specs(arch, layer),
@@ -60,11 +56,7 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
         ]);
     }
     if arch.o_bias {
-        specs.push(ParamSpec::new(
-            Slot::OBias,
-            format!("{p}.self_attn.o_proj.bias"),
-            &[d],
-        ));
+        specs.push(ParamSpec::new(Slot::OBias, format!("{p}.self_attn.o_proj.bias"), &[d]));
     }
     if arch.attention_sinks {
         let name = format!("{p}.self_attn.sinks");
@@ -81,11 +73,7 @@ fn attention_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
         ]);
     }
     if arch.post_norms {
-        specs.push(ParamSpec::new(
-            Slot::PostNorm,
-            format!("{p}.post_attention_layernorm.weight"),
-            &[d],
-        ));
+        specs.push(ParamSpec::new(Slot::PostNorm, format!("{p}.post_attention_layernorm.weight"), &[d]));
     }
     specs
 }
@@ -97,9 +85,7 @@ fn delta_net_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
     let p = format!("model.layers.{layer}");
     let (d, values, heads) = (arch.hidden_size, delta.value_dim(), delta.num_value_heads);
     let channels = delta.channels();
-    let own = |slot, name: &str, shape: &[usize]| {
-        ParamSpec::new(slot, format!("{p}.linear_attn.{name}"), shape)
-    };
+    let own = |slot, name: &str, shape: &[usize]| ParamSpec::new(slot, format!("{p}.linear_attn.{name}"), shape);
     let norm = format!("{p}.input_layernorm.weight");
     vec![
         ParamSpec::new(Slot::InputNorm, norm, &[d]),
@@ -107,11 +93,7 @@ fn delta_net_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
         own(Slot::DeltaZ, "in_proj_z.weight", &[values, d]),
         own(Slot::DeltaB, "in_proj_b.weight", &[heads, d]),
         own(Slot::DeltaA, "in_proj_a.weight", &[heads, d]),
-        own(
-            Slot::Convolution,
-            "conv1d.weight",
-            &[channels, 1, delta.conv_kernel_dim],
-        ),
+        own(Slot::Convolution, "conv1d.weight", &[channels, 1, delta.conv_kernel_dim]),
         own(Slot::TimeBias, "dt_bias", &[heads]),
         own(Slot::DecayLog, "A_log", &[heads]),
         own(Slot::DeltaNorm, "norm.weight", &[delta.value_head_dim]),
@@ -123,11 +105,7 @@ fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
     let p = format!("model.layers.{layer}");
     let d = arch.hidden_size;
     // where there are norms after the halves, one of them has the name that the norm before the MLP has elsewhere
-    let norm = if arch.post_norms {
-        "pre_feedforward_layernorm"
-    } else {
-        "post_attention_layernorm"
-    };
+    let norm = if arch.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
     let mut specs = Vec::new();
     if arch.pre_norms {
         let name = format!("{p}.{norm}.weight");
@@ -138,11 +116,7 @@ fn mlp_specs(arch: &Arch, layer: usize) -> Vec<ParamSpec> {
         Some(experts) => expert_specs(arch, experts, &format!("{p}.mlp")),
     });
     if arch.post_norms {
-        specs.push(ParamSpec::new(
-            Slot::PostNorm,
-            format!("{p}.post_feedforward_layernorm.weight"),
-            &[d],
-        ));
+        specs.push(ParamSpec::new(Slot::PostNorm, format!("{p}.post_feedforward_layernorm.weight"), &[d]));
     }
     specs
 }
@@ -175,9 +149,7 @@ fn expert_specs(arch: &Arch, experts: Experts, p: &str) -> Vec<ParamSpec> {
     let all = |slot, module: &str, [out, input]: [usize; 2]| {
         let name = format!("{p}.experts.{module}");
         match experts.layout {
-            ExpertLayout::Interleaved => {
-                ParamSpec::turned(slot, name, [count, out, input], slot == Slot::ExpertGateUp)
-            }
+            ExpertLayout::Interleaved => ParamSpec::turned(slot, name, [count, out, input], slot == Slot::ExpertGateUp),
             _ => ParamSpec::new(slot, name, &[count, out, input]),
         }
     };
@@ -227,11 +199,7 @@ fn head_specs(arch: &Arch) -> Vec<ParamSpec> {
     match arch.head {
         HeadKind::LanguageModel if arch.tied => {}
         HeadKind::LanguageModel => {
-            specs.push(ParamSpec::new(
-                Slot::Projection,
-                "lm_head.weight",
-                &[arch.vocab_size, d],
-            ));
+            specs.push(ParamSpec::new(Slot::Projection, "lm_head.weight", &[arch.vocab_size, d]));
         }
         HeadKind::Scalar { bias } => {
             specs.push(ParamSpec::new(Slot::Projection, "score.weight", &[1, d]));

@@ -1,8 +1,8 @@
-//! Stages of a model on devices that each have some of its layers (pipeline parallelism: Huang et al., 2019, arXiv:1811.06965; Narayanan
-//! et al., 2019, arXiv:1806.03377).
+//! Stages of a model on devices that each have some of its layers (pipeline parallelism: Huang et al., 2019,
+//! arXiv:1811.06965; Narayanan et al., 2019, arXiv:1806.03377).
 //!
-//! Consecutive layers are a stage, about as many on each; the embedding is on the first stage, the head on the last. A tied matrix, which
-//! is both, is on both.
+//! Consecutive layers are a stage, about as many on each; the embedding is on the first stage, the head on the last. A
+//! tied matrix, which is both, is on both.
 
 use crate::arch::Arch;
 use crate::parameters::UnitKind;
@@ -92,9 +92,7 @@ impl PipelineStage {
         match unit {
             UnitKind::Embedding => self.is_first() || arch.tied && self.is_last(),
             UnitKind::Head => self.is_last(),
-            UnitKind::Attention(layer) | UnitKind::Mlp(layer) => {
-                self.layers(arch.num_layers).contains(&layer)
-            }
+            UnitKind::Attention(layer) | UnitKind::Mlp(layer) => self.layers(arch.num_layers).contains(&layer),
         }
     }
 

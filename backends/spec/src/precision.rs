@@ -1,8 +1,8 @@
 //! The float type of parameters and activations.
 //!
-//! In half precision, weights and activations are stored in two bytes, and products take and give two bytes; whatever adds up
-//! many numbers or sees their tails is computed in f32: norms, rotary angles, softmax, log-probs, losses, accumulated gradients,
-//! master weights, moments.
+//! In half precision, weights and activations are stored in two bytes, and products take and give two bytes; whatever
+//! adds up many numbers or sees their tails is computed in f32: norms, rotary angles, softmax, log-probs, losses,
+//! accumulated gradients, master weights, moments.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

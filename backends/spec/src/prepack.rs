@@ -7,16 +7,17 @@ use serde::{Deserialize, Serialize};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Quantization {
-    /// Matrices of attention and MLP in 8 bits with one scale for each row (absmax). Activations, embedding, norms, biases, adapters
-    /// and the head stay as they are.
+    /// Matrices of attention and MLP in 8 bits with one scale for each row (absmax). Activations, embedding, norms,
+    /// biases, adapters and the head stay as they are.
     Int8,
 }
 
 /// The copies of a decoder's matrices that sampling reads instead of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prepack {
-    /// Whether matrices are copied for products with few rows: on the CPU, in f32, into panels; on a GPU, where they are not quantised,
-    /// those of queries, keys and values into one, and those of an MLP's gate and what it gates into another.
+    /// Whether matrices are copied for products with few rows: on the CPU, in f32, into panels; on a GPU, where they
+    /// are not quantised, those of queries, keys and values into one, and those of an MLP's gate and what it gates into
+    /// another.
     pub panels: bool,
     /// Quantisation of the layers' matrices, which are copied into such a layout.
     pub quantization: Option<Quantization>,

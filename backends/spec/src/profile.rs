@@ -52,8 +52,8 @@ pub struct DeviceProfile {
     pub links: Option<MeasuredLinks>,
     /// What drives it.
     pub backend: Backend,
-    /// The kernels that models run through: they keep less than tensor operations do. No part of the file: the build that reads a
-    /// profile fills it in (`firebrick_backends::profile`).
+    /// The kernels that models run through: they keep less than tensor operations do. No part of the file: the build
+    /// that reads a profile fills it in (`firebrick_backends::profile`).
     #[serde(skip)]
     pub kernels: KernelTable,
     /// Where the numbers come from.
@@ -82,15 +82,9 @@ pub struct Pool {
 
 impl Pool {
     /// The counted heap of the CPU backend has no pool: what is asked for is what is counted.
-    pub const HEAP: Self = Self {
-        share: 0.0,
-        fixed_bytes: 4 << 20,
-    };
+    pub const HEAP: Self = Self { share: 0.0, fixed_bytes: 4 << 20 };
     /// A pool of pages on a GPU.
-    pub const GPU: Self = Self {
-        share: 0.08,
-        fixed_bytes: 64 << 20,
-    };
+    pub const GPU: Self = Self { share: 0.08, fixed_bytes: 64 << 20 };
 }
 
 impl DeviceProfile {
@@ -118,10 +112,7 @@ impl DeviceProfile {
         };
         Self {
             name: backend.name().into(),
-            matmul_flops: MatmulFlops {
-                f32: flops,
-                bf16: None,
-            },
+            matmul_flops: MatmulFlops { f32: flops, bf16: None },
             memory_bandwidth: bandwidth,
             host_bandwidth: 1.5e10,
             host_link: link,
@@ -137,8 +128,8 @@ impl DeviceProfile {
         }
     }
 
-    /// So many machines of so many of these devices each, with the links inside and between machines that are said; else with those that
-    /// were measured, or those that the device is usually sold with.
+    /// So many machines of so many of these devices each, with the links inside and between machines that are said;
+    /// else with those that were measured, or those that the device is usually sold with.
     #[must_use]
     pub fn cluster(&self, machines: (u64, u64), said: [Option<LinkSpec>; 2]) -> Cluster {
         let (nodes, devices) = machines;
@@ -150,9 +141,7 @@ impl DeviceProfile {
             nodes,
             devices_per_node: devices,
             link: link.unwrap_or_else(|| usual[0].inside()),
-            node_link: node_link
-                .or(measured.between)
-                .unwrap_or_else(|| usual[1].between(devices)),
+            node_link: node_link.or(measured.between).unwrap_or_else(|| usual[1].between(devices)),
         }
     }
 
@@ -193,10 +182,7 @@ mod tests {
         };
         let said = |text: &str| Some(text.parse().expect("a link"));
         assert_eq!(names(&profile, [None; 2]), ["host 0.75 GB/s"; 2]);
-        profile.links = Some(MeasuredLinks {
-            inside: Some(Link::measured(2.5e9, 1e-5)),
-            between: None,
-        });
+        profile.links = Some(MeasuredLinks { inside: Some(Link::measured(2.5e9, 1e-5)), between: None });
         let text = serde_json::to_string(&profile).expect("writes");
         let profile: DeviceProfile = serde_json::from_str(&text).expect("reads");
         let measured = "measured 2.5 GB/s";

@@ -1,5 +1,5 @@
-//! Frozen matrices in few bits (`QLoRA`: Dettmers et al., 2023, arXiv:2305.14314): their formats, and where the codes and scales of a
-//! matrix lie in its buffer.
+//! Frozen matrices in few bits (`QLoRA`: Dettmers et al., 2023, arXiv:2305.14314): their formats, and where the codes
+//! and scales of a matrix lie in its buffer.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -30,8 +30,8 @@ pub enum BaseFormat {
     /// 8 bits a number and one scale for each row (absmax), as bitsandbytes' `load_in_8bit` stores weights (LLM.int8,
     /// arXiv:2208.07339).
     Int8,
-    /// `NormalFloat`: 4 bits a number in blocks of 64, whose scales are quantised to 8 bits (double quantisation), as bitsandbytes'
-    /// `load_in_4bit` stores weights with `bnb_4bit_quant_type: nf4` and `bnb_4bit_use_double_quant`.
+    /// `NormalFloat`: 4 bits a number in blocks of 64, whose scales are quantised to 8 bits (double quantisation), as
+    /// bitsandbytes' `load_in_4bit` stores weights with `bnb_4bit_quant_type: nf4` and `bnb_4bit_use_double_quant`.
     Nf4,
 }
 
@@ -55,8 +55,8 @@ impl fmt::Display for BaseFormat {
     }
 }
 
-/// A matrix in few bits: its shape, and what lies where in its buffer of 32-bit words. The matrices of a layer's experts have a buffer
-/// each, one behind the other.
+/// A matrix in few bits: its shape, and what lies where in its buffer of 32-bit words. The matrices of a layer's
+/// experts have a buffer each, one behind the other.
 ///
 /// | format | the buffer, one part after the other, each in whole words |
 /// |---|---|
@@ -84,21 +84,13 @@ impl QuantizedLayout {
     /// The layout of so many matrices `[rows, columns]`.
     #[must_use]
     pub fn stacked(format: BaseFormat, matrices: usize, [rows, cols]: [usize; 2]) -> Self {
-        Self {
-            format,
-            rows,
-            cols,
-            matrices,
-        }
+        Self { format, rows, cols, matrices }
     }
 
     /// The layout of one of the matrices.
     #[must_use]
     pub fn one(self) -> Self {
-        Self {
-            matrices: 1,
-            ..self
-        }
+        Self { matrices: 1, ..self }
     }
 
     /// All matrices one below the other: `[rows, columns]`.
@@ -200,10 +192,7 @@ mod tests {
     fn parts_lie_one_after_the_other() {
         let odd = QuantizedLayout::new(BaseFormat::Nf4, [3, 43]);
         assert_eq!((odd.numbers(), odd.blocks(), odd.groups()), (129, 3, 1));
-        assert_eq!(
-            [odd.code_words(), odd.groups_at(), odd.offset_at()],
-            [17, 18, 19]
-        );
+        assert_eq!([odd.code_words(), odd.groups_at(), odd.offset_at()], [17, 18, 19]);
         assert_eq!(odd.words(), 20 + 256 + 16);
         let bytes = QuantizedLayout::new(BaseFormat::Int8, [3, 43]);
         assert_eq!(bytes.words(), 33 + 3);

@@ -1,8 +1,9 @@
-//! Shares of a model on devices that each hold a part of every matrix (tensor parallelism: Shoeybi et al., 2019, arXiv:1909.08053).
+//! Shares of a model on devices that each hold a part of every matrix (tensor parallelism: Shoeybi et al., 2019,
+//! arXiv:1909.08053).
 //!
-//! Query heads, key heads, rows of the MLP and rows of the vocabulary are divided, in their order. What multiplies the residual stream is
-//! cut by rows, what gives it by columns, so that a half of a layer ends with a sum over the devices. Fewer key heads than devices go to
-//! several, as in vLLM.
+//! Query heads, key heads, rows of the MLP and rows of the vocabulary are divided, in their order. What multiplies the
+//! residual stream is cut by rows, what gives it by columns, so that a half of a layer ends with a sum over the
+//! devices. Fewer key heads than devices go to several, as in vLLM.
 
 use crate::arch::{Arch, HeadKind, Mixer, QkNorm};
 use crate::parameters::{Slot, TargetModule};
@@ -52,9 +53,7 @@ impl TensorShare {
             ));
         }
         if arch.count(Mixer::GatedDeltaNet) > 0 || arch.attention_gate {
-            return Err(
-                "its gated DeltaNet layers and gated attention are not divided; set it to 1".into(),
-            );
+            return Err("its gated DeltaNet layers and gated attention are not divided; set it to 1".into());
         }
         if let Some(base) = arch.base {
             return Err(format!(
@@ -66,9 +65,7 @@ impl TensorShare {
         }
         let [heads, keys] = [arch.num_heads, arch.num_kv_heads];
         if !heads.is_multiple_of(ranks) {
-            return Err(format!(
-                "attention has {heads} heads; set it to a number that divides {heads}"
-            ));
+            return Err(format!("attention has {heads} heads; set it to a number that divides {heads}"));
         }
         if !keys.is_multiple_of(ranks) && !ranks.is_multiple_of(keys) {
             return Err(format!(
@@ -81,8 +78,8 @@ impl TensorShare {
         Ok(())
     }
 
-    /// Refuses a model that so many devices cannot share while it is trained: besides what [`check`](Self::check) refuses, parts of unlike
-    /// sizes, and a norm over all heads. A value model has its head whole on every device.
+    /// Refuses a model that so many devices cannot share while it is trained: besides what [`check`](Self::check)
+    /// refuses, parts of unlike sizes, and a norm over all heads. A value model has its head whole on every device.
     ///
     /// # Errors
     /// Why not, and what to do instead.
@@ -90,10 +87,7 @@ impl TensorShare {
         if ranks <= 1 {
             return Ok(());
         }
-        let as_language_model = Arch {
-            head: HeadKind::LanguageModel,
-            ..arch.clone()
-        };
+        let as_language_model = Arch { head: HeadKind::LanguageModel, ..arch.clone() };
         Self::check(&as_language_model, ranks)?;
         if arch.qk_norm == Some(QkNorm::Projection) {
             return Err(
@@ -107,9 +101,7 @@ impl TensorShare {
         }
         let width = arch.intermediate_size;
         if !width.is_multiple_of(ranks) {
-            return Err(format!(
-                "its MLP is {width} wide; set it to a number that divides {width}"
-            ));
+            return Err(format!("its MLP is {width} wide; set it to a number that divides {width}"));
         }
         let last = Self::new(ranks - 1, ranks);
         if last.vocabulary(arch).is_empty() {
@@ -148,10 +140,7 @@ impl TensorShare {
     /// The architecture of a share that is trained: a value head beside the projection stays.
     #[must_use]
     pub fn trained_arch(&self, arch: &Arch) -> Arch {
-        Arch {
-            joint_value_head: arch.joint_value_head,
-            ..self.arch(arch)
-        }
+        Arch { joint_value_head: arch.joint_value_head, ..self.arch(arch) }
     }
 
     /// This device's part of so many, in their order: parts differ by one at most.
@@ -209,13 +198,10 @@ impl TensorShare {
             Slot::KNorm if arch.qk_norm == Some(QkNorm::Projection) => Cut::Columns(keys),
             Slot::Gate | Slot::Up => rows(mlp),
             Slot::GateBias | Slot::UpBias | Slot::Down => Cut::Columns(mlp),
-            Slot::Embedding | Slot::Projection => {
-                Cut::Rows(self.vocabulary(arch), self.vocabulary_part(arch))
-            }
-            // what goes into a matrix that is cut by columns is cut with it, and so is what comes out of one that is cut by rows
-            Slot::LoraA(target @ (TargetModule::O | TargetModule::Down)) => {
-                self.cut(arch, target.slot())?
-            }
+            Slot::Embedding | Slot::Projection => Cut::Rows(self.vocabulary(arch), self.vocabulary_part(arch)),
+            // what goes into a matrix that is cut by columns is cut with it, and so is what comes out of one that is
+            // cut by rows
+            Slot::LoraA(target @ (TargetModule::O | TargetModule::Down)) => self.cut(arch, target.slot())?,
             Slot::LoraB(target) if !matches!(target, TargetModule::O | TargetModule::Down) => {
                 self.cut(arch, target.slot())?
             }
@@ -241,8 +227,9 @@ impl TensorShare {
         (0..self.rank).any(|rank| Self::new(rank, self.ranks).trained_cut(arch, slot) == own)
     }
 
-    /// Whether the device's gradient of a parameter is a part of it, which sums with those of the others that have it: of what it has
-    /// whole and uses beside its own heads, rows or columns alone; of key heads that several devices have.
+    /// Whether the device's gradient of a parameter is a part of it, which sums with those of the others that have it:
+    /// of what it has whole and uses beside its own heads, rows or columns alone; of key heads that several devices
+    /// have.
     #[must_use]
     pub fn has_part_of_gradient(&self, arch: &Arch, slot: Slot) -> bool {
         match slot {
@@ -314,24 +301,16 @@ mod tests {
     #[test]
     fn shares_of_every_parameter_have_the_shapes_of_the_shares_architecture() {
         for (model, ranks) in [("llama", 2), ("olmo3", 4), ("qwen2", 8), ("gemma2", 2)] {
-            let arch = arch(
-                &json!({"model_type": model, "hidden_activation": "gelu_pytorch_tanh",
-                "query_pre_attn_scalar": 4, "rms_norm_eps": 1e-6}),
-            );
+            let arch = arch(&json!({"model_type": model, "hidden_activation": "gelu_pytorch_tanh",
+                "query_pre_attn_scalar": 4, "rms_norm_eps": 1e-6}));
             for rank in 0..ranks {
                 let share = TensorShare::new(rank, ranks);
                 let own = share.arch(&arch);
                 for kind in chain(&arch) {
-                    for (whole, part) in unit_specs(&arch, kind).iter().zip(unit_specs(&own, kind))
-                    {
-                        let found = share
-                            .cut(&arch, whole.slot)
-                            .unwrap()
-                            .shape(whole.rows_cols());
+                    for (whole, part) in unit_specs(&arch, kind).iter().zip(unit_specs(&own, kind)) {
+                        let found = share.cut(&arch, whole.slot).unwrap().shape(whole.rows_cols());
                         let expected = match whole.slot {
-                            Slot::Embedding | Slot::Projection => {
-                                [arch.vocab_size.div_ceil(ranks), arch.hidden_size]
-                            }
+                            Slot::Embedding | Slot::Projection => [arch.vocab_size.div_ceil(ranks), arch.hidden_size],
                             _ => part.rows_cols(),
                         };
                         assert_eq!(found, expected, "{model}: {}", whole.name);
@@ -354,14 +333,9 @@ mod tests {
                 })
                 .collect::<Vec<_>>()
             };
-            for (slot, count) in [
-                (Slot::Q, 32),
-                (Slot::O, 32),
-                (Slot::Down, 6),
-                (Slot::Embedding, 10),
-            ]
-            .into_iter()
-            .filter(|(slot, _)| *slot != Slot::Down || ranks <= 6)
+            for (slot, count) in [(Slot::Q, 32), (Slot::O, 32), (Slot::Down, 6), (Slot::Embedding, 10)]
+                .into_iter()
+                .filter(|(slot, _)| *slot != Slot::Down || ranks <= 6)
             {
                 let flat: Vec<usize> = all(slot).into_iter().flatten().collect();
                 assert_eq!(flat, (0..count).collect::<Vec<_>>(), "{slot:?}");
@@ -388,11 +362,7 @@ mod tests {
         let critic = even.clone().with_value_head();
         let share = TensorShare::new(3, 4);
         assert_eq!(share.trained_cut(&critic, Slot::Projection), Cut::Whole);
-        assert!(
-            share
-                .trained_arch(&even.clone().with_joint_value_head())
-                .joint_value_head
-        );
+        assert!(share.trained_arch(&even.clone().with_joint_value_head()).joint_value_head);
         // two key heads on four devices
         let first_of_a_key = [true, false, true, false];
         for (rank, first) in first_of_a_key.into_iter().enumerate() {
@@ -421,13 +391,10 @@ mod tests {
         assert!(said(json!({}), 3).contains("divides 8"));
         let keys = json!({"num_attention_heads": 12, "num_key_value_heads": 6});
         assert!(said(keys, 4).contains("6 key heads"));
-        let experts = json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4});
+        let experts =
+            json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4});
         assert!(said(experts, 2).contains("4 experts"));
         let based = arch(&json!({})).with_base(Some(crate::BaseFormat::Nf4));
-        assert!(
-            TensorShare::check(&based, 2)
-                .unwrap_err()
-                .contains("model.lora.base")
-        );
+        assert!(TensorShare::check(&based, 2).unwrap_err().contains("model.lora.base"));
     }
 }

@@ -1,12 +1,13 @@
 //! Operations that are under way while this rank computes.
 //!
-//! A group is used from one thread, which waits for every operation but those that it starts: these run on a thread of the group's own, one
-//! after the other. Any other operation waits until they have ended. So the order of a group's operations is that in which its rank asked
-//! for them, on every rank the same, whatever runs beside the computation; headers and deadlines are those of any operation.
+//! A group is used from one thread, which waits for every operation but those that it starts: these run on a thread of
+//! the group's own, one after the other. Any other operation waits until they have ended. So the order of a group's
+//! operations is that in which its rank asked for them, on every rank the same, whatever runs beside the computation;
+//! headers and deadlines are those of any operation.
 //!
-//! A failure of another rank ends the operation that was under way, and with it all that were started behind it: the others never came to
-//! them. It is the answer to the next operation that the rank waits for, and what it asks for after that is the operation behind the
-//! failure, as on every other rank.
+//! A failure of another rank ends the operation that was under way, and with it all that were started behind it: the
+//! others never came to them. It is the answer to the next operation that the rank waits for, and what it asks for
+//! after that is the operation behind the failure, as on every other rank.
 
 use super::gathering::{Gathering, Progress};
 use super::tensors::TensorResult;
@@ -47,11 +48,7 @@ impl Background {
     /// A group that is used through this alone.
     #[must_use]
     pub fn over(group: Arc<dyn Collective>) -> Arc<dyn Collective> {
-        Arc::new(Self {
-            group,
-            progress: Arc::default(),
-            worker: Mutex::default(),
-        })
+        Arc::new(Self { group, progress: Arc::default(), worker: Mutex::default() })
     }
 
     /// The group itself. Nothing may be under way.
@@ -90,9 +87,7 @@ impl Worker {
         let thread = std::thread::Builder::new().name("firebrick-gather".into());
         let thread = thread.spawn(move || run(&queue, group.as_ref(), &progress));
         let thread = thread.map_err(|error| {
-            CollectiveError::Transport(format!(
-                "the thread of its group cannot be started: {error}"
-            ))
+            CollectiveError::Transport(format!("the thread of its group cannot be started: {error}"))
         })?;
         Ok(Self { jobs, thread })
     }
@@ -163,11 +158,7 @@ impl Collective for Background {
     fn start_all_gather(&self, own: Flat) -> Gathering {
         let (sender, answer) = channel();
         let epoch = self.progress.standing().epoch;
-        let job = Job {
-            own,
-            epoch,
-            answer: sender,
-        };
+        let job = Job { own, epoch, answer: sender };
         match self.start(job) {
             Ok(()) => Gathering::under_way(answer, Arc::clone(&self.progress), epoch),
             Err(error) => Gathering::ended(Err(error)),

@@ -24,10 +24,7 @@ impl Failure {
     /// An error that says this.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            ..Self::default()
-        }
+        Self { message: message.into(), ..Self::default() }
     }
 
     /// Memory that ran out.
@@ -37,12 +34,7 @@ impl Failure {
             MemoryErrorKind::Limit { allowed } => Some((what.bytes.unwrap_or(allowed), allowed)),
             _ => None,
         };
-        Self {
-            limit,
-            out_of_memory: true,
-            device_lost: what.device_lost,
-            ..Self::new(what.to_string())
-        }
+        Self { limit, out_of_memory: true, device_lost: what.device_lost, ..Self::new(what.to_string()) }
     }
 
     /// The memory that ran out on that rank, as an error of this one.
@@ -58,10 +50,7 @@ impl Failure {
                 device_lost: false,
             },
         };
-        self.out_of_memory.then_some(OutOfMemory {
-            device_lost: self.device_lost,
-            ..own
-        })
+        self.out_of_memory.then_some(OutOfMemory { device_lost: self.device_lost, ..own })
     }
 }
 
@@ -128,8 +117,8 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
-    /// The failure to act on where ranks have failed: the largest shortage of memory, or else the lowest rank's error. The same on
-    /// every rank.
+    /// The failure to act on where ranks have failed: the largest shortage of memory, or else the lowest rank's error.
+    /// The same on every rank.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
         let Self::Failed(failures) = self else {
@@ -137,20 +126,12 @@ impl CollectiveError {
         };
         // an error that is no shortage cannot be answered by a cheaper plan
         let other = failures.iter().find(|failure| !failure.out_of_memory);
-        let key = |failure: &&Failure| {
-            (
-                failure.device_lost,
-                failure.limit,
-                usize::MAX - failure.rank,
-            )
-        };
+        let key = |failure: &&Failure| (failure.device_lost, failure.limit, usize::MAX - failure.rank);
         other.or_else(|| failures.iter().max_by_key(key))
     }
 }
 
 fn failures(all: &[Failure]) -> String {
-    let each = all
-        .iter()
-        .map(|failure| format!("rank {} failed: {}", failure.rank, failure.message));
+    let each = all.iter().map(|failure| format!("rank {} failed: {}", failure.rank, failure.message));
     each.collect::<Vec<_>>().join("; ")
 }

@@ -1,10 +1,7 @@
 //! Values on the host as collectives take them: one row of one type.
 
 use super::{CollectiveError, Result};
-use bytemuck::{
-    AnyBitPattern, cast_slice, cast_slice_mut, pod_collect_to_vec, pod_read_unaligned,
-    try_cast_slice,
-};
+use bytemuck::{AnyBitPattern, cast_slice, cast_slice_mut, pod_collect_to_vec, pod_read_unaligned, try_cast_slice};
 use half::{bf16, f16};
 use std::ops::{Add, AddAssign, Range};
 
@@ -215,16 +212,12 @@ fn extend<T: AnyBitPattern>(values: &mut Vec<T>, bytes: &[u8]) {
     match try_cast_slice(bytes) {
         Ok(more) => values.extend_from_slice(more),
         // they may lie anywhere
-        Err(_) => values.extend(
-            bytes
-                .chunks_exact(size_of::<T>())
-                .map(pod_read_unaligned::<T>),
-        ),
+        Err(_) => values.extend(bytes.chunks_exact(size_of::<T>()).map(pod_read_unaligned::<T>)),
     }
 }
 
-/// The sum of blocks of one type and length, the first plus the second plus the third. Half precision is summed in f32 and rounded
-/// once.
+/// The sum of blocks of one type and length, the first plus the second plus the third. Half precision is summed in f32
+/// and rounded once.
 pub(super) fn sum_in_order(element: Element, blocks: &[&[u8]]) -> Result<Flat> {
     Ok(match element {
         Element::F32 => Flat::F32(sums(blocks, |v: f32| v)),
@@ -246,10 +239,7 @@ fn sums<T: AnyBitPattern, W: Copy + Add<Output = W> + AddAssign>(
     blocks: &[&[u8]],
     widen: impl Fn(T) -> W + Copy,
 ) -> Vec<W> {
-    fn values<T: AnyBitPattern, W>(
-        block: &[u8],
-        widen: impl Fn(T) -> W,
-    ) -> impl Iterator<Item = W> {
+    fn values<T: AnyBitPattern, W>(block: &[u8], widen: impl Fn(T) -> W) -> impl Iterator<Item = W> {
         let each = block.chunks_exact(size_of::<T>());
         each.map(move |value| widen(pod_read_unaligned(value)))
     }
@@ -275,7 +265,8 @@ pub(super) fn no_sum() -> CollectiveError {
     CollectiveError::Values("bytes have no sum: give numbers, or gather the bytes".into())
 }
 
-/// The part of `len` values that a rank of `size` has: equal parts, but for the last ones, which may be shorter or empty.
+/// The part of `len` values that a rank of `size` has: equal parts, but for the last ones, which may be shorter or
+/// empty.
 #[must_use]
 pub fn shard(len: usize, size: usize, rank: usize) -> Range<usize> {
     let part = len.div_ceil(size.max(1));

@@ -4,7 +4,8 @@ use super::{CollectiveError, Flat, Result};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Values that are being gathered (`Collective::start_all_gather`). Dropped without a wait, the operation still takes place.
+/// Values that are being gathered (`Collective::start_all_gather`). Dropped without a wait, the operation still takes
+/// place.
 #[derive(Debug)]
 #[must_use = "what was gathered is given by `wait`"]
 pub struct Gathering(State);
@@ -12,11 +13,7 @@ pub struct Gathering(State);
 #[derive(Debug)]
 enum State {
     Ended(Result<Flat>),
-    UnderWay {
-        answer: Receiver<Result<Flat>>,
-        progress: Arc<Progress>,
-        epoch: u64,
-    },
+    UnderWay { answer: Receiver<Result<Flat>>, progress: Arc<Progress>, epoch: u64 },
 }
 
 /// Where the operations stand that a group has started.
@@ -82,16 +79,8 @@ impl Gathering {
     }
 
     /// What a thread gathers, which answers when it is there.
-    pub(super) fn under_way(
-        answer: Receiver<Result<Flat>>,
-        progress: Arc<Progress>,
-        epoch: u64,
-    ) -> Self {
-        Self(State::UnderWay {
-            answer,
-            progress,
-            epoch,
-        })
+    pub(super) fn under_way(answer: Receiver<Result<Flat>>, progress: Arc<Progress>, epoch: u64) -> Self {
+        Self(State::UnderWay { answer, progress, epoch })
     }
 
     /// The values of all ranks, once they are there.
@@ -101,11 +90,7 @@ impl Gathering {
     pub fn wait(self) -> Result<Flat> {
         let (answer, progress, epoch) = match self.0 {
             State::Ended(values) => return values,
-            State::UnderWay {
-                answer,
-                progress,
-                epoch,
-            } => (answer, progress, epoch),
+            State::UnderWay { answer, progress, epoch } => (answer, progress, epoch),
         };
         let gone = || CollectiveError::Transport("the thread of its group has ended".into());
         let values = answer.recv().unwrap_or_else(|_| Err(gone()));

@@ -17,8 +17,8 @@ pub(super) struct Staged {
     pub(super) settings: Settings,
     /// Tells this group's messages from those of others.
     pub(super) channel: u64,
-    /// The group that this one was split from, where it was. Any of its ranks may fail: whoever this group waits for may have been told of
-    /// it already.
+    /// The group that this one was split from, where it was. Any of its ranks may fail: whoever this group waits for
+    /// may have been told of it already.
     pub(super) parent: Option<Watched>,
     /// Ranks of the world, by rank of the group.
     pub(super) ranks: Vec<usize>,

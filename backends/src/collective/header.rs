@@ -81,25 +81,14 @@ pub(super) struct Header {
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kind,
-            element,
-            sequence,
-            bytes,
-            ..
-        } = self;
+        let Self { kind, element, sequence, bytes, .. } = self;
         let values = bytes / element.bytes() as u64;
         match kind {
             OperationKind::Send => write!(f, "a send of {values} {}", element.name()),
             OperationKind::Split | OperationKind::Agree => {
                 write!(f, "{} (operation {sequence})", kind.name())
             }
-            _ => write!(
-                f,
-                "{} of {values} {} (operation {sequence})",
-                kind.name(),
-                element.name()
-            ),
+            _ => write!(f, "{} of {values} {} (operation {sequence})", kind.name(), element.name()),
         }
     }
 }
@@ -117,9 +106,7 @@ impl Header {
         let failure = self.failure.as_ref();
         let (used, allowed) = failure.and_then(|f| f.limit).unwrap_or_default();
         let flags = failure.map_or(0, |f| {
-            1 | u8::from(f.out_of_memory) << 1
-                | u8::from(f.limit.is_some()) << 2
-                | u8::from(f.device_lost) << 3
+            1 | u8::from(f.out_of_memory) << 1 | u8::from(f.limit.is_some()) << 2 | u8::from(f.device_lost) << 3
         });
         let mut bytes = Vec::with_capacity(FIXED);
         bytes.extend(MAGIC.to_le_bytes());
@@ -139,9 +126,7 @@ impl Header {
                 bytes.len()
             ))
         };
-        let magic = bytes
-            .get(..4)
-            .is_some_and(|magic| magic == MAGIC.to_le_bytes());
+        let magic = bytes.get(..4).is_some_and(|magic| magic == MAGIC.to_le_bytes());
         if !magic || bytes.len() < FIXED {
             return Err(foreign());
         }
@@ -150,10 +135,7 @@ impl Header {
             eight.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(eight)
         };
-        let kind = OperationKind::ALL
-            .get(usize::from(bytes[4]))
-            .copied()
-            .ok_or_else(foreign)?;
+        let kind = OperationKind::ALL.get(usize::from(bytes[4])).copied().ok_or_else(foreign)?;
         let element = Element::of_code(bytes[5]).ok_or_else(foreign)?;
         let flag = |bit: u8| bytes[6] & (1 << bit) != 0;
         let failure = flag(0).then(|| Failure {
@@ -163,12 +145,6 @@ impl Header {
             limit: flag(2).then(|| (number(24), number(32))),
             device_lost: flag(3),
         });
-        Ok(Self {
-            kind,
-            element,
-            sequence: number(8),
-            bytes: number(16),
-            failure,
-        })
+        Ok(Self { kind, element, sequence: number(8), bytes: number(16), failure })
     }
 }

@@ -18,22 +18,9 @@ pub struct Launch {
 
 /// A launcher and its variables: size, rank, rank on the machine.
 const LAUNCHERS: [(&str, [&str; 3]); 3] = [
-    (
-        "mpirun (Open MPI)",
-        [
-            "OMPI_COMM_WORLD_SIZE",
-            "OMPI_COMM_WORLD_RANK",
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-        ],
-    ),
-    (
-        "mpirun (MPICH)",
-        ["PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"],
-    ),
-    (
-        "srun",
-        ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"],
-    ),
+    ("mpirun (Open MPI)", ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"]),
+    ("mpirun (MPICH)", ["PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"]),
+    ("srun", ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"]),
 ];
 
 impl Launch {
@@ -46,12 +33,7 @@ impl Launch {
     fn read(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
         LAUNCHERS.iter().find_map(|&(by, [size, rank, local])| {
-            Some(Self {
-                by,
-                size: number(size)?,
-                rank: number(rank)?,
-                local_rank: number(local).unwrap_or(0),
-            })
+            Some(Self { by, size: number(size)?, rank: number(rank)?, local_rank: number(local).unwrap_or(0) })
         })
     }
 
@@ -118,36 +100,20 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
         ]);
         let open_mpi = open_mpi.unwrap();
-        assert_eq!(
-            (open_mpi.size, open_mpi.rank, open_mpi.local_rank),
-            (4, 3, 1)
-        );
+        assert_eq!((open_mpi.size, open_mpi.rank, open_mpi.local_rank), (4, 3, 1));
         let mpich = launch(&[("PMI_SIZE", "2"), ("PMI_RANK", "1")]).unwrap();
         assert_eq!((mpich.by, mpich.size, mpich.rank), ("mpirun (MPICH)", 2, 1));
-        let slurm = [
-            ("SLURM_STEP_NUM_TASKS", "8"),
-            ("SLURM_PROCID", "5"),
-            ("SLURM_LOCALID", "1"),
-        ];
+        let slurm = [("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_PROCID", "5"), ("SLURM_LOCALID", "1")];
         assert_eq!(launch(&slurm).unwrap().local_rank, 1);
         // a batch script is not a step: its program is alone
-        assert_eq!(
-            launch(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]),
-            None
-        );
+        assert_eq!(launch(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]), None);
         assert_eq!(launch(&[]), None);
     }
 
     #[test]
     fn a_world_of_another_size_names_both_and_the_cure() {
-        let message = launch(&[("PMI_SIZE", "2"), ("PMI_RANK", "1")])
-            .unwrap()
-            .other_size(1)
-            .to_string();
+        let message = launch(&[("PMI_SIZE", "2"), ("PMI_RANK", "1")]).unwrap().other_size(1).to_string();
         assert!(message.contains("started 2 processes"), "{message}");
-        assert!(
-            message.contains("a world of 1") && message.contains("mpicc"),
-            "{message}"
-        );
+        assert!(message.contains("a world of 1") && message.contains("mpicc"), "{message}");
     }
 }

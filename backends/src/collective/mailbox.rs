@@ -1,7 +1,7 @@
 //! Messages that have arrived and not been taken, failures that this rank has been told of, and who will send no more.
 //!
-//! A rank has one mailbox, in which a thread of each of its groups may wait. A wait ends by what is put here, never by what another thread
-//! takes: whatever can end it is recorded and announced in one step, under one lock.
+//! A rank has one mailbox, in which a thread of each of its groups may wait. A wait ends by what is put here, never by
+//! what another thread takes: whatever can end it is recorded and announced in one step, under one lock.
 
 use super::Failure;
 use super::header::Header;
@@ -30,7 +30,8 @@ pub(super) enum Ended {
     TimedOut,
 }
 
-/// Where ranks may say that they have failed instead of sending what a group waits for: in the group that it was split from.
+/// Where ranks may say that they have failed instead of sending what a group waits for: in the group that it was split
+/// from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Watched {
     /// That group's channel.
@@ -109,7 +110,8 @@ impl Mailbox {
         self.change(|state| state.tell(channel, operation, failure));
     }
 
-    /// A rank sends nothing more, and knew of these failures. Messages that tell of them may still be on their way from others.
+    /// A rank sends nothing more, and knew of these failures. Messages that tell of them may still be on their way from
+    /// others.
     pub fn end(&self, from: usize, message: &str, known: &Failures) {
         self.change(|state| {
             for (&channel, known) in known {
@@ -207,16 +209,10 @@ mod tests {
     /// A group, and one that was split from it in its operation 3.
     const PARENT: u64 = 0;
     const GROUP: u64 = 5;
-    const WATCHED: Watched = Watched {
-        channel: PARENT,
-        since: 4,
-    };
+    const WATCHED: Watched = Watched { channel: PARENT, since: 4 };
 
     fn failure(rank: usize) -> Failure {
-        Failure {
-            rank,
-            ..Failure::new("no room")
-        }
+        Failure { rank, ..Failure::new("no room") }
     }
 
     fn header(rank: usize, sequence: u64) -> Message {
@@ -286,9 +282,7 @@ mod tests {
     #[test]
     fn bytes_that_look_like_a_failure_are_none_where_they_are_data() {
         let mailbox = Mailbox::default();
-        let Message::Failure(bytes) = header(1, 7) else {
-            unreachable!("made above")
-        };
+        let Message::Failure(bytes) = header(1, 7) else { unreachable!("made above") };
         mailbox.put(PARENT, 1, Message::InGroup(bytes.into()));
         assert_eq!(waited(&mailbox, 0), Err(Ended::TimedOut));
     }

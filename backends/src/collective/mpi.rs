@@ -1,8 +1,9 @@
 //! Ranks as processes under `mpirun` or `srun`: messages of bytes over MPI.
 //!
-//! MPI lives on a thread of its own, which alone calls it: communicators of Open MPI must not change threads, and this needs no more of
-//! MPI than `MPI_THREAD_FUNNELED`. The thread sends what it is given and puts what arrives into the mailbox, where the collectives
-//! wait with their deadlines; so no rank ever waits inside MPI for another one's collective. A tag tells the channels apart.
+//! MPI lives on a thread of its own, which alone calls it: communicators of Open MPI must not change threads, and this
+//! needs no more of MPI than `MPI_THREAD_FUNNELED`. The thread sends what it is given and puts what arrives into the
+//! mailbox, where the collectives wait with their deadlines; so no rank ever waits inside MPI for another one's
+//! collective. A tag tells the channels apart.
 
 #![allow(unsafe_code, reason = "MPI is a library of C")]
 
@@ -21,7 +22,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The tag of last words. Each channel has the next two numbers: one for messages, and one for those that tell of a failure.
+/// The tag of last words. Each channel has the next two numbers: one for messages, and one for those that tell of a
+/// failure.
 const LAST_WORDS: c_int = 0;
 
 /// Longest time that a rank which gives up takes to tell the others.
@@ -51,11 +53,8 @@ impl Mpi {
         let thread = std::thread::Builder::new()
             .name("firebrick-mpi".into())
             .spawn(move || run(&queue, &arrived, &ready))
-            .map_err(|e| {
-                CollectiveError::Transport(format!("its thread cannot be started: {e}"))
-            })?;
-        let failed =
-            |_| CollectiveError::Transport("MPI_Init ended the thread that called it".into());
+            .map_err(|e| CollectiveError::Transport(format!("its thread cannot be started: {e}")))?;
+        let failed = |_| CollectiveError::Transport("MPI_Init ended the thread that called it".into());
         let (rank, size) = started.recv().map_err(failed)??;
         let endpoint = Endpoint {
             rank,
@@ -78,8 +77,11 @@ enum Order {
         tag: c_int,
         bytes: Parcel,
     },
-    /// Ends when all is sent: with `MPI_Finalize`, which waits for all ranks, or without, which tells the launcher that the run failed.
-    Stop { finalize: bool },
+    /// Ends when all is sent: with `MPI_Finalize`, which waits for all ranks, or without, which tells the launcher that
+    /// the run failed.
+    Stop {
+        finalize: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -132,11 +134,7 @@ impl Transport for Endpoint {
         for to in (0..self.size).filter(|&to| to != self.rank) {
             let bytes = message.as_bytes().to_vec().into();
             // without its thread nobody can be told; the launcher will
-            let _ = self.order(Order::Post {
-                to,
-                tag: LAST_WORDS,
-                bytes,
-            });
+            let _ = self.order(Order::Post { to, tag: LAST_WORDS, bytes });
         }
     }
 
@@ -161,9 +159,7 @@ impl Drop for Endpoint {
 /// MPI's thread, from its start to its end.
 fn run(orders: &Receiver<Order>, mailbox: &Mailbox, ready: &Sender<Result<(usize, usize)>>) {
     let Some((universe, _)) = ::mpi::initialize_with_threading(Threading::Funneled) else {
-        let _ = ready.send(Err(CollectiveError::Transport(
-            "it was started before in this process".into(),
-        )));
+        let _ = ready.send(Err(CollectiveError::Transport("it was started before in this process".into())));
         return;
     };
     let (mut rank, mut size): (c_int, c_int) = (0, 0);
@@ -173,11 +169,7 @@ fn run(orders: &Receiver<Order>, mailbox: &Mailbox, ready: &Sender<Result<(usize
         ffi::MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &raw mut size);
     }
     let _ = ready.send(Ok((rank as usize, size as usize)));
-    let mut pump = Pump {
-        mailbox,
-        flying: Vec::new(),
-        idle: 0,
-    };
+    let mut pump = Pump { mailbox, flying: Vec::new(), idle: 0 };
     if pump.run(orders) {
         drop(universe);
     } else {
@@ -200,12 +192,8 @@ impl Pump<'_> {
     fn run(&mut self, orders: &Receiver<Order>) -> bool {
         loop {
             let order = match self.rest() {
-                None => orders
-                    .try_recv()
-                    .map_err(|e| e == TryRecvError::Disconnected),
-                Some(rest) => orders
-                    .recv_timeout(rest)
-                    .map_err(|e| e == RecvTimeoutError::Disconnected),
+                None => orders.try_recv().map_err(|e| e == TryRecvError::Disconnected),
+                Some(rest) => orders.recv_timeout(rest).map_err(|e| e == RecvTimeoutError::Disconnected),
             };
             self.idle = self.idle.saturating_add(1);
             match order {

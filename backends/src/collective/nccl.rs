@@ -1,19 +1,23 @@
 //! Collectives between NVIDIA GPUs over NCCL.
 //!
-//! libnccl is opened at run time (`library`); the ranks agree to use it, and its id travels over the collective that they have already
-//! ([`Nccl::join`]). That one carries everything but values from then on: headers, statuses, bytes that ranks exchange.
+//! libnccl is opened at run time (`library`); the ranks agree to use it, and its id travels over the collective that
+//! they have already ([`Nccl::join`]). That one carries everything but values from then on: headers, statuses, bytes
+//! that ranks exchange.
 //!
-//! **Sums.** NCCL's own reductions add in the order of its rings and trees, which changes with their number, the size of a message and
-//! NCCL's version. Here a sum has the same bits whatever carries it, so NCCL only moves bytes: every rank gets all ranks' parts of its
-//! shard (an all-to-all of sends and receives in one group), adds them up on its GPU in the order of the ranks, and the shards are
-//! gathered (`ncclAllGather`). That is a ring's number of bytes, in two operations.
+//! **Sums.** NCCL's own reductions add in the order of its rings and trees, which changes with their number, the size
+//! of a message and NCCL's version. Here a sum has the same bits whatever carries it, so NCCL only moves bytes: every
+//! rank gets all ranks' parts of its shard (an all-to-all of sends and receives in one group), adds them up on its GPU
+//! in the order of the ranks, and the shards are gathered (`ncclAllGather`). That is a ring's number of bytes, in two
+//! operations.
 //!
-//! **Order and memory.** A rank asks its device for the buffers of an operation and waits until what is in them was computed, before it
-//! says to the others that it takes part. NCCL works on a stream of its own, and the rank waits for it: nothing is read before it is
-//! written, no memory of an operation is given to others before its end, and a shortage is told as any other failure, in the header.
+//! **Order and memory.** A rank asks its device for the buffers of an operation and waits until what is in them was
+//! computed, before it says to the others that it takes part. NCCL works on a stream of its own, and the rank waits for
+//! it: nothing is read before it is written, no memory of an operation is given to others before its end, and a
+//! shortage is told as any other failure, in the header.
 //!
-//! **Waits.** Communicators do not block (`blocking = 0`). The rank looks at its event, at NCCL's asynchronous error and at the ranks that
-//! gave up, until the deadline; then it aborts the communicator and gives the error, and all ranks end.
+//! **Waits.** Communicators do not block (`blocking = 0`). The rank looks at its event, at NCCL's asynchronous error
+//! and at the ranks that gave up, until the deadline; then it aborts the communicator and gives the error, and all
+//! ranks end.
 
 #[cfg(feature = "cuda")]
 mod card;
@@ -47,11 +51,12 @@ pub struct NcclInstallation {
 }
 
 impl Nccl {
-    /// The same ranks, whose values go from GPU to GPU over NCCL, or why not: the same answer on every rank. All ranks call it together,
-    /// each with the device that it computes on.
+    /// The same ranks, whose values go from GPU to GPU over NCCL, or why not: the same answer on every rank. All ranks
+    /// call it together, each with the device that it computes on.
     ///
     /// # Errors
-    /// Those of [`exchange`](Collective::exchange); [`CollectiveError::Nccl`](super::CollectiveError::Nccl) where all could, and NCCL fails.
+    /// Those of [`exchange`](Collective::exchange); [`CollectiveError::Nccl`](super::CollectiveError::Nccl) where all
+    /// could, and NCCL fails.
     #[cfg(feature = "cuda")]
     pub fn join(
         ranks: &Arc<dyn Collective>,
@@ -79,10 +84,7 @@ impl Nccl {
     #[cfg(feature = "cuda")]
     pub fn installation() -> std::result::Result<NcclInstallation, String> {
         let library = library::open()?;
-        Ok(NcclInstallation {
-            path: library::path(),
-            version: library::written(library.version),
-        })
+        Ok(NcclInstallation { path: library::path(), version: library::written(library.version) })
     }
 
     /// The library that runs would use.

@@ -14,31 +14,22 @@ use std::time::Instant;
 const WIDEST: usize = 8;
 
 /// Runs an operation, which no other thread of this rank may interrupt. What breaks the group ends it for all.
-pub(super) fn during<T>(
-    group: &Staged,
-    work: impl FnOnce(&mut Operation<'_>) -> Result<T>,
-) -> Result<T> {
+pub(super) fn during<T>(group: &Staged, work: impl FnOnce(&mut Operation<'_>) -> Result<T>) -> Result<T> {
     let mut state = group.state.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(broken) = &state.broken {
         return Err(broken.clone());
     }
     let deadline = Instant::now() + group.settings.deadline;
-    let done = work(&mut Operation {
-        group,
-        state: &mut state,
-        deadline,
-    });
+    let done = work(&mut Operation { group, state: &mut state, deadline });
     if let Err(error @ CollectiveError::Failed(_)) = &done
         && state.overtaken
     {
-        // messages of the operation that was cut short may lie about: the group that it was split from continues, this one does not
+        // messages of the operation that was cut short may lie about: the group that it was split from continues, this
+        // one does not
         state.broken = Some(error.clone());
     }
     if let Err(error) = &done
-        && !matches!(
-            error,
-            CollectiveError::Failed(_) | CollectiveError::Values(_)
-        )
+        && !matches!(error, CollectiveError::Failed(_) | CollectiveError::Values(_))
     {
         state.broken = Some(error.clone());
         group.transport.abort(&error.to_string());
@@ -69,24 +60,12 @@ impl Operation<'_> {
     }
 
     fn post(&self, to: usize, message: Message) -> Result<()> {
-        let Staged {
-            transport,
-            ranks,
-            channel,
-            ..
-        } = self.group;
+        let Staged { transport, ranks, channel, .. } = self.group;
         transport.post(ranks[to], *channel, message)
     }
 
     fn take(&mut self, from: usize, during: &Header) -> Result<Parcel> {
-        let Staged {
-            transport,
-            ranks,
-            channel,
-            parent,
-            settings,
-            ..
-        } = self.group;
+        let Staged { transport, ranks, channel, parent, settings, .. } = self.group;
         let mailbox = transport.mailbox();
         let ended = match mailbox.take(*channel, ranks[from], *parent, self.deadline) {
             Ok(taken) => return Ok(taken),
@@ -130,15 +109,10 @@ impl Operation<'_> {
             element,
             sequence: self.state.sequence,
             bytes: bytes as u64,
-            failure: failure.map(|failure| Failure {
-                rank: self.group.ranks[self.group.own],
-                ..failure
-            }),
+            failure: failure.map(|failure| Failure { rank: self.group.ranks[self.group.own], ..failure }),
         };
         self.state.sequence += 1;
-        let Staged {
-            transport, channel, ..
-        } = self.group;
+        let Staged { transport, channel, .. } = self.group;
         let mailbox = transport.mailbox();
         if let Some(failure) = &own.failure {
             mailbox.fail(*channel, own.sequence, failure.clone());
@@ -150,10 +124,9 @@ impl Operation<'_> {
         for from in self.others() {
             headers[from] = self.take_header(from, &own)?;
         }
-        // a rank that has failed itself, or was told of a failure elsewhere, may come here ahead of values that were sent to it
-        if headers.iter().any(|header| header.failure.is_some())
-            || mailbox.has_failed(*channel, own.sequence)
-        {
+        // a rank that has failed itself, or was told of a failure elsewhere, may come here ahead of values that were
+        // sent to it
+        if headers.iter().any(|header| header.failure.is_some()) || mailbox.has_failed(*channel, own.sequence) {
             // what a rank sent before it learnt of the failure is no longer wanted
             for from in self.others() {
                 while headers[from].kind == OperationKind::Send {
@@ -162,53 +135,31 @@ impl Operation<'_> {
                 }
             }
         }
-        let failures: Vec<Failure> = headers
-            .iter()
-            .filter_map(|header| header.failure.clone())
-            .collect();
+        let failures: Vec<Failure> = headers.iter().filter_map(|header| header.failure.clone()).collect();
         if !failures.is_empty() {
             return Err(CollectiveError::Failed(failures));
         }
         if let Some(other) = headers.iter().position(|header| !headers[0].agrees(header)) {
             let ranks = &self.group.ranks;
-            return Err(mismatch(
-                (ranks[0], &headers[0]),
-                (ranks[other], &headers[other]),
-            ));
+            return Err(mismatch((ranks[0], &headers[0]), (ranks[other], &headers[other])));
         }
         Ok(headers)
     }
 
     /// Sends some bytes of values, which stay as they are until all have arrived.
-    pub fn send_frames(
-        &mut self,
-        to: usize,
-        kind: OperationKind,
-        all: &Arc<Flat>,
-        bytes: Range<usize>,
-    ) -> Result<()> {
+    pub fn send_frames(&mut self, to: usize, kind: OperationKind, all: &Arc<Flat>, bytes: Range<usize>) -> Result<()> {
         self.state.traffic.bytes[kind as usize] += bytes.len() as u64;
         // whole values
         let frame = (self.group.settings.frame / WIDEST * WIDEST).max(WIDEST);
         let ends = bytes.clone().step_by(frame).skip(1).chain([bytes.end]);
-        bytes
-            .clone()
-            .step_by(frame)
-            .zip(ends)
-            .try_for_each(|(start, end)| {
-                let part = Parcel::Part(Arc::clone(all), start..end);
-                self.post(to, Message::InGroup(part))
-            })
+        bytes.clone().step_by(frame).zip(ends).try_for_each(|(start, end)| {
+            let part = Parcel::Part(Arc::clone(all), start..end);
+            self.post(to, Message::InGroup(part))
+        })
     }
 
     /// Takes the frames of a rank, one after the other.
-    pub fn each_frame(
-        &mut self,
-        from: usize,
-        len: usize,
-        during: &Header,
-        mut with: impl FnMut(Parcel),
-    ) -> Result<()> {
+    pub fn each_frame(&mut self, from: usize, len: usize, during: &Header, mut with: impl FnMut(Parcel)) -> Result<()> {
         let mut taken = 0;
         while taken < len {
             let frame = self.take(from, during)?;
@@ -241,12 +192,7 @@ impl Operation<'_> {
     }
 
     /// Sends every other rank its part of some values: those that `place` says.
-    fn give(
-        &mut self,
-        kind: OperationKind,
-        all: &Arc<Flat>,
-        place: impl Fn(usize) -> Range<usize>,
-    ) -> Result<()> {
+    fn give(&mut self, kind: OperationKind, all: &Arc<Flat>, place: impl Fn(usize) -> Range<usize>) -> Result<()> {
         self.others().try_for_each(|to| {
             let bytes = all.place(place(to));
             self.send_frames(to, kind, all, bytes)
@@ -254,12 +200,7 @@ impl Operation<'_> {
     }
 
     /// Gives every rank these bytes and takes those of every rank, of these lengths.
-    pub fn exchange(
-        &mut self,
-        during: &Header,
-        given: Vec<u8>,
-        lengths: &[usize],
-    ) -> Result<Vec<Vec<u8>>> {
+    pub fn exchange(&mut self, during: &Header, given: Vec<u8>, lengths: &[usize]) -> Result<Vec<Vec<u8>>> {
         let (own, len) = (self.group.own, given.len());
         let given = Arc::new(Flat::Bytes(given));
         self.give(during.kind, &given, |_| 0..len)?;
@@ -277,7 +218,8 @@ impl Operation<'_> {
             .collect()
     }
 
-    /// Gives every rank the values that `place` says, and takes so many of each rank into a row, in which those of all follow each other.
+    /// Gives every rank the values that `place` says, and takes so many of each rank into a row, in which those of all
+    /// follow each other.
     pub fn fill(
         &mut self,
         during: &Header,
@@ -306,11 +248,7 @@ impl Operation<'_> {
         let given = all.part(place(own));
         let mut taken = Vec::with_capacity(size);
         for from in 0..size {
-            taken.push(if from == own {
-                Vec::new().into()
-            } else {
-                self.take_frames(from, given.len(), during)?
-            });
+            taken.push(if from == own { Vec::new().into() } else { self.take_frames(from, given.len(), during)? });
         }
         let mut blocks: Vec<&[u8]> = taken.iter().map(|block| &**block).collect();
         blocks[own] = given;
@@ -319,14 +257,6 @@ impl Operation<'_> {
 }
 
 /// The error of two ranks in different operations.
-pub(super) fn mismatch(
-    (rank, own): (usize, &Header),
-    (other, theirs): (usize, &Header),
-) -> CollectiveError {
-    CollectiveError::Mismatch {
-        rank,
-        own: own.to_string(),
-        other,
-        theirs: theirs.to_string(),
-    }
+pub(super) fn mismatch((rank, own): (usize, &Header), (other, theirs): (usize, &Header)) -> CollectiveError {
+    CollectiveError::Mismatch { rank, own: own.to_string(), other, theirs: theirs.to_string() }
 }

@@ -14,9 +14,6 @@ pub struct Settings {
 impl Default for Settings {
     /// Half an hour, as `PyTorch` waits (`torch.distributed`), and 256 MiB, since MPI counts in 32 bits.
     fn default() -> Self {
-        Self {
-            deadline: Duration::from_mins(30),
-            frame: 256 << 20,
-        }
+        Self { deadline: Duration::from_mins(30), frame: 256 << 20 }
     }
 }

@@ -85,7 +85,5 @@ impl Collective for Solo {
 }
 
 fn nobody(rank: usize) -> CollectiveError {
-    CollectiveError::Values(format!(
-        "there is no rank {rank} to send to or to receive from: the group has one rank"
-    ))
+    CollectiveError::Values(format!("there is no rank {rank} to send to or to receive from: the group has one rank"))
 }

@@ -29,35 +29,22 @@ impl Collective for Staged {
             let all = op.exchange(&headers[op.group.own], own, &lengths)?;
             Ok((all, op.state.sequence))
         })?;
-        let all: Vec<Vec<u64>> = all
-            .iter()
-            .map(|bytes| bytemuck::pod_collect_to_vec(bytes))
-            .collect();
+        let all: Vec<Vec<u64>> = all.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect();
         let mut colors: Vec<u64> = all.iter().map(|rank| rank[0]).collect();
         colors.sort_unstable();
         colors.dedup();
         // a number that none of the ranks has given to another group
         let first = all.iter().map(|rank| rank[2]).max().unwrap_or(free);
-        self.transport
-            .channels()
-            .store(first + colors.len() as u64, Relaxed);
+        self.transport.channels().store(first + colors.len() as u64, Relaxed);
         let place = colors.binary_search(&(color as u64)).unwrap_or(0);
-        let mut members: Vec<usize> = (0..all.len())
-            .filter(|&rank| all[rank][0] == color as u64)
-            .collect();
+        let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == color as u64).collect();
         members.sort_by_key(|&rank| (all[rank][1], rank));
         Ok(Arc::new(Self {
             transport: Arc::clone(&self.transport),
             settings: self.settings,
             channel: first + place as u64,
-            parent: Some(Watched {
-                channel: self.channel,
-                since,
-            }),
-            own: members
-                .iter()
-                .position(|&rank| rank == self.own)
-                .unwrap_or(0),
+            parent: Some(Watched { channel: self.channel, since }),
+            own: members.iter().position(|&rank| rank == self.own).unwrap_or(0),
             ranks: members.into_iter().map(|rank| self.ranks[rank]).collect(),
             state: Mutex::default(),
         }))
@@ -75,12 +62,7 @@ impl Collective for Staged {
 
     fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
         during(self, |op| {
-            let headers = op.begin(
-                OperationKind::ReduceScatter,
-                all.element(),
-                all.as_bytes().len(),
-                None,
-            )?;
+            let headers = op.begin(OperationKind::ReduceScatter, all.element(), all.as_bytes().len(), None)?;
             if all.element() == Element::Byte {
                 return Err(no_sum());
             }
@@ -91,12 +73,7 @@ impl Collective for Staged {
 
     fn all_reduce(&self, own: Flat) -> Result<Flat> {
         during(self, |op| {
-            let headers = op.begin(
-                OperationKind::AllReduce,
-                own.element(),
-                own.as_bytes().len(),
-                None,
-            )?;
+            let headers = op.begin(OperationKind::AllReduce, own.element(), own.as_bytes().len(), None)?;
             if own.element() == Element::Byte {
                 return Err(no_sum());
             }
@@ -110,12 +87,7 @@ impl Collective for Staged {
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
         during(self, |op| {
-            let headers = op.begin(
-                OperationKind::AllToAll,
-                blocks.element(),
-                blocks.as_bytes().len(),
-                None,
-            )?;
+            let headers = op.begin(OperationKind::AllToAll, blocks.element(), blocks.as_bytes().len(), None)?;
             let (len, size) = (blocks.len(), op.group.ranks.len());
             if !len.is_multiple_of(size) {
                 return Err(CollectiveError::Values(format!(
@@ -152,10 +124,7 @@ impl Collective for Staged {
                 op.begin(OperationKind::Agree, Element::Byte, 0, None)?;
             } else if !wanted.agrees(&found) {
                 let ranks = &op.group.ranks;
-                return Err(mismatch(
-                    (ranks[op.group.own], &wanted),
-                    (ranks[from], &found),
-                ));
+                return Err(mismatch((ranks[op.group.own], &wanted), (ranks[from], &found)));
             }
             let mut values = Flat::with_capacity(element, len);
             op.each_frame(from, len * element.bytes(), &wanted, |frame| {
@@ -186,17 +155,11 @@ impl Collective for Staged {
         self.transport.abort(message);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let rank = self.transport.rank();
-        state.broken.get_or_insert_with(|| CollectiveError::Lost {
-            rank,
-            message: message.to_owned(),
-        });
+        state.broken.get_or_insert_with(|| CollectiveError::Lost { rank, message: message.to_owned() });
     }
 
     fn traffic(&self) -> Traffic {
-        self.state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .traffic
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).traffic
     }
 }
 
@@ -206,19 +169,11 @@ impl Staged {
             return Ok(());
         }
         let (own, size) = (self.own, self.ranks.len());
-        Err(CollectiveError::Values(format!(
-            "rank {own} of {size} has no other rank {rank}"
-        )))
+        Err(CollectiveError::Values(format!("rank {own} of {size} has no other rank {rank}")))
     }
 }
 
 /// The header of values between two ranks, which have no place among the operations of all.
 fn message_header(element: Element, bytes: usize) -> Header {
-    Header {
-        kind: OperationKind::Send,
-        element,
-        sequence: 0,
-        bytes: bytes as u64,
-        failure: None,
-    }
+    Header { kind: OperationKind::Send, element, sequence: 0, bytes: bytes as u64, failure: None }
 }

@@ -66,10 +66,7 @@ impl HostTensor {
 }
 
 /// An operation on the values of a tensor, which are copied to the host for it, and what it gives back.
-pub(super) fn through_host(
-    own: Tensor<1>,
-    operation: impl FnOnce(Flat) -> Result<Flat>,
-) -> TensorResult {
+pub(super) fn through_host(own: Tensor<1>, operation: impl FnOnce(Flat) -> Result<Flat>) -> TensorResult {
     let ([len], device, stored) = (own.dims(), own.device(), own.dtype());
     let own = HostTensor::download(own.reshape([1, len]))?;
     let all = operation(own.into_flat_as_stored())?;
@@ -87,8 +84,7 @@ mod tests {
 
     #[test]
     fn values_keep_their_type_or_are_widened() {
-        let table =
-            HostTensor::from_values(vec![1.0, 2.0, 3.0, 4.0], [2, 2]).rounded(Precision::Bf16);
+        let table = HostTensor::from_values(vec![1.0, 2.0, 3.0, 4.0], [2, 2]).rounded(Precision::Bf16);
         let stored = table.clone().into_flat_as_stored();
         assert_eq!((stored.element(), stored.len()), (Element::Bf16, 4));
         assert_eq!(table.into_flat(), Flat::F32(vec![1.0, 2.0, 3.0, 4.0]));
@@ -100,8 +96,7 @@ mod tests {
             let device = Device::flex();
             let own = rank.rank() as f32;
             let tensor = || Tensor::<1>::from_floats([own, 1.0, 2.0, 10.0 + own], &device);
-            let values =
-                |found: TensorResult| found.unwrap().into_data().iter::<f32>().collect::<Vec<_>>();
+            let values = |found: TensorResult| found.unwrap().into_data().iter::<f32>().collect::<Vec<_>>();
             let found = [
                 values(rank.all_gather_tensor(tensor())),
                 values(rank.all_reduce_tensor(tensor())),

@@ -12,7 +12,8 @@ use std::thread;
 
 /// Ranks that are threads of this process: for tests, and for programs that use the trainer as a library.
 ///
-/// Ranks share the process's rayon pool. A collective must not run inside of it, where it would wait on a thread that others need.
+/// Ranks share the process's rayon pool. A collective must not run inside of it, where it would wait on a thread that
+/// others need.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads;
 
@@ -21,18 +22,12 @@ impl Threads {
     #[must_use]
     pub fn world(size: usize, settings: Settings) -> Vec<Arc<dyn Collective>> {
         let boxes: Arc<[Mailbox]> = (0..size).map(|_| Mailbox::default()).collect();
-        let rank = |rank| Endpoint {
-            rank,
-            boxes: Arc::clone(&boxes),
-            channels: AtomicU64::new(1),
-        };
-        (0..size)
-            .map(|r| Background::over(Arc::new(Staged::world(Arc::new(rank(r)), settings))))
-            .collect()
+        let rank = |rank| Endpoint { rank, boxes: Arc::clone(&boxes), channels: AtomicU64::new(1) };
+        (0..size).map(|r| Background::over(Arc::new(Staged::world(Arc::new(rank(r)), settings)))).collect()
     }
 
-    /// Runs work on a thread for each rank of a world, and gives what each made of it: by rank, the message of a panic where there was
-    /// one. A rank that panics is lost to the others, which are told so.
+    /// Runs work on a thread for each rank of a world, and gives what each made of it: by rank, the message of a panic
+    /// where there was one. A rank that panics is lost to the others, which are told so.
     pub fn run<T: Send>(
         size: usize,
         settings: Settings,
@@ -54,9 +49,7 @@ impl Threads {
             };
             let threads: Vec<_> = ranks.map(run).collect();
             let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
-            joined
-                .map(|done| done.unwrap_or_else(|panic| Err(panic_message(panic.as_ref()))))
-                .collect()
+            joined.map(|done| done.unwrap_or_else(|panic| Err(panic_message(panic.as_ref())))).collect()
         })
     }
 }
@@ -88,9 +81,7 @@ impl Transport for Endpoint {
     }
 
     fn abort(&self, message: &str) {
-        self.boxes
-            .iter()
-            .for_each(|mailbox| mailbox.abort(self.rank, message));
+        self.boxes.iter().for_each(|mailbox| mailbox.abort(self.rank, message));
     }
 
     fn channels(&self) -> &AtomicU64 {
@@ -104,8 +95,6 @@ impl Drop for Endpoint {
             self.abort("it panicked");
         }
         let known = self.mailbox().failures();
-        self.boxes
-            .iter()
-            .for_each(|mailbox| mailbox.end(self.rank, "it has ended", &known));
+        self.boxes.iter().for_each(|mailbox| mailbox.end(self.rank, "it has ended", &known));
     }
 }

@@ -11,11 +11,11 @@ use std::sync::Arc;
 /// What looks at memory.
 pub type Look = Arc<dyn Fn() + Send + Sync>;
 
-/// The ranks of a group, and what they do together. Every rank of the group calls the same operations in the same order, from one
-/// thread; `send` and `receive` concern two of them.
+/// The ranks of a group, and what they do together. Every rank of the group calls the same operations in the same
+/// order, from one thread; `send` and `receive` concern two of them.
 ///
-/// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can continue, since every rank got it at the same operation.
-/// After any other error it cannot: all further operations give the same error.
+/// After [`CollectiveError::Failed`](super::CollectiveError::Failed) the group can continue, since every rank got it at
+/// the same operation. After any other error it cannot: all further operations give the same error.
 pub trait Collective: Any + Debug + Send + Sync {
     /// This rank, from 0.
     fn rank(&self) -> usize;
@@ -25,9 +25,9 @@ pub trait Collective: Any + Debug + Send + Sync {
 
     /// The ranks that give the same `color` as a group of their own, ordered by `key` and then by their rank here.
     ///
-    /// Errors of that group name ranks of the whole world. A rank of it that fails says so here, with [`agree`](Self::agree): the others'
-    /// operations in the new group end with that failure, and so do all later ones. What continues is this group; where the new one is
-    /// needed again, all split anew.
+    /// Errors of that group name ranks of the whole world. A rank of it that fails says so here, with
+    /// [`agree`](Self::agree): the others' operations in the new group end with that failure, and so do all later ones.
+    /// What continues is this group; where the new one is needed again, all split anew.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange).
@@ -39,9 +39,10 @@ pub trait Collective: Any + Debug + Send + Sync {
     /// As [`exchange`](Self::exchange); `CollectiveError::Mismatch` too where ranks give different lengths or types.
     fn all_gather(&self, own: Flat) -> Result<Flat>;
 
-    /// The same without waiting: it may still be under way when this returns, while the rank computes. It keeps its place among the
-    /// group's operations: all ranks start it at the same place of their order, and one of the other operations, which are waited for,
-    /// begins when all that were started have ended. A failure of a rank ends those that were started behind it too.
+    /// The same without waiting: it may still be under way when this returns, while the rank computes. It keeps its
+    /// place among the group's operations: all ranks start it at the same place of their order, and one of the other
+    /// operations, which are waited for, begins when all that were started have ended. A failure of a rank ends those
+    /// that were started behind it too.
     ///
     /// A group without a thread of its own gathers before this returns.
     fn start_all_gather(&self, own: Flat) -> Gathering {
@@ -60,20 +61,21 @@ pub trait Collective: Any + Debug + Send + Sync {
     /// As [`reduce_scatter`](Self::reduce_scatter).
     fn all_reduce(&self, own: Flat) -> Result<Flat>;
 
-    /// Values in as many equal blocks as there are ranks, block `r` for rank `r`: what every rank has for this one, in the order of the
-    /// ranks.
+    /// Values in as many equal blocks as there are ranks, block `r` for rank `r`: what every rank has for this one, in
+    /// the order of the ranks.
     ///
     /// # Errors
     /// As [`all_gather`](Self::all_gather); `CollectiveError::Values` for a length that the ranks do not divide.
     fn all_to_all(&self, blocks: Flat) -> Result<Flat>;
 
-    /// Where the buffers of operations on tensors lie: on the device where its values are exchanged from there, else on the host.
+    /// Where the buffers of operations on tensors lie: on the device where its values are exchanged from there, else on
+    /// the host.
     fn buffers_home(&self) -> Home {
         Home::Host
     }
 
-    /// From now on `look` is called whenever an operation has all its buffers on the device, where it has any there: what is in use then is
-    /// the most of the operation. Groups that are split from this one look too.
+    /// From now on `look` is called whenever an operation has all its buffers on the device, where it has any there:
+    /// what is in use then is the most of the operation. Groups that are split from this one look too.
     fn watch_buffers(&self, _look: Look) {}
 
     /// [`all_gather`](Self::all_gather) of the values of a tensor: a row of all ranks' values on its device.
@@ -111,8 +113,8 @@ pub trait Collective: Any + Debug + Send + Sync {
     /// Sends values to another rank, which has to [`receive`](Self::receive) them.
     ///
     /// # Errors
-    /// `CollectiveError::Values` for a rank that is this one or does not exist; `CollectiveError::Lost` and `CollectiveError::Transport`
-    /// where the message cannot be handed over.
+    /// `CollectiveError::Values` for a rank that is this one or does not exist; `CollectiveError::Lost` and
+    /// `CollectiveError::Transport` where the message cannot be handed over.
     fn send(&self, to: usize, own: Flat) -> Result<()>;
 
     /// Values that another rank sends.
@@ -125,19 +127,20 @@ pub trait Collective: Any + Debug + Send + Sync {
     /// Every rank's bytes, by rank; as many as each likes.
     ///
     /// # Errors
-    /// `CollectiveError::Mismatch` where ranks are in different operations, `Failed` where one has failed, `Lost` where one is gone,
-    /// `Deadline` where one does not come in time, `Transport` where MPI fails.
+    /// `CollectiveError::Mismatch` where ranks are in different operations, `Failed` where one has failed, `Lost` where
+    /// one is gone, `Deadline` where one does not come in time, `Transport` where MPI fails.
     fn exchange(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>>;
 
-    /// Ends a phase: tells all ranks whether this one has failed, and gives an error where one has. A rank that failed while others are
-    /// in another operation ends that operation with the same error.
+    /// Ends a phase: tells all ranks whether this one has failed, and gives an error where one has. A rank that failed
+    /// while others are in another operation ends that operation with the same error.
     ///
     /// # Errors
-    /// `CollectiveError::Failed` with the failures of all ranks that have one; the others as in [`exchange`](Self::exchange).
+    /// `CollectiveError::Failed` with the failures of all ranks that have one; the others as in
+    /// [`exchange`](Self::exchange).
     fn agree(&self, failure: Option<Failure>) -> Result<()>;
 
-    /// Tells all ranks that this one gives up: their waits end with [`CollectiveError::Lost`](super::CollectiveError::Lost) and this
-    /// message. Nothing works afterwards.
+    /// Tells all ranks that this one gives up: their waits end with
+    /// [`CollectiveError::Lost`](super::CollectiveError::Lost) and this message. Nothing works afterwards.
     fn abort(&self, message: &str);
 
     /// What has been sent so far.

@@ -4,7 +4,8 @@ use super::Result;
 use super::mailbox::{Mailbox, Message};
 use std::fmt::Debug;
 
-/// The ranks of a world, and messages between them. Those of one channel and sender arrive in the order in which they were sent.
+/// The ranks of a world, and messages between them. Those of one channel and sender arrive in the order in which they
+/// were sent.
 pub(super) trait Transport: Debug + Send + Sync {
     /// This rank.
     fn rank(&self) -> usize;

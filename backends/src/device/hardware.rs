@@ -18,9 +18,7 @@ pub fn is_cpu(device: &Device) -> bool {
 #[must_use]
 pub fn is_accelerator(device: &Device) -> bool {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    let software = device
-        .identity()
-        .is_some_and(|identity| identity.physical.is_none());
+    let software = device.identity().is_some_and(|identity| identity.physical.is_none());
     #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
     let software = false;
     !is_cpu(device) && !software
@@ -33,11 +31,7 @@ pub fn is_integrated(device: &Device) -> bool {
     // more than a machine has
     const NUMBERS: std::ops::Range<usize> = 0..16;
     let device = device.clone().inner();
-    let is = |own: fn(DeviceKind) -> Device| {
-        NUMBERS
-            .map(DeviceKind::IntegratedGpu)
-            .any(|kind| own(kind) == device)
-    };
+    let is = |own: fn(DeviceKind) -> Device| NUMBERS.map(DeviceKind::IntegratedGpu).any(|kind| own(kind) == device);
     #[cfg(feature = "vulkan")]
     if is(Device::vulkan) {
         return true;
@@ -63,7 +57,8 @@ pub(crate) fn cube_probe(device: &Device) -> Option<CubeTensor> {
     Some(probe.expect("every device but the CPU is CubeCL's"))
 }
 
-/// Bytes of the largest buffer, and so of the largest tensor, that a device allocates; `None` on the CPU, which has no such limit.
+/// Bytes of the largest buffer, and so of the largest tensor, that a device allocates; `None` on the CPU, which has no
+/// such limit.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 #[must_use]
 pub fn largest_buffer(device: &Device) -> Option<u64> {
@@ -71,7 +66,8 @@ pub fn largest_buffer(device: &Device) -> Option<u64> {
     Some(probe.client.properties().memory.max_page_size)
 }
 
-/// Bytes of the largest buffer, and so of the largest tensor, that a device allocates; `None` on the CPU, which has no such limit.
+/// Bytes of the largest buffer, and so of the largest tensor, that a device allocates; `None` on the CPU, which has no
+/// such limit.
 #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
 #[must_use]
 pub fn largest_buffer(_device: &Device) -> Option<u64> {
@@ -85,12 +81,8 @@ mod tests {
     #[test]
     fn integrated_gpus_are_told_apart_from_those_with_memory_of_their_own() {
         for index in [0, 1, 3] {
-            assert!(is_integrated(&Device::wgpu(DeviceKind::IntegratedGpu(
-                index
-            ))));
-            assert!(!is_integrated(&Device::wgpu(DeviceKind::DiscreteGpu(
-                index
-            ))));
+            assert!(is_integrated(&Device::wgpu(DeviceKind::IntegratedGpu(index))));
+            assert!(!is_integrated(&Device::wgpu(DeviceKind::DiscreteGpu(index))));
         }
         assert!(!is_integrated(&Device::wgpu(DeviceKind::Cpu)));
         assert!(!is_integrated(&Device::flex()));

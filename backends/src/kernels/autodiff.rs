@@ -30,9 +30,7 @@ pub(super) trait KernelBackend: Backend {
 macro_rules! kernel_backend {
     ($backend:ty, $contiguous:expr) => {
         impl crate::kernels::autodiff::KernelBackend for $backend {
-            fn primitive<const D: usize>(
-                tensor: burn::tensor::Tensor<D>,
-            ) -> burn::backend::tensor::FloatTensor<Self> {
+            fn primitive<const D: usize>(tensor: burn::tensor::Tensor<D>) -> burn::backend::tensor::FloatTensor<Self> {
                 let primitive = tensor.try_into_primitive::<Self>();
                 primitive.expect("the device was checked before")
             }
@@ -44,9 +42,7 @@ macro_rules! kernel_backend {
                 primitive.expect("the device was checked before")
             }
 
-            fn tensor<const D: usize>(
-                tensor: burn::backend::tensor::FloatTensor<Self>,
-            ) -> burn::tensor::Tensor<D> {
+            fn tensor<const D: usize>(tensor: burn::backend::tensor::FloatTensor<Self>) -> burn::tensor::Tensor<D> {
                 burn::tensor::Tensor::from_primitive::<Self>(tensor)
             }
 
@@ -67,9 +63,7 @@ macro_rules! kernel_backend {
 pub(super) use kernel_backend;
 
 /// A function of `N` tensors with its gradient.
-pub(super) trait Kernel<B: KernelBackend, const N: usize>:
-    Clone + Debug + Send + 'static
-{
+pub(super) trait Kernel<B: KernelBackend, const N: usize>: Clone + Debug + Send + 'static {
     /// Its name in recordings of [`crate::trace`].
     const NAME: &'static str;
 
@@ -80,19 +74,14 @@ pub(super) trait Kernel<B: KernelBackend, const N: usize>:
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
 
     /// Gradients of the inputs that are wanted, given the result's.
-    fn backward(
-        &self,
-        saved: Self::Saved,
-        gradient: FloatTensor<B>,
-        wanted: [bool; N],
-    ) -> [Option<FloatTensor<B>>; N];
+    fn backward(&self, saved: Self::Saved, gradient: FloatTensor<B>, wanted: [bool; N]) -> [Option<FloatTensor<B>>; N];
 }
 
 /// Whether kernels are enabled in this process.
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
-/// Enables or disables all kernels in this process, on every backend, to compare them with the tensor operations that they
-/// replace.
+/// Enables or disables all kernels in this process, on every backend, to compare them with the tensor operations that
+/// they replace.
 pub fn set_enabled(on: bool) {
     ENABLED.store(on, Relaxed);
 }
@@ -119,11 +108,7 @@ pub(super) fn input<B: KernelBackend, const D: usize>(tensor: Tensor<D>) -> Inpu
 
 /// A tensor without autodiff, contiguous. The tensor must be this backend's.
 pub(super) fn detached<B: KernelBackend, const D: usize>(tensor: Tensor<D>) -> FloatTensor<B> {
-    let tensor = if tensor.device().is_autodiff() {
-        tensor.inner()
-    } else {
-        tensor
-    };
+    let tensor = if tensor.device().is_autodiff() { tensor.inner() } else { tensor };
     B::contiguous(B::primitive(tensor))
 }
 
@@ -153,10 +138,7 @@ pub(super) fn run<B: KernelBackend, const N: usize, const D: usize, K: Kernel<B,
         let (primitive, node) = tensor.into_parts();
         (B::contiguous(primitive), node)
     }));
-    let prepared = BackwardStep(kernel.clone())
-        .prepare::<NoCheckpointing>(nodes)
-        .compute_bound()
-        .stateful();
+    let prepared = BackwardStep(kernel.clone()).prepare::<NoCheckpointing>(nodes).compute_bound().stateful();
     let (result, saved) = kernel.forward(primitives);
     let result = match prepared {
         OpsKind::Tracked(tracked) => tracked.finish((kernel, saved), result),
@@ -171,9 +153,7 @@ fn unzip<A, B, const N: usize>(pairs: [(A, B); N]) -> ([A; N], [B; N]) {
         second.push(b);
         a
     });
-    let second = second
-        .try_into()
-        .unwrap_or_else(|_| unreachable!("one of each"));
+    let second = second.try_into().unwrap_or_else(|_| unreachable!("one of each"));
     (first, second)
 }
 
@@ -184,12 +164,7 @@ struct BackwardStep<K>(K);
 impl<B: KernelBackend, const N: usize, K: Kernel<B, N>> Backward<B, N> for BackwardStep<K> {
     type State = (K, K::Saved);
 
-    fn backward(
-        self,
-        ops: Ops<Self::State, N>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let _span = span(K::NAME, 0.0);
         let gradient = B::contiguous(grads.consume::<B>(&ops.node));
         let (kernel, saved) = ops.state;

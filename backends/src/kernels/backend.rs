@@ -6,9 +6,8 @@ use super::experts::{ExpertInput, ExpertRows};
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::quantized_linear::through_the_host;
 use super::shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
-    RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients,
-    Truncation,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks, RowScores,
+    RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling, ScoreGradients, Truncation,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use firebrick_spec::QuantizedLayout;
@@ -17,8 +16,8 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The kernels of a backend. A method that a backend leaves out has no kernel there: it returns `None`, or gives back the tensor
-/// that it would have written to. The functions of [`crate::kernels`] document shapes and formulas.
+/// The kernels of a backend. A method that a backend leaves out has no kernel there: it returns `None`, or gives back
+/// the tensor that it would have written to. The functions of [`crate::kernels`] document shapes and formulas.
 #[allow(unused_variables, reason = "a default reads no argument")]
 pub(super) trait Kernels: Sync {
     /// Whether a device is this backend's.
@@ -81,12 +80,7 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    fn rotary(
-        &self,
-        x: Tensor<3>,
-        cos: &Tensor<3>,
-        sin: &Tensor<3>,
-    ) -> Result<Tensor<3>, Tensor<3>> {
+    fn rotary(&self, x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
         Err(x)
     }
 
@@ -111,13 +105,7 @@ pub(super) trait Kernels: Sync {
     }
 
     /// Every backend has this one and the next four, in tensor operations where it has no kernel.
-    fn expert_linear(
-        &self,
-        x: &Tensor<2>,
-        w: &Tensor<2>,
-        rows: &ExpertRows,
-        reads: ExpertInput,
-    ) -> Tensor<2>;
+    fn expert_linear(&self, x: &Tensor<2>, w: &Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Tensor<2>;
 
     fn expert_bias(&self, y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2>;
 
@@ -129,13 +117,9 @@ pub(super) trait Kernels: Sync {
 
     fn backward_root(&self, output: Tensor<2>, gradient: Tensor<2>) -> Tensor<1>;
 
-    /// Every backend has this one and the next two, in tensor operations where it has no kernel. What is widened is one matrix.
-    fn quantized_linear(
-        &self,
-        x: &Tensor<2>,
-        words: &Tensor<2>,
-        layout: QuantizedLayout,
-    ) -> Tensor<2>;
+    /// Every backend has this one and the next two, in tensor operations where it has no kernel. What is widened is one
+    /// matrix.
+    fn quantized_linear(&self, x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2>;
 
     fn quantized_expert_linear(
         &self,
@@ -183,12 +167,7 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    fn causal_convolution(
-        &self,
-        x: &Tensor<2>,
-        w: &Tensor<2>,
-        sequences: &SequenceRows,
-    ) -> Option<Tensor<2>> {
+    fn causal_convolution(&self, x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
         None
     }
 
@@ -223,22 +202,11 @@ pub(super) trait Kernels: Sync {
         Err(pool)
     }
 
-    fn log_decays(
-        &self,
-        a: &Tensor<2>,
-        decay_log: &Tensor<2>,
-        time_bias: &Tensor<2>,
-    ) -> Option<Tensor<2>> {
+    fn log_decays(&self, a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Option<Tensor<2>> {
         None
     }
 
-    fn gated_rms_norm(
-        &self,
-        x: &Tensor<2>,
-        z: &Tensor<2>,
-        w: &Tensor<2>,
-        eps: f64,
-    ) -> Option<Tensor<2>> {
+    fn gated_rms_norm(&self, x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Option<Tensor<2>> {
         None
     }
 
@@ -262,27 +230,19 @@ pub(super) trait Kernels: Sync {
         Err(pool)
     }
 
-    /// Every backend has this one and the next two, whether models use its kernels or not: they copy and compute nothing.
+    /// Every backend has this one and the next two, whether models use its kernels or not: they copy and compute
+    /// nothing.
     fn write_kv(&self, pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool;
 
     fn copy_blocks(&self, pool: KvPool, pairs: &[(u32, u32)]) -> KvPool;
 
     fn gather_kv(&self, pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2];
 
-    fn sample_rows(
-        &self,
-        logits: &Tensor<2>,
-        temperature: f64,
-        uniforms: Option<&[f32]>,
-    ) -> Option<Vec<SampledToken>> {
+    fn sample_rows(&self, logits: &Tensor<2>, temperature: f64, uniforms: Option<&[f32]>) -> Option<Vec<SampledToken>> {
         None
     }
 
-    fn sample_rows_on_device(
-        &self,
-        logits: &Tensor<2>,
-        choice: SampleOptions<'_>,
-    ) -> Option<Tensor<2>> {
+    fn sample_rows_on_device(&self, logits: &Tensor<2>, choice: SampleOptions<'_>) -> Option<Tensor<2>> {
         None
     }
 
@@ -296,16 +256,9 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    /// Overwrites the words of `target`, whoever else holds it: with `words`, and the first ones with the first number of each row of
-    /// `tokens`. Where there are no kernels it does nothing, and there are no such buffers.
-    fn load_step(
-        &self,
-        target: &Tensor<1, Int>,
-        words: Tensor<1, Int>,
-        tokens: Option<&Tensor<2>>,
-        rows: usize,
-    ) {
-    }
+    /// Overwrites the words of `target`, whoever else holds it: with `words`, and the first ones with the first number
+    /// of each row of `tokens`. Where there are no kernels it does nothing, and there are no such buffers.
+    fn load_step(&self, target: &Tensor<1, Int>, words: Tensor<1, Int>, tokens: Option<&Tensor<2>>, rows: usize) {}
 
     /// A part of a buffer of words, which shares its memory.
     fn words_of(&self, whole: &Tensor<1, Int>, place: Range<usize>) -> Option<Tensor<1, Int>> {
@@ -327,12 +280,7 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    fn score_rows(
-        &self,
-        logits: &Tensor<2>,
-        targets: &Tensor<1, Int>,
-        scaling: Scaling,
-    ) -> Option<RowScores> {
+    fn score_rows(&self, logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> Option<RowScores> {
         None
     }
 
@@ -393,11 +341,7 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    fn quantize_blockwise(
-        &self,
-        values: &Tensor<2>,
-        map: &QuantizationMap<'_>,
-    ) -> Option<QuantizedBlocks> {
+    fn quantize_blockwise(&self, values: &Tensor<2>, map: &QuantizationMap<'_>) -> Option<QuantizedBlocks> {
         None
     }
 
@@ -411,12 +355,7 @@ pub(super) trait Kernels: Sync {
         None
     }
 
-    fn scatter_add_rows(
-        &self,
-        sum: Tensor<2>,
-        groups: &RowsByToken,
-        rows: &Tensor<2>,
-    ) -> Result<Tensor<2>, Tensor<2>> {
+    fn scatter_add_rows(&self, sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
         Err(sum)
     }
 }
@@ -442,7 +381,8 @@ pub(super) trait PackedMatrix: Any + Debug + Send + Sync {
     /// `base + x · Wᵀ`. Gives the base back where the kernel does not take the tensors.
     fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>>;
 
-    /// `silu(x · Wᵀ) ∘ (x · upᵀ)`, with `up` of the same kind and shape. `None` where the kernel does not take the tensors.
+    /// `silu(x · Wᵀ) ∘ (x · upᵀ)`, with `up` of the same kind and shape. `None` where the kernel does not take the
+    /// tensors.
     fn linear_swiglu(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>>;
 }
 

@@ -1,5 +1,5 @@
-//! The gate of gpt-oss's experts, in tensor operations for every backend: what it reads is kept, and everything between is computed again
-//! on the way back. `cpu::glu` has a kernel.
+//! The gate of gpt-oss's experts, in tensor operations for every backend: what it reads is kept, and everything between
+//! is computed again on the way back. `cpu::glu` has a kernel.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
 use crate::precision::{stored_as, widened};
@@ -8,16 +8,13 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;
 use std::marker::PhantomData;
 
-/// Factor of the gate in its sigmoid (transformers' `alpha`): `x · σ(1.702 x)` is close to GELU (Hendrycks & Gimpel, 2016,
-/// arXiv:1606.08415).
+/// Factor of the gate in its sigmoid (transformers' `alpha`): `x · σ(1.702 x)` is close to GELU (Hendrycks & Gimpel,
+/// 2016, arXiv:1606.08415).
 pub(super) const ALPHA: f64 = 1.702;
 
 /// [`super::clamped_swiglu`].
 pub(super) fn clamped_swiglu<B: KernelBackend>(x: &Tensor<2>, limit: f64) -> Tensor<2> {
-    let gated: Gated<B> = Gated {
-        limit,
-        backend: PhantomData,
-    };
+    let gated: Gated<B> = Gated { limit, backend: PhantomData };
     run(gated, [input(x.clone())])
 }
 
@@ -31,10 +28,7 @@ impl<B> Gated<B> {
     /// `gate ≤ limit` and `|up| ≤ limit`, in f32 or wider.
     fn clamped(&self, [gate, up]: &[Tensor<2>; 2]) -> [Tensor<2>; 2] {
         let limit = self.limit;
-        [
-            widened(gate.clone()).clamp_max(limit),
-            widened(up.clone()).clamp(-limit, limit),
-        ]
+        [widened(gate.clone()).clamp_max(limit), widened(up.clone()).clamp(-limit, limit)]
     }
 }
 
@@ -58,13 +52,9 @@ impl<B: KernelBackend> Kernel<B, 1> for Gated<B> {
         (B::primitive(stored_as(y, stored)), saved)
     }
 
-    /// With s = σ(α gate): `d up = g · gate · s` and `d gate = g · (up + 1) · s · (1 + α gate (1 − s))`, zero where the limit holds.
-    fn backward(
-        &self,
-        x: Self::Saved,
-        gradient: FloatTensor<B>,
-        wanted: [bool; 1],
-    ) -> [Option<FloatTensor<B>>; 1] {
+    /// With s = σ(α gate): `d up = g · gate · s` and `d gate = g · (up + 1) · s · (1 + α gate (1 − s))`, zero where the
+    /// limit holds.
+    fn backward(&self, x: Self::Saved, gradient: FloatTensor<B>, wanted: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
         if !wanted[0] {
             return [None];
         }
@@ -72,10 +62,7 @@ impl<B: KernelBackend> Kernel<B, 1> for Gated<B> {
         let (stored, g, limit) = (x.dtype(), widened(g), self.limit);
         let raw = halves(&x);
         let [gate, up] = self.clamped(&raw);
-        let [above, outside] = [
-            raw[0].clone().greater_elem(limit),
-            raw[1].clone().abs().greater_elem(limit),
-        ];
+        let [above, outside] = [raw[0].clone().greater_elem(limit), raw[1].clone().abs().greater_elem(limit)];
         let open = sigmoid(gate.clone() * ALPHA);
         let scaled = g * open.clone();
         let d_up = (scaled.clone() * gate.clone()).mask_fill(outside, 0.0);
@@ -101,18 +88,8 @@ mod tests {
     #[test]
     fn the_gate_is_its_formula_and_its_gradient_that_of_differences_on_both_sides_of_the_limit() {
         let limit = 2.0;
-        let pairs = [
-            [0.3, -0.7],
-            [2.5, 0.4],
-            [-3.0, 1.9],
-            [1.1, 2.6],
-            [0.2, -2.2],
-            [-2.4, -5.0],
-        ];
-        let values: Vec<f64> = [0, 1]
-            .iter()
-            .flat_map(|&side| pairs.iter().map(move |pair| pair[side]))
-            .collect();
+        let pairs = [[0.3, -0.7], [2.5, 0.4], [-3.0, 1.9], [1.1, 2.6], [0.2, -2.2], [-2.4, -5.0]];
+        let values: Vec<f64> = [0, 1].iter().flat_map(|&side| pairs.iter().map(move |pair| pair[side])).collect();
         let place = (&Device::flex(), DType::F64);
         let x = Tensor::<2>::from_data(TensorData::new(values, [1, 12]), place);
         let x = x.autodiff().require_grad();
@@ -125,21 +102,14 @@ mod tests {
         let (limit, step) = (2.0, 1e-6);
         let mut tape = y.clone().sum().backward();
         let found: Vec<f64> = y.inner().try_into_vec_as().expect("values");
-        let gradient: Vec<f64> = x
-            .grad_remove(&mut tape)
-            .expect("a gradient")
-            .try_into_vec_as()
-            .expect("values");
+        let gradient: Vec<f64> = x.grad_remove(&mut tape).expect("a gradient").try_into_vec_as().expect("values");
         for (i, &[gate, up]) in pairs.iter().enumerate() {
             assert!((found[i] - gated(gate, up, limit)).abs() < 1e-12, "{i}");
             let along = |g: f64, u: f64| {
                 let at = |t: f64| gated(gate + t * g, up + t * u, limit);
                 (at(step) - at(-step)) / (2.0 * step)
             };
-            for (found, expected) in [
-                (gradient[i], along(1.0, 0.0)),
-                (gradient[6 + i], along(0.0, 1.0)),
-            ] {
+            for (found, expected) in [(gradient[i], along(1.0, 0.0)), (gradient[6 + i], along(0.0, 1.0))] {
                 assert!((found - expected).abs() < 1e-8, "{i}: {found}, {expected}");
             }
         }

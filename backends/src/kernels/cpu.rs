@@ -1,8 +1,8 @@
 //! Fused operations on the CPU backend.
 //!
 //! Burn's flex backend makes one pass over memory for every small operation, most of them on one core. A kernel here
-//! makes one pass for a whole formula, on all cores, with the widest vectors the machine has (chosen at run time). Tensors in half
-//! precision are saved in two bytes and computed with in f32.
+//! makes one pass for a whole formula, on all cores, with the widest vectors the machine has (chosen at run time).
+//! Tensors in half precision are saved in two bytes and computed with in f32.
 //!
 //! Work is divided into blocks of fixed size, never by the number of threads, so that sums are the same on any machine.
 

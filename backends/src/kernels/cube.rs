@@ -1,10 +1,11 @@
-//! Fused operations on `CubeCL` backends, written once for CUDA (through NVRTC), Vulkan (SPIR-V), Metal (MSL) and WebGPU (WGSL).
+//! Fused operations on `CubeCL` backends, written once for CUDA (through NVRTC), Vulkan (SPIR-V), Metal (MSL) and
+//! WebGPU (WGSL).
 //!
-//! Every kernel computes in f32, whatever type its tensors are stored in, and sums in a fixed order, without atomics. It binds at
-//! most eight buffers, as many as WebGPU guarantees.
+//! Every kernel computes in f32, whatever type its tensors are stored in, and sums in a fixed order, without atomics.
+//! It binds at most eight buffers, as many as WebGPU guarantees.
 //!
-//! Terms are `CubeCL`'s: a *cube* is a CUDA thread block, a *unit* a thread, a *plane* a warp. `simt` kernels compute on plain units;
-//! `tensor_core` kernels, for half precision, through matrix instructions (`cmma`).
+//! Terms are `CubeCL`'s: a *cube* is a CUDA thread block, a *unit* a thread, a *plane* a warp. `simt` kernels compute
+//! on plain units; `tensor_core` kernels, for half precision, through matrix instructions (`cmma`).
 
 #![allow(
     clippy::fn_params_excessive_bools,

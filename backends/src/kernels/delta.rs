@@ -23,7 +23,8 @@ pub struct StateRows {
     pub begins: bool,
 }
 
-/// The rows of all sequences of a forward pass. No row is in two; rows in none get zeros. Made once, used by every layer.
+/// The rows of all sequences of a forward pass. No row is in two; rows in none get zeros. Made once, used by every
+/// layer.
 #[derive(Clone, Debug)]
 pub struct SequenceRows {
     all: Arc<[StateRows]>,
@@ -51,9 +52,9 @@ impl Deref for SequenceRows {
     }
 }
 
-/// The table of GPU kernels: sequences, then their chunks, then all rows that are in a sequence. A sequence has its first row, the row
-/// after its last, its slot, whether it begins, and its first chunk; a chunk has its first row, the row after its last, and the same two
-/// of its sequence.
+/// The table of GPU kernels: sequences, then their chunks, then all rows that are in a sequence. A sequence has its
+/// first row, the row after its last, its slot, whether it begins, and its first chunk; a chunk has its first row, the
+/// row after its last, and the same two of its sequence.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct SequenceTable {
@@ -70,13 +71,7 @@ impl SequenceTable {
         for own in all {
             let [start, end] = [own.rows.start, own.rows.end].map(|row| row as i32);
             let first = chunks.len() / CHUNK_FIELDS;
-            sequences.extend([
-                start,
-                end,
-                own.slot as i32,
-                i32::from(own.begins),
-                first as i32,
-            ]);
+            sequences.extend([start, end, own.slot as i32, i32::from(own.begins), first as i32]);
             for first in own.rows.clone().step_by(CHUNK) {
                 let last = (first + CHUNK).min(own.rows.end);
                 chunks.extend([first as i32, last as i32, start, end]);

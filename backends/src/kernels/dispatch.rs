@@ -8,8 +8,8 @@ use super::cube::CubeKernels;
 use super::experts::{ExpertInput, ExpertRows};
 use super::paged::{KvPool, PagedAttentionShape, SlotMapping};
 use super::shapes::{
-    AttentionShape, Gate, JoinedHeads, RowScores, RowsByToken, RunningScores, SampleOptions,
-    SampledToken, Scaling, ScoreGradients, Truncation,
+    AttentionShape, Gate, JoinedHeads, RowScores, RowsByToken, RunningScores, SampleOptions, SampledToken, Scaling,
+    ScoreGradients, Truncation,
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use firebrick_spec::QuantizedLayout;
@@ -56,7 +56,8 @@ pub fn rms_norm_add(
     kernels(&x.device()).rms_norm_add(base, x, w, eps, offset)
 }
 
-/// `base + x`, `[rows, n]`, rounded as it is stored, and its [`rms_norm`], in one pass; the sum is in place where `base` is not shared.
+/// `base + x`, `[rows, n]`, rounded as it is stored, and its [`rms_norm`], in one pass; the sum is in place where
+/// `base` is not shared.
 ///
 /// Not differentiable.
 ///
@@ -72,8 +73,8 @@ pub fn add_rms_norm(
     kernels(&x.device()).add_rms_norm(base, x, w, eps, offset)
 }
 
-/// [`rms_norm`] of every query head and key head of rows `[queries | keys | values]`, by the weights of queries and keys, `[1, dim]`
-/// each; in place where `qkv` is not shared.
+/// [`rms_norm`] of every query head and key head of rows `[queries | keys | values]`, by the weights of queries and
+/// keys, `[1, dim]` each; in place where `qkv` is not shared.
 ///
 /// Not differentiable.
 ///
@@ -97,8 +98,8 @@ pub fn glu_joined(activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&x.device()).glu_joined(activation, x)
 }
 
-/// `x · Wᵀ` on a GPU for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`, in rows without padding: kernels read them as
-/// they are, where they would copy Burn's own on CUDA first.
+/// `x · Wᵀ` on a GPU for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`, in rows without padding:
+/// kernels read them as they are, where they would copy Burn's own on CUDA first.
 ///
 /// `None` on the CPU, for tensors with autodiff or of different types, and where kernels are off.
 #[must_use]
@@ -108,14 +109,15 @@ pub fn product(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
 
 /// `activation(gate) · up`, element by element.
 ///
-/// `None` where no kernel is used for the activation or the tensors. `gate` and `up` are of one shape, `[rows, width]`, as the result is.
+/// `None` where no kernel is used for the activation or the tensors. `gate` and `up` are of one shape, `[rows, width]`,
+/// as the result is.
 #[must_use]
 pub fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&gate.device()).glu(activation, gate, up)
 }
 
-/// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and sines
-/// are `cos` and `sin`, `[tokens, 1, dim/2]` each. On a GPU in place where `x` is not shared.
+/// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and
+/// sines are `cos` and `sin`, `[tokens, 1, dim/2]` each. On a GPU in place where `x` is not shared.
 ///
 /// # Errors
 /// `x` itself, where no kernel is used for the tensors.
@@ -125,7 +127,8 @@ pub fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3
 
 /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
 ///
-/// `w` must be a leaf of the autodiff graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs it.
+/// `w` must be a leaf of the autodiff graph or a constant. With a constant `w` nothing of `x` is saved, since no
+/// gradient needs it.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]
@@ -143,8 +146,8 @@ pub fn add_bias(y: Tensor<2>, bias: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> 
 
 /// [`linear`] of each of several matrices `[outputs, inputs]` and one `x`, in one call.
 ///
-/// `None` where no kernel is used for the tensors: there are many rows, a graph, or tensors other than the CPU backend's f32 or
-/// f64.
+/// `None` where no kernel is used for the tensors: there are many rows, a graph, or tensors other than the CPU
+/// backend's f32 or f64.
 #[must_use]
 pub fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Tensor<2>; N]) -> Option<[Tensor<2>; N]> {
     let products = kernels(&x.device()).linear_each(x, &w)?;
@@ -161,23 +164,20 @@ pub fn linear_add(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tens
 
 /// `silu(x · gateᵀ) ∘ (x · upᵀ)`, the gated half of an MLP.
 ///
-/// `None` as in [`linear_each`]. `x` is `[rows, inputs]`, both matrices are `[outputs, inputs]`, the result is `[rows, outputs]`.
+/// `None` as in [`linear_each`]. `x` is `[rows, inputs]`, both matrices are `[outputs, inputs]`, the result is `[rows,
+/// outputs]`.
 #[must_use]
 pub fn linear_swiglu(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
     kernels(&x.device()).linear_swiglu(x, gate, up)
 }
 
-/// `x · Wᵀ` with the matrix of each row's expert: sorted rows, `[choices, outputs]`, for `w` of shape `[experts · outputs, inputs]`, and
-/// `x` of shape `[tokens, inputs]` or, sorted, `[choices, inputs]`.
+/// `x · Wᵀ` with the matrix of each row's expert: sorted rows, `[choices, outputs]`, for `w` of shape `[experts ·
+/// outputs, inputs]`, and `x` of shape `[tokens, inputs]` or, sorted, `[choices, inputs]`.
 ///
-/// `w` must be a leaf of the autodiff graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs it.
+/// `w` must be a leaf of the autodiff graph or a constant. With a constant `w` nothing of `x` is saved, since no
+/// gradient needs it.
 #[must_use]
-pub fn expert_linear(
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    rows: &ExpertRows,
-    reads: ExpertInput,
-) -> Tensor<2> {
+pub fn expert_linear(x: &Tensor<2>, w: &Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Tensor<2> {
     kernels(&x.device()).expert_linear(x, w, rows, reads)
 }
 
@@ -187,29 +187,30 @@ pub fn expert_bias(y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor
     kernels(&y.device()).expert_bias(y, bias, rows)
 }
 
-/// `(up + 1) · gate · σ(1.702 gate)` of rows `[gate | up]`, where `gate ≤ limit` and `|up| ≤ limit` (gpt-oss): `[rows, n]` for `x` of shape
-/// `[rows, 2 n]`. Nothing but `x` is kept for the backward pass.
+/// `(up + 1) · gate · σ(1.702 gate)` of rows `[gate | up]`, where `gate ≤ limit` and `|up| ≤ limit` (gpt-oss): `[rows,
+/// n]` for `x` of shape `[rows, 2 n]`. Nothing but `x` is kept for the backward pass.
 #[must_use]
 pub fn clamped_swiglu(x: &Tensor<2>, limit: f64) -> Tensor<2> {
     kernels(&x.device()).clamped_swiglu(x, limit)
 }
 
-/// The sum of each token's rows of `y`, sorted, `[choices, n]`, by its `weights`, `[tokens, choices of a token]`: `[tokens, n]`.
+/// The sum of each token's rows of `y`, sorted, `[choices, n]`, by its `weights`, `[tokens, choices of a token]`:
+/// `[tokens, n]`.
 #[must_use]
 pub fn combine_experts(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
     kernels(&y.device()).combine_experts(y, weights, rows)
 }
 
-/// `y`, whose backward pass adds `gradient`, a constant of the shape of `x`, to the gradient of `x`: a loss of its own that is added to
-/// whatever is made of `y`.
+/// `y`, whose backward pass adds `gradient`, a constant of the shape of `x`, to the gradient of `x`: a loss of its own
+/// that is added to whatever is made of `y`.
 #[must_use]
 pub fn attach_gradient(y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
     kernels(&y.device()).attach_gradient(y, x, gradient)
 }
 
-/// A number whose gradient by `output` is `gradient`, which has its shape: the root of a backward pass from a gradient that is known, as
-/// `output.backward(gradient)` in `PyTorch`. `(output * gradient).sum()` has the same gradients and computes a number; this one means
-/// nothing.
+/// A number whose gradient by `output` is `gradient`, which has its shape: the root of a backward pass from a gradient
+/// that is known, as `output.backward(gradient)` in `PyTorch`. `(output * gradient).sum()` has the same gradients and
+/// computes a number; this one means nothing.
 #[must_use]
 pub fn backward_root<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
     let dims = output.dims();
@@ -218,19 +219,19 @@ pub fn backward_root<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> 
     kernels(&output.device()).backward_root(output, gradient)
 }
 
-/// `x · Wᵀ` for `x` of shape `[rows, inputs]` and a frozen matrix `[outputs, inputs]` in few bits ([`crate::quantized`]), which is widened
-/// to the type of `x` as it is multiplied: the product with the [`dequantize`]d matrix. Differentiable in `x`; nothing wide is kept for
-/// the backward pass, which widens again.
+/// `x · Wᵀ` for `x` of shape `[rows, inputs]` and a frozen matrix `[outputs, inputs]` in few bits
+/// ([`crate::quantized`]), which is widened to the type of `x` as it is multiplied: the product with the
+/// [`dequantize`]d matrix. Differentiable in `x`; nothing wide is kept for the backward pass, which widens again.
 ///
-/// On the CPU at most [`firebrick_spec::quantized::CPU_TILE`] numbers are wide at a time; elsewhere the whole matrix, for as long as the
-/// product takes.
+/// On the CPU at most [`firebrick_spec::quantized::CPU_TILE`] numbers are wide at a time; elsewhere the whole matrix,
+/// for as long as the product takes.
 #[must_use]
 pub fn quantized_linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
     kernels(&x.device()).quantized_linear(x, words, layout)
 }
 
-/// [`expert_linear`] with frozen matrices in few bits, each expert's with a buffer of its own: `words` is `[experts, words]`. Otherwise as
-/// [`quantized_linear`]; the matrix of one expert at a time is wide, or on the CPU a tile of it.
+/// [`expert_linear`] with frozen matrices in few bits, each expert's with a buffer of its own: `words` is `[experts,
+/// words]`. Otherwise as [`quantized_linear`]; the matrix of one expert at a time is wide, or on the CPU a tile of it.
 #[must_use]
 pub fn quantized_expert_linear(
     x: &Tensor<2>,
@@ -242,8 +243,8 @@ pub fn quantized_expert_linear(
     kernels(&x.device()).quantized_expert_linear(x, words, layout, rows, reads)
 }
 
-/// The matrix `[outputs, inputs]` that a buffer in few bits stands for ([`crate::quantized`]), in a float type; those of several buffers
-/// one below the other. Not differentiable.
+/// The matrix `[outputs, inputs]` that a buffer in few bits stands for ([`crate::quantized`]), in a float type; those
+/// of several buffers one below the other. Not differentiable.
 #[must_use]
 pub fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
     let kernels = kernels(&words.device());
@@ -280,8 +281,8 @@ pub fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
 }
 
 /// Causal attention of packed sequences: `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`, gives
-/// `[rows, heads, dim]`; rows in no sequence get zeros. Of each head's `sinks`, `[1, heads]`, the exponential is added to the sum that a
-/// row's softmax is divided by.
+/// `[rows, heads, dim]`; rows in no sequence get zeros. Of each head's `sinks`, `[1, heads]`, the exponential is added
+/// to the sum that a row's softmax is divided by.
 ///
 /// `None` where no kernel is used for the tensors: on the CPU as [`Operation::Attention`], on a GPU as
 /// [`Operation::LongAttention`].
@@ -296,9 +297,10 @@ pub fn attention(
     kernels(&q.device()).attention(q, k, v, sinks, shape)
 }
 
-/// Attention of one new token per sequence over a paged cache (`PagedAttention`, arXiv:2309.06180): `q`, `[rows, heads · dim]`.
-/// Queries and keys are rotated by their rotary angles first, and `k` and `v`, `[rows, kv_heads · dim]`, are written to the last
-/// token of each sequence's blocks. Gives `[rows, heads · dim]`, zeros for a row in no sequence, and the pool.
+/// Attention of one new token per sequence over a paged cache (`PagedAttention`, arXiv:2309.06180): `q`, `[rows, heads
+/// · dim]`. Queries and keys are rotated by their rotary angles first, and `k` and `v`, `[rows, kv_heads · dim]`, are
+/// written to the last token of each sequence's blocks. Gives `[rows, heads · dim]`, zeros for a row in no sequence,
+/// and the pool.
 ///
 /// The new token's key and value are read as they are stored: in a pool of 8 bits, with its rounding.
 ///
@@ -312,8 +314,8 @@ pub fn paged_attention(
     kernels(&qkv[0].device()).paged_attention(qkv, pool, shape)
 }
 
-/// [`paged_attention`] of queries, keys and values in one tensor, `[rows, (heads + 2 · kv_heads) · dim]`, to which `bias`, of shape
-/// `[1, (heads + 2 · kv_heads) · dim]`, is added first, rounded as a sum of tensors is.
+/// [`paged_attention`] of queries, keys and values in one tensor, `[rows, (heads + 2 · kv_heads) · dim]`, to which
+/// `bias`, of shape `[1, (heads + 2 · kv_heads) · dim]`, is added first, rounded as a sum of tensors is.
 ///
 /// # Errors
 /// Gives the pool back where no kernel is used for the tensors: the CPU has none. Not differentiable.
@@ -327,8 +329,8 @@ pub fn paged_attention_joined(
     kernels(&qkv.device()).paged_attention_joined(qkv, bias, heads, pool, shape)
 }
 
-/// Writes keys and values, `[tokens, kv_heads, dim]` each, to a pool, in place where nobody else holds it: token i to the slot
-/// `slots[i]` (vLLM's `reshape_and_cache`). Not differentiable.
+/// Writes keys and values, `[tokens, kv_heads, dim]` each, to a pool, in place where nobody else holds it: token i to
+/// the slot `slots[i]` (vLLM's `reshape_and_cache`). Not differentiable.
 ///
 /// # Panics
 /// Where a slot is outside the pool.
@@ -337,8 +339,8 @@ pub fn write_kv(pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPoo
     kernels(&kv[0].device()).write_kv(pool, kv, slots)
 }
 
-/// Copies blocks of a pool to others, in place where nobody else holds it: `pairs` are source and target blocks; no block is a
-/// target twice, or a source and a target.
+/// Copies blocks of a pool to others, in place where nobody else holds it: `pairs` are source and target blocks; no
+/// block is a target twice, or a source and a target.
 ///
 /// # Panics
 /// Where a block is outside the pool.
@@ -361,16 +363,12 @@ pub fn gather_kv(pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>
 ///
 /// `None` where no kernel is used for the tensor.
 #[must_use]
-pub fn sample_rows(
-    logits: &Tensor<2>,
-    temperature: f64,
-    uniforms: Option<&[f32]>,
-) -> Option<Vec<SampledToken>> {
+pub fn sample_rows(logits: &Tensor<2>, temperature: f64, uniforms: Option<&[f32]>) -> Option<Vec<SampledToken>> {
     kernels(&logits.device()).sample_rows(logits, temperature, uniforms)
 }
 
-/// Samples a token from every row of `logits`, `[rows, vocab]`, on the device. Gives `[rows, 3]` in f32: its id, its log-prob under the
-/// truncated distribution, and its log-prob under the whole one, in nats.
+/// Samples a token from every row of `logits`, `[rows, vocab]`, on the device. Gives `[rows, 3]` in f32: its id, its
+/// log-prob under the truncated distribution, and its log-prob under the whole one, in nats.
 ///
 /// `None` where no kernel is used for the tensor: the CPU has [`sample_rows`].
 #[must_use]
@@ -391,29 +389,25 @@ pub fn draw_rows(
     kernels(&logits.device()).draw_rows(logits, temperature, truncation, uniforms)
 }
 
-/// A copy of a tensor in a buffer of its own; on the CPU, where nothing overwrites what somebody else holds, the same. The tensor is
-/// `[rows, columns]`, of any type.
+/// A copy of a tensor in a buffer of its own; on the CPU, where nothing overwrites what somebody else holds, the same.
+/// The tensor is `[rows, columns]`, of any type.
 #[must_use]
 pub fn duplicate(tensor: &Tensor<2>) -> Tensor<2> {
     let copy = kernels(&tensor.device()).duplicate(tensor);
     copy.unwrap_or_else(|| tensor.clone())
 }
 
-/// Log-probs of targets, `[rows]`, and entropies, given raw logits, `[rows, vocab]`. With z the logits after `scaling` and
-/// p = softmax(z): the log-prob of token t is `z_t − logsumexp(z)`, and the entropy is `logsumexp(z) − Σ p z`.
+/// Log-probs of targets, `[rows]`, and entropies, given raw logits, `[rows, vocab]`. With z the logits after `scaling`
+/// and p = softmax(z): the log-prob of token t is `z_t − logsumexp(z)`, and the entropy is `logsumexp(z) − Σ p z`.
 ///
 /// `None` where no kernel is used for the tensors. Not differentiable: [`score_gradient`] is its gradient.
 #[must_use]
-pub fn score_rows(
-    logits: &Tensor<2>,
-    targets: &Tensor<1, Int>,
-    scaling: Scaling,
-) -> Option<RowScores> {
+pub fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> Option<RowScores> {
     kernels(&logits.device()).score_rows(logits, targets, scaling)
 }
 
-/// The gradient with respect to raw logits, given the gradients with respect to log-probs and, where the loss depends on them,
-/// entropies. Overwrites the logits where they are not shared.
+/// The gradient with respect to raw logits, given the gradients with respect to log-probs and, where the loss depends
+/// on them, entropies. Overwrites the logits where they are not shared.
 ///
 /// `None` where no kernel is used for the tensors. Logits and gradient are `[rows, vocab]`, targets `[rows]`.
 #[must_use]
@@ -427,15 +421,15 @@ pub fn score_gradient(
     kernels(&logits.device()).score_gradient(logits, targets, scores, upstream, scaling)
 }
 
-/// The columns of a tile where kernels score the vocabulary in tiles, so that never all logits exist at once. `None` where they score
-/// whole rows, or not at all.
+/// The columns of a tile where kernels score the vocabulary in tiles, so that never all logits exist at once. `None`
+/// where they score whole rows, or not at all.
 #[must_use]
 pub fn vocabulary_tile(device: &Device) -> Option<usize> {
     kernels(device).vocabulary_tile(device)
 }
 
-/// Updates the statistics of rows, `running`, by one more tile of their raw logits, `[rows, width]`, which begins at column `first` of
-/// the vocabulary. [`finish_scores`] ends them after the last tile.
+/// Updates the statistics of rows, `running`, by one more tile of their raw logits, `[rows, width]`, which begins at
+/// column `first` of the vocabulary. [`finish_scores`] ends them after the last tile.
 ///
 /// `None` where no kernel is used for the tensors.
 #[must_use]
@@ -453,9 +447,7 @@ pub fn score_tile(
 #[must_use]
 pub fn finish_scores(running: RunningScores) -> RowScores {
     let kernels = kernels(&running.0.device());
-    kernels
-        .finish_scores(running)
-        .expect("made by `score_tile`")
+    kernels.finish_scores(running).expect("made by `score_tile`")
 }
 
 /// [`score_gradient`] of one tile of the logits, which begins at column `first` of the vocabulary.
@@ -473,15 +465,11 @@ pub fn tile_gradient(
     kernels(&logits.device()).tile_gradient(logits, first, targets, scores, upstream, scaling)
 }
 
-/// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token (`torch.index_add_`), in a fixed order
-/// without atomics; in place where `sum` is not shared.
+/// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token (`torch.index_add_`), in a fixed
+/// order without atomics; in place where `sum` is not shared.
 ///
 /// # Errors
 /// `sum` itself, where no kernel is used for the tensors.
-pub fn scatter_add_rows(
-    sum: Tensor<2>,
-    groups: &RowsByToken,
-    rows: &Tensor<2>,
-) -> Result<Tensor<2>, Tensor<2>> {
+pub fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
     kernels(&sum.device()).scatter_add_rows(sum, groups, rows)
 }

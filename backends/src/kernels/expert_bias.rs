@@ -7,15 +7,8 @@ use burn::tensor::{DType, Tensor, TensorData};
 use std::marker::PhantomData;
 
 /// [`super::expert_bias`].
-pub(super) fn add<B: KernelBackend>(
-    y: &Tensor<2>,
-    bias: &Tensor<2>,
-    rows: &ExpertRows,
-) -> Tensor<2> {
-    let added: Added<B> = Added {
-        rows: rows.clone(),
-        backend: PhantomData,
-    };
+pub(super) fn add<B: KernelBackend>(y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
+    let added: Added<B> = Added { rows: rows.clone(), backend: PhantomData };
     run(added, [input(y.clone()), input(bias.clone())])
 }
 
@@ -32,21 +25,14 @@ impl<B: KernelBackend> Kernel<B, 2> for Added<B> {
 
     fn forward(&self, [y, bias]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, ()) {
         let (y, bias): (Tensor<2>, Tensor<2>) = (B::tensor(y), B::tensor(bias));
-        let of = |(expert, rows): (usize, std::ops::Range<usize>)| {
-            std::iter::repeat_n(expert as i32, rows.len())
-        };
+        let of = |(expert, rows): (usize, std::ops::Range<usize>)| std::iter::repeat_n(expert as i32, rows.len());
         let experts: Vec<i32> = self.rows.groups().flat_map(of).collect();
         let experts = TensorData::new(experts, [self.rows.rows()]);
         let experts = Tensor::from_data(experts, (&y.device(), DType::I32));
         (B::primitive(y + bias.select(0, experts)), ())
     }
 
-    fn backward(
-        &self,
-        (): (),
-        gradient: FloatTensor<B>,
-        wanted: [bool; 2],
-    ) -> [Option<FloatTensor<B>>; 2] {
+    fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
         let of_bias = || {
             let g: Tensor<2> = B::tensor(gradient.clone());
             let [_, outputs] = g.dims();
@@ -74,9 +60,8 @@ mod tests {
         let device = Device::flex();
         // three tokens, two experts each, of four: the second has no row
         let rows = ExpertRows::new(&[2, 0, 0, 3, 2, 0], 2, 4, &device);
-        let data = |values: Vec<f32>, shape: [usize; 2]| {
-            Tensor::<2>::from_data(TensorData::new(values, shape), &device)
-        };
+        let data =
+            |values: Vec<f32>, shape: [usize; 2]| Tensor::<2>::from_data(TensorData::new(values, shape), &device);
         let y = data((0..12).map(|i| i as f32).collect(), [6, 2]);
         let bias = data(vec![10.0, 20.0, 1.0, 1.0, 30.0, 40.0, 50.0, 60.0], [4, 2]);
         let [y, bias] = [y, bias].map(|t| t.autodiff().require_grad());

@@ -1,6 +1,6 @@
-//! Products with experts: rows of a batch go through the matrices of the experts that were chosen for them (dropless, as in `MegaBlocks`:
-//! Gale et al., 2022, arXiv:2211.15841). Rows are sorted by expert, so that each expert has one product over rows that lie one behind the
-//! other: nothing is padded, and no token is dropped.
+//! Products with experts: rows of a batch go through the matrices of the experts that were chosen for them (dropless,
+//! as in `MegaBlocks`: Gale et al., 2022, arXiv:2211.15841). Rows are sorted by expert, so that each expert has one
+//! product over rows that lie one behind the other: nothing is padded, and no token is dropped.
 //!
 //! Here in tensor operations, for every backend; `cpu::experts` has kernels.
 
@@ -27,8 +27,8 @@ pub struct ExpertRows {
 }
 
 impl ExpertRows {
-    /// Sorts choices: `experts[t · per_token + j]` is the index of the j-th expert of token t, below `count`. Rows of one expert keep the
-    /// order of their tokens.
+    /// Sorts choices: `experts[t · per_token + j]` is the index of the j-th expert of token t, below `count`. Rows of
+    /// one expert keep the order of their tokens.
     #[must_use]
     pub fn new(experts: &[u32], per_token: usize, count: usize, device: &Device) -> Self {
         let mut starts = vec![0; count + 1];
@@ -54,10 +54,7 @@ impl ExpertRows {
         let tokens = choices.iter().map(|&c| c as i32 / per_token as i32);
         Self {
             per_token,
-            indices: [
-                on_device(tokens.collect()),
-                on_device(places.iter().map(|&p| p as i32).collect()),
-            ],
+            indices: [on_device(tokens.collect()), on_device(places.iter().map(|&p| p as i32).collect())],
             starts: starts.into(),
             choices: choices.into(),
             places: places.into(),
@@ -89,8 +86,7 @@ impl ExpertRows {
 
     /// The token and the expert of each sorted row.
     pub fn tokens_and_experts(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.groups()
-            .flat_map(move |(expert, rows)| rows.map(move |row| (self.token(row), expert)))
+        self.groups().flat_map(move |(expert, rows)| rows.map(move |row| (self.token(row), expert)))
     }
 
     /// The token of a sorted row.
@@ -139,28 +135,16 @@ pub(super) fn linear<B: KernelBackend>(
     reads: ExpertInput,
     products: Products,
 ) -> Tensor<2> {
-    let product: Product<B> = Product {
-        rows: rows.clone(),
-        reads,
-        products,
-        trains: w.is_require_grad(),
-        backend: PhantomData,
-    };
+    let product: Product<B> =
+        Product { rows: rows.clone(), reads, products, trains: w.is_require_grad(), backend: PhantomData };
     run(product, [input(x.clone()), input(w.clone())])
 }
 
 /// [`super::combine_experts`] in tensor operations.
-pub(super) fn combine<B: KernelBackend>(
-    y: &Tensor<2>,
-    weights: &Tensor<2>,
-    rows: &ExpertRows,
-) -> Tensor<2> {
+pub(super) fn combine<B: KernelBackend>(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
     let [tokens, per_token] = weights.dims();
     let [_, width] = y.dims();
-    let gather: Gather<B> = Gather {
-        rows: rows.clone(),
-        backend: PhantomData,
-    };
+    let gather: Gather<B> = Gather { rows: rows.clone(), backend: PhantomData };
     let by_choice: Tensor<2> = run(gather, [input(y.clone())]);
     let by_choice = by_choice.reshape([tokens, per_token, width]);
     let weighted = by_choice * weights.clone().reshape([tokens, per_token, 1]);
@@ -168,15 +152,8 @@ pub(super) fn combine<B: KernelBackend>(
 }
 
 /// [`super::attach_gradient`].
-pub(super) fn attach<B: KernelBackend>(
-    y: &Tensor<2>,
-    x: &Tensor<2>,
-    gradient: Tensor<2>,
-) -> Tensor<2> {
-    let attached: Attached<B> = Attached {
-        gradient,
-        backend: PhantomData,
-    };
+pub(super) fn attach<B: KernelBackend>(y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
+    let attached: Attached<B> = Attached { gradient, backend: PhantomData };
     run(attached, [input(y.clone()), input(x.clone())])
 }
 
@@ -195,12 +172,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Attached<B> {
         (y, ())
     }
 
-    fn backward(
-        &self,
-        (): (),
-        gradient: FloatTensor<B>,
-        wanted: [bool; 2],
-    ) -> [Option<FloatTensor<B>>; 2] {
+    fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
         let own = || B::primitive(self.gradient.clone());
         [wanted[0].then_some(gradient), wanted[1].then(own)]
     }
@@ -223,12 +195,7 @@ impl<B: KernelBackend> Kernel<B, 1> for Gather<B> {
         (B::primitive(y.select(0, places.clone())), ())
     }
 
-    fn backward(
-        &self,
-        (): (),
-        gradient: FloatTensor<B>,
-        wanted: [bool; 1],
-    ) -> [Option<FloatTensor<B>>; 1] {
+    fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
         let back = || {
             let g: Tensor<2> = B::tensor(gradient);
             let choices: Vec<i32> = self.rows.choices.iter().map(|&c| c as i32).collect();
@@ -268,8 +235,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
 
     fn forward(&self, [x, w]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, Self::Saved) {
         let saved = [self.trains.then(|| x.clone()), Some(w.clone())];
-        let (x, w): (Tensor<2>, Tensor<2>) =
-            (self.rows.sorted(B::tensor(x), self.reads), B::tensor(w));
+        let (x, w): (Tensor<2>, Tensor<2>) = (self.rows.sorted(B::tensor(x), self.reads), B::tensor(w));
         let of = |(expert, rows): (usize, Range<usize>)| {
             let own = x.clone().narrow(0, rows.start, rows.len());
             self.products.matmul_nt(&own, &self.matrix(&w, expert))
@@ -288,18 +254,12 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
         let w: Tensor<2> = B::tensor(w.unwrap_or_else(|| unreachable!("saved")));
         let of = |t: &Tensor<2>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
         let dx = || {
-            let own = |(expert, rows)| {
-                self.products
-                    .matmul(&of(&g, &rows), &self.matrix(&w, expert))
-            };
+            let own = |(expert, rows)| self.products.matmul(&of(&g, &rows), &self.matrix(&w, expert));
             let products = self.rows.used().map(own).collect();
             B::primitive(self.rows.unsorted(Tensor::cat(products, 0), self.reads))
         };
         // a weight that is neither leaf nor constant would silently lose its gradient
-        assert!(
-            x.is_some() || !wanted[1],
-            "the matrices of kernels::expert_linear must be a leaf or a constant"
-        );
+        assert!(x.is_some() || !wanted[1], "the matrices of kernels::expert_linear must be a leaf or a constant");
         let dw = |x: FloatTensor<B>| {
             let x: Tensor<2> = self.rows.sorted(B::tensor(x), self.reads);
             let (out, [_, inner]) = (self.outputs(&w), x.dims());
@@ -342,9 +302,8 @@ mod tests {
 
     /// Choices of so many tokens among experts, of which the last two are never chosen.
     fn choices(tokens: usize, per_token: usize, experts: usize) -> ExpertRows {
-        let chosen: Vec<u32> = (0..tokens * per_token)
-            .map(|i| ((i * 7 + i / per_token) % (experts - 2)) as u32)
-            .collect();
+        let chosen: Vec<u32> =
+            (0..tokens * per_token).map(|i| ((i * 7 + i / per_token) % (experts - 2)) as u32).collect();
         ExpertRows::new(&chosen, per_token, experts, &Device::flex())
     }
 
@@ -355,10 +314,7 @@ mod tests {
     }
 
     /// Result and gradients of a function of two tensors.
-    fn traced(
-        [a, b]: [&Tensor<2>; 2],
-        of: impl Fn(&Tensor<2>, &Tensor<2>) -> Tensor<2>,
-    ) -> [Tensor<2>; 3] {
+    fn traced([a, b]: [&Tensor<2>; 2], of: impl Fn(&Tensor<2>, &Tensor<2>) -> Tensor<2>) -> [Tensor<2>; 3] {
         let [a, b] = [a, b].map(|t| t.clone().autodiff().require_grad());
         let y = of(&a, &b);
         let [rows, width] = y.dims();
@@ -383,22 +339,16 @@ mod tests {
                 (ExpertInput::Sorted, random([tokens * per_token, inner])),
             ] {
                 let found = traced([&x, &w], |x, w| expert_linear(x, w, &rows, reads));
-                let expected = traced([&x, &w], |x, w| {
-                    linear::<Flex>(x, w, &rows, reads, Products::OPERATIONS)
-                });
+                let expected = traced([&x, &w], |x, w| linear::<Flex>(x, w, &rows, reads, Products::OPERATIONS));
                 let parts = found.into_iter().zip(expected).zip(["y", "x", "w"]);
                 for ((found, expected), what) in parts {
                     assert_close(&format!("{tokens}, {reads:?}: {what}"), found, expected);
                 }
             }
-            let (y, weights) = (
-                random([tokens * per_token, outputs]),
-                random([tokens, per_token]),
-            );
+            let (y, weights) = (random([tokens * per_token, outputs]), random([tokens, per_token]));
             let found = traced([&y, &weights], |y, w| combine_experts(y, w, &rows));
             let expected = traced([&y, &weights], |y, w| combine::<Flex>(y, w, &rows));
-            for ((found, expected), what) in found.into_iter().zip(expected).zip(["sum", "y", "w"])
-            {
+            for ((found, expected), what) in found.into_iter().zip(expected).zip(["sum", "y", "w"]) {
                 assert_close(what, found, expected);
             }
         }

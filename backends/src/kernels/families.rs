@@ -35,16 +35,13 @@ impl Families {
     #[must_use]
     pub fn new(all: Vec<Family>, device: &Device) -> Self {
         let blocks = (!is_cpu(device)).then(|| Blocks::new(&all, device));
-        Self {
-            all: all.into(),
-            blocks,
-        }
+        Self { all: all.into(), blocks }
     }
 }
 
-/// The tables of GPU kernels: blocks of queries with the spans of keys that they see, then blocks of keys with the spans of queries
-/// that see them. A block has its first row, the row after its last, the position of the first, and the range of its spans; a span has
-/// its first row, the row after its last, and the position of the first.
+/// The tables of GPU kernels: blocks of queries with the spans of keys that they see, then blocks of keys with the
+/// spans of queries that see them. A block has its first row, the row after its last, the position of the first, and
+/// the range of its spans; a span has its first row, the row after its last, and the position of the first.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
 pub(super) struct Blocks {
@@ -79,11 +76,7 @@ impl Blocks {
         seeing.shift(seen.spans.len() / SPAN_FIELDS);
         let table = [seen.blocks, seeing.blocks, seen.spans, seeing.spans].concat();
         let length = table.len();
-        Self {
-            table: Tensor::from_data(TensorData::new(table, [length]), (device, DType::I32)),
-            count,
-            rows,
-        }
+        Self { table: Tensor::from_data(TensorData::new(table, [length]), (device, DType::I32)), count, rows }
     }
 }
 
@@ -102,8 +95,7 @@ impl Lists {
         let first = self.spans.len() / SPAN_FIELDS;
         for (rows, position) in spans {
             if !rows.is_empty() {
-                self.spans
-                    .extend([rows.start as i32, rows.end as i32, *position as i32]);
+                self.spans.extend([rows.start as i32, rows.end as i32, *position as i32]);
             }
         }
         let end = self.spans.len() / SPAN_FIELDS;

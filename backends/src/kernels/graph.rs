@@ -5,11 +5,13 @@ use super::dispatch::kernels;
 use crate::{Error, Result};
 use burn::tensor::Device;
 
-/// Kernels that were recorded with their arguments. A replay launches all of them again, on the buffers that they were recorded with.
+/// Kernels that were recorded with their arguments. A replay launches all of them again, on the buffers that they were
+/// recorded with.
 #[derive(Debug)]
 pub struct Graph(Box<dyn RecordedGraph>);
 
-/// Times that the work runs before it is recorded: the memory that it takes is there then, since a recording cannot allocate any.
+/// Times that the work runs before it is recorded: the memory that it takes is there then, since a recording cannot
+/// allocate any.
 const WARM_UP: usize = 2;
 
 impl Graph {
@@ -19,15 +21,16 @@ impl Graph {
         kernels(device).recorder(device).is_some()
     }
 
-    /// Runs `work` twice, records it a third time, and gives the graph and what the recorded run returned, whose tensors each replay
-    /// writes to. The recorded run is not computed: the first replay does that.
+    /// Runs `work` twice, records it a third time, and gives the graph and what the recorded run returned, whose
+    /// tensors each replay writes to. The recorded run is not computed: the first replay does that.
     ///
-    /// `work` must launch the same kernels each time, with results that do not change where it runs again. It neither uploads nor reads.
-    /// Tensors that it reads and does not own have to stay as long as the graph, and at their places.
+    /// `work` must launch the same kernels each time, with results that do not change where it runs again. It neither
+    /// uploads nor reads. Tensors that it reads and does not own have to stay as long as the graph, and at their
+    /// places.
     ///
     /// # Errors
-    /// [`Error::Graph`] where the device does not record, or refused what was recorded. What was recorded last may then be unreadable:
-    /// tensors that `work` writes in place are lost.
+    /// [`Error::Graph`] where the device does not record, or refused what was recorded. What was recorded last may then
+    /// be unreadable: tensors that `work` writes in place are lost.
     pub fn capture<T>(device: &Device, mut work: impl FnMut() -> T) -> Result<(Self, T)> {
         let refused = |reason: String| Error::Graph { reason };
         let recorder = kernels(device).recorder(device);

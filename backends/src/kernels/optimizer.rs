@@ -11,12 +11,13 @@ pub fn has_adamw(value: &Tensor<2>) -> bool {
     kernels(&value.device()).has_adamw(value)
 }
 
-/// One `AdamW` update of `rows` of a parameter, in place where it is not shared, in one pass over parameter, gradient and moments.
+/// One `AdamW` update of `rows` of a parameter, in place where it is not shared, in one pass over parameter, gradient
+/// and moments.
 ///
-/// `gradient` is that of the whole parameter. `moments` are those of the rows, in any float type, and come back in that type; `None`
-/// stands for zeros, and gives moments in f32. Where the parameter is the f32 master of a half-precision one, `stored`, its rows are
-/// written in the same pass. Parameter and gradient are `[all rows, columns]`; moments are those of `rows`, `[rows, columns]` each, and
-/// `stored` has the parameter's shape.
+/// `gradient` is that of the whole parameter. `moments` are those of the rows, in any float type, and come back in that
+/// type; `None` stands for zeros, and gives moments in f32. Where the parameter is the f32 master of a half-precision
+/// one, `stored`, its rows are written in the same pass. Parameter and gradient are `[all rows, columns]`; moments are
+/// those of `rows`, `[rows, columns]` each, and `stored` has the parameter's shape.
 ///
 /// # Panics
 /// Where [`has_adamw`] says no.
@@ -38,10 +39,7 @@ pub fn adamw(
 ///
 /// `None` where no kernel is used for the tensor. The matrix is `[rows, columns]`.
 #[must_use]
-pub fn quantize_blockwise(
-    values: &Tensor<2>,
-    map: &QuantizationMap<'_>,
-) -> Option<QuantizedBlocks> {
+pub fn quantize_blockwise(values: &Tensor<2>, map: &QuantizationMap<'_>) -> Option<QuantizedBlocks> {
     kernels(&values.device()).quantize_blockwise(values, map)
 }
 

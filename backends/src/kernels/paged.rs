@@ -1,7 +1,8 @@
-//! A pool of blocks of keys and values, and the sequences that read it through block tables (`PagedAttention`, arXiv:2309.06180).
+//! A pool of blocks of keys and values, and the sequences that read it through block tables (`PagedAttention`,
+//! arXiv:2309.06180).
 //!
-//! A block has [`BLOCK_SIZE`] tokens. Slot s of a pool is token `s % BLOCK_SIZE` of block `s / BLOCK_SIZE`; the slots of one head are
-//! contiguous, so that neighbouring blocks are one range of memory.
+//! A block has [`BLOCK_SIZE`] tokens. Slot s of a pool is token `s % BLOCK_SIZE` of block `s / BLOCK_SIZE`; the slots
+//! of one head are contiguous, so that neighbouring blocks are one range of memory.
 
 use super::cpu::SlotRuns;
 use super::cpu::zeros::{int_zeros, zeros};
@@ -19,14 +20,15 @@ pub(super) const LONG: usize = 1024;
 pub enum KvPool {
     /// In a float type: keys and values, `[kv_heads, slots, dim]` each.
     Float {
-        /// Keys, with their rotary embedding. On the CPU the keys of a block are stored transposed, `[dim, BLOCK_SIZE]`, in the memory of
-        /// its slots, in 8 bits too; [`gather_kv`](super::gather_kv) gives the rows back.
+        /// Keys, with their rotary embedding. On the CPU the keys of a block are stored transposed, `[dim,
+        /// BLOCK_SIZE]`, in the memory of its slots, in 8 bits too; [`gather_kv`](super::gather_kv) gives the rows
+        /// back.
         keys: Tensor<3>,
         /// Values.
         values: Tensor<3>,
     },
-    /// In 8 bits: number x of a key or value is stored as `round(x / s)`, in ±127, where s is a scale of that token and head: the
-    /// largest magnitude over 127, rounded up to bf16. All are i32 tensors.
+    /// In 8 bits: number x of a key or value is stored as `round(x / s)`, in ±127, where s is a scale of that token and
+    /// head: the largest magnitude over 127, rounded up to bf16. All are i32 tensors.
     Int8 {
         /// `[kv_heads, slots, dim / 4]`: four codes each, in two's complement, the first in the lowest bits.
         keys: Tensor<3, Int>,
@@ -40,21 +42,12 @@ pub enum KvPool {
 impl KvPool {
     /// A pool of zeros in a float type.
     #[must_use]
-    pub fn float(
-        kv_heads: usize,
-        blocks: usize,
-        dim: usize,
-        dtype: DType,
-        device: &Device,
-    ) -> Self {
+    pub fn float(kv_heads: usize, blocks: usize, dim: usize, dtype: DType, device: &Device) -> Self {
         // in one dimension, since a GPU's backend may pad the rows of others, which kernels would have to copy
         let shape = [kv_heads, blocks * BLOCK_SIZE, dim];
         let flat = [shape.iter().product()];
         let zeros = || zeros(flat, dtype, device).reshape(shape);
-        Self::Float {
-            keys: zeros(),
-            values: zeros(),
-        }
+        Self::Float { keys: zeros(), values: zeros() }
     }
 
     /// A pool of zeros in 8 bits.
@@ -88,30 +81,14 @@ impl KvPool {
             Self::Float { keys, values } => {
                 let [heads, slots, dim] = keys.dims();
                 let larger = Self::float(heads, blocks, dim, keys.dtype(), &device);
-                let Self::Float { keys: k, values: v } = larger else {
-                    unreachable!("made of floats")
-                };
+                let Self::Float { keys: k, values: v } = larger else { unreachable!("made of floats") };
                 let place = [0..heads, 0..slots, 0..dim];
-                Self::Float {
-                    keys: k.slice_assign(place.clone(), keys),
-                    values: v.slice_assign(place, values),
-                }
+                Self::Float { keys: k.slice_assign(place.clone(), keys), values: v.slice_assign(place, values) }
             }
-            Self::Int8 {
-                keys,
-                values,
-                scales,
-            } => {
+            Self::Int8 { keys, values, scales } => {
                 let [heads, slots, words] = keys.dims();
                 let larger = Self::int8(heads, blocks, words * 4, &device);
-                let Self::Int8 {
-                    keys: k,
-                    values: v,
-                    scales: s,
-                } = larger
-                else {
-                    unreachable!("made of codes")
-                };
+                let Self::Int8 { keys: k, values: v, scales: s } = larger else { unreachable!("made of codes") };
                 let place = [0..heads, 0..slots, 0..words];
                 Self::Int8 {
                     keys: k.slice_assign(place.clone(), keys),
@@ -201,13 +178,13 @@ pub(super) struct DeviceTables {
 /// A block table as GPU kernels read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TableWords {
-    /// `[rows]`: the tokens of each row's sequence, 0 for a row in none. `[rows]`: the rows, those in a sequence first. `[rows]`: each
-    /// row's index among those. `[rows, stride]`: each row's blocks, padded with zeros.
+    /// `[rows]`: the tokens of each row's sequence, 0 for a row in none. `[rows]`: the rows, those in a sequence first.
+    /// `[rows]`: each row's index among those. `[rows, stride]`: each row's blocks, padded with zeros.
     pub words: Vec<i32>,
     /// Blocks of a row.
     pub stride: usize,
-    /// Tokens of the longest sequence, rounded down to a power of two, so that the division of long rows seldom changes; 0 where it is
-    /// shorter than [`LONG`].
+    /// Tokens of the longest sequence, rounded down to a power of two, so that the division of long rows seldom
+    /// changes; 0 where it is shorter than [`LONG`].
     pub longest: usize,
     /// No sequence is longer than this.
     pub most: usize,
@@ -216,11 +193,7 @@ pub(super) struct TableWords {
 impl TableWords {
     /// For a step of `rows` rows, with at least `stride` blocks of a row.
     pub(super) fn new(shared: &[SharedBlocks], rows: usize, stride: usize) -> Self {
-        let members = || {
-            shared
-                .iter()
-                .flat_map(|group| group.members.iter().map(move |own| (&group.blocks, own)))
-        };
+        let members = || shared.iter().flat_map(|group| group.members.iter().map(move |own| (&group.blocks, own)));
         let blocks = members().map(|(prefix, own)| prefix.len() + own.blocks.len());
         // a power of two, so that few shapes of the table occur
         let stride = blocks.max().unwrap_or(1).max(stride).next_power_of_two();
@@ -246,11 +219,7 @@ impl TableWords {
         Self {
             words,
             stride,
-            longest: if longest < LONG {
-                0
-            } else {
-                1 << longest.ilog2()
-            },
+            longest: if longest < LONG { 0 } else { 1 << longest.ilog2() },
             most: stride * BLOCK_SIZE,
         }
     }
@@ -274,13 +243,10 @@ impl BlockTables {
     /// For a step of `rows` rows. A row is in `shared` at most once; one that is not gets zeros as its output.
     ///
     /// # Panics
-    /// On the CPU, where a row is in two sequences or outside the step, a sequence has no token or too few blocks, or another one reads
-    /// the block that it writes its new token to.
+    /// On the CPU, where a row is in two sequences or outside the step, a sequence has no token or too few blocks, or
+    /// another one reads the block that it writes its new token to.
     #[must_use]
-    #[allow(
-        clippy::needless_pass_by_value,
-        reason = "tables of one step, which nobody needs afterwards"
-    )]
+    #[allow(clippy::needless_pass_by_value, reason = "tables of one step, which nobody needs afterwards")]
     pub fn new(shared: Vec<SharedBlocks>, rows: usize, device: &Device) -> Self {
         let (on_device, on_cpu) = if is_cpu(device) {
             (None, Some(SlotRuns::new(&shared, rows)))
@@ -307,16 +273,10 @@ impl RotaryAngles {
     pub fn new(cos: &Tensor<3>, sin: &Tensor<3>) -> Self {
         let both = || [cos.clone(), sin.clone()];
         if is_cpu(&cos.device()) {
-            return Self {
-                on_cpu: Some(both()),
-                on_device: None,
-            };
+            return Self { on_cpu: Some(both()), on_device: None };
         }
         let joined = Tensor::cat(both().to_vec(), 2).cast(DType::F32);
-        Self {
-            on_cpu: None,
-            on_device: Some(joined),
-        }
+        Self { on_cpu: None, on_device: Some(joined) }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Products without a gradient, in the type of what is multiplied: by the backend's kernels, or in tensor operations where it has none.
+//! Products without a gradient, in the type of what is multiplied: by the backend's kernels, or in tensor operations
+//! where it has none.
 
 use burn::tensor::Tensor;
 

@@ -1,5 +1,5 @@
-//! Products with experts whose frozen matrices are in few bits, in tensor operations: one expert's matrix is wide at a time, in the
-//! backward pass again.
+//! Products with experts whose frozen matrices are in few bits, in tensor operations: one expert's matrix is wide at a
+//! time, in the backward pass again.
 
 use super::autodiff::KernelBackend;
 use super::experts::{ExpertInput, ExpertRows};
@@ -28,9 +28,7 @@ struct OfExperts {
 impl OfExperts {
     /// `of` each expert that has any rows and these, one below the other.
     fn each(&self, x: &Tensor<2>, of: impl Fn(usize, &Tensor<2>) -> Tensor<2>) -> Tensor<2> {
-        let product = |(expert, rows): (usize, Range<usize>)| {
-            of(expert, &x.clone().narrow(0, rows.start, rows.len()))
-        };
+        let product = |(expert, rows): (usize, Range<usize>)| of(expert, &x.clone().narrow(0, rows.start, rows.len()));
         Tensor::cat(self.rows.used().map(product).collect(), 0)
     }
 }

@@ -1,5 +1,5 @@
-//! Products with frozen matrices in few bits. Of few rows a kernel may widen a matrix as it multiplies; else it is widened as a whole, in
-//! the backward pass again, for a product in tensor operations.
+//! Products with frozen matrices in few bits. Of few rows a kernel may widen a matrix as it multiplies; else it is
+//! widened as a whole, in the backward pass again, for a product in tensor operations.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
 use super::products::Products;
@@ -84,17 +84,9 @@ pub(super) fn linear<B: KernelBackend>(x: &Tensor<2>, matrices: Matrices) -> Ten
 }
 
 /// A product of rows with their matrices.
-pub(super) fn multiply<B: KernelBackend>(
-    x: &Tensor<2>,
-    matrices: Matrices,
-    rows: impl Rows,
-) -> Tensor<2> {
+pub(super) fn multiply<B: KernelBackend>(x: &Tensor<2>, matrices: Matrices, rows: impl Rows) -> Tensor<2> {
     let backend = PhantomData::<B>;
-    let product = Product {
-        matrices,
-        rows,
-        backend,
-    };
+    let product = Product { matrices, rows, backend };
     run(product, [input(x.clone())])
 }
 
@@ -114,25 +106,18 @@ impl<B: KernelBackend, R: Rows> Kernel<B, 1> for Product<B, R> {
         (B::primitive(y), ())
     }
 
-    fn backward(
-        &self,
-        (): (),
-        gradient: FloatTensor<B>,
-        wanted: [bool; 1],
-    ) -> [Option<FloatTensor<B>>; 1] {
+    fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
         let back = || B::primitive(self.rows.gradient(B::tensor(gradient), &self.matrices));
         [wanted[0].then(back)]
     }
 }
 
-/// A matrix widened by the host: on the CPU, and on other devices only while kernels are [off](crate::kernels::set_enabled).
-pub(super) fn through_the_host(
-    words: &Tensor<2>,
-    layout: QuantizedLayout,
-    dtype: DType,
-) -> Tensor<2> {
+/// A matrix widened by the host: on the CPU, and on other devices only while kernels are
+/// [off](crate::kernels::set_enabled).
+pub(super) fn through_the_host(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
     let device = words.device();
-    // where the device lost the words, what follows from the matrix is lost too and is reported where a phase reads its results
+    // where the device lost the words, what follows from the matrix is lost too and is reported where a phase reads its
+    // results
     let values = match HostTensor::download(words.clone()) {
         Ok(host) => widened(host.words(), layout),
         Err(_) => vec![f32::NAN; layout.numbers()],

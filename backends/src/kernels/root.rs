@@ -41,8 +41,7 @@ mod tests {
     use burn::tensor::{DType, Device, Distribution, Tensor};
 
     fn random<const D: usize>(shape: [usize; D], dtype: DType) -> Tensor<D> {
-        let numbers: Tensor<D> =
-            Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex());
+        let numbers: Tensor<D> = Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex());
         numbers.cast(dtype)
     }
 

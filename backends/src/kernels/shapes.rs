@@ -55,8 +55,8 @@ pub struct SampledToken {
     pub logp: f32,
 }
 
-/// Truncation of a distribution before sampling: top-k, then top-p, then min-p, in transformers' order. Of ties at a boundary the
-/// lowest ids are kept. The default keeps all tokens.
+/// Truncation of a distribution before sampling: top-k, then top-p, then min-p, in transformers' order. Of ties at a
+/// boundary the lowest ids are kept. The default keeps all tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Truncation {
     /// Keeps the `k` likeliest tokens.
@@ -69,11 +69,7 @@ pub struct Truncation {
 
 impl Default for Truncation {
     fn default() -> Self {
-        Self {
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-        }
+        Self { top_k: None, top_p: 1.0, min_p: 0.0 }
     }
 }
 
@@ -84,8 +80,8 @@ pub struct SampleOptions<'a> {
     pub temperature: f64,
     /// How the distribution is truncated.
     pub truncation: Truncation,
-    /// A uniform random number in [0, 1) for every row: the sampled token is the first at which the cumulative probability reaches it.
-    /// `None` takes the likeliest token.
+    /// A uniform random number in [0, 1) for every row: the sampled token is the first at which the cumulative
+    /// probability reaches it. `None` takes the likeliest token.
     pub uniforms: Option<&'a [f32]>,
 }
 
@@ -124,8 +120,9 @@ pub struct Scaling {
 #[derive(Debug)]
 pub struct RunningScores(pub(super) Tensor<2>);
 
-/// The scalars of one `AdamW` update, as in `torch.optim.AdamW` (arXiv:1711.05101): with g = clip · gradient, m ← β₁ m + (1 − β₁) g and v ←
-/// β₂ v + (1 − β₂) g², the value becomes `keep · value − rate · m / (√v / second_root + eps)`.
+/// The scalars of one `AdamW` update, as in `torch.optim.AdamW` (arXiv:1711.05101): with g = clip · gradient, m
+/// ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g², the value becomes `keep · value − rate · m / (√v /
+/// second_root + eps)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// The factor of the gradient, from clipping and loss scaling.
@@ -162,8 +159,8 @@ pub struct QuantizationMap<'a> {
     pub smallest: f32,
 }
 
-/// A matrix in 8 bits per element: blocks of 256 in row-major order, the last one padded with zeros (block-wise quantisation,
-/// arXiv:2110.02861).
+/// A matrix in 8 bits per element: blocks of 256 in row-major order, the last one padded with zeros (block-wise
+/// quantisation, arXiv:2110.02861).
 #[derive(Clone, Debug)]
 pub struct QuantizedBlocks {
     /// Four codes per i32, the first in the lowest bits: `[blocks · 64]`.
@@ -203,11 +200,6 @@ impl RowsByToken {
             let n = values.len();
             Tensor::from_data(TensorData::new(values, [n]), (device, DType::I32))
         };
-        Self {
-            count: tokens.len(),
-            order: ints(order),
-            starts: ints(starts),
-            ids: ints(tokens),
-        }
+        Self { count: tokens.len(), order: ints(order), starts: ints(starts), ids: ints(tokens) }
     }
 }

@@ -1,5 +1,6 @@
-//! What a decoding step on a GPU reads besides weights and cache, in one buffer: token ids, random numbers, rotary angles and block tables
-//! are uploaded at once, and each is a part of the buffer that kernels read as a tensor of its own.
+//! What a decoding step on a GPU reads besides weights and cache, in one buffer: token ids, random numbers, rotary
+//! angles and block tables are uploaded at once, and each is a part of the buffer that kernels read as a tensor of its
+//! own.
 
 use super::dispatch::kernels;
 use super::paged::{BlockTables, DeviceTables, RotaryAngles, TableWords};
@@ -13,7 +14,8 @@ const ALIGNED: usize = 64;
 /// What the rows of a step take from their positions, on the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepRotary {
-    /// Cosines and then sines of each row's rotary angles, `[rows, dim]`, for every kind of rotary embedding that layers have.
+    /// Cosines and then sines of each row's rotary angles, `[rows, dim]`, for every kind of rotary embedding that
+    /// layers have.
     pub angles: Vec<Vec<f32>>,
     /// Factors of the rows' queries, where not all are one.
     pub query_scale: Option<Vec<f32>>,
@@ -57,9 +59,9 @@ pub struct StepBuffer {
 }
 
 impl StepInputs {
-    /// The inputs of `ids.len()` rows: the token that each runs, the number that its next token is drawn by (none where the likeliest is
-    /// taken), what each row takes from its position, and the sequences of every group of layers. A row of a table has
-    /// at least `stride` blocks.
+    /// The inputs of `ids.len()` rows: the token that each runs, the number that its next token is drawn by (none where
+    /// the likeliest is taken), what each row takes from its position, and the sequences of every group of layers. A
+    /// row of a table has at least `stride` blocks.
     ///
     /// # Panics
     /// Where the lengths disagree.
@@ -78,13 +80,7 @@ impl StepInputs {
         assert!(scale.is_none_or(|s| s.len() == rows), "factors of queries");
         assert!(uniforms.as_ref().is_none_or(|u| u.len() == rows), "draws");
         let table = |group: &Vec<SharedBlocks>| TableWords::new(group, rows, stride);
-        Self {
-            rows,
-            ids,
-            uniforms,
-            rotary,
-            tables: groups.iter().map(table).collect(),
-        }
+        Self { rows, ids, uniforms, rotary, tables: groups.iter().map(table).collect() }
     }
 
     /// Rows of the step.
@@ -105,7 +101,8 @@ impl StepInputs {
         }
     }
 
-    /// All parts in one, and where each is: ids, random numbers, factors of queries, the tables, and every kind of angles.
+    /// All parts in one, and where each is: ids, random numbers, factors of queries, the tables, and every kind of
+    /// angles.
     fn words(&self) -> (Vec<i32>, Vec<Range<usize>>) {
         let bits = |x: &f32| x.to_bits() as i32;
         let uniforms = self.uniforms.iter().flatten().map(bits).collect();
@@ -113,11 +110,8 @@ impl StepInputs {
         let tables = self.tables.iter().map(|table| table.words.clone());
         let angles = self.rotary.angles.iter();
         let angles = angles.map(|kind| kind.iter().map(bits).collect());
-        let parts: Vec<Vec<i32>> = [self.ids.clone(), uniforms, scale]
-            .into_iter()
-            .chain(tables)
-            .chain(angles)
-            .collect();
+        let parts: Vec<Vec<i32>> =
+            [self.ids.clone(), uniforms, scale].into_iter().chain(tables).chain(angles).collect();
         let (mut words, mut places) = (Vec::new(), Vec::new());
         for part in parts {
             words.resize(words.len().next_multiple_of(ALIGNED), 0);
@@ -129,7 +123,8 @@ impl StepInputs {
 }
 
 impl StepBuffer {
-    /// Uploads the inputs of a step. With `previous`, tokens that were sampled, `[rows, 3]` with the id first, the ids are those.
+    /// Uploads the inputs of a step. With `previous`, tokens that were sampled, `[rows, 3]` with the id first, the ids
+    /// are those.
     ///
     /// # Panics
     /// Where the device is the CPU.
@@ -179,7 +174,8 @@ impl StepBuffer {
         }
     }
 
-    /// Overwrites the buffer with the inputs of another step of the same shape, whoever else holds it: a graph reads it where it is.
+    /// Overwrites the buffer with the inputs of another step of the same shape, whoever else holds it: a graph reads it
+    /// where it is.
     ///
     /// # Panics
     /// Where the shape is another one.
@@ -203,19 +199,9 @@ mod tests {
     use super::*;
 
     fn inputs(tokens: usize) -> StepInputs {
-        let member = SequenceBlocks {
-            row: 1,
-            blocks: (0..tokens.div_ceil(16) as u32).collect(),
-            tokens,
-        };
-        let group = vec![SharedBlocks {
-            blocks: Vec::new(),
-            members: vec![member],
-        }];
-        let rotary = StepRotary {
-            angles: vec![vec![1.0; 8], vec![0.0; 8]],
-            query_scale: None,
-        };
+        let member = SequenceBlocks { row: 1, blocks: (0..tokens.div_ceil(16) as u32).collect(), tokens };
+        let group = vec![SharedBlocks { blocks: Vec::new(), members: vec![member] }];
+        let rotary = StepRotary { angles: vec![vec![1.0; 8], vec![0.0; 8]], query_scale: None };
         StepInputs::new(vec![5, 7], Some(vec![0.25, 0.5]), rotary, &[group], 4)
     }
 
@@ -224,10 +210,7 @@ mod tests {
         let (words, places) = inputs(20).words();
         assert!(places.iter().all(|place| place.start % ALIGNED == 0));
         assert_eq!(words[places[0].clone()], [5, 7]);
-        assert_eq!(
-            words[places[1].clone()],
-            [0.25, 0.5].map(|x: f32| x.to_bits() as i32)
-        );
+        assert_eq!(words[places[1].clone()], [0.25, 0.5].map(|x: f32| x.to_bits() as i32));
         // row 1 has 20 tokens in blocks 0 and 1; the rows are 1, 0; row 0 is the second of them
         let table = [0, 20, 1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0];
         assert_eq!(words[places[3].clone()], table);

@@ -27,37 +27,21 @@ fn server(error: &ServerError) -> Option<OutOfMemory> {
         ServerError::Generic { reason, .. } => phrases::find(reason),
         _ => None,
     };
-    found.map(|what| OutOfMemory {
-        message: one_line(&error.to_string()),
-        ..what
-    })
+    found.map(|what| OutOfMemory { message: one_line(&error.to_string()), ..what })
 }
 
 /// A device that was lost: the words of its driver or of wgpu say why.
 fn lost(reason: &str) -> Option<OutOfMemory> {
-    phrases::find(reason).map(|what| OutOfMemory {
-        device_lost: true,
-        ..what
-    })
+    phrases::find(reason).map(|what| OutOfMemory { device_lost: true, ..what })
 }
 
 fn io(error: &IoError) -> Option<OutOfMemory> {
     let (kind, bytes, origin) = match error {
-        IoError::OutOfMemory { size, .. } => (
-            MemoryErrorKind::Pool,
-            *size,
-            "cubecl-runtime, IoError::OutOfMemory",
-        ),
-        IoError::PageSizesExhausted { size, .. } => (
-            MemoryErrorKind::Pool,
-            *size,
-            "cubecl-runtime, IoError::PageSizesExhausted",
-        ),
-        IoError::BufferTooBig { size, .. } => (
-            MemoryErrorKind::Buffer,
-            *size,
-            "cubecl-runtime, IoError::BufferTooBig",
-        ),
+        IoError::OutOfMemory { size, .. } => (MemoryErrorKind::Pool, *size, "cubecl-runtime, IoError::OutOfMemory"),
+        IoError::PageSizesExhausted { size, .. } => {
+            (MemoryErrorKind::Pool, *size, "cubecl-runtime, IoError::PageSizesExhausted")
+        }
+        IoError::BufferTooBig { size, .. } => (MemoryErrorKind::Buffer, *size, "cubecl-runtime, IoError::BufferTooBig"),
         IoError::StorageMappingFailed { size, source, .. } => {
             let origin = "cubecl-runtime, IoError::StorageMappingFailed";
             (io(source)?.kind, *size, origin)
@@ -68,13 +52,7 @@ fn io(error: &IoError) -> Option<OutOfMemory> {
         IoError::DevicePoisoned(poison) => return lost(&poison.reason),
         _ => return None,
     };
-    Some(OutOfMemory {
-        kind,
-        bytes: Some(bytes),
-        origin,
-        message: one_line(&error.to_string()),
-        device_lost: false,
-    })
+    Some(OutOfMemory { kind, bytes: Some(bytes), origin, message: one_line(&error.to_string()), device_lost: false })
 }
 
 fn launch(error: &LaunchError) -> Option<OutOfMemory> {

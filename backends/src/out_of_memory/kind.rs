@@ -5,7 +5,8 @@ use std::fmt;
 /// Whose memory ran out, or which bound an allocation exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryErrorKind {
-    /// `CubeCL`'s pool of device memory could not reserve a buffer: the driver gave it no page, or it keeps track of no more.
+    /// `CubeCL`'s pool of device memory could not reserve a buffer: the driver gave it no page, or it keeps track of no
+    /// more.
     Pool,
     /// The driver of a device refused device memory outside the pool, or without saying for what.
     Driver,
@@ -52,18 +53,8 @@ impl OutOfMemory {
 
     /// The system refused host memory of so many bytes, where they are known.
     #[must_use]
-    pub fn system(
-        bytes: Option<u64>,
-        origin: &'static str,
-        error: &(dyn std::error::Error + 'static),
-    ) -> Self {
-        Self {
-            kind: MemoryErrorKind::System,
-            bytes,
-            origin,
-            message: one_line(&error.to_string()),
-            device_lost: false,
-        }
+    pub fn system(bytes: Option<u64>, origin: &'static str, error: &(dyn std::error::Error + 'static)) -> Self {
+        Self { kind: MemoryErrorKind::System, bytes, origin, message: one_line(&error.to_string()), device_lost: false }
     }
 }
 
@@ -113,21 +104,14 @@ impl std::error::Error for OutOfMemory {}
 #[must_use]
 pub fn one_line(message: &str) -> String {
     let said = message.lines().map(str::trim);
-    said.filter(|line| !line.is_empty() && !is_backtrace(line))
-        .collect::<Vec<&str>>()
-        .join(" ")
+    said.filter(|line| !line.is_empty() && !is_backtrace(line)).collect::<Vec<&str>>().join(" ")
 }
 
 /// Whether a line is a backtrace's heading, one of its frames (`12: name`), or the place of one (`at file.rs:3:5`).
 fn is_backtrace(line: &str) -> bool {
-    let heading = [
-        "Backtrace",
-        "Backtrace:",
-        "Asked at:",
-        "No backtrace available",
-    ];
-    let frame = line.split_once(": ").is_some_and(|(number, _)| {
-        !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
-    });
+    let heading = ["Backtrace", "Backtrace:", "Asked at:", "No backtrace available"];
+    let frame = line
+        .split_once(": ")
+        .is_some_and(|(number, _)| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
     heading.contains(&line) || frame || line.starts_with("at ") && line.contains(".rs:")
 }

@@ -1,5 +1,5 @@
-//! Memory that ran out, told by words: the one place where text is read. It is for what arrives as a panic's message or as a string,
-//! which is everything that Burn hands on: `burn_cubecl` turns `CubeCL`'s errors into text.
+//! Memory that ran out, told by words: the one place where text is read. It is for what arrives as a panic's message or
+//! as a string, which is everything that Burn hands on: `burn_cubecl` turns `CubeCL`'s errors into text.
 
 use super::kind::{MemoryErrorKind, OutOfMemory, one_line};
 use crate::device_lost::is_lost;
@@ -28,18 +28,8 @@ pub(super) struct Phrase {
     pub origin: &'static str,
 }
 
-const fn phrase(
-    words: &'static str,
-    kind: MemoryErrorKind,
-    bytes: Bytes,
-    origin: &'static str,
-) -> Phrase {
-    Phrase {
-        words,
-        kind,
-        bytes,
-        origin,
-    }
+const fn phrase(words: &'static str, kind: MemoryErrorKind, bytes: Bytes, origin: &'static str) -> Phrase {
+    Phrase { words, kind, bytes, origin }
 }
 
 /// Every phrase with where it comes from. The first that a message contains decides, so the general ones stand last.
@@ -89,13 +79,7 @@ pub(super) fn find(message: &str) -> Option<OutOfMemory> {
         };
         Some((phrase, bytes))
     })?;
-    Some(OutOfMemory {
-        kind: phrase.kind,
-        bytes,
-        origin: phrase.origin,
-        device_lost: is_lost(&message),
-        message,
-    })
+    Some(OutOfMemory { kind: phrase.kind, bytes, origin: phrase.origin, device_lost: is_lost(&message), message })
 }
 
 fn number_at_start(text: &str) -> Option<u64> {

@@ -27,11 +27,7 @@ fn memory_that_the_system_refuses_is_recognised_by_type_and_by_text() {
     let mut values: Vec<u8> = Vec::new();
     let refused = values.try_reserve_exact(TOO_MUCH).expect_err("too much");
     let mapped = memmap2::MmapMut::map_anon(TOO_MUCH).expect_err("too much");
-    let errors: [&(dyn Error + 'static); 3] = [
-        &refused,
-        &mapped,
-        &io::Error::from(io::ErrorKind::OutOfMemory),
-    ];
+    let errors: [&(dyn Error + 'static); 3] = [&refused, &mapped, &io::Error::from(io::ErrorKind::OutOfMemory)];
     for error in errors {
         let expected = Some((MemoryErrorKind::System, None));
         assert_eq!(said(OutOfMemory::in_error(error)), expected, "{error}");
@@ -50,10 +46,7 @@ fn memory_that_the_system_refuses_is_recognised_by_type_and_by_text() {
 fn an_error_is_found_below_those_that_wrap_it() {
     let refused = Vec::<u8>::new().try_reserve_exact(TOO_MUCH).unwrap_err();
     let wrapped = io::Error::other(io::Error::other(refused));
-    assert_eq!(
-        said(OutOfMemory::in_error(&wrapped)),
-        Some((MemoryErrorKind::System, None))
-    );
+    assert_eq!(said(OutOfMemory::in_error(&wrapped)), Some((MemoryErrorKind::System, None)));
     let limit = io::Error::other(OutOfMemory::over_limit(3, 2));
     let found = OutOfMemory::in_error(&limit);
     assert_eq!(found, Some(OutOfMemory::over_limit(3, 2)));
@@ -87,35 +80,19 @@ fn messages_of_drivers_are_recognised() {
             MemoryErrorKind::Host,
         ),
         // its `Display` asks the driver for the second part
-        (
-            "DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")",
-            MemoryErrorKind::Driver,
-        ),
+        ("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")", MemoryErrorKind::Driver),
         ("ERROR_OUT_OF_DEVICE_MEMORY", MemoryErrorKind::Driver),
-        (
-            "A device memory allocation has failed",
-            MemoryErrorKind::Driver,
-        ),
+        ("A device memory allocation has failed", MemoryErrorKind::Driver),
         ("ERROR_OUT_OF_HOST_MEMORY", MemoryErrorKind::Host),
         ("A host memory allocation has failed", MemoryErrorKind::Host),
         ("out of host memory", MemoryErrorKind::Host),
         ("memory allocation failed", MemoryErrorKind::System),
-        (
-            "Not enough memory resources are available to process this command. (os error 8)",
-            MemoryErrorKind::System,
-        ),
-        (
-            "called `unwrap()` on an `Err` value: OutOfMemory",
-            MemoryErrorKind::Driver,
-        ),
+        ("Not enough memory resources are available to process this command. (os error 8)", MemoryErrorKind::System),
+        ("called `unwrap()` on an `Err` value: OutOfMemory", MemoryErrorKind::Driver),
     ];
     for (message, kind) in messages {
         let burn = in_burn(message);
-        assert_eq!(
-            said(OutOfMemory::in_error(&burn)),
-            Some((kind, None)),
-            "{message}"
-        );
+        assert_eq!(said(OutOfMemory::in_error(&burn)), Some((kind, None)), "{message}");
     }
     let aborted = find("memory allocation of 4096 bytes failed");
     assert_eq!(said(aborted), Some((MemoryErrorKind::System, Some(4096))));
@@ -138,11 +115,7 @@ fn other_failures_are_not_taken_for_it() {
         "A validation error happened\nBacktrace:\n   0: firebrick::OutOfMemory::in_error\n             at src/out of memory.rs:3:5",
     ] {
         assert_eq!(OutOfMemory::in_error(&in_burn(message)), None, "{message}");
-        assert_eq!(
-            OutOfMemory::in_panic(&message.to_owned()),
-            None,
-            "{message}"
-        );
+        assert_eq!(OutOfMemory::in_panic(&message.to_owned()), None, "{message}");
     }
     let missing = std::fs::read("out_of_memory").expect_err("there is none");
     assert_eq!(OutOfMemory::in_error(&missing), None);
@@ -170,10 +143,7 @@ fn messages_are_told_on_one_line_without_backtraces() {
     let found = OutOfMemory::in_error(&in_burn(message)).unwrap();
     let expected = "An IO error happened Caused by: out of device memory allocating 12 bytes";
     assert_eq!(found.message, expected);
-    assert_eq!(
-        found.to_string(),
-        format!("the device's memory pool could not reserve 12 bytes: {expected}")
-    );
+    assert_eq!(found.to_string(), format!("the device's memory pool could not reserve 12 bytes: {expected}"));
 }
 
 #[test]
@@ -201,33 +171,17 @@ mod of_cubecl {
     const SIZE: u64 = 1 << 40;
 
     fn full() -> IoError {
-        IoError::OutOfMemory {
-            size: SIZE,
-            backtrace: empty(),
-        }
+        IoError::OutOfMemory { size: SIZE, backtrace: empty() }
     }
 
     fn unknown(description: &str) -> IoError {
-        IoError::Unknown {
-            description: description.to_owned(),
-            backtrace: empty(),
-        }
+        IoError::Unknown { description: description.to_owned(), backtrace: empty() }
     }
 
     fn io_errors() -> Vec<(IoError, Said)> {
-        let mapping = IoError::StorageMappingFailed {
-            size: SIZE,
-            source: Box::new(full()),
-            backtrace: empty(),
-        };
-        let big = IoError::BufferTooBig {
-            size: SIZE,
-            backtrace: empty(),
-        };
-        let pages = IoError::PageSizesExhausted {
-            size: SIZE,
-            backtrace: empty(),
-        };
+        let mapping = IoError::StorageMappingFailed { size: SIZE, source: Box::new(full()), backtrace: empty() };
+        let big = IoError::BufferTooBig { size: SIZE, backtrace: empty() };
+        let pages = IoError::PageSizesExhausted { size: SIZE, backtrace: empty() };
         let never = IoError::NotFound {
             backtrace: empty(),
             reason: "memory 7 was never allocated: the reservation behind it failed".into(),
@@ -244,10 +198,7 @@ mod of_cubecl {
     }
 
     fn launch() -> LaunchError {
-        LaunchError::OutOfMemory {
-            reason: "a kernel".into(),
-            backtrace: empty(),
-        }
+        LaunchError::OutOfMemory { reason: "a kernel".into(), backtrace: empty() }
     }
 
     /// What a read reports of a buffer that was never written.
@@ -259,20 +210,14 @@ mod of_cubecl {
             root: Box::new(root),
             backtrace: empty(),
         };
-        ServerError::Several {
-            errors: vec![ServerError::TornDown, read],
-            backtrace: empty(),
-        }
+        ServerError::Several { errors: vec![ServerError::TornDown, read], backtrace: empty() }
     }
 
     #[test]
     fn errors_say_the_same_by_type_as_text_of_burn_and_as_a_panic() {
         let io = io_errors().into_iter();
         let io = io.map(|(error, said)| (ServerError::Io(error), said));
-        let launch = (
-            ServerError::Launch(launch()),
-            (MemoryErrorKind::Driver, None),
-        );
+        let launch = (ServerError::Launch(launch()), (MemoryErrorKind::Driver, None));
         for (error, expected) in io.chain([launch]) {
             let expected = Some(expected);
             for error in [error.clone(), unwritten(error)] {
@@ -299,14 +244,8 @@ mod of_cubecl {
     #[test]
     fn other_errors_of_cubecl_are_not_taken_for_it() {
         let strides = IoError::UnsupportedStrides { backtrace: empty() };
-        let forbidden = IoError::PageUpdateForbidden {
-            size: SIZE,
-            backtrace: empty(),
-        };
-        let compiled = LaunchError::Unknown {
-            reason: "no kernel".into(),
-            backtrace: empty(),
-        };
+        let forbidden = IoError::PageUpdateForbidden { size: SIZE, backtrace: empty() };
+        let compiled = LaunchError::Unknown { reason: "no kernel".into(), backtrace: empty() };
         let errors = [
             ServerError::Io(strides),
             // a recorded graph: nothing was asked of the device
@@ -337,31 +276,19 @@ mod of_wgpu {
         let full = Error::OutOfMemory { source };
         let expected = Some((MemoryErrorKind::Driver, None));
         assert_eq!(said(OutOfMemory::in_error(&full)), expected);
-        assert_eq!(
-            said(OutOfMemory::in_panic(&format!("wgpu error: {full}"))),
-            expected
-        );
+        assert_eq!(said(OutOfMemory::in_panic(&format!("wgpu error: {full}"))), expected);
         let core = DeviceError::OutOfMemory;
         assert_eq!(said(OutOfMemory::in_error(&core)), expected);
         assert_eq!(said(find(&core.to_string())), expected);
 
-        let big = CreateBufferError::MaxBufferSize {
-            requested: 1 << 32,
-            maximum: 1 << 31,
-        };
-        let (text, expected) = (
-            big.to_string(),
-            Some((MemoryErrorKind::Buffer, Some(1 << 32))),
-        );
+        let big = CreateBufferError::MaxBufferSize { requested: 1 << 32, maximum: 1 << 31 };
+        let (text, expected) = (big.to_string(), Some((MemoryErrorKind::Buffer, Some(1 << 32))));
         let refused = Error::Validation {
             description: format!("Validation Error\n\nCaused by:\n  {text}\n"),
             source: Box::new(big),
         };
         assert_eq!(said(OutOfMemory::in_error(&refused)), expected);
-        assert_eq!(
-            said(OutOfMemory::in_panic(&format!("wgpu error: {refused}"))),
-            expected
-        );
+        assert_eq!(said(OutOfMemory::in_panic(&format!("wgpu error: {refused}"))), expected);
     }
 
     /// As `CubeCL`'s callback puts it: the reason and the message, which wgpu-core takes from wgpu-hal.
@@ -375,10 +302,8 @@ mod of_wgpu {
         assert!(found.device_lost && found.kind == MemoryErrorKind::Driver);
         assert_eq!(lost(hal::DeviceError::Lost), None);
         assert_eq!(lost(hal::DeviceError::Unexpected), None);
-        let error = Error::Internal {
-            source: Box::new(DeviceError::Lost),
-            description: "Parent device is lost".into(),
-        };
+        let error =
+            Error::Internal { source: Box::new(DeviceError::Lost), description: "Parent device is lost".into() };
         assert_eq!(OutOfMemory::in_error(&error), None);
         assert_eq!(OutOfMemory::in_error(&in_burn(&error)), None);
     }

@@ -1,17 +1,17 @@
 //! Whether memory was refused in a stretch of work.
 //!
-//! `CubeCL` keeps a failure with the buffers that it left unwritten, and reports it where one of them is read. It forgets a buffer's
-//! failure when a later kernel writes to the buffer, be it to another part of it: of a concatenation whose first piece had no memory
-//! nothing is known once the last piece is in place. So work that ran out of memory may end in numbers, and the numbers are wrong. A
-//! profiling window of `CubeCL` records every failed launch and copy on its device while it is open. This uses that record, and not the
-//! window's times. An upload whose memory was refused and that nothing has used yet is no such failure: see
-//! [`check_computed`](crate::transfer::check_computed).
+//! `CubeCL` keeps a failure with the buffers that it left unwritten, and reports it where one of them is read. It
+//! forgets a buffer's failure when a later kernel writes to the buffer, be it to another part of it: of a concatenation
+//! whose first piece had no memory nothing is known once the last piece is in place. So work that ran out of memory may
+//! end in numbers, and the numbers are wrong. A profiling window of `CubeCL` records every failed launch and copy on
+//! its device while it is open. This uses that record, and not the window's times. An upload whose memory was refused
+//! and that nothing has used yet is no such failure: see [`check_computed`](crate::transfer::check_computed).
 
 use crate::Result;
 use burn::tensor::Device;
 
-/// Detects all work of a CUDA device that finds no memory, or depends on what found none, from its start to its end. On other devices it
-/// does nothing: on the CPU a failed allocation ends the process, and wgpu reports one by a panic.
+/// Detects all work of a CUDA device that finds no memory, or depends on what found none, from its start to its end. On
+/// other devices it does nothing: on the CPU a failed allocation ends the process, and wgpu reports one by a panic.
 #[derive(Debug)]
 pub struct Watch(#[cfg(feature = "cuda")] Option<cuda::Window>);
 
@@ -33,8 +33,8 @@ impl Watch {
     /// Ends the watch. Does not wait for the device: memory is reserved, and so refused, when work is asked for.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory was refused since the start, even if everything that was read
-    /// looked right.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) where memory was refused since the start, even if everything
+    /// that was read looked right.
     pub fn finish(self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Some(window) = self.0 {
@@ -75,10 +75,7 @@ mod cuda {
             };
             let window = client.profile_start();
             let window = window.map_err(|e| error(&e))?;
-            Ok(Some(Self {
-                client,
-                window: Some(window),
-            }))
+            Ok(Some(Self { client, window: Some(window) }))
         }
 
         pub fn close(mut self) -> Result<()> {

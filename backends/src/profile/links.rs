@@ -22,9 +22,9 @@ pub fn machine() -> Vec<u8> {
     read.unwrap_or_else(|| named().unwrap_or_default().into_bytes())
 }
 
-/// Times gathers of the ranks of each machine, all machines at once, and of the ranks in the same place of each machine, all places at
-/// once, as groups of a run gather. Gives the slowest of all ranks, the same on every rank; `machine` is what tells this rank's machine
-/// from others. The ranks should have nothing else to do.
+/// Times gathers of the ranks of each machine, all machines at once, and of the ranks in the same place of each
+/// machine, all places at once, as groups of a run gather. Gives the slowest of all ranks, the same on every rank;
+/// `machine` is what tells this rank's machine from others. The ranks should have nothing else to do.
 ///
 /// # Errors
 /// Those of the ranks' operations.
@@ -52,15 +52,10 @@ fn timed(world: &Arc<dyn Collective>, group: &dyn Collective) -> Result<Option<L
         [f64::INFINITY, 0.0]
     };
     let all = world.exchange(own.map(f64::to_le_bytes).concat())?;
-    let all: Vec<Vec<f64>> = all
-        .iter()
-        .map(|bytes| bytemuck::pod_collect_to_vec(bytes))
-        .collect();
+    let all: Vec<Vec<f64>> = all.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect();
     let bandwidth = all.iter().map(|own| own[0]).fold(f64::INFINITY, f64::min);
     let latency = all.iter().map(|own| own[1]).fold(0.0, f64::max);
-    Ok(bandwidth
-        .is_finite()
-        .then(|| Link::measured(bandwidth, latency)))
+    Ok(bandwidth.is_finite().then(|| Link::measured(bandwidth, latency)))
 }
 
 /// Seconds of a gather to which every rank gives so many bytes.

@@ -14,20 +14,17 @@ use std::time::{Duration, Instant};
 /// Times that everything is measured: a machine that others share is slower for some seconds.
 const ROUNDS: usize = 5;
 
-/// Measures a device several times over: some seconds, and the median of each number. The device should have nothing else to do.
+/// Measures a device several times over: some seconds, and the median of each number. The device should have nothing
+/// else to do.
 ///
 /// # Errors
-/// `Error::OutOfMemory` where the device lacks memory for the measurement, `Error::Open` or `Error::Transfer` where it fails otherwise.
+/// `Error::OutOfMemory` where the device lacks memory for the measurement, `Error::Open` or `Error::Transfer` where it
+/// fails otherwise.
 pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
     let backend = info.device.backend();
-    let assumed =
-        DeviceProfile::known(&info.name).unwrap_or_else(|| DeviceProfile::assumed(backend));
+    let assumed = DeviceProfile::known(&info.name).unwrap_or_else(|| DeviceProfile::assumed(backend));
     let once = || -> Result<DeviceProfile> {
-        let side = if info.software || backend == Backend::Cpu {
-            1024
-        } else {
-            4096
-        };
+        let side = if info.software || backend == Backend::Cpu { 1024 } else { 4096 };
         let f32 = products(device, side, DType::F32)?;
         let bf16 = if backend != Backend::Cpu && device.supports_dtype(FloatDType::BF16) {
             Some(products(device, side, DType::BF16)?)
@@ -65,10 +62,7 @@ pub fn measure(device: &Device, info: &DeviceInfo) -> Result<DeviceProfile> {
     }));
     timed.unwrap_or_else(|panic| {
         Err(match Error::panicked(panic.as_ref()) {
-            Error::Transfer(detail) => Error::Open {
-                device: info.device.to_string(),
-                detail,
-            },
+            Error::Transfer(detail) => Error::Open { device: info.device.to_string(), detail },
             memory => memory,
         })
     })

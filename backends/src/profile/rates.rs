@@ -2,9 +2,8 @@
 
 use super::timing::seconds;
 use crate::kernels::{
-    self, AttentionShape, BlockTables, Families, Family, Gate, KvPool, PackedWeights,
-    PagedAttentionShape, RotaryAngles, Scaling, ScoreGradients, SequenceBlocks, SharedBlocks,
-    SlotMapping,
+    self, AttentionShape, BlockTables, Families, Family, Gate, KvPool, PackedWeights, PagedAttentionShape,
+    RotaryAngles, Scaling, ScoreGradients, SequenceBlocks, SharedBlocks, SlotMapping,
 };
 use crate::{Error, Result};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
@@ -15,7 +14,8 @@ use std::time::Instant;
 /// Rows of products with few rows.
 const ROWS: [usize; 5] = [1, 4, 12, 32, 128];
 
-/// A side of the matrices that are multiplied, and how many there are: a model's weights are larger than what caches hold between two steps.
+/// A side of the matrices that are multiplied, and how many there are: a model's weights are larger than what caches
+/// hold between two steps.
 const SIDE: usize = 1024;
 const MATRICES: usize = 32;
 
@@ -27,11 +27,7 @@ pub(super) fn rates(device: &Device, flops: f64) -> Result<KernelRates> {
     Ok(KernelRates {
         product_bandwidth: product_bandwidth(device, flops)?,
         few_rows: few_rows(device, kernels::linear, |w| Some(w.clone()))?,
-        panels: few_rows(
-            device,
-            |x, w: &PackedWeights| w.linear(x),
-            PackedWeights::pack,
-        )?,
+        panels: few_rows(device, |x, w: &PackedWeights| w.linear(x), PackedWeights::pack)?,
         packing_bandwidth: Some(packing_bandwidth(device)?),
         adapter_flops: adapter(device)?,
         attention_flops: attention(device)?,
@@ -55,10 +51,7 @@ fn missing<T>(found: Option<T>) -> Result<T> {
 fn product_bandwidth(device: &Device, flops: f64) -> Result<f64> {
     let (mut bytes, mut beyond) = (0.0, 0.0);
     for [rows, inner, outputs] in [[SIDE, 128, SIDE], [SIDE, SIDE, 128], [256, 256, SIDE]] {
-        let (x, w) = (
-            random([rows, inner], device),
-            random([outputs, inner], device),
-        );
+        let (x, w) = (random([rows, inner], device), random([outputs, inner], device));
         let time = seconds(|| linear(&x, &w))?;
         bytes += 4.0 * (rows * inner + inner * outputs + rows * outputs) as f64;
         beyond += time - 2.0 * (rows * inner * outputs) as f64 / flops;
@@ -79,9 +72,8 @@ fn few_rows<W>(
 ) -> Result<Vec<RowsRate>> {
     let first = random([SIDE, SIDE], device);
     // normal numbers as well, and sooner made than drawn
-    let matrices: Option<Vec<W>> = (0..MATRICES)
-        .map(|index| prepared(&first.clone().mul_scalar(1.0 + index as f32 / 64.0)))
-        .collect();
+    let matrices: Option<Vec<W>> =
+        (0..MATRICES).map(|index| prepared(&first.clone().mul_scalar(1.0 + index as f32 / 64.0))).collect();
     let matrices = missing(matrices)?;
     let rate = |rows: usize| -> Result<RowsRate> {
         let x = random([rows, SIDE], device);
@@ -94,10 +86,7 @@ fn few_rows<W>(
                 product(&x, &matrices[at]).unwrap_or_else(|| x.clone())
             })
         })?;
-        Ok(RowsRate {
-            rows: rows as u64,
-            flops: 2.0 * (rows * SIDE * SIDE) as f64 / time,
-        })
+        Ok(RowsRate { rows: rows as u64, flops: 2.0 * (rows * SIDE * SIDE) as f64 / time })
     };
     ROWS.into_iter().map(rate).collect()
 }
@@ -106,9 +95,7 @@ fn few_rows<W>(
 fn packing_bandwidth(device: &Device) -> Result<f64> {
     let matrix = random([SIDE, SIDE], device);
     let started = Instant::now();
-    let panels: Option<Vec<_>> = (0..MATRICES)
-        .map(|_| PackedWeights::pack(&matrix))
-        .collect();
+    let panels: Option<Vec<_>> = (0..MATRICES).map(|_| PackedWeights::pack(&matrix)).collect();
     let seconds = started.elapsed().as_secs_f64();
     drop(missing(panels)?);
     Ok((MATRICES * SIDE * SIDE * 4) as f64 / seconds)
@@ -147,8 +134,7 @@ fn attention(device: &Device) -> Result<[f64; 2]> {
         kernels::attention(q, k, v, None, &shape).map(|out| out.reshape([rows, HEADS * DIM]))
     };
     let _ = missing(attend(&q, &k, &v))?;
-    let forward =
-        seconds(|| attend(&q, &k, &v).unwrap_or_else(|| q.clone().reshape([rows, HEADS * DIM])))?;
+    let forward = seconds(|| attend(&q, &k, &v).unwrap_or_else(|| q.clone().reshape([rows, HEADS * DIM])))?;
     let both = seconds(|| {
         let leaf = |t: &Tensor<3>| t.clone().autodiff().require_grad();
         let [q, k, v] = [&q, &k, &v].map(leaf);
@@ -174,9 +160,7 @@ fn decode_attention(device: &Device) -> Result<f64> {
         blocks: Vec::new(),
         members: vec![SequenceBlocks {
             row,
-            blocks: (row * BLOCKS..(row + 1) * BLOCKS)
-                .map(|block| block as u32)
-                .collect(),
+            blocks: (row * BLOCKS..(row + 1) * BLOCKS).map(|block| block as u32).collect(),
             tokens: BLOCKS * BLOCK_SIZE,
         }],
     };
@@ -206,9 +190,7 @@ fn decode_attention(device: &Device) -> Result<f64> {
         Some(out)
     };
     let _ = missing(attend())?;
-    let time = kernels::with_team(device, || {
-        seconds(|| attend().unwrap_or_else(|| qkv[0].clone()))
-    })?;
+    let time = kernels::with_team(device, || seconds(|| attend().unwrap_or_else(|| qkv[0].clone())))?;
     Ok(4.0 * (HEADS * DIM * slots) as f64 / time)
 }
 
@@ -225,10 +207,7 @@ fn logits(device: &Device) -> Result<LogitRates> {
     let logits = random(LOGITS, device);
     let targets: Vec<i32> = (0..rows as i32).collect();
     let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), device);
-    let scaling = Scaling {
-        temperature: 1.0,
-        softcap: None,
-    };
+    let scaling = Scaling { temperature: 1.0, softcap: None };
     let scores = missing(kernels::score_rows(&logits, &targets, scaling))?;
     let scored = seconds(|| {
         let scores = kernels::score_rows(&logits, &targets, scaling);
@@ -236,10 +215,7 @@ fn logits(device: &Device) -> Result<LogitRates> {
     })?;
     let d_logp = Tensor::<1>::ones([rows], device);
     let differentiated = seconds(|| {
-        let upstream = ScoreGradients {
-            d_logp: &d_logp,
-            d_entropy: None,
-        };
+        let upstream = ScoreGradients { d_logp: &d_logp, d_entropy: None };
         // as in training nobody else holds the logits: the copy is what a product would have given
         let own = logits.clone() + 0.0;
         let gradient = kernels::score_gradient(own, &targets, &scores, upstream, scaling);
@@ -252,11 +228,7 @@ fn logits(device: &Device) -> Result<LogitRates> {
         Tensor::from_data(TensorData::new(vec![first], [1, 1]), device)
     })?;
     let all = (rows * vocabulary) as f64;
-    Ok(LogitRates {
-        scored: all / scored,
-        differentiated: all / differentiated,
-        drawn: all / drawn,
-    })
+    Ok(LogitRates { scored: all / scored, differentiated: all / differentiated, drawn: all / drawn })
 }
 
 /// Sums of two small tensors that others hold.

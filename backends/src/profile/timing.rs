@@ -7,13 +7,11 @@ use std::time::{Duration, Instant};
 /// Each number is measured for about this long, in each round.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Runs `work` until time is up, after one run that does not count: seconds a run. Reading one number waits for the device.
+/// Runs `work` until time is up, after one run that does not count: seconds a run. Reading one number waits for the
+/// device.
 pub(super) fn seconds(mut work: impl FnMut() -> Tensor<2>) -> Result<f64> {
     let wait = |t: Tensor<2>| -> Result<()> {
-        t.slice([0..1, 0..1])
-            .try_into_data()
-            .map(|_| ())
-            .map_err(|e| Error::device(&e))
+        t.slice([0..1, 0..1]).try_into_data().map(|_| ()).map_err(|e| Error::device(&e))
     };
     wait(work())?;
     let (started, mut runs) = (Instant::now(), 0);

@@ -27,9 +27,7 @@ fn encode(row: &[f32], codes: &mut [u8]) -> f32 {
         codes.fill(0);
         return f32::NAN;
     }
-    let absmax = row
-        .iter()
-        .fold(0.0_f32, |most, value| most.max(value.abs()));
+    let absmax = row.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
     if absmax == 0.0 {
         codes.fill(0);
         return 0.0;

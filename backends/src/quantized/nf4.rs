@@ -36,9 +36,9 @@ const SMALLEST: f32 = 1e-38;
 /// Blocks of a task.
 const BLOCKS: usize = 256;
 
-/// bitsandbytes' `create_dynamic_map`: seven decades, each cut into twice as many equal parts as the one below it, entries
-/// in their middles; then 0 and 1. Rounded as torch rounds it. The signed map has scales of `nf4` and first moments, the other one
-/// second moments.
+/// bitsandbytes' `create_dynamic_map`: seven decades, each cut into twice as many equal parts as the one below it,
+/// entries in their middles; then 0 and 1. Rounded as torch rounds it. The signed map has scales of `nf4` and first
+/// moments, the other one second moments.
 #[must_use]
 pub fn dynamic_map(signed: bool) -> [f32; SCALE_MAP] {
     let decades = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1e0];
@@ -48,11 +48,7 @@ pub fn dynamic_map(signed: bool) -> [f32; SCALE_MAP] {
         let step = (1.0 - 0.1_f32) / f32::from(parts);
         // torch.linspace counts from the nearer end
         let boundary = |k: u16| {
-            if 2 * k <= parts {
-                step.mul_add(f32::from(k), 0.1)
-            } else {
-                (-step).mul_add(f32::from(parts - k), 1.0)
-            }
+            if 2 * k <= parts { step.mul_add(f32::from(k), 0.1) } else { (-step).mul_add(f32::from(parts - k), 1.0) }
         };
         for k in 0..parts {
             let value = f32::midpoint(boundary(k), boundary(k + 1)) * decade;
@@ -69,25 +65,21 @@ pub fn dynamic_map(signed: bool) -> [f32; SCALE_MAP] {
     map
 }
 
-/// Numbers in the middle between two neighbours of a sorted map, where codes change: a number belongs to the next entry where it is
-/// larger (`torch.bucketize`).
+/// Numbers in the middle between two neighbours of a sorted map, where codes change: a number belongs to the next entry
+/// where it is larger (`torch.bucketize`).
 fn midpoints(map: &[f32]) -> Vec<f32> {
     let middle = |pair: &[f32]| f32::midpoint(pair[0], pair[1]);
     map.windows(2).map(middle).collect()
 }
 
-/// Numbers of a block scaled to [-1, 1] as bitsandbytes' portable operation does it, and their largest magnitude. A block that is not
-/// whole is divided by that; others are multiplied by its reciprocal.
+/// Numbers of a block scaled to [-1, 1] as bitsandbytes' portable operation does it, and their largest magnitude. A
+/// block that is not whole is divided by that; others are multiplied by its reciprocal.
 fn scaled(block: &[f32], whole: usize) -> (f32, impl Iterator<Item = f32> + '_) {
     let absmax = largest(block);
     let (top, is_whole) = (at_least_smallest(absmax), block.len() == whole);
     let factor = 1.0 / top;
     let scaled = block.iter().map(move |&value| {
-        let x = if is_whole {
-            value * factor
-        } else {
-            value / top
-        };
+        let x = if is_whole { value * factor } else { value / top };
         x.clamp(-1.0, 1.0)
     });
     (if is_whole { absmax } else { top }, scaled)
@@ -138,11 +130,7 @@ fn largest(values: &[f32]) -> f32 {
     let magnitudes = values.iter().map(|value| value.abs());
     magnitudes.fold(0.0, |most, value| {
         // f32::max would drop NaN
-        if value.is_nan() || value > most {
-            value
-        } else {
-            most
-        }
+        if value.is_nan() || value > most { value } else { most }
     })
 }
 

@@ -62,16 +62,10 @@ fn hex(text: &str) -> Vec<u8> {
 fn inputs(seed: u64, [rows, columns]: [usize; 2]) -> Vec<f32> {
     let mut state = seed;
     let next = |i: usize| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let number = 2.0 * ((state >> 40) as f64 * 2_f64.powi(-24)) - 1.0;
         let scaled = number * 2_f64.powi(-(((state >> 36) & 7) as i32));
-        if (64..128).contains(&i) {
-            0.0
-        } else {
-            scaled as f32
-        }
+        if (64..128).contains(&i) { 0.0 } else { scaled as f32 }
     };
     (0..rows * columns).map(next).collect()
 }
@@ -80,9 +74,7 @@ fn inputs(seed: u64, [rows, columns]: [usize; 2]) -> Vec<f32> {
 fn fnv(values: &[f32]) -> String {
     let hash = bytes(values)
         .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |state: u64, byte| {
-            (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        .fold(0xcbf2_9ce4_8422_2325, |state: u64, byte| (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
     format!("{hash:016x}")
 }
 
@@ -129,11 +121,7 @@ fn int8_codes_scales_and_widened_numbers_are_those_of_bitsandbytes_to_the_bit() 
         let layout = QuantizedLayout::new(BaseFormat::Int8, *shape);
         let own = quantize(&inputs(golden.seed, *shape), layout);
         let (codes, scales) = own.words().split_at(layout.code_words());
-        assert_eq!(
-            bytes(codes)[..layout.numbers()],
-            hex(&int8.codes),
-            "{shape:?}"
-        );
+        assert_eq!(bytes(codes)[..layout.numbers()], hex(&int8.codes), "{shape:?}");
         assert_eq!(bits(scales), bits(&int8.scales), "{shape:?}");
         let wide = widened(own.words(), layout);
         assert_eq!(fnv(&wide), int8.widened, "{shape:?}");
@@ -169,10 +157,7 @@ fn zeros_stay_zeros_and_what_is_not_finite_does_not_become_a_number() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             values[200] = bad;
             let wide = widened(quantize(&values, layout).words(), layout);
-            assert!(
-                wide[192..].iter().all(|value| !value.is_finite()),
-                "{format}, {bad}"
-            );
+            assert!(wide[192..].iter().all(|value| !value.is_finite()), "{format}, {bad}");
         }
     }
 }
@@ -181,52 +166,16 @@ fn zeros_stay_zeros_and_what_is_not_finite_does_not_become_a_number() {
 fn parts_of_other_lengths_are_refused_by_name() {
     let (codes, scales) = (vec![0; 32], vec![0; 1]);
     let map = dynamic_map(true);
-    let parts = Nf4Parts {
-        codes: &codes,
-        scales: &scales,
-        groups: &[1.0],
-        offset: 0.5,
-        scale_map: &map,
-        code_map: &NF4,
-    };
+    let parts =
+        Nf4Parts { codes: &codes, scales: &scales, groups: &[1.0], offset: 0.5, scale_map: &map, code_map: &NF4 };
     assert!(nf4_from_parts([1, 64], parts).is_ok());
     let refused = |parts, part: &str| {
         let message = nf4_from_parts([1, 64], parts).unwrap_err();
         assert!(message.starts_with(part), "{message}");
     };
-    refused(
-        Nf4Parts {
-            codes: &codes[1..],
-            ..parts
-        },
-        "weight has 31 elements",
-    );
-    refused(
-        Nf4Parts {
-            scales: &[],
-            ..parts
-        },
-        "weight.absmax has 0",
-    );
-    refused(
-        Nf4Parts {
-            groups: &[],
-            ..parts
-        },
-        "weight.nested_absmax has 0",
-    );
-    refused(
-        Nf4Parts {
-            scale_map: &map[1..],
-            ..parts
-        },
-        "weight.nested_quant_map has 255",
-    );
-    refused(
-        Nf4Parts {
-            code_map: &NF4[1..],
-            ..parts
-        },
-        "weight.quant_map has 15",
-    );
+    refused(Nf4Parts { codes: &codes[1..], ..parts }, "weight has 31 elements");
+    refused(Nf4Parts { scales: &[], ..parts }, "weight.absmax has 0");
+    refused(Nf4Parts { groups: &[], ..parts }, "weight.nested_absmax has 0");
+    refused(Nf4Parts { scale_map: &map[1..], ..parts }, "weight.nested_quant_map has 255");
+    refused(Nf4Parts { code_map: &NF4[1..], ..parts }, "weight.quant_map has 15");
 }

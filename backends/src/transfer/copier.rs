@@ -12,8 +12,9 @@ use std::thread::JoinHandle;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Copies between host and device, waits for them and processes their data: on its own thread, concurrently with the computation, or
-/// synchronously. Where the backend can, copies of a copier with a thread run beside kernels, on streams of their own.
+/// Copies between host and device, waits for them and processes their data: on its own thread, concurrently with the
+/// computation, or synchronously. Where the backend can, copies of a copier with a thread run beside kernels, on
+/// streams of their own.
 #[derive(Debug)]
 pub struct Copier {
     jobs: Option<Sender<Job>>,
@@ -25,14 +26,11 @@ impl Copier {
     /// A copier without a thread: every copy is finished when its call returns.
     #[must_use]
     pub fn synchronous() -> Self {
-        Self {
-            jobs: None,
-            thread: None,
-            streams: None,
-        }
+        Self { jobs: None, thread: None, streams: None }
     }
 
-    /// A copier of a device with its own thread. Falls back to a synchronous one, with a warning, where no thread can be started.
+    /// A copier of a device with its own thread. Falls back to a synchronous one, with a warning, where no thread can
+    /// be started.
     #[must_use]
     pub fn asynchronous(device: &Device) -> Self {
         let (jobs, queue) = channel::<Job>();
@@ -40,11 +38,7 @@ impl Copier {
             .name("firebrick-copier".into())
             .spawn(move || queue.into_iter().for_each(|job| job()));
         match started {
-            Ok(thread) => Self {
-                jobs: Some(jobs),
-                thread: Some(thread),
-                streams: CopyStreams::of(device),
-            },
+            Ok(thread) => Self { jobs: Some(jobs), thread: Some(thread), streams: CopyStreams::of(device) },
             Err(e) => {
                 tracing::warn!("cannot start the copy thread ({e}); copies run synchronously");
                 Self::synchronous()
@@ -64,7 +58,8 @@ impl Copier {
         self.streams.is_some()
     }
 
-    /// Starts copying a matrix to the host, after all that the device was asked for until now. The matrix is `[rows, columns]`.
+    /// Starts copying a matrix to the host, after all that the device was asked for until now. The matrix is `[rows,
+    /// columns]`.
     #[must_use]
     pub fn download(&self, matrix: Tensor<2>) -> Download {
         match &self.streams {
@@ -92,14 +87,9 @@ impl Copier {
     }
 
     /// Runs a copy; jobs run in the order in which they are given.
-    pub fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Pending<T> {
-        let guarded = move || {
-            catch_unwind(AssertUnwindSafe(work))
-                .unwrap_or_else(|panic| Err(Error::panicked(panic.as_ref())))
-        };
+    pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Pending<T> {
+        let guarded =
+            move || catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Error::panicked(panic.as_ref())));
         let Some(jobs) = &self.jobs else {
             return Pending::Done(guarded());
         };
@@ -144,11 +134,7 @@ impl<T> Pending<T> {
     /// # Errors
     /// Those of the copy; `Error::Transfer` where its result was taken before, or the thread that copies has ended.
     pub fn take_ready(&mut self) -> Option<Result<T>> {
-        let taken = || {
-            Err(Error::Transfer(
-                "the result of a copy was taken twice".into(),
-            ))
-        };
+        let taken = || Err(Error::Transfer("the result of a copy was taken twice".into()));
         match self {
             Self::Done(result) => Some(std::mem::replace(result, taken())),
             Self::Running(result) => match result.try_recv() {
@@ -162,17 +148,15 @@ impl<T> Pending<T> {
     /// Waits for the copy.
     ///
     /// # Errors
-    /// Those of the copy; `Error::Transfer` where it takes more than ten minutes, its result was taken before, or the thread that copies
-    /// has ended.
+    /// Those of the copy; `Error::Transfer` where it takes more than ten minutes, its result was taken before, or the
+    /// thread that copies has ended.
     pub fn wait(self) -> Result<T> {
         match self {
             Self::Done(result) => result,
             Self::Running(result) => result.recv_timeout(TIMEOUT).unwrap_or_else(|e| {
                 Err(match e {
                     RecvTimeoutError::Timeout => timed_out(),
-                    RecvTimeoutError::Disconnected => {
-                        Error::Transfer("the copy thread has terminated".into())
-                    }
+                    RecvTimeoutError::Disconnected => Error::Transfer("the copy thread has terminated".into()),
                 })
             }),
         }

@@ -1,17 +1,20 @@
 //! Copies beside kernels, on CUDA. (Builds without it have `no_copy_streams`.)
 //!
-//! `CubeCL` gives every thread a stream, and [`Stream::enter`] moves calls of a thread to another one: tensors stay on their thread.
-//! Copies to the device have one stream of the process, copies to the host another, so that neither waits for the other direction.
+//! `CubeCL` gives every thread a stream, and [`Stream::enter`] moves calls of a thread to another one: tensors stay on
+//! their thread. Copies to the device have one stream of the process, copies to the host another, so that neither waits
+//! for the other direction.
 //!
-//! **Order.** A call of one stream that names a buffer of another waits on the device, by an event, for all that the other stream was
-//! asked for until then; but only if the buffer was allocated after the last such wait (`MultiStream::update_shared_bindings`). A buffer
-//! that was written to since it was allocated is no reason to wait. So nothing here relies on it: [`order`] allocates a few bytes on the
-//! one stream and writes to them on the other, which is such a call about a buffer that is always new.
+//! **Order.** A call of one stream that names a buffer of another waits on the device, by an event, for all that the
+//! other stream was asked for until then; but only if the buffer was allocated after the last such wait
+//! (`MultiStream::update_shared_bindings`). A buffer that was written to since it was allocated is no reason to wait.
+//! So nothing here relies on it: [`order`] allocates a few bytes on the one stream and writes to them on the other,
+//! which is such a call about a buffer that is always new.
 //!
-//! **Memory.** Each stream has memory pools of its own, and a pool reuses memory in its own stream's order. All device memory of a copy
-//! is therefore the computing stream's: copies fill and read it, and allocate nothing but those few bytes. Memory that a copy of another
-//! stream uses is not given to others, nor written to in place, before the copy is through: `CubeCL` keeps what a call of another stream
-//! names until an event of that stream is reached, and a read keeps its tensor until it was waited for.
+//! **Memory.** Each stream has memory pools of its own, and a pool reuses memory in its own stream's order. All device
+//! memory of a copy is therefore the computing stream's: copies fill and read it, and allocate nothing but those few
+//! bytes. Memory that a copy of another stream uses is not given to others, nor written to in place, before the copy is
+//! through: `CubeCL` keeps what a call of another stream names until an event of that stream is reached, and a read
+//! keeps its tensor until it was waited for.
 
 use crate::device::{Backend, cube_probe};
 use crate::{Error, Result};
@@ -73,20 +76,13 @@ impl CopyStreams {
             CubeDevice::Cuda(_) => Backend::Cuda.overlaps_copies(),
             _ => false,
         };
-        beside.then_some(Self {
-            client: probe.client,
-            device: probe.device,
-        })
+        beside.then_some(Self { client: probe.client, device: probe.device })
     }
 
     /// A copy of a matrix to the host, after all that the calling thread asked for until now.
     #[allow(clippy::unused_self, reason = "there are no streams without it")]
     pub fn read_matrix(&self, matrix: Tensor<2>) -> Reading {
-        let plain = if matrix.device().is_autodiff() {
-            matrix.inner()
-        } else {
-            matrix
-        };
+        let plain = if matrix.device().is_autodiff() { matrix.inner() } else { matrix };
         let opened = plain.try_into_primitive::<Cube>();
         read(opened.expect("the device was checked before"))
     }
@@ -98,8 +94,8 @@ impl CopyStreams {
         read(opened.expect("the device was checked before"))
     }
 
-    /// Memory for data on the device. It may have been used by work that the device was asked for until now: copies into it wait for
-    /// that, and for nothing since.
+    /// Memory for data on the device. It may have been used by work that the device was asked for until now: copies
+    /// into it wait for that, and for nothing since.
     pub fn make_room(&self, data: Vec<TensorData>) -> Incoming {
         let (mut room, mut bytes) = (Vec::new(), Vec::new());
         for data in data {
@@ -109,11 +105,7 @@ impl CopyStreams {
             bytes.push(data);
         }
         order(&self.client, computing(), *UP);
-        Incoming {
-            client: self.client.clone(),
-            room,
-            bytes,
-        }
+        Incoming { client: self.client.clone(), room, bytes }
     }
 }
 
@@ -138,13 +130,12 @@ fn read(tensor: CubeTensor) -> Reading {
     })
 }
 
-fn read_out<E: std::error::Error + 'static>(
-    data: std::result::Result<TensorData, E>,
-) -> Result<TensorData> {
+fn read_out<E: std::error::Error + 'static>(data: std::result::Result<TensorData, E>) -> Result<TensorData> {
     data.map_err(|e| Error::device(&e))
 }
 
-/// Pending once: whoever polls first has asked for the copy, whoever polls again waits for it. `CubeCL`'s read blocks when polled.
+/// Pending once: whoever polls first has asked for the copy, whoever polls again waits for it. `CubeCL`'s read blocks
+/// when polled.
 async fn asked_for() {
     let mut polled = false;
     poll_fn(move |context| {

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 /// After this time a copy fails: the device hangs.
 pub(super) const TIMEOUT: Duration = Duration::from_mins(10);
 
-/// A copy to the host in progress. It is started on the thread that computes, so that it follows the tensor's kernels, and may be
-/// waited for on any thread.
+/// A copy to the host in progress. It is started on the thread that computes, so that it follows the tensor's kernels,
+/// and may be waited for on any thread.
 ///
 /// Tensors themselves never leave their thread: each thread has its own stream and memory pools on the device.
 pub struct Download {
@@ -75,10 +75,7 @@ impl Download {
         })
     }
 
-    fn in_queue(
-        device: &Device,
-        reading: impl Future<Output = Result<TensorData>> + Send + 'static,
-    ) -> Self {
+    fn in_queue(device: &Device, reading: impl Future<Output = Result<TensorData>> + Send + 'static) -> Self {
         Self::start(Box::pin(reading), Arrival::from(device), false)
     }
 
@@ -93,24 +90,20 @@ impl Download {
             Poll::Ready(result) => Some(result),
             Poll::Pending => None,
         };
-        Self {
-            reading: done.is_none().then_some(reading),
-            done,
-            arrival,
-            written_to,
-        }
+        Self { reading: done.is_none().then_some(reading), done, arrival, written_to }
     }
 
     /// Waits for the copy. The result owns its memory: it keeps none of the device's pools.
     ///
     /// # Errors
-    /// `Error::OutOfMemory` where the device's memory ran out before, `Error::Transfer` where it reports another error or does not answer
-    /// within ten minutes.
+    /// `Error::OutOfMemory` where the device's memory ran out before, `Error::Transfer` where it reports another error
+    /// or does not answer within ten minutes.
     pub fn finish(self) -> Result<TensorData> {
         self.arrive(|arrival| arrival == Arrival::Own)
     }
 
-    /// Waits for the copy and leaves the data in pinned memory, where they arrived there: for what goes back to the device.
+    /// Waits for the copy and leaves the data in pinned memory, where they arrived there: for what goes back to the
+    /// device.
     ///
     /// # Errors
     /// As [`Self::finish`].
@@ -125,11 +118,7 @@ impl Download {
             (None, Some(reading)) => drive(reading),
             (None, None) => unreachable!("a copy is waited for once"),
         }?;
-        Ok(if keep(self.arrival) {
-            data
-        } else {
-            owned(&data)
-        })
+        Ok(if keep(self.arrival) { data } else { owned(&data) })
     }
 
     /// Waits for a matrix; see [`Self::finish`].
@@ -167,7 +156,8 @@ impl HostTensor {
         Download::matrix(tensor).finish_matrix()
     }
 
-    /// The same into pinned memory, where the backend can: for what goes back to the device. The tensor is `[rows, columns]`.
+    /// The same into pinned memory, where the backend can: for what goes back to the device. The tensor is `[rows,
+    /// columns]`.
     ///
     /// # Errors
     /// As [`Self::download`].
@@ -207,10 +197,7 @@ impl Wake for Unpark {
 }
 
 pub(super) fn timed_out() -> Error {
-    Error::Transfer(format!(
-        "a copy between host and device did not finish within {} s",
-        TIMEOUT.as_secs()
-    ))
+    Error::Transfer(format!("a copy between host and device did not finish within {} s", TIMEOUT.as_secs()))
 }
 
 #[cfg(test)]

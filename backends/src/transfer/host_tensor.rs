@@ -11,8 +11,8 @@ use std::ops::Range;
 /// Elements of a task in host arithmetic.
 const GRAIN: usize = 1 << 15;
 
-/// A matrix in host memory, in the float type that it had on its device: f32, f16 or bf16 for weights in half precision, or f64 in
-/// exactness tests.
+/// A matrix in host memory, in the float type that it had on its device: f32, f16 or bf16 for weights in half
+/// precision, or f64 in exactness tests.
 #[derive(Clone, Debug)]
 pub struct HostTensor {
     data: TensorData,
@@ -25,11 +25,7 @@ pub struct HostTensor {
 impl HostTensor {
     /// A matrix as Burn holds it.
     pub(crate) fn from_data(data: TensorData) -> Self {
-        Self {
-            data,
-            shared: false,
-            verbatim: false,
-        }
+        Self { data, shared: false, verbatim: false }
     }
 
     /// The values as Burn holds them.
@@ -147,9 +143,9 @@ impl HostTensor {
         Precision::of(self.data.dtype())
     }
 
-    /// Moves the values to pinned memory, where the device copies from that itself (CUDA). Clones share it from then on, so that no
-    /// upload copies bytes on the host; whoever changes values then gets memory of its own. Elsewhere this does nothing: wgpu's staging
-    /// buffers serve one upload.
+    /// Moves the values to pinned memory, where the device copies from that itself (CUDA). Clones share it from then
+    /// on, so that no upload copies bytes on the host; whoever changes values then gets memory of its own. Elsewhere
+    /// this does nothing: wgpu's staging buffers serve one upload.
     pub fn pin(&mut self, device: &Device) {
         if self.shared || CopyStreams::of(device).is_none() {
             return;
@@ -257,10 +253,8 @@ impl HostTensor {
     #[must_use]
     pub fn sum_of_squares(&self) -> f64 {
         fn sum<T: Copy + Into<f64> + Sync>(values: &[T]) -> f64 {
-            let parts: Vec<f64> = values
-                .par_chunks(GRAIN)
-                .map(|c| c.iter().map(|&v| v.into() * v.into()).sum())
-                .collect();
+            let parts: Vec<f64> =
+                values.par_chunks(GRAIN).map(|c| c.iter().map(|&v| v.into() * v.into()).sum()).collect();
             parts.iter().sum()
         }
         match (self.data.as_slice::<f32>(), self.data.as_slice::<f64>()) {
@@ -281,13 +275,11 @@ pub enum HostValues<'a> {
 }
 
 fn add<T: Copy + std::ops::AddAssign + Send + Sync>(a: &mut [T], b: &[T]) {
-    a.par_chunks_mut(GRAIN)
-        .zip(b.par_chunks(GRAIN))
-        .for_each(|(a, b)| {
-            for (a, b) in a.iter_mut().zip(b) {
-                *a += *b;
-            }
-        });
+    a.par_chunks_mut(GRAIN).zip(b.par_chunks(GRAIN)).for_each(|(a, b)| {
+        for (a, b) in a.iter_mut().zip(b) {
+            *a += *b;
+        }
+    });
 }
 
 fn add_rows<T: Copy + std::ops::AddAssign>(a: &mut [T], columns: usize, at: &[usize], b: &[T]) {
@@ -311,10 +303,7 @@ mod tests {
     fn columns_are_cut_out_of_every_row() {
         let table = matrix(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]);
         let some = table.columns(1..3);
-        assert_eq!(
-            (some.dims(), some.to_f32()),
-            ([2, 2], vec![2.0, 3.0, 5.0, 6.0])
-        );
+        assert_eq!((some.dims(), some.to_f32()), ([2, 2], vec![2.0, 3.0, 5.0, 6.0]));
         let half = table.rounded(Precision::Bf16);
         assert_eq!(half.columns(0..1).to_f32(), [1.0, 4.0]);
     }

@@ -25,20 +25,17 @@ impl Upload {
     }
 
     /// Copies on a stream of their own.
-    #[allow(
-        unreachable_code,
-        reason = "without CUDA there is no such stream, which the compiler sees"
-    )]
+    #[allow(unreachable_code, reason = "without CUDA there is no such stream, which the compiler sees")]
     pub(super) fn beside_kernels(streams: &CopyStreams, matrices: Vec<HostTensor>) -> Self {
         let data = matrices.into_iter().map(HostTensor::into_data).collect();
         Self(Way::Beside(streams.make_room(data)))
     }
 
-    /// Asks for the copies, if nobody has yet. They wait for what the device was asked for before this upload was begun, and for nothing
-    /// since: begin it, ask for kernels, then start, and the copies run beside those kernels.
+    /// Asks for the copies, if nobody has yet. They wait for what the device was asked for before this upload was
+    /// begun, and for nothing since: begin it, ask for kernels, then start, and the copies run beside those kernels.
     ///
-    /// The two are apart since asking for a copy may keep `CubeCL`'s thread of the device until an earlier one is through, which holds up
-    /// kernels that are asked for afterwards.
+    /// The two are apart since asking for a copy may keep `CubeCL`'s thread of the device until an earlier one is
+    /// through, which holds up kernels that are asked for afterwards.
     pub fn start(&mut self) {
         let _span = span("copy to device", 0.0);
         if let Way::Beside(incoming) = &mut self.0 {
@@ -46,8 +43,8 @@ impl Upload {
         }
     }
 
-    /// The matrices. What the calling thread asks the device for from now on waits for their copies, on the device. They are `[rows,
-    /// columns]` each.
+    /// The matrices. What the calling thread asks the device for from now on waits for their copies, on the device.
+    /// They are `[rows, columns]` each.
     #[must_use]
     pub fn finish(self) -> Vec<Tensor<2>> {
         match self.0 {

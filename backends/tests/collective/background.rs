@@ -1,10 +1,11 @@
-//! Gathers that are started and waited for later: their order, what runs beside them, and what becomes of them where a rank fails.
+//! Gathers that are started and waited for later: their order, what runs beside them, and what becomes of them where a
+//! rank fails.
 
 use super::failures::Random;
 use super::{ranks, small};
 use firebrick_backends::collective::{
-    Background, Collective, CollectiveError, Element, Failure, Flat, Gathering, OperationKind,
-    Result, Settings, Threads, Traffic,
+    Background, Collective, CollectiveError, Element, Failure, Flat, Gathering, OperationKind, Result, Settings,
+    Threads, Traffic,
 };
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -116,11 +117,7 @@ fn a_gather_is_under_way_while_its_rank_goes_on() {
     let found = Threads::run(2, small(), |group| {
         let (enters, entered) = channel();
         let (lets_go, let_go) = channel();
-        let held = Background::over(Arc::new(Held {
-            group,
-            entered: Mutex::new(enters),
-            let_go: Mutex::new(let_go),
-        }));
+        let held = Background::over(Arc::new(Held { group, entered: Mutex::new(enters), let_go: Mutex::new(let_go) }));
         let own = |number| row(held.rank(), number);
         let gathers = [1, 2].map(|number| held.start_all_gather(own(number)));
         // the first has begun and cannot end: this rank goes on all the same, and lets it
@@ -200,10 +197,7 @@ fn a_rank_that_is_gone_ends_gathers_that_are_under_way() {
 
 #[test]
 fn a_gather_that_was_started_ends_at_its_deadline() {
-    let settings = Settings {
-        deadline: Duration::from_millis(50),
-        ..small()
-    };
+    let settings = Settings { deadline: Duration::from_millis(50), ..small() };
     let (done, wait) = channel::<()>();
     let (wait, done) = (Mutex::new(wait), Mutex::new(Some(done)));
     let found = Threads::run(2, settings, |group| {
@@ -219,10 +213,7 @@ fn a_gather_that_was_started_ends_at_its_deadline() {
     });
     let (error, again) = found[0].clone().unwrap().unwrap();
     let message = error.to_string();
-    assert!(
-        message.contains("waited 0 s for rank 1 in all_gather of 3 f32"),
-        "{message}"
-    );
+    assert!(message.contains("waited 0 s for rank 1 in all_gather of 3 f32"), "{message}");
     assert_eq!(again, error);
 }
 
@@ -310,8 +301,8 @@ impl Groups<'_> {
         }
     }
 
-    /// A phase, as the trainer does its work: until its end, or until this rank fails or hears of a failure. Gives whether it came to its
-    /// end on all ranks.
+    /// A phase, as the trainer does its work: until its end, or until this rank fails or hears of a failure. Gives
+    /// whether it came to its end on all ranks.
     fn phase(&self, steps: &[u64], fault: impl Fn(usize) -> Option<Fault>) -> Result<bool> {
         let mut pending = Pending::new();
         let mut own = None;
@@ -356,19 +347,12 @@ type CameTo = std::result::Result<Vec<Result<bool>>, String>;
 fn schedule(seed: u64) -> (Vec<CameTo>, Vec<Fault>) {
     let mut random = Random::new(seed);
     let size = 2 + random.below(3) as usize;
-    let program: Vec<Vec<u64>> = (0..=random.below(3))
-        .map(|_| (0..2 + random.below(8)).map(|_| random.below(10)).collect())
-        .collect();
+    let program: Vec<Vec<u64>> =
+        (0..=random.below(3)).map(|_| (0..2 + random.below(8)).map(|_| random.below(10)).collect()).collect();
     let faults: Vec<(usize, usize, usize, Fault)> = (0..random.below(4))
         .map(|_| {
             let phase = random.below(program.len() as u64) as usize;
-            let kinds = [
-                Fault::Fail,
-                Fault::Fail,
-                Fault::Fail,
-                Fault::Panic,
-                Fault::Leave,
-            ];
+            let kinds = [Fault::Fail, Fault::Fail, Fault::Fail, Fault::Panic, Fault::Leave];
             (
                 random.below(size as u64) as usize,
                 phase,
@@ -387,10 +371,7 @@ fn schedule(seed: u64) -> (Vec<CameTo>, Vec<Fault>) {
                     break;
                 }
             };
-            let groups = Groups {
-                world: world.as_ref(),
-                some: some.as_ref(),
-            };
+            let groups = Groups { world: world.as_ref(), some: some.as_ref() };
             let fault = |at| {
                 let own = (world.rank(), phase, at);
                 let mut own = faults.iter().filter(|(r, p, a, _)| (*r, *p, *a) == own);
@@ -436,8 +417,5 @@ fn no_schedule_of_failures_with_gathers_under_way_hangs() {
             }
         }
     }
-    assert!(
-        failed as u64 > schedules / 5,
-        "{failed} phases in which a rank failed"
-    );
+    assert!(failed as u64 > schedules / 5, "{failed} phases in which a rank failed");
 }

@@ -1,9 +1,7 @@
 //! Ranks that fail, panic, leave or fall silent.
 
 use super::{ranks, small};
-use firebrick_backends::collective::{
-    Collective, CollectiveError, Element, Failure, Flat, Result, Settings, Threads,
-};
+use firebrick_backends::collective::{Collective, CollectiveError, Element, Failure, Flat, Result, Settings, Threads};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -13,9 +11,7 @@ fn a_failure_ends_the_operation_that_others_are_in_and_the_group_goes_on() {
             1 => group.agree(Some(Failure::new("no room on the disk"))),
             _ => group.all_reduce(Flat::F32(vec![1.0; 4])).map(drop),
         };
-        let sum = group
-            .all_reduce(Flat::F32(vec![group.rank() as f32]))
-            .unwrap();
+        let sum = group.all_reduce(Flat::F32(vec![group.rank() as f32])).unwrap();
         (first.unwrap_err(), sum)
     });
     for (error, sum) in found {
@@ -26,16 +22,8 @@ fn a_failure_ends_the_operation_that_others_are_in_and_the_group_goes_on() {
 
 #[test]
 fn all_ranks_act_on_the_same_failure() {
-    let failure = |used| Failure {
-        out_of_memory: true,
-        limit: Some((used, 10)),
-        ..Failure::new("over the limit")
-    };
-    for error in ranks(3, |group| {
-        group
-            .agree(Some(failure(20 - group.rank() as u64)))
-            .unwrap_err()
-    }) {
+    let failure = |used| Failure { out_of_memory: true, limit: Some((used, 10)), ..Failure::new("over the limit") };
+    for error in ranks(3, |group| group.agree(Some(failure(20 - group.rank() as u64))).unwrap_err()) {
         let worst = error.failure().unwrap();
         assert_eq!((worst.rank, worst.limit), (0, Some((20, 10))));
         let memory = worst.memory().unwrap();
@@ -46,11 +34,7 @@ fn all_ranks_act_on_the_same_failure() {
         let own = [failure(20), Failure::new("no file")][group.rank()].clone();
         group.agree(Some(own)).unwrap_err()
     });
-    assert!(
-        mixed
-            .iter()
-            .all(|e| e.failure().unwrap().message == "no file")
-    );
+    assert!(mixed.iter().all(|e| e.failure().unwrap().message == "no file"));
 }
 
 #[test]
@@ -58,10 +42,7 @@ fn a_panic_of_a_rank_ends_the_waits_of_the_others_with_its_name() {
     let started = Instant::now();
     let found = Threads::run(3, small(), |group| {
         assert!(group.rank() != 2, "a task that fails");
-        group
-            .all_gather(Flat::F32(vec![1.0]))
-            .unwrap_err()
-            .to_string()
+        group.all_gather(Flat::F32(vec![1.0])).unwrap_err().to_string()
     });
     for message in found[..2].iter().map(|rank| rank.as_ref().unwrap()) {
         assert!(message.contains("rank 2 is gone: it panicked"), "{message}");
@@ -81,10 +62,7 @@ fn a_rank_that_leaves_is_missed_by_name() {
 
 #[test]
 fn a_wait_ends_at_its_deadline_and_says_for_whom_it_was() {
-    let settings = Settings {
-        deadline: Duration::from_millis(50),
-        ..small()
-    };
+    let settings = Settings { deadline: Duration::from_millis(50), ..small() };
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let wait = std::sync::Mutex::new(wait);
     let done = std::sync::Mutex::new(Some(done));
@@ -101,10 +79,7 @@ fn a_wait_ends_at_its_deadline_and_says_for_whom_it_was() {
     });
     let (error, again) = found[0].clone().unwrap().unwrap();
     let message = error.to_string();
-    assert!(
-        message.contains("waited 0 s for rank 1 in all_reduce of 1 f32"),
-        "{message}"
-    );
+    assert!(message.contains("waited 0 s for rank 1 in all_reduce of 1 f32"), "{message}");
     assert_eq!(again, error);
 }
 
@@ -183,10 +158,7 @@ fn a_failure_behind_values_that_nobody_has_taken_ends_what_a_group_waits_for() {
 
 #[test]
 fn errors_in_a_group_of_some_name_ranks_of_the_world() {
-    let settings = Settings {
-        deadline: Duration::from_millis(100),
-        ..small()
-    };
+    let settings = Settings { deadline: Duration::from_millis(100), ..small() };
     let found = Threads::run(4, settings, |world| {
         let group = world.split(world.rank() % 2, 0).unwrap();
         match world.rank() {
@@ -199,31 +171,19 @@ fn errors_in_a_group_of_some_name_ranks_of_the_world() {
     for rank in [1, 3] {
         let message = found[rank].clone().unwrap().unwrap_err();
         let both = "rank 1 is in all_gather of 1 f32 (operation 0), rank 3 in all_to_all of 4 f32";
-        assert!(
-            message.contains(both) || message.contains("is gone"),
-            "{message}"
-        );
+        assert!(message.contains(both) || message.contains("is gone"), "{message}");
     }
-    assert!(
-        [1, 3]
-            .iter()
-            .any(|&rank| matches!(&found[rank], Ok(Err(m)) if m.contains("rank 1 is in"))),
-        "{found:?}"
-    );
+    assert!([1, 3].iter().any(|&rank| matches!(&found[rank], Ok(Err(m)) if m.contains("rank 1 is in"))), "{found:?}");
     let late = Threads::run(4, settings, |world| {
         let group = world.split(world.rank() / 2, 0).unwrap();
-        let waited =
-            (world.rank() == 2).then(|| group.all_to_all(pair(2)).unwrap_err().to_string());
+        let waited = (world.rank() == 2).then(|| group.all_to_all(pair(2)).unwrap_err().to_string());
         if world.rank() == 3 {
             std::thread::sleep(Duration::from_millis(400));
         }
         waited
     });
     let message = late[2].clone().unwrap().unwrap();
-    assert!(
-        message.contains("rank 2 has waited 0 s for rank 3 in all_to_all of 2 f32"),
-        "{message}"
-    );
+    assert!(message.contains("rank 2 has waited 0 s for rank 3 in all_to_all of 2 f32"), "{message}");
 }
 
 #[test]
@@ -231,14 +191,9 @@ fn a_send_that_a_failure_overtook_does_not_disturb_what_follows() {
     let found = ranks(2, |group| {
         let first = match group.rank() {
             0 => group.agree(Some(Failure::new("no data"))),
-            _ => group
-                .send(0, Flat::F32(vec![1.0; 300]))
-                .and_then(|()| group.receive(0, 1, Element::F32).map(drop)),
+            _ => group.send(0, Flat::F32(vec![1.0; 300])).and_then(|()| group.receive(0, 1, Element::F32).map(drop)),
         };
-        (
-            first.unwrap_err().to_string(),
-            group.all_reduce(Flat::F32(vec![2.0])).unwrap(),
-        )
+        (first.unwrap_err().to_string(), group.all_reduce(Flat::F32(vec![2.0])).unwrap())
     });
     for (message, sum) in found {
         assert_eq!(message, "rank 0 failed: no data");
@@ -287,9 +242,7 @@ fn operation(group: &dyn Collective, which: u64) -> Result<()> {
         6 => group.split(rank % 2, 0)?.all_reduce(values(1)).map(drop),
         _ => {
             group.send((rank + 1) % size, values(150))?;
-            group
-                .receive((rank + size - 1) % size, 150, Element::F32)
-                .map(drop)
+            group.receive((rank + size - 1) % size, 150, Element::F32).map(drop)
         }
     }
 }
@@ -304,20 +257,13 @@ fn schedule(seed: u64) -> (Vec<Ended>, Vec<(usize, Fault)>) {
     let steps: Vec<u64> = (0..2 + random.below(6)).map(|_| random.below(8)).collect();
     let faults: Vec<(usize, usize, Fault)> = (0..random.below(3))
         .map(|_| {
-            let kind =
-                [Fault::Fail, Fault::Panic, Fault::Leave, Fault::Other][random.below(4) as usize];
-            (
-                random.below(size as u64) as usize,
-                random.below(steps.len() as u64) as usize,
-                kind,
-            )
+            let kind = [Fault::Fail, Fault::Panic, Fault::Leave, Fault::Other][random.below(4) as usize];
+            (random.below(size as u64) as usize, random.below(steps.len() as u64) as usize, kind)
         })
         .collect();
     let found = Threads::run(size, small(), |group| {
         for (at, &step) in steps.iter().enumerate() {
-            let fault = faults
-                .iter()
-                .find(|(rank, when, _)| (*rank, *when) == (group.rank(), at));
+            let fault = faults.iter().find(|(rank, when, _)| (*rank, *when) == (group.rank(), at));
             let done = match fault.map(|fault| fault.2) {
                 None => operation(group.as_ref(), step),
                 Some(Fault::Fail) => group.agree(Some(Failure::new("on purpose"))),
@@ -333,13 +279,7 @@ fn schedule(seed: u64) -> (Vec<Ended>, Vec<(usize, Fault)>) {
         }
         Ok(())
     });
-    (
-        found,
-        faults
-            .into_iter()
-            .map(|(rank, _, fault)| (rank, fault))
-            .collect(),
-    )
+    (found, faults.into_iter().map(|(rank, _, fault)| (rank, fault)).collect())
 }
 
 #[test]

@@ -8,10 +8,7 @@ use std::sync::Arc;
 
 /// What every rank measures, on machines of these names.
 fn measured(machines: &[&str]) -> Vec<MeasuredLinks> {
-    let settings = firebrick_backends::collective::Settings {
-        frame: 1 << 22,
-        ..small()
-    };
+    let settings = firebrick_backends::collective::Settings { frame: 1 << 22, ..small() };
     let ranks = Threads::run(machines.len(), settings, |world| {
         let own = machines[world.rank()].as_bytes();
         measure_links(&world, own).unwrap()

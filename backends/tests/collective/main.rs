@@ -15,10 +15,7 @@ use std::time::{Duration, Instant};
 /// Small enough that a test's values take several messages.
 #[must_use]
 pub fn small() -> Settings {
-    Settings {
-        deadline: Duration::from_secs(20),
-        frame: 1 << 9,
-    }
+    Settings { deadline: Duration::from_secs(20), frame: 1 << 9 }
 }
 
 /// What every rank made of it.
@@ -34,8 +31,7 @@ fn number(seed: u64, rank: usize, at: usize) -> f64 {
         bits = (bits ^ bits >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
     let sign = if bits & 1 == 0 { 1.0 } else { -1.0 };
-    sign * (1.0 + (bits >> 12) as f64 / (1_u64 << 52) as f64)
-        * f64::from((bits >> 1 & 31) as i32 - 16).exp2()
+    sign * (1.0 + (bits >> 12) as f64 / (1_u64 << 52) as f64) * f64::from((bits >> 1 & 31) as i32 - 16).exp2()
 }
 
 fn values(element: Element, seed: u64, rank: usize, len: usize) -> Flat {
@@ -81,10 +77,7 @@ fn part(all: &Flat, values: Range<usize>) -> Flat {
 
 /// Parts of one type one behind the other.
 fn concat(parts: impl IntoIterator<Item = Flat>) -> Vec<u8> {
-    parts
-        .into_iter()
-        .flat_map(|part| part.as_bytes().to_vec())
-        .collect()
+    parts.into_iter().flat_map(|part| part.as_bytes().to_vec()).collect()
 }
 
 /// Every operation on values of one length, compared by bytes.
@@ -93,17 +86,11 @@ fn check_all(size: usize, element: Element, len: usize, seed: u64) {
     let blocks = |rank: usize| values(element, seed, rank, len * size);
     let found = ranks(size, |group| {
         let rank = group.rank();
-        let sums = (element != Element::Byte).then(|| {
-            (
-                group.all_reduce(own(rank)).unwrap(),
-                group.reduce_scatter(own(rank)).unwrap(),
-            )
-        });
+        let sums = (element != Element::Byte)
+            .then(|| (group.all_reduce(own(rank)).unwrap(), group.reduce_scatter(own(rank)).unwrap()));
         let gathered = group.all_gather(own(rank)).unwrap();
         let dealt = group.all_to_all(blocks(rank)).unwrap();
-        let said = group
-            .exchange(own(rank).as_bytes()[..rank.min(len)].to_vec())
-            .unwrap();
+        let said = group.exchange(own(rank).as_bytes()[..rank.min(len)].to_vec()).unwrap();
         // a ring
         group.send((rank + 1) % size, own(rank)).unwrap();
         let before = (rank + size - 1) % size;
@@ -114,10 +101,7 @@ fn check_all(size: usize, element: Element, len: usize, seed: u64) {
         if let Some((reduced, scattered)) = sums {
             let sum = serial(element, seed, size, len);
             assert_eq!(reduced.as_bytes(), sum.as_bytes());
-            assert_eq!(
-                scattered.as_bytes(),
-                part(&sum, shard(len, size, rank)).as_bytes()
-            );
+            assert_eq!(scattered.as_bytes(), part(&sum, shard(len, size, rank)).as_bytes());
         }
         assert_eq!(gathered.as_bytes(), concat((0..size).map(own)));
         let block = |from| part(&blocks(from), rank * len..(rank + 1) * len);
@@ -151,23 +135,12 @@ fn one_rank_gets_back_what_it_gives() {
     assert_eq!(group.all_gather(own.clone()).unwrap(), own);
     assert_eq!(group.all_to_all(own.clone()).unwrap(), own);
     assert_eq!(group.exchange(vec![7]).unwrap(), [[7]]);
-    assert!(
-        group
-            .send(1, own)
-            .unwrap_err()
-            .to_string()
-            .contains("no rank 1")
-    );
+    assert!(group.send(1, own).unwrap_err().to_string().contains("no rank 1"));
 }
 
 #[test]
 fn bytes_are_not_summed() {
-    for message in ranks(2, |group| {
-        group
-            .all_reduce(Flat::Bytes(vec![1]))
-            .unwrap_err()
-            .to_string()
-    }) {
+    for message in ranks(2, |group| group.all_reduce(Flat::Bytes(vec![1])).unwrap_err().to_string()) {
         assert!(message.contains("bytes have no sum"), "{message}");
     }
 }
@@ -179,10 +152,7 @@ fn groups_of_a_split_are_ordered_by_key_and_do_not_disturb_each_other() {
         let row = world.split(world.rank() / 2, 0).unwrap();
         let column = world.split(world.rank() % 2, 4 - world.rank()).unwrap();
         let own = || Flat::F64(vec![world.rank() as f64]);
-        let (a, b) = (
-            row.all_gather(own()).unwrap(),
-            column.all_gather(own()).unwrap(),
-        );
+        let (a, b) = (row.all_gather(own()).unwrap(), column.all_gather(own()).unwrap());
         let nested = row.split(0, 0).unwrap().all_reduce(own()).unwrap();
         (a, b, nested, world.all_reduce(own()).unwrap())
     });
@@ -206,10 +176,7 @@ fn what_is_sent_is_counted() {
     for traffic in counted {
         assert_eq!(traffic.operations[OperationKind::AllReduce as usize], 1);
         // three shards of 250 values away, and the own sum to three ranks
-        assert_eq!(
-            traffic.bytes[OperationKind::AllReduce as usize],
-            2 * 3 * 1000
-        );
+        assert_eq!(traffic.bytes[OperationKind::AllReduce as usize], 2 * 3 * 1000);
         assert_eq!(traffic.bytes[OperationKind::AllGather as usize], 3 * 80);
     }
 }
@@ -235,10 +202,7 @@ fn another_operation_on_one_rank_is_an_error_that_names_both() {
                 _ => group.all_reduce(own).map(drop),
             }
         },
-        &[
-            "rank 0 is in all_reduce of 5 f32",
-            "rank 1 in all_gather of 5 f32",
-        ],
+        &["rank 0 is in all_reduce of 5 f32", "rank 1 in all_gather of 5 f32"],
     );
 }
 
@@ -249,10 +213,7 @@ fn another_length_on_one_rank_is_an_error_that_names_both() {
             let len = if group.rank() == 2 { 6 } else { 5 };
             group.reduce_scatter(Flat::F32(vec![1.0; len])).map(drop)
         },
-        &[
-            "rank 0 is in reduce_scatter of 5 f32",
-            "rank 2 in reduce_scatter of 6 f32",
-        ],
+        &["rank 0 is in reduce_scatter of 5 f32", "rank 2 in reduce_scatter of 6 f32"],
     );
 }
 
@@ -260,11 +221,7 @@ fn another_length_on_one_rank_is_an_error_that_names_both() {
 fn another_type_on_one_rank_is_an_error_that_names_both() {
     mismatched(
         |group| {
-            let element = if group.rank() == 2 {
-                Element::F32
-            } else {
-                Element::F64
-            };
+            let element = if group.rank() == 2 { Element::F32 } else { Element::F64 };
             group.all_gather(Flat::zeros(element, 4)).map(drop)
         },
         &["all_gather of 4 f64", "rank 2 in all_gather of 4 f32"],
@@ -278,9 +235,6 @@ fn a_receive_of_what_is_not_sent_is_an_error_that_names_both() {
             0 => group.receive(1, 3, Element::F32).map(drop),
             _ => group.all_reduce(Flat::F32(vec![1.0; 3])).map(drop),
         },
-        &[
-            "rank 0 is in a send of 3 f32",
-            "rank 1 in all_reduce of 3 f32",
-        ],
+        &["rank 0 is in a send of 3 f32", "rank 1 in all_reduce of 3 f32"],
     );
 }

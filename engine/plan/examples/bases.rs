@@ -1,5 +1,5 @@
-//! The largest public model whose adapters train on a GPU of a size, by the number format of the frozen base: the table of
-//! docs/models.md.
+//! The largest public model whose adapters train on a GPU of a size, by the number format of the frozen base: the table
+//! of docs/models.md.
 //!
 //! `cargo run --release -p firebrick-plan --example bases`
 
@@ -30,14 +30,9 @@ const SIZES: [u64; 7] = [8, 12, 16, 24, 48, 80, 141];
 fn bytes(name: &str, base: Option<BaseFormat>, profile: &DeviceProfile) -> Result<u64> {
     let arch = public(name)?.in_precision(Precision::Bf16).with_base(base);
     let lora = LoraConfig::default().in_arch(&arch);
-    let workload = Workload {
-        lora: Some(lora),
-        ..Workload::grpo(arch, [512, 512], 4, 8)
-    };
+    let workload = Workload { lora: Some(lora), ..Workload::grpo(arch, [512, 512], 4, 8) };
     let needs = of_run(&workload, 32, profile, &Parallel::default())?;
-    let own = needs
-        .iter()
-        .find(|rule| rule.need.preset == Preset::Balanced);
+    let own = needs.iter().find(|rule| rule.need.preset == Preset::Balanced);
     Ok(own.map_or(u64::MAX, |rule| rule.need.device_bytes))
 }
 

@@ -1,7 +1,8 @@
 //! Plans for clusters of H100s on paper: the tables of docs/clusters.md and BENCHMARKS.md.
 //!
-//! `cargo run --release -p firebrick-plan --example clusters` prints a model of 70 billion parameters on 8 to 1,024 GPUs, the guides' sizes
-//! by model, and their presets for several GPUs; with the name of a table (`scale`, `sizes`, `presets`) that one alone.
+//! `cargo run --release -p firebrick-plan --example clusters` prints a model of 70 billion parameters on 8 to 1,024
+//! GPUs, the guides' sizes by model, and their presets for several GPUs; with the name of a table (`scale`, `sizes`,
+//! `presets`) that one alone.
 
 use firebrick_plan::estimate::rules::{SMALLEST_DEVICE, public, with_preset};
 use firebrick_plan::estimate::{Estimate, Parallel, PhaseEstimate, Sizes, Workload};
@@ -21,8 +22,8 @@ const NODE: u64 = 8;
 /// An H100 of 80 GiB, of which a plan uses nine tenths, with as much host memory as its share of a machine's.
 fn request(workload: Workload, gib: u64, memory: MemoryConfig) -> Request {
     let kernels = KernelTable::new(Operation::ALL).with_vocabulary_tile(8192);
-    let profile = DeviceProfile::known("NVIDIA H100 80GB HBM3")
-        .unwrap_or_else(|| DeviceProfile::assumed(Backend::Cuda));
+    let profile =
+        DeviceProfile::known("NVIDIA H100 80GB HBM3").unwrap_or_else(|| DeviceProfile::assumed(Backend::Cuda));
     Request {
         workload,
         memory,
@@ -55,9 +56,7 @@ fn degrees(parallel: &Parallel) -> String {
 /// Bytes that a GPU sends in a step, and the seconds that they take.
 fn sent(estimate: &Estimate) -> (u64, f64) {
     let all = estimate.communication.iter();
-    all.fold((0, 0.0), |(bytes, seconds), own| {
-        (bytes + own.bytes, seconds + own.seconds)
-    })
+    all.fold((0, 0.0), |(bytes, seconds), own| (bytes + own.bytes, seconds + own.seconds))
 }
 
 /// Degrees, bytes of a GPU and its host, seconds, messages, and what binds.
@@ -67,9 +66,7 @@ fn row(found: &ClusterFit) -> String {
     let step = estimate.seconds.total();
     let phases = estimate.seconds.by_phase();
     let longest = phases.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
-    let longest = longest.map_or(String::new(), |(name, seconds)| {
-        format!("{name} {:.0} %", 100.0 * seconds / step)
-    });
+    let longest = longest.map_or(String::new(), |(name, seconds)| format!("{name} {:.0} %", 100.0 * seconds / step));
     let peak = estimate.peak_phase().map_or("", |phase| phase.name.name());
     format!(
         "{} | {} | {} | {step:.1} s | {} | {:.0} % | memory in {peak}; time in {longest}",
@@ -85,12 +82,8 @@ fn row(found: &ClusterFit) -> String {
 fn too_much(error: Error) -> Result<String> {
     match error {
         Error::Infeasible(found) => {
-            let over = found
-                .over_by()
-                .map_or("host memory".to_owned(), |bytes| Bytes(bytes).to_string());
-            let least = found
-                .smallest_bytes
-                .map_or_else(String::new, |bytes| Bytes(bytes).to_string());
+            let over = found.over_by().map_or("host memory".to_owned(), |bytes| Bytes(bytes).to_string());
+            let least = found.smallest_bytes.map_or_else(String::new, |bytes| Bytes(bytes).to_string());
             Ok(format!("nothing fits | {least} | | | | | {over} too much"))
         }
         other => Err(other),
@@ -123,10 +116,7 @@ fn scale() -> Result<()> {
     );
     for gpus in [8, 64, 512, 1024] {
         let request = request(grpo("Llama-3.1-70B", 128)?, 80, MemoryConfig::default());
-        println!(
-            "| {gpus} | yes | {} |",
-            fitted(&request, gpus, &Degrees::default())?
-        );
+        println!("| {gpus} | yes | {} |", fitted(&request, gpus, &Degrees::default())?);
         // what estimates would be faster with
         match request.fit_cluster(machines(gpus), &ESTIMATED) {
             Ok(found) if !found.request.is_run() => println!("| {gpus} | no | {} |", row(&found)),
@@ -139,8 +129,8 @@ fn scale() -> Result<()> {
 /// A size of the guides, a model of about that size, and GPUs with their GiB.
 type GuideSize = (&'static str, &'static str, [(u64, u64); 2]);
 
-/// Models of about the sizes that the guides speak of, and the GPUs whose memory adds up to the least that they name and to what they
-/// recommend.
+/// Models of about the sizes that the guides speak of, and the GPUs whose memory adds up to the least that they name
+/// and to what they recommend.
 const SIZES: [GuideSize; 3] = [
     ("3B", "Qwen2.5-3B", [(1, 16), (1, 24)]),
     ("8B", "Qwen3-8B", [(1, 40), (1, 80)]),
@@ -156,11 +146,7 @@ fn sizes() -> Result<()> {
     for (size, model, [least, recommended]) in SIZES {
         let named = SMALLEST_DEVICE.iter().find(|(name, _)| *name == size);
         let stated = named.map(|(_, gib)| *gib);
-        assert_eq!(
-            stated,
-            Some(least.0 * least.1),
-            "the guides' least for {size}"
-        );
+        assert_eq!(stated, Some(least.0 * least.1), "the guides' least for {size}");
         let mut all = vec![(least, "least"), (recommended, "recommended")];
         // more of the same GPUs
         let more = [(2, "2 GPUs"), (8, "8 GPUs")].map(|(n, word)| ((n, recommended.1), word));
@@ -168,25 +154,15 @@ fn sizes() -> Result<()> {
         for ((gpus, gib), word) in all {
             let request = request(grpo(model, 16)?, gib, MemoryConfig::default());
             let found = fitted(&request, gpus, &Degrees::default())?;
-            println!(
-                "| {size}, {word} ({model}) | {gpus} x {gib} GiB | {} GiB | {found} |",
-                gpus * gib
-            );
+            println!("| {size}, {word} ({model}) | {gpus} x {gib} GiB | {} GiB | {found} |", gpus * gib);
         }
     }
     Ok(())
 }
 
-/// What the guides' presets for several GPUs set, as settings here: name, model, GPUs, memory, tensor-parallel degree of sampling, and how
-/// the states are shared out.
-type GuidePreset = (
-    &'static str,
-    &'static str,
-    u64,
-    fn(&mut MemoryConfig),
-    u64,
-    Zero,
-);
+/// What the guides' presets for several GPUs set, as settings here: name, model, GPUs, memory, tensor-parallel degree
+/// of sampling, and how the states are shared out.
+type GuidePreset = (&'static str, &'static str, u64, fn(&mut MemoryConfig), u64, Zero);
 
 const PRESETS: [GuidePreset; 3] = [
     (

@@ -11,13 +11,15 @@ pub const PRECISION: &str = "precision";
 /// The key of the share of the device that sampling may have.
 pub const SHARE: &str = "rollout.gpu_memory_utilization";
 
-/// What a preset gave a run. A value that is set through the preset, and no other, gives way where the run cannot have it.
+/// What a preset gave a run. A value that is set through the preset, and no other, gives way where the run cannot have
+/// it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppliedPreset {
     /// Its name; none where the configuration names no preset.
     pub name: Option<Preset>,
-    /// The values that are the preset's, by the path of their key. What the configuration says itself is not among them.
+    /// The values that are the preset's, by the path of their key. What the configuration says itself is not among
+    /// them.
     pub set: BTreeMap<String, Value>,
     /// The values that were not taken.
     pub left_out: Vec<LeftOut>,
@@ -49,8 +51,8 @@ pub struct DeviceAbilities {
 }
 
 impl DeviceAbilities {
-    /// Those of a device. `dtypes` are the names of the float types that it says it computes in; without them, where the device is
-    /// not at hand, the types that every device of its backend computes in.
+    /// Those of a device. `dtypes` are the names of the float types that it says it computes in; without them, where
+    /// the device is not at hand, the types that every device of its backend computes in.
     #[must_use]
     pub fn of(profile: &DeviceProfile, dtypes: Option<&[&str]>) -> Self {
         let assumed = |precision: Precision| match profile.backend {
@@ -72,17 +74,14 @@ impl DeviceAbilities {
 }
 
 impl AppliedPreset {
-    /// Lays the values of the preset that a configuration names under those that it says itself. A name that is no preset is left
-    /// for whoever reads the section.
+    /// Lays the values of the preset that a configuration names under those that it says itself. A name that is no
+    /// preset is left for whoever reads the section.
     pub fn lay_under(root: &mut Map<String, Value>) -> Self {
         let named = root.get("memory").and_then(|memory| memory.get("preset"));
         let Some(Ok(preset)) = named.cloned().map(serde_json::from_value::<Preset>) else {
             return Self::default();
         };
-        let mut this = Self {
-            name: Some(preset),
-            ..Self::default()
-        };
+        let mut this = Self { name: Some(preset), ..Self::default() };
         let mut values = preset.run_settings();
         values.insert("memory".into(), Value::Object(preset.settings()));
         this.respect(&mut values, root);
@@ -95,7 +94,8 @@ impl AppliedPreset {
         let rollout = |key: &str| written.get("rollout").and_then(|section| section.get(key));
         let sampled = rollout(PRECISION).and_then(Value::as_str);
         if sampled == Some(Precision::F32.name()) && !written.contains_key(PRECISION) {
-            let because = "rollout.precision: f32 is written, and nothing is sampled in more digits than it is trained in";
+            let because =
+                "rollout.precision: f32 is written, and nothing is sampled in more digits than it is trained in";
             if let Some(value) = values.remove(PRECISION) {
                 self.note(PRECISION, value, because);
             }
@@ -105,8 +105,7 @@ impl AppliedPreset {
         if limited && rollout(share).is_none() {
             let rollout = values.get_mut("rollout").and_then(Value::as_object_mut);
             if let Some(value) = rollout.and_then(|rollout| rollout.remove(share)) {
-                let because =
-                    "rollout.kv_cache_memory_bytes is written, and limits keys and values itself";
+                let because = "rollout.kv_cache_memory_bytes is written, and limits keys and values itself";
                 self.note(SHARE, value, because);
             }
         }
@@ -141,26 +140,19 @@ impl AppliedPreset {
         self.set.contains_key(key)
     }
 
-    /// What of the preset's values a run cannot have on a device: each key with the reason. `planned` is whether a budget or a file
-    /// decides the run's plan.
+    /// What of the preset's values a run cannot have on a device: each key with the reason. `planned` is whether a
+    /// budget or a file decides the run's plan.
     #[must_use]
     pub fn beyond(&self, device: &DeviceAbilities, planned: bool) -> Vec<(&'static str, String)> {
-        let reasons = [
-            (PRECISION, self.no_half(device)),
-            (SHARE, no_share(device, planned)),
-        ];
+        let reasons = [(PRECISION, self.no_half(device)), (SHARE, no_share(device, planned))];
         let taken = reasons.into_iter().filter(|(key, _)| self.sets(key));
-        taken
-            .filter_map(|(key, reason)| reason.map(|reason| (key, reason)))
-            .collect()
+        taken.filter_map(|(key, reason)| reason.map(|reason| (key, reason))).collect()
     }
 
     /// Why a device does not train in the preset's precision.
     fn no_half(&self, device: &DeviceAbilities) -> Option<String> {
         let value = self.set.get(PRECISION)?;
-        let wanted = Precision::ALL
-            .into_iter()
-            .find(|precision| value == precision.name())?;
+        let wanted = Precision::ALL.into_iter().find(|precision| value == precision.name())?;
         if device.backend == Backend::Cpu {
             return Some(format!(
                 "the CPU stores {wanted} and computes in f32, which takes longer, and f32 master weights take more than two-byte \
@@ -171,11 +163,7 @@ impl AppliedPreset {
             return None;
         }
         let known: Vec<&str> = device.precisions.iter().map(|p| p.name()).collect();
-        Some(format!(
-            "{} is not known to compute in {wanted}, but in {}",
-            device.name,
-            known.join(" and ")
-        ))
+        Some(format!("{} is not known to compute in {wanted}, but in {}", device.name, known.join(" and ")))
     }
 
     /// Moves a value from those that are the preset's to those that are left out.
@@ -186,11 +174,7 @@ impl AppliedPreset {
     }
 
     fn note(&mut self, key: &str, value: Value, because: impl Into<String>) {
-        self.left_out.push(LeftOut {
-            key: key.to_owned(),
-            value,
-            because: because.into(),
-        });
+        self.left_out.push(LeftOut { key: key.to_owned(), value, because: because.into() });
     }
 
     /// The preset's values as a configuration's overrides.
@@ -212,16 +196,11 @@ impl LeftOut {
 /// Why sampling on a device has no share of it.
 fn no_share(device: &DeviceAbilities, planned: bool) -> Option<String> {
     if planned {
-        return Some(
-            "memory.budget or memory.plan decides what stays on the device while sampling".into(),
-        );
+        return Some("memory.budget or memory.plan decides what stays on the device while sampling".into());
     }
     match (device.backend, device.capacity_bytes) {
         (Backend::Cpu, _) => Some("the CPU has no memory of its own to take a share of".into()),
-        (_, None) => Some(format!(
-            "{} does not say how much memory it has",
-            device.name
-        )),
+        (_, None) => Some(format!("{} does not say how much memory it has", device.name)),
         (_, Some(_)) => None,
     }
 }

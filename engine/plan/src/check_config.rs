@@ -1,8 +1,6 @@
 //! Which memory settings go together.
 
-use crate::{
-    Error, Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Result, Zero,
-};
+use crate::{Error, Granularity, MemoryConfig, OptimizerOffload, Order, ParamOffload, Result, Zero};
 
 /// Most events that `memory.trace` keeps, and about what one of them takes.
 const MOST_TRACED: usize = 1_000_000;
@@ -17,19 +15,12 @@ impl MemoryConfig {
         self.checks().into_iter().collect()
     }
 
-    /// The parts of [`check`](Self::check), each with its first mistake: sizes, what is recomputed, what is moved, the critic's own.
+    /// The parts of [`check`](Self::check), each with its first mistake: sizes, what is recomputed, what is moved, the
+    /// critic's own.
     pub fn checks(&self) -> [Result<()>; 4] {
-        let own = [
-            self.check_sizes(),
-            self.check_checkpointing(),
-            self.check_switches(),
-        ];
+        let own = [self.check_sizes(), self.check_checkpointing(), self.check_switches()];
         // the critic's settings stand over these, and would repeat their mistakes
-        let critic = if own.iter().all(Result::is_ok) {
-            self.critic_settings().map(|_| ())
-        } else {
-            Ok(())
-        };
+        let critic = if own.iter().all(Result::is_ok) { self.critic_settings().map(|_| ()) } else { Ok(()) };
         let [sizes, checkpointing, switches] = own;
         [sizes, checkpointing, switches, critic]
     }
@@ -46,30 +37,22 @@ impl MemoryConfig {
             );
         }
         if !self.gradient_checkpointing && halves {
-            return bad(
-                "recompute_granularity: half goes with memory.gradient_checkpointing: true",
-            );
+            return bad("recompute_granularity: half goes with memory.gradient_checkpointing: true");
         }
         if halves && (chosen || self.checkpoint_every != 1) {
-            return bad(
-                "recompute_granularity: half cuts every layer in two; it goes with neither checkpoint_every, \
-                 checkpoint_layers nor checkpoint_ratio",
-            );
+            return bad("recompute_granularity: half cuts every layer in two; it goes with neither checkpoint_every, \
+                 checkpoint_layers nor checkpoint_ratio");
         }
         if self.checkpoint_layers.is_some() && self.checkpoint_ratio.is_some() {
-            return bad(
-                "checkpoint_layers and checkpoint_ratio are two ways to choose layers; give one",
-            );
+            return bad("checkpoint_layers and checkpoint_ratio are two ways to choose layers; give one");
         }
         if chosen && self.checkpoint_every != 1 {
-            return bad(
-                "checkpoint_every cuts all layers; it does not go with checkpoint_layers or checkpoint_ratio",
-            );
+            return bad("checkpoint_every cuts all layers; it does not go with checkpoint_layers or checkpoint_ratio");
         }
         match self.checkpoint_ratio {
-            Some(ratio) if !(0.0..=1.0).contains(&ratio) => bad(&format!(
-                "checkpoint_ratio is {ratio}; a share of the layers between 0 and 1 was expected"
-            )),
+            Some(ratio) if !(0.0..=1.0).contains(&ratio) => {
+                bad(&format!("checkpoint_ratio is {ratio}; a share of the layers between 0 and 1 was expected"))
+            }
             _ => Ok(()),
         }
     }
@@ -81,23 +64,11 @@ impl MemoryConfig {
             ("train_tokens", self.train_tokens),
             ("score_tokens", self.score_tokens),
             ("micro_batch_size", self.micro_batch_size.unwrap_or(1)),
-            (
-                "ulysses_sequence_parallel_size",
-                self.ulysses_sequence_parallel_size,
-            ),
-            (
-                "tensor_model_parallel_size",
-                self.tensor_model_parallel_size,
-            ),
-            (
-                "pipeline_model_parallel_size",
-                self.pipeline_model_parallel_size,
-            ),
+            ("ulysses_sequence_parallel_size", self.ulysses_sequence_parallel_size),
+            ("tensor_model_parallel_size", self.tensor_model_parallel_size),
+            ("pipeline_model_parallel_size", self.pipeline_model_parallel_size),
             ("activation_offload_group", self.activation_offload_group),
-            (
-                "reference.score_tokens",
-                self.reference.score_tokens.unwrap_or(1),
-            ),
+            ("reference.score_tokens", self.reference.score_tokens.unwrap_or(1)),
         ];
         if let Some((key, _)) = sizes.iter().find(|(_, n)| *n == 0) {
             return Err(Error::Config(format!("memory.{key} should be at least 1")));
@@ -175,8 +146,7 @@ impl MemoryConfig {
         if !self.reshard_after_forward && self.zero() != Zero::Stage3 {
             return bad("reshard_after_forward: false goes with memory.zero_stage: 3");
         }
-        if self.zero() == Zero::Stage3 && self.reshard_after_forward && !self.gradient_checkpointing
-        {
+        if self.zero() == Zero::Stage3 && self.reshard_after_forward && !self.gradient_checkpointing {
             return bad(
                 "zero_stage: 3 frees a segment's gathered weights after it ran, and a kept graph would hold on to them: turn on \
                  memory.gradient_checkpointing too, or set memory.reshard_after_forward to false",

@@ -9,8 +9,8 @@ impl ModelPlan {
     /// Refuses a plan that does not cover the model, or that no schedule could execute.
     ///
     /// # Errors
-    /// `Error::Plan` with the first thing that is wrong: segments that leave units out, streamed or resharded weights under a kept graph, a
-    /// size of 0.
+    /// `Error::Plan` with the first thing that is wrong: segments that leave units out, streamed or resharded weights
+    /// under a kept graph, a size of 0.
     pub fn check(&self, arch: &Arch) -> Result<()> {
         let bad = |what: String| Err(Error::Plan(what));
         let mut next = body(arch).start;
@@ -38,14 +38,11 @@ impl ModelPlan {
             }
         }
         if next != body(arch).end {
-            return bad(format!(
-                "segments end at unit {next}; the model's layers end at unit {}",
-                body(arch).end
-            ));
+            return bad(format!("segments end at unit {next}; the model's layers end at unit {}", body(arch).end));
         }
         if arch.tied && self.ends == Home::Host {
             return bad(
-                "embedding and head share one matrix here, which stays on the device: `ends` should be device".into(),
+                "embedding and head share one matrix here, which stays on the device: `ends` should be device".into()
             );
         }
         let sizes = [

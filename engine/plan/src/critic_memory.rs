@@ -4,10 +4,12 @@ use crate::{Granularity, MomentKind, OptimizerOffload, Order, Packing, ParamOffl
 use serde::de::{Deserializer, Error as _, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-/// Declares the settings of the section that a model may have of its own, and the keys that belong to the run or to another model.
+/// Declares the settings of the section that a model may have of its own, and the keys that belong to the run or to
+/// another model.
 macro_rules! overrides {
     (own { $($(#[$doc:meta])* $key:ident: $kind:ty,)* } run { $($other:ident: $name:literal,)* }) => {
-        /// Settings of the critic's own, under the keys of [`MemoryConfig`](crate::MemoryConfig). What is absent is the policy's.
+        /// Settings of the critic's own, under the keys of [`MemoryConfig`](crate::MemoryConfig). What is absent is the
+        /// policy's.
         #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
         #[serde(from = "Section")]
         #[allow(
@@ -134,17 +136,13 @@ overrides! {
 }
 
 /// Reads a setting that is there; `null` only where the setting takes it.
-fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    deserializer: D,
-) -> Result<Option<T>, D::Error> {
+fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
 fn refuse_key_of_run<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     IgnoredAny::deserialize(deserializer)?;
-    Err(D::Error::custom(
-        "this key is the run's and not a model's; it stands in `memory` alone",
-    ))
+    Err(D::Error::custom("this key is the run's and not a model's; it stands in `memory` alone"))
 }
 
 impl CriticMemory {
@@ -207,10 +205,7 @@ mod tests {
 
     #[test]
     fn only_settings_that_are_there_are_written() {
-        for section in [
-            json!({}),
-            json!({"checkpoint_ratio": null, "head_rows": 64}),
-        ] {
+        for section in [json!({}), json!({"checkpoint_ratio": null, "head_rows": 64})] {
             let read: CriticMemory = serde_json::from_value(section.clone()).unwrap();
             assert_eq!(serde_json::to_value(read).unwrap(), section);
         }
@@ -221,15 +216,9 @@ mod tests {
         for (settings, part) in [
             (json!({"trian_tokens": 3}), "unknown field `trian_tokens`"),
             (json!({"budget": 3}), "stands in `memory` alone"),
-            (
-                json!({"ulysses_sequence_parallel_size": 2}),
-                "stands in `memory` alone",
-            ),
+            (json!({"ulysses_sequence_parallel_size": 2}), "stands in `memory` alone"),
             (json!({"head_rows": "many"}), "head_rows"),
-            (
-                json!({"offload_fraction": 0.5}),
-                "memory.critic, whose keys",
-            ),
+            (json!({"offload_fraction": 0.5}), "memory.critic, whose keys"),
         ] {
             let message = with(settings).unwrap_err();
             assert!(message.contains(part), "{message}");

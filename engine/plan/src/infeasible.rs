@@ -26,8 +26,7 @@ impl Infeasible {
     /// Bytes that are missing.
     #[must_use]
     pub fn over_by(&self) -> Option<u64> {
-        self.smallest_bytes
-            .map(|bytes| bytes.saturating_sub(self.allowed_bytes))
+        self.smallest_bytes.map(|bytes| bytes.saturating_sub(self.allowed_bytes))
     }
 }
 
@@ -49,22 +48,13 @@ impl fmt::Display for Infeasible {
                 Bytes(over),
                 self.largest
             )?,
-            (_, _, Some(host)) => write!(
-                f,
-                ": none keeps within memory.host_budget, {}; raise it",
-                Bytes(host)
-            )?,
+            (_, _, Some(host)) => write!(f, ": none keeps within memory.host_budget, {}; raise it", Bytes(host))?,
             _ => {}
         }
         if self.advice.is_empty() {
-            return write!(
-                f,
-                ". No single change of model, length or batch would be enough"
-            );
+            return write!(f, ". No single change of model, length or batch would be enough");
         }
         write!(f, ". One of these would do:")?;
-        self.advice
-            .iter()
-            .try_for_each(|line| write!(f, "\n  {line}"))
+        self.advice.iter().try_for_each(|line| write!(f, "\n  {line}"))
     }
 }

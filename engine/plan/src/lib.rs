@@ -1,8 +1,9 @@
-//! Memory plans as plain data, and the arithmetic that makes them: what each segment of a decoder keeps between forward and backward,
-//! where every byte lives, in which order work visits the device; bytes and seconds of a plan; the fastest plan within a budget.
+//! Memory plans as plain data, and the arithmetic that makes them: what each segment of a decoder keeps between forward
+//! and backward, where every byte lives, in which order work visits the device; bytes and seconds of a plan; the
+//! fastest plan within a budget.
 //!
-//! No tensors, no devices, no Burn: a plan is made from an architecture, lengths and a device profile, for this machine or another one.
-//! The engine's executor runs plans.
+//! No tensors, no devices, no Burn: a plan is made from an architecture, lengths and a device profile, for this machine
+//! or another one. The engine's executor runs plans.
 
 mod applied_preset;
 mod check_config;
@@ -33,10 +34,7 @@ pub use firebrick_spec::Role;
 pub use infeasible::Infeasible;
 pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload};
 pub use partition::Partition;
-pub use plan::{
-    ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan,
-    Segment,
-};
+pub use plan::{ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan, Segment};
 pub use preset::Preset;
 pub use saved::{PlanReport, PlannedFor};
 pub use zero::Zero;

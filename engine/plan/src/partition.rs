@@ -5,8 +5,8 @@ use std::ops::Range;
 /// Elements that shards are rounded to: those that share a scale in 8-bit moments, so that no block is cut.
 const BLOCK: usize = 256;
 
-/// A rank among those that share out state. A parameter is taken flat, row by row, and cut into as many parts of equal length as
-/// there are ranks; the last ones may be shorter or empty.
+/// A rank among those that share out state. A parameter is taken flat, row by row, and cut into as many parts of equal
+/// length as there are ranks; the last ones may be shorter or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     ranks: usize,
@@ -45,7 +45,8 @@ impl Partition {
         self.ranks
     }
 
-    /// Elements that a rank has at most: `ceil(numel / (256 ranks)) · 256`. In messages every shard is filled up to as many.
+    /// Elements that a rank has at most: `ceil(numel / (256 ranks)) · 256`. In messages every shard is filled up to as
+    /// many.
     #[must_use]
     pub fn part(self, numel: usize) -> usize {
         numel.div_ceil(BLOCK * self.ranks) * BLOCK
@@ -64,7 +65,8 @@ impl Partition {
         (rank * part).min(numel)..((rank + 1) * part).min(numel)
     }
 
-    /// A matrix for the elements of a shard, in their order: with up to 256 columns, so that whole blocks are whole rows.
+    /// A matrix for the elements of a shard, in their order: with up to 256 columns, so that whole blocks are whole
+    /// rows.
     #[must_use]
     pub fn shape(len: usize) -> [usize; 2] {
         let columns = 1 << len.trailing_zeros().min(BLOCK.trailing_zeros());
@@ -80,9 +82,8 @@ mod tests {
     fn shards_are_whole_blocks_and_cover_a_parameter_once() {
         for numel in [1, 255, 256, 257, 1000, 2048, 4097] {
             for ranks in [1, 2, 3, 4, 7] {
-                let shards: Vec<Range<usize>> = (0..ranks)
-                    .map(|rank| Partition::new(ranks, rank).range(numel))
-                    .collect();
+                let shards: Vec<Range<usize>> =
+                    (0..ranks).map(|rank| Partition::new(ranks, rank).range(numel)).collect();
                 let covered: Vec<usize> = shards.iter().cloned().flatten().collect();
                 assert_eq!(covered, (0..numel).collect::<Vec<_>>());
                 let part = Partition::new(ranks, 0).part(numel);

@@ -1,5 +1,5 @@
-//! Memory decisions as plain data: what each segment of the chain keeps between forward and backward, where every byte lives, and in
-//! which order work visits the device.
+//! Memory decisions as plain data: what each segment of the chain keeps between forward and backward, where every byte
+//! lives, and in which order work visits the device.
 
 use crate::Zero;
 use firebrick_spec::{Home, Role};
@@ -81,7 +81,8 @@ impl Layout {
 pub struct OptimizerPlan {
     /// Where moments (and, on the host, f32 masters) live and the update is computed.
     pub home: Home,
-    /// With `home: host`: the share of the parameters, by count, whose state is on the host; the rest stays on the device.
+    /// With `home: host`: the share of the parameters, by count, whose state is on the host; the rest stays on the
+    /// device.
     pub offload_fraction: f64,
     /// With `home: device`: where moments wait while other phases run.
     pub idle: Home,
@@ -107,7 +108,8 @@ pub struct ModelPlan {
     /// What the ranks of a data parallel run share out.
     #[serde(default)]
     pub zero: Zero,
-    /// Under the third stage: whether a segment's gathered weights are freed after its forward pass and gathered again for its backward.
+    /// Under the third stage: whether a segment's gathered weights are freed after its forward pass and gathered again
+    /// for its backward.
     #[serde(default = "yes")]
     pub reshard_after_forward: bool,
     /// In which order micro-batches and segments meet.

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// Starting values of the `memory` section, of the run's precision and of its sampling. Keys that are written win, wherever they
-/// stand.
+/// Starting values of the `memory` section, of the run's precision and of its sampling. Keys that are written win,
+/// wherever they stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -73,9 +73,9 @@ impl Preset {
     /// The keys outside `memory` that it sets, by section. Not every device can do them: see
     /// [`AppliedPreset::beyond`](crate::AppliedPreset::beyond).
     ///
-    /// The share of the device is that of everything which is there while sampling. Where the state waits on the host that is the
-    /// engine's own, as in the guides (0.5); where it stays, 12 of training's 16 bytes a parameter stay too, and 0.8 is what leaves
-    /// keys and values an eighth of a device that training fills.
+    /// The share of the device is that of everything which is there while sampling. Where the state waits on the host
+    /// that is the engine's own, as in the guides (0.5); where it stays, 12 of training's 16 bytes a parameter stay
+    /// too, and 0.8 is what leaves keys and values an eighth of a device that training fills.
     #[must_use]
     pub fn run_settings(self) -> Map<String, Value> {
         object(match self {

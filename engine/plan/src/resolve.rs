@@ -2,8 +2,8 @@
 
 use crate::segmentation::spread;
 use crate::{
-    CriticMemory, Error, Granularity, MemoryConfig, ModelPlan, ParamOffload, Plan, Result, Role,
-    RoleMemory, RolloutPlan, Zero,
+    CriticMemory, Error, Granularity, MemoryConfig, ModelPlan, ParamOffload, Plan, Result, Role, RoleMemory,
+    RolloutPlan, Zero,
 };
 use firebrick_spec::{Arch, Home};
 
@@ -21,7 +21,8 @@ enum Checkpointing {
 }
 
 impl MemoryConfig {
-    /// Takes another stage. Stage 3 frees gathered weights, which a kept graph would hold on to: it recomputes where it reshards.
+    /// Takes another stage. Stage 3 frees gathered weights, which a kept graph would hold on to: it recomputes where it
+    /// reshards.
     pub fn set_zero(&mut self, stage: Zero) {
         self.zero_stage = stage.number();
         self.gradient_checkpointing |= stage == Zero::Stage3 && self.reshard_after_forward;
@@ -36,7 +37,8 @@ impl MemoryConfig {
     /// The policy's plan that these settings describe.
     ///
     /// # Errors
-    /// `Error::Config` for settings that cannot work, or name layers that the model lacks; `Error::Plan` for a plan that it cannot run.
+    /// `Error::Config` for settings that cannot work, or name layers that the model lacks; `Error::Plan` for a plan
+    /// that it cannot run.
     pub fn plan(&self, arch: &Arch) -> Result<ModelPlan> {
         self.check()?;
         let mut plan = match self.checkpointing(arch)? {
@@ -65,10 +67,7 @@ impl MemoryConfig {
     /// # Errors
     /// As [`Self::plan`].
     pub fn reference_plan(&self, arch: &Arch) -> Result<ModelPlan> {
-        let RoleMemory {
-            param_offload,
-            score_tokens,
-        } = self.reference;
+        let RoleMemory { param_offload, score_tokens } = self.reference;
         let own = self.scorer(score_tokens, param_offload);
         // its weights alone can be shared out
         let zero_stage = match self.zero() {
@@ -78,8 +77,8 @@ impl MemoryConfig {
         Self { zero_stage, ..own }.plan(arch)
     }
 
-    /// The plan of a model that only scores, with a budget of its own where it has one. Devices that are data parallel and nothing else
-    /// share its weights out with those of the policy (`zero_stage: 3`).
+    /// The plan of a model that only scores, with a budget of its own where it has one. Devices that are data parallel
+    /// and nothing else share its weights out with those of the policy (`zero_stage: 3`).
     ///
     /// # Errors
     /// As [`Self::plan`].
@@ -90,11 +89,8 @@ impl MemoryConfig {
         param_offload: ParamOffload,
     ) -> Result<ModelPlan> {
         let own = self.scorer(score_tokens, param_offload);
-        let shared = [
-            self.tensor_model_parallel_size,
-            self.pipeline_model_parallel_size,
-            self.ulysses_sequence_parallel_size,
-        ];
+        let shared =
+            [self.tensor_model_parallel_size, self.pipeline_model_parallel_size, self.ulysses_sequence_parallel_size];
         let zero_stage = match self.zero() {
             Zero::Stage3 if shared == [1; 3] => self.zero_stage,
             Zero::Off | Zero::Stage1 | Zero::Stage2 | Zero::Stage3 => 0,
@@ -121,13 +117,7 @@ impl MemoryConfig {
     ///
     /// # Errors
     /// As [`Self::plan`], for each model.
-    pub fn plans(
-        &self,
-        arch: &Arch,
-        reference: bool,
-        critic: Option<&Arch>,
-        max_num_seqs: usize,
-    ) -> Result<Plan> {
+    pub fn plans(&self, arch: &Arch, reference: bool, critic: Option<&Arch>, max_num_seqs: usize) -> Result<Plan> {
         let mut models = std::collections::BTreeMap::from([(Role::Policy, self.plan(arch)?)]);
         if reference {
             models.insert(Role::Reference, self.reference_plan(arch)?);
@@ -135,10 +125,7 @@ impl MemoryConfig {
         if let Some(arch) = critic {
             models.insert(Role::Critic, self.critic_plan(arch)?);
         }
-        Ok(Plan {
-            models,
-            rollout: RolloutPlan { max_num_seqs },
-        })
+        Ok(Plan { models, rollout: RolloutPlan { max_num_seqs } })
     }
 
     /// The settings that the critic's plan is made of.
@@ -151,9 +138,9 @@ impl MemoryConfig {
             return Ok(own);
         }
         own.check().map_err(|e| match e {
-            Error::Config(detail) => Error::Config(format!(
-                "memory.critic, whose keys stand over the policy's: {detail}"
-            )),
+            Error::Config(detail) => {
+                Error::Config(format!("memory.critic, whose keys stand over the policy's: {detail}"))
+            }
             other => other,
         })?;
         Ok(own)
@@ -192,21 +179,13 @@ impl MemoryConfig {
 fn critic_over_policy(policy: &MemoryConfig) -> MemoryConfig {
     let own = policy.critic.clone();
     MemoryConfig {
-        gradient_checkpointing: own
-            .gradient_checkpointing
-            .unwrap_or(policy.gradient_checkpointing),
+        gradient_checkpointing: own.gradient_checkpointing.unwrap_or(policy.gradient_checkpointing),
         checkpoint_every: own.checkpoint_every.unwrap_or(policy.checkpoint_every),
-        checkpoint_layers: own
-            .checkpoint_layers
-            .unwrap_or_else(|| policy.checkpoint_layers.clone()),
+        checkpoint_layers: own.checkpoint_layers.unwrap_or_else(|| policy.checkpoint_layers.clone()),
         checkpoint_ratio: own.checkpoint_ratio.unwrap_or(policy.checkpoint_ratio),
-        recompute_granularity: own
-            .recompute_granularity
-            .unwrap_or(policy.recompute_granularity),
+        recompute_granularity: own.recompute_granularity.unwrap_or(policy.recompute_granularity),
         activation_offload: own.activation_offload.unwrap_or(policy.activation_offload),
-        activation_offload_group: own
-            .activation_offload_group
-            .unwrap_or(policy.activation_offload_group),
+        activation_offload_group: own.activation_offload_group.unwrap_or(policy.activation_offload_group),
         param_offload: own.param_offload.unwrap_or(policy.param_offload),
         order: own.order.unwrap_or(policy.order),
         grad_offload: own.grad_offload.unwrap_or(policy.grad_offload),

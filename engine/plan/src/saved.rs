@@ -37,8 +37,8 @@ pub struct PlanReport {
     pub device: String,
     /// Where the device's numbers come from.
     pub profile: Origin,
-    /// Devices that the run was spread over on paper, where there is more than one: bytes are those of one of them. The trainer runs the
-    /// plan on as many ranks where it runs these kinds of parallelism.
+    /// Devices that the run was spread over on paper, where there is more than one: bytes are those of one of them. The
+    /// trainer runs the plan on as many ranks where it runs these kinds of parallelism.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<Parallel>,
     /// What one of several devices sends in a step, by phase and kind; its seconds are among those of the phases.
@@ -117,14 +117,7 @@ impl PlannedFor {
                  `firebrick plan` to make a plan that it runs"
             ));
         }
-        let Self {
-            ranks,
-            sequence,
-            critic_sequence,
-            tensor,
-            pipeline,
-            sampling,
-        } = *self;
+        let Self { ranks, sequence, critic_sequence, tensor, pipeline, sampling } = *self;
         if parallel.pipeline != pipeline as u64 {
             return refuse(format!(
                 "{made_for}'s memory.pipeline_model_parallel_size is {pipeline}; set it to {}, or make a plan with \
@@ -171,15 +164,14 @@ impl PlannedFor {
 }
 
 impl Plan {
-    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on these ranks.
+    /// Reads the plan of a file that `firebrick plan --output` wrote, or of a run folder's `plan.json`, for a run on
+    /// these ranks.
     ///
     /// # Errors
-    /// Where the file cannot be read, has no plan, or one for another number of ranks or for other kinds of parallelism.
+    /// Where the file cannot be read, has no plan, or one for another number of ranks or for other kinds of
+    /// parallelism.
     pub fn load(path: &Path, run: &PlannedFor) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|error| Error::Read {
-            path: path.to_owned(),
-            error,
-        })?;
+        let text = std::fs::read_to_string(path).map_err(|error| Error::Read { path: path.to_owned(), error })?;
         Self::from_json(&text, path, run)
     }
 
@@ -189,13 +181,9 @@ impl Plan {
     /// As [`load`](Self::load) does, but for files that cannot be read.
     pub fn from_json(text: &str, path: &Path, run: &PlannedFor) -> Result<Self> {
         let bad = |detail: String| {
-            Error::Plan(format!(
-                "{}: {detail}; `firebrick plan CONFIG --output FILE` writes a plan",
-                path.display()
-            ))
+            Error::Plan(format!("{}: {detail}; `firebrick plan CONFIG --output FILE` writes a plan", path.display()))
         };
-        let file: Value =
-            serde_json::from_str(text).map_err(|e| bad(format!("is not JSON: {e}")))?;
+        let file: Value = serde_json::from_str(text).map_err(|e| bad(format!("is not JSON: {e}")))?;
         let name = path.display().to_string();
         match file.get("parallel").filter(|p| !p.is_null()) {
             Some(parallel) => {
@@ -210,8 +198,8 @@ impl Plan {
         let Some(plan) = file.get("plan") else {
             return Err(bad("has no `plan`".into()));
         };
-        let plan: Self = serde_path_to_error::deserialize(plan)
-            .map_err(|e| bad(format!("plan.{}: {}", e.path(), e.inner())))?;
+        let plan: Self =
+            serde_path_to_error::deserialize(plan).map_err(|e| bad(format!("plan.{}: {}", e.path(), e.inner())))?;
         if !plan.models.contains_key(&Role::Policy) {
             return Err(bad("plan.models has no `policy`".into()));
         }

@@ -25,10 +25,7 @@ impl ModelPlan {
     /// One segment that keeps its graph: the fastest, and the yardstick of every other plan.
     #[must_use]
     pub fn plain(arch: &Arch, config: &MemoryConfig) -> Self {
-        Self::new(
-            config,
-            pieces(body(arch), 2 * arch.num_layers, ActivationPolicy::Graph),
-        )
+        Self::new(config, pieces(body(arch), 2 * arch.num_layers, ActivationPolicy::Graph))
     }
 
     /// Segments of `blocks` layers that keep their inputs.
@@ -41,10 +38,7 @@ impl ModelPlan {
     /// A segment for every attention and every MLP half, each keeping its input.
     #[must_use]
     pub fn checkpoint_halves(arch: &Arch, config: &MemoryConfig) -> Self {
-        Self::new(
-            config,
-            pieces(body(arch), 1, ActivationPolicy::Input(Home::Device)),
-        )
+        Self::new(config, pieces(body(arch), 1, ActivationPolicy::Input(Home::Device)))
     }
 
     /// The listed layers keep their inputs, each a segment of its own; the layers between them keep their graph.
@@ -59,11 +53,7 @@ impl ModelPlan {
                 }
                 _ => segments.push(Segment {
                     units: layer(index),
-                    keep: if listed {
-                        ActivationPolicy::Input(Home::Device)
-                    } else {
-                        ActivationPolicy::Graph
-                    },
+                    keep: if listed { ActivationPolicy::Input(Home::Device) } else { ActivationPolicy::Graph },
                     weights: Home::Device,
                 }),
             }
@@ -136,11 +126,7 @@ fn pieces(body: Range<usize>, units: usize, keep: ActivationPolicy) -> Vec<Segme
     let units = units.max(1);
     body.clone()
         .step_by(units)
-        .map(|start| Segment {
-            units: start..(start + units).min(body.end),
-            keep,
-            weights: Home::Device,
-        })
+        .map(|start| Segment { units: start..(start + units).min(body.end), keep, weights: Home::Device })
         .collect()
 }
 

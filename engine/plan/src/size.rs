@@ -31,9 +31,7 @@ impl FromStr for Bytes {
             .find_map(|(name, size)| {
                 let at = trimmed.len().checked_sub(name.len())?;
                 let (number, suffix) = (trimmed.get(..at)?, trimmed.get(at..)?);
-                suffix
-                    .eq_ignore_ascii_case(name)
-                    .then_some((number.trim(), *size))
+                suffix.eq_ignore_ascii_case(name).then_some((number.trim(), *size))
             })
             .unwrap_or((trimmed, 1));
         match number.parse::<f64>() {
@@ -52,11 +50,7 @@ impl fmt::Display for Bytes {
         match unit {
             Some((name, size)) => {
                 let value = self.0 as f64 / *size as f64;
-                let digits = if value < 10.0 {
-                    2
-                } else {
-                    usize::from(value < 100.0)
-                };
+                let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
                 write!(f, "{value:.digits$} {name}")
             }
             None => write!(f, "{} B", self.0),
@@ -85,9 +79,7 @@ impl<'de> Deserialize<'de> for Bytes {
             }
 
             fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Bytes, E> {
-                u64::try_from(bytes)
-                    .map(Bytes)
-                    .map_err(|_| E::custom("a size is not negative"))
+                u64::try_from(bytes).map(Bytes).map_err(|_| E::custom("a size is not negative"))
             }
 
             fn visit_f64<E: de::Error>(self, bytes: f64) -> Result<Bytes, E> {
@@ -218,13 +210,9 @@ mod tests {
 
     #[test]
     fn sizes_are_shown_in_three_digits() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1536, "1.50 KiB"),
-            (15 << 20, "15.0 MiB"),
-            (333 << 30, "333 GiB"),
-        ] {
+        for (bytes, text) in
+            [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (15 << 20, "15.0 MiB"), (333 << 30, "333 GiB")]
+        {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
     }

@@ -94,17 +94,14 @@ impl MicroBatchLimits {
     }
 
     fn capacity(&self) -> Capacity {
-        Capacity {
-            size: self.max_tokens,
-            count: self.max_sequences.unwrap_or(usize::MAX),
-        }
+        Capacity { size: self.max_tokens, count: self.max_sequences.unwrap_or(usize::MAX) }
     }
 }
 
 impl<'a> Batch<'a> {
-    /// Cuts sequences into as few micro-batches as the budget allows, about equally costly, the largest first: memory that
-    /// it takes is there for the others, and where it is too much, little work is lost. A sequence longer than the budget is
-    /// refused.
+    /// Cuts sequences into as few micro-batches as the budget allows, about equally costly, the largest first: memory
+    /// that it takes is there for the others, and where it is too much, little work is lost. A sequence longer than the
+    /// budget is refused.
     ///
     /// # Errors
     /// `Error::Budget` for a sequence that is longer than the budget, with its tokens and the key.
@@ -112,24 +109,16 @@ impl<'a> Batch<'a> {
         Self::pack_for(sequences, cut, 1)
     }
 
-    /// The same for several ranks, each of which takes a part of the micro-batches ([`deal`](Self::deal)): a multiple of their number,
-    /// where there are as many sequences. Every rank cuts the same.
+    /// The same for several ranks, each of which takes a part of the micro-batches ([`deal`](Self::deal)): a multiple
+    /// of their number, where there are as many sequences. Every rank cuts the same.
     ///
     /// # Errors
     /// As [`pack`](Self::pack).
-    pub fn pack_for(
-        sequences: &'a [Sequence],
-        cut: MicroBatchLimits,
-        ranks: usize,
-    ) -> Result<Self> {
+    pub fn pack_for(sequences: &'a [Sequence], cut: MicroBatchLimits, ranks: usize) -> Result<Self> {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.tokens.len()).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         if longest > cut.max_tokens {
-            return Err(Error::Budget {
-                tokens: longest,
-                budget: cut.max_tokens,
-                key: cut.key,
-            });
+            return Err(Error::Budget { tokens: longest, budget: cut.max_tokens, key: cut.key });
         }
         let mut micros = match cut.layout {
             Layout::Packed => packed(&lengths, cut, ranks),
@@ -142,11 +131,7 @@ impl<'a> Batch<'a> {
         }
         let rows = |micro: &Vec<usize>| cut.layout.rows(micro.iter().map(|&i| lengths[i]));
         micros.sort_by_key(|micro| (std::cmp::Reverse(rows(micro)), micro.first().copied()));
-        Ok(Self {
-            sequences,
-            micros,
-            cut,
-        })
+        Ok(Self { sequences, micros, cut })
     }
 
     /// Indices of the sequences of each micro-batch.
@@ -155,23 +140,16 @@ impl<'a> Batch<'a> {
         &self.micros
     }
 
-    /// The micro-batches of each of so many ranks, by index: about as costly, in as many rounds as it takes. Where there are too few,
-    /// some ranks have none.
+    /// The micro-batches of each of so many ranks, by index: about as costly, in as many rounds as it takes. Where
+    /// there are too few, some ranks have none.
     #[must_use]
     pub fn deal(&self, ranks: usize) -> Vec<Vec<usize>> {
-        let costs: Vec<u64> = self
-            .micros
-            .iter()
-            .map(|micro| self.micro_cost(micro))
-            .collect();
+        let costs: Vec<u64> = self.micros.iter().map(|micro| self.micro_cost(micro)).collect();
         by_cost(&costs, ranks)
     }
 
     fn micro_cost(&self, micro: &[usize]) -> u64 {
-        let lengths: Vec<usize> = micro
-            .iter()
-            .map(|&i| self.sequences[i].tokens.len())
-            .collect();
+        let lengths: Vec<usize> = micro.iter().map(|&i| self.sequences[i].tokens.len()).collect();
         cost_of(&lengths, self.cut)
     }
 
@@ -185,27 +163,18 @@ impl<'a> Batch<'a> {
     /// What the cut came to, where packed sequences attend in these groups.
     #[must_use]
     pub fn stats(&self, grouping: Grouping) -> BatchStats {
-        let mut stats = BatchStats {
-            micro_batches: self.micros.len(),
-            budget: self.cut.max_tokens,
-            ..BatchStats::default()
-        };
+        let mut stats =
+            BatchStats { micro_batches: self.micros.len(), budget: self.cut.max_tokens, ..BatchStats::default() };
         let (mut most, mut sum) = (0, 0);
         for micro in &self.micros {
-            let lengths: Vec<usize> = micro
-                .iter()
-                .map(|&i| self.sequences[i].tokens.len())
-                .collect();
+            let lengths: Vec<usize> = micro.iter().map(|&i| self.sequences[i].tokens.len()).collect();
             let rows = self.cut.layout.rows(lengths.iter().copied());
             stats.tokens += lengths.iter().sum::<usize>();
             stats.rows += rows;
             stats.largest = stats.largest.max(rows);
             stats.attended += match self.cut.layout {
                 Layout::Padded => rows,
-                Layout::Packed => grouping
-                    .of(&lengths)
-                    .map(|group| group.sequences.len() * group.width)
-                    .sum(),
+                Layout::Packed => grouping.of(&lengths).map(|group| group.sequences.len() * group.width).sum(),
             };
             let cost = cost_of(&lengths, self.cut);
             (most, sum) = (cost.max(most), sum + cost);
@@ -216,9 +185,10 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Any sequences together: as many micro-batches as best-fit decreasing needs, or one more where that leaves no room for the
-/// balance. Differencing by cost breaks a budget that is all but used up; by tokens it hardly does, and costs follow tokens
-/// closely; the greedy way keeps any bound. The first of these that is balanced is taken, or else the one that comes closest.
+/// Any sequences together: as many micro-batches as best-fit decreasing needs, or one more where that leaves no room
+/// for the balance. Differencing by cost breaks a budget that is all but used up; by tokens it hardly does, and costs
+/// follow tokens closely; the greedy way keeps any bound. The first of these that is balanced is taken, or else the one
+/// that comes closest.
 fn packed(lengths: &[usize], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usize>> {
     let capacity = cut.capacity();
     let costs: Vec<u64> = lengths.iter().map(|&n| cut.cost(n)).collect();
@@ -241,10 +211,7 @@ fn packed(lengths: &[usize], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usi
     let more = usize::from(cut.max_sequences.is_none());
     for parts in [fewest, fewest + ranks].into_iter().take(1 + more) {
         let greedy = longest_first(&costs, lengths, parts, capacity);
-        let all = [
-            largest_differencing(&costs, parts),
-            largest_differencing(&tokens, parts),
-        ];
+        let all = [largest_differencing(&costs, parts), largest_differencing(&tokens, parts)];
         for found in all.into_iter().chain(greedy) {
             if capacity.hold_all(&found, lengths) && imbalance(&found) < imbalance(&best) {
                 best = found;
@@ -257,8 +224,8 @@ fn packed(lengths: &[usize], cut: MicroBatchLimits, ranks: usize) -> Vec<Vec<usi
     best
 }
 
-/// Sequences of similar length together, the longest first: as few micro-batches as the budget allows, and of these cuts
-/// the one whose most costly micro-batch costs least.
+/// Sequences of similar length together, the longest first: as few micro-batches as the budget allows, and of these
+/// cuts the one whose most costly micro-batch costs least.
 fn padded(lengths: &[usize], cut: MicroBatchLimits) -> Vec<Vec<usize>> {
     let order = by_size(lengths);
     let fewest = filled(&order, lengths, cut, u64::MAX);
@@ -303,14 +270,9 @@ fn filled(order: &[usize], lengths: &[usize], cut: MicroBatchLimits, most: u64) 
     micros
 }
 
-/// Cuts the most costly micro-batches in two until there are a multiple of `ranks`, or no micro-batch has two sequences: none of the
-/// ranks is then idle while another works. Parts without sequences are dropped.
-fn spread_out(
-    micros: &mut Vec<Vec<usize>>,
-    lengths: &[usize],
-    cut: MicroBatchLimits,
-    ranks: usize,
-) {
+/// Cuts the most costly micro-batches in two until there are a multiple of `ranks`, or no micro-batch has two
+/// sequences: none of the ranks is then idle while another works. Parts without sequences are dropped.
+fn spread_out(micros: &mut Vec<Vec<usize>>, lengths: &[usize], cut: MicroBatchLimits, ranks: usize) {
     if ranks <= 1 {
         return;
     }

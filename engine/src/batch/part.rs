@@ -24,7 +24,8 @@ impl Part {
         self.ranks > 1
     }
 
-    /// The rows that it has of so many, which are filled up to a multiple of the ranks: at least one where there is any.
+    /// The rows that it has of so many, which are filled up to a multiple of the ranks: at least one where there is
+    /// any.
     #[must_use]
     pub fn rows(self, all: usize) -> Range<usize> {
         let each = all.div_ceil(self.ranks);
@@ -44,10 +45,7 @@ pub struct Whole {
 impl Whole {
     pub(super) fn of(sequences: &[&Sequence], before: usize, device: &Device) -> Self {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
-        Self {
-            inputs: inputs(sequences, 0..lengths.iter().sum(), &lengths, device),
-            before,
-        }
+        Self { inputs: inputs(sequences, 0..lengths.iter().sum(), &lengths, device), before }
     }
 
     /// Scored tokens of all ranks.
@@ -71,22 +69,12 @@ impl Whole {
             first += all;
             begins
         };
-        self.inputs
-            .lengths
-            .iter()
-            .map(begins)
-            .filter(|&b| b)
-            .count()
+        self.inputs.lengths.iter().map(begins).filter(|&b| b).count()
     }
 }
 
 /// The columns of some of the sequences' scored tokens, on the device; `lengths` of each sequence.
-pub(super) fn inputs(
-    sequences: &[&Sequence],
-    which: Range<usize>,
-    lengths: &[usize],
-    device: &Device,
-) -> TokenInputs {
+pub(super) fn inputs(sequences: &[&Sequence], which: Range<usize>, lengths: &[usize], device: &Device) -> TokenInputs {
     let all: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
     let own: Vec<_> = sequences.iter().map(|s| &s.columns).collect();
     let columns = TokenColumns::concat(&own, &all);

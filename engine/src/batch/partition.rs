@@ -23,12 +23,11 @@ impl Capacity {
     }
 }
 
-/// The largest differencing method for many parts (Karmarkar & Karp, 1982): partial partitions are merged, those that are
-/// least balanced first, the largest part of one with the smallest of the other.
+/// The largest differencing method for many parts (Karmarkar & Karp, 1982): partial partitions are merged, those that
+/// are least balanced first, the largest part of one with the smallest of the other.
 pub(super) fn largest_differencing(costs: &[u64], parts: usize) -> Vec<Vec<usize>> {
-    let mut heap: BinaryHeap<Partial> = (0..costs.len())
-        .map(|item| Partial::new(vec![(costs[item], vec![item])], parts))
-        .collect();
+    let mut heap: BinaryHeap<Partial> =
+        (0..costs.len()).map(|item| Partial::new(vec![(costs[item], vec![item])], parts)).collect();
     while heap.len() > 1 {
         if let (Some(a), Some(b)) = (heap.pop(), heap.pop()) {
             heap.push(a.merged(b, parts));
@@ -50,10 +49,7 @@ impl Partial {
         parts.sort_by(|a, b| b.cmp(a));
         let most = parts.first().map_or(0, |p| p.0);
         let least = parts.get(wanted.max(1) - 1).map_or(0, |p| p.0);
-        Self {
-            spread: most - least,
-            parts,
-        }
+        Self { spread: most - least, parts }
     }
 
     fn merged(self, other: Self, wanted: usize) -> Self {
@@ -83,8 +79,7 @@ pub(super) fn longest_first(
 ) -> Option<Vec<Vec<usize>>> {
     let mut all = vec![(0_u64, 0_usize, Vec::new()); parts];
     for item in by_size(costs) {
-        let room =
-            |p: &&mut (u64, usize, Vec<usize>)| capacity.holds(p.1 + sizes[item], p.2.len() + 1);
+        let room = |p: &&mut (u64, usize, Vec<usize>)| capacity.holds(p.1 + sizes[item], p.2.len() + 1);
         let part = all.iter_mut().filter(room).min_by_key(|p| p.0)?;
         part.0 += costs[item];
         part.1 += sizes[item];
@@ -130,10 +125,7 @@ mod tests {
     fn differencing_balances_what_the_greedy_way_does_not() {
         let costs = [8, 7, 6, 5, 4];
         let sizes = costs.map(|_| 1);
-        let free = Capacity {
-            size: usize::MAX,
-            count: usize::MAX,
-        };
+        let free = Capacity { size: usize::MAX, count: usize::MAX };
         let differencing = largest_differencing(&costs, 2);
         let greedy = longest_first(&costs, &sizes, 2, free).unwrap();
         assert_eq!(most(&differencing, &costs), 16);

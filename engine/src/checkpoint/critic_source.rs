@@ -27,19 +27,11 @@ impl CriticSource {
     /// `files` are those of a model of the Hub that are wanted: without its weights it can be planned, not loaded.
     ///
     /// # Errors
-    /// `Error::Config` for a vocabulary or a context that is too small; `Error::Model` and `Error::Hub` where the folder cannot be read or
-    /// fetched.
-    pub fn open(
-        config: &RunConfig,
-        critic: &CriticConfig,
-        policy: &PolicySource,
-        files: ModelFiles,
-    ) -> Result<Self> {
+    /// `Error::Config` for a vocabulary or a context that is too small; `Error::Model` and `Error::Hub` where the
+    /// folder cannot be read or fetched.
+    pub fn open(config: &RunConfig, critic: &CriticConfig, policy: &PolicySource, files: ModelFiles) -> Result<Self> {
         let Some(path) = &critic.model.path else {
-            return Ok(Self {
-                checkpoint: policy.checkpoint.clone(),
-                is_policys: true,
-            });
+            return Ok(Self { checkpoint: policy.checkpoint.clone(), is_policys: true });
         };
         let checkpoint = checkpoint_of(path, files)?.in_precision(config.precision);
         let arch = checkpoint.arch();
@@ -59,15 +51,12 @@ impl CriticSource {
                 arch.max_positions
             )));
         }
-        Ok(Self {
-            checkpoint,
-            is_policys: false,
-        })
+        Ok(Self { checkpoint, is_policys: false })
     }
 
-    /// This rank's `part` of the critic of a run that begins with this policy: all of its weights are trained, so one that starts from a
-    /// policy with a base in few bits has what that is widened to, in the run's precision. Where it starts from the policy, all ranks of
-    /// the run call it together.
+    /// This rank's `part` of the critic of a run that begins with this policy: all of its weights are trained, so one
+    /// that starts from a policy with a base in few bits has what that is widened to, in the run's precision. Where it
+    /// starts from the policy, all ranks of the run call it together.
     ///
     /// # Errors
     /// `Error::Model` where weights cannot be loaded; those of `policy`'s rows.
@@ -96,7 +85,8 @@ impl CriticSource {
     /// Writes a critic into a folder, in full precision.
     ///
     /// # Errors
-    /// `Error::Io` where the folder cannot be made, `Error::Model` where weights cannot be written or read from the device.
+    /// `Error::Io` where the folder cannot be made, `Error::Model` where weights cannot be written or read from the
+    /// device.
     pub fn save(&self, critic: &dyn WholeModel, dir: &Path, options: ExportOptions) -> Result<()> {
         let dir = dir.join(MODEL);
         std::fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;

@@ -33,7 +33,8 @@ impl PolicySource {
     /// Reads the configured checkpoint folder, or makes the description of a random start.
     ///
     /// # Errors
-    /// `Error::Model` and `Error::Hub` where the folder cannot be read or fetched; those of [`tokenizer_of`] and [`check_arch`].
+    /// `Error::Model` and `Error::Hub` where the folder cannot be read or fetched; those of [`tokenizer_of`] and
+    /// [`check_arch`].
     pub fn open(config: &ModelConfig, task: &dyn Task) -> Result<Self> {
         Self::with(config, task, ModelFiles::All)
     }
@@ -44,9 +45,7 @@ impl PolicySource {
     /// As [`Self::open`].
     pub fn with(config: &ModelConfig, task: &dyn Task, files: ModelFiles) -> Result<Self> {
         let checkpoint = config.path.as_ref();
-        let checkpoint = checkpoint
-            .map(|path| checkpoint_of(path, files))
-            .transpose()?;
+        let checkpoint = checkpoint.map(|path| checkpoint_of(path, files)).transpose()?;
         let tokenizer = tokenizer_of(config, task)?;
         let checkpoint = match (checkpoint, &config.arch) {
             (Some(checkpoint), _) => checkpoint,
@@ -58,43 +57,29 @@ impl PolicySource {
         if stop_ids.is_empty() {
             stop_ids.extend(tokenizer.eos_id());
         }
-        Ok(Self {
-            checkpoint,
-            tokenizer: Arc::new(tokenizer),
-            stop_ids,
-        })
+        Ok(Self { checkpoint, tokenizer: Arc::new(tokenizer), stop_ids })
     }
 
     fn create(arch: &Map<String, Value>, tokenizer: &Tokenizer) -> Result<Checkpoint> {
         let mut config = arch.clone();
-        config
-            .entry("vocab_size")
-            .or_insert(json!(tokenizer.vocab_size()));
-        Ok(Checkpoint::create(
-            config,
-            tokenizer.eos_id(),
-            tokenizer.pad_id(),
-        )?)
+        config.entry("vocab_size").or_insert(json!(tokenizer.vocab_size()));
+        Ok(Checkpoint::create(config, tokenizer.eos_id(), tokenizer.pad_id())?)
     }
 
-    /// The same model, to be run as a run asks for: in a precision, with its layers as a frozen base in few bits or not.
+    /// The same model, to be run as a run asks for: in a precision, with its layers as a frozen base in few bits or
+    /// not.
     #[must_use]
     pub fn in_format(mut self, precision: Precision, base: Option<BaseFormat>) -> Self {
         self.checkpoint = self.checkpoint.in_precision(precision).with_base(base);
         self
     }
 
-    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters. A rank may have its `part` of
-    /// it.
+    /// The policy at the start of a run: the checkpoint's weights, or random ones by seed; with its adapters. A rank
+    /// may have its `part` of it.
     ///
     /// # Errors
     /// `Error::Model` where weights cannot be loaded; those of the adapters' settings.
-    pub fn decoder(
-        &self,
-        config: &RunConfig,
-        part: RankPart<'_>,
-        device: &Device,
-    ) -> Result<Decoder> {
+    pub fn decoder(&self, config: &RunConfig, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
         let seed = config.trainer.seed;
         let base = match &config.model.path {
             Some(_) => self.checkpoint.load_part(part, device)?,
@@ -108,18 +93,12 @@ impl PolicySource {
         Ok(adapted)
     }
 
-    /// The policy of a step's folder: a model of its own, or adapters beside the configured one. A rank may have its `part`, as at the start
-    /// of a run.
+    /// The policy of a step's folder: a model of its own, or adapters beside the configured one. A rank may have its
+    /// `part`, as at the start of a run.
     ///
     /// # Errors
     /// `Error::Model` where the folder cannot be loaded.
-    pub fn saved(
-        &self,
-        config: &RunConfig,
-        step: &Path,
-        part: RankPart<'_>,
-        device: &Device,
-    ) -> Result<Decoder> {
+    pub fn saved(&self, config: &RunConfig, step: &Path, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
         let dir = step.join(MODEL);
         Ok(match &config.model.lora {
             Some(lora) => {
@@ -131,16 +110,16 @@ impl PolicySource {
                     None => saved,
                 }
             }
-            None => Checkpoint::open(&dir)?
-                .in_precision(config.precision)
-                .load_part(part, device)?,
+            None => Checkpoint::open(&dir)?.in_precision(config.precision).load_part(part, device)?,
         })
     }
 
-    /// Writes a policy into a step's folder: whole, or its adapters and, where it is asked for, the model they merge into.
+    /// Writes a policy into a step's folder: whole, or its adapters and, where it is asked for, the model they merge
+    /// into.
     ///
     /// # Errors
-    /// `Error::Io` where a folder cannot be made, `Error::Model` where weights cannot be written or read from the device.
+    /// `Error::Io` where a folder cannot be made, `Error::Model` where weights cannot be written or read from the
+    /// device.
     pub fn save(&self, policy: &dyn WholeModel, config: &RunConfig, step: &Path) -> Result<()> {
         let folder = |name: &str| {
             let dir = step.join(name);
@@ -148,16 +127,8 @@ impl PolicySource {
             Ok::<_, Error>(dir)
         };
         let whole = |dir: &Path| {
-            let options = ExportOptions {
-                max_shard_bytes: config.trainer.max_shard_bytes,
-            };
-            export(
-                policy,
-                &self.checkpoint,
-                Some(&self.tokenizer),
-                dir,
-                options,
-            )
+            let options = ExportOptions { max_shard_bytes: config.trainer.max_shard_bytes };
+            export(policy, &self.checkpoint, Some(&self.tokenizer), dir, options)
         };
         let Some(lora) = &config.model.lora else {
             return Ok(whole(&folder(MODEL)?)?);
@@ -176,10 +147,7 @@ impl PolicySource {
     /// turns end otherwise than their documents.
     #[must_use]
     pub fn end_of_answer(&self) -> Option<u32> {
-        let own = self
-            .tokenizer
-            .eos_id()
-            .filter(|id| self.stop_ids.contains(id));
+        let own = self.tokenizer.eos_id().filter(|id| self.stop_ids.contains(id));
         own.or_else(|| self.stop_ids.first().copied())
     }
 
@@ -193,7 +161,8 @@ impl PolicySource {
     /// Refuses lengths that the model cannot hold, before anything runs.
     ///
     /// # Errors
-    /// `Error::Config` for lengths beyond the model's context, and `Error::Budget` for a token budget that is below them.
+    /// `Error::Config` for lengths beyond the model's context, and `Error::Budget` for a token budget that is below
+    /// them.
     pub fn check_lengths(&self, config: &RunConfig) -> Result<()> {
         let arch = self.checkpoint.arch();
         let (prompt, response) = (config.rollout.prompt_length, config.rollout.response_length);
@@ -221,11 +190,7 @@ impl PolicySource {
             ("memory.critic.score_tokens", critic.score_tokens),
         ] {
             if budget < length {
-                return Err(Error::Budget {
-                    tokens: length,
-                    budget,
-                    key,
-                });
+                return Err(Error::Budget { tokens: length, budget, key });
             }
         }
         Ok(())
@@ -236,19 +201,15 @@ impl PolicySource {
 pub(super) fn checkpoint_of(path: &Path, files: ModelFiles) -> Result<Checkpoint> {
     let folder = model_folder(path, files)?;
     let has_weights = files == ModelFiles::All || folder == path;
-    Ok(if has_weights {
-        Checkpoint::open(&folder)?
-    } else {
-        Checkpoint::describe(&folder)?
-    })
+    Ok(if has_weights { Checkpoint::open(&folder)? } else { Checkpoint::describe(&folder)? })
 }
 
-/// The tokenizer of a configured model, with the chat template and its variables that the configuration sets; no weights are
-/// read.
+/// The tokenizer of a configured model, with the chat template and its variables that the configuration sets; no
+/// weights are read.
 ///
 /// # Errors
-/// `Error::Model` and `Error::Hub` where the tokenizer or its folder cannot be read, or the template is none; `Error::Io` for the file of a
-/// template; `Error::Config` for a task without an alphabet where there is no folder.
+/// `Error::Model` and `Error::Hub` where the tokenizer or its folder cannot be read, or the template is none;
+/// `Error::Io` for the file of a template; `Error::Config` for a task without an alphabet where there is no folder.
 pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> {
     let folder = config.path.as_ref().or(config.tokenizer.as_ref());
     let mut tokenizer = match (folder, task.alphabet()) {
@@ -274,12 +235,12 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
     Ok(tokenizer.with_chat_template_kwargs(&config.chat_template_kwargs)?)
 }
 
-/// The architecture of a configured model, from its `config.json` or `model.arch` alone: no weights are read, and where the
-/// vocabulary's size is written nothing else either.
+/// The architecture of a configured model, from its `config.json` or `model.arch` alone: no weights are read, and where
+/// the vocabulary's size is written nothing else either.
 ///
 /// # Errors
-/// `Error::Model` and `Error::Hub` where the folder cannot be read or the config describes no supported decoder; without a vocabulary's
-/// size those of [`tokenizer_of`].
+/// `Error::Model` and `Error::Hub` where the folder cannot be read or the config describes no supported decoder;
+/// without a vocabulary's size those of [`tokenizer_of`].
 pub fn architecture(config: &RunConfig) -> Result<Arch> {
     let arch = described(config)?.in_precision(config.precision);
     Ok(arch.with_base(config.base()))
@@ -290,9 +251,7 @@ fn described(config: &RunConfig) -> Result<Arch> {
         let folder = model_folder(dir, ModelFiles::Config)?;
         return Ok(Checkpoint::architecture(&folder)?);
     }
-    let Some(arch) = &config.model.arch else {
-        unreachable!("the configuration was checked")
-    };
+    let Some(arch) = &config.model.arch else { unreachable!("the configuration was checked") };
     if arch.contains_key("vocab_size") {
         return Ok(Checkpoint::create(arch.clone(), None, None)?.arch().clone());
     }
@@ -302,10 +261,7 @@ fn described(config: &RunConfig) -> Result<Arch> {
         ));
     };
     let task = task.build(Path::new("."))?;
-    Ok(PolicySource::open(&config.model, task.as_ref())?
-        .checkpoint
-        .arch()
-        .clone())
+    Ok(PolicySource::open(&config.model, task.as_ref())?.checkpoint.arch().clone())
 }
 
 /// Refuses what is no causal language model, and a tokenizer that knows more tokens than the model.

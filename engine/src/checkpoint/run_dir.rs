@@ -27,9 +27,7 @@ impl RunDir {
     /// `Error::RunExists` where it does.
     pub fn check_free(path: &Path) -> Result<()> {
         if path.join(CONFIG).exists() {
-            return Err(Error::RunExists {
-                path: path.to_owned(),
-            });
+            return Err(Error::RunExists { path: path.to_owned() });
         }
         Ok(())
     }
@@ -40,12 +38,8 @@ impl RunDir {
     /// `Error::RunExists`, and `Error::Io` where the folder or its configuration cannot be written.
     pub fn create(path: &Path, config_yaml: &str) -> Result<Self> {
         Self::check_free(path)?;
-        fs::create_dir_all(path.join(CHECKPOINTS))
-            .map_err(Error::io("create the run folder", path))?;
-        let dir = Self {
-            path: path.to_owned(),
-            writes: true,
-        };
+        fs::create_dir_all(path.join(CHECKPOINTS)).map_err(Error::io("create the run folder", path))?;
+        let dir = Self { path: path.to_owned(), writes: true };
         dir.write(CONFIG, config_yaml.as_bytes())?;
         Ok(dir)
     }
@@ -57,25 +51,16 @@ impl RunDir {
     pub fn open(path: &Path) -> Result<Self> {
         if !path.join(CONFIG).is_file() {
             let detail = "it contains no run (no config.yaml); start one without --resume".into();
-            return Err(Error::Resume {
-                path: path.to_owned(),
-                detail,
-            });
+            return Err(Error::Resume { path: path.to_owned(), detail });
         }
         fs::create_dir_all(path.join(CHECKPOINTS)).map_err(Error::io("create", path))?;
-        Ok(Self {
-            path: path.to_owned(),
-            writes: true,
-        })
+        Ok(Self { path: path.to_owned(), writes: true })
     }
 
     /// The folder of a run that another rank writes. It is read; what is written to it is not.
     #[must_use]
     pub fn of_another(path: &Path) -> Self {
-        Self {
-            path: path.to_owned(),
-            writes: false,
-        }
+        Self { path: path.to_owned(), writes: false }
     }
 
     /// Its path.
@@ -152,8 +137,7 @@ impl RunDir {
         let mut text = Vec::new();
         for line in lines {
             let path = self.path.join(name);
-            serde_json::to_writer(&mut text, line)
-                .map_err(|error| Error::io("append to", path)(error.into()))?;
+            serde_json::to_writer(&mut text, line).map_err(|error| Error::io("append to", path)(error.into()))?;
             text.push(b'\n');
         }
         self.append_text(name, &text)
@@ -170,8 +154,7 @@ impl RunDir {
         }
         let mut open = OpenOptions::new();
         let file = open.create(true).append(true).open(&path);
-        file.and_then(|mut file| file.write_all(text))
-            .map_err(Error::io("append to", &path))
+        file.and_then(|mut file| file.write_all(text)).map_err(Error::io("append to", &path))
     }
 
     /// Drops the lines of later steps, and a line cut off by a kill, so that a resumed run repeats none.
@@ -188,11 +171,8 @@ impl RunDir {
         // a kill may have cut the last line inside a character
         let text = String::from_utf8_lossy(&bytes);
         let keep = |line: &&str| {
-            serde_json::from_str::<Value>(line).is_ok_and(|v| {
-                v.get(step_key)
-                    .and_then(Value::as_u64)
-                    .is_some_and(|s| s <= last_step)
-            })
+            serde_json::from_str::<Value>(line)
+                .is_ok_and(|v| v.get(step_key).and_then(Value::as_u64).is_some_and(|s| s <= last_step))
         };
         let mut kept = text.lines().filter(keep).collect::<Vec<_>>().join("\n");
         if !kept.is_empty() {
@@ -213,7 +193,8 @@ impl RunDir {
         self.complete(name)
     }
 
-    /// Makes the folder in which a folder is built aside. Where several ranks build it, the others write to it once it is there.
+    /// Makes the folder in which a folder is built aside. Where several ranks build it, the others write to it once it
+    /// is there.
     ///
     /// # Errors
     /// `Error::Io` where the folder cannot be made, or an older one not be removed.
@@ -259,12 +240,7 @@ impl RunDir {
         let mut found: Vec<(u64, PathBuf)> = entries
             .filter_map(|entry| {
                 let path = entry.ok()?.path();
-                let step = path
-                    .file_name()?
-                    .to_str()?
-                    .strip_prefix("step-")?
-                    .parse()
-                    .ok()?;
+                let step = path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
                 Some((step, path))
             })
             .collect();
@@ -320,9 +296,7 @@ fn clear(path: &Path) -> Result<()> {
 /// Makes a folder's entries durable. Windows has no such call for folders.
 fn sync_folder(path: &Path) -> Result<()> {
     if cfg!(unix) {
-        File::open(path)
-            .and_then(|folder| folder.sync_all())
-            .map_err(Error::io("sync", path))?;
+        File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("sync", path))?;
     }
     Ok(())
 }
@@ -353,20 +327,13 @@ mod tests {
     fn a_folder_that_holds_a_run_is_refused_with_the_way_on() {
         let (_temp, run) = run();
         let message = RunDir::create(run.path(), "").unwrap_err().to_string();
-        assert!(
-            message.contains("--resume") && message.contains("output"),
-            "{message}"
-        );
+        assert!(message.contains("--resume") && message.contains("output"), "{message}");
     }
 
     #[test]
     fn rewinding_drops_later_steps_and_a_torn_line() {
         let (_temp, run) = run();
-        run.append(
-            "metrics.jsonl",
-            &[json!({"s": 1}), json!({"s": 2}), json!({"s": 3})],
-        )
-        .unwrap();
+        run.append("metrics.jsonl", &[json!({"s": 1}), json!({"s": 2}), json!({"s": 3})]).unwrap();
         let path = run.path().join("metrics.jsonl");
         let mut torn = fs::read(&path).unwrap();
         torn.extend(b"{\"s\": 2, \"to\xC3");
@@ -384,8 +351,7 @@ mod tests {
         });
         assert!(failed.is_err());
         assert!(run.checkpoints().unwrap().is_empty());
-        run.publish(&RunDir::checkpoint_name(5), |_| Ok(()))
-            .unwrap();
+        run.publish(&RunDir::checkpoint_name(5), |_| Ok(())).unwrap();
         assert_eq!(run.checkpoints().unwrap()[0].0, 5);
     }
 
@@ -397,18 +363,10 @@ mod tests {
         fs::create_dir_all(&half).unwrap();
         assert!(run.checkpoints().unwrap().is_empty());
         for step in [10, 20, 30] {
-            run.publish(&RunDir::checkpoint_name(step), |_| Ok(()))
-                .unwrap();
+            run.publish(&RunDir::checkpoint_name(step), |_| Ok(())).unwrap();
         }
         run.prune(2).unwrap();
         assert!(!half.exists());
-        assert_eq!(
-            run.checkpoints()
-                .unwrap()
-                .iter()
-                .map(|c| c.0)
-                .collect::<Vec<_>>(),
-            [20, 30]
-        );
+        assert_eq!(run.checkpoints().unwrap().iter().map(|c| c.0).collect::<Vec<_>>(), [20, 30]);
     }
 }

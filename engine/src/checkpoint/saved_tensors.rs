@@ -24,10 +24,7 @@ pub(super) enum SavedTensors {
 
 /// The same, to be read one at a time.
 pub(super) enum TensorReader<'a> {
-    Whole {
-        path: &'a Path,
-        tensors: SafeTensors<'a>,
-    },
+    Whole { path: &'a Path, tensors: SafeTensors<'a> },
     Sharded(&'a ShardedTensors),
 }
 
@@ -47,10 +44,7 @@ impl SavedTensors {
     /// Opens one file.
     pub fn open(path: &Path) -> Result<Self> {
         let file = MappedFile::open(path).map_err(Error::io("read", path))?;
-        Ok(Self::Whole {
-            path: path.to_owned(),
-            file,
-        })
+        Ok(Self::Whole { path: path.to_owned(), file })
     }
 
     /// Reads from them.
@@ -58,11 +52,8 @@ impl SavedTensors {
         match self {
             Self::Sharded(sharded) => work(&TensorReader::Sharded(sharded)),
             Self::Whole { path, file } => {
-                let tensors =
-                    SafeTensors::deserialize(file.bytes()).map_err(|e| Error::Resume {
-                        path: path.clone(),
-                        detail: format!("{e}; {EARLIER}"),
-                    })?;
+                let tensors = SafeTensors::deserialize(file.bytes())
+                    .map_err(|e| Error::Resume { path: path.clone(), detail: format!("{e}; {EARLIER}") })?;
                 work(&TensorReader::Whole { path, tensors })
             }
         }
@@ -74,10 +65,9 @@ impl TensorReader<'_> {
     pub fn damaged(&self, what: &str) -> Error {
         match self {
             Self::Sharded(sharded) => sharded.damaged(what),
-            Self::Whole { path, .. } => Error::Resume {
-                path: (*path).to_owned(),
-                detail: format!("{what}; {EARLIER}"),
-            },
+            Self::Whole { path, .. } => {
+                Error::Resume { path: (*path).to_owned(), detail: format!("{what}; {EARLIER}") }
+            }
         }
     }
 
@@ -93,12 +83,7 @@ impl TensorReader<'_> {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn read_range(
-        &self,
-        name: &str,
-        spec: &ParamSpec,
-        range: Range<usize>,
-    ) -> Result<Option<Vec<f32>>> {
+    pub fn read_range(&self, name: &str, spec: &ParamSpec, range: Range<usize>) -> Result<Option<Vec<f32>>> {
         self.read_shape(name, spec.rows_cols(), range)
     }
 
@@ -125,12 +110,7 @@ impl TensorReader<'_> {
         }))
     }
 
-    fn read_shape(
-        &self,
-        name: &str,
-        expected: [usize; 2],
-        range: Range<usize>,
-    ) -> Result<Option<Vec<f32>>> {
+    fn read_shape(&self, name: &str, expected: [usize; 2], range: Range<usize>) -> Result<Option<Vec<f32>>> {
         let tensors = match self {
             Self::Sharded(sharded) => return sharded.read(name, expected, range),
             Self::Whole { tensors, .. } => tensors,

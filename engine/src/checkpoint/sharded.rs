@@ -1,5 +1,5 @@
-//! State that ranks share out, in a checkpoint: a safetensors file a rank, which holds its shards flat, and an index that says where
-//! which elements of which tensor are. A checkpoint of any number of ranks is read by any other number.
+//! State that ranks share out, in a checkpoint: a safetensors file a rank, which holds its shards flat, and an index
+//! that says where which elements of which tensor are. A checkpoint of any number of ranks is read by any other number.
 //!
 //! `optimizer.index.json` for moments, `masters.index.json` for f32 masters:
 //!
@@ -8,8 +8,8 @@
 //!   "file": "optimizer-00001-of-00002.safetensors", "offset": 4096, "crc32c": 1234567890}, …]}
 //! ```
 //!
-//! Where ranks share matrices, a shard has elements of a block of its tensor: `"block": [[0, 256], [0, 512]]` are its rows and columns in
-//! the whole, and `range` counts elements of it.
+//! Where ranks share matrices, a shard has elements of a block of its tensor: `"block": [[0, 256], [0, 512]]` are its
+//! rows and columns in the whole, and `range` counts elements of it.
 
 use crate::world::World;
 use crate::{Error, Result};
@@ -70,8 +70,8 @@ pub(super) struct Own<'a> {
 }
 
 impl<'a> Own<'a> {
-    /// Elements `range` of a tensor that has the shape of a parameter, or of its block where the parameter is a part of one; `read` gives
-    /// them. Rows of zeros behind a block are left out.
+    /// Elements `range` of a tensor that has the shape of a parameter, or of its block where the parameter is a part of
+    /// one; `read` gives them. Rows of zeros behind a block are left out.
     pub fn new(
         name: String,
         spec: &ParamSpec,
@@ -114,12 +114,7 @@ fn index_path(dir: &Path, stem: &str) -> PathBuf {
 type Place = (String, [usize; 2], Option<[[usize; 2]; 2]>, Range<usize>);
 
 /// Writes one rank's shards into a folder that exists, and gives their entries of the index.
-pub(super) fn write(
-    dir: &Path,
-    stem: &str,
-    (rank, ranks): (usize, usize),
-    own: Vec<Own<'_>>,
-) -> Result<Vec<Shard>> {
+pub(super) fn write(dir: &Path, stem: &str, (rank, ranks): (usize, usize), own: Vec<Own<'_>>) -> Result<Vec<Shard>> {
     let file = format!("{stem}-{:05}-of-{ranks:05}.safetensors", rank + 1);
     let path = dir.join(&file);
     let (mut places, mut tensors) = (Vec::new(), Vec::new());
@@ -135,10 +130,7 @@ pub(super) fn write(
     write_tensors(&path, tensors, &[])?;
     let written = MappedFile::open(&path).map_err(Error::io("read", &path))?;
     let bytes = written.bytes();
-    let damaged = |detail: String| Error::Resume {
-        path: path.clone(),
-        detail: format!("just written, and {detail}"),
-    };
+    let damaged = |detail: String| Error::Resume { path: path.clone(), detail: format!("just written, and {detail}") };
     let read = SafeTensors::deserialize(bytes).map_err(|e| damaged(e.to_string()))?;
     let entry = |(name, shape, block, range): Place| {
         let view = read.tensor(&name).map_err(|e| damaged(e.to_string()))?;
@@ -158,11 +150,7 @@ pub(super) fn write(
 
 /// Puts the entries of all ranks together, and writes the index where this rank writes the run's files.
 pub(super) fn write_index(dir: &Path, stem: &str, own: &[Shard], world: &World) -> Result<()> {
-    let bad = |e: serde_json::Error| Error::Io {
-        action: "write",
-        path: index_path(dir, stem),
-        error: e.into(),
-    };
+    let bad = |e: serde_json::Error| Error::Io { action: "write", path: index_path(dir, stem), error: e.into() };
     let all = world.exchange(serde_json::to_vec(own).map_err(bad)?)?;
     if !world.writes() {
         return Ok(());
@@ -172,10 +160,7 @@ pub(super) fn write_index(dir: &Path, stem: &str, own: &[Shard], world: &World) 
         tensors.extend(serde_json::from_slice::<Vec<Shard>>(&rank).map_err(bad)?);
     }
     tensors.sort_by(|a, b| (&a.name, a.block, a.range).cmp(&(&b.name, b.block, b.range)));
-    let index = Index {
-        ranks: world.size(),
-        tensors,
-    };
+    let index = Index { ranks: world.size(), tensors };
     let path = index_path(dir, stem);
     let text = serde_json::to_string_pretty(&index).map_err(bad)?;
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))
@@ -197,15 +182,9 @@ impl ShardedTensors {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(Error::io("read", &path)(e)),
         };
-        let index: Index = serde_json::from_slice(&text).map_err(|e| Error::Resume {
-            path: path.clone(),
-            detail: format!("{e}; {EARLIER}"),
-        })?;
-        let mut this = Self {
-            path,
-            by_name: BTreeMap::new(),
-            files: BTreeMap::new(),
-        };
+        let index: Index = serde_json::from_slice(&text)
+            .map_err(|e| Error::Resume { path: path.clone(), detail: format!("{e}; {EARLIER}") })?;
+        let mut this = Self { path, by_name: BTreeMap::new(), files: BTreeMap::new() };
         for shard in index.tensors {
             // a name with a folder in it would lead out of the checkpoint
             if shard.file.contains(['/', '\\']) {
@@ -223,19 +202,11 @@ impl ShardedTensors {
     }
 
     pub fn damaged(&self, what: &str) -> Error {
-        Error::Resume {
-            path: self.path.clone(),
-            detail: format!("{what}; {EARLIER}"),
-        }
+        Error::Resume { path: self.path.clone(), detail: format!("{what}; {EARLIER}") }
     }
 
     /// Some elements of a tensor, from however many shards they lie in; `None` where there is no such tensor.
-    pub fn read(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        range: Range<usize>,
-    ) -> Result<Option<Vec<f32>>> {
+    pub fn read(&self, name: &str, shape: [usize; 2], range: Range<usize>) -> Result<Option<Vec<f32>>> {
         let Some(shards) = self.by_name.get(name) else {
             return Ok(None);
         };
@@ -246,10 +217,7 @@ impl ShardedTensors {
         let mut found = Vec::with_capacity(range.len());
         for shard in shards {
             if shard.shape != shape {
-                return Err(self.damaged(&format!(
-                    "tensor {name} has the shape {:?}, expected {shape:?}",
-                    shard.shape
-                )));
+                return Err(self.damaged(&format!("tensor {name} has the shape {:?}, expected {shape:?}", shard.shape)));
             }
             let [start, end] = shard.range;
             let next = range.start + found.len();
@@ -261,10 +229,9 @@ impl ShardedTensors {
             }
         }
         if found.len() < range.len() {
-            return Err(self.damaged(&format!(
-                "tensor {name} lacks the elements from {} on",
-                range.start + found.len()
-            )));
+            return Err(
+                self.damaged(&format!("tensor {name} lacks the elements from {} on", range.start + found.len()))
+            );
         }
         Ok(Some(found))
     }
@@ -274,10 +241,7 @@ impl ShardedTensors {
         let mut whole = vec![None; shape[0] * shape[1]];
         for shard in shards {
             if shard.shape != shape {
-                return Err(self.damaged(&format!(
-                    "tensor {name} has the shape {:?}, expected {shape:?}",
-                    shard.shape
-                )));
+                return Err(self.damaged(&format!("tensor {name} has the shape {:?}, expected {shape:?}", shard.shape)));
             }
             let [rows, columns] = shard.block.unwrap_or([[0, shape[0]], [0, shape[1]]]);
             let width = columns[1].saturating_sub(columns[0]);
@@ -296,10 +260,7 @@ impl ShardedTensors {
         }
         let found = whole.iter().flatten().count();
         if found != whole.len() {
-            return Err(self.damaged(&format!(
-                "tensor {name} has {} elements, and its blocks {found}",
-                whole.len()
-            )));
+            return Err(self.damaged(&format!("tensor {name} has {} elements, and its blocks {found}", whole.len())));
         }
         Ok(whole.into_iter().flatten().collect())
     }
@@ -316,10 +277,10 @@ impl ShardedTensors {
                 "the elements {start} to {end} of {} in {} are not those that were written",
                 shard.name, shard.file
             ))),
-            None => Err(self.damaged(&format!(
-                "{} ends before the elements {start} to {end} of {}",
-                shard.file, shard.name
-            ))),
+            None => {
+                Err(self
+                    .damaged(&format!("{} ends before the elements {start} to {end} of {}", shard.file, shard.name)))
+            }
         }
     }
 }

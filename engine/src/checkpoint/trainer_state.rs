@@ -101,7 +101,8 @@ impl TrainerState {
 /// Writes where the run stands, and the value head of a policy that has one.
 ///
 /// # Errors
-/// `Error::Io` where a file cannot be written; `Error::Model` where the value head cannot be read from the device or written.
+/// `Error::Io` where a file cannot be written; `Error::Model` where the value head cannot be read from the device or
+/// written.
 pub fn save(dir: &Path, state: &TrainerState, model: &dyn WholeModel) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let text = serde_json::to_string_pretty(state).map_err(|e| Error::Io {
@@ -125,11 +126,7 @@ fn save_value_head(dir: &Path, model: &dyn WholeModel, index: usize) -> Result<(
         let read = move || Ok(model.rows(index, 0..rows)?.download()?.to_f32());
         (spec.name.clone(), LazyTensor::f32(&spec.rows_cols(), read))
     });
-    Ok(write_tensors(
-        &dir.join(VALUE_HEAD),
-        tensor.into_iter().collect(),
-        &[],
-    )?)
+    Ok(write_tensors(&dir.join(VALUE_HEAD), tensor.into_iter().collect(), &[])?)
 }
 
 /// Reads it back into a decoder that has one: the part that its optimizer has, where ranks share weights out.
@@ -162,18 +159,12 @@ pub fn load_value_head(dir: &Path, decoder: &mut Decoder, optimizer: &AdamW) -> 
     })
 }
 
-/// Writes what an optimizer keeps beside the weights into a folder that exists: its moments and, with `masters`, the weights that updates
-/// work on, in f32. Where ranks share it out every rank writes a file of its own.
+/// Writes what an optimizer keeps beside the weights into a folder that exists: its moments and, with `masters`, the
+/// weights that updates work on, in f32. Where ranks share it out every rank writes a file of its own.
 ///
 /// # Errors
 /// Where a file cannot be written, or a rank has failed or is gone.
-pub fn save_optimizer(
-    dir: &Path,
-    optimizer: &AdamW,
-    decoder: &Decoder,
-    masters: bool,
-    world: &World,
-) -> Result<()> {
+pub fn save_optimizer(dir: &Path, optimizer: &AdamW, decoder: &Decoder, masters: bool, world: &World) -> Result<()> {
     let mut parts = vec![(OPTIMIZER, moments(optimizer, decoder))];
     if masters {
         parts.push((MASTERS, master_weights(optimizer, decoder)));
@@ -234,32 +225,23 @@ fn is_sharded(decoder: &Decoder, index: usize) -> bool {
 
 /// The moments.
 fn moments<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> Vec<Own<'a>> {
-    let has_moments =
-        |(index, ..): &(usize, &ParamSpec, Range<usize>)| optimizer.has_moments(*index);
+    let has_moments = |(index, ..): &(usize, &ParamSpec, Range<usize>)| optimizer.has_moments(*index);
     let both = |(index, spec, range): (usize, &'a ParamSpec, Range<usize>)| {
         let named = MOMENTS.into_iter().enumerate();
         named.map(move |(which, name)| {
             let read = move || {
                 let moments = optimizer.moments(index).map_err(Error::into_model)?;
-                Ok(moments.map_or_else(Vec::new, |both| {
-                    both.into_iter().nth(which).unwrap_or_default()
-                }))
+                Ok(moments.map_or_else(Vec::new, |both| both.into_iter().nth(which).unwrap_or_default()))
             };
             let name = format!("{}.{name}", spec.name);
             Own::new(name, spec, decoder.block(index), range.clone(), read)
         })
     };
-    owned(optimizer, decoder)
-        .filter(has_moments)
-        .flat_map(both)
-        .collect()
+    owned(optimizer, decoder).filter(has_moments).flat_map(both).collect()
 }
 
 /// Flat index and spec of the parameters of which an optimizer has a part that no earlier rank has too, and that part.
-fn owned<'a>(
-    optimizer: &'a AdamW,
-    decoder: &'a Decoder,
-) -> impl Iterator<Item = (usize, &'a ParamSpec, Range<usize>)> {
+fn owned<'a>(optimizer: &'a AdamW, decoder: &'a Decoder) -> impl Iterator<Item = (usize, &'a ParamSpec, Range<usize>)> {
     let specs = decoder.specs().enumerate();
     specs
         .map(|(index, spec)| (index, spec, optimizer.part(index, spec)))
@@ -276,18 +258,15 @@ const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 pub fn load_state(dir: &Path) -> Result<TrainerState> {
     let path = dir.join(STATE);
     let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    serde_json::from_str(&text).map_err(|e| Error::Resume {
-        path: path.clone(),
-        detail: format!("{e}; {EARLIER}"),
-    })
+    serde_json::from_str(&text).map_err(|e| Error::Resume { path: path.clone(), detail: format!("{e}; {EARLIER}") })
 }
 
-/// Reads the f32 masters of a trainer folder, where there are any, into the decoder; where that is in half precision it gets them
-/// rounded, and the optimizer its part of them as they are.
+/// Reads the f32 masters of a trainer folder, where there are any, into the decoder; where that is in half precision it
+/// gets them rounded, and the optimizer its part of them as they are.
 ///
 /// # Errors
-/// `Error::Io` where a file cannot be read, `Error::Resume` where a master is missing or has another shape, `Error::Device` and
-/// `Error::Model` where the device fails.
+/// `Error::Io` where a file cannot be read, `Error::Resume` where a master is missing or has another shape,
+/// `Error::Device` and `Error::Model` where the device fails.
 pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) -> Result<()> {
     let Some(file) = SavedTensors::find(dir, MASTERS)? else {
         return Ok(());
@@ -295,12 +274,8 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
     file.with(|tensors| {
         let device = decoder.device().clone();
         let precision = decoder.arch().precision;
-        let blocks: Vec<Option<Block>> = (0..decoder.specs().count())
-            .map(|index| decoder.block(index))
-            .collect();
-        let sharded: Vec<bool> = (0..blocks.len())
-            .map(|index| is_sharded(decoder, index))
-            .collect();
+        let blocks: Vec<Option<Block>> = (0..decoder.specs().count()).map(|index| decoder.block(index)).collect();
+        let sharded: Vec<bool> = (0..blocks.len()).map(|index| is_sharded(decoder, index)).collect();
         decoder.update(|index, spec, value| {
             if !spec.trainable {
                 return Ok(value);
@@ -328,14 +303,9 @@ pub fn load_masters(dir: &Path, decoder: &mut Decoder, optimizer: &mut AdamW) ->
 /// Reads an optimizer's part of the moments of a trainer folder; it continues after `steps` applied steps.
 ///
 /// # Errors
-/// `Error::Io` where a file is missing or cannot be read, `Error::Resume` where a moment is missing or has another shape, `Error::Device`
-/// and `Error::Model` where the device fails.
-pub fn load_optimizer(
-    dir: &Path,
-    steps: u64,
-    decoder: &Decoder,
-    optimizer: &mut AdamW,
-) -> Result<()> {
+/// `Error::Io` where a file is missing or cannot be read, `Error::Resume` where a moment is missing or has another
+/// shape, `Error::Device` and `Error::Model` where the device fails.
+pub fn load_optimizer(dir: &Path, steps: u64, decoder: &Decoder, optimizer: &mut AdamW) -> Result<()> {
     let Some(file) = SavedTensors::find(dir, OPTIMIZER)? else {
         let path = dir.join(format!("{OPTIMIZER}.safetensors"));
         let missing = std::io::Error::from(std::io::ErrorKind::NotFound);

@@ -60,9 +60,10 @@ impl RunConfig {
         RunConfigBuilder::default()
     }
 
-    /// The configuration as a run uses it: settings that follow from others are filled in (a critic with default settings where
-    /// the objective needs one, the defaults of new `LoRA` adapters), and everything is checked. Reading a configuration file does
-    /// this, and so do [`RunConfigBuilder::build`] and [`TrainerBuilder::build`](crate::trainer::TrainerBuilder::build).
+    /// The configuration as a run uses it: settings that follow from others are filled in (a critic with default
+    /// settings where the objective needs one, the defaults of new `LoRA` adapters), and everything is checked. Reading
+    /// a configuration file does this, and so do [`RunConfigBuilder::build`] and
+    /// [`TrainerBuilder::build`](crate::trainer::TrainerBuilder::build).
     ///
     /// # Errors
     ///
@@ -95,7 +96,8 @@ impl RunConfigBuilder {
         self
     }
 
-    /// Starts from a Hugging Face checkpoint folder. A relative path is relative to where the program runs, as all paths are.
+    /// Starts from a Hugging Face checkpoint folder. A relative path is relative to where the program runs, as all
+    /// paths are.
     #[must_use]
     pub fn model_path(mut self, path: impl Into<PathBuf>) -> Self {
         self.config.model.path = Some(path.into());
@@ -105,17 +107,14 @@ impl RunConfigBuilder {
     /// Starts from random weights of an architecture: keys and values of a Hugging Face `config.json` (`model_type`,
     /// `hidden_size`, …). `vocab_size` is the tokenizer's unless it is given.
     #[must_use]
-    pub fn model_arch<K: Into<String>>(
-        mut self,
-        config: impl IntoIterator<Item = (K, Value)>,
-    ) -> Self {
+    pub fn model_arch<K: Into<String>>(mut self, config: impl IntoIterator<Item = (K, Value)>) -> Self {
         let entries = config.into_iter().map(|(key, value)| (key.into(), value));
         self.config.model.arch = Some(entries.collect());
         self
     }
 
-    /// With [`model_arch`](Self::model_arch): a folder with tokenizer files. Without it, every character of the task's alphabet
-    /// is a token.
+    /// With [`model_arch`](Self::model_arch): a folder with tokenizer files. Without it, every character of the task's
+    /// alphabet is a token.
     #[must_use]
     pub fn tokenizer(mut self, folder: impl Into<PathBuf>) -> Self {
         self.config.model.tokenizer = Some(folder.into());
@@ -200,9 +199,9 @@ impl RunConfigBuilder {
         self
     }
 
-    /// Memory settings, or a [`Preset`](firebrick_plan::Preset) of them. Sizes are in bytes and tokens. What a preset sets outside of
-    /// this section is set by [`build`](Self::build): the precision unless [`precision`](Self::precision) was called, and keys of
-    /// `rollout` that have their default.
+    /// Memory settings, or a [`Preset`](firebrick_plan::Preset) of them. Sizes are in bytes and tokens. What a preset
+    /// sets outside of this section is set by [`build`](Self::build): the precision unless
+    /// [`precision`](Self::precision) was called, and keys of `rollout` that have their default.
     #[must_use]
     pub fn memory(mut self, memory: impl Into<MemoryConfig>) -> Self {
         self.config.memory = memory.into();
@@ -228,8 +227,8 @@ impl RunConfigBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) with the key of a setting that cannot work, or of what is missing: a model, the
-    /// output folder.
+    /// [`Error::Config`](crate::Error::Config) with the key of a setting that cannot work, or of what is missing: a
+    /// model, the output folder.
     pub fn build(mut self) -> Result<RunConfig> {
         self.take_preset()?;
         self.config.resolve()
@@ -270,8 +269,7 @@ fn changed<T: Serialize>(section: &T, from: &T) -> Map<String, Value> {
     };
     let from = keys(from);
     let own = keys(section).into_iter();
-    own.filter(|(key, value)| from.get(key) != Some(value))
-        .collect()
+    own.filter(|(key, value)| from.get(key) != Some(value)).collect()
 }
 
 #[cfg(test)]

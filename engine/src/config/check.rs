@@ -46,12 +46,10 @@ impl RunConfig {
         let bad = |what: &str| Err(Error::Config(what.to_owned()));
         match (&self.model.path, &self.model.arch) {
             (Some(_), Some(_)) => bad("model: set either `path` or `arch`, not both"),
-            (None, None) => {
-                bad("model: set `path` (a checkpoint folder) or `arch` (random initialization)")
+            (None, None) => bad("model: set `path` (a checkpoint folder) or `arch` (random initialization)"),
+            (Some(_), None) if self.model.tokenizer.is_some() => {
+                bad("model.tokenizer requires model.arch; a checkpoint at model.path has its own tokenizer")
             }
-            (Some(_), None) if self.model.tokenizer.is_some() => bad(
-                "model.tokenizer requires model.arch; a checkpoint at model.path has its own tokenizer",
-            ),
             _ if self.output.as_os_str().is_empty() => bad("output must name the run folder"),
             _ => Ok(()),
         }
@@ -65,12 +63,10 @@ impl RunConfig {
                 "rollout.quantization quantises the weights that are trained beside, but with model.lora.base: {base} the sampler \
                  reads the base in {base} already; remove rollout.quantization"
             ))),
-            (Some(base), None) if self.memory.zero() == Zero::Stage3 => {
-                Err(Error::Config(format!(
-                    "memory.zero_stage: 3 shares out weights as numbers, and those of model.lora.base: {base} are codes; take \
+            (Some(base), None) if self.memory.zero() == Zero::Stage3 => Err(Error::Config(format!(
+                "memory.zero_stage: 3 shares out weights as numbers, and those of model.lora.base: {base} are codes; take \
                  memory.zero_stage: 2"
-                )))
-            }
+            ))),
             _ => Ok(()),
         }
     }
@@ -85,27 +81,19 @@ impl RunConfig {
             ("trainer.train_batch_size", self.trainer.train_batch_size),
             ("trainer.max_ckpt_to_keep", self.trainer.max_ckpt_to_keep),
             ("update.ppo_epochs", self.update.ppo_epochs),
-            (
-                "update.ppo_mini_batch_size",
-                self.update.ppo_mini_batch_size.unwrap_or(1),
-            ),
+            ("update.ppo_mini_batch_size", self.update.ppo_mini_batch_size.unwrap_or(1)),
         ];
         let zero = sizes.into_iter().filter(|(_, n)| *n == 0);
-        zero.map(|(key, _)| Err(Error::Config(format!("{key} must be at least 1"))))
-            .collect()
+        zero.map(|(key, _)| Err(Error::Config(format!("{key} must be at least 1")))).collect()
     }
 
     fn check_steps(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(what.to_owned()));
         if self.trainer.steps == 0 {
-            return bad(
-                "trainer.steps must be at least 1; for supervised training only, use `firebrick sft`",
-            );
+            return bad("trainer.steps must be at least 1; for supervised training only, use `firebrick sft`");
         }
         if self.trainer.save_freq < -1 {
-            return bad(
-                "trainer.save_freq must be a number of steps, 0 (after the last step only) or -1 (never)",
-            );
+            return bad("trainer.save_freq must be a number of steps, 0 (after the last step only) or -1 (never)");
         }
         Ok(())
     }
@@ -116,14 +104,9 @@ impl RunConfig {
             return bad("rollout.top_k must be at least 1, or -1 for all tokens");
         }
         if self.rollout.temperature.is_nan() || self.rollout.temperature <= 0.0 {
-            return bad(
-                "rollout.temperature must be above 0: greedy completions of a group are all equal",
-            );
+            return bad("rollout.temperature must be above 0: greedy completions of a group are all equal");
         }
-        self.rollout
-            .sampling(Vec::new())
-            .check()
-            .map_err(|e| Error::Config(format!("rollout: {e}")))
+        self.rollout.sampling(Vec::new()).check().map_err(|e| Error::Config(format!("rollout: {e}")))
     }
 
     /// Refuses an objective that the rest of the run cannot serve.
@@ -131,10 +114,7 @@ impl RunConfig {
         let bad = |what: &str| Err(Error::Config(format!("objective: {what}")));
         let best_of_two = matches!(
             objective.advantages().estimator(),
-            Some(AdvantageEstimator::Group {
-                baseline: GroupEstimator::PassAtK { .. },
-                ..
-            })
+            Some(AdvantageEstimator::Group { baseline: GroupEstimator::PassAtK { .. }, .. })
         );
         if best_of_two && self.rollout.n < 2 {
             return bad(
@@ -154,13 +134,11 @@ impl RunConfig {
     /// A critic where the objective has one, and nowhere else.
     fn check_critic(&self, values: bool) -> Result<()> {
         match &self.critic {
-            Some(critic) if values && critic.shared_trunk && !self.memory.critic.is_empty() => {
-                Err(Error::Config(
-                    "memory.critic plans a separate critic, but with critic.shared_trunk: true the critic is part of the \
+            Some(critic) if values && critic.shared_trunk && !self.memory.critic.is_empty() => Err(Error::Config(
+                "memory.critic plans a separate critic, but with critic.shared_trunk: true the critic is part of the \
                      policy; remove it, or use a separate critic"
-                        .into(),
-                ))
-            }
+                    .into(),
+            )),
             Some(critic) if values => critic.check(self.trainer.steps),
             None if values => Err(Error::Config(
                 "objective.adv_estimator: gae needs a critic; add `critic: {}` for one with default settings".into(),
@@ -176,16 +154,11 @@ impl RunConfig {
     }
 
     fn check_groups(&self) -> Result<()> {
-        let (prompts, mini) = (
-            self.trainer.train_batch_size,
-            self.update.ppo_mini_batch_size,
-        );
+        let (prompts, mini) = (self.trainer.train_batch_size, self.update.ppo_mini_batch_size);
         match mini {
-            Some(mini) if mini > 0 && (mini > prompts || prompts % mini != 0) => {
-                Err(Error::Config(format!(
-                    "update.ppo_mini_batch_size ({mini} prompts) must divide trainer.train_batch_size ({prompts})"
-                )))
-            }
+            Some(mini) if mini > 0 && (mini > prompts || prompts % mini != 0) => Err(Error::Config(format!(
+                "update.ppo_mini_batch_size ({mini} prompts) must divide trainer.train_batch_size ({prompts})"
+            ))),
             _ => Ok(()),
         }
     }

@@ -39,8 +39,8 @@ pub struct CriticConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct CriticModel {
     /// A Hugging Face checkpoint folder: a causal language model, which gets a value head, or a
-    /// `…ForSequenceClassification` or `…ForTokenClassification` model with one label. Absent: the policy as it is before
-    /// the first RL step, with a value head.
+    /// `…ForSequenceClassification` or `…ForTokenClassification` model with one label. Absent: the policy as it is
+    /// before the first RL step, with a value head.
     pub path: Option<PathBuf>,
 }
 
@@ -48,10 +48,7 @@ impl Default for CriticConfig {
     fn default() -> Self {
         Self {
             model: CriticModel::default(),
-            optim: OptimConfig {
-                lr: 1e-5,
-                ..OptimConfig::default()
-            },
+            optim: OptimConfig { lr: 1e-5, ..OptimConfig::default() },
             warmup: 0,
             cliprange_value: 0.5,
             loss_agg_mode: LossAggMode::TokenMean,
@@ -77,9 +74,7 @@ impl CriticConfig {
             )));
         }
         if self.ulysses_sequence_parallel_size == Some(0) {
-            return Err(Error::Config(
-                "critic.ulysses_sequence_parallel_size must be at least 1, found 0".into(),
-            ));
+            return Err(Error::Config("critic.ulysses_sequence_parallel_size must be at least 1, found 0".into()));
         }
         if self.shared_trunk {
             return self.check_shared();
@@ -143,19 +138,13 @@ impl CriticConfig {
     /// Its loss.
     #[must_use]
     pub fn loss(&self) -> ValueLoss {
-        ValueLoss {
-            clip_range: self.cliprange_value,
-        }
+        ValueLoss { clip_range: self.cliprange_value }
     }
 
     /// The policy's loss with its own, where both have one trunk.
     #[must_use]
     pub fn joint_loss<'l>(&self, tokens: &'l dyn TokenLoss) -> HeadLoss<'l> {
-        HeadLoss::Joint {
-            tokens,
-            values: self.loss(),
-            coefficient: self.vf_coef,
-        }
+        HeadLoss::Joint { tokens, values: self.loss(), coefficient: self.vf_coef }
     }
 
     /// Weights of the tokens of one optimizer step, given each sequence's number of scored tokens.

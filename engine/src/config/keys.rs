@@ -9,7 +9,8 @@ use std::fmt::Write;
 pub struct Key {
     /// Its path, with dots. Entries of lists have no number: `task.rewards.weight`.
     pub path: String,
-    /// The kinds of task or reward that it is a key of, by their `kind`; empty where it belongs to all of them, or to no such section.
+    /// The kinds of task or reward that it is a key of, by their `kind`; empty where it belongs to all of them, or to
+    /// no such section.
     pub kinds: Vec<String>,
     /// What it is.
     pub description: String,
@@ -19,8 +20,8 @@ pub struct Key {
     pub takes: String,
     /// The values that it takes by name, with what each is, where that is said.
     pub values: Vec<(String, Option<String>)>,
-    /// What it is where it is left out. None where it has to be given, where a section decides itself, or where that follows from other
-    /// keys.
+    /// What it is where it is left out. None where it has to be given, where a section decides itself, or where that
+    /// follows from other keys.
     pub default: Option<Value>,
     /// Whether its section cannot be without it.
     pub is_required: bool,
@@ -31,10 +32,8 @@ pub struct Key {
 pub fn keys() -> Vec<Key> {
     let mut all = Vec::new();
     collect(&schema(), "", &mut all);
-    let kinds: Vec<(String, usize)> = all
-        .iter()
-        .filter_map(|key| Some((key.path.strip_suffix("kind")?.to_owned(), key.values.len())))
-        .collect();
+    let kinds: Vec<(String, usize)> =
+        all.iter().filter_map(|key| Some((key.path.strip_suffix("kind")?.to_owned(), key.values.len()))).collect();
     for key in &mut all {
         let (section, _) = key.path.rsplit_once('.').unwrap_or_default();
         let of = |(prefix, _): &&(String, usize)| prefix.strip_suffix('.') == Some(section);
@@ -51,8 +50,7 @@ pub fn keys() -> Vec<Key> {
 pub fn nearest_keys(name: &str, count: usize) -> Vec<String> {
     let last = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
     let own = last(name);
-    let closeness =
-        |path: &str| strsim::jaro_winkler(path, name).max(strsim::jaro_winkler(&last(path), &own));
+    let closeness = |path: &str| strsim::jaro_winkler(path, name).max(strsim::jaro_winkler(&last(path), &own));
     let all = keys().into_iter();
     let mut near: Vec<(f64, String)> = all.map(|key| (closeness(&key.path), key.path)).collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -64,18 +62,12 @@ fn collect(schema: &Value, prefix: &str, all: &mut Vec<Key>) {
         let Some(properties) = object.get("properties").and_then(Value::as_object) else {
             continue;
         };
-        let kind = properties
-            .get("kind")
-            .and_then(|kind| kind["const"].as_str());
+        let kind = properties.get("kind").and_then(|kind| kind["const"].as_str());
         for (name, schema) in properties {
             if schema.get(SAME_AS).is_some() {
                 continue;
             }
-            let path = if prefix.is_empty() {
-                name.clone()
-            } else {
-                format!("{prefix}.{name}")
-            };
+            let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
             let mut key = Key::of(path.clone(), schema, is_required(object, name));
             key.kinds.extend(kind.map(str::to_owned));
             // of a variant with a value, the section says what it is
@@ -198,12 +190,9 @@ fn takes(all: &[&Value]) -> String {
         words.push("any value");
     }
     let mut text = words.join(" or ");
-    for (word, said) in [
-        ("minimum", "at least"),
-        ("exclusiveMinimum", "above"),
-        ("maximum", "at most"),
-        ("exclusiveMaximum", "below"),
-    ] {
+    for (word, said) in
+        [("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"), ("exclusiveMaximum", "below")]
+    {
         let bound = all.iter().find_map(|one| one.get(word));
         if let Some(bound) = bound {
             let _ = write!(text, ", {said} {bound}");
@@ -225,36 +214,22 @@ mod tests {
     fn a_key_is_told_with_its_default_its_range_and_its_values() {
         let all = keys();
         let n = key(&all, "rollout.n");
-        assert_eq!(
-            (n.takes.as_str(), n.default.as_ref()),
-            ("integer, at least 1", Some(&8.into()))
-        );
+        assert_eq!((n.takes.as_str(), n.default.as_ref()), ("integer, at least 1", Some(&8.into())));
         let home = key(&all, "memory.param_offload");
         let names: Vec<&str> = home.values.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["none", "idle", "streamed"]);
-        assert!(
-            home.values[2]
-                .1
-                .as_ref()
-                .is_some_and(|what| what.contains("visiting the device"))
-        );
+        assert!(home.values[2].1.as_ref().is_some_and(|what| what.contains("visiting the device")));
         assert_eq!(home.default, Some("none".into()));
         assert!(key(&all, "output").is_required && !n.is_required);
         assert!(key(&all, "memory.reference").is_section);
-        assert!(
-            !key(&all, "model.arch").is_section,
-            "its keys are transformers'"
-        );
+        assert!(!key(&all, "model.arch").is_section, "its keys are transformers'");
     }
 
     #[test]
     fn keys_of_some_kinds_of_task_or_reward_say_so() {
         let all = keys();
         assert_eq!(key(&all, "task.difficulty").kinds, ["arithmetic"]);
-        assert_eq!(
-            key(&all, "task.rewards.tolerance").kinds,
-            ["number", "math"]
-        );
+        assert_eq!(key(&all, "task.rewards.tolerance").kinds, ["number", "math"]);
         assert!(key(&all, "task.rewards.weight").kinds.is_empty());
         let kinds = &key(&all, "task.rewards.kind").values;
         assert!(kinds.len() >= 7, "{kinds:?}");
@@ -265,12 +240,7 @@ mod tests {
         let all = keys();
         assert!(all.len() > 180, "{}", all.len());
         for key in &all {
-            assert!(
-                key.description.len() > 10,
-                "{}: {:?}",
-                key.path,
-                key.description
-            );
+            assert!(key.description.len() > 10, "{}: {:?}", key.path, key.description);
             assert!(!key.takes.is_empty(), "{} takes nothing", key.path);
         }
     }

@@ -10,25 +10,11 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Sections that `null` turns off.
-pub(super) const SECTIONS: [&str; 9] = [
-    "task",
-    "objective",
-    "rollout",
-    "update",
-    "optim",
-    "critic",
-    "warmup",
-    "sft",
-    "memory",
-];
+pub(super) const SECTIONS: [&str; 9] =
+    ["task", "objective", "rollout", "update", "optim", "critic", "warmup", "sft", "memory"];
 
 /// Keys that name files of this machine.
-const LOCAL: [&str; 4] = [
-    "/memory/plan",
-    "/model/chat_template",
-    "/task/environment/file",
-    "/task/environment/python",
-];
+const LOCAL: [&str; 4] = ["/memory/plan", "/model/chat_template", "/task/environment/file", "/task/environment/python"];
 
 /// Keys that name files, or what is fetched from the Hub.
 const FILES: [&str; 9] = [
@@ -43,12 +29,12 @@ const FILES: [&str; 9] = [
     "/warmup/sft/train",
 ];
 
-/// Reads a configuration file and applies overrides. Paths in the file are relative to its folder, those in overrides to
-/// where the program runs, and so is `output`.
+/// Reads a configuration file and applies overrides. Paths in the file are relative to its folder, those in overrides
+/// to where the program runs, and so is `output`.
 ///
 /// # Errors
-/// `Error::Io` where the file cannot be read; `Error::Config` for what is no YAML, an unknown key or a value that it cannot have, with file
-/// and place, and for an override that is none; those of [`RunConfig::check`].
+/// `Error::Io` where the file cannot be read; `Error::Config` for what is no YAML, an unknown key or a value that it
+/// cannot have, with file and place, and for an override that is none; those of [`RunConfig::check`].
 pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig> {
     let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
     let in_file = |e| match e {
@@ -66,8 +52,8 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig> {
 /// Reads a configuration from text and applies overrides; paths are left as they are.
 ///
 /// # Errors
-/// `Error::Config` for what is no YAML, an unknown key, a value that it cannot have, or an override that is none; those of
-/// [`RunConfig::check`].
+/// `Error::Config` for what is no YAML, an unknown key, a value that it cannot have, or an override that is none; those
+/// of [`RunConfig::check`].
 pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
     let mut root = mapping(text)?;
     override_all(&mut root, overrides)?;
@@ -77,9 +63,7 @@ pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
 pub(super) fn mapping(text: &str) -> Result<Map<String, Value>> {
     match serde_saphyr::from_str(text) {
         Ok(Value::Object(root)) => Ok(root),
-        Ok(_) => Err(Error::Config(
-            "must be a mapping of sections (model, task, output, …)".into(),
-        )),
+        Ok(_) => Err(Error::Config("must be a mapping of sections (model, task, output, …)".into())),
         Err(e) => {
             let (place, said) = mistake(text, &e);
             let place = place.map(|own| format!("line {}, column {}: ", own.line, own.column));
@@ -102,11 +86,7 @@ pub(super) fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Resul
             resolve_file(named, base)?;
         }
     }
-    let local: Vec<String> = LOCAL
-        .map(str::to_owned)
-        .into_iter()
-        .chain(programs)
-        .collect();
+    let local: Vec<String> = LOCAL.map(str::to_owned).into_iter().chain(programs).collect();
     for pointer in local {
         // a program by its name alone is looked for on the path
         let program = pointer.ends_with("/python") || pointer.ends_with("/command/0");
@@ -128,8 +108,8 @@ fn absolute(file: &str, base: &Path) -> Result<String> {
     Ok(path.to_string_lossy().into_owned())
 }
 
-/// Makes a path absolute: one alone, or in a list of paths or of `{path, weight}`, or under the names of sets. Names of the Hub stay
-/// as they are.
+/// Makes a path absolute: one alone, or in a list of paths or of `{path, weight}`, or under the names of sets. Names of
+/// the Hub stay as they are.
 fn resolve_file(named: &mut Value, base: &Path) -> Result<()> {
     match named {
         Value::String(file) if !HubName::is_one(file, base) => {
@@ -140,9 +120,7 @@ fn resolve_file(named: &mut Value, base: &Path) -> Result<()> {
         Value::Object(entry) => match entry.get_mut("path") {
             Some(path @ Value::String(_)) => resolve_file(path, base),
             Some(_) => Ok(()),
-            None => entry
-                .values_mut()
-                .try_for_each(|one| resolve_file(one, base)),
+            None => entry.values_mut().try_for_each(|one| resolve_file(one, base)),
         },
         _ => Ok(()),
     }
@@ -194,11 +172,10 @@ fn typed(root: Map<String, Value>) -> Result<RunConfig> {
 pub(super) fn read(mut root: Map<String, Value>) -> Result<RunConfig> {
     let applied_preset = AppliedPreset::lay_under(&mut root);
     expand_objective(&mut root);
-    let mut config: RunConfig =
-        serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
-            let path = e.path().to_string();
-            Error::Config(describe(&path, &e.into_inner().to_string()))
-        })?;
+    let mut config: RunConfig = serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
+        let path = e.path().to_string();
+        Error::Config(describe(&path, &e.into_inner().to_string()))
+    })?;
     config.applied_preset = applied_preset;
     Ok(config)
 }
@@ -214,19 +191,14 @@ fn name_objective(root: &mut Map<String, Value>) {
     }
 }
 
-/// Sets one value: `a.b.c=1`; entries of lists go by their number, from 0. The value is read as YAML, so that numbers, lists
-/// and `null` work.
+/// Sets one value: `a.b.c=1`; entries of lists go by their number, from 0. The value is read as YAML, so that numbers,
+/// lists and `null` work.
 fn apply(root: &mut Map<String, Value>, text: &str) -> Result<()> {
     let Some((path, value)) = text.split_once('=') else {
-        return Err(Error::Config(format!(
-            "override {text:?} must have the form key.path=value"
-        )));
+        return Err(Error::Config(format!("override {text:?} must have the form key.path=value")));
     };
-    let value: Value = serde_saphyr::from_str(value).map_err(|e| {
-        Error::Config(format!(
-            "override {text:?}: the value is not valid YAML: {e}"
-        ))
-    })?;
+    let value: Value = serde_saphyr::from_str(value)
+        .map_err(|e| Error::Config(format!("override {text:?}: the value is not valid YAML: {e}")))?;
     let keys: Vec<&str> = path.split('.').collect();
     let mut whole = Value::Object(std::mem::take(root));
     let done = set(&mut whole, "", &keys, value);
@@ -239,9 +211,7 @@ fn apply(root: &mut Map<String, Value>, text: &str) -> Result<()> {
 /// The paths that overrides set, as JSON pointers.
 pub(super) fn overridden(overrides: &[String]) -> Vec<String> {
     let paths = overrides.iter().filter_map(|text| text.split_once('='));
-    paths
-        .map(|(path, _)| format!("/{}", path.replace('.', "/")))
-        .collect()
+    paths.map(|(path, _)| format!("/{}", path.replace('.', "/"))).collect()
 }
 
 /// Sets the value at a path below `at`, which is called `name`; sections that are missing are made.
@@ -259,9 +229,7 @@ fn set(at: &mut Value, name: &str, keys: &[&str], value: Value) -> Result<(), St
             let len = list.len();
             let entry = key.parse().ok().and_then(|at: usize| list.get_mut(at));
             entry.ok_or_else(|| {
-                format!(
-                    "`{name}` is a list of {len} entries, numbered from 0; there is no entry `{key}`"
-                )
+                format!("`{name}` is a list of {len} entries, numbered from 0; there is no entry `{key}`")
             })?
         }
         _ => return Err(format!("`{name}` is a value, not a section")),
@@ -271,39 +239,19 @@ fn set(at: &mut Value, name: &str, keys: &[&str], value: Value) -> Result<(), St
 
 /// Adds the place and, for an unknown key, the nearest known one to serde's message.
 fn describe(path: &str, message: &str) -> String {
-    let place = if path == "." {
-        String::new()
-    } else {
-        format!("{path}: ")
-    };
+    let place = if path == "." { String::new() } else { format!("{path}: ") };
     let unknown = ["unknown field `", "unknown variant `"];
-    let Some(rest) = unknown
-        .iter()
-        .find_map(|prefix| message.strip_prefix(prefix))
-    else {
+    let Some(rest) = unknown.iter().find_map(|prefix| message.strip_prefix(prefix)) else {
         return format!("{place}{message}");
     };
     let mut names = rest.split('`').step_by(2).map(str::to_owned);
     let found = names.next().unwrap_or_default();
-    let known: Vec<String> = rest
-        .split('`')
-        .skip(2)
-        .step_by(2)
-        .map(str::to_owned)
-        .collect();
-    let nearest = known
-        .iter()
-        .max_by(|a, b| strsim::jaro_winkler(a, &found).total_cmp(&strsim::jaro_winkler(b, &found)));
-    let what = if message.starts_with(unknown[0]) {
-        "unknown key"
-    } else {
-        "unknown value"
-    };
+    let known: Vec<String> = rest.split('`').skip(2).step_by(2).map(str::to_owned).collect();
+    let nearest =
+        known.iter().max_by(|a, b| strsim::jaro_winkler(a, &found).total_cmp(&strsim::jaro_winkler(b, &found)));
+    let what = if message.starts_with(unknown[0]) { "unknown key" } else { "unknown value" };
     match nearest {
-        Some(nearest) => format!(
-            "{place}{what} `{found}`; did you mean `{nearest}`? Known: {}",
-            known.join(", ")
-        ),
+        Some(nearest) => format!("{place}{what} `{found}`; did you mean `{nearest}`? Known: {}", known.join(", ")),
         None => format!("{place}{what} `{found}`"),
     }
 }

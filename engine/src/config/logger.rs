@@ -89,10 +89,7 @@ mod tests {
         for (given, resolved) in [
             (json!("trackio"), json!(["trackio", "file"])),
             (json!(["file", "console"]), json!(["file", "console"])),
-            (
-                json!(["console", "tensorboard", "console"]),
-                json!(["console", "tensorboard", "file"]),
-            ),
+            (json!(["console", "tensorboard", "console"]), json!(["console", "tensorboard", "file"])),
             (json!([]), json!(["file"])),
         ] {
             let loggers: Loggers = serde_json::from_value(given).unwrap();
@@ -105,10 +102,7 @@ mod tests {
     fn a_tracker_that_is_not_here_is_refused_with_those_that_are() {
         for given in [json!("wandb"), json!(["console", "wandb"]), json!(1)] {
             let error = serde_json::from_value::<Loggers>(given).unwrap_err();
-            assert!(
-                error.to_string().contains("tensorboard and trackio"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("tensorboard and trackio"), "{error}");
         }
     }
 }

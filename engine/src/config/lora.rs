@@ -31,16 +31,16 @@ pub struct LoraSettings {
     pub dropout: Option<f64>,
     /// Modules with adapters.
     pub target_modules: Option<TargetModules>,
-    /// Parameters of all experts of a layer, of which every expert has an adapter: `[mlp.experts.gate_up_proj, mlp.experts.down_proj]`.
-    /// Where experts are modules of their own, they are among `target_modules`.
+    /// Parameters of all experts of a layer, of which every expert has an adapter: `[mlp.experts.gate_up_proj,
+    /// mlp.experts.down_proj]`. Where experts are modules of their own, they are among `target_modules`.
     pub target_parameters: Option<Vec<String>>,
     /// A PEFT adapter folder to continue from. What it says of itself need not be said again.
     pub path: Option<PathBuf>,
     /// Write a merged model into every checkpoint, beside the adapter.
     pub merge: bool,
-    /// Keep the matrices of layers in few bits (`QLoRA`): `int8`, or `nf4` in blocks of 64 with double quantisation. They are quantised as
-    /// the model is read, and widened as they are multiplied; reference policy and sampler use the same. transformers: `load_in_8bit`,
-    /// `load_in_4bit` with `bnb_4bit_quant_type: nf4`.
+    /// Keep the matrices of layers in few bits (`QLoRA`): `int8`, or `nf4` in blocks of 64 with double quantisation.
+    /// They are quantised as the model is read, and widened as they are multiplied; reference policy and sampler use
+    /// the same. transformers: `load_in_8bit`, `load_in_4bit` with `bnb_4bit_quant_type: nf4`.
     pub base: Option<BaseFormat>,
 }
 
@@ -69,10 +69,7 @@ impl LoraSettings {
     /// The settings of an adapter folder and nothing else.
     #[must_use]
     pub fn at(path: PathBuf) -> Self {
-        Self {
-            path: Some(path),
-            ..Self::default()
-        }
+        Self { path: Some(path), ..Self::default() }
     }
 
     /// Refuses settings that cannot work.
@@ -99,8 +96,7 @@ impl LoraSettings {
         self.alpha.get_or_insert(default.alpha);
         self.use_rslora.get_or_insert(default.use_rslora);
         self.dropout.get_or_insert(default.dropout);
-        self.target_modules
-            .get_or_insert_with(|| TargetModules::Word(ALL_LINEAR.into()));
+        self.target_modules.get_or_insert_with(|| TargetModules::Word(ALL_LINEAR.into()));
     }
 
     /// Settings over those of something else.
@@ -149,8 +145,8 @@ impl LoraSettings {
     /// What the adapters will look like, without reading any weights.
     ///
     /// # Errors
-    /// `Error::Config` for settings out of range, or modules that the model lacks; `Error::Model` and `Error::Hub` where the folder at
-    /// `path` cannot be read.
+    /// `Error::Config` for settings out of range, or modules that the model lacks; `Error::Model` and `Error::Hub`
+    /// where the folder at `path` cannot be read.
     pub fn shape(&self, arch: &Arch) -> Result<LoraConfig> {
         let base = match &self.path {
             Some(path) => adapter_shape(arch, &model_folder(path, ModelFiles::Config)?)?,
@@ -176,11 +172,12 @@ impl LoraSettings {
         Ok(lora.in_arch(arch))
     }
 
-    /// The policy at the start of a run: the base model with fresh adapters by seed, or with those of the folder at `path`.
+    /// The policy at the start of a run: the base model with fresh adapters by seed, or with those of the folder at
+    /// `path`.
     ///
     /// # Errors
-    /// As [`Self::shape`]; `Error::Config` too where the settings differ from those of the folder, `Error::Model` where its weights do not
-    /// fit.
+    /// As [`Self::shape`]; `Error::Config` too where the settings differ from those of the folder, `Error::Model` where
+    /// its weights do not fit.
     pub fn start(&self, base: &Decoder, seed: u64) -> Result<Decoder> {
         let Some(path) = &self.path else {
             let lora = self.over(&LoraConfig::default(), Some(base.whole_arch()))?;
@@ -205,11 +202,7 @@ fn agree(wanted: &LoraConfig, own: &LoraConfig, arch: &Arch, path: &Path) -> Res
     let rows = [
         ("rank", wanted.rank.to_string(), own.rank.to_string()),
         ("alpha", wanted.alpha.to_string(), own.alpha.to_string()),
-        (
-            "use_rslora",
-            wanted.use_rslora.to_string(),
-            own.use_rslora.to_string(),
-        ),
+        ("use_rslora", wanted.use_rslora.to_string(), own.use_rslora.to_string()),
         ("target_modules", modules(wanted), modules(own)),
         ("target_parameters", parameters(wanted), parameters(own)),
     ];

@@ -1,7 +1,7 @@
 //! The configuration of a run: what a user writes, read strictly and resolved once.
 //!
-//! A [`RunConfig`] comes from a file ([`load()`]), from text ([`parse`]), or from code ([`RunConfig::builder`]); all three are checked
-//! alike.
+//! A [`RunConfig`] comes from a file ([`load()`]), from text ([`parse`]), or from code ([`RunConfig::builder`]); all
+//! three are checked alike.
 
 mod builder;
 mod check;

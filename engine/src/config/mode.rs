@@ -15,15 +15,11 @@ pub enum Mode {
     Sft,
 }
 
-/// The command that a configuration is written for: `firebrick sft` where it has an `sft` section, or rows to learn from and no
-/// task; else `firebrick train`.
+/// The command that a configuration is written for: `firebrick sft` where it has an `sft` section, or rows to learn
+/// from and no task; else `firebrick train`.
 #[must_use]
 pub fn mode_of(config: &RunConfig) -> Mode {
-    if config.sft.is_some() || needs_no_task(config) {
-        Mode::Sft
-    } else {
-        Mode::Rl
-    }
+    if config.sft.is_some() || needs_no_task(config) { Mode::Sft } else { Mode::Rl }
 }
 
 /// Whether a configuration does without a task: it trains on the rows of a file.
@@ -44,10 +40,7 @@ pub fn sft_of(config: &RunConfig, mode: Mode) -> Result<Option<(&'static str, Sf
         Mode::Sft => {
             let own = config.sft.clone().map(|sft| ("sft", sft));
             own.or(warm_up).map(Some).ok_or_else(|| {
-                Error::Config(
-                    "`sft` is missing; firebrick sft reads steps, batch_size and optim from it"
-                        .into(),
-                )
+                Error::Config("`sft` is missing; firebrick sft reads steps, batch_size and optim from it".into())
             })
         }
     }

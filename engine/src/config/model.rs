@@ -23,8 +23,8 @@ pub struct ModelConfig {
     /// Variables that the chat template is given besides its own, such as Qwen3's `enable_thinking: false`. verl:
     /// `data.apply_chat_template_kwargs`, TRL: `chat_template_kwargs`.
     pub chat_template_kwargs: Map<String, Value>,
-    /// In a model with experts: the coefficient of the auxiliary loss that balances their load. 0, the default, is none; a checkpoint's
-    /// own coefficient is not read.
+    /// In a model with experts: the coefficient of the auxiliary loss that balances their load. 0, the default, is
+    /// none; a checkpoint's own coefficient is not read.
     pub router_aux_loss_coef: f64,
     /// Train low-rank adapters beside the model at `path`, and leave its own weights as they are.
     pub lora: Option<LoraSettings>,
@@ -37,9 +37,7 @@ impl ModelConfig {
         if coefficient.is_finite() && coefficient >= 0.0 {
             return Ok(());
         }
-        Err(Error::Config(format!(
-            "model.router_aux_loss_coef must be at least 0, found {coefficient}"
-        )))
+        Err(Error::Config(format!("model.router_aux_loss_coef must be at least 0, found {coefficient}")))
     }
 
     /// Refuses what cannot work with a model of this architecture.

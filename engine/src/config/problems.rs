@@ -29,8 +29,8 @@ pub struct CheckedFile {
     pub problems: Vec<Problem>,
     /// The configuration, resolved, where nothing is.
     pub config: Option<RunConfig>,
-    /// Where something is: what can be read of it without what is wrong, neither checked nor resolved, for a look at the files that it
-    /// names.
+    /// Where something is: what can be read of it without what is wrong, neither checked nor resolved, for a look at
+    /// the files that it names.
     pub rest: Option<RunConfig>,
     source: FileKeys,
 }
@@ -48,8 +48,8 @@ struct FileKeys {
 }
 
 impl CheckedFile {
-    /// Reads a file with overrides and collects what is wrong: unknown keys, wrong types and values, numbers out of their range, keys that
-    /// exclude each other. No other file is read.
+    /// Reads a file with overrides and collects what is wrong: unknown keys, wrong types and values, numbers out of
+    /// their range, keys that exclude each other. No other file is read.
     ///
     /// # Errors
     /// A file that cannot be read, and an override that is none.
@@ -61,7 +61,8 @@ impl CheckedFile {
     /// The same for a text whose relative paths are below `folder`.
     ///
     /// # Errors
-    /// `Error::Config` for an override that is none. What is wrong in the text is no error here: it is what is returned.
+    /// `Error::Config` for an override that is none. What is wrong in the text is no error here: it is what is
+    /// returned.
     pub fn of_text(text: &str, folder: &Path, overrides: &[String]) -> Result<Self> {
         let mut root = match mapping(text) {
             Ok(root) => root,
@@ -76,12 +77,7 @@ impl CheckedFile {
         resolve_files(&mut root, folder)?;
         override_all(&mut root, overrides)?;
         resolve_files(&mut root, Path::new("."))?;
-        let mut this = Self {
-            problems: Vec::new(),
-            config: None,
-            rest: None,
-            source,
-        };
+        let mut this = Self { problems: Vec::new(), config: None, rest: None, source };
         this.collect(Value::Object(root));
         this.problems.sort_by_key(|problem| problem.place);
         Ok(this)
@@ -91,25 +87,19 @@ impl CheckedFile {
     #[must_use]
     pub fn problem(&self, message: &str) -> Problem {
         let pointer = self.source.named_in(message);
-        Problem {
-            place: pointer.and_then(|pointer| self.source.place(&pointer, true)),
-            message: message.to_owned(),
-        }
+        Problem { place: pointer.and_then(|pointer| self.source.place(&pointer, true)), message: message.to_owned() }
     }
 
-    /// A mistake that was found later, in the value of a key: a dotted path, entries of lists by their number. Its place is that of the
-    /// key, or of the section that would hold it.
+    /// A mistake that was found later, in the value of a key: a dotted path, entries of lists by their number. Its
+    /// place is that of the key, or of the section that would hold it.
     #[must_use]
     pub fn problem_of(&self, key: &str, message: &str) -> Problem {
         let pointer = format!("/{}", key.replace('.', "/"));
-        Problem {
-            place: self.source.place(&pointer, true),
-            message: message.to_owned(),
-        }
+        Problem { place: self.source.place(&pointer, true), message: message.to_owned() }
     }
 
-    /// Whether something below a section, as its schema is, was found wrong: what is left of it in [`rest`](Self::rest) may say other
-    /// things than the file.
+    /// Whether something below a section, as its schema is, was found wrong: what is left of it in [`rest`](Self::rest)
+    /// may say other things than the file.
     #[must_use]
     pub fn lacks_parts_of(&self, section: &str) -> bool {
         self.source.wrong.contains(section)
@@ -120,22 +110,11 @@ impl CheckedFile {
         let problem = match serde_saphyr::from_str::<Value>(text) {
             Err(yaml) => {
                 let (place, said) = mistake(text, &yaml);
-                Problem {
-                    place,
-                    message: format!("is not YAML: {said}"),
-                }
+                Problem { place, message: format!("is not YAML: {said}") }
             }
-            Ok(_) => Problem {
-                place: None,
-                message: detail(error),
-            },
+            Ok(_) => Problem { place: None, message: detail(error) },
         };
-        Self {
-            problems: vec![problem],
-            config: None,
-            rest: None,
-            source: FileKeys::default(),
-        }
+        Self { problems: vec![problem], config: None, rest: None, source: FileKeys::default() }
     }
 
     fn collect(&mut self, mut root: Value) {
@@ -201,7 +180,8 @@ impl FileKeys {
         self.spans.nearest(pointer, at_key)
     }
 
-    /// The key that a message is about, as a pointer: the first that it names and the file has, or else the first that it names.
+    /// The key that a message is about, as a pointer: the first that it names and the file has, or else the first that
+    /// it names.
     fn named_in(&self, message: &str) -> Option<String> {
         let section = message.split(':').next().unwrap_or_default();
         let section = Some(section).filter(|section| self.known.contains(*section));
@@ -229,16 +209,14 @@ impl FileKeys {
         if self.known.contains(first) {
             named.push(first.to_owned());
         }
-        let pointers: Vec<String> = named
-            .iter()
-            .map(|path| format!("/{}", path.replace('.', "/")))
-            .collect();
+        let pointers: Vec<String> = named.iter().map(|path| format!("/{}", path.replace('.', "/"))).collect();
         let written = pointers.iter().find(|pointer| self.spans.has(pointer));
         written.or(pointers.first()).cloned()
     }
 }
 
-/// A configuration without what is wrong with it, or, where that cannot be read either, without the sections that have it.
+/// A configuration without what is wrong with it, or, where that cannot be read either, without the sections that have
+/// it.
 fn rest(mut root: Map<String, Value>, wrong: &BTreeSet<String>) -> Option<RunConfig> {
     root.entry("model").or_insert_with(|| json!({}));
     root.entry("output").or_insert_with(|| json!("."));

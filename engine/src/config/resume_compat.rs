@@ -23,11 +23,7 @@ pub(crate) fn check_resume_compat(earlier: &RunConfig, now: &RunConfig, mode: Mo
     let value = |config: &RunConfig| {
         let mut value = serde_json::to_value(config).unwrap_or(Value::Null);
         if mode == Mode::Sft {
-            let section = if config.sft.is_some() {
-                "/sft"
-            } else {
-                "/warmup/sft"
-            };
+            let section = if config.sft.is_some() { "/sft" } else { "/warmup/sft" };
             // how long, but not by what it is counted
             for key in ["steps", "epochs"] {
                 let length = value.pointer_mut(&format!("{section}/{key}"));
@@ -44,16 +40,7 @@ pub(crate) fn check_resume_compat(earlier: &RunConfig, now: &RunConfig, mode: Mo
     };
     let (before, after) = (value(earlier), value(now));
     let used: &[&str] = match mode {
-        Mode::Rl => &[
-            "model",
-            "task",
-            "objective",
-            "rollout",
-            "update",
-            "optim",
-            "critic",
-            "warmup",
-        ],
+        Mode::Rl => &["model", "task", "objective", "rollout", "update", "optim", "critic", "warmup"],
         Mode::Sft if now.sft.is_some() => &["model", "task", "sft"],
         Mode::Sft => &["model", "task", "warmup"],
     };
@@ -79,8 +66,5 @@ pub(crate) fn check_resume_compat(earlier: &RunConfig, now: &RunConfig, mode: Mo
         "the configuration differs from the run's own in {}; change it back, or start a new run with another `output`",
         changed.join(", ")
     );
-    Err(Error::Resume {
-        path: now.output.clone(),
-        detail,
-    })
+    Err(Error::Resume { path: now.output.clone(), detail })
 }

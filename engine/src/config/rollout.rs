@@ -38,33 +38,36 @@ pub struct RolloutConfig {
     pub max_num_batched_tokens: usize,
     /// Most tokens of a sequence, prompt and completion; prompt and response length together where absent.
     pub max_model_len: Option<usize>,
-    /// The float type that completions are sampled in, where that is another than the run's `precision`: a rounded copy of the
-    /// weights is made for each round of sampling.
+    /// The float type that completions are sampled in, where that is another than the run's `precision`: a rounded copy
+    /// of the weights is made for each round of sampling.
     pub precision: Option<Precision>,
-    /// How the layers' matrices are kept while completions are sampled, where that is in fewer bits than they are trained in.
+    /// How the layers' matrices are kept while completions are sampled, where that is in fewer bits than they are
+    /// trained in.
     pub quantization: Option<Quantization>,
-    /// Decoding steps run kernel by kernel, and none is captured as a graph. Where absent, steps are captured on CUDA, and wherever
-    /// `cudagraph_capture_sizes` are given. No token changes.
+    /// Decoding steps run kernel by kernel, and none is captured as a graph. Where absent, steps are captured on CUDA,
+    /// and wherever `cudagraph_capture_sizes` are given. No token changes.
     pub enforce_eager: Option<bool>,
-    /// The numbers of sequences whose decoding steps are captured as graphs; steps of fewer are padded. Where absent, the powers of four
-    /// below `max_num_seqs`, and that.
+    /// The numbers of sequences whose decoding steps are captured as graphs; steps of fewer are padded. Where absent,
+    /// the powers of four below `max_num_seqs`, and that.
     pub cudagraph_capture_sizes: Option<Vec<usize>>,
     /// Whether a token is run before the host has seen the one before it: where absent, on devices that work
     /// beside the program. No token changes.
     pub async_scheduling: Option<bool>,
     /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
     pub kv_cache_memory_bytes: Option<Bytes>,
-    /// How keys and values are stored: `auto` in the sampler's precision, `int8` in 8 bits with a scale for each token and head.
+    /// How keys and values are stored: `auto` in the sampler's precision, `int8` in 8 bits with a scale for each token
+    /// and head.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Instead: the share of the device's total memory that weights, keys, values and temporaries may have while sampling.
+    /// Instead: the share of the device's total memory that weights, keys, values and temporaries may have while
+    /// sampling.
     pub gpu_memory_utilization: Option<f64>,
-    /// Whether matrices are copied into a layout for products with few rows while completions are sampled; by a rule where
-    /// absent.
+    /// Whether matrices are copied into a layout for products with few rows while completions are sampled; by a rule
+    /// where absent.
     pub pack_weights: Option<bool>,
     /// Whether the pages of the cache are given back to the device before training.
     pub free_cache: bool,
-    /// In a model with experts: whether tokens are scored and trained on by the experts that they were sampled with, so that ratios
-    /// compare the same network. Otherwise routers choose anew.
+    /// In a model with experts: whether tokens are scored and trained on by the experts that they were sampled with, so
+    /// that ratios compare the same network. Otherwise routers choose anew.
     pub router_replay: bool,
     /// Groups whose rewards are all equal are replaced by fresh prompts.
     pub dynamic_sampling: DynamicSampling,
@@ -78,8 +81,8 @@ pub struct RolloutConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MultiTurn {
-    /// Most turns of the model; without a limit as many as `response_length` has room for. TRL's `max_tool_calling_iterations` is one
-    /// less: the tool calls of the last turn are not run.
+    /// Most turns of the model; without a limit as many as `response_length` has room for. TRL's
+    /// `max_tool_calling_iterations` is one less: the tool calls of the last turn are not run.
     pub max_assistant_turns: Option<usize>,
     /// Most characters of what a tool answers; longer answers are cut, and end with `...`.
     pub max_tool_response_length: Option<usize>,
@@ -94,9 +97,7 @@ impl MultiTurn {
             ("max_tool_response_length", self.max_tool_response_length),
         ] {
             if value == Some(0) {
-                return Err(format!(
-                    "rollout.multi_turn.{key} must be at least 1; remove it for no limit"
-                ));
+                return Err(format!("rollout.multi_turn.{key} must be at least 1; remove it for no limit"));
             }
         }
         Ok(())
@@ -142,16 +143,14 @@ impl RolloutConfig {
         let experts = arch.expert_layers().next().is_some();
         let refuse = |message: &str| Err(Error::Config(message.to_owned()));
         match (self.router_replay, experts) {
-            (true, false) => refuse(
-                "rollout.router_replay is true, but the model has no experts; remove the key",
-            ),
+            (true, false) => refuse("rollout.router_replay is true, but the model has no experts; remove the key"),
             (true, true) if arch.windows.iter().all(Option::is_some) => refuse(
                 "rollout.router_replay is true, but every layer of the model has a sliding window: the cache gives blocks back, and \
                  routes with them; set rollout.router_replay: false",
             ),
-            _ if experts && self.quantization.is_some() => refuse(
-                "rollout.quantization is not built for experts; remove the key to sample in the run's precision",
-            ),
+            _ if experts && self.quantization.is_some() => {
+                refuse("rollout.quantization is not built for experts; remove the key to sample in the run's precision")
+            }
             _ => Ok(()),
         }
     }
@@ -173,30 +172,18 @@ pub struct ValidationSampling {
 
 impl Default for ValidationSampling {
     fn default() -> Self {
-        Self {
-            n: 1,
-            temperature: 0.0,
-            top_k: -1,
-            top_p: 1.0,
-        }
+        Self { n: 1, temperature: 0.0, top_k: -1, top_p: 1.0 }
     }
 }
 
 impl ValidationSampling {
     fn check(&self) -> Result<(), String> {
-        let Self {
-            n,
-            temperature,
-            top_k,
-            top_p,
-        } = *self;
+        let Self { n, temperature, top_k, top_p } = *self;
         if n == 0 {
             return Err("rollout.val_kwargs.n must be at least 1".into());
         }
         if !(temperature >= 0.0 && temperature.is_finite()) {
-            return Err(format!(
-                "rollout.val_kwargs.temperature must be 0 (greedy) or above, found {temperature}"
-            ));
+            return Err(format!("rollout.val_kwargs.temperature must be 0 (greedy) or above, found {temperature}"));
         }
         if n > 1 && temperature == 0.0 {
             return Err(format!(
@@ -205,14 +192,10 @@ impl ValidationSampling {
             ));
         }
         if top_k == 0 || top_k < -1 {
-            return Err(format!(
-                "rollout.val_kwargs.top_k must be -1 (all) or at least 1, found {top_k}"
-            ));
+            return Err(format!("rollout.val_kwargs.top_k must be -1 (all) or at least 1, found {top_k}"));
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(format!(
-                "rollout.val_kwargs.top_p must be above 0 and at most 1, found {top_p}"
-            ));
+            return Err(format!("rollout.val_kwargs.top_p must be above 0 and at most 1, found {top_p}"));
         }
         Ok(())
     }
@@ -249,13 +232,7 @@ impl RolloutConfig {
     /// Greedy sampling with the same limits, for baselines.
     #[must_use]
     pub fn greedy(&self, stop_ids: Vec<u32>) -> SamplingParams {
-        let free = Self {
-            temperature: 0.0,
-            top_k: -1,
-            top_p: 1.0,
-            min_p: 0.0,
-            ..self.clone()
-        };
+        let free = Self { temperature: 0.0, top_k: -1, top_p: 1.0, min_p: 0.0, ..self.clone() };
         free.sampling(stop_ids)
     }
 }
@@ -276,12 +253,7 @@ pub struct DynamicSampling {
 
 impl Default for DynamicSampling {
     fn default() -> Self {
-        Self {
-            enable: false,
-            metric: DynamicSampling::SCORE.to_owned(),
-            max_num_gen_batches: 10,
-            oversampling: 1.0,
-        }
+        Self { enable: false, metric: DynamicSampling::SCORE.to_owned(), max_num_gen_batches: 10, oversampling: 1.0 }
     }
 }
 
@@ -292,11 +264,7 @@ impl DynamicSampling {
     /// Prompts to draw where so many groups are missing.
     #[must_use]
     pub fn prompts(&self, missing: usize) -> usize {
-        if self.enable {
-            (missing as f64 * self.oversampling).ceil() as usize
-        } else {
-            missing
-        }
+        if self.enable { (missing as f64 * self.oversampling).ceil() as usize } else { missing }
     }
 
     fn check(&self, group: usize) -> Result<(), String> {
@@ -330,19 +298,14 @@ impl RolloutConfig {
     /// Most tokens of a completion of the longest prompt.
     #[must_use]
     pub fn longest_response(&self) -> usize {
-        let room = self
-            .max_model_len
-            .map(|most| most.saturating_sub(self.prompt_length));
+        let room = self.max_model_len.map(|most| most.saturating_sub(self.prompt_length));
         self.response_length.min(room.unwrap_or(usize::MAX))
     }
 
     /// Which decoding steps are captured as graphs.
     #[must_use]
     pub fn cuda_graphs(&self) -> CudaGraphs {
-        CudaGraphs {
-            enforce_eager: self.enforce_eager,
-            capture_sizes: self.cudagraph_capture_sizes.clone(),
-        }
+        CudaGraphs { enforce_eager: self.enforce_eager, capture_sizes: self.cudagraph_capture_sizes.clone() }
     }
 
     /// What completions are sampled in, in a run of this precision.
@@ -363,12 +326,10 @@ impl RolloutConfig {
             )));
         }
         match (self.quantization, backend) {
-            (Some(Quantization::Int8), Backend::Cpu) if sampled.is_half() => {
-                Err(Error::Config(format!(
-                    "rollout.quantization: int8 computes in f32 on the CPU, but completions would be sampled in {sampled}; \
+            (Some(Quantization::Int8), Backend::Cpu) if sampled.is_half() => Err(Error::Config(format!(
+                "rollout.quantization: int8 computes in f32 on the CPU, but completions would be sampled in {sampled}; \
                      remove one of the two settings"
-                )))
-            }
+            ))),
             _ => Ok(()),
         }
     }
@@ -433,10 +394,7 @@ impl RolloutConfig {
                 self.max_num_batched_tokens, self.max_num_seqs
             ));
         }
-        if let Some(most) = self
-            .max_model_len
-            .filter(|&most| most <= self.prompt_length)
-        {
+        if let Some(most) = self.max_model_len.filter(|&most| most <= self.prompt_length) {
             return Err(format!(
                 "rollout.max_model_len ({most}) must be above rollout.prompt_length ({}), or the longest prompts get no \
                  completion",
@@ -452,9 +410,7 @@ impl RolloutConfig {
                 );
             }
             (None, Some(share)) if !(share > 0.0 && share <= 1.0) => {
-                return Err(format!(
-                    "rollout.gpu_memory_utilization must be above 0 and at most 1, found {share}"
-                ));
+                return Err(format!("rollout.gpu_memory_utilization must be above 0 and at most 1, found {share}"));
             }
             _ => {}
         }
@@ -478,21 +434,12 @@ mod tests {
             Arch::from_config(config.as_object().unwrap(), Path::new("config.json")).unwrap()
         };
         let [dense, experts] = ["qwen3", "qwen3_moe"].map(arch);
-        let asked = RolloutConfig {
-            enforce_eager: Some(false),
-            ..RolloutConfig::default()
-        };
+        let asked = RolloutConfig { enforce_eager: Some(false), ..RolloutConfig::default() };
         asked.check_graphs_of(&dense).unwrap();
         let refused = asked.check_graphs_of(&experts).unwrap_err().to_string();
-        assert!(
-            refused.contains("rollout.enforce_eager: false") && refused.contains("qwen3_moe"),
-            "{refused}"
-        );
+        assert!(refused.contains("rollout.enforce_eager: false") && refused.contains("qwen3_moe"), "{refused}");
         for unasked in [None, Some(true)] {
-            let config = RolloutConfig {
-                enforce_eager: unasked,
-                ..RolloutConfig::default()
-            };
+            let config = RolloutConfig { enforce_eager: unasked, ..RolloutConfig::default() };
             config.check_graphs_of(&experts).unwrap();
         }
     }

@@ -63,8 +63,8 @@ pub struct RunConfig {
     #[serde(default)]
     #[schemars(with = "String", regex(pattern = DEVICE))]
     pub device: DeviceSpec,
-    /// The float type of parameters and activations, for every model of the run. Masters, moments, accumulated gradients, norms,
-    /// softmax, log-probs and losses stay in f32.
+    /// The float type of parameters and activations, for every model of the run. Masters, moments, accumulated
+    /// gradients, norms, softmax, log-probs and losses stay in f32.
     #[serde(default)]
     pub precision: Precision,
     /// Whether f32 matrix products may be rounded to TF32 (10 bits) where the device has it. Off: f32 means f32.
@@ -73,7 +73,8 @@ pub struct RunConfig {
     /// Whether a run on a GPU is repeatable to the bit, as one on the CPU always is: no float is added with atomics.
     #[serde(default = "yes")]
     pub deterministic: bool,
-    /// Which values `memory.preset` set, for a device that cannot do them. No part of the file: what is written there is written.
+    /// Which values `memory.preset` set, for a device that cannot do them. No part of the file: what is written there
+    /// is written.
     #[serde(skip)]
     pub applied_preset: AppliedPreset,
 }
@@ -134,19 +135,16 @@ impl RunConfig {
         self.model.lora.as_ref().and_then(|lora| lora.base)
     }
 
-    /// The copies that sampling makes of the matrices. The rule for exact ones, for products with few rows: where all weights
-    /// are trained, so that gradients will take as much when the copies are gone, and no budget is to be met.
+    /// The copies that sampling makes of the matrices. The rule for exact ones, for products with few rows: where all
+    /// weights are trained, so that gradients will take as much when the copies are gone, and no budget is to be met.
     #[must_use]
     pub fn prepack(&self) -> Prepack {
         let rule = || self.model.lora.is_none() && self.memory.budget.is_none();
-        Prepack {
-            panels: self.rollout.pack_weights.unwrap_or_else(rule),
-            quantization: self.rollout.quantization,
-        }
+        Prepack { panels: self.rollout.pack_weights.unwrap_or_else(rule), quantization: self.rollout.quantization }
     }
 
-    /// Gives up what `memory.preset` set and the device cannot do, so that the configuration is one that runs there; what is
-    /// written stays. Each value is reported with the reason, and kept in [`AppliedPreset::left_out`].
+    /// Gives up what `memory.preset` set and the device cannot do, so that the configuration is one that runs there;
+    /// what is written stays. Each value is reported with the reason, and kept in [`AppliedPreset::left_out`].
     pub fn restrict_to(&mut self, device: &DeviceAbilities) {
         let planned = self.memory.budget.is_some() || self.memory.plan.is_some();
         for (key, because) in self.applied_preset.beyond(device, planned) {
@@ -165,14 +163,8 @@ impl RunConfig {
             _ => return,
         }
         self.applied_preset.leave_out(key, because);
-        if let (Some(name), Some(left)) = (
-            self.applied_preset.name,
-            self.applied_preset.left_out.last(),
-        ) {
-            tracing::warn!(
-                "memory.preset: {name} is taken without {}: {because}",
-                left.setting()
-            );
+        if let (Some(name), Some(left)) = (self.applied_preset.name, self.applied_preset.left_out.last()) {
+            tracing::warn!("memory.preset: {name} is taken without {}: {because}", left.setting());
         }
     }
 

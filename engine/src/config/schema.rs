@@ -1,7 +1,8 @@
 //! The configuration as a JSON Schema, for editors and for finding every mistake of a file at once.
 //!
-//! Keys, types, descriptions and defaults are derived from the structs. What serde reads and the derive does not see is added here:
-//! sections that `null` turns off, `objective: grpo` for `objective: {name: grpo}`, second names, and the ranges of numbers.
+//! Keys, types, descriptions and defaults are derived from the structs. What serde reads and the derive does not see is
+//! added here: sections that `null` turns off, `objective: grpo` for `objective: {name: grpo}`, second names, and the
+//! ranges of numbers.
 
 mod aliases;
 mod limits;
@@ -20,10 +21,7 @@ use serde_json::{Map, Value, json};
 #[must_use]
 pub fn schema() -> Value {
     let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
-    let mut schema = settings
-        .into_generator()
-        .into_root_schema_for::<RunConfig>()
-        .to_value();
+    let mut schema = settings.into_generator().into_root_schema_for::<RunConfig>().to_value();
     tidy(&mut schema);
     name_objective(&mut schema);
     limits::set(&mut schema, "");
@@ -37,7 +35,8 @@ pub fn schema() -> Value {
     schema
 }
 
-/// Removes what only Rust knows: number formats, links of documentation, and whole sections as defaults, whose keys have their own.
+/// Removes what only Rust knows: number formats, links of documentation, and whole sections as defaults, whose keys
+/// have their own.
 fn tidy(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
@@ -68,9 +67,7 @@ fn plain(text: &str) -> String {
     while let Some(at) = rest.find('[') {
         let (before, from) = rest.split_at(at);
         plain.push_str(before);
-        let link = from
-            .find("](")
-            .and_then(|middle| Some((middle, middle + from[middle..].find(')')?)));
+        let link = from.find("](").and_then(|middle| Some((middle, middle + from[middle..].find(')')?)));
         match link {
             Some((middle, end)) if !from[1..middle].contains('[') => {
                 plain.push_str(&from[1..middle]);
@@ -84,10 +81,8 @@ fn plain(text: &str) -> String {
     }
     plain.push_str(rest);
     let plain = plain.replace("[`", "`").replace("`]", "`");
-    let paragraphs: Vec<String> = plain
-        .split("\n\n")
-        .map(|lines| lines.split_whitespace().collect::<Vec<_>>().join(" "))
-        .collect();
+    let paragraphs: Vec<String> =
+        plain.split("\n\n").map(|lines| lines.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     paragraphs.join("\n\n")
 }
 

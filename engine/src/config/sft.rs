@@ -18,15 +18,15 @@ pub struct SftConfig {
     pub epochs: Option<u64>,
     /// Examples a step.
     pub batch_size: usize,
-    /// Rows to learn from instead of the task's solutions, of `messages` or of `prompt` and `completion`: a JSON or Parquet file, a folder,
-    /// a pattern, or a dataset of the Hub.
+    /// Rows to learn from instead of the task's solutions, of `messages` or of `prompt` and `completion`: a JSON or
+    /// Parquet file, a folder, a pattern, or a dataset of the Hub.
     pub train: Option<PathBuf>,
     /// In `sft`: rows of the same kind for `val/loss`; the task's held-out solutions where absent.
     pub validation: Option<PathBuf>,
     /// Most tokens of a row; longer ones are left out and counted. The model's context where absent.
     pub max_length: Option<usize>,
-    /// In `warmup.sft`: validation reward that ends the warm-up early, looked at every ten steps, so that RL starts from
-    /// about the same place whatever the seed.
+    /// In `warmup.sft`: validation reward that ends the warm-up early, looked at every ten steps, so that RL starts
+    /// from about the same place whatever the seed.
     pub until_reward: Option<f64>,
     /// The optimizer.
     pub optim: OptimConfig,
@@ -42,10 +42,7 @@ impl Default for SftConfig {
             validation: None,
             max_length: None,
             until_reward: None,
-            optim: OptimConfig {
-                lr: 1e-5,
-                ..OptimConfig::default()
-            },
+            optim: OptimConfig { lr: 1e-5, ..OptimConfig::default() },
         }
     }
 }

@@ -14,10 +14,7 @@ pub struct Place {
 
 impl Place {
     fn of(mark: Marker) -> Self {
-        Self {
-            line: mark.line(),
-            column: mark.col() + 1,
-        }
+        Self { line: mark.line(), column: mark.col() + 1 }
     }
 
     /// The place of a parser's error, where it has one.
@@ -90,13 +87,7 @@ impl Spans {
     }
 
     /// Takes in a node: the next key, or the value of the key or entry that comes next.
-    fn node(
-        &mut self,
-        open: &mut Vec<Open>,
-        place: Place,
-        word: Option<&str>,
-        begins: Option<fn(String) -> Open>,
-    ) {
+    fn node(&mut self, open: &mut Vec<Open>, place: Place, word: Option<&str>, begins: Option<fn(String) -> Open>) {
         let pointer = match open.last_mut() {
             None => String::new(),
             Some(Open::Map(at, next)) => match next.take() {
@@ -106,11 +97,7 @@ impl Spans {
                     let key = key.replace('~', "~0").replace('/', "~1");
                     let first = self.keys.insert(format!("{at}/{key}"), place);
                     if let (Some(first), None, Some(word)) = (first, &self.twice, word) {
-                        self.twice = Some(Twice {
-                            key: word.to_owned(),
-                            first,
-                            again: place,
-                        });
+                        self.twice = Some(Twice { key: word.to_owned(), first, again: place });
                     }
                     *next = Some(key);
                     return;

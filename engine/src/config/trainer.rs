@@ -4,9 +4,7 @@ use super::logger::Loggers;
 use serde::{Deserialize, Serialize};
 
 /// What carries values between ranks: transformers' `ddp_backend`, of whose names these two are known here.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DdpBackend {
     /// NCCL where every rank has an NVIDIA GPU of its own and libnccl, host memory and MPI elsewhere.
@@ -36,7 +34,8 @@ pub struct TrainerConfig {
     pub save_freq: i64,
     /// Checkpoints kept; the oldest are removed.
     pub max_ckpt_to_keep: usize,
-    /// Machines of the run. With `n_gpus_per_node` it says how many ranks there have to be; unchecked where both are absent.
+    /// Machines of the run. With `n_gpus_per_node` it says how many ranks there have to be; unchecked where both are
+    /// absent.
     #[schemars(range(min = 1))]
     pub nnodes: Option<usize>,
     /// Ranks on each machine: one a device.

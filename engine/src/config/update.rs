@@ -26,10 +26,6 @@ pub struct UpdateConfig {
 
 impl Default for UpdateConfig {
     fn default() -> Self {
-        Self {
-            ppo_epochs: 1,
-            ppo_mini_batch_size: None,
-            old_log_probs: OldLogProbs::Trainer,
-        }
+        Self { ppo_epochs: 1, ppo_mini_batch_size: None, old_log_probs: OldLogProbs::Trainer }
     }
 }

@@ -20,16 +20,11 @@ pub(crate) fn mistake(text: &str, error: &serde_saphyr::Error) -> (Option<Place>
     });
     if let Some((place, bracket)) = unclosed {
         let other = if bracket == '[' { ']' } else { '}' };
-        return (
-            Some(place),
-            format!("`{bracket}` is never closed by a `{other}`"),
-        );
+        return (Some(place), format!("`{bracket}` is never closed by a `{other}`"));
     }
     let place = error.location().and_then(Place::of_error);
     let said = error.to_string();
-    let bare = said
-        .rsplit_once(" at line ")
-        .map_or(&*said, |(bare, _)| bare);
+    let bare = said.rsplit_once(" at line ").map_or(&*said, |(bare, _)| bare);
     (place, bare.to_owned())
 }
 
@@ -92,10 +87,7 @@ mod tests {
         ] {
             let (found, said) = of(text);
             assert_eq!(found, Some(place), "{text}: {said}");
-            assert!(
-                said.starts_with(&format!("`{bracket}` is never closed")),
-                "{said}"
-            );
+            assert!(said.starts_with(&format!("`{bracket}` is never closed")), "{said}");
         }
     }
 
@@ -103,20 +95,14 @@ mod tests {
     fn other_mistakes_are_shown_where_the_parser_finds_them() {
         let (place, said) = of("a: [1, 2]\nb: [1, 2]]\nc: 3\n");
         assert_eq!(place.map(|place| place.0), Some(2), "{said}");
-        assert!(
-            !said.contains("never closed") && !said.contains(" line "),
-            "{said}"
-        );
+        assert!(!said.contains("never closed") && !said.contains(" line "), "{said}");
     }
 
     #[test]
     fn a_key_that_stands_twice_is_named_with_both_lines() {
         let (place, said) = of("output: a\nmodel: {path: m}\noutput: b\n");
         assert_eq!(place, Some((3, 1)));
-        assert_eq!(
-            said,
-            "`output` stands twice in its section, first in line 1; remove one of the two"
-        );
+        assert_eq!(said, "`output` stands twice in its section, first in line 1; remove one of the two");
         let (place, said) = of("task:\n  kind: a\n  kind: b\n");
         assert_eq!(place, Some((3, 3)));
         assert!(said.contains("`kind`") && said.contains("line 2"), "{said}");

@@ -87,10 +87,7 @@ mod tests {
     fn lengths_are_summed_up() {
         assert_eq!(Lengths::of(Vec::new()), None);
         let lengths = Lengths::of((1..=100).rev().collect()).expect("some");
-        assert_eq!(
-            (lengths.min, lengths.median, lengths.p95, lengths.max),
-            (1, 50, 95, 100)
-        );
+        assert_eq!((lengths.min, lengths.median, lengths.p95, lengths.max), (1, 50, 95, 100));
         assert!((lengths.mean - 50.5).abs() < 1e-9);
         let first = &lengths.histogram[0];
         assert_eq!((first.from, first.to, first.count), (0, 19, 19));

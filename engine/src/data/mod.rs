@@ -50,8 +50,8 @@ pub struct SftStats {
 }
 
 impl DatasetStats {
-    /// Reads what a configuration names with its tokenizer, for the command that it is written for. The weights of a model of the
-    /// Hub are not fetched.
+    /// Reads what a configuration names with its tokenizer, for the command that it is written for. The weights of a
+    /// model of the Hub are not fetched.
     ///
     /// # Errors
     /// Those of [`task_of`], [`PolicySource::with`], [`Data::read`] and [`Data::survey`].
@@ -67,35 +67,21 @@ impl Data {
     /// Reads and encodes what a mode of a configuration learns from.
     ///
     /// # Errors
-    /// `Error::Task` for rows that cannot be read, `Error::Model` for what cannot be encoded, `Error::Config` where no prompt is short
-    /// enough or settings do not go together, `Error::LrScheduler` for the schedule of supervised training.
-    pub fn read(
-        config: &RunConfig,
-        task: Arc<dyn Task>,
-        source: &PolicySource,
-        mode: Mode,
-    ) -> Result<Self> {
+    /// `Error::Task` for rows that cannot be read, `Error::Model` for what cannot be encoded, `Error::Config` where no
+    /// prompt is short enough or settings do not go together, `Error::LrScheduler` for the schedule of supervised
+    /// training.
+    pub fn read(config: &RunConfig, task: Arc<dyn Task>, source: &PolicySource, mode: Mode) -> Result<Self> {
         let sft = sft_of(config, mode)?;
         let rows_alone = mode == Mode::Sft && sft.as_ref().is_some_and(|(_, s)| s.train.is_some());
-        let read = if rows_alone {
-            PromptDataset::held_out
-        } else {
-            PromptDataset::new
-        };
+        let read = if rows_alone { PromptDataset::held_out } else { PromptDataset::new };
         let (longest, most) = (config.rollout.prompt_length, config.trainer.val_max_samples);
         let prompts = read(task, source.tokenizer.clone(), longest, most)?;
         let Some((section, sft)) = sft else {
-            return Ok(Self {
-                prompts,
-                demonstrations: None,
-            });
+            return Ok(Self { prompts, demonstrations: None });
         };
         let examples = SftDataset::new(&sft, section, source, &prompts)?;
         sft.optim.lr_scheduler.build(sft.optim.lr, examples.steps)?;
-        Ok(Self {
-            prompts,
-            demonstrations: Some(Arc::new(examples)),
-        })
+        Ok(Self { prompts, demonstrations: Some(Arc::new(examples)) })
     }
 
     /// What memory planning wants to know.
@@ -104,10 +90,7 @@ impl Data {
     /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
     pub fn survey(&self, source: &PolicySource) -> Result<DatasetStats> {
         let look = |own: &Arc<SftDataset>| {
-            Ok::<_, Error>(SftStats {
-                longest: own.longest(source, &self.prompts)?,
-                validation: own.validation.len(),
-            })
+            Ok::<_, Error>(SftStats { longest: own.longest(source, &self.prompts)?, validation: own.validation.len() })
         };
         Ok(DatasetStats {
             longest_prompt: self.prompts.longest()?,
@@ -126,8 +109,6 @@ pub fn task_of(config: &RunConfig, mode: Mode) -> Result<Arc<dyn Task>> {
     match &config.task {
         Some(task) => Ok(Arc::from(task.build(Path::new("."))?)),
         None if mode == Mode::Sft && needs_no_task(config) => Ok(Arc::new(RowsAlone)),
-        None => Err(Error::Config(
-            "`task` is missing; set its `kind` (arithmetic or dataset)".into(),
-        )),
+        None => Err(Error::Config("`task` is missing; set its `kind` (arithmetic or dataset)".into())),
     }
 }

@@ -67,8 +67,8 @@ pub const SAMPLED_ROWS: u64 = 10_000;
 const SPARE: u64 = 0x5EED_0F5A;
 
 impl PromptDataset {
-    /// Encodes a finite task's prompts once, and keeps those of at most `max_prompt` tokens. Of more than [`SAMPLED_ROWS`], so
-    /// many are encoded, and a longer one is left out when it is drawn.
+    /// Encodes a finite task's prompts once, and keeps those of at most `max_prompt` tokens. Of more than
+    /// [`SAMPLED_ROWS`], so many are encoded, and a longer one is left out when it is drawn.
     ///
     /// # Errors
     /// As [`Self::held_out`]; `Error::Config` too where no training prompt is short enough.
@@ -86,8 +86,8 @@ impl PromptDataset {
         Ok(dataset)
     }
 
-    /// The set that one of the validation prompts belongs to: the one that the task names, the row's `data_source` (verl), or the
-    /// task.
+    /// The set that one of the validation prompts belongs to: the one that the task names, the row's `data_source`
+    /// (verl), or the task.
     #[must_use]
     pub fn validation_set(&self, at: usize) -> &str {
         let named = self.held_out.get(at);
@@ -96,17 +96,15 @@ impl PromptDataset {
             let fields = self.validation.get(at).map(|own| &own.example.fields);
             let source = fields.and_then(|fields| fields.get("data_source"));
             let source = source.and_then(Value::as_str);
-            source
-                .filter(|source| !source.is_empty())
-                .unwrap_or(self.task.name())
+            source.filter(|source| !source.is_empty()).unwrap_or(self.task.name())
         })
     }
 
     /// The same with the validation split alone: nothing can be drawn from it.
     ///
     /// # Errors
-    /// `Error::Task` for a row that cannot be read, `Error::Model` for a prompt that cannot be rendered or encoded, and `Error::Config`
-    /// where no validation prompt is short enough.
+    /// `Error::Task` for a row that cannot be read, `Error::Model` for a prompt that cannot be rendered or encoded, and
+    /// `Error::Config` where no validation prompt is short enough.
     pub fn held_out(
         task: Arc<dyn Task>,
         tokenizer: Arc<Tokenizer>,
@@ -140,9 +138,7 @@ impl PromptDataset {
         }
         let dropped = wanted as usize - dataset.validation.len();
         if dropped > 0 {
-            tracing::warn!(
-                "skipped {dropped} of {wanted} validation prompts longer than rollout.prompt_length"
-            );
+            tracing::warn!("skipped {dropped} of {wanted} validation prompts longer than rollout.prompt_length");
         }
         Ok(dataset)
     }
@@ -152,10 +148,8 @@ impl PromptDataset {
             return Err(Error::Config("the task has no training examples".into()));
         }
         let sample = sample(len);
-        let lengths: Vec<Result<usize>> = sample
-            .par_iter()
-            .map(|&index| Ok(self.prompt(Split::Train, index)?.tokens.len()))
-            .collect();
+        let lengths: Vec<Result<usize>> =
+            sample.par_iter().map(|&index| Ok(self.prompt(Split::Train, index)?.tokens.len())).collect();
         let (mut kept, mut shortest) = (Vec::new(), usize::MAX);
         for (&index, tokens) in sample.iter().zip(lengths) {
             let tokens = tokens?;
@@ -220,9 +214,7 @@ impl PromptDataset {
             prompt.map_or(true, |prompt| prompt.tokens.len() <= most)
         };
         let prompts = indices.into_iter();
-        prompts
-            .map(move |index| self.prompt(Split::Train, index))
-            .filter(fits)
+        prompts.map(move |index| self.prompt(Split::Train, index)).filter(fits)
     }
 
     /// The task, shared.
@@ -246,12 +238,12 @@ impl PromptDataset {
     /// The prompt of the `draw`-th draw: epochs shuffled by `seed`, the same for the same draw always.
     ///
     /// # Errors
-    /// `Error::Config` for a task without training examples, and for a prompt longer than `rollout.prompt_length`; `Error::Task` and
-    /// `Error::Model` where an example cannot be read or encoded.
+    /// `Error::Config` for a task without training examples, and for a prompt longer than `rollout.prompt_length`;
+    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
     pub fn draw(&self, seed: u64, draw: u64) -> Result<Prompt> {
         let len = self.kept.len();
-        let index = shuffled_index(len, seed, draw)
-            .ok_or_else(|| Error::Config("the task has no training examples".into()))?;
+        let index =
+            shuffled_index(len, seed, draw).ok_or_else(|| Error::Config("the task has no training examples".into()))?;
         let index = match &self.kept {
             Kept::Listed(kept) => kept[index as usize],
             Kept::Endless | Kept::Sampled(_) => index,
@@ -281,31 +273,18 @@ impl PromptDataset {
         let example = self.task.example(split, index)?;
         let (text, tokens) = encode_prompt(&self.tokenizer, &example)?;
         if tokens.is_empty() {
-            return Err(Error::Config(format!(
-                "{} prompt {index} is empty",
-                split.name()
-            )));
+            return Err(Error::Config(format!("{} prompt {index} is empty", split.name())));
         }
-        Ok(Prompt {
-            example,
-            text,
-            tokens,
-        })
+        Ok(Prompt { example, text, tokens })
     }
 }
 
 /// The text of an example's prompt, by the chat template where it is a conversation, and its tokens.
-pub(crate) fn encode_prompt(
-    tokenizer: &Tokenizer,
-    example: &Example,
-) -> Result<(String, Vec<u32>)> {
+pub(crate) fn encode_prompt(tokenizer: &Tokenizer, example: &Example) -> Result<(String, Vec<u32>)> {
     Ok(match &example.prompt {
         PromptText::Text(text) => (text.clone(), tokenizer.encode(text, true)?),
         PromptText::Chat(messages) => {
-            let options = ChatOptions {
-                tools: example.fields.get(TOOLS),
-                ..ChatOptions::prompt()
-            };
+            let options = ChatOptions { tools: example.fields.get(TOOLS), ..ChatOptions::prompt() };
             let text = tokenizer.render_chat_with(messages, options)?;
             // the template spells the special tokens out
             let tokens = tokenizer.encode(&text, false)?;

@@ -99,13 +99,11 @@ impl DataReport {
     /// [`SAMPLED_ROWS`](super::SAMPLED_ROWS) examples.
     ///
     /// # Errors
-    /// `Error::Config` without a task; `Error::Task` where rows cannot be read; those of [`tokenizer_of`], and `Error::Model` for a prompt
-    /// that cannot be rendered.
+    /// `Error::Config` without a task; `Error::Task` where rows cannot be read; those of [`tokenizer_of`], and
+    /// `Error::Model` for a prompt that cannot be rendered.
     pub fn of(config: &RunConfig, samples: usize) -> Result<Self> {
         let Some(mut task) = config.task.clone() else {
-            return Err(Error::Config(
-                "`task` is missing; set its `kind` (arithmetic or dataset)".into(),
-            ));
+            return Err(Error::Config("`task` is missing; set its `kind` (arithmetic or dataset)".into()));
         };
         // each row once, however often it is drawn
         if let TaskConfig::Dataset(rows) | TaskConfig::Jsonl(rows) = &mut task {
@@ -115,11 +113,7 @@ impl DataReport {
         }
         let task = task.build(Path::new("."))?;
         let tokenizer = tokenizer_of(&config.model, task.as_ref())?;
-        let look = Look {
-            task: task.as_ref(),
-            tokenizer: &tokenizer,
-            prompt_length: config.rollout.prompt_length,
-        };
+        let look = Look { task: task.as_ref(), tokenizer: &tokenizer, prompt_length: config.rollout.prompt_length };
         let (train, prompts) = look.split(Split::Train)?;
         let (validation, held_out) = look.split(Split::Validation)?;
         let known: HashSet<u64> = prompts.into_iter().collect();
@@ -157,10 +151,8 @@ impl Look<'_> {
         for piece in pieces {
             whole.join(piece?);
         }
-        let lengths: Vec<Result<(usize, Option<usize>)>> = sample(looked_at)
-            .into_par_iter()
-            .map(|index| self.lengths(split, index))
-            .collect();
+        let lengths: Vec<Result<(usize, Option<usize>)>> =
+            sample(looked_at).into_par_iter().map(|index| self.lengths(split, index)).collect();
         let (mut prompts, mut solutions) = (Vec::new(), Vec::new());
         for length in lengths {
             let (prompt, solution) = length?;
@@ -194,8 +186,7 @@ impl Look<'_> {
         let example = self.task.example(split, index)?;
         let (_, tokens) = encode_prompt(self.tokenizer, &example)?;
         let solution = example.solution.as_deref();
-        let solution =
-            solution.map(|text| Ok::<_, Error>(self.tokenizer.encode(text, false)?.len() + 1));
+        let solution = solution.map(|text| Ok::<_, Error>(self.tokenizer.encode(text, false)?.len() + 1));
         Ok((tokens.len(), solution.transpose()?))
     }
 
@@ -242,11 +233,7 @@ impl Piece {
     fn column(&mut self, name: &str) -> &mut Column {
         let at = self.columns.iter().position(|column| column.name == name);
         let at = at.unwrap_or_else(|| {
-            self.columns.push(Column {
-                name: name.to_owned(),
-                kinds: BTreeSet::new(),
-                values: 0,
-            });
+            self.columns.push(Column { name: name.to_owned(), kinds: BTreeSet::new(), values: 0 });
             self.columns.len() - 1
         });
         &mut self.columns[at]
@@ -258,12 +245,7 @@ impl Piece {
             let own = self.column(&column.name);
             own.values += column.values;
             let free = KINDS.saturating_sub(own.kinds.len());
-            let new: Vec<String> = column
-                .kinds
-                .difference(&own.kinds)
-                .take(free)
-                .cloned()
-                .collect();
+            let new: Vec<String> = column.kinds.difference(&own.kinds).take(free).cloned().collect();
             own.kinds.extend(new);
         }
     }
@@ -292,8 +274,7 @@ fn kind(value: &Value, depth: usize) -> String {
         Value::Number(_) => "integer".to_owned(),
         Value::String(_) => "text".to_owned(),
         Value::Array(list) => {
-            let is_message =
-                |entry: &Value| entry.get("role").is_some() && entry.get("content").is_some();
+            let is_message = |entry: &Value| entry.get("role").is_some() && entry.get("content").is_some();
             match list.first() {
                 None => "empty list".to_owned(),
                 Some(_) if list.iter().all(is_message) => "messages".to_owned(),
@@ -303,9 +284,8 @@ fn kind(value: &Value, depth: usize) -> String {
         }
         Value::Object(fields) if depth > 0 => {
             let known = fields.iter().filter(|(_, value)| !value.is_null());
-            let fields: Vec<String> = known
-                .map(|(name, value)| format!("{name}: {}", kind(value, depth - 1)))
-                .collect();
+            let fields: Vec<String> =
+                known.map(|(name, value)| format!("{name}: {}", kind(value, depth - 1))).collect();
             format!("{{{}}}", fields.join(", "))
         }
         Value::Object(_) => "object".to_owned(),

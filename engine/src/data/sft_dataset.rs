@@ -1,7 +1,8 @@
 //! What supervised training learns from: rows of a file, or the task's solutions.
 //!
-//! A row is a conversation (`messages`), of which the assistant's turns are scored, or a `prompt` with a `completion`, of which
-//! the completion is: both texts, or both lists of messages. Examples of a file are encoded once, when it is read.
+//! A row is a conversation (`messages`), of which the assistant's turns are scored, or a `prompt` with a `completion`,
+//! of which the completion is: both texts, or both lists of messages. Examples of a file are encoded once, when it is
+//! read.
 
 use crate::checkpoint::PolicySource;
 use crate::config::SftConfig;
@@ -11,9 +12,7 @@ use crate::sequence::{SampleId, Sequence};
 use crate::task::recipe::{message, read_tools};
 use crate::task::rows::{RowFiles, Rows};
 use crate::task::template::Row;
-use crate::task::{
-    Completion, Example, PromptText, Reward, Split, TOOLS, Task, TaskError, shuffled_index,
-};
+use crate::task::{Completion, Example, PromptText, Reward, Split, TOOLS, Task, TaskError, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::tokenizer::{ChatTokens, Message};
 use serde_json::Value;
@@ -44,14 +43,9 @@ impl SftDataset {
     /// Reads and encodes what a section (`sft` or `warmup.sft`) names.
     ///
     /// # Errors
-    /// `Error::Task` for a row that cannot be read, `Error::Model` for one that cannot be encoded, `Error::Config` where none is short
-    /// enough, or epochs of an endless task are asked for.
-    pub fn new(
-        config: &SftConfig,
-        section: &'static str,
-        source: &PolicySource,
-        data: &PromptDataset,
-    ) -> Result<Self> {
+    /// `Error::Task` for a row that cannot be read, `Error::Model` for one that cannot be encoded, `Error::Config`
+    /// where none is short enough, or epochs of an endless task are asked for.
+    pub fn new(config: &SftConfig, section: &'static str, source: &PolicySource, data: &PromptDataset) -> Result<Self> {
         let mut filtered = 0;
         let mut of_file = |file: &Path, setting| {
             let (rows, dropped) = encoded(config, file, setting, source)?;
@@ -84,8 +78,8 @@ impl SftDataset {
         })
     }
 
-    /// Tokens of the longest example: of a file's rows and all that is validated, or of the task's solutions, of which an
-    /// endless task has those of a first look.
+    /// Tokens of the longest example: of a file's rows and all that is validated, or of the task's solutions, of which
+    /// an endless task has those of a first look.
     ///
     /// # Errors
     /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
@@ -100,8 +94,8 @@ impl SftDataset {
         Ok(longest)
     }
 
-    /// The examples of a step, their weights being the mean over its scored tokens; and how many epochs are over with it,
-    /// where the examples are finite.
+    /// The examples of a step, their weights being the mean over its scored tokens; and how many epochs are over with
+    /// it, where the examples are finite.
     ///
     /// # Errors
     /// `Error::Task` and `Error::Model` where an example cannot be read or encoded; those of [`PromptDataset::draw`].
@@ -123,10 +117,7 @@ impl SftDataset {
                 }
                 None => solved(&data.draw(seed, draw)?, data.task(), source)?,
             };
-            let id = SampleId {
-                prompt_index: draw,
-                sample: 0,
-            };
+            let id = SampleId { prompt_index: draw, sample: 0 };
             Ok(Sequence { id, ..sequence })
         });
         Ok((weighted(drawn.collect::<Result<_>>()?), epochs))
@@ -134,8 +125,7 @@ impl SftDataset {
 
     /// The first draw: the beginning of an epoch.
     fn first_draw(&self) -> u64 {
-        self.examples
-            .map_or(SFT_DRAWS, |n| SFT_DRAWS.next_multiple_of(n.max(1)))
+        self.examples.map_or(SFT_DRAWS, |n| SFT_DRAWS.next_multiple_of(n.max(1)))
     }
 
     /// The draws of a step. Where epochs are counted the last step of each has what is left of it; otherwise a step may
@@ -170,10 +160,7 @@ fn encoded(
     for at in 0..rows.len() {
         let sequence = sequence(rows.get(at)?, setting, source)?;
         shortest = shortest.min(sequence.tokens.len());
-        firebrick_models::generate::check_ids(
-            &sequence.tokens,
-            source.checkpoint.arch().vocab_size,
-        )?;
+        firebrick_models::generate::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
         if sequence.tokens.len() <= most {
             kept.push(sequence);
         }
@@ -210,21 +197,13 @@ fn sequence(mut row: Row, setting: &str, source: &PolicySource) -> Result<Sequen
     };
     let encoded = match fields {
         [Some(Value::Array(list)), None, None] => encode(&chat("messages", list)?, 0),
-        [
-            None,
-            Some(Value::Array(prompt)),
-            Some(Value::Array(completion)),
-        ] => {
+        [None, Some(Value::Array(prompt)), Some(Value::Array(completion))] => {
             let mut messages = chat("prompt", prompt)?;
             let from = messages.len();
             messages.extend(chat("completion", completion)?);
             encode(&messages, from)
         }
-        [
-            None,
-            Some(Value::String(prompt)),
-            Some(Value::String(completion)),
-        ] => {
+        [None, Some(Value::String(prompt)), Some(Value::String(completion))] => {
             let prompt = source.tokenizer.encode(prompt, true)?;
             if prompt.is_empty() {
                 return Err(row.bad(setting, "its prompt has no tokens").into());
@@ -246,20 +225,10 @@ fn sequence(mut row: Row, setting: &str, source: &PolicySource) -> Result<Sequen
 
 /// A conversation whose assistant's tokens are scored; `None` where there are none.
 fn turns(encoded: ChatTokens) -> Option<Sequence> {
-    let ChatTokens {
-        tokens,
-        assistant_mask,
-    } = encoded;
+    let ChatTokens { tokens, assistant_mask } = encoded;
     // the first token is predicted by none
-    let positions: Vec<usize> = (1..tokens.len())
-        .filter(|&t| assistant_mask[t])
-        .map(|t| t - 1)
-        .collect();
-    (!positions.is_empty()).then(|| Sequence {
-        tokens,
-        positions,
-        ..Sequence::default()
-    })
+    let positions: Vec<usize> = (1..tokens.len()).filter(|&t| assistant_mask[t]).map(|t| t - 1).collect();
+    (!positions.is_empty()).then(|| Sequence { tokens, positions, ..Sequence::default() })
 }
 
 /// A prompt with its completion and the token that ends it, which are scored.
@@ -278,23 +247,14 @@ fn solved(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Seq
     let (length, context) = (sequence.tokens.len(), source.trained_context());
     if length > context {
         let what = format!("prompt {:?} with its solution", prompt.text);
-        return Err(firebrick_models::Error::TooLong {
-            what,
-            length,
-            context,
-        }
-        .into());
+        return Err(firebrick_models::Error::TooLong { what, length, context }.into());
     }
     firebrick_models::generate::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
     Ok(sequence)
 }
 
 /// A prompt with a demonstration of several turns, where the task has one: the assistant's are scored.
-fn demonstrated(
-    prompt: &Prompt,
-    task: &dyn Task,
-    source: &PolicySource,
-) -> Result<Option<Sequence>> {
+fn demonstrated(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Option<Sequence>> {
     let (Some(demonstration), PromptText::Chat(messages)) =
         (task.demonstration(&prompt.example), &prompt.example.prompt)
     else {
@@ -327,15 +287,11 @@ fn of_solution(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
 /// The task's validation prompts with their solutions; none where it has none.
 fn held_out(source: &PolicySource, data: &PromptDataset) -> Result<Vec<Sequence>> {
     let task = data.task();
-    let has_none =
-        |p: &Prompt| p.example.solution.is_none() && task.demonstration(&p.example).is_none();
+    let has_none = |p: &Prompt| p.example.solution.is_none() && task.demonstration(&p.example).is_none();
     if data.validation.iter().any(has_none) {
         return Ok(Vec::new());
     }
-    data.validation
-        .iter()
-        .map(|p| solved(p, task, source))
-        .collect()
+    data.validation.iter().map(|p| solved(p, task, source)).collect()
 }
 
 /// Gives every scored token the same weight, one in sum.
@@ -363,12 +319,7 @@ impl Task for RowsAlone {
     }
 
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
-        Err(TaskError::NoSuchExample {
-            task: self.name().to_owned(),
-            split: split.name(),
-            index,
-            len: 0,
-        })
+        Err(TaskError::NoSuchExample { task: self.name().to_owned(), split: split.name(), index, len: 0 })
     }
 
     fn reward(&self, _: &Example, _: &Completion<'_>) -> Result<Reward, TaskError> {

@@ -109,14 +109,12 @@ impl<'r> ActivationStack<'r> {
                 self.open.pop().or_else(|| self.back.pop())
             }
         };
-        let Some((input, _hold)) = popped else {
-            unreachable!("as many inputs are popped as were pushed")
-        };
+        let Some((input, _hold)) = popped else { unreachable!("as many inputs are popped as were pushed") };
         Ok(input)
     }
 
-    /// Has the device wait for the newest group, and begins the return of those before it. Copies that were begun at the last call run
-    /// beside the kernels that were asked for since.
+    /// Has the device wait for the newest group, and begins the return of those before it. Copies that were begun at
+    /// the last call run beside the kernels that were asked for since.
     fn bring_back(&mut self) -> Result<()> {
         let newest = self.groups.len() - 1;
         self.start_return(newest)?;
@@ -131,8 +129,8 @@ impl<'r> ActivationStack<'r> {
         Ok(())
     }
 
-    /// Asks for the copies of returns that were begun. Called before others are begun (weights that are fetched): behind their beginning
-    /// the copies would wait for all kernels until then.
+    /// Asks for the copies of returns that were begun. Called before others are begun (weights that are fetched):
+    /// behind their beginning the copies would wait for all kernels until then.
     pub fn start_copies(&mut self) {
         for group in &mut self.groups {
             if let Group::Back(upload, _) = group {
@@ -195,11 +193,7 @@ mod tests {
                 let runtime = Runtime::new(&device).with_prefetch(prefetch);
                 let mut kept = ActivationStack::new(&runtime, Role::Policy, prefetch, group);
                 let home = |i: usize| {
-                    if i.is_multiple_of(3) {
-                        Home::Device
-                    } else {
-                        Home::Host
-                    }
+                    if i.is_multiple_of(3) { Home::Device } else { Home::Host }
                 };
                 for i in 0..11 {
                     kept.push(number(i as f32, &device), home(i)).unwrap();

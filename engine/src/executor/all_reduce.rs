@@ -14,8 +14,8 @@ use firebrick_models::Decoder;
 use firebrick_models::unit::ParamSpec;
 
 impl Gradients {
-    /// Adds up the gradients of all ranks that have the same weights, in their order, unit by unit: afterwards these have the same ones, to
-    /// the bit. A rank that had no micro-batch contributes zeros.
+    /// Adds up the gradients of all ranks that have the same weights, in their order, unit by unit: afterwards these
+    /// have the same ones, to the bit. A rank that had no micro-batch contributes zeros.
     ///
     /// # Errors
     /// Where a copy fails, or a rank has failed or is gone.
@@ -29,9 +29,7 @@ impl Gradients {
         }
         self.finish()?;
         let specs: Vec<[usize; 2]> = decoder.specs().map(ParamSpec::rows_cols).collect();
-        let own: Vec<u8> = (0..specs.len())
-            .map(|index| u8::from(self.has(index)))
-            .collect();
+        let own: Vec<u8> = (0..specs.len()).map(|index| u8::from(self.has(index))).collect();
         let all = world.exchange(own)?;
         // units without gradients anywhere are frozen ones
         let found = |index: &usize| all.iter().any(|rank| rank.get(*index) == Some(&1));
@@ -62,11 +60,7 @@ impl Gradients {
 }
 
 /// The sums of a unit's gradients of all ranks, in one message in host memory. What is absent is zeros.
-fn sum_on_host(
-    own: Vec<(Option<Gradient>, [usize; 2])>,
-    element: Element,
-    world: &World,
-) -> Result<Vec<Gradient>> {
+fn sum_on_host(own: Vec<(Option<Gradient>, [usize; 2])>, element: Element, world: &World) -> Result<Vec<Gradient>> {
     let mut flat = Vec::with_capacity(own.len());
     let mut shapes = Vec::with_capacity(own.len());
     for (gradient, shape) in own {

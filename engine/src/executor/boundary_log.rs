@@ -1,7 +1,7 @@
 //! What is held at the boundaries of a run: the latest in a ring, and every one of steps that are to be kept whole.
 //!
-//! A boundary costs a reading of the device's memory (`Runtime`) and a row of a few hundred bytes. So the latest are always there, for the
-//! report of a run that ends out of memory.
+//! A boundary costs a reading of the device's memory (`Runtime`) and a row of a few hundred bytes. So the latest are
+//! always there, for the report of a run that ends out of memory.
 
 use super::pool_peak::{PoolPeak, RunningPeak};
 use firebrick_backends::accounts::{Account, Accounts};
@@ -94,19 +94,13 @@ impl Boundary {
     /// A place of a segment or a unit.
     #[must_use]
     pub fn at(place: BoundaryKind, segment: usize) -> Self {
-        Self {
-            place,
-            segment: Some(segment as u32),
-        }
+        Self { place, segment: Some(segment as u32) }
     }
 }
 
 impl From<BoundaryKind> for Boundary {
     fn from(place: BoundaryKind) -> Self {
-        Self {
-            place,
-            segment: None,
-        }
+        Self { place, segment: None }
     }
 }
 
@@ -206,7 +200,8 @@ impl BoundaryLog {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A step begins. All of its rows are kept where `keep`, up to [`KEPT_ROWS`]; else the latest [`RING_ROWS`] of all steps.
+    /// A step begins. All of its rows are kept where `keep`, up to [`KEPT_ROWS`]; else the latest [`RING_ROWS`] of all
+    /// steps.
     pub fn begin_step(&self, step: u64, keep: bool) {
         let mut inner = self.inner();
         inner.step = step;
@@ -244,11 +239,7 @@ impl BoundaryLog {
     }
 
     /// Takes a row, and gives the reading with the peak of the pools.
-    pub fn record(
-        &self,
-        boundary: impl Into<Boundary>,
-        reading: Option<Reading>,
-    ) -> Option<Reading> {
+    pub fn record(&self, boundary: impl Into<Boundary>, reading: Option<Reading>) -> Option<Reading> {
         let boundary = boundary.into();
         let mut inner = self.inner();
         let reading = reading.map(|reading| inner.peak.raise(reading));
@@ -307,12 +298,7 @@ const PLACE_BITS: u32 = 8;
 const SEGMENT_BITS: u32 = 16;
 
 impl Inner {
-    fn push(
-        &mut self,
-        boundary: Boundary,
-        reading: Option<Reading>,
-        held: impl Iterator<Item = u64>,
-    ) {
+    fn push(&mut self, boundary: Boundary, reading: Option<Reading>, held: impl Iterator<Item = u64>) {
         self.make_room(1);
         let start = self.bytes.len();
         self.bytes.resize(start + self.accounts.len(), 0);
@@ -326,11 +312,7 @@ impl Inner {
             }
         }
         self.rows.push_back(BoundaryRow {
-            moment: Moment {
-                step: self.step,
-                phase: self.phase,
-                boundary,
-            },
+            moment: Moment { step: self.step, phase: self.phase, boundary },
             seconds: self.started.elapsed().as_secs_f64(),
             reading,
             accounts: self.accounts.len() as u32,
@@ -400,11 +382,7 @@ mod tests {
     use firebrick_backends::accounts::{Category, Home, Role};
 
     fn account(category: Category, home: Home, model: Role) -> Account {
-        Account {
-            category,
-            home,
-            model,
-        }
+        Account { category, home, model }
     }
 
     #[test]
@@ -449,10 +427,7 @@ mod tests {
         assert_eq!(log.rows().rows.len(), more);
         log.begin_step(2, false);
         let ring = log.rows();
-        assert_eq!(
-            (ring.rows.len(), ring.first, ring.dropped),
-            (RING_ROWS, 100, 100)
-        );
+        assert_eq!((ring.rows.len(), ring.first, ring.dropped), (RING_ROWS, 100, 100));
         let _more = accounts.hold(Category::Moments, Home::Device, 6);
         for segment in 0..more {
             log.record(Boundary::at(BoundaryKind::Backward, segment), None);
@@ -472,16 +447,9 @@ mod tests {
         let mut inner = log.inner();
         for (step, phase) in [(0, "testing"), (1, "gen"), (1 << 30, "testing")] {
             (inner.step, inner.phase) = (step, phase);
-            for boundary in [
-                BoundaryKind::Begin.into(),
-                Boundary::at(BoundaryKind::End, 65_534),
-            ] {
+            for boundary in [BoundaryKind::Begin.into(), Boundary::at(BoundaryKind::End, 65_534)] {
                 let code = inner.code(boundary);
-                let moment = Moment {
-                    step,
-                    phase,
-                    boundary,
-                };
+                let moment = Moment { step, phase, boundary };
                 assert_eq!(inner.moment(code), Some(moment));
             }
         }

@@ -43,10 +43,7 @@ pub(super) fn add_embedding(
         None => d,
     };
     let Some(own) = decoder.own_tokens() else {
-        let at = TokenRows {
-            ids: &micro.ids,
-            sorted: micro.segments.as_ref(),
-        };
+        let at = TokenRows { ids: &micro.ids, sorted: micro.segments.as_ref() };
         return gradients.add_rows(0, decoder.arch().vocab_size, at, d, runtime);
     };
     // rows of other ranks' tokens add zeros to the first own one
@@ -60,9 +57,6 @@ pub(super) fn add_embedding(
         Ok::<_, Error>(RowsByToken::new(&own, decoder.device()))
     });
     let segments = sorted.transpose()?;
-    let at = TokenRows {
-        ids: &ids,
-        sorted: segments.as_ref(),
-    };
+    let at = TokenRows { ids: &ids, sorted: segments.as_ref() };
     gradients.add_rows(0, rows, at, d.mask_fill(others, 0.0), runtime)
 }

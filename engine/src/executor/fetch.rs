@@ -60,8 +60,8 @@ fn on_host(units: Vec<(usize, Vec<HostTensor>)>) -> Vec<(usize, Vec<Param>)> {
     units.map(|(unit, values)| (unit, of(values))).collect()
 }
 
-/// Walks the units in the order in which a pass will visit them, so that copies of host weights and gathers of shards start before the
-/// visit. When they start follows from the plan alone, the same on every rank.
+/// Walks the units in the order in which a pass will visit them, so that copies of host weights and gathers of shards
+/// start before the visit. When they start follows from the plan alone, the same on every rank.
 pub(super) struct Fetcher<'r> {
     runtime: &'r Runtime,
     accounts: Arc<Accounts>,
@@ -99,8 +99,8 @@ impl<'r> Fetcher<'r> {
         }
     }
 
-    /// Begins what a visit needs: copies of weights on the host, and a gather of those that ranks share out and that no visit before it
-    /// has left.
+    /// Begins what a visit needs: copies of weights on the host, and a gather of those that ranks share out and that no
+    /// visit before it has left.
     fn begin(&mut self, decoder: &Decoder, units: Range<usize>) -> Result<Visit> {
         let transits = units.clone().map(|unit| self.start(decoder, unit));
         let transits = transits.collect();
@@ -116,29 +116,18 @@ impl<'r> Fetcher<'r> {
             Some(_) if missing.is_empty() => None,
             Some(_) if self.prefetch == 0 => Some(Gathering::Then(missing)),
             // a gather from device to device is waited for
-            Some(shards) if shards.gathers_on_device(decoder, &missing) => {
-                Some(Gathering::Then(missing))
-            }
+            Some(shards) if shards.gathers_on_device(decoder, &missing) => Some(Gathering::Then(missing)),
             Some(shards) => {
                 let started = shards.start(decoder, missing, &self.accounts)?;
                 Some(Gathering::UnderWay(started))
             }
             None => None,
         };
-        Ok(Visit {
-            units,
-            transits,
-            gathering,
-            leaves,
-        })
+        Ok(Visit { units, transits, gathering, leaves })
     }
 
     /// The whole weights of those units of a visit that ranks share out: kept since an earlier visit, or gathered.
-    fn gathered(
-        &mut self,
-        decoder: &Decoder,
-        visit: &mut Visit,
-    ) -> Result<BTreeMap<usize, GatheredUnit>> {
+    fn gathered(&mut self, decoder: &Decoder, visit: &mut Visit) -> Result<BTreeMap<usize, GatheredUnit>> {
         let mut found = BTreeMap::new();
         if let Some(kept) = &mut self.kept {
             let own = visit.units.clone();
@@ -177,8 +166,8 @@ impl<'r> Fetcher<'r> {
         Ok(found)
     }
 
-    /// The weights of the next visit. Those of the visits after, whose copies and gathers were begun at the last calls, come beside the
-    /// kernels that were asked for since.
+    /// The weights of the next visit. Those of the visits after, whose copies and gathers were begun at the last calls,
+    /// come beside the kernels that were asked for since.
     pub fn next(&mut self, decoder: &Decoder) -> Result<Fetched> {
         while self.started.len() <= self.prefetch {
             let Some(visit) = self.ahead.pop_front() else {
@@ -187,14 +176,9 @@ impl<'r> Fetcher<'r> {
             let visit = self.begin(decoder, visit)?;
             self.started.push_back(visit);
         }
-        let Some(mut visit) = self.started.pop_front() else {
-            unreachable!("a visit that was not announced")
-        };
+        let Some(mut visit) = self.started.pop_front() else { unreachable!("a visit that was not announced") };
         let mut gathered = self.gathered(decoder, &mut visit)?;
-        let mut fetched = Fetched {
-            weights: Vec::with_capacity(visit.units.len()),
-            holds: Vec::new(),
-        };
+        let mut fetched = Fetched { weights: Vec::with_capacity(visit.units.len()), holds: Vec::new() };
         for (unit, copy) in visit.units.zip(visit.transits) {
             let (keys, upload, hold) = match copy {
                 // read now and not ahead: an update in the backward pass replaces what is on the device
@@ -221,7 +205,8 @@ impl<'r> Fetcher<'r> {
         Ok(fetched)
     }
 
-    /// Copies for later visits: those that were begun are asked for, those that are ready are begun, before the work of this visit.
+    /// Copies for later visits: those that were begun are asked for, those that are ready are begun, before the work of
+    /// this visit.
     fn upload_ahead(&mut self, decoder: &Decoder) -> Result<()> {
         let mut started = std::mem::take(&mut self.started);
         for copy in started.iter_mut().flat_map(|visit| &mut visit.transits) {
@@ -241,11 +226,7 @@ impl<'r> Fetcher<'r> {
         Ok(())
     }
 
-    fn upload(
-        &self,
-        decoder: &Decoder,
-        host: HostWeights,
-    ) -> (Vec<WeightKey>, Upload, MemoryGuard) {
+    fn upload(&self, decoder: &Decoder, host: HostWeights) -> (Vec<WeightKey>, Upload, MemoryGuard) {
         let bytes = host.iter().map(|(_, value)| value.bytes()).sum();
         let hold = self.accounts.hold(self.category, Home::Device, bytes);
         let (keys, values) = host.into_iter().unzip();
@@ -265,10 +246,7 @@ impl<'r> Fetcher<'r> {
                     return Transit::Copying(Pending::Done(Ok(HostWeights::clone(host))));
                 }
                 let host = Arc::clone(host);
-                let copy = self
-                    .runtime
-                    .copier
-                    .run(move || Ok(HostWeights::clone(&host)));
+                let copy = self.runtime.copier.run(move || Ok(HostWeights::clone(&host)));
                 Transit::Copying(copy)
             }
         }

@@ -1,5 +1,5 @@
-//! A model of which each rank has a part, as it is written or read: rank 0, or every rank, asks for rows of a parameter, and all ranks give
-//! theirs. So no rank ever holds more of it than its part and those rows.
+//! A model of which each rank has a part, as it is written or read: rank 0, or every rank, asks for rows of a
+//! parameter, and all ranks give theirs. So no rank ever holds more of it than its part and those rows.
 
 use super::resident_model::{ResidentModel, SharedOut};
 use super::stage_weights::StageWeights;
@@ -19,7 +19,8 @@ use std::ops::Range;
 /// The whole model, on the rank that writes it.
 struct GatheredModel<'a> {
     model: &'a ResidentModel,
-    /// Whether an operation of the ranks, or this rank's part in one, has failed: then the others do not wait for another question.
+    /// Whether an operation of the ranks, or this rank's part in one, has failed: then the others do not wait for
+    /// another question.
     failed: Cell<bool>,
 }
 
@@ -81,8 +82,8 @@ impl ResidentModel {
         ReadTogether(self)
     }
 
-    /// Hands the whole model to `write` on the rank that writes files; the others give their parts of what it asks for. All ranks of the
-    /// run call it together, and then tell each other of errors ([`World::together`]).
+    /// Hands the whole model to `write` on the rank that writes files; the others give their parts of what it asks for.
+    /// All ranks of the run call it together, and then tell each other of errors ([`World::together`]).
     ///
     /// # Errors
     /// Those of `write`; where memory runs out, the device fails, or a rank has failed or is gone.
@@ -91,10 +92,7 @@ impl ResidentModel {
             (true, true) => write(&self.decoder),
             (false, true) => Ok(()),
             (true, false) => {
-                let model = GatheredModel {
-                    model: self,
-                    failed: Cell::new(false),
-                };
+                let model = GatheredModel { model: self, failed: Cell::new(false) };
                 let written = write(&model);
                 if model.failed.get() {
                     return written;
@@ -152,10 +150,7 @@ impl ResidentModel {
             _ => decoder.param(index).download()?.as_bytes().to_vec(),
         };
         let parts = self.world().tensor_exchange(own)?;
-        let parts: Vec<HostTensor> = parts
-            .into_iter()
-            .map(|bytes| self.tensor(bytes, [own_rows, own_cols]))
-            .collect();
+        let parts: Vec<HostTensor> = parts.into_iter().map(|bytes| self.tensor(bytes, [own_rows, own_cols])).collect();
         let _held = self.hold(parts.iter().map(HostTensor::bytes).sum());
         let whole = decoder.joined_param(index, &parts.iter().collect::<Vec<_>>());
         let [all, cols] = whole.dims();
@@ -183,11 +178,7 @@ impl ResidentModel {
             return Ok(Vec::new());
         }
         let mut units = self.decoder.units().iter();
-        let first = if units.any(|unit| unit.is_sharded() && unit.range.contains(&index)) {
-            shard.start
-        } else {
-            0
-        };
+        let first = if units.any(|unit| unit.is_sharded() && unit.range.contains(&index)) { shard.start } else { 0 };
         let here = common.start - first..common.end - first;
         let own = self.decoder.param_values(index, here).download()?;
         Ok(own.as_bytes().to_vec())

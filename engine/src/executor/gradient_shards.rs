@@ -21,7 +21,8 @@ pub(super) struct Reduced {
 }
 
 impl Reduced {
-    /// Empty shards of so many parameters, where a stage shares gradients or what is updated with them out over several ranks.
+    /// Empty shards of so many parameters, where a stage shares gradients or what is updated with them out over several
+    /// ranks.
     pub fn planned(params: usize, zero: Zero, world: &World) -> Option<Self> {
         let partition = world.partition(zero);
         (!partition.is_whole()).then(|| Self {
@@ -63,21 +64,13 @@ impl Reduced {
     ///
     /// # Errors
     /// Where a copy fails.
-    pub fn add(
-        &mut self,
-        index: usize,
-        own: Gradient,
-        home: Home,
-        (accounts, device): Place<'_>,
-    ) -> Result<()> {
+    pub fn add(&mut self, index: usize, own: Gradient, home: Home, (accounts, device): Place<'_>) -> Result<()> {
         self.shards[index] = Some(match self.shards[index].take() {
             Some((Gradient::Host(mut sum), hold)) => {
                 sum.add(own.into_host()?);
                 (Gradient::Host(sum), hold)
             }
-            Some((Gradient::Device(sum), hold)) => {
-                (Gradient::Device(sum + own.into_device(device)), hold)
-            }
+            Some((Gradient::Device(sum), hold)) => (Gradient::Device(sum + own.into_device(device)), hold),
             None => {
                 let hold = accounts.hold(Category::Gradients, home, own.bytes());
                 let shard = match home {

@@ -1,5 +1,5 @@
-//! Accumulated gradients of a decoder's parameters, in its flat order and at least in f32: on the device, or leaving it as they
-//! are complete.
+//! Accumulated gradients of a decoder's parameters, in its flat order and at least in f32: on the device, or leaving it
+//! as they are complete.
 
 use super::gradient::{Gradient, squares};
 use super::gradient_shards::Reduced;
@@ -40,7 +40,8 @@ pub struct Gradients {
     accounts: Arc<Accounts>,
     /// The norm over all parameters, once it was computed and until something is added.
     norm: Option<f64>,
-    /// This rank's shards of what was summed over all ranks, where they share that out. What is not summed yet lies in `slots` and `host`.
+    /// This rank's shards of what was summed over all ranks, where they share that out. What is not summed yet lies in
+    /// `slots` and `host`.
     reduced: Option<Reduced>,
     /// Parameters of which an earlier rank has the same part, where ranks share matrices or have stages.
     copies: Option<Vec<bool>>,
@@ -81,7 +82,8 @@ impl Gradients {
         self.home
     }
 
-    /// Whether the ranks share these gradients out, and any of them had one of this parameter: the same answer on every rank.
+    /// Whether the ranks share these gradients out, and any of them had one of this parameter: the same answer on every
+    /// rank.
     #[must_use]
     pub fn is_shared_out(&self, index: usize) -> bool {
         let reduced = self.reduced.as_ref();
@@ -123,8 +125,7 @@ impl Gradients {
     }
 
     fn hold(&self, [rows, cols]: [usize; 2], width: usize) -> MemoryGuard {
-        self.accounts
-            .hold(Category::Gradients, Home::Device, rows * cols * width)
+        self.accounts.hold(Category::Gradients, Home::Device, rows * cols * width)
     }
 
     /// Adds a contribution. It is `[rows, columns]`, as the parameter at the index.
@@ -141,9 +142,9 @@ impl Gradients {
         self.slots[index] = Some(sum);
     }
 
-    /// Adds rows of a gradient at the given row indices, `[n, columns]`, into a matrix of `rows` rows: by the kernel that takes
-    /// sorted rows where there is one, in an order of its own. On the host only the rows are copied: the whole matrix never
-    /// exists on the device.
+    /// Adds rows of a gradient at the given row indices, `[n, columns]`, into a matrix of `rows` rows: by the kernel
+    /// that takes sorted rows where there is one, in an order of its own. On the host only the rows are copied: the
+    /// whole matrix never exists on the device.
     pub(crate) fn add_rows(
         &mut self,
         index: usize,
@@ -183,15 +184,13 @@ impl Gradients {
             Some(sorted) => kernels::scatter_add_rows(sum, sorted, &gradient),
             None => Err(sum),
         };
-        let sum = added.unwrap_or_else(|sum| {
-            sum.select_assign(0, at.clone(), gradient, IndexingUpdateOp::Add)
-        });
+        let sum = added.unwrap_or_else(|sum| sum.select_assign(0, at.clone(), gradient, IndexingUpdateOp::Add));
         self.slots[index] = Some((sum, hold));
         Ok(())
     }
 
-    /// Says that nothing more will be added to these parameters by the current micro-batches: where gradients live on the
-    /// host, they leave the device now.
+    /// Says that nothing more will be added to these parameters by the current micro-batches: where gradients live on
+    /// the host, they leave the device now.
     pub(crate) fn offload(&mut self, params: Range<usize>, runtime: &Runtime) -> Result<()> {
         if self.home == Home::Device {
             return Ok(());
@@ -261,20 +260,13 @@ impl Gradients {
         if let Some((tensor, _)) = self.slots[index].take() {
             return Some(Gradient::Device(tensor));
         }
-        let mut slot = self.host[index]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.host[index].lock().unwrap_or_else(PoisonError::into_inner);
         slot.take().map(|(values, _)| Gradient::Host(values))
     }
 
     /// Whether anything contributed to a gradient. Copies have to be finished.
     pub(super) fn has(&self, index: usize) -> bool {
-        let on_host = || {
-            self.host[index]
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .is_some()
-        };
+        let on_host = || self.host[index].lock().unwrap_or_else(PoisonError::into_inner).is_some();
         self.slots[index].is_some() || on_host()
     }
 
@@ -283,12 +275,8 @@ impl Gradients {
         self.norm = None;
         match (self.home, gradient) {
             (Home::Host, Gradient::Host(values)) => {
-                let hold = self
-                    .accounts
-                    .hold(Category::Gradients, Home::Host, values.bytes());
-                let mut slot = self.host[index]
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner);
+                let hold = self.accounts.hold(Category::Gradients, Home::Host, values.bytes());
+                let mut slot = self.host[index].lock().unwrap_or_else(PoisonError::into_inner);
                 *slot = Some((values, hold));
             }
             (_, gradient) => {
@@ -318,9 +306,7 @@ impl Gradients {
             if let Some((g, _)) = &self.slots[index] {
                 on_device.extend(squares(g));
             }
-            let slot = self.host[index]
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let slot = self.host[index].lock().unwrap_or_else(PoisonError::into_inner);
             if let Some((values, _)) = slot.as_ref() {
                 sum += values.sum_of_squares();
             }
@@ -334,8 +320,9 @@ impl Gradients {
         Ok(sum)
     }
 
-    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, or matrices, or have
-    /// stages, it is the root of the ranks' sums of squares, added in f64 and in their order; what several have is counted once.
+    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, or
+    /// matrices, or have stages, it is the root of the ranks' sums of squares, added in f64 and in their order; what
+    /// several have is counted once.
     ///
     /// # Errors
     /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
@@ -366,14 +353,10 @@ impl Gradients {
 
 /// What happens to a unit whose gradient is complete, while others' are still being computed.
 pub trait GradientHook {
-    /// Called once for each unit on an optimizer step's last micro-batches, in the order in which gradients are complete.
+    /// Called once for each unit on an optimizer step's last micro-batches, in the order in which gradients are
+    /// complete.
     ///
     /// # Errors
     /// Those of the work that the hook does; an error ends the backward pass.
-    fn complete(
-        &mut self,
-        decoder: &mut Decoder,
-        gradients: &mut Gradients,
-        unit: usize,
-    ) -> Result<()>;
+    fn complete(&mut self, decoder: &mut Decoder, gradients: &mut Gradients, unit: usize) -> Result<()>;
 }

@@ -98,28 +98,16 @@ impl HeadPass<'_> {
             HeadLoss::Tokens(loss) => self.tokens(&head, micro, &hidden, loss, gradients),
             HeadLoss::Values(loss) => {
                 let projection = self.decoder.projection_index();
-                let term = ValueTerm {
-                    loss,
-                    coefficient: 1.0,
-                    projection,
-                };
+                let term = ValueTerm { loss, coefficient: 1.0, projection };
                 self.values(&head, micro, &hidden, term, gradients)
             }
-            HeadLoss::Joint {
-                tokens,
-                values,
-                coefficient,
-            } => {
+            HeadLoss::Joint { tokens, values, coefficient } => {
                 let both = head.joint_value().zip(self.decoder.value_index());
                 let Some((value_head, index)) = both else {
                     unreachable!("a joint loss is one of a policy with a value head")
                 };
                 let (d_tokens, mut sums) = self.tokens(&head, micro, &hidden, tokens, gradients)?;
-                let term = ValueTerm {
-                    loss: values,
-                    coefficient,
-                    projection: index,
-                };
+                let term = ValueTerm { loss: values, coefficient, projection: index };
                 let (d_values, own) = self.values(&value_head, micro, &hidden, term, gradients)?;
                 sums.join(own, coefficient);
                 Ok((d_tokens + d_values, sums))
@@ -142,13 +130,7 @@ impl HeadPass<'_> {
             let chunk = self.chunk(head, micro, hidden, start, len)?;
             let scores = chunk.scores();
             let inputs = micro.inputs.narrow(start, len);
-            let found = differentiate(
-                loss,
-                &scores.logp,
-                &scores.entropy,
-                &inputs,
-                self.loss_scale,
-            );
+            let found = differentiate(loss, &scores.logp, &scores.entropy, &inputs, self.loss_scale);
             let d_entropy = found.d_entropy.as_ref();
             let d_hidden = self.absorb(chunk, &found.d_logp, d_entropy, gradients)?;
             Ok((d_hidden, found.loss))
@@ -194,7 +176,8 @@ impl HeadPass<'_> {
         Ok((Tensor::cat(d_hidden, 0), sums))
     }
 
-    /// The log-probs and entropies of all scored tokens of a micro-batch whose sequences ranks share, where this one has these.
+    /// The log-probs and entropies of all scored tokens of a micro-batch whose sequences ranks share, where this one
+    /// has these.
     fn share_scores(
         &self,
         micro: &MicroBatch,
@@ -203,11 +186,9 @@ impl HeadPass<'_> {
     ) -> Result<(Tensor<1>, Tensor<1>)> {
         let mut own = Writer::default();
         for column in [logp, entropy] {
-            let values = column.into_iter().map(|chunk| {
-                chunk
-                    .try_into_vec_as::<f64>()
-                    .map_err(|e| device_error("reading log-probs", &e))
-            });
+            let values = column
+                .into_iter()
+                .map(|chunk| chunk.try_into_vec_as::<f64>().map_err(|e| device_error("reading log-probs", &e)));
             let values: Vec<Vec<f64>> = values.collect::<Result<_>>()?;
             own.floats(&values.concat());
         }
@@ -247,16 +228,8 @@ impl HeadPass<'_> {
         }
         let (scores, inputs, before) = match &micro.whole {
             // every rank has the whole loss, and each differentiates its own tokens' part of it
-            Some(whole) => (
-                self.share_scores(micro, logp, entropy)?,
-                &whole.inputs,
-                whole.before,
-            ),
-            None => (
-                (Tensor::cat(logp, 0), Tensor::cat(entropy, 0)),
-                &micro.inputs,
-                0,
-            ),
+            Some(whole) => (self.share_scores(micro, logp, entropy)?, &whole.inputs, whole.before),
+            None => ((Tensor::cat(logp, 0), Tensor::cat(entropy, 0)), &micro.inputs, 0),
         };
         let (logp, entropy) = scores;
         let found = differentiate(loss, &logp, &entropy, inputs, self.loss_scale);
@@ -314,11 +287,7 @@ impl HeadPass<'_> {
         self.runtime.raise_peak();
         let units = self.decoder.units();
         let norm = units[units.len() - 1].range.start;
-        for (index, gradient) in [
-            (norm, chunk.norm),
-            (projection, chunk.projection),
-            (projection + 1, chunk.bias),
-        ] {
+        for (index, gradient) in [(norm, chunk.norm), (projection, chunk.projection), (projection + 1, chunk.bias)] {
             if let Some(gradient) = gradient {
                 gradients.add(index, gradient);
             }
@@ -349,10 +318,8 @@ fn differentiate(
     inputs: &TokenInputs,
     loss_scale: f64,
 ) -> Differentiated {
-    let scores = Scores {
-        logp: logp.clone().autodiff().require_grad(),
-        entropy: entropy.clone().autodiff().require_grad(),
-    };
+    let scores =
+        Scores { logp: logp.clone().autodiff().require_grad(), entropy: entropy.clone().autodiff().require_grad() };
     let loss = loss.loss(&scores, inputs);
     let mut tape = loss.total.backward();
     let d_logp = scores.logp.grad_remove(&mut tape);
@@ -366,16 +333,10 @@ fn differentiate(
 
 /// A gradient of the scores under a loss scale.
 fn scaled(gradient: Tensor<1>, loss_scale: f64) -> Tensor<1> {
-    if (loss_scale - 1.0).abs() < f64::EPSILON {
-        gradient
-    } else {
-        gradient * loss_scale
-    }
+    if (loss_scale - 1.0).abs() < f64::EPSILON { gradient } else { gradient * loss_scale }
 }
 
 /// Start and length of each chunk.
 pub(super) fn chunks(rows: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..rows)
-        .step_by(size)
-        .map(move |start| (start, size.min(rows - start)))
+    (0..rows).step_by(size).map(move |start| (start, size.min(rows - start)))
 }

@@ -8,13 +8,7 @@ use firebrick_models::attention::Qkv;
 use firebrick_models::weights::Weights;
 
 /// Gradients of leaves into the accumulators.
-pub(super) fn collect(
-    decoder: &Decoder,
-    unit: usize,
-    leaves: &Weights,
-    tape: &mut Tape,
-    gradients: &mut Gradients,
-) {
+pub(super) fn collect(decoder: &Decoder, unit: usize, leaves: &Weights, tape: &mut Tape, gradients: &mut Gradients) {
     let range = decoder.units()[unit].range.clone();
     for (index, leaf) in range.zip(leaves.tensors()) {
         if let Some(gradient) = leaf.grad_remove(tape) {
@@ -25,8 +19,7 @@ pub(super) fn collect(
 
 /// The gradient of a leaf; zeros where nothing depends on it.
 pub(super) fn taken<const D: usize>(leaf: &Tensor<D>, tape: &mut Tape) -> Tensor<D> {
-    leaf.grad_remove(tape)
-        .unwrap_or_else(|| leaf.clone().inner().zeros_like())
+    leaf.grad_remove(tape).unwrap_or_else(|| leaf.clone().inner().zeros_like())
 }
 
 /// The root of a backward pass from the gradients of queries, keys and values.
@@ -40,12 +33,6 @@ pub(super) fn inner(qkv: &Qkv) -> Qkv {
         q: qkv.q.clone().inner(),
         k: qkv.k.clone().inner(),
         v: qkv.v.clone().inner(),
-        sinks: qkv.sinks.clone().map(|own| {
-            if own.device().is_autodiff() {
-                own.inner()
-            } else {
-                own
-            }
-        }),
+        sinks: qkv.sinks.clone().map(|own| if own.device().is_autodiff() { own.inner() } else { own }),
     }
 }

@@ -31,9 +31,7 @@ mod training_pass;
 mod uneven_inputs;
 mod weight_shards;
 
-pub use boundary_log::{
-    Boundary, BoundaryKind, BoundaryLog, BoundaryRow, BoundaryRows, KEPT_ROWS, Moment, RING_ROWS,
-};
+pub use boundary_log::{Boundary, BoundaryKind, BoundaryLog, BoundaryRow, BoundaryRows, KEPT_ROWS, Moment, RING_ROWS};
 pub use gradient::Gradient;
 pub use gradients::{GradientHook, Gradients};
 pub use head::HeadLoss;

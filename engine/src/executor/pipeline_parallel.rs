@@ -1,10 +1,10 @@
-//! Stages of a model on ranks of their own (Huang et al., 2019, arXiv:1811.06965): rows go from stage to stage, and their gradients back,
-//! a micro-batch at a time, in the order of [`one_forward_one_backward`]. A stage has no more than one message a micro-batch and direction.
-//! While it scores, a stage sends the rows of a micro-batch when the next one has taken those of the one before, so that no more than one
-//! micro-batch's wait there, whichever stage is faster.
+//! Stages of a model on ranks of their own (Huang et al., 2019, arXiv:1811.06965): rows go from stage to stage, and
+//! their gradients back, a micro-batch at a time, in the order of [`one_forward_one_backward`]. A stage has no more
+//! than one message a micro-batch and direction. While it scores, a stage sends the rows of a micro-batch when the next
+//! one has taken those of the one before, so that no more than one micro-batch's wait there, whichever stage is faster.
 //!
-//! A tied matrix is on the first stage, as the embedding, and on the last, as the projection. Both add up its gradient, and update it
-//! alike.
+//! A tied matrix is on the first stage, as the embedding, and on the last, as the projection. Both add up its gradient,
+//! and update it alike.
 
 use super::boundary_log::{Boundary, BoundaryKind};
 use super::embedding::embed;
@@ -60,12 +60,9 @@ impl<'a> Neighbours<'a> {
     fn of(decoder: &Decoder, runtime: &'a Runtime) -> Result<Self> {
         let (world, arch) = (runtime.world(), decoder.arch());
         match decoder.stage() {
-            Some(stage) if world.pipeline_stage() == Some(stage) => Ok(Self {
-                runtime,
-                stage,
-                hidden: arch.hidden_size,
-                stored: arch.precision.dtype(decoder.device()),
-            }),
+            Some(stage) if world.pipeline_stage() == Some(stage) => {
+                Ok(Self { runtime, stage, hidden: arch.hidden_size, stored: arch.precision.dtype(decoder.device()) })
+            }
             _ => Err(Error::Ranks(format!(
                 "the model is cut into {} stages, and the ranks into {}",
                 decoder.stage().map_or(1, |stage| stage.stages()),
@@ -111,10 +108,7 @@ impl<'a> Neighbours<'a> {
         let rows = HostTensor::from_flat(values, shape);
         let accounts = &self.runtime.accounts;
         let _held = accounts.hold(Category::Communication, Home::Host, rows.bytes());
-        Ok(stored_as(
-            rows.into_device(self.runtime.device()),
-            self.stored,
-        ))
+        Ok(stored_as(rows.into_device(self.runtime.device()), self.stored))
     }
 }
 
@@ -192,12 +186,7 @@ impl<'a, 'r> StagePass<'a, 'r> {
         Ok(())
     }
 
-    fn forward(
-        &mut self,
-        mut pass: Pass<'a, 'r>,
-        decoder: &Decoder,
-        gradients: &mut Gradients,
-    ) -> Result<()> {
+    fn forward(&mut self, mut pass: Pass<'a, 'r>, decoder: &Decoder, gradients: &mut Gradients) -> Result<()> {
         let rows = match self.at_hand.rows.take() {
             Some(rows) => vec![rows],
             None => pass.embed(decoder)?,
@@ -230,8 +219,8 @@ impl<'a, 'r> StagePass<'a, 'r> {
 }
 
 impl Executor<'_> {
-    /// Forward and backward of an optimizer step's micro-batches through this rank's stage: adds to `gradients`, returns the sums of the
-    /// loss on the last stage.
+    /// Forward and backward of an optimizer step's micro-batches through this rank's stage: adds to `gradients`,
+    /// returns the sums of the loss on the last stage.
     pub(super) fn backward_in_stages(
         &self,
         decoder: &mut Decoder,
@@ -240,13 +229,8 @@ impl Executor<'_> {
         gradients: &mut Gradients,
     ) -> Result<LossSums> {
         let neighbours = Neighbours::of(decoder, self.runtime)?;
-        let mut pass = StagePass {
-            executor: self,
-            neighbours,
-            loss,
-            sums: LossSums::default(),
-            at_hand: AtHand::default(),
-        };
+        let mut pass =
+            StagePass { executor: self, neighbours, loss, sums: LossSums::default(), at_hand: AtHand::default() };
         for step in one_forward_one_backward(neighbours.stage, micros.len()) {
             pass.take(step, decoder, micros, gradients)?;
         }
@@ -255,8 +239,8 @@ impl Executor<'_> {
         Ok(sums)
     }
 
-    /// Runs micro-batches through this rank's stage without a graph; the last stage reads their scored rows off the head, the others give
-    /// nothing.
+    /// Runs micro-batches through this rank's stage without a graph; the last stage reads their scored rows off the
+    /// head, the others give nothing.
     pub(super) fn forward_in_stages<T>(
         &self,
         decoder: &Decoder,
@@ -285,8 +269,7 @@ impl Executor<'_> {
                 let units = segment.units.clone();
                 let weights = &fetched.weights;
                 run(decoder, units, weights, &mut rows, &micro, self.runtime)?;
-                self.runtime
-                    .boundary(Boundary::at(BoundaryKind::Forward, i))?;
+                self.runtime.boundary(Boundary::at(BoundaryKind::Forward, i))?;
             }
             if !decoder.has_head() {
                 if place > 0 {
@@ -306,8 +289,8 @@ impl Executor<'_> {
 }
 
 impl Gradients {
-    /// Adds up what the first and the last stage have of the gradient of a tied matrix: afterwards both have the same, to the bit. A stage
-    /// that had no micro-batch contributes zeros.
+    /// Adds up what the first and the last stage have of the gradient of a tied matrix: afterwards both have the same,
+    /// to the bit. A stage that had no micro-batch contributes zeros.
     pub(super) fn sum_tied_ends(&mut self, decoder: &Decoder, runtime: &Runtime) -> Result<()> {
         let Some(stage) = decoder.stage() else {
             return Ok(());
@@ -317,11 +300,7 @@ impl Gradients {
             return Ok(());
         }
         self.finish()?;
-        let other = if stage.is_first() {
-            stage.stages() - 1
-        } else {
-            0
-        };
+        let other = if stage.is_first() { stage.stages() - 1 } else { 0 };
         let element = match arch.precision.dtype(decoder.device()) {
             DType::F64 => Element::F64,
             _ => Element::F32,
@@ -335,17 +314,11 @@ impl Gradients {
                 None => Flat::zeros(element, spec.numel()),
             };
             let bytes = 2 * own.as_bytes().len();
-            let held = self
-                .accounts()
-                .hold(Category::Communication, Home::Host, bytes);
+            let held = self.accounts().hold(Category::Communication, Home::Host, bytes);
             let world = runtime.world();
             world.send_to_stage(other, own.clone())?;
             let theirs = world.receive_from_stage(other, own.len(), element)?;
-            let [first, last] = if stage.is_first() {
-                [own, theirs]
-            } else {
-                [theirs, own]
-            };
+            let [first, last] = if stage.is_first() { [own, theirs] } else { [theirs, own] };
             let mut sum = HostTensor::from_flat(first, spec.rows_cols());
             sum.add(HostTensor::from_flat(last, spec.rows_cols()));
             drop(held);

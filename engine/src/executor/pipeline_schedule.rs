@@ -1,10 +1,10 @@
-//! The order in which a stage of a pipeline works on micro-batches: one forward, one backward (1F1B; Narayanan et al., 2019, `PipeDream`,
-//! arXiv:1806.03377, in the variant that flushes at the end of every step, arXiv:2006.09503).
+//! The order in which a stage of a pipeline works on micro-batches: one forward, one backward (1F1B; Narayanan et al.,
+//! 2019, `PipeDream`, arXiv:1806.03377, in the variant that flushes at the end of every step, arXiv:2006.09503).
 //!
-//! A stage begins with as many forward passes as there are stages behind it, then takes a backward pass after every forward pass, and ends
-//! with the backward passes that are left. So it never has more than `stages - stage` micro-batches whose activations it keeps, whatever
-//! number a step has, and the backward passes of all stages are in the order of the micro-batches: gradients are added in the same order as
-//! on one rank.
+//! A stage begins with as many forward passes as there are stages behind it, then takes a backward pass after every
+//! forward pass, and ends with the backward passes that are left. So it never has more than `stages - stage`
+//! micro-batches whose activations it keeps, whatever number a step has, and the backward passes of all stages are in
+//! the order of the micro-batches: gradients are added in the same order as on one rank.
 
 use firebrick_spec::PipelineStage;
 
@@ -25,8 +25,9 @@ pub(super) enum PipelineStep {
     SendGradient(usize),
 }
 
-/// The steps of a stage over so many micro-batches. Between two stages that exchange rows and gradients the first one receives before it
-/// sends, so that no order of messages waits for itself, not even where a send waits until it is received.
+/// The steps of a stage over so many micro-batches. Between two stages that exchange rows and gradients the first one
+/// receives before it sends, so that no order of messages waits for itself, not even where a send waits until it is
+/// received.
 pub(super) fn one_forward_one_backward(stage: PipelineStage, micros: usize) -> Vec<PipelineStep> {
     use PipelineStep::{Backward, Forward, ReceiveGradient, ReceiveRows, SendGradient, SendRows};
     let (first, last) = (stage.is_first(), stage.is_last());
@@ -38,9 +39,7 @@ pub(super) fn one_forward_one_backward(stage: PipelineStage, micros: usize) -> V
         step => steps.push(step),
     };
     for micro in 0..ahead {
-        [ReceiveRows(micro), Forward(micro), SendRows(micro)]
-            .into_iter()
-            .for_each(&mut take);
+        [ReceiveRows(micro), Forward(micro), SendRows(micro)].into_iter().for_each(&mut take);
     }
     for micro in ahead..micros {
         let earlier = micro - ahead;
@@ -56,9 +55,7 @@ pub(super) fn one_forward_one_backward(stage: PipelineStage, micros: usize) -> V
         .for_each(&mut take);
     }
     for micro in micros - ahead..micros {
-        [ReceiveGradient(micro), Backward(micro), SendGradient(micro)]
-            .into_iter()
-            .for_each(&mut take);
+        [ReceiveGradient(micro), Backward(micro), SendGradient(micro)].into_iter().for_each(&mut take);
     }
     steps
 }
@@ -69,9 +66,7 @@ mod tests {
     use PipelineStep::{Backward, Forward, ReceiveGradient, ReceiveRows, SendGradient, SendRows};
 
     fn all(stages: usize, micros: usize) -> Vec<Vec<PipelineStep>> {
-        (0..stages)
-            .map(|stage| one_forward_one_backward(PipelineStage::new(stage, stages), micros))
-            .collect()
+        (0..stages).map(|stage| one_forward_one_backward(PipelineStage::new(stage, stages), micros)).collect()
     }
 
     fn sizes() -> impl Iterator<Item = (usize, usize)> {

@@ -21,8 +21,8 @@ impl RunningPeak {
         self.0 = None;
     }
 
-    /// Takes a reading of the pools into account, and gives it with the peak so far. Readings of other sources stay as they are: the
-    /// counted heap has a peak of its own.
+    /// Takes a reading of the pools into account, and gives it with the peak so far. Readings of other sources stay as
+    /// they are: the counted heap has a peak of its own.
     pub fn raise(&mut self, reading: Reading) -> Reading {
         if reading.source != ReadingSource::BurnPool {
             return reading;
@@ -33,10 +33,7 @@ impl RunningPeak {
             reserved_bytes: before.reserved_bytes.max(reading.reserved_bytes),
         };
         self.0 = Some(peak);
-        Reading {
-            peak_bytes: Some(peak.in_use_bytes),
-            ..reading
-        }
+        Reading { peak_bytes: Some(peak.in_use_bytes), ..reading }
     }
 
     /// The peak so far; `None` where no pool was read.
@@ -50,12 +47,7 @@ mod tests {
     use super::*;
 
     fn of(source: ReadingSource, in_use_bytes: u64, reserved_bytes: u64) -> Reading {
-        Reading {
-            source,
-            in_use_bytes,
-            reserved_bytes,
-            peak_bytes: None,
-        }
+        Reading { source, in_use_bytes, reserved_bytes, peak_bytes: None }
     }
 
     #[test]
@@ -69,10 +61,7 @@ mod tests {
             .collect();
         let expected = [(5, Some(5)), (9, Some(9)), (2, Some(9)), (7, Some(9))];
         assert_eq!(peaks, expected);
-        let found = PoolPeak {
-            in_use_bytes: 9,
-            reserved_bytes: 16,
-        };
+        let found = PoolPeak { in_use_bytes: 9, reserved_bytes: 16 };
         assert_eq!(peak.get(), Some(found));
         peak.reset();
         let _ = peak.raise(of(ReadingSource::BurnPool, 3, 16));
@@ -82,10 +71,7 @@ mod tests {
     #[test]
     fn a_source_with_a_peak_of_its_own_keeps_it() {
         let mut peak = RunningPeak::default();
-        let heap = Reading {
-            peak_bytes: Some(50),
-            ..of(ReadingSource::CountedHeap, 5, 5)
-        };
+        let heap = Reading { peak_bytes: Some(50), ..of(ReadingSource::CountedHeap, 5, 5) };
         assert_eq!(peak.raise(heap), heap);
         assert_eq!(peak.get(), None);
     }

@@ -1,5 +1,5 @@
-//! Gradients of which each rank keeps its shard of the sum (`ZeRO`, arXiv:1910.02054): of a whole optimizer step at its end, or of a
-//! unit as soon as a pass has completed it.
+//! Gradients of which each rank keeps its shard of the sum (`ZeRO`, arXiv:1910.02054): of a whole optimizer step at its
+//! end, or of a unit as soon as a pass has completed it.
 
 use super::gradient::Gradient;
 use super::gradient_shards::Reduced;
@@ -17,8 +17,9 @@ use firebrick_models::Decoder;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How the gradients of a unit lie in a message: a block for each rank, in which its shards of the parameters follow each other, each
-/// filled up with zeros to the length of the longest, and then for every parameter how many ranks had a gradient of it.
+/// How the gradients of a unit lie in a message: a block for each rank, in which its shards of the parameters follow
+/// each other, each filled up with zeros to the length of the longest, and then for every parameter how many ranks had
+/// a gradient of it.
 struct Layout {
     /// Flat index, elements, and where its shard begins in a block.
     params: Vec<(usize, usize, usize)>,
@@ -42,16 +43,13 @@ impl Layout {
             })
             .collect();
         let block = counts + params.len();
-        (!params.is_empty()).then_some(Self {
-            params,
-            counts,
-            block,
-        })
+        (!params.is_empty()).then_some(Self { params, counts, block })
     }
 }
 
 impl Gradients {
-    /// Adds up the gradients of all ranks that are not summed yet: afterwards every rank has all of them, or its shard of each.
+    /// Adds up the gradients of all ranks that are not summed yet: afterwards every rank has all of them, or its shard
+    /// of each.
     ///
     /// # Errors
     /// Where a copy fails, or a rank has failed or is gone.
@@ -62,20 +60,13 @@ impl Gradients {
             Some(true) => Ok(()),
             Some(false) => (0..decoder.units().len())
                 .filter(|&unit| !decoder.is_elsewhere(unit))
-                .try_for_each(|unit| {
-                    self.reduce_scatter(decoder, decoder.units()[unit].range.clone(), runtime)
-                }),
+                .try_for_each(|unit| self.reduce_scatter(decoder, decoder.units()[unit].range.clone(), runtime)),
         }
     }
 
-    /// Says that a pass adds nothing more to these parameters: their gradients leave for the host, or are summed over the ranks, where the
-    /// plan says so. On several ranks all come here for the same units in the same order.
-    pub(super) fn complete(
-        &mut self,
-        decoder: &Decoder,
-        params: Range<usize>,
-        runtime: &Runtime,
-    ) -> Result<()> {
+    /// Says that a pass adds nothing more to these parameters: their gradients leave for the host, or are summed over
+    /// the ranks, where the plan says so. On several ranks all come here for the same units in the same order.
+    pub(super) fn complete(&mut self, decoder: &Decoder, params: Range<usize>, runtime: &Runtime) -> Result<()> {
         if self.reduced().is_some_and(Reduced::each_pass) {
             self.reduce_scatter(decoder, params, runtime)
         } else {
@@ -84,12 +75,7 @@ impl Gradients {
     }
 
     /// Adds this rank's shard of the sum over all ranks to what it has of some parameters, and drops what was summed.
-    fn reduce_scatter(
-        &mut self,
-        decoder: &Decoder,
-        params: Range<usize>,
-        runtime: &Runtime,
-    ) -> Result<()> {
+    fn reduce_scatter(&mut self, decoder: &Decoder, params: Range<usize>, runtime: &Runtime) -> Result<()> {
         self.sum_parts(decoder, params.clone(), runtime)?;
         self.finish()?;
         let world = runtime.world().replicas();
@@ -126,7 +112,8 @@ impl Gradients {
     }
 }
 
-/// This rank's shards of the sums of parameters that any rank had a gradient of, by flat index: none of one whose shards are all other ranks'.
+/// This rank's shards of the sums of parameters that any rank had a gradient of, by flat index: none of one whose
+/// shards are all other ranks'.
 type Shards = Vec<(usize, Option<Gradient>)>;
 
 impl Layout {
@@ -201,10 +188,7 @@ impl Layout {
         columns.push(counts.reshape([1, params]).expand([ranks, params]));
         let message = Tensor::cat(columns, 1).reshape([ranks * self.block]);
         let sum = world.reduce_scatter_tensor(message)?;
-        let counts = sum
-            .clone()
-            .narrow(0, self.counts, params)
-            .reshape([1, params]);
+        let counts = sum.clone().narrow(0, self.counts, params).reshape([1, params]);
         let counts = HostTensor::download(counts)?.to_f64();
         let shard = |&(index, numel, start): &(usize, usize, usize)| {
             let own = partition.range(numel).len();
@@ -214,11 +198,7 @@ impl Layout {
             });
             (index, shard)
         };
-        let found = self
-            .params
-            .iter()
-            .zip(counts)
-            .filter(|(_, count)| *count > 0.0);
+        let found = self.params.iter().zip(counts).filter(|(_, count)| *count > 0.0);
         Ok(found.map(|(param, _)| shard(param)).collect())
     }
 }

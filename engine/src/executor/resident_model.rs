@@ -33,8 +33,8 @@ pub(super) enum SharedOut {
     Stages(StageWeights),
 }
 
-/// What a rank keeps of a model between passes under a plan, by unit and number of a parameter's values: its shard where ranks share
-/// weights out, nothing of other stages, else all.
+/// What a rank keeps of a model between passes under a plan, by unit and number of a parameter's values: its shard
+/// where ranks share weights out, nothing of other stages, else all.
 pub fn kept_values(
     plan: &ModelPlan,
     arch: &Arch,
@@ -64,7 +64,8 @@ pub struct ResidentModel {
     role: Role,
     accounts: Arc<Accounts>,
     holds: Vec<MemoryGuard>,
-    /// The ranks that share its weights out between passes, where the plan says so or its layers are divided into stages.
+    /// The ranks that share its weights out between passes, where the plan says so or its layers are divided into
+    /// stages.
     shared_out: Option<SharedOut>,
     /// The ranks of the run.
     world: World,
@@ -87,7 +88,8 @@ impl ResidentModel {
         this
     }
 
-    /// The same for one of several ranks, which share its weights out where the plan says so, or its layers are divided into stages.
+    /// The same for one of several ranks, which share its weights out where the plan says so, or its layers are divided
+    /// into stages.
     #[must_use]
     pub fn shared_by(mut self, world: &World) -> Self {
         self.shared_out = match StageWeights::of(&self.decoder, world) {
@@ -125,8 +127,8 @@ impl ResidentModel {
         self.plan = plan_of_stage(plan.clone(), &self.decoder);
     }
 
-    /// Makes all weights whole, where they lie: for what reads them beside passes. All ranks do so at the same time; the next phase shares
-    /// them out again.
+    /// Makes all weights whole, where they lie: for what reads them beside passes. All ranks do so at the same time;
+    /// the next phase shares them out again.
     ///
     /// # Errors
     /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
@@ -165,30 +167,21 @@ impl ResidentModel {
                 let whole = shards.gather(decoder, &[unit], &self.accounts)?;
                 whole.into_iter().flatten().map(Param::Host).collect()
             }
-            _ => own
-                .range
-                .clone()
-                .map(|index| decoder.param(index))
-                .collect(),
+            _ => own.range.clone().map(|index| decoder.param(index)).collect(),
         })
     }
 
     /// The parameters of a unit as every rank has them that shares this one's matrices, by rank, on the host.
     fn parts(&self, unit: usize) -> Result<Vec<Vec<HostTensor>>> {
         let own = self.unit(unit)?;
-        let own: Vec<HostTensor> = own
-            .iter()
-            .map(|param| Ok(param.download()?))
-            .collect::<Result<_>>()?;
+        let own: Vec<HostTensor> = own.iter().map(|param| Ok(param.download()?)).collect::<Result<_>>()?;
         let dtype = {
             let decoder = &self.decoder;
             decoder.arch().precision.dtype(decoder.device())
         };
         let message: Vec<u8> = own.iter().flat_map(HostTensor::as_bytes).copied().collect();
         let bytes = self.world.tensor_size() * message.len();
-        let _held = self
-            .accounts
-            .hold(Category::Communication, Home::Host, bytes);
+        let _held = self.accounts.hold(Category::Communication, Home::Host, bytes);
         let all = self.world.tensor_exchange(message)?;
         let ranks = all.into_iter().map(|bytes| {
             let mut left = &bytes[..];
@@ -202,8 +195,9 @@ impl ResidentModel {
         Ok(ranks.collect())
     }
 
-    /// The whole model, where ranks share its matrices: on the host, a unit at a time. All ranks of the run call it together; those that do
-    /// not keep it take part in the messages. `None` for these, and where the decoder is the whole model.
+    /// The whole model, where ranks share its matrices: on the host, a unit at a time. All ranks of the run call it
+    /// together; those that do not keep it take part in the messages. `None` for these, and where the decoder is the
+    /// whole model.
     ///
     /// # Errors
     /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
@@ -219,18 +213,17 @@ impl ResidentModel {
         Ok(None)
     }
 
-    /// This rank's share of the model for sampling on a group of ranks, in a precision, on the device: cut from the weights as they are, a
-    /// unit at a time. Where ranks share weights out, all ranks of the run call it together, and gather each unit on the host for that; so
-    /// they do where other groups share matrices in training. Groups that are the same in training and sampling need no message for it.
+    /// This rank's share of the model for sampling on a group of ranks, in a precision, on the device: cut from the
+    /// weights as they are, a unit at a time. Where ranks share weights out, all ranks of the run call it together, and
+    /// gather each unit on the host for that; so they do where other groups share matrices in training. Groups that are
+    /// the same in training and sampling need no message for it.
     ///
     /// # Errors
     /// Where memory runs out, the device fails, or a rank has failed or is gone.
     pub fn tensor_shard(&self, group: &TensorGroup, precision: Precision) -> Result<Decoder> {
         let decoder = &self.decoder;
         match decoder.share() {
-            Some(own) if own == group.share() => {
-                decoder.sampling_share(group, precision, |unit| self.unit(unit))
-            }
+            Some(own) if own == group.share() => decoder.sampling_share(group, precision, |unit| self.unit(unit)),
             Some(_) => decoder.tensor_shard(group, precision, |unit| {
                 let whole = decoder.joined(unit, &self.parts(unit)?);
                 Ok(whole.into_iter().map(Param::Host).collect())

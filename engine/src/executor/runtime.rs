@@ -1,4 +1,5 @@
-//! What an executor runs with: the copier, the accounts, readings of memory, and the limit that stands for a smaller device.
+//! What an executor runs with: the copier, the accounts, readings of memory, and the limit that stands for a smaller
+//! device.
 
 use super::boundary_log::{Boundary, BoundaryLog};
 use crate::error::OutOfMemory;
@@ -56,7 +57,8 @@ impl Runtime {
         self
     }
 
-    /// Takes a row of a log at every boundary, with a reading of the device's memory. The log is one of the same accounts.
+    /// Takes a row of a log at every boundary, with a reading of the device's memory. The log is one of the same
+    /// accounts.
     #[must_use]
     pub fn with_log(mut self, log: Arc<BoundaryLog>) -> Self {
         self.log = Some(log);
@@ -99,11 +101,7 @@ impl Runtime {
     /// Copies on a thread of their own, where `prefetch` copies may be in flight.
     #[must_use]
     pub fn with_prefetch(mut self, prefetch: usize) -> Self {
-        self.copier = Arc::new(if prefetch > 0 {
-            Copier::asynchronous(&self.device)
-        } else {
-            Copier::synchronous()
-        });
+        self.copier = Arc::new(if prefetch > 0 { Copier::asynchronous(&self.device) } else { Copier::synchronous() });
         self
     }
 
@@ -121,7 +119,8 @@ impl Runtime {
         self
     }
 
-    /// Whether the same numbers come out of the same numbers, to the bit: on by default. Off, GPUs may add with atomics.
+    /// Whether the same numbers come out of the same numbers, to the bit: on by default. Off, GPUs may add with
+    /// atomics.
     #[must_use]
     pub fn with_determinism(mut self, on: bool) -> Self {
         self.deterministic = on;
@@ -154,12 +153,10 @@ impl Runtime {
         }
     }
 
-    /// Lets go of graphs that nobody will differentiate. Burn keeps the nodes of a graph whose tensors are gone until some
-    /// later backward pass sweeps them; this is one, of a single number.
+    /// Lets go of graphs that nobody will differentiate. Burn keeps the nodes of a graph whose tensors are gone until
+    /// some later backward pass sweeps them; this is one, of a single number.
     pub fn forget_graphs(&self) {
-        let one = Tensor::<1>::ones([1], &self.device)
-            .autodiff()
-            .require_grad();
+        let one = Tensor::<1>::ones([1], &self.device).autodiff().require_grad();
         let _ = (one.clone() * one).backward();
     }
 
@@ -169,8 +166,8 @@ impl Runtime {
         self.most.swap(0, Relaxed)
     }
 
-    /// A boundary: takes a row of the log, and gives an error where more is, or since the phase's start was, in use than the
-    /// limit allows.
+    /// A boundary: takes a row of the log, and gives an error where more is, or since the phase's start was, in use
+    /// than the limit allows.
     ///
     /// # Errors
     /// `Error::OutOfMemory` above the limit, with the accounts.
@@ -190,8 +187,8 @@ impl Runtime {
         }
     }
 
-    /// A moment between two boundaries at which more may be in use than at either: raises the log's peak of the pools. The counted
-    /// heap needs none.
+    /// A moment between two boundaries at which more may be in use than at either: raises the log's peak of the pools.
+    /// The counted heap needs none.
     pub fn raise_peak(&self) {
         self.peak_reader()();
     }

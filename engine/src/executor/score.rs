@@ -14,8 +14,9 @@ use firebrick_models::Decoder;
 /// Log-probs and entropies of sequences, in their order, in micro-batches under the budget.
 ///
 /// # Errors
-/// `Error::Budget` for a sequence longer than the budget; `Error::Ranks` where ranks cannot share the sequences of this model;
-/// `Error::OutOfMemory` above `memory.limit`; `Error::Model` and `Error::Device` where the device, a copy or another rank fails.
+/// `Error::Budget` for a sequence longer than the budget; `Error::Ranks` where ranks cannot share the sequences of this
+/// model; `Error::OutOfMemory` above `memory.limit`; `Error::Model` and `Error::Device` where the device, a copy or
+/// another rank fails.
 pub fn score_all(
     executor: &Executor<'_>,
     decoder: &Decoder,
@@ -87,9 +88,7 @@ trait Scored: Sized {
 
 impl Scored for Vec<Vec<f32>> {
     fn append(&mut self, next: Self) {
-        self.iter_mut()
-            .zip(next)
-            .for_each(|(own, next)| own.extend(next));
+        self.iter_mut().zip(next).for_each(|(own, next)| own.extend(next));
     }
 
     fn write(&self, to: &mut Writer) {
@@ -114,12 +113,7 @@ impl Scored for MicroScores {
     }
 
     fn write(&self, to: &mut Writer) {
-        let Self {
-            logp,
-            entropy,
-            values,
-            routes,
-        } = self;
+        let Self { logp, entropy, values, routes } = self;
         for column in [logp, entropy, values] {
             column.write(to);
         }
@@ -138,7 +132,8 @@ impl Scored for MicroScores {
     }
 }
 
-/// The results of a batch's micro-batches, in their order: each rank scores those that it is dealt, and has those of all.
+/// The results of a batch's micro-batches, in their order: each rank scores those that it is dealt, and has those of
+/// all.
 fn shared<T: Scored>(
     world: &World,
     batch: &Batch<'_>,
@@ -149,15 +144,9 @@ fn shared<T: Scored>(
         return score(&micros);
     }
     let dealt = batch.deal(world.data_size());
-    let own: Vec<_> = dealt[world.data_rank()]
-        .iter()
-        .map(|&i| micros[i].clone())
-        .collect();
+    let own: Vec<_> = dealt[world.data_rank()].iter().map(|&i| micros[i].clone()).collect();
     let scored = score(&own)?;
-    let all = world.gather(
-        |w| w.list(scored.iter(), |w, one| one.write(w)),
-        |r| r.list(T::read),
-    )?;
+    let all = world.gather(|w| w.list(scored.iter(), |w, one| one.write(w)), |r| r.list(T::read))?;
     // those of the last stage have the results
     let behind = all.len() - all.len() / world.stages();
     let mut all = all.into_iter().skip(behind);

@@ -53,8 +53,8 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// The same for one of several ranks: it makes at least as many passes as any of them, those without a micro-batch for what the others
-    /// need of it.
+    /// The same for one of several ranks: it makes at least as many passes as any of them, those without a micro-batch
+    /// for what the others need of it.
     #[must_use]
     pub fn with_rounds(mut self, rounds: usize) -> Self {
         self.rounds = rounds;
@@ -79,8 +79,8 @@ impl<'a> Executor<'a> {
         self
     }
 
-    /// The same with the auxiliary loss of routers, times a coefficient, in its backward passes over sequences of so many tokens, those of
-    /// all ranks. 0 is none.
+    /// The same with the auxiliary loss of routers, times a coefficient, in its backward passes over sequences of so
+    /// many tokens, those of all ranks. 0 is none.
     #[must_use]
     pub fn with_router_loss(mut self, coefficient: f64, tokens: usize) -> Self {
         self.router_loss = (coefficient, tokens);
@@ -142,11 +142,7 @@ impl<'a> Executor<'a> {
     }
 
     pub(super) fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
-        let ModelPlan {
-            layout,
-            attention_rows,
-            ..
-        } = *self.plan;
+        let ModelPlan { layout, attention_rows, .. } = *self.plan;
         let (arch, device) = (decoder.arch(), decoder.device());
         let part = Part::of(self.runtime.world());
         MicroBatch::part(arch, sequences, layout, attention_rows, part, device)
@@ -162,10 +158,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Micro-batches that go through the segments together.
-    pub(super) fn groups<'b, T>(
-        &self,
-        micros: &'b [T],
-    ) -> impl Iterator<Item = &'b [T]> + use<'b, T> {
+    pub(super) fn groups<'b, T>(&self, micros: &'b [T]) -> impl Iterator<Item = &'b [T]> + use<'b, T> {
         micros.chunks(match self.plan.order {
             Order::MicroMajor => 1,
             Order::SegmentMajor => micros.len().max(1),
@@ -175,8 +168,8 @@ impl<'a> Executor<'a> {
     /// Scores micro-batches without a graph, in their order; with values where the policy has a value head of its own.
     ///
     /// # Errors
-    /// `Error::Ranks` where ranks cannot share the sequences of this model; `Error::OutOfMemory` above `memory.limit`; `Error::Model` and
-    /// `Error::Device` where the device, a copy or another rank fails.
+    /// `Error::Ranks` where ranks cannot share the sequences of this model; `Error::OutOfMemory` above `memory.limit`;
+    /// `Error::Model` and `Error::Device` where the device, a copy or another rank fails.
     pub fn score(&self, decoder: &Decoder, micros: &[Vec<&Sequence>]) -> Result<Vec<MicroScores>> {
         let _span = span_on("scoring", decoder.device());
         self.forward(decoder, micros, |head, micro, hidden| {
@@ -184,12 +177,8 @@ impl<'a> Executor<'a> {
             for (start, len) in head::chunks(micro.scored(), self.plan.head_rows) {
                 let rows = hidden.clone().narrow(0, start, len);
                 let targets = micro.targets.clone().narrow(0, start, len);
-                let scored =
-                    TokenChunk::score(head, rows, targets, self.temperature, self.runtime)?;
-                let TokenScores {
-                    logp: own,
-                    entropy: of,
-                } = scored.scores().clone();
+                let scored = TokenChunk::score(head, rows, targets, self.temperature, self.runtime)?;
+                let TokenScores { logp: own, entropy: of } = scored.scores().clone();
                 logp.push(own);
                 entropy.push(of);
             }
@@ -206,12 +195,7 @@ impl<'a> Executor<'a> {
     }
 
     /// Values of a micro-batch's scored rows.
-    fn read_values(
-        &self,
-        head: &Head<'_>,
-        micro: &MicroBatch,
-        hidden: &Tensor<2>,
-    ) -> Result<Vec<Vec<f32>>> {
+    fn read_values(&self, head: &Head<'_>, micro: &MicroBatch, hidden: &Tensor<2>) -> Result<Vec<Vec<f32>>> {
         let chunks = head::chunks(micro.scored(), self.plan.head_rows);
         let values = chunks.map(|(start, n)| head.scalar(hidden.clone().narrow(0, start, n)));
         split_by_sequence(values.collect(), &micro.lengths)
@@ -221,14 +205,8 @@ impl<'a> Executor<'a> {
     ///
     /// # Errors
     /// As [`Self::score`].
-    pub fn values(
-        &self,
-        critic: &Decoder,
-        micros: &[Vec<&Sequence>],
-    ) -> Result<Vec<Vec<Vec<f32>>>> {
-        self.forward(critic, micros, |head, micro, hidden| {
-            self.read_values(head, micro, &hidden)
-        })
+    pub fn values(&self, critic: &Decoder, micros: &[Vec<&Sequence>]) -> Result<Vec<Vec<Vec<f32>>>> {
+        self.forward(critic, micros, |head, micro, hidden| self.read_values(head, micro, &hidden))
     }
 
     /// Runs micro-batches without a graph and reads their scored rows off the head.
@@ -251,17 +229,9 @@ impl<'a> Executor<'a> {
             for (i, segment) in self.plan.segments.iter().enumerate() {
                 let fetched = fetch.next(decoder)?;
                 for (x, micro) in rows.iter_mut().zip(&micros) {
-                    run(
-                        decoder,
-                        segment.units.clone(),
-                        &fetched.weights,
-                        x,
-                        micro,
-                        self.runtime,
-                    )?;
+                    run(decoder, segment.units.clone(), &fetched.weights, x, micro, self.runtime)?;
                 }
-                self.runtime
-                    .boundary(Boundary::at(BoundaryKind::Forward, i))?;
+                self.runtime.boundary(Boundary::at(BoundaryKind::Forward, i))?;
             }
             let fetched = fetch.next(decoder)?;
             let head = decoder.head_with(&fetched.weights[0]);

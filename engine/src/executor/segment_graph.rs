@@ -1,10 +1,10 @@
 //! A segment under a graph, and its gradient.
 //!
-//! Attention over packed rows, or over long sequences, is not traced: its scores are computed without a graph and once more,
-//! a few sequences or a chunk of queries at a time, on the way back. So no `[heads, T, T]` tensor is kept, and rows are
-//! gathered for attention and put back by gathers in both directions. Nor is attention that ranks share: they exchange what it takes and
-//! gives ([`sequence_parallel`](super::sequence_parallel)). Where ranks share matrices, graphs end at the sums
-//! ([`tensor_parallel`](super::tensor_parallel)).
+//! Attention over packed rows, or over long sequences, is not traced: its scores are computed without a graph and once
+//! more, a few sequences or a chunk of queries at a time, on the way back. So no `[heads, T, T]` tensor is kept, and
+//! rows are gathered for attention and put back by gathers in both directions. Nor is attention that ranks share: they
+//! exchange what it takes and gives ([`sequence_parallel`](super::sequence_parallel)). Where ranks share matrices,
+//! graphs end at the sums ([`tensor_parallel`](super::tensor_parallel)).
 
 use super::gradients::Gradients;
 use super::leaves::{collect, inner, qkv_root, taken};
@@ -68,12 +68,7 @@ pub(super) fn run(
         *x = if decoder.share().is_some() {
             tensor_parallel::run(decoder, unit, weights, take(x), micro, runtime)?
         } else if micro.whole.is_some() && decoder.attends(unit) {
-            let shared = SharedAttention {
-                decoder,
-                unit,
-                ctx,
-                runtime,
-            };
+            let shared = SharedAttention { decoder, unit, ctx, runtime };
             sequence_parallel::run(shared, weights, take(x))?
         } else {
             decoder.run(unit, weights, take(x), ctx)
@@ -115,11 +110,7 @@ pub(super) fn trace(
         }
         if !matches!(pieces.last(), Some(Piece::Units(_))) {
             let input = x.clone().autodiff().require_grad();
-            pieces.push(Piece::Units(Box::new(Graph {
-                output: input.clone(),
-                input,
-                units: Vec::new(),
-            })));
+            pieces.push(Piece::Units(Box::new(Graph { output: input.clone(), input, units: Vec::new() })));
         }
         if let Some(Piece::Units(graph)) = pieces.last_mut() {
             let own = decoder.units()[unit].leaves(weights);
@@ -140,14 +131,11 @@ pub(super) fn backward(
     gradients: &mut Gradients,
     runtime: &Runtime,
 ) -> Result<Tensor<2>> {
-    pieces
-        .into_iter()
-        .rev()
-        .try_fold(d_output, |d, piece| match piece {
-            Piece::Units(graph) => Ok(graph.backward(decoder, d, gradients, runtime)),
-            Piece::Attention(piece) => piece.backward(decoder, d, &micro.ctx, gradients, runtime),
-            Piece::Shared(half) => half.backward(decoder, d, micro, gradients, runtime),
-        })
+    pieces.into_iter().rev().try_fold(d_output, |d, piece| match piece {
+        Piece::Units(graph) => Ok(graph.backward(decoder, d, gradients, runtime)),
+        Piece::Attention(piece) => piece.backward(decoder, d, &micro.ctx, gradients, runtime),
+        Piece::Shared(half) => half.backward(decoder, d, micro, gradients, runtime),
+    })
 }
 
 impl Graph {
@@ -182,12 +170,7 @@ impl SplitAttention {
         let input = x.clone().autodiff().require_grad();
         let Projected { qkv, gate } = decoder.project(unit, &weights, input.clone(), ctx);
         let (mixed, shared) = if micro.whole.is_some() {
-            let shared = SharedAttention {
-                decoder,
-                unit,
-                ctx,
-                runtime,
-            };
+            let shared = SharedAttention { decoder, unit, ctx, runtime };
             let (mixed, attended) = shared.attend(&inner(&qkv))?;
             (mixed, Some(attended))
         } else {
@@ -198,17 +181,7 @@ impl SplitAttention {
         let gate = gate.map(|gate| [gate.clone(), gate.inner().autodiff().require_grad()]);
         let leaf = gate.as_ref().map(|[_, leaf]| leaf.clone());
         let output = decoder.project_output(unit, &weights, residual.clone(), &mixed, leaf, ctx);
-        Ok(Self {
-            unit,
-            weights,
-            input,
-            qkv,
-            gate,
-            residual,
-            mixed,
-            output,
-            shared,
-        })
+        Ok(Self { unit, weights, input, qkv, gate, residual, mixed, output, shared })
     }
 
     fn backward(
@@ -228,12 +201,7 @@ impl SplitAttention {
 
         let d = match self.shared {
             Some(attended) => {
-                let shared = SharedAttention {
-                    decoder,
-                    unit: self.unit,
-                    ctx,
-                    runtime,
-                };
+                let shared = SharedAttention { decoder, unit: self.unit, ctx, runtime };
                 shared.backward(attended, d_mixed)?
             }
             None => {

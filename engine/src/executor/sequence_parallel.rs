@@ -1,6 +1,7 @@
-//! Attention over sequences whose rows several ranks share (Ulysses, arXiv:2309.14509): each rank has some of the rows and all heads, and
-//! attention wants all rows and some of the heads. One all-to-all goes there, with queries, keys and values, and one comes back, with what
-//! is mixed; so do their gradients. What is outside of attention works on each row by itself.
+//! Attention over sequences whose rows several ranks share (Ulysses, arXiv:2309.14509): each rank has some of the rows
+//! and all heads, and attention wants all rows and some of the heads. One all-to-all goes there, with queries, keys and
+//! values, and one comes back, with what is mixed; so do their gradients. What is outside of attention works on each
+//! row by itself.
 //!
 //! A graph ends before each exchange and another one begins behind it: no collective is differentiated.
 
@@ -22,15 +23,12 @@ use firebrick_models::{Arch, Decoder, Projected};
 impl Part {
     /// This rank among those that share its sequences.
     pub(super) fn of(world: &World) -> Self {
-        Self {
-            rank: world.sequence_rank(),
-            ranks: world.sequence_size(),
-        }
+        Self { rank: world.sequence_rank(), ranks: world.sequence_size() }
     }
 }
 
-/// Refuses a model whose sequences `degree` ranks cannot share, as `key` of a configuration says; `name` says which it is in messages. The
-/// auxiliary loss of routers has this coefficient.
+/// Refuses a model whose sequences `degree` ranks cannot share, as `key` of a configuration says; `name` says which it
+/// is in messages. The auxiliary loss of routers has this coefficient.
 ///
 /// # Errors
 /// Gated `DeltaNet` layers, heads that the degree does not divide, and an auxiliary loss of routers.
@@ -83,14 +81,8 @@ pub(super) struct Attended {
 }
 
 /// An attention unit without a graph.
-pub(super) fn run(
-    shared: SharedAttention<'_>,
-    weights: &Weights,
-    x: Tensor<2>,
-) -> Result<Tensor<2>> {
-    let SharedAttention {
-        decoder, unit, ctx, ..
-    } = shared;
+pub(super) fn run(shared: SharedAttention<'_>, weights: &Weights, x: Tensor<2>) -> Result<Tensor<2>> {
+    let SharedAttention { decoder, unit, ctx, .. } = shared;
     let Projected { qkv, gate } = decoder.project(unit, weights, x.clone(), ctx);
     let qkv = shared.gather(&qkv)?;
     let mixed = shared.scatter([decoder.attend(unit, &qkv, ctx)])?;
@@ -99,17 +91,13 @@ pub(super) fn run(
 }
 
 impl SharedAttention<'_> {
-    /// What attention mixes for this rank's rows, `[rows, heads · head_dim]`, without a graph, and what its backward pass needs.
+    /// What attention mixes for this rank's rows, `[rows, heads · head_dim]`, without a graph, and what its backward
+    /// pass needs.
     pub fn attend(self, qkv: &Qkv) -> Result<(Tensor<2>, Attended)> {
-        let Self {
-            decoder, unit, ctx, ..
-        } = self;
+        let Self { decoder, unit, ctx, .. } = self;
         let whole = self.gather(qkv)?;
         let attended = if ctx.recomputes_attention() {
-            Attended {
-                mixed: decoder.attend(unit, &whole, ctx),
-                qkv: whole,
-            }
+            Attended { mixed: decoder.attend(unit, &whole, ctx), qkv: whole }
         } else {
             let qkv = Qkv {
                 q: whole.q.autodiff().require_grad(),
@@ -117,10 +105,7 @@ impl SharedAttention<'_> {
                 v: whole.v.autodiff().require_grad(),
                 sinks: whole.sinks.map(|own| own.autodiff().require_grad()),
             };
-            Attended {
-                mixed: decoder.attend(unit, &qkv, ctx),
-                qkv,
-            }
+            Attended { mixed: decoder.attend(unit, &qkv, ctx), qkv }
         };
         let [mixed] = self.scatter([attended.mixed.clone().inner()])?.map(joined);
         Ok((mixed, attended))
@@ -128,12 +113,7 @@ impl SharedAttention<'_> {
 
     /// Gradients of queries, keys and values of this rank's rows, given that of [`attend`](Self::attend)'s result.
     pub fn backward(self, attended: Attended, d_mixed: Tensor<2>) -> Result<Qkv> {
-        let Self {
-            decoder,
-            unit,
-            ctx,
-            runtime,
-        } = self;
+        let Self { decoder, unit, ctx, runtime } = self;
         let dim = decoder.arch().head_dim;
         let [rows, width] = d_mixed.dims();
         let [d] = self.all_rows([d_mixed.reshape([rows, width / dim, dim])])?;
@@ -150,12 +130,7 @@ impl SharedAttention<'_> {
         runtime.raise_peak();
         let [q, k, v] = self.scatter([d.q, d.k, d.v].map(joined))?;
         let copies = self.copies();
-        Ok(Qkv {
-            q,
-            k: summed(k, copies),
-            v: summed(v, copies),
-            sinks: d.sinks.map(|own| self.among_all(&own)),
-        })
+        Ok(Qkv { q, k: summed(k, copies), v: summed(v, copies), sinks: d.sinks.map(|own| self.among_all(&own)) })
     }
 
     /// The part of some numbers of all heads, `[1, heads]`, that belongs to this rank's heads.
@@ -170,23 +145,17 @@ impl SharedAttention<'_> {
         let [_, heads] = own.dims();
         let rank = self.runtime.world().sequence_rank();
         let parts = (0..self.ranks()).map(|other| {
-            if other == rank {
-                own.clone()
-            } else {
-                Tensor::zeros([1, heads], (&own.device(), own.dtype()))
-            }
+            if other == rank { own.clone() } else { Tensor::zeros([1, heads], (&own.device(), own.dtype())) }
         });
         Tensor::cat(parts.collect(), 1)
     }
 
-    /// How often each key head goes on its way, so that every rank has one: as often as it takes for their number to be a multiple of the
-    /// ranks. Ranks that share a key head have different queries of its group.
+    /// How often each key head goes on its way, so that every rank has one: as often as it takes for their number to be
+    /// a multiple of the ranks. Ranks that share a key head have different queries of its group.
     fn copies(self) -> usize {
         let ranks = self.ranks();
         let keys = self.decoder.arch().num_kv_heads;
-        (1..=ranks)
-            .find(|copies| (keys * copies).is_multiple_of(ranks))
-            .unwrap_or(ranks)
+        (1..=ranks).find(|copies| (keys * copies).is_multiple_of(ranks)).unwrap_or(ranks)
     }
 
     fn ranks(self) -> usize {
@@ -202,7 +171,8 @@ impl SharedAttention<'_> {
         Ok(Qkv { q, k, v, sinks })
     }
 
-    /// From some rows of all heads, `[rows, heads, head_dim]` each, to all rows of some heads: rows of padding are left out.
+    /// From some rows of all heads, `[rows, heads, head_dim]` each, to all rows of some heads: rows of padding are left
+    /// out.
     fn all_rows<const N: usize>(self, own: [Tensor<3>; N]) -> Result<[Tensor<3>; N]> {
         let ranks = self.ranks();
         let shapes = own.each_ref().map(Tensor::dims);
@@ -210,9 +180,7 @@ impl SharedAttention<'_> {
         let blocks = own.map(|t| {
             let [rows, heads, dim] = t.dims();
             let apart = t.reshape([rows, ranks, heads / ranks * dim]);
-            apart
-                .swap_dims(0, 1)
-                .reshape([ranks, rows * heads / ranks * dim])
+            apart.swap_dims(0, 1).reshape([ranks, rows * heads / ranks * dim])
         });
         let lengths = blocks.each_ref().map(|t| t.dims()[1]);
         let received = self.exchange(blocks)?;
@@ -223,16 +191,12 @@ impl SharedAttention<'_> {
             let part = received.clone().narrow(1, start, lengths[i]);
             start += lengths[i];
             let all = part.reshape([ranks * rows, heads / ranks, dim]);
-            if real < ranks * rows {
-                all.narrow(0, 0, real)
-            } else {
-                all
-            }
+            if real < ranks * rows { all.narrow(0, 0, real) } else { all }
         }))
     }
 
-    /// The way back: from all rows of some heads, `[all rows, heads · head_dim]` each, to some rows of all heads, `[rows, heads,
-    /// head_dim]`.
+    /// The way back: from all rows of some heads, `[all rows, heads · head_dim]` each, to some rows of all heads,
+    /// `[rows, heads, head_dim]`.
     fn scatter<const N: usize>(self, whole: [Tensor<2>; N]) -> Result<[Tensor<3>; N]> {
         let (ranks, dim) = (self.ranks(), self.decoder.arch().head_dim);
         let widths = whole.each_ref().map(|t| t.dims()[1]);
@@ -254,13 +218,12 @@ impl SharedAttention<'_> {
             let part = received.clone().narrow(1, start, length);
             start += length;
             let heads = widths[i] / dim;
-            part.reshape([ranks, rows, widths[i]])
-                .swap_dims(0, 1)
-                .reshape([rows, ranks * heads, dim])
+            part.reshape([ranks, rows, widths[i]]).swap_dims(0, 1).reshape([rows, ranks * heads, dim])
         }))
     }
 
-    /// One message to every rank that shares these sequences: row r of each matrix is for the rth of them. Gives theirs for this one.
+    /// One message to every rank that shares these sequences: row r of each matrix is for the rth of them. Gives theirs
+    /// for this one.
     fn exchange<const N: usize>(self, blocks: [Tensor<2>; N]) -> Result<Tensor<2>> {
         let runtime = self.runtime;
         let mut blocks = Vec::from(blocks);
@@ -292,8 +255,7 @@ fn repeated(t: Tensor<3>, copies: usize) -> Tensor<3> {
     }
     let [rows, heads, dim] = t.dims();
     let each = t.reshape([rows, heads, 1, dim]);
-    each.expand([rows, heads, copies, dim])
-        .reshape([rows, heads * copies, dim])
+    each.expand([rows, heads, copies, dim]).reshape([rows, heads * copies, dim])
 }
 
 /// The sum over the copies of every head.

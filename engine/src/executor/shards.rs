@@ -1,4 +1,5 @@
-//! What ranks gather of each other's shards: a message a unit, in which a shard of every parameter follows the one before.
+//! What ranks gather of each other's shards: a message a unit, in which a shard of every parameter follows the one
+//! before.
 
 use crate::Result;
 use crate::plan::Partition;
@@ -17,9 +18,7 @@ use std::sync::Arc;
 pub(crate) fn own_part(decoder: &Decoder, index: usize, partition: Partition) -> Param {
     let value = decoder.param(index);
     let mut units = decoder.units().iter();
-    let Some(unit) = units.find(|unit| unit.range.contains(&index)) else {
-        unreachable!("a parameter of the model")
-    };
+    let Some(unit) = units.find(|unit| unit.range.contains(&index)) else { unreachable!("a parameter of the model") };
     if partition.is_whole() || unit.is_sharded() {
         return value;
     }
@@ -28,14 +27,14 @@ pub(crate) fn own_part(decoder: &Decoder, index: usize, partition: Partition) ->
     value.part(own, shape)
 }
 
-/// Whether ranks gather a unit's values from device to device, without a copy to the host: where they exchange values from there and the
-/// unit lies there. The same on every rank.
+/// Whether ranks gather a unit's values from device to device, without a copy to the host: where they exchange values
+/// from there and the unit lies there. The same on every rank.
 pub(crate) fn from_device_to_device(world: &World, decoder: &Decoder, unit: usize) -> bool {
     [world.buffers_home(), decoder.units()[unit].store.home()] == [Home::Device; 2]
 }
 
-/// How shards of parameters lie in a rank's part of a message: each is filled up to the length of the longest one. Values are in the type
-/// that the parameters are stored in.
+/// How shards of parameters lie in a rank's part of a message: each is filled up to the length of the longest one.
+/// Values are in the type that the parameters are stored in.
 pub(crate) struct Shards {
     /// Flat index, rows and columns, and the byte at which its shard begins.
     params: Vec<(usize, [usize; 2], usize)>,
@@ -60,12 +59,7 @@ impl Shards {
                 (index, specs[index].rows_cols(), start)
             })
             .collect();
-        Self {
-            params,
-            partition,
-            part,
-            width,
-        }
+        Self { params, partition, part, width }
     }
 
     /// Gathers the shards of all ranks. `own` gives this rank's of a parameter, by its flat index, where it has any
@@ -81,11 +75,7 @@ impl Shards {
     ) -> Result<Gathered> {
         let held = self.hold(accounts);
         let all = world.all_gather(self.part(own)?)?;
-        Ok(Gathered {
-            shards: self,
-            all,
-            _held: held,
-        })
+        Ok(Gathered { shards: self, all, _held: held })
     }
 
     /// The same without waiting: the gather is under way while this rank computes.
@@ -100,15 +90,12 @@ impl Shards {
     ) -> Result<Started> {
         let held = self.hold(accounts);
         let values = world.start_all_gather(self.part(own)?);
-        Ok(Started {
-            shards: self,
-            values,
-            held,
-        })
+        Ok(Started { shards: self, values, held })
     }
 
-    /// Gathers shards that lie on the device, where ranks exchange values from there: the whole parameters, in their order, as all ranks have
-    /// them. Waits until they are there. `own` gives this rank's shard of a parameter, by its flat index, where it has any values.
+    /// Gathers shards that lie on the device, where ranks exchange values from there: the whole parameters, in their
+    /// order, as all ranks have them. Waits until they are there. `own` gives this rank's shard of a parameter, by its
+    /// flat index, where it has any values.
     ///
     /// # Errors
     /// Where memory runs out, or a rank has failed or is gone.
@@ -123,10 +110,7 @@ impl Shards {
         let (partition, part) = (self.partition, self.part / self.width);
         let mut pieces = Vec::new();
         for &(index, [rows, cols], _) in &self.params {
-            let (there, length) = (
-                partition.range(rows * cols).len(),
-                partition.part(rows * cols),
-            );
+            let (there, length) = (partition.range(rows * cols).len(), partition.part(rows * cols));
             if there > 0 {
                 pieces.push(own(index)?.into_device(device).reshape([there]));
             }
@@ -184,17 +168,9 @@ impl Started {
     /// # Errors
     /// Where a rank has failed or is gone.
     pub fn wait(self) -> Result<Gathered> {
-        let Self {
-            shards,
-            values,
-            held,
-        } = self;
+        let Self { shards, values, held } = self;
         let all = values.wait()?;
-        Ok(Gathered {
-            shards,
-            all,
-            _held: held,
-        })
+        Ok(Gathered { shards, all, _held: held })
     }
 }
 
@@ -209,12 +185,7 @@ pub(crate) struct Gathered {
 impl Gathered {
     /// A whole parameter, by its place.
     pub fn whole(&self, place: usize, decoder: &Decoder) -> HostTensor {
-        let Shards {
-            params,
-            partition,
-            part,
-            width,
-        } = &self.shards;
+        let Shards { params, partition, part, width } = &self.shards;
         let (_, [rows, cols], start) = params[place];
         let (all, numel) = (self.all.as_bytes(), rows * cols);
         let mut bytes = Vec::with_capacity(numel * width);

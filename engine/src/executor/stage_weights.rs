@@ -19,9 +19,7 @@ pub(super) struct StageWeights {
 impl StageWeights {
     /// Those of a model, where it is divided into stages.
     pub fn of(decoder: &Decoder, world: &World) -> Option<Self> {
-        decoder.stage().map(|_| Self {
-            world: world.clone(),
-        })
+        decoder.stage().map(|_| Self { world: world.clone() })
     }
 
     /// Lets go of all units that are on other stages. Says whether there were any.
@@ -36,8 +34,8 @@ impl StageWeights {
         Ok(shared)
     }
 
-    /// Makes all units whole, on all ranks of a pipeline: those that any rank lacks are sent by the first stage that has them. Says whether
-    /// there were any.
+    /// Makes all units whole, on all ranks of a pipeline: those that any rank lacks are sent by the first stage that
+    /// has them. Says whether there were any.
     pub fn make_whole(&self, decoder: &mut Decoder, accounts: &Arc<Accounts>) -> Result<bool> {
         let lacks = |unit: &firebrick_models::decoder::Unit| u8::from(unit.is_sharded());
         let own: Vec<u8> = decoder.units().iter().map(lacks).collect();
@@ -69,17 +67,11 @@ impl StageWeights {
         (owner, owner == stage.stage())
     }
 
-    /// The parameters of a unit, on the host, from the first stage that has them. All ranks of a pipeline come here together.
-    pub fn unit(
-        &self,
-        decoder: &Decoder,
-        unit: usize,
-        accounts: &Arc<Accounts>,
-    ) -> Result<Vec<HostTensor>> {
+    /// The parameters of a unit, on the host, from the first stage that has them. All ranks of a pipeline come here
+    /// together.
+    pub fn unit(&self, decoder: &Decoder, unit: usize, accounts: &Arc<Accounts>) -> Result<Vec<HostTensor>> {
         let own = &decoder.units()[unit];
-        let Some(stage) = decoder.stage() else {
-            unreachable!("the model is divided into stages")
-        };
+        let Some(stage) = decoder.stage() else { unreachable!("the model is divided into stages") };
         let owner = stage.owner(decoder.arch(), own.kind);
         let mut message = Vec::new();
         if owner == stage.stage() {

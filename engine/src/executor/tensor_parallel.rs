@@ -1,10 +1,11 @@
-//! Halves of layers whose matrices several ranks share (Shoeybi et al., 2019, arXiv:1909.08053): each rank has some heads, or some of the
-//! MLP, and all have the same residual stream. A half's last products are summed over the ranks, and so are the gradients of its normed
-//! input: four messages a layer and micro-batch, six where the layer is recomputed.
+//! Halves of layers whose matrices several ranks share (Shoeybi et al., 2019, arXiv:1909.08053): each rank has some
+//! heads, or some of the MLP, and all have the same residual stream. A half's last products are summed over the ranks,
+//! and so are the gradients of its normed input: four messages a layer and micro-batch, six where the layer is
+//! recomputed.
 //!
-//! A graph ends before each sum and another one begins behind it: no collective is differentiated. What all ranks have whole and use behind
-//! a sum, or before the normed input, has the same gradient everywhere; what they use in between has parts of it
-//! ([`sum_parts`](Gradients::sum_parts)).
+//! A graph ends before each sum and another one begins behind it: no collective is differentiated. What all ranks have
+//! whole and use behind a sum, or before the normed input, has the same gradient everywhere; what they use in between
+//! has parts of it ([`sum_parts`](Gradients::sum_parts)).
 
 use super::gradient::Gradient;
 use super::gradients::Gradients;
@@ -139,22 +140,10 @@ impl SharedHalf {
             let [residual, sum] = [x, sum].map(|own| own.autodiff().require_grad());
             let output = decoder.leave(unit, &weights, residual.clone(), sum.clone());
             let y = output.clone().inner();
-            let left = Left {
-                residual,
-                sum,
-                output,
-            };
+            let left = Left { residual, sum, output };
             (Some(left), y)
         };
-        let half = Self {
-            unit,
-            weights,
-            input,
-            normed: [normed, leaf],
-            attention,
-            part,
-            left,
-        };
+        let half = Self { unit, weights, input, normed: [normed, leaf], attention, part, left };
         Ok((half, y))
     }
 
@@ -167,22 +156,10 @@ impl SharedHalf {
         gradients: &mut Gradients,
         runtime: &Runtime,
     ) -> Result<Tensor<2>> {
-        let Self {
-            unit,
-            weights,
-            input,
-            normed: [normed, leaf],
-            attention,
-            part,
-            left,
-        } = self;
+        let Self { unit, weights, input, normed: [normed, leaf], attention, part, left } = self;
         let [d_residual, d_part] = match left {
             None => [d_output.clone(), d_output],
-            Some(Left {
-                residual,
-                sum,
-                output,
-            }) => {
+            Some(Left { residual, sum, output }) => {
                 let mut tape = backward_root(output, d_output).backward();
                 collect(decoder, unit, &weights, &mut tape, gradients);
                 [&residual, &sum].map(|leaf| taken(leaf, &mut tape))
@@ -212,15 +189,10 @@ impl SharedHalf {
 }
 
 impl Gradients {
-    /// Sums over the ranks that share matrices what each has a part of, among some parameters: those that all have whole and use beside
-    /// their own heads, and key heads that several have. Afterwards all have the same gradient of these, to the bit. One message, if there
-    /// is any.
-    pub(super) fn sum_parts(
-        &mut self,
-        decoder: &Decoder,
-        params: Range<usize>,
-        runtime: &Runtime,
-    ) -> Result<()> {
+    /// Sums over the ranks that share matrices what each has a part of, among some parameters: those that all have
+    /// whole and use beside their own heads, and key heads that several have. Afterwards all have the same gradient of
+    /// these, to the bit. One message, if there is any.
+    pub(super) fn sum_parts(&mut self, decoder: &Decoder, params: Range<usize>, runtime: &Runtime) -> Result<()> {
         if decoder.share().is_none() {
             return Ok(());
         }

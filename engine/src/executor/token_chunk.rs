@@ -15,7 +15,8 @@ pub(super) enum TokenChunk<'h> {
 }
 
 impl<'h> TokenChunk<'h> {
-    /// Scores hidden rows `[rows, hidden]` at their targets `[rows]`. Ranks that share the vocabulary exchange one message.
+    /// Scores hidden rows `[rows, hidden]` at their targets `[rows]`. Ranks that share the vocabulary exchange one
+    /// message.
     pub fn score(
         head: &'h Head<'_>,
         hidden: Tensor<2>,
@@ -40,7 +41,8 @@ impl<'h> TokenChunk<'h> {
         }
     }
 
-    /// Its gradients, given those of the scores, `[rows]` each. Ranks that share the vocabulary sum those of the normed rows.
+    /// Its gradients, given those of the scores, `[rows]` each. Ranks that share the vocabulary sum those of the normed
+    /// rows.
     pub fn backward(
         self,
         d_logp: &Tensor<1>,

@@ -75,21 +75,18 @@ impl Executor<'_> {
             let rows = pass.embed(decoder)?;
             let hidden = pass.forward(decoder, rows)?;
             let rows = pass.head(decoder, hidden, loss, gradients, &mut sums)?;
-            let mut done = |decoder: &mut Decoder, gradients: &mut Gradients, unit| match after
-                .as_deref_mut()
-                .filter(|_| last)
-            {
-                Some(after) => after.complete(decoder, gradients, unit),
-                None => Ok(()),
-            };
+            let mut done =
+                |decoder: &mut Decoder, gradients: &mut Gradients, unit| match after.as_deref_mut().filter(|_| last) {
+                    Some(after) => after.complete(decoder, gradients, unit),
+                    None => Ok(()),
+                };
             done(decoder, gradients, decoder.units().len() - 1)?;
             let rows = pass.backward(decoder, rows, gradients, &mut done)?;
             pass.embedding_backward(decoder, rows, gradients, &mut done)?;
             router_loss += losses.iter().map(RouterLoss::sum).sum::<f64>();
         }
         if balances {
-            sums.metrics
-                .push((ROUTER_AUX_LOSS, Reduction::Sum, router_loss));
+            sums.metrics.push((ROUTER_AUX_LOSS, Reduction::Sum, router_loss));
         }
         for _ in groups.len()..self.rounds {
             self.idle_round(decoder, gradients)?;
@@ -101,17 +98,8 @@ impl Executor<'_> {
 
 impl<'a, 'r> Pass<'a, 'r> {
     /// A pass of some micro-batches that visits units in this order.
-    pub fn new(
-        executor: &'a Executor<'r>,
-        micros: Vec<MicroBatch>,
-        visits: Vec<Range<usize>>,
-    ) -> Self {
-        let Executor {
-            plan,
-            runtime,
-            role,
-            ..
-        } = *executor;
+    pub fn new(executor: &'a Executor<'r>, micros: Vec<MicroBatch>, visits: Vec<Range<usize>>) -> Self {
+        let Executor { plan, runtime, role, .. } = *executor;
         Self {
             executor,
             micros,
@@ -128,10 +116,7 @@ impl<'a, 'r> Pass<'a, 'r> {
 
     /// The auxiliary losses of its micro-batches, which layers add to as their graphs are traced.
     pub fn router_losses(&self) -> Vec<RouterLoss> {
-        let losses = self
-            .micros
-            .iter()
-            .filter_map(|micro| micro.ctx.router_loss());
+        let losses = self.micros.iter().filter_map(|micro| micro.ctx.router_loss());
         losses.cloned().collect()
     }
 
@@ -142,11 +127,7 @@ impl<'a, 'r> Pass<'a, 'r> {
     }
 
     /// The rows of every micro-batch behind the last segment, given those before the first.
-    pub fn forward(
-        &mut self,
-        decoder: &Decoder,
-        mut rows: Vec<Tensor<2>>,
-    ) -> Result<Vec<Tensor<2>>> {
+    pub fn forward(&mut self, decoder: &Decoder, mut rows: Vec<Tensor<2>>) -> Result<Vec<Tensor<2>>> {
         let _span = span_on("segments forward", decoder.device());
         for (i, segment) in self.executor.plan.segments.iter().enumerate() {
             let fetched = self.fetch.next(decoder)?;
@@ -157,8 +138,7 @@ impl<'a, 'r> Pass<'a, 'r> {
                         let input = take(x);
                         let units = segment.units.clone();
                         let (weights, runtime) = (&fetched.weights, self.executor.runtime);
-                        let (pieces, y) =
-                            segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
+                        let (pieces, y) = segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
                         let hold = self.executor.hold_graph(before);
                         self.graphs.push((pieces, hold));
                         *x = y;
@@ -166,14 +146,7 @@ impl<'a, 'r> Pass<'a, 'r> {
                     ActivationPolicy::Input(home) => {
                         self.kept.push(x.clone(), home)?;
                         let runtime = self.executor.runtime;
-                        run(
-                            decoder,
-                            segment.units.clone(),
-                            &fetched.weights,
-                            x,
-                            micro,
-                            runtime,
-                        )?;
+                        run(decoder, segment.units.clone(), &fetched.weights, x, micro, runtime)?;
                     }
                 }
                 let runtime = self.executor.runtime;
@@ -208,10 +181,7 @@ impl<'a, 'r> Pass<'a, 'r> {
             let (d_scored, own) = pass.backward(micro, hidden, loss, gradients)?;
             sums.absorb(&own);
             // unscored rows read the row of zeros that stands behind the scored ones: a gather, not a scatter
-            let zero = Tensor::<2>::zeros(
-                [1, d_scored.dims()[1]],
-                (&d_scored.device(), d_scored.dtype()),
-            );
+            let zero = Tensor::<2>::zeros([1, d_scored.dims()[1]], (&d_scored.device(), d_scored.dtype()));
             rows.push(Tensor::cat(vec![d_scored, zero], 0).select(0, micro.places.clone()));
             runtime.boundary(BoundaryKind::Head)?;
         }
@@ -246,8 +216,7 @@ impl<'a, 'r> Pass<'a, 'r> {
                         let input = self.kept.pop(home)?;
                         let units = segment.units.clone();
                         let weights = &fetched.weights;
-                        let (pieces, _) =
-                            segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
+                        let (pieces, _) = segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
                         (pieces, self.executor.hold_graph(before))
                     }
                 };

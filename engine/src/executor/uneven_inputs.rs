@@ -1,5 +1,5 @@
-//! Passes through the model of a rank that has no micro-batch left, beside others that have one: it takes part in what they gather and
-//! sum.
+//! Passes through the model of a rank that has no micro-batch left, beside others that have one: it takes part in what
+//! they gather and sum.
 
 use super::gradients::Gradients;
 use super::segment_executor::Executor;
@@ -7,8 +7,8 @@ use crate::Result;
 use crate::plan::{ModelPlan, Order, Zero};
 use firebrick_models::Decoder;
 
-/// Passes through the model that every rank makes of a batch that was dealt out, where what they exchange in each needs all of them, as it
-/// does from a stage of `ZeRO` on: those of the rank with most micro-batches. 0 where it does not.
+/// Passes through the model that every rank makes of a batch that was dealt out, where what they exchange in each needs
+/// all of them, as it does from a stage of `ZeRO` on: those of the rank with most micro-batches. 0 where it does not.
 #[must_use]
 pub fn rounds(plan: &ModelPlan, dealt: &[Vec<usize>], from: Zero) -> usize {
     match (plan.zero >= from, plan.order) {
@@ -33,8 +33,7 @@ impl Executor<'_> {
         let mut fetch = self.fetcher(self.training_visits(decoder));
         let forward = self.forward_visits(decoder).len();
         (0..forward).try_for_each(|_| fetch.next(decoder).map(drop))?;
-        let mut complete =
-            |unit: usize| gradients.complete(decoder, units[unit].range.clone(), runtime);
+        let mut complete = |unit: usize| gradients.complete(decoder, units[unit].range.clone(), runtime);
         complete(units.len() - 1)?;
         if decoder.arch().tied {
             complete(0)?;

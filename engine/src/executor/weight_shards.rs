@@ -1,5 +1,5 @@
-//! Weights that ranks share out between passes (`ZeRO`'s third stage, arXiv:1910.02054; FSDP, arXiv:2304.11277): each has its shard of
-//! every parameter, and all gather a unit's before it runs.
+//! Weights that ranks share out between passes (`ZeRO`'s third stage, arXiv:1910.02054; FSDP, arXiv:2304.11277): each
+//! has its shard of every parameter, and all gather a unit's before it runs.
 
 use super::shards::{Gathered, Shards, Started, from_device_to_device, own_part};
 use crate::Result;
@@ -24,10 +24,7 @@ pub(super) struct WeightShards {
 impl WeightShards {
     /// Those of a plan, where it shares weights out and there are several ranks.
     pub fn of(plan: &ModelPlan, world: &World) -> Option<Self> {
-        Self::partition_of(plan, world).map(|partition| Self {
-            world: world.clone(),
-            partition,
-        })
+        Self::partition_of(plan, world).map(|partition| Self { world: world.clone(), partition })
     }
 
     /// What each has under a plan that shares weights out.
@@ -54,11 +51,7 @@ impl WeightShards {
 
     /// The units that are shared out: tied ends, which both use one matrix, are whole on every rank.
     fn units(decoder: &Decoder) -> Range<usize> {
-        if decoder.arch().tied {
-            decoder.body()
-        } else {
-            0..decoder.units().len()
-        }
+        if decoder.arch().tied { decoder.body() } else { 0..decoder.units().len() }
     }
 
     /// Keeps this rank's shards of all units that are whole. Says whether there were any.
@@ -106,27 +99,19 @@ impl WeightShards {
         Ok(gathered)
     }
 
-    /// The whole parameters of some units, in their order, on the host: in one message, which all ranks send at the same time.
-    pub fn gather(
-        &self,
-        decoder: &Decoder,
-        units: &[usize],
-        accounts: &Arc<Accounts>,
-    ) -> Result<Vec<Vec<HostTensor>>> {
+    /// The whole parameters of some units, in their order, on the host: in one message, which all ranks send at the
+    /// same time.
+    pub fn gather(&self, decoder: &Decoder, units: &[usize], accounts: &Arc<Accounts>) -> Result<Vec<Vec<HostTensor>>> {
         let gathered = self
             .layout(decoder, units)
-            .gather(&self.world, accounts, |index| {
-                Ok(own_part(decoder, index, self.partition).download()?)
-            })?;
+            .gather(&self.world, accounts, |index| Ok(own_part(decoder, index, self.partition).download()?))?;
         Ok(whole(decoder, units, &gathered))
     }
 
-    /// Whether shards of these units go from device to device, without a copy to the host: where the ranks exchange values from there and the
-    /// plan keeps the shards there. The same on every rank.
+    /// Whether shards of these units go from device to device, without a copy to the host: where the ranks exchange
+    /// values from there and the plan keeps the shards there. The same on every rank.
     pub fn gathers_on_device(&self, decoder: &Decoder, units: &[usize]) -> bool {
-        units
-            .iter()
-            .all(|&unit| from_device_to_device(&self.world, decoder, unit))
+        units.iter().all(|&unit| from_device_to_device(&self.world, decoder, unit))
     }
 
     /// The whole parameters of some units, in their order, on the device: as [`gather`](Self::gather).
@@ -147,26 +132,18 @@ impl WeightShards {
         Ok(units.map(|n| whole.by_ref().take(n).collect()).collect())
     }
 
-    /// The same without waiting: the gather is under way while this rank computes. All ranks start it at the same place of their order.
-    pub fn start(
-        &self,
-        decoder: &Decoder,
-        units: Vec<usize>,
-        accounts: &Arc<Accounts>,
-    ) -> Result<StartedUnits> {
+    /// The same without waiting: the gather is under way while this rank computes. All ranks start it at the same place
+    /// of their order.
+    pub fn start(&self, decoder: &Decoder, units: Vec<usize>, accounts: &Arc<Accounts>) -> Result<StartedUnits> {
         let started = self
             .layout(decoder, &units)
-            .start(&self.world, accounts, |index| {
-                Ok(own_part(decoder, index, self.partition).download()?)
-            })?;
+            .start(&self.world, accounts, |index| Ok(own_part(decoder, index, self.partition).download()?))?;
         Ok(StartedUnits { units, started })
     }
 
     /// How some units lie in a message.
     fn layout(&self, decoder: &Decoder, units: &[usize]) -> Shards {
-        let ranges = units
-            .iter()
-            .map(|&unit| decoder.units()[unit].range.clone());
+        let ranges = units.iter().map(|&unit| decoder.units()[unit].range.clone());
         let indices: Vec<usize> = ranges.flatten().collect();
         Shards::of(decoder, &indices, self.partition)
     }
@@ -193,7 +170,5 @@ fn whole(decoder: &Decoder, units: &[usize], gathered: &Gathered) -> Vec<Vec<Hos
     let params = units.iter().map(|&unit| count(unit)).sum();
     let mut whole = (0..params).map(|place| gathered.whole(place, decoder));
     let units = units.iter();
-    units
-        .map(|&unit| whole.by_ref().take(count(unit)).collect())
-        .collect()
+    units.map(|&unit| whole.by_ref().take(count(unit)).collect()).collect()
 }

@@ -1,5 +1,5 @@
-//! The cache folder, in the layout of Python's `huggingface_hub`: `blobs`, `snapshots/COMMIT/FILE` as links to them, and
-//! `refs/REVISION` with the commit.
+//! The cache folder, in the layout of Python's `huggingface_hub`: `blobs`, `snapshots/COMMIT/FILE` as links to them,
+//! and `refs/REVISION` with the commit.
 
 use super::{Hub, HubError, HubName, ModelFiles, RepoKind};
 use hf_hub::{Repo, RepoType};
@@ -17,10 +17,7 @@ impl HubName {
     }
 
     pub(super) fn error(&self, detail: impl Into<String>) -> HubError {
-        HubError {
-            name: self.shown(),
-            detail: detail.into(),
-        }
+        HubError { name: self.shown(), detail: detail.into() }
     }
 }
 
@@ -74,16 +71,11 @@ pub(super) fn of_model(files: &[String], wanted: ModelFiles) -> Result<Vec<Strin
         return Err("it has no config.json; is it a model for transformers?".to_owned());
     }
     if wanted == ModelFiles::Config {
-        return Ok(chosen(&top, |name| {
-            name == "config.json" || name == "adapter_config.json"
-        }));
+        return Ok(chosen(&top, |name| name == "config.json" || name == "adapter_config.json"));
     }
     let is_small = |name: &str| {
         let ends = |end: &str| name.ends_with(end);
-        (ends(".json") && !name.contains(".index."))
-            || ends(".jinja")
-            || ends(".txt")
-            || ends(".model")
+        (ends(".json") && !name.contains(".index.")) || ends(".jinja") || ends(".txt") || ends(".model")
     };
     let small = chosen(&top, is_small);
     if wanted == ModelFiles::Tokenizer {
@@ -94,7 +86,8 @@ pub(super) fn of_model(files: &[String], wanted: ModelFiles) -> Result<Vec<Strin
         is_ours && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
     });
     if weights.is_empty() {
-        let detail = "it has no model*.safetensors; save it again with transformers' `save_pretrained`, and set the folder";
+        let detail =
+            "it has no model*.safetensors; save it again with transformers' `save_pretrained`, and set the folder";
         return Err(detail.to_owned());
     }
     Ok([small, weights].concat())
@@ -105,8 +98,8 @@ fn chosen(files: &[&String], wanted: impl Fn(&str) -> bool) -> Vec<String> {
     wanted.map(|file| (*file).clone()).collect()
 }
 
-/// What is missing of the parts that numbered names (`…-00001-of-00003.safetensors`) and a weight index announce: a download
-/// that was interrupted leaves only some of them. `None` where nothing is.
+/// What is missing of the parts that numbered names (`…-00001-of-00003.safetensors`) and a weight index announce: a
+/// download that was interrupted leaves only some of them. `None` where nothing is.
 pub(super) fn missing_part(folder: &Path, files: &[String]) -> Option<String> {
     let mut series: BTreeMap<(String, usize), BTreeSet<usize>> = BTreeMap::new();
     for file in files {
@@ -121,9 +114,7 @@ pub(super) fn missing_part(folder: &Path, files: &[String]) -> Option<String> {
     }
     let index = folder.join("model.safetensors.index.json");
     let indexed = files.iter().any(|f| f == "model.safetensors.index.json");
-    let text = indexed
-        .then(|| std::fs::read_to_string(index).ok())
-        .flatten()?;
+    let text = indexed.then(|| std::fs::read_to_string(index).ok()).flatten()?;
     let index: serde_json::Value = serde_json::from_str(&text).ok()?;
     let shards = index.get("weight_map")?.as_object()?.values();
     let mut shards = shards.filter_map(serde_json::Value::as_str);

@@ -51,31 +51,24 @@ impl Hub {
     /// The folder of a model's snapshot with the files that are wanted.
     ///
     /// # Errors
-    /// What the Hub or the cache folder refuses: no such repository or revision, no connection where a file is missing, a file that is not
-    /// what was announced.
+    /// What the Hub or the cache folder refuses: no such repository or revision, no connection where a file is missing,
+    /// a file that is not what was announced.
     pub fn model(&self, name: &HubName, wanted: ModelFiles) -> Result<PathBuf, HubError> {
         let (folder, _) = self.fetch(name, &|files| of_model(files, wanted))?;
         Ok(folder)
     }
 
-    /// Files of a dataset's snapshot: those that `choose` takes of the names in the repository. Gives their paths, in order.
+    /// Files of a dataset's snapshot: those that `choose` takes of the names in the repository. Gives their paths, in
+    /// order.
     ///
     /// # Errors
     /// As [`Self::model`].
-    pub fn dataset(
-        &self,
-        name: &HubName,
-        choose: &FileChoice<'_>,
-    ) -> Result<Vec<PathBuf>, HubError> {
+    pub fn dataset(&self, name: &HubName, choose: &FileChoice<'_>) -> Result<Vec<PathBuf>, HubError> {
         let (folder, files) = self.fetch(name, choose)?;
         Ok(files.iter().map(|file| folder.join(file)).collect())
     }
 
-    fn fetch(
-        &self,
-        name: &HubName,
-        choose: &FileChoice<'_>,
-    ) -> Result<(PathBuf, Vec<String>), HubError> {
+    fn fetch(&self, name: &HubName, choose: &FileChoice<'_>) -> Result<(PathBuf, Vec<String>), HubError> {
         let cached = self.whole_in_cache(name, choose);
         match cached {
             Ok(found) if self.offline || name.is_commit() => return Ok(found),
@@ -96,11 +89,7 @@ impl Hub {
                 return Err(name.error(self.refused(name, failure, in_cache.as_deref())));
             }
         };
-        let names: Vec<String> = listing
-            .siblings
-            .iter()
-            .map(|s| s.rfilename.clone())
-            .collect();
+        let names: Vec<String> = listing.siblings.iter().map(|s| s.rfilename.clone()).collect();
         let files = choose(&names).map_err(|why| name.error(why))?;
         let folder = self.snapshot(name, &listing.sha);
         for file in &files {
@@ -112,14 +101,9 @@ impl Hub {
     }
 
     /// What the cache has of a revision, if that is all that is wanted; else what it lacks.
-    fn whole_in_cache(
-        &self,
-        name: &HubName,
-        choose: &FileChoice<'_>,
-    ) -> Result<(PathBuf, Vec<String>), String> {
-        let folder = self
-            .cached(name)
-            .ok_or_else(|| format!("the cache {} does not have it", self.folder.display()))?;
+    fn whole_in_cache(&self, name: &HubName, choose: &FileChoice<'_>) -> Result<(PathBuf, Vec<String>), String> {
+        let folder =
+            self.cached(name).ok_or_else(|| format!("the cache {} does not have it", self.folder.display()))?;
         let all = files_below(&folder);
         let cache = folder.display();
         let files = choose(&all).map_err(|why| format!("of what the cache {cache} has: {why}"))?;
@@ -138,15 +122,9 @@ impl Hub {
         listing.map_err(|e| Failure::Unreachable(format!("its answer was not understood: {e}")))
     }
 
-    /// Makes sure that a file of a commit is in the cache, whole. One that is downloaded has to have the size and the SHA-256 that
-    /// the Hub states.
-    fn file(
-        &self,
-        name: &HubName,
-        commit: &str,
-        file: &str,
-        stated: Option<&Sibling>,
-    ) -> Result<(), HubError> {
+    /// Makes sure that a file of a commit is in the cache, whole. One that is downloaded has to have the size and the
+    /// SHA-256 that the Hub states.
+    fn file(&self, name: &HubName, commit: &str, file: &str, stated: Option<&Sibling>) -> Result<(), HubError> {
         let size = stated.and_then(|s| s.size);
         let link = self.snapshot(name, commit).join(file);
         let is_whole = |path: &Path| {
@@ -185,9 +163,7 @@ impl Hub {
                 Err(Failure::Unreachable(why)) => last = why,
             }
         }
-        Err(name.error(format!(
-            "cannot download {file}: {last}; run the same again, which continues where this ended"
-        )))
+        Err(name.error(format!("cannot download {file}: {last}; run the same again, which continues where this ended")))
     }
 
     /// Files of downloads that did not end.
@@ -199,16 +175,14 @@ impl Hub {
         }
     }
 
-    /// Writes which commit the revision is, once all of it is there. The client writes such a note for every commit too, which
-    /// Python's library does not.
+    /// Writes which commit the revision is, once all of it is there. The client writes such a note for every commit
+    /// too, which Python's library does not.
     fn remember(&self, name: &HubName, commit: &str) -> Result<(), HubError> {
         if name.revision == commit {
             return Ok(());
         }
         let cache = self.cache().repo(name.repo_at(&name.revision));
-        cache
-            .create_ref(commit)
-            .map_err(|e| name.error(format!("cannot write to {}: {e}", self.folder.display())))?;
+        cache.create_ref(commit).map_err(|e| name.error(format!("cannot write to {}: {e}", self.folder.display())))?;
         discard(&self.repo_folder(name).join("refs").join(commit));
         Ok(())
     }
@@ -219,10 +193,7 @@ impl Hub {
         match failure {
             Failure::Unreachable(why) => {
                 let cache = cache.map_or(String::new(), |cache| format!(", and {cache}"));
-                advice(
-                    name,
-                    &format!("{} cannot be reached ({why}){cache}", self.endpoint()),
-                )
+                advice(name, &format!("{} cannot be reached ({why}){cache}", self.endpoint()))
             }
             Failure::Status(401 | 403) => format!(
                 "the Hub refused it: it does not exist, is private, or is gated. Check the name (there is no local folder \
@@ -234,9 +205,9 @@ impl Hub {
                  revision after `@`",
                 self.endpoint()
             ),
-            Failure::Status(status) => format!(
-                "the Hub answered with status {status}; try again later, or set a local folder"
-            ),
+            Failure::Status(status) => {
+                format!("the Hub answered with status {status}; try again later, or set a local folder")
+            }
         }
     }
 }
@@ -259,18 +230,14 @@ fn download(repo: &ApiRepo, file: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How a downloaded file differs from what the Hub states of it; none where it does not, or where the Hub states no SHA-256, as of
-/// small files. The name of a large file's blob, its etag, is that sum too.
+/// How a downloaded file differs from what the Hub states of it; none where it does not, or where the Hub states no
+/// SHA-256, as of small files. The name of a large file's blob, its etag, is that sum too.
 fn damage(link: &Path, stated: Option<&Sibling>) -> Option<String> {
-    let stated = stated
-        .and_then(|s| s.lfs.as_ref())
-        .map(|l| l.sha256.clone());
+    let stated = stated.and_then(|s| s.lfs.as_ref()).map(|l| l.sha256.clone());
     let wanted = stated.or_else(|| sum_of_blob(link))?;
     match sha256(link) {
         Ok(found) if found.eq_ignore_ascii_case(&wanted) => None,
-        Ok(found) => Some(format!(
-            "its SHA-256 is {found}, the Hub states {wanted}: it was damaged on the way"
-        )),
+        Ok(found) => Some(format!("its SHA-256 is {found}, the Hub states {wanted}: it was damaged on the way")),
         Err(error) => Some(format!("it cannot be read back: {error}")),
     }
 }
@@ -320,10 +287,9 @@ impl From<ApiError> for Failure {
                     None => Self::Unreachable(text),
                 }
             }
-            ApiError::LockAcquisition(path) => Self::Unreachable(format!(
-                "another process is downloading it (it holds {})",
-                path.display()
-            )),
+            ApiError::LockAcquisition(path) => {
+                Self::Unreachable(format!("another process is downloading it (it holds {})", path.display()))
+            }
             other => Self::Unreachable(other.to_string()),
         }
     }

@@ -2,7 +2,8 @@
 //! there afterwards without a network.
 //!
 //! A repository is named where a local path may stand: `owner/name`, `owner/name@revision`, or as a URL of
-//! `huggingface_hub`'s file system, `hf://datasets/owner/name@revision/file`. What exists locally is never looked for elsewhere.
+//! `huggingface_hub`'s file system, `hf://datasets/owner/name@revision/file`. What exists locally is never looked for
+//! elsewhere.
 
 mod cache;
 mod fetch;
@@ -40,11 +41,10 @@ pub enum ModelFiles {
 }
 
 /// Folders that this process has found with what is in them, so that a run asks once.
-static FOUND: LazyLock<Mutex<HashMap<PathBuf, (ModelFiles, PathBuf)>>> =
-    LazyLock::new(Mutex::default);
+static FOUND: LazyLock<Mutex<HashMap<PathBuf, (ModelFiles, PathBuf)>>> = LazyLock::new(Mutex::default);
 
-/// The local folder of a model: the path itself where it exists or is no name of a repository; else the repository's snapshot
-/// in the cache folder, fetched where it is not there.
+/// The local folder of a model: the path itself where it exists or is no name of a repository; else the repository's
+/// snapshot in the cache folder, fetched where it is not there.
 ///
 /// # Errors
 /// Those of [`Hub::model`], for a name of the Hub.

@@ -31,21 +31,11 @@ const MAIN: &str = "main";
 const SCHEME: &str = "hf://";
 
 /// Endings of local files, which a repository's name does not have.
-const FILE_ENDINGS: [&str; 9] = [
-    "json",
-    "jsonl",
-    "ndjson",
-    "parquet",
-    "gz",
-    "zst",
-    "safetensors",
-    "csv",
-    "txt",
-];
+const FILE_ENDINGS: [&str; 9] = ["json", "jsonl", "ndjson", "parquet", "gz", "zst", "safetensors", "csv", "txt"];
 
 impl HubName {
-    /// The repository that a path names. A URL (`hf://…`) always does; `owner/name` and `owner/name@revision` do where there is
-    /// no such local path.
+    /// The repository that a path names. A URL (`hf://…`) always does; `owner/name` and `owner/name@revision` do where
+    /// there is no such local path.
     #[must_use]
     pub fn of_path(path: &Path, kind: RepoKind) -> Option<Self> {
         let text = path.to_str()?;
@@ -59,8 +49,7 @@ impl HubName {
     /// Whether a path as it is written in a configuration in the folder `base` names a repository.
     #[must_use]
     pub fn is_one(text: &str, base: &Path) -> bool {
-        text.starts_with(SCHEME)
-            || (Self::bare(text, RepoKind::Model).is_some() && !base.join(text).exists())
+        text.starts_with(SCHEME) || (Self::bare(text, RepoKind::Model).is_some() && !base.join(text).exists())
     }
 
     /// `datasets/owner/name@revision/inside`, `models/owner/name…` or `owner/name…`.
@@ -89,9 +78,7 @@ impl HubName {
             !word.is_empty() && !word.starts_with(['.', '-']) && word.chars().all(allowed)
         };
         let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-        let is_file = FILE_ENDINGS
-            .iter()
-            .any(|file| ending.eq_ignore_ascii_case(file));
+        let is_file = FILE_ENDINGS.iter().any(|file| ending.eq_ignore_ascii_case(file));
         let is_name = is_word(owner) && is_word(name) && !is_file && !revision.is_empty();
         is_name.then(|| Self {
             kind,
@@ -114,10 +101,6 @@ impl HubName {
             RepoKind::Model => "model",
             RepoKind::Dataset => "dataset",
         };
-        if revision == MAIN {
-            format!("{kind} {repo}")
-        } else {
-            format!("{kind} {repo}@{revision}")
-        }
+        if revision == MAIN { format!("{kind} {repo}") } else { format!("{kind} {repo}@{revision}") }
     }
 }

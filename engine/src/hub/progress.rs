@@ -31,12 +31,7 @@ pub(super) struct DownloadReporter(Download);
 
 impl DownloadReporter {
     pub(super) fn new(file: &str) -> Self {
-        Self(Download {
-            file: file.to_owned(),
-            done: 0,
-            total: 0,
-            finished: false,
-        })
+        Self(Download { file: file.to_owned(), done: 0, total: 0, finished: false })
     }
 
     fn tell(&self) {

@@ -42,8 +42,7 @@ impl Hub {
     /// `~/.cache/huggingface`; the token in `HF_TOKEN`, else in the file `token` of `HF_HOME`; `HF_HUB_OFFLINE`.
     #[must_use]
     pub fn from_env() -> Self {
-        let mut own =
-            Self::from_variables(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+        let mut own = Self::from_variables(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
         own.offline |= STAY_OFFLINE.load(Ordering::Relaxed);
         own
     }
@@ -51,23 +50,17 @@ impl Hub {
     /// The same of other variables than the process's.
     pub(super) fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let user_cache = || {
-            variable("XDG_CACHE_HOME").map_or_else(
-                || std::env::home_dir().unwrap_or_default().join(".cache"),
-                PathBuf::from,
-            )
+            variable("XDG_CACHE_HOME")
+                .map_or_else(|| std::env::home_dir().unwrap_or_default().join(".cache"), PathBuf::from)
         };
-        let home =
-            variable("HF_HOME").map_or_else(|| user_cache().join("huggingface"), PathBuf::from);
+        let home = variable("HF_HOME").map_or_else(|| user_cache().join("huggingface"), PathBuf::from);
         let folder = variable("HF_HUB_CACHE").or_else(|| variable("HUGGINGFACE_HUB_CACHE"));
-        let token_file =
-            variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
+        let token_file = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
         let token = variable("HF_TOKEN")
             .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
             .or_else(|| std::fs::read_to_string(token_file).ok())
             .map(|token| token.trim().to_owned());
-        let offline = variable("HF_HUB_OFFLINE")
-            .unwrap_or_default()
-            .to_lowercase();
+        let offline = variable("HF_HUB_OFFLINE").unwrap_or_default().to_lowercase();
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
@@ -93,11 +86,7 @@ impl Hub {
 
     /// Why it is not asked, for messages.
     pub(super) fn why_offline() -> &'static str {
-        if STAY_OFFLINE.load(Ordering::Relaxed) {
-            "nothing is fetched offline"
-        } else {
-            "HF_HUB_OFFLINE is set"
-        }
+        if STAY_OFFLINE.load(Ordering::Relaxed) { "nothing is fetched offline" } else { "HF_HUB_OFFLINE is set" }
     }
 
     /// Where the Hub is, for messages.

@@ -30,19 +30,12 @@ fn offline(folder: &Path) -> Hub {
     })
 }
 
-const WHOLE: [(&str, &str); 3] = [
-    ("config.json", "{}"),
-    ("tokenizer.json", "{}"),
-    ("model.safetensors", "weights"),
-];
+const WHOLE: [(&str, &str); 3] = [("config.json", "{}"), ("tokenizer.json", "{}"), ("model.safetensors", "weights")];
 
 #[test]
 fn a_name_has_an_owner_and_maybe_a_revision() {
     let plain = name("Qwen/Qwen2.5-0.5B-Instruct");
-    assert_eq!(
-        (plain.repo.as_str(), plain.revision.as_str()),
-        ("Qwen/Qwen2.5-0.5B-Instruct", "main")
-    );
+    assert_eq!((plain.repo.as_str(), plain.revision.as_str()), ("Qwen/Qwen2.5-0.5B-Instruct", "main"));
     assert_eq!(name("owner/tiny@v1.2").revision, "v1.2");
     let file = name("hf://datasets/openai/gsm8k@refs%2Fpr%2F1/main/train-*.parquet");
     assert_eq!(file.kind, RepoKind::Dataset);
@@ -69,10 +62,7 @@ fn paths_and_files_are_no_names() {
     }
     let here = tempfile::tempdir().expect("temporary folder");
     std::fs::create_dir_all(here.path().join("owner/tiny")).expect("created");
-    assert!(
-        !HubName::is_one("owner/tiny", here.path()),
-        "it exists here"
-    );
+    assert!(!HubName::is_one("owner/tiny", here.path()), "it exists here");
     assert!(HubName::is_one("owner/other", here.path()));
 }
 
@@ -86,14 +76,8 @@ fn the_environment_is_read_as_in_python() {
     };
     let at = |pairs| hub(pairs).folder;
     assert_eq!(at(&[("HF_HOME", "/h")]), Path::new("/h/hub"));
-    assert_eq!(
-        at(&[("HF_HOME", "/h"), ("HF_HUB_CACHE", "/c")]),
-        Path::new("/c")
-    );
-    assert_eq!(
-        at(&[("XDG_CACHE_HOME", "/x")]),
-        Path::new("/x/huggingface/hub")
-    );
+    assert_eq!(at(&[("HF_HOME", "/h"), ("HF_HUB_CACHE", "/c")]), Path::new("/c"));
+    assert_eq!(at(&[("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
     assert!(hub(&[("HF_HUB_OFFLINE", "True")]).offline);
     assert!(!hub(&[("HF_HUB_OFFLINE", "0")]).offline);
     let mirror = hub(&[("HF_ENDPOINT", "http://mirror/")]);
@@ -122,21 +106,16 @@ fn what_the_cache_lacks_is_named_with_what_to_do() {
         error.expect_err("refused").to_string()
     };
     let text = refused(&WHOLE, "owner/other");
-    for part in [
-        "model owner/other (Hugging Face Hub): HF_HUB_OFFLINE is set",
-        "does not have it",
-        "hf download owner/other",
-    ] {
+    for part in
+        ["model owner/other (Hugging Face Hub): HF_HUB_OFFLINE is set", "does not have it", "hf download owner/other"]
+    {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     let text = refused(&WHOLE[..2], "owner/tiny");
     assert!(text.contains("no model*.safetensors"), "{text}");
     let index = r#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}"#;
-    let half = [
-        ("config.json", "{}"),
-        ("model.safetensors.index.json", index),
-        ("model-00001-of-00002.safetensors", "half"),
-    ];
+    let half =
+        [("config.json", "{}"), ("model.safetensors.index.json", index), ("model-00001-of-00002.safetensors", "half")];
     let text = refused(&half, "owner/tiny");
     assert!(text.contains("lacks 1 of 2 files model-…"), "{text}");
 }

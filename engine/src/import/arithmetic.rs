@@ -3,15 +3,10 @@
 /// Deepest nesting of brackets and signs.
 const DEEPEST: usize = 64;
 
-/// The value of an expression of numbers, names, `+ - * / % **` and brackets. `name` gives the values of names. Nothing where the text is
-/// something else, or a number does not fit.
+/// The value of an expression of numbers, names, `+ - * / % **` and brackets. `name` gives the values of names. Nothing
+/// where the text is something else, or a number does not fit.
 pub(super) fn evaluate(text: &str, name: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
-    let mut reader = Reader {
-        text: text.as_bytes(),
-        at: 0,
-        name,
-        depth: 0,
-    };
+    let mut reader = Reader { text: text.as_bytes(), at: 0, name, depth: 0 };
     let value = reader.sum()?;
     reader.skip_spaces();
     (reader.at == reader.text.len()).then_some(value)

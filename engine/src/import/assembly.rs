@@ -82,8 +82,7 @@ impl Assembly {
 
     /// A setting that a message names and that a configuration can do without.
     pub fn named_in(&self, message: &str) -> Option<String> {
-        let needed =
-            |key: &str| ["model", "task", "output"].contains(&key.split('.').next().unwrap_or(key));
+        let needed = |key: &str| ["model", "task", "output"].contains(&key.split('.').next().unwrap_or(key));
         let named = |key: &&String| message.contains(key.as_str()) && !needed(key);
         self.settings.keys().find(named).cloned()
     }
@@ -95,11 +94,7 @@ impl Assembly {
         }
         let stands_in = stands_in.into();
         self.put(key, stands_in.clone());
-        self.missing.push(Missing {
-            key: key.to_owned(),
-            stands_in,
-            what: what.to_owned(),
-        });
+        self.missing.push(Missing { key: key.to_owned(), stands_in, what: what.to_owned() });
     }
 
     /// The configuration as nested sections.
@@ -107,10 +102,7 @@ impl Assembly {
         let mut root = Map::new();
         let rank = |key: &String| {
             let first = key.split('.').next().unwrap_or(key);
-            SECTIONS
-                .iter()
-                .position(|section| *section == first)
-                .unwrap_or(SECTIONS.len())
+            SECTIONS.iter().position(|section| *section == first).unwrap_or(SECTIONS.len())
         };
         let mut keys: Vec<&String> = self.settings.keys().collect();
         let is_name = |key: &str| key.rsplit_once('.').is_some_and(|(_, last)| last == "name");
@@ -130,9 +122,7 @@ fn nest(into: &mut Map<String, Value>, key: &str, value: Value) {
         into.insert(key.to_owned(), value);
         return;
     };
-    let section = into
-        .entry(first)
-        .or_insert_with(|| Value::Object(Map::new()));
+    let section = into.entry(first).or_insert_with(|| Value::Object(Map::new()));
     if !section.is_object() {
         *section = Value::Object(Map::new());
     }

@@ -56,22 +56,12 @@ pub(super) fn training_stages(asked: &SourceKey) -> MappedKey {
 
 /// The same of a model that is not the policy, whose degree `policy` says: all have the policy's.
 pub(super) fn same_training_groups(asked: &SourceKey, policy: &str) -> MappedKey {
-    same_degree(
-        asked,
-        policy,
-        "share matrices over the same ranks",
-        "memory.tensor_model_parallel_size",
-    )
+    same_degree(asked, policy, "share matrices over the same ranks", "memory.tensor_model_parallel_size")
 }
 
 /// The same of stages.
 pub(super) fn same_training_stages(asked: &SourceKey, policy: &str) -> MappedKey {
-    same_degree(
-        asked,
-        policy,
-        "have stages on the same ranks",
-        "memory.pipeline_model_parallel_size",
-    )
+    same_degree(asked, policy, "have stages on the same ranks", "memory.pipeline_model_parallel_size")
 }
 
 fn same_degree(asked: &SourceKey, policy: &str, what: &str, key: &str) -> MappedKey {
@@ -99,10 +89,7 @@ pub(super) fn sampling_groups(asked: &SourceKey) -> MappedKey {
 /// An argument of the chat template, below `start` in the source.
 pub(super) fn arguments(asked: &SourceKey, start: &str) -> MappedKey {
     match asked.key.strip_prefix(start) {
-        Some(name) if !asked.is_absent() => set(
-            &format!("model.chat_template_kwargs.{name}"),
-            plain(asked.value),
-        ),
+        Some(name) if !asked.is_absent() => set(&format!("model.chat_template_kwargs.{name}"), plain(asked.value)),
         _ => not_needed("has no value in the files"),
     }
 }
@@ -125,20 +112,14 @@ fn degree(key: &str) -> &'static str {
 pub(super) fn precision(asked: &SourceKey) -> MappedKey {
     match asked.text().and_then(float_type) {
         Some(precision) => set("precision", precision),
-        None if asked.is_absent() || asked.text() == Some("auto") => {
-            not_needed("the run's precision says it")
-        }
+        None if asked.is_absent() || asked.text() == Some("auto") => not_needed("the run's precision says it"),
         None => asked.wrong("a float type: float32, bfloat16 or float16"),
     }
 }
 
 /// Our name of a float type.
 pub(super) fn float_type(name: &str) -> Option<&'static str> {
-    match name
-        .trim_start_matches("torch.")
-        .to_ascii_lowercase()
-        .as_str()
-    {
+    match name.trim_start_matches("torch.").to_ascii_lowercase().as_str() {
         "bfloat16" | "bf16" => Some("bf16"),
         "float16" | "fp16" | "half" => Some("f16"),
         "float32" | "fp32" | "float" => Some("f32"),
@@ -152,11 +133,7 @@ pub(super) fn model(asked: &SourceKey) -> MappedKey {
         Some(name) => {
             let path = path(asked.facts, name);
             let is_name = !path.starts_with(['/', '.']) && path.matches('/').count() == 1;
-            let note = if is_name {
-                "a folder beside the configuration, or else fetched from the Hub"
-            } else {
-                ""
-            };
+            let note = if is_name { "a folder beside the configuration, or else fetched from the Hub" } else { "" };
             set_noted("model.path", path, note)
         }
         None if asked.is_absent() => not_needed("has no value in the files"),
@@ -184,10 +161,7 @@ pub(super) fn rows(asked: &SourceKey, key: &str) -> MappedKey {
         [] => asked.wrong("a file, or a list of files"),
         [file] => set(key, path(asked.facts, file)),
         _ => {
-            let paths: Vec<Value> = files
-                .iter()
-                .map(|file| path(asked.facts, file).into())
-                .collect();
+            let paths: Vec<Value> = files.iter().map(|file| path(asked.facts, file).into()).collect();
             set(key, paths)
         }
     }
@@ -195,14 +169,10 @@ pub(super) fn rows(asked: &SourceKey, key: &str) -> MappedKey {
 
 /// Steps of so many passes over the training rows, where their number is known.
 pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64, drops_last: bool) -> MappedKey {
-    let is_gsm8k = [
-        "data.train_files",
-        "dataset_name",
-        "load_dataset.argument_1",
-    ]
-    .iter()
-    .filter_map(|key| facts.value(key))
-    .any(|value| value.to_string().contains("gsm8k") && !value.to_string().contains(','));
+    let is_gsm8k = ["data.train_files", "dataset_name", "load_dataset.argument_1"]
+        .iter()
+        .filter_map(|key| facts.value(key))
+        .any(|value| value.to_string().contains("gsm8k") && !value.to_string().contains(','));
     let known = if is_gsm8k { Some(GSM8K_ROWS) } else { None };
     let Some(rows) = facts.rows.or(known) else {
         return cannot(
@@ -210,17 +180,9 @@ pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64, drops_last: bool)
              trainer.steps to epochs x rows / trainer.train_batch_size",
         );
     };
-    let each = if drops_last {
-        rows / prompts.max(1)
-    } else {
-        rows.div_ceil(prompts.max(1))
-    };
+    let each = if drops_last { rows / prompts.max(1) } else { rows.div_ceil(prompts.max(1)) };
     let steps = (epochs * each as f64).ceil().max(1.0) as u64;
-    set_noted(
-        "trainer.steps",
-        steps,
-        format!("{epochs} x {each} steps of {prompts} prompts out of {rows} rows"),
-    )
+    set_noted("trainer.steps", steps, format!("{epochs} x {each} steps of {prompts} prompts out of {rows} rows"))
 }
 
 /// Where metrics go.
@@ -231,15 +193,9 @@ pub(super) fn trackers(asked: &SourceKey) -> MappedKey {
         _ => Vec::new(),
     };
     let known = |name: &&str| ["console", "file", "tensorboard", "trackio"].contains(name);
-    let foreign: Vec<&str> = names
-        .iter()
-        .copied()
-        .filter(|name| !known(name) && *name != "none")
-        .collect();
+    let foreign: Vec<&str> = names.iter().copied().filter(|name| !known(name) && *name != "none").collect();
     let mut loggers = vec!["console", "file"];
-    let known = names
-        .iter()
-        .filter(|name| ["tensorboard", "trackio"].contains(name));
+    let known = names.iter().filter(|name| ["tensorboard", "trackio"].contains(name));
     loggers.extend(known);
     if !foreign.is_empty() {
         loggers.push("trackio");
@@ -247,10 +203,7 @@ pub(super) fn trackers(asked: &SourceKey) -> MappedKey {
     loggers.dedup();
     let note = match foreign[..] {
         [] => String::new(),
-        _ => format!(
-            "no {} here; trackio stands in its place",
-            foreign.join(", ")
-        ),
+        _ => format!("no {} here; trackio stands in its place", foreign.join(", ")),
     };
     set_noted("trainer.logger", json!(loggers), note)
 }
@@ -269,10 +222,9 @@ pub(super) fn tracked(asked: &SourceKey, key: &str) -> MappedKey {
 /// A reward in Python, by file and function.
 pub(super) fn python_reward(file: Option<String>, function: &str) -> MappedKey {
     match file {
-        Some(file) => set(
-            "task.rewards[]",
-            json!({"kind": "python", "file": file, "function": function, "name": function}),
-        ),
+        Some(file) => {
+            set("task.rewards[]", json!({"kind": "python", "file": file, "function": function, "name": function}))
+        }
         None => cannot(format!(
             "put `{function}` into a file of its own, and write rewards: [{{kind: python, file: FILE, function: {function}}}]"
         )),

@@ -71,10 +71,7 @@ impl Engine {
     pub(super) fn of(facts: &Facts) -> Result<Self, ImportError> {
         let known = |engine: Self| {
             let tables = engine.tables();
-            facts
-                .keys()
-                .filter(|key| rule(tables, key).is_some())
-                .count()
+            facts.keys().filter(|key| rule(tables, key).is_some()).count()
         };
         let most = Self::ALL.into_iter().map(|engine| (known(engine), engine));
         // of equals the first
@@ -86,11 +83,7 @@ impl Engine {
                 Err(ImportError::UnknownEngine(format!(
                     "no key of the files is one of verl, TRL or NeMo RL; the first are {}. If they are an engine's all the same, \
                      name it: --from verl, trl or nemo",
-                    if keys.is_empty() {
-                        "none".to_owned()
-                    } else {
-                        keys.join(", ")
-                    }
+                    if keys.is_empty() { "none".to_owned() } else { keys.join(", ") }
                 )))
             }
         }

@@ -52,12 +52,7 @@ pub(super) struct Entry {
 
 impl Entry {
     pub fn new(key: impl Into<String>, given: Given, place: &SourceLocation) -> Self {
-        Self {
-            key: key.into(),
-            given,
-            place: place.clone(),
-            removes: false,
-        }
+        Self { key: key.into(), given, place: place.clone(), removes: false }
     }
 
     /// Entries of a value: a mapping is its parts, with dotted keys.
@@ -65,11 +60,7 @@ impl Entry {
         match value {
             Value::Object(map) if !map.is_empty() => {
                 for (part, value) in map {
-                    let key = if key.is_empty() {
-                        part
-                    } else {
-                        format!("{key}.{part}")
-                    };
+                    let key = if key.is_empty() { part } else { format!("{key}.{part}") };
                     Self::flatten(&key, value, place, into);
                 }
             }

@@ -20,12 +20,6 @@ pub enum ImportError {
 
 impl ImportError {
     pub(super) fn at(file: &str, line: Option<usize>, detail: impl Into<String>) -> Self {
-        Self::Unreadable {
-            place: SourceLocation {
-                file: file.to_owned(),
-                line,
-            },
-            detail: detail.into(),
-        }
+        Self::Unreadable { place: SourceLocation { file: file.to_owned(), line }, detail: detail.into() }
     }
 }

@@ -1,4 +1,5 @@
-//! All keys of the files together: later files and lines over earlier ones, the engine's own defaults under all of them.
+//! All keys of the files together: later files and lines over earlier ones, the engine's own defaults under all of
+//! them.
 
 use super::entry::{Entry, EnvironmentLookup, Given, SourceLocation};
 use serde_json::Value;
@@ -34,13 +35,7 @@ pub(super) struct Facts {
 impl Facts {
     /// Entries in the order in which they count, later ones over earlier ones.
     pub fn new(entries: Vec<Entry>) -> Self {
-        let mut this = Self {
-            list: Vec::new(),
-            index: BTreeMap::new(),
-            rows: None,
-            devices: None,
-            home: None,
-        };
+        let mut this = Self { list: Vec::new(), index: BTreeMap::new(), rows: None, devices: None, home: None };
         for entry in entries {
             if entry.removes {
                 // the key stays accounted for, without a value
@@ -61,12 +56,7 @@ impl Facts {
             return;
         }
         self.index.insert(key.clone(), self.list.len());
-        self.list.push(Fact {
-            key,
-            given,
-            place: Some(place),
-            replaces: Vec::new(),
-        });
+        self.list.push(Fact { key, given, place: Some(place), replaces: Vec::new() });
     }
 
     /// Puts the engine's own defaults under what is written.
@@ -105,10 +95,7 @@ impl Facts {
 
     /// Whether a key is written with a value.
     pub fn is_written(&self, key: &str) -> bool {
-        let place = self
-            .index
-            .get(key)
-            .and_then(|&at| self.list[at].place.as_ref());
+        let place = self.index.get(key).and_then(|&at| self.list[at].place.as_ref());
         place.is_some() && self.value(key).is_some()
     }
 
@@ -161,10 +148,7 @@ impl Facts {
     }
 
     fn followed(&self, key: &str, text: &str, environment: EnvironmentLookup) -> Given {
-        let open = |needs: String| Given::Open {
-            text: text.to_owned(),
-            needs,
-        };
+        let open = |needs: String| Given::Open { text: text.to_owned(), needs };
         // the innermost reference is the last that begins
         let Some((before, rest)) = text.rsplit_once("${") else {
             return open(format!("the value of {text}"));
@@ -173,9 +157,7 @@ impl Facts {
             return open(format!("the end of the reference {text}"));
         };
         let Some(value) = self.referred(key, inner, environment) else {
-            return open(format!(
-                "the value of ${{{inner}}}, which is not among the files"
-            ));
+            return open(format!("the value of ${{{inner}}}, which is not among the files"));
         };
         match value {
             value if before.is_empty() && after.is_empty() => Given::Value(value),
@@ -206,9 +188,7 @@ impl Facts {
                 }
             }
             "mul" => {
-                let factors = argument
-                    .split(',')
-                    .map(|factor| factor.trim().parse::<i64>().ok());
+                let factors = argument.split(',').map(|factor| factor.trim().parse::<i64>().ok());
                 let product = factors.reduce(|a, b| a?.checked_mul(b?))??;
                 Some(product.into())
             }

@@ -16,35 +16,24 @@ pub(super) const TABLES: &[&[KeyRule]] = &[&[
     ("n_layer", By(model_size)),
     ("n_embd", By(model_size)),
     ("n_head", By(model_size)),
-    (
-        "return_logits",
-        NotNeeded("sampling keeps the log-prob of the token it drew, and no logits"),
-    ),
+    ("return_logits", NotNeeded("sampling keeps the log-prob of the token it drew, and no logits")),
 ]];
 
 fn accumulated(asked: &SourceKey) -> i64 {
     let steps = ["gradient_accumulation_steps", "grad_accum_steps"];
-    steps
-        .iter()
-        .find_map(|key| asked.facts.whole(key))
-        .unwrap_or(1)
+    steps.iter().find_map(|key| asked.facts.whole(key)).unwrap_or(1)
 }
 
 /// Prompts at a time, so often: the prompts of a step, and the sequences of a micro-batch.
 fn batch(asked: &SourceKey) -> MappedKey {
-    let (group, steps) = (
-        asked.facts.whole("group_size").unwrap_or(1),
-        accumulated(asked),
-    );
+    let (group, steps) = (asked.facts.whole("group_size").unwrap_or(1), accumulated(asked));
     match asked.whole() {
         Some(prompts) if prompts > 0 && group > 0 && steps > 0 => MappedKey::Set(
             vec![
                 ("trainer.train_batch_size".into(), json!(prompts * steps)),
                 ("memory.micro_batch_size".into(), json!(prompts * group)),
             ],
-            format!(
-                "{prompts} prompts x {steps} accumulation steps; {prompts} x {group} sequences at a time"
-            ),
+            format!("{prompts} prompts x {steps} accumulation steps; {prompts} x {group} sequences at a time"),
         ),
         _ => asked.wrong("a number of prompts"),
     }
@@ -52,11 +41,9 @@ fn batch(asked: &SourceKey) -> MappedKey {
 
 fn accumulation(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
-        Some(steps) if steps > 0 && asked.facts.whole("batch_size").is_none() => set_noted(
-            "trainer.train_batch_size",
-            steps,
-            "batch_size is missing, and taken to be 1",
-        ),
+        Some(steps) if steps > 0 && asked.facts.whole("batch_size").is_none() => {
+            set_noted("trainer.train_batch_size", steps, "batch_size is missing, and taken to be 1")
+        }
         Some(steps) if steps > 0 => super::key_mapping::not_needed(
             "it is in trainer.train_batch_size: as many micro-batches run as a step needs",
         ),

@@ -76,10 +76,7 @@ impl SourceKey<'_> {
 
     /// A value that is none of those that the key has.
     pub fn wrong(&self, expected: &str) -> MappedKey {
-        cannot(format!(
-            "expected {expected}, found {}; correct it in the source, or write our key by hand",
-            self.value
-        ))
+        cannot(format!("expected {expected}, found {}; correct it in the source, or write our key by hand", self.value))
     }
 
     /// Whether the value turns something off.
@@ -87,14 +84,9 @@ impl SourceKey<'_> {
         match self.value {
             Value::Null | Value::Bool(false) => true,
             Value::String(text) => {
-                matches!(
-                    text.to_ascii_lowercase().as_str(),
-                    "" | "none" | "null" | "false" | "no" | "disabled"
-                )
+                matches!(text.to_ascii_lowercase().as_str(), "" | "none" | "null" | "false" | "no" | "disabled")
             }
-            Value::Number(number) => number
-                .as_f64()
-                .is_some_and(|n| n == 0.0 || (n + 1.0).abs() < f64::EPSILON),
+            Value::Number(number) => number.as_f64().is_some_and(|n| n == 0.0 || (n + 1.0).abs() < f64::EPSILON),
             Value::Array(list) => list.is_empty(),
             Value::Object(map) => map.is_empty(),
             Value::Bool(true) => false,

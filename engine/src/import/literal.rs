@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 /// Deepest nesting of lists and mappings.
 const DEEPEST: usize = 32;
 
-/// A value of Hydra's overrides. Where the text is no list, mapping or quoted text it is a word: a number, a truth value, nothing, or
-/// a text.
+/// A value of Hydra's overrides. Where the text is no list, mapping or quoted text it is a word: a number, a truth
+/// value, nothing, or a text.
 pub(super) fn hydra(text: &str) -> Value {
     let text = text.trim();
     let chars: Vec<char> = text.chars().collect();
@@ -114,11 +114,7 @@ impl Reader {
             let next = *self.chars.get(self.at)?;
             self.at += 1;
             match next {
-                '\\' if self
-                    .chars
-                    .get(self.at)
-                    .is_some_and(|c| *c == quote || *c == '\\') =>
-                {
+                '\\' if self.chars.get(self.at).is_some_and(|c| *c == quote || *c == '\\') => {
                     text.push(self.chars[self.at]);
                     self.at += 1;
                 }

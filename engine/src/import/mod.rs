@@ -1,7 +1,9 @@
-//! Configurations of other engines, read into Firebrick's: verl's YAML and launch scripts, TRL's arguments, `NeMo RL`'s YAML.
+//! Configurations of other engines, read into Firebrick's: verl's YAML and launch scripts, TRL's arguments, `NeMo RL`'s
+//! YAML.
 //!
-//! [`import`] takes the texts of files and gives a configuration with a table that accounts for every key of theirs: what it became
-//! here, why it is not needed, or why it cannot be done and what to do instead. Nothing is read or written besides.
+//! [`import`] takes the texts of files and gives a configuration with a table that accounts for every key of theirs:
+//! what it became here, why it is not needed, or why it cannot be done and what to do instead. Nothing is read or
+//! written besides.
 //!
 //! What each key becomes stands in tables, one folder or file an engine: `verl`, `trl`, `nemo`, `grpo_guide`.
 

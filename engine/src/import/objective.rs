@@ -9,21 +9,9 @@ const GOES_WITH: [(&str, &str, &[&str]); 12] = [
     ("scale_rewards", "adv_estimator", &["grpo", "pass_at_k"]),
     ("gamma", "adv_estimator", &["reinforce_plus_plus", "gae"]),
     ("lam", "adv_estimator", &["gae"]),
-    (
-        "importance_sampling_level",
-        "policy_loss",
-        &["clip", "cispo", "sapo"],
-    ),
-    (
-        "clip_ratio_low",
-        "policy_loss",
-        &["clip", "cispo", "geo_mean", "clip_cov"],
-    ),
-    (
-        "clip_ratio_high",
-        "policy_loss",
-        &["clip", "cispo", "geo_mean", "clip_cov"],
-    ),
+    ("importance_sampling_level", "policy_loss", &["clip", "cispo", "sapo"]),
+    ("clip_ratio_low", "policy_loss", &["clip", "cispo", "geo_mean", "clip_cov"]),
+    ("clip_ratio_high", "policy_loss", &["clip", "cispo", "geo_mean", "clip_cov"]),
     ("clip_ratio_c", "policy_loss", &["clip"]),
     ("tau_", "policy_loss", &["sapo"]),
     ("vespo_", "policy_loss", &["vespo"]),
@@ -42,7 +30,8 @@ const SWITCHED: [(&str, &str); 6] = [
     ("rollout_rs_", "rollout_rs"),
 ];
 
-/// Names the objective, and takes out what it does not read and what its name sets. Gives the keys that nothing reads, and why.
+/// Names the objective, and takes out what it does not read and what its name sets. Gives the keys that nothing reads,
+/// and why.
 pub(super) fn resolve(assembly: &mut Assembly) -> Vec<(String, String)> {
     if assembly.keys_of("objective").is_empty() {
         return Vec::new();
@@ -58,11 +47,7 @@ pub(super) fn resolve(assembly: &mut Assembly) -> Vec<(String, String)> {
     let plain = serde_json::to_value(ObjectiveConfig::default()).unwrap_or_default();
     for (key, value) in base.as_object().into_iter().flatten() {
         let path = format!("objective.{key}");
-        if key != "name"
-            && plain[key] != *value
-            && !assembly.has(&path)
-            && idle(assembly, key).is_some()
-        {
+        if key != "name" && plain[key] != *value && !assembly.has(&path) && idle(assembly, key).is_some() {
             assembly.put(&path, plain[key].clone());
         }
     }
@@ -88,29 +73,18 @@ fn same(a: &Value, b: &Value) -> bool {
 }
 
 fn text<'a>(assembly: &'a Assembly, key: &str, default: &'a str) -> &'a str {
-    assembly
-        .get(&format!("objective.{key}"))
-        .and_then(Value::as_str)
-        .unwrap_or(default)
+    assembly.get(&format!("objective.{key}")).and_then(Value::as_str).unwrap_or(default)
 }
 
 /// Why nothing reads a setting, where nothing does.
 fn idle(assembly: &Assembly, own: &str) -> Option<String> {
-    let goes = GOES_WITH
-        .iter()
-        .find(|(start, _, _)| own.starts_with(start));
+    let goes = GOES_WITH.iter().find(|(start, _, _)| own.starts_with(start));
     if let Some((_, other, values)) = goes {
-        let default = if *other == "adv_estimator" {
-            "grpo"
-        } else {
-            "clip"
-        };
+        let default = if *other == "adv_estimator" { "grpo" } else { "clip" };
         let value = text(assembly, other, default);
         if !values.contains(&value) {
             let with = values.join(", ");
-            return Some(format!(
-                "nothing reads it with {other}: {value}; it goes with {with}"
-            ));
+            return Some(format!("nothing reads it with {other}: {value}; it goes with {with}"));
         }
     }
     let switched = SWITCHED.iter().find(|(start, _)| own.starts_with(start));
@@ -122,16 +96,10 @@ fn idle(assembly: &Assembly, own: &str) -> Option<String> {
     }
     let scaled = text(assembly, "loss_agg_mode", "token-mean") == "seq-mean-token-sum-norm";
     if own == "loss_scale_factor" && !scaled {
-        return Some(
-            "nothing reads it: it goes with loss_agg_mode: seq-mean-token-sum-norm".into(),
-        );
+        return Some("nothing reads it: it goes with loss_agg_mode: seq-mean-token-sum-norm".into());
     }
-    let kl = assembly
-        .get("objective.kl_loss_coef")
-        .and_then(Value::as_f64)
-        .unwrap_or(0.0);
-    (own == "use_bias_correction_kl" && kl == 0.0)
-        .then(|| "nothing reads it: there is no KL in the loss".into())
+    let kl = assembly.get("objective.kl_loss_coef").and_then(Value::as_f64).unwrap_or(0.0);
+    (own == "use_bias_correction_kl" && kl == 0.0).then(|| "nothing reads it: there is no KL in the loss".into())
 }
 
 fn unread(assembly: &Assembly) -> Vec<(String, String)> {

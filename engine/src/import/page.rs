@@ -42,13 +42,8 @@ fn opens(line: &str, before: &str) -> Option<(String, Until)> {
         }
     }
     let directive = [".. code-block::", ".. code::", ".. sourcecode::"];
-    let said = directive
-        .iter()
-        .find_map(|own_directive| own.strip_prefix(own_directive))?;
-    Some((
-        said.trim().to_ascii_lowercase(),
-        Until::Indent(indent(line)),
-    ))
+    let said = directive.iter().find_map(|own_directive| own.strip_prefix(own_directive))?;
+    Some((said.trim().to_ascii_lowercase(), Until::Indent(indent(line))))
 }
 
 /// All code blocks of a page.
@@ -69,12 +64,7 @@ pub(super) fn blocks(text: &str) -> Vec<CodeBlock> {
         };
         let len = lines[first..].iter().position(ends);
         let end = len.map_or(lines.len(), |len| first + len);
-        found.push(CodeBlock {
-            line: at + 1,
-            end,
-            language,
-            text: without_indent(&lines[first..end]),
-        });
+        found.push(CodeBlock { line: at + 1, end, language, text: without_indent(&lines[first..end]) });
         at = match until {
             Until::Fence(_) => end + 1,
             Until::Indent(_) => end,
@@ -113,10 +103,7 @@ pub(super) fn chosen(
     if let Some(line) = line {
         let inside = |block: &&CodeBlock| (block.line..=block.end + 1).contains(&line);
         return blocks.iter().find(inside).cloned().ok_or_else(|| {
-            let detail = format!(
-                "no code block is there; those with settings begin in lines {}",
-                listed()
-            );
+            let detail = format!("no code block is there; those with settings begin in lines {}", listed());
             ImportError::at(file, Some(line), detail)
         });
     }
@@ -151,10 +138,8 @@ mod tests {
         let page = "# Title\n~~~~~~~\nText with ```code``` in it.\n\n```yaml\na: 1\n  b: 2\n```\n- entry\n  ~~~{.python .x}\n  c = 3\n  ~~~\n\
                     .. code-block:: bash\n\n   run \\\n     d=4\n\nText.\n```\nlast";
         let found = blocks(page);
-        let told: Vec<(usize, &str, &str)> = found
-            .iter()
-            .map(|own| (own.line, own.language.as_str(), own.text.as_str()))
-            .collect();
+        let told: Vec<(usize, &str, &str)> =
+            found.iter().map(|own| (own.line, own.language.as_str(), own.text.as_str())).collect();
         assert_eq!(
             told,
             [

@@ -14,11 +14,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Settings of ours that `null` turns off; elsewhere it says nothing.
-const NULLABLE: [&str; 3] = [
-    "objective.clip_ratio_c",
-    "optim.clip_grad",
-    "critic.optim.clip_grad",
-];
+const NULLABLE: [&str; 3] = ["objective.clip_ratio_c", "optim.clip_grad", "critic.optim.clip_grad"];
 
 /// Most settings that are taken back because nothing accepts them.
 const REFUSALS: usize = 32;
@@ -37,8 +33,8 @@ pub struct Options {
 /// Reads files of another engine, later ones over earlier ones. `environment` gives the variables that scripts read.
 ///
 /// # Errors
-/// [`ImportError`] for a file that cannot be read and for files of no engine that is known. What cannot be done here is no error: it
-/// stands in the table.
+/// [`ImportError`] for a file that cannot be read and for files of no engine that is known. What cannot be done here is
+/// no error: it stands in the table.
 pub fn import(
     files: &[SourceFile],
     options: &Options,
@@ -76,12 +72,7 @@ struct Work {
 
 impl Work {
     fn new(tables: &'static [&'static [KeyRule]]) -> Self {
-        Self {
-            tables,
-            assembly: Assembly::default(),
-            rows: Vec::new(),
-            owners: BTreeMap::new(),
-        }
+        Self { tables, assembly: Assembly::default(), rows: Vec::new(), owners: BTreeMap::new() }
     }
 
     fn take(&mut self, fact: &Fact, facts: &Facts) {
@@ -101,35 +92,23 @@ impl Work {
 
     fn outcome(&mut self, fact: &Fact, facts: &Facts) -> KeyOutcome {
         if fact.key.ends_with("_target_") {
-            return KeyOutcome::NotNeeded {
-                why: "it names a Python class of the other engine".into(),
-            };
+            return KeyOutcome::NotNeeded { why: "it names a Python class of the other engine".into() };
         }
         let Some((_, answer)) = rule(self.tables, &fact.key) else {
-            return KeyOutcome::Unknown {
-                nearest: self.nearest(&fact.key),
-            };
+            return KeyOutcome::Unknown { nearest: self.nearest(&fact.key) };
         };
         let value = match &fact.given {
             Given::Value(value) => value,
             Given::Open { text, needs } => {
                 return KeyOutcome::Cannot {
-                    why: format!(
-                        "its value `{text}` needs {needs}; set it, or write our key by hand"
-                    ),
+                    why: format!("its value `{text}` needs {needs}; set it, or write our key by hand"),
                 };
             }
         };
         if value == "???" {
-            return KeyOutcome::NotNeeded {
-                why: "has no value in the files".into(),
-            };
+            return KeyOutcome::NotNeeded { why: "has no value in the files".into() };
         }
-        let asked = SourceKey {
-            key: &fact.key,
-            value,
-            facts,
-        };
+        let asked = SourceKey { key: &fact.key, value, facts };
         match judge(answer, &asked) {
             MappedKey::NotNeeded(why) => KeyOutcome::NotNeeded { why },
             MappedKey::Cannot(why) => KeyOutcome::Cannot { why },
@@ -141,9 +120,7 @@ impl Work {
     fn set(&mut self, fact: &Fact, mut settings: Vec<(String, Value)>, note: String) -> KeyOutcome {
         settings.retain(|(key, value)| !value.is_null() || NULLABLE.contains(&key.as_str()));
         if settings.is_empty() {
-            return KeyOutcome::NotNeeded {
-                why: "has no value in the files".into(),
-            };
+            return KeyOutcome::NotNeeded { why: "has no value in the files".into() };
         }
         let taken = settings.iter().find_map(|(key, value)| {
             let owner = &self.rows[*self.owners.get(key)?];
@@ -153,9 +130,7 @@ impl Work {
         if let Some((key, owner)) = taken {
             let value = self.assembly.get(&key).cloned().unwrap_or_default();
             return KeyOutcome::Cannot {
-                why: format!(
-                    "it is {key} too, which {owner} has set to {value}; keep one of the two"
-                ),
+                why: format!("it is {key} too, which {owner} has set to {value}; keep one of the two"),
             };
         }
         for (key, value) in &settings {
@@ -164,19 +139,14 @@ impl Work {
             }
             self.assembly.put(key, value.clone());
         }
-        let settings = settings
-            .into_iter()
-            .map(|(key, value)| Setting { key, value })
-            .collect();
+        let settings = settings.into_iter().map(|(key, value)| Setting { key, value }).collect();
         KeyOutcome::Mapped { settings, note }
     }
 
     /// The key of the tables that is spelled most alike.
     fn nearest(&self, key: &str) -> Option<String> {
         let all = self.tables.iter().flat_map(|table| table.iter());
-        let all = all
-            .map(|(known, _)| *known)
-            .filter(|known| !known.ends_with("**"));
+        let all = all.map(|(known, _)| *known).filter(|known| !known.ends_with("**"));
         let alike = all.map(|known| (strsim::jaro_winkler(known, key), known));
         let (similarity, nearest) = alike.max_by(|a, b| a.0.total_cmp(&b.0))?;
         (similarity > 0.93).then(|| nearest.to_owned())
@@ -213,9 +183,7 @@ impl Work {
             };
             settings.retain(|setting| setting.key != key);
             if settings.is_empty() {
-                row.outcome = KeyOutcome::NotNeeded {
-                    why: why.to_owned(),
-                };
+                row.outcome = KeyOutcome::NotNeeded { why: why.to_owned() };
             }
         }
     }
@@ -229,32 +197,18 @@ impl Work {
         }
         assembly.need("task.train", "train.jsonl", "the file of training rows");
         if assembly.rewards.is_empty() {
-            assembly.need(
-                "task.rewards",
-                json!([{"kind": "exact"}]),
-                "what grades a completion",
-            );
-            assembly.need(
-                "task.answer_field",
-                "answer",
-                "the field that has the answer",
-            );
+            assembly.need("task.rewards", json!([{"kind": "exact"}]), "what grades a completion");
+            assembly.need("task.answer_field", "answer", "the field that has the answer");
         }
-        assembly.need(
-            "trainer.steps",
-            100,
-            "the number of steps: epochs x rows / trainer.train_batch_size",
-        );
+        assembly.need("trainer.steps", 100, "the number of steps: epochs x rows / trainer.train_batch_size");
         assembly.need("output", "runs/imported", "the run folder");
     }
 
     /// Makes sizes fit each other: a longest sequence fits every token budget.
     fn fit(&mut self) {
-        let of =
-            |assembly: &Assembly, key: &str, default: u64| assembly.whole(key).unwrap_or(default);
+        let of = |assembly: &Assembly, key: &str, default: u64| assembly.whole(key).unwrap_or(default);
         let assembly = &mut self.assembly;
-        let longest = of(assembly, "rollout.prompt_length", 512)
-            + of(assembly, "rollout.response_length", 256);
+        let longest = of(assembly, "rollout.prompt_length", 512) + of(assembly, "rollout.response_length", 256);
         let budgets = [
             ("memory.train_tokens", Some(16_384)),
             ("memory.score_tokens", Some(32_768)),
@@ -263,31 +217,21 @@ impl Work {
             ("memory.critic.score_tokens", None),
         ];
         for (key, default) in budgets {
-            if assembly
-                .whole(key)
-                .or(default)
-                .is_some_and(|budget| budget < longest)
-            {
+            if assembly.whole(key).or(default).is_some_and(|budget| budget < longest) {
                 assembly.put(key, longest.into());
-                assembly.adjusted.push(format!(
-                    "{key} is {longest}: a prompt and its completion have to fit it"
-                ));
+                assembly.adjusted.push(format!("{key} is {longest}: a prompt and its completion have to fit it"));
             }
         }
         let (slots, forward) = ("rollout.max_num_seqs", "rollout.max_num_batched_tokens");
         let (seqs, tokens) = (of(assembly, slots, 256), of(assembly, forward, 2048));
         if tokens < seqs {
             assembly.put(forward, seqs.into());
-            assembly
-                .adjusted
-                .push(format!("{forward} is {seqs}: it may not be below {slots}"));
+            assembly.adjusted.push(format!("{forward} is {seqs}: it may not be below {slots}"));
         }
         let critic = assembly.whole("critic.warmup");
         let steps = of(assembly, "trainer.steps", 100);
         if let Some(warmup) = critic.filter(|warmup| *warmup >= steps) {
-            assembly.adjusted.push(format!(
-                "critic.warmup is left out: {warmup} steps are the whole run of {steps}"
-            ));
+            assembly.adjusted.push(format!("critic.warmup is left out: {warmup} steps are the whole run of {steps}"));
             assembly.remove("critic.warmup");
         }
     }
@@ -304,17 +248,13 @@ impl Work {
             let owned = self.owners.keys().find(named).cloned();
             if let Some(key) = owned {
                 if let Some(owner) = self.owners.remove(&key) {
-                    self.rows[owner].outcome = KeyOutcome::Cannot {
-                        why: format!("{key} would be refused: {said}"),
-                    };
+                    self.rows[owner].outcome = KeyOutcome::Cannot { why: format!("{key} would be refused: {said}") };
                 }
                 self.assembly.remove(&key);
             } else if let Some(key) = self.assembly.named_in(&said) {
                 // a default of theirs, or what followed from several keys
                 self.assembly.remove(&key);
-                self.assembly
-                    .adjusted
-                    .push(format!("{key} is left out: {said}"));
+                self.assembly.adjusted.push(format!("{key} is left out: {said}"));
             } else {
                 return Some(said);
             }

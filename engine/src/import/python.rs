@@ -43,9 +43,7 @@ pub(super) fn entries(file: &str, text: &str) -> Result<Vec<Entry>, ImportError>
             continue;
         };
         let class = name.rsplit('.').next().unwrap_or(name);
-        let is_call = tokens
-            .get(at + 1)
-            .is_some_and(|next| next.kind == PythonTokenKind::Sign("("));
+        let is_call = tokens.get(at + 1).is_some_and(|next| next.kind == PythonTokenKind::Sign("("));
         let Some((_, prefix)) = CALLS.iter().find(|(call, _)| is_call && *call == class) else {
             continue;
         };
@@ -62,12 +60,7 @@ pub(super) fn entries(file: &str, text: &str) -> Result<Vec<Entry>, ImportError>
             None,
             "no settings found: expected a call such as GRPOConfig(…) with keyword arguments",
         )),
-        [] if found
-            .iter()
-            .all(|entry| entry.key.starts_with("load_dataset")) =>
-        {
-            Ok(assigned)
-        }
+        [] if found.iter().all(|entry| entry.key.starts_with("load_dataset")) => Ok(assigned),
         [first, second, ..] => Err(ImportError::at(
             file,
             Some(second),
@@ -80,10 +73,7 @@ pub(super) fn entries(file: &str, text: &str) -> Result<Vec<Entry>, ImportError>
 }
 
 fn place(file: &str, line: usize) -> SourceLocation {
-    SourceLocation {
-        file: file.to_owned(),
-        line: Some(line),
-    }
+    SourceLocation { file: file.to_owned(), line: Some(line) }
 }
 
 /// Takes a statement `name = value`.
@@ -91,8 +81,7 @@ fn assign(file: &str, statement: &[PythonToken], names: &mut Names, into: &mut V
     let [target, sign, value @ ..] = statement else {
         return;
     };
-    let (PythonTokenKind::Name(name), PythonTokenKind::Sign("=")) = (&target.kind, &sign.kind)
-    else {
+    let (PythonTokenKind::Name(name), PythonTokenKind::Sign("=")) = (&target.kind, &sign.kind) else {
         return;
     };
     let given = read(value, names);
@@ -105,25 +94,13 @@ fn assign(file: &str, statement: &[PythonToken], names: &mut Names, into: &mut V
 }
 
 /// The keyword arguments of the call whose bracket was just opened.
-fn arguments(
-    tokens: &[PythonToken],
-    prefix: &str,
-    place: &SourceLocation,
-    names: &Names,
-    into: &mut Vec<Entry>,
-) {
+fn arguments(tokens: &[PythonToken], prefix: &str, place: &SourceLocation, names: &Names, into: &mut Vec<Entry>) {
     let end = closing(tokens);
     let mut position = 0;
     for argument in parts(&tokens[..end]) {
         match argument {
             [] => {}
-            [
-                PythonToken {
-                    kind: PythonTokenKind::Sign("**"),
-                    ..
-                },
-                spread @ ..,
-            ] => {
+            [PythonToken { kind: PythonTokenKind::Sign("**"), .. }, spread @ ..] => {
                 let key = format!("{prefix}**");
                 match read(spread, names) {
                     Given::Value(Value::Object(map)) => {
@@ -135,20 +112,11 @@ fn arguments(
                 }
             }
             [
-                PythonToken {
-                    kind: PythonTokenKind::Name(name),
-                    line,
-                },
-                PythonToken {
-                    kind: PythonTokenKind::Sign("="),
-                    ..
-                },
+                PythonToken { kind: PythonTokenKind::Name(name), line },
+                PythonToken { kind: PythonTokenKind::Sign("="), .. },
                 value @ ..,
             ] => {
-                let place = &SourceLocation {
-                    line: Some(*line),
-                    ..place.clone()
-                };
+                let place = &SourceLocation { line: Some(*line), ..place.clone() };
                 let key = format!("{prefix}{name}");
                 match read(value, names) {
                     Given::Value(value) => Entry::flatten(&key, value, place, into),
@@ -203,10 +171,7 @@ fn read(tokens: &[PythonToken], names: &Names) -> Given {
         Some(value) => Given::Value(value),
         None => {
             let text = written(tokens);
-            Given::Open {
-                needs: format!("the value of the expression `{text}`"),
-                text,
-            }
+            Given::Open { needs: format!("the value of the expression `{text}`"), text }
         }
     }
 }
@@ -217,13 +182,7 @@ fn value(tokens: &[PythonToken], names: &Names, depth: usize) -> Option<Value> {
         return None;
     }
     match tokens {
-        [
-            PythonToken {
-                kind: PythonTokenKind::Text(_),
-                ..
-            },
-            ..,
-        ] => {
+        [PythonToken { kind: PythonTokenKind::Text(_), .. }, ..] => {
             let mut whole = String::new();
             for token in tokens {
                 let PythonTokenKind::Text(part) = &token.kind else {
@@ -233,36 +192,17 @@ fn value(tokens: &[PythonToken], names: &Names, depth: usize) -> Option<Value> {
             }
             Some(whole.into())
         }
+        [PythonToken { kind: PythonTokenKind::Name(name), .. }] => name_value(name, names),
+        [PythonToken { kind: PythonTokenKind::Number(number), .. }] => Some(word(number)).filter(Value::is_number),
         [
-            PythonToken {
-                kind: PythonTokenKind::Name(name),
-                ..
-            },
-        ] => name_value(name, names),
-        [
-            PythonToken {
-                kind: PythonTokenKind::Number(number),
-                ..
-            },
-        ] => Some(word(number)).filter(Value::is_number),
-        [
-            PythonToken {
-                kind: PythonTokenKind::Sign("-"),
-                ..
-            },
-            PythonToken {
-                kind: PythonTokenKind::Number(number),
-                ..
-            },
+            PythonToken { kind: PythonTokenKind::Sign("-"), .. },
+            PythonToken { kind: PythonTokenKind::Number(number), .. },
         ] => Some(word(&format!("-{number}"))).filter(Value::is_number),
-        [
-            PythonToken {
-                kind: PythonTokenKind::Sign(open @ ("[" | "(" | "{")),
-                ..
-            },
-            inner @ ..,
-            _,
-        ] if closing(&tokens[1..]) == tokens.len() - 2 => bracketed(open, inner, names, depth),
+        [PythonToken { kind: PythonTokenKind::Sign(open @ ("[" | "(" | "{")), .. }, inner @ .., _]
+            if closing(&tokens[1..]) == tokens.len() - 2 =>
+        {
+            bracketed(open, inner, names, depth)
+        }
         _ => number(tokens, names),
     }
 }
@@ -284,9 +224,7 @@ fn bracketed(open: &str, inner: &[PythonToken], names: &Names, depth: usize) -> 
     if open == "{" {
         let mut map = Map::new();
         for part in parts {
-            let colon = part
-                .iter()
-                .position(|token| token.kind == PythonTokenKind::Sign(":"))?;
+            let colon = part.iter().position(|token| token.kind == PythonTokenKind::Sign(":"))?;
             let Value::String(key) = value(&part[..colon], names, depth + 1)? else {
                 return None;
             };
@@ -294,16 +232,11 @@ fn bracketed(open: &str, inner: &[PythonToken], names: &Names, depth: usize) -> 
         }
         return Some(Value::Object(map));
     }
-    let has_comma = inner
-        .last()
-        .is_some_and(|token| token.kind == PythonTokenKind::Sign(","));
+    let has_comma = inner.last().is_some_and(|token| token.kind == PythonTokenKind::Sign(","));
     if let ("(", [one], false) = (open, &parts[..], has_comma) {
         return value(one, names, depth + 1);
     }
-    parts
-        .into_iter()
-        .map(|part| value(part, names, depth + 1))
-        .collect()
+    parts.into_iter().map(|part| value(part, names, depth + 1)).collect()
 }
 
 /// `2**15`, `8 * 4`.
@@ -315,9 +248,7 @@ fn number(tokens: &[PythonToken], names: &Names) -> Option<Value> {
 /// Tokens as they are written, about.
 fn written(tokens: &[PythonToken]) -> String {
     let each = tokens.iter().map(|token| match &token.kind {
-        PythonTokenKind::Name(text)
-        | PythonTokenKind::Number(text)
-        | PythonTokenKind::Computed(text) => text.clone(),
+        PythonTokenKind::Name(text) | PythonTokenKind::Number(text) | PythonTokenKind::Computed(text) => text.clone(),
         PythonTokenKind::Text(text) => format!("{text:?}"),
         PythonTokenKind::Sign(",") => ", ".to_owned(),
         PythonTokenKind::Sign(sign) => (*sign).to_owned(),

@@ -28,19 +28,13 @@ pub(super) struct PythonToken {
 
 /// Signs, longer ones first.
 const SIGNS: [&str; 34] = [
-    "**", "//", "==", "!=", "<=", ">=", "->", ":=", "+=", "-=", "*=", "/=", "(", ")", "[", "]",
-    "{", "}", ",", ":", "=", "+", "-", "*", "/", "%", "@", "<", ">", "|", "&", "^", "~", ";",
+    "**", "//", "==", "!=", "<=", ">=", "->", ":=", "+=", "-=", "*=", "/=", "(", ")", "[", "]", "{", "}", ",", ":",
+    "=", "+", "-", "*", "/", "%", "@", "<", ">", "|", "&", "^", "~", ";",
 ];
 
 /// All tokens of a program.
 pub(super) fn tokens(file: &str, text: &str) -> Result<Vec<PythonToken>, ImportError> {
-    let mut reader = Reader {
-        file,
-        chars: text.chars().collect(),
-        at: 0,
-        line: 1,
-        open: Vec::new(),
-    };
+    let mut reader = Reader { file, chars: text.chars().collect(), at: 0, line: 1, open: Vec::new() };
     let mut tokens = Vec::new();
     while let Some(token) = reader.token()? {
         tokens.push(token);
@@ -101,9 +95,7 @@ impl Reader<'_> {
                 }
                 '\'' | '"' => PythonTokenKind::Text(self.text(false)?),
                 c if c.is_ascii_digit() => PythonTokenKind::Number(self.number()),
-                '.' if self.peek(1).is_some_and(|c| c.is_ascii_digit()) => {
-                    PythonTokenKind::Number(self.number())
-                }
+                '.' if self.peek(1).is_some_and(|c| c.is_ascii_digit()) => PythonTokenKind::Number(self.number()),
                 c if c.is_alphabetic() || c == '_' => self.name()?,
                 _ => match self.sign() {
                     Some(";") => PythonTokenKind::End,
@@ -119,11 +111,7 @@ impl Reader<'_> {
     }
 
     fn sign(&mut self) -> Option<&'static str> {
-        let here = |sign: &&&str| {
-            sign.chars()
-                .enumerate()
-                .all(|(i, c)| self.peek(i) == Some(c))
-        };
+        let here = |sign: &&&str| sign.chars().enumerate().all(|(i, c)| self.peek(i) == Some(c));
         let sign = *SIGNS.iter().find(here)?;
         match sign {
             "(" | "[" | "{" => self.open.push((sign, self.line)),
@@ -139,26 +127,18 @@ impl Reader<'_> {
     fn number(&mut self) -> String {
         let start = self.at;
         while let Some(c) = self.peek(0) {
-            let exponent = matches!(c, '+' | '-')
-                && self.at > start
-                && matches!(self.chars[self.at - 1], 'e' | 'E');
+            let exponent = matches!(c, '+' | '-') && self.at > start && matches!(self.chars[self.at - 1], 'e' | 'E');
             if !(c.is_ascii_alphanumeric() || c == '_' || c == '.' || exponent) {
                 break;
             }
             self.at += 1;
         }
-        self.chars[start..self.at]
-            .iter()
-            .filter(|c| **c != '_')
-            .collect()
+        self.chars[start..self.at].iter().filter(|c| **c != '_').collect()
     }
 
     fn name(&mut self) -> Result<PythonTokenKind, ImportError> {
         let start = self.at;
-        while self
-            .peek(0)
-            .is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '.')
-        {
+        while self.peek(0).is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '.') {
             self.at += 1;
         }
         let name: String = self.chars[start..self.at].iter().collect();
@@ -186,8 +166,8 @@ impl Reader<'_> {
         }
         let mut text = String::new();
         loop {
-            let closes = self.peek(0) == Some(quote)
-                && (!long || (self.peek(1) == Some(quote) && self.peek(2) == Some(quote)));
+            let closes =
+                self.peek(0) == Some(quote) && (!long || (self.peek(1) == Some(quote) && self.peek(2) == Some(quote)));
             if closes {
                 self.at += if long { 3 } else { 1 };
                 return Ok(text);

@@ -9,13 +9,9 @@ use serde_json::Value;
 /// Words that a launch command of TRL's has.
 const TRL_WORDS: [&str; 4] = ["trl", "grpo", "rloo", "ppo"];
 
-/// Entries of a script: Hydra's `key=value` of a command that starts verl, lines that are nothing but such, or the `--key value` of a
-/// command that starts TRL.
-pub(super) fn entries(
-    file: &str,
-    text: &str,
-    environment: EnvironmentLookup,
-) -> Result<Vec<Entry>, ImportError> {
+/// Entries of a script: Hydra's `key=value` of a command that starts verl, lines that are nothing but such, or the
+/// `--key value` of a command that starts TRL.
+pub(super) fn entries(file: &str, text: &str, environment: EnvironmentLookup) -> Result<Vec<Entry>, ImportError> {
     let mut commands = commands(file, text, environment)?;
     for command in &mut commands {
         command.words = flat(std::mem::take(&mut command.words));
@@ -56,9 +52,7 @@ pub(super) fn entries(
 pub(super) fn looks_like_overrides(text: &str) -> bool {
     let lines = text.lines().map(str::trim);
     let mut lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines
-        .next()
-        .is_some_and(|line| dotted_override(line).is_some())
+    lines.next().is_some_and(|line| dotted_override(line).is_some())
 }
 
 /// The key and value of an override.
@@ -82,10 +76,7 @@ fn is_key(key: &str) -> bool {
 }
 
 fn is_lines(command: &Command) -> bool {
-    command
-        .words
-        .first()
-        .is_some_and(|word| dotted_override(&word.text).is_some())
+    command.words.first().is_some_and(|word| dotted_override(&word.text).is_some())
 }
 
 fn is_launch(command: &Command) -> bool {
@@ -104,34 +95,22 @@ fn starts_trl(command: &Command) -> bool {
 
 fn given(word: &Word, text: &str, read: fn(&str) -> Value) -> Given {
     match &word.needs {
-        Some(needs) => Given::Open {
-            text: text.to_owned(),
-            needs: needs.clone(),
-        },
+        Some(needs) => Given::Open { text: text.to_owned(), needs: needs.clone() },
         None => Given::Value(read(text)),
     }
 }
 
 fn overrides(file: &str, command: &Command, into: &mut Vec<Entry>) {
-    let place = &SourceLocation {
-        file: file.to_owned(),
-        line: Some(command.line),
-    };
+    let place = &SourceLocation { file: file.to_owned(), line: Some(command.line) };
     for word in &command.words {
         if word.text.starts_with("--config") {
-            let (flag, value) = word
-                .text
-                .split_once('=')
-                .unwrap_or((word.text.as_str(), ""));
+            let (flag, value) = word.text.split_once('=').unwrap_or((word.text.as_str(), ""));
             into.push(Entry::new(flag, given(word, value, literal_word), place));
         } else if let Some((key, value)) = split_override(&word.text) {
             let removes = word.text.starts_with('~');
             match given(word, value, hydra) {
                 Given::Value(value) if !removes => Entry::flatten(key, value, place, into),
-                given => into.push(Entry {
-                    removes,
-                    ..Entry::new(key, given, place)
-                }),
+                given => into.push(Entry { removes, ..Entry::new(key, given, place) }),
             }
         }
     }
@@ -139,10 +118,7 @@ fn overrides(file: &str, command: &Command, into: &mut Vec<Entry>) {
 
 /// `--key value`, `--key=value` and `--key` alone, which is true; several values of one key are a list.
 fn flags(file: &str, command: &Command, into: &mut Vec<Entry>) {
-    let place = &SourceLocation {
-        file: file.to_owned(),
-        line: Some(command.line),
-    };
+    let place = &SourceLocation { file: file.to_owned(), line: Some(command.line) };
     let mut words = command.words.iter().peekable();
     while let Some(word) = words.next() {
         let Some(flag) = word.text.strip_prefix("--") else {
@@ -155,12 +131,7 @@ fn flags(file: &str, command: &Command, into: &mut Vec<Entry>) {
         let mut values = Vec::new();
         while let Some(value) = words.next_if(|next| !next.text.starts_with("--")) {
             // what follows the program's own name belongs to no flag
-            if value
-                .text
-                .rsplit_once('.')
-                .is_some_and(|(_, ending)| ending == "py")
-                && !values.is_empty()
-            {
+            if value.text.rsplit_once('.').is_some_and(|(_, ending)| ending == "py") && !values.is_empty() {
                 break;
             }
             values.push(value);

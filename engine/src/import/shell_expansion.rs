@@ -17,19 +17,13 @@ impl WordReader<'_> {
                 let inner = self.until_closed('(', ')', line)?;
                 let number = evaluate(&inner, &|name| self.lookup(name).text.trim().parse().ok());
                 Ok(Expansion::Text(match number {
-                    Some(number) => Word {
-                        text: number.to_string(),
-                        ..Word::default()
-                    },
+                    Some(number) => Word { text: number.to_string(), ..Word::default() },
                     None => needs(format!("$({inner})"), format!("the value of $({inner})")),
                 }))
             }
             Some('(') => {
                 let inner = self.until_closed('(', ')', line)?;
-                Ok(Expansion::Text(needs(
-                    format!("$({inner})"),
-                    format!("the output of the command {inner}"),
-                )))
+                Ok(Expansion::Text(needs(format!("$({inner})"), format!("the output of the command {inner}"))))
             }
             Some('{') => {
                 let inner = self.until_closed('{', '}', line)?;
@@ -42,10 +36,7 @@ impl WordReader<'_> {
             }
             Some(c) if c.is_ascii_alphabetic() || c == '_' => {
                 let from = self.at;
-                while self
-                    .peek()
-                    .is_some_and(|c| c.is_ascii_alphanumeric() || c == '_')
-                {
+                while self.peek().is_some_and(|c| c.is_ascii_alphanumeric() || c == '_') {
                     self.next();
                 }
                 let name: String = self.chars[from..self.at].iter().collect();
@@ -53,25 +44,14 @@ impl WordReader<'_> {
             }
             Some(c) if c.is_ascii_digit() || "?$!#-".contains(c) => {
                 self.next();
-                Ok(Expansion::Text(needs(
-                    format!("${c}"),
-                    format!("the value of ${c} when the script runs"),
-                )))
+                Ok(Expansion::Text(needs(format!("${c}"), format!("the value of ${c} when the script runs"))))
             }
-            _ => Ok(Expansion::Text(Word {
-                text: "$".into(),
-                ..Word::default()
-            })),
+            _ => Ok(Expansion::Text(Word { text: "$".into(), ..Word::default() })),
         }
     }
 
     /// The text up to the bracket that closes the one here; both are passed.
-    fn until_closed(
-        &mut self,
-        open: char,
-        close: char,
-        line: usize,
-    ) -> Result<String, ImportError> {
+    fn until_closed(&mut self, open: char, close: char, line: usize) -> Result<String, ImportError> {
         self.next();
         let from = self.at;
         let mut depth = 1_usize;
@@ -110,11 +90,7 @@ impl WordReader<'_> {
             _ if name.is_empty() => unknown(inner),
             None if rest.is_empty() => found,
             // what another assignment could not tell is no reason to take the default
-            Some('-' | '=')
-                if is_set || self.variables.contains_key(name) && !found.text.is_empty() =>
-            {
-                found
-            }
+            Some('-' | '=') if is_set || self.variables.contains_key(name) && !found.text.is_empty() => found,
             Some('-' | '=') => self.inner_text(&plain[1..], line)?,
             Some('+') if is_set => self.inner_text(&plain[1..], line)?,
             Some('+') => Word::default(),
@@ -147,15 +123,10 @@ impl WordReader<'_> {
             Some(Variable::Text(word)) => word.clone(),
             Some(Variable::List(words)) => words.first().cloned().unwrap_or_default(),
             None => match (self.environment)(name) {
-                Some(text) => Word {
-                    text,
-                    ..Word::default()
-                },
+                Some(text) => Word { text, ..Word::default() },
                 None => needs(
                     format!("${name}"),
-                    format!(
-                        "the variable {name}, which neither the script nor the environment sets"
-                    ),
+                    format!("the variable {name}, which neither the script nor the environment sets"),
                 ),
             },
         }
@@ -163,8 +134,5 @@ impl WordReader<'_> {
 }
 
 fn unknown(inner: &str) -> Word {
-    needs(
-        format!("${{{inner}}}"),
-        format!("the value of ${{{inner}}}"),
-    )
+    needs(format!("${{{inner}}}"), format!("the value of ${{{inner}}}"))
 }

@@ -1,7 +1,7 @@
 //! The commands of a shell script as words: quotes, continued lines, variables and their defaults, arithmetic, lists.
 //!
-//! Nothing is run. Conditions are not looked at: of several assignments the last one counts. What only running could tell, such as a
-//! command's output, is kept as text with what it would need.
+//! Nothing is run. Conditions are not looked at: of several assignments the last one counts. What only running could
+//! tell, such as a command's output, is kept as text with what it would need.
 
 use super::entry::EnvironmentLookup;
 use super::error::ImportError;
@@ -40,11 +40,7 @@ pub(super) enum Expansion {
 }
 
 /// All commands of a script that are more than assignments.
-pub(super) fn commands(
-    file: &str,
-    text: &str,
-    environment: EnvironmentLookup,
-) -> Result<Vec<Command>, ImportError> {
+pub(super) fn commands(file: &str, text: &str, environment: EnvironmentLookup) -> Result<Vec<Command>, ImportError> {
     let mut reader = WordReader {
         file,
         chars: text.chars().collect(),
@@ -88,18 +84,12 @@ fn assignment(word: &str) -> Option<(&str, &str)> {
 
 fn is_name(text: &str) -> bool {
     let mut chars = text.chars();
-    chars
-        .next()
-        .is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
+    chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
         && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
 impl WordReader<'_> {
-    pub(super) fn error<T>(
-        &self,
-        line: usize,
-        detail: impl Into<String>,
-    ) -> Result<T, ImportError> {
+    pub(super) fn error<T>(&self, line: usize, detail: impl Into<String>) -> Result<T, ImportError> {
         Err(ImportError::at(self.file, Some(line), detail))
     }
 
@@ -121,17 +111,12 @@ impl WordReader<'_> {
 
     /// Takes the assignments at the start of a command, and gives the rest of it.
     fn assign(&mut self, words: Vec<Word>) -> Vec<Word> {
-        const BEFORE: [&str; 8] = [
-            "export", "local", "declare", "readonly", "then", "else", "do", "{",
-        ];
+        const BEFORE: [&str; 8] = ["export", "local", "declare", "readonly", "then", "else", "do", "{"];
         let mut rest = words.into_iter().peekable();
         let mut set = Vec::new();
         while let Some(word) = rest.peek() {
             if let Some((name, value)) = assignment(&word.text) {
-                let text = Word {
-                    text: value.to_owned(),
-                    ..word.clone()
-                };
+                let text = Word { text: value.to_owned(), ..word.clone() };
                 let value = match &word.list {
                     Some(list) => Variable::List(list.clone()),
                     None => Variable::Text(text),
@@ -203,13 +188,7 @@ impl WordReader<'_> {
                 return Ok(());
             }
         }
-        self.error(
-            start,
-            format!(
-                "the text after `<<` has no line `{}` that ends it",
-                end.text
-            ),
-        )
+        self.error(start, format!("the text after `<<` has no line `{}` that ends it", end.text))
     }
 
     /// A word from here on; with `whole`, all that is left.
@@ -253,10 +232,7 @@ impl WordReader<'_> {
                 }
             }
             if word.text.len() > LONGEST {
-                return self.error(
-                    line,
-                    "a word becomes longer than 256 KiB; do variables double each other?",
-                );
+                return self.error(line, "a word becomes longer than 256 KiB; do variables double each other?");
             }
         }
         Ok(vec![word])
@@ -311,10 +287,7 @@ impl WordReader<'_> {
                 }
             }
             if word.text.len() > LONGEST {
-                return self.error(
-                    line,
-                    "a word becomes longer than 256 KiB; do variables double each other?",
-                );
+                return self.error(line, "a word becomes longer than 256 KiB; do variables double each other?");
             }
         }
     }
@@ -331,13 +304,7 @@ impl WordReader<'_> {
             }
         }
         let command: String = self.chars[from..self.at - 1].iter().collect();
-        add(
-            word,
-            &needs(
-                format!("`{command}`"),
-                format!("the output of the command {command}"),
-            ),
-        );
+        add(word, &needs(format!("`{command}`"), format!("the output of the command {command}")));
         Ok(())
     }
 
@@ -372,11 +339,7 @@ fn ends_word(c: char) -> bool {
 }
 
 pub(super) fn needs(text: String, needs: String) -> Word {
-    Word {
-        text,
-        needs: Some(needs),
-        list: None,
-    }
+    Word { text, needs: Some(needs), list: None }
 }
 
 /// Adds what something stands for to a word.
@@ -397,19 +360,10 @@ pub(super) fn add_all(word: &mut Word, more: &[Word]) {
 /// An unquoted variable is as many words as it has.
 fn split(word: Word) -> Vec<Word> {
     if word.needs.is_some() || !word.text.contains(char::is_whitespace) {
-        return if word.text.is_empty() {
-            Vec::new()
-        } else {
-            vec![word]
-        };
+        return if word.text.is_empty() { Vec::new() } else { vec![word] };
     }
     let words = word.text.split_whitespace();
-    words
-        .map(|text| Word {
-            text: text.to_owned(),
-            ..Word::default()
-        })
-        .collect()
+    words.map(|text| Word { text: text.to_owned(), ..Word::default() }).collect()
 }
 
 /// Words, with those of a quoted list in its place.

@@ -12,7 +12,8 @@ use super::{page, python, shell, yaml};
 pub struct SourceFile {
     /// Of a page with several code blocks: a line of the one that is meant, from 1.
     pub line: Option<usize>,
-    /// Its name, for messages; the ending says what it is: `.sh`, `.yaml`, `.yml`, `.json`, `.py`. With another, the text says it.
+    /// Its name, for messages; the ending says what it is: `.sh`, `.yaml`, `.yml`, `.json`, `.py`. With another, the
+    /// text says it.
     pub name: String,
     /// Its text.
     pub text: String,
@@ -21,11 +22,7 @@ pub struct SourceFile {
 impl SourceFile {
     /// A file with its text.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self {
-            line: None,
-            name: name.into(),
-            text: text.into(),
-        }
+        Self { line: None, name: name.into(), text: text.into() }
     }
 
     /// The code block of a page that has a line, counted from 1.
@@ -36,10 +33,7 @@ impl SourceFile {
     }
 
     /// What the file says.
-    pub(super) fn entries(
-        &self,
-        environment: EnvironmentLookup,
-    ) -> Result<Vec<Entry>, ImportError> {
+    pub(super) fn entries(&self, environment: EnvironmentLookup) -> Result<Vec<Entry>, ImportError> {
         let (name, text) = (&self.name, &self.text);
         if text.len() > yaml::LARGEST {
             return Err(ImportError::at(
@@ -69,11 +63,7 @@ impl SourceFile {
     }
 
     /// The block of a page that has settings.
-    fn of_page(
-        &self,
-        blocks: &[CodeBlock],
-        environment: EnvironmentLookup,
-    ) -> Result<Vec<Entry>, ImportError> {
+    fn of_page(&self, blocks: &[CodeBlock], environment: EnvironmentLookup) -> Result<Vec<Entry>, ImportError> {
         let read = |block: &CodeBlock| {
             let language = match block.language.trim_start_matches('.') {
                 "shell" | "console" | "zsh" => "sh",
@@ -111,12 +101,7 @@ fn is_known(key: &str) -> bool {
 }
 
 /// A text by what its ending, or its block's language, says that it is.
-fn read_as(
-    kind: &str,
-    name: &str,
-    text: &str,
-    environment: EnvironmentLookup,
-) -> Result<Vec<Entry>, ImportError> {
+fn read_as(kind: &str, name: &str, text: &str, environment: EnvironmentLookup) -> Result<Vec<Entry>, ImportError> {
     match kind {
         "sh" | "bash" | "slurm" | "sbatch" => shell::entries(name, text, environment),
         "yaml" | "yml" => yaml::entries(name, text),
@@ -127,19 +112,12 @@ fn read_as(
 }
 
 /// A text of which nothing says what it is.
-fn guessed(
-    name: &str,
-    text: &str,
-    environment: EnvironmentLookup,
-) -> Result<Vec<Entry>, ImportError> {
+fn guessed(name: &str, text: &str, environment: EnvironmentLookup) -> Result<Vec<Entry>, ImportError> {
     let first = text.trim_start();
     let has = |part: &str| text.contains(part);
     if first.starts_with('{') {
         yaml::json_entries(name, text)
-    } else if ["GRPOConfig(", "RLOOConfig(", "PPOConfig("]
-        .iter()
-        .any(|call| has(call))
-    {
+    } else if ["GRPOConfig(", "RLOOConfig(", "PPOConfig("].iter().any(|call| has(call)) {
         python::entries(name, text)
     } else if first.starts_with("#!") || has("python") || shell::looks_like_overrides(text) {
         shell::entries(name, text, environment)

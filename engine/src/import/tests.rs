@@ -15,9 +15,7 @@ fn environment(name: &str) -> Option<String> {
 }
 
 fn entries(name: &str, text: &str) -> Vec<Entry> {
-    SourceFile::new(name, text)
-        .entries(&environment)
-        .unwrap_or_else(|e| panic!("{e}"))
+    SourceFile::new(name, text).entries(&environment).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn value(entries: &[Entry], key: &str) -> Value {
@@ -124,27 +122,17 @@ CUDA_VISIBLE_DEVICES=0 python3 -m verl.trainer.main_ppo "${DATA[@]}" $COMMON \
         ("data.train_batch_size", json!(32)),
         ("algorithm.adv_estimator", json!("grpo")),
         ("actor_rollout_ref.rollout.n", json!(8)),
-        (
-            "actor_rollout_ref.model.path",
-            json!("/srv/models/Qwen3-8B"),
-        ),
+        ("actor_rollout_ref.model.path", json!("/srv/models/Qwen3-8B")),
         ("actor_rollout_ref.actor.extra.a", json!(1)),
         ("trainer.project_name", json!("not $project")),
         ("trainer.experiment_name", json!("my run")),
         ("trainer.logger", json!(["console", "wandb"])),
-        (
-            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-            json!(12_288),
-        ),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", json!(12_288)),
     ] {
         assert_eq!(value(&found, key), expected, "{key}");
     }
     assert_eq!(found.len(), 11, "{found:?}");
-    assert!(
-        found
-            .iter()
-            .any(|entry| entry.removes && entry.key == "trainer.total_epochs")
-    );
+    assert!(found.iter().any(|entry| entry.removes && entry.key == "trainer.total_epochs"));
     assert_eq!(found[0].place.line, Some(13));
 }
 
@@ -157,10 +145,7 @@ fn what_only_running_a_script_could_tell_is_named() {
         other => panic!("{key}: {other:?}"),
     };
     assert!(why("trainer.experiment_name").contains("the output of the command date +%Y"));
-    assert!(
-        why("trainer.nnodes")
-            .contains("the variable NODES, which neither the script nor the environment sets")
-    );
+    assert!(why("trainer.nnodes").contains("the variable NODES, which neither the script nor the environment sets"));
 }
 
 #[test]
@@ -170,11 +155,7 @@ fn lines_of_overrides_are_read_without_a_command_and_later_ones_count() {
         "data.train_batch_size=64 \\\n  algorithm.adv_estimator=grpo\ndata.train_batch_size=32\n",
     );
     assert_eq!(found.engine, Engine::Verl);
-    assert!(
-        found.config.contains("train_batch_size: 32"),
-        "{}",
-        found.config
-    );
+    assert!(found.config.contains("train_batch_size: 32"), "{}", found.config);
     assert_eq!(found.rows.len(), 2);
     assert_eq!(found.rows[0].replaces.len(), 1);
 }
@@ -192,26 +173,11 @@ fn a_file_over_another_overrides_it_and_says_where() {
         ),
     ];
     let imported = import(&files, &Options::default(), &environment).expect("two files");
-    assert!(
-        imported.config.contains("train_batch_size: 16"),
-        "{}",
-        imported.config
-    );
-    assert!(
-        imported.config.contains("prompt_length: 256"),
-        "{}",
-        imported.config
-    );
-    let row = imported
-        .rows
-        .iter()
-        .find(|row| row.key == "data.train_batch_size")
-        .expect("a row");
+    assert!(imported.config.contains("train_batch_size: 16"), "{}", imported.config);
+    assert!(imported.config.contains("prompt_length: 256"), "{}", imported.config);
+    let row = imported.rows.iter().find(|row| row.key == "data.train_batch_size").expect("a row");
     assert_eq!(row.replaces[0].file, "base.yaml");
-    assert_eq!(
-        row.place.as_ref().map(ToString::to_string),
-        Some("run.sh:1".to_owned())
-    );
+    assert_eq!(row.place.as_ref().map(ToString::to_string), Some("run.sh:1".to_owned()));
 }
 
 #[test]
@@ -241,17 +207,11 @@ def main():
         ("stop", json!(["x", "y"])),
         ("beta", json!(0.04)),
         ("GRPOTrainer.model", json!("Qwen/Qwen3-0.6B")),
-        (
-            "GRPOTrainer.reward_funcs",
-            json!("[think_format_reward, accuracy_reward]"),
-        ),
+        ("GRPOTrainer.reward_funcs", json!("[think_format_reward, accuracy_reward]")),
     ] {
         assert_eq!(value(&found, key), expected, "{key}");
     }
-    let output = found
-        .iter()
-        .find(|entry| entry.key == "output_dir")
-        .expect("output_dir");
+    let output = found.iter().find(|entry| entry.key == "output_dir").expect("output_dir");
     assert!(matches!(output.given, Given::Open { .. }), "{output:?}");
     assert_eq!(output.place.line, Some(8));
 }
@@ -278,16 +238,8 @@ fn yaml_s_references_to_other_keys_are_followed() {
                 prompt_length: ${oc.select:data.max_prompt_length,512}\n    response_length: ${oc.env:NOT_SET,77}\n  \
                 model: {path: '${oc.env:HOME}/m'}\n  ref: {strategy: '${actor_rollout_ref.nothing}'}\n";
     let imported = imported("verl.yaml", yaml);
-    assert!(
-        imported.config.contains("path: /srv/m"),
-        "{}",
-        imported.config
-    );
-    assert!(
-        imported.config.contains("response_length: 77"),
-        "{}",
-        imported.config
-    );
+    assert!(imported.config.contains("path: /srv/m"), "{}", imported.config);
+    assert!(imported.config.contains("response_length: 77"), "{}", imported.config);
     let KeyOutcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.ref.strategy") else {
         panic!("a reference to nothing");
     };
@@ -296,67 +248,30 @@ fn yaml_s_references_to_other_keys_are_followed() {
 
 #[test]
 fn references_in_a_circle_end() {
-    let imported = imported(
-        "verl.yaml",
-        "data: {seed: '${data.shuffle}', shuffle: '${data.seed}', train_batch_size: 8}\n",
-    );
+    let imported =
+        imported("verl.yaml", "data: {seed: '${data.shuffle}', shuffle: '${data.seed}', train_batch_size: 8}\n");
     for key in ["data.seed", "data.shuffle"] {
-        assert!(
-            matches!(outcome(&imported, key), KeyOutcome::Cannot { .. }),
-            "{key}"
-        );
+        assert!(matches!(outcome(&imported, key), KeyOutcome::Cannot { .. }), "{key}");
     }
 }
 
 #[test]
 fn hostile_texts_are_refused_with_their_place() {
     for (name, text, parts) in [
-        (
-            "a.sh",
-            "python3 -m verl.trainer.main_ppo data.seed='1\n",
-            &["a.sh:1", "never closed"][..],
-        ),
-        (
-            "a.sh",
-            "\npython3 -m x data.seed=\"$((1+\n",
-            &["a.sh:2", "never closed"],
-        ),
-        (
-            "a.sh",
-            "X=(1 2\npython3 -m x a.b=1\n",
-            &["a.sh:1", "never closed"],
-        ),
+        ("a.sh", "python3 -m verl.trainer.main_ppo data.seed='1\n", &["a.sh:1", "never closed"][..]),
+        ("a.sh", "\npython3 -m x data.seed=\"$((1+\n", &["a.sh:2", "never closed"]),
+        ("a.sh", "X=(1 2\npython3 -m x a.b=1\n", &["a.sh:1", "never closed"]),
         ("a.sh", "cat <<END\nno end\n", &["a.sh:1", "END"]),
         ("a.sh", "echo nothing\n", &["a.sh", "no settings found"]),
-        (
-            "a.sh",
-            "python -m a b.c=1\npython -m a b.c=2\n",
-            &["a.sh:2", "line 1"],
-        ),
-        (
-            "a.py",
-            "GRPOConfig(output_dir='x\n)",
-            &["a.py:1", "never closed"],
-        ),
-        (
-            "a.py",
-            "GRPOConfig(output_dir='x'\n",
-            &["a.py:1", "never closed"],
-        ),
+        ("a.sh", "python -m a b.c=1\npython -m a b.c=2\n", &["a.sh:2", "line 1"]),
+        ("a.py", "GRPOConfig(output_dir='x\n)", &["a.py:1", "never closed"]),
+        ("a.py", "GRPOConfig(output_dir='x'\n", &["a.py:1", "never closed"]),
         ("a.py", "print(1)\n", &["a.py", "no settings found"]),
-        (
-            "a.py",
-            "GRPOConfig()\nGRPOConfig()\n",
-            &["a.py:2", "line 1"],
-        ),
+        ("a.py", "GRPOConfig()\nGRPOConfig()\n", &["a.py:2", "line 1"]),
         ("a.yaml", "a: [unclosed", &["a.yaml", "is not YAML"]),
         ("a.yaml", "- 1\n- 2\n", &["a.yaml", "mapping"]),
         ("a.json", "{\"a\": }", &["a.json", "is not JSON"]),
-        (
-            "a.yaml",
-            "lerning: {rate: 1}\n",
-            &["--from", "lerning.rate"],
-        ),
+        ("a.yaml", "lerning: {rate: 1}\n", &["--from", "lerning.rate"]),
         ("a.yaml", "", &["a.yaml"]),
     ] {
         let said = refusal(name, text);
@@ -381,33 +296,20 @@ fn a_file_that_would_grow_without_end_is_refused() {
     }
     script.push_str("python3 -m verl.trainer.main_ppo data.seed=$x39\n");
     assert!(refusal("bomb.sh", &script).contains("longer than 256 KiB"));
-    let nested = format!(
-        "python3 -m x a.b={}1{}\n",
-        "${q:-".repeat(500),
-        "}".repeat(500)
-    );
+    let nested = format!("python3 -m x a.b={}1{}\n", "${q:-".repeat(500), "}".repeat(500));
     assert!(refusal("deep.sh", &nested).contains("too deeply"));
 }
 
 #[test]
 fn anchors_are_followed() {
-    let imported = imported(
-        "a.yaml",
-        "data: &d {train_batch_size: 8}\nalgorithm: {adv_estimator: grpo}\nother: *d\n",
-    );
+    let imported = imported("a.yaml", "data: &d {train_batch_size: 8}\nalgorithm: {adv_estimator: grpo}\nother: *d\n");
     assert!(imported.config.contains("train_batch_size: 8"));
-    assert!(matches!(
-        outcome(&imported, "other.train_batch_size"),
-        KeyOutcome::Unknown { .. }
-    ));
+    assert!(matches!(outcome(&imported, "other.train_batch_size"), KeyOutcome::Unknown { .. }));
 }
 
 #[test]
 fn an_unknown_key_is_listed_with_the_nearest_known_one() {
-    let imported = imported(
-        "a.sh",
-        "data.train_batch_sise=8 algorithm.adv_estimator=grpo\n",
-    );
+    let imported = imported("a.sh", "data.train_batch_sise=8 algorithm.adv_estimator=grpo\n");
     let KeyOutcome::Unknown { nearest } = outcome(&imported, "data.train_batch_sise") else {
         panic!("known?");
     };
@@ -422,27 +324,17 @@ fn a_value_that_is_none_of_a_key_s_is_named_and_leaves_a_configuration_that_is_a
     );
     assert_eq!(imported.problem, None);
     for key in ["data.train_batch_size", "actor_rollout_ref.actor.optim.lr"] {
-        assert!(
-            matches!(outcome(&imported, key), KeyOutcome::Cannot { .. }),
-            "{key}: {:?}",
-            outcome(&imported, key)
-        );
+        assert!(matches!(outcome(&imported, key), KeyOutcome::Cannot { .. }), "{key}: {:?}", outcome(&imported, key));
     }
 }
 
 #[test]
 fn two_keys_of_one_setting_with_two_values_are_not_both_taken() {
-    let imported = imported(
-        "a.sh",
-        "actor_rollout_ref.actor.optim.clip_grad=2 actor_rollout_ref.actor.grad_clip=3\n",
-    );
+    let imported = imported("a.sh", "actor_rollout_ref.actor.optim.clip_grad=2 actor_rollout_ref.actor.grad_clip=3\n");
     let KeyOutcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.actor.grad_clip") else {
         panic!("both were taken");
     };
-    assert!(
-        why.contains("actor_rollout_ref.actor.optim.clip_grad"),
-        "{why}"
-    );
+    assert!(why.contains("actor_rollout_ref.actor.optim.clip_grad"), "{why}");
 }
 
 #[test]
@@ -459,12 +351,7 @@ fn an_engine_s_name_is_read_and_another_is_refused_with_those_that_are_known() {
 #[test]
 fn no_key_stands_twice_in_an_engine_s_tables() {
     for engine in Engine::ALL {
-        let mut keys: Vec<&str> = engine
-            .tables()
-            .iter()
-            .flat_map(|table| table.iter())
-            .map(|rule| rule.0)
-            .collect();
+        let mut keys: Vec<&str> = engine.tables().iter().flat_map(|table| table.iter()).map(|rule| rule.0).collect();
         let all = keys.len();
         keys.sort_unstable();
         keys.dedup();

@@ -34,11 +34,7 @@ fn mapping(
             // JSON is YAML, as far as its lines go
             let spans = Spans::of(text);
             let mut entries = Vec::new();
-            let mut located = Located {
-                file,
-                spans: &spans,
-                into: &mut entries,
-            };
+            let mut located = Located { file, spans: &spans, into: &mut entries };
             located.flatten("", "", value);
             entries.retain(|entry| !entry.key.is_empty());
             return Ok(entries);
@@ -67,11 +63,7 @@ impl Located<'_> {
                 for (part, value) in map {
                     let token = part.replace('~', "~0").replace('/', "~1");
                     let pointer = format!("{pointer}/{token}");
-                    let key = if key.is_empty() {
-                        part
-                    } else {
-                        format!("{key}.{part}")
-                    };
+                    let key = if key.is_empty() { part } else { format!("{key}.{part}") };
                     self.flatten(&key, &pointer, value);
                 }
             }

@@ -44,9 +44,7 @@ pub struct LrSchedulerConfig {
 }
 
 /// The shape of a schedule; transformers' `SchedulerType`.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SchedulerType {
     /// One rate; no warm-up.
@@ -81,10 +79,7 @@ pub struct LrSchedulerError {
 }
 
 fn refuse<T>(setting: &'static str, detail: impl Into<String>) -> Result<T, LrSchedulerError> {
-    Err(LrSchedulerError {
-        setting,
-        detail: detail.into(),
-    })
+    Err(LrSchedulerError { setting, detail: detail.into() })
 }
 
 impl LrSchedulerConfig {
@@ -92,97 +87,51 @@ impl LrSchedulerConfig {
     /// `base_lr`.
     ///
     /// # Errors
-    /// The setting, what was expected and what was found: a learning rate or a number of steps that cannot be, or a setting that the
-    /// schedule does not read.
+    /// The setting, what was expected and what was found: a learning rate or a number of steps that cannot be, or a
+    /// setting that the schedule does not read.
     pub fn build(&self, base_lr: f64, total_steps: u64) -> Result<LrSchedule, LrSchedulerError> {
         if !(base_lr.is_finite() && base_lr > 0.0) {
-            return refuse(
-                "lr",
-                format!("expected a learning rate above 0, found {base_lr}"),
-            );
+            return refuse("lr", format!("expected a learning rate above 0, found {base_lr}"));
         }
         self.refuse_unused()?;
         let warmup = self.warmup(total_steps)?;
         let shape = self.shape(base_lr, warmup, total_steps)?;
-        Ok(LrSchedule {
-            base_lr,
-            warmup,
-            total: total_steps,
-            shape,
-        })
+        Ok(LrSchedule { base_lr, warmup, total: total_steps, shape })
     }
 
     fn warmup(&self, total: u64) -> Result<u64, LrSchedulerError> {
         let ratio = self.warmup_ratio;
         if !(0.0..=1.0).contains(&ratio) {
-            return refuse(
-                "warmup_ratio",
-                format!("expected a share from 0 to 1, found {ratio}"),
-            );
+            return refuse("warmup_ratio", format!("expected a share from 0 to 1, found {ratio}"));
         }
         if ratio > 0.0 && self.warmup_steps > 0 {
             let detail = "expected at most one of it and `warmup_steps`, found both";
             return refuse("warmup_ratio", detail);
         }
         let by_ratio = (total as f64 * ratio).ceil() as u64;
-        Ok(if self.warmup_steps > 0 {
-            self.warmup_steps
-        } else {
-            by_ratio
-        })
+        Ok(if self.warmup_steps > 0 { self.warmup_steps } else { by_ratio })
     }
 
     /// Refuses options that the type would ignore: a rate that is not what it was set to be shows
     /// only in the curves.
     fn refuse_unused(&self) -> Result<(), LrSchedulerError> {
-        use SchedulerType::{
-            Cosine, CosineWithMinLr, CosineWithRestarts, InverseSqrt, Polynomial, WarmupStableDecay,
-        };
+        use SchedulerType::{Cosine, CosineWithMinLr, CosineWithRestarts, InverseSqrt, Polynomial, WarmupStableDecay};
         let options: [(&'static str, bool, &[SchedulerType]); 11] = [
             (
                 "num_cycles",
                 self.num_cycles.is_some(),
-                &[
-                    Cosine,
-                    CosineWithRestarts,
-                    CosineWithMinLr,
-                    WarmupStableDecay,
-                ],
+                &[Cosine, CosineWithRestarts, CosineWithMinLr, WarmupStableDecay],
             ),
             ("power", self.power.is_some(), &[Polynomial]),
             ("lr_end", self.lr_end.is_some(), &[Polynomial]),
             ("min_lr", self.min_lr.is_some(), &[CosineWithMinLr]),
-            (
-                "min_lr_rate",
-                self.min_lr_rate.is_some(),
-                &[CosineWithMinLr],
-            ),
+            ("min_lr_rate", self.min_lr_rate.is_some(), &[CosineWithMinLr]),
             ("timescale", self.timescale.is_some(), &[InverseSqrt]),
-            (
-                "num_decay_steps",
-                self.num_decay_steps.is_some(),
-                &[WarmupStableDecay],
-            ),
-            (
-                "num_stable_steps",
-                self.num_stable_steps.is_some(),
-                &[WarmupStableDecay],
-            ),
-            (
-                "warmup_type",
-                self.warmup_type.is_some(),
-                &[WarmupStableDecay],
-            ),
-            (
-                "decay_type",
-                self.decay_type.is_some(),
-                &[WarmupStableDecay],
-            ),
-            (
-                "min_lr_ratio",
-                self.min_lr_ratio.is_some(),
-                &[WarmupStableDecay],
-            ),
+            ("num_decay_steps", self.num_decay_steps.is_some(), &[WarmupStableDecay]),
+            ("num_stable_steps", self.num_stable_steps.is_some(), &[WarmupStableDecay]),
+            ("warmup_type", self.warmup_type.is_some(), &[WarmupStableDecay]),
+            ("decay_type", self.decay_type.is_some(), &[WarmupStableDecay]),
+            ("min_lr_ratio", self.min_lr_ratio.is_some(), &[WarmupStableDecay]),
         ];
         for (setting, set, used_by) in options {
             if set && !used_by.contains(&self.lr_scheduler_type) {
@@ -210,22 +159,17 @@ impl LrSchedulerConfig {
                     (Some(rate), None) => rate / base_lr,
                     (None, Some(share)) => share,
                     _ => {
-                        let detail =
-                            "`cosine_with_min_lr` needs exactly one of `min_lr` and `min_lr_rate`";
+                        let detail = "`cosine_with_min_lr` needs exactly one of `min_lr` and `min_lr_rate`";
                         return refuse("min_lr", detail);
                     }
                 };
                 if !(0.0..=1.0).contains(&floor) {
-                    let detail = format!(
-                        "expected a minimum between 0 and the learning rate, found {floor} times it"
-                    );
+                    let detail = format!("expected a minimum between 0 and the learning rate, found {floor} times it");
                     return refuse("min_lr", detail);
                 }
                 Shape::Cosine { cycles, floor }
             }
-            SchedulerType::CosineWithRestarts => Shape::Restarts {
-                cycles: self.num_cycles.unwrap_or(1.0),
-            },
+            SchedulerType::CosineWithRestarts => Shape::Restarts { cycles: self.num_cycles.unwrap_or(1.0) },
             SchedulerType::Polynomial => {
                 let end = self.lr_end.unwrap_or(1e-7);
                 if !(0.0..base_lr).contains(&end) {
@@ -235,15 +179,10 @@ impl LrSchedulerConfig {
                     );
                     return refuse("lr_end", detail);
                 }
-                Shape::Polynomial {
-                    power: self.power.unwrap_or(1.0),
-                    end,
-                }
+                Shape::Polynomial { power: self.power.unwrap_or(1.0), end }
             }
             SchedulerType::InverseSqrt => {
-                let scale = self
-                    .timescale
-                    .unwrap_or(if warmup == 0 { 10_000 } else { warmup });
+                let scale = self.timescale.unwrap_or(if warmup == 0 { 10_000 } else { warmup });
                 if scale == 0 {
                     return refuse("timescale", "expected at least 1 step, found 0");
                 }
@@ -260,9 +199,7 @@ impl LrSchedulerConfig {
                 }
                 let left = total.checked_sub(warmup.saturating_add(decay));
                 let Some(stable) = self.num_stable_steps.or(left) else {
-                    let detail = format!(
-                        "{warmup} warm-up and {decay} decay steps exceed the run's {total} steps"
-                    );
+                    let detail = format!("{warmup} warm-up and {decay} decay steps exceed the run's {total} steps");
                     return refuse("num_decay_steps", detail);
                 };
                 Shape::Stable {

@@ -19,28 +19,11 @@ pub(super) enum Shape {
     Constant,
     ConstantWithWarmup,
     Linear,
-    Cosine {
-        cycles: f64,
-        floor: f64,
-    },
-    Restarts {
-        cycles: f64,
-    },
-    Polynomial {
-        power: f64,
-        end: f64,
-    },
-    InverseSqrt {
-        scale: u64,
-    },
-    Stable {
-        stable: u64,
-        decay: u64,
-        rise: Curve,
-        fall: Curve,
-        cycles: f64,
-        floor: f64,
-    },
+    Cosine { cycles: f64, floor: f64 },
+    Restarts { cycles: f64 },
+    Polynomial { power: f64, end: f64 },
+    InverseSqrt { scale: u64 },
+    Stable { stable: u64, decay: u64, rise: Curve, fall: Curve, cycles: f64, floor: f64 },
 }
 
 /// A rise or fall between 0 and 1.
@@ -76,9 +59,7 @@ impl LrSchedule {
             Shape::Constant | Shape::ConstantWithWarmup => 1.0,
             Shape::Linear => self.total.saturating_sub(step) as f64 / left,
             // Past the last step a cosine rises again, as transformers' does.
-            Shape::Cosine { cycles, floor } => {
-                lifted(half_cosine(cycles * 2.0 * progress), floor).max(0.0)
-            }
+            Shape::Cosine { cycles, floor } => lifted(half_cosine(cycles * 2.0 * progress), floor).max(0.0),
             Shape::Restarts { .. } if progress >= 1.0 => 0.0,
             Shape::Restarts { cycles } => half_cosine((cycles * progress) % 1.0).max(0.0),
             Shape::Polynomial { end, .. } if step > self.total => end / self.base_lr,
@@ -90,14 +71,7 @@ impl LrSchedule {
                 let shifted = after as f64 + scale as f64;
                 1.0 / (shifted / scale as f64).sqrt()
             }
-            Shape::Stable {
-                stable,
-                decay,
-                fall,
-                cycles,
-                floor,
-                ..
-            } => match after.checked_sub(stable) {
+            Shape::Stable { stable, decay, fall, cycles, floor, .. } => match after.checked_sub(stable) {
                 None => 1.0,
                 Some(into) if into < decay => {
                     let progress = into as f64 / decay as f64;

@@ -12,10 +12,7 @@ fn schedule(json: &str) -> LrSchedule {
 }
 
 fn refused(json: &str) -> String {
-    config(json)
-        .build(2e-4, 100)
-        .expect_err("refused")
-        .to_string()
+    config(json).build(2e-4, 100).expect_err("refused").to_string()
 }
 
 fn close(found: f64, expected: f64) -> bool {
@@ -44,10 +41,7 @@ fn warm_up_starts_at_zero_and_ends_at_the_full_rate() {
 fn falling_schedules_never_rise_after_warm_up_and_reach_zero() {
     for json in FALLING {
         let schedule = schedule(json);
-        assert!(
-            (10..100).all(|s| schedule.lr(s + 1) <= schedule.lr(s)),
-            "{json}"
-        );
+        assert!((10..100).all(|s| schedule.lr(s + 1) <= schedule.lr(s)), "{json}");
         assert!(close(schedule.lr(100), 0.0), "{json}");
     }
 }
@@ -55,11 +49,7 @@ fn falling_schedules_never_rise_after_warm_up_and_reach_zero() {
 #[test]
 fn the_default_is_the_constant_rate() {
     let schedule = LrSchedulerConfig::default().build(1e-6, 0).expect("builds");
-    assert!(
-        [0, 1, 1_000_000]
-            .iter()
-            .all(|&step| close(schedule.factor(step), 1.0))
-    );
+    assert!([0, 1, 1_000_000].iter().all(|&step| close(schedule.factor(step), 1.0)));
 }
 
 #[test]
@@ -87,14 +77,7 @@ fn the_curves_of_warmup_stable_decay_meet_their_ends() {
                 "num_decay_steps": 20, "warmup_type": "{curve}", "decay_type": "{curve}",
                 "min_lr_ratio": 0.2}}"#
         ));
-        for (step, factor) in [
-            (0, 0.2),
-            (10, 1.0),
-            (79, 1.0),
-            (80, 1.0),
-            (100, 0.2),
-            (200, 0.2),
-        ] {
+        for (step, factor) in [(0, 0.2), (10, 1.0), (79, 1.0), (80, 1.0), (100, 0.2), (200, 0.2)] {
             assert!(close(schedule.factor(step), factor), "{curve} at {step}");
         }
     }
@@ -120,34 +103,13 @@ fn an_option_that_the_type_would_ignore_is_refused() {
 #[test]
 fn settings_that_make_no_sense_say_what_was_expected() {
     for (json, expected) in [
-        (
-            r#"{"warmup_ratio": 1.5}"#,
-            "`warmup_ratio`: expected a share from 0 to 1, found 1.5",
-        ),
-        (
-            r#"{"warmup_ratio": 0.1, "warmup_steps": 3}"#,
-            "`warmup_ratio`: expected at most one of",
-        ),
-        (
-            r#"{"lr_scheduler_type": "cosine_with_min_lr"}"#,
-            "`min_lr`: `cosine_with_min_lr` needs",
-        ),
-        (
-            r#"{"lr_scheduler_type": "cosine_with_min_lr", "min_lr": 1}"#,
-            "`min_lr`: expected a minimum",
-        ),
-        (
-            r#"{"lr_scheduler_type": "polynomial", "lr_end": 1}"#,
-            "`lr_end`: expected a rate from 0",
-        ),
-        (
-            r#"{"lr_scheduler_type": "inverse_sqrt", "timescale": 0}"#,
-            "`timescale`: expected at",
-        ),
-        (
-            r#"{"lr_scheduler_type": "warmup_stable_decay"}"#,
-            "`num_decay_steps`: ",
-        ),
+        (r#"{"warmup_ratio": 1.5}"#, "`warmup_ratio`: expected a share from 0 to 1, found 1.5"),
+        (r#"{"warmup_ratio": 0.1, "warmup_steps": 3}"#, "`warmup_ratio`: expected at most one of"),
+        (r#"{"lr_scheduler_type": "cosine_with_min_lr"}"#, "`min_lr`: `cosine_with_min_lr` needs"),
+        (r#"{"lr_scheduler_type": "cosine_with_min_lr", "min_lr": 1}"#, "`min_lr`: expected a minimum"),
+        (r#"{"lr_scheduler_type": "polynomial", "lr_end": 1}"#, "`lr_end`: expected a rate from 0"),
+        (r#"{"lr_scheduler_type": "inverse_sqrt", "timescale": 0}"#, "`timescale`: expected at"),
+        (r#"{"lr_scheduler_type": "warmup_stable_decay"}"#, "`num_decay_steps`: "),
         (
             r#"{"lr_scheduler_type": "warmup_stable_decay", "num_decay_steps": 99, "warmup_steps": 2}"#,
             "`num_decay_steps`: 2 warm-up and 99 decay steps exceed the run's 100",
@@ -156,10 +118,7 @@ fn settings_that_make_no_sense_say_what_was_expected() {
         let found = refused(json);
         assert!(found.starts_with(expected), "{json}: {found}");
     }
-    let error = LrSchedulerConfig::default()
-        .build(0.0, 1)
-        .expect_err("refused")
-        .to_string();
+    let error = LrSchedulerConfig::default().build(0.0, 1).expect_err("refused").to_string();
     assert_eq!(error, "`lr`: expected a learning rate above 0, found 0");
 }
 
@@ -170,10 +129,5 @@ fn a_name_is_what_serde_reads() {
         assert!(json.contains(&format!("\"{}\"", kind.name())));
     }
     let error = serde_json::from_str::<LrSchedulerConfig>(r#"{"lr_scheduler_type": "cosin"}"#);
-    assert!(
-        error
-            .expect_err("refused")
-            .to_string()
-            .contains("expected one of `constant`")
-    );
+    assert!(error.expect_err("refused").to_string().contains("expected one of `constant`"));
 }

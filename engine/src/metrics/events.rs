@@ -94,8 +94,8 @@ pub enum Control {
     Continue,
     /// Wait: the observer is asked again until it answers otherwise.
     Pause,
-    /// Write a checkpoint. The observer is then asked once more, so that a paused run stays paused; what it saved it does not save
-    /// twice.
+    /// Write a checkpoint. The observer is then asked once more, so that a paused run stays paused; what it saved it
+    /// does not save twice.
     Save,
     /// Write a checkpoint and the summary, and end. The run can be resumed.
     Stop,

@@ -72,10 +72,7 @@ mod tests {
         assert_eq!(ExpertLoad::of(&arch, std::iter::once(&unknown)), None);
         let routes = Routes::from_rows(&[&[0, 1], &[0, 2], &[1, 0]]);
         let load = ExpertLoad::of(&arch, std::iter::once(&routes)).unwrap();
-        assert!(
-            (load.max - 2.0).abs() < 1e-12 && load.min.abs() < 1e-12,
-            "{load:?}"
-        );
+        assert!((load.max - 2.0).abs() < 1e-12 && load.min.abs() < 1e-12, "{load:?}");
         assert!((load.unused - 0.25).abs() < 1e-12, "{load:?}");
     }
 }

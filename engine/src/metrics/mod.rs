@@ -1,8 +1,9 @@
 //! What a run reports of itself.
 //!
-//! A step is a [`StepReport`]: facts in types. [`metrics()`] is a pure function that puts them under names. The [`Recorder`] writes them
-//! into the files of the run folder and tells the [`Observer`] and every [`Tracker`]. The [`Ledger`] reads memory at the ends of phases; a
-//! [`MemoryTimeline`] has what was held at every boundary of some steps.
+//! A step is a [`StepReport`]: facts in types. [`metrics()`] is a pure function that puts them under names. The
+//! [`Recorder`] writes them into the files of the run folder and tells the [`Observer`] and every [`Tracker`]. The
+//! [`Ledger`] reads memory at the ends of phases; a [`MemoryTimeline`] has what was held at every boundary of some
+//! steps.
 
 mod events;
 mod expert_load;
@@ -22,14 +23,12 @@ pub use events::{Control, Event, Observer, Silent};
 pub use expert_load::ExpertLoad;
 pub use ledger::{Growth, Leak, Ledger, LedgerEntry};
 pub use names::{
-    GLOBAL_STEP, Metrics, is_of_a_machine, judged_metrics, metrics, timings, validation_metrics,
-    validation_reward,
+    GLOBAL_STEP, Metrics, is_of_a_machine, judged_metrics, metrics, timings, validation_metrics, validation_reward,
 };
 pub use phase::{Phase, PhaseTimings};
 pub use recorder::Recorder;
 pub use report::{
-    Mean, ProgramStats, RankWaits, RolloutReport, RolloutStats, StepMemory, StepReport,
-    UpdateReport, ValidationReport,
+    Mean, ProgramStats, RankWaits, RolloutReport, RolloutStats, StepMemory, StepReport, UpdateReport, ValidationReport,
 };
 pub use summary::{PhaseMemory, Summary, phase_memory};
 pub use timeline::{MemoryTimeline, Snapshots, TimelineReport};

@@ -1,5 +1,5 @@
-//! The names of metrics, verl's where verl has the metric. Nothing else in the engine names one, but for what losses and
-//! advantages report of themselves.
+//! The names of metrics, verl's where verl has the metric. Nothing else in the engine names one, but for what losses
+//! and advantages report of themselves.
 
 use super::phase::{Phase, PhaseTimings};
 use super::report::{RolloutReport, StepMemory, StepReport, UpdateReport, ValidationReport};
@@ -76,23 +76,15 @@ pub fn validation_reward(set: &str) -> String {
     format!("val-core/{set}/reward")
 }
 
-/// The statistics of judged completions by set: verl's, the largest number of samples under `val-core` and the rest under `val-aux`.
+/// The statistics of judged completions by set: verl's, the largest number of samples under `val-core` and the rest
+/// under `val-aux`.
 #[must_use]
 pub fn judged_metrics(samples: &[JudgedSample]) -> Metrics {
     let rewards = rewards(samples).into_iter();
-    let mut metrics: Metrics = rewards
-        .map(|(set, mean)| (validation_reward(set), mean))
-        .collect();
+    let mut metrics: Metrics = rewards.map(|(set, mean)| (validation_reward(set), mean)).collect();
     for statistic in statistics(samples) {
-        let section = if statistic.core {
-            "val-core"
-        } else {
-            "val-aux"
-        };
-        let name = format!(
-            "{section}/{}/{}/{}",
-            statistic.set, statistic.variable, statistic.name
-        );
+        let section = if statistic.core { "val-core" } else { "val-aux" };
+        let name = format!("{section}/{}/{}/{}", statistic.set, statistic.variable, statistic.name);
         metrics.insert(name, statistic.value);
     }
     metrics
@@ -102,9 +94,7 @@ pub fn judged_metrics(samples: &[JudgedSample]) -> Metrics {
 #[must_use]
 pub fn timings(timings: &PhaseTimings) -> Metrics {
     let named = timings.iter();
-    named
-        .map(|(phase, seconds)| (format!("timing_s/{phase}"), seconds))
-        .collect()
+    named.map(|(phase, seconds)| (format!("timing_s/{phase}"), seconds)).collect()
 }
 
 fn memory_metrics(memory: &StepMemory, put: &mut impl FnMut(&str, f64)) {
@@ -146,10 +136,7 @@ const CRITIC: UpdateNames = UpdateNames {
 
 /// Means over the optimizer steps, and the micro-batches of all of them.
 fn update_metrics(update: &UpdateReport, names: &UpdateNames, put: &mut impl FnMut(&str, f64)) {
-    let own = [
-        (names.grad_norm, update.grad_norm),
-        (names.loss_scale, update.loss_scale),
-    ];
+    let own = [(names.grad_norm, update.grad_norm), (names.loss_scale, update.loss_scale)];
     let losses = update.losses.iter().map(|(&name, &mean)| (name, mean));
     for (name, mean) in losses.chain(own) {
         if let Some(value) = mean.value() {
@@ -206,9 +193,7 @@ fn sampling_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
         put("rollout/experts_unused", load.unused);
     }
     let compared = rollout.rollouts.iter().filter_map(|r| r.rerouted);
-    let [tokens, others] = compared.fold([0, 0], |[tokens, others], own| {
-        [tokens + own.tokens, others + own.others]
-    });
+    let [tokens, others] = compared.fold([0, 0], |[tokens, others], own| [tokens + own.tokens, others + own.others]);
     if tokens > 0 {
         put("rollout/rerouted", others as f64 / tokens as f64);
     }
@@ -223,8 +208,7 @@ fn sampling_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
         put("rollout/left_out_groups", stats.left_out_groups as f64);
     }
     let rollouts = &rollout.rollouts;
-    let lengths =
-        |of: fn(&Rollout) -> usize| -> Vec<f64> { rollouts.iter().map(|r| of(r) as f64).collect() };
+    let lengths = |of: fn(&Rollout) -> usize| -> Vec<f64> { rollouts.iter().map(|r| of(r) as f64).collect() };
     spread("response_length", &lengths(|r| r.completion.len()), put);
     spread("prompt_length", &lengths(|r| r.prompt.len()), put);
     let cut = rollouts.iter().filter(|r| r.finish == FinishReason::Length);
@@ -243,20 +227,11 @@ fn turn_metrics(rollout: &RolloutReport, turns: &TurnStats, put: &mut impl FnMut
     spread("num_turns", &counts.collect::<Vec<f64>>(), put);
     let share = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
     for (name, value) in [
-        (
-            "tools/call_frequency",
-            share(turns.tool_calls, turns.rollouts),
-        ),
-        (
-            "tools/failure_frequency",
-            share(turns.failed_calls, turns.tool_calls),
-        ),
+        ("tools/call_frequency", share(turns.tool_calls, turns.rollouts)),
+        ("tools/failure_frequency", share(turns.failed_calls, turns.tool_calls)),
         ("environment/retries", turns.retries as f64),
         ("environment/lost", turns.lost as f64),
-        (
-            "environment/template_mismatch",
-            turns.differ_from_template as f64,
-        ),
+        ("environment/template_mismatch", turns.differ_from_template as f64),
     ] {
         put(name, value);
     }
@@ -308,11 +283,7 @@ fn advantage_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
         let own = rollouts.flat_map(|r| of(&r.columns).iter().flat_map(|column| r.scored(column)));
         own.collect()
     };
-    spread(
-        "critic/advantages",
-        &scored(|columns| &columns.advantage),
-        put,
-    );
+    spread("critic/advantages", &scored(|columns| &columns.advantage), put);
     let values = scored(|columns| &columns.value);
     if values.is_empty() {
         return;
@@ -325,11 +296,7 @@ fn advantage_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
 }
 
 /// Tokens, and the time they took: of the whole step by the seconds of its phases.
-fn throughput_metrics(
-    rollout: &RolloutReport,
-    timings: &PhaseTimings,
-    put: &mut impl FnMut(&str, f64),
-) {
+fn throughput_metrics(rollout: &RolloutReport, timings: &PhaseTimings, put: &mut impl FnMut(&str, f64)) {
     let (sampled, total) = (rollout.completion_tokens(), rollout.total_tokens());
     put("perf/total_num_tokens", total as f64);
     let seconds = timings.total().max(1e-9);
@@ -343,15 +310,9 @@ fn throughput_metrics(
 /// Difference between the sampler's and the trainer's probability of every token whose old log-prob was computed again.
 fn probability_differences(rollout: &Rollout) -> impl Iterator<Item = f64> {
     let columns = &rollout.columns;
-    let pairs = columns
-        .full_logp
-        .iter()
-        .flatten()
-        .zip(columns.old_logp.iter().flatten());
+    let pairs = columns.full_logp.iter().flatten().zip(columns.old_logp.iter().flatten());
     let sampled = pairs.zip(rollout.sampled());
-    sampled
-        .filter(|(_, sampled)| *sampled)
-        .map(|((sampler, trainer), _)| (sampler.exp() - trainer.exp()).abs())
+    sampled.filter(|(_, sampled)| *sampled).map(|((sampler, trainer), _)| (sampler.exp() - trainer.exp()).abs())
 }
 
 /// Mean, largest and smallest of some values; nothing where there are none.
@@ -383,10 +344,7 @@ mod tests {
             inserted: Vec::new(),
             turns: Vec::new(),
             text: String::new(),
-            columns: TokenColumns {
-                advantage: Some(advantages),
-                ..TokenColumns::default()
-            },
+            columns: TokenColumns { advantage: Some(advantages), ..TokenColumns::default() },
             finish: FinishReason::Stop,
             routes: None,
             rerouted: None,
@@ -433,10 +391,7 @@ mod tests {
         assert!(close(found["critic/advantages/mean"], 0.0), "{found:?}");
         assert!(close(found["critic/advantages/max"], 1.0));
         assert!(close(found["critic/advantages/min"], -3.0));
-        let none = step(
-            vec![rollout(vec![false], vec![2.0])],
-            PhaseTimings::default(),
-        );
+        let none = step(vec![rollout(vec![false], vec![2.0])], PhaseTimings::default());
         assert!(!none.contains_key("critic/advantages/mean"));
     }
 
@@ -456,17 +411,8 @@ mod tests {
     #[test]
     fn an_update_is_named_by_its_model() {
         let update = UpdateReport::new(0.5);
-        let found = metrics(&StepReport {
-            critic: Some(update.clone()),
-            actor: Some(update),
-            ..StepReport::default()
-        });
-        for name in [
-            "actor/lr",
-            "critic/lr",
-            "batch/tokens",
-            "batch/critic_tokens",
-        ] {
+        let found = metrics(&StepReport { critic: Some(update.clone()), actor: Some(update), ..StepReport::default() });
+        for name in ["actor/lr", "critic/lr", "batch/tokens", "batch/critic_tokens"] {
             assert!(found.contains_key(name), "{name}");
         }
         // no optimizer step, no norm

@@ -12,8 +12,8 @@ const POLICY: &[(Role, Residency)] = &[(Role::Policy, Residency::Pass)];
 const REFERENCE: &[(Role, Residency)] = &[(Role::Reference, Residency::Pass)];
 const CRITIC: &[(Role, Residency)] = &[(Role::Critic, Residency::Pass)];
 
-/// A part of a run whose memory errors name it. All but [`SaveCheckpoint`](Self::SaveCheckpoint) are timed, and memory is read at their
-/// end.
+/// A part of a run whose memory errors name it. All but [`SaveCheckpoint`](Self::SaveCheckpoint) are timed, and memory
+/// is read at their end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Samples completions.
@@ -90,8 +90,8 @@ impl Phase {
         }
     }
 
-    /// The models it uses, and how; all others are idle. A run whose reference policy is its policy without adapters uses the
-    /// policy where it says [`Role::Reference`]. Reward models come and go by themselves.
+    /// The models it uses, and how; all others are idle. A run whose reference policy is its policy without adapters
+    /// uses the policy where it says [`Role::Reference`]. Reward models come and go by themselves.
     #[must_use]
     pub fn models(self) -> &'static [(Role, Residency)] {
         match self {
@@ -99,16 +99,14 @@ impl Phase {
             Self::OldLogProbs | Self::UpdateActor | Self::WarmUp | Self::ValidationLoss => POLICY,
             Self::ReferenceLogProbs => REFERENCE,
             Self::Values | Self::UpdateCritic => CRITIC,
-            Self::Reward
-            | Self::RewardBaseline
-            | Self::ValidationReward
-            | Self::Advantages
-            | Self::SaveCheckpoint => &[],
+            Self::Reward | Self::RewardBaseline | Self::ValidationReward | Self::Advantages | Self::SaveCheckpoint => {
+                &[]
+            }
         }
     }
 
-    /// The phase of the estimate that predicts its bytes, of an update its first half; none of one that computes nothing on the
-    /// device.
+    /// The phase of the estimate that predicts its bytes, of an update its first half; none of one that computes
+    /// nothing on the device.
     #[must_use]
     pub fn estimated(self) -> Option<EstimatePhase> {
         self.estimates().first().copied()
@@ -119,22 +117,12 @@ impl Phase {
     pub fn estimates(self) -> &'static [EstimatePhase] {
         match self {
             Self::Generate | Self::GenerateBaseline | Self::Validation => &[EstimatePhase::Rollout],
-            Self::OldLogProbs | Self::ReferenceLogProbs | Self::ValidationLoss => {
-                &[EstimatePhase::Score]
-            }
-            Self::Reward | Self::RewardBaseline | Self::ValidationReward => {
-                &[EstimatePhase::Reward]
-            }
+            Self::OldLogProbs | Self::ReferenceLogProbs | Self::ValidationLoss => &[EstimatePhase::Score],
+            Self::Reward | Self::RewardBaseline | Self::ValidationReward => &[EstimatePhase::Reward],
             Self::Values => &[EstimatePhase::Values],
-            Self::UpdateCritic => &[
-                EstimatePhase::CriticBackward,
-                EstimatePhase::CriticOptimizer,
-            ],
+            Self::UpdateCritic => &[EstimatePhase::CriticBackward, EstimatePhase::CriticOptimizer],
             Self::UpdateActor => &[EstimatePhase::Backward, EstimatePhase::Optimizer],
-            Self::WarmUp => &[
-                EstimatePhase::WarmupBackward,
-                EstimatePhase::WarmupOptimizer,
-            ],
+            Self::WarmUp => &[EstimatePhase::WarmupBackward, EstimatePhase::WarmupOptimizer],
             Self::Advantages | Self::SaveCheckpoint => &[],
         }
     }

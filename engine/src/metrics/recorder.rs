@@ -25,8 +25,8 @@ const SUMMARY: &str = "summary.json";
 const PLAN: &str = "plan.json";
 const NEXT_PLAN: &str = "next_plan.json";
 
-/// Writes `metrics.jsonl`, `samples.jsonl`, `tokens.jsonl`, `memory.jsonl`, `memory_timeline.json`, `summary.json` and the plans of
-/// a run, and tells its observer and its trackers.
+/// Writes `metrics.jsonl`, `samples.jsonl`, `tokens.jsonl`, `memory.jsonl`, `memory_timeline.json`, `summary.json` and
+/// the plans of a run, and tells its observer and its trackers.
 pub struct Recorder {
     run: RunDir,
     /// Where some groups are kept with their tokens.
@@ -43,33 +43,21 @@ impl Recorder {
     /// A recorder of the run in a folder.
     #[must_use]
     pub fn new(run: RunDir, observer: Box<dyn Observer>, trackers: Trackers) -> Self {
-        Self {
-            run,
-            tokens: None,
-            observer,
-            trackers,
-            line: Metrics::new(),
-            timeline_failed: false,
-        }
+        Self { run, tokens: None, observer, trackers, line: Metrics::new(), timeline_failed: false }
     }
 
     /// Keeps some groups of every step with their tokens.
     ///
     /// # Errors
     /// `Error::Io` where the file cannot be read or begun.
-    pub fn keep_tokens(
-        mut self,
-        settings: TokenSettings,
-        tokenizer: &Arc<Tokenizer>,
-    ) -> Result<Self> {
-        let log = (settings.groups > 0)
-            .then(|| TokenLog::open(&self.run, settings, Arc::clone(tokenizer)));
+    pub fn keep_tokens(mut self, settings: TokenSettings, tokenizer: &Arc<Tokenizer>) -> Result<Self> {
+        let log = (settings.groups > 0).then(|| TokenLog::open(&self.run, settings, Arc::clone(tokenizer)));
         self.tokens = log.transpose()?;
         Ok(self)
     }
 
-    /// Drops what the files of a run folder say of later steps: of a run that continues after `step`, or starts over where there is
-    /// none.
+    /// Drops what the files of a run folder say of later steps: of a run that continues after `step`, or starts over
+    /// where there is none.
     ///
     /// # Errors
     /// `Error::Io` where a file cannot be read, written again or removed.
@@ -118,11 +106,12 @@ impl Recorder {
         self.observer.event(event);
     }
 
-    /// Records a step of `steps`: its samples, its memory, its metrics in the line that [`end_line`](Self::end_line) writes.
+    /// Records a step of `steps`: its samples, its memory, its metrics in the line that [`end_line`](Self::end_line)
+    /// writes.
     ///
     /// # Errors
-    /// `Error::Io` where a file of the run folder cannot be written; `Error::Model` for tokens that cannot be decoded. Trackers that fail
-    /// are no error.
+    /// `Error::Io` where a file of the run folder cannot be written; `Error::Model` for tokens that cannot be decoded.
+    /// Trackers that fail are no error.
     pub fn step(&mut self, report: &StepReport, steps: u64, mode: Mode) -> Result<()> {
         if let Some(rollout) = &report.rollout {
             self.run.append(SAMPLES, &samples(report.step, rollout))?;
@@ -138,17 +127,8 @@ impl Recorder {
         let step = report.step;
         let metrics_of_step = &metrics;
         self.observer.event(match mode {
-            Mode::Rl => Event::Step {
-                step,
-                steps,
-                metrics: metrics_of_step,
-                report,
-            },
-            Mode::Sft => Event::Sft {
-                step,
-                steps,
-                metrics: metrics_of_step,
-            },
+            Mode::Rl => Event::Step { step, steps, metrics: metrics_of_step, report },
+            Mode::Sft => Event::Sft { step, steps, metrics: metrics_of_step },
         });
         self.line.extend(metrics);
         Ok(())
@@ -156,29 +136,18 @@ impl Recorder {
 
     /// Tells the observer of a step of the warm-up, which leaves no metrics in the run folder.
     pub fn warm_up_step(&mut self, report: &StepReport, steps: u64) {
-        self.observer.event(Event::Sft {
-            step: report.step,
-            steps,
-            metrics: &metrics(report),
-        });
+        self.observer.event(Event::Sft { step: report.step, steps, metrics: &metrics(report) });
     }
 
-    /// Records a validation: its memory readings, its values and times in the line that [`end_line`](Self::end_line) writes.
-    /// Gives the values.
+    /// Records a validation: its memory readings, its values and times in the line that [`end_line`](Self::end_line)
+    /// writes. Gives the values.
     ///
     /// # Errors
     /// `Error::Io` where `memory.jsonl` cannot be written.
-    pub fn validation(
-        &mut self,
-        report: &ValidationReport,
-        readings: &[LedgerEntry],
-    ) -> Result<Metrics> {
+    pub fn validation(&mut self, report: &ValidationReport, readings: &[LedgerEntry]) -> Result<Metrics> {
         let values = validation_metrics(report);
         if !values.is_empty() {
-            self.observer.event(Event::Validated {
-                step: report.step,
-                metrics: &values,
-            });
+            self.observer.event(Event::Validated { step: report.step, metrics: &values });
         }
         self.line.extend(timings(&report.timings));
         self.line.extend(values.clone());
@@ -218,12 +187,12 @@ impl Recorder {
         self.run.append(MEMORY, &memory.readings)
     }
 
-    /// Writes the plan in force and the one to try should it run out of memory: a process that the system ends can no longer
-    /// search for it.
+    /// Writes the plan in force and the one to try should it run out of memory: a process that the system ends can no
+    /// longer search for it.
     ///
     /// # Errors
-    /// `Error::Io` where a file cannot be written; `Error::Config` and `Error::Plan` of the planner. That no cheaper plan is left is no
-    /// error.
+    /// `Error::Io` where a file cannot be written; `Error::Config` and `Error::Plan` of the planner. That no cheaper
+    /// plan is left is no error.
     pub fn plans(&self, request: &Request, plan: &Plan) -> Result<()> {
         let fit = request.predict(plan.clone());
         let report = PlanReport::new(request, fit)?;

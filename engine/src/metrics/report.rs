@@ -61,9 +61,7 @@ impl RolloutReport {
     pub fn leave_out_lost(&mut self) {
         let rollouts = self.rollouts.iter().filter(|r| r.is_lost());
         let lost: BTreeSet<u64> = rollouts.map(|r| r.prompt_index).collect();
-        let own = self
-            .rollouts
-            .extract_if(.., |r| lost.contains(&r.prompt_index));
+        let own = self.rollouts.extract_if(.., |r| lost.contains(&r.prompt_index));
         self.left_out.extend(own);
         self.stats.left_out_groups += lost.len();
     }
@@ -120,9 +118,7 @@ impl RankWaits {
     /// Adds the waits of all ranks for another batch of prompts.
     pub fn add(&mut self, waits: impl ExactSizeIterator<Item = f64>) {
         let ranks = waits.len().max(1) as f64;
-        let (sum, most) = waits.fold((0.0, 0.0), |(sum, most): (f64, f64), wait| {
-            (sum + wait, most.max(wait))
-        });
+        let (sum, most) = waits.fold((0.0, 0.0), |(sum, most): (f64, f64), wait| (sum + wait, most.max(wait)));
         self.max_seconds += most;
         self.mean_seconds += sum / ranks;
     }
@@ -178,10 +174,7 @@ impl UpdateReport {
     /// An update at a learning rate, before its first optimizer step.
     #[must_use]
     pub fn new(lr: f64) -> Self {
-        Self {
-            lr,
-            ..Self::default()
-        }
+        Self { lr, ..Self::default() }
     }
 
     /// Adds an optimizer step.
@@ -223,7 +216,8 @@ pub struct StepMemory {
     pub allocated_bytes: u64,
     /// Most bytes reserved at the end of a phase: the pools with their free pages; on the CPU the peak.
     pub reserved_bytes: u64,
-    /// Most bytes that the driver says were used at the end of a phase, by this program or another; `None` where no driver says.
+    /// Most bytes that the driver says were used at the end of a phase, by this program or another; `None` where no
+    /// driver says.
     pub device_used_bytes: Option<u64>,
     /// Largest resident set of the process so far, where the system tells.
     pub resident_bytes: Option<u64>,
@@ -242,10 +236,7 @@ impl StepMemory {
                 ReadingSource::BurnPool => e.reading.reserved_bytes,
                 _ => e.reading.peak_bytes.unwrap_or(e.reading.reserved_bytes),
             }),
-            device_used_bytes: readings
-                .iter()
-                .filter_map(LedgerEntry::driver_used_bytes)
-                .max(),
+            device_used_bytes: readings.iter().filter_map(LedgerEntry::driver_used_bytes).max(),
             resident_bytes: peak_resident_bytes(),
             leak,
             readings,

@@ -52,38 +52,12 @@ pub struct PhaseMemory {
 
 /// Phases of a run that are summed up together: a name, the phases, and those of the estimate that predict their bytes.
 const GROUPS: [(&str, &[Phase], &[EstimatePhase]); 6] = [
-    (
-        "rollout",
-        &[Phase::Generate, Phase::GenerateBaseline, Phase::Validation],
-        &[EstimatePhase::Rollout],
-    ),
-    (
-        "score",
-        &[Phase::OldLogProbs, Phase::ReferenceLogProbs],
-        &[EstimatePhase::Score],
-    ),
-    (
-        "update",
-        &[Phase::UpdateActor],
-        &[EstimatePhase::Backward, EstimatePhase::Optimizer],
-    ),
+    ("rollout", &[Phase::Generate, Phase::GenerateBaseline, Phase::Validation], &[EstimatePhase::Rollout]),
+    ("score", &[Phase::OldLogProbs, Phase::ReferenceLogProbs], &[EstimatePhase::Score]),
+    ("update", &[Phase::UpdateActor], &[EstimatePhase::Backward, EstimatePhase::Optimizer]),
     ("values", &[Phase::Values], &[EstimatePhase::Values]),
-    (
-        "update_critic",
-        &[Phase::UpdateCritic],
-        &[
-            EstimatePhase::CriticBackward,
-            EstimatePhase::CriticOptimizer,
-        ],
-    ),
-    (
-        "warmup",
-        &[Phase::WarmUp],
-        &[
-            EstimatePhase::WarmupBackward,
-            EstimatePhase::WarmupOptimizer,
-        ],
-    ),
+    ("update_critic", &[Phase::UpdateCritic], &[EstimatePhase::CriticBackward, EstimatePhase::CriticOptimizer]),
+    ("warmup", &[Phase::WarmUp], &[EstimatePhase::WarmupBackward, EstimatePhase::WarmupOptimizer]),
 ];
 
 /// Predicted beside measured bytes of the phases that ran, given the largest bytes of each.

@@ -1,8 +1,9 @@
 //! `tokens.jsonl`: some groups of every step with their tokens, for `trainer.log_tokens`.
 //!
-//! The file is bounded: where the lines of a step would make it larger than [`TokenSettings::max_bytes`], every second of its steps is
-//! dropped, and of the steps to come only every second is kept, and so on. Its first line says of which steps it is. What it holds
-//! follows from the run alone: one that was killed and resumed has the lines of one that never stopped.
+//! The file is bounded: where the lines of a step would make it larger than [`TokenSettings::max_bytes`], every second
+//! of its steps is dropped, and of the steps to come only every second is kept, and so on. Its first line says of which
+//! steps it is. What it holds follows from the run alone: one that was killed and resumed has the lines of one that
+//! never stopped.
 
 use super::report::RolloutReport;
 use crate::checkpoint::RunDir;
@@ -38,14 +39,12 @@ impl TokenSettings {
     /// So many groups a step in a file of at most 64 MiB.
     #[must_use]
     pub fn new(groups: usize) -> Self {
-        Self {
-            groups,
-            max_bytes: 64 << 20,
-        }
+        Self { groups, max_bytes: 64 << 20 }
     }
 }
 
-/// A line of the file but the first: a completion. All lists have one entry a token; of numbers that are not finite, null is written.
+/// A line of the file but the first: a completion. All lists have one entry a token; of numbers that are not finite,
+/// null is written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenRecord {
     /// Training step.
@@ -56,8 +55,8 @@ pub struct TokenRecord {
     pub sample: usize,
     /// Tokens of the completion, those included that are left out here.
     pub tokens: usize,
-    /// The characters that each token adds to the text; special tokens by their names. A token that only begins a character has none,
-    /// the one that ends it has the character.
+    /// The characters that each token adds to the text; special tokens by their names. A token that only begins a
+    /// character has none, the one that ends it has the character.
     pub pieces: Vec<String>,
     /// Log-prob under the distribution that the token was drawn from.
     pub sampler_logp: Vec<Option<f32>>,
@@ -108,24 +107,17 @@ impl TokenLog {
         let text = read(run)?;
         let first = text.lines().next();
         let header = first.and_then(|line| serde_json::from_str::<Header>(line).ok());
-        let header = Header {
-            step: 0,
-            every: header.map_or(1, |header| header.every.max(1)),
-            max_bytes: settings.max_bytes,
-        };
-        let mut log = Self {
-            settings,
-            tokenizer,
-            header,
-            bytes: text.len() as u64,
-        };
+        let header =
+            Header { step: 0, every: header.map_or(1, |header| header.every.max(1)), max_bytes: settings.max_bytes };
+        let mut log = Self { settings, tokenizer, header, bytes: text.len() as u64 };
         if settings.groups > 0 && text.is_empty() {
             log.write(run, &[])?;
         }
         Ok(log)
     }
 
-    /// Keeps the first groups of a step: those whose rewards differ before the others, each in the order of their prompts.
+    /// Keeps the first groups of a step: those whose rewards differ before the others, each in the order of their
+    /// prompts.
     ///
     /// # Errors
     /// [`Error::Io`] where the file cannot be written; [`Error`] of the tokenizer where a token cannot be decoded.
@@ -160,8 +152,7 @@ impl TokenLog {
             let bytes = rows.iter().map(|(_, line)| line.len() as u64 + 1);
             HEADER_ROOM + bytes.sum::<u64>()
         };
-        while size(&rows) + more > self.settings.max_bytes && rows.iter().any(|(step, _)| *step > 1)
-        {
+        while size(&rows) + more > self.settings.max_bytes && rows.iter().any(|(step, _)| *step > 1) {
             self.header.every *= 2;
             rows.retain(|(step, _)| self.keeps(*step));
         }
@@ -172,11 +163,7 @@ impl TokenLog {
     /// Writes the file anew: the header and these lines.
     fn write(&mut self, run: &RunDir, lines: &[&str]) -> Result<()> {
         let header = serde_json::to_string(&self.header).expect("three numbers");
-        let text: String = [header.as_str()]
-            .iter()
-            .chain(lines)
-            .flat_map(|line| [line, "\n"])
-            .collect();
+        let text: String = [header.as_str()].iter().chain(lines).flat_map(|line| [line, "\n"]).collect();
         self.bytes = text.len() as u64;
         run.write(Self::FILE, text.as_bytes())
     }
@@ -206,9 +193,7 @@ fn groups(rollouts: &[Rollout], most: usize) -> Vec<&[Rollout]> {
     let mut groups: Vec<&[Rollout]> = groups.collect();
     let flat = |group: &&[Rollout]| {
         let first = group[0].reward.to_bits();
-        group
-            .iter()
-            .all(|rollout| rollout.reward.to_bits() == first)
+        group.iter().all(|rollout| rollout.reward.to_bits() == first)
     };
     groups.sort_by_key(flat);
     groups.truncate(most);
@@ -240,12 +225,7 @@ fn record(step: u64, rollout: &Rollout, tokenizer: &Tokenizer, most: usize) -> R
         trainer_logp: trainer.map(numbers),
         mismatch,
         advantage: numbers(advantage),
-        mask: rollout
-            .mask
-            .iter()
-            .take(count)
-            .map(|&kept| u8::from(kept))
-            .collect(),
+        mask: rollout.mask.iter().take(count).map(|&kept| u8::from(kept)).collect(),
     })
 }
 
@@ -254,7 +234,8 @@ fn finite(value: f64) -> Option<f32> {
     value.is_finite().then_some(value)
 }
 
-/// The characters that each token adds. Tokens are decoded with some before them, because how a token reads depends on those.
+/// The characters that each token adds. Tokens are decoded with some before them, because how a token reads depends on
+/// those.
 fn pieces(tokens: &[u32], tokenizer: &Tokenizer) -> Result<Vec<String>> {
     let mut pieces = Vec::with_capacity(tokens.len());
     // the first token of the window, and the first whose characters are still to be told

@@ -44,9 +44,7 @@ pub(super) fn rewards(samples: &[JudgedSample]) -> BTreeMap<&str, f64> {
         let own = sums.entry(&sample.set).or_default();
         *own = (own.0 + sample.reward, own.1 + 1);
     }
-    sums.into_iter()
-        .map(|(set, (sum, count))| (set, sum / count as f64))
-        .collect()
+    sums.into_iter().map(|(set, (sum, count))| (set, sum / count as f64)).collect()
 }
 
 /// The statistics of all sets: means over their prompts.
@@ -89,13 +87,7 @@ fn of(
     let statistics = sums.into_iter().map(|((name, n), (sum, count))| {
         let known = ["mean@", "best@", "maj@", "pass@"];
         let core = main && n == most && known.iter().any(|start| name.starts_with(start));
-        Statistic {
-            set: set.to_owned(),
-            variable,
-            name,
-            core,
-            value: sum / count as f64,
-        }
+        Statistic { set: set.to_owned(), variable, name, core, value: sum / count as f64 }
     });
     statistics.collect()
 }
@@ -113,10 +105,7 @@ fn of_prompt(group: &[(f64, Option<&str>)], pass: bool) -> Vec<(String, usize, f
     if n == 1 {
         return all;
     }
-    let squares = values
-        .iter()
-        .map(|value| (value - mean).powi(2))
-        .sum::<f64>();
+    let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
     all.push((format!("std@{n}"), n, (squares / n as f64).sqrt()));
     let votes = votes(group);
     for k in sizes(n) {
@@ -149,20 +138,16 @@ fn best_of(values: &[f64], k: usize) -> f64 {
     // the best is among the i smallest with probability (i / n)^k
     let below = |i: usize| (i as f64 / n).powi(k as i32);
     let terms = sorted.iter().enumerate();
-    terms
-        .map(|(i, value)| value * (below(i + 1) - below(i)))
-        .sum()
+    terms.map(|(i, value)| value * (below(i + 1) - below(i))).sum()
 }
 
-/// Probability that `k` of `n` completions, drawn without replacement, have one of the `right` among them: the unbiased estimator
-/// of pass@k (Chen et al., arXiv:2107.03374).
+/// Probability that `k` of `n` completions, drawn without replacement, have one of the `right` among them: the unbiased
+/// estimator of pass@k (Chen et al., arXiv:2107.03374).
 fn pass_at(n: usize, right: usize, k: usize) -> f64 {
     if n - right < k {
         return 1.0;
     }
-    let none: f64 = (n - right + 1..=n)
-        .map(|i| 1.0 - k as f64 / i as f64)
-        .product();
+    let none: f64 = (n - right + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product();
     1.0 - none
 }
 
@@ -178,17 +163,15 @@ fn votes(group: &[(f64, Option<&str>)]) -> Option<Vec<usize>> {
     })
 }
 
-/// The mean value of the answer that most of `k` completions vote for, over draws with replacement (verl's bootstrap). Of answers
-/// with equally many votes, the one that was drawn first counts, with the value of its first completion.
+/// The mean value of the answer that most of `k` completions vote for, over draws with replacement (verl's bootstrap).
+/// Of answers with equally many votes, the one that was drawn first counts, with the value of its first completion.
 fn majority(values: &[f64], votes: &[usize], k: usize) -> f64 {
     let mut draws = Stream::new(SEED, k as u64);
     let mut sum = 0.0;
     let mut counts = vec![0_usize; votes.len()];
     for _ in 0..DRAWS {
         counts.fill(0);
-        let drawn: Vec<usize> = (0..k)
-            .map(|_| draws.below(values.len() as u32) as usize)
-            .collect();
+        let drawn: Vec<usize> = (0..k).map(|_| draws.below(values.len() as u32) as usize).collect();
         for &sample in &drawn {
             counts[votes[sample]] += 1;
         }
@@ -215,9 +198,7 @@ mod tests {
     }
 
     fn value(statistics: &[Statistic], variable: &str, name: &str) -> f64 {
-        let found = statistics
-            .iter()
-            .find(|s| s.variable == variable && s.name == name);
+        let found = statistics.iter().find(|s| s.variable == variable && s.name == name);
         found.unwrap_or_else(|| panic!("{variable}/{name}")).value
     }
 
@@ -264,27 +245,16 @@ mod tests {
         let majority = value(&all, "acc", "maj@4/mean");
         assert!((0.38..0.46).contains(&majority), "{majority}");
         assert!((value(&all, "acc", "pass@4") - 0.5).abs() < 1e-12);
-        let core: Vec<&str> = all
-            .iter()
-            .filter(|s| s.core)
-            .map(|s| s.name.as_str())
-            .collect();
+        let core: Vec<&str> = all.iter().filter(|s| s.core).map(|s| s.name.as_str()).collect();
         assert_eq!(core, ["best@4/mean", "maj@4/mean", "mean@4", "pass@4"]);
         assert!(all.iter().all(|s| s.variable == "acc" || !s.core));
     }
 
     #[test]
     fn a_set_without_a_verdict_is_measured_by_its_reward() {
-        let sample = JudgedSample {
-            set: "s".into(),
-            reward: 0.25,
-            ..JudgedSample::default()
-        };
+        let sample = JudgedSample { set: "s".into(), reward: 0.25, ..JudgedSample::default() };
         let all = statistics(&[sample]);
-        let names: Vec<_> = all
-            .iter()
-            .map(|s| (s.variable, s.name.as_str(), s.core))
-            .collect();
+        let names: Vec<_> = all.iter().map(|s| (s.variable, s.name.as_str(), s.core)).collect();
         assert_eq!(names, [("reward", "mean@1", true)]);
     }
 

@@ -66,7 +66,8 @@ pub struct Denominators {
 }
 
 impl Denominators {
-    /// verl's, and the default: a sequence without scored tokens does not count; the scale is the longest possible completion.
+    /// verl's, and the default: a sequence without scored tokens does not count; the scale is the longest possible
+    /// completion.
     #[must_use]
     pub fn new(lengths: &[usize], max_length: usize) -> Self {
         Self {
@@ -80,25 +81,17 @@ impl Denominators {
     #[must_use]
     pub fn trl(lengths: &[usize], max_length: usize) -> Self {
         let sequences = lengths.len().max(1) as f64;
-        Self {
-            sequences,
-            scale: sequences * max_length.max(1) as f64,
-            ..Self::new(lengths, max_length)
-        }
+        Self { sequences, scale: sequences * max_length.max(1) as f64, ..Self::new(lengths, max_length) }
     }
 
     /// The denominators of a step of `micro_batches` micro-batches with the same counts as this one.
     ///
-    /// This reproduces TRL's `bnpo`, a mean over the micro-batch's own tokens, which makes the loss depend on how the batch was
-    /// cut. **For comparison with TRL only**: no configuration uses it.
+    /// This reproduces TRL's `bnpo`, a mean over the micro-batch's own tokens, which makes the loss depend on how the
+    /// batch was cut. **For comparison with TRL only**: no configuration uses it.
     #[must_use]
     pub fn repeated(self, micro_batches: usize) -> Self {
         let n = micro_batches as f64;
-        Self {
-            tokens: self.tokens * n,
-            sequences: self.sequences * n,
-            scale: self.scale * n,
-        }
+        Self { tokens: self.tokens * n, sequences: self.sequences * n, scale: self.scale * n }
     }
 }
 

@@ -53,10 +53,7 @@ impl EntropyCoefficient {
 impl AdaptiveCoefficients {
     /// The adaptive weight of the entropy bonus, at its start where there was none.
     pub fn entropy_coefficient(&mut self, by: &AdaptiveEntropy) -> &mut EntropyCoefficient {
-        self.entropy.get_or_insert(EntropyCoefficient {
-            coeff: by.start,
-            measured: None,
-        })
+        self.entropy.get_or_insert(EntropyCoefficient { coeff: by.start, measured: None })
     }
 }
 
@@ -66,13 +63,7 @@ mod tests {
 
     #[test]
     fn the_weight_rises_below_the_target_and_acts_there_only() {
-        let by = AdaptiveEntropy {
-            start: 0.0,
-            target: 1.0,
-            min: 0.0,
-            max: 0.25,
-            delta: 0.1,
-        };
+        let by = AdaptiveEntropy { start: 0.0, target: 1.0, min: 0.0, max: 0.25, delta: 0.1 };
         let mut coefficients = AdaptiveCoefficients::default();
         let control = coefficients.entropy_coefficient(&by);
         assert!(control.applied(1.0).abs() < 1e-12, "nothing is known yet");

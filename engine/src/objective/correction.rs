@@ -1,6 +1,6 @@
-//! Importance-sampling correction: the sampler's log-probs differ slightly from the trainer's, and weights of the policy loss
-//! correct for it (truncated importance sampling; verl's `rollout_correction`, TRL's `vllm_importance_sampling_mode`).
-//! [Rejection](super::rejection) leaves out what differs too much.
+//! Importance-sampling correction: the sampler's log-probs differ slightly from the trainer's, and weights of the
+//! policy loss correct for it (truncated importance sampling; verl's `rollout_correction`, TRL's
+//! `vllm_importance_sampling_mode`). [Rejection](super::rejection) leaves out what differs too much.
 
 use super::advantage::mean;
 
@@ -61,10 +61,7 @@ impl RolloutCorrection {
             CorrectionBound::Mask => 0.0,
             CorrectionBound::Truncate => ratio.clamp(lower, upper),
         };
-        let mut weights: Vec<Vec<f64>> = ratios
-            .iter()
-            .map(|own| own.iter().map(bounded).collect())
-            .collect();
+        let mut weights: Vec<Vec<f64>> = ratios.iter().map(|own| own.iter().map(bounded).collect()).collect();
         let mut metrics = self.report(&ratios);
         if self.normalize {
             let centre = match self.level {
@@ -85,9 +82,7 @@ impl RolloutCorrection {
             return Vec::new();
         }
         let upper = self.upper;
-        let share = |test: &dyn Fn(f64) -> bool| {
-            all.iter().filter(|r| test(**r)).count() as f64 / all.len() as f64
-        };
+        let share = |test: &dyn Fn(f64) -> bool| all.iter().filter(|r| test(**r)).count() as f64 / all.len() as f64;
         let clamped = all.iter().map(|r| r.max(1.0 / upper).min(upper));
         let held: Vec<f64> = clamped.collect();
         let centre = mean(&held);
@@ -130,22 +125,13 @@ mod tests {
     #[test]
     fn weights_are_bounded_or_left_out_by_token_or_by_sequence() {
         let differences = [vec![4_f64.ln(), 1_f64.ln()], vec![0.25_f64.ln()]];
-        let correction = |level, bound| RolloutCorrection {
-            level,
-            bound,
-            lower: 0.5,
-            upper: 2.0,
-            normalize: false,
-        };
+        let correction = |level, bound| RolloutCorrection { level, bound, lower: 0.5, upper: 2.0, normalize: false };
         let weights = |level, bound| correction(level, bound).weights(&differences).0;
         close(&weights(Token, Truncate), &[&[2.0, 1.0], &[0.5]]);
         close(&weights(Token, Mask), &[&[0.0, 1.0], &[0.0]]);
         close(&weights(Sequence, Truncate), &[&[2.0, 2.0], &[0.5]]);
         close(&weights(Sequence, Mask), &[&[0.0, 0.0], &[0.0]]);
-        let normal = RolloutCorrection {
-            normalize: true,
-            ..correction(Sequence, Truncate)
-        };
+        let normal = RolloutCorrection { normalize: true, ..correction(Sequence, Truncate) };
         let (weights, metrics) = normal.weights(&differences);
         close(&weights, &[&[1.6, 1.6], &[0.4]]);
         let factor = metrics.last().expect("a metric");

@@ -12,8 +12,8 @@ pub enum EntropyBonus {
     Adaptive(AdaptiveEntropy),
 }
 
-/// A weight that moves by `delta` an optimizer step: up while the entropy is at or below its target, down while it is above,
-/// where there is no bonus at all (Skywork-OR1, arXiv:2505.22312; TRL's `use_adaptive_entropy`).
+/// A weight that moves by `delta` an optimizer step: up while the entropy is at or below its target, down while it is
+/// above, where there is no bonus at all (Skywork-OR1, arXiv:2505.22312; TRL's `use_adaptive_entropy`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdaptiveEntropy {
     /// The weight that it starts from, between `min` and `max`.
@@ -38,10 +38,7 @@ pub fn high_entropy_mask(entropies: &[f64], share: f64) -> Vec<bool> {
         return Vec::new();
     };
     let place = (1.0 - share).clamp(0.0, 1.0) * last as f64;
-    let (below, above) = (
-        f64::from(sorted[place.floor() as usize]),
-        f64::from(sorted[place.ceil() as usize]),
-    );
+    let (below, above) = (f64::from(sorted[place.floor() as usize]), f64::from(sorted[place.ceil() as usize]));
     let threshold = f64::from((below + (above - below) * place.fract()) as f32);
     entropies.iter().map(|&h| h >= threshold).collect()
 }

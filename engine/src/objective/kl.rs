@@ -3,8 +3,8 @@
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// An estimator of the KL, with d = logp − ref (verl's `kl_loss_type`). Those with a `+` have the value of the estimator and the
-/// gradient of k2, whose expectation is the gradient of the KL.
+/// An estimator of the KL, with d = logp − ref (verl's `kl_loss_type`). Those with a `+` have the value of the
+/// estimator and the gradient of k2, whose expectation is the gradient of the KL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlType {
@@ -96,11 +96,9 @@ mod tests {
         let device = Device::flex();
         let vector = |v: [f32; 3]| Tensor::<1>::from_data(TensorData::from(v), &device);
         let (logp, reference) = ([-1.0, -2.5, -0.1], [-1.5, -1.0, -0.1]);
-        for (plain, plus) in [
-            (KlType::K1, KlType::K1Plus),
-            (KlType::K3, KlType::K3Plus),
-            (KlType::Abs, KlType::AbsPlus),
-        ] {
+        for (plain, plus) in
+            [(KlType::K1, KlType::K1Plus), (KlType::K3, KlType::K3Plus), (KlType::Abs, KlType::AbsPlus)]
+        {
             let leaf = vector(logp).autodiff().require_grad();
             let kl = kl_penalty(plus, leaf.clone(), vector(reference));
             let values = kl.clone().inner().into_data().try_to_vec::<f32>().unwrap();

@@ -1,4 +1,5 @@
-//! A KL penalty in the rewards: its estimator, and its coefficient, fixed or steered towards a target (arXiv:1909.08593).
+//! A KL penalty in the rewards: its estimator, and its coefficient, fixed or steered towards a target
+//! (arXiv:1909.08593).
 
 use super::kl::KlType;
 
@@ -49,9 +50,7 @@ impl KlController {
     pub fn next(self, coefficient: f64, current: f64, n: usize) -> f64 {
         match self {
             Self::Fixed { .. } => coefficient,
-            Self::Adaptive {
-                target, horizon, ..
-            } => {
+            Self::Adaptive { target, horizon, .. } => {
                 let error = (current / target - 1.0).clamp(-MOST_ERROR, MOST_ERROR);
                 coefficient * (1.0 + error * n as f64 / horizon)
             }
@@ -59,8 +58,8 @@ impl KlController {
     }
 }
 
-/// Token-level rewards of one completion (verl's `token_level_rewards`): its score on the last token, less `coefficient` · KL on
-/// every token.
+/// Token-level rewards of one completion (verl's `token_level_rewards`): its score on the last token, less
+/// `coefficient` · KL on every token.
 #[must_use]
 pub fn token_level_rewards(score: f64, kl: &[f64], coefficient: f64) -> Vec<f64> {
     let mut rewards: Vec<f64> = kl.iter().map(|kl| -coefficient * kl).collect();
@@ -78,15 +77,8 @@ mod tests {
     fn a_fixed_coefficient_stays_and_an_adaptive_one_goes_towards_its_target() {
         let fixed = KlController::Fixed { coef: 0.3 };
         assert!((fixed.next(0.3, 9.0, 100) - 0.3).abs() < 1e-15);
-        let adaptive = KlController::Adaptive {
-            start: 0.3,
-            target: 0.1,
-            horizon: 10_000.0,
-        };
-        assert!(
-            adaptive.next(0.3, 9.0, 100) > 0.3,
-            "too far away: more weight"
-        );
+        let adaptive = KlController::Adaptive { start: 0.3, target: 0.1, horizon: 10_000.0 };
+        assert!(adaptive.next(0.3, 9.0, 100) > 0.3, "too far away: more weight");
         assert!(adaptive.next(0.3, 0.0, 100) < 0.3, "too close: less");
         assert!((adaptive.next(0.3, 0.1, 100) - 0.3).abs() < 1e-12);
     }

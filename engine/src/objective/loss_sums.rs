@@ -102,9 +102,7 @@ impl LossSums {
     /// Metric values.
     pub fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let (tokens, sequences) = (self.tokens, self.sequences);
-        self.metrics
-            .iter()
-            .map(move |&(name, reduction, sum)| (name, reduction.value(sum, tokens, sequences)))
+        self.metrics.iter().map(move |&(name, reduction, sum)| (name, reduction.value(sum, tokens, sequences)))
     }
 }
 
@@ -154,34 +152,21 @@ impl LossAccumulator {
         let Some((metrics, values)) = self.0 else {
             return Ok(LossSums::default());
         };
-        let values: Vec<f64> = values
-            .try_into_vec_as()
-            .map_err(|e| device_error("reading the loss", &e))?;
+        let values: Vec<f64> = values.try_into_vec_as().map_err(|e| device_error("reading the loss", &e))?;
         Ok(LossSums {
             loss: values[metrics.len()],
             tokens,
             sequences,
-            metrics: metrics
-                .iter()
-                .zip(&values)
-                .map(|(m, &v)| (m.name, m.reduction, v))
-                .collect(),
+            metrics: metrics.iter().zip(&values).map(|(m, &v)| (m.name, m.reduction, v)).collect(),
         })
     }
 }
 
 /// Values of chunks of scored tokens, by sequence.
-pub(crate) fn split_by_sequence(
-    chunks: Vec<Tensor<1>>,
-    lengths: &[usize],
-) -> Result<Vec<Vec<f32>>> {
+pub(crate) fn split_by_sequence(chunks: Vec<Tensor<1>>, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
     let mut flat: Vec<f32> = Vec::new();
     for chunk in chunks {
-        flat.extend(
-            chunk
-                .try_into_vec_as::<f32>()
-                .map_err(|e| device_error("reading log-probs", &e))?,
-        );
+        flat.extend(chunk.try_into_vec_as::<f32>().map_err(|e| device_error("reading log-probs", &e))?);
     }
     let mut rest = flat.as_slice();
     Ok(lengths

@@ -1,5 +1,5 @@
-//! Mismatch of sampler and trainer: how far apart their probabilities of the same tokens are, measured in the update's own
-//! forward where no other pass computes them.
+//! Mismatch of sampler and trainer: how far apart their probabilities of the same tokens are, measured in the update's
+//! own forward where no other pass computes them.
 
 use super::token_loss::{Loss, Metric, Reduction, Scores, TokenInputs, TokenLoss};
 
@@ -8,8 +8,8 @@ pub const DIFF_MAX: &str = "training/rollout_probs_diff_max";
 /// Metric: the mean difference.
 pub const DIFF_MEAN: &str = "training/rollout_probs_diff_mean";
 
-/// A loss that also reports how far the probabilities it is given are from the old ones, which are the sampler's. This measures
-/// the mismatch in the first optimizer step after a rollout only: until then both have the same weights.
+/// A loss that also reports how far the probabilities it is given are from the old ones, which are the sampler's. This
+/// measures the mismatch in the first optimizer step after a rollout only: until then both have the same weights.
 #[derive(Clone, Copy)]
 pub struct MismatchMetrics<'a>(pub &'a dyn TokenLoss);
 
@@ -19,16 +19,8 @@ impl TokenLoss for MismatchMetrics<'_> {
         if let Some(old) = &inputs.columns.old_logp {
             let found = scores.logp.clone().inner().exp();
             let difference = (found - old.clone().exp()).abs();
-            loss.metrics.push(Metric {
-                name: DIFF_MAX,
-                reduction: Reduction::Max,
-                sum: difference.clone().max(),
-            });
-            loss.metrics.push(Metric {
-                name: DIFF_MEAN,
-                reduction: Reduction::TokenMean,
-                sum: difference.sum(),
-            });
+            loss.metrics.push(Metric { name: DIFF_MAX, reduction: Reduction::Max, sum: difference.clone().max() });
+            loss.metrics.push(Metric { name: DIFF_MEAN, reduction: Reduction::TokenMean, sum: difference.sum() });
         }
         loss
     }

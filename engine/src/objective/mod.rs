@@ -1,9 +1,10 @@
 //! Rewards into advantages, per-token scores into a loss.
 //!
-//! Advantages are computed on plain slices, losses on vectors of token scores: an objective never sees a model. The trainer
-//! knows the trait [`Objective`]. This crate implements it once: [`PolicyGradient`] composes an advantage estimator, a policy
-//! loss, masks and corrections, KL terms, an entropy bonus, and an aggregation. [`ObjectiveConfig`] has its flat settings, as
-//! configuration files write them, and [`Algorithm`] the names of algorithms, which stand for settings.
+//! Advantages are computed on plain slices, losses on vectors of token scores: an objective never sees a model. The
+//! trainer knows the trait [`Objective`]. This crate implements it once: [`PolicyGradient`] composes an advantage
+//! estimator, a policy loss, masks and corrections, KL terms, an entropy bonus, and an aggregation. [`ObjectiveConfig`]
+//! has its flat settings, as configuration files write them, and [`Algorithm`] the names of algorithms, which stand for
+//! settings.
 
 pub mod advantage;
 pub mod aggregate;
@@ -30,9 +31,8 @@ pub use loss_sums::{LossSums, MicroScores, ROUTER_AUX_LOSS};
 pub use policy_gradient::{Advantages, PolicyGradient};
 pub use sequence_reduction::SequenceReduction;
 pub use settings::{
-    AdvEstimator, Algorithm, KlControl, KlControlConfig, MultiObjectiveAggregation,
-    ObjectiveConfig, PolicyLossMode, RejectionCriteria, RejectionThreshold, RejectionThresholds,
-    RolloutIs,
+    AdvEstimator, Algorithm, KlControl, KlControlConfig, MultiObjectiveAggregation, ObjectiveConfig, PolicyLossMode,
+    RejectionCriteria, RejectionThreshold, RejectionThresholds, RolloutIs,
 };
 pub use token_loss::{Loss, Metric, Reduction, Scores, TokenInputs, TokenLoss};
 pub use traits::{Needs, Objective, OptimizerStep};

@@ -86,11 +86,7 @@ mod tests {
     use super::*;
 
     fn up_to(criterion: RolloutRs, upper: f64) -> Rejection {
-        let range = if criterion.is_k1() {
-            upper.recip().ln()..=upper.ln()
-        } else {
-            f64::NEG_INFINITY..=upper
-        };
+        let range = if criterion.is_k1() { upper.recip().ln()..=upper.ln() } else { f64::NEG_INFINITY..=upper };
         Rejection { criterion, range }
     }
 
@@ -109,15 +105,9 @@ mod tests {
     #[test]
     fn several_criteria_all_have_to_hold() {
         let differences = [vec![0.0, 1.0, 0.1], vec![0.1, -0.1, 0.3]];
-        let ratio = Rejection {
-            criterion: TokenK1,
-            range: 0.8_f64.ln()..=1.2_f64.ln(),
-        };
+        let ratio = Rejection { criterion: TokenK1, range: 0.8_f64.ln()..=1.2_f64.ln() };
         let both = [ratio, up_to(RolloutRs::SeqMaxK2, 0.4)];
         // the first sequence is out by its largest k2, the last token of the second by its ratio
-        assert_eq!(
-            kept_tokens(&both, &differences),
-            [[false, false, false], [true, true, false]]
-        );
+        assert_eq!(kept_tokens(&both, &differences), [[false, false, false], [true, true, false]]);
     }
 }

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-/// Reduces `[tokens]` vectors by sequence, for losses that look at whole sequences: build it from [`TokenInputs::lengths`].
-/// Sequences without tokens are left out.
+/// Reduces `[tokens]` vectors by sequence, for losses that look at whole sequences: build it from
+/// [`TokenInputs::lengths`]. Sequences without tokens are left out.
 ///
 /// [`TokenInputs::lengths`]: super::TokenInputs::lengths
 #[derive(Clone, Debug)]
@@ -50,10 +50,7 @@ impl SequenceReduction {
         let sequences = self.counts.dims()[0];
         let zero = values.clone().narrow(0, 0, 1).zeros_like();
         let padded = Tensor::cat(vec![values, zero], 0).select(0, self.places.clone());
-        padded
-            .reshape([sequences, self.width])
-            .sum_dim(1)
-            .reshape([sequences])
+        padded.reshape([sequences, self.width]).sum_dim(1).reshape([sequences])
     }
 
     /// Each sequence's mean: `[tokens]` to `[sequences]`.

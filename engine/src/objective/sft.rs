@@ -13,9 +13,6 @@ impl TokenLoss for Nll {
             Metric::weighted_sum("train/loss", nll.clone()),
             Metric::token_mean("train/entropy", scores.entropy.clone()),
         ];
-        Loss {
-            total: nll.sum(),
-            metrics,
-        }
+        Loss { total: nll.sum(), metrics }
     }
 }

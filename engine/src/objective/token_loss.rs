@@ -25,11 +25,7 @@ impl TokenInputs {
     /// Tokens of whole sequences with a weight and an advantage, and nothing else known of them. Both are `[tokens]`.
     #[must_use]
     pub fn new(weight: Tensor<1>, advantage: Tensor<1>, lengths: Vec<usize>) -> Self {
-        let columns = TokenColumns {
-            weight: Some(weight),
-            advantage: Some(advantage),
-            ..TokenColumns::default()
-        };
+        let columns = TokenColumns { weight: Some(weight), advantage: Some(advantage), ..TokenColumns::default() };
         Self { columns, lengths }
     }
 
@@ -53,12 +49,7 @@ impl TokenInputs {
     /// A chunk of the tokens.
     #[must_use]
     pub fn narrow(&self, start: usize, len: usize) -> Self {
-        Self {
-            columns: self
-                .columns
-                .map(|column| column.clone().narrow(0, start, len)),
-            lengths: Vec::new(),
-        }
+        Self { columns: self.columns.map(|column| column.clone().narrow(0, start, len)), lengths: Vec::new() }
     }
 }
 
@@ -79,13 +70,7 @@ pub enum Reduction {
 
 impl Reduction {
     /// All of them, by number.
-    pub(super) const ALL: [Self; 5] = [
-        Self::Sum,
-        Self::TokenMean,
-        Self::SequenceMean,
-        Self::Min,
-        Self::Max,
-    ];
+    pub(super) const ALL: [Self; 5] = [Self::Sum, Self::TokenMean, Self::SequenceMean, Self::Min, Self::Max];
 
     /// Two micro-batches' numbers as one.
     #[must_use]
@@ -123,21 +108,13 @@ impl Metric {
     /// The mean of `values` over scored tokens, `[tokens]`.
     #[must_use]
     pub fn token_mean(name: &'static str, values: Tensor<1>) -> Self {
-        Self {
-            name,
-            reduction: Reduction::TokenMean,
-            sum: values.inner().sum(),
-        }
+        Self { name, reduction: Reduction::TokenMean, sum: values.inner().sum() }
     }
 
     /// The sum of `values` over an optimizer step, `[tokens]`; they are weighted like the loss.
     #[must_use]
     pub fn weighted_sum(name: &'static str, values: Tensor<1>) -> Self {
-        Self {
-            name,
-            reduction: Reduction::Sum,
-            sum: values.inner().sum(),
-        }
+        Self { name, reduction: Reduction::Sum, sum: values.inner().sum() }
     }
 }
 
@@ -150,15 +127,15 @@ pub struct Loss {
     pub metrics: Vec<Metric>,
 }
 
-/// A per-token loss. Its token weights are fixed before the first backward, so chunks and micro-batches add up to the same loss
-/// however the batch was cut.
+/// A per-token loss. Its token weights are fixed before the first backward, so chunks and micro-batches add up to the
+/// same loss however the batch was cut.
 pub trait TokenLoss {
     /// The loss of a chunk; of whole sequences where it does not separate over tokens.
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss;
 
-    /// Whether the loss is a sum of independent terms, one a token, so that any chunk can be differentiated by itself. A loss
-    /// that looks at whole sequences returns `false`: it is called with one micro-batch at a time, and finds the sequences in
-    /// [`TokenInputs::lengths`].
+    /// Whether the loss is a sum of independent terms, one a token, so that any chunk can be differentiated by itself.
+    /// A loss that looks at whole sequences returns `false`: it is called with one micro-batch at a time, and finds the
+    /// sequences in [`TokenInputs::lengths`].
     fn separates(&self) -> bool {
         true
     }

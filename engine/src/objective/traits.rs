@@ -9,10 +9,7 @@ use crate::sequence::Sequence;
 
 /// What an objective needs beyond rewards; each costs a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "each is a pass that there is or is not"
-)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a pass that there is or is not")]
 pub struct Needs {
     /// Log-probs under a reference policy.
     pub reference: bool,
@@ -20,8 +17,8 @@ pub struct Needs {
     pub greedy: bool,
     /// A critic's value of every token. The critic is trained on the returns that the objective computes.
     pub values: bool,
-    /// Scores of a whole optimizer step under the current policy before its first backward, for objectives that choose tokens
-    /// out of the whole step: so the choice does not depend on how the batch was cut.
+    /// Scores of a whole optimizer step under the current policy before its first backward, for objectives that choose
+    /// tokens out of the whole step: so the choice does not depend on how the batch was cut.
     pub scores: bool,
     /// Gradients of the entropy.
     pub entropy: bool,
@@ -53,11 +50,12 @@ impl OptimizerStep<'_> {
     }
 }
 
-/// An algorithm, in the order in which a training step calls it: what it needs, the advantages, then for every optimizer step
-/// what is fixed before the first backward, the loss ([`TokenLoss`]), and the update of its adaptive coefficients.
+/// An algorithm, in the order in which a training step calls it: what it needs, the advantages, then for every
+/// optimizer step what is fixed before the first backward, the loss ([`TokenLoss`]), and the update of its adaptive
+/// coefficients.
 ///
-/// [`PolicyGradient`](super::PolicyGradient) is this crate's own. Another one is a type that implements [`TokenLoss`] and this
-/// trait; it says how rewards become advantages, and all else has a default:
+/// [`PolicyGradient`](super::PolicyGradient) is this crate's own. Another one is a type that implements [`TokenLoss`]
+/// and this trait; it says how rewards become advantages, and all else has a default:
 ///
 /// ```
 /// use firebrick_engine::objective::{
@@ -105,26 +103,26 @@ pub trait Objective: TokenLoss + Send + Sync {
         Needs::default()
     }
 
-    /// Computes the advantages of a training step's rollouts, and returns metrics: names and values. Rollouts of one prompt
-    /// have the same `prompt_index`.
+    /// Computes the advantages of a training step's rollouts, and returns metrics: names and values. Rollouts of one
+    /// prompt have the same `prompt_index`.
     ///
-    /// For every rollout it fills in `mask` (which completion tokens are scored), `penalized_reward` (the reward that metrics report) and
-    /// columns of its completion tokens: `advantage`; `returns` too where [`Needs::values`] is set; and `correction` where the
-    /// policy loss is corrected.
+    /// For every rollout it fills in `mask` (which completion tokens are scored), `penalized_reward` (the reward that
+    /// metrics report) and columns of its completion tokens: `advantage`; `returns` too where [`Needs::values`] is set;
+    /// and `correction` where the policy loss is corrected.
     fn compute_advantages(
         &self,
         rollouts: &mut [Rollout],
         coefficients: &mut AdaptiveCoefficients,
     ) -> Vec<(String, f64)>;
 
-    /// Fixes everything of an optimizer step that its tokens share: weights with their normalisers, and choices out of the
-    /// whole step. By default the loss is a mean over the step's scored tokens.
+    /// Fixes everything of an optimizer step that its tokens share: weights with their normalisers, and choices out of
+    /// the whole step. By default the loss is a mean over the step's scored tokens.
     fn prepare(&self, step: &mut OptimizerStep<'_>, _coefficients: &mut AdaptiveCoefficients) {
         step.set_weights(Aggregation::TokenMean);
     }
 
-    /// Moves coefficients that follow a measurement, after an optimizer step; `sums` are the loss and its metrics. By default
-    /// nothing moves. Coefficients are part of checkpoints; those of another objective go into
+    /// Moves coefficients that follow a measurement, after an optimizer step; `sums` are the loss and its metrics. By
+    /// default nothing moves. Coefficients are part of checkpoints; those of another objective go into
     /// [`AdaptiveCoefficients::custom`].
     fn update_coefficients(&self, _sums: &LossSums, _coefficients: &mut AdaptiveCoefficients) {}
 }

@@ -12,8 +12,8 @@ pub struct ValueLoss {
 }
 
 impl ValueLoss {
-    /// The loss of a chunk's values. Reads the columns `returns`, `value` (the old ones), and `value_weight` or else `weight`. Values are
-    /// `[tokens]`, as each column is.
+    /// The loss of a chunk's values. Reads the columns `returns`, `value` (the old ones), and `value_weight` or else
+    /// `weight`. Values are `[tokens]`, as each column is.
     ///
     /// # Panics
     /// If the tokens have no returns or no old values.
@@ -22,10 +22,7 @@ impl ValueLoss {
         let columns = &inputs.columns;
         let known = columns.returns.as_ref().zip(columns.value.as_ref());
         let (returns, old) = known.expect("a critic's tokens have returns and old values");
-        let weight = columns
-            .value_weight
-            .clone()
-            .unwrap_or_else(|| inputs.weight());
+        let weight = columns.value_weight.clone().unwrap_or_else(|| inputs.weight());
         let square = |v: Tensor<1>| {
             let apart = v - returns.clone();
             apart.clone() * apart
@@ -41,10 +38,7 @@ impl ValueLoss {
             Metric::token_mean("critic/vf_clipfrac", held),
             Metric::token_mean("critic/vpred_mean", values.clone()),
         ];
-        Loss {
-            total: loss.sum(),
-            metrics,
-        }
+        Loss { total: loss.sum(), metrics }
     }
 }
 

@@ -4,9 +4,7 @@ use super::config::{OptimConfig, UpdateAt};
 use super::reserve::{Reservation, Reserved};
 use super::scale::Scaler;
 use super::state::{ParamState, Update};
-use crate::executor::{
-    Boundary, BoundaryKind, Gradient, GradientHook, Gradients, Runtime, own_part,
-};
+use crate::executor::{Boundary, BoundaryKind, Gradient, GradientHook, Gradients, Runtime, own_part};
 use crate::plan::{OptimizerPlan, Partition};
 use crate::{Error, Result};
 use burn::tensor::{DType, Device};
@@ -36,17 +34,12 @@ impl StepOutcome {
     /// Gradients of this norm were applied.
     #[must_use]
     pub fn applied(grad_norm: f64) -> Self {
-        Self {
-            grad_norm,
-            applied: true,
-            loss_scale: None,
-            rescaled: false,
-        }
+        Self { grad_norm, applied: true, loss_scale: None, rescaled: false }
     }
 }
 
-/// `AdamW` over a decoder's parameters. Arithmetic is f32 (f64 where the device computes in f64), on masters where the parameters
-/// are in half precision; moments are stored as the plan says. Gradients come multiplied by the loss scale.
+/// `AdamW` over a decoder's parameters. Arithmetic is f32 (f64 where the device computes in f64), on masters where the
+/// parameters are in half precision; moments are stored as the plan says. Gradients come multiplied by the loss scale.
 #[derive(Debug)]
 pub struct AdamW {
     pub(super) config: OptimConfig,
@@ -69,16 +62,12 @@ impl AdamW {
 
     /// An optimizer without history that works where a plan says.
     #[must_use]
-    pub fn planned(
-        config: OptimConfig,
-        decoder: &Decoder,
-        plan: OptimizerPlan,
-        accounts: &Arc<Accounts>,
-    ) -> Self {
+    pub fn planned(config: OptimConfig, decoder: &Decoder, plan: OptimizerPlan, accounts: &Arc<Accounts>) -> Self {
         Self::sharded(config, decoder, plan, accounts, Partition::WHOLE)
     }
 
-    /// An optimizer without history that has the shards of one rank: it updates these, and gathers the others' (`ZeRO`, arXiv:1910.02054).
+    /// An optimizer without history that has the shards of one rank: it updates these, and gathers the others' (`ZeRO`,
+    /// arXiv:1910.02054).
     #[must_use]
     pub fn sharded(
         config: OptimConfig,
@@ -96,8 +85,7 @@ impl AdamW {
         });
         let states = specs
             .map(|(spec, elsewhere)| {
-                let on_host =
-                    plan.home == Home::Host && (before as f64) < plan.offload_fraction * total;
+                let on_host = plan.home == Home::Host && (before as f64) < plan.offload_fraction * total;
                 before += if spec.trainable { spec.numel() } else { 0 };
                 let home = if on_host { Home::Host } else { Home::Device };
                 let shape = if elsewhere {
@@ -133,14 +121,14 @@ impl AdamW {
         part(self.partition, spec, &self.states[index])
     }
 
-    /// Makes a value head beside the policy's projection a parameter group of its own, which learns so many times as fast as
-    /// everything else.
+    /// Makes a value head beside the policy's projection a parameter group of its own, which learns so many times as
+    /// fast as everything else.
     pub fn set_value_rate(&mut self, rate: f64) {
         self.value_rate = rate;
     }
 
-    /// Goes on after `steps` applied steps: `read` gives a parameter's saved moments, first and second, by flat index: of the elements that
-    /// this optimizer has, counted in row-major order.
+    /// Goes on after `steps` applied steps: `read` gives a parameter's saved moments, first and second, by flat index:
+    /// of the elements that this optimizer has, counted in row-major order.
     ///
     /// # Errors
     /// The first that `read` gives; `Error::Device` and `Error::Model` where the device fails.
@@ -183,8 +171,8 @@ impl AdamW {
         }
     }
 
-    /// The weights of a parameter that updates work on, in f32, where the parameter itself is stored in half precision and was
-    /// updated before: this optimizer's shard of them.
+    /// The weights of a parameter that updates work on, in f32, where the parameter itself is stored in half precision
+    /// and was updated before: this optimizer's shard of them.
     ///
     /// # Errors
     /// `Error::Device` and `Error::Model` where the copy to the host fails.
@@ -227,17 +215,17 @@ impl AdamW {
         self.states[index].moments()
     }
 
-    /// Makes the first update, which cannot be run again, add nothing to the memory in use: every trainable parameter without moments
-    /// gets moments of zeros and, in half precision, its f32 master; weights that are shared with another model get buffers of their
-    /// own, in which they are updated. May be run again after an error; it changes no result.
+    /// Makes the first update, which cannot be run again, add nothing to the memory in use: every trainable parameter
+    /// without moments gets moments of zeros and, in half precision, its f32 master; weights that are shared with
+    /// another model get buffers of their own, in which they are updated. May be run again after an error; it changes
+    /// no result.
     ///
     /// # Errors
     /// Where memory runs out, or the device fails.
     pub fn reserve(&mut self, decoder: &mut Decoder) -> Result<()> {
         let trainable: Vec<bool> = decoder.specs().map(|spec| spec.trainable).collect();
         let states = self.states.iter_mut().enumerate();
-        let fresh = states
-            .filter(|(index, state)| trainable[*index] && state.is_fresh() && !state.is_empty());
+        let fresh = states.filter(|(index, state)| trainable[*index] && state.is_fresh() && !state.is_empty());
         let mut reserved = Reserved(fresh.map(Reservation::new).collect());
         if reserved.0.is_empty() {
             return Ok(());
@@ -270,10 +258,12 @@ impl AdamW {
         Ok(check_computed(kept)?)
     }
 
-    /// Clips, then updates every parameter that has a gradient, at learning rate `lr`. A non-finite norm applies nothing.
+    /// Clips, then updates every parameter that has a gradient, at learning rate `lr`. A non-finite norm applies
+    /// nothing.
     ///
     /// # Errors
-    /// `Error::Device` and `Error::Model` where the device, a copy or another rank fails: weights may then be updated in part.
+    /// `Error::Device` and `Error::Model` where the device, a copy or another rank fails: weights may then be updated
+    /// in part.
     pub fn step(
         &mut self,
         decoder: &mut Decoder,
@@ -304,9 +294,7 @@ impl AdamW {
             // the gradients of this unit and the next, and of all others that stay on the device
             runtime.raise_peak();
             if self.partition.is_whole() {
-                self.update_unit(decoder, unit, clip, lr, |index| {
-                    ahead.take(index, &mut gradients)
-                })?;
+                self.update_unit(decoder, unit, clip, lr, |index| ahead.take(index, &mut gradients))?;
             } else {
                 let params = decoder.units()[unit].range.clone();
                 let shared = params.filter(|index| gradients.is_shared_out(*index));
@@ -317,10 +305,7 @@ impl AdamW {
             }
             runtime.record(Boundary::at(BoundaryKind::Update, unit));
         }
-        Ok(StepOutcome {
-            loss_scale,
-            ..StepOutcome::applied(grad_norm)
-        })
+        Ok(StepOutcome { loss_scale, ..StepOutcome::applied(grad_norm) })
     }
 
     fn update_unit(
@@ -332,14 +317,7 @@ impl AdamW {
         mut gradient: impl FnMut(usize) -> Result<Option<Gradient>>,
     ) -> Result<()> {
         let device = decoder.device().clone();
-        let Self {
-            config,
-            states,
-            steps,
-            accounts,
-            value_rate,
-            ..
-        } = self;
+        let Self { config, states, steps, accounts, value_rate, .. } = self;
         decoder.update_unit(unit, |index, spec, value| {
             let Some(gradient) = gradient(index)? else {
                 return Ok(value);
@@ -358,11 +336,7 @@ impl AdamW {
     /// An optimizer step that happens during the backward pass, unit by unit. The step is counted at once.
     pub fn in_backward(&mut self, lr: f64) -> StepInBackward<'_> {
         self.steps += 1;
-        StepInBackward {
-            optimizer: self,
-            lr,
-            squares: 0.0,
-        }
+        StepInBackward { optimizer: self, lr, squares: 0.0 }
     }
 }
 
@@ -375,13 +349,7 @@ fn part(partition: Partition, spec: &ParamSpec, state: &ParamState) -> Range<usi
 }
 
 /// When and how a parameter is updated, at a learning rate and a value head's over it.
-pub(super) fn update_at(
-    config: &OptimConfig,
-    spec: &ParamSpec,
-    step: u64,
-    lr: f64,
-    value_rate: f64,
-) -> UpdateAt {
+pub(super) fn update_at(config: &OptimConfig, spec: &ParamSpec, step: u64, lr: f64, value_rate: f64) -> UpdateAt {
     UpdateAt {
         step,
         lr: match spec.slot {
@@ -454,21 +422,13 @@ impl StepInBackward<'_> {
 }
 
 impl GradientHook for StepInBackward<'_> {
-    fn complete(
-        &mut self,
-        decoder: &mut Decoder,
-        gradients: &mut Gradients,
-        unit: usize,
-    ) -> Result<()> {
+    fn complete(&mut self, decoder: &mut Decoder, gradients: &mut Gradients, unit: usize) -> Result<()> {
         let range = decoder.units()[unit].range.clone();
         let squares = gradients.sum_of_squares(range)?;
         if !squares.is_finite() {
             return Err(Error::PartlyApplied);
         }
         self.squares += squares;
-        self.optimizer
-            .update_unit(decoder, unit, 1.0, self.lr, |index| {
-                Ok(gradients.take(index))
-            })
+        self.optimizer.update_unit(decoder, unit, 1.0, self.lr, |index| Ok(gradients.take(index)))
     }
 }

@@ -3,12 +3,13 @@
 //! Values are cut into blocks of [`BLOCK`] in flat row-major order. A block has one f32 scale, its value of largest
 //! magnitude, and each value `x` the code whose map entry is nearest to `x / scale`; a tie goes to the lower code.
 //!
-//! Where bitsandbytes takes the magnitude as scale, ours keeps the sign: its signed map contains 1 but not -1, so it loses
-//! 0.7 % of a largest value that is negative, and again each time. With the sign, the largest value is always exact, and
-//! quantising what was dequantised gives the same codes and scales, so f32 checkpoints of the moments lose nothing.
+//! Where bitsandbytes takes the magnitude as scale, ours keeps the sign: its signed map contains 1 but not -1, so it
+//! loses 0.7 % of a largest value that is negative, and again each time. With the sign, the largest value is always
+//! exact, and quantising what was dequantised gives the same codes and scales, so f32 checkpoints of the moments lose
+//! nothing.
 //!
-//! In the unsigned map nothing above 0 gets the code of 0. A second moment that became 0 beside a first moment that did not
-//! would leave `eps` alone as divisor: measured, updates of 1,600 times the rate once gradients stop.
+//! In the unsigned map nothing above 0 gets the code of 0. A second moment that became 0 beside a first moment that did
+//! not would leave `eps` alone as divisor: measured, updates of 1,600 times the rate once gradients stop.
 
 mod device;
 #[cfg(test)]
@@ -26,8 +27,8 @@ pub const BLOCK: usize = 256;
 /// Blocks a worker takes at a time.
 const GRAIN: usize = 128;
 
-/// Blocks whose values are all smaller than this (2⁻¹⁰⁴) are stored as zeros: their products with the smallest map entry
-/// would be subnormal, which f32 cannot give back and GPUs flush.
+/// Blocks whose values are all smaller than this (2⁻¹⁰⁴) are stored as zeros: their products with the smallest map
+/// entry would be subnormal, which f32 cannot give back and GPUs flush.
 const SMALLEST: f32 = 4.930_380_7e-32;
 
 /// Exponent and 8 bits of the mantissa tell cells apart: each contains at most one midpoint.
@@ -82,13 +83,7 @@ impl Codebook {
             cells[at] = search(f32::from_bits(near));
             cells[CELLS + at] = search(-f32::from_bits(far));
         }
-        Self {
-            values,
-            midpoints,
-            cells,
-            zero: search(0.0),
-            signed,
-        }
+        Self { values, midpoints, cells, zero: search(0.0), signed }
     }
 
     /// The nearest code to a number between -1 and 1.
@@ -102,9 +97,7 @@ impl Codebook {
 
     /// Codes of at most a block of values; returns its scale. NaN, if a value is not finite.
     pub(super) fn quantise(&self, values: &[f32], codes: &mut [u8]) -> f32 {
-        let top = values
-            .iter()
-            .fold(0, |top, v| top.max((v.to_bits() & MAGNITUDE) as i32));
+        let top = values.iter().fold(0, |top, v| top.max((v.to_bits() & MAGNITUDE) as i32));
         let top = f32::from_bits(top as u32);
         if !top.is_finite() {
             codes.fill(0);
@@ -116,11 +109,7 @@ impl Codebook {
         }
         // counted, not searched: that is vectorised
         let positive: u32 = values.iter().map(|&v| u32::from(v >= top)).sum();
-        let scale = if positive > 0 || !self.signed {
-            top
-        } else {
-            -top
-        };
+        let scale = if positive > 0 || !self.signed { top } else { -top };
         let mut scaled = [0.0; BLOCK];
         for (scaled, value) in scaled.iter_mut().zip(values) {
             *scaled = value / scale;
@@ -151,11 +140,7 @@ impl HostBlock8 {
     /// `n` zeros. Signed numbers are first moments; second moments are never negative.
     #[must_use]
     pub fn zeros(n: usize, signed: bool) -> Self {
-        Self {
-            codes: vec![Codebook::of(signed).zero; n],
-            scales: vec![0.0; n.div_ceil(BLOCK)],
-            signed,
-        }
+        Self { codes: vec![Codebook::of(signed).zero; n], scales: vec![0.0; n.div_ceil(BLOCK)], signed }
     }
 
     /// Quantises on all cores. A block with a number that is not finite becomes NaN; where `signed` is false, negative

@@ -25,8 +25,8 @@ pub struct OptimConfig {
     pub decay_norms_and_biases: bool,
     /// Gradients are scaled down to this global norm (verl's `clip_grad`, TRL's `max_grad_norm`); `null` turns it off.
     pub clip_grad: Option<f64>,
-    /// What the loss is multiplied by before its gradients are taken: a number, or `dynamic`. Absent: `dynamic` in f16, and no
-    /// scaling in other precisions.
+    /// What the loss is multiplied by before its gradients are taken: a number, or `dynamic`. Absent: `dynamic` in f16,
+    /// and no scaling in other precisions.
     pub loss_scale: Option<LossScale>,
     /// How the rate changes over the run.
     pub lr_scheduler: LrSchedulerConfig,
@@ -97,11 +97,11 @@ impl OptimConfig {
         own.or(usual).map(Scaler::new)
     }
 
-    /// What gradients of this global norm are multiplied by: `torch.nn.utils.clip_grad_norm_`'s coefficient, at most one.
+    /// What gradients of this global norm are multiplied by: `torch.nn.utils.clip_grad_norm_`'s coefficient, at most
+    /// one.
     #[must_use]
     pub fn clip_coefficient(&self, grad_norm: f64) -> f64 {
-        self.clip_grad
-            .map_or(1.0, |max| (max / (grad_norm + 1e-6)).min(1.0))
+        self.clip_grad.map_or(1.0, |max| (max / (grad_norm + 1e-6)).min(1.0))
     }
 
     /// The numbers of one update of a parameter whose gradient is multiplied by `clip`.
@@ -115,16 +115,12 @@ impl OptimConfig {
             eps: self.eps,
             second_root: (1.0 - b2.powi(step)).sqrt(),
             rate: at.lr / (1.0 - b1.powi(step)),
-            keep: if at.decays {
-                1.0 - at.lr * self.weight_decay
-            } else {
-                1.0
-            },
+            keep: if at.decays { 1.0 - at.lr * self.weight_decay } else { 1.0 },
         }
     }
 
-    /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones. Value, gradient and
-    /// moments are of one shape, `[rows, columns]`.
+    /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones.
+    /// Value, gradient and moments are of one shape, `[rows, columns]`.
     #[must_use]
     pub fn update(
         &self,
@@ -143,11 +139,7 @@ impl OptimConfig {
         };
         let denominator = second.clone().sqrt() / own.second_root + self.eps;
         let change = first.clone() / denominator * own.rate;
-        let value = if at.decays && self.weight_decay != 0.0 {
-            value * own.keep
-        } else {
-            value
-        };
+        let value = if at.decays && self.weight_decay != 0.0 { value * own.keep } else { value };
         (value - change, Moments { first, second })
     }
 }

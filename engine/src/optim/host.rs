@@ -1,8 +1,8 @@
 //! `AdamW` over slices in host memory, on all cores: the same arithmetic as [`OptimConfig::update`], moments stored as
 //! [`MomentKind`] says.
 //!
-//! One pass over memory: a block of moments is widened into a buffer in the nearest cache, updated and narrowed again. Every
-//! element's result depends on its own block only, so it is the same with any number of threads.
+//! One pass over memory: a block of moments is widened into a buffer in the nearest cache, updated and narrowed again.
+//! Every element's result depends on its own block only, so it is the same with any number of threads.
 
 #[cfg(test)]
 mod tests;
@@ -19,14 +19,7 @@ const GRAIN: usize = 128 * BLOCK;
 
 /// A number that [`update`] computes in: f32 or f64.
 pub trait Real:
-    Copy
-    + Send
-    + Sync
-    + Add<Output = Self>
-    + Sub<Output = Self>
-    + Mul<Output = Self>
-    + Div<Output = Self>
-    + sealed::Sealed
+    Copy + Send + Sync + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + sealed::Sealed
 {
     /// Zero.
     const ZERO: Self;
@@ -123,28 +116,18 @@ impl HostMoments {
     #[must_use]
     pub fn zeros(kind: MomentKind, n: usize) -> Self {
         match kind {
-            MomentKind::F32 => Self::F32 {
-                first: vec![0.0; n],
-                second: vec![0.0; n],
-            },
-            MomentKind::Bf16 => Self::Bf16 {
-                first: vec![bf16::ZERO; n],
-                second: vec![bf16::ZERO; n],
-            },
-            MomentKind::Block8 => Self::Block8 {
-                first: HostBlock8::zeros(n, true),
-                second: HostBlock8::zeros(n, false),
-            },
+            MomentKind::F32 => Self::F32 { first: vec![0.0; n], second: vec![0.0; n] },
+            MomentKind::Bf16 => Self::Bf16 { first: vec![bf16::ZERO; n], second: vec![bf16::ZERO; n] },
+            MomentKind::Block8 => {
+                Self::Block8 { first: HostBlock8::zeros(n, true), second: HostBlock8::zeros(n, false) }
+            }
         }
     }
 
     /// f64 moments of `n` elements before the first step.
     #[must_use]
     pub fn zeros_f64(n: usize) -> Self {
-        Self::F64 {
-            first: vec![0.0; n],
-            second: vec![0.0; n],
-        }
+        Self::F64 { first: vec![0.0; n], second: vec![0.0; n] }
     }
 
     /// Stores moments as `kind` says. What [`to_f32`](Self::to_f32) gave for the same kind is stored exactly.
@@ -154,15 +137,11 @@ impl HostMoments {
             MomentKind::F32 => Self::F32 { first, second },
             MomentKind::Bf16 => {
                 let round = |values: Vec<f32>| values.into_iter().map(bf16::from_f32).collect();
-                Self::Bf16 {
-                    first: round(first),
-                    second: round(second),
-                }
+                Self::Bf16 { first: round(first), second: round(second) }
             }
-            MomentKind::Block8 => Self::Block8 {
-                first: HostBlock8::quantise(&first, true),
-                second: HostBlock8::quantise(&second, false),
-            },
+            MomentKind::Block8 => {
+                Self::Block8 { first: HostBlock8::quantise(&first, true), second: HostBlock8::quantise(&second, false) }
+            }
         }
     }
 
@@ -245,14 +224,11 @@ fn grains<S: Send>(moments: &mut [S]) -> impl IndexedParallelIterator<Item = &mu
 
 fn block8_grains(moments: &mut HostBlock8) -> impl IndexedParallelIterator<Item = Block8Grain<'_>> {
     let (codes, scales, book) = moments.parts_mut();
-    codes
-        .par_chunks_mut(GRAIN)
-        .zip(scales.par_chunks_mut(GRAIN / BLOCK))
-        .map(move |(codes, scales)| Block8Grain {
-            codes,
-            scales,
-            book,
-        })
+    codes.par_chunks_mut(GRAIN).zip(scales.par_chunks_mut(GRAIN / BLOCK)).map(move |(codes, scales)| Block8Grain {
+        codes,
+        scales,
+        book,
+    })
 }
 
 /// Updates all values, grain by grain and block by block.
@@ -263,11 +239,8 @@ fn sweep<T: Real, S: Stored>(
     first: impl IndexedParallelIterator<Item = S>,
     second: impl IndexedParallelIterator<Item = S>,
 ) {
-    value
-        .par_chunks_mut(GRAIN)
-        .zip(gradient.par_chunks(GRAIN))
-        .zip(first.zip(second))
-        .for_each(|((value, gradient), (mut first, mut second))| {
+    value.par_chunks_mut(GRAIN).zip(gradient.par_chunks(GRAIN)).zip(first.zip(second)).for_each(
+        |((value, gradient), (mut first, mut second))| {
             let (mut m, mut v) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
             let blocks = value.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK));
             for (block, (value, gradient)) in blocks.enumerate() {
@@ -278,7 +251,8 @@ fn sweep<T: Real, S: Stored>(
                 first.store(block, m);
                 second.store(block, v);
             }
-        });
+        },
+    );
 }
 
 /// What the update multiplies by, rounded to the type it computes in.

@@ -28,9 +28,7 @@ impl DeviceMoment {
         match kind {
             MomentKind::F32 => Self::Float(value),
             MomentKind::Bf16 => Self::Float(value.cast(DType::BF16)),
-            MomentKind::Block8 if is_cpu(&value.device()) && value.dtype() == DType::F32 => {
-                Self::near(value, signed)
-            }
+            MomentKind::Block8 if is_cpu(&value.device()) && value.dtype() == DType::F32 => Self::near(value, signed),
             MomentKind::Block8 => Self::Block8(Box::new(DeviceBlock8::quantise(value, signed))),
         }
     }
@@ -47,9 +45,7 @@ impl DeviceMoment {
     /// The moment in the parameter's type.
     pub fn load(&self, dtype: DType, device: &Device) -> Tensor<2> {
         match self {
-            Self::Near(blocks, shape) => {
-                Tensor::from_data(TensorData::new(blocks.dequantise(), *shape), device)
-            }
+            Self::Near(blocks, shape) => Tensor::from_data(TensorData::new(blocks.dequantise(), *shape), device),
             Self::Float(value) if value.dtype() == dtype => value.clone(),
             Self::Float(value) => value.clone().cast(dtype),
             Self::Block8(blocks) => blocks.dequantise().cast(dtype),
@@ -107,9 +103,7 @@ impl DeviceMoment {
                 Self::Float(Tensor::from_data(data, (device, dtype)))
             }
             Self::ParkedBlock8(blocks, shape) if is_cpu(device) => Self::Near(blocks, shape),
-            Self::ParkedBlock8(blocks, shape) => {
-                Self::Block8(Box::new(DeviceBlock8::upload(&blocks, shape, device)))
-            }
+            Self::ParkedBlock8(blocks, shape) => Self::Block8(Box::new(DeviceBlock8::upload(&blocks, shape, device))),
             awake => awake,
         }
     }

@@ -8,9 +8,10 @@ use firebrick_backends::transfer::check_computed;
 use firebrick_models::Decoder;
 
 impl AdamW {
-    /// Moves to another plan with what it has learnt. One parameter after the other, so that no state is held twice. A parameter's
-    /// state is replaced once its new place holds it: where memory runs out on the way nothing is lost, and another plan can be
-    /// taken. State that the plan only lets wait on the host leaves without any memory of the device.
+    /// Moves to another plan with what it has learnt. One parameter after the other, so that no state is held twice. A
+    /// parameter's state is replaced once its new place holds it: where memory runs out on the way nothing is lost, and
+    /// another plan can be taken. State that the plan only lets wait on the host leaves without any memory of the
+    /// device.
     ///
     /// # Errors
     /// `Error::Device` and `Error::Model` where a copy fails.

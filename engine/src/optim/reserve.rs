@@ -13,16 +13,12 @@ pub(super) struct Reservation<'a> {
 impl<'a> Reservation<'a> {
     pub fn new((index, state): (usize, &'a mut ParamState)) -> Self {
         let had_master = state.has_master();
-        Self {
-            index,
-            state,
-            had_master,
-        }
+        Self { index, state, had_master }
     }
 }
 
-/// What is being allocated before a first update. Where that fails, no state keeps any of it, since a device may have refused it
-/// without saying so yet.
+/// What is being allocated before a first update. Where that fails, no state keeps any of it, since a device may have
+/// refused it without saying so yet.
 pub(super) struct Reserved<'a>(pub Vec<Reservation<'a>>);
 
 impl Drop for Reserved<'_> {

@@ -1,5 +1,5 @@
-//! Loss scaling (arXiv:1710.03740): in f16 small gradients vanish, so they are taken of a multiple of the loss, and divided
-//! again in f32 before anything looks at them.
+//! Loss scaling (arXiv:1710.03740): in f16 small gradients vanish, so they are taken of a multiple of the loss, and
+//! divided again in f32 before anything looks at them.
 
 use serde::{Deserialize, Serialize};
 
@@ -51,11 +51,7 @@ impl Scaler {
             LossScale::Fixed(scale) => (scale, false),
             LossScale::Named(Named::Dynamic) => (FIRST, true),
         };
-        Self {
-            scale,
-            since: 0,
-            dynamic,
-        }
+        Self { scale, since: 0, dynamic }
     }
 
     /// Gradients were finite and applied.

@@ -1,4 +1,5 @@
-//! An optimizer step of ranks that share out its state (`ZeRO`, arXiv:1910.02054): each updates its shards, and gathers the others'.
+//! An optimizer step of ranks that share out its state (`ZeRO`, arXiv:1910.02054): each updates its shards, and gathers
+//! the others'.
 
 use super::adamw::{AdamW, update_at};
 use super::state::Update;
@@ -13,8 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl AdamW {
-    /// Updates this rank's shards of some parameters of a unit, which are the same on every rank, and replaces these by what all ranks
-    /// made of theirs.
+    /// Updates this rank's shards of some parameters of a unit, which are the same on every rank, and replaces these by
+    /// what all ranks made of theirs.
     pub(super) fn update_shards(
         &mut self,
         decoder: &mut Decoder,
@@ -81,17 +82,8 @@ impl AdamW {
         gradient: Gradient,
     ) -> Result<Param> {
         let value = own_part(decoder, index, self.partition());
-        let Self {
-            config,
-            states,
-            steps,
-            accounts,
-            value_rate,
-            ..
-        } = self;
-        let Some(spec) = decoder.specs().nth(index) else {
-            unreachable!("a parameter of the model")
-        };
+        let Self { config, states, steps, accounts, value_rate, .. } = self;
+        let Some(spec) = decoder.specs().nth(index) else { unreachable!("a parameter of the model") };
         let update = Update {
             config,
             at: update_at(config, spec, *steps, lr, *value_rate),

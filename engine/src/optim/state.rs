@@ -20,7 +20,8 @@ use master::Master;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Elements of a parameter that the device updates at a time, so that what an update holds beside the state stays bounded.
+/// Elements of a parameter that the device updates at a time, so that what an update holds beside the state stays
+/// bounded.
 const SLICE: usize = 1 << 21;
 
 /// What an update needs to know besides the parameter.
@@ -51,8 +52,8 @@ pub(super) struct ParamState {
     kind: MomentKind,
     shape: [usize; 2],
     stored: Option<(Stored, MemoryGuard)>,
-    /// The weights that are updated, where the parameter itself is something else: in half precision, or on the device while
-    /// the host updates.
+    /// The weights that are updated, where the parameter itself is something else: in half precision, or on the device
+    /// while the host updates.
     master: Option<(Master, MemoryGuard)>,
 }
 
@@ -66,14 +67,7 @@ struct Stepped {
 
 impl ParamState {
     pub fn new(home: Home, idle: Home, kind: MomentKind, shape: [usize; 2]) -> Self {
-        Self {
-            home,
-            idle,
-            kind,
-            shape,
-            stored: None,
-            master: None,
-        }
+        Self { home, idle, kind, shape, stored: None, master: None }
     }
 
     /// Whether there is nothing to update: a rank whose shard of the parameter is empty, or another stage has it.
@@ -87,20 +81,15 @@ impl ParamState {
     }
 
     /// One step. The parameter comes back in the home it came from.
-    pub fn update(
-        &mut self,
-        update: Update<'_>,
-        value: Param,
-        gradient: Gradient,
-    ) -> Result<Param> {
+    pub fn update(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
         match self.home {
             Home::Device => self.on_device(update, value, gradient),
             Home::Host => self.on_host(update, value, gradient),
         }
     }
 
-    /// Stores moments of zeros where there are none: what the first update would add to the memory that is in use. That update's
-    /// result is the same with them. `wide` is whether the parameter is updated in f64.
+    /// Stores moments of zeros where there are none: what the first update would add to the memory that is in use. That
+    /// update's result is the same with them. `wide` is whether the parameter is updated in f64.
     pub fn reserve(&mut self, wide: bool, device: &Device, accounts: &Arc<Accounts>) -> Result<()> {
         if self.stored.is_some() {
             return Ok(());
@@ -125,14 +114,9 @@ impl ParamState {
         Ok(())
     }
 
-    /// Stores the f32 master of a parameter in half precision that the device updates, where there is none: what the first update
-    /// would add. That update's result is the same with it.
-    pub fn reserve_master(
-        &mut self,
-        value: Param,
-        device: &Device,
-        accounts: &Arc<Accounts>,
-    ) -> Result<()> {
+    /// Stores the f32 master of a parameter in half precision that the device updates, where there is none: what the
+    /// first update would add. That update's result is the same with it.
+    pub fn reserve_master(&mut self, value: Param, device: &Device, accounts: &Arc<Accounts>) -> Result<()> {
         if self.home == Home::Host || self.has_master() {
             return Ok(());
         }
@@ -145,23 +129,13 @@ impl ParamState {
 
     fn host_zeros(&self, wide: bool, accounts: &Arc<Accounts>) -> (Stored, MemoryGuard) {
         let numel = self.shape[0] * self.shape[1];
-        let moments = if wide {
-            HostMoments::zeros_f64(numel)
-        } else {
-            HostMoments::zeros(self.kind, numel)
-        };
+        let moments = if wide { HostMoments::zeros_f64(numel) } else { HostMoments::zeros(self.kind, numel) };
         let held = accounts.hold(Category::Moments, Home::Host, moments.bytes());
         (Stored::Host(moments), held)
     }
 
     fn on_host(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
-        let Update {
-            config,
-            at,
-            clip,
-            device,
-            accounts,
-        } = update;
+        let Update { config, at, clip, device, accounts } = update;
         let mut gradient = gradient.into_host()?;
         let (home, precision) = (value.home(), value.precision());
         let is_its_own = home == Home::Host && !precision.is_half();
@@ -197,9 +171,7 @@ impl ParamState {
     }
 
     fn on_device(&mut self, update: Update<'_>, value: Param, gradient: Gradient) -> Result<Param> {
-        let Update {
-            device, accounts, ..
-        } = update;
+        let Update { device, accounts, .. } = update;
         self.wake(device, accounts);
         let (home, precision) = (value.home(), value.precision());
         let stored = precision.dtype(device);
@@ -235,8 +207,8 @@ impl ParamState {
         })
     }
 
-    /// New value and moments, from those before and the gradient: a slice of rows at a time. Where the value is stored in half
-    /// precision, a kernel writes that too.
+    /// New value and moments, from those before and the gradient: a slice of rows at a time. Where the value is stored
+    /// in half precision, a kernel writes that too.
     fn stepped(
         &self,
         update: Update<'_>,
@@ -245,13 +217,7 @@ impl ParamState {
         before: Vec<[DeviceMoment; 2]>,
         half: Option<DType>,
     ) -> Stepped {
-        let Update {
-            config,
-            at,
-            clip,
-            device,
-            ..
-        } = update;
+        let Update { config, at, clip, device, .. } = update;
         let dtype = value.dtype();
         let mut before = before.into_iter();
         let mut after = Vec::new();
@@ -266,11 +232,7 @@ impl ParamState {
                 (value, stored) = (new.value, new.stored);
                 after.push(self.store(new.moments));
             }
-            return Stepped {
-                value,
-                stored,
-                moments: after,
-            };
+            return Stepped { value, stored, moments: after };
         }
         for rows in &slices {
             let cut = |t: &Tensor<2>| match slices.len() {
@@ -286,25 +248,14 @@ impl ParamState {
                 value = Tensor::empty([0, 0], device);
             }
             let (new, moments) = config.update(at, own, cut(gradient) * clip, moments);
-            value = if slices.len() == 1 {
-                new
-            } else {
-                value.slice_assign([rows.clone(), 0..self.shape[1]], new)
-            };
+            value = if slices.len() == 1 { new } else { value.slice_assign([rows.clone(), 0..self.shape[1]], new) };
             after.push(self.store([moments.first, moments.second]));
         }
-        Stepped {
-            value,
-            stored: None,
-            moments: after,
-        }
+        Stepped { value, stored: None, moments: after }
     }
 
     fn store(&self, [first, second]: [Tensor<2>; 2]) -> [DeviceMoment; 2] {
-        [
-            DeviceMoment::store(self.kind, first, true),
-            DeviceMoment::store(self.kind, second, false),
-        ]
+        [DeviceMoment::store(self.kind, first, true), DeviceMoment::store(self.kind, second, false)]
     }
 
     /// A master waits where the moments of its parameter do.
@@ -326,12 +277,7 @@ impl ParamState {
     }
 
     /// Weights that updates continue with.
-    pub fn set_master(
-        &mut self,
-        values: Vec<f32>,
-        device: &Device,
-        accounts: &Arc<Accounts>,
-    ) -> Result<()> {
+    pub fn set_master(&mut self, values: Vec<f32>, device: &Device, accounts: &Arc<Accounts>) -> Result<()> {
         let own = HostTensor::from_values(values, self.shape);
         match self.home {
             Home::Host => self.master = Some(Master::new(own, accounts)),
@@ -349,10 +295,7 @@ impl ParamState {
     fn slices(&self) -> Vec<Range<usize>> {
         let [rows, cols] = self.shape;
         let size = (SLICE / cols.max(1)).max(1);
-        (0..rows)
-            .step_by(size)
-            .map(|start| start..(start + size).min(rows))
-            .collect()
+        (0..rows).step_by(size).map(|start| start..(start + size).min(rows)).collect()
     }
 
     /// First and second moment in f32, row-major; `None` before the first update.
@@ -378,11 +321,7 @@ impl ParamState {
     /// Moments on the device, or what follows from them.
     pub fn moments_on_device(&self) -> Vec<Tensor<2>> {
         match &self.stored {
-            Some((Stored::Device(slices), _)) => slices
-                .iter()
-                .flatten()
-                .filter_map(DeviceMoment::on_device)
-                .collect(),
+            Some((Stored::Device(slices), _)) => slices.iter().flatten().filter_map(DeviceMoment::on_device).collect(),
             _ => Vec::new(),
         }
     }
@@ -417,12 +356,7 @@ impl ParamState {
     }
 
     /// Moments that were saved in f32.
-    pub fn restore(
-        &mut self,
-        [first, second]: [Vec<f32>; 2],
-        device: &Device,
-        accounts: &Arc<Accounts>,
-    ) -> Result<()> {
+    pub fn restore(&mut self, [first, second]: [Vec<f32>; 2], device: &Device, accounts: &Arc<Accounts>) -> Result<()> {
         if self.home == Home::Host {
             let moments = HostMoments::from_f32(self.kind, first, second);
             let hold = accounts.hold(Category::Moments, Home::Host, moments.bytes());
@@ -436,10 +370,7 @@ impl ParamState {
             let data = TensorData::new(own, [rows.len(), cols]);
             DeviceMoment::store(self.kind, Tensor::from_data(data, device), signed)
         };
-        let slices = slices
-            .iter()
-            .map(|rows| [cut(&first, rows, true), cut(&second, rows, false)])
-            .collect();
+        let slices = slices.iter().map(|rows| [cut(&first, rows, true), cut(&second, rows, false)]).collect();
         self.keep(slices, accounts);
         if self.idle == Home::Host {
             self.park(accounts)?;

@@ -8,9 +8,9 @@ use firebrick_plan::estimate::{EstimatePhase, PhaseEstimate};
 use firebrick_plan::planner::Request;
 use firebrick_spec::{Arch, Category, TensorShare};
 
-/// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory, and no more than the
-/// budget allows: what a plan leaves beside weights, temporaries and what the pools add to all of it, as predicted (vLLM's
-/// `gpu_memory_utilization`, which profiles them).
+/// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory, and
+/// no more than the budget allows: what a plan leaves beside weights, temporaries and what the pools add to all of it,
+/// as predicted (vLLM's `gpu_memory_utilization`, which profiles them).
 ///
 /// # Errors
 /// [`Error::Config`] where the device does not report its memory, or the share leaves nothing.
@@ -36,9 +36,7 @@ pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Resul
     let [total, overhead] = predicted(0);
     let other = total - overhead;
     let of_device = (capacity as f64 * share) as u64;
-    let allowed = request
-        .allowed()
-        .map_or(of_device, |most| of_device.min(most));
+    let allowed = request.allowed().map_or(of_device, |most| of_device.min(most));
     // the pools add their share to the cache as to everything else
     let pool = request.profile.pool;
     let in_use = (allowed.saturating_sub(pool.fixed_bytes) as f64 / (1.0 + pool.share)) as u64;
@@ -93,11 +91,7 @@ pub fn engine_limits(
     Ok(limits(config, max_num_seqs, kv_cache_bytes))
 }
 
-fn limits(
-    config: &RolloutConfig,
-    max_num_seqs: usize,
-    kv_cache_bytes: Option<u64>,
-) -> SchedulerConfig {
+fn limits(config: &RolloutConfig, max_num_seqs: usize, kv_cache_bytes: Option<u64>) -> SchedulerConfig {
     SchedulerConfig {
         max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens.max(max_num_seqs),
@@ -128,19 +122,14 @@ mod tests {
             "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256,
             "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2
         });
-        let (Value::Object(config), Value::Object(family)) = (&mut config, family) else {
-            unreachable!("objects")
-        };
+        let (Value::Object(config), Value::Object(family)) = (&mut config, family) else { unreachable!("objects") };
         config.extend(family.clone());
         let arch = Arch::from_config(config, Path::new("test")).expect("an architecture");
         Request {
             workload: Workload::grpo(arch, [256, 256], 16, 8),
             memory: MemoryConfig::default(),
             max_num_seqs: 128,
-            profile: DeviceProfile {
-                capacity_bytes: Some(256 << 20),
-                ..DeviceProfile::assumed(Backend::Cpu)
-            },
+            profile: DeviceProfile { capacity_bytes: Some(256 << 20), ..DeviceProfile::assumed(Backend::Cpu) },
             budget: None,
             host_budget: None,
             parallel: Parallel::default(),
@@ -163,19 +152,13 @@ mod tests {
         request.profile.capacity_bytes = None;
         let message = cache_bytes_of_share(&request, &plan, 0.75).expect_err("no capacity");
         let message = message.to_string();
-        assert!(
-            message.contains("rollout.kv_cache_memory_bytes"),
-            "{message}"
-        );
+        assert!(message.contains("rollout.kv_cache_memory_bytes"), "{message}");
     }
 
     #[test]
     fn what_a_gpu_s_pools_add_to_the_cache_is_in_its_share_of_the_memory() {
         let mut request = request();
-        request.profile = DeviceProfile {
-            capacity_bytes: Some(1 << 30),
-            ..DeviceProfile::assumed(Backend::Cuda)
-        };
+        request.profile = DeviceProfile { capacity_bytes: Some(1 << 30), ..DeviceProfile::assumed(Backend::Cuda) };
         let plan = request.as_configured().expect("a plan").plan;
         let share = 0.1875;
         let bytes = cache_bytes_of_share(&request, &plan, share).expect("room");
@@ -219,16 +202,10 @@ mod tests {
             request.workload.kv_cache_bytes = Some(bytes);
             let estimate = request.predict(plan).estimate;
             let rollout = estimate.phase(EstimatePhase::Rollout).expect("a phase");
-            assert!(
-                rollout.categories[&Category::KvCache] > bytes,
-                "{family}: {bytes}"
-            );
+            assert!(rollout.categories[&Category::KvCache] > bytes, "{family}: {bytes}");
             let (total, allowed) = (rollout.total_bytes, 192 << 20);
             // pools are whole blocks, which routes follow
-            assert!(
-                total <= allowed && total > allowed - (1 << 20),
-                "{family}: {total} of {allowed}"
-            );
+            assert!(total <= allowed && total > allowed - (1 << 20), "{family}: {total} of {allowed}");
         }
     }
 }

@@ -9,12 +9,7 @@ use firebrick_spec::Precision;
 ///
 /// # Errors
 /// `Error::Config` for a loss scale or clipping beside `memory.step_in_backward`.
-pub fn check_optimizer(
-    plan: &ModelPlan,
-    optim: &OptimConfig,
-    precision: Precision,
-    section: &str,
-) -> Result<()> {
+pub fn check_optimizer(plan: &ModelPlan, optim: &OptimConfig, precision: Precision, section: &str) -> Result<()> {
     if plan.optimizer.in_backward && optim.scaler(precision).is_some() {
         return Err(Error::Config(format!(
             "memory.step_in_backward updates segments before all gradients are known to be finite, which a loss scale \

@@ -10,11 +10,7 @@ use firebrick_plan::{DeviceAbilities, Plan, SHARE};
 use firebrick_spec::{Arch, DeviceProfile};
 
 /// Gives up what the preset set and a device cannot do. `info` is what the device says of itself, where it is at hand.
-pub fn restrict_to_device(
-    config: &mut RunConfig,
-    profile: &DeviceProfile,
-    info: Option<&DeviceInfo>,
-) {
+pub fn restrict_to_device(config: &mut RunConfig, profile: &DeviceProfile, info: Option<&DeviceInfo>) {
     let dtypes = info.map(|info| info.dtypes.as_slice());
     config.restrict_to(&DeviceAbilities::of(profile, dtypes));
 }
@@ -23,12 +19,7 @@ pub fn restrict_to_device(
 ///
 /// # Errors
 /// Those of the planner's question, and of [`Request::as_configured`].
-pub fn check_preset_share(
-    config: &mut RunConfig,
-    mode: Mode,
-    arch: &Arch,
-    profile: &DeviceProfile,
-) -> Result<()> {
+pub fn check_preset_share(config: &mut RunConfig, mode: Mode, arch: &Arch, profile: &DeviceProfile) -> Result<()> {
     let share = config.rollout.gpu_memory_utilization;
     let Some(share) = share.filter(|_| config.applied_preset.sets(SHARE)) else {
         return Ok(());
@@ -41,17 +32,12 @@ pub fn check_preset_share(
     Ok(())
 }
 
-/// Most bytes of keys and values under a plan, where there is a limit. A share of the device that a preset set is none under a plan
-/// that leaves too little of it: a run that has changed its plan continues.
+/// Most bytes of keys and values under a plan, where there is a limit. A share of the device that a preset set is none
+/// under a plan that leaves too little of it: a run that has changed its plan continues.
 ///
 /// # Errors
 /// `Error::Config` where the share that the configuration asks for leaves nothing.
-pub fn cache_bytes(
-    config: &RunConfig,
-    arch: &Arch,
-    request: &Request,
-    plan: &Plan,
-) -> Result<Option<u64>> {
+pub fn cache_bytes(config: &RunConfig, arch: &Arch, request: &Request, plan: &Plan) -> Result<Option<u64>> {
     let Some(share) = config.rollout.gpu_memory_utilization else {
         return Ok(request.workload.kv_cache_bytes);
     };
@@ -61,10 +47,7 @@ pub fn cache_bytes(
     match usable_share(config, arch, request, plan, share) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(because) => {
-            tracing::warn!(
-                "the preset's share of the device is no limit under this plan: {}",
-                reason(because)
-            );
+            tracing::warn!("the preset's share of the device is no limit under this plan: {}", reason(because));
             Ok(None)
         }
     }
@@ -74,12 +57,7 @@ pub fn cache_bytes(
 ///
 /// # Errors
 /// [`Error::Config`] where the plan leaves nothing of a share that was written.
-pub fn resolve_kv_cache(
-    config: &RunConfig,
-    arch: &Arch,
-    request: &mut Request,
-    plan: &Plan,
-) -> Result<()> {
+pub fn resolve_kv_cache(config: &RunConfig, arch: &Arch, request: &mut Request, plan: &Plan) -> Result<()> {
     request.workload.kv_cache_bytes = cache_bytes(config, arch, request, plan)?;
     Ok(())
 }
@@ -92,13 +70,7 @@ fn reason(error: Error) -> String {
 }
 
 /// What a share leaves for keys and values, if that is enough for the longest sequence.
-fn usable_share(
-    config: &RunConfig,
-    arch: &Arch,
-    request: &Request,
-    plan: &Plan,
-    share: f64,
-) -> Result<u64> {
+fn usable_share(config: &RunConfig, arch: &Arch, request: &Request, plan: &Plan, share: f64) -> Result<u64> {
     let bytes = cache_bytes_of_share(request, plan, share)?;
     let sequences = plan.rollout.max_num_seqs;
     engine_limits(&config.rollout, arch, sequences, Some(bytes))?;
@@ -117,10 +89,7 @@ mod tests {
         let text = "model: {path: m}\ntask: {kind: arithmetic}\noutput: o\nmemory: {preset: constrained}\n";
         let overrides: Vec<String> = overrides.iter().map(|&s| s.to_owned()).collect();
         let mut config = parse(text, &overrides).expect("a configuration");
-        let profile = DeviceProfile {
-            capacity_bytes: Some(gib << 30),
-            ..DeviceProfile::assumed(Backend::Cuda)
-        };
+        let profile = DeviceProfile { capacity_bytes: Some(gib << 30), ..DeviceProfile::assumed(Backend::Cuda) };
         restrict_to_device(&mut config, &profile, None);
         let arch = rules::public("Qwen2.5-0.5B").expect("a public model");
         (config, arch.in_precision(Precision::Bf16), profile)
@@ -129,11 +98,7 @@ mod tests {
     #[test]
     fn the_share_of_a_preset_gives_way_where_it_leaves_nothing_and_a_written_one_does_not() {
         let written = "rollout.gpu_memory_utilization=0.5";
-        for (gib, overrides, expected) in [
-            (24, &[][..], Some(0.5)),
-            (1, &[], None),
-            (1, &[written], Some(0.5)),
-        ] {
+        for (gib, overrides, expected) in [(24, &[][..], Some(0.5)), (1, &[], None), (1, &[written], Some(0.5))] {
             let (mut config, arch, profile) = on_gpu(gib, overrides);
             check_preset_share(&mut config, Mode::Rl, &arch, &profile).expect("a plan");
             assert_eq!(config.rollout.gpu_memory_utilization, expected, "{gib} GiB");
@@ -145,23 +110,16 @@ mod tests {
     #[test]
     fn the_share_is_of_the_plan_that_fits_and_not_of_the_settings_as_written() {
         let share = 0.3;
-        let overrides = [
-            "memory.preset=fast",
-            "memory.budget=6GiB",
-            "rollout.gpu_memory_utilization=0.3",
-        ];
+        let overrides = ["memory.preset=fast", "memory.budget=6GiB", "rollout.gpu_memory_utilization=0.3"];
         let (config, arch, profile) = on_gpu(24, &overrides);
-        let mut request =
-            crate::planning::request(&config, Mode::Rl, &arch, profile, None).expect("a request");
+        let mut request = crate::planning::request(&config, Mode::Rl, &arch, profile, None).expect("a request");
         let plan = request.fit().expect("a plan").plan;
         let left = cache_bytes_of_share(&request, &plan, share).expect("room");
         assert_ne!(request.workload.kv_cache_bytes, Some(left));
         resolve_kv_cache(&config, &arch, &mut request, &plan).expect("room");
         assert_eq!(request.workload.kv_cache_bytes, Some(left));
         let estimate = request.predict(plan).estimate;
-        let rollout = estimate
-            .phase(firebrick_plan::estimate::EstimatePhase::Rollout)
-            .expect("a phase");
+        let rollout = estimate.phase(firebrick_plan::estimate::EstimatePhase::Rollout).expect("a phase");
         let allowed = (share * (24_u64 << 30) as f64) as u64;
         assert!(rollout.total_bytes <= allowed, "{rollout:?}");
         assert!(estimate.peak_bytes <= request.allowed().expect("a budget"));
@@ -169,10 +127,7 @@ mod tests {
 
     #[test]
     fn a_plan_that_a_run_has_changed_to_may_take_what_the_preset_s_share_was_for() {
-        for (overrides, refused) in [
-            (&[][..], false),
-            (&["rollout.gpu_memory_utilization=0.5"], true),
-        ] {
+        for (overrides, refused) in [(&[][..], false), (&["rollout.gpu_memory_utilization=0.5"], true)] {
             let (config, arch, profile) = on_gpu(1, overrides);
             let request = request_within(&config, Mode::Rl, &arch, profile, None).expect("one");
             let plan = request.as_configured().expect("a plan").plan;

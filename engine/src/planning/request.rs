@@ -48,13 +48,14 @@ fn sharing_models(config: &RunConfig) -> Parallel {
     }
 }
 
-/// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known. Where the cache
-/// is a share of the device, it is what the settings as written leave; [`resolve_kv_cache`](super::resolve_kv_cache) makes it what a plan
-/// does.
+/// The request of a configuration whose budget may be `auto`: `free` is what the device has free, where that is known.
+/// Where the cache is a share of the device, it is what the settings as written leave;
+/// [`resolve_kv_cache`](super::resolve_kv_cache) makes it what a plan does.
 ///
 /// # Errors
-/// `Error::Config` for `memory.budget: auto` on a device that says of no free memory, and for a share of it that leaves nothing for the
-/// cache; those of what the request reads: the reward models' folders, the plans of models, settings of supervised training.
+/// `Error::Config` for `memory.budget: auto` on a device that says of no free memory, and for a share of it that leaves
+/// nothing for the cache; those of what the request reads: the reward models' folders, the plans of models, settings of
+/// supervised training.
 pub fn request(
     config: &RunConfig,
     mode: Mode,
@@ -78,7 +79,8 @@ pub fn request(
     if let Some(share) = config.rollout.gpu_memory_utilization {
         let plan = this.as_configured()?.plan;
         let written = cache_bytes_of_share(&this, &plan, share);
-        // the plan that is taken may be a cheaper one, which leaves something where the settings as written leave nothing
+        // the plan that is taken may be a cheaper one, which leaves something where the settings as written leave
+        // nothing
         let is_taken = budget.is_none() && config.memory.plan.is_none();
         let least = || least_cache_bytes(&config.rollout, arch, this.max_num_seqs);
         this.workload.kv_cache_bytes = Some(match written {

@@ -21,11 +21,7 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
     let prompts = config.trainer.train_batch_size as u64;
     let shared = config.shared_critic().is_some();
     Ok(Workload {
-        arch: if shared {
-            arch.clone().with_joint_value_head()
-        } else {
-            arch.clone()
-        },
+        arch: if shared { arch.clone().with_joint_value_head() } else { arch.clone() },
         prompt_length: config.rollout.prompt_length as u64,
         response_length: config.rollout.longest_response() as u64,
         // known once a step is sampled
@@ -33,20 +29,14 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
         prompts,
         group: config.rollout.n as u64,
         greedy: needs.greedy,
-        mini_batch: config
-            .update
-            .ppo_mini_batch_size
-            .map_or(prompts, |n| n as u64),
+        mini_batch: config.update.ppo_mini_batch_size.map_or(prompts, |n| n as u64),
         epochs: config.update.ppo_epochs as u64,
         max_num_batched_tokens: config.rollout.max_num_batched_tokens as u64,
         kv_cache_bytes: config.rollout.kv_cache_memory_bytes.map(|bytes| bytes.0),
         kv_cache_dtype: config.rollout.kv_cache_dtype,
         prepack: config.prepack(),
         cuda_graphs: config.rollout.cuda_graphs(),
-        validation: config
-            .trainer
-            .val_max_samples
-            .map_or(u64::MAX, |n| n as u64),
+        validation: config.trainer.val_max_samples.map_or(u64::MAX, |n| n as u64),
         reference: compares && lora.is_none(),
         adapters_off: compares && lora.is_some(),
         lora,
@@ -69,9 +59,7 @@ pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {
             .transpose()?,
         rewards: match config.task.as_ref().and_then(TaskConfig::rows) {
             // with an environment alone there is none
-            Some(rows) if !rows.rewards.is_empty() => {
-                reward_work(&Rewards::new(&rows.rewards)?, config)?
-            }
+            Some(rows) if !rows.rewards.is_empty() => reward_work(&Rewards::new(&rows.rewards)?, config)?,
             _ => Vec::new(),
         },
         examples: None,
@@ -165,12 +153,7 @@ pub fn observe(workload: &mut Workload, stats: DatasetStats) {
         return;
     };
     match &mut workload.examples {
-        Some(examples) => {
-            *examples = Examples {
-                length: read.longest as u64,
-                validation: read.validation as u64,
-            }
-        }
+        Some(examples) => *examples = Examples { length: read.longest as u64, validation: read.validation as u64 },
         None => {
             if let Some(warm) = &mut workload.warm_up {
                 warm.length = read.longest as u64;

@@ -56,8 +56,8 @@ impl Excerpt {
     }
 }
 
-/// Which samples of a step to show, given the draw and the reward of each in order: the newest, the best, the worst, then the
-/// first of each group.
+/// Which samples of a step to show, given the draw and the reward of each in order: the newest, the best, the worst,
+/// then the first of each group.
 #[must_use]
 pub fn picks(samples: &[(u64, f64)]) -> Vec<(usize, Pick)> {
     let Some(newest) = samples.len().checked_sub(1) else {
@@ -75,11 +75,7 @@ pub fn picks(samples: &[(u64, f64)]) -> Vec<(usize, Pick)> {
         }
     }
     let firsts = (0..samples.len()).filter(|&at| at == 0 || samples[at - 1].0 != samples[at].0);
-    let mut picked = vec![
-        (newest, Pick::Newest),
-        (best, Pick::Best),
-        (worst, Pick::Worst),
-    ];
+    let mut picked = vec![(newest, Pick::Newest), (best, Pick::Best), (worst, Pick::Worst)];
     let others = firsts.filter(|&at| ![newest, best, worst].contains(&at));
     picked.extend(others.map(|at| (at, Pick::Other)));
     picked.truncate(MOST);
@@ -92,22 +88,9 @@ mod tests {
 
     #[test]
     fn the_newest_the_best_the_worst_and_the_first_of_each_group_are_shown() {
-        let samples = [
-            (0, 0.0),
-            (0, 1.0),
-            (1, f64::NAN),
-            (1, 1.0),
-            (2, 0.0),
-            (2, 0.5),
-        ];
+        let samples = [(0, 0.0), (0, 1.0), (1, f64::NAN), (1, 1.0), (2, 0.0), (2, 0.5)];
         let picked = picks(&samples);
-        let wanted = [
-            (5, Pick::Newest),
-            (1, Pick::Best),
-            (4, Pick::Worst),
-            (0, Pick::Other),
-            (2, Pick::Other),
-        ];
+        let wanted = [(5, Pick::Newest), (1, Pick::Best), (4, Pick::Worst), (0, Pick::Other), (2, Pick::Other)];
         assert_eq!(picked, wanted);
     }
 

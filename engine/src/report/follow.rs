@@ -14,7 +14,8 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Of samples, readings and log lines only the newest are shown: so many bytes from the end of a file are read at first.
+/// Of samples, readings and log lines only the newest are shown: so many bytes from the end of a file are read at
+/// first.
 const NEWEST_SAMPLES: u64 = 8 << 20;
 const NEWEST_READINGS: u64 = 1 << 18;
 const NEWEST_LINES: u64 = 1 << 16;
@@ -65,7 +66,8 @@ impl Follower {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] for a file that is there and cannot be read, [`Error::Report`] for a folder that no longer holds a run.
+    /// [`Error::Io`] for a file that is there and cannot be read, [`Error::Report`] for a folder that no longer holds a
+    /// run.
     pub fn poll(&mut self) -> Result<Vec<ViewUpdate>> {
         let mut news = Vec::new();
         let stamp = stamp(&self.folder.join("config.yaml"));
@@ -97,12 +99,7 @@ impl Follower {
     }
 
     fn start_over(&mut self) {
-        for tail in [
-            &mut self.metrics,
-            &mut self.samples,
-            &mut self.memory,
-            &mut self.log,
-        ] {
+        for tail in [&mut self.metrics, &mut self.samples, &mut self.memory, &mut self.log] {
             tail.restart();
         }
         self.newest.clear();
@@ -125,9 +122,7 @@ impl Follower {
     /// The newest step's samples, where there are new ones.
     fn samples(&mut self) -> Result<Option<ViewUpdate>> {
         let lines = self.samples.lines()?;
-        let read = lines
-            .iter()
-            .filter_map(|line| serde_json::from_slice::<Excerpt>(line).ok());
+        let read = lines.iter().filter_map(|line| serde_json::from_slice::<Excerpt>(line).ok());
         let mut grown = false;
         for excerpt in read {
             grown = true;
@@ -136,19 +131,11 @@ impl Follower {
             }
             self.newest.push(excerpt);
         }
-        let rows: Vec<(u64, f64)> = self
-            .newest
-            .iter()
-            .map(|e| (e.draw, e.reward.unwrap_or(f64::NAN)))
-            .collect();
+        let rows: Vec<(u64, f64)> = self.newest.iter().map(|e| (e.draw, e.reward.unwrap_or(f64::NAN))).collect();
         let picked = picks(&rows).into_iter();
-        let samples: Vec<(Pick, Excerpt)> = picked
-            .map(|(at, pick)| (pick, self.newest[at].clone()))
-            .collect();
+        let samples: Vec<(Pick, Excerpt)> = picked.map(|(at, pick)| (pick, self.newest[at].clone())).collect();
         let step = self.newest.last().map(|excerpt| excerpt.step);
-        Ok(step
-            .filter(|_| grown)
-            .map(|step| ViewUpdate::Samples { step, samples }))
+        Ok(step.filter(|_| grown).map(|step| ViewUpdate::Samples { step, samples }))
     }
 
     /// Whether the run has ended: its summary is newer than its start.
@@ -160,9 +147,7 @@ impl Follower {
         }
         let summary: Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
         self.ended = true;
-        Some(ViewUpdate::Ended {
-            steps: summary["steps"].as_u64()?,
-        })
+        Some(ViewUpdate::Ended { steps: summary["steps"].as_u64()? })
     }
 }
 
@@ -178,14 +163,8 @@ fn step(line: &[u8]) -> Option<ViewUpdate> {
     let mut row: Map<String, Value> = serde_json::from_slice(line).ok()?;
     let step = row.remove(GLOBAL_STEP)?.as_u64()?;
     let numbers = row.into_iter();
-    let metrics: Metrics = numbers
-        .filter_map(|(name, value)| Some((name, value.as_f64()?)))
-        .collect();
-    Some(ViewUpdate::Metrics {
-        step,
-        steps: None,
-        metrics,
-    })
+    let metrics: Metrics = numbers.filter_map(|(name, value)| Some((name, value.as_f64()?))).collect();
+    Some(ViewUpdate::Metrics { step, steps: None, metrics })
 }
 
 #[derive(Deserialize)]
@@ -197,12 +176,8 @@ struct Reading {
 
 /// The newest bytes of every phase.
 fn most(lines: &[Vec<u8>]) -> Option<ViewUpdate> {
-    let readings = lines
-        .iter()
-        .filter_map(|line| serde_json::from_slice::<Reading>(line).ok());
-    let phases: BTreeMap<String, u64> = readings
-        .map(|r| (r.phase, r.peak_bytes.unwrap_or(r.in_use_bytes)))
-        .collect();
+    let readings = lines.iter().filter_map(|line| serde_json::from_slice::<Reading>(line).ok());
+    let phases: BTreeMap<String, u64> = readings.map(|r| (r.phase, r.peak_bytes.unwrap_or(r.in_use_bytes))).collect();
     (!phases.is_empty()).then_some(ViewUpdate::Memory(phases))
 }
 
@@ -240,12 +215,7 @@ struct Tail {
 
 impl Tail {
     fn new(path: PathBuf, newest: u64) -> Self {
-        Self {
-            path,
-            newest,
-            offset: 0,
-            file: None,
-        }
+        Self { path, newest, offset: 0, file: None }
     }
 
     fn restart(&mut self) {
@@ -276,13 +246,9 @@ impl Tail {
             }
             file.seek(SeekFrom::Start(self.offset))?;
             let mut bytes = Vec::new();
-            file.take(metadata.len().saturating_sub(self.offset))
-                .read_to_end(&mut bytes)?;
+            file.take(metadata.len().saturating_sub(self.offset)).read_to_end(&mut bytes)?;
             // a line that is not whole is read again
-            let end = bytes
-                .iter()
-                .rposition(|&b| b == b'\n')
-                .map_or(0, |at| at + 1);
+            let end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
             bytes.truncate(end);
             let cut = first && self.offset > 0;
             self.offset += end as u64;

@@ -35,18 +35,13 @@ impl Met {
             Self::Read { broken: 1 } => Some(format!(
                 "{name}: 1 line could not be read and is left out (a run that was killed leaves such a line)."
             )),
-            Self::Read { broken } => Some(format!(
-                "{name}: {broken} lines could not be read and are left out."
-            )),
+            Self::Read { broken } => Some(format!("{name}: {broken} lines could not be read and are left out.")),
         }
     }
 }
 
 /// Reads a JSON Lines file, one line in memory at a time; `each` says whether a value is what it should be.
-pub fn read<T: DeserializeOwned>(
-    path: &Path,
-    mut each: impl FnMut(T, Span) -> bool,
-) -> Result<Met> {
+pub fn read<T: DeserializeOwned>(path: &Path, mut each: impl FnMut(T, Span) -> bool) -> Result<Met> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Met::Missing),
@@ -56,9 +51,7 @@ pub fn read<T: DeserializeOwned>(
     let (mut line, mut offset, mut broken) = (Vec::new(), 0, 0);
     loop {
         line.clear();
-        let bytes = reader
-            .read_until(b'\n', &mut line)
-            .map_err(Error::io("read", path))?;
+        let bytes = reader.read_until(b'\n', &mut line).map_err(Error::io("read", path))?;
         if bytes == 0 {
             return Ok(Met::Read { broken });
         }
@@ -93,7 +86,8 @@ impl Lines {
     }
 }
 
-/// Reads a JSON file. One that is missing or broken is none, with a note: of a missing one, that there is none and `why`.
+/// Reads a JSON file. One that is missing or broken is none, with a note: of a missing one, that there is none and
+/// `why`.
 pub fn json(folder: &Path, name: &str, why: &str, notes: &mut Vec<String>) -> Option<Value> {
     let note = match std::fs::read(folder.join(name)) {
         Ok(text) => match serde_json::from_slice(&text) {

@@ -155,11 +155,7 @@ pub fn readings(path: &Path) -> Result<(Option<MemoryReadings>, Met)> {
     let steps_each = most.div_ceil(READINGS);
     let phases = phases.into_iter();
     let phases = phases.map(|(name, rows)| rows.series(name, steps_each));
-    let readings = MemoryReadings {
-        source,
-        steps_each,
-        phases: phases.collect(),
-    };
+    let readings = MemoryReadings { source, steps_each, phases: phases.collect() };
     Ok((Some(readings), met))
 }
 
@@ -172,10 +168,7 @@ impl ByStep {
                 _ => rows.push((step, largest)),
             }
         }
-        let keys: BTreeSet<(String, String)> = rows
-            .iter()
-            .flat_map(|(_, row)| row.accounts.keys().cloned())
-            .collect();
+        let keys: BTreeSet<(String, String)> = rows.iter().flat_map(|(_, row)| row.accounts.keys().cloned()).collect();
         let held = |key: &(String, String)| -> Vec<u64> {
             let own = rows.iter().map(|(_, row)| row.accounts.get(key));
             own.map(|bytes| bytes.copied().unwrap_or(0)).collect()
@@ -187,10 +180,7 @@ impl ByStep {
         });
         PhaseReadings {
             accounts: accounts.collect(),
-            estimates: Phase::ALL
-                .iter()
-                .find(|phase| phase.name() == name)
-                .map_or(&[], |phase| phase.estimates()),
+            estimates: Phase::ALL.iter().find(|phase| phase.name() == name).map_or(&[], |phase| phase.estimates()),
             name,
             steps: rows.iter().map(|(step, _)| *step).collect(),
             in_use_bytes: rows.iter().map(|(_, row)| row.in_use).collect(),
@@ -252,8 +242,7 @@ fn kept(timeline: &MemoryTimeline, each: usize) -> Vec<usize> {
     };
     let count = timeline.boundaries.len();
     let windows = (0..count).step_by(each);
-    let largest =
-        windows.filter_map(|from| (from..count.min(from + each)).max_by_key(|&at| held(at)));
+    let largest = windows.filter_map(|from| (from..count.min(from + each)).max_by_key(|&at| held(at)));
     largest.collect()
 }
 

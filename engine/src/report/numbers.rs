@@ -41,9 +41,7 @@ impl Serialize for Number {
         match self.0 {
             None => serializer.serialize_none(),
             // without the `.0` that a float would have
-            Some(value) if value.fract() == 0.0 && value.abs() < EXACT => {
-                serializer.serialize_i64(value as i64)
-            }
+            Some(value) if value.fract() == 0.0 && value.abs() < EXACT => serializer.serialize_i64(value as i64),
             Some(value) => serializer.serialize_f64(value),
         }
     }

@@ -38,9 +38,7 @@ impl AnswerReader {
             Self::Trimmed => vec![("answer".into(), Some(short(completion.trim())))],
             Self::Rules(rewards) => {
                 let readings = rewards.readings(completion);
-                readings
-                    .map(|(name, text)| (name.to_owned(), text.map(|text| short(&text))))
-                    .collect()
+                readings.map(|(name, text)| (name.to_owned(), text.map(|text| short(&text)))).collect()
             }
             Self::None => Vec::new(),
         }

@@ -68,15 +68,11 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Error::Report`] for a folder that holds no run, and for a `config.yaml` that is not YAML; [`Error::Io`] for a file that
-    /// is there and cannot be read.
+    /// [`Error::Report`] for a folder that holds no run, and for a `config.yaml` that is not YAML; [`Error::Io`] for a
+    /// file that is there and cannot be read.
     pub fn read(folders: &[PathBuf], most: usize) -> Result<Self> {
         let each = |bytes: usize| bytes / folders.len().max(1);
-        let room = Room {
-            most,
-            texts: each(TEXT_BYTES),
-            tokens: each(TOKEN_BYTES),
-        };
+        let room = Room { most, texts: each(TEXT_BYTES), tokens: each(TOKEN_BYTES) };
         let read = folders.iter().map(|folder| run(folder, room));
         let mut runs = read.collect::<Result<Vec<RunReport>>>()?;
         let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
@@ -89,23 +85,15 @@ impl Report {
         for (run, first) in runs.iter_mut().zip(repeats(&all)) {
             run.repeats = first;
         }
-        Ok(Self {
-            format: "firebrick.report",
-            version: 1,
-            program: env!("CARGO_PKG_VERSION"),
-            runs,
-        })
+        Ok(Self { format: "firebrick.report", version: 1, program: env!("CARGO_PKG_VERSION"), runs })
     }
 
     /// The report as JSON that can stand inside an HTML element: no `<` in it.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let text =
-            serde_json::to_string(self).expect("keys are strings, and numbers finite or none");
+        let text = serde_json::to_string(self).expect("keys are strings, and numbers finite or none");
         // only strings hold these, and there an escape means the same
-        text.replace('<', "\\u003c")
-            .replace('\u{2028}', "\\u2028")
-            .replace('\u{2029}', "\\u2029")
+        text.replace('<', "\\u003c").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
     }
 }
 
@@ -117,17 +105,16 @@ fn run(folder: &Path, room: Room) -> Result<RunReport> {
     let task = match parse(&yaml, &[]) {
         Ok(config) => config.task,
         Err(_) => {
-            notes.push("config.yaml was written by another version: what graders read in completions is not shown.".into());
+            notes.push(
+                "config.yaml was written by another version: what graders read in completions is not shown.".into(),
+            );
             None
         }
     };
     let mut noted = |met: Met, name: &str| notes.extend(met.note(name));
     let (metrics, met) = Scalars::read(&folder.join("metrics.jsonl"))?;
     noted(met, "metrics.jsonl");
-    let files = Files {
-        samples: &folder.join("samples.jsonl"),
-        tokens: &folder.join(TokenLog::FILE),
-    };
+    let files = Files { samples: &folder.join("samples.jsonl"), tokens: &folder.join(TokenLog::FILE) };
     let (tokens, met) = TokenIndex::read(files.tokens)?;
     let asked = settings.get(LOG_TOKENS).is_some_and(|groups| groups != "0");
     if asked || met != Met::Missing {
@@ -168,8 +155,7 @@ pub(super) fn config(folder: &Path) -> Result<String> {
     }
     let path = folder.join("config.yaml");
     if !path.is_file() {
-        let detail =
-            "it contains no run (no config.yaml); name the folder that the run's `output` is";
+        let detail = "it contains no run (no config.yaml); name the folder that the run's `output` is";
         return Err(refused(folder, detail.into()));
     }
     let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
@@ -177,10 +163,7 @@ pub(super) fn config(folder: &Path) -> Result<String> {
 }
 
 fn refused(path: &Path, detail: String) -> Error {
-    Error::Report {
-        path: path.to_owned(),
-        detail,
-    }
+    Error::Report { path: path.to_owned(), detail }
 }
 
 /// The timeline, where there is one that can be read.
@@ -193,10 +176,7 @@ fn timeline(folder: &Path, notes: &mut Vec<String>) -> Option<TimelineView> {
     match MemoryTimeline::load(folder) {
         Ok(timeline) => Some(TimelineView::new(timeline)),
         Err(error) => {
-            notes.push(format!(
-                "{} could not be read: {error}.",
-                MemoryTimeline::FILE
-            ));
+            notes.push(format!("{} could not be read: {error}.", MemoryTimeline::FILE));
             None
         }
     }
@@ -205,8 +185,6 @@ fn timeline(folder: &Path, notes: &mut Vec<String>) -> Option<TimelineView> {
 /// The last name of a folder's path.
 pub(super) fn name(folder: &Path) -> String {
     let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-    let last = whole
-        .file_name()
-        .map(|name| name.to_string_lossy().into_owned());
+    let last = whole.file_name().map(|name| name.to_string_lossy().into_owned());
     last.unwrap_or_else(|| folder.display().to_string())
 }

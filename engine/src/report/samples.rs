@@ -197,11 +197,7 @@ impl Index {
                 groups.push(((line.step, line.draw), Vec::new()));
                 groups.len() - 1
             });
-            groups[place].1.push(Row {
-                reward: line.reward,
-                truncated: line.finish == TRUNCATED,
-                span,
-            });
+            groups[place].1.push(Row { reward: line.reward, truncated: line.finish == TRUNCATED, span });
             true
         })?;
         index.groups.sort_by_key(|(key, _)| *key);
@@ -213,18 +209,13 @@ impl Index {
         groups
             .map(|(key, rows)| {
                 let rewards: Vec<f64> = rows.iter().filter_map(|row| row.reward).collect();
-                let equal =
-                    |pair: &[f64]| pair[0].partial_cmp(&pair[1]).is_some_and(Ordering::is_eq);
+                let equal = |pair: &[f64]| pair[0].partial_cmp(&pair[1]).is_some_and(Ordering::is_eq);
                 let same = rewards.windows(2).all(equal);
                 let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
                 GroupFacts {
                     size: rows.len(),
                     truncated: rows.iter().filter(|row| row.truncated).count(),
-                    mean: if mean.is_nan() {
-                        f64::NEG_INFINITY
-                    } else {
-                        mean
-                    },
+                    mean: if mean.is_nan() { f64::NEG_INFINITY } else { mean },
                     no_spread: rewards.len() > 1 && same,
                     tokens: tokens.contains(key),
                 }
@@ -232,13 +223,7 @@ impl Index {
             .collect()
     }
 
-    fn texts(
-        &self,
-        files: Files<'_>,
-        reader: &AnswerReader,
-        room: Room,
-        mut tokens: TokenIndex,
-    ) -> Result<Samples> {
+    fn texts(&self, files: Files<'_>, reader: &AnswerReader, room: Room, mut tokens: TokenIndex) -> Result<Samples> {
         let facts = self.facts(&tokens.groups());
         let selected = select(&facts, room.most);
         let shown: usize = selected.keys().map(|&at| facts[at].size).sum();
@@ -292,11 +277,8 @@ impl Index {
         let steps: BTreeSet<u64> = rows.iter().map(|(step, _)| *step).collect();
         let steps: Vec<u64> = steps.into_iter().collect();
         let steps_each = steps.len().div_ceil(COLUMNS).max(1);
-        let columns: HashMap<u64, usize> = steps
-            .iter()
-            .enumerate()
-            .map(|(at, &step)| (step, at / steps_each))
-            .collect();
+        let columns: HashMap<u64, usize> =
+            steps.iter().enumerate().map(|(at, &step)| (step, at / steps_each)).collect();
         let (values, bounds) = rewards(&rows);
         let count = values.len() - usize::from(bounds && !values.is_empty());
         let mut counts = vec![vec![0; count]; steps.len().div_ceil(steps_each)];
@@ -327,10 +309,7 @@ fn rewards(rows: &[(u64, f64)]) -> (Vec<f64>, bool) {
         return (values, false);
     }
     let fold = |from, pick: fn(f64, f64) -> f64| rows.iter().map(|row| row.1).fold(from, pick);
-    let (low, high) = (
-        fold(f64::INFINITY, f64::min),
-        fold(f64::NEG_INFINITY, f64::max),
-    );
+    let (low, high) = (fold(f64::INFINITY, f64::min), fold(f64::NEG_INFINITY, f64::max));
     let width = (high - low) / BINS as f64;
     let bounds = (0..=BINS).map(|at| low + width * at as f64);
     (bounds.collect(), true)
@@ -352,10 +331,7 @@ fn group(
         tags,
         prompt: Text::new(&first.prompt, longest),
         answer: Text::new(&first.answer, LONGEST_ANSWER),
-        samples: rows
-            .iter()
-            .map(|row| sample(row, reader, longest))
-            .collect(),
+        samples: rows.iter().map(|row| sample(row, reader, longest)).collect(),
     })
 }
 
@@ -365,9 +341,7 @@ fn sample(row: &Whole, reader: &AnswerReader, longest: usize) -> SampleView {
         sample: row.sample,
         text: Text::new(&row.completion, longest),
         reward: row.reward.into(),
-        parts: parts
-            .map(|(name, value)| (name.clone(), (*value).into()))
-            .collect(),
+        parts: parts.map(|(name, value)| (name.clone(), (*value).into())).collect(),
         advantage: row.advantage.into(),
         truncated: row.finish == TRUNCATED,
         tokens: row.tokens,
@@ -383,10 +357,7 @@ fn read_of(row: &Whole, reader: &AnswerReader) -> Vec<(String, Option<Text>)> {
     }
     let noted = row.readings.iter().map(|noted| {
         let text = noted.parsed.as_deref();
-        (
-            noted.reward.clone(),
-            text.map(|t| Text::new(t, LONGEST_ANSWER)),
-        )
+        (noted.reward.clone(), text.map(|t| Text::new(t, LONGEST_ANSWER)))
     });
     noted.collect()
 }

@@ -38,18 +38,16 @@ pub struct GroupFacts {
     pub tokens: bool,
 }
 
-/// Selects whole groups of at most `most` samples together, at least one group: the ends, then one of each list in turn. Gives
-/// the groups by index, with every reason.
+/// Selects whole groups of at most `most` samples together, at least one group: the ends, then one of each list in
+/// turn. Gives the groups by index, with every reason.
 pub fn select(groups: &[GroupFacts], most: usize) -> BTreeMap<usize, BTreeSet<Tag>> {
     let all: usize = groups.iter().map(|group| group.size).sum();
     let mut selected: BTreeMap<usize, BTreeSet<Tag>> = BTreeMap::new();
     if all <= most {
         selected = (0..groups.len()).map(|at| (at, BTreeSet::new())).collect();
     }
-    let mut lists: Vec<(Tag, std::vec::IntoIter<usize>)> = candidates(groups, most)
-        .into_iter()
-        .map(|(tag, list)| (tag, list.into_iter()))
-        .collect();
+    let mut lists: Vec<(Tag, std::vec::IntoIter<usize>)> =
+        candidates(groups, most).into_iter().map(|(tag, list)| (tag, list.into_iter())).collect();
     let mut taken = if all <= most { all } else { 0 };
     while !lists.is_empty() {
         lists.retain_mut(|(tag, list)| {
@@ -67,8 +65,8 @@ pub fn select(groups: &[GroupFacts], most: usize) -> BTreeMap<usize, BTreeSet<Ta
     selected
 }
 
-/// For each reason the groups that have it, the most telling first, at most a fifth of what is selected each but for those evenly
-/// between.
+/// For each reason the groups that have it, the most telling first, at most a fifth of what is selected each but for
+/// those evenly between.
 fn candidates(groups: &[GroupFacts], most: usize) -> Vec<(Tag, Vec<usize>)> {
     let count = groups.len();
     if count == 0 {
@@ -104,7 +102,8 @@ fn candidates(groups: &[GroupFacts], most: usize) -> Vec<(Tag, Vec<usize>)> {
     ]
 }
 
-/// A number from 0 to 1 for each index, whose order puts any beginning of the indices evenly: multiples of the golden ratio.
+/// A number from 0 to 1 for each index, whose order puts any beginning of the indices evenly: multiples of the golden
+/// ratio.
 pub fn scattered(at: usize) -> f64 {
     const GOLDEN: f64 = 0.618_033_988_749_894_9;
     (at as f64 * GOLDEN).fract()
@@ -113,11 +112,7 @@ pub fn scattered(at: usize) -> f64 {
 /// Up to `most` of `count` indices in an order every beginning of which is spread evenly.
 fn evenly(count: usize, most: usize) -> impl Iterator<Item = usize> {
     let at = move |k: usize| (scattered(k) * count as f64) as usize;
-    let tries = if count == 0 {
-        0
-    } else {
-        most.saturating_mul(2)
-    };
+    let tries = if count == 0 { 0 } else { most.saturating_mul(2) };
     (1..=tries).map(at).take(most)
 }
 
@@ -160,22 +155,13 @@ mod tests {
 
     #[test]
     fn of_groups_that_are_equally_good_some_of_all_times_are_selected() {
-        let same = GroupFacts {
-            size: 8,
-            truncated: 0,
-            mean: 0.0,
-            no_spread: true,
-            tokens: false,
-        };
+        let same = GroupFacts { size: 8, truncated: 0, mean: 0.0, no_spread: true, tokens: false };
         let selected = select(&vec![same; 1000], 400);
         for tag in [Tag::Best, Tag::Worst, Tag::NoSpread] {
             let tagged = selected.iter().filter(|(_, tags)| tags.contains(&tag));
             let late = tagged.clone().filter(|(at, _)| **at >= 500).count();
             let all = tagged.count();
-            assert!(
-                late >= all / 4 && late <= all - all / 4,
-                "{tag:?}: {late} of {all}"
-            );
+            assert!(late >= all / 4 && late <= all - all / 4, "{tag:?}: {late} of {all}");
         }
     }
 

@@ -9,8 +9,8 @@ pub type Settings = BTreeMap<String, String>;
 
 /// Flattens a configuration: `optim.lr` → `0.001`.
 pub fn settings(yaml: &str) -> Result<Settings> {
-    let root: Value = serde_saphyr::from_str(yaml)
-        .map_err(|e| Error::Config(format!("config.yaml is not YAML: {e}")))?;
+    let root: Value =
+        serde_saphyr::from_str(yaml).map_err(|e| Error::Config(format!("config.yaml is not YAML: {e}")))?;
     let mut found = Settings::new();
     if let Value::Object(root) = &root {
         flatten(root, "", &mut found);
@@ -33,7 +33,8 @@ fn flatten(section: &Map<String, Value>, prefix: &str, into: &mut Settings) {
     }
 }
 
-/// The index of the first run that each one repeats: itself, or one whose settings differ only in seeds and in `output`.
+/// The index of the first run that each one repeats: itself, or one whose settings differ only in seeds and in
+/// `output`.
 pub fn repeats(runs: &[Settings]) -> Vec<usize> {
     let own = |settings: &Settings| -> Settings {
         let mut own = settings.clone();
@@ -52,8 +53,7 @@ mod tests {
     #[test]
     fn runs_that_differ_in_a_seed_repeat_each_other() {
         let yaml = |seed: u32, lr: f64| {
-            let text =
-                format!("output: runs/{seed}\noptim: {{lr: {lr}}}\ntrainer: {{seed: {seed}}}\n");
+            let text = format!("output: runs/{seed}\noptim: {{lr: {lr}}}\ntrainer: {{seed: {seed}}}\n");
             settings(&text).unwrap()
         };
         let runs = [yaml(1, 0.1), yaml(2, 0.2), yaml(3, 0.1)];

@@ -69,11 +69,7 @@ impl Serialize for Text {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Whole(text) => serializer.serialize_str(text),
-            Self::Cut {
-                head,
-                left_out,
-                tail,
-            } => (head, left_out, tail).serialize(serializer),
+            Self::Cut { head, left_out, tail } => (head, left_out, tail).serialize(serializer),
         }
     }
 }
@@ -85,12 +81,7 @@ mod tests {
     #[test]
     fn a_long_text_keeps_its_beginning_and_its_end_and_says_what_is_left_out() {
         let text = format!("{}{}", "a".repeat(900), "é".repeat(100));
-        let Text::Cut {
-            head,
-            left_out,
-            tail,
-        } = Text::new(&text, 100)
-        else {
+        let Text::Cut { head, left_out, tail } = Text::new(&text, 100) else {
             panic!("1,100 bytes are more than 100");
         };
         assert_eq!(head, "a".repeat(60));

@@ -97,18 +97,14 @@ impl TokenIndex {
 
     /// Keeps those of some groups, and of these as many as have room, spread evenly.
     pub fn keep(&mut self, groups: &BTreeSet<(u64, u64)>, room: usize) {
-        self.spans
-            .retain(|(step, draw, _), _| groups.contains(&(*step, *draw)));
+        self.spans.retain(|(step, draw, _), _| groups.contains(&(*step, *draw)));
         let mut sizes: BTreeMap<(u64, u64), usize> = BTreeMap::new();
         for (step, draw, _) in self.spans.keys() {
             *sizes.entry((*step, *draw)).or_default() += 1;
         }
         let mut sizes: Vec<((u64, u64), usize)> = sizes.into_iter().collect();
-        let places: HashMap<(u64, u64), usize> = sizes
-            .iter()
-            .enumerate()
-            .map(|(at, (group, _))| (*group, at))
-            .collect();
+        let places: HashMap<(u64, u64), usize> =
+            sizes.iter().enumerate().map(|(at, (group, _))| (*group, at)).collect();
         sizes.sort_by(|(a, _), (b, _)| scattered(places[a]).total_cmp(&scattered(places[b])));
         let (most, mut taken) = ((room / LEAST_BYTES).max(1), 0);
         let kept: BTreeSet<(u64, u64)> = sizes
@@ -120,8 +116,7 @@ impl TokenIndex {
             })
             .map(|(group, _)| group)
             .collect();
-        self.spans
-            .retain(|(step, draw, _), _| kept.contains(&(*step, *draw)));
+        self.spans.retain(|(step, draw, _), _| kept.contains(&(*step, *draw)));
         self.room = room / self.spans.len().max(1);
     }
 
@@ -136,19 +131,15 @@ impl TokenIndex {
             fits
         });
         let count = within.count();
-        let numbers = |column: &[Option<f32>]| -> Vec<Number> {
-            column.iter().take(count).copied().map(number).collect()
-        };
+        let numbers =
+            |column: &[Option<f32>]| -> Vec<Number> { column.iter().take(count).copied().map(number).collect() };
         let masked = record.mask.iter().take(count).enumerate();
         Some(TokensView {
             sampler: numbers(&record.sampler_logp),
             trainer: record.trainer_logp.as_deref().map(numbers),
             mismatch: record.mismatch.as_deref().map(numbers),
             advantage: OneOrEach::of(numbers(&record.advantage)),
-            masked: masked
-                .filter(|(_, kept)| **kept == 0)
-                .map(|(at, _)| at)
-                .collect(),
+            masked: masked.filter(|(_, kept)| **kept == 0).map(|(at, _)| at).collect(),
             left_out: record.tokens.saturating_sub(count),
             pieces: record.pieces.into_iter().take(count).collect(),
         })

@@ -103,89 +103,44 @@ impl ViewUpdate {
     pub fn of_event(event: &Event<'_>, mode: Mode, folder: &Path) -> Vec<Self> {
         match event {
             Event::Ready { .. } => ready(event, folder),
-            Event::Phase { step, phase } => vec![Self::Phase {
-                step: *step,
-                phase: phase.name(),
-            }],
+            Event::Phase { step, phase } => vec![Self::Phase { step: *step, phase: phase.name() }],
             Event::Replanned { .. } => replanned(event, folder),
-            Event::Sft {
-                step,
-                steps,
-                metrics,
-            } => match mode {
-                Mode::Rl => vec![Self::WarmUp {
-                    step: *step,
-                    steps: *steps,
-                    loss: metrics.get("train/loss").copied(),
-                }],
+            Event::Sft { step, steps, metrics } => match mode {
+                Mode::Rl => vec![Self::WarmUp { step: *step, steps: *steps, loss: metrics.get("train/loss").copied() }],
                 Mode::Sft => vec![Self::metrics(*step, Some(*steps), metrics)],
             },
-            Event::Step {
-                step,
-                steps,
-                metrics,
-                report,
-            } => {
-                let samples = report.rollout.as_ref().map(|rollout| Self::Samples {
-                    step: *step,
-                    samples: samples(*step, rollout),
-                });
+            Event::Step { step, steps, metrics, report } => {
+                let samples = report
+                    .rollout
+                    .as_ref()
+                    .map(|rollout| Self::Samples { step: *step, samples: samples(*step, rollout) });
                 let memory = report.memory.as_ref();
                 let memory = memory.map(|memory| Self::Memory(most(&memory.readings)));
                 let metrics = Self::metrics(*step, Some(*steps), metrics);
-                [Some(metrics), samples, memory]
-                    .into_iter()
-                    .flatten()
-                    .collect()
+                [Some(metrics), samples, memory].into_iter().flatten().collect()
             }
             Event::Validated { step, metrics } => vec![Self::metrics(*step, None, metrics)],
             Event::Saved { path } => vec![Self::Note(saved(path))],
-            Event::Finished(summary) => vec![Self::Ended {
-                steps: summary.steps,
-            }],
+            Event::Finished(summary) => vec![Self::Ended { steps: summary.steps }],
         }
     }
 
     fn metrics(step: u64, steps: Option<u64>, metrics: &Metrics) -> Self {
         let finite = metrics.iter().filter(|(_, value)| value.is_finite());
         let named = finite.filter(|(name, _)| name.as_str() != GLOBAL_STEP);
-        Self::Metrics {
-            step,
-            steps,
-            metrics: named.map(|(name, value)| (name.clone(), *value)).collect(),
-        }
+        Self::Metrics { step, steps, metrics: named.map(|(name, value)| (name.clone(), *value)).collect() }
     }
 }
 
 fn ready(event: &Event<'_>, folder: &Path) -> Vec<ViewUpdate> {
-    let Event::Ready {
-        device,
-        params,
-        trainable,
-        resumed_from,
-        filtered,
-        validation,
-        ..
-    } = event
-    else {
+    let Event::Ready { device, params, trainable, resumed_from, filtered, validation, .. } = event else {
         return Vec::new();
     };
-    let mut news: Vec<ViewUpdate> = Planned::read(folder)
-        .map(ViewUpdate::Planned)
-        .into_iter()
-        .collect();
-    let of = if trainable < params {
-        format!("{trainable} of ")
-    } else {
-        String::new()
-    };
-    news.push(ViewUpdate::Note(format!(
-        "training {of}{params} parameters on {device}"
-    )));
+    let mut news: Vec<ViewUpdate> = Planned::read(folder).map(ViewUpdate::Planned).into_iter().collect();
+    let of = if trainable < params { format!("{trainable} of ") } else { String::new() };
+    news.push(ViewUpdate::Note(format!("training {of}{params} parameters on {device}")));
     if *resumed_from > 0 {
-        news.push(ViewUpdate::Note(format!(
-            "resumed after step {resumed_from}"
-        )));
+        news.push(ViewUpdate::Note(format!("resumed after step {resumed_from}")));
     }
     if *filtered > 0 {
         news.push(ViewUpdate::Warning(format!(
@@ -199,29 +154,18 @@ fn ready(event: &Event<'_>, folder: &Path) -> Vec<ViewUpdate> {
 }
 
 fn replanned(event: &Event<'_>, folder: &Path) -> Vec<ViewUpdate> {
-    let Event::Replanned {
-        phase,
-        step,
-        settings,
-        ..
-    } = event
-    else {
+    let Event::Replanned { phase, step, settings, .. } = event else {
         return Vec::new();
     };
-    let said = ViewUpdate::Warning(format!(
-        "out of memory in {phase} of step {step}; continues with {}",
-        settings.join(" ")
-    ));
+    let said =
+        ViewUpdate::Warning(format!("out of memory in {phase} of step {step}; continues with {}", settings.join(" ")));
     let plan = Planned::read(folder).map(ViewUpdate::Planned);
     [Some(said), plan].into_iter().flatten().collect()
 }
 
 fn saved(path: &Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy());
-    format!(
-        "saved {}",
-        name.unwrap_or_else(|| path.display().to_string().into())
-    )
+    format!("saved {}", name.unwrap_or_else(|| path.display().to_string().into()))
 }
 
 /// Most bytes of each phase: its peak where one is known, else what it held at its end.
@@ -248,11 +192,7 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<(Pick, Excerpt)> {
             let prompt = report.prompts.get(prompt as usize)?;
             let number = |value: f64| Some(value).filter(|value| value.is_finite());
             let parts = rollout.reward_parts.iter();
-            let finish = if rollout.finish == FinishReason::Length {
-                TRUNCATED
-            } else {
-                "stop"
-            };
+            let finish = if rollout.finish == FinishReason::Length { TRUNCATED } else { "stop" };
             let excerpt = Excerpt {
                 step,
                 draw: rollout.prompt_index,
@@ -260,9 +200,7 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<(Pick, Excerpt)> {
                 completion: rollout.text.clone(),
                 answer: prompt.example.answer.clone(),
                 reward: number(rollout.reward),
-                reward_parts: parts
-                    .map(|(name, value)| (name.clone(), number(*value)))
-                    .collect(),
+                reward_parts: parts.map(|(name, value)| (name.clone(), number(*value))).collect(),
                 advantage: number(rollout.mean_advantage()),
                 finish: finish.to_owned(),
                 tokens: rollout.completion.len() as u64,

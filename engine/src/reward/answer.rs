@@ -82,10 +82,7 @@ impl Answer<'_> {
     fn checked(&self, reward: Result<Reward, TaskError>) -> Result<Reward> {
         match reward {
             Ok(reward) if reward.total.is_finite() => Ok(reward),
-            Ok(reward) => Err(self.failed(format!(
-                "the reward is {}; rewards must be finite",
-                reward.total
-            ))),
+            Ok(reward) => Err(self.failed(format!("the reward is {}; rewards must be finite", reward.total))),
             Err(e) => Err(self.failed(e.to_string())),
         }
     }

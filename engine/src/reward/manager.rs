@@ -67,20 +67,13 @@ impl RewardManager {
                 BatchedReward::Program(_) => Kind::Program,
             });
         }
-        Ok(Self {
-            models,
-            programs,
-            order,
-        })
+        Ok(Self { models, programs, order })
     }
 
     /// The programs, with where the run stands.
     #[must_use]
     pub fn programs(&self, progress: Progress) -> Programs {
-        Programs {
-            progress,
-            ..self.programs.clone()
-        }
+        Programs { progress, ..self.programs.clone() }
     }
 
     /// What models and programs say. It changes nothing and can be run again after an error.
@@ -96,11 +89,7 @@ impl RewardManager {
     ///
     /// # Errors
     /// As [`Self::judge`].
-    pub fn judge_with(
-        &mut self,
-        answers: &[Answer<'_>],
-        said: &ProgramResults,
-    ) -> Result<Judgement> {
+    pub fn judge_with(&mut self, answers: &[Answer<'_>], said: &ProgramResults) -> Result<Judgement> {
         let mut notes = vec![Note::default(); answers.len()];
         let list = Arc::clone(&self.programs.list);
         // of no completions nothing is said
@@ -112,19 +101,13 @@ impl RewardManager {
         for kind in &self.order {
             scores.push(match kind {
                 Kind::Model => {
-                    let Some(model) = models.next() else {
-                        unreachable!("one of the models")
-                    };
+                    let Some(model) = models.next() else { unreachable!("one of the models") };
                     by_model(model, answers)?
                 }
                 Kind::Program => {
-                    let Some((program, outcomes)) = programs.next() else {
-                        unreachable!("one of the programs")
-                    };
+                    let Some((program, outcomes)) = programs.next() else { unreachable!("one of the programs") };
                     let outcomes = answers.iter().zip(outcomes).zip(&mut notes);
-                    outcomes
-                        .map(|((answer, outcome), note)| noted(program, answer, outcome, note))
-                        .collect()
+                    outcomes.map(|((answer, outcome), note)| noted(program, answer, outcome, note)).collect()
                 }
             });
         }
@@ -138,11 +121,9 @@ fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<f64>>
     let scores = model.score(rows.collect::<Result<_>>()?)?;
     match scores.iter().position(|s| !s.is_finite()) {
         None => Ok(scores),
-        Some(i) => Err(answers[i].failed(format!(
-            "reward `{}` returned {}; rewards must be finite",
-            model.name(),
-            scores[i]
-        ))),
+        Some(i) => {
+            Err(answers[i].failed(format!("reward `{}` returned {}; rewards must be finite", model.name(), scores[i])))
+        }
     }
 }
 
@@ -167,8 +148,7 @@ fn noted(program: &Program, answer: &Answer<'_>, outcome: &ProgramResult, note: 
     match outcome {
         Ok(verdict) => {
             let extra = verdict.extra.iter();
-            note.extra
-                .extend(extra.map(|(key, value)| (format!("{name}/{key}"), value.clone())));
+            note.extra.extend(extra.map(|(key, value)| (format!("{name}/{key}"), value.clone())));
             verdict.reward.unwrap_or(f64::NAN)
         }
         Err(reason) => {

@@ -1,11 +1,9 @@
 //! A reward model: a checkpoint with one label that scores a prompt with its completion.
 //!
-//! The score of a sequence is the head's number at its last real token, as transformers' `…ForSequenceClassification` reads it:
-//! the last one that is not the padding token of the model's config.
+//! The score of a sequence is the head's number at its last real token, as transformers' `…ForSequenceClassification`
+//! reads it: the last one that is not the padding token of the model's config.
 
-use crate::executor::{
-    BoundaryLog, Executor, Residency, ResidentModel, Runtime, kept_values, values_all,
-};
+use crate::executor::{BoundaryLog, Executor, Residency, ResidentModel, Runtime, kept_values, values_all};
 use crate::hub::{ModelFiles, model_folder};
 use crate::learner::score_cut;
 use crate::plan::{MemoryConfig, Role, Zero};
@@ -87,13 +85,10 @@ pub fn architecture(name: &str, config: &RewardModelConfig) -> Result<Arch> {
         ))
     };
     let folder = model_folder(&config.path, ModelFiles::Config)?;
-    let arch = Checkpoint::architecture(&folder)
-        .map_err(|e| refusal(name, &config.path, e.to_string()))?;
+    let arch = Checkpoint::architecture(&folder).map_err(|e| refusal(name, &config.path, e.to_string()))?;
     match arch.head {
         HeadKind::Scalar { bias: false } => Ok(arch),
-        HeadKind::Scalar { bias: true } => {
-            refused("it is a …ForTokenClassification model, which scores every token")
-        }
+        HeadKind::Scalar { bias: true } => refused("it is a …ForTokenClassification model, which scores every token"),
         HeadKind::LanguageModel => refused("it is a causal language model and has no score head"),
     }
 }
@@ -106,8 +101,9 @@ impl RewardModel {
     /// Loads a reward model onto its device, and sends it to where it waits.
     ///
     /// # Errors
-    /// As [`architecture`]; `Error::Config` too for another vocabulary than the policy's, or a precision that the device lacks;
-    /// `Error::Device` where its device cannot be opened, `Error::Model` where weights cannot be loaded, and those of its plan.
+    /// As [`architecture`]; `Error::Config` too for another vocabulary than the policy's, or a precision that the
+    /// device lacks; `Error::Device` where its device cannot be opened, `Error::Model` where weights cannot be loaded,
+    /// and those of its plan.
     pub fn open(name: &str, config: &RewardModelConfig, around: Surroundings<'_>) -> Result<Self> {
         let arch = architecture(name, config)?.in_precision(around.precision);
         let folder = model_folder(&config.path, ModelFiles::All)?;
@@ -118,11 +114,7 @@ impl RewardModel {
         let precision = around.precision.check(device);
         precision.map_err(|e| refusal(name, &config.path, e.to_string()))?;
         let is_own = device != around.device;
-        let accounts = if is_own {
-            Accounts::new()
-        } else {
-            Arc::clone(around.accounts)
-        };
+        let accounts = if is_own { Accounts::new() } else { Arc::clone(around.accounts) };
         let memory = around.memory;
         let limit = memory.limit.map(|limit| limit.0);
         let mut runtime = Runtime::new(device)
@@ -141,10 +133,7 @@ impl RewardModel {
         }
         let world = runtime.world().clone();
         let values = kept_values(&plan, &arch, &world);
-        let part = RankPart {
-            share: None,
-            values: Some(&values),
-        };
+        let part = RankPart { share: None, values: Some(&values) };
         let decoder = checkpoint.load_part(part, device)?;
         let placed = ResidentModel::new(decoder, plan, Role::RewardModel, &runtime.accounts);
         let mut placed = placed.shared_by(&world);
@@ -202,8 +191,7 @@ impl RewardModel {
         }
         if config.input == RewardInput::Chat && !own.has_chat_template() {
             return refused(
-                "`input: chat` needs a chat template, but its tokenizer has none; use `input: text`"
-                    .into(),
+                "`input: chat` needs a chat template, but its tokenizer has none; use `input: text`".into(),
             );
         }
         Ok(Some(own))
@@ -223,16 +211,11 @@ impl RewardModel {
         let Some(tokenizer) = &self.tokenizer else {
             return Ok([reading.prompt_tokens, reading.completion_tokens].concat());
         };
-        let turn = |role: &str, content: &str| Message {
-            role: role.to_owned(),
-            content: content.to_owned(),
-        };
+        let turn = |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
         let mut messages = match (self.input, reading.prompt) {
             (RewardInput::Chat, PromptText::Text(text)) => vec![turn("user", text)],
             (RewardInput::Chat, PromptText::Chat(messages)) => messages.clone(),
-            (RewardInput::Auto, PromptText::Chat(messages)) if tokenizer.has_chat_template() => {
-                messages.clone()
-            }
+            (RewardInput::Auto, PromptText::Chat(messages)) if tokenizer.has_chat_template() => messages.clone(),
             _ => {
                 let text = format!("{}{}", reading.prompt_text, reading.completion);
                 return Ok(tokenizer.encode(&text, true)?);
@@ -264,19 +247,16 @@ impl RewardModel {
         }
     }
 
-    /// Scores of token rows, in their order, in batches under its budget. The model visits its device for that. Ranks that share its
-    /// weights out call it together, each with rows of its own: all are dealt out anew, so that all gather as often.
+    /// Scores of token rows, in their order, in batches under its budget. The model visits its device for that. Ranks
+    /// that share its weights out call it together, each with rows of its own: all are dealt out anew, so that all
+    /// gather as often.
     ///
     /// # Errors
-    /// Where a rank failed or is gone; `Error::Budget` for a row beyond its budget of tokens; `Error::OutOfMemory` above `memory.limit`; `Error::Model` and `Error::Device`
-    /// where the device fails.
+    /// Where a rank failed or is gone; `Error::Budget` for a row beyond its budget of tokens; `Error::OutOfMemory`
+    /// above `memory.limit`; `Error::Model` and `Error::Device` where the device fails.
     pub fn score(&mut self, rows: Vec<Vec<u32>>) -> Result<Vec<f64>> {
         self.placed.set_residency(Residency::Pass)?;
-        let scored = if self.runtime.world().is_solo() {
-            self.scored(rows)
-        } else {
-            self.scored_together(&rows)
-        };
+        let scored = if self.runtime.world().is_solo() { self.scored(rows) } else { self.scored_together(&rows) };
         self.placed.set_residency(Residency::Idle)?;
         scored
     }
@@ -284,10 +264,8 @@ impl RewardModel {
     /// Scores of this rank's rows, among those of all.
     fn scored_together(&self, rows: &[Vec<u32>]) -> Result<Vec<f64>> {
         let world = self.runtime.world();
-        let all = world.gather(
-            |to| to.list(rows.iter(), |to, row| to.tokens(row)),
-            |from| from.list(Reader::tokens),
-        )?;
+        let all =
+            world.gather(|to| to.list(rows.iter(), |to, row| to.tokens(row)), |from| from.list(Reader::tokens))?;
         let before = all[..world.rank()].iter().map(Vec::len).sum::<usize>();
         let scores = self.scored(all.concat())?;
         Ok(scores[before..before + rows.len()].to_vec())
@@ -300,11 +278,7 @@ impl RewardModel {
         };
         let sequences: Vec<Sequence> = rows
             .into_iter()
-            .map(|row| Sequence {
-                positions: vec![last_real(&row)],
-                tokens: row,
-                ..Sequence::default()
-            })
+            .map(|row| Sequence { positions: vec![last_real(&row)], tokens: row, ..Sequence::default() })
             .collect();
         let ResidentModel { decoder, plan, .. } = &self.placed;
         let executor = Executor::new(plan, &self.runtime, 1.0).for_role(Role::RewardModel);

@@ -1,5 +1,6 @@
-//! Rewards that other programs compute: Python functions and commands, in several processes each. A group of completions is a call;
-//! a call that fails is repeated one completion at a time, so that one bad completion does not cost the others their rewards.
+//! Rewards that other programs compute: Python functions and commands, in several processes each. A group of
+//! completions is a call; a call that fails is repeated one completion at a time, so that one bad completion does not
+//! cost the others their rewards.
 
 mod protocol;
 mod queue;
@@ -54,12 +55,7 @@ impl Program {
             let (queue, worker) = (Arc::clone(&queue), first.take());
             thread::spawn(move || work(&name, &program, &queue, worker))
         });
-        Ok(Self {
-            name: name.to_owned(),
-            protocol,
-            threads: threads.collect(),
-            queue,
-        })
+        Ok(Self { name: name.to_owned(), protocol, threads: threads.collect(), queue })
     }
 
     /// Its name among the rewards.
@@ -68,7 +64,8 @@ impl Program {
         &self.name
     }
 
-    /// Asks it to judge the completions of a prompt of the task with this name. An error is of a row that lacks what it needs.
+    /// Asks it to judge the completions of a prompt of the task with this name. An error is of a row that lacks what it
+    /// needs.
     pub fn ask(&self, group: &[Answer<'_>], task: &str, progress: Progress) -> Result<Pending> {
         let samples = group.iter().map(|answer| {
             sample(&self.protocol, task, answer)
@@ -79,20 +76,13 @@ impl Program {
         let wanted = Arc::new(());
         let len = samples.len();
         self.queue.push(Job {
-            call: Arc::new(Call {
-                samples,
-                trainer_state: json!(progress),
-            }),
+            call: Arc::new(Call { samples, trainer_state: json!(progress) }),
             samples: (0..len).collect(),
             repeated: false,
             outcomes,
             wanted: Arc::downgrade(&wanted),
         });
-        Ok(Pending {
-            outcomes: coming,
-            len,
-            wanted,
-        })
+        Ok(Pending { outcomes: coming, len, wanted })
     }
 }
 
@@ -106,8 +96,8 @@ impl Drop for Program {
     }
 }
 
-/// Has the objects of the task's environments kept for a function that looks at them. Where these are no Python objects, refuses a
-/// function that cannot do without, and says once that another one gets none.
+/// Has the objects of the task's environments kept for a function that looks at them. Where these are no Python
+/// objects, refuses a function that cannot do without, and says once that another one gets none.
 fn check_environments(name: &str, protocol: &Protocol, task: &dyn Task) -> Result<(), String> {
     const INSTEAD: &str = "the environments of this task are no objects of a Python class; what they are worth is the part `environment` \
                            of the reward, and the tools' answers stand in `completions`";

@@ -49,9 +49,7 @@ pub fn write_json(to: &mut Writer, value: &impl Serialize) {
 pub fn read_json<T: DeserializeOwned>(from: &mut Reader<'_>) -> Result<T> {
     let text = from.text()?;
     serde_json::from_str(&text).map_err(|e| {
-        Error::Ranks(format!(
-            "what a rank says of a rollout cannot be read ({e}): run the same build on every rank"
-        ))
+        Error::Ranks(format!("what a rank says of a rollout cannot be read ({e}): run the same build on every rank"))
     })
 }
 
@@ -61,16 +59,7 @@ fn read_routes(from: &mut Reader<'_>) -> Result<Option<Arc<Routes>>> {
 
 /// Writes a completion.
 pub fn write_sample(to: &mut Writer, sample: &Sample) {
-    let Sample {
-        request,
-        sample,
-        tokens,
-        logps,
-        full_logps,
-        inserted,
-        finish,
-        routes,
-    } = sample;
+    let Sample { request, sample, tokens, logps, full_logps, inserted, finish, routes } = sample;
     to.number(*request as u64);
     to.number(*sample as u64);
     to.tokens(tokens);
@@ -171,12 +160,7 @@ pub fn read_rollout(from: &mut Reader<'_>) -> Result<Rollout> {
         columns: TokenColumns::from_columns(from.list(|r| r.option(Reader::floats))?),
         finish: read_finish(from)?,
         routes: read_routes(from)?,
-        rerouted: from.option(|r| {
-            Ok(Rerouted {
-                tokens: r.count()?,
-                others: r.count()?,
-            })
-        })?,
+        rerouted: from.option(|r| Ok(Rerouted { tokens: r.count()?, others: r.count()? }))?,
         policy_version: from.number()?,
         reward: from.float()?,
         reward_parts: from.list(|r| Ok((r.text()?, r.float()?)))?,
@@ -206,10 +190,7 @@ mod tests {
             prompt: vec![1, 2],
             completion: vec![3, u32::MAX],
             inserted: std::iter::once(1..2).collect(),
-            turns: vec![Message {
-                role: "tool".into(),
-                content: "5".into(),
-            }],
+            turns: vec![Message { role: "tool".into(), content: "5".into() }],
             text: "ähnlich\n".into(),
             columns: TokenColumns {
                 sampler_logp: Some(vec![-0.1, f64::NEG_INFINITY]),
@@ -218,22 +199,14 @@ mod tests {
             },
             finish: FinishReason::Length,
             routes: Some(Arc::new(Routes::from_rows(&[&[0, 7], &[3, 1]]))),
-            rerouted: Some(Rerouted {
-                tokens: 4,
-                others: 1,
-            }),
+            rerouted: Some(Rerouted { tokens: 4, others: 1 }),
             policy_version: 4,
             reward: 0.1 + 0.2,
             reward_parts: vec![("exact".into(), 1.0), ("absent".into(), f64::NAN)],
             reward_weights: vec![1.0, 0.5],
             reward_extra: extra.as_object().unwrap().clone(),
             reward_error: Some("no answer".into()),
-            readings: vec![Reading {
-                reward: "exact".into(),
-                parsed: None,
-                gold: Some("5".into()),
-                undecided: None,
-            }],
+            readings: vec![Reading { reward: "exact".into(), parsed: None, gold: Some("5".into()), undecided: None }],
             baseline: Some(-0.0),
             mask: vec![true, false],
             penalized_reward: 0.3,

@@ -81,9 +81,7 @@ impl Arithmetic {
         }
         let operands = 10u64.pow(config.difficulty);
         let space = operands * operands * config.operations.all().len() as u64;
-        let validation = config
-            .validation_size
-            .unwrap_or(DEFAULT_VALIDATION.min(space / 5));
+        let validation = config.validation_size.unwrap_or(DEFAULT_VALIDATION.min(space / 5));
         if validation >= space {
             let detail = format!(
                 "there are {space} problems, so holding out {validation} leaves none to train on; expected at most {}: lower \
@@ -150,37 +148,23 @@ impl Task for Arithmetic {
         let digits = self.padded_digits.unwrap_or(0);
         let answer = format!("{result:0width$}", width = operation.width(digits));
         let symbol = operation.symbol().to_string();
-        let fields = [
-            ("a", json!(a)),
-            ("b", json!(b)),
-            ("operation", json!(symbol)),
-        ];
+        let fields = [("a", json!(a)), ("b", json!(b)), ("operation", json!(symbol))];
         Ok(Example {
             prompt: PromptText::Text(format!("{a:0digits$}{symbol}{b:0digits$}=")),
             solution: Some(answer.clone()),
             answer,
-            fields: fields
-                .into_iter()
-                .map(|(key, value)| (key.to_owned(), value))
-                .collect(),
+            fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
         })
     }
 
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
         if self.partial {
-            return Ok(Reward::single(
-                "partial",
-                share_right(&example.answer, completion),
-            ));
+            return Ok(Reward::single("partial", share_right(&example.answer, completion)));
         }
         self.validation_reward(example, completion)
     }
 
-    fn validation_reward(
-        &self,
-        example: &Example,
-        completion: &Completion<'_>,
-    ) -> Result<Reward, TaskError> {
+    fn validation_reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
         let correct = completion.finished && completion.text.trim() == example.answer;
         let reward = Reward::single("correct", if correct { 1.0 } else { 0.0 });
         Ok(reward.judged(correct, completion.text.trim(), &example.answer))
@@ -192,11 +176,7 @@ impl Task for Arithmetic {
 fn share_right(answer: &str, completion: &Completion<'_>) -> f64 {
     let text = completion.text.trim();
     let (wanted, found) = (answer.chars().count(), text.chars().count());
-    let right = answer
-        .chars()
-        .zip(text.chars())
-        .filter(|(a, b)| a == b)
-        .count();
+    let right = answer.chars().zip(text.chars()).filter(|(a, b)| a == b).count();
     let ended = usize::from(completion.finished && found == wanted);
     (right + ended) as f64 / (wanted.max(found) + 1) as f64
 }
@@ -218,9 +198,7 @@ mod tests {
     }
 
     fn refused(json: &str) -> String {
-        Arithmetic::new(&config(json))
-            .expect_err("refused")
-            .to_string()
+        Arithmetic::new(&config(json)).expect_err("refused").to_string()
     }
 
     fn prompt(task: &Arithmetic, split: Split, index: u64) -> String {
@@ -231,12 +209,7 @@ mod tests {
     }
 
     fn answered(text: &str, finished: bool) -> Completion<'_> {
-        Completion {
-            text,
-            tokens: &[],
-            finished,
-            max_tokens: 8,
-        }
+        Completion { text, tokens: &[], finished, max_tokens: 8 }
     }
 
     #[test]
@@ -246,14 +219,8 @@ mod tests {
         for index in 0..300 {
             let example = task.example(Split::Train, index).expect("example");
             let text = prompt(&task, Split::Train, index);
-            let symbol = example.fields["operation"]
-                .as_str()
-                .expect("operation")
-                .to_owned();
-            let (a, b) = text
-                .trim_end_matches('=')
-                .split_once(&symbol)
-                .expect("a sum");
+            let symbol = example.fields["operation"].as_str().expect("operation").to_owned();
+            let (a, b) = text.trim_end_matches('=').split_once(&symbol).expect("a sum");
             let (a, b): (i64, i64) = (a.parse().expect("a"), b.parse().expect("b"));
             let expected = match symbol.as_str() {
                 "+" => a + b,
@@ -262,11 +229,7 @@ mod tests {
             };
             assert_eq!(example.answer, expected.to_string(), "{text}");
             assert_eq!(example.solution.as_deref(), Some(example.answer.as_str()));
-            assert!(
-                text.chars()
-                    .chain(example.answer.chars())
-                    .all(|c| alphabet().contains(c))
-            );
+            assert!(text.chars().chain(example.answer.chars()).all(|c| alphabet().contains(c)));
             seen.insert(symbol);
         }
         assert_eq!(seen.len(), 3, "every operation occurs");
@@ -275,13 +238,8 @@ mod tests {
     #[test]
     fn one_digit_sums_train_on_every_problem_that_is_not_held_out() {
         let task = task("{}");
-        assert_eq!(
-            (task.len(Split::Train), task.len(Split::Validation)),
-            (None, Some(20))
-        );
-        let held_out: HashSet<String> = (0..20)
-            .map(|i| prompt(&task, Split::Validation, i))
-            .collect();
+        assert_eq!((task.len(Split::Train), task.len(Split::Validation)), (None, Some(20)));
+        let held_out: HashSet<String> = (0..20).map(|i| prompt(&task, Split::Validation, i)).collect();
         let epoch: HashSet<String> = (0..80).map(|i| prompt(&task, Split::Train, i)).collect();
         assert_eq!((held_out.len(), epoch.len()), (20, 80));
         assert!(held_out.is_disjoint(&epoch));
@@ -289,13 +247,8 @@ mod tests {
 
     #[test]
     fn the_seed_changes_the_order_of_training_but_not_what_is_held_out() {
-        let (a, b) = (
-            task(r#"{"difficulty": 2}"#),
-            task(r#"{"difficulty": 2, "seed": 1}"#),
-        );
-        let all = |task: &Arithmetic, split| -> Vec<String> {
-            (0..200).map(|i| prompt(task, split, i)).collect()
-        };
+        let (a, b) = (task(r#"{"difficulty": 2}"#), task(r#"{"difficulty": 2, "seed": 1}"#));
+        let all = |task: &Arithmetic, split| -> Vec<String> { (0..200).map(|i| prompt(task, split, i)).collect() };
         assert_eq!(all(&a, Split::Validation), all(&b, Split::Validation));
         assert_ne!(all(&a, Split::Train), all(&b, Split::Train));
         assert_eq!(all(&a, Split::Train), all(&a.clone(), Split::Train));
@@ -314,15 +267,8 @@ mod tests {
             let width = if operations == "*" { 4 } else { 3 };
             for index in 0..50 {
                 let example = task.example(Split::Train, index).expect("an example");
-                let PromptText::Text(prompt) = &example.prompt else {
-                    panic!("a text")
-                };
-                assert_eq!(
-                    (prompt.len(), example.answer.len()),
-                    (6, width),
-                    "{prompt}{}",
-                    example.answer
-                );
+                let PromptText::Text(prompt) = &example.prompt else { panic!("a text") };
+                assert_eq!((prompt.len(), example.answer.len()), (6, width), "{prompt}{}", example.answer);
                 let (a, b) = (prompt[..2].parse::<i64>(), prompt[3..5].parse::<i64>());
                 let (a, b) = (a.expect("a number"), b.expect("a number"));
                 let result = match operations {
@@ -344,12 +290,7 @@ mod tests {
             solution: None,
             fields: serde_json::Map::new(),
         };
-        let pays = |text, finished| {
-            task.reward(&example, &answered(text, finished))
-                .expect("judged")
-                .total
-                > 0.5
-        };
+        let pays = |text, finished| task.reward(&example, &answered(text, finished)).expect("judged").total > 0.5;
         assert!(pays("42", true) && pays(" 42\n", true));
         assert!(!pays("42", false) && !pays("42.", true) && !pays("042", true) && !pays("", true));
     }
@@ -359,20 +300,14 @@ mod tests {
         let task = task(r#"{"partial": true}"#);
         let mut example = task.example(Split::Train, 0).expect("example");
         example.answer = "123".into();
-        let share = |text, finished| {
-            task.reward(&example, &answered(text, finished))
-                .expect("judged")
-                .total
-        };
+        let share = |text, finished| task.reward(&example, &answered(text, finished)).expect("judged").total;
         assert!((share("123", true) - 1.0).abs() < 1e-12);
         assert!((share("123", false) - 0.75).abs() < 1e-12);
         assert!((share("124", true) - 0.75).abs() < 1e-12);
         assert!((share("12", true) - 0.5).abs() < 1e-12);
         assert!(share("", true).abs() < 1e-12);
         assert!(share("1231111111", true) < 0.3, "rambling on does not pay");
-        let validation = task
-            .validation_reward(&example, &answered("124", true))
-            .expect("judged");
+        let validation = task.validation_reward(&example, &answered("124", true)).expect("judged");
         assert_eq!(validation.parts, [("correct".to_owned(), 0.0)]);
         assert_eq!(validation.correct, Some(false));
     }
@@ -384,15 +319,8 @@ mod tests {
             "`task.validation_size`: there are 100 problems, so holding out 100 leaves none to \
              train on; expected at most 99: lower it or raise `task.difficulty`"
         );
-        assert_eq!(
-            refused(r#"{"difficulty": 7}"#),
-            "`task.difficulty`: expected 1 to 6 digits, found 7"
-        );
-        let operations = |json: &str| {
-            serde_json::from_str::<ArithmeticConfig>(json)
-                .expect_err("refused")
-                .to_string()
-        };
+        assert_eq!(refused(r#"{"difficulty": 7}"#), "`task.difficulty`: expected 1 to 6 digits, found 7");
+        let operations = |json: &str| serde_json::from_str::<ArithmeticConfig>(json).expect_err("refused").to_string();
         assert!(operations(r#"{"operations": "+/"}"#).contains("of `+-*`, found `/` in \"+/\""));
         assert!(operations(r#"{"operations": ""}"#).contains("at least one of `+-*`"));
         assert!(operations(r#"{"operations": "++"}"#).contains("`+` is repeated"));
@@ -400,14 +328,8 @@ mod tests {
 
     #[test]
     fn validation_ends_where_it_says() {
-        let error = task("{}")
-            .example(Split::Validation, 20)
-            .expect_err("refused")
-            .to_string();
-        assert_eq!(
-            error,
-            "task `arithmetic` has 20 validation examples; there is no example 20 (from 0)"
-        );
+        let error = task("{}").example(Split::Validation, 20).expect_err("refused").to_string();
+        assert_eq!(error, "task `arithmetic` has 20 validation examples; there is no example 20 (from 0)");
     }
 
     proptest! {

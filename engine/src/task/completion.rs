@@ -24,7 +24,8 @@ pub struct Reward {
     pub parts: Vec<(String, f64)>,
     /// Each part's weight, in the same order.
     pub weights: Vec<f64>,
-    /// Whether the completion is right, where a part says so by comparing it with the ground truth: the first of them does.
+    /// Whether the completion is right, where a part says so by comparing it with the ground truth: the first of them
+    /// does.
     pub correct: Option<bool>,
     /// What rules read in the completion, beside what they compared it with.
     pub readings: Vec<Reading>,
@@ -34,12 +35,7 @@ impl Reward {
     /// A reward of one part with weight 1.
     #[must_use]
     pub fn single(name: impl Into<String>, value: f64) -> Self {
-        Self {
-            total: value,
-            parts: vec![(name.into(), value)],
-            weights: vec![1.0],
-            ..Self::default()
-        }
+        Self { total: value, parts: vec![(name.into(), value)], weights: vec![1.0], ..Self::default() }
     }
 
     /// With a judgement of what was read, beside the ground truth.

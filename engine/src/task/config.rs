@@ -73,27 +73,16 @@ mod tests {
         let task = config.build(Path::new(".")).expect("builds");
         assert_eq!(task.name(), "arithmetic");
         let written = serde_json::to_string(&config).expect("writes");
-        assert_eq!(
-            serde_json::from_str::<TaskConfig>(&written).expect("reads back"),
-            config
-        );
+        assert_eq!(serde_json::from_str::<TaskConfig>(&written).expect("reads back"), config);
     }
 
     #[test]
     fn unknown_kinds_and_keys_are_rejected() {
-        let error = |json: &str| {
-            serde_json::from_str::<TaskConfig>(json)
-                .expect_err("refused")
-                .to_string()
-        };
+        let error = |json: &str| serde_json::from_str::<TaskConfig>(json).expect_err("refused").to_string();
         assert!(error(r#"{"kind": "arithmetics"}"#).contains("unknown variant `arithmetics`"));
+        assert!(error(r#"{"kind": "arithmetic", "dificulty": 1}"#).contains("unknown field `dificulty`"));
         assert!(
-            error(r#"{"kind": "arithmetic", "dificulty": 1}"#)
-                .contains("unknown field `dificulty`")
-        );
-        assert!(
-            error(r#"{"kind": "jsonl", "train": "a", "rewards": [], "promt": ""}"#)
-                .contains("unknown field `promt`")
+            error(r#"{"kind": "jsonl", "train": "a", "rewards": [], "promt": ""}"#).contains("unknown field `promt`")
         );
     }
 }

@@ -1,7 +1,7 @@
 //! Generated countdown problems: reach a target with given numbers.
 //!
-//! A problem is made from its solution, so each has one. Which problems are held out is decided by a hash of the problem itself:
-//! training never draws one of them, under any seed.
+//! A problem is made from its solution, so each has one. Which problems are held out is decided by a hash of the
+//! problem itself: training never draws one of them, under any seed.
 
 use std::collections::HashSet;
 
@@ -47,9 +47,7 @@ pub struct CountdownConfig {
 }
 
 /// How a problem is put.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CountdownStyle {
     /// In words, the answer between `<answer>` and `</answer>`.
@@ -100,10 +98,7 @@ impl Countdown {
             let detail = format!("expected 2 to 6 numbers, found {}", config.numbers);
             return Err(refused("numbers", detail));
         }
-        for (key, most) in [
-            ("max_number", config.max_number),
-            ("max_target", config.max_target),
-        ] {
+        for (key, most) in [("max_number", config.max_number), ("max_target", config.max_target)] {
             if !(1..=LARGEST).contains(&most) {
                 let detail = format!("expected 1 to {LARGEST}, found {most}");
                 return Err(refused(key, detail));
@@ -117,17 +112,10 @@ impl Countdown {
         let known = operations.iter().all(|c| "+-*/".contains(*c));
         let distinct: HashSet<&char> = operations.iter().collect();
         if operations.is_empty() || !known || distinct.len() != operations.len() {
-            let detail = format!(
-                "expected one or more of `+-*/`, each once, found {:?}",
-                config.operations
-            );
+            let detail = format!("expected one or more of `+-*/`, each once, found {:?}", config.operations);
             return Err(refused("operations", detail));
         }
-        let mut task = Self {
-            config: config.clone(),
-            operations,
-            validation: Vec::new(),
-        };
+        let mut task = Self { config: config.clone(), operations, validation: Vec::new() };
         task.validation = task.held_out()?;
         task.puzzle(Split::Train, config.seed, 0)?;
         Ok(task)
@@ -170,9 +158,8 @@ impl Countdown {
     /// A problem, if these draws give one.
     fn draw(&self, draws: &mut Stream) -> Option<Puzzle> {
         let config = &self.config;
-        let numbers: Vec<i64> = (0..config.numbers)
-            .map(|_| 1 + i64::from(draws.below(config.max_number as u32)))
-            .collect();
+        let numbers: Vec<i64> =
+            (0..config.numbers).map(|_| 1 + i64::from(draws.below(config.max_number as u32))).collect();
         let mut terms: Vec<Term> = numbers.iter().map(|&n| Term::number(n)).collect();
         while terms.len() > 1 {
             let a = terms.swap_remove(draws.below(terms.len() as u32) as usize);
@@ -186,10 +173,9 @@ impl Countdown {
         }
         let term = terms.pop()?;
         let target = term.value;
-        (1..=config.max_target).contains(&target).then_some(Puzzle {
-            problem: CountdownProblem { target, numbers },
-            solution: term.text,
-        })
+        (1..=config.max_target)
+            .contains(&target)
+            .then_some(Puzzle { problem: CountdownProblem { target, numbers }, solution: term.text })
     }
 
     fn prompt(&self, problem: &CountdownProblem) -> String {
@@ -212,10 +198,8 @@ impl Countdown {
 
 /// What a completion is worth; `near` is paid for an expression that misses the target.
 fn judge(example: &Example, completion: &Completion<'_>, near: f64) -> Result<Reward, TaskError> {
-    let problem = CountdownProblem::parse(&example.answer).map_err(|reason| TaskError::Reward {
-        reward: "countdown".to_owned(),
-        reason,
-    })?;
+    let problem = CountdownProblem::parse(&example.answer)
+        .map_err(|reason| TaskError::Reward { reward: "countdown".to_owned(), reason })?;
     let found = countdown_answer(completion.text).unwrap_or_default();
     let reached = problem.reached(found, true);
     let value = match reached {
@@ -234,11 +218,7 @@ fn split_of(problem: &CountdownProblem) -> Split {
         let mixed = philox([number as u32, 0, 0, 0], hash);
         hash = [mixed[0], mixed[1]];
     }
-    if hash[0].is_multiple_of(SHARE) {
-        Split::Validation
-    } else {
-        Split::Train
-    }
+    if hash[0].is_multiple_of(SHARE) { Split::Validation } else { Split::Train }
 }
 
 /// A part of a solution: its value, its text, and the sign that binds it least.
@@ -250,11 +230,7 @@ struct Term {
 
 impl Term {
     fn number(value: i64) -> Self {
-        Self {
-            value,
-            text: value.to_string(),
-            sign: None,
-        }
+        Self { value, text: value.to_string(), sign: None }
     }
 
     /// Two terms with a sign between them, where the result is a whole number above 0 that is not too large.
@@ -267,11 +243,7 @@ impl Term {
             _ => return None,
         };
         let bracketed = |term: &Self, needed: bool| {
-            if needed {
-                format!("({})", term.text)
-            } else {
-                term.text.clone()
-            }
+            if needed { format!("({})", term.text) } else { term.text.clone() }
         };
         let loose = |term: &Self| matches!(term.sign, Some('+' | '-'));
         let left = bracketed(self, matches!(sign, '*' | '/') && loose(self));
@@ -281,11 +253,7 @@ impl Term {
             _ => other.sign.is_some(),
         };
         let right = bracketed(other, right);
-        (1..=LARGEST).contains(&value).then(|| Self {
-            value,
-            text: format!("{left}{sign}{right}"),
-            sign: Some(sign),
-        })
+        (1..=LARGEST).contains(&value).then(|| Self { value, text: format!("{left}{sign}{right}"), sign: Some(sign) })
     }
 }
 
@@ -327,18 +295,12 @@ impl Task for Countdown {
             CountdownStyle::Words => format!("<answer>{solution}</answer>"),
             CountdownStyle::Short => solution,
         };
-        let fields = [
-            ("numbers", json!(problem.numbers)),
-            ("target", json!(problem.target)),
-        ];
+        let fields = [("numbers", json!(problem.numbers)), ("target", json!(problem.target))];
         Ok(Example {
             prompt: PromptText::Text(self.prompt(&problem)),
             answer: problem.to_string(),
             solution: Some(solution),
-            fields: fields
-                .into_iter()
-                .map(|(key, value)| (key.to_owned(), value))
-                .collect(),
+            fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
         })
     }
 
@@ -346,11 +308,7 @@ impl Task for Countdown {
         judge(example, completion, self.config.format_score)
     }
 
-    fn validation_reward(
-        &self,
-        example: &Example,
-        completion: &Completion<'_>,
-    ) -> Result<Reward, TaskError> {
+    fn validation_reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
         judge(example, completion, 0.0)
     }
 }

@@ -1,8 +1,8 @@
 //! Environments: what answers the turns of a model with more of the conversation.
 //!
-//! A rollout has an environment of its own. It is reset with the rollout's example, then asked after every turn of the model, and at
-//! the end what the rollout was worth. Environments that start alike and are told the same have to answer the same: a rollout is
-//! tried again in a fresh one, and a resumed run repeats its steps.
+//! A rollout has an environment of its own. It is reset with the rollout's example, then asked after every turn of the
+//! model, and at the end what the rollout was worth. Environments that start alike and are told the same have to answer
+//! the same: a rollout is tried again in a fresh one, and a resumed run repeats its steps.
 
 mod calculator;
 mod config;
@@ -26,8 +26,8 @@ pub const TOOL: &str = "tool";
 
 /// What answers the turns of one rollout.
 pub trait Environment: Send {
-    /// Begins anew with an example. The text, if there is one, is appended to the last message of the prompt that the user wrote; it
-    /// depends on the example alone, as all rollouts of a group have the same prompt.
+    /// Begins anew with an example. The text, if there is one, is appended to the last message of the prompt that the
+    /// user wrote; it depends on the example alone, as all rollouts of a group have the same prompt.
     ///
     /// # Errors
     /// Where it cannot begin.
@@ -39,8 +39,8 @@ pub trait Environment: Send {
     /// Where it cannot answer, which is another thing than a call that a tool refuses: that is an answer.
     fn step(&mut self, turn: &Turn) -> Result<Observation, EnvironmentError>;
 
-    /// What the rollout was worth, as a part of the reward with the name `environment`; none where the task's rewards say all there is
-    /// to say. Asked once, after the last turn.
+    /// What the rollout was worth, as a part of the reward with the name `environment`; none where the task's rewards
+    /// say all there is to say. Asked once, after the last turn.
     ///
     /// # Errors
     /// Where it cannot be computed.
@@ -48,8 +48,8 @@ pub trait Environment: Send {
         Ok(None)
     }
 
-    /// How a reward function in another process makes a copy of the object behind it, after its last turn; none where nobody wants one
-    /// ([`Environments::keep_objects`]).
+    /// How a reward function in another process makes a copy of the object behind it, after its last turn; none where
+    /// nobody wants one ([`Environments::keep_objects`]).
     ///
     /// # Errors
     /// Where the environment is gone. An object that cannot be copied is none: the reward function is told why.
@@ -63,11 +63,12 @@ pub trait Environments: Send + Sync {
     /// The tools that they have, as the list of JSON schemas that chat templates are given.
     fn tools(&self) -> &Value;
 
-    /// Makes the environment of a rollout, to be reset before its first turn. `worker` is one of [`Environments::workers`].
+    /// Makes the environment of a rollout, to be reset before its first turn. `worker` is one of
+    /// [`Environments::workers`].
     fn make(&self, worker: usize) -> Box<dyn Environment>;
 
-    /// Threads that ask them, while others are sampled; an environment is asked by one alone. 0: they answer in no time, and the
-    /// sampler asks them itself.
+    /// Threads that ask them, while others are sampled; an environment is asked by one alone. 0: they answer in no
+    /// time, and the sampler asks them itself.
     fn workers(&self) -> usize {
         0
     }
@@ -108,12 +109,9 @@ impl Observation {
         Self::default()
     }
 
-    /// A message of the role `tool` for every call of a turn. `call` is asked for what a call gives; what it refuses becomes a message
-    /// too, so that the model may try again: `{"error": REASON}`, as in TRL.
-    pub fn of_calls(
-        turn: &Turn,
-        mut call: impl FnMut(&ToolCall) -> Result<String, String>,
-    ) -> Self {
+    /// A message of the role `tool` for every call of a turn. `call` is asked for what a call gives; what it refuses
+    /// becomes a message too, so that the model may try again: `{"error": REASON}`, as in TRL.
+    pub fn of_calls(turn: &Turn, mut call: impl FnMut(&ToolCall) -> Result<String, String>) -> Self {
         let mut observation = Self::default();
         for own in &turn.calls {
             let said = own.as_ref().map_err(Clone::clone).and_then(&mut call);
@@ -125,12 +123,8 @@ impl Observation {
     /// Adds what a tool said.
     pub fn add(&mut self, said: Result<String, String>) {
         self.failed_calls += usize::from(said.is_err());
-        let content =
-            said.unwrap_or_else(|reason| serde_json::json!({"error": reason}).to_string());
-        self.messages.push(Message {
-            role: TOOL.to_owned(),
-            content,
-        });
+        let content = said.unwrap_or_else(|reason| serde_json::json!({"error": reason}).to_string());
+        self.messages.push(Message { role: TOOL.to_owned(), content });
     }
 }
 
@@ -147,10 +141,7 @@ impl EnvironmentError {
     /// A failure of its own.
     #[must_use]
     pub fn new(reason: impl Into<String>) -> Self {
-        Self {
-            reason: reason.into(),
-            own: true,
-        }
+        Self { reason: reason.into(), own: true }
     }
 }
 

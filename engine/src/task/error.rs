@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crate::hub::HubError;
 
-/// Errors of tasks and rewards. A message includes its cause, which [`source`](std::error::Error::source) therefore does not give
-/// again.
+/// Errors of tasks and rewards. A message includes its cause, which [`source`](std::error::Error::source) therefore
+/// does not give again.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     /// A dataset file could not be read.
@@ -45,9 +45,7 @@ pub enum TaskError {
         detail: String,
     },
     /// A row is not there any more as it was checked.
-    #[error(
-        "{place}: the file was changed after the run had checked it ({detail}); start the run again"
-    )]
+    #[error("{place}: the file was changed after the run had checked it ({detail}); start the run again")]
     Changed {
         /// File and row.
         place: RowLocation,
@@ -154,9 +152,7 @@ impl TaskError {
     #[must_use]
     pub fn setting(&self) -> Option<&str> {
         match self {
-            Self::Read { setting, .. }
-            | Self::Hub { setting, .. }
-            | Self::Empty { setting, .. } => Some(setting),
+            Self::Read { setting, .. } | Self::Hub { setting, .. } | Self::Empty { setting, .. } => Some(setting),
             Self::MissingField { setting, .. }
             | Self::BadField { setting, .. }
             | Self::Template { setting, .. }
@@ -172,10 +168,7 @@ impl TaskError {
 
     /// A [`TaskError::Config`].
     pub(crate) fn config(setting: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::Config {
-            setting: setting.into(),
-            detail: detail.into(),
-        }
+        Self::Config { setting: setting.into(), detail: detail.into() }
     }
 }
 

@@ -45,12 +45,7 @@ impl Example {
     /// A text prompt and the ground truth that its completions are compared with; no demonstration, no row.
     #[must_use]
     pub fn text(prompt: impl Into<String>, answer: impl Into<String>) -> Self {
-        Self {
-            prompt: PromptText::Text(prompt.into()),
-            answer: answer.into(),
-            solution: None,
-            fields: Map::new(),
-        }
+        Self { prompt: PromptText::Text(prompt.into()), answer: answer.into(), solution: None, fields: Map::new() }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Rows of files as a task.
 //!
-//! Every row is made into its example once when the task is built, so a field that is missing from row 70,000 stops the run
-//! before its first step. What is kept is where rows are, or their compressed text: an example is made again when it is drawn.
+//! Every row is made into its example once when the task is built, so a field that is missing from row 70,000 stops the
+//! run before its first step. What is kept is where rows are, or their compressed text: an example is made again when
+//! it is drawn.
 
 mod config;
 
@@ -15,8 +16,8 @@ use super::recipe::Recipe;
 use super::rows::{Indices, Order, RowFiles, Rows, split};
 use super::template::Row;
 use super::{
-    Completion, EnvironmentConfig, Environments, Example, PromptText, PythonEnvironments, Reward,
-    RewardConfig, Rewards, Split, TOOLS, Task, TaskError,
+    Completion, EnvironmentConfig, Environments, Example, PromptText, PythonEnvironments, Reward, RewardConfig,
+    Rewards, Split, TOOLS, Task, TaskError,
 };
 
 impl JsonlConfig {
@@ -65,14 +66,10 @@ impl JsonlConfig {
             (Some(size), None) => ("task.validation_size", size),
             (None, Some(share)) if (0.0..1.0).contains(&share) => {
                 let least = u64::from(share > 0.0);
-                (
-                    "task.validation_fraction",
-                    ((rows as f64 * share).round() as u64).max(least),
-                )
+                ("task.validation_fraction", ((rows as f64 * share).round() as u64).max(least))
             }
             (None, Some(share)) => {
-                let detail =
-                    format!("expected a share from 0 up to, not including, 1, found {share}");
+                let detail = format!("expected a share from 0 up to, not including, 1, found {share}");
                 return Err(TaskError::config("task.validation_fraction", detail));
             }
         };
@@ -93,7 +90,8 @@ impl JsonlConfig {
         }
         let weights = self.train.weights(TRAIN)?;
         if weights.is_some() && self.limit.is_some() {
-            let detail = "takes the first rows of all sources together, so it cannot go with weights; remove one of them";
+            let detail =
+                "takes the first rows of all sources together, so it cannot go with weights; remove one of them";
             return Err(TaskError::config("task.limit", detail));
         }
         Ok(weights)
@@ -105,9 +103,7 @@ impl JsonlConfig {
         if let Some(size) = self.validation_size {
             let found = rows.len();
             if size > found {
-                let detail = format!(
-                    "expected at most the {found} rows of the `validation` files, found {size}"
-                );
+                let detail = format!("expected at most the {found} rows of the `validation` files, found {size}");
                 return Err(TaskError::config("task.validation_size", detail));
             }
             all.truncate(size);
@@ -133,12 +129,7 @@ impl JsonlConfig {
     }
 
     /// The rows of each named set of `validation`, whose sources have these files, in a task of this name.
-    fn sets(
-        &self,
-        task: &str,
-        rows: &Rows,
-        sources: &[Vec<PathBuf>],
-    ) -> Result<Vec<(String, Range<u64>)>, TaskError> {
+    fn sets(&self, task: &str, rows: &Rows, sources: &[Vec<PathBuf>]) -> Result<Vec<(String, Range<u64>)>, TaskError> {
         let mut sets = Vec::new();
         let mut first = 0;
         let named = self.validation.iter().flat_map(|files| &files.0);
@@ -185,8 +176,8 @@ impl Jsonl {
     /// Reads the files, resolved against `base`, and checks every row.
     ///
     /// # Errors
-    /// `TaskError` with the setting, the file and the row: files that are missing, empty or damaged, fields that are missing, ground truths
-    /// that a reward cannot read, settings that do not go together.
+    /// `TaskError` with the setting, the file and the row: files that are missing, empty or damaged, fields that are
+    /// missing, ground truths that a reward cannot read, settings that do not go together.
     pub fn new(config: &JsonlConfig, base: &Path) -> Result<Self, TaskError> {
         let environments = match &config.environment {
             Some(EnvironmentConfig::Python(own)) => Some(PythonEnvironments::open(own)?),
@@ -215,10 +206,8 @@ impl Jsonl {
             None => config.held_out(train.len())?,
         };
         let (kept, held_out) = split(train.len(), held_out, config.seed);
-        let validation = validation_files
-            .as_ref()
-            .map(|files| Rows::read(&files.concat(), VALIDATION, None, &check))
-            .transpose()?;
+        let validation =
+            validation_files.as_ref().map(|files| Rows::read(&files.concat(), VALIDATION, None, &check)).transpose()?;
         let held_out = match &validation {
             Some(rows) => config.validation_rows(rows)?,
             None => held_out,
@@ -291,22 +280,14 @@ fn playable(example: &Example, place: &RowLocation) -> Result<(), TaskError> {
             "the conversation has no message of the user, to which an environment could add what it says first",
         )),
         PromptText::Chat(_) if example.fields.get(TOOLS).is_some_and(|own| !own.is_null()) => {
-            Err(bad(
-                TOOLS,
-                "the row has tools of its own, and so has the environment; remove the column",
-            ))
+            Err(bad(TOOLS, "the row has tools of its own, and so has the environment; remove the column"))
         }
         PromptText::Chat(_) => Ok(()),
     }
 }
 
 /// The order of training rows: by weight where there are weights.
-fn order(
-    rows: &Rows,
-    kept: Indices,
-    sources: &[Vec<PathBuf>],
-    weights: Option<Vec<f64>>,
-) -> Result<Order, TaskError> {
+fn order(rows: &Rows, kept: Indices, sources: &[Vec<PathBuf>], weights: Option<Vec<f64>>) -> Result<Order, TaskError> {
     let Some(weights) = weights else {
         return Ok(Order::plain(kept));
     };

@@ -28,8 +28,8 @@ pub use self::completion::{Completion, Reward};
 pub use self::config::TaskConfig;
 pub use self::countdown::{Countdown, CountdownConfig};
 pub use self::environment::{
-    Calculator, CalculatorConfig, Environment, EnvironmentConfig, EnvironmentError, Environments,
-    Observation, PythonEnvironmentConfig, PythonEnvironments, ToolCall, ToolParser, Turn,
+    Calculator, CalculatorConfig, Environment, EnvironmentConfig, EnvironmentError, Environments, Observation,
+    PythonEnvironmentConfig, PythonEnvironments, ToolCall, ToolParser, Turn,
 };
 pub use self::error::{RowLocation, TaskError, Unit};
 pub use self::example::{Example, PromptText, Split, TOOLS};
@@ -37,9 +37,8 @@ pub use self::jsonl::{Jsonl, JsonlConfig};
 pub use self::problems::TaskProblem;
 pub use self::reading::Reading;
 pub use self::reward::{
-    BatchedReward, CommandRewardConfig, Gsm8kMethod, PythonRewardConfig, RepetitionUnit,
-    RewardConfig, RewardInput, RewardKind, RewardModelConfig, RewardOptions, RewardProgram,
-    Rewards, RunningStats, Shaping,
+    BatchedReward, CommandRewardConfig, Gsm8kMethod, PythonRewardConfig, RepetitionUnit, RewardConfig, RewardInput,
+    RewardKind, RewardModelConfig, RewardOptions, RewardProgram, Rewards, RunningStats, Shaping,
 };
 pub use self::rows::{RowFiles, RowSource};
 pub use self::shuffle::{Permutation, shuffled_index};

@@ -35,33 +35,21 @@ impl Decimal {
         }
         let whole = whole.trim_start_matches('0');
         let fraction = fraction.trim_end_matches('0');
-        let sign = if whole.is_empty() && fraction.is_empty() {
-            ""
-        } else {
-            sign
-        };
+        let sign = if whole.is_empty() && fraction.is_empty() { "" } else { sign };
         Some(Self(format!("{sign}{whole}.{fraction}")))
     }
 }
 
 /// verl's strict rule: what follows the last `#### ` within the last 300 characters.
 pub(crate) fn last_marked(text: &str) -> Option<&str> {
-    MARKED
-        .captures_iter(tail(text))
-        .last()
-        .and_then(|c| c.get(1))
-        .map(|m| m.as_str())
+    MARKED.captures_iter(tail(text)).last().and_then(|c| c.get(1)).map(|m| m.as_str())
 }
 
 /// verl's flexible rule: the last run of digits, stops and commas that has a digit in it, within
 /// the last 300 characters.
 pub(crate) fn last_flexible(text: &str) -> Option<&str> {
     let has_digit = |run: &&str| run.bytes().any(|b| b.is_ascii_digit());
-    FLEXIBLE
-        .find_iter(tail(text))
-        .map(|m| m.as_str())
-        .filter(has_digit)
-        .last()
+    FLEXIBLE.find_iter(tail(text)).map(|m| m.as_str()).filter(has_digit).last()
 }
 
 /// verl looks at no more of a completion than this: a regex over very long texts is slow, and an
@@ -69,11 +57,7 @@ pub(crate) fn last_flexible(text: &str) -> Option<&str> {
 const TAIL_CHARS: usize = 300;
 
 fn tail(text: &str) -> &str {
-    let start = text
-        .char_indices()
-        .rev()
-        .nth(TAIL_CHARS - 1)
-        .map_or(0, |(at, _)| at);
+    let start = text.char_indices().rev().nth(TAIL_CHARS - 1).map_or(0, |(at, _)| at);
     &text[start..]
 }
 
@@ -82,28 +66,17 @@ pub(crate) fn last_number(text: &str) -> Option<f64> {
     last_number_text(text).and_then(parse_float)
 }
 
-/// The last number in a text, as it is written. A minus sign that follows a letter or a digit is a hyphen or an operator
-/// (`3-5`), not a sign.
+/// The last number in a text, as it is written. A minus sign that follows a letter or a digit is a hyphen or an
+/// operator (`3-5`), not a sign.
 pub(crate) fn last_number_text(text: &str) -> Option<&str> {
     let found = NUMBER.find_iter(text).last()?;
-    let hyphen = text[..found.start()]
-        .chars()
-        .next_back()
-        .is_some_and(char::is_alphanumeric);
-    Some(if hyphen {
-        found.as_str().trim_start_matches('-')
-    } else {
-        found.as_str()
-    })
+    let hyphen = text[..found.start()].chars().next_back().is_some_and(char::is_alphanumeric);
+    Some(if hyphen { found.as_str().trim_start_matches('-') } else { found.as_str() })
 }
 
 /// A whole text (trimmed, commas dropped) as a finite float.
 pub(crate) fn parse_float(text: &str) -> Option<f64> {
-    text.trim()
-        .replace(',', "")
-        .parse()
-        .ok()
-        .filter(|x: &f64| x.is_finite())
+    text.trim().replace(',', "").parse().ok().filter(|x: &f64| x.is_finite())
 }
 
 #[cfg(test)]
@@ -128,10 +101,7 @@ mod tests {
 
     #[test]
     fn strict_reads_the_last_mark_with_one_space() {
-        assert_eq!(
-            last_marked("#### 1 then #### -1,234.5 apples"),
-            Some("-1,234.5")
-        );
+        assert_eq!(last_marked("#### 1 then #### -1,234.5 apples"), Some("-1,234.5"));
         assert_eq!(last_marked("####42"), None);
         assert_eq!(last_marked("the answer is 42"), None);
     }
@@ -147,10 +117,7 @@ mod tests {
 
     #[test]
     fn flexible_reads_the_last_run_that_has_a_digit() {
-        assert_eq!(
-            last_flexible("12 and then 1,234, and so on..."),
-            Some("1,234,")
-        );
+        assert_eq!(last_flexible("12 and then 1,234, and so on..."), Some("1,234,"));
         assert_eq!(last_flexible("no number, at all."), None);
     }
 

@@ -90,9 +90,7 @@ impl TryFrom<TextOrList> for Operations {
                 '-' => Operation::Subtract,
                 '*' => Operation::Multiply,
                 _ => {
-                    return Err(format!(
-                        "operations: expected characters of `+-*`, found `{symbol}` in {text:?}"
-                    ));
+                    return Err(format!("operations: expected characters of `+-*`, found `{symbol}` in {text:?}"));
                 }
             };
             if operations.contains(&operation) {

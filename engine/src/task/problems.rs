@@ -5,9 +5,7 @@ use std::path::Path;
 use super::jsonl::checked;
 use super::recipe::Recipe;
 use super::template::Row;
-use super::{
-    EnvironmentConfig, JsonlConfig, PythonEnvironments, Rewards, RowFiles, TaskConfig, TaskError,
-};
+use super::{EnvironmentConfig, JsonlConfig, PythonEnvironments, Rewards, RowFiles, TaskConfig, TaskError};
 
 /// The settings that name files of rows.
 const TRAIN: &str = "task.train";
@@ -27,26 +25,19 @@ impl TaskProblem {
         let setting = error.setting().unwrap_or("task");
         let key = setting.replace('[', ".").replace(']', "");
         let is_own = key == "task" || key.starts_with("task.");
-        Self {
-            key: if is_own { key } else { "task".to_owned() },
-            error,
-        }
+        Self { key: if is_own { key } else { "task".to_owned() }, error }
     }
 }
 
 impl TaskConfig {
-    /// What is wrong with the task's settings, the files that they name and the first row of each split; [`build`](Self::build) looks at
-    /// the other rows. Relative paths are resolved against `base`; what is of the Hub is fetched.
+    /// What is wrong with the task's settings, the files that they name and the first row of each split;
+    /// [`build`](Self::build) looks at the other rows. Relative paths are resolved against `base`; what is of the Hub
+    /// is fetched.
     #[must_use]
     pub fn problems(&self, base: &Path) -> Vec<TaskProblem> {
         match self.rows() {
             Some(rows) => problems(rows, base),
-            None => self
-                .build(base)
-                .err()
-                .map(TaskProblem::new)
-                .into_iter()
-                .collect(),
+            None => self.build(base).err().map(TaskProblem::new).into_iter().collect(),
         }
     }
 
@@ -75,14 +66,8 @@ fn problems(config: &JsonlConfig, base: &Path) -> Vec<TaskProblem> {
     }
     // an environment may reward by itself
     let judged = config.environment.is_none() || !config.rewards.is_empty();
-    let of_rewards = if judged {
-        of_rewards(config)
-    } else {
-        Vec::new()
-    };
-    let rewards = (judged && of_rewards.is_empty())
-        .then(|| Rewards::new(&config.rewards).ok())
-        .flatten();
+    let of_rewards = if judged { of_rewards(config) } else { Vec::new() };
+    let rewards = (judged && of_rewards.is_empty()).then(|| Rewards::new(&config.rewards).ok()).flatten();
     found.extend(of_rewards);
     let recipe = match Recipe::checked(config) {
         Ok(recipe) => Some(recipe),
@@ -110,9 +95,7 @@ fn problems(config: &JsonlConfig, base: &Path) -> Vec<TaskProblem> {
                 continue;
             }
         };
-        let faults = recipe
-            .as_ref()
-            .map(|recipe| faults(&row, recipe, rewards.as_ref()));
+        let faults = recipe.as_ref().map(|recipe| faults(&row, recipe, rewards.as_ref()));
         for fault in faults.unwrap_or_default() {
             // the same field is missing from both splits by one mistake
             let about = format!("{:?} {}", fault.setting(), field(&fault));
@@ -158,10 +141,7 @@ fn of_rewards(config: &JsonlConfig) -> Vec<TaskProblem> {
         let key = format!("task.rewards.{at}{}", below.unwrap_or_default());
         TaskProblem { key, error }
     };
-    Rewards::problems(&config.rewards)
-        .into_iter()
-        .map(problem)
-        .collect()
+    Rewards::problems(&config.rewards).into_iter().map(problem).collect()
 }
 
 #[cfg(test)]
@@ -171,10 +151,7 @@ mod tests {
     fn task(yaml: &str, folder: &Path) -> Vec<(String, String)> {
         let config: TaskConfig = serde_saphyr::from_str(yaml).expect("a task");
         let found = config.problems(folder);
-        found
-            .into_iter()
-            .map(|own| (own.key, own.error.to_string()))
-            .collect()
+        found.into_iter().map(|own| (own.key, own.error.to_string())).collect()
     }
 
     #[test]
@@ -202,12 +179,7 @@ mod tests {
             ],
             "{found:#?}"
         );
-        for (at, part) in [
-            (2, "`sytem`"),
-            (3, "`questoin`"),
-            (4, "`nr`"),
-            (5, "`anser`"),
-        ] {
+        for (at, part) in [(2, "`sytem`"), (3, "`questoin`"), (4, "`nr`"), (5, "`anser`")] {
             assert!(found[at].1.contains(part), "{found:#?}");
         }
     }

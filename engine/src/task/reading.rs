@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a rule read in a completion, and the ground truth as the rule reads it, both in the rule's own spelling: two readings
-/// are equal texts where the rule takes them for the same answer written in two ways.
+/// What a rule read in a completion, and the ground truth as the rule reads it, both in the rule's own spelling: two
+/// readings are equal texts where the rule takes them for the same answer written in two ways.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Reading {
     /// The reward's name.
@@ -28,10 +28,6 @@ impl Reading {
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        if end == text.len() {
-            text.to_owned()
-        } else {
-            format!("{}…", &text[..end])
-        }
+        if end == text.len() { text.to_owned() } else { format!("{}…", &text[..end]) }
     }
 }

@@ -27,17 +27,10 @@ impl TextSource {
     ) -> Result<Option<Self>, TaskError> {
         match (template, field) {
             (None, None) => Ok(None),
-            (Some(text), None) => Ok(Some(Self::Template(Template::parse(
-                text,
-                template_setting,
-            )?))),
-            (None, Some(path)) => Ok(Some(Self::Field {
-                path: path.to_owned(),
-                setting: field_setting,
-            })),
+            (Some(text), None) => Ok(Some(Self::Template(Template::parse(text, template_setting)?))),
+            (None, Some(path)) => Ok(Some(Self::Field { path: path.to_owned(), setting: field_setting })),
             (Some(_), Some(_)) => {
-                let detail =
-                    format!("expected at most one of it and `{field_setting}`, found both");
+                let detail = format!("expected at most one of it and `{field_setting}`, found both");
                 Err(TaskError::config(template_setting, detail))
             }
         }
@@ -87,9 +80,7 @@ fn sorted<T>(part: Result<T, TaskError>, wrong: &mut Vec<TaskError>) -> Option<T
 impl Prompt {
     fn new(config: &JsonlConfig) -> Result<Self, Vec<TaskError>> {
         let prompt = match (&config.prompt, &config.messages, &config.prompt_field) {
-            (Some(text), None, None) => {
-                Self::Text(Template::parse(text, "task.prompt").map_err(|e| vec![e])?)
-            }
+            (Some(text), None, None) => Self::Text(Template::parse(text, "task.prompt").map_err(|e| vec![e])?),
             (None, Some(messages), None) if messages.is_empty() => {
                 let detail = "expected at least one message, found none";
                 return Err(vec![TaskError::config("task.messages", detail)]);
@@ -103,8 +94,7 @@ impl Prompt {
             }
         };
         if let (Self::Text(_), Some(_)) = (&prompt, &config.system_prompt) {
-            let detail =
-                "needs a conversation, but `prompt` is plain text; write the prompt as `messages`";
+            let detail = "needs a conversation, but `prompt` is plain text; write the prompt as `messages`";
             return Err(vec![TaskError::config("task.system_prompt", detail)]);
         }
         Ok(prompt)
@@ -120,11 +110,7 @@ fn parsed(messages: &[Message]) -> Result<Vec<(String, Template)>, Vec<TaskError
         Some((message.role.clone(), template))
     };
     let templates = messages.iter().enumerate().filter_map(parse).collect();
-    if wrong.is_empty() {
-        Ok(templates)
-    } else {
-        Err(wrong)
-    }
+    if wrong.is_empty() { Ok(templates) } else { Err(wrong) }
 }
 
 impl Extraction {
@@ -135,9 +121,7 @@ impl Extraction {
                 Err(TaskError::config("task.answer_extract", detail))
             }
             Extract::Gsm8k => Ok(Self::Gsm8k),
-            Extract::Regex(pattern) => {
-                compile(pattern, "task.answer_extract.regex").map(Self::Regex)
-            }
+            Extract::Regex(pattern) => compile(pattern, "task.answer_extract.regex").map(Self::Regex),
         }
     }
 }
@@ -156,21 +140,15 @@ impl Recipe {
         let answer = TextSource::new(answer, "task.answer", field, "task.answer_field");
         let answer = sorted(answer, &mut wrong);
         let extract = config.answer_extract.as_ref();
-        let extract = extract
-            .map(|own| Extraction::new(own, has_answer))
-            .transpose();
+        let extract = extract.map(|own| Extraction::new(own, has_answer)).transpose();
         let extract = sorted(extract, &mut wrong);
         let (solution, field) = (config.solution.as_deref(), config.solution_field.as_deref());
         let solution = TextSource::new(solution, "task.solution", field, "task.solution_field");
         let solution = sorted(solution, &mut wrong);
         match (prompt, answer, extract, solution) {
-            (Some(prompt), Some(answer), Some(extract), Some(solution)) => Ok(Self {
-                prompt,
-                system: config.system_prompt.clone(),
-                answer,
-                extract,
-                solution,
-            }),
+            (Some(prompt), Some(answer), Some(extract), Some(solution)) => {
+                Ok(Self { prompt, system: config.system_prompt.clone(), answer, extract, solution })
+            }
             _ => Err(wrong),
         }
     }
@@ -211,21 +189,12 @@ impl Recipe {
         if let Some(extract) = &self.extract {
             answer = extract.apply(&answer, &row)?;
         }
-        let solution = self
-            .solution
-            .as_ref()
-            .map(|source| source.text(&row))
-            .transpose()?;
+        let solution = self.solution.as_ref().map(|source| source.text(&row)).transpose()?;
         let prompt = self.prompt(&row)?;
         if let PromptText::Chat(_) = prompt {
             read_tools(&mut row)?;
         }
-        Ok(Example {
-            prompt,
-            answer,
-            solution,
-            fields: row.fields,
-        })
+        Ok(Example { prompt, answer, solution, fields: row.fields })
     }
 
     fn prompt(&self, row: &Row) -> Result<PromptText, TaskError> {
@@ -233,45 +202,31 @@ impl Recipe {
             Prompt::Text(template) => return Ok(PromptText::Text(template.render(row)?)),
             Prompt::Chat(messages) => {
                 let render = |(role, content): &(String, Template)| {
-                    Ok(Message {
-                        role: role.clone(),
-                        content: content.render(row)?,
-                    })
+                    Ok(Message { role: role.clone(), content: content.render(row)? })
                 };
                 messages.iter().map(render).collect::<Result<Vec<_>, _>>()?
             }
             Prompt::Field(path) => match row.get(path, PROMPT_FIELD)? {
                 Value::String(_) if self.system.is_some() => {
-                    let detail =
-                        format!("field `{path}` is plain text, expected a list of messages");
+                    let detail = format!("field `{path}` is plain text, expected a list of messages");
                     return Err(row.bad("task.system_prompt", detail));
                 }
                 Value::String(text) => return Ok(PromptText::Text(text.clone())),
-                Value::Array(list) if !list.is_empty() => list
-                    .iter()
-                    .map(|value| message(value, path, PROMPT_FIELD, row))
-                    .collect::<Result<_, _>>()?,
+                Value::Array(list) if !list.is_empty() => {
+                    list.iter().map(|value| message(value, path, PROMPT_FIELD, row)).collect::<Result<_, _>>()?
+                }
                 other => {
-                    let detail = format!(
-                        "field `{path}` is {other}, expected a string or a list of chat messages"
-                    );
+                    let detail = format!("field `{path}` is {other}, expected a string or a list of chat messages");
                     return Err(row.bad(PROMPT_FIELD, detail));
                 }
             },
         };
         if let Some(system) = &self.system {
             if chat.first().is_some_and(|first| first.role == "system") {
-                let detail =
-                    "the prompt already begins with a system message; remove one of the two";
+                let detail = "the prompt already begins with a system message; remove one of the two";
                 return Err(row.bad("task.system_prompt", detail));
             }
-            chat.insert(
-                0,
-                Message {
-                    role: "system".to_owned(),
-                    content: system.clone(),
-                },
-            );
+            chat.insert(0, Message { role: "system".to_owned(), content: system.clone() });
         }
         Ok(PromptText::Chat(chat))
     }
@@ -282,8 +237,8 @@ fn verls_answer(row: &Row) -> bool {
     lookup(&row.fields, GROUND_TRUTH).is_some_and(|truth| !truth.is_null())
 }
 
-/// Makes the field `tools` of a conversation a list, as chat templates expect it: datasets hold it as a list, or as the JSON of
-/// one, since its entries differ in shape. A null or an empty list says that there are none.
+/// Makes the field `tools` of a conversation a list, as chat templates expect it: datasets hold it as a list, or as the
+/// JSON of one, since its entries differ in shape. A null or an empty list says that there are none.
 pub(crate) fn read_tools(row: &mut Row) -> Result<(), TaskError> {
     let Some(value) = row.fields.get(TOOLS) else {
         return Ok(());
@@ -310,19 +265,13 @@ pub(crate) fn read_tools(row: &mut Row) -> Result<(), TaskError> {
 }
 
 /// A chat message of a row. Content other than text (images, tool calls) is not ours to drop.
-pub(crate) fn message(
-    value: &Value,
-    path: &str,
-    setting: &str,
-    row: &Row,
-) -> Result<Message, TaskError> {
+pub(crate) fn message(value: &Value, path: &str, setting: &str, row: &Row) -> Result<Message, TaskError> {
     let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
     if let (Some(role), Some(content)) = (text("role"), text("content")) {
         return Ok(Message { role, content });
     }
-    let detail = format!(
-        "field `{path}` has the message {value}, expected an object with the strings `role` and `content`"
-    );
+    let detail =
+        format!("field `{path}` has the message {value}, expected an object with the strings `role` and `content`");
     Err(row.bad(setting, detail))
 }
 
@@ -330,18 +279,13 @@ impl Extraction {
     fn apply(&self, text: &str, row: &Row) -> Result<String, TaskError> {
         let (found, wanted) = match self {
             Self::Gsm8k => {
-                let after = text
-                    .rsplit_once("####")
-                    .map(|(_, tail)| tail.replace(',', ""));
+                let after = text.rsplit_once("####").map(|(_, tail)| tail.replace(',', ""));
                 (after, "`#### ` and a number".to_owned())
             }
             Self::Regex(pattern) => {
                 let last = pattern.captures_iter(text).last();
                 let group = last.and_then(|c| c.get(pattern.captures_len().min(2) - 1));
-                (
-                    group.map(|g| g.as_str().to_owned()),
-                    format!("a match of {:?}", pattern.as_str()),
-                )
+                (group.map(|g| g.as_str().to_owned()), format!("a match of {:?}", pattern.as_str()))
             }
         };
         found.map(|answer| answer.trim().to_owned()).ok_or_else(|| {

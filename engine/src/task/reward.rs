@@ -1,4 +1,5 @@
-//! What a completion is worth: rules on its text, its length and the ground truth, reward models, and their weighted sum.
+//! What a completion is worth: rules on its text, its length and the ground truth, reward models, and their weighted
+//! sum.
 
 mod choice;
 mod config;
@@ -18,8 +19,7 @@ mod verl;
 use std::borrow::Cow;
 
 pub use self::config::{
-    Gsm8kMethod, RepetitionUnit, RewardConfig, RewardInput, RewardKind, RewardModelConfig,
-    RewardOptions,
+    Gsm8kMethod, RepetitionUnit, RewardConfig, RewardInput, RewardKind, RewardModelConfig, RewardOptions,
 };
 pub(crate) use self::countdown::{CountdownProblem, Reached, find as countdown_answer};
 pub(crate) use self::pattern::compile;
@@ -74,9 +74,7 @@ impl RewardConfig {
         }
         match clip {
             Some([low, high]) if !low.is_finite() || !high.is_finite() || low >= high => {
-                let detail = format!(
-                    "expected two finite numbers in ascending order, found [{low}, {high}]"
-                );
+                let detail = format!("expected two finite numbers in ascending order, found [{low}, {high}]");
                 Err(TaskError::config(setting("clip"), detail))
             }
             _ => Ok(()),
@@ -145,22 +143,17 @@ impl Rewards {
         for config in configs {
             let name = config.name().to_owned();
             if parts.iter().any(|part| part.name == name) {
-                let detail = format!(
-                    "two rewards are named `{name}`; set a different `name` for one of them"
-                );
+                let detail = format!("two rewards are named `{name}`; set a different `name` for one of them");
                 return Err(TaskError::config("rewards", detail));
             }
             config.check()?;
-            parts.push(Part {
-                options: config.options.clone(),
-                judge: config.judge()?,
-                name,
-            });
+            parts.push(Part { options: config.options.clone(), judge: config.judge()?, name });
         }
         Ok(Self { parts })
     }
 
-    /// What is wrong with the entries of a list, each with its number; and what is wrong with the list, where no entry is.
+    /// What is wrong with the entries of a list, each with its number; and what is wrong with the list, where no entry
+    /// is.
     pub(crate) fn problems(configs: &[RewardConfig]) -> Vec<(Option<usize>, TaskError)> {
         let mut found = Vec::new();
         for (at, config) in configs.iter().enumerate() {
@@ -178,10 +171,7 @@ impl Rewards {
     /// The first reward that compares with a ground truth, if any does.
     #[must_use]
     pub fn needs_answer(&self) -> Option<&str> {
-        self.parts
-            .iter()
-            .find(|part| part.rule().is_some_and(Rule::needs_answer))
-            .map(|part| part.name.as_str())
+        self.parts.iter().find(|part| part.rule().is_some_and(Rule::needs_answer)).map(|part| part.name.as_str())
     }
 
     /// Name and settings of every reward model, in the order of the list.
@@ -208,10 +198,7 @@ impl Rewards {
             let Some((rule, own)) = part.rule().and_then(|r| Some((r, r.own_gold(answer)?))) else {
                 continue;
             };
-            let failed = |reason| TaskError::Reward {
-                reward: part.name.clone(),
-                reason,
-            };
+            let failed = |reason| TaskError::Reward { reward: part.name.clone(), reason };
             let value = rule.judge(answer, &saying(&own)).map_err(failed)?.value;
             if value < 1.0 {
                 let read = rule.reading(&own);
@@ -225,9 +212,9 @@ impl Rewards {
         Ok(())
     }
 
-    /// Judges a completion by the rules of the list; what its models and programs say comes later, for many completions at a time
-    /// ([`Rewards::complete`]). An error means that the sample cannot be judged (its ground truth is not what a reward
-    /// compares with), never that the completion is wrong.
+    /// Judges a completion by the rules of the list; what its models and programs say comes later, for many completions
+    /// at a time ([`Rewards::complete`]). An error means that the sample cannot be judged (its ground truth is not what
+    /// a reward compares with), never that the completion is wrong.
     ///
     /// # Errors
     /// `TaskError::Reward` with the reward's name and the reason.
@@ -237,10 +224,7 @@ impl Rewards {
             let Some(rule) = part.rule() else { continue };
             let verdict = rule
                 .judge(answer, completion)
-                .map_err(|reason| TaskError::Reward {
-                    reward: part.name.clone(),
-                    reason,
-                })?;
+                .map_err(|reason| TaskError::Reward { reward: part.name.clone(), reason })?;
             reward.add(&part.name, verdict.value, part.options.weight);
             if rule.needs_answer() {
                 reward.correct.get_or_insert(verdict.value >= 1.0);
@@ -257,12 +241,9 @@ impl Rewards {
         Ok(reward)
     }
 
-    /// What each rule that compares one piece of the text with the ground truth reads in a completion: its name, and the piece if
-    /// it found one.
-    pub fn readings<'t>(
-        &'t self,
-        text: &'t str,
-    ) -> impl Iterator<Item = (&'t str, Option<Cow<'t, str>>)> + 't {
+    /// What each rule that compares one piece of the text with the ground truth reads in a completion: its name, and
+    /// the piece if it found one.
+    pub fn readings<'t>(&'t self, text: &'t str) -> impl Iterator<Item = (&'t str, Option<Cow<'t, str>>)> + 't {
         let rules = self.parts.iter();
         rules.filter_map(|part| {
             let rule = part.rule().filter(|rule| rule.reads())?;
@@ -270,8 +251,8 @@ impl Rewards {
         })
     }
 
-    /// Puts the judges' scores (one list a judge, in the order of [`Rewards::judges`], one number a completion, NaN where a reward
-    /// does not apply) between the rules', and makes the sums of what applies.
+    /// Puts the judges' scores (one list a judge, in the order of [`Rewards::judges`], one number a completion, NaN
+    /// where a reward does not apply) between the rules', and makes the sums of what applies.
     pub fn complete(&self, rewards: &mut [Reward], judges: &[Vec<f64>], shaping: Shaping<'_>) {
         self.insert(rewards, judges);
         self.sum(rewards, shaping);
@@ -284,9 +265,7 @@ impl Rewards {
             if part.judge().is_none() {
                 continue;
             }
-            let Some(scores) = judges.next() else {
-                unreachable!("one list of scores a judge")
-            };
+            let Some(scores) = judges.next() else { unreachable!("one list of scores a judge") };
             for (reward, &score) in rewards.iter_mut().zip(scores) {
                 reward.parts.insert(place, (part.name.clone(), score));
                 reward.weights.insert(place, part.options.weight);
@@ -309,7 +288,8 @@ impl Rewards {
         }
     }
 
-    /// What the rewards that training normalises have given, after [`Rewards::insert`]: their names, and their values where they apply.
+    /// What the rewards that training normalises have given, after [`Rewards::insert`]: their names, and their values
+    /// where they apply.
     pub(crate) fn normalized(&self, rewards: &[Reward]) -> Vec<(String, Vec<f64>)> {
         let parts = self.parts.iter().enumerate();
         let parts = parts.filter(|(_, part)| part.options.normalize);
@@ -330,12 +310,7 @@ impl Rewards {
 
 /// A finished completion that says a text.
 fn saying(text: &str) -> Completion<'_> {
-    Completion {
-        text,
-        tokens: &[],
-        finished: true,
-        max_tokens: usize::MAX,
-    }
+    Completion { text, tokens: &[], finished: true, max_tokens: usize::MAX }
 }
 
 #[cfg(test)]

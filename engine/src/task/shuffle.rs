@@ -25,12 +25,7 @@ impl Permutation {
         let bits = 64 - len.saturating_sub(1).leading_zeros();
         // The key is whitened so that a shuffle replays neither a sampler's draws nor a `Stream`.
         let key = [seed as u32 ^ 0x0BAD_5EA1, (seed >> 32) as u32 ^ 0x7A5C_0FFE];
-        Self {
-            len,
-            half_bits: bits.div_ceil(2).max(1),
-            key,
-            stream,
-        }
+        Self { len, half_bits: bits.div_ceil(2).max(1), key, stream }
     }
 
     /// The number of indices.
@@ -48,11 +43,7 @@ impl Permutation {
     /// Where `index` goes. `index` must be below [`Permutation::len`].
     #[must_use]
     pub fn of(&self, index: u64) -> u64 {
-        assert!(
-            index < self.len,
-            "index {index} of a permutation of {} elements",
-            self.len
-        );
+        assert!(index < self.len, "index {index} of a permutation of {} elements", self.len);
         let mut image = self.feistel(index);
         while image >= self.len {
             image = self.feistel(image);
@@ -64,12 +55,7 @@ impl Permutation {
         let mask = (1u64 << self.half_bits) - 1;
         let (mut left, mut right) = (x >> self.half_bits, x & mask);
         for round in 0..ROUNDS {
-            let counter = [
-                right as u32,
-                round,
-                self.stream as u32,
-                (self.stream >> 32) as u32,
-            ];
+            let counter = [right as u32, round, self.stream as u32, (self.stream >> 32) as u32];
             let mixed = left ^ (u64::from(philox(counter, self.key)[0]) & mask);
             (left, right) = (right, mixed);
         }
@@ -112,11 +98,8 @@ mod tests {
 
     #[test]
     fn seeds_and_streams_shuffle_differently() {
-        let order = |seed, stream| -> Vec<u64> {
-            (0..100)
-                .map(|i| Permutation::new(100, seed, stream).of(i))
-                .collect()
-        };
+        let order =
+            |seed, stream| -> Vec<u64> { (0..100).map(|i| Permutation::new(100, seed, stream).of(i)).collect() };
         assert_eq!(order(1, 0), order(1, 0));
         assert_ne!(order(1, 0), order(2, 0));
         assert_ne!(order(1, 0), order(1, 1));
@@ -128,18 +111,13 @@ mod tests {
         for seed in 0..10_000 {
             counts[Permutation::new(10, seed, 0).of(0) as usize] += 1;
         }
-        assert!(
-            counts.iter().all(|&c| (850..1150).contains(&c)),
-            "{counts:?}"
-        );
+        assert!(counts.iter().all(|&c| (850..1150).contains(&c)), "{counts:?}");
     }
 
     #[test]
     fn an_epoch_draws_every_example_once_and_the_next_one_in_another_order() {
         let epoch = |e: u64| -> Vec<u64> {
-            (0..20)
-                .map(|i| shuffled_index(Some(20), 5, e * 20 + i).expect("not empty"))
-                .collect()
+            (0..20).map(|i| shuffled_index(Some(20), 5, e * 20 + i).expect("not empty")).collect()
         };
         let mut sorted = epoch(1);
         sorted.sort_unstable();

@@ -33,10 +33,9 @@ impl Row {
     pub fn text(&self, path: &str, setting: &str) -> Result<String, TaskError> {
         match self.get(path, setting)? {
             Value::String(text) => Ok(text.clone()),
-            Value::Null => Err(self.bad(
-                setting,
-                format!("field `{path}` is null; expected text, a number or a boolean"),
-            )),
+            Value::Null => {
+                Err(self.bad(setting, format!("field `{path}` is null; expected text, a number or a boolean")))
+            }
             other => Ok(other.to_string()),
         }
     }
@@ -48,11 +47,7 @@ impl Row {
 
     /// A [`TaskError::BadField`] at this row.
     pub fn bad(&self, setting: &str, detail: impl Into<String>) -> TaskError {
-        TaskError::BadField {
-            place: self.place.clone(),
-            setting: setting.to_owned(),
-            detail: detail.into(),
-        }
+        TaskError::BadField { place: self.place.clone(), setting: setting.to_owned(), detail: detail.into() }
     }
 }
 
@@ -75,11 +70,7 @@ fn names(fields: &Map<String, Value>) -> String {
             None => all.push(format!("`{key}`")),
         }
     }
-    if all.is_empty() {
-        "none (the row is empty)".to_owned()
-    } else {
-        all.join(", ")
-    }
+    if all.is_empty() { "none (the row is empty)".to_owned() } else { all.join(", ") }
 }
 
 /// A text with fields of a row in braces; `{{` and `}}` are literal braces.
@@ -117,9 +108,7 @@ impl Template {
             if brace == "}" {
                 return Err(fail("has a `}` without a `{`"));
             }
-            let end = after
-                .find('}')
-                .ok_or_else(|| fail("has a `{` without a `}`"))?;
+            let end = after.find('}').ok_or_else(|| fail("has a `{` without a `}`"))?;
             let field = after[..end].trim();
             if field.is_empty() {
                 return Err(fail("has empty braces"));
@@ -137,22 +126,17 @@ impl Template {
         if !literal.is_empty() {
             pieces.push(Piece::Literal(literal));
         }
-        Ok(Self {
-            setting: setting.to_owned(),
-            pieces,
-        })
+        Ok(Self { setting: setting.to_owned(), pieces })
     }
 
     pub fn render(&self, row: &Row) -> Result<String, TaskError> {
-        self.pieces
-            .iter()
-            .try_fold(String::new(), |mut text, piece| {
-                match piece {
-                    Piece::Literal(literal) => text.push_str(literal),
-                    Piece::Field(path) => text.push_str(&row.text(path, &self.setting)?),
-                }
-                Ok(text)
-            })
+        self.pieces.iter().try_fold(String::new(), |mut text, piece| {
+            match piece {
+                Piece::Literal(literal) => text.push_str(literal),
+                Piece::Field(path) => text.push_str(&row.text(path, &self.setting)?),
+            }
+            Ok(text)
+        })
     }
 
     /// All fields that a row has no text for, where [`render`](Self::render) gives the first.
@@ -171,42 +155,23 @@ mod tests {
     use crate::task::error::Unit;
 
     fn row(json: &str) -> Row {
-        let Ok(Value::Object(fields)) = serde_json::from_str(json) else {
-            panic!("{json}")
-        };
-        Row {
-            place: RowLocation {
-                path: "data.jsonl".into(),
-                line: 3,
-                unit: Unit::Line,
-            },
-            fields,
-        }
+        let Ok(Value::Object(fields)) = serde_json::from_str(json) else { panic!("{json}") };
+        Row { place: RowLocation { path: "data.jsonl".into(), line: 3, unit: Unit::Line }, fields }
     }
 
     fn rendered(template: &str, json: &str) -> String {
-        Template::parse(template, "prompt")
-            .and_then(|t| t.render(&row(json)))
-            .expect("renders")
+        Template::parse(template, "prompt").and_then(|t| t.render(&row(json))).expect("renders")
     }
 
     fn refused(template: &str) -> String {
-        Template::parse(template, "prompt")
-            .expect_err("refused")
-            .to_string()
+        Template::parse(template, "prompt").expect_err("refused").to_string()
     }
 
     #[test]
     fn fields_are_filled_in_and_doubled_braces_stay() {
         assert_eq!(rendered("Q: {q}\nA:", r#"{"q": "1+1?"}"#), "Q: 1+1?\nA:");
-        assert_eq!(
-            rendered("{{{q}}} is {n}", r#"{"q": "x", "n": 0.5}"#),
-            "{x} is 0.5"
-        );
-        assert_eq!(
-            rendered("{a.b} {a.c.d}", r#"{"a": {"b": true, "c.d": [1, 2]}}"#),
-            "true [1,2]"
-        );
+        assert_eq!(rendered("{{{q}}} is {n}", r#"{"q": "x", "n": 0.5}"#), "{x} is 0.5");
+        assert_eq!(rendered("{a.b} {a.c.d}", r#"{"a": {"b": true, "c.d": [1, 2]}}"#), "true [1,2]");
     }
 
     #[test]
@@ -228,10 +193,7 @@ mod tests {
     #[test]
     fn a_null_field_is_refused() {
         let template = Template::parse("{q}", "prompt").expect("parses");
-        let error = template
-            .render(&row(r#"{"q": null}"#))
-            .expect_err("null")
-            .to_string();
+        let error = template.render(&row(r#"{"q": null}"#)).expect_err("null").to_string();
         assert!(error.contains("field `q` is null"), "{error}");
     }
 

@@ -28,8 +28,8 @@ pub trait Task: Send + Sync {
     /// Where the example cannot be had: its file has changed, or the task cannot make one.
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError>;
 
-    /// The set that a held-out example belongs to in metrics, where the task names one. Otherwise it is the one that its row's
-    /// `data_source` names (verl), or one with the task's name.
+    /// The set that a held-out example belongs to in metrics, where the task names one. Otherwise it is the one that
+    /// its row's `data_source` names (verl), or one with the task's name.
     fn validation_set(&self, _: u64) -> Option<&str> {
         None
     }
@@ -60,15 +60,15 @@ pub trait Task: Send + Sync {
         None
     }
 
-    /// A demonstration of several turns for supervised training, as the messages that follow the prompt: those of the assistant are
-    /// learnt. In place of [`Example::solution`].
+    /// A demonstration of several turns for supervised training, as the messages that follow the prompt: those of the
+    /// assistant are learnt. In place of [`Example::solution`].
     fn demonstration(&self, _: &Example) -> Option<Vec<Message>> {
         None
     }
 
-    /// The list that the reward is the weighted sum of, where the task has one. It names the reward models and programs, which
-    /// judge many completions together, and says what is normalised and clipped; [`Task::reward`] then gives what its rules
-    /// say.
+    /// The list that the reward is the weighted sum of, where the task has one. It names the reward models and
+    /// programs, which judge many completions together, and says what is normalised and clipped; [`Task::reward`] then
+    /// gives what its rules say.
     fn rewards(&self) -> Option<&Rewards> {
         None
     }
@@ -85,11 +85,7 @@ pub trait Task: Send + Sync {
     ///
     /// # Errors
     /// As [`reward`](Self::reward).
-    fn validation_reward(
-        &self,
-        example: &Example,
-        completion: &Completion<'_>,
-    ) -> Result<Reward, TaskError> {
+    fn validation_reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {
         self.reward(example, completion)
     }
 }

@@ -78,7 +78,8 @@ impl Trainer {
         self.world.together(written)
     }
 
-    /// The critic starts from the policy as it is now, where it has no checkpoint of its own. Nothing of it has been trained yet.
+    /// The critic starts from the policy as it is now, where it has no checkpoint of its own. Nothing of it has been
+    /// trained yet.
     fn begin_critic(&mut self) -> Result<()> {
         let seed = self.config.trainer.seed;
         let follows = |source: &CriticSource| source.follows_policy();

@@ -32,8 +32,8 @@ pub struct TrainerBuilder {
 }
 
 impl Trainer {
-    /// Puts a run together: reinforcement learning in a new run folder, with the configured task and objective and without an
-    /// observer, unless the builder is told otherwise.
+    /// Puts a run together: reinforcement learning in a new run folder, with the configured task and objective and
+    /// without an observer, unless the builder is told otherwise.
     #[must_use]
     pub fn builder(config: RunConfig) -> TrainerBuilder {
         TrainerBuilder {
@@ -72,8 +72,8 @@ impl TrainerBuilder {
         self
     }
 
-    /// An objective of one's own in place of the configured one. Whether it needs a critic has to agree with the `objective`
-    /// section, which says whether the run has one.
+    /// An objective of one's own in place of the configured one. Whether it needs a critic has to agree with the
+    /// `objective` section, which says whether the run has one.
     #[must_use]
     pub fn objective(mut self, objective: impl Objective + 'static) -> Self {
         self.objective = Some(Arc::new(objective));
@@ -88,11 +88,7 @@ impl TrainerBuilder {
     }
 
     /// Reads and checks what the configuration names; see [`Opened::open`].
-    pub(super) fn open(
-        &mut self,
-        ranks: &Arc<dyn Collective>,
-        files: ModelFiles,
-    ) -> Result<Opened> {
+    pub(super) fn open(&mut self, ranks: &Arc<dyn Collective>, files: ModelFiles) -> Result<Opened> {
         let config = std::mem::take(&mut self.config).resolve()?;
         let task = match self.task.take() {
             Some(task) => task,
@@ -115,20 +111,22 @@ impl TrainerBuilder {
         self
     }
 
-    /// The ranks that share the work of this run, of which this trainer is one: every rank of a collective builds the same run. Rank 0
-    /// writes the run folder and tells trackers; the observer of rank 0 steers all. `trainer.ddp_backend` says what carries their values.
+    /// The ranks that share the work of this run, of which this trainer is one: every rank of a collective builds the
+    /// same run. Rank 0 writes the run folder and tells trackers; the observer of rank 0 steers all.
+    /// `trainer.ddp_backend` says what carries their values.
     #[must_use]
     pub fn world(mut self, ranks: Arc<dyn Collective>) -> Self {
         self.ranks = ranks;
         self
     }
 
-    /// Opens the run: reads what it is made of, plans its memory, loads its models, and restores the checkpoint that it continues
-    /// from. Nothing is trained yet.
+    /// Opens the run: reads what it is made of, plans its memory, loads its models, and restores the checkpoint that it
+    /// continues from. Nothing is trained yet.
     ///
     /// # Errors
     ///
-    /// Where the configuration is wrong, a file cannot be read, no plan fits the budget, or the output folder holds another run.
+    /// Where the configuration is wrong, a file cannot be read, no plan fits the budget, or the output folder holds
+    /// another run.
     pub fn build(self) -> Result<Trainer> {
         let ranks = Arc::clone(&self.ranks);
         let built = self.build_on(&ranks);
@@ -149,15 +147,9 @@ impl TrainerBuilder {
         if !opened.world.writes() {
             trackers.clear();
         }
-        let trackers = begin_trackers(
-            trackers,
-            &folder,
-            &opened.config,
-            resumed.then_some(state.step),
-        )?;
+        let trackers = begin_trackers(trackers, &folder, &opened.config, resumed.then_some(state.step))?;
         let tokens = TokenSettings::new(opened.config.trainer.log_tokens);
-        let recorder = Recorder::new(folder, self.observer, trackers)
-            .keep_tokens(tokens, &opened.source.tokenizer)?;
+        let recorder = Recorder::new(folder, self.observer, trackers).keep_tokens(tokens, &opened.source.tokenizer)?;
         recorder.plans(&planned.request, &planned.plan)?;
         let (accounts, log) = (&loaded.policy.runtime.accounts, &loaded.log);
         let mut snapshots = Snapshots::new(

@@ -19,8 +19,7 @@ use firebrick_spec::{Arch, Backend, TensorShare};
 use std::sync::Arc;
 
 /// What to do where ranks are not alike.
-pub(super) const START_ALIKE: &str =
-    "start every rank with the same program, configuration, data and kind of device";
+pub(super) const START_ALIKE: &str = "start every rank with the same program, configuration, data and kind of device";
 
 /// Refuses a world of another size than `trainer.nnodes` and `trainer.n_gpus_per_node` say.
 pub(super) fn check_size(config: &TrainerConfig, world: &World) -> Result<()> {
@@ -28,10 +27,7 @@ pub(super) fn check_size(config: &TrainerConfig, world: &World) -> Result<()> {
     let Some(ranks) = config.ranks().filter(|&ranks| ranks != found) else {
         return Ok(());
     };
-    let (nodes, gpus) = (
-        config.nnodes.unwrap_or(1),
-        config.n_gpus_per_node.unwrap_or(1),
-    );
+    let (nodes, gpus) = (config.nnodes.unwrap_or(1), config.n_gpus_per_node.unwrap_or(1));
     Err(Error::Ranks(format!(
         "trainer.nnodes is {nodes} and trainer.n_gpus_per_node is {gpus}, {ranks} ranks in all, and this run has {found}; start it with \
          `mpirun -n {ranks} firebrick train …` (docs/clusters.md), or leave both keys out"
@@ -58,22 +54,15 @@ pub(super) fn check_device(world: &World, asked: DeviceSpec, info: &DeviceInfo) 
             info.device
         )));
     }
-    world.same(
-        "the kind of device",
-        START_ALIKE,
-        format!("{backend:?}").as_bytes(),
-    )
+    world.same("the kind of device", START_ALIKE, format!("{backend:?}").as_bytes())
 }
 
 /// The key of how many ranks share the critic's sequences.
 const CRITIC_SEQUENCES: &str = "critic.ulysses_sequence_parallel_size";
 
-/// Refuses models whose sequences ranks cannot share as `memory.ulysses_sequence_parallel_size` says, or the critic's own key.
-pub(super) fn check_sequences(
-    config: &RunConfig,
-    policy: &Arch,
-    critic: Option<&Arch>,
-) -> Result<()> {
+/// Refuses models whose sequences ranks cannot share as `memory.ulysses_sequence_parallel_size` says, or the critic's
+/// own key.
+pub(super) fn check_sequences(config: &RunConfig, policy: &Arch, critic: Option<&Arch>) -> Result<()> {
     let degree = config.memory.ulysses_sequence_parallel_size;
     let shared = ("memory.ulysses_sequence_parallel_size", degree);
     let coefficient = config.model.router_aux_loss_coef;
@@ -84,22 +73,15 @@ pub(super) fn check_sequences(
     check_shared_sequences("critic", critic, shared, 0.0)
 }
 
-/// Refuses models whose matrices ranks cannot share in training as `memory.tensor_model_parallel_size` says, and what does not go with it.
-pub(super) fn check_matrices(
-    config: &RunConfig,
-    policy: &Arch,
-    critic: Option<&Arch>,
-) -> Result<()> {
+/// Refuses models whose matrices ranks cannot share in training as `memory.tensor_model_parallel_size` says, and what
+/// does not go with it.
+pub(super) fn check_matrices(config: &RunConfig, policy: &Arch, critic: Option<&Arch>) -> Result<()> {
     let memory = &config.memory;
     let degree = memory.tensor_model_parallel_size;
     if degree <= 1 {
         return Ok(());
     }
-    let refuse = |why: String| {
-        Err(Error::Ranks(format!(
-            "memory.tensor_model_parallel_size: {degree} {why}"
-        )))
-    };
+    let refuse = |why: String| Err(Error::Ranks(format!("memory.tensor_model_parallel_size: {degree} {why}")));
     check_shared_matrices(Role::Policy, policy, degree)?;
     if let Some(critic) = critic {
         check_shared_matrices(Role::Critic, critic, degree)?;
@@ -124,7 +106,8 @@ pub(super) fn check_matrices(
     Ok(())
 }
 
-/// Refuses models whose layers ranks cannot divide as `memory.pipeline_model_parallel_size` says, and what does not go with it.
+/// Refuses models whose layers ranks cannot divide as `memory.pipeline_model_parallel_size` says, and what does not go
+/// with it.
 pub(super) fn check_layers(config: &RunConfig, policy: &Arch, critic: Option<&Arch>) -> Result<()> {
     let memory = &config.memory;
     let stages = memory.pipeline_model_parallel_size;
@@ -136,19 +119,10 @@ pub(super) fn check_layers(config: &RunConfig, policy: &Arch, critic: Option<&Ar
         check_stages(Role::Critic, critic, stages)?;
     }
     let others = [
-        (
-            "memory.tensor_model_parallel_size",
-            memory.tensor_model_parallel_size,
-        ),
-        (
-            "memory.ulysses_sequence_parallel_size",
-            memory.ulysses_sequence_parallel_size,
-        ),
+        ("memory.tensor_model_parallel_size", memory.tensor_model_parallel_size),
+        ("memory.ulysses_sequence_parallel_size", memory.ulysses_sequence_parallel_size),
         (CRITIC_SEQUENCES, config.critic_sequences().unwrap_or(1)),
-        (
-            "rollout.tensor_model_parallel_size",
-            config.rollout.tensor_model_parallel_size,
-        ),
+        ("rollout.tensor_model_parallel_size", config.rollout.tensor_model_parallel_size),
     ];
     if let Some((key, degree)) = others.into_iter().find(|(_, degree)| *degree > 1) {
         return Err(Error::Ranks(format!(
@@ -160,11 +134,7 @@ pub(super) fn check_layers(config: &RunConfig, policy: &Arch, critic: Option<&Ar
 }
 
 /// Refuses what ranks that sample together, as `rollout.tensor_model_parallel_size` says, do not do.
-pub(super) fn check_sampling_groups(
-    config: &RunConfig,
-    policy: &Arch,
-    task: &dyn Task,
-) -> Result<()> {
+pub(super) fn check_sampling_groups(config: &RunConfig, policy: &Arch, task: &dyn Task) -> Result<()> {
     let rollout = &config.rollout;
     let degree = rollout.tensor_model_parallel_size;
     if degree <= 1 {
@@ -173,15 +143,10 @@ pub(super) fn check_sampling_groups(
     let key = format!("rollout.tensor_model_parallel_size: {degree}");
     let refuse = |why: String| Err(Error::Ranks(format!("{key} {why}")));
     if let Err(why) = TensorShare::check(policy, degree) {
-        return refuse(format!(
-            "shares the policy's matrices while it samples, and {why}"
-        ));
+        return refuse(format!("shares the policy's matrices while it samples, and {why}"));
     }
     if rollout.quantization.is_some() {
-        return refuse(
-            "shares matrices in the sampler's precision alone; leave out rollout.quantization"
-                .into(),
-        );
+        return refuse("shares matrices in the sampler's precision alone; leave out rollout.quantization".into());
     }
     if let Some(setting) = rollout.asks_for_graphs() {
         return refuse(format!(
@@ -196,8 +161,9 @@ pub(super) fn check_sampling_groups(
     Ok(())
 }
 
-/// The objective of a run: one's own, or the configured one. Refuses an own one that needs a critic where the configuration has none,
-/// or that has one for nothing, and a configured one that would undo what the task's rewards ask for.
+/// The objective of a run: one's own, or the configured one. Refuses an own one that needs a critic where the
+/// configuration has none, or that has one for nothing, and a configured one that would undo what the task's rewards
+/// ask for.
 pub(super) fn chosen_objective(
     own: Option<Arc<dyn Objective>>,
     config: &RunConfig,
@@ -245,13 +211,9 @@ pub(super) fn check_optimizers(
         check_optimizer(plan.policy(), device, config.precision, optim, &section)?;
     }
     match (config.own_critic(), plan.critic()) {
-        (Some(critic), Some(plan)) if mode == Mode::Rl => check_optimizer(
-            plan,
-            device,
-            config.precision,
-            &critic.optim,
-            "critic.optim",
-        ),
+        (Some(critic), Some(plan)) if mode == Mode::Rl => {
+            check_optimizer(plan, device, config.precision, &critic.optim, "critic.optim")
+        }
         _ => Ok(()),
     }
 }

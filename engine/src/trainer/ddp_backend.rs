@@ -8,7 +8,8 @@ use firebrick_backends::collective::{Collective, Nccl};
 use firebrick_spec::Backend;
 use std::sync::Arc;
 
-/// The ranks of a run as `trainer.ddp_backend` says: over NCCL, or as they are. All ranks come here together, with devices of one kind.
+/// The ranks of a run as `trainer.ddp_backend` says: over NCCL, or as they are. All ranks come here together, with
+/// devices of one kind.
 pub(super) fn connect(
     ranks: &Arc<dyn Collective>,
     asked: DdpBackend,
@@ -27,10 +28,7 @@ pub(super) fn connect(
     };
     match joined {
         Ok(joined) => {
-            tracing::info!(
-                "values go from GPU to GPU over NCCL ({} ranks)",
-                ranks.size()
-            );
+            tracing::info!("values go from GPU to GPU over NCCL ({} ranks)", ranks.size());
             Ok(joined)
         }
         Err(why) if asked == DdpBackend::Nccl => Err(Error::Ranks(format!(
@@ -38,9 +36,7 @@ pub(super) fn connect(
         ))),
         Err(why) => {
             if info.device.backend() == Backend::Cuda {
-                tracing::warn!(
-                    "values between ranks pass through host memory, not over NCCL: {why}"
-                );
+                tracing::warn!("values between ranks pass through host memory, not over NCCL: {why}");
             }
             Ok(as_they_are)
         }

@@ -61,8 +61,8 @@ pub struct References {
 }
 
 impl TrainerBuilder {
-    /// Opens the device, reads and checks everything that the configuration names but the weights, plans the run's memory, renders
-    /// prompts and grades the reference answers. Leaves nothing behind.
+    /// Opens the device, reads and checks everything that the configuration names but the weights, plans the run's
+    /// memory, renders prompts and grades the reference answers. Leaves nothing behind.
     ///
     /// # Errors
     ///
@@ -82,16 +82,8 @@ impl TrainerBuilder {
             filtered: prompts.filtered,
             validation: prompts.validation.len(),
             budget: planned.request.allowed(),
-            rendered: if has_prompts {
-                rendered(&opened, prompts)?
-            } else {
-                Vec::new()
-            },
-            references: if has_prompts {
-                references(prompts, &opened.config)?
-            } else {
-                None
-            },
+            rendered: if has_prompts { rendered(&opened, prompts)? } else { Vec::new() },
+            references: if has_prompts { references(prompts, &opened.config)? } else { None },
             disk_bytes: disk_bytes(&opened, &planned),
             estimate,
         })
@@ -104,16 +96,13 @@ fn rendered(opened: &Opened, prompts: &PromptDataset) -> Result<Vec<(String, usi
     (0..RENDERED)
         .map(|draw| {
             let Prompt { tokens, .. } = prompts.draw(seed, draw)?;
-            Ok((
-                opened.source.tokenizer.decode(&tokens, false)?,
-                tokens.len(),
-            ))
+            Ok((opened.source.tokenizer.decode(&tokens, false)?, tokens.len()))
         })
         .collect()
 }
 
-/// Grades what the task itself says is right: a demonstration, or the answer in the usual forms. Rules that no completion can satisfy
-/// teach nothing.
+/// Grades what the task itself says is right: a demonstration, or the answer in the usual forms. Rules that no
+/// completion can satisfy teach nothing.
 fn references(prompts: &PromptDataset, config: &RunConfig) -> Result<Option<References>> {
     let task = prompts.task();
     let mut found = References::default();
@@ -121,8 +110,7 @@ fn references(prompts: &PromptDataset, config: &RunConfig) -> Result<Option<Refe
         let count = task.len(split).unwrap_or(GLANCE);
         for index in 0..count {
             let example = task.example(split, index)?;
-            let Some(best) = best_of_references(task, &example, config.rollout.response_length)?
-            else {
+            let Some(best) = best_of_references(task, &example, config.rollout.response_length)? else {
                 continue;
             };
             found.graded += 1;
@@ -139,11 +127,7 @@ fn references(prompts: &PromptDataset, config: &RunConfig) -> Result<Option<Refe
 }
 
 /// What the best form of an example's reference earns; none where it has no reference.
-fn best_of_references(
-    task: &dyn Task,
-    example: &Example,
-    max_tokens: usize,
-) -> Result<Option<f64>> {
+fn best_of_references(task: &dyn Task, example: &Example, max_tokens: usize) -> Result<Option<f64>> {
     let answer = &example.answer;
     let mut forms: Vec<String> = example.solution.iter().cloned().collect();
     if !answer.is_empty() {
@@ -156,12 +140,7 @@ fn best_of_references(
     }
     let mut best = None;
     for text in &forms {
-        let completion = Completion {
-            text,
-            tokens: &[],
-            finished: true,
-            max_tokens,
-        };
+        let completion = Completion { text, tokens: &[], finished: true, max_tokens };
         let reward = task.reward(example, &completion)?;
         if reward.parts.is_empty() {
             // judged by models or programs alone
@@ -172,8 +151,9 @@ fn best_of_references(
     Ok(best)
 }
 
-/// Bytes that the run folder will take: of each checkpoint that is kept the weights in f32, both moments and, in half precision, the
-/// masters, of policy and critic; one checkpoint more while the next is written; and the reference policy.
+/// Bytes that the run folder will take: of each checkpoint that is kept the weights in f32, both moments and, in half
+/// precision, the masters, of policy and critic; one checkpoint more while the next is written; and the reference
+/// policy.
 fn disk_bytes(opened: &Opened, planned: &PlannedRun) -> u64 {
     let (config, work) = (&opened.config, &planned.request.workload);
     let sizes = Sizes::of(&work.arch, work.lora.as_ref());

@@ -23,9 +23,7 @@ use firebrick_backends::memory::free_bytes;
 use firebrick_backends::profile;
 use firebrick_models::Decoder;
 use firebrick_models::decoder::RankPart;
-use firebrick_models::generate::{
-    FinishReason, GenerationRequest, Generator, Sample, SchedulerConfig,
-};
+use firebrick_models::generate::{FinishReason, GenerationRequest, Generator, Sample, SchedulerConfig};
 use firebrick_models::random::DrawKey;
 use serde::Serialize;
 use std::path::Path;
@@ -50,9 +48,9 @@ pub struct Evaluation {
 /// Evaluates the configured model on its task's validation split.
 ///
 /// # Errors
-/// `Error::Config` for settings that cannot work, or a task without validation prompts; `Error::Task` where rows cannot be read or judged;
-/// `Error::Device` and `Error::Model` where the device cannot be opened or fails, or the model cannot be loaded; `Error::Reward` for a
-/// completion that cannot be judged.
+/// `Error::Config` for settings that cannot work, or a task without validation prompts; `Error::Task` where rows cannot
+/// be read or judged; `Error::Device` and `Error::Model` where the device cannot be opened or fails, or the model
+/// cannot be loaded; `Error::Reward` for a completion that cannot be judged.
 pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     config.check()?;
     let (device, info) = device::open(config.device)?;
@@ -61,23 +59,15 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     planning::restrict_to_device(&mut config, &profile, Some(&info));
     config.precision.check(&device)?;
     let Some(task) = &config.task else {
-        return Err(Error::Config(
-            "`task` is missing; set its `kind` (arithmetic or dataset)".into(),
-        ));
+        return Err(Error::Config("`task` is missing; set its `kind` (arithmetic or dataset)".into()));
     };
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
-    let source = PolicySource::open(&config.model, task.as_ref())?
-        .in_format(config.precision, config.base());
+    let source = PolicySource::open(&config.model, task.as_ref())?.in_format(config.precision, config.base());
     source.check_lengths(&config)?;
     let arch = source.checkpoint.arch();
     planning::check_preset_share(&mut config, Mode::Rl, arch, &profile)?;
     let max_validation = config.trainer.val_max_samples;
-    let data = PromptDataset::held_out(
-        task,
-        source.tokenizer.clone(),
-        config.rollout.prompt_length,
-        max_validation,
-    )?;
+    let data = PromptDataset::held_out(task, source.tokenizer.clone(), config.rollout.prompt_length, max_validation)?;
     if data.validation.is_empty() {
         return Err(Error::Config("the task holds no validation prompts".into()));
     }
@@ -99,15 +89,8 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     )?;
     let needs = config.objective.build()?.needs();
     let turns = turn_template(&config, needs, data.task(), &source)?;
-    let samples = validation_samples(
-        &decoder,
-        &source,
-        &data,
-        turns.as_ref(),
-        &config.rollout,
-        &limits,
-        &World::default(),
-    )?;
+    let samples =
+        validation_samples(&decoder, &source, &data, turns.as_ref(), &config.rollout, &limits, &World::default())?;
     let longest = config.rollout.response_length;
     let now = Progress::default();
     let samples = judged(&mut reward_manager, &source, &data, &samples, longest, now)?;
@@ -115,13 +98,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let reward = mean_reward(&samples);
     let mut metrics = judged_metrics(&judged_samples(&samples));
     metrics.insert(validation_reward(task), reward);
-    Ok(Evaluation {
-        task: task.to_owned(),
-        reward,
-        prompts: data.validation.len(),
-        metrics,
-        samples,
-    })
+    Ok(Evaluation { task: task.to_owned(), reward, prompts: data.validation.len(), metrics, samples })
 }
 
 /// Completions of validation prompts.
@@ -133,8 +110,8 @@ pub(crate) struct ValidationSamples {
     outcomes: Option<Vec<Outcome>>,
 }
 
-/// Completions of the validation prompts, `rollout.val_kwargs.n` of each; ranks share the prompts and have all completions. The same
-/// weights give the same ones at every step.
+/// Completions of the validation prompts, `rollout.val_kwargs.n` of each; ranks share the prompts and have all
+/// completions. The same weights give the same ones at every step.
 pub(crate) fn validation_samples(
     decoder: &Decoder,
     source: &PolicySource,
@@ -153,22 +130,13 @@ pub(crate) fn validation_samples(
     let playing = Playing::begin(turns, task, rollout, source, own, n)?;
     let prompts = playing.prompts();
     // step 0 is no step of training
-    let key = |prompt_index| DrawKey {
-        seed: 0,
-        step: 0,
-        prompt_index,
-        sample: 0,
-    };
+    let key = |prompt_index| DrawKey { seed: 0, step: 0, prompt_index, sample: 0 };
     let requests: Vec<GenerationRequest> = prompts
         .as_deref()
         .unwrap_or(own)
         .iter()
         .zip(part.start as u32..)
-        .map(|(p, index)| GenerationRequest {
-            tokens: p.tokens.clone(),
-            key: key(index),
-            max_new_tokens: None,
-        })
+        .map(|(p, index)| GenerationRequest { tokens: p.tokens.clone(), key: key(index), max_new_tokens: None })
         .collect();
     let generator = Generator::new(decoder, Some(&source.tokenizer), &sampling)?;
     let generated = playing.run(&generator, &requests, n, limits, |_| {})?;
@@ -176,11 +144,7 @@ pub(crate) fn validation_samples(
     let played = prompts.zip(playing.outcomes());
     let played = played.map(|own| all_played(world, &data.validation, own));
     let (prompts, outcomes) = played.transpose()?.unzip();
-    Ok(ValidationSamples {
-        samples,
-        prompts,
-        outcomes,
-    })
+    Ok(ValidationSamples { samples, prompts, outcomes })
 }
 
 /// Completions of prompts as the reward manager takes them; `id` says which sample each is.
@@ -215,7 +179,8 @@ pub(crate) fn mean_reward(samples: &[EvaluatedSample]) -> f64 {
     total / f64::from(count.max(1))
 }
 
-/// Completions of the validation prompts with their validation rewards. Where none has all of its rewards, it is an error.
+/// Completions of the validation prompts with their validation rewards. Where none has all of its rewards, it is an
+/// error.
 pub(crate) fn judged(
     reward_manager: &mut RewardManager,
     source: &PolicySource,
@@ -233,9 +198,7 @@ pub(crate) fn judged(
     })?;
     let judged = reward_manager.judge(&answers, progress)?;
     let task = data.task();
-    let rules = answers
-        .iter()
-        .map(|answer| answer.by_rules(task, max_tokens, Purpose::Validation));
+    let rules = answers.iter().map(|answer| answer.by_rules(task, max_tokens, Purpose::Validation));
     let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
     if let Some(list) = task.rewards() {
         list.complete(&mut rewards, &judged.scores, Shaping::Plain);
@@ -251,16 +214,14 @@ pub(crate) fn judged(
     }
     let judged = notes;
     let notes = judged.iter();
-    let lost = notes
-        .zip(&answers)
-        .filter_map(|(note, answer)| Some((answer, note.lost.as_ref()?)));
+    let lost = notes.zip(&answers).filter_map(|(note, answer)| Some((answer, note.lost.as_ref()?)));
     let lost: Vec<_> = lost.collect();
     if let Some((answer, reason)) = lost.first()
         && lost.len() == answers.len()
     {
-        return Err(answer.failed(format!(
-            "no completion of the validation has all its rewards; of this one, {reason}"
-        )));
+        return Err(
+            answer.failed(format!("no completion of the validation has all its rewards; of this one, {reason}"))
+        );
     }
     let each = answers.iter().zip(samples).zip(rewards).zip(judged);
     let evaluated = each.map(|(((answer, sample), reward), note)| {

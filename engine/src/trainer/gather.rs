@@ -16,31 +16,27 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What of a list of prompts is this rank's. Ranks that sample together sample from the same prompts, and divide what has to be judged.
+/// What of a list of prompts is this rank's. Ranks that sample together sample from the same prompts, and divide what
+/// has to be judged.
 pub(super) struct Dealt {
     /// The prompts that it samples from.
     pub sampled: Range<usize>,
-    /// Those of them whose completions are its own to judge and to give to the others, counted from the first that it samples from.
+    /// Those of them whose completions are its own to judge and to give to the others, counted from the first that it
+    /// samples from.
     judged: Range<usize>,
     /// Whether it speaks for those that it samples with.
     counts: bool,
 }
 
 impl Dealt {
-    /// Whole groups, in their order, of about the same expected work. That is a prompt's tokens, which are prefilled once, and as many
-    /// completions as a group has, which are expected to be equally long.
+    /// Whole groups, in their order, of about the same expected work. That is a prompt's tokens, which are prefilled
+    /// once, and as many completions as a group has, which are expected to be equally long.
     pub fn new(world: &World, prompts: impl Iterator<Item = usize>, completions: usize) -> Self {
-        let costs: Vec<u64> = prompts
-            .map(|tokens| (tokens + completions) as u64)
-            .collect();
+        let costs: Vec<u64> = prompts.map(|tokens| (tokens + completions) as u64).collect();
         let groups = in_order(&costs, world.sampling_groups());
         let sampled = groups[world.sampling_group()].clone();
         let parts = in_order(&costs[sampled.clone()], world.sampling_size());
-        Self {
-            judged: parts[world.sampling_rank()].clone(),
-            sampled,
-            counts: world.sampling_rank() == 0,
-        }
+        Self { judged: parts[world.sampling_rank()].clone(), sampled, counts: world.sampling_rank() == 0 }
     }
 
     /// Whether a completion is this rank's own.
@@ -67,32 +63,20 @@ pub(super) fn all_samples(world: &World, dealt: &Dealt, own: Vec<Sample>) -> Res
         return Ok(own);
     }
     let own = own.into_iter().filter(|sample| dealt.judges(sample));
-    let placed: Vec<Sample> = own
-        .map(|sample| Sample {
-            request: dealt.sampled.start + sample.request,
-            ..sample
-        })
-        .collect();
-    let all = world.gather(
-        |w| w.list(placed.iter(), write_sample),
-        |r| r.list(read_sample),
-    )?;
+    let placed: Vec<Sample> =
+        own.map(|sample| Sample { request: dealt.sampled.start + sample.request, ..sample }).collect();
+    let all = world.gather(|w| w.list(placed.iter(), write_sample), |r| r.list(read_sample))?;
     Ok(all.concat())
 }
 
-/// What rewards have given on all ranks, in the order of completions: every rank has the same rewards, with values of its own.
-pub(super) fn all_values(
-    world: &World,
-    own: Vec<(String, Vec<f64>)>,
-) -> Result<Vec<(String, Vec<f64>)>> {
+/// What rewards have given on all ranks, in the order of completions: every rank has the same rewards, with values of
+/// its own.
+pub(super) fn all_values(world: &World, own: Vec<(String, Vec<f64>)>) -> Result<Vec<(String, Vec<f64>)>> {
     if world.is_solo() || own.is_empty() {
         return Ok(own);
     }
     let values = own.iter().map(|(_, values)| values);
-    let all = world.gather(
-        |w| w.list(values, |w, values| w.floats(values)),
-        |r| r.list(Reader::floats),
-    )?;
+    let all = world.gather(|w| w.list(values, |w, values| w.floats(values)), |r| r.list(Reader::floats))?;
     let places = own.into_iter().enumerate();
     let joined = places.map(|(place, (name, _))| {
         let ranks = all.iter().flat_map(|rank| &rank[place]);
@@ -118,8 +102,7 @@ pub(super) fn all_rollouts(
         }
     }
     // ranks sample at the same time: rates are those of all of them together
-    let longest =
-        |of: fn(&GenerationStats) -> Duration| all.iter().map(|rank| of(&rank.engine)).max();
+    let longest = |of: fn(&GenerationStats) -> Duration| all.iter().map(|rank| of(&rank.engine)).max();
     step.prefill_time = longest(|s| s.prefill_time).unwrap_or_default();
     step.decode_time = longest(|s| s.decode_time).unwrap_or_default();
     stats.engine.add(&step);
@@ -154,8 +137,8 @@ fn all_prompts(prompts: &Arc<Vec<Prompt>>, all: &[OwnRollouts]) -> Arc<Vec<Promp
     }
 }
 
-/// Validation prompts with what the environments of all ranks have added, and what came of their completions, in their order. This rank
-/// has a part of both.
+/// Validation prompts with what the environments of all ranks have added, and what came of their completions, in their
+/// order. This rank has a part of both.
 pub(super) fn all_played(
     world: &World,
     prompts: &[Prompt],
@@ -177,16 +160,10 @@ pub(super) fn all_played(
 }
 
 /// Prompts with the texts and tokens that they have on the ranks that sampled from them.
-fn with_additions<'p>(
-    prompts: &[Prompt],
-    played: impl IntoIterator<Item = &'p Prompt>,
-) -> Vec<Prompt> {
+fn with_additions<'p>(prompts: &[Prompt], played: impl IntoIterator<Item = &'p Prompt>) -> Vec<Prompt> {
     let pairs = prompts.iter().zip(played);
     let both = pairs.map(|(own, played)| Prompt {
-        example: Example {
-            prompt: played.example.prompt.clone(),
-            ..own.example.clone()
-        },
+        example: Example { prompt: played.example.prompt.clone(), ..own.example.clone() },
         ..played.clone()
     });
     both.collect()

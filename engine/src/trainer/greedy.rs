@@ -16,19 +16,11 @@ impl Trainer {
     /// A greedy completion of every prompt.
     pub(super) fn greedy_baselines(&self, prompts: &[Prompt]) -> Result<Vec<Sample>> {
         let sampling = self.config.rollout.greedy(self.source.stop_ids.clone());
-        let key = DrawKey {
-            seed: self.config.trainer.seed,
-            step: self.state.step as u32 + 1,
-            prompt_index: 0,
-            sample: 0,
-        };
+        let key =
+            DrawKey { seed: self.config.trainer.seed, step: self.state.step as u32 + 1, prompt_index: 0, sample: 0 };
         let requests: Vec<GenerationRequest> = prompts
             .iter()
-            .map(|prompt| GenerationRequest {
-                tokens: prompt.tokens.clone(),
-                key,
-                max_new_tokens: None,
-            })
+            .map(|prompt| GenerationRequest { tokens: prompt.tokens.clone(), key, max_new_tokens: None })
             .collect();
         let sampler = self.own_sampler()?;
         let tokenizer = &self.source.tokenizer;
@@ -48,36 +40,23 @@ impl Trainer {
         rollouts: &mut [Rollout],
     ) -> Result<()> {
         let (step, first) = (self.state.step + 1, self.state.draws);
-        let answers = answers(prompts, samples, None, &self.source, |sample| {
-            CompletionId {
-                step,
-                prompt_index: first + sample.request as u64,
-                sample: sample.sample,
-            }
+        let answers = answers(prompts, samples, None, &self.source, |sample| CompletionId {
+            step,
+            prompt_index: first + sample.request as u64,
+            sample: sample.sample,
         })?;
         let now = self.progress();
-        let judged = self.recovering(Phase::RewardBaseline, |t| {
-            t.reward_manager.judge(&answers, now)
-        })?;
+        let judged = self.recovering(Phase::RewardBaseline, |t| t.reward_manager.judge(&answers, now))?;
         let task = self.data.task();
         let longest = self.config.rollout.response_length;
-        let rules = answers
-            .iter()
-            .map(|answer| answer.by_rules(task, longest, Purpose::Training));
+        let rules = answers.iter().map(|answer| answer.by_rules(task, longest, Purpose::Training));
         let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
         if let Some(list) = task.rewards() {
-            list.complete(
-                &mut rewards,
-                &judged.scores,
-                Shaping::Statistics(&self.state.rewards),
-            );
+            list.complete(&mut rewards, &judged.scores, Shaping::Statistics(&self.state.rewards));
         }
         for ((answer, reward), note) in answers.iter().zip(rewards).zip(judged.notes) {
             let prompt_index = answer.id.prompt_index;
-            for rollout in rollouts
-                .iter_mut()
-                .filter(|r| r.prompt_index == prompt_index)
-            {
+            for rollout in rollouts.iter_mut().filter(|r| r.prompt_index == prompt_index) {
                 rollout.baseline = Some(reward.total);
                 // without what it is compared with, the group is left out
                 rollout.reward_error.clone_from(&note.lost);

@@ -1,5 +1,5 @@
-//! Judging while completions are sampled: a thread of its own scores each by the task's rules as it ends, and hands each group whose
-//! last completion has ended to the task's programs.
+//! Judging while completions are sampled: a thread of its own scores each by the task's rules as it ends, and hands
+//! each group whose last completion has ended to the task's programs.
 
 use crate::data::Prompt;
 use crate::reward::{Answer, Asked, CompletionId, ProgramResults, Programs, Purpose};
@@ -40,10 +40,7 @@ pub(super) struct EnvironmentView<'a> {
 
 impl<'a> EnvironmentView<'a> {
     pub fn of(outcome: Option<&'a Outcome>) -> Self {
-        outcome.map_or_else(Self::default, |own| Self {
-            turns: &own.turns,
-            object: own.object.as_ref(),
-        })
+        outcome.map_or_else(Self::default, |own| Self { turns: &own.turns, object: own.object.as_ref() })
     }
 }
 
@@ -91,11 +88,7 @@ pub(super) fn answer<'a>(
         environment: view.object,
         tokens: &sample.tokens,
         finished: sample.finish == FinishReason::Stop,
-        id: CompletionId {
-            step,
-            prompt_index: first + sample.request as u64,
-            sample: sample.sample,
-        },
+        id: CompletionId { step, prompt_index: first + sample.request as u64, sample: sample.sample },
     }
 }
 
@@ -178,8 +171,8 @@ impl JudgingThread {
 }
 
 impl Judged {
-    /// Texts and rewards by the rules, by request and sample, and what the programs say of them, which is waited for. The first
-    /// error is the first sample's.
+    /// Texts and rewards by the rules, by request and sample, and what the programs say of them, which is waited for.
+    /// The first error is the first sample's.
     pub fn wait(self) -> Result<(Vec<(String, Reward)>, ProgramResults)> {
         let rules = self.rules.into_values().collect::<Result<_, Error>>()?;
         let mut asked = Asked::default();

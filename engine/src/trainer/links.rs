@@ -6,7 +6,8 @@ use firebrick_backends::DeviceInfo;
 use firebrick_backends::profile::{self, machine};
 use firebrick_spec::{Cluster, DeviceProfile, MeasuredLinks};
 
-/// A device's profile; of several ranks with the links that the first one has in its own, so that all make the same plan.
+/// A device's profile; of several ranks with the links that the first one has in its own, so that all make the same
+/// plan.
 pub(super) fn profile_of(world: &World, info: &DeviceInfo) -> Result<DeviceProfile> {
     let own = profile::of(info);
     let unreadable = |e: serde_json::Error| Error::Ranks(format!("measured links: {e}"));
@@ -26,14 +27,9 @@ pub(super) fn cluster(world: &World, profile: &DeviceProfile) -> Result<Option<C
     Ok(Some(placed(&machines, widest, links, profile)))
 }
 
-/// The machines, by rank, as plans know them: of as many consecutive ranks each, which hold every group of `widest` ranks that share
-/// matrices. Ranks that do not lie so count as those of one machine, whose link is the slower one.
-fn placed(
-    machines: &[Vec<u8>],
-    widest: usize,
-    links: MeasuredLinks,
-    profile: &DeviceProfile,
-) -> Cluster {
+/// The machines, by rank, as plans know them: of as many consecutive ranks each, which hold every group of `widest`
+/// ranks that share matrices. Ranks that do not lie so count as those of one machine, whose link is the slower one.
+fn placed(machines: &[Vec<u8>], widest: usize, links: MeasuredLinks, profile: &DeviceProfile) -> Cluster {
     let ranks = machines.len();
     let each = machines.iter().filter(|own| **own == machines[0]).count();
     let is_alike = ranks.is_multiple_of(each) && each.is_multiple_of(widest);
@@ -41,14 +37,8 @@ fn placed(
     if is_alike && of_machine.all(|own| own.iter().all(|other| *other == own[0])) {
         return profile.cluster(((ranks / each) as u64, each as u64), [None; 2]);
     }
-    let slower = MeasuredLinks {
-        inside: links.between.or(links.inside),
-        between: None,
-    };
-    let of_slower = DeviceProfile {
-        links: Some(slower),
-        ..profile.clone()
-    };
+    let slower = MeasuredLinks { inside: links.between.or(links.inside), between: None };
+    let of_slower = DeviceProfile { links: Some(slower), ..profile.clone() };
     of_slower.cluster((1, ranks as u64), [None; 2])
 }
 
@@ -59,24 +49,13 @@ mod tests {
 
     #[test]
     fn ranks_lie_in_machines_of_as_many_each_or_count_as_those_of_one_with_the_slower_link() {
-        let links = MeasuredLinks {
-            inside: Some(Link::measured(4e9, 1e-5)),
-            between: Some(Link::measured(1e9, 1e-4)),
-        };
-        let profile = DeviceProfile {
-            links: Some(links),
-            ..DeviceProfile::assumed(Backend::Cpu)
-        };
+        let links = MeasuredLinks { inside: Some(Link::measured(4e9, 1e-5)), between: Some(Link::measured(1e9, 1e-4)) };
+        let profile = DeviceProfile { links: Some(links), ..DeviceProfile::assumed(Backend::Cpu) };
         let found = |machines: &str, widest| {
             let machines: Vec<Vec<u8>> = machines.bytes().map(|name| vec![name]).collect();
             let cluster = placed(&machines, widest, links, &profile);
             let [inside, between] = [cluster.link, cluster.node_link].map(|link| link.bandwidth);
-            (
-                cluster.nodes,
-                cluster.devices_per_node,
-                inside,
-                (cluster.nodes > 1).then_some(between),
-            )
+            (cluster.nodes, cluster.devices_per_node, inside, (cluster.nodes > 1).then_some(between))
         };
         let (fast, slow) = (4_000_000_000, 1_000_000_000);
         assert_eq!(found("aaaa", 2), (1, 4, fast, None));

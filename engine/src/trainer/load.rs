@@ -43,13 +43,9 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// Loads what the run starts with and restores what its checkpoint keeps beside the weights. Where memory runs out, under the next
-    /// cheaper plan. Gives the state that the run begins with, and whether it is a checkpoint's.
-    pub fn begin(
-        opened: &Opened,
-        planned: &mut PlannedRun,
-        start: Start,
-    ) -> Result<(Self, TrainerState, bool)> {
+    /// Loads what the run starts with and restores what its checkpoint keeps beside the weights. Where memory runs out,
+    /// under the next cheaper plan. Gives the state that the run begins with, and whether it is a checkpoint's.
+    pub fn begin(opened: &Opened, planned: &mut PlannedRun, start: Start) -> Result<(Self, TrainerState, bool)> {
         loop {
             let attempt = attempt(|| {
                 let watch = Watch::start(&opened.device)?;
@@ -66,8 +62,8 @@ impl Loaded {
         }
     }
 
-    /// Waits until everything is where it was loaded to. What was refused memory says so when it is read, which may be in an update that
-    /// cannot be run again.
+    /// Waits until everything is where it was loaded to. What was refused memory says so when it is read, which may be
+    /// in an update that cannot be run again.
     fn check_computed(&self) -> Result<()> {
         self.policy.check_computed()?;
         if let Some(critic) = &self.critic {
@@ -110,16 +106,9 @@ impl Loaded {
                 (Some(folder), checkpoint)
             }
         };
-        let rows = runtime.accounts.hold(
-            Category::Buffers,
-            Home::Host,
-            opened.data.prompts.task().held_bytes() as usize,
-        );
-        let values = kept_values(
-            plan.policy(),
-            opened.source.checkpoint.arch(),
-            &opened.world,
-        );
+        let rows =
+            runtime.accounts.hold(Category::Buffers, Home::Host, opened.data.prompts.task().held_bytes() as usize);
+        let values = kept_values(plan.policy(), opened.source.checkpoint.arch(), &opened.world);
         let part = if keeps_whole_policy(plan, checkpoint.is_some()) {
             RankPart::default()
         } else {
@@ -139,20 +128,11 @@ impl Loaded {
         let kept = folder.as_ref().filter(|_| checkpoint.is_some());
         let reference = reference(opened, plan, &policy, kept)?;
         policy.model.set_residency(Residency::Idle)?;
-        Ok(Self {
-            policy,
-            critic,
-            reference,
-            reward_manager,
-            log,
-            rows,
-            folder,
-            checkpoint,
-        })
+        Ok(Self { policy, critic, reference, reward_manager, log, rows, folder, checkpoint })
     }
 
-    /// Where the run continues from a checkpoint, restores what that keeps beside the weights. Gives the state that the run begins
-    /// with, and whether it is a checkpoint's.
+    /// Where the run continues from a checkpoint, restores what that keeps beside the weights. Gives the state that the
+    /// run begins with, and whether it is a checkpoint's.
     fn restore(&mut self, mode: Mode) -> Result<(TrainerState, bool)> {
         let Some(checkpoint) = &self.checkpoint else {
             return Ok((TrainerState::new(mode), false));
@@ -183,7 +163,8 @@ impl Loaded {
     }
 }
 
-/// Whether a rank loads all of the policy: a reference policy keeps what ranks share out of the policy, or the other way round.
+/// Whether a rank loads all of the policy: a reference policy keeps what ranks share out of the policy, or the other
+/// way round.
 fn keeps_whole_policy(plan: &Plan, resumed: bool) -> bool {
     let shares = |own: &ModelPlan| own.zero == Zero::Stage3;
     let unlike = |reference: &ModelPlan| shares(reference) != shares(plan.policy());
@@ -191,14 +172,8 @@ fn keeps_whole_policy(plan: &Plan, resumed: bool) -> bool {
 }
 
 /// What this rank has of a model that it loads, given what it keeps of a parameter.
-fn own_part<'a>(
-    world: &World,
-    values: &'a dyn Fn(UnitKind, usize) -> Option<ValueRange>,
-) -> RankPart<'a> {
-    RankPart {
-        share: world.tensor_share(),
-        values: Some(values),
-    }
+fn own_part<'a>(world: &World, values: &'a dyn Fn(UnitKind, usize) -> Option<ValueRange>) -> RankPart<'a> {
+    RankPart { share: world.tensor_share(), values: Some(values) }
 }
 
 /// What all learners of a run share, with the log of its boundaries.
@@ -246,7 +221,8 @@ fn policy_learner(
     }
 }
 
-/// This rank's share of a model, where ranks share matrices; the model with its stage, where these divide the layers; else the model.
+/// This rank's share of a model, where ranks share matrices; the model with its stage, where these divide the layers;
+/// else the model.
 pub(super) fn own_share(decoder: Decoder, world: &World) -> Result<Decoder> {
     if let Some(stage) = world.pipeline_stage() {
         return Ok(decoder.in_stage(stage)?);
@@ -264,11 +240,8 @@ fn critic_learner(
     policy: &Learner,
     checkpoint: Option<&Path>,
 ) -> Result<Option<Learner>> {
-    let (Some(config), Some(source), Some(plan)) = (
-        opened.config.own_critic(),
-        &opened.critic_source,
-        plan.critic(),
-    ) else {
+    let (Some(config), Some(source), Some(plan)) = (opened.config.own_critic(), &opened.critic_source, plan.critic())
+    else {
         return Ok(None);
     };
     let decoder = match checkpoint {
@@ -312,8 +285,7 @@ fn reference(
     let runtime = &policy.runtime;
     let decoder = match resumed {
         Some(run) => {
-            let saved = Checkpoint::open(&run.path().join(REFERENCE))?
-                .in_precision(policy.decoder().arch().precision);
+            let saved = Checkpoint::open(&run.path().join(REFERENCE))?.in_precision(policy.decoder().arch().precision);
             let values = kept_values(plan, saved.arch(), &opened.world);
             let saved = saved.load_part(own_part(&opened.world, &values), runtime.device())?;
             own_share(saved, &opened.world)?
@@ -326,15 +298,8 @@ fn reference(
 }
 
 /// Restores masters, loss scale and moments of an optimizer from a folder of a checkpoint.
-fn restore_optimizer(
-    dir: &Path,
-    steps: u64,
-    scaler: Option<Scaler>,
-    learner: &mut Learner,
-) -> Result<()> {
-    let Learner {
-        model, optimizer, ..
-    } = learner;
+fn restore_optimizer(dir: &Path, steps: u64, scaler: Option<Scaler>, learner: &mut Learner) -> Result<()> {
+    let Learner { model, optimizer, .. } = learner;
     trainer_state::load_masters(dir, &mut model.decoder, optimizer)?;
     optimizer.set_scaler(scaler);
     trainer_state::load_optimizer(dir, steps, &model.decoder, optimizer)

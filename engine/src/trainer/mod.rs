@@ -54,8 +54,7 @@ use crate::metrics::Ledger;
 use crate::metrics::profile::Profiler;
 use crate::metrics::timeline::Reason;
 use crate::metrics::{
-    Control, Phase, PhaseTimings, Recorder, Snapshots, StepMemory, StepReport, Summary,
-    phase_memory,
+    Control, Phase, PhaseTimings, Recorder, Snapshots, StepMemory, StepReport, Summary, phase_memory,
 };
 use crate::objective::Objective;
 use crate::plan::Plan;
@@ -153,17 +152,15 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Runs to the end, or until the observer says [`Control::Stop`]: what comes before the first step, the steps with their
-    /// validations and checkpoints, the summary. Between two steps the observer may steer the run.
+    /// Runs to the end, or until the observer says [`Control::Stop`]: what comes before the first step, the steps with
+    /// their validations and checkpoints, the summary. Between two steps the observer may steer the run.
     ///
     /// # Errors
     ///
-    /// Where a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan, or
-    /// gradients stay non-finite. The run can then continue from its last checkpoint.
+    /// Where a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan,
+    /// or gradients stay non-finite. The run can then continue from its last checkpoint.
     pub fn run(&mut self) -> Result<Summary> {
-        let done = self
-            .leaving_timeline(Self::begin)
-            .and_then(|()| self.run_steps());
+        let done = self.leaving_timeline(Self::begin).and_then(|()| self.run_steps());
         self.telling(done)
     }
 
@@ -185,10 +182,10 @@ impl Trainer {
         done
     }
 
-    /// Runs exactly one step and records it, with the validation and the checkpoint that are due after it; before the first one,
-    /// what comes before it. `while trainer.finished_steps() < trainer.steps() { trainer.step()?; }` and
-    /// [`finish`](Self::finish) leave what [`run`](Self::run) leaves. The observer is told of all that happens; [`run`](Self::run) alone
-    /// asks it between steps what to do ([`Control`]), since here the caller decides.
+    /// Runs exactly one step and records it, with the validation and the checkpoint that are due after it; before the
+    /// first one, what comes before it. `while trainer.finished_steps() < trainer.steps() { trainer.step()?; }` and
+    /// [`finish`](Self::finish) leave what [`run`](Self::run) leaves. The observer is told of all that happens;
+    /// [`run`](Self::run) alone asks it between steps what to do ([`Control`]), since here the caller decides.
     ///
     /// # Errors
     ///
@@ -246,9 +243,7 @@ impl Trainer {
         let mut summary = self.summary();
         if !self.world.is_solo() {
             let own = [summary.measured_peak_bytes].into_iter();
-            let all = self
-                .world
-                .gather(|w| w.list(own, Writer::number), |r| r.list(Reader::number))?;
+            let all = self.world.gather(|w| w.list(own, Writer::number), |r| r.list(Reader::number))?;
             summary.rank_peak_bytes = all.concat();
         }
         self.recorder.finished(&summary)?;
@@ -318,15 +313,16 @@ impl Trainer {
     }
 
     /// The policy as it stands on this rank. Where ranks share out weights (`memory.zero_stage: 3`), matrices
-    /// (`memory.tensor_model_parallel_size`) or layers (`memory.pipeline_model_parallel_size`) this may be a part of it:
-    /// [`whole_policy`](Self::whole_policy) is all of it.
+    /// (`memory.tensor_model_parallel_size`) or layers (`memory.pipeline_model_parallel_size`) this may be a part of
+    /// it: [`whole_policy`](Self::whole_policy) is all of it.
     #[must_use]
     pub fn policy(&self) -> &Decoder {
         self.learner.decoder()
     }
 
-    /// The whole policy as it stands, on every rank. All ranks of the run call it together. Where they share matrices it is put together in
-    /// host memory; else it shares its weights with [`policy`](Self::policy), which the next step divides again.
+    /// The whole policy as it stands, on every rank. All ranks of the run call it together. Where they share matrices
+    /// it is put together in host memory; else it shares its weights with [`policy`](Self::policy), which the next step
+    /// divides again.
     ///
     /// # Errors
     /// Where memory runs out, the device fails, or a rank has failed or is gone.

@@ -13,13 +13,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 impl Trainer {
-    /// Runs one phase: brings the models to where it needs them, times it, reads memory at its end, and turns a backend's
-    /// panic into an error that names it.
-    pub(super) fn phase<T>(
-        &mut self,
-        phase: Phase,
-        work: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
+    /// Runs one phase: brings the models to where it needs them, times it, reads memory at its end, and turns a
+    /// backend's panic into an error that names it.
+    pub(super) fn phase<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.clean_up();
         let step = self.phase_step;
         self.recorder.event(Event::Phase { step, phase });
@@ -47,17 +43,9 @@ impl Trainer {
             let phase = phase.name();
             if is_lost(&detail) {
                 let detail = one_line(&detail);
-                return Error::DeviceLost {
-                    phase,
-                    step,
-                    detail,
-                };
+                return Error::DeviceLost { phase, step, detail };
             }
-            Error::Phase {
-                phase,
-                step,
-                detail,
-            }
+            Error::Phase { phase, step, detail }
         };
         match (error.out_of_memory(), error) {
             (_, error @ Error::OutOfMemory(_)) => error,
@@ -75,12 +63,9 @@ impl Trainer {
         }
     }
 
-    /// Runs a phase whose whole work can be run again, and is where memory runs out: see [`recovering`](Self::recovering).
-    pub(super) fn recovering_phase<T>(
-        &mut self,
-        phase: Phase,
-        work: impl FnMut(&mut Self) -> Result<T>,
-    ) -> Result<T> {
+    /// Runs a phase whose whole work can be run again, and is where memory runs out: see
+    /// [`recovering`](Self::recovering).
+    pub(super) fn recovering_phase<T>(&mut self, phase: Phase, work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
         self.phase(phase, |t| t.recovering(phase, work))
     }
 
@@ -115,18 +100,15 @@ impl Trainer {
         };
         let critic = self.critic.as_mut().map(|critic| &mut critic.model);
         let policy = Some(&mut self.learner.model);
-        let mut models: Vec<(&mut ResidentModel, Residency)> =
-            [policy, self.reference.as_mut(), critic]
-                .into_iter()
-                .flatten()
-                .map(|model| {
-                    let now = used(model.role());
-                    (model, now)
-                })
-                .collect();
-        models.sort_by_key(|(_, now)| *now != Residency::Idle);
-        models
+        let mut models: Vec<(&mut ResidentModel, Residency)> = [policy, self.reference.as_mut(), critic]
             .into_iter()
-            .try_for_each(|(model, now)| model.set_residency(now))
+            .flatten()
+            .map(|model| {
+                let now = used(model.role());
+                (model, now)
+            })
+            .collect();
+        models.sort_by_key(|(_, now)| *now != Residency::Idle);
+        models.into_iter().try_for_each(|(model, now)| model.set_residency(now))
     }
 }

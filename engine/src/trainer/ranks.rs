@@ -17,23 +17,14 @@ impl Opened {
             return Ok(());
         }
         let refuse = |what: String| Err(Error::Ranks(what));
-        if planned
-            .plan
-            .models
-            .values()
-            .any(|model| model.optimizer.in_backward)
-        {
+        if planned.plan.models.values().any(|model| model.optimizer.in_backward) {
             return refuse(
                 "memory.step_in_backward updates a unit before other ranks have its gradient; set it to false, or start one rank".into(),
             );
         }
         let plan = serde_json::to_vec(&planned.plan).unwrap_or_default();
         world.same("the memory plan", START_ALIKE, &plan)?;
-        world.same(
-            "the configuration",
-            START_ALIKE,
-            self.compared().to_yaml()?.as_bytes(),
-        )
+        world.same("the configuration", START_ALIKE, self.compared().to_yaml()?.as_bytes())
     }
 
     /// What has to be the same on every rank.
@@ -52,12 +43,7 @@ impl Opened {
 impl Trainer {
     /// What the observer of rank 0 asks for.
     pub(super) fn asked(&mut self) -> Result<Control> {
-        const ALL: [Control; 4] = [
-            Control::Continue,
-            Control::Pause,
-            Control::Save,
-            Control::Stop,
-        ];
+        const ALL: [Control; 4] = [Control::Continue, Control::Pause, Control::Save, Control::Stop];
         let own = self.recorder.control();
         if self.world.is_solo() {
             return Ok(own);
@@ -67,8 +53,9 @@ impl Trainer {
         Ok(ALL[place.min(ALL.len() - 1)])
     }
 
-    /// Refuses to continue where what a step trained on, or a metric of it, is not the same on every rank, times and memory apart: ranks that
-    /// have drifted apart train different models. The cut into micro-batches follows from the sequences and the plan.
+    /// Refuses to continue where what a step trained on, or a metric of it, is not the same on every rank, times and
+    /// memory apart: ranks that have drifted apart train different models. The cut into micro-batches follows from the
+    /// sequences and the plan.
     pub(super) fn compare(&self, report: &StepReport) -> Result<()> {
         if self.world.is_solo() {
             return Ok(());
@@ -86,37 +73,24 @@ impl Trainer {
                 w.float(rollout.reward);
             });
         }
-        let advice = "the ranks have drifted apart; resume from the last checkpoint, and report it with the configuration";
-        let same = self.world.same(
-            "a sequence or a metric of the step",
-            advice,
-            &bytes.into_bytes(),
-        );
+        let advice =
+            "the ranks have drifted apart; resume from the last checkpoint, and report it with the configuration";
+        let same = self.world.same("a sequence or a metric of the step", advice, &bytes.into_bytes());
         let Err(Error::Ranks(message)) = same else {
             return same;
         };
         // every rank is here
-        let all = self.world.gather(
-            |w| write(w, &own),
-            |r| r.list(|r: &mut Reader<'_>| Ok((r.text()?, r.float()?))),
-        )?;
+        let all =
+            self.world.gather(|w| write(w, &own), |r| r.list(|r: &mut Reader<'_>| Ok((r.text()?, r.float()?))))?;
         let other = all.iter().enumerate().find_map(|(rank, metrics)| {
             let pairs = all[0].iter().zip(metrics);
             let mut different = pairs.filter(|(a, b)| a.0 != b.0 || a.1.to_bits() != b.1.to_bits());
-            different.next().map(|(a, b)| {
-                format!(
-                    "{} is {} on rank 0 and {} is {} on rank {rank}",
-                    a.0, a.1, b.0, b.1
-                )
-            })
+            different.next().map(|(a, b)| format!("{} is {} on rank 0 and {} is {} on rank {rank}", a.0, a.1, b.0, b.1))
         });
         Err(Error::Phase {
             phase: "comparison of ranks",
             step: report.step,
-            detail: format!(
-                "{message} ({})",
-                other.unwrap_or_else(|| "their sequences differ".into())
-            ),
+            detail: format!("{message} ({})", other.unwrap_or_else(|| "their sequences differ".into())),
         })
     }
 }

@@ -39,9 +39,7 @@ impl Replay {
         match self {
             Self::Impossible(reason) => {
                 let settings = fit.overrides().join(" ");
-                format!(
-                    "{reason}, so the step cannot be replayed; resume from the last checkpoint with: {settings}"
-                )
+                format!("{reason}, so the step cannot be replayed; resume from the last checkpoint with: {settings}")
             }
             Self::Possible => recovery_is_off(fit),
         }
@@ -50,9 +48,9 @@ impl Replay {
     /// What to do where no plan is left. `tried` is the last one for which there was no memory while it was taken.
     fn without_plan(self, tried: Option<&Fit>, infeasible: &str) -> String {
         match (self, tried) {
-            (Self::Impossible(reason), _) => format!(
-                "{reason}, so the step cannot be replayed; resume from the last checkpoint. {infeasible}"
-            ),
+            (Self::Impossible(reason), _) => {
+                format!("{reason}, so the step cannot be replayed; resume from the last checkpoint. {infeasible}")
+            }
             (Self::Possible, Some(fit)) => {
                 let settings = fit.overrides().join(" ");
                 format!(
@@ -81,8 +79,8 @@ pub(super) fn attempt<T>(work: impl FnOnce() -> Result<T>) -> Result<Attempt<T>>
     }
 }
 
-/// What work came to on all ranks: where memory ran out on one, it did on every rank, with the same numbers, so that all take the same
-/// plan; another error of one ends the run of all.
+/// What work came to on all ranks: where memory ran out on one, it did on every rank, with the same numbers, so that
+/// all take the same plan; another error of one ends the run of all.
 pub(super) fn agreed_attempt<T>(world: &World, own: Result<Attempt<T>>) -> Result<Attempt<T>> {
     if world.is_solo() {
         return own;
@@ -120,11 +118,7 @@ impl PlannedRun {
     /// Takes the next cheaper plan after memory ran out while models were loaded, or says what would help.
     pub(super) fn step_down(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
         what.phase = "load";
-        let failure = PlanFailure {
-            phase: None,
-            used: what.in_use_bytes(),
-            limit: what.limit_bytes(),
-        };
+        let failure = PlanFailure { phase: None, used: what.in_use_bytes(), limit: what.limit_bytes() };
         match self.request.next_cheaper(&self.plan, &failure) {
             Ok(fit) if what.cause.device_lost => {
                 what.advice = device_is_lost(&fit);
@@ -160,13 +154,9 @@ fn device_is_lost(fit: &Fit) -> String {
 }
 
 impl Trainer {
-    /// Brings the models to where a phase needs them and runs work that can be run again from its start. Where memory runs out, it
-    /// is: under the next cheaper plan, until it gets by or no plan is left.
-    pub(super) fn recovering<T>(
-        &mut self,
-        phase: Phase,
-        mut work: impl FnMut(&mut Self) -> Result<T>,
-    ) -> Result<T> {
+    /// Brings the models to where a phase needs them and runs work that can be run again from its start. Where memory
+    /// runs out, it is: under the next cheaper plan, until it gets by or no plan is left.
+    pub(super) fn recovering<T>(&mut self, phase: Phase, mut work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
         loop {
             let device = self.device.clone();
             let attempt = attempt(|| {
@@ -185,13 +175,9 @@ impl Trainer {
         }
     }
 
-    /// Runs work that changes weights and so cannot be run again. Where memory runs out, the run ends, and its message says how to go
-    /// on from the last checkpoint.
-    pub(super) fn once<T>(
-        &mut self,
-        phase: Phase,
-        work: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
+    /// Runs work that changes weights and so cannot be run again. Where memory runs out, the run ends, and its message
+    /// says how to go on from the last checkpoint.
+    pub(super) fn once<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let device = self.device.clone();
         let attempt = attempt(|| {
             let watch = Watch::start(&device)?;
@@ -219,7 +205,8 @@ impl Trainer {
         }
     }
 
-    /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what follows.
+    /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what
+    /// follows.
     pub(super) fn check_after(&mut self, phase: Phase) -> Result<()> {
         let own = match self.learner.runtime.check() {
             Err(Error::OutOfMemory(what)) => Ok(Err(what)),
@@ -232,23 +219,14 @@ impl Trainer {
     }
 
     /// Takes the next cheaper plan, or says why not and what would help.
-    fn step_down(
-        &mut self,
-        phase: Phase,
-        mut what: Box<OutOfMemory>,
-        replay: Replay,
-    ) -> Result<()> {
+    fn step_down(&mut self, phase: Phase, mut what: Box<OutOfMemory>, replay: Replay) -> Result<()> {
         let replay = replay.after(&what.cause);
         (what.phase, what.step) = (phase.name(), self.phase_step);
         self.learner.runtime.record(BoundaryKind::OutOfMemory);
         if what.ranked.is_empty() {
             what.ranked = self.learner.runtime.accounts.ranked();
         }
-        let failure = PlanFailure {
-            phase: phase.estimated(),
-            used: what.in_use_bytes(),
-            limit: what.limit_bytes(),
-        };
+        let failure = PlanFailure { phase: phase.estimated(), used: what.in_use_bytes(), limit: what.limit_bytes() };
         let mut tried: Option<Fit> = None;
         loop {
             let from = tried.as_ref().map_or(&self.plan, |fit| &fit.plan);
@@ -317,22 +295,14 @@ mod tests {
     #[test]
     fn memory_that_ran_out_is_told_apart_however_it_arrives() {
         let device = firebrick_backends::Error::panicked(&"wgpu error: Out of Memory");
-        let model = firebrick_models::Error::from(firebrick_backends::Error::panicked(
-            &"CUDA_ERROR_OUT_OF_MEMORY",
-        ));
+        let model = firebrick_models::Error::from(firebrick_backends::Error::panicked(&"CUDA_ERROR_OUT_OF_MEMORY"));
         let refused = io::Error::from(io::ErrorKind::OutOfMemory);
         let limit = OutOfMemory::new(Refused::over_limit(3, 2));
         let errors = [
             (Error::Device(device), MemoryErrorKind::Driver),
             (Error::Model(model), MemoryErrorKind::Driver),
-            (
-                Error::io("map", "weights")(refused),
-                MemoryErrorKind::System,
-            ),
-            (
-                Error::OutOfMemory(Box::new(limit)),
-                MemoryErrorKind::Limit { allowed: 2 },
-            ),
+            (Error::io("map", "weights")(refused), MemoryErrorKind::System),
+            (Error::OutOfMemory(Box::new(limit)), MemoryErrorKind::Limit { allowed: 2 }),
         ];
         for (error, expected) in errors {
             let found = attempt(|| Err::<(), _>(error)).expect("no other error");
@@ -347,16 +317,8 @@ mod tests {
         let missing = io::Error::from(io::ErrorKind::NotFound);
         let missing = attempt(|| Err::<(), _>(Error::io("read", "memory.jsonl")(missing)));
         assert!(matches!(missing, Err(Error::Io { .. })));
-        let step = Error::NonFinite {
-            phase: "update_actor",
-            section: "optim",
-            step: 3,
-            count: 10,
-        };
-        assert!(matches!(
-            attempt(|| Err::<(), _>(step)),
-            Err(Error::NonFinite { .. })
-        ));
+        let step = Error::NonFinite { phase: "update_actor", section: "optim", step: 3, count: 10 };
+        assert!(matches!(attempt(|| Err::<(), _>(step)), Err(Error::NonFinite { .. })));
         let panic = catch_unwind(|| attempt::<()>(|| panic!("memory 7 is not in any pool")));
         let panic = panic.map(|_| ()).expect_err("the panic itself");
         let message = firebrick_backends::device::panic_message(panic.as_ref());
@@ -365,17 +327,8 @@ mod tests {
 
     #[test]
     fn nothing_is_run_again_on_a_device_that_was_lost() {
-        let lost = Refused {
-            device_lost: true,
-            ..Refused::over_limit(3, 2)
-        };
-        assert_eq!(
-            Replay::Possible.after(&lost),
-            Replay::Impossible("the device was lost")
-        );
-        assert_eq!(
-            Replay::Possible.after(&Refused::over_limit(3, 2)),
-            Replay::Possible
-        );
+        let lost = Refused { device_lost: true, ..Refused::over_limit(3, 2) };
+        assert_eq!(Replay::Possible.after(&lost), Replay::Impossible("the device was lost"));
+        assert_eq!(Replay::Possible.after(&Refused::over_limit(3, 2)), Replay::Possible);
     }
 }

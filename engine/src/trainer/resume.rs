@@ -9,11 +9,7 @@ use std::path::PathBuf;
 
 /// Opens the run folder, checks that it is the same run, and rewinds its logs to the newest checkpoint.
 /// `None`: it was killed before its first checkpoint and starts over.
-pub(super) fn resume(
-    config: &RunConfig,
-    mode: Mode,
-    world: &World,
-) -> Result<(RunDir, Option<PathBuf>)> {
+pub(super) fn resume(config: &RunConfig, mode: Mode, world: &World) -> Result<(RunDir, Option<PathBuf>)> {
     // rank 0 makes what is missing, and changes nothing before all have looked
     let opened = world.together(if world.writes() {
         RunDir::open(&config.output)
@@ -33,13 +29,8 @@ pub(super) fn resume(
             Mode::Sft => Mode::Rl,
         };
         if serde_json::from_str::<TrainerState>(&text).is_ok_and(|s| s.mode == other) {
-            let detail =
-                "the run in it was started by the other command (train or sft); use that one"
-                    .into();
-            return Err(Error::Resume {
-                path: config.output.clone(),
-                detail,
-            });
+            let detail = "the run in it was started by the other command (train or sft); use that one".into();
+            return Err(Error::Resume { path: config.output.clone(), detail });
         }
     }
     let found = newest.as_ref().map_or(u64::MAX, |(step, _)| *step);

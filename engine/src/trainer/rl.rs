@@ -13,22 +13,13 @@ impl Trainer {
         self.warn_of_cut_completions(&rollout.rollouts);
         let needs = self.objective.needs();
         if needs.greedy {
-            let RolloutReport {
-                prompts, rollouts, ..
-            } = &mut rollout;
-            let greedy =
-                self.recovering_phase(Phase::GenerateBaseline, |t| t.greedy_baselines(prompts))?;
-            self.phase(Phase::RewardBaseline, |t| {
-                t.reward_baselines(prompts, &greedy, rollouts)
-            })?;
+            let RolloutReport { prompts, rollouts, .. } = &mut rollout;
+            let greedy = self.recovering_phase(Phase::GenerateBaseline, |t| t.greedy_baselines(prompts))?;
+            self.phase(Phase::RewardBaseline, |t| t.reward_baselines(prompts, &greedy, rollouts))?;
             rollout.leave_out_lost();
             self.something_left(&rollout)?;
         }
-        let RolloutReport {
-            rollouts,
-            advantages,
-            ..
-        } = &mut rollout;
+        let RolloutReport { rollouts, advantages, .. } = &mut rollout;
         if self.scores_old_log_probs() {
             self.recovering_phase(Phase::OldLogProbs, |t| t.score_old(rollouts))?;
         }
@@ -38,10 +29,8 @@ impl Trainer {
         if self.critic.is_some() {
             self.recovering_phase(Phase::Values, |t| t.score_values(rollouts))?;
         }
-        *advantages = self.phase(Phase::Advantages, |t| {
-            Ok(t.objective
-                .compute_advantages(rollouts, &mut t.state.coefficients))
-        })?;
+        *advantages =
+            self.phase(Phase::Advantages, |t| Ok(t.objective.compute_advantages(rollouts, &mut t.state.coefficients)))?;
         // whatever the objective says, what an environment wrote is not learnt
         rollouts.iter_mut().for_each(Rollout::mask_inserted);
         let mut report = StepReport::default();
@@ -75,7 +64,8 @@ impl Trainer {
         }
     }
 
-    /// Whether the policy scores the rollouts before its update: for its own log-probs, or for the values of a value head.
+    /// Whether the policy scores the rollouts before its update: for its own log-probs, or for the values of a value
+    /// head.
     fn scores_old_log_probs(&self) -> bool {
         let shared = self.config.shared_critic().is_some();
         shared || self.config.update.old_log_probs == OldLogProbs::Trainer

@@ -1,5 +1,5 @@
-//! A step's rollouts: prompts are drawn and completions sampled; rules and programs judge while other completions are still
-//! sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
+//! A step's rollouts: prompts are drawn and completions sampled; rules and programs judge while other completions are
+//! still sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
 use super::gather::{Dealt, all_rollouts, all_values};
@@ -109,27 +109,18 @@ impl Trainer {
 
     /// Prompts of the run from an index on.
     fn draw_prompts(&self, first: u64, count: usize) -> Result<Vec<Prompt>> {
-        (first..first + count as u64)
-            .map(|index| self.data.draw(self.config.trainer.seed, index))
-            .collect()
+        (first..first + count as u64).map(|index| self.data.draw(self.config.trainer.seed, index)).collect()
     }
 
     /// One group of rollouts with their rewards a prompt; the prompts as they were sampled from.
-    fn sampled_groups(
-        &mut self,
-        prompts: &Arc<Vec<Prompt>>,
-        first: u64,
-        stats: &mut RolloutStats,
-    ) -> Result<Groups> {
+    fn sampled_groups(&mut self, prompts: &Arc<Vec<Prompt>>, first: u64, stats: &mut RolloutStats) -> Result<Groups> {
         let own = self.own_rollouts(prompts, first)?;
         let (prompts, rollouts) = all_rollouts(&self.world, prompts, own, stats)?;
         let routes = rollouts.iter().filter_map(|r| r.routes.as_deref());
         stats.experts = ExpertLoad::of(self.learner.decoder().arch(), routes);
         stats.gen_batches += 1;
-        let groups: Vec<Vec<Rollout>> = rollouts
-            .chunk_by(|a, b| a.prompt_index == b.prompt_index)
-            .map(<[Rollout]>::to_vec)
-            .collect();
+        let groups: Vec<Vec<Rollout>> =
+            rollouts.chunk_by(|a, b| a.prompt_index == b.prompt_index).map(<[Rollout]>::to_vec).collect();
         self.count_groups(&groups, stats);
         Ok((prompts, groups))
     }
@@ -143,28 +134,16 @@ impl Trainer {
         let part = dealt.sampled.clone();
         let first = first + part.start as u64;
         let is_all = part.len() == prompts.len();
-        let own = if is_all {
-            Arc::clone(prompts)
-        } else {
-            Arc::new(prompts[part].to_vec())
-        };
+        let own = if is_all { Arc::clone(prompts) } else { Arc::new(prompts[part].to_vec()) };
         let mut stats = RolloutStats::default();
-        let mut sampled =
-            self.recovering_phase(Phase::Generate, |t| t.sample(&own, first, &dealt))?;
+        let mut sampled = self.recovering_phase(Phase::Generate, |t| t.sample(&own, first, &dealt))?;
         let outcomes = sampled.outcomes.take();
         let mut generated = sampled.generated;
         generated.samples.retain(|sample| dealt.judges(sample));
         let (own, judging) = (sampled.prompts, sampled.judging);
         let rewards = self.phase(Phase::Reward, |t| {
             let outcomes = outcomes.as_deref();
-            t.rewards(
-                &own,
-                first,
-                &generated.samples,
-                outcomes,
-                judging,
-                &mut stats,
-            )
+            t.rewards(&own, first, &generated.samples, outcomes, judging, &mut stats)
         })?;
         let mut turns = outcomes.as_ref().map(|_| TurnStats::default());
         let mut outcomes = outcomes.into_iter().flatten();
@@ -231,7 +210,8 @@ impl Trainer {
         stats.left_out_groups += groups.len() - judged;
     }
 
-    /// Texts and rewards of completions that the rules and programs are judging: the reward models score all of them together.
+    /// Texts and rewards of completions that the rules and programs are judging: the reward models score all of them
+    /// together.
     fn rewards(
         &mut self,
         prompts: &[Prompt],
@@ -251,9 +231,7 @@ impl Trainer {
             answers.push(answer(prompts, sample, view, text, step, first));
             rewards.push(reward);
         }
-        let judged = self.recovering(Phase::Reward, |t| {
-            t.reward_manager.judge_with(&answers, &said)
-        })?;
+        let judged = self.recovering(Phase::Reward, |t| t.reward_manager.judge_with(&answers, &said))?;
         if let Some(list) = self.data.task().rewards() {
             list.insert(&mut rewards, &judged.scores);
             for (name, values) in all_values(&self.world, list.normalized(&rewards))? {
@@ -271,20 +249,14 @@ impl Trainer {
         }
         let texts = answers.into_iter().map(|answer| answer.text);
         let scored = texts.zip(rewards).zip(judged.notes);
-        Ok(scored
-            .map(|((text, reward), note)| Scored { text, reward, note })
-            .collect())
+        Ok(scored.map(|((text, reward), note)| Scored { text, reward, note }).collect())
     }
 
     /// Where the run stands, for reward functions that ask.
     pub(super) fn progress(&self) -> Progress {
         let examples = self.data.examples();
         let epochs = examples.map(|examples| self.state.draws as f64 / examples.max(1) as f64);
-        Progress {
-            global_step: self.state.step,
-            max_steps: self.steps,
-            epoch: epochs.unwrap_or(0.0),
-        }
+        Progress { global_step: self.state.step, max_steps: self.steps, epoch: epochs.unwrap_or(0.0) }
     }
 
     /// A step of whose groups each has lost a reward teaches nothing, and nor would the next: it ends the run.
@@ -312,9 +284,7 @@ impl Trainer {
         let rollout = &self.config.rollout;
         let (template, task) = (self.turns.as_ref(), self.data.task());
         let playing = Playing::begin(template, task, rollout, &self.source, prompts, rollout.n)?;
-        let prompts = playing
-            .prompts()
-            .map_or_else(|| Arc::clone(prompts), Arc::new);
+        let prompts = playing.prompts().map_or_else(|| Arc::clone(prompts), Arc::new);
         let sampling = rollout.sampling(self.source.stop_ids.clone());
         let step = self.state.step + 1;
         let requests: Vec<GenerationRequest> = prompts
@@ -362,17 +332,9 @@ impl Trainer {
             if !dealt.judges(sample) {
                 return;
             }
-            judging.take(Ended {
-                sample: sample.clone(),
-                outcome: playing.outcome(sample),
-            });
+            judging.take(Ended { sample: sample.clone(), outcome: playing.outcome(sample) });
         })?;
-        Ok(Sampled {
-            prompts,
-            generated,
-            judging,
-            outcomes: playing.outcomes(),
-        })
+        Ok(Sampled { prompts, generated, judging, outcomes: playing.outcomes() })
     }
 }
 

@@ -1,4 +1,5 @@
-//! The policy as it samples: itself, a rounded copy, or on groups of ranks this rank's share of it; and what sampling may use.
+//! The policy as it samples: itself, a rounded copy, or on groups of ranks this rank's share of it; and what sampling
+//! may use.
 
 use super::Trainer;
 use crate::Result;
@@ -25,43 +26,31 @@ impl Trainer {
         self.sampler(self.config.precision)
     }
 
-    /// The policy in a precision. On groups of ranks it is cut anew from the weights as they are, a unit at a time. Where ranks share
-    /// matrices in training and each samples by itself, it is put together.
+    /// The policy in a precision. On groups of ranks it is cut anew from the weights as they are, a unit at a time.
+    /// Where ranks share matrices in training and each samples by itself, it is put together.
     fn sampler(&self, precision: Precision) -> Result<Sampler> {
         let model = &self.learner.model;
         let copy = match self.world.tensor_group() {
             Some(group) => model.tensor_shard(&group, precision)?,
             None if model.decoder.share().is_some() => {
                 // the whole model on every rank, as one rank samples
-                let mut whole = model
-                    .assembled(true)?
-                    .unwrap_or_else(|| model.decoder.clone());
+                let mut whole = model.assembled(true)?.unwrap_or_else(|| model.decoder.clone());
                 whole.move_to(Home::Device)?;
                 whole.in_precision(precision)
             }
             None if precision == self.config.precision => {
-                return Ok(Sampler {
-                    decoder: model.decoder.clone(),
-                    _hold: None,
-                });
+                return Ok(Sampler { decoder: model.decoder.clone(), _hold: None });
             }
             None => model.decoder.in_precision(precision),
         };
         let accounts = &self.learner.runtime.accounts;
-        let bytes = if self.samples_from_trained(precision) {
-            0
-        } else {
-            copy.bytes_in(Home::Device)
-        };
+        let bytes = if self.samples_from_trained(precision) { 0 } else { copy.bytes_in(Home::Device) };
         let hold = accounts.hold(Category::Parameters, Home::Device, bytes);
-        Ok(Sampler {
-            decoder: copy,
-            _hold: Some(hold),
-        })
+        Ok(Sampler { decoder: copy, _hold: Some(hold) })
     }
 
-    /// Whether ranks that share matrices sample from the very parts that they train, which wait on the device: in the same groups and the
-    /// same precision.
+    /// Whether ranks that share matrices sample from the very parts that they train, which wait on the device: in the
+    /// same groups and the same precision.
     fn samples_from_trained(&self, precision: Precision) -> bool {
         let model = &self.learner.model;
         let group = self.world.tensor_group();

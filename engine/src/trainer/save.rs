@@ -32,11 +32,7 @@ impl Trainer {
         // an f32 folder of an f32 model is its own master copy, and so is an adapter
         let masters = decoder.specs().any(|spec| {
             let stored = |name: &str| source.checkpoint.stored_dtype(name);
-            let rounds = || {
-                spec.tensors()
-                    .iter()
-                    .any(|t| stored(&t.name) != StoredDtype::F32)
-            };
+            let rounds = || spec.tensors().iter().any(|t| stored(&t.name) != StoredDtype::F32);
             spec.trainable && (decoder.arch().precision.is_half() || rounds())
         });
         let name = RunDir::checkpoint_name(self.state.step);
@@ -64,9 +60,7 @@ impl Trainer {
         let (Some(critic), Some(source)) = (&self.critic, &self.critic_source) else {
             return Ok(());
         };
-        let options = ExportOptions {
-            max_shard_bytes: self.config.trainer.max_shard_bytes,
-        };
+        let options = ExportOptions { max_shard_bytes: self.config.trainer.max_shard_bytes };
         let folder = trainer.join(CRITIC);
         let write = |critic: &dyn WholeModel| source.save(critic, &folder, options);
         critic.model.write_whole(write)

@@ -5,33 +5,20 @@ use crate::sequence::{SampleId, Sequence, TokenColumns};
 
 /// Prompts and completions, all completion tokens scored.
 pub(super) fn unmasked(rollouts: &[Rollout]) -> Vec<Sequence> {
-    rollouts
-        .iter()
-        .map(|r| Sequence::completion(&r.prompt, &r.completion))
-        .collect()
+    rollouts.iter().map(|r| Sequence::completion(&r.prompt, &r.completion)).collect()
 }
 
 /// Sequences of rollouts that go through the experts that they were sampled with.
-pub(super) fn replayed<'r>(
-    sequences: Vec<Sequence>,
-    rollouts: impl IntoIterator<Item = &'r Rollout>,
-) -> Vec<Sequence> {
+pub(super) fn replayed<'r>(sequences: Vec<Sequence>, rollouts: impl IntoIterator<Item = &'r Rollout>) -> Vec<Sequence> {
     let pairs = sequences.into_iter().zip(rollouts);
-    let own = pairs.map(|(sequence, rollout)| Sequence {
-        routes: rollout.routes.clone(),
-        ..sequence
-    });
+    let own = pairs.map(|(sequence, rollout)| Sequence { routes: rollout.routes.clone(), ..sequence });
     own.collect()
 }
 
 /// The sequence of a rollout as the policy learns from it, its scored tokens being those of the mask.
 pub(super) fn sequence(rollout: &Rollout) -> Sequence {
     let scored = rollout.columns.select(&rollout.mask);
-    let columns = TokenColumns {
-        old_logp: scored.old_logp.or(scored.full_logp),
-        full_logp: None,
-        ..scored
-    };
+    let columns = TokenColumns { old_logp: scored.old_logp.or(scored.full_logp), full_logp: None, ..scored };
     masked(rollout, columns)
 }
 
@@ -51,10 +38,7 @@ fn masked(rollout: &Rollout, columns: TokenColumns<Vec<f64>>) -> Sequence {
     Sequence {
         positions: rollout.scored(&whole.positions),
         columns,
-        id: SampleId {
-            prompt_index: rollout.prompt_index,
-            sample: rollout.sample,
-        },
+        id: SampleId { prompt_index: rollout.prompt_index, sample: rollout.sample },
         ..whole
     }
 }

@@ -1,8 +1,8 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised,
-    check_rewards, check_sampling_groups, check_sequences, check_size, chosen_objective,
+    check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised, check_rewards,
+    check_sampling_groups, check_sequences, check_size, chosen_objective,
 };
 use super::ddp_backend::connect;
 use super::links::{cluster, profile_of};
@@ -62,8 +62,8 @@ pub(super) struct PlannedRun {
 }
 
 impl Opened {
-    /// Reads and checks what a resolved configuration names. `objective` takes the place of the configured one; `files` are those
-    /// of a model of the Hub that are wanted.
+    /// Reads and checks what a resolved configuration names. `objective` takes the place of the configured one; `files`
+    /// are those of a model of the Hub that are wanted.
     pub fn open(
         mut config: RunConfig,
         mode: Mode,
@@ -94,8 +94,7 @@ impl Opened {
         LrSchedules::new(&config, None, config.trainer.steps)?;
         let data = Data::read(&config, task, &source, mode)?;
         let critic = config.own_critic().filter(|_| mode == Mode::Rl);
-        let critic_source =
-            critic.map(|critic| CriticSource::open(&config, critic, &source, files));
+        let critic_source = critic.map(|critic| CriticSource::open(&config, critic, &source, files));
         let critic_source = critic_source.transpose()?;
         let critic_arch = critic_source.as_ref().map(CriticSource::arch);
         let critic_arch = critic_arch.as_ref();
@@ -111,19 +110,7 @@ impl Opened {
         if let Some(degree) = config.critic_sequences().filter(|_| mode == Mode::Rl) {
             world = world.sharing_critic_sequences(degree)?;
         }
-        Ok(Self {
-            config,
-            mode,
-            world,
-            source,
-            objective,
-            sft,
-            device,
-            info,
-            data,
-            turns,
-            critic_source,
-        })
+        Ok(Self { config, mode, world, source, objective, sft, device, info, data, turns, critic_source })
     }
 
     /// Plans the run's memory, and checks that plan and device serve its optimizers.
@@ -132,8 +119,7 @@ impl Opened {
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
         request.memory.set_zero(plan.policy().zero);
-        request.parallel =
-            self.parallel(plan.policy().zero, cluster(&self.world, &request.profile)?);
+        request.parallel = self.parallel(plan.policy().zero, cluster(&self.world, &request.profile)?);
         planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
         let sft = self.sft.as_ref();
         check_optimizers(config, sft, mode, &plan, &self.device)?;
@@ -145,13 +131,7 @@ impl Opened {
         let schedules = LrSchedules::new(config, sft.filter(|_| mode == Mode::Sft), steps)?;
         check_limit(config, &self.device)?;
         check_quantised(config, mode, &plan, &self.info);
-        Ok(PlannedRun {
-            request,
-            plan,
-            replans: 0,
-            schedules,
-            steps,
-        })
+        Ok(PlannedRun { request, plan, replans: 0, schedules, steps })
     }
 
     /// Whether completions are judged: not in supervised training that validates on no prompts.
@@ -164,8 +144,7 @@ impl Opened {
         let (config, arch) = (&self.config, self.source.checkpoint.arch());
         let rewards = self.data.prompts.task().rewards();
         let rewards = rewards.filter(|_| self.judges());
-        let rewards =
-            rewards.map_or_else(|| Ok(Vec::new()), |r| planning::reward_work(r, config))?;
+        let rewards = rewards.map_or_else(|| Ok(Vec::new()), |r| planning::reward_work(r, config))?;
         let examined = self.data.survey(&self.source)?;
         let (profile, free) = (profile_of(&self.world, &self.info)?, self.free_bytes()?);
         let parallel = self.parallel(config.memory.zero(), cluster(&self.world, &profile)?);
@@ -183,18 +162,12 @@ impl Opened {
         Ok(request)
     }
 
-    /// The ranks that predicted bytes are those of one of. Without `ZeRO` and NCCL a plan is as for one rank alone, where ranks share
-    /// neither sequences nor matrices, and have no stages.
+    /// The ranks that predicted bytes are those of one of. Without `ZeRO` and NCCL a plan is as for one rank alone,
+    /// where ranks share neither sequences nor matrices, and have no stages.
     fn parallel(&self, zero: Zero, cluster: Option<Cluster>) -> Parallel {
         let world = &self.world;
         let critic = world.of_critic().sequence_size();
-        let groups = [
-            world.sequence_size(),
-            critic,
-            world.sampling_size(),
-            world.tensor_size(),
-            world.stages(),
-        ];
+        let groups = [world.sequence_size(), critic, world.sampling_size(), world.tensor_size(), world.stages()];
         let through_host = world.buffers_home() == Home::Host;
         let alike = zero == Zero::Off && groups.iter().all(|&n| n == 1) && through_host;
         if world.is_solo() || alike {
@@ -230,15 +203,9 @@ impl Opened {
         if self.world.is_solo() {
             return Ok(own);
         }
-        let all = self.world.gather(
-            |w| w.option(own, Writer::number),
-            |r| r.option(Reader::number),
-        )?;
+        let all = self.world.gather(|w| w.option(own, Writer::number), |r| r.option(Reader::number))?;
         // where one does not know, nobody does
-        Ok(all
-            .into_iter()
-            .collect::<Option<Vec<u64>>>()
-            .and_then(|all| all.into_iter().min()))
+        Ok(all.into_iter().collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()))
     }
 
     /// Whether a reference policy has weights of its own; with adapters it is the policy with them off.
@@ -271,11 +238,7 @@ impl Opened {
         }
         request.check_buffers(&plan)?;
         for (wanted, found, what) in [
-            (
-                self.has_reference(),
-                plan.reference(),
-                "compares with a reference policy",
-            ),
+            (self.has_reference(), plan.reference(), "compares with a reference policy"),
             (self.critic_source.is_some(), plan.critic(), "has a critic"),
         ] {
             if wanted && found.is_none() {
@@ -306,13 +269,8 @@ pub(super) struct LrSchedules {
 
 impl LrSchedules {
     /// Those of RL, or of supervised training by a section's settings.
-    fn new(
-        config: &RunConfig,
-        sft: Option<&(&'static str, SftConfig)>,
-        steps: u64,
-    ) -> Result<Self> {
-        let schedule =
-            |optim: &OptimConfig| Ok::<_, Error>(optim.lr_scheduler.build(optim.lr, steps)?);
+    fn new(config: &RunConfig, sft: Option<&(&'static str, SftConfig)>, steps: u64) -> Result<Self> {
+        let schedule = |optim: &OptimConfig| Ok::<_, Error>(optim.lr_scheduler.build(optim.lr, steps)?);
         let policy = schedule(sft.map_or(&config.optim, |(_, sft)| &sft.optim))?;
         let critic = config.own_critic().filter(|_| sft.is_none());
         let critic = critic.map(|critic| schedule(&critic.optim)).transpose()?;

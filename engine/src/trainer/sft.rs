@@ -27,13 +27,8 @@ impl Trainer {
 
     /// The warm-up before the first RL step. It leaves weights behind and nothing else.
     pub(super) fn warm_up(&mut self, config: &SftConfig) -> Result<()> {
-        let Some(examples) = self.demonstrations.clone() else {
-            unreachable!("read with the configuration")
-        };
-        let schedule = config
-            .optim
-            .lr_scheduler
-            .build(config.optim.lr, examples.steps)?;
+        let Some(examples) = self.demonstrations.clone() else { unreachable!("read with the configuration") };
+        let schedule = config.optim.lr_scheduler.build(config.optim.lr, examples.steps)?;
         let own = self.learner.fresh_optimizer(config.optim.clone());
         let rl = std::mem::replace(&mut self.learner.optimizer, own);
         let warmed = self.warm_up_steps(config, &examples, &schedule);
@@ -43,16 +38,10 @@ impl Trainer {
         warmed
     }
 
-    fn warm_up_steps(
-        &mut self,
-        config: &SftConfig,
-        examples: &Arc<SftDataset>,
-        schedule: &LrSchedule,
-    ) -> Result<()> {
+    fn warm_up_steps(&mut self, config: &SftConfig, examples: &Arc<SftDataset>, schedule: &LrSchedule) -> Result<()> {
         for step in 0..examples.steps {
             let started = Instant::now();
-            let mut report =
-                self.supervised_step(Phase::WarmUp, examples, step, schedule.lr(step))?;
+            let mut report = self.supervised_step(Phase::WarmUp, examples, step, schedule.lr(step))?;
             report.seconds = started.elapsed().as_secs_f64();
             report.timings = std::mem::take(&mut self.timings);
             report.step = step + 1;
@@ -67,10 +56,7 @@ impl Trainer {
 
     /// Whether the validation reward that ends the warm-up is reached.
     fn is_warm(&mut self, config: &SftConfig) -> Result<bool> {
-        let Some(target) = config
-            .until_reward
-            .filter(|_| !self.data.validation.is_empty())
-        else {
+        let Some(target) = config.until_reward.filter(|_| !self.data.validation.is_empty()) else {
             return Ok(false);
         };
         let reward = mean_reward(&self.validation_samples()?);
@@ -80,13 +66,7 @@ impl Trainer {
     }
 
     /// One optimizer step on a step's examples, in a phase of the run's or of its warm-up.
-    fn supervised_step(
-        &mut self,
-        phase: Phase,
-        examples: &SftDataset,
-        step: u64,
-        lr: f64,
-    ) -> Result<StepReport> {
+    fn supervised_step(&mut self, phase: Phase, examples: &SftDataset, step: u64, lr: f64) -> Result<StepReport> {
         let (actor, epoch) = self.phase(phase, |t| {
             let seed = t.config.trainer.seed;
             let (sequences, epoch) = examples.step(step, seed, &t.source, &t.data)?;
@@ -96,11 +76,7 @@ impl Trainer {
             t.optimizer_step(phase, &sequences, 1.0, loss, &mut update)?;
             Ok((update, epoch))
         })?;
-        Ok(StepReport {
-            actor: Some(actor),
-            epoch,
-            ..StepReport::default()
-        })
+        Ok(StepReport { actor: Some(actor), epoch, ..StepReport::default() })
     }
 
     /// Mean negative log-likelihood of the held-out examples' scored tokens; none where there are none.
@@ -109,9 +85,7 @@ impl Trainer {
         let Some(examples) = examples.filter(|e| !e.validation.is_empty()) else {
             return Ok(None);
         };
-        let scores = self.recovering_phase(Phase::ValidationLoss, |t| {
-            t.learner.score(&examples.validation, 1.0)
-        })?;
+        let scores = self.recovering_phase(Phase::ValidationLoss, |t| t.learner.score(&examples.validation, 1.0))?;
         let all = scores.logp.iter().zip(&examples.validation);
         let loss: f64 = all
             .flat_map(|(logp, s)| logp.iter().zip(s.columns.weight.iter().flatten()))

@@ -8,8 +8,8 @@ use crate::plan::planner::{Fit, Request, lossy};
 use crate::plan::{Plan, Zero};
 
 impl Opened {
-    /// The plan within the budget at the first `ZeRO` stage, from the configured one on, at which it is as fast as without a budget; if there
-    /// is none, the fastest that fits at any of the stages that these ranks can run.
+    /// The plan within the budget at the first `ZeRO` stage, from the configured one on, at which it is as fast as
+    /// without a budget; if there is none, the fastest that fits at any of the stages that these ranks can run.
     ///
     /// # Errors
     /// Where nothing fits at any of these stages: what is missing at the last one.

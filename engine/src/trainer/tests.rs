@@ -2,8 +2,7 @@ use super::{Start, Trainer};
 use crate::config::{RunConfig, parse};
 use crate::metrics::{Control, Event, Observer, Phase};
 use crate::objective::{
-    AdaptiveCoefficients, Loss, Objective, OptimizerStep, PolicyGradient, Scores, TokenInputs,
-    TokenLoss,
+    AdaptiveCoefficients, Loss, Objective, OptimizerStep, PolicyGradient, Scores, TokenInputs, TokenLoss,
 };
 use crate::rollout::Rollout;
 use firebrick_backends::collective::{Settings, Threads};
@@ -59,13 +58,8 @@ impl Runs {
     fn checkpoints(&self, run: &str) -> Vec<u64> {
         let found = std::fs::read_dir(self.path(run).join("checkpoints")).unwrap();
         let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
-        let mut steps: Vec<u64> = found
-            .map(|entry| {
-                name(entry).to_str().unwrap()["step-".len()..]
-                    .parse()
-                    .unwrap()
-            })
-            .collect();
+        let mut steps: Vec<u64> =
+            found.map(|entry| name(entry).to_str().unwrap()["step-".len()..].parse().unwrap()).collect();
         steps.sort_unstable();
         steps
     }
@@ -82,10 +76,7 @@ impl Scripted {
     fn new(answers: &[Control]) -> Self {
         let mut answers = answers.to_vec();
         answers.reverse();
-        Self {
-            answers: Arc::new(Mutex::new(answers)),
-            noted: Arc::default(),
-        }
+        Self { answers: Arc::new(Mutex::new(answers)), noted: Arc::default() }
     }
 
     fn note(&self, what: String) {
@@ -144,10 +135,7 @@ fn a_paused_run_waits_until_it_is_told_otherwise() {
 fn save_writes_a_checkpoint_of_the_step_at_hand_and_the_run_goes_on() {
     let runs = Runs::new();
     let noted = steered(&runs, "run", &[Control::Continue, Control::Save]);
-    assert_eq!(
-        noted,
-        "1 Continue 2 Save saved Continue 3 Continue finished"
-    );
+    assert_eq!(noted, "1 Continue 2 Save saved Continue 3 Continue finished");
     assert_eq!(runs.checkpoints("run"), [2]);
 }
 
@@ -198,15 +186,10 @@ fn single_steps_leave_what_a_run_leaves() {
     }
     let summary = trainer.finish().unwrap();
     assert_eq!((summary.steps, &summary.last), (whole.steps, &whole.last));
-    assert_eq!(
-        runs.read("steps", "samples.jsonl"),
-        runs.read("whole", "samples.jsonl")
-    );
+    assert_eq!(runs.read("steps", "samples.jsonl"), runs.read("whole", "samples.jsonl"));
     let losses = |run: &str| -> Vec<Value> {
         let text = runs.read(run, "metrics.jsonl");
-        let lines = text
-            .lines()
-            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.map(|line| line["actor/pg_loss"].clone()).collect()
     };
     assert_eq!(losses("steps"), losses("whole"));
@@ -305,9 +288,8 @@ fn memory_that_runs_out_while_weights_change_ends_the_run_which_resumes_from_its
     let mut trainer = built.unwrap();
     trainer.step().unwrap();
     trainer.phase_step = 2;
-    let refused: crate::Result<()> = trainer.once(Phase::UpdateActor, |_| {
-        panic!("CUDA_ERROR_OUT_OF_MEMORY, in the second half")
-    });
+    let refused: crate::Result<()> =
+        trainer.once(Phase::UpdateActor, |_| panic!("CUDA_ERROR_OUT_OF_MEMORY, in the second half"));
     let said = refused.unwrap_err().to_string();
     for part in [
         "out of memory: the update_actor phase of step 2",
@@ -320,8 +302,7 @@ fn memory_that_runs_out_while_weights_change_ends_the_run_which_resumes_from_its
 }
 
 #[test]
-fn a_step_that_updates_segments_on_the_way_is_not_replayed_and_the_run_resumes_from_its_checkpoint()
-{
+fn a_step_that_updates_segments_on_the_way_is_not_replayed_and_the_run_resumes_from_its_checkpoint() {
     let runs = Runs::new();
     let settings = [
         "trainer.save_freq=1",
@@ -332,11 +313,7 @@ fn a_step_that_updates_segments_on_the_way_is_not_replayed_and_the_run_resumes_f
         "trainer.train_batch_size=1",
     ];
     let config = runs.config_with("run", &settings);
-    let objective = Refused {
-        own: config.objective.build().unwrap(),
-        losses: AtomicUsize::new(0),
-        at: 1,
-    };
+    let objective = Refused { own: config.objective.build().unwrap(), losses: AtomicUsize::new(0), at: 1 };
     let built = Trainer::builder(config).objective(objective).build();
     let said = built.unwrap().run().unwrap_err().to_string();
     for part in [
@@ -360,9 +337,7 @@ fn a_panic_of_one_ranks_copier_thread_ends_the_run_of_all_and_names_the_rank() {
         let failed = trainer.phase(Phase::UpdateActor, |t| {
             t.recovering(Phase::UpdateActor, |_| {
                 if own == 1 {
-                    copier
-                        .run(|| -> firebrick_backends::Result<()> { panic!("a copy tore") })
-                        .wait()?;
+                    copier.run(|| -> firebrick_backends::Result<()> { panic!("a copy tore") }).wait()?;
                 }
                 Ok(())
             })

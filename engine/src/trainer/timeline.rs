@@ -1,4 +1,5 @@
-//! The memory timeline of a run: written when the steps that it was asked for are over, and when the run ends out of memory.
+//! The memory timeline of a run: written when the steps that it was asked for are over, and when the run ends out of
+//! memory.
 
 use super::Trainer;
 use crate::metrics::timeline::Reason;
@@ -6,12 +7,9 @@ use crate::{Error, Result};
 use firebrick_backends::allocator::without_peak;
 
 impl Trainer {
-    /// Runs a part of the run. If it fails, the timeline is written: always where memory ran out, and else where one was asked
-    /// for and is not written yet.
-    pub(super) fn leaving_timeline<T>(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T> {
+    /// Runs a part of the run. If it fails, the timeline is written: always where memory ran out, and else where one
+    /// was asked for and is not written yet.
+    pub(super) fn leaving_timeline<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let result = work(self);
         if let Err(error) = &result {
             if error.out_of_memory().is_some() {

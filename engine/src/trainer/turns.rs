@@ -7,12 +7,11 @@ use crate::objective::Needs;
 use crate::task::{PromptText, Split, TOOLS, Task};
 use crate::turns::{Episodes, Limits, Outcome, TurnTemplate};
 use crate::{Error, Result};
-use firebrick_models::generate::{
-    Generated, GenerationRequest, Generator, Next, Sample, SchedulerConfig, Turns,
-};
+use firebrick_models::generate::{Generated, GenerationRequest, Generator, Next, Sample, SchedulerConfig, Turns};
 use std::cell::RefCell;
 
-/// The template of a run whose task has environments, checked with its first conversation; none where the task has none.
+/// The template of a run whose task has environments, checked with its first conversation; none where the task has
+/// none.
 ///
 /// # Errors
 /// [`Error::Config`] for a template that is not prefix-preserving, and for settings that environments do not go with.
@@ -38,18 +37,13 @@ pub(super) fn turn_template(
              estimator, such as grpo or rloo",
         );
     }
-    if task
-        .rewards()
-        .is_some_and(|list| list.models().next().is_some())
-    {
+    if task.rewards().is_some_and(|list| list.models().next().is_some()) {
         return bad(
             "a reward model reads one turn of the assistant, and rollouts with an environment have several; remove `kind: model` from \
              task.rewards, or the environment",
         );
     }
-    let split = [Split::Train, Split::Validation]
-        .into_iter()
-        .find(|split| !task.is_empty(*split));
+    let split = [Split::Train, Split::Validation].into_iter().find(|split| !task.is_empty(*split));
     let Some(split) = split else { return Ok(None) };
     let example = task.example(split, 0)?;
     let PromptText::Chat(messages) = &example.prompt else {
@@ -122,10 +116,7 @@ impl<'a> Playing<'a> {
             return Ok(generator.run_with(requests, n, limits, ended)?);
         };
         // a turn is prefilled from the end of the one before
-        let limits = SchedulerConfig {
-            keep_completions: true,
-            ..*limits
-        };
+        let limits = SchedulerConfig { keep_completions: true, ..*limits };
         let mut turns = Shared(episodes);
         Ok(generator.run_turns(requests, n, &limits, &mut turns, ended)?)
     }

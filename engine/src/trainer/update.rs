@@ -20,8 +20,8 @@ use std::sync::Arc;
 const MINI_BATCH_STREAM: u64 = 2 << 32;
 
 impl Trainer {
-    /// Epochs and mini-batches over a step's rollouts. `step` makes one optimizer step of a mini-batch; it is told whether it is
-    /// the update's first.
+    /// Epochs and mini-batches over a step's rollouts. `step` makes one optimizer step of a mini-batch; it is told
+    /// whether it is the update's first.
     pub(super) fn update(
         &mut self,
         rollouts: &[Rollout],
@@ -45,11 +45,8 @@ impl Trainer {
         let compared = MismatchMetrics(objective.as_ref());
         self.update(rollouts, |t, mini, first| {
             let sequences = t.policy_sequences(mini)?;
-            let tokens: &dyn TokenLoss = if first && t.compares_with_sampler() {
-                &compared
-            } else {
-                objective.as_ref()
-            };
+            let tokens: &dyn TokenLoss =
+                if first && t.compares_with_sampler() { &compared } else { objective.as_ref() };
             let loss = match t.config.shared_critic() {
                 Some(critic) => critic.joint_loss(tokens),
                 None => tokens.into(),
@@ -75,8 +72,8 @@ impl Trainer {
         Ok(report)
     }
 
-    /// One optimizer step of the model that a phase updates, at the report's learning rate: applied, or skipped with a warning. Too many
-    /// skips in a row end the run.
+    /// One optimizer step of the model that a phase updates, at the report's learning rate: applied, or skipped with a
+    /// warning. Too many skips in a row end the run.
     pub(super) fn optimizer_step(
         &mut self,
         phase: Phase,
@@ -88,14 +85,8 @@ impl Trainer {
         let lr = report.lr;
         let (seed, skipped) = (self.config.trainer.seed, self.state.skipped_steps);
         let learner = self.learner_of(phase);
-        learner.dropout = DropoutStep {
-            seed,
-            step: learner.optimizer.steps() + skipped,
-        };
-        let gradients = self.recovering(phase, |t| {
-            t.learner_of(phase)
-                .accumulate(sequences, temperature, loss, lr)
-        })?;
+        learner.dropout = DropoutStep { seed, step: learner.optimizer.steps() + skipped };
+        let gradients = self.recovering(phase, |t| t.learner_of(phase).accumulate(sequences, temperature, loss, lr))?;
         let updated = self.once(phase, |t| t.learner_of(phase).apply(gradients, lr))?;
         self.check_after(phase)?;
         report.add(&updated);
@@ -138,10 +129,7 @@ impl Trainer {
         }
         let count = self.skipped_in_a_row.entry(phase).or_default();
         *count += 1;
-        tracing::warn!(
-            "step {step}, {phase}: the gradient norm is {}; the update is skipped",
-            outcome.grad_norm
-        );
+        tracing::warn!("step {step}, {phase}: the gradient norm is {}; the update is skipped", outcome.grad_norm);
         if *count < MAX_SKIPPED {
             return Ok(());
         }
@@ -156,8 +144,8 @@ impl Trainer {
         })
     }
 
-    /// Whether the update's own forward measures the mismatch of sampler and trainer: nobody computed the sampler's log-probs
-    /// again, and no dropout is in between.
+    /// Whether the update's own forward measures the mismatch of sampler and trainer: nobody computed the sampler's
+    /// log-probs again, and no dropout is in between.
     fn compares_with_sampler(&self) -> bool {
         let lora = self.learner.decoder().lora();
         let drops = lora.is_some_and(|lora| lora.dropout > 0.0);
@@ -172,11 +160,8 @@ impl Trainer {
         }
         let temperature = self.config.rollout.temperature;
         let score = |t: &mut Self| t.learner.score(&sequences, temperature);
-        let scores = if self.objective.needs().scores {
-            Some(self.recovering(Phase::UpdateActor, score)?)
-        } else {
-            None
-        };
+        let scores =
+            if self.objective.needs().scores { Some(self.recovering(Phase::UpdateActor, score)?) } else { None };
         let mut step = OptimizerStep {
             sequences: &mut sequences,
             max_length: self.config.rollout.response_length,
@@ -184,8 +169,7 @@ impl Trainer {
             seed: self.config.trainer.seed,
             step: self.learner.optimizer.steps() + self.state.skipped_steps,
         };
-        self.objective
-            .prepare(&mut step, &mut self.state.coefficients);
+        self.objective.prepare(&mut step, &mut self.state.coefficients);
         if let Some(critic) = self.config.shared_critic() {
             let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
             let weights = critic.weights(&lengths, self.config.rollout.response_length);
@@ -210,21 +194,12 @@ impl Trainer {
 
     /// Groups of a step, cut into mini-batches; shuffled by (seed, step, epoch) where there are several.
     fn minibatches<'r>(&self, rollouts: &'r [Rollout], epoch: usize) -> Vec<Vec<&'r Rollout>> {
-        let mut groups: Vec<&[Rollout]> = rollouts
-            .chunk_by(|a, b| a.prompt_index == b.prompt_index)
-            .collect();
-        let size = self
-            .config
-            .update
-            .ppo_mini_batch_size
-            .unwrap_or(groups.len());
+        let mut groups: Vec<&[Rollout]> = rollouts.chunk_by(|a, b| a.prompt_index == b.prompt_index).collect();
+        let size = self.config.update.ppo_mini_batch_size.unwrap_or(groups.len());
         if size < groups.len() {
             let stream = MINI_BATCH_STREAM + (self.state.step << 8) + epoch as u64;
             Stream::new(self.config.trainer.seed, stream).shuffle(&mut groups);
         }
-        groups
-            .chunks(size)
-            .map(|c| c.iter().flat_map(|g| g.iter()).collect())
-            .collect()
+        groups.chunks(size).map(|c| c.iter().flat_map(|g| g.iter()).collect()).collect()
     }
 }

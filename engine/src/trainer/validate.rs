@@ -8,8 +8,8 @@ use crate::config::Mode;
 use crate::metrics::{Phase, ValidationReport};
 
 impl Trainer {
-    /// Validates and records it: the mean reward on the validation prompts, and in supervised training the loss of the held-out
-    /// examples; each where there are any.
+    /// Validates and records it: the mean reward on the validation prompts, and in supervised training the loss of the
+    /// held-out examples; each where there are any.
     pub(super) fn validate(&mut self) -> Result<()> {
         let loss = match self.state.mode {
             Mode::Rl => None,
@@ -44,14 +44,7 @@ impl Trainer {
         let longest = self.config.rollout.response_length;
         self.recovering_phase(Phase::ValidationReward, |t| {
             let now = t.progress();
-            judged(
-                &mut t.reward_manager,
-                &t.source,
-                &t.data,
-                &samples,
-                longest,
-                now,
-            )
+            judged(&mut t.reward_manager, &t.source, &t.data, &samples, longest, now)
         })
     }
 }

@@ -62,26 +62,13 @@ pub(super) fn read_prompt(from: &mut Reader<'_>) -> Result<Prompt> {
         (Some(text), _) => PromptText::Text(text),
         (None, messages) => PromptText::Chat(Option::unwrap_or_default(messages)),
     };
-    Ok(Prompt {
-        example,
-        text: from.text()?,
-        tokens: from.tokens()?,
-    })
+    Ok(Prompt { example, text: from.text()?, tokens: from.tokens()? })
 }
 
 /// Writes what came of a rollout.
 pub(super) fn write_outcome(to: &mut Writer, outcome: &Outcome) {
     // a new field has to be written and read here
-    let Outcome {
-        turns,
-        reward,
-        object,
-        tool_calls,
-        failed_calls,
-        retries,
-        lost,
-        differs_from_template,
-    } = outcome;
+    let Outcome { turns, reward, object, tool_calls, failed_calls, retries, lost, differs_from_template } = outcome;
     write_json(to, turns);
     to.option(*reward, Writer::float);
     write_json(to, object);
@@ -108,22 +95,8 @@ pub(super) fn read_outcome(from: &mut Reader<'_>) -> Result<Outcome> {
 
 fn write_turns(to: &mut Writer, stats: &TurnStats) {
     // a new field has to be written and read here
-    let TurnStats {
-        rollouts,
-        tool_calls,
-        failed_calls,
-        retries,
-        lost,
-        differ_from_template,
-    } = stats;
-    for count in [
-        rollouts,
-        tool_calls,
-        failed_calls,
-        retries,
-        lost,
-        differ_from_template,
-    ] {
+    let TurnStats { rollouts, tool_calls, failed_calls, retries, lost, differ_from_template } = stats;
+    for count in [rollouts, tool_calls, failed_calls, retries, lost, differ_from_template] {
         to.number(*count as u64);
     }
 }
@@ -145,10 +118,7 @@ fn write_programs(to: &mut Writer, programs: ProgramStats) {
 }
 
 fn read_programs(from: &mut Reader<'_>) -> Result<ProgramStats> {
-    Ok(ProgramStats {
-        wait_seconds: from.float()?,
-        lost: from.count()?,
-    })
+    Ok(ProgramStats { wait_seconds: from.float()?, lost: from.count()? })
 }
 
 /// Every field once, in its order: for writing and for reading.

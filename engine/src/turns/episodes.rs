@@ -5,9 +5,7 @@ use super::pool::{EnvironmentAnswer, EnvironmentJob, EnvironmentRequest, Pool};
 use super::template::{TurnTemplate, turn};
 use crate::Result;
 use crate::data::{Prompt, encode_prompt};
-use crate::task::{
-    Environment, EnvironmentError, Environments, Example, PromptText, ToolParser, Turn,
-};
+use crate::task::{Environment, EnvironmentError, Environments, Example, PromptText, ToolParser, Turn};
 use firebrick_models::Tokenizer;
 use firebrick_models::generate::{FinishReason, Next, Sample, Turns};
 use firebrick_models::tokenizer::Message;
@@ -118,16 +116,12 @@ impl<'a> Episodes<'a> {
     /// Adds a rollout with its environment.
     fn add(&mut self, begun: Begun) {
         let index = self.all.len();
-        self.all.push(Episode {
-            environment: None,
-            failures: 0,
-            outcome: Outcome::default(),
-        });
+        self.all.push(Episode { environment: None, failures: 0, outcome: Outcome::default() });
         self.take(index, begun);
     }
 
-    /// Gives a rollout the environment that began, or fresh ones, as often as it may be tried. False where its tries are used up, or
-    /// where it says something else than the others of its group.
+    /// Gives a rollout the environment that began, or fresh ones, as often as it may be tried. False where its tries
+    /// are used up, or where it says something else than the others of its group.
     fn take(&mut self, index: usize, mut begun: Begun) -> bool {
         let prompt = index / self.n;
         let (environment, said) = loop {
@@ -175,11 +169,7 @@ impl<'a> Episodes<'a> {
             }
             return Ok(());
         }
-        self.prompts[at] = Prompt {
-            example,
-            text: rendered,
-            tokens,
-        };
+        self.prompts[at] = Prompt { example, text: rendered, tokens };
         Ok(())
     }
 
@@ -198,11 +188,7 @@ impl<'a> Episodes<'a> {
         let Some(environment) = self.all[index].environment.take() else {
             return Next::End;
         };
-        let job = EnvironmentJob {
-            episode: index,
-            environment,
-            asked,
-        };
+        let job = EnvironmentJob { episode: index, environment, asked };
         match &mut self.pool {
             Some(pool) => {
                 pool.push(job);
@@ -242,8 +228,7 @@ impl<'a> Episodes<'a> {
                     // no room for the answer and a turn after it
                     Ok(_) => self.cut_short(index, tokens),
                     Err(error) => {
-                        let error =
-                            EnvironmentError::new(format!("its answer cannot be written: {error}"));
+                        let error = EnvironmentError::new(format!("its answer cannot be written: {error}"));
                         self.failed(index, &error)
                     }
                 }
@@ -257,11 +242,7 @@ impl<'a> Episodes<'a> {
         let Some(environment) = self.all[index].environment.take() else {
             return Next::Cut;
         };
-        let job = EnvironmentJob {
-            episode: index,
-            environment,
-            asked: EnvironmentRequest::Reward,
-        };
+        let job = EnvironmentJob { episode: index, environment, asked: EnvironmentRequest::Reward };
         self.asked.insert(index, (tokens, 0));
         match self.take_answer(job.run()) {
             Next::End => Next::Cut,
@@ -278,11 +259,7 @@ impl<'a> Episodes<'a> {
         }
         episode.outcome.restart();
         let begun = reset(self.environments, &self.examples[index / self.n], index);
-        if self.take(index, begun) {
-            Next::Restart
-        } else {
-            Next::End
-        }
+        if self.take(index, begun) { Next::Restart } else { Next::End }
     }
 
     /// Compares a whole rollout with what the template writes of it.
@@ -324,8 +301,7 @@ fn reset_all(environments: &dyn Environments, examples: &[Example], n: usize) ->
             })
             .collect();
         let join = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
-        join.flat_map(|own| own.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        join.flat_map(|own| own.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
     begun.sort_by_key(|(index, _)| *index);
     begun.into_iter().map(|(_, own)| own).collect()

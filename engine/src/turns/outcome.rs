@@ -8,7 +8,8 @@ use serde_json::Value;
 pub(super) enum Played {
     /// Messages, after which the model has another turn.
     GoesOn(Observation),
-    /// Nothing more; what the rollout was worth, where the environment says, and the object behind it, where it is looked at.
+    /// Nothing more; what the rollout was worth, where the environment says, and the object behind it, where it is
+    /// looked at.
     Ended(Option<f64>, Option<Value>),
 }
 
@@ -36,10 +37,7 @@ pub struct Outcome {
 impl Outcome {
     /// Forgets what was said, for another try.
     pub(super) fn restart(&mut self) {
-        *self = Self {
-            retries: self.retries + 1,
-            ..Self::default()
-        };
+        *self = Self { retries: self.retries + 1, ..Self::default() };
     }
 }
 

@@ -44,11 +44,7 @@ impl EnvironmentJob {
             EnvironmentRequest::Reward => ended(environment.as_mut()),
         }));
         let said = said.unwrap_or_else(|_| Err(EnvironmentError::new("it panicked")));
-        EnvironmentAnswer {
-            episode: self.episode,
-            environment: self.environment,
-            said: said.and_then(checked),
-        }
+        EnvironmentAnswer { episode: self.episode, environment: self.environment, said: said.and_then(checked) }
     }
 }
 
@@ -61,9 +57,9 @@ fn ended(environment: &mut dyn Environment) -> Result<Played, EnvironmentError> 
 /// Refuses a reward that is no number.
 fn checked(said: Played) -> Result<Played, EnvironmentError> {
     match said {
-        Played::Ended(Some(reward), _) if !reward.is_finite() => Err(EnvironmentError::new(
-            format!("its reward is {reward}; rewards must be finite"),
-        )),
+        Played::Ended(Some(reward), _) if !reward.is_finite() => {
+            Err(EnvironmentError::new(format!("its reward is {reward}; rewards must be finite")))
+        }
         other => Ok(other),
     }
 }
@@ -92,12 +88,7 @@ impl Pool {
                 }
             }));
         }
-        Self {
-            jobs,
-            done,
-            threads,
-            busy: 0,
-        }
+        Self { jobs, done, threads, busy: 0 }
     }
 
     /// Hands a job to the thread of its environment.

@@ -1,8 +1,9 @@
 //! What a chat template writes between two turns of the model, found once at set-up.
 //!
-//! A template serves rollouts of several turns where it is prefix-preserving: what it writes of a conversation begins with what it
-//! wrote of the conversation before its last messages. Then the tokens of a turn may stay as they were sampled. Many templates are
-//! not: they drop the reasoning of earlier turns, or write the last turn differently from others.
+//! A template serves rollouts of several turns where it is prefix-preserving: what it writes of a conversation begins
+//! with what it wrote of the conversation before its last messages. Then the tokens of a turn may stay as they were
+//! sampled. Many templates are not: they drop the reasoning of earlier turns, or write the last turn differently from
+//! others.
 
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
@@ -30,12 +31,12 @@ pub struct TurnTemplate {
 }
 
 impl TurnTemplate {
-    /// Checks a template with a conversation's first messages and `call`, a tool call as the model writes it. `answer` is the role of
-    /// what follows it. Turns end with one of `stop_ids`.
+    /// Checks a template with a conversation's first messages and `call`, a tool call as the model writes it. `answer`
+    /// is the role of what follows it. Turns end with one of `stop_ids`.
     ///
     /// # Errors
-    /// [`Error::Config`] with the reason where the template cannot be used, [`Error::Model`] with its own words where it refuses the
-    /// conversation.
+    /// [`Error::Config`] with the reason where the template cannot be used, [`Error::Model`] with its own words where
+    /// it refuses the conversation.
     pub fn new(
         tokenizer: &Arc<Tokenizer>,
         stop_ids: &[u32],
@@ -69,9 +70,7 @@ impl TurnTemplate {
         let answer = tool(ANSWER);
         let between = own.between_text(std::slice::from_ref(&answer))?;
         if !between.contains(ANSWER) {
-            return Err(refused(
-                "it leaves out what a tool answers, messages of the role `tool`",
-            ));
+            return Err(refused("it leaves out what a tool answers, messages of the role `tool`"));
         }
         let mut longer = own.probe.clone();
         longer.extend([answer.clone(), second.clone()]);
@@ -85,14 +84,9 @@ impl TurnTemplate {
 
     /// A turn has to end with what ends sampling, or the model would continue where the template does not.
     fn check_end(&self, stop_ids: &[u32]) -> Result<()> {
-        let stops = stop_ids
-            .iter()
-            .map(|&id| Ok(self.tokenizer.decode(&[id], false)?))
-            .collect::<Result<Vec<String>>>()?;
-        if stops
-            .iter()
-            .any(|s| !s.is_empty() && self.end.starts_with(s))
-        {
+        let stops =
+            stop_ids.iter().map(|&id| Ok(self.tokenizer.decode(&[id], false)?)).collect::<Result<Vec<String>>>()?;
+        if stops.iter().any(|s| !s.is_empty() && self.end.starts_with(s)) {
             return Ok(());
         }
         Err(refused(&format!(
@@ -102,21 +96,13 @@ impl TurnTemplate {
         )))
     }
 
-    fn check_prefix(
-        &self,
-        messages: &[Message],
-        prompt: bool,
-        expected: &str,
-        when: &str,
-    ) -> Result<()> {
+    fn check_prefix(&self, messages: &[Message], prompt: bool, expected: &str, when: &str) -> Result<()> {
         let wrote = self.render(messages, prompt)?;
         if wrote.starts_with(expected) {
             return Ok(());
         }
         let (wrote, expected) = difference(&wrote, expected);
-        Err(refused(&format!(
-            "it is not prefix-preserving: {when}, it writes {wrote} in place of {expected}"
-        )))
+        Err(refused(&format!("it is not prefix-preserving: {when}, it writes {wrote} in place of {expected}")))
     }
 
     /// What the template writes of a conversation.
@@ -124,10 +110,7 @@ impl TurnTemplate {
     /// # Errors
     /// `Error::Model` where the template refuses the messages.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let options = ChatOptions {
-            add_generation_prompt,
-            tools: Some(&self.tools),
-        };
+        let options = ChatOptions { add_generation_prompt, tools: Some(&self.tools) };
         Ok(self.tokenizer.render_chat_with(messages, options)?)
     }
 
@@ -146,12 +129,12 @@ impl TurnTemplate {
         }
     }
 
-    /// The tokens between a turn and the next, with these messages between them. `ended` is the token that the turn ended with, where
-    /// that ends turns in the template too.
+    /// The tokens between a turn and the next, with these messages between them. `ended` is the token that the turn
+    /// ended with, where that ends turns in the template too.
     ///
     /// # Errors
-    /// `Error::Model` where the template refuses the messages or tokens cannot be encoded; `Error::Config` where it is not
-    /// prefix-preserving: it writes earlier turns differently once there are later ones.
+    /// `Error::Model` where the template refuses the messages or tokens cannot be encoded; `Error::Config` where it is
+    /// not prefix-preserving: it writes earlier turns differently once there are later ones.
     pub fn between(&self, ended: Option<u32>, messages: &[Message]) -> Result<Vec<u32>> {
         let text = self.between_text(messages)?;
         let ended = ended.map(|id| self.tokenizer.decode(&[id], false));
@@ -179,25 +162,17 @@ impl TurnTemplate {
     pub fn writes(&self, tokens: &[u32], messages: &[Message]) -> Result<bool> {
         let text = self.tokenizer.decode(tokens, false)?;
         let wrote = self.render(messages, false)?;
-        Ok(wrote
-            .strip_prefix(&text)
-            .is_some_and(|rest| self.end.ends_with(rest)))
+        Ok(wrote.strip_prefix(&text).is_some_and(|rest| self.end.ends_with(rest)))
     }
 }
 
 /// A turn of the model.
 pub(super) fn turn(content: &str) -> Message {
-    Message {
-        role: ASSISTANT.to_owned(),
-        content: content.to_owned(),
-    }
+    Message { role: ASSISTANT.to_owned(), content: content.to_owned() }
 }
 
 fn tool(content: &str) -> Message {
-    Message {
-        role: crate::task::environment::TOOL.to_owned(),
-        content: content.to_owned(),
-    }
+    Message { role: crate::task::environment::TOOL.to_owned(), content: content.to_owned() }
 }
 
 fn refused(why: &str) -> Error {

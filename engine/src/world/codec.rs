@@ -39,11 +39,7 @@ impl Writer {
     }
 
     /// Values, and how many there are.
-    pub fn list<T>(
-        &mut self,
-        values: impl ExactSizeIterator<Item = T>,
-        mut write: impl FnMut(&mut Self, T),
-    ) {
+    pub fn list<T>(&mut self, values: impl ExactSizeIterator<Item = T>, mut write: impl FnMut(&mut Self, T)) {
         self.number(values.len() as u64);
         values.for_each(|value| write(self, value));
     }
@@ -56,27 +52,20 @@ impl Writer {
     /// Numbers of four bytes.
     pub fn singles(&mut self, values: &[f32]) {
         self.number(values.len() as u64);
-        self.0
-            .extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.0.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
 
     /// Token ids.
     pub fn tokens(&mut self, values: &[u32]) {
         self.number(values.len() as u64);
-        self.0
-            .extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.0.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
 
     /// The experts that tokens went through.
     pub fn routes(&mut self, routes: &Routes) {
         self.number(routes.width() as u64);
         self.number(routes.choices().len() as u64);
-        self.0.extend(
-            routes
-                .choices()
-                .iter()
-                .flat_map(|choice| choice.to_le_bytes()),
-        );
+        self.0.extend(routes.choices().iter().flat_map(|choice| choice.to_le_bytes()));
     }
 }
 
@@ -95,7 +84,8 @@ impl<'a> Reader<'a> {
         let taken = self.0.split_at_checked(count);
         let (taken, rest) = taken.ok_or_else(|| {
             Error::Ranks(
-                "a rank wrote less than another expects to read; run the same build of the program on every rank".into(),
+                "a rank wrote less than another expects to read; run the same build of the program on every rank"
+                    .into(),
             )
         })?;
         self.0 = rest;

@@ -22,8 +22,8 @@ pub fn in_order(costs: &[u64], ranks: usize) -> Vec<Range<usize>> {
     parts
 }
 
-/// Deals items, the most costly first, to the rank that has least so far, in as many rounds as it takes: no rank gets more items than
-/// that. Gives each rank's items in their order.
+/// Deals items, the most costly first, to the rank that has least so far, in as many rounds as it takes: no rank gets
+/// more items than that. Gives each rank's items in their order.
 #[must_use]
 pub fn by_cost(costs: &[u64], ranks: usize) -> Vec<Vec<usize>> {
     let rounds = costs.len().div_ceil(ranks.max(1));

@@ -1,6 +1,6 @@
-//! Ranks in two dimensions: groups of consecutive ranks that share every sequence (Ulysses, arXiv:2309.14509) or every matrix
-//! (arXiv:1909.08053), in training or while they sample, and as many groups that divide the batch. Stages of a model are furthest apart:
-//! those of one pipeline have the same place among the ranks of each stage.
+//! Ranks in two dimensions: groups of consecutive ranks that share every sequence (Ulysses, arXiv:2309.14509) or every
+//! matrix (arXiv:1909.08053), in training or while they sample, and as many groups that divide the batch. Stages of a
+//! model are furthest apart: those of one pipeline have the same place among the ranks of each stage.
 
 use firebrick_backends::collective::{Collective, CollectiveError, OperationKind, Solo, Traffic};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -66,10 +66,7 @@ impl Mesh {
     fn grouped(all: &Arc<dyn Collective>, grouping: Grouping) -> Result<Self, CollectiveError> {
         Ok(Self {
             grouping,
-            group: Mutex::new(Group {
-                ranks: grouping.split(all)?,
-                before: Traffic::default(),
-            }),
+            group: Mutex::new(Group { ranks: grouping.split(all)?, before: Traffic::default() }),
             overtaken: AtomicBool::new(false),
         })
     }
@@ -119,17 +116,10 @@ impl Mesh {
     }
 
     /// An operation of this rank's group.
-    pub fn during<T, E: OfRanks>(
-        &self,
-        work: impl FnOnce(&dyn Collective) -> Result<T, E>,
-    ) -> Result<T, E> {
+    pub fn during<T, E: OfRanks>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, E>) -> Result<T, E> {
         let ranks = self.ranks();
         let done = work(ranks.as_ref());
-        if done
-            .as_ref()
-            .err()
-            .is_some_and(|e| e.failed_rank().is_some())
-        {
+        if done.as_ref().err().is_some_and(|e| e.failed_rank().is_some()) {
             self.overtaken.store(true, Relaxed);
         }
         done

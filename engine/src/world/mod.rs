@@ -1,8 +1,8 @@
 //! The ranks of a run: the same program on every rank, with the same state on the host.
 //!
-//! Every rank computes the same advantages, normalisers and cut of a batch, since it has all judged rollouts; only the work of devices
-//! is divided. What has to be divided is dealt out by its expected cost ([`deal`]) without a message, and what comes of it is exchanged
-//! as bytes ([`codec`]).
+//! Every rank computes the same advantages, normalisers and cut of a batch, since it has all judged rollouts; only the
+//! work of devices is divided. What has to be divided is dealt out by its expected cost ([`deal`]) without a message,
+//! and what comes of it is exchanged as bytes ([`codec`]).
 
 pub mod codec;
 pub mod deal;
@@ -15,9 +15,7 @@ mod shared_sequences;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
 use codec::{Reader, Writer};
-use firebrick_backends::collective::{
-    self, Collective, CollectiveError, Failure, Flat, Solo, Traffic,
-};
+use firebrick_backends::collective::{self, Collective, CollectiveError, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
 use firebrick_spec::Home;
 use mesh::{Mesh, OfRanks, SharedModel};
@@ -121,10 +119,7 @@ impl World {
     }
 
     /// An operation of these ranks.
-    fn operation<T, E: OfRanks>(
-        &self,
-        work: impl FnOnce(&dyn Collective) -> Result<T, E>,
-    ) -> Result<T>
+    fn operation<T, E: OfRanks>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, E>) -> Result<T>
     where
         Error: From<E>,
     {
@@ -194,9 +189,7 @@ impl World {
         let mut own = Writer::default();
         write(&mut own);
         let all = self.exchange(own.into_bytes())?;
-        all.iter()
-            .map(|bytes| read(&mut Reader::new(bytes)))
-            .collect()
+        all.iter().map(|bytes| read(&mut Reader::new(bytes))).collect()
     }
 
     /// The sum of values over the ranks, in their order.
@@ -207,7 +200,8 @@ impl World {
         self.operation(|ranks| ranks.all_reduce(own))
     }
 
-    /// This rank's [`shard`](firebrick_backends::collective::shard) of the sum of values over the ranks, in their order.
+    /// This rank's [`shard`](firebrick_backends::collective::shard) of the sum of values over the ranks, in their
+    /// order.
     ///
     /// # Errors
     /// `Error::Device` where another rank fails or is gone.
@@ -223,14 +217,12 @@ impl World {
         self.operation(|ranks| ranks.all_gather(own))
     }
 
-    /// The same without waiting, at a place of the program that all ranks come to: it is under way while this rank computes.
+    /// The same without waiting, at a place of the program that all ranks come to: it is under way while this rank
+    /// computes.
     pub(crate) fn start_all_gather(&self, own: Flat) -> Gathering {
         let group = self.through.as_ref();
         let ranks = group.map_or_else(|| Arc::clone(&self.all), |mesh| mesh.ranks());
-        Gathering {
-            values: ranks.start_all_gather(own),
-            world: self.clone(),
-        }
+        Gathering { values: ranks.start_all_gather(own), world: self.clone() }
     }
 
     /// What all ranks sent in their operations so far.
@@ -248,17 +240,13 @@ impl World {
         }
     }
 
-    /// Ends a part of the run in which a rank may fail on its own: tells all whether this one did. Gives an error where one has, the
-    /// same on every rank; one that ended an operation on the way was told already.
+    /// Ends a part of the run in which a rank may fail on its own: tells all whether this one did. Gives an error where
+    /// one has, the same on every rank; one that ended an operation on the way was told already.
     ///
     /// # Errors
     /// `CollectiveError::Failed` where a rank failed; the others where one is gone or in another operation.
     pub fn agree_on_failure(&self, failure: Option<Failure>) -> Result<(), CollectiveError> {
-        let known = self
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).take();
         let overtaken = self.meshes().any(|mesh| mesh.take_overtaken());
         let settled = match known {
             Some(known) => Err(known),
@@ -271,8 +259,8 @@ impl World {
         settled
     }
 
-    /// The same for work that all ranks do: its own error on the rank that failed, the other's elsewhere. Memory that ran out on one rank
-    /// ran out on all.
+    /// The same for work that all ranks do: its own error on the rank that failed, the other's elsewhere. Memory that
+    /// ran out on one rank ran out on all.
     ///
     /// # Errors
     /// Its own, or `Error::Device` with another rank's.
@@ -305,7 +293,8 @@ impl World {
         Ok(self.exchange(own)?.swap_remove(0))
     }
 
-    /// Refuses ranks that are not alike: `what` they have, as bytes that have to be equal. The same error on every rank.
+    /// Refuses ranks that are not alike: `what` they have, as bytes that have to be equal. The same error on every
+    /// rank.
     ///
     /// # Errors
     /// `Error::Ranks` with the first rank that differs from rank 0; `Error::Device` where one fails or is gone.
@@ -318,9 +307,7 @@ impl World {
         let all = self.exchange(hasher.finish().to_le_bytes().to_vec())?;
         match all.iter().position(|other| *other != all[0]) {
             None => Ok(()),
-            Some(rank) => Err(Error::Ranks(format!(
-                "{what} of rank {rank} is not that of rank 0; {advice}"
-            ))),
+            Some(rank) => Err(Error::Ranks(format!("{what} of rank {rank} is not that of rank 0; {advice}"))),
         }
     }
 }
@@ -340,20 +327,11 @@ mod tests {
         let errors = ranks(3, |world| {
             let own = [1_u8, 1, 2][world.rank()];
             let alike = world.same("the plan", "", &[7]);
-            (
-                alike.is_ok(),
-                world
-                    .same("the plan", "make it anew", &[own])
-                    .unwrap_err()
-                    .to_string(),
-            )
+            (alike.is_ok(), world.same("the plan", "make it anew", &[own]).unwrap_err().to_string())
         });
         for (alike, message) in errors {
             assert!(alike);
-            assert!(
-                message.contains("the plan of rank 2 is not that of rank 0; make it anew"),
-                "{message}"
-            );
+            assert!(message.contains("the plan of rank 2 is not that of rank 0; make it anew"), "{message}");
         }
     }
 
@@ -366,10 +344,7 @@ mod tests {
             };
             world.together(own).unwrap_err().to_string()
         });
-        assert_eq!(
-            found,
-            ["rank 1 failed: config: a wrong key", "config: a wrong key"]
-        );
+        assert_eq!(found, ["rank 1 failed: config: a wrong key", "config: a wrong key"]);
     }
 
     #[test]
@@ -383,10 +358,7 @@ mod tests {
                 }
                 _ => world.agree_on_failure(Some(Failure::new("no room"))),
             };
-            (
-                settled.unwrap_err().to_string(),
-                world.of_main(vec![world.rank() as u8 + 5]).unwrap(),
-            )
+            (settled.unwrap_err().to_string(), world.of_main(vec![world.rank() as u8 + 5]).unwrap())
         });
         for (message, said) in found {
             assert_eq!(message, "rank 1 failed: no room");

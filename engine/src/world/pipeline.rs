@@ -1,5 +1,5 @@
-//! Ranks that each have a stage of a model's layers (Huang et al., 2019, arXiv:1811.06965), and the ranks that have the same stage: those
-//! sum gradients, and share out state.
+//! Ranks that each have a stage of a model's layers (Huang et al., 2019, arXiv:1811.06965), and the ranks that have the
+//! same stage: those sum gradients, and share out state.
 
 use super::World;
 use super::mesh::{Mesh, SharedModel};
@@ -9,8 +9,8 @@ use firebrick_spec::PipelineStage;
 use std::sync::Arc;
 
 impl World {
-    /// The same ranks with the layers of models in so many stages: with N ranks a stage, rank r has stage `r / N`, and is the `r % N`th of
-    /// its data-parallel ranks. All ranks call it together.
+    /// The same ranks with the layers of models in so many stages: with N ranks a stage, rank r has stage `r / N`, and
+    /// is the `r % N`th of its data-parallel ranks. All ranks call it together.
     ///
     /// # Errors
     /// Where the stages do not divide the ranks, ranks share sequences or matrices, or a rank is gone.
@@ -77,15 +77,10 @@ impl World {
         own.map_or_else(Traffic::default, |own| own.group.traffic())
     }
 
-    fn in_pipeline<T>(
-        &self,
-        work: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>,
-    ) -> Result<T> {
+    fn in_pipeline<T>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, CollectiveError>) -> Result<T> {
         match &self.stages {
             Some(all) => Ok(all.group.during(work)?),
-            None => Err(Error::Ranks(
-                "this rank has all layers, and no other stage to send to".into(),
-            )),
+            None => Err(Error::Ranks("this rank has all layers, and no other stage to send to".into())),
         }
     }
 }
@@ -133,9 +128,7 @@ mod tests {
     #[test]
     fn degrees_that_do_not_divide_the_ranks_or_go_with_others_are_refused() {
         for (size, stages) in [(1, 2), (3, 2), (2, 0)] {
-            for message in ranks(size, |world| {
-                world.in_stages(stages).unwrap_err().to_string()
-            }) {
+            for message in ranks(size, |world| world.in_stages(stages).unwrap_err().to_string()) {
                 assert!(message.contains(&format!("this run's {size} ranks")));
                 assert!(message.contains(&format!("pipeline_model_parallel_size is {stages}")));
             }

@@ -1,5 +1,6 @@
-//! Groups of ranks that sample together, each with its share of every matrix (Shoeybi et al., 2019, arXiv:1909.08053; verl's
-//! `rollout.tensor_model_parallel_size`). They have nothing to do with the groups that share sequences in training.
+//! Groups of ranks that sample together, each with its share of every matrix (Shoeybi et al., 2019, arXiv:1909.08053;
+//! verl's `rollout.tensor_model_parallel_size`). They have nothing to do with the groups that share sequences in
+//! training.
 
 use super::World;
 use super::mesh::Mesh;
@@ -10,8 +11,8 @@ use firebrick_models::{TensorGroup, TensorRanks};
 use std::sync::Arc;
 
 impl World {
-    /// The same ranks, of which each `degree` consecutive ones sample together: rank r is the `r % degree`th of group `r / degree`. All
-    /// ranks call it together.
+    /// The same ranks, of which each `degree` consecutive ones sample together: rank r is the `r % degree`th of group
+    /// `r / degree`. All ranks call it together.
     ///
     /// # Errors
     /// Where the degree does not divide the ranks, or a rank is gone.
@@ -59,10 +60,7 @@ impl World {
     #[must_use]
     pub fn tensor_group(&self) -> Option<TensorGroup> {
         let mesh = self.sampling.as_ref()?;
-        Some(TensorGroup::new(Arc::new(SamplingRanks {
-            mesh: Arc::clone(mesh),
-            rank: self.sampling_rank(),
-        })))
+        Some(TensorGroup::new(Arc::new(SamplingRanks { mesh: Arc::clone(mesh), rank: self.sampling_rank() })))
     }
 
     /// What this rank has sent to those that it samples with.
@@ -98,9 +96,7 @@ impl TensorRanks for SamplingRanks {
     }
 
     fn all_gather_bytes(&self, own: Vec<u8>) -> Result<Vec<u8>, CollectiveError> {
-        let all = self
-            .mesh
-            .during(|group| group.all_gather(Flat::Bytes(own)))?;
+        let all = self.mesh.during(|group| group.all_gather(Flat::Bytes(own)))?;
         Ok(all.as_bytes().to_vec())
     }
 }
@@ -122,21 +118,14 @@ mod tests {
             let world = world.sharing_sequences(2).unwrap();
             let world = world.sampling_together(4).unwrap();
             let group = [world.sampling_group(), world.sampling_groups()];
-            (
-                group,
-                [world.sampling_rank(), world.sampling_size()],
-                world.sequence_size(),
-            )
+            (group, [world.sampling_rank(), world.sampling_size()], world.sequence_size())
         });
         for (rank, place) in places.into_iter().enumerate() {
             assert_eq!(place, ([rank / 4, 2], [rank % 4, 4], 2));
         }
         let alone = World::default().sampling_together(1).unwrap();
         assert!(alone.tensor_group().is_none());
-        let refused = World::default()
-            .sampling_together(2)
-            .unwrap_err()
-            .to_string();
+        let refused = World::default().sampling_together(2).unwrap_err().to_string();
         assert!(refused.contains("this run's 1 ranks"), "{refused}");
     }
 
@@ -156,12 +145,7 @@ mod tests {
                     let done = group().all_reduce(own());
                     world.agree_on_failure(done.err().map(|e| Failure::new(e.to_string())))
                 };
-                let anew: Vec<f32> = group()
-                    .all_gather(own())
-                    .unwrap()
-                    .into_data()
-                    .iter()
-                    .collect();
+                let anew: Vec<f32> = group().all_gather(own()).unwrap().into_data().iter().collect();
                 (told.unwrap_err().to_string(), anew)
             });
             for (rank, (told, anew)) in found.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Ranks that share every matrix in training (Shoeybi et al., 2019, arXiv:1909.08053), and the ranks that have the same share: those sum
-//! gradients, and share out state.
+//! Ranks that share every matrix in training (Shoeybi et al., 2019, arXiv:1909.08053), and the ranks that have the same
+//! share: those sum gradients, and share out state.
 
 use super::World;
 use super::mesh::{Mesh, SharedModel};
@@ -10,8 +10,8 @@ use firebrick_spec::TensorShare;
 use std::sync::Arc;
 
 impl World {
-    /// The same ranks, of which each `degree` consecutive ones share every matrix: rank r is the `r % degree`th of group `r / degree`. All
-    /// ranks call it together.
+    /// The same ranks, of which each `degree` consecutive ones share every matrix: rank r is the `r % degree`th of
+    /// group `r / degree`. All ranks call it together.
     ///
     /// # Errors
     /// Where the degree does not divide the ranks, or a rank is gone.
@@ -61,15 +61,11 @@ impl World {
         Some(TensorShare::new(self.all.rank() % degree, degree))
     }
 
-    /// The ranks that have the same weights as this one: those of its place in every group that shares matrices, those of its
-    /// stage, or all.
-    /// Their operations are among themselves.
+    /// The ranks that have the same weights as this one: those of its place in every group that shares matrices, those
+    /// of its stage, or all. Their operations are among themselves.
     #[must_use]
     pub fn replicas(&self) -> Self {
-        Self {
-            through: self.parts().map(|own| Arc::clone(&own.replicas)),
-            ..self.clone()
-        }
+        Self { through: self.parts().map(|own| Arc::clone(&own.replicas)), ..self.clone() }
     }
 
     /// The sum of values over the ranks that share this one's matrices, in their order.
@@ -139,12 +135,11 @@ impl World {
         own.map_or_else(Traffic::default, |own| own.group.traffic())
     }
 
-    /// What this rank has sent in training to those that have the other parts of its model, shares of matrices or stages, and to those that
-    /// have the same part.
+    /// What this rank has sent in training to those that have the other parts of its model, shares of matrices or
+    /// stages, and to those that have the same part.
     #[must_use]
     pub fn parts_traffic(&self) -> Traffic {
-        self.parts()
-            .map_or_else(Traffic::default, SharedModel::traffic)
+        self.parts().map_or_else(Traffic::default, SharedModel::traffic)
     }
 }
 
@@ -221,11 +216,7 @@ mod tests {
                 let world = shared(world);
                 let own = || Flat::F64(vec![world.rank() as f64]);
                 let sum = |world: &World| {
-                    if across {
-                        world.replicas().all_reduce(own())
-                    } else {
-                        world.tensor_all_reduce(own())
-                    }
+                    if across { world.replicas().all_reduce(own()) } else { world.tensor_all_reduce(own()) }
                 };
                 let told = if world.rank() == failing {
                     world.agree_on_failure(Some(Failure::new("no room")))
@@ -237,11 +228,7 @@ mod tests {
             });
             for (rank, (told, sum)) in found.into_iter().enumerate() {
                 assert_eq!(told, format!("rank {failing} failed: no room"));
-                let pair = if across {
-                    rank % 2 * 2 + 2
-                } else {
-                    rank / 2 * 4 + 1
-                };
+                let pair = if across { rank % 2 * 2 + 2 } else { rank / 2 * 4 + 1 };
                 assert_eq!(sum, Flat::F64(vec![pair as f64]));
             }
         }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 const CRITIC_KEY: &str = "critic.ulysses_sequence_parallel_size";
 
 impl World {
-    /// The same ranks, of which each `degree` consecutive ones share every sequence: rank r is the `r % degree`th of group `r / degree`.
-    /// All ranks call it together.
+    /// The same ranks, of which each `degree` consecutive ones share every sequence: rank r is the `r % degree`th of
+    /// group `r / degree`. All ranks call it together.
     ///
     /// # Errors
     /// Where the degree does not divide the ranks, or a rank is gone.
@@ -33,8 +33,8 @@ impl World {
         Ok(self)
     }
 
-    /// The same ranks, of which each `degree` consecutive ones share every sequence of the critic's, whatever those do that share the other
-    /// models'. All ranks call it together, with all other degrees said.
+    /// The same ranks, of which each `degree` consecutive ones share every sequence of the critic's, whatever those do
+    /// that share the other models'. All ranks call it together, with all other degrees said.
     ///
     /// # Errors
     /// Where the degree does not divide the ranks, ranks share matrices or layers, or a rank is gone.
@@ -67,30 +67,19 @@ impl World {
     /// The same ranks as they work for the critic.
     #[must_use]
     pub fn of_critic(&self) -> Self {
-        Self {
-            for_critic: true,
-            ..self.clone()
-        }
+        Self { for_critic: true, ..self.clone() }
     }
 
     /// The groups that share sequences, each once.
     pub(super) fn sequence_meshes(&self) -> impl Iterator<Item = &Arc<Mesh>> {
         let own = self.critic_mesh.iter();
-        let apart = own.filter(|own| {
-            self.mesh
-                .as_ref()
-                .is_none_or(|mesh| !Arc::ptr_eq(own, mesh))
-        });
+        let apart = own.filter(|own| self.mesh.as_ref().is_none_or(|mesh| !Arc::ptr_eq(own, mesh)));
         self.mesh.iter().chain(apart)
     }
 
     /// The group that shares the sequences of the model at hand.
     fn sequence_mesh(&self) -> Option<&Arc<Mesh>> {
-        let mesh = if self.for_critic {
-            &self.critic_mesh
-        } else {
-            &self.mesh
-        };
+        let mesh = if self.for_critic { &self.critic_mesh } else { &self.mesh };
         mesh.as_ref()
     }
 
@@ -99,11 +88,7 @@ impl World {
     pub fn sequence_key(&self) -> &'static str {
         let own = self.sequence_mesh().map_or(1, |mesh| mesh.degree());
         let policy = self.mesh.as_ref().map_or(1, |mesh| mesh.degree());
-        if self.for_critic && own != policy {
-            CRITIC_KEY
-        } else {
-            "memory.ulysses_sequence_parallel_size"
-        }
+        if self.for_critic && own != policy { CRITIC_KEY } else { "memory.ulysses_sequence_parallel_size" }
     }
 
     /// How many ranks share every sequence; 1 where none do.
@@ -130,7 +115,8 @@ impl World {
         self.rank() / (self.sequence_size() * self.tensor_size()) % self.data_size()
     }
 
-    /// What each rank that shares this one's sequences has for it, in their order: blocks of equal length, block r for the rth of them.
+    /// What each rank that shares this one's sequences has for it, in their order: blocks of equal length, block r for
+    /// the rth of them.
     ///
     /// # Errors
     /// Where a rank failed or is gone, or is in another operation.
@@ -159,10 +145,7 @@ impl World {
         sent
     }
 
-    fn in_sequence<T, E: OfRanks>(
-        &self,
-        work: impl FnOnce(&dyn Collective) -> Result<T, E>,
-    ) -> Result<T>
+    fn in_sequence<T, E: OfRanks>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, E>) -> Result<T>
     where
         Error: From<E>,
     {
@@ -234,19 +217,13 @@ mod tests {
         for degree in [0, 2] {
             let message = refused(World::default().sharing_critic_sequences(degree));
             let own = format!("{CRITIC_KEY} is {degree}");
-            assert!(
-                message.contains(&own) && message.contains("1 ranks"),
-                "{message}"
-            );
+            assert!(message.contains(&own) && message.contains("1 ranks"), "{message}");
         }
         for message in ranks(2, |world| {
             let world = world.sharing_matrices(2).unwrap();
             refused(world.sharing_critic_sequences(2))
         }) {
-            assert!(
-                message.contains("memory.tensor_model_parallel_size 2"),
-                "{message}"
-            );
+            assert!(message.contains("memory.tensor_model_parallel_size 2"), "{message}");
         }
     }
 
@@ -259,9 +236,7 @@ mod tests {
             assert!(message.contains(&own), "{message}");
             assert!(message.contains(&format!("{ranks} ranks")), "{message}");
         }
-        for message in ranks(3, |world| {
-            world.sharing_sequences(2).unwrap_err().to_string()
-        }) {
+        for message in ranks(3, |world| world.sharing_sequences(2).unwrap_err().to_string()) {
             assert!(message.contains("3 ranks"), "{message}");
             assert!(message.contains("a multiple of 2"), "{message}");
         }

@@ -6,8 +6,8 @@ use firebrick_backends::kernels::ExpertRows;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Identifies a sequence of an optimizer step. What is dropped depends on this key, the position, the layer, the module and the
-/// element alone, so that neither the division into micro-batches nor recomputation changes it.
+/// Identifies a sequence of an optimizer step. What is dropped depends on this key, the position, the layer, the module
+/// and the element alone, so that neither the division into micro-batches nor recomputation changes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DropoutKey {
     /// The run's seed.
@@ -24,16 +24,8 @@ impl DropoutKey {
     /// The key of the sequence's own generator.
     fn words(&self) -> [u32; 2] {
         // whitened, so that it never replays a `DrawKey`'s counter under its key
-        let key = [
-            self.seed as u32 ^ 0xD20B_0A75,
-            (self.seed >> 32) as u32 ^ 0x1F83_C96E,
-        ];
-        let counter = [
-            self.step,
-            self.prompt_index as u32,
-            (self.prompt_index >> 32) as u32,
-            self.sample,
-        ];
+        let key = [self.seed as u32 ^ 0xD20B_0A75, (self.seed >> 32) as u32 ^ 0x1F83_C96E];
+        let counter = [self.step, self.prompt_index as u32, (self.prompt_index >> 32) as u32, self.sample];
         let [low, high, ..] = philox(counter, key);
         [low, high]
     }
@@ -49,13 +41,10 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Dropout at `rate` in [0, 1) for the sequences of a forward pass, in order, each with its number of rows. `None` at rate 0.
+    /// Dropout at `rate` in [0, 1) for the sequences of a forward pass, in order, each with its number of rows. `None`
+    /// at rate 0.
     #[must_use]
-    pub fn new(
-        rate: f64,
-        sequences: impl IntoIterator<Item = (DropoutKey, usize)>,
-        device: &Device,
-    ) -> Option<Self> {
+    pub fn new(rate: f64, sequences: impl IntoIterator<Item = (DropoutKey, usize)>, device: &Device) -> Option<Self> {
         let whole = sequences.into_iter().map(|(key, length)| (key, 0..length));
         Self::of_parts(rate, whole, device)
     }
@@ -71,11 +60,7 @@ impl Dropout {
             let words = key.words();
             rows.map(move |position| (words, position as u32))
         };
-        (rate > 0.0).then(|| Self {
-            rate,
-            rows: parts.into_iter().flat_map(rows).collect(),
-            device: device.clone(),
-        })
+        (rate > 0.0).then(|| Self { rate, rows: parts.into_iter().flat_map(rows).collect(), device: device.clone() })
     }
 
     /// 1 − rate, by which the kept elements have to be divided.
@@ -90,13 +75,9 @@ impl Dropout {
         self.drop_from(x, place, rows, |row| (row, 0))
     }
 
-    /// The same for a row of each choice of a token, sorted by expert: each by its expert, whichever of the token's choices it was.
-    pub(crate) fn apply_to_choices(
-        &self,
-        x: Tensor<2>,
-        place: usize,
-        choices: &ExpertRows,
-    ) -> Tensor<2> {
+    /// The same for a row of each choice of a token, sorted by expert: each by its expert, whichever of the token's
+    /// choices it was.
+    pub(crate) fn apply_to_choices(&self, x: Tensor<2>, place: usize, choices: &ExpertRows) -> Tensor<2> {
         let all: Vec<(usize, usize)> = choices.tokens_and_experts().collect();
         self.drop_from(x, place, all.len(), |row| {
             let (token, expert) = all[row];
@@ -118,12 +99,7 @@ impl Dropout {
     }
 
     /// What is dropped of rows, given the token of each, and 0 or one more than the expert that reads it alone.
-    fn dropped(
-        &self,
-        [rows, width]: [usize; 2],
-        place: u32,
-        of: impl Fn(usize) -> (usize, u32) + Sync,
-    ) -> Vec<bool> {
+    fn dropped(&self, [rows, width]: [usize; 2], place: u32, of: impl Fn(usize) -> (usize, u32) + Sync) -> Vec<bool> {
         // below 2³² as the rate is below one
         let threshold = (self.rate * 2.0_f64.powi(32)) as u32;
         let mut dropped = vec![false; rows * width];
@@ -147,12 +123,7 @@ mod tests {
     use super::*;
 
     fn key(prompt_index: u64, sample: u32) -> DropoutKey {
-        DropoutKey {
-            seed: 7,
-            step: 3,
-            prompt_index,
-            sample,
-        }
+        DropoutKey { seed: 7, step: 3, prompt_index, sample }
     }
 
     fn dropped(keys: &[DropoutKey], length: usize, width: usize, place: u32) -> Vec<bool> {
@@ -180,10 +151,7 @@ mod tests {
         assert_eq!(longer[..length * width], alone);
         let parts = [(a, 3..length), (b, 0..2)];
         let part = Dropout::of_parts(0.1, parts, &Device::flex()).unwrap();
-        assert_eq!(
-            of_all(&part, width, 4),
-            together[3 * width..(length + 2) * width]
-        );
+        assert_eq!(of_all(&part, width, 4), together[3 * width..(length + 2) * width]);
         let behind_a_shorter_one = dropped_rows(&[(a, 2), (b, length)], width, 4);
         assert_eq!(behind_a_shorter_one[2 * width..], alone);
     }
@@ -196,24 +164,8 @@ mod tests {
             dropped(&[key(1 << 40, 0)], 8, 32, 4),
             dropped(&[key(1, 1)], 8, 32, 4),
             dropped(&[key(1, 0)], 8, 32, 5),
-            dropped(
-                &[DropoutKey {
-                    step: 4,
-                    ..key(1, 0)
-                }],
-                8,
-                32,
-                4,
-            ),
-            dropped(
-                &[DropoutKey {
-                    seed: 8,
-                    ..key(1, 0)
-                }],
-                8,
-                32,
-                4,
-            ),
+            dropped(&[DropoutKey { step: 4, ..key(1, 0) }], 8, 32, 4),
+            dropped(&[DropoutKey { seed: 8, ..key(1, 0) }], 8, 32, 4),
         ];
         for other in others {
             assert_ne!(first, other);

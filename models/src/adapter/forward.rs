@@ -23,22 +23,12 @@ pub(crate) struct LoraForward<'a> {
 
 impl<'a> LoraForward<'a> {
     pub(crate) fn new(lora: &LoraConfig, dropout: Option<&'a Dropout>, layer: usize) -> Self {
-        Self {
-            scale: lora.scale(),
-            dropout,
-            layer,
-        }
+        Self { scale: lora.scale(), dropout, layer }
     }
 
-    /// `s · (dropout(x) Aᵀ) Bᵀ`, `[rows, out]`, for `x` of shape `[rows, in]`. The scale and dropout's 1 / keep are applied to the
-    /// narrowest tensor, `[rows, rank]`.
-    pub(crate) fn run(
-        &self,
-        x: Tensor<2>,
-        target: TargetModule,
-        a: &Tensor<2>,
-        b: &Tensor<2>,
-    ) -> Tensor<2> {
+    /// `s · (dropout(x) Aᵀ) Bᵀ`, `[rows, out]`, for `x` of shape `[rows, in]`. The scale and dropout's 1 / keep are
+    /// applied to the narrowest tensor, `[rows, rank]`.
+    pub(crate) fn run(&self, x: Tensor<2>, target: TargetModule, a: &Tensor<2>, b: &Tensor<2>) -> Tensor<2> {
         let x = match self.dropout {
             Some(dropout) => dropout.apply(x, target.index(self.layer)),
             None => x,
@@ -46,8 +36,8 @@ impl<'a> LoraForward<'a> {
         linear(&(linear(&x, a) * self.factor()), b)
     }
 
-    /// The same with the adapter of each row's expert, `[sorted rows, out]`: of A `[experts · rank, in]` and B `[experts · out, rank]`.
-    /// What is dropped of a token's row is the same for all experts that read it.
+    /// The same with the adapter of each row's expert, `[sorted rows, out]`: of A `[experts · rank, in]` and B
+    /// `[experts · out, rank]`. What is dropped of a token's row is the same for all experts that read it.
     pub(crate) fn run_experts(
         &self,
         x: &Tensor<2>,
@@ -59,9 +49,7 @@ impl<'a> LoraForward<'a> {
         let place = target.index(self.layer);
         let x = match (self.dropout, reads) {
             (Some(dropout), ExpertInput::Tokens) => dropout.apply(x.clone(), place),
-            (Some(dropout), ExpertInput::Sorted) => {
-                dropout.apply_to_choices(x.clone(), place, rows)
-            }
+            (Some(dropout), ExpertInput::Sorted) => dropout.apply_to_choices(x.clone(), place, rows),
             (None, _) => x.clone(),
         };
         let narrow = expert_linear(&x, a, rows, reads) * self.factor();

@@ -1,5 +1,5 @@
-//! The layout of packed or padded rows: which rows belong to which sequence, which sequences share a padded attention product, and
-//! the gathers to padded rows and back.
+//! The layout of packed or padded rows: which rows belong to which sequence, which sequences share a padded attention
+//! product, and the gathers to padded rows and back.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{self, Families, Family, Operation};
@@ -40,8 +40,8 @@ struct Gather {
     places: Tensor<1, Int>,
 }
 
-/// The causal mask with a sliding window, for any chunk: true at query i and column j where key `j − before`, counted from the
-/// chunk's first query, is hidden.
+/// The causal mask with a sliding window, for any chunk: true at query i and column j where key `j − before`, counted
+/// from the chunk's first query, is hidden.
 #[derive(Clone, Debug)]
 struct Mask {
     window: Option<usize>,
@@ -70,7 +70,8 @@ pub struct PaddedGroup {
 pub struct Grouping {
     /// Most padding, as a share of the padded rows in [0, 1); at 0 only sequences of one length share a product.
     pub waste: f64,
-    /// Most queries whose scores are in memory at a time; 0 is any number. A longer sequence is computed alone, in chunks.
+    /// Most queries whose scores are in memory at a time; 0 is any number. A longer sequence is computed alone, in
+    /// chunks.
     pub queries: usize,
 }
 
@@ -91,10 +92,7 @@ impl Grouping {
                 }
                 (width, tokens, first) = (wider, more, first + 1);
             }
-            Some(PaddedGroup {
-                sequences: start..first,
-                width,
-            })
+            Some(PaddedGroup { sequences: start..first, width })
         })
     }
 }
@@ -124,27 +122,16 @@ impl SequenceLayout {
     #[must_use]
     pub fn padded(sequences: usize, width: usize) -> Self {
         let mut this = Self::empty(vec![width; sequences], false);
-        this.groups.push(Group {
-            rows: 0..sequences * width,
-            sequences,
-            width,
-            gather: None,
-        });
+        this.groups.push(Group { rows: 0..sequences * width, sequences, width, gather: None });
         this
     }
 
     fn empty(lengths: Vec<usize>, packed: bool) -> Self {
-        Self {
-            lengths,
-            groups: Vec::new(),
-            chunk: 0,
-            packed,
-            masks: Vec::new(),
-            fused: None,
-        }
+        Self { lengths, groups: Vec::new(), chunk: 0, packed, masks: Vec::new(), fused: None }
     }
 
-    /// This layout with the masks of sliding windows `windows`, and scores of at most `chunk` queries at a time (0: all).
+    /// This layout with the masks of sliding windows `windows`, and scores of at most `chunk` queries at a time (0:
+    /// all).
     #[must_use]
     pub fn prepared(mut self, windows: &[Option<usize>], chunk: usize, device: &Device) -> Self {
         self.chunk = chunk;
@@ -171,10 +158,7 @@ impl SequenceLayout {
             row += n;
             row - n..row
         });
-        let families = own.map(|rows| Family {
-            prefix: rows.start..rows.start,
-            members: vec![rows],
-        });
+        let families = own.map(|rows| Family { prefix: rows.start..rows.start, members: vec![rows] });
         Families::new(families.collect(), device)
     }
 
@@ -202,8 +186,8 @@ impl SequenceLayout {
         self.lengths.iter().copied().max().unwrap_or(0)
     }
 
-    /// Whether [`attend_backward`](super::attend_backward) has to compute the gradient: packed rows or chunked scores, without a fused
-    /// kernel (which differentiates itself).
+    /// Whether [`attend_backward`](super::attend_backward) has to compute the gradient: packed rows or chunked scores,
+    /// without a fused kernel (which differentiates itself).
     #[must_use]
     pub fn recomputes(&self) -> bool {
         self.fused.is_none() && (self.packed || self.is_chunked(self.longest()))
@@ -221,30 +205,19 @@ impl SequenceLayout {
 
     /// The chunks of a sequence, without keys after the chunk's last query or before its window.
     pub(super) fn chunks(&self, width: usize, window: Option<usize>) -> Vec<QueryChunk> {
-        let size = if self.is_chunked(width) {
-            self.chunk
-        } else {
-            width.max(1)
-        };
+        let size = if self.is_chunked(width) { self.chunk } else { width.max(1) };
         (0..width)
             .step_by(size)
             .map(|start| {
                 let end = (start + size).min(width);
                 let oldest = window.map_or(0, |w| (start + 1).saturating_sub(w));
-                QueryChunk {
-                    queries: start..end,
-                    keys: oldest..end,
-                }
+                QueryChunk { queries: start..end, keys: oldest..end }
             })
             .collect()
     }
 
     /// The mask of a chunk, `[1, 1, queries, keys]`; `None` where every key is visible.
-    pub(super) fn mask(
-        &self,
-        window: Option<usize>,
-        chunk: &QueryChunk,
-    ) -> Option<Tensor<4, Bool>> {
+    pub(super) fn mask(&self, window: Option<usize>, chunk: &QueryChunk) -> Option<Tensor<4, Bool>> {
         let [queries, keys] = [chunk.queries.len(), chunk.keys.len()];
         let mask = self.masks.iter().find(|m| m.window == window)?;
         let before = chunk.queries.start - chunk.keys.start;
@@ -269,21 +242,13 @@ impl Gather {
             let n = values.len();
             Tensor::<1, Int>::from_data(TensorData::new(values, [n]), device)
         };
-        Self {
-            spread: ints(spread),
-            spread_or_zero: ints(zero),
-            places: ints(places),
-        }
+        Self { spread: ints(spread), spread_or_zero: ints(zero), places: ints(places) }
     }
 }
 
 impl Mask {
     fn new(window: Option<usize>, longest: usize, chunk: usize, device: &Device) -> Self {
-        let rows = if chunk == 0 {
-            longest
-        } else {
-            chunk.min(longest)
-        };
+        let rows = if chunk == 0 { longest } else { chunk.min(longest) };
         let last_start = longest.saturating_sub(1) / rows.max(1) * rows;
         let before = window.map_or(last_start, |w| last_start.min(w.saturating_sub(1)));
         let hidden = |query: usize, column: usize| {
@@ -291,15 +256,9 @@ impl Mask {
             column > seen_from || window.is_some_and(|w| seen_from - column >= w)
         };
         let columns = before + rows;
-        let values: Vec<bool> = (0..rows)
-            .flat_map(|i| (0..columns).map(move |j| hidden(i, j)))
-            .collect();
+        let values: Vec<bool> = (0..rows).flat_map(|i| (0..columns).map(move |j| hidden(i, j))).collect();
         let hidden = Tensor::from_data(TensorData::new(values, [rows, columns]), device);
-        Self {
-            window,
-            before,
-            hidden,
-        }
+        Self { window, before, hidden }
     }
 }
 
@@ -332,25 +291,18 @@ impl Group {
     }
 
     fn own(&self, all: &Tensor<3>) -> Tensor<3> {
-        if all.dims()[0] == self.count() {
-            all.clone()
-        } else {
-            all.clone().narrow(0, self.rows.start, self.count())
-        }
+        if all.dims()[0] == self.count() { all.clone() } else { all.clone().narrow(0, self.rows.start, self.count()) }
     }
 
     fn folded(&self, own: Tensor<3>) -> Tensor<4> {
         let [_, heads, dim] = own.dims();
-        own.reshape([self.sequences, self.width, heads, dim])
-            .swap_dims(1, 2)
+        own.reshape([self.sequences, self.width, heads, dim]).swap_dims(1, 2)
     }
 
     /// `[sequences, heads, width, dim]` as rows `[tokens, heads, dim]` of the group.
     pub(super) fn rows(&self, own: Tensor<4>) -> Tensor<3> {
         let [_, heads, _, dim] = own.dims();
-        let rows = own
-            .swap_dims(1, 2)
-            .reshape([self.sequences * self.width, heads, dim]);
+        let rows = own.swap_dims(1, 2).reshape([self.sequences * self.width, heads, dim]);
         match &self.gather {
             Some(gather) => rows.select(0, gather.places.clone()),
             None => rows,

@@ -2,8 +2,7 @@
 
 use super::layer_cache::LayerCache;
 use super::metadata::{
-    AttentionMetadata, Continued, Decode, Gathered, GroupMetadata, PrefillMetadata, QUERIES,
-    Together,
+    AttentionMetadata, Continued, Decode, Gathered, GroupMetadata, PrefillMetadata, QUERIES, Together,
 };
 use crate::attention::{self, AttentionParams, Qkv, attend_rows, scaled_dot_product_attention};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
@@ -15,8 +14,8 @@ impl LayerCache {
         metadata.decoded(self.group(), layer)
     }
 
-    /// Attention of one token of each sequence by a kernel, which also rotates queries and keys and writes keys and values: all
-    /// `[rows, heads · head_dim]`, and sinks, `[1, heads]`.
+    /// Attention of one token of each sequence by a kernel, which also rotates queries and keys and writes keys and
+    /// values: all `[rows, heads · head_dim]`, and sinks, `[1, heads]`.
     pub fn decode(
         &mut self,
         params: AttentionParams,
@@ -47,25 +46,18 @@ impl LayerCache {
     ) -> Tensor<2> {
         let shape = shape_of(params, sinks, decode);
         let mut mixed = None;
-        self.change(
-            |pool| match kernels::paged_attention_joined(qkv, bias, heads, pool, &shape) {
-                Ok((out, pool)) => {
-                    mixed = Some(out);
-                    pool
-                }
-                Err(_) => unreachable!("tensors of the device that the metadata was made for"),
-            },
-        );
+        self.change(|pool| match kernels::paged_attention_joined(qkv, bias, heads, pool, &shape) {
+            Ok((out, pool)) => {
+                mixed = Some(out);
+                pool
+            }
+            Err(_) => unreachable!("tensors of the device that the metadata was made for"),
+        });
         mixed.unwrap_or_else(|| unreachable!("the pool was there"))
     }
 
     /// Writes keys and values, and attends with the queries over what each row sees: `[rows, heads · head_dim]`.
-    pub fn attend(
-        &mut self,
-        params: AttentionParams,
-        qkv: Qkv,
-        metadata: &AttentionMetadata,
-    ) -> Tensor<2> {
+    pub fn attend(&mut self, params: AttentionParams, qkv: Qkv, metadata: &AttentionMetadata) -> Tensor<2> {
         match &metadata.groups[self.group()] {
             GroupMetadata::Decode(_) => unreachable!("`decode` attends"),
             GroupMetadata::Gathered(gathered) => self.attend_gathered(params, qkv, gathered),
@@ -80,23 +72,14 @@ impl LayerCache {
         gathered: &Gathered,
     ) -> Tensor<2> {
         let [rows, heads, dim] = q.dims();
-        let live = Tensor::<1, Int>::from_data(
-            TensorData::new(gathered.rows.clone(), [gathered.rows.len()]),
-            &q.device(),
-        );
-        let [k, v] = [k, v].map(|t| {
-            if gathered.rows.len() == rows {
-                t
-            } else {
-                t.select(0, live.clone())
-            }
-        });
+        let live =
+            Tensor::<1, Int>::from_data(TensorData::new(gathered.rows.clone(), [gathered.rows.len()]), &q.device());
+        let [k, v] = [k, v].map(|t| if gathered.rows.len() == rows { t } else { t.select(0, live.clone()) });
         let dtype = q.dtype();
         self.change(|pool| kernels::write_kv(pool, [&k, &v], &gathered.new));
         let [keys, values] = self.gather(&gathered.seen, dtype).map(|t| {
             let [heads, _, dim] = t.dims();
-            t.reshape([heads, rows, gathered.longest, dim])
-                .swap_dims(0, 1)
+            t.reshape([heads, rows, gathered.longest, dim]).swap_dims(0, 1)
         });
         let q = q.reshape([rows, heads, 1, dim]);
         let hidden = Some(gathered.hidden.clone());
@@ -111,12 +94,11 @@ impl LayerCache {
         prefill: &PrefillMetadata,
     ) -> Tensor<2> {
         self.change(|pool| kernels::write_kv(pool, [&k, &v], &prefill.slots));
-        // rounded keys and values take part as they are stored, so that results do not depend on how prompts are divided
+        // rounded keys and values take part as they are stored, so that results do not depend on how prompts are
+        // divided
         let [k, v] = match self.pool() {
             KvPool::Float { .. } => [k, v],
-            KvPool::Int8 { .. } => self
-                .gather(&prefill.slots, k.dtype())
-                .map(|t| t.swap_dims(0, 1)),
+            KvPool::Int8 { .. } => self.gather(&prefill.slots, k.dtype()).map(|t| t.swap_dims(0, 1)),
         };
         let qkv = Qkv { q, k, v, sinks };
         let [tokens, heads, dim] = qkv.q.dims();
@@ -127,23 +109,14 @@ impl LayerCache {
             sinks: qkv.sinks.clone(),
         };
         let together = match &prefill.together {
-            Together::Kernel { context, families } if context.is_empty() => {
-                attend_rows(&qkv, params, families)
-            }
+            Together::Kernel { context, families } if context.is_empty() => attend_rows(&qkv, params, families),
             Together::Kernel { context, families } => {
-                let before = self
-                    .gather(context, qkv.k.dtype())
-                    .map(|t| t.swap_dims(0, 1));
+                let before = self.gather(context, qkv.k.dtype()).map(|t| t.swap_dims(0, 1));
                 let with = before_rows(&qkv, before);
                 attend_rows(&with, params, families).narrow(0, context.len(), tokens)
             }
-            Together::Padded { rows: 0, .. } => {
-                Tensor::zeros([0, heads * dim], (&qkv.q.device(), qkv.q.dtype()))
-            }
-            Together::Padded {
-                rows: first,
-                layout,
-            } => attention::attend(&rows(0, *first), params, layout),
+            Together::Padded { rows: 0, .. } => Tensor::zeros([0, heads * dim], (&qkv.q.device(), qkv.q.dtype())),
+            Together::Padded { rows: first, layout } => attention::attend(&rows(0, *first), params, layout),
         };
         if prefill.apart.is_empty() {
             return together;
@@ -156,11 +129,7 @@ impl LayerCache {
                 parts.push(together.clone().narrow(0, next, own.start - next));
             }
             let before = self.gather(context, qkv.k.dtype());
-            parts.push(continue_sequence(
-                &rows(own.start, own.len()),
-                before,
-                params,
-            ));
+            parts.push(continue_sequence(&rows(own.start, own.len()), before, params));
             next = own.end;
         }
         if next < tokens {
@@ -175,11 +144,7 @@ impl LayerCache {
     }
 }
 
-fn shape_of<'a>(
-    params: AttentionParams,
-    sinks: Option<&'a Tensor<2>>,
-    decode: Decode<'a>,
-) -> PagedAttentionShape<'a> {
+fn shape_of<'a>(params: AttentionParams, sinks: Option<&'a Tensor<2>>, decode: Decode<'a>) -> PagedAttentionShape<'a> {
     PagedAttentionShape {
         tables: decode.tables,
         angles: decode.angles,
@@ -196,16 +161,11 @@ fn before_rows(qkv: &Qkv, [keys, values]: [Tensor<3>; 2]) -> Qkv {
     let [_, heads, dim] = qkv.q.dims();
     let zeros = Tensor::zeros([context, heads, dim], (&qkv.q.device(), qkv.q.dtype()));
     let join = |before: Tensor<3>, rows: &Tensor<3>| Tensor::cat(vec![before, rows.clone()], 0);
-    Qkv {
-        q: join(zeros, &qkv.q),
-        k: join(keys, &qkv.k),
-        v: join(values, &qkv.v),
-        sinks: qkv.sinks.clone(),
-    }
+    Qkv { q: join(zeros, &qkv.q), k: join(keys, &qkv.k), v: join(values, &qkv.v), sinks: qkv.sinks.clone() }
 }
 
-/// Attention of the next tokens of one sequence, given the keys and values before them, `[kv_heads, tokens, head_dim]`, some queries at a
-/// time, each chunk up to its own last key.
+/// Attention of the next tokens of one sequence, given the keys and values before them, `[kv_heads, tokens, head_dim]`,
+/// some queries at a time, each chunk up to its own last key.
 fn continue_sequence(
     Qkv { q, k, v, sinks }: &Qkv,
     [keys, values]: [Tensor<3>; 2],
@@ -215,18 +175,15 @@ fn continue_sequence(
     let context = keys.dims()[1];
     let by_head = |t: &Tensor<3>| t.clone().swap_dims(0, 1);
     let q = by_head(q).unsqueeze::<4>();
-    let [k, v] = [(keys, k), (values, v)]
-        .map(|(before, own)| Tensor::cat(vec![before, by_head(own)], 1).unsqueeze::<4>());
+    let [k, v] =
+        [(keys, k), (values, v)].map(|(before, own)| Tensor::cat(vec![before, by_head(own)], 1).unsqueeze::<4>());
     let chunks = (0..tokens).step_by(QUERIES).map(|first| {
         let len = QUERIES.min(tokens - first);
         let last = context + first + len;
-        let hidden = |query: usize, key: usize| {
-            key > query || params.window.is_some_and(|window| query - key >= window)
-        };
+        let hidden =
+            |query: usize, key: usize| key > query || params.window.is_some_and(|window| query - key >= window);
         let queries = context + first..last;
-        let mask: Vec<bool> = queries
-            .flat_map(|query| (0..last).map(move |key| hidden(query, key)))
-            .collect();
+        let mask: Vec<bool> = queries.flat_map(|query| (0..last).map(move |key| hidden(query, key))).collect();
         let mask = TensorData::new(mask, [1, 1, len, last]);
         let mask = Tensor::<4, Bool>::from_data(mask, &q.device());
         scaled_dot_product_attention(

@@ -1,11 +1,13 @@
-//! Which blocks of a pool are free, referenced, or kept for their content (vLLM's block pool): numbers alone, no tensors.
+//! Which blocks of a pool are free, referenced, or kept for their content (vLLM's block pool): numbers alone, no
+//! tensors.
 
 use std::collections::{BTreeSet, HashMap};
 
 /// The number of a block in its pool.
 pub(super) type BlockId = u32;
 
-/// What a block holds: its tokens, or the first of them, after all tokens before them. Equal ids have equal keys and values.
+/// What a block holds: its tokens, or the first of them, after all tokens before them. Equal ids have equal keys and
+/// values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ContentId(pub u64);
 
@@ -16,8 +18,8 @@ pub(super) struct BlockPool {
     references: Vec<u32>,
     /// Blocks without references and without content to be kept.
     free: BTreeSet<BlockId>,
-    /// What a block holds, where other sequences may find it by its content: all its tokens, and how it began at some times before. With
-    /// each content goes the number of its tokens.
+    /// What a block holds, where other sequences may find it by its content: all its tokens, and how it began at some
+    /// times before. With each content goes the number of its tokens.
     contents: Vec<Vec<(ContentId, usize)>>,
     by_content: HashMap<ContentId, BlockId>,
     /// Blocks without references whose content is kept until they are needed, with the time of their release.
@@ -78,8 +80,9 @@ impl BlockPool {
         self.references[block as usize]
     }
 
-    /// A block with one reference, if there is any: the one after `last` if that is free, since neighbours are read as one range of
-    /// memory, then one that was used before, since others may take more memory. Also the contents that were forgotten for it.
+    /// A block with one reference, if there is any: the one after `last` if that is free, since neighbours are read as
+    /// one range of memory, then one that was used before, since others may take more memory. Also the contents that
+    /// were forgotten for it.
     pub fn allocate(&mut self, last: Option<BlockId>) -> Option<(BlockId, Vec<ContentId>)> {
         let next = last.map(|block| block + 1);
         let next = next.filter(|&next| next < self.used_before && self.free.contains(&next));
@@ -142,8 +145,8 @@ impl BlockPool {
         }
     }
 
-    /// Keeps the content of a referenced block, its first `tokens` tokens, for others, beside others that it is kept for. False where a
-    /// block has it already.
+    /// Keeps the content of a referenced block, its first `tokens` tokens, for others, beside others that it is kept
+    /// for. False where a block has it already.
     pub fn keep(&mut self, block: BlockId, content: ContentId, tokens: usize) -> bool {
         if self.by_content.contains_key(&content) {
             return false;
@@ -167,7 +170,8 @@ impl BlockPool {
         true
     }
 
-    /// Whether a block is kept for more than its first `tokens` tokens: what is written after them would change what others find.
+    /// Whether a block is kept for more than its first `tokens` tokens: what is written after them would change what
+    /// others find.
     pub fn keeps_beyond(&self, block: BlockId, tokens: usize) -> bool {
         let mut contents = self.contents[block as usize].iter();
         contents.any(|&(_, kept)| kept > tokens)

@@ -30,12 +30,7 @@ pub(super) struct GroupTable {
 
 impl BlockTable {
     pub(super) fn new(groups: usize) -> Self {
-        Self {
-            tokens: 0,
-            groups: vec![GroupTable::default(); groups],
-            known: (0, PrefixIndex::ROOT),
-            state: None,
-        }
+        Self { tokens: 0, groups: vec![GroupTable::default(); groups], known: (0, PrefixIndex::ROOT), state: None }
     }
 
     /// Tokens that there are blocks for.

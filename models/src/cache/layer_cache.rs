@@ -13,10 +13,7 @@ pub(crate) struct LayerCache {
 
 impl LayerCache {
     pub fn new(group: usize, pool: KvPool) -> Self {
-        Self {
-            group,
-            pool: Some(pool),
-        }
+        Self { group, pool: Some(pool) }
     }
 
     pub fn group(&self) -> usize {
@@ -31,9 +28,7 @@ impl LayerCache {
     /// Replaces the pool by what `f` makes of it.
     pub(super) fn change(&mut self, f: impl FnOnce(KvPool) -> KvPool) {
         let pool = self.pool.take();
-        self.pool = Some(f(
-            pool.unwrap_or_else(|| unreachable!("a pool in use twice"))
-        ));
+        self.pool = Some(f(pool.unwrap_or_else(|| unreachable!("a pool in use twice"))));
     }
 
     /// Makes room for more blocks.

@@ -1,4 +1,5 @@
-//! The states of linear attention in a cache: bytes, room, one sequence's, and those that are kept for sequences to come.
+//! The states of linear attention in a cache: bytes, room, one sequence's, and those that are kept for sequences to
+//! come.
 
 use super::block_pool::ContentId;
 use super::states::{Boundary, StateSlots};
@@ -9,9 +10,7 @@ use burn::tensor::Tensor;
 impl KvCache {
     /// Bytes of the states that there are slots for.
     pub(super) fn states_held(&self) -> usize {
-        self.slots
-            .as_ref()
-            .map_or(0, |slots| slots.len() * self.state_bytes)
+        self.slots.as_ref().map_or(0, |slots| slots.len() * self.state_bytes)
     }
 
     /// Makes room for the states of so many sequences, where the architecture has any.
@@ -27,8 +26,9 @@ impl KvCache {
         }
     }
 
-    /// A slot for a sequence's states, where the architecture has any: a free one, or that of kept states that go first. Callers make
-    /// [room](Self::grow_states) for as many sequences as there will be; a sequence more doubles it.
+    /// A slot for a sequence's states, where the architecture has any: a free one, or that of kept states that go
+    /// first. Callers make [room](Self::grow_states) for as many sequences as there will be; a sequence more doubles
+    /// it.
     pub(super) fn allocate_state(&mut self) -> Option<u32> {
         let slots = self.slots.as_mut()?;
         if let Some(slot) = slots.allocate() {
@@ -52,7 +52,8 @@ impl KvCache {
         true
     }
 
-    /// Forgets the blocks of a tail whose states are gone: keys and values of a part of a block are kept for states alone.
+    /// Forgets the blocks of a tail whose states are gone: keys and values of a part of a block are kept for states
+    /// alone.
     fn forget_tail(&mut self, content: ContentId) {
         if !self.prefixes.is_tail(content) {
             return;
@@ -76,14 +77,15 @@ impl KvCache {
         }
     }
 
-    /// Whether the architecture has states, and there is a slot to keep those at the end of a block that prompts have in common.
+    /// Whether the architecture has states, and there is a slot to keep those at the end of a block that prompts have
+    /// in common.
     pub(crate) fn may_share_states(&self) -> bool {
         let slots = self.slots.as_ref();
         slots.is_some_and(|slots| slots.may_save(Boundary::Shared))
     }
 
-    /// A slot for a sequence that begins, with the states after a content that are kept, if there is one. Blocks with it have references
-    /// already.
+    /// A slot for a sequence that begins, with the states after a content that are kept, if there is one. Blocks with
+    /// it have references already.
     pub(super) fn resume_states(&mut self, content: Option<ContentId>) -> Option<u32> {
         let Some(content) = content else {
             return self.allocate_state();
@@ -103,8 +105,9 @@ impl KvCache {
         Some(target)
     }
 
-    /// Keeps the states of a sequence after `tokens`, which its slot has, for others that begin with the same tokens, and with them the
-    /// keys and values of the last tokens that fill no block. Does nothing where no slot is left to keep them in.
+    /// Keeps the states of a sequence after `tokens`, which its slot has, for others that begin with the same tokens,
+    /// and with them the keys and values of the last tokens that fill no block. Does nothing where no slot is left to
+    /// keep them in.
     pub(crate) fn save_states(&mut self, table: &mut BlockTable, tokens: &[u32], at: Boundary) {
         self.keep_prefix(table, tokens);
         let Some(source) = table.state else {
@@ -148,8 +151,9 @@ impl KvCache {
         self.prefixes.is_kept(content).then_some(content)
     }
 
-    /// The states of a sequence in a layer of linear attention: of the delta rule, `[value heads · key_dim · value_dim]`, and the last
-    /// inputs of the convolution, `[(taps − 1) · channels]`, oldest first. `None` for other layers.
+    /// The states of a sequence in a layer of linear attention: of the delta rule, `[value heads · key_dim ·
+    /// value_dim]`, and the last inputs of the convolution, `[(taps − 1) · channels]`, oldest first. `None` for other
+    /// layers.
     #[must_use]
     pub fn states_of(&self, table: &BlockTable, layer: usize) -> Option<[Tensor<1>; 2]> {
         let own = self.states.get(self.places[layer])?;

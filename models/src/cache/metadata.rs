@@ -1,4 +1,5 @@
-//! What the rows of one forward pass are to the cache (vLLM's attention metadata): where their keys and values go, and which they see.
+//! What the rows of one forward pass are to the cache (vLLM's attention metadata): where their keys and values go, and
+//! which they see.
 
 use super::{BlockTable, KvCache, LayerGroup};
 use crate::arch::Arch;
@@ -8,8 +9,7 @@ use crate::rope::{LayerAngles, RotaryEmbeddings};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{
-    self, BlockTables, Families, Family, Operation, RotaryAngles, SequenceBlocks, SharedBlocks,
-    SlotMapping, StateRows,
+    self, BlockTables, Families, Family, Operation, RotaryAngles, SequenceBlocks, SharedBlocks, SlotMapping, StateRows,
 };
 use firebrick_spec::BLOCK_SIZE;
 use std::ops::Range;
@@ -73,7 +73,8 @@ pub(super) struct Gathered {
 pub(super) struct PrefillMetadata {
     /// The slot of every row.
     pub slots: SlotMapping,
-    /// Rows of sequences that begin with this forward pass, or whose earlier tokens take part as rows before all others.
+    /// Rows of sequences that begin with this forward pass, or whose earlier tokens take part as rows before all
+    /// others.
     pub together: Together,
     /// Rows whose earlier tokens are gathered for them alone.
     pub apart: Vec<Continued>,
@@ -83,10 +84,7 @@ pub(super) struct PrefillMetadata {
 #[derive(Debug)]
 pub(super) enum Together {
     /// By a kernel. The slots of `context` are rows before those of the forward pass.
-    Kernel {
-        context: SlotMapping,
-        families: Families,
-    },
+    Kernel { context: SlotMapping, families: Families },
     /// In tensor operations: the first rows of the forward pass.
     Padded { rows: usize, layout: SequenceLayout },
 }
@@ -119,10 +117,7 @@ impl AttentionMetadata {
     /// What a layer of a group runs with whose tokens a kernel attends with.
     pub(super) fn decoded(&self, group: usize, layer: usize) -> Option<Decode<'_>> {
         match (&self.groups[group], &self.angles) {
-            (GroupMetadata::Decode(tables), Some(angles)) => Some(Decode {
-                tables,
-                angles: angles.of(layer),
-            }),
+            (GroupMetadata::Decode(tables), Some(angles)) => Some(Decode { tables, angles: angles.of(layer) }),
             _ => None,
         }
     }
@@ -167,21 +162,20 @@ impl KvCache {
             angles: fused.then(|| rotary.angles()),
             rotary,
             route_slots: self.keeps_routes().then(|| {
-                let slot =
-                    |table: &BlockTable| self.slots_of(table, table.tokens - 1..table.tokens)[0];
+                let slot = |table: &BlockTable| self.slots_of(table, table.tokens - 1..table.tokens)[0];
                 tables.iter().map(|table| table.map(slot)).collect()
             }),
             rows: positions.len(),
             delta: self.delta(arch, positions.len(), || {
                 let rows = tables.iter().enumerate();
                 let own = rows.filter_map(|(row, table)| Some((row..row + 1, (*table)?)));
-                own.map(|(rows, table)| (rows, table, table.tokens - 1))
-                    .collect()
+                own.map(|(rows, table)| (rows, table, table.tokens - 1)).collect()
             }),
         }
     }
 
-    /// A forward pass of some tokens of each sequence, one chunk behind the other. Chunks that begin a sequence come first.
+    /// A forward pass of some tokens of each sequence, one chunk behind the other. Chunks that begin a sequence come
+    /// first.
     #[must_use]
     pub fn prefill(&self, arch: &Arch, chunks: &[Chunk<'_>]) -> AttentionMetadata {
         let positions = chunks.iter().flat_map(|chunk| chunk.tokens.clone());
@@ -202,11 +196,7 @@ impl KvCache {
                 let mut row = 0;
                 let own = chunks.iter().map(|chunk| {
                     row += chunk.tokens.len();
-                    (
-                        row - chunk.tokens.len()..row,
-                        chunk.table,
-                        chunk.tokens.start,
-                    )
+                    (row - chunk.tokens.len()..row, chunk.table, chunk.tokens.start)
                 });
                 own.collect()
             }),
@@ -232,13 +222,9 @@ impl KvCache {
 }
 
 impl LayerGroup {
-    /// The sequences, those together that share their first blocks. The block before a shared one is shared too, so that the last shared
-    /// block tells what a sequence shares.
-    pub(super) fn shared_blocks(
-        &self,
-        index: usize,
-        tables: &[Option<&BlockTable>],
-    ) -> Vec<SharedBlocks> {
+    /// The sequences, those together that share their first blocks. The block before a shared one is shared too, so
+    /// that the last shared block tells what a sequence shares.
+    pub(super) fn shared_blocks(&self, index: usize, tables: &[Option<&BlockTable>]) -> Vec<SharedBlocks> {
         let mut found: Vec<(Option<u32>, usize, SharedBlocks)> = Vec::new();
         for (row, table) in tables.iter().enumerate() {
             let Some(table) = table else { continue };
@@ -254,9 +240,7 @@ impl LayerGroup {
                 blocks: own.blocks[shared..].to_vec(),
                 tokens: table.tokens - (own.first + shared) * BLOCK_SIZE,
             };
-            let same = |(other, ..): &&mut (Option<u32>, usize, SharedBlocks)| {
-                last.is_some() && *other == last
-            };
+            let same = |(other, ..): &&mut (Option<u32>, usize, SharedBlocks)| last.is_some() && *other == last;
             match found.iter_mut().rev().find(same) {
                 Some((_, first, group)) => {
                     // the others' windows may reach further back
@@ -312,16 +296,8 @@ impl LayerGroup {
         }
     }
 
-    fn prefill(
-        &self,
-        index: usize,
-        arch: &Arch,
-        chunks: &[Chunk<'_>],
-        device: &Device,
-    ) -> PrefillMetadata {
-        let slots = chunks
-            .iter()
-            .flat_map(|chunk| chunk.table.groups[index].slots(chunk.tokens.clone()));
+    fn prefill(&self, index: usize, arch: &Arch, chunks: &[Chunk<'_>], device: &Device) -> PrefillMetadata {
+        let slots = chunks.iter().flat_map(|chunk| chunk.table.groups[index].slots(chunk.tokens.clone()));
         let slots = SlotMapping::new(slots.collect(), device);
         let context = |chunk: &Chunk<'_>| {
             let seen = self.visible(chunk.tokens.start).start..chunk.tokens.start;
@@ -336,18 +312,11 @@ impl LayerGroup {
         if kernels::available(Operation::Attention, device) {
             let contexts = chunks.iter().map(context).zip(rows);
             let (together, apart) = by_kernel(contexts.collect(), device);
-            return PrefillMetadata {
-                slots,
-                together,
-                apart,
-            };
+            return PrefillMetadata { slots, together, apart };
         }
         let begin = chunks.iter().take_while(|c| c.tokens.start == 0).count();
         let lengths: Vec<usize> = rows[..begin].iter().map(Range::len).collect();
-        let grouping = Grouping {
-            waste: PADDING,
-            queries: 0,
-        };
+        let grouping = Grouping { waste: PADDING, queries: 0 };
         let layout = SequenceLayout::packed(&lengths, grouping, device);
         let apart = chunks[begin..].iter().zip(&rows[begin..]);
         PrefillMetadata {
@@ -375,23 +344,17 @@ fn alone(mut group: SharedBlocks) -> SharedBlocks {
     group
 }
 
-/// Rows by the earlier tokens that they see. A kernel attends over whole sequences, so it computes these tokens' rows again (of
-/// attention alone): sequences with many of them are left to tensor operations.
+/// Rows by the earlier tokens that they see. A kernel attends over whole sequences, so it computes these tokens' rows
+/// again (of attention alone): sequences with many of them are left to tensor operations.
 fn by_kernel(chunks: Vec<(Vec<u32>, Range<usize>)>, device: &Device) -> (Together, Vec<Continued>) {
     let mut families: Vec<(Vec<u32>, Vec<Range<usize>>)> = Vec::new();
     let mut apart = Vec::new();
     for (context, rows) in chunks {
         if context.len() > QUERIES.max(rows.len()) {
-            apart.push(Continued {
-                rows,
-                context: SlotMapping::new(context, device),
-            });
+            apart.push(Continued { rows, context: SlotMapping::new(context, device) });
             continue;
         }
-        let same = families
-            .iter_mut()
-            .rev()
-            .find(|(other, _)| !context.is_empty() && *other == context);
+        let same = families.iter_mut().rev().find(|(other, _)| !context.is_empty() && *other == context);
         match same {
             Some((_, members)) => members.push(rows),
             None => families.push((context, vec![rows])),
@@ -405,18 +368,13 @@ fn by_kernel(chunks: Vec<(Vec<u32>, Range<usize>)>, device: &Device) -> (Togethe
         let shift = |rows: &Range<usize>| rows.start + before..rows.end + before;
         let members: Vec<Range<usize>> = members.iter().map(shift).collect();
         match (context.is_empty(), &members[..]) {
-            (true, [own]) => Family {
-                prefix: own.start..own.start,
-                members,
-            },
+            (true, [own]) => Family { prefix: own.start..own.start, members },
             _ => Family { prefix, members },
         }
     });
     let all: Vec<Family> = all.collect();
     let context = families.into_iter().flat_map(|(context, _)| context);
-    let together = Together::Kernel {
-        context: SlotMapping::new(context.collect(), device),
-        families: Families::new(all, device),
-    };
+    let together =
+        Together::Kernel { context: SlotMapping::new(context.collect(), device), families: Families::new(all, device) };
     (together, apart)
 }

@@ -1,22 +1,24 @@
-//! The KV cache in pages: keys and values of many sequences in blocks of [`BLOCK_SIZE`] tokens (`PagedAttention`, Kwon et al., 2023,
-//! arXiv:2309.06180).
+//! The KV cache in pages: keys and values of many sequences in blocks of [`BLOCK_SIZE`] tokens (`PagedAttention`, Kwon
+//! et al., 2023, arXiv:2309.06180).
 //!
-//! Every layer has one pool of blocks, allocated once. A sequence has a [`BlockTable`]: the numbers of its blocks, the same ones in all
-//! layers that see as much of it. Sequences begin, grow, end and are preempted by editing tables; keys and values do not move.
+//! Every layer has one pool of blocks, allocated once. A sequence has a [`BlockTable`]: the numbers of its blocks, the
+//! same ones in all layers that see as much of it. Sequences begin, grow, end and are preempted by editing tables; keys
+//! and values do not move.
 //!
 //! ```text
 //! prompt of 40 tokens, two completions     blocks   7 8 9 | 12        pool of a layer: [kv_heads, blocks · 16, head_dim]
 //!                                                   7 8 4 | 13        7 and 8 are full and shared; 4 is a copy of 9
 //! ```
 //!
-//! - [`KvCache::fork`] shares all blocks of a sequence with another one. Whoever writes to a last block that is shared, or kept with other
-//!   tokens for later sequences, gets a copy of it first (copy on write).
-//! - Layers with a sliding window give blocks back that no later token sees. Layers with different windows have separate block numbers.
+//! - [`KvCache::fork`] shares all blocks of a sequence with another one. Whoever writes to a last block that is shared,
+//!   or kept with other tokens for later sequences, gets a copy of it first (copy on write).
+//! - Layers with a sliding window give blocks back that no later token sees. Layers with different windows have
+//!   separate block numbers.
 //! - With linear attention a sequence also has a slot of states, which a fork copies.
-//! - Full blocks are kept after their sequence has ended, until the pool needs them: a sequence that begins with the same tokens shares
-//!   them (prefix caching). With linear attention it has to find states too, which are kept at some boundaries:
-//!   at the end of prompts and turns, and where prompts part. A cache belongs to the weights that filled it, so one is made for each
-//!   [`Generator`](crate::generate::Generator).
+//! - Full blocks are kept after their sequence has ended, until the pool needs them: a sequence that begins with the
+//!   same tokens shares them (prefix caching). With linear attention it has to find states too, which are kept at some
+//!   boundaries: at the end of prompts and turns, and where prompts part. A cache belongs to the weights that filled
+//!   it, so one is made for each [`Generator`](crate::generate::Generator).
 
 mod attention;
 mod block_pool;
@@ -91,7 +93,8 @@ impl KvCache {
         KvCacheGroup::of(arch).len()
     }
 
-    /// Pools of zeros: `blocks` of each group of layers with the same sliding window, in the order of [`KvCacheGroup::of`].
+    /// Pools of zeros: `blocks` of each group of layers with the same sliding window, in the order of
+    /// [`KvCacheGroup::of`].
     ///
     /// # Panics
     /// Where `blocks` has another length.
@@ -144,8 +147,8 @@ impl KvCache {
         }
     }
 
-    /// Whether contents of ended sequences stay as long as there are blocks that were never used. Otherwise they go first, so that on
-    /// the CPU, where unused blocks take no memory, the pools take what the sequences need at a time.
+    /// Whether contents of ended sequences stay as long as there are blocks that were never used. Otherwise they go
+    /// first, so that on the CPU, where unused blocks take no memory, the pools take what the sequences need at a time.
     pub fn keep_contents(&mut self, keep: bool) {
         for group in &mut self.groups {
             group.pool.keep_contents(keep);
@@ -161,9 +164,7 @@ impl KvCache {
     /// Bytes of all blocks after [`Self::grow`], without states.
     #[must_use]
     pub fn bytes_with(&self, blocks: &[usize]) -> usize {
-        let bytes = |(group, &blocks): (&LayerGroup, &usize)| {
-            group.pool.len().max(blocks) * group.block_bytes
-        };
+        let bytes = |(group, &blocks): (&LayerGroup, &usize)| group.pool.len().max(blocks) * group.block_bytes;
         self.groups.iter().zip(blocks).map(bytes).sum()
     }
 
@@ -176,15 +177,9 @@ impl KvCache {
             }
             group.pool.grow(blocks);
             if index == widest {
-                self.routes
-                    .iter_mut()
-                    .for_each(|routes| routes.resize(blocks * BLOCK_SIZE));
+                self.routes.iter_mut().for_each(|routes| routes.resize(blocks * BLOCK_SIZE));
             }
-            for layer in self
-                .layers
-                .iter_mut()
-                .filter(|layer| layer.group() == index)
-            {
+            for layer in self.layers.iter_mut().filter(|layer| layer.group() == index) {
                 layer.grow(blocks);
             }
         }
@@ -205,8 +200,8 @@ impl KvCache {
         self.groups.iter().map(bytes).sum::<usize>() + states
     }
 
-    /// Blocks that sequences have, of layers that see the whole sequence, or of those with the first window where all have one. A block
-    /// that several sequences share counts once.
+    /// Blocks that sequences have, of layers that see the whole sequence, or of those with the first window where all
+    /// have one. A block that several sequences share counts once.
     #[must_use]
     pub fn used_blocks(&self) -> usize {
         self.widest().pool.used()
@@ -230,13 +225,12 @@ impl KvCache {
     /// Whether so many blocks of every group can be allocated.
     #[must_use]
     pub fn has_blocks(&self, blocks: usize) -> bool {
-        self.groups
-            .iter()
-            .all(|group| group.pool.available() >= blocks.min(group.pool.len()))
+        self.groups.iter().all(|group| group.pool.available() >= blocks.min(group.pool.len()))
     }
 
-    /// Gets blocks for `count` more tokens: first gives back blocks that no later token sees, and takes a copy of a last block that is
-    /// shared, or kept for others with tokens after those of this sequence. False, and nothing new, where a pool has too few.
+    /// Gets blocks for `count` more tokens: first gives back blocks that no later token sees, and takes a copy of a
+    /// last block that is shared, or kept for others with tokens after those of this sequence. False, and nothing new,
+    /// where a pool has too few.
     pub fn append(&mut self, table: &mut BlockTable, count: usize) -> bool {
         self.trim(table);
         if !self.could_append(table, count) {
@@ -278,9 +272,7 @@ impl KvCache {
     pub fn could_append_to<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) -> bool {
         let mut needed = vec![0; self.groups.len()];
         for table in tables {
-            for (needed, (group, own)) in
-                needed.iter_mut().zip(self.groups.iter().zip(&table.groups))
-            {
+            for (needed, (group, own)) in needed.iter_mut().zip(self.groups.iter().zip(&table.groups)) {
                 *needed += group.needed(own, table.tokens, 1);
             }
         }
@@ -289,9 +281,8 @@ impl KvCache {
     }
 
     fn could_append(&self, table: &BlockTable, count: usize) -> bool {
-        let enough = |(group, own): (&LayerGroup, &GroupTable)| {
-            group.pool.available() >= group.needed(own, table.tokens, count)
-        };
+        let enough =
+            |(group, own): (&LayerGroup, &GroupTable)| group.pool.available() >= group.needed(own, table.tokens, count);
         self.groups.iter().zip(&table.groups).all(enough)
     }
 
@@ -319,12 +310,7 @@ impl KvCache {
             }
             own.shared = own.end();
         }
-        BlockTable {
-            tokens: table.tokens,
-            groups: table.groups.clone(),
-            known: table.known,
-            state,
-        }
+        BlockTable { tokens: table.tokens, groups: table.groups.clone(), known: table.known, state }
     }
 
     /// Ends a sequence: its blocks are free for others, or kept for their content.
@@ -345,7 +331,8 @@ impl KvCache {
         &mut self.layers[self.places[index]]
     }
 
-    /// Copies the blocks that sequences are about to write to while others hold them, and the states of sequences that share a beginning.
+    /// Copies the blocks that sequences are about to write to while others hold them, and the states of sequences that
+    /// share a beginning.
     pub fn copy_shared_blocks(&mut self) {
         let widest = self.widest_index();
         let copies = self.slots.as_mut().map(StateSlots::take_copies);
@@ -359,11 +346,7 @@ impl KvCache {
             if copies.is_empty() {
                 continue;
             }
-            for layer in self
-                .layers
-                .iter_mut()
-                .filter(|layer| layer.group() == index)
-            {
+            for layer in self.layers.iter_mut().filter(|layer| layer.group() == index) {
                 layer.copy_blocks(&copies);
             }
             if let Some(routes) = self.routes.as_mut().filter(|_| index == widest) {
@@ -389,9 +372,7 @@ fn empty_states(arch: &Arch, device: &Device) -> Vec<LayerStates> {
     let dtypes = [wide(arch, device), arch.precision.dtype(device)];
     let of = |delta: &GatedDeltaNet| [delta.recurrent_state(), delta.convolution_state()];
     let numbers = arch.delta_net.as_ref().map_or([0, 0], of);
-    (0..arch.count(Mixer::GatedDeltaNet))
-        .map(|_| LayerStates::new(0, numbers, dtypes, device))
-        .collect()
+    (0..arch.count(Mixer::GatedDeltaNet)).map(|_| LayerStates::new(0, numbers, dtypes, device)).collect()
 }
 
 impl LayerGroup {
@@ -407,15 +388,17 @@ impl LayerGroup {
         seen.all(|&content| self.pool.find(content).is_some())
     }
 
-    /// Whether several sequences have a block. A copy that is still to be made does not count: it is made before anything is written.
+    /// Whether several sequences have a block. A copy that is still to be made does not count: it is made before
+    /// anything is written.
     fn is_shared(&self, block: u32) -> bool {
         let references = self.pool.references(block) as usize;
         let copied = || self.copies.iter().filter(|&&(source, _)| source == block);
         references > 1 && references - copied().count() > 1
     }
 
-    /// Whether a sequence that is about to write to its last block, which has `partial` tokens of it, takes a copy: where others have the
-    /// block, and where it is kept with tokens after these, if there is a block beside the `needed` ones. Otherwise those are forgotten.
+    /// Whether a sequence that is about to write to its last block, which has `partial` tokens of it, takes a copy:
+    /// where others have the block, and where it is kept with tokens after these, if there is a block beside the
+    /// `needed` ones. Otherwise those are forgotten.
     fn copies_before_writing(&self, last: u32, partial: usize, needed: usize) -> bool {
         let spare = self.pool.available() > needed;
         self.is_shared(last) || (spare && self.pool.keeps_beyond(last, partial))
@@ -434,8 +417,7 @@ impl LayerGroup {
 
     /// Blocks that `count` more tokens of a sequence of `tokens` need, those not counted that it gives back before.
     fn needed(&self, own: &GroupTable, tokens: usize, count: usize) -> usize {
-        let more = (tokens + count).div_ceil(BLOCK_SIZE)
-            - own.end().min((tokens + count).div_ceil(BLOCK_SIZE));
+        let more = (tokens + count).div_ceil(BLOCK_SIZE) - own.end().min((tokens + count).div_ceil(BLOCK_SIZE));
         let partial = !tokens.is_multiple_of(BLOCK_SIZE);
         let shared = |&last: &u32| partial && self.is_shared(last);
         more + usize::from(own.blocks.last().is_some_and(shared))

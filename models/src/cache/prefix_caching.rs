@@ -11,8 +11,9 @@ struct Beginning {
 }
 
 impl KvCache {
-    /// A table for a sequence that begins with `tokens`. It shares the blocks that are kept of the same tokens, but never all of
-    /// `tokens`: the last one has to be run for the token after it. With linear attention it begins where states are kept too.
+    /// A table for a sequence that begins with `tokens`. It shares the blocks that are kept of the same tokens, but
+    /// never all of `tokens`: the last one has to be run for the token after it. With linear attention it begins where
+    /// states are kept too.
     pub fn begin(&mut self, tokens: &[u32]) -> BlockTable {
         let mut table = BlockTable::new(self.groups.len());
         let Beginning { tokens, contents } = self.longest_beginning(tokens);
@@ -100,15 +101,13 @@ impl KvCache {
         groups.all(|group| group.keeps(contents, tokens))
     }
 
-    /// Keeps the full blocks of a sequence for others that begin with the same tokens. `tokens` are those whose keys and values are
-    /// written, or will be by the next forward pass.
+    /// Keeps the full blocks of a sequence for others that begin with the same tokens. `tokens` are those whose keys
+    /// and values are written, or will be by the next forward pass.
     pub fn keep_prefix(&mut self, table: &mut BlockTable, tokens: &[u32]) {
         let full = tokens.len().min(table.tokens) / BLOCK_SIZE;
         while table.known.0 < full {
             let (index, before) = table.known;
-            let content = self
-                .prefixes
-                .find_or_add(before, &tokens[index * BLOCK_SIZE..][..BLOCK_SIZE]);
+            let content = self.prefixes.find_or_add(before, &tokens[index * BLOCK_SIZE..][..BLOCK_SIZE]);
             for (group, own) in self.groups.iter_mut().zip(&table.groups) {
                 if index >= own.first && group.pool.keep(own.block(index), content, BLOCK_SIZE) {
                     self.prefixes.keep(content);

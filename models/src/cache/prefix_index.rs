@@ -1,7 +1,7 @@
 //! Prefix caching: full blocks are found by their tokens and all tokens before them.
 //!
-//! The key of a block is its tokens and the content of the block before it, both exact: nothing depends on a hash not colliding. A tail
-//! is a block that is not full, at whose end the states of linear attention are kept.
+//! The key of a block is its tokens and the content of the block before it, both exact: nothing depends on a hash not
+//! colliding. A tail is a block that is not full, at whose end the states of linear attention are kept.
 
 use super::block_pool::ContentId;
 use firebrick_spec::BLOCK_SIZE;
@@ -25,7 +25,8 @@ impl PrefixIndex {
     /// The content before the first block.
     pub const ROOT: ContentId = ContentId(0);
 
-    /// The content of a block with these tokens after `before`, a tail where they are fewer than a block's, if some pool keeps it.
+    /// The content of a block with these tokens after `before`, a tail where they are fewer than a block's, if some
+    /// pool keeps it.
     pub fn find(&self, before: ContentId, tokens: &[u32]) -> Option<ContentId> {
         self.contents.get(&key(before, tokens)).copied()
     }

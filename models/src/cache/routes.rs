@@ -1,4 +1,5 @@
-//! The routes of cached tokens: they lie in the slots that keys and values have, so that whoever shares a block shares its routes.
+//! The routes of cached tokens: they lie in the slots that keys and values have, so that whoever shares a block shares
+//! its routes.
 
 use super::{BLOCK_SIZE, BlockTable, KvCache};
 use crate::arch::Arch;
@@ -7,13 +8,9 @@ use firebrick_spec::kv_cache::KvCacheGroup;
 use std::ops::Range;
 
 impl KvCache {
-    /// Routes of all slots of the group of layers without a window; `None` for models without experts, and for those with windows on all
-    /// layers, whose blocks do not stay.
-    pub(super) fn route_slots(
-        arch: &Arch,
-        groups: &[KvCacheGroup],
-        blocks: &[usize],
-    ) -> Option<Routes> {
+    /// Routes of all slots of the group of layers without a window; `None` for models without experts, and for those
+    /// with windows on all layers, whose blocks do not stay.
+    pub(super) fn route_slots(arch: &Arch, groups: &[KvCacheGroup], blocks: &[usize]) -> Option<Routes> {
         let whole = groups.iter().position(|group| group.window.is_none())?;
         let width = Some(arch.route_width()).filter(|&width| width > 0)?;
         Some(Routes::unknown(blocks[whole] * BLOCK_SIZE, width))

@@ -1,6 +1,6 @@
-//! Which sequence has which slot of the states of linear attention: numbers alone. States have a fixed size, so that a sequence has one
-//! slot, the same in all layers, from its beginning to its end. Slots that no sequence has hold states for sequences to come, until they
-//! are needed.
+//! Which sequence has which slot of the states of linear attention: numbers alone. States have a fixed size, so that a
+//! sequence has one slot, the same in all layers, from its beginning to its end. Slots that no sequence has hold states
+//! for sequences to come, until they are needed.
 
 use super::block_pool::ContentId;
 use std::collections::{BTreeSet, HashMap};
@@ -27,7 +27,8 @@ impl Boundary {
         }
     }
 
-    /// Whether the sequence that kept them is the one that continues with them: it gives its slot away, and gets it back.
+    /// Whether the sequence that kept them is the one that continues with them: it gives its slot away, and gets it
+    /// back.
     pub fn is_own(self) -> bool {
         match self {
             Self::Prompt | Self::Shared => false,
@@ -95,7 +96,8 @@ impl StateSlots {
         copied.map_or(slot, |&(source, _)| source)
     }
 
-    /// Has a state copied before the next forward pass. What is itself still to be copied comes from where that comes from.
+    /// Has a state copied before the next forward pass. What is itself still to be copied comes from where that comes
+    /// from.
     pub fn copy(&mut self, source: u32, target: u32) {
         self.copy_held(self.origin(source), target);
     }
@@ -213,12 +215,7 @@ mod tests {
     fn kept_states_go_by_rank_and_then_by_the_time_of_their_last_use() {
         let mut slots = StateSlots::default();
         slots.grow(4);
-        let kinds = [
-            Boundary::Shared,
-            Boundary::Prompt,
-            Boundary::Turn,
-            Boundary::Ended,
-        ];
+        let kinds = [Boundary::Shared, Boundary::Prompt, Boundary::Turn, Boundary::Ended];
         for (content, at) in (0..).map(ContentId).zip(kinds) {
             let slot = slots.allocate().expect("a free slot");
             slots.save(content, slot, at);

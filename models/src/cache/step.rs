@@ -6,8 +6,8 @@ use crate::rope::RotaryEmbeddings;
 use firebrick_backends::kernels::StepInputs;
 
 impl KvCache {
-    /// The inputs of a step that runs the last token of each sequence, `ids`; see [`StepInputs::new`]. A row without a sequence gets
-    /// zeros, and writes nothing.
+    /// The inputs of a step that runs the last token of each sequence, `ids`; see [`StepInputs::new`]. A row without a
+    /// sequence gets zeros, and writes nothing.
     #[must_use]
     pub fn step_inputs(
         &self,

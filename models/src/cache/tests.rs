@@ -121,10 +121,7 @@ fn layers_with_a_window_give_blocks_back() {
         assert!(cache.append(&mut table, 1));
         assert!(cache.groups[window].pool.used() <= 40_usize.div_ceil(BLOCK_SIZE) + 1);
     }
-    assert_eq!(
-        cache.groups[1 - window].pool.used(),
-        300_usize.div_ceil(BLOCK_SIZE)
-    );
+    assert_eq!(cache.groups[1 - window].pool.used(), 300_usize.div_ceil(BLOCK_SIZE));
     // what the next token sees is there
     let seen = (300 - 39) / BLOCK_SIZE;
     assert!(table.groups[window].first <= seen && table.groups[window].end() == 19);
@@ -241,9 +238,8 @@ fn what_a_long_tail_wastes_is_the_rest_of_last_blocks() {
         assert_eq!(cache.used_blocks() * BLOCK_SIZE, tokens + rounding);
         slots += cache.used_blocks() * BLOCK_SIZE;
         unused += rounding;
-        let (ended, going): (Vec<_>, Vec<_>) = running
-            .into_iter()
-            .partition(|(table, length)| table.tokens() == *length);
+        let (ended, going): (Vec<_>, Vec<_>) =
+            running.into_iter().partition(|(table, length)| table.tokens() == *length);
         for (table, _) in ended {
             cache.free(table);
         }

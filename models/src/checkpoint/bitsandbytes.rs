@@ -1,8 +1,9 @@
-//! Matrices that bitsandbytes has quantised to 4 bits, as transformers saves them: the codes under the weight's name, and beside them
-//! `.absmax`, `.quant_map`, `.nested_absmax`, `.nested_quant_map` and `.quant_state.bitsandbytes__nf4`, a JSON text.
+//! Matrices that bitsandbytes has quantised to 4 bits, as transformers saves them: the codes under the weight's name,
+//! and beside them `.absmax`, `.quant_map`, `.nested_absmax`, `.nested_quant_map` and `.quant_state.bitsandbytes__nf4`,
+//! a JSON text.
 //!
-//! What is read has the layout of [`BaseFormat::Nf4`]: nf4 in blocks of 64, with scales quantised in groups of 256. Everything else is
-//! refused with the reason.
+//! What is read has the layout of [`BaseFormat::Nf4`]: nf4 in blocks of 64, with scales quantised in groups of 256.
+//! Everything else is refused with the reason.
 
 use firebrick_backends::quantized::{NF4, Nf4Parts, nf4_from_parts};
 use firebrick_backends::transfer::HostTensor;
@@ -12,23 +13,13 @@ use safetensors::tensor::Dtype;
 use serde::Deserialize;
 
 /// What stands behind a weight's name in those of the tensors beside it.
-const BESIDE: [&str; 6] = [
-    ".absmax",
-    ".quant_map",
-    ".nested_absmax",
-    ".nested_quant_map",
-    STATES[0],
-    STATES[1],
-];
+const BESIDE: [&str; 6] = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATES[0], STATES[1]];
 
 /// What stands behind a module's name in those of the tensors beside an 8-bit weight.
 const BESIDE_MODULE: [&str; 2] = [".SCB", ".weight_format"];
 
 /// The same of the tensor that says how a matrix is quantised.
-const STATES: [&str; 2] = [
-    ".quant_state.bitsandbytes__nf4",
-    ".quant_state.bitsandbytes__fp4",
-];
+const STATES: [&str; 2] = [".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"];
 
 /// What is read of bitsandbytes' checkpoints.
 pub(super) const NOT_READ: &str = "is quantised by bitsandbytes, which is read of matrices of dense layers alone; take the checkpoint \
@@ -60,9 +51,7 @@ struct QuantState {
 /// The weight that a tensor stands beside; `None` for a tensor by itself.
 pub(super) fn weight_beside(name: &str) -> Option<String> {
     // 8-bit weights have theirs beside the module
-    let of_module = BESIDE_MODULE
-        .iter()
-        .find_map(|part| name.strip_suffix(part));
+    let of_module = BESIDE_MODULE.iter().find_map(|part| name.strip_suffix(part));
     let of_weight = BESIDE.iter().find_map(|part| name.strip_suffix(part));
     let weight = of_module.map(|module| format!("{module}.weight"));
     weight.or_else(|| of_weight.map(str::to_owned))
@@ -75,13 +64,8 @@ pub(super) fn is_quantised(weight: &str, has: impl Fn(&str) -> bool) -> bool {
 }
 
 /// The element type that a quantised matrix had, by the name that torch gives it.
-pub(super) fn original_dtype<'a>(
-    weight: &str,
-    tensor: impl Fn(&str) -> Option<RawTensor<'a>>,
-) -> Option<String> {
-    let state = STATES
-        .iter()
-        .find_map(|state| tensor(&format!("{weight}{state}")))?;
+pub(super) fn original_dtype<'a>(weight: &str, tensor: impl Fn(&str) -> Option<RawTensor<'a>>) -> Option<String> {
+    let state = STATES.iter().find_map(|state| tensor(&format!("{weight}{state}")))?;
     let state: QuantState = serde_json::from_slice(state.bytes).ok()?;
     Some(state.dtype)
 }
@@ -105,8 +89,8 @@ pub(super) fn read<'a>(
     if tensor(&format!("{weight}{}", STATES[0])).is_none() {
         return Err(format!("is in 8 bits; {READ}"));
     }
-    let state: QuantState = serde_json::from_slice(part(STATES[0])?.bytes)
-        .map_err(|e| format!("has an invalid {}: {e}", STATES[0]))?;
+    let state: QuantState =
+        serde_json::from_slice(part(STATES[0])?.bytes).map_err(|e| format!("has an invalid {}: {e}", STATES[0]))?;
     check(&state, shape)?;
     let (codes, scales) = (bytes(&part("")?, "")?, bytes(&part(".absmax")?, ".absmax")?);
     let numbers = |suffix: &str| floats(&part(suffix)?, suffix);
@@ -142,9 +126,7 @@ fn check(state: &QuantState, shape: [usize; 2]) -> Result<(), String> {
         (None, _) => return Err(format!("has scales that are not quantised; {READ}")),
         (Some(group), kind) => {
             let kind = kind.unwrap_or("no type");
-            return Err(format!(
-                "has scales in groups of {group} of type {kind}; {READ}"
-            ));
+            return Err(format!("has scales in groups of {group} of type {kind}; {READ}"));
         }
     }
     if state.shape != shape {
@@ -156,9 +138,9 @@ fn check(state: &QuantState, shape: [usize; 2]) -> Result<(), String> {
 fn bytes<'a>(tensor: &RawTensor<'a>, suffix: &str) -> Result<&'a [u8], String> {
     match tensor.dtype {
         Dtype::U8 => Ok(tensor.bytes),
-        other => Err(format!(
-            "has codes{suffix} of type {other:?}, expected U8 (bnb_4bit_quant_storage: uint8); {READ}"
-        )),
+        other => {
+            Err(format!("has codes{suffix} of type {other:?}, expected U8 (bnb_4bit_quant_storage: uint8); {READ}"))
+        }
     }
 }
 
@@ -170,7 +152,5 @@ fn floats(tensor: &RawTensor<'_>, suffix: &str) -> Result<Vec<f32>, String> {
         ));
     }
     let words = tensor.bytes.chunks_exact(4);
-    Ok(words
-        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-        .collect())
+    Ok(words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
 }

@@ -23,9 +23,7 @@ pub struct ExportOptions {
 impl Default for ExportOptions {
     /// transformers' shard size: 5 GB.
     fn default() -> Self {
-        Self {
-            max_shard_bytes: 5_000_000_000,
-        }
+        Self { max_shard_bytes: 5_000_000_000 }
     }
 }
 
@@ -38,23 +36,18 @@ struct Part {
     spec: ParamSpec,
 }
 
-/// The tensors of a decoder's checkpoint, in order. A value head beside the projection is no part of the language model.
+/// The tensors of a decoder's checkpoint, in order. A value head beside the projection is no part of the language
+/// model.
 fn parts(decoder: &Decoder) -> Vec<Part> {
-    let own = decoder
-        .specs_of_whole()
-        .enumerate()
-        .filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value);
+    let own =
+        decoder.specs_of_whole().enumerate().filter(|(_, spec)| !spec.slot.is_adapter() && spec.slot != Slot::Value);
     let of = |(index, spec): (usize, &ParamSpec)| {
         let mut row = 0;
         let tensors = spec.tensors().into_iter();
         let part = tensors.map(|spec| {
             let first = row;
             row += spec.rows_cols()[0];
-            Part {
-                index,
-                row: first,
-                spec,
-            }
+            Part { index, row: first, spec }
         });
         part.collect::<Vec<_>>()
     };
@@ -62,11 +55,7 @@ fn parts(decoder: &Decoder) -> Vec<Part> {
 }
 
 /// A tensor in its stored element type, read when it is written.
-fn stored(
-    model: &dyn WholeModel,
-    Part { index, row, spec }: Part,
-    dtype: StoredDtype,
-) -> LazyTensor<'_> {
+fn stored(model: &dyn WholeModel, Part { index, row, spec }: Part, dtype: StoredDtype) -> LazyTensor<'_> {
     let dtype_out = match dtype {
         StoredDtype::F32 => Dtype::F32,
         StoredDtype::BF16 => Dtype::BF16,
@@ -80,14 +69,8 @@ fn stored(
         spec.into_checkpoint(&mut values);
         Ok(match dtype {
             StoredDtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            StoredDtype::BF16 => values
-                .iter()
-                .flat_map(|&v| bf16::from_f32(v).to_le_bytes())
-                .collect(),
-            StoredDtype::F16 => values
-                .iter()
-                .flat_map(|&v| f16::from_f32(v).to_le_bytes())
-                .collect(),
+            StoredDtype::BF16 => values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
+            StoredDtype::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
         })
     })
 }
@@ -99,7 +82,8 @@ struct Entry<'a> {
     tensor: LazyTensor<'a>,
 }
 
-/// The tensors of an export: parameters by the names of their folder, then what a model has around its language model, as it was read.
+/// The tensors of an export: parameters by the names of their folder, then what a model has around its language model,
+/// as it was read.
 fn entries<'a>(model: &'a dyn WholeModel, source: &'a Checkpoint) -> Result<Vec<Entry<'a>>> {
     let parameters = parts(model.decoder()).into_iter().map(|part| {
         let spec = &part.spec;
@@ -122,11 +106,7 @@ fn entries<'a>(model: &'a dyn WholeModel, source: &'a Checkpoint) -> Result<Vec<
         all.extend(beside(&source.dir)?.into_iter().map(|own| {
             let name = own.name.clone();
             let read = move || bytes_beside(&source.dir, &name);
-            Entry {
-                name: own.name,
-                bytes: own.bytes,
-                tensor: LazyTensor::new(own.dtype, &own.shape, read),
-            }
+            Entry { name: own.name, bytes: own.bytes, tensor: LazyTensor::new(own.dtype, &own.shape, read) }
         }));
     }
     Ok(all)
@@ -147,9 +127,9 @@ fn shards(sizes: &[u64], limit: u64) -> Vec<std::ops::Range<usize>> {
     shards
 }
 
-/// Writes weights, configs and tokenizer into `dir`, which must exist: same names, config and element types as the source.
-/// Adapters are merged into the matrices they stand beside. Every file is synced; making the folder appear whole is the caller's part
-/// (write aside, rename).
+/// Writes weights, configs and tokenizer into `dir`, which must exist: same names, config and element types as the
+/// source. Adapters are merged into the matrices they stand beside. Every file is synced; making the folder appear
+/// whole is the caller's part (write aside, rename).
 ///
 /// # Errors
 /// `Error::Io` where a file cannot be written, those of [`WholeModel::rows`]; of a
@@ -173,8 +153,7 @@ pub fn export(
             format!("model-{:05}-of-{:05}.safetensors", i + 1, shards.len())
         };
         let own = entries.by_ref().take(shard.len());
-        let tensors: Vec<(String, LazyTensor<'_>)> =
-            own.map(|own| (own.name, own.tensor)).collect();
+        let tensors: Vec<(String, LazyTensor<'_>)> = own.map(|own| (own.name, own.tensor)).collect();
         weight_map.extend(tensors.iter().map(|(name, _)| (name.clone(), json!(file))));
         write_pt(&dir.join(&file), tensors)?;
     }
@@ -186,10 +165,7 @@ pub fn export(
     let config = source.around.as_ref().unwrap_or(&source.config);
     write_json(&dir.join("config.json"), &Value::Object(config.clone()))?;
     if let Some(generation) = &source.generation {
-        write_json(
-            &dir.join("generation_config.json"),
-            &Value::Object(generation.clone()),
-        )?;
+        write_json(&dir.join("generation_config.json"), &Value::Object(generation.clone()))?;
     }
     tokenizer.map_or(Ok(()), |t| t.save(dir))
 }

@@ -15,14 +15,8 @@ pub(super) fn read_object(dir: &Path, file: &str) -> Result<Option<Map<String, V
     };
     match serde_json::from_str(&text) {
         Ok(Value::Object(map)) => Ok(Some(map)),
-        Ok(_) => Err(Error::Config {
-            path,
-            detail: "expected a JSON object".into(),
-        }),
-        Err(e) => Err(Error::Config {
-            path,
-            detail: format!("is not JSON: {e}"),
-        }),
+        Ok(_) => Err(Error::Config { path, detail: "expected a JSON object".into() }),
+        Err(e) => Err(Error::Config { path, detail: format!("is not JSON: {e}") }),
     }
 }
 

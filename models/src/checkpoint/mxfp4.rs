@@ -1,6 +1,7 @@
-//! Matrices of experts in MXFP4 (OCP Microscaling Formats 1.0; gpt-oss), which are widened as they are read: under a matrix's name with
-//! `_blocks` behind it codes of 4 bits, `[experts, out, in / 32, 16]`, the first of two in the lower half of a byte, and with `_scales`
-//! a byte for every 32 of them, `[experts, out, in / 32]`. A number is the code's E2M1 times `2^(scale − 127)`.
+//! Matrices of experts in MXFP4 (OCP Microscaling Formats 1.0; gpt-oss), which are widened as they are read: under a
+//! matrix's name with `_blocks` behind it codes of 4 bits, `[experts, out, in / 32, 16]`, the first of two in the lower
+//! half of a byte, and with `_scales` a byte for every 32 of them, `[experts, out, in / 32]`. A number is the code's
+//! E2M1 times `2^(scale − 127)`.
 
 use super::bitsandbytes::RawTensor;
 use safetensors::tensor::Dtype;
@@ -13,24 +14,19 @@ const BLOCK: usize = 32;
 const BYTES: usize = BLOCK / 2;
 
 /// What E2M1 codes stand for.
-const E2M1: [f32; 16] = [
-    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-];
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// A scale that is no number.
 const NAN: u8 = 255;
 
 /// The matrix that a tensor is a part of; `None` for a tensor by itself.
 pub(super) fn weight_of(name: &str) -> Option<&str> {
-    name.strip_suffix(BLOCKS)
-        .or_else(|| name.strip_suffix(SCALES))
+    name.strip_suffix(BLOCKS).or_else(|| name.strip_suffix(SCALES))
 }
 
 /// Whether a matrix is in MXFP4, in a folder that has tensors of some names.
 pub(super) fn is_quantised(weight: &str, has: impl Fn(&str) -> bool) -> bool {
-    [BLOCKS, SCALES]
-        .iter()
-        .any(|part| has(&format!("{weight}{part}")))
+    [BLOCKS, SCALES].iter().any(|part| has(&format!("{weight}{part}")))
 }
 
 /// The numbers of a matrix `[experts, out, in]`.
@@ -44,8 +40,8 @@ pub(super) fn read<'a>(
 ) -> Result<Vec<f32>, String> {
     let part = |suffix: &str, last: &[usize]| {
         let name = format!("{weight}{suffix}");
-        let found = tensor(&name)
-            .ok_or_else(|| format!("is in MXFP4 without its {name}; download or copy it again"))?;
+        let found =
+            tensor(&name).ok_or_else(|| format!("is in MXFP4 without its {name}; download or copy it again"))?;
         let shape = [&[experts, out, input.div_ceil(BLOCK)], last].concat();
         if found.dtype == Dtype::U8 && found.shape == shape {
             return Ok(found.bytes);
@@ -56,9 +52,7 @@ pub(super) fn read<'a>(
         ))
     };
     if !input.is_multiple_of(BLOCK) {
-        return Err(format!(
-            "is in MXFP4 with {input} inputs, which are no blocks of {BLOCK}"
-        ));
+        return Err(format!("is in MXFP4 with {input} inputs, which are no blocks of {BLOCK}"));
     }
     let (codes, scales) = (part(BLOCKS, &[BYTES])?, part(SCALES, &[])?);
     if scales.contains(&NAN) {
@@ -87,22 +81,14 @@ fn power_of_two(scale: u8) -> f32 {
 mod tests {
     use super::*;
 
-    fn parts<'a>(
-        codes: &'a [u8],
-        scales: &'a [u8],
-        shape: &'a [usize],
-    ) -> impl Fn(&str) -> Option<RawTensor<'a>> {
+    fn parts<'a>(codes: &'a [u8], scales: &'a [u8], shape: &'a [usize]) -> impl Fn(&str) -> Option<RawTensor<'a>> {
         move |name| {
             let (bytes, shape) = match name {
                 "w_blocks" => (codes, shape),
                 "w_scales" if !scales.is_empty() => (scales, &shape[..3]),
                 _ => return None,
             };
-            Some(RawTensor {
-                dtype: Dtype::U8,
-                shape,
-                bytes,
-            })
+            Some(RawTensor { dtype: Dtype::U8, shape, bytes })
         }
     }
 
@@ -128,10 +114,7 @@ mod tests {
         let fits = [1, 1, 1, 16];
         for (message, part) in [
             (wrong(&[], &fits, [1, 1, 32]), "without its w_scales"),
-            (
-                wrong(&[127], &[1, 1, 2, 8], [1, 1, 32]),
-                "w_blocks of type U8 and shape [1, 1, 2, 8]",
-            ),
+            (wrong(&[127], &[1, 1, 2, 8], [1, 1, 32]), "w_blocks of type U8 and shape [1, 1, 2, 8]"),
             (wrong(&[255], &fits, [1, 1, 32]), "no number"),
             (wrong(&[127], &fits, [1, 1, 16]), "16 inputs"),
         ] {

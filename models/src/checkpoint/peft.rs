@@ -28,8 +28,8 @@ pub fn is_adapter(dir: &Path) -> bool {
 /// `base` with the adapter of a PEFT folder, in the precision of `base`.
 ///
 /// # Errors
-/// As [`adapter_shape`]; `Error::MissingFile` without safetensors, and `Error::Config` for tensors that do not fit the base; those of
-/// reading safetensors.
+/// As [`adapter_shape`]; `Error::MissingFile` without safetensors, and `Error::Config` for tensors that do not fit the
+/// base; those of reading safetensors.
 pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
     let config = adapter_config(dir)?;
     let lora = described(&config, &Known::of(base.specs_of_whole()), dir)?;
@@ -38,19 +38,13 @@ pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
         return Err(Error::MissingFile {
             dir: dir.to_owned(),
             file: WEIGHTS.into(),
-            hint: "only safetensors adapters are supported; convert other formats with PEFT's save_pretrained"
-                .into(),
+            hint: "only safetensors adapters are supported; convert other formats with PEFT's save_pretrained".into(),
         });
     }
     let file = WeightFile::open(path)?;
     let adapted = base.with_adapters(lora, |_, spec| read(&file, spec, base, &config))?;
-    let adapters = adapted
-        .specs_of_whole()
-        .filter(|spec| spec.slot.is_adapter());
-    let own: BTreeSet<String> = adapters
-        .flat_map(ParamSpec::tensors)
-        .map(|part| part.name)
-        .collect();
+    let adapters = adapted.specs_of_whole().filter(|spec| spec.slot.is_adapter());
+    let own: BTreeSet<String> = adapters.flat_map(ParamSpec::tensors).map(|part| part.name).collect();
     let extra: Vec<String> = file.names().filter(|name| !own.contains(name)).collect();
     match extra.iter().min() {
         Some(first) => {
@@ -65,29 +59,18 @@ pub fn load_adapter(base: &Decoder, dir: &Path) -> Result<Decoder> {
 /// The settings of the adapter in a folder, for a base model of this architecture; its weights are not read.
 ///
 /// # Errors
-/// `Error::NoFolder`, `Error::MissingFile` without an `adapter_config.json`, `Error::Io`, and `Error::Config` for a setting that is not
-/// supported.
+/// `Error::NoFolder`, `Error::MissingFile` without an `adapter_config.json`, `Error::Io`, and `Error::Config` for a
+/// setting that is not supported.
 pub fn adapter_shape(arch: &Arch, dir: &Path) -> Result<LoraConfig> {
-    let specs: Vec<ParamSpec> = chain(arch)
-        .into_iter()
-        .flat_map(|unit| unit_specs(arch, unit))
-        .collect();
+    let specs: Vec<ParamSpec> = chain(arch).into_iter().flat_map(|unit| unit_specs(arch, unit)).collect();
     described(&adapter_config(dir)?, &Known::of(specs.iter()), dir)
 }
 
 fn described(config: &Map<String, Value>, known: &Known, dir: &Path) -> Result<LoraConfig> {
-    config::parse(config, known).map_err(|detail| Error::Config {
-        path: dir.join(CONFIG),
-        detail,
-    })
+    config::parse(config, known).map_err(|detail| Error::Config { path: dir.join(CONFIG), detail })
 }
 
-fn read(
-    file: &WeightFile,
-    spec: &ParamSpec,
-    base: &Decoder,
-    config: &Map<String, Value>,
-) -> Result<Tensor<2>> {
+fn read(file: &WeightFile, spec: &ParamSpec, base: &Decoder, config: &Map<String, Value>) -> Result<Tensor<2>> {
     let mut values = Vec::new();
     for part in spec.tensors() {
         let Some(info) = file.info(&part.name) else {
@@ -96,10 +79,7 @@ fn read(
         };
         if info.shape != part.shape {
             let ParamSpec { name, shape, .. } = part;
-            let how = format!(
-                "tensor {name} has shape {:?}, expected {shape:?}",
-                info.shape
-            );
+            let how = format!("tensor {name} has shape {:?}, expected {shape:?}", info.shape);
             return Err(unfit(file, config, &how));
         }
         values.extend(file.values(&part, info)?);
@@ -111,23 +91,16 @@ fn read(
 
 /// The error for an adapter that does not fit the base model.
 fn unfit(file: &WeightFile, config: &Map<String, Value>, how: &str) -> Error {
-    let base = config
-        .get("base_model_name_or_path")
-        .and_then(Value::as_str);
+    let base = config.get("base_model_name_or_path").and_then(Value::as_str);
     Error::Config {
         path: file.path().to_owned(),
-        detail: format!(
-            "{how}; the adapter was made for the base model {:?}",
-            base.unwrap_or("(not named)")
-        ),
+        detail: format!("{how}; the adapter was made for the base model {:?}", base.unwrap_or("(not named)")),
     }
 }
 
 fn adapter_config(dir: &Path) -> Result<Map<String, Value>> {
     if !dir.is_dir() {
-        return Err(Error::NoFolder {
-            dir: dir.to_owned(),
-        });
+        return Err(Error::NoFolder { dir: dir.to_owned() });
     }
     read_object(dir, CONFIG)?.ok_or_else(|| Error::MissingFile {
         dir: dir.to_owned(),
@@ -136,9 +109,9 @@ fn adapter_config(dir: &Path) -> Result<Map<String, Value>> {
     })
 }
 
-/// Writes the adapters of a decoder as PEFT's `save_pretrained` does, in f32, into `dir`, which must exist. Those of experts that are
-/// modules are written as PEFT has them with transformers 4, which it reads with transformers 5 too. `base_model` is the config's
-/// `base_model_name_or_path`. Panics for a decoder without adapters.
+/// Writes the adapters of a decoder as PEFT's `save_pretrained` does, in f32, into `dir`, which must exist. Those of
+/// experts that are modules are written as PEFT has them with transformers 4, which it reads with transformers 5 too.
+/// `base_model` is the config's `base_model_name_or_path`. Panics for a decoder without adapters.
 ///
 /// # Errors
 /// `Error::Io` where a file cannot be written; those of [`WholeModel::rows`].
@@ -151,22 +124,12 @@ pub fn save_adapter(model: &dyn WholeModel, base_model: &str, dir: &Path) -> Res
     let adapters = specs.filter(|(_, spec)| spec.slot.is_adapter());
     let tensors = adapters.flat_map(|(index, spec)| parts(model, index, spec));
     write_pt(&dir.join(WEIGHTS), tensors.collect())?;
-    let (modules, parameters) = (
-        lora.modules(decoder.whole_arch()),
-        lora.parameters(decoder.whole_arch()),
-    );
-    // PEFT refuses dropout beside parameters, and turns experts' modules into them; it is no part of what an adapter computes
-    let dropout = if lora.has_experts() {
-        0.0
-    } else {
-        lora.dropout
-    };
+    let (modules, parameters) = (lora.modules(decoder.whole_arch()), lora.parameters(decoder.whole_arch()));
+    // PEFT refuses dropout beside parameters, and turns experts' modules into them; it is no part of what an adapter
+    // computes
+    let dropout = if lora.has_experts() { 0.0 } else { lora.dropout };
     // PEFT writes whole numbers without a point
-    let alpha = if lora.alpha.fract() == 0.0 {
-        json!(lora.alpha as i64)
-    } else {
-        json!(lora.alpha)
-    };
+    let alpha = if lora.alpha.fract() == 0.0 { json!(lora.alpha as i64) } else { json!(lora.alpha) };
     let config = json!({
         "base_model_name_or_path": base_model,
         "bias": "none",
@@ -188,11 +151,7 @@ pub fn save_adapter(model: &dyn WholeModel, base_model: &str, dir: &Path) -> Res
 }
 
 /// The tensors of an adapter's matrix in a folder, each read when it is written.
-fn parts<'a>(
-    model: &'a dyn WholeModel,
-    index: usize,
-    spec: &ParamSpec,
-) -> Vec<(String, LazyTensor<'a>)> {
+fn parts<'a>(model: &'a dyn WholeModel, index: usize, spec: &ParamSpec) -> Vec<(String, LazyTensor<'a>)> {
     let mut row = 0;
     let part = |part: ParamSpec| {
         let rows = row..row + part.rows_cols()[0];

@@ -1,4 +1,5 @@
-//! Names of tensors: those that a model's files must have, those that they may have besides, and what a larger model calls them.
+//! Names of tensors: those that a model's files must have, those that they may have besides, and what a larger model
+//! calls them.
 
 use super::{bitsandbytes, mxfp4};
 use crate::arch::HeadKind;
@@ -7,15 +8,13 @@ use crate::{Arch, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What names begin with where the language model is a part of one that sees images, and in a model by itself: as the Hub's files have
-/// it, and as transformers 5 names its modules.
-const NESTED: [(&str, &str); 3] = [
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-    ("model.language_model.", "model."),
-];
+/// What names begin with where the language model is a part of one that sees images, and in a model by itself: as the
+/// Hub's files have it, and as transformers 5 names its modules.
+const NESTED: [(&str, &str); 3] =
+    [("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model.")];
 
-/// The name that a tensor of the language model has in a model of a class that is [written again](Arch::keeps_what_surrounds).
+/// The name that a tensor of the language model has in a model of a class that is [written
+/// again](Arch::keeps_what_surrounds).
 pub(super) fn nested_name(name: &str) -> String {
     match name.strip_prefix("model.") {
         Some(rest) => format!("model.language_model.{rest}"),
@@ -32,12 +31,8 @@ pub(super) fn is_beside(name: &str) -> bool {
 }
 
 /// The parts of such a model that see.
-const VISION: [&str; 4] = [
-    "vision_tower.",
-    "multi_modal_projector.",
-    "model.vision_tower.",
-    "model.multi_modal_projector.",
-];
+const VISION: [&str; 4] =
+    ["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
 
 /// Tensors by the names that they have in a language model by itself.
 pub(super) fn unnested<P>(all: BTreeMap<String, P>) -> BTreeMap<String, P> {
@@ -50,8 +45,7 @@ pub(super) fn unnested<P>(all: BTreeMap<String, P>) -> BTreeMap<String, P> {
     }
     let sees = |name: &str| VISION.iter().any(|part| name.starts_with(part));
     let own = all.into_iter().filter(|(name, _)| !sees(name));
-    own.map(|(name, place)| (inner(&name).unwrap_or(name), place))
-        .collect()
+    own.map(|(name, place)| (inner(&name).unwrap_or(name), place)).collect()
 }
 
 /// Refuses files that lack a tensor, or have one that no part of the model is.
@@ -63,16 +57,9 @@ pub(super) fn check_names<P>(dir: &Path, arch: &Arch, place: &BTreeMap<String, P
         .map(|tensor| tensor.name)
         .collect();
     let has = |name: &str| place.contains_key(name);
-    let missing: Vec<&String> = wanted
-        .iter()
-        .filter(|n| !has(n) && !mxfp4::is_quantised(n, has))
-        .collect();
+    let missing: Vec<&String> = wanted.iter().filter(|n| !has(n) && !mxfp4::is_quantised(n, has)).collect();
     if let Some(first) = missing.first() {
-        return Err(Error::MissingTensor {
-            path: dir.to_owned(),
-            tensor: (*first).clone(),
-            count: missing.len(),
-        });
+        return Err(Error::MissingTensor { path: dir.to_owned(), tensor: (*first).clone(), count: missing.len() });
     }
     let known: BTreeSet<&String> = wanted.iter().collect();
     let extra: Vec<&String> = place
@@ -82,17 +69,15 @@ pub(super) fn check_names<P>(dir: &Path, arch: &Arch, place: &BTreeMap<String, P
         .filter(|n| !mxfp4::weight_of(n).is_some_and(|own| known.contains(&own.to_owned())))
         .collect();
     match extra.first() {
-        Some(first) => Err(Error::UnexpectedTensor {
-            path: dir.to_owned(),
-            tensor: (*first).clone(),
-            count: extra.len(),
-        }),
+        Some(first) => {
+            Err(Error::UnexpectedTensor { path: dir.to_owned(), tensor: (*first).clone(), count: extra.len() })
+        }
         None => Ok(()),
     }
 }
 
-/// Tensors that older exports carry and no architecture needs: derived values, the tied head's copy, and the head of the
-/// language model that a scorer was made from.
+/// Tensors that older exports carry and no architecture needs: derived values, the tied head's copy, and the head of
+/// the language model that a scorer was made from.
 fn ignorable(arch: &Arch, name: &str) -> bool {
     let scores = matches!(arch.head, HeadKind::Scalar { .. });
     name.ends_with("rotary_emb.inv_freq")

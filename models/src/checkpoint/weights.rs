@@ -41,32 +41,15 @@ pub(super) struct WeightFile {
 impl WeightFile {
     pub(super) fn open(path: PathBuf) -> Result<Self> {
         let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;
-        let (data_start, metadata) = header(map.bytes()).map_err(|detail| Error::Safetensors {
-            path: path.clone(),
-            detail,
-        })?;
+        let (data_start, metadata) =
+            header(map.bytes()).map_err(|detail| Error::Safetensors { path: path.clone(), detail })?;
         let found = map.bytes().len() as u64;
-        let ends = metadata
-            .tensors()
-            .into_iter()
-            .map(|(name, info)| (info.data_offsets.1, name));
+        let ends = metadata.tensors().into_iter().map(|(name, info)| (info.data_offsets.1, name));
         // the first tensor that is cut off, so that the message does not depend on map order
-        let cut = ends
-            .filter(|(end, _)| (data_start + end) as u64 > found)
-            .min();
+        let cut = ends.filter(|(end, _)| (data_start + end) as u64 > found).min();
         match cut {
-            Some((end, tensor)) => Err(Error::Truncated {
-                path,
-                tensor,
-                end: (data_start + end) as u64,
-                found,
-            }),
-            None => Ok(Self {
-                path,
-                map,
-                data_start,
-                metadata,
-            }),
+            Some((end, tensor)) => Err(Error::Truncated { path, tensor, end: (data_start + end) as u64, found }),
+            None => Ok(Self { path, map, data_start, metadata }),
         }
     }
 
@@ -106,10 +89,7 @@ impl WeightFile {
         let bytes = &self.map.bytes()[self.data_start + start..self.data_start + end];
         let pairs = bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
         Ok(match stored(&self.path, &spec.name, info.dtype)? {
-            StoredDtype::F32 => bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
+            StoredDtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
             StoredDtype::BF16 => pairs.map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
             StoredDtype::F16 => pairs.map(|b| f16::from_le_bytes(b).to_f32()).collect(),
         })
@@ -120,23 +100,14 @@ impl WeightFile {
 /// tensor, so the header is read by itself.
 fn header(bytes: &[u8]) -> Result<(usize, Metadata), String> {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(format!(
-            "it has {} bytes, too few for a header",
-            bytes.len()
-        ));
+        return Err(format!("it has {} bytes, too few for a header", bytes.len()));
     };
     let length = u64::from_le_bytes(*length);
     let json = usize::try_from(length)
         .ok()
         .and_then(|n| rest.get(..n))
-        .ok_or_else(|| {
-            format!(
-                "the header length is {length} bytes, but only {} follow",
-                rest.len()
-            )
-        })?;
-    let metadata =
-        serde_json::from_slice(json).map_err(|e| format!("the header is invalid: {e}"))?;
+        .ok_or_else(|| format!("the header length is {length} bytes, but only {} follow", rest.len()))?;
+    let metadata = serde_json::from_slice(json).map_err(|e| format!("the header is invalid: {e}"))?;
     Ok((8 + json.len(), metadata))
 }
 
@@ -174,12 +145,7 @@ pub(super) fn beside(dir: &Path) -> Result<Vec<Beside>> {
     let described = |(name, place): (String, Place)| {
         let info = files[place.file].metadata.info(&place.name)?;
         let (start, end) = info.data_offsets;
-        Some(Beside {
-            name,
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-            bytes: (end - start) as u64,
-        })
+        Some(Beside { name, dtype: info.dtype, shape: info.shape.clone(), bytes: (end - start) as u64 })
     };
     Ok(own.filter_map(described).collect())
 }
@@ -192,14 +158,8 @@ pub(super) fn bytes_beside(dir: &Path, name: &str) -> Result<Vec<u8>> {
         Some((file, file.metadata.info(&own.name)?.data_offsets))
     });
     match found {
-        Some((file, (start, end))) => {
-            Ok(file.map.bytes()[file.data_start + start..file.data_start + end].to_vec())
-        }
-        None => Err(Error::MissingTensor {
-            path: dir.to_owned(),
-            tensor: name.to_owned(),
-            count: 1,
-        }),
+        Some((file, (start, end))) => Ok(file.map.bytes()[file.data_start + start..file.data_start + end].to_vec()),
+        None => Err(Error::MissingTensor { path: dir.to_owned(), tensor: name.to_owned(), count: 1 }),
     }
 }
 
@@ -208,33 +168,22 @@ fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, Place>)> {
     let names: Vec<String> = if dir.join(SINGLE).is_file() {
         vec![SINGLE.into()]
     } else if let Some(index) = read_object(dir, INDEX)? {
-        let bad = |detail: &str| Error::Config {
-            path: dir.join(INDEX),
-            detail: detail.into(),
-        };
+        let bad = |detail: &str| Error::Config { path: dir.join(INDEX), detail: detail.into() };
         let map = index
             .get("weight_map")
             .and_then(|m| m.as_object())
             .ok_or_else(|| bad("`weight_map` is missing; it must map each tensor to a file"))?;
-        let files: Option<BTreeSet<String>> = map
-            .values()
-            .map(|v| v.as_str().map(str::to_owned))
-            .collect();
-        files
-            .ok_or_else(|| bad("the values of `weight_map` must be file names"))?
-            .into_iter()
-            .collect()
+        let files: Option<BTreeSet<String>> = map.values().map(|v| v.as_str().map(str::to_owned)).collect();
+        files.ok_or_else(|| bad("the values of `weight_map` must be file names"))?.into_iter().collect()
     } else {
         return Err(Error::MissingFile {
             dir: dir.to_owned(),
             file: format!("{SINGLE} (nor {INDEX})"),
-            hint: "only safetensors weights are supported; convert other formats with transformers' save_pretrained".into(),
+            hint: "only safetensors weights are supported; convert other formats with transformers' save_pretrained"
+                .into(),
         });
     };
-    let files = names
-        .into_iter()
-        .map(|n| WeightFile::open(dir.join(n)))
-        .collect::<Result<Vec<_>>>()?;
+    let files = names.into_iter().map(|n| WeightFile::open(dir.join(n))).collect::<Result<Vec<_>>>()?;
     let place = files.iter().enumerate().flat_map(|(file, f)| {
         f.names().map(move |name| {
             let own = name.clone();
@@ -276,11 +225,8 @@ impl<'a> Folder<'a> {
 
     /// The numbers of a matrix of experts in MXFP4.
     fn widened(&self, spec: &ParamSpec) -> Result<Vec<f32>> {
-        let refuse = |detail: String| Error::QuantizedWeight {
-            path: self.dir.to_owned(),
-            tensor: spec.name.clone(),
-            detail,
-        };
+        let refuse =
+            |detail: String| Error::QuantizedWeight { path: self.dir.to_owned(), tensor: spec.name.clone(), detail };
         let ([rows, input], &[experts, ..]) = (spec.rows_cols(), &spec.shape[..]) else {
             return Err(refuse("is in MXFP4, which is read of experts alone".into()));
         };
@@ -300,9 +246,7 @@ impl<'a> Folder<'a> {
         for part in spec.tensors() {
             let Place { file, name } = &self.place[&part.name];
             let file = &self.files[*file];
-            let Some(info) = file.metadata.info(name) else {
-                unreachable!("the name came from this file's header")
-            };
+            let Some(info) = file.metadata.info(name) else { unreachable!("the name came from this file's header") };
             let own = file.values(&part, info)?;
             // a parameter that is one tensor is in memory once
             if values.is_empty() {
@@ -315,30 +259,15 @@ impl<'a> Folder<'a> {
         Ok(values)
     }
 
-    /// A parameter: numbers in the model's precision, or the buffer of its layout. `quantised` says whether any weight of the folder is.
-    fn param(
-        &self,
-        arch: &Arch,
-        spec: &ParamSpec,
-        quantised: bool,
-        device: &Device,
-    ) -> Result<NewParam> {
-        let refuse = |detail: String| Error::QuantizedWeight {
-            path: self.dir.to_owned(),
-            tensor: spec.name.clone(),
-            detail,
-        };
-        let of_file = spec
-            .tensors()
-            .iter()
-            .any(|part| self.is_quantised(&part.name));
+    /// A parameter: numbers in the model's precision, or the buffer of its layout. `quantised` says whether any weight
+    /// of the folder is.
+    fn param(&self, arch: &Arch, spec: &ParamSpec, quantised: bool, device: &Device) -> Result<NewParam> {
+        let refuse =
+            |detail: String| Error::QuantizedWeight { path: self.dir.to_owned(), tensor: spec.name.clone(), detail };
+        let of_file = spec.tensors().iter().any(|part| self.is_quantised(&part.name));
         let Some(layout) = spec.layout(arch) else {
             return if of_file {
-                let why = if spec.slot.is_linear() {
-                    NEEDS_BASE
-                } else {
-                    NOT_READ
-                };
+                let why = if spec.slot.is_linear() { NEEDS_BASE } else { NOT_READ };
                 Err(refuse(why.into()))
             } else {
                 let values = self.values(spec)?;
@@ -363,14 +292,11 @@ impl<'a> Folder<'a> {
     }
 }
 
-/// Element types by tensor name: of a matrix that bitsandbytes has quantised the one that it had before, and BF16 of one in MXFP4, which is
-/// what transformers widens it to.
+/// Element types by tensor name: of a matrix that bitsandbytes has quantised the one that it had before, and BF16 of
+/// one in MXFP4, which is what transformers widens it to.
 pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
     let folder = Folder::open(dir)?;
-    let own = folder
-        .place
-        .iter()
-        .filter(|(name, _)| !is_beside(name) && bitsandbytes::weight_beside(name).is_none());
+    let own = folder.place.iter().filter(|(name, _)| !is_beside(name) && bitsandbytes::weight_beside(name).is_none());
     let dtype = |(name, place): (&String, &Place)| {
         if folder.is_quantised(name) {
             let before = bitsandbytes::original_dtype(name, |name| folder.raw(name));
@@ -406,9 +332,7 @@ pub(super) fn load(
     let Some(seed) = value_head else {
         return Decoder::build_part(arch.clone(), part, device, |_, spec| read(spec));
     };
-    let specs = chain(arch)
-        .into_iter()
-        .flat_map(|unit| unit_specs(arch, unit));
+    let specs = chain(arch).into_iter().flat_map(|unit| unit_specs(arch, unit));
     let own: BTreeSet<String> = specs.map(|spec| spec.name).collect();
     let critic = arch.clone().with_value_head();
     Decoder::build_part(critic, part, device, |_, spec| {

@@ -4,8 +4,8 @@ use crate::decoder::Param;
 use crate::{Decoder, Result};
 use std::ops::Range;
 
-/// A whole model, whose numbers are asked for some rows at a time, as they are written: a decoder's own, or those that several ranks have
-/// parts of.
+/// A whole model, whose numbers are asked for some rows at a time, as they are written: a decoder's own, or those that
+/// several ranks have parts of.
 pub trait WholeModel {
     /// The decoder, or this rank's part of it.
     fn decoder(&self) -> &Decoder;

@@ -23,11 +23,7 @@ impl Decoder {
     }
 
     /// How the adapters of a layer run; `None` without adapters or with adapters off.
-    pub(super) fn lora_forward<'a>(
-        &self,
-        layer: usize,
-        ctx: &'a ForwardContext,
-    ) -> Option<LoraForward<'a>> {
+    pub(super) fn lora_forward<'a>(&self, layer: usize, ctx: &'a ForwardContext) -> Option<LoraForward<'a>> {
         let lora = self.lora.as_ref().filter(|_| self.adapters_on)?;
         Some(LoraForward::new(lora, ctx.dropout(), layer))
     }
@@ -39,11 +35,7 @@ impl Decoder {
     }
 
     /// [`Self::lora_forward`] by index of the unit.
-    pub(super) fn unit_lora_forward<'a>(
-        &self,
-        unit: usize,
-        ctx: &'a ForwardContext,
-    ) -> Option<LoraForward<'a>> {
+    pub(super) fn unit_lora_forward<'a>(&self, unit: usize, ctx: &'a ForwardContext) -> Option<LoraForward<'a>> {
         match self.units[unit].kind {
             UnitKind::Attention(layer) | UnitKind::Mlp(layer) => self.lora_forward(layer, ctx),
             UnitKind::Embedding | UnitKind::Head => None,
@@ -51,11 +43,13 @@ impl Decoder {
     }
 
     /// This model with adapters, on the device; `value` gives their matrices, in flat order and in the shape of
-    /// [`ParamSpec::rows_cols`]. Only they (and a joint value head) are trained. Modules that the architecture lacks are left out of the
-    /// settings. A rank's [share](Self::trained_share) of a model gets its share of them; `value` gives whole ones.
+    /// [`ParamSpec::rows_cols`]. Only they (and a joint value head) are trained. Modules that the architecture lacks
+    /// are left out of the settings. A rank's [share](Self::trained_share) of a model gets its share of them; `value`
+    /// gives whole ones.
     ///
     /// # Errors
-    /// The first that `value` gives. Of a share [`Error::Shared`] with dropout, [`Error::OutOfMemory`] and [`Error::Device`] too.
+    /// The first that `value` gives. Of a share [`Error::Shared`] with dropout, [`Error::OutOfMemory`] and
+    /// [`Error::Device`] too.
     pub fn with_adapters<E: From<Error>>(
         &self,
         lora: LoraConfig,
@@ -98,15 +92,12 @@ impl Decoder {
         };
         let cut = own.share.trained_cut(&own.arch, spec.slot);
         let value = kept(Param::Device(value), spec, &cut, &self.device)?;
-        let own = ParamSpec {
-            trainable: spec.trainable,
-            ..shard_spec(spec, &cut)
-        };
+        let own = ParamSpec { trainable: spec.trainable, ..shard_spec(spec, &cut) };
         Ok((own, value))
     }
 
-    /// This model with new adapters, initialised as in PEFT, so that the outputs do not change: A uniform within ±1 / √in (Kaiming
-    /// uniform with a = √5), B zero. A depends on the seed, the layer and the module alone.
+    /// This model with new adapters, initialised as in PEFT, so that the outputs do not change: A uniform within ±1 /
+    /// √in (Kaiming uniform with a = √5), B zero. A depends on the seed, the layer and the module alone.
     ///
     /// # Errors
     /// As [`Self::with_adapters`] of a share; none of a whole model.
@@ -180,8 +171,8 @@ impl Decoder {
         decoder
     }
 
-    /// The parameter at a flat index as the merged model has it: W + s · B A, in f32 or wider, where W has an adapter; of experts each with
-    /// its own. Of a frozen base in few bits W is what that is widened to.
+    /// The parameter at a flat index as the merged model has it: W + s · B A, in f32 or wider, where W has an adapter;
+    /// of experts each with its own. Of a frozen base in few bits W is what that is widened to.
     #[must_use]
     pub fn merged_param(&self, index: usize) -> Param {
         let own = |index, rows| Ok::<_, Infallible>(self.param_rows(index, rows));
@@ -191,7 +182,8 @@ impl Decoder {
         }
     }
 
-    /// [`Self::merged_param`] of the whole model. `own` gives rows of a parameter by its flat index, those of adapters too.
+    /// [`Self::merged_param`] of the whole model. `own` gives rows of a parameter by its flat index, those of adapters
+    /// too.
     pub(super) fn merged_whole<E>(
         &self,
         index: usize,
@@ -202,8 +194,8 @@ impl Decoder {
         self.merged_experts(index, 0..experts, own)
     }
 
-    /// Some rows of [`Self::merged_param`] of the whole model, in f32: of experts no others than those that the rows are of are merged.
-    /// `own` gives rows of a parameter by its flat index, those of adapters too.
+    /// Some rows of [`Self::merged_param`] of the whole model, in f32: of experts no others than those that the rows
+    /// are of are merged. `own` gives rows of a parameter by its flat index, those of adapters too.
     ///
     /// # Errors
     /// The first that `own` gives; `Error::Device` or `Error::OutOfMemory` where the device fails.
@@ -277,8 +269,7 @@ impl Decoder {
             own(first + place, experts.start * each..experts.end * each)
         };
         let value = rows_of(place)?;
-        let Some((lora, target)) = self.lora.as_ref().zip(TargetModule::of(specs[place].slot))
-        else {
+        let Some((lora, target)) = self.lora.as_ref().zip(TargetModule::of(specs[place].slot)) else {
             return Ok(value);
         };
         let find = |slot| specs.iter().position(|spec| spec.slot == slot);
@@ -324,9 +315,7 @@ fn freeze(specs: &mut [ParamSpec]) {
 /// Refuses adapters that ranks cannot share.
 pub(super) fn check_shared(lora: &LoraConfig) -> Result<()> {
     if lora.dropout > 0.0 {
-        return Err(Error::Shared(
-            "each rank would drop other inputs of adapters; set model.lora.dropout to 0".into(),
-        ));
+        return Err(Error::Shared("each rank would drop other inputs of adapters; set model.lora.dropout to 0".into()));
     }
     Ok(())
 }

@@ -14,8 +14,8 @@ use firebrick_backends::kernels::{self, Operation, StepBuffer};
 const IDS: usize = 1 << 24;
 
 impl Decoder {
-    /// Whether [`Self::decode`] runs this model on its device: a GPU whose kernels are on, with all weights there. Not a share of a model,
-    /// whose layers exchange messages.
+    /// Whether [`Self::decode`] runs this model on its device: a GPU whose kernels are on, with all weights there. Not
+    /// a share of a model, whose layers exchange messages.
     #[must_use]
     pub fn decodes_on_device(&self) -> bool {
         let device = &self.device;
@@ -28,9 +28,9 @@ impl Decoder {
             && self.bytes_in(Home::Host) == 0
     }
 
-    /// Logits after the next token of each sequence, `[rows, vocab]`, in the model's precision or wider; keys and values are written to
-    /// `cache`. Nothing is uploaded and nothing read: what a step reads is in `step`. Blocks that are shared and about to be
-    /// written to are copied before ([`KvCache::copy_shared_blocks`]).
+    /// Logits after the next token of each sequence, `[rows, vocab]`, in the model's precision or wider; keys and
+    /// values are written to `cache`. Nothing is uploaded and nothing read: what a step reads is in `step`. Blocks that
+    /// are shared and about to be written to are copied before ([`KvCache::copy_shared_blocks`]).
     ///
     /// # Panics
     /// Where [`Self::decodes_on_device`] says no.
@@ -43,21 +43,12 @@ impl Decoder {
             residual = match self.units[index].kind {
                 UnitKind::Attention(layer) => {
                     let cache = cache.layer(layer);
-                    let own = Decode {
-                        tables: &step.tables[cache.group()],
-                        angles: angles.of(layer),
-                    };
+                    let own = Decode { tables: &step.tables[cache.group()], angles: angles.of(layer) };
                     let lora = self.sampling_lora(layer);
-                    let cached = CachedStep {
-                        cache,
-                        step: own,
-                        query_scale: step.query_scale.as_ref(),
-                    };
+                    let cached = CachedStep { cache, step: own, query_scale: step.query_scale.as_ref() };
                     attention(&self.arch, layer, &weights, residual, lora, cached)
                 }
-                UnitKind::Mlp(layer) => {
-                    mlp(&self.arch, &weights, residual, self.sampling_lora(layer))
-                }
+                UnitKind::Mlp(layer) => mlp(&self.arch, &weights, residual, self.sampling_lora(layer)),
                 UnitKind::Embedding | UnitKind::Head => unreachable!("the body has neither"),
             };
         }

@@ -41,16 +41,10 @@ impl Decoder {
         layer::embed(&self.arch, weights, ids)
     }
 
-    /// Runs one unit of [`Self::body`] on rows `[tokens, hidden]` with these weights (leaves of a graph, or uploaded from the host):
-    /// `[tokens, hidden]`.
+    /// Runs one unit of [`Self::body`] on rows `[tokens, hidden]` with these weights (leaves of a graph, or uploaded
+    /// from the host): `[tokens, hidden]`.
     #[must_use]
-    pub fn run(
-        &self,
-        unit: usize,
-        weights: &Weights,
-        x: Tensor<2>,
-        ctx: &ForwardContext,
-    ) -> Tensor<2> {
+    pub fn run(&self, unit: usize, weights: &Weights, x: Tensor<2>, ctx: &ForwardContext) -> Tensor<2> {
         match self.units[unit].kind {
             UnitKind::Attention(layer) => {
                 let (arch, lora) = (&self.arch, self.lora_forward(layer, ctx));
@@ -78,19 +72,12 @@ impl Decoder {
     /// Hidden states after the last layer, `[tokens, hidden]`, for token ids `[tokens]`, without an autodiff graph.
     #[must_use]
     pub fn hidden(&self, ids: Tensor<1, Int>, ctx: &ForwardContext) -> Tensor<2> {
-        self.body().fold(self.embed(ids), |x, unit| {
-            self.run(unit, &self.weights(unit), x, ctx)
-        })
+        self.body().fold(self.embed(ids), |x, unit| self.run(unit, &self.weights(unit), x, ctx))
     }
 
-    /// [`Self::hidden`] for some tokens of sequences whose earlier ones are in `cache`; these are written to it. Ids `[tokens]` become
-    /// `[tokens, hidden]`.
-    pub fn hidden_cached(
-        &self,
-        ids: Tensor<1, Int>,
-        metadata: &AttentionMetadata,
-        cache: &mut KvCache,
-    ) -> Tensor<2> {
+    /// [`Self::hidden`] for some tokens of sequences whose earlier ones are in `cache`; these are written to it. Ids
+    /// `[tokens]` become `[tokens, hidden]`.
+    pub fn hidden_cached(&self, ids: Tensor<1, Int>, metadata: &AttentionMetadata, cache: &mut KvCache) -> Tensor<2> {
         cache.copy_shared_blocks();
         let routing = match metadata.route_slots() {
             Some(slots) => Routing::default().recorded(slots.len(), self.arch.route_width()),
@@ -108,21 +95,12 @@ impl Decoder {
                 }
                 UnitKind::Attention(i) => {
                     let (lora, cache) = (self.lora_forward(i, ctx), cache.layer(i));
-                    layer::attention(
-                        &self.arch,
-                        i,
-                        &weights,
-                        x,
-                        ctx,
-                        lora,
-                        Some((cache, metadata)),
-                    )
+                    layer::attention(&self.arch, i, &weights, x, ctx, lora, Some((cache, metadata)))
                 }
                 _ => self.run(index, &weights, x, ctx),
             };
         }
-        if let (Some(slots), Some(routes)) = (metadata.route_slots(), ctx.routing().take_recorded())
-        {
+        if let (Some(slots), Some(routes)) = (metadata.route_slots(), ctx.routing().take_recorded()) {
             cache.write_routes(slots, &routes);
         }
         x
@@ -183,13 +161,7 @@ impl Decoder {
 
     /// The first part of an attention unit: norm, q/k/v and rotary embedding, `[tokens, heads, head_dim]` each.
     #[must_use]
-    pub fn project(
-        &self,
-        unit: usize,
-        weights: &Weights,
-        x: Tensor<2>,
-        ctx: &ForwardContext,
-    ) -> Projected {
+    pub fn project(&self, unit: usize, weights: &Weights, x: Tensor<2>, ctx: &ForwardContext) -> Projected {
         let UnitKind::Attention(layer) = self.units[unit].kind else {
             unreachable!("queries are asked of an attention unit")
         };
@@ -204,8 +176,8 @@ impl Decoder {
         attention::attend(qkv, params, sequences)
     }
 
-    /// Gradients of queries, keys and values, given the output of [`Self::attend`] and its gradient. Output and gradient are `[tokens,
-    /// heads · head_dim]`; the gradients have the shapes of [`Qkv`].
+    /// Gradients of queries, keys and values, given the output of [`Self::attend`] and its gradient. Output and
+    /// gradient are `[tokens, heads · head_dim]`; the gradients have the shapes of [`Qkv`].
     #[must_use]
     pub fn attend_backward(
         &self,
@@ -219,20 +191,15 @@ impl Decoder {
         attention::attend_backward(qkv, mixed, d_mixed, params, sequences)
     }
 
-    fn attention_of<'c>(
-        &self,
-        unit: usize,
-        ctx: &'c ForwardContext,
-    ) -> (AttentionParams, &'c SequenceLayout) {
+    fn attention_of<'c>(&self, unit: usize, ctx: &'c ForwardContext) -> (AttentionParams, &'c SequenceLayout) {
         match (self.units[unit].kind, ctx.sequences()) {
-            (UnitKind::Attention(layer), Some(all)) => {
-                (layer::attention_params(&self.arch, layer), all)
-            }
+            (UnitKind::Attention(layer), Some(all)) => (layer::attention_params(&self.arch, layer), all),
             _ => unreachable!("attention of whole sequences is asked of an attention unit"),
         }
     }
 
-    /// The last part: gate and output projection of `mixed`, `[tokens, heads · head_dim]`, and residual `x`: `[tokens, hidden]`.
+    /// The last part: gate and output projection of `mixed`, `[tokens, heads · head_dim]`, and residual `x`: `[tokens,
+    /// hidden]`.
     #[must_use]
     pub fn project_output(
         &self,

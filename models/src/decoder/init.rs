@@ -12,16 +12,15 @@ use std::convert::Infallible;
 pub(super) const INIT_STREAM: u64 = 1 << 32;
 
 impl Decoder {
-    /// Random initialisation: matrices, sinks and the biases of routers normal with standard deviation `initializer_range`, norms the
-    /// identity, other biases zero; what gated
-    /// `DeltaNet` has besides as transformers does, convolutions uniform within ±1 / √taps. The numbers depend on the seed and the
-    /// parameter's index alone; those of a base in few bits are then quantised.
+    /// Random initialisation: matrices, sinks and the biases of routers normal with standard deviation
+    /// `initializer_range`, norms the identity, other biases zero; what gated `DeltaNet` has besides as transformers
+    /// does, convolutions uniform within ±1 / √taps. The numbers depend on the seed and the parameter's index alone;
+    /// those of a base in few bits are then quantised.
     #[must_use]
     pub fn random(arch: Arch, seed: u64, device: &Device) -> Self {
         let own = arch.clone();
-        let built = Self::build(arch, device, |index, spec| {
-            Ok::<_, Infallible>(drawn(&own, seed, (index, spec), device))
-        });
+        let built =
+            Self::build(arch, device, |index, spec| Ok::<_, Infallible>(drawn(&own, seed, (index, spec), device)));
         match built {
             Ok(decoder) => decoder,
             Err(never) => match never {},
@@ -32,12 +31,7 @@ impl Decoder {
     ///
     /// # Errors
     /// Those of [`build_part`](Self::build_part).
-    pub fn random_part(
-        arch: Arch,
-        seed: u64,
-        part: RankPart<'_>,
-        device: &Device,
-    ) -> crate::Result<Self> {
+    pub fn random_part(arch: Arch, seed: u64, part: RankPart<'_>, device: &Device) -> crate::Result<Self> {
         let own = arch.clone();
         Self::build_part(arch, part, device, |index, spec| {
             Ok::<_, crate::Error>(drawn(&own, seed, (index, spec), device))
@@ -47,10 +41,7 @@ impl Decoder {
 
 /// The numbers of a parameter at the start.
 fn drawn(arch: &Arch, seed: u64, (index, spec): (usize, &ParamSpec), device: &Device) -> NewParam {
-    let (std, norm) = (
-        arch.initializer_range as f32,
-        if arch.norm_offset { 0.0 } else { 1.0 },
-    );
+    let (std, norm) = (arch.initializer_range as f32, if arch.norm_offset { 0.0 } else { 1.0 });
     let values: Vec<f32> = if let Some(values) = delta_net(seed, index, spec) {
         values
     } else if spec.slot.is_norm() {
@@ -75,8 +66,8 @@ fn is_drawn(slot: Slot) -> bool {
     matches!(slot, Slot::Sinks | Slot::RouterBias)
 }
 
-/// Parameters of gated `DeltaNet` that are neither matrices nor norms with the offset of others: decays are the logs of numbers uniform in
-/// (0, 16).
+/// Parameters of gated `DeltaNet` that are neither matrices nor norms with the offset of others: decays are the logs of
+/// numbers uniform in (0, 16).
 fn delta_net(seed: u64, index: usize, spec: &ParamSpec) -> Option<Vec<f32>> {
     let n = spec.numel();
     let mut stream = Stream::new(seed, INIT_STREAM + index as u64);

@@ -14,21 +14,17 @@ impl Decoder {
     /// [`Prepack::panels`] are those of matrices that multiply the same rows, joined. Matrices of experts have none.
     ///
     /// # Errors
-    /// [`Error::Sampling`] where matrices should be quantised and no kernel reads them: the weights have to be on the device, and on
-    /// the CPU in f32. Where they are a base in few bits already.
+    /// [`Error::Sampling`] where matrices should be quantised and no kernel reads them: the weights have to be on the
+    /// device, and on the CPU in f32. Where they are a base in few bits already.
     pub fn prepacked(&self, prepack: Prepack) -> Result<Self> {
         if let (Some(_), Some(base)) = (prepack.quantization, self.arch.base) {
-            return Err(Error::Sampling(format!(
-                "the base is in {base} already; sample without quantization"
-            )));
+            return Err(Error::Sampling(format!("the base is in {base} already; sample without quantization")));
         }
         let mut packed = self.clone();
         let tied = self.arch.tied;
         let has_panels = |slot: Slot| match slot {
             Slot::Embedding => tied,
-            slot => {
-                slot.is_linear() || matches!(slot, Slot::Projection | Slot::Value | Slot::Router)
-            }
+            slot => slot.is_linear() || matches!(slot, Slot::Projection | Slot::Value | Slot::Router),
         };
         let copy = |slot: Slot, matrix: &Tensor<2>| match prepack.quantization {
             Some(Quantization::Int8) if slot.is_linear() => {
@@ -39,8 +35,7 @@ impl Decoder {
         };
         let joins = prepack.panels && prepack.quantization.is_none() && !is_cpu(&self.device);
         // a norm over all queries takes them by themselves
-        let joins_queries =
-            self.arch.qk_norm != Some(QkNorm::Projection) && !self.arch.attention_gate;
+        let joins_queries = self.arch.qk_norm != Some(QkNorm::Projection) && !self.arch.attention_gate;
         for unit in &mut packed.units {
             match &mut unit.store {
                 Store::Device(weights) => {
@@ -72,7 +67,6 @@ impl Decoder {
 
 fn unread() -> Error {
     Error::Sampling(
-        "8-bit sampling needs the weights on the device, and on the CPU in f32; sample without quantization"
-            .into(),
+        "8-bit sampling needs the weights on the device, and on the CPU in f32; sample without quantization".into(),
     )
 }

@@ -22,16 +22,14 @@ impl NewParam {
     /// The buffer of a matrix.
     #[must_use]
     pub fn verbatim(words: HostTensor, layout: QuantizedLayout, device: &Device) -> Self {
-        Self {
-            layout: Some(layout),
-            tensor: words.into_device(device),
-        }
+        Self { layout: Some(layout), tensor: words.into_device(device) }
     }
 }
 
 impl Decoder {
-    /// This model with its layers' matrices in few bits, on the device; all other weights are shared. The matrices are not trained any
-    /// more: give it adapters. Embedding, norms, biases, routers and the head stay in the model's precision.
+    /// This model with its layers' matrices in few bits, on the device; all other weights are shared. The matrices are
+    /// not trained any more: give it adapters. Embedding, norms, biases, routers and the head stay in the model's
+    /// precision.
     ///
     /// # Errors
     /// `Error::Device` or `Error::OutOfMemory` where a matrix cannot be read from the device.
@@ -47,8 +45,8 @@ impl Decoder {
         })
     }
 
-    /// The base model with the numbers that its matrices in few bits stand for, rounded to the model's precision, on the device: all of
-    /// them are parameters like any other.
+    /// The base model with the numbers that its matrices in few bits stand for, rounded to the model's precision, on
+    /// the device: all of them are parameters like any other.
     #[must_use]
     pub fn with_widened_base(&self) -> Self {
         let own = self.without_adapters();
@@ -71,19 +69,12 @@ impl Decoder {
         matrices: Range<usize>,
     ) -> Param {
         let all = layout.matrices;
-        let layout = QuantizedLayout {
-            matrices: matrices.len(),
-            ..layout
-        };
+        let layout = QuantizedLayout { matrices: matrices.len(), ..layout };
         match store {
             Store::Device(weights) => {
                 let dtype = Precision::F32.dtype(&self.device);
                 let words = weights.at(place);
-                let own = if matrices.len() == all {
-                    words
-                } else {
-                    words.narrow(0, matrices.start, matrices.len())
-                };
+                let own = if matrices.len() == all { words } else { words.narrow(0, matrices.start, matrices.len()) };
                 Param::Device(kernels::dequantize(&own, layout, dtype))
             }
             Store::Host(host) => {

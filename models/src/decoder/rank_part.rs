@@ -16,7 +16,8 @@ pub type ValueRange = (Range<usize>, [usize; 2]);
 pub struct RankPart<'a> {
     /// Its share of every matrix, where ranks share them in training.
     pub share: Option<TensorShare>,
-    /// Which values it keeps of a parameter of so many in a unit of some kind; `None` for all. See [`Decoder::shard_unit`].
+    /// Which values it keeps of a parameter of so many in a unit of some kind; `None` for all. See
+    /// [`Decoder::shard_unit`].
     pub values: Option<&'a dyn Fn(UnitKind, usize) -> Option<ValueRange>>,
 }
 
@@ -27,12 +28,13 @@ impl std::fmt::Debug for RankPart<'_> {
 }
 
 impl Decoder {
-    /// A model that is [built](Self::build) a parameter at a time, or a rank's part of it: then no more than one parameter is whole beside
-    /// it where ranks share matrices, and no more than one unit where each keeps some values of every parameter. `value` gives every
-    /// parameter of the whole model.
+    /// A model that is [built](Self::build) a parameter at a time, or a rank's part of it: then no more than one
+    /// parameter is whole beside it where ranks share matrices, and no more than one unit where each keeps some values
+    /// of every parameter. `value` gives every parameter of the whole model.
     ///
     /// # Errors
-    /// Those of [`trained_share`](Self::trained_share) and [`shard_unit`](Self::shard_unit), and the first that `value` gives.
+    /// Those of [`trained_share`](Self::trained_share) and [`shard_unit`](Self::shard_unit), and the first that `value`
+    /// gives.
     pub fn build_part<E: From<Error>, V: Into<NewParam>>(
         arch: Arch,
         part: RankPart<'_>,
@@ -57,8 +59,8 @@ impl Decoder {
         })
     }
 
-    /// Some of the values that are here of the parameter at a flat index, counted in row-major order, as a row. No others are copied. The
-    /// parameter is none in few bits.
+    /// Some of the values that are here of the parameter at a flat index, counted in row-major order, as a row. No
+    /// others are copied. The parameter is none in few bits.
     #[must_use]
     pub fn param_values(&self, index: usize, values: Range<usize>) -> Param {
         let unit = &self.units[self.units.partition_point(|u| u.range.end <= index)];
@@ -86,9 +88,7 @@ impl Decoder {
             let kept = kept.map(|(spec, index)| {
                 let value = self.param(index);
                 match values(own.kind, spec.numel()) {
-                    Some((range, shape)) if spec.slot.is_adapter() => {
-                        value.part(range, shape).detached()
-                    }
+                    Some((range, shape)) if spec.slot.is_adapter() => value.part(range, shape).detached(),
                     _ => Ok(value),
                 }
             });

@@ -1,5 +1,6 @@
-//! A decoder of which a rank trains a stage: consecutive layers, with the embedding on the first stage and the head on the last. Its units
-//! are those of the whole model. Of those that are on other stages a rank keeps nothing between passes.
+//! A decoder of which a rank trains a stage: consecutive layers, with the embedding on the first stage and the head on
+//! the last. Its units are those of the whole model. Of those that are on other stages a rank keeps nothing between
+//! passes.
 
 use super::{Decoder, Unit};
 use crate::{Error, Result};
@@ -45,10 +46,7 @@ impl Decoder {
     /// Indices of the units between embedding and head that run here.
     #[must_use]
     pub fn own_body(&self) -> Range<usize> {
-        let own: Vec<usize> = self
-            .body()
-            .filter(|&unit| !self.is_elsewhere(unit))
-            .collect();
+        let own: Vec<usize> = self.body().filter(|&unit| !self.is_elsewhere(unit)).collect();
         let first = own.first().copied().unwrap_or(1);
         first..first + own.len()
     }
@@ -58,13 +56,12 @@ impl Decoder {
         &self.units[self.units.partition_point(|u| u.range.end <= index)]
     }
 
-    /// Whether an earlier rank has what is here of the parameter at a flat index: the same share of it, or the stage of a tied matrix.
+    /// Whether an earlier rank has what is here of the parameter at a flat index: the same share of it, or the stage of
+    /// a tied matrix.
     #[must_use]
     pub fn is_copy(&self, index: usize) -> bool {
         let kind = self.unit_of(index).kind;
-        let staged = self
-            .stage
-            .is_some_and(|stage| stage.is_copy(&self.arch, kind));
+        let staged = self.stage.is_some_and(|stage| stage.is_copy(&self.arch, kind));
         staged || self.block(index).is_some_and(|own| own.is_copy)
     }
 

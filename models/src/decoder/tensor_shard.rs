@@ -14,11 +14,13 @@ use firebrick_spec::TensorShare;
 use firebrick_spec::tensor_parallel::Cut;
 
 impl Decoder {
-    /// This rank's share of the model in a precision, on the device, adapters included. `whole` gives the parameters of a unit in their
-    /// order, whole: one unit at a time, so that a whole model need not be anywhere. Of a share that is trained it is another one.
+    /// This rank's share of the model in a precision, on the device, adapters included. `whole` gives the parameters of
+    /// a unit in their order, whole: one unit at a time, so that a whole model need not be anywhere. Of a share that is
+    /// trained it is another one.
     ///
     /// # Errors
-    /// Those of `whole`; [`Error::Sampling`] for a model that the ranks cannot share; [`Error::OutOfMemory`], [`Error::Device`].
+    /// Those of `whole`; [`Error::Sampling`] for a model that the ranks cannot share; [`Error::OutOfMemory`],
+    /// [`Error::Device`].
     pub fn tensor_shard<E: From<Error>>(
         &self,
         group: &TensorGroup,
@@ -76,8 +78,8 @@ impl Decoder {
         self.tensor.as_ref().map_or(Ok(()), TensorGroup::check)
     }
 
-    /// Runs a decoding step, whose kernels are short, with a team of threads that waits for them; ranks that exchange messages on the way
-    /// may be threads of one process, and have none.
+    /// Runs a decoding step, whose kernels are short, with a team of threads that waits for them; ranks that exchange
+    /// messages on the way may be threads of one process, and have none.
     pub(crate) fn with_its_team<R>(&self, work: impl FnOnce() -> R) -> R {
         match self.tensor {
             Some(_) => work(),
@@ -85,8 +87,8 @@ impl Decoder {
         }
     }
 
-    /// Runs work of the forward pass where its kernels start fastest: in the thread pool, but for ranks that exchange messages on the way,
-    /// which may be threads of one process and would wait for each other inside of it.
+    /// Runs work of the forward pass where its kernels start fastest: in the thread pool, but for ranks that exchange
+    /// messages on the way, which may be threads of one process and would wait for each other inside of it.
     pub(crate) fn in_its_pool<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match self.tensor {
             Some(_) => work(),
@@ -94,8 +96,8 @@ impl Decoder {
         }
     }
 
-    /// Logits of hidden rows `[rows, hidden]`, `[rows, vocab]`; on ranks that share matrices each computes its part, and compares the
-    /// fingerprint of the tokens so far.
+    /// Logits of hidden rows `[rows, hidden]`, `[rows, vocab]`; on ranks that share matrices each computes its part,
+    /// and compares the fingerprint of the tokens so far.
     pub(crate) fn logits(&self, hidden: Tensor<2>, fingerprint: u64) -> Tensor<2> {
         let own = self.head().logits(hidden);
         match &self.tensor {
@@ -112,12 +114,7 @@ impl Decoder {
 }
 
 /// What is kept of a parameter, on the device. Parts are copies, so that none holds on to the whole.
-pub(super) fn kept(
-    value: Param,
-    spec: &ParamSpec,
-    cut: &Cut,
-    device: &Device,
-) -> Result<Tensor<2>> {
+pub(super) fn kept(value: Param, spec: &ParamSpec, cut: &Cut, device: &Device) -> Result<Tensor<2>> {
     let [_, columns] = spec.rows_cols();
     let part = match (cut, value) {
         (Cut::Whole, value) => return Ok(value.upload(device)),
@@ -129,13 +126,9 @@ pub(super) fn kept(
             let values = rows.start * columns..rows.end * columns;
             host.part(values, [rows.len(), columns])
         }
-        (Cut::Rows(rows, _), Param::Device(whole)) => {
-            HostTensor::download(whole.narrow(0, rows.start, rows.len()))?
-        }
+        (Cut::Rows(rows, _), Param::Device(whole)) => HostTensor::download(whole.narrow(0, rows.start, rows.len()))?,
         (Cut::Columns(kept), Param::Host(host)) => host.columns(kept.clone()),
-        (Cut::Columns(kept), Param::Device(whole)) => {
-            HostTensor::download(whole.narrow(1, kept.start, kept.len()))?
-        }
+        (Cut::Columns(kept), Param::Device(whole)) => HostTensor::download(whole.narrow(1, kept.start, kept.len()))?,
     };
     let part = part.into_device(device);
     Ok(match cut {
@@ -151,9 +144,5 @@ pub(super) fn shard_spec(whole: &ParamSpec, cut: &Cut) -> ParamSpec {
         1 => vec![columns],
         _ => vec![rows, columns],
     };
-    ParamSpec {
-        shape,
-        trainable: false,
-        ..whole.clone()
-    }
+    ParamSpec { shape, trainable: false, ..whole.clone() }
 }

@@ -1,5 +1,6 @@
-//! A rank's share of a decoder that is trained on several ranks (Shoeybi et al., 2019, arXiv:1909.08053). It has its parts of the matrices
-//! and no group: each half of a layer comes in three pieces, between which whoever runs them sums over the ranks.
+//! A rank's share of a decoder that is trained on several ranks (Shoeybi et al., 2019, arXiv:1909.08053). It has its
+//! parts of the matrices and no group: each half of a layer comes in three pieces, between which whoever runs them sums
+//! over the ranks.
 //!
 //! | piece | gives | on every rank |
 //! |---|---|---|
@@ -40,15 +41,11 @@ impl Decoder {
         let arch = self.arch.clone();
         let value = |index, _: &ParamSpec| Ok::<_, Error>(self.param(index));
         let own = Self::of_parts(arch, units, share, &self.device, value, |_, _| Ok(()))?;
-        Ok(Self {
-            lora: self.lora.clone(),
-            adapters_on: self.adapters_on,
-            ..own
-        })
+        Ok(Self { lora: self.lora.clone(), adapters_on: self.adapters_on, ..own })
     }
 
-    /// A rank's share of a model that is [built](Self::build) a parameter at a time: no more than one of them is whole. `built` is told of
-    /// every unit before the next one is built.
+    /// A rank's share of a model that is [built](Self::build) a parameter at a time: no more than one of them is whole.
+    /// `built` is told of every unit before the next one is built.
     pub(super) fn build_share<E: From<Error>, V: Into<NewParam>>(
         arch: Arch,
         share: TensorShare,
@@ -96,10 +93,7 @@ impl Decoder {
                 // the next whole parameter comes when this one is gone
                 check_computed([part.clone()]).map_err(Error::from)?;
                 entries.push((WeightKey::from(spec.slot), part));
-                specs.push(ParamSpec {
-                    trainable: spec.trainable,
-                    ..shard_spec(spec, &cut)
-                });
+                specs.push(ParamSpec { trainable: spec.trainable, ..shard_spec(spec, &cut) });
             }
             decoder.units.push(Unit {
                 kind,
@@ -165,26 +159,23 @@ impl Decoder {
         })
     }
 
-    /// Whether this rank's gradient of a parameter is a part, which has to be summed over the ranks that share the matrices; with where the
-    /// rows of its part belong among those of all, where only some of the ranks have the same part.
+    /// Whether this rank's gradient of a parameter is a part, which has to be summed over the ranks that share the
+    /// matrices; with where the rows of its part belong among those of all, where only some of the ranks have the same
+    /// part.
     #[must_use]
     pub fn part_of_gradient(&self, index: usize) -> Option<Block> {
         let own = self.share.as_ref()?;
         let block = self.block(index)?;
         let slot = self.specs().nth(index)?.slot;
-        own.share
-            .has_part_of_gradient(&own.arch, slot)
-            .then_some(block)
+        own.share.has_part_of_gradient(&own.arch, slot).then_some(block)
     }
 
-    /// The whole model on the host, adapters included: `parts` gives the parameters of a unit as every rank has them, by rank.
+    /// The whole model on the host, adapters included: `parts` gives the parameters of a unit as every rank has them,
+    /// by rank.
     ///
     /// # Errors
     /// Those of `parts`.
-    pub fn assembled<E>(
-        &self,
-        mut parts: impl FnMut(usize) -> Result<Vec<Vec<HostTensor>>, E>,
-    ) -> Result<Self, E> {
+    pub fn assembled<E>(&self, mut parts: impl FnMut(usize) -> Result<Vec<Vec<HostTensor>>, E>) -> Result<Self, E> {
         let mut whole = Self {
             arch: self.whole_arch().clone(),
             units: Vec::with_capacity(self.units.len()),
@@ -231,8 +222,8 @@ impl Decoder {
         joined(spec.rows_cols(), dtype, cuts.zip(parts.iter().copied()))
     }
 
-    /// This share as it samples with the ranks that have the others, in a precision, on the device. `own` gives the parameters of a unit as
-    /// this rank has them.
+    /// This share as it samples with the ranks that have the others, in a precision, on the device. `own` gives the
+    /// parameters of a unit as this rank has them.
     ///
     /// # Errors
     /// Those of `own`; [`Error::OutOfMemory`], [`Error::Device`].
@@ -244,10 +235,7 @@ impl Decoder {
     ) -> Result<Self, E> {
         let dtype = precision.dtype(&self.device);
         let mut shard = Self {
-            arch: group
-                .share()
-                .arch(self.whole_arch())
-                .in_precision(precision),
+            arch: group.share().arch(self.whole_arch()).in_precision(precision),
             units: Vec::with_capacity(self.units.len()),
             tensor: Some(group.clone()),
             share: None,
@@ -261,10 +249,7 @@ impl Decoder {
                 if spec.slot != Slot::Value {
                     let value = stored_as(value.upload(&self.device), dtype);
                     entries.push((WeightKey::from(spec.slot), value));
-                    specs.push(ParamSpec {
-                        trainable: false,
-                        ..spec.clone()
-                    });
+                    specs.push(ParamSpec { trainable: false, ..spec.clone() });
                 }
             }
             check_computed(entries.iter().map(|(_, own)| own.clone())).map_err(Error::from)?;
@@ -289,11 +274,11 @@ impl Decoder {
 
     /// The same of the projection, which a head that gives one number a token has whole.
     pub(super) fn projected_tokens(&self) -> Option<Range<usize>> {
-        self.own_tokens()
-            .filter(|_| self.arch.head == HeadKind::LanguageModel)
+        self.own_tokens().filter(|_| self.arch.head == HeadKind::LanguageModel)
     }
 
-    /// A share's part of the embedding of token ids `[tokens]`, before its scale: `[tokens, hidden]`, zeros for the tokens of other ranks.
+    /// A share's part of the embedding of token ids `[tokens]`, before its scale: `[tokens, hidden]`, zeros for the
+    /// tokens of other ranks.
     #[must_use]
     pub fn embed_part(&self, weights: &Weights, ids: Tensor<1, Int>) -> Tensor<2> {
         let own = self.own_tokens().unwrap_or(0..self.arch.vocab_size);
@@ -314,23 +299,16 @@ impl Decoder {
 
     /// A half between its norm and its last sum: `[tokens, hidden]` of normed rows, a part of the sum over the ranks.
     #[must_use]
-    pub fn partial(
-        &self,
-        unit: usize,
-        weights: &Weights,
-        normed: &Tensor<2>,
-        ctx: &ForwardContext,
-    ) -> Tensor<2> {
+    pub fn partial(&self, unit: usize, weights: &Weights, normed: &Tensor<2>, ctx: &ForwardContext) -> Tensor<2> {
         let lora = self.unit_lora_forward(unit, ctx);
         match self.units[unit].kind {
-            UnitKind::Attention(layer) => {
-                layer::attention_part(&self.arch, layer, weights, normed, ctx, lora)
-            }
+            UnitKind::Attention(layer) => layer::attention_part(&self.arch, layer, weights, normed, ctx, lora),
             _ => layer::mlp_part(&self.arch, weights, normed, lora),
         }
     }
 
-    /// The first part of [`partial`](Self::partial) of an attention unit: queries, keys and values of this rank's heads.
+    /// The first part of [`partial`](Self::partial) of an attention unit: queries, keys and values of this rank's
+    /// heads.
     #[must_use]
     pub fn project_normed(
         &self,
@@ -346,15 +324,10 @@ impl Decoder {
         layer::project_normed(&self.arch, layer, weights, normed, ctx, lora)
     }
 
-    /// The last part of [`partial`](Self::partial) of an attention unit, of what is mixed, `[tokens, heads · head_dim]`.
+    /// The last part of [`partial`](Self::partial) of an attention unit, of what is mixed, `[tokens, heads ·
+    /// head_dim]`.
     #[must_use]
-    pub fn output_part(
-        &self,
-        unit: usize,
-        weights: &Weights,
-        mixed: &Tensor<2>,
-        ctx: &ForwardContext,
-    ) -> Tensor<2> {
+    pub fn output_part(&self, unit: usize, weights: &Weights, mixed: &Tensor<2>, ctx: &ForwardContext) -> Tensor<2> {
         weights.linear_part(mixed, Slot::O, self.unit_lora_forward(unit, ctx))
     }
 
@@ -375,13 +348,7 @@ impl Decoder {
 
     /// A half's result `[tokens, hidden]`: bias, norm and residual of the sum over the ranks.
     #[must_use]
-    pub fn leave(
-        &self,
-        unit: usize,
-        weights: &Weights,
-        residual: Tensor<2>,
-        sum: Tensor<2>,
-    ) -> Tensor<2> {
+    pub fn leave(&self, unit: usize, weights: &Weights, residual: Tensor<2>, sum: Tensor<2>) -> Tensor<2> {
         let y = weights.add_bias(sum, self.last_matrix(unit));
         layer::onto_residual(&self.arch, weights, residual, y)
     }
@@ -396,7 +363,8 @@ impl Decoder {
     }
 }
 
-/// A parameter of these rows and columns from its parts, each with its cut, by their bytes. Parts that several ranks have are the same.
+/// A parameter of these rows and columns from its parts, each with its cut, by their bytes. Parts that several ranks
+/// have are the same.
 fn joined<'p>(
     [rows, columns]: [usize; 2],
     dtype: DType,

@@ -63,11 +63,7 @@ impl Store {
     pub fn fetch(&self, device: &Device) -> Weights {
         match self {
             Self::Device(weights) => weights.clone(),
-            Self::Host(host) => Weights::new(
-                host.iter()
-                    .map(|(key, value)| (*key, value.upload(device)))
-                    .collect(),
-            ),
+            Self::Host(host) => Weights::new(host.iter().map(|(key, value)| (*key, value.upload(device))).collect()),
         }
     }
 
@@ -98,10 +94,7 @@ pub struct NewParam {
 
 impl From<Tensor<2>> for NewParam {
     fn from(tensor: Tensor<2>) -> Self {
-        Self {
-            layout: None,
-            tensor,
-        }
+        Self { layout: None, tensor }
     }
 }
 
@@ -158,8 +151,8 @@ impl Param {
         })
     }
 
-    /// Some of its values, counted in row-major order, as a matrix where the whole lies. On the device it may be a view, which keeps the
-    /// memory of the whole.
+    /// Some of its values, counted in row-major order, as a matrix where the whole lies. On the device it may be a
+    /// view, which keeps the memory of the whole.
     #[must_use]
     pub fn part(&self, values: Range<usize>, shape: [usize; 2]) -> Self {
         match self {
@@ -175,7 +168,8 @@ impl Param {
         }
     }
 
-    /// The same values in memory of their own. A slice is a view on the CPU, and on GPUs where it begins at an aligned address.
+    /// The same values in memory of their own. A slice is a view on the CPU, and on GPUs where it begins at an aligned
+    /// address.
     ///
     /// # Errors
     /// Where memory runs out, or the device fails.
@@ -225,16 +219,12 @@ impl Unit {
         self.specs.iter().any(|spec| spec.trainable)
     }
 
-    /// Leaves of an autodiff graph with the values `weights`, this unit's on the device: parameters that are trained require a
-    /// gradient, the others do not.
+    /// Leaves of an autodiff graph with the values `weights`, this unit's on the device: parameters that are trained
+    /// require a gradient, the others do not.
     #[must_use]
     pub fn leaves(&self, weights: &Weights) -> Weights {
         let leaf = |((key, weight), spec): ((WeightKey, Tensor<2>), &ParamSpec)| {
-            let leaf = if spec.trainable {
-                weight.autodiff().require_grad()
-            } else {
-                weight
-            };
+            let leaf = if spec.trainable { weight.autodiff().require_grad() } else { weight };
             (key, leaf)
         };
         let entries = weights.clone().into_entries().zip(&self.specs);

@@ -1,5 +1,5 @@
-//! Value models (critics) made from a language model: its body with a new scalar head, or a scalar head beside the language model's
-//! own.
+//! Value models (critics) made from a language model: its body with a new scalar head, or a scalar head beside the
+//! language model's own.
 
 use super::init::INIT_STREAM;
 use super::{Decoder, Param, RankPart, Store};
@@ -19,9 +19,10 @@ use std::sync::Arc;
 const VALUE_HEAD: u64 = 1 << 31;
 
 impl Decoder {
-    /// This model with a value head `[1, hidden]` beside its projection, on the device: a critic that shares the trunk. The head is
-    /// normal with standard deviation `initializer_range` and depends on the seed alone. A model that has one keeps it. Of a rank's
-    /// `part` of a model it is what the rank keeps of it; ranks that share matrices each have all of it.
+    /// This model with a value head `[1, hidden]` beside its projection, on the device: a critic that shares the trunk.
+    /// The head is normal with standard deviation `initializer_range` and depends on the seed alone. A model that has
+    /// one keeps it. Of a rank's `part` of a model it is what the rank keeps of it; ranks that share matrices each have
+    /// all of it.
     #[must_use]
     pub fn with_joint_value_head(mut self, part: RankPart<'_>, seed: u64) -> Self {
         let arch = self.whole_arch().clone().with_joint_value_head();
@@ -61,9 +62,9 @@ impl Decoder {
         Some(head.range.start + place)
     }
 
-    /// A value model with the body of this model, on the device: adapters merged, a scalar head in place of the projection, normal
-    /// with standard deviation `initializer_range`, which depends on the seed alone. Weights are shared until one of the two replaces
-    /// them. A model that has a scalar head keeps it.
+    /// A value model with the body of this model, on the device: adapters merged, a scalar head in place of the
+    /// projection, normal with standard deviation `initializer_range`, which depends on the seed alone. Weights are
+    /// shared until one of the two replaces them. A model that has a scalar head keeps it.
     #[must_use]
     pub fn with_value_head(&self, seed: u64) -> Self {
         let arch = self.arch.clone().with_value_head();
@@ -74,8 +75,9 @@ impl Decoder {
         }
     }
 
-    /// A rank's `part` of [`Self::with_value_head`] of the whole model, of which this may be a part: no more than one parameter, or one
-    /// unit, is whole beside it. `own` gives rows of the whole model's parameters by their flat indices, those of adapters too.
+    /// A rank's `part` of [`Self::with_value_head`] of the whole model, of which this may be a part: no more than one
+    /// parameter, or one unit, is whole beside it. `own` gives rows of the whole model's parameters by their flat
+    /// indices, those of adapters too.
     ///
     /// # Errors
     /// The first that `own` gives, and those of [`Self::build_part`].
@@ -97,9 +99,7 @@ impl Decoder {
         mut own: impl FnMut(usize, Range<usize>) -> Result<Param, E>,
     ) -> impl FnMut(usize, &ParamSpec) -> Result<Tensor<2>, E> {
         let specs = self.specs_of_whole().enumerate();
-        let places: BTreeMap<&str, usize> = specs
-            .map(|(index, spec)| (spec.name.as_str(), index))
-            .collect();
+        let places: BTreeMap<&str, usize> = specs.map(|(index, spec)| (spec.name.as_str(), index)).collect();
         move |_, spec| match places.get(spec.name.as_str()) {
             Some(&index) => Ok(self.merged_whole(index, &mut own)?.upload(&self.device)),
             None => Ok(fresh_head(self.whole_arch(), &self.device, spec, seed)),

@@ -14,19 +14,16 @@ pub(super) fn whole(x: &Tensor<2>, w: &Tensor<2>, gathers: &Gathers) -> Tensor<2
 }
 
 /// Of sequences whose last inputs are `states`, `[sequences · (taps − 1), channels]`; also the new last inputs.
-pub(super) fn continued(
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    states: Tensor<2>,
-    gathers: &Gathers,
-) -> (Tensor<2>, Tensor<2>) {
+pub(super) fn continued(x: &Tensor<2>, w: &Tensor<2>, states: Tensor<2>, gathers: &Gathers) -> (Tensor<2>, Tensor<2>) {
     let ([_, channels], stored) = (x.dims(), x.dtype());
     let zeros = Tensor::zeros([1, channels], (&x.device(), stored));
     let all = Tensor::cat(vec![x.clone(), states, zeros], 0);
     let w = widened(w.clone()).transpose();
-    let products = gathers.taps.iter().enumerate().map(|(tap, rows)| {
-        widened(all.clone().select(0, rows.clone())) * w.clone().narrow(0, tap, 1)
-    });
+    let products = gathers
+        .taps
+        .iter()
+        .enumerate()
+        .map(|(tap, rows)| widened(all.clone().select(0, rows.clone())) * w.clone().narrow(0, tap, 1));
     let sum = products.reduce(|sum, product| sum + product);
     let sum = sum.unwrap_or_else(|| unreachable!("a convolution has taps"));
     let last = all.select(0, gathers.last.clone());

@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 /// Tokens of a chunk of the delta rule.
 pub(super) const CHUNK: usize = 64;
 
-/// The rows of each sequence, and the indices of tensor operations, which are made where they are needed first and shared by all layers.
+/// The rows of each sequence, and the indices of tensor operations, which are made where they are needed first and
+/// shared by all layers.
 #[derive(Clone, Debug)]
 pub(crate) struct DeltaLayout {
     sequences: SequenceRows,
@@ -50,17 +51,8 @@ impl DeltaLayout {
     }
 
     /// Of whole sequences that begin with the forward pass.
-    pub fn whole(
-        sequences: impl Iterator<Item = Range<usize>>,
-        rows: usize,
-        taps: usize,
-        device: &Device,
-    ) -> Self {
-        let own = |rows| StateRows {
-            rows,
-            slot: 0,
-            begins: true,
-        };
+    pub fn whole(sequences: impl Iterator<Item = Range<usize>>, rows: usize, taps: usize, device: &Device) -> Self {
+        let own = |rows| StateRows { rows, slot: 0, begins: true };
         Self::new(sequences.map(own).collect(), rows, taps, device)
     }
 
@@ -83,11 +75,7 @@ impl DeltaLayout {
         let zeros = rows + count * before;
         let longest = self.sequences.iter().map(|own| own.rows.len()).max();
         let longest = longest.unwrap_or(1);
-        let width = if longest < CHUNK {
-            longest.next_power_of_two()
-        } else {
-            longest.next_multiple_of(CHUNK)
-        };
+        let width = if longest < CHUNK { longest.next_power_of_two() } else { longest.next_multiple_of(CHUNK) };
         let mut taps = vec![vec![zeros; rows]; self.taps];
         let (mut last, mut spread) = (Vec::new(), Vec::new());
         let mut places = vec![count * width; rows];
@@ -113,9 +101,7 @@ impl DeltaLayout {
             spread: ints(spread),
             places: ints(places),
             slots: ints(self.sequences.iter().map(|own| own.slot).collect()),
-            continues: continues
-                .map(|own| if own.begins { 0.0 } else { 1.0 })
-                .collect(),
+            continues: continues.map(|own| if own.begins { 0.0 } else { 1.0 }).collect(),
             sequences: count,
             width,
         }

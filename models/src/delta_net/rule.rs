@@ -1,4 +1,5 @@
-//! The gated delta rule in tensor operations, in chunks (Yang et al., 2024, arXiv:2406.06484), on any device and differentiable.
+//! The gated delta rule in tensor operations, in chunks (Yang et al., 2024, arXiv:2406.06484), on any device and
+//! differentiable.
 //!
 //! With c the running sum of g within a chunk, D[i, j] = e^(cᵢ − cⱼ) for i ≥ j, and S the state before it:
 //!
@@ -15,8 +16,8 @@ const NORM_EPS: f64 = 1e-6;
 /// Stands for no weight at all in the exponent.
 const HIDDEN: f64 = -1e9;
 
-/// The rule over sequences with states `[sequences · value heads, key_dim, value_dim]`, zeros where there are none: the output,
-/// `[rows, value heads · value_dim]`, and the states after it.
+/// The rule over sequences with states `[sequences · value heads, key_dim, value_dim]`, zeros where there are none: the
+/// output, `[rows, value heads · value_dim]`, and the states after it.
 pub(super) fn chunked(
     [qkv, g, beta]: [&Tensor<2>; 3],
     heads: DeltaHeads,
@@ -32,25 +33,15 @@ pub(super) fn chunked(
         let shape = [gathers.sequences, width, heads.keys, key_dim];
         let own = normed(own.reshape(shape)).swap_dims(1, 2);
         let own = own.reshape([gathers.sequences * heads.keys, 1, width, key_dim]);
-        let shape = [
-            gathers.sequences * heads.keys,
-            heads.group(),
-            width,
-            key_dim,
-        ];
+        let shape = [gathers.sequences * heads.keys, heads.group(), width, key_dim];
         own.expand(shape).reshape([batch, width, key_dim])
     };
     let by_head = |t: Tensor<2>, dim: usize| {
-        t.reshape([gathers.sequences, width, heads.values, dim])
-            .swap_dims(1, 2)
-            .reshape([batch, width, dim])
+        t.reshape([gathers.sequences, width, heads.values, dim]).swap_dims(1, 2).reshape([batch, width, dim])
     };
     let q = of_keys(0) * (key_dim as f64).sqrt().recip();
     let k = of_keys(keys);
-    let v = by_head(
-        padded.clone().narrow(1, 2 * keys, heads.values * value_dim),
-        value_dim,
-    );
+    let v = by_head(padded.clone().narrow(1, 2 * keys, heads.values * value_dim), value_dim);
     let [g, beta] = [g, beta].map(|t| by_head(spread(t, gathers), 1));
     let place = (&qkv.device(), qkv.dtype());
     let mut state = state.unwrap_or_else(|| Tensor::zeros([batch, key_dim, value_dim], place));
@@ -72,7 +63,8 @@ pub(super) fn chunked(
     (out, state)
 }
 
-/// Rows as padded rows of each sequence, `[sequences · width, columns]`, padding being zeros: neither decays nor writes anything.
+/// Rows as padded rows of each sequence, `[sequences · width, columns]`, padding being zeros: neither decays nor writes
+/// anything.
 fn spread(rows: &Tensor<2>, gathers: &Gathers) -> Tensor<2> {
     let [_, columns] = rows.dims();
     let zeros = Tensor::zeros([1, columns], (&rows.device(), rows.dtype()));
@@ -99,10 +91,7 @@ struct Masks {
 impl Masks {
     fn new(size: usize, device: &Device) -> Self {
         let values = |hidden: &dyn Fn(usize, usize) -> bool| {
-            (0..size)
-                .flat_map(|i| (0..size).map(move |j| (i, j)))
-                .map(|(i, j)| hidden(i, j))
-                .collect::<Vec<bool>>()
+            (0..size).flat_map(|i| (0..size).map(move |j| (i, j))).map(|(i, j)| hidden(i, j)).collect::<Vec<bool>>()
         };
         let mask = |hidden: &dyn Fn(usize, usize) -> bool| {
             let data = TensorData::new(values(hidden), [1, size, size]);
@@ -118,10 +107,7 @@ impl Masks {
         Self {
             above: mask(&|i, j| j > i),
             from: mask(&|i, j| j >= i),
-            lower: values(&|i, j| j <= i)
-                .into_iter()
-                .map(|seen| f32::from(u8::from(seen)))
-                .collect(),
+            lower: values(&|i, j| j <= i).into_iter().map(|seen| f32::from(u8::from(seen))).collect(),
             outside: doublings.collect(),
             size,
         }
@@ -135,8 +121,9 @@ impl Masks {
         Tensor::<3>::from_data(data, place)
     }
 
-    /// `(I + A)⁻¹`, where A is zero on the diagonal and above it, by doubling the blocks on the diagonal that are inverted: with X of two
-    /// neighbours, the block below them becomes `−X₂ A₂₁ X₁`. Unlike a product of powers of A, nothing in it grows and cancels.
+    /// `(I + A)⁻¹`, where A is zero on the diagonal and above it, by doubling the blocks on the diagonal that are
+    /// inverted: with X of two neighbours, the block below them becomes `−X₂ A₂₁ X₁`. Unlike a product of powers of A,
+    /// nothing in it grows and cancels.
     fn inverse(&self, a: &Tensor<3>) -> Tensor<3> {
         let shape = a.dims();
         let n = self.size;
@@ -154,11 +141,7 @@ impl Masks {
 }
 
 /// A chunk of queries, keys, values, log decays and β, `[batch, size, …]`: its output, and the state after it.
-fn chunk(
-    [q, k, v, g, beta]: [Tensor<3>; 5],
-    state: Tensor<3>,
-    masks: &Masks,
-) -> (Tensor<3>, Tensor<3>) {
+fn chunk([q, k, v, g, beta]: [Tensor<3>; 5], state: Tensor<3>, masks: &Masks) -> (Tensor<3>, Tensor<3>) {
     let [batch, size, _] = q.dims();
     let shape = [batch, size, size];
     let ones = masks.ones(&g).expand(shape);
@@ -166,9 +149,7 @@ fn chunk(
     let last = c.clone().narrow(1, size - 1, 1);
     let apart = c.clone().expand(shape) - c.clone().swap_dims(1, 2).expand(shape);
     // hidden before the exponential, which would be infinite there
-    let decay = apart
-        .mask_fill(masks.above.clone().expand(shape), HIDDEN)
-        .exp();
+    let decay = apart.mask_fill(masks.above.clone().expand(shape), HIDDEN).exp();
     let k_t = k.clone().swap_dims(1, 2);
     let a = beta.clone() * k.clone().matmul(k_t.clone()) * decay.clone();
     let a = a.mask_fill(masks.from.clone().expand(shape), 0.0);

@@ -18,12 +18,16 @@ fn held(pool: Option<Tensor<2>>) -> Tensor<2> {
     pool.unwrap_or_else(|| unreachable!("a pool in use twice"))
 }
 
-/// A pool with other numbers in some slots, each of which is there once. Where there is only a sum, the old number is taken away first,
-/// which leaves an exact zero.
+/// A pool with other numbers in some slots, each of which is there once. Where there is only a sum, the old number is
+/// taken away first, which leaves an exact zero.
 fn put(pool: Tensor<2>, slots: Tensor<1, Int>, values: Tensor<2>) -> Tensor<2> {
     let before = pool.clone().select(0, slots.clone()).neg();
-    pool.select_assign(0, slots.clone(), before, IndexingUpdateOp::Add)
-        .select_assign(0, slots, values, IndexingUpdateOp::Add)
+    pool.select_assign(0, slots.clone(), before, IndexingUpdateOp::Add).select_assign(
+        0,
+        slots,
+        values,
+        IndexingUpdateOp::Add,
+    )
 }
 
 impl LayerStates {
@@ -98,16 +102,16 @@ impl LayerStates {
         out
     }
 
-    /// The gated delta rule of sequences that have states: `[rows, value heads · value_dim]` in f32 or wider, as decays and β are.
+    /// The gated delta rule of sequences that have states: `[rows, value heads · value_dim]` in f32 or wider, as decays
+    /// and β are.
     pub fn delta_rule(
         &mut self,
         [qkv, g, beta]: [&Tensor<2>; 3],
         heads: DeltaHeads,
         layout: &DeltaLayout,
     ) -> Tensor<2> {
-        let kernel = |qkv: &Tensor<2>, pool| {
-            kernels::continue_delta_rule([qkv, g, beta], pool, heads, layout.sequences())
-        };
+        let kernel =
+            |qkv: &Tensor<2>, pool| kernels::continue_delta_rule([qkv, g, beta], pool, heads, layout.sequences());
         let done = kernel(qkv, held(self.recurrent.take()));
         let done = done.or_else(|pool| kernel(&widened(qkv.clone()), pool));
         let (out, pool) = done.unwrap_or_else(|pool| {

@@ -1,9 +1,11 @@
-//! Decoding steps on a GPU. What a step reads is uploaded in one buffer. A step of a shape that has come up before is recorded as a graph
-//! (a CUDA graph), and later steps of that shape replay it: the host then launches one thing and not every kernel.
+//! Decoding steps on a GPU. What a step reads is uploaded in one buffer. A step of a shape that has come up before is
+//! recorded as a graph (a CUDA graph), and later steps of that shape replay it: the host then launches one thing and
+//! not every kernel.
 //!
-//! A graph reads and writes the buffers that it was recorded with: the inputs, which are overwritten before each replay, weights and
-//! KV pools, which stay where they are as long as a run lasts, and its output, which is copied after each replay, since the next one
-//! may be launched before the host has read the last. Rows are padded to the next size that is captured, with rows of no sequence.
+//! A graph reads and writes the buffers that it was recorded with: the inputs, which are overwritten before each
+//! replay, weights and KV pools, which stay where they are as long as a run lasts, and its output, which is copied
+//! after each replay, since the next one may be launched before the host has read the last. Rows are padded to the next
+//! size that is captured, with rows of no sequence.
 
 use super::engine_args::Moments;
 use super::sampling_params::SamplingParams;
@@ -50,7 +52,8 @@ pub(super) struct StepArgs<'s> {
     pub sampling: &'s SamplingParams,
     /// The tokens of the last step, `[rows, 3]`, where the host has not read them.
     pub previous: Option<&'s Tensor<2>>,
-    /// Whoever reads memory while logits are there. A recorded step tells nobody: what it holds is held as long as its graph is.
+    /// Whoever reads memory while logits are there. A recorded step tells nobody: what it holds is held as long as its
+    /// graph is.
     pub moments: Moments<'s>,
 }
 
@@ -60,11 +63,7 @@ impl StepArgs<'_> {
         let logits = self.decoder.decode(step, self.cache);
         self.moments.tell();
         let sampling = self.sampling;
-        let truncation = Truncation {
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-        };
+        let truncation = Truncation { top_k: sampling.top_k, top_p: sampling.top_p, min_p: sampling.min_p };
         let temperature = sampling.scoring_temperature();
         let tokens = kernels::draw_rows(&logits, temperature, truncation, step.uniforms.as_ref());
         tokens.ok_or_else(|| Error::Device {
@@ -123,16 +122,10 @@ impl DecodeSteps {
                 args.moments = Moments::default();
                 let captured = Graph::capture(&device, || args.run(&buffer));
                 let (graph, tokens) = captured.map_err(|error| failed(&error))?;
-                let recorded = RecordedStep {
-                    graph,
-                    inputs: buffer,
-                    tokens: tokens?,
-                };
+                let recorded = RecordedStep { graph, inputs: buffer, tokens: tokens? };
                 tracing::debug!("captured a decoding step of {} rows", inputs.rows());
                 *progress = Progress::Recorded(recorded);
-                let Progress::Recorded(recorded) = progress else {
-                    unreachable!("it was just recorded")
-                };
+                let Progress::Recorded(recorded) = progress else { unreachable!("it was just recorded") };
                 recorded
             }
             Progress::Recorded(recorded) => {

@@ -1,19 +1,22 @@
-//! Continuous batching: at most `max_num_seqs` sequences are decoded at a time, and a waiting sequence enters as soon as another ends.
+//! Continuous batching: at most `max_num_seqs` sequences are decoded at a time, and a waiting sequence enters as soon
+//! as another ends.
 //!
-//! One iteration admits prefilled sequences, prefills one chunk of prompts if there is room for more sequences, and decodes one token of
-//! every running sequence. So prompts of any length delay decoding by one forward pass of `max_num_batched_tokens` at most.
+//! One iteration admits prefilled sequences, prefills one chunk of prompts if there is room for more sequences, and
+//! decodes one token of every running sequence. So prompts of any length delay decoding by one forward pass of
+//! `max_num_batched_tokens` at most.
 //!
-//! GPU work is asynchronous. With asynchronous scheduling the next token is launched before the host has read the last one, as long as
-//! the host has nothing to change: no sequence waits to enter, the cache has the blocks, and no completion is about to reach its
-//! length limit. The device is then never idle; a sequence that ends with the unread token is decoded for one token more, which is
-//! discarded.
+//! GPU work is asynchronous. With asynchronous scheduling the next token is launched before the host has read the last
+//! one, as long as the host has nothing to change: no sequence waits to enter, the cache has the blocks, and no
+//! completion is about to reach its length limit. The device is then never idle; a sequence that ends with the unread
+//! token is decoded for one token more, which is discarded.
 //!
-//! When the cache has no block left, prefilled sequences that are not running give theirs up first; then the youngest running sequences
-//! are preempted: they wait, and are recomputed from their prompt and their sampled tokens, as far as the cache does not still have
-//! them. A draw depends on the sequence and the position alone, so the tokens are the same. The oldest sequence is never preempted, so
-//! every sequence ends.
+//! When the cache has no block left, prefilled sequences that are not running give theirs up first; then the youngest
+//! running sequences are preempted: they wait, and are recomputed from their prompt and their sampled tokens, as far as
+//! the cache does not still have them. A draw depends on the sequence and the position alone, so the tokens are the
+//! same. The oldest sequence is never preempted, so every sequence ends.
 //!
-//! All of it follows from requests, limits and tokens, so that ranks that share the model do the same, each with its own part of the cache.
+//! All of it follows from requests, limits and tokens, so that ranks that share the model do the same, each with its
+//! own part of the cache.
 
 mod decode;
 mod next_turn;
@@ -88,14 +91,10 @@ impl<'a> Engine<'a> {
         let (decoder, config) = (args.decoder, args.config);
         let waiting = WaitingQueue::new(requests, n);
         let max_num_seqs = config.max_num_seqs.min(waiting.sequences());
-        let length =
-            |r: &GenerationRequest| r.tokens.len() + args.criteria.max_new_tokens(r, &config);
+        let length = |r: &GenerationRequest| r.tokens.len() + args.criteria.max_new_tokens(r, &config);
         let longest = requests.iter().map(length).max().unwrap_or(1);
         let steps = || DecodeSteps::new(args.capture_sizes, longest.div_ceil(BLOCK_SIZE));
-        let stats = GenerationStats {
-            cache_bytes: cache.bytes(),
-            ..GenerationStats::default()
-        };
+        let stats = GenerationStats { cache_bytes: cache.bytes(), ..GenerationStats::default() };
         Self {
             args,
             cache,
@@ -107,9 +106,7 @@ impl<'a> Engine<'a> {
             most: max_num_seqs,
             one_by_one: false,
             decoding: false,
-            async_scheduling: config
-                .async_scheduling
-                .unwrap_or_else(|| is_accelerator(decoder.device())),
+            async_scheduling: config.async_scheduling.unwrap_or_else(|| is_accelerator(decoder.device())),
             steps: decoder.decodes_on_device().then(steps),
             pending: None,
             stats,
@@ -142,8 +139,7 @@ impl<'a> Engine<'a> {
                 let started = Instant::now();
                 self.decode()?;
                 self.stats.decode_time += started.elapsed();
-            } else if self.waiting.is_empty() && self.prefilled.is_empty() && self.prefill.is_none()
-            {
+            } else if self.waiting.is_empty() && self.prefilled.is_empty() && self.prefill.is_none() {
                 if self.parked.is_empty() {
                     self.args.decoder.same_tokens(self.fingerprint)?;
                     return Ok(self.stats);
@@ -194,8 +190,8 @@ impl<'a> Engine<'a> {
         self.prefill.is_some()
     }
 
-    /// The next prompts: as many as have sequences that may run, within the tokens of one forward pass and the blocks of the cache.
-    /// `None` where the cache has no room beside the running sequences.
+    /// The next prompts: as many as have sequences that may run, within the tokens of one forward pass and the blocks
+    /// of the cache. `None` where the cache has no room beside the running sequences.
     fn next_prompts(&mut self, free: usize) -> Option<Prefill> {
         let wanted = free.max(self.max_num_seqs / PREFILL_SHARE);
         let live = self.running.live() + self.outside();
@@ -258,12 +254,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Samples the first token of every sequence of these groups, given the hidden states of their last column, `[groups, hidden]`.
-    fn sample_first_tokens(
-        &mut self,
-        hidden: &Tensor<2>,
-        prefilled: Vec<PrefilledGroup>,
-    ) -> Result<()> {
+    /// Samples the first token of every sequence of these groups, given the hidden states of their last column,
+    /// `[groups, hidden]`.
+    fn sample_first_tokens(&mut self, hidden: &Tensor<2>, prefilled: Vec<PrefilledGroup>) -> Result<()> {
         let mut prefilled: Vec<Option<PrefilledGroup>> = prefilled.into_iter().map(Some).collect();
         let mut sequences: Vec<(usize, bool, Sequence)> = Vec::new();
         for (i, group) in prefilled.iter_mut().enumerate() {
@@ -279,13 +272,9 @@ impl<'a> Engine<'a> {
         while sequences.peek().is_some() {
             let few: Vec<_> = sequences.by_ref().take(self.max_num_seqs).collect();
             let rows = self.ints(few.iter().map(|(group, ..)| *group as i32).collect());
-            let draws: Vec<RandomDraw> = few
-                .iter()
-                .map(|(.., sequence)| RandomDraw::next(sequence.key, sequence.sample.tokens.len()))
-                .collect();
-            let EngineArgs {
-                decoder, moments, ..
-            } = self.args;
+            let draws: Vec<RandomDraw> =
+                few.iter().map(|(.., sequence)| RandomDraw::next(sequence.key, sequence.sample.tokens.len())).collect();
+            let EngineArgs { decoder, moments, .. } = self.args;
             let hidden = hidden.clone().select(0, rows);
             let logits = moments.logits(decoder, hidden, self.fingerprint);
             decoder.check_ranks()?;
@@ -318,8 +307,8 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Gets every running sequence a place for its next token. Where the cache has none, prefilled sequences give up their blocks, then
-    /// the youngest sequences are preempted.
+    /// Gets every running sequence a place for its next token. Where the cache has none, prefilled sequences give up
+    /// their blocks, then the youngest sequences are preempted.
     fn append(&mut self) {
         for row in 0..self.running.rows().len() {
             while let Some(own) = &mut self.running.rows_mut()[row] {
@@ -341,10 +330,7 @@ impl<'a> Engine<'a> {
 
     /// Frees the blocks of a running sequence; those that are full stay in the cache as long as it has others.
     fn give_up(&mut self, row: Row) -> Sequence {
-        let Row {
-            mut sequence,
-            mut table,
-        } = row;
+        let Row { mut sequence, mut table } = row;
         sequence.preempted = true;
         self.add_routes(&mut sequence, &table);
         self.keep_prefix(&sequence, &mut table);
@@ -352,7 +338,8 @@ impl<'a> Engine<'a> {
         sequence
     }
 
-    /// Keeps the full blocks of a sequence for others that begin with its tokens. Keys and values of its last token are not written.
+    /// Keeps the full blocks of a sequence for others that begin with its tokens. Keys and values of its last token are
+    /// not written.
     fn keep_prefix(&mut self, sequence: &Sequence, table: &mut BlockTable) {
         let tokens = self.tokens_of(sequence);
         self.cache.keep_prefix(table, &tokens[..tokens.len() - 1]);
@@ -375,8 +362,7 @@ impl<'a> Engine<'a> {
                 member.preempted = true;
             }
             self.cache.free(group.table);
-            self.waiting
-                .put_back_together(group.tokens, group.members.into());
+            self.waiting.put_back_together(group.tokens, group.members.into());
         }
         if let Some(prefill) = self.prefill.take() {
             for group in prefill.into_groups(self.cache) {
@@ -389,9 +375,8 @@ impl<'a> Engine<'a> {
     fn accept(&mut self, sequence: &mut Sequence, token: SampledToken) -> Result<bool> {
         self.stats.new_tokens += 1;
         // Knuth's multiplier: an order of tokens has a number of its own, but for one in 2⁶⁴
-        self.fingerprint = (self.fingerprint ^ u64::from(token.token))
-            .wrapping_add(1)
-            .wrapping_mul(6_364_136_223_846_793_005);
+        self.fingerprint =
+            (self.fingerprint ^ u64::from(token.token)).wrapping_add(1).wrapping_mul(6_364_136_223_846_793_005);
         sequence.push(token);
         let sample = &mut sequence.sample;
         if self.args.criteria.is_met(sample)? {
@@ -404,9 +389,7 @@ impl<'a> Engine<'a> {
     /// Most tokens of a sequence's completion.
     fn max_new_tokens(&self, sequence: &Sequence) -> usize {
         let request = &self.waiting.requests()[sequence.sample.request];
-        self.args
-            .criteria
-            .max_new_tokens(request, &self.args.config)
+        self.args.criteria.max_new_tokens(request, &self.args.config)
     }
 
     /// Ends a turn: the sequence continues, waits to be answered, or has ended.

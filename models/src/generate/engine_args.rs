@@ -33,8 +33,8 @@ impl Moments<'_> {
         }
     }
 
-    /// Logits of hidden states, `[rows, vocabulary]`: a moment while they are there. Ranks that share the model compare the fingerprint of
-    /// the tokens so far.
+    /// Logits of hidden states, `[rows, vocabulary]`: a moment while they are there. Ranks that share the model compare
+    /// the fingerprint of the tokens so far.
     pub fn logits(self, decoder: &Decoder, hidden: Tensor<2>, fingerprint: u64) -> Tensor<2> {
         let logits = decoder.logits(hidden, fingerprint);
         self.tell();

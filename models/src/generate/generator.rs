@@ -26,9 +26,9 @@ pub struct Generated {
 
 /// Samples completions with a decoder.
 ///
-/// The KV cache is made by the first run and stays as long as the generator: prompts of a later run that begin with a prompt of an
-/// earlier one are prefilled from there on, and with [`SchedulerConfig::keep_completions`] also those that begin with a whole completion
-/// (another turn of a conversation).
+/// The KV cache is made by the first run and stays as long as the generator: prompts of a later run that begin with a
+/// prompt of an earlier one are prefilled from there on, and with [`SchedulerConfig::keep_completions`] also those that
+/// begin with a whole completion (another turn of a conversation).
 #[derive(Debug)]
 pub struct Generator<'a> {
     decoder: &'a Decoder,
@@ -52,21 +52,14 @@ impl<'a> Generator<'a> {
     ///
     /// # Errors
     /// [`Error::Sampling`] for parameters out of range, and for stop strings without a tokenizer.
-    pub fn new(
-        decoder: &'a Decoder,
-        tokenizer: Option<&'a Tokenizer>,
-        sampling: &'a SamplingParams,
-    ) -> Result<Self> {
+    pub fn new(decoder: &'a Decoder, tokenizer: Option<&'a Tokenizer>, sampling: &'a SamplingParams) -> Result<Self> {
         sampling.check()?;
         if tokenizer.is_none() && !sampling.stop_strings.is_empty() {
             return Err(Error::Sampling("stop strings need a tokenizer".into()));
         }
         Ok(Self {
             decoder,
-            criteria: StoppingCriteria {
-                tokenizer,
-                sampling,
-            },
+            criteria: StoppingCriteria { tokenizer, sampling },
             accounts: None,
             prepack: Prepack::default(),
             moments: Moments::default(),
@@ -89,34 +82,30 @@ impl<'a> Generator<'a> {
         self
     }
 
-    /// Tells of the moments at which sampling holds the most, for readings of memory: after each forward pass of prompts, and while the
-    /// logits of first tokens, and of the first decoded token after others have entered, are there.
+    /// Tells of the moments at which sampling holds the most, for readings of memory: after each forward pass of
+    /// prompts, and while the logits of first tokens, and of the first decoded token after others have entered, are
+    /// there.
     #[must_use]
     pub fn at_moments(mut self, told: &'a (dyn Fn() + Sync)) -> Self {
         self.moments = Moments(Some(told));
         self
     }
 
-    /// Captures decoding steps of these numbers of rows as graphs on a GPU (vLLM's `cudagraph_capture_sizes`), and replays them; steps of
-    /// fewer rows are padded to the next of them. None, the default, runs every step kernel by kernel. Sampled tokens do not depend
-    /// on it.
+    /// Captures decoding steps of these numbers of rows as graphs on a GPU (vLLM's `cudagraph_capture_sizes`), and
+    /// replays them; steps of fewer rows are padded to the next of them. None, the default, runs every step kernel by
+    /// kernel. Sampled tokens do not depend on it.
     #[must_use]
     pub fn capture_sizes(mut self, sizes: &[usize]) -> Self {
         self.capture_sizes = sizes.to_vec();
         self
     }
 
-    /// Samples `n` completions of every request, at most `max_num_seqs` sequences at a time; they come in the order of requests and
-    /// their samples.
+    /// Samples `n` completions of every request, at most `max_num_seqs` sequences at a time; they come in the order of
+    /// requests and their samples.
     ///
     /// # Errors
     /// As [`Self::run_with`].
-    pub fn run(
-        &self,
-        requests: &[GenerationRequest],
-        n: usize,
-        max_num_seqs: usize,
-    ) -> Result<Vec<Sample>> {
+    pub fn run(&self, requests: &[GenerationRequest], n: usize, max_num_seqs: usize) -> Result<Vec<Sample>> {
         let config = SchedulerConfig::new(max_num_seqs);
         Ok(self.run_with(requests, n, &config, |_| {})?.samples)
     }
@@ -124,8 +113,9 @@ impl<'a> Generator<'a> {
     /// The same within the limits of `config`. `ended` gets every completion as soon as it ends, in that order.
     ///
     /// # Errors
-    /// [`Error::Sampling`] for an empty prompt and limits that no sequence fits, [`Error::TooLong`] for a prompt that does not leave
-    /// room for a completion in the model's context, [`Error::TokenOutOfRange`], [`Error::OutOfMemory`], and [`Error::Device`].
+    /// [`Error::Sampling`] for an empty prompt and limits that no sequence fits, [`Error::TooLong`] for a prompt that
+    /// does not leave room for a completion in the model's context, [`Error::TokenOutOfRange`], [`Error::OutOfMemory`],
+    /// and [`Error::Device`].
     pub fn run_with(
         &self,
         requests: &[GenerationRequest],
@@ -136,11 +126,12 @@ impl<'a> Generator<'a> {
         self.run_turns(requests, n, config, &mut OneTurn, ended)
     }
 
-    /// The same over several turns: `turns` says what follows each. The limits are those of the whole completion, what is inserted
-    /// between turns included.
+    /// The same over several turns: `turns` says what follows each. The limits are those of the whole completion, what
+    /// is inserted between turns included.
     ///
     /// # Errors
-    /// As [`Self::run_with`]; [`Error::Sampling`] for answers that leave no room for a turn, or that were not asked for.
+    /// As [`Self::run_with`]; [`Error::Sampling`] for answers that leave no room for a turn, or that were not asked
+    /// for.
     pub fn run_turns(
         &self,
         requests: &[GenerationRequest],
@@ -152,10 +143,7 @@ impl<'a> Generator<'a> {
         config.check()?;
         if requests.is_empty() {
             // one of several ranks may have been dealt none
-            return Ok(Generated {
-                samples: Vec::new(),
-                stats: GenerationStats::default(),
-            });
+            return Ok(Generated { samples: Vec::new(), stats: GenerationStats::default() });
         }
         for (i, request) in requests.iter().enumerate() {
             self.check_request(i, request, config)?;
@@ -166,13 +154,10 @@ impl<'a> Generator<'a> {
             samples.push(sample);
         };
         let decoder = &self.decoder.prepacked(self.prepack)?;
-        let copies = self.accounts.as_ref().map(|accounts| {
-            accounts.hold(
-                Category::Parameters,
-                Home::Device,
-                decoder.prepacked_bytes(),
-            )
-        });
+        let copies = self
+            .accounts
+            .as_ref()
+            .map(|accounts| accounts.hold(Category::Parameters, Home::Device, decoder.prepacked_bytes()));
         let args = EngineArgs {
             decoder,
             criteria: self.criteria,
@@ -202,15 +187,12 @@ impl<'a> Generator<'a> {
         config: &SchedulerConfig,
     ) -> Result<&'h mut KvCache> {
         let (arch, device) = (self.decoder.arch(), self.decoder.device());
-        let length =
-            |r: &GenerationRequest| r.tokens.len() + self.criteria.max_new_tokens(r, config);
+        let length = |r: &GenerationRequest| r.tokens.len() + self.criteria.max_new_tokens(r, config);
         let longest = requests.iter().map(length).max().unwrap_or(0);
         let blocks = config.blocks(arch, requests.len() * n, longest)?;
         let dtype = config.kv_cache_dtype;
         let limit = config.kv_cache_bytes.unwrap_or(usize::MAX);
-        let fits = |held: &HeldCache| {
-            held.cache.dtype() == dtype && held.cache.bytes_with(&blocks) <= limit
-        };
+        let fits = |held: &HeldCache| held.cache.dtype() == dtype && held.cache.bytes_with(&blocks) <= limit;
         let mut cache = match held.take().filter(fits) {
             Some(earlier) => earlier.cache,
             None => KvCache::new(arch, &blocks, dtype, device),
@@ -219,38 +201,24 @@ impl<'a> Generator<'a> {
         let running = config.max_num_seqs.min(requests.len() * n);
         cache.grow_states(state_slots(running));
         cache.keep_contents(config.keep_completions);
-        let homes = [
-            (Home::Device, cache.bytes()),
-            (Home::Host, cache.route_bytes()),
-        ];
-        let holds = self.accounts.iter().flat_map(|accounts| {
-            homes.map(|(home, bytes)| accounts.hold(Category::KvCache, home, bytes))
-        });
+        let homes = [(Home::Device, cache.bytes()), (Home::Host, cache.route_bytes())];
+        let holds = self
+            .accounts
+            .iter()
+            .flat_map(|accounts| homes.map(|(home, bytes)| accounts.hold(Category::KvCache, home, bytes)));
         let holds = holds.collect();
-        let held = held.insert(HeldCache {
-            cache,
-            _holds: holds,
-        });
+        let held = held.insert(HeldCache { cache, _holds: holds });
         Ok(&mut held.cache)
     }
 
-    fn check_request(
-        &self,
-        index: usize,
-        request: &GenerationRequest,
-        config: &SchedulerConfig,
-    ) -> Result<()> {
+    fn check_request(&self, index: usize, request: &GenerationRequest, config: &SchedulerConfig) -> Result<()> {
         let arch = self.decoder.arch();
         let tokens = request.tokens.len();
         if tokens == 0 {
-            return Err(Error::Sampling(format!(
-                "prompt {index} is empty; it needs at least one token"
-            )));
+            return Err(Error::Sampling(format!("prompt {index} is empty; it needs at least one token")));
         }
         if request.max_new_tokens == Some(0) {
-            return Err(Error::Sampling(format!(
-                "max_new_tokens of prompt {index} must be at least 1"
-            )));
+            return Err(Error::Sampling(format!("max_new_tokens of prompt {index} must be at least 1")));
         }
         if let Some(most) = config.max_model_len.filter(|&most| tokens >= most) {
             return Err(Error::Sampling(format!(
@@ -259,11 +227,7 @@ impl<'a> Generator<'a> {
         }
         let length = tokens + self.criteria.max_new_tokens(request, config);
         if let Some(context) = arch.context().filter(|&context| length > context) {
-            return Err(Error::TooLong {
-                what: format!("prompt {index} with max_new_tokens"),
-                length,
-                context,
-            });
+            return Err(Error::TooLong { what: format!("prompt {index} with max_new_tokens"), length, context });
         }
         check_ids(&request.tokens, arch.vocab_size)
     }

@@ -1,4 +1,5 @@
-//! Sampling completions: continuous batching over a KV cache within a budget, `n` samples of a prompt sharing its prefill.
+//! Sampling completions: continuous batching over a KV cache within a budget, `n` samples of a prompt sharing its
+//! prefill.
 
 mod decode_steps;
 mod engine;

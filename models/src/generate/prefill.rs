@@ -1,7 +1,9 @@
-//! Chunked prefill: a few prompts at a time, in forward passes of a bounded number of tokens, each prompt once for all of its samples.
+//! Chunked prefill: a few prompts at a time, in forward passes of a bounded number of tokens, each prompt once for all
+//! of its samples.
 //!
-//! States of linear attention are there where a forward pass ends. So that prompts that begin alike share them, the first of these ends a
-//! chunk at the last whole block that it has in common with others, and they begin with the next forward pass.
+//! States of linear attention are there where a forward pass ends. So that prompts that begin alike share them, the
+//! first of these ends a chunk at the last whole block that it has in common with others, and they begin with the next
+//! forward pass.
 
 use super::engine_args::EngineArgs;
 use super::sequence::{Sequence, SequenceGroup};
@@ -58,15 +60,8 @@ pub(super) enum Prefilled {
 
 impl Prefill {
     pub fn new(groups: Vec<SequenceGroup>) -> Self {
-        let partial = |group| PartialGroup {
-            group,
-            table: None,
-            found: 0,
-            split: None,
-        };
-        Self {
-            groups: groups.into_iter().map(partial).collect(),
-        }
+        let partial = |group| PartialGroup { group, table: None, found: 0, split: None };
+        Self { groups: groups.into_iter().map(partial).collect() }
     }
 
     /// Whether all groups are prefilled.
@@ -188,7 +183,8 @@ impl Prefill {
         own.table = Some(table);
     }
 
-    /// Whether a group begins after this forward pass, since one of its chunks leaves states behind that it can begin with.
+    /// Whether a group begins after this forward pass, since one of its chunks leaves states behind that it can begin
+    /// with.
     fn awaits_states(&self, group: usize, chunks: &[ScheduledChunk], cache: &KvCache) -> bool {
         let tokens = &self.groups[group].group.tokens;
         let ends = chunks.iter().filter_map(|chunk| {
@@ -201,17 +197,12 @@ impl Prefill {
         longest.is_some_and(|end| end > cache.found_tokens(tokens))
     }
 
-    /// Keeps the states at the ends of prompts that have run, and where prompts part, for others. The latter are used sooner: they come
-    /// last, so that they stay longer.
+    /// Keeps the states at the ends of prompts that have run, and where prompts part, for others. The latter are used
+    /// sooner: they come last, so that they stay longer.
     fn save_states(&mut self, cache: &mut KvCache, chunks: &[ScheduledChunk]) {
         for at in [Boundary::Prompt, Boundary::Shared] {
             for &ScheduledChunk { group, to, .. } in chunks {
-                let PartialGroup {
-                    group,
-                    table,
-                    split,
-                    ..
-                } = &mut self.groups[group];
+                let PartialGroup { group, table, split, .. } = &mut self.groups[group];
                 let ends = if at == Boundary::Shared {
                     *split == Some(to)
                 } else {
@@ -228,13 +219,7 @@ impl Prefill {
     fn take(&mut self, indices: &[(usize, i32)]) -> Vec<PrefilledGroup> {
         let mut done = Vec::with_capacity(indices.len());
         for &(index, _) in indices.iter().rev() {
-            let Some(PartialGroup {
-                group,
-                table: Some(table),
-                found,
-                ..
-            }) = self.groups.remove(index)
-            else {
+            let Some(PartialGroup { group, table: Some(table), found, .. }) = self.groups.remove(index) else {
                 unreachable!("its last token has run");
             };
             done.push(PrefilledGroup {

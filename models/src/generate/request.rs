@@ -13,7 +13,8 @@ pub struct GenerationRequest {
     pub tokens: Vec<u32>,
     /// Key of its first sample; sample `i` adds `i` to [`DrawKey::sample`].
     pub key: DrawKey,
-    /// Most tokens of its completions, where that is fewer than [`SamplingParams::max_new_tokens`](super::SamplingParams).
+    /// Most tokens of its completions, where that is fewer than
+    /// [`SamplingParams::max_new_tokens`](super::SamplingParams).
     pub max_new_tokens: Option<usize>,
 }
 
@@ -38,15 +39,16 @@ pub struct Sample {
     pub tokens: Vec<u32>,
     /// Tokens among them that the model did not sample: what stands between its turns. Their log-probabilities are 0.
     pub inserted: Vec<Range<usize>>,
-    /// Log-probability of each token, in nats, under the distribution it was drawn from (after temperature and truncation).
+    /// Log-probability of each token, in nats, under the distribution it was drawn from (after temperature and
+    /// truncation).
     pub logps: Vec<f32>,
-    /// Log-probability of each token, in nats, under the distribution before truncation at the same temperature; equal to `logps`
-    /// without truncation.
+    /// Log-probability of each token, in nats, under the distribution before truncation at the same temperature; equal
+    /// to `logps` without truncation.
     pub full_logps: Vec<f32>,
     /// Why it ended.
     pub finish: FinishReason,
-    /// The experts that prompt and completion went through, a row a token but for the last, which was not run; `None` for models without
-    /// experts, and for those with a sliding window on all layers.
+    /// The experts that prompt and completion went through, a row a token but for the last, which was not run; `None`
+    /// for models without experts, and for those with a sliding window on all layers.
     pub routes: Option<Arc<Routes>>,
 }
 

@@ -3,8 +3,8 @@
 use super::sequence::Sequence;
 use crate::cache::{BlockTable, KvCache};
 
-/// Blocks that stay free when a sequence enters beside so many, so that it does not preempt others at once: they need as many in four
-/// tokens.
+/// Blocks that stay free when a sequence enters beside so many, so that it does not preempt others at once: they need
+/// as many in four tokens.
 pub(super) fn reserve(running: usize) -> usize {
     running.div_ceil(4)
 }
@@ -16,7 +16,8 @@ pub(super) struct Row {
     pub table: BlockTable,
 }
 
-/// The rows of a decoding step. An ended sequence leaves a hole until another takes its row or the last one moves into it.
+/// The rows of a decoding step. An ended sequence leaves a hole until another takes its row or the last one moves into
+/// it.
 #[derive(Debug, Default)]
 pub(super) struct Running {
     rows: Vec<Option<Row>>,
@@ -56,14 +57,11 @@ impl Running {
         }
     }
 
-    /// Whether holes should be closed. A quarter of the rows may be holes where the number of rows should not change often.
+    /// Whether holes should be closed. A quarter of the rows may be holes where the number of rows should not change
+    /// often.
     pub fn should_compact(&self, lazy: bool) -> bool {
         let (live, rows) = (self.live(), self.rows.len());
-        if lazy {
-            live * 4 <= rows * 3
-        } else {
-            live < rows
-        }
+        if lazy { live * 4 <= rows * 3 } else { live < rows }
     }
 
     /// Closes holes where [`Self::should_compact`] says so: the last sequences move into them.
@@ -81,7 +79,6 @@ impl Running {
     /// Removes the youngest sequence, which is preempted.
     pub fn preempt(&mut self) -> Option<Row> {
         let rows = self.rows.iter_mut().filter(|row| row.is_some());
-        rows.max_by_key(|row| row.as_ref().map(|row| row.sequence.arrival()))?
-            .take()
+        rows.max_by_key(|row| row.as_ref().map(|row| row.sequence.arrival()))?.take()
     }
 }

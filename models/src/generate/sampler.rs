@@ -13,8 +13,8 @@ use rayon::prelude::*;
 #[derive(Debug)]
 pub(super) enum SampledTokens {
     Host(Vec<SampledToken>),
-    /// `[rows, 3]`: id, log-probability, and log-probability before truncation; or `[rows, 2]` where these are the same. One tensor,
-    /// since every read waits for the device. Ids are exact in f32 up to 2²⁴.
+    /// `[rows, 3]`: id, log-probability, and log-probability before truncation; or `[rows, 2]` where these are the
+    /// same. One tensor, since every read waits for the device. Ids are exact in f32 up to 2²⁴.
     Device(Tensor<2>),
 }
 
@@ -38,11 +38,7 @@ impl SampledTokens {
         };
         let [_, width] = rows.dims();
         let rows: Vec<f32> = read(rows)?;
-        let chosen = |row: &[f32]| SampledToken {
-            token: row[0] as u32,
-            logp: row[1],
-            full_logp: row[width - 1],
-        };
+        let chosen = |row: &[f32]| SampledToken { token: row[0] as u32, logp: row[1], full_logp: row[width - 1] };
         Ok(rows.chunks_exact(width).map(chosen).collect())
     }
 }
@@ -58,35 +54,27 @@ pub(super) struct RandomDraw {
 impl RandomDraw {
     /// The draw of a sequence's next token, after so many.
     pub fn next(key: DrawKey, tokens: usize) -> Self {
-        Self {
-            key: Some(key),
-            position: tokens as u32,
-        }
+        Self { key: Some(key), position: tokens as u32 }
     }
 }
 
 impl RandomDraw {
     /// For a row without a sequence.
-    pub const NONE: Self = Self {
-        key: None,
-        position: 0,
-    };
+    pub const NONE: Self = Self { key: None, position: 0 };
 
     pub fn uniform(&self) -> f32 {
         self.key.map_or(0.5, |key| key.uniform(self.position))
     }
 }
 
-/// Samples a token for every row of logits `[rows, vocab]`: by argmax, from the whole distribution, or from a truncated one.
+/// Samples a token for every row of logits `[rows, vocab]`: by argmax, from the whole distribution, or from a truncated
+/// one.
 ///
-/// The GPU kernel does all three on the device; the CPU kernel does the first two. Without a kernel, tensor operations do the first
-/// two on the device, and truncated rows are read back and sampled on the host: no backend sorts on the device, and bisection in
-/// tensor operations takes some eighty passes over the logits, which is no faster than one read and a partial sort.
-pub(super) fn sample(
-    logits: Tensor<2>,
-    sampling: &SamplingParams,
-    draws: &[RandomDraw],
-) -> Result<SampledTokens> {
+/// The GPU kernel does all three on the device; the CPU kernel does the first two. Without a kernel, tensor operations
+/// do the first two on the device, and truncated rows are read back and sampled on the host: no backend sorts on the
+/// device, and bisection in tensor operations takes some eighty passes over the logits, which is no faster than one
+/// read and a partial sort.
+pub(super) fn sample(logits: Tensor<2>, sampling: &SamplingParams, draws: &[RandomDraw]) -> Result<SampledTokens> {
     let uniforms: Vec<f32> = draws.iter().map(RandomDraw::uniform).collect();
     if !sampling.is_truncated() || sampling.is_greedy() {
         let uniforms = (!sampling.is_greedy()).then_some(&uniforms[..]);
@@ -102,11 +90,7 @@ pub(super) fn sample(
     }
     let choice = SampleOptions {
         temperature: sampling.scoring_temperature(),
-        truncation: Truncation {
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-        },
+        truncation: Truncation { top_k: sampling.top_k, top_p: sampling.top_p, min_p: sampling.min_p },
         uniforms: (!sampling.is_greedy()).then_some(&uniforms),
     };
     if let Some(rows) = kernels::sample_rows_on_device(&logits, choice) {
@@ -115,11 +99,7 @@ pub(super) fn sample(
     if sampling.is_greedy() {
         return Ok(SampledTokens::Device(on_device(logits, None)));
     }
-    let z = if (sampling.temperature - 1.0).abs() < f64::EPSILON {
-        logits
-    } else {
-        logits / sampling.temperature
-    };
+    let z = if (sampling.temperature - 1.0).abs() < f64::EPSILON { logits } else { logits / sampling.temperature };
     if !sampling.is_truncated() {
         return Ok(SampledTokens::Device(on_device(z, Some(uniforms))));
     }
@@ -153,6 +133,5 @@ fn on_device(z: Tensor<2>, uniforms: Option<Vec<f32>>) -> Tensor<2> {
 }
 
 fn read(t: Tensor<2>) -> Result<Vec<f32>> {
-    t.try_into_vec_as()
-        .map_err(|e| Error::device("sampling tokens", &e))
+    t.try_into_vec_as().map_err(|e| Error::device("sampling tokens", &e))
 }

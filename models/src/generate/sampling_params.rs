@@ -51,11 +51,7 @@ impl SamplingParams {
     /// Temperature of reported log-probabilities: 1 for greedy decoding.
     #[must_use]
     pub fn scoring_temperature(&self) -> f64 {
-        if self.is_greedy() {
-            1.0
-        } else {
-            self.temperature
-        }
+        if self.is_greedy() { 1.0 } else { self.temperature }
     }
 
     /// Refuses values out of range.
@@ -65,25 +61,16 @@ impl SamplingParams {
     pub fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::Sampling(what));
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return bad(format!(
-                "temperature must be 0 (greedy) or above, found {}",
-                self.temperature
-            ));
+            return bad(format!("temperature must be 0 (greedy) or above, found {}", self.temperature));
         }
         if self.top_k == Some(0) {
             return bad("top_k must be at least 1; omit it (or set -1) for all tokens".into());
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return bad(format!(
-                "top_p must be above 0 and at most 1, found {}",
-                self.top_p
-            ));
+            return bad(format!("top_p must be above 0 and at most 1, found {}", self.top_p));
         }
         if !(0.0..1.0).contains(&self.min_p) {
-            return bad(format!(
-                "min_p must be at least 0 and below 1, found {}",
-                self.min_p
-            ));
+            return bad(format!("min_p must be at least 0 and below 1, found {}", self.min_p));
         }
         if self.max_new_tokens == 0 {
             return bad("max_new_tokens must be at least 1".into());

@@ -18,16 +18,16 @@ pub struct SchedulerConfig {
     /// Most tokens of a sequence, prompt and completion; a completion that reaches it ends with
     /// [`FinishReason::Length`](super::FinishReason::Length).
     pub max_model_len: Option<usize>,
-    /// Most bytes of the KV cache; `None` is as many as the sequences may ever need. When it is full, the youngest sequences are preempted
-    /// and recomputed later.
+    /// Most bytes of the KV cache; `None` is as many as the sequences may ever need. When it is full, the youngest
+    /// sequences are preempted and recomputed later.
     pub kv_cache_bytes: Option<usize>,
     /// How keys and values are stored.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Whether the keys and values of whole completions stay in the cache for later runs of the generator, as long as the pools have
-    /// room: for turns of a conversation. Prompts that begin alike share blocks either way.
+    /// Whether the keys and values of whole completions stay in the cache for later runs of the generator, as long as
+    /// the pools have room: for turns of a conversation. Prompts that begin alike share blocks either way.
     pub keep_completions: bool,
-    /// Whether the next token is launched before the host has read the last one. `None`: on devices that run asynchronously. Sampled
-    /// tokens do not depend on it.
+    /// Whether the next token is launched before the host has read the last one. `None`: on devices that run
+    /// asynchronously. Sampled tokens do not depend on it.
     pub async_scheduling: Option<bool>,
 }
 
@@ -83,13 +83,9 @@ impl SchedulerConfig {
         self.kv_cache_demand(arch, 1, longest).least_bytes(arch) as usize
     }
 
-    /// Blocks of each group of layers, for `sequences` sequences of up to `longest` tokens. Refuses a limit that cannot hold one.
-    pub(super) fn blocks(
-        &self,
-        arch: &Arch,
-        sequences: usize,
-        longest: usize,
-    ) -> Result<Vec<usize>> {
+    /// Blocks of each group of layers, for `sequences` sequences of up to `longest` tokens. Refuses a limit that cannot
+    /// hold one.
+    pub(super) fn blocks(&self, arch: &Arch, sequences: usize, longest: usize) -> Result<Vec<usize>> {
         if self.kv_cache_dtype == KvCacheDtype::Int8 && !arch.head_dim.is_multiple_of(4) {
             return Err(Error::Sampling(format!(
                 "keys and values in 8 bits need a head size that is a multiple of 4, and this model's is {}; use the dtype `auto`",

@@ -39,10 +39,7 @@ impl Sequence {
                 finish: FinishReason::Length,
                 routes: None,
             },
-            key: DrawKey {
-                sample: key.sample + sample as u32,
-                ..key
-            },
+            key: DrawKey { sample: key.sample + sample as u32, ..key },
             preempted: false,
         }
     }

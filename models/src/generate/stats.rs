@@ -70,10 +70,7 @@ impl GenerationStats {
     /// Tokens per second of prefill.
     #[must_use]
     pub fn prefill_rate(&self) -> f64 {
-        rate(
-            self.prefill_tokens + self.recomputed_tokens,
-            self.prefill_time,
-        )
+        rate(self.prefill_tokens + self.recomputed_tokens, self.prefill_time)
     }
 
     /// Tokens per second of decoding.

@@ -30,9 +30,7 @@ impl StoppingCriteria<'_> {
 
     /// Most tokens of a completion of this request.
     pub fn max_new_tokens(&self, request: &GenerationRequest, config: &SchedulerConfig) -> usize {
-        let left = config
-            .max_model_len
-            .map(|most| most.saturating_sub(request.tokens.len()));
+        let left = config.max_model_len.map(|most| most.saturating_sub(request.tokens.len()));
         let limits = [request.max_new_tokens, left].into_iter().flatten();
         limits.fold(self.sampling.max_new_tokens, usize::min)
     }

@@ -26,10 +26,7 @@ const VOCAB: usize = 61;
 /// How near a draw may be to a boundary between two tokens to go either way, and how far log-probs may be apart.
 const NEAR: f64 = 1e-5;
 
-const PANELS: Prepack = Prepack {
-    panels: true,
-    quantization: None,
-};
+const PANELS: Prepack = Prepack { panels: true, quantization: None };
 
 /// What a family of two layers needs to have layers of both of its kinds.
 fn kinds(family: &str) -> Value {
@@ -97,11 +94,7 @@ fn in_8_bits(decoder: &Decoder) -> Decoder {
 
 /// Logits over temperature after every token of a sequence, by one forward without a cache.
 fn scores(decoder: &Decoder, tokens: &[u32], temperature: f64) -> Vec<Vec<f32>> {
-    let columns = Columns {
-        starts: &[0],
-        first: 0,
-        len: tokens.len(),
-    };
+    let columns = Columns { starts: &[0], first: 0, len: tokens.len() };
     let ctx = ForwardContext::new(decoder.arch(), columns, decoder.device());
     let ids: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
     let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [tokens.len()]), decoder.device());
@@ -128,16 +121,10 @@ fn check(
     let temperature = sampling.scoring_temperature();
     let near = nearness(decoder);
     let rows = scores(decoder, &tokens, temperature);
-    let key = DrawKey {
-        sample: request.key.sample + found.sample as u32,
-        ..request.key
-    };
+    let key = DrawKey { sample: request.key.sample + found.sample as u32, ..request.key };
     for (i, &token) in found.tokens.iter().enumerate() {
         let row = &rows[request.tokens.len() + i - 1];
-        let place = format!(
-            "token {i} of sample {} of prompt {}",
-            found.sample, found.request
-        );
+        let place = format!("token {i} of sample {} of prompt {}", found.sample, found.request);
         if sampling.is_greedy() {
             let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             assert!(f64::from(most - row[token as usize]) < near, "{place}");
@@ -155,36 +142,18 @@ fn check(
         others += usize::from(drawn.token != token);
         if drawn.token == token {
             let apart = |a: f32, b: f32| f64::from((a - b).abs());
-            assert!(
-                apart(drawn.logp, found.logps[i]) < near,
-                "{place}: {} and {}",
-                drawn.logp,
-                found.logps[i]
-            );
-            assert!(
-                apart(drawn.full_logp, found.full_logps[i]) < near,
-                "{place}: full"
-            );
+            assert!(apart(drawn.logp, found.logps[i]) < near, "{place}: {} and {}", drawn.logp, found.logps[i]);
+            assert!(apart(drawn.full_logp, found.full_logps[i]) < near, "{place}: full");
         }
     }
     let stop = |t: &u32| sampling.stop_ids.contains(t);
     let (last, before) = found.tokens.split_last().expect("at least one token");
     assert!(!before.iter().any(stop), "a sequence went on after its end");
-    let room = limits
-        .max_model_len
-        .map_or(usize::MAX, |most| most - request.tokens.len());
+    let room = limits.max_model_len.map_or(usize::MAX, |most| most - request.tokens.len());
     let most = sampling.max_new_tokens.min(room);
-    let expected = if stop(last) {
-        FinishReason::Stop
-    } else {
-        FinishReason::Length
-    };
+    let expected = if stop(last) { FinishReason::Stop } else { FinishReason::Length };
     assert_eq!(found.finish, expected);
-    assert!(
-        expected == FinishReason::Stop || found.tokens.len() == most,
-        "cut at {}",
-        found.tokens.len()
-    );
+    assert!(expected == FinishReason::Stop || found.tokens.len() == most, "cut at {}", found.tokens.len());
     others
 }
 
@@ -203,29 +172,16 @@ struct Schedule {
 }
 
 fn prepack() -> impl Strategy<Value = Prepack> {
-    (any::<bool>(), any::<bool>()).prop_map(|(panels, rounds)| Prepack {
-        panels,
-        quantization: rounds.then_some(Quantization::Int8),
-    })
+    (any::<bool>(), any::<bool>())
+        .prop_map(|(panels, rounds)| Prepack { panels, quantization: rounds.then_some(Quantization::Int8) })
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
     let samplings = prop_oneof![
         Just(SamplingParams::default()),
-        Just(SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        }),
-        Just(SamplingParams {
-            temperature: 0.7,
-            top_k: Some(9),
-            ..SamplingParams::default()
-        }),
-        Just(SamplingParams {
-            top_p: 0.8,
-            min_p: 0.02,
-            ..SamplingParams::default()
-        }),
+        Just(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
+        Just(SamplingParams { temperature: 0.7, top_k: Some(9), ..SamplingParams::default() }),
+        Just(SamplingParams { top_p: 0.8, min_p: 0.02, ..SamplingParams::default() }),
     ];
     let model_len = prop_oneof![Just(None), (32_usize..48).prop_map(Some)];
     (
@@ -244,43 +200,26 @@ fn schedule() -> impl Strategy<Value = Schedule> {
         1_usize..5,
         (samplings, 1_usize..24, 0_u32..8),
         (1_usize..9, 0_usize..80, model_len, any::<bool>()),
-        (
-            prop::option::of(1.0_f64..6.0),
-            prepack(),
-            prop_oneof![Just(0), 1_usize..40],
-        ),
+        (prop::option::of(1.0_f64..6.0), prepack(), prop_oneof![Just(0), 1_usize..40]),
     )
-        .prop_map(
-            |(
+        .prop_map(|(family, lengths, n, (sampling, new, stops), (slots, batched, model_len, ahead), memory)| {
+            let (budget, prepack, system) = memory;
+            Schedule {
                 family,
                 lengths,
+                system,
                 n,
-                (sampling, new, stops),
-                (slots, batched, model_len, ahead),
-                memory,
-            )| {
-                let (budget, prepack, system) = memory;
-                Schedule {
-                    family,
-                    lengths,
-                    system,
-                    n,
-                    sampling: SamplingParams {
-                        max_new_tokens: new,
-                        stop_ids: (0..stops * 2).collect(),
-                        ..sampling
-                    },
-                    limits: SchedulerConfig {
-                        max_num_batched_tokens: slots + batched,
-                        max_model_len: model_len.map(|most| most + system),
-                        async_scheduling: Some(ahead),
-                        ..SchedulerConfig::new(slots)
-                    },
-                    budget,
-                    prepack,
-                }
-            },
-        )
+                sampling: SamplingParams { max_new_tokens: new, stop_ids: (0..stops * 2).collect(), ..sampling },
+                limits: SchedulerConfig {
+                    max_num_batched_tokens: slots + batched,
+                    max_model_len: model_len.map(|most| most + system),
+                    async_scheduling: Some(ahead),
+                    ..SchedulerConfig::new(slots)
+                },
+                budget,
+                prepack,
+            }
+        })
 }
 
 fn requests(lengths: &[usize]) -> Vec<GenerationRequest> {
@@ -293,12 +232,7 @@ fn requests_after(system: usize, lengths: &[usize]) -> Vec<GenerationRequest> {
     let first = move || (0..system).map(move |i| token(i, 97));
     let request = |(salt, &len): (usize, &usize)| GenerationRequest {
         tokens: first().chain((0..len).map(|i| token(i, salt))).collect(),
-        key: DrawKey {
-            seed: 3,
-            step: 1,
-            prompt_index: salt as u32,
-            sample: 0,
-        },
+        key: DrawKey { seed: 3, step: 1, prompt_index: salt as u32, sample: 0 },
         max_new_tokens: None,
     };
     lengths.iter().enumerate().map(request).collect()
@@ -320,8 +254,7 @@ fn run_counting(schedule: &Schedule) -> (Generated, usize) {
         None => decoder.clone(),
     };
     limits.kv_cache_bytes = schedule.budget.map(|share| {
-        let length =
-            |r: &GenerationRequest| r.tokens.len() + generator.criteria.max_new_tokens(r, &limits);
+        let length = |r: &GenerationRequest| r.tokens.len() + generator.criteria.max_new_tokens(r, &limits);
         let longest = requests.iter().map(length).max().unwrap_or(0);
         (limits.least_cache_bytes(decoder.arch(), longest) as f64 * share) as usize
     });
@@ -331,14 +264,8 @@ fn run_counting(schedule: &Schedule) -> (Generated, usize) {
             seen.push((s.request, s.sample));
         })
         .expect("samples");
-    let names: Vec<_> = generated
-        .samples
-        .iter()
-        .map(|s| (s.request, s.sample))
-        .collect();
-    let all: Vec<_> = (0..requests.len())
-        .flat_map(|r| (0..schedule.n).map(move |s| (r, s)))
-        .collect();
+    let names: Vec<_> = generated.samples.iter().map(|s| (s.request, s.sample)).collect();
+    let all: Vec<_> = (0..requests.len()).flat_map(|r| (0..schedule.n).map(move |s| (r, s))).collect();
     assert_eq!(names, all, "every sample, in order");
     seen.sort_unstable();
     assert_eq!(seen, all, "every sample is told once");
@@ -349,15 +276,9 @@ fn run_counting(schedule: &Schedule) -> (Generated, usize) {
     }
     let stats = &generated.stats;
     let drawn: usize = generated.samples.iter().map(|s| s.tokens.len()).sum();
-    assert!(
-        stats.new_tokens >= drawn && (stats.preemptions > 0 || stats.new_tokens == drawn),
-        "{stats:?}"
-    );
+    assert!(stats.new_tokens >= drawn && (stats.preemptions > 0 || stats.new_tokens == drawn), "{stats:?}");
     assert!(stats.occupied + stats.overrun <= stats.slots);
-    assert!(
-        stats.overrun <= drawn && (stats.overrun == 0 || limits.async_scheduling == Some(true)),
-        "{stats:?}"
-    );
+    assert!(stats.overrun <= drawn && (stats.overrun == 0 || limits.async_scheduling == Some(true)), "{stats:?}");
     if let Some(bytes) = limits.kv_cache_bytes {
         // states come on top, in no more slots than an estimate counts
         let running = limits.max_num_seqs.min(requests.len() * schedule.n);
@@ -373,10 +294,7 @@ fn run_counting(schedule: &Schedule) -> (Generated, usize) {
 
 #[test]
 fn tokens_and_log_probs_are_those_of_a_plain_forward_under_every_schedule() {
-    let config = ProptestConfig {
-        cases: 160,
-        ..ProptestConfig::default()
-    };
+    let config = ProptestConfig { cases: 160, ..ProptestConfig::default() };
     let counts = std::cell::Cell::new((0, 0));
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let outcome = runner.run(&schedule(), |schedule| {
@@ -389,10 +307,7 @@ fn tokens_and_log_probs_are_those_of_a_plain_forward_under_every_schedule() {
     outcome.expect("every schedule holds");
     let (all, differing) = counts.get();
     // a draw lies within 1e-5 of one of a few boundaries about once in ten thousand times
-    assert!(
-        differing * 1000 <= all,
-        "{differing} of {all} tokens are not their draws"
-    );
+    assert!(differing * 1000 <= all, "{differing} of {all} tokens are not their draws");
 }
 
 fn crowded(budget: Option<f64>) -> Schedule {
@@ -401,10 +316,7 @@ fn crowded(budget: Option<f64>) -> Schedule {
         lengths: vec![5, 9, 3, 12, 7, 4, 8, 6],
         system: 0,
         n: 3,
-        sampling: SamplingParams {
-            max_new_tokens: 40,
-            ..SamplingParams::default()
-        },
+        sampling: SamplingParams { max_new_tokens: 40, ..SamplingParams::default() },
         limits: SchedulerConfig::new(8),
         budget,
         prepack: Prepack::default(),
@@ -417,23 +329,14 @@ fn a_short_cache_preempts_and_loses_nothing() {
     let short = run(&crowded(Some(1.5)));
     assert_eq!(plenty.stats.preemptions, 0);
     assert!(short.stats.preemptions > 0 && short.stats.recomputed_tokens > 0);
-    let tokens = |g: &Generated| {
-        g.samples
-            .iter()
-            .map(|s| s.tokens.clone())
-            .collect::<Vec<_>>()
-    };
+    let tokens = |g: &Generated| g.samples.iter().map(|s| s.tokens.clone()).collect::<Vec<_>>();
     assert_eq!(tokens(&plenty), tokens(&short));
 }
 
 #[test]
 fn slots_stay_taken_while_prompts_wait() {
     let ragged = Schedule {
-        sampling: SamplingParams {
-            max_new_tokens: 32,
-            stop_ids: (0..4).collect(),
-            ..SamplingParams::default()
-        },
+        sampling: SamplingParams { max_new_tokens: 32, stop_ids: (0..4).collect(), ..SamplingParams::default() },
         lengths: vec![6; 60],
         ..crowded(None)
     };
@@ -450,10 +353,7 @@ fn the_prompt_of_a_group_is_run_once() {
 #[test]
 fn a_request_may_limit_its_own_completions() {
     let decoder = decoder("llama");
-    let sampling = SamplingParams {
-        max_new_tokens: 10,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: 10, ..SamplingParams::default() };
     let mut requests = requests(&[4, 7, 5]);
     requests[1].max_new_tokens = Some(3);
     requests[2].max_new_tokens = Some(20);

@@ -7,8 +7,8 @@ use std::cmp::Ordering;
 /// Tokens that top-p sorts first; four times as many follow each time.
 const FIRST: usize = 64;
 
-/// Samples from one row of `z` = logits / temperature with the uniform number `u` in (0, 1). Of equally likely tokens at a boundary,
-/// those with the smallest ids are kept.
+/// Samples from one row of `z` = logits / temperature with the uniform number `u` in (0, 1). Of equally likely tokens
+/// at a boundary, those with the smallest ids are kept.
 pub(super) fn sample_truncated(z: &[f32], sampling: &SamplingParams, u: f32) -> SampledToken {
     let max = z.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> = z.iter().map(|z| f64::from(z - max).exp()).collect();
@@ -24,11 +24,7 @@ pub(super) fn sample_truncated(z: &[f32], sampling: &SamplingParams, u: f32) -> 
     });
     let token = kept[reached.unwrap_or(kept.len() - 1)];
     let centred = f64::from(z[token] - max);
-    SampledToken {
-        token: token as u32,
-        logp: (centred - mass.ln()) as f32,
-        full_logp: (centred - full.ln()) as f32,
-    }
+    SampledToken { token: token as u32, logp: (centred - mass.ln()) as f32, full_logp: (centred - full.ln()) as f32 }
 }
 
 /// The tokens that are not truncated, by id. `weights` are probabilities over that of the likeliest token.
@@ -50,13 +46,9 @@ fn kept(weights: &[f64], sampling: &SamplingParams) -> Vec<usize> {
     order
 }
 
-/// Moves the likeliest tokens to the front and returns how many of them reach the sum `share`. Only as many are sorted as needed.
-fn nucleus(
-    order: &mut [usize],
-    weights: &[f64],
-    share: f64,
-    likelier: impl Fn(&usize, &usize) -> Ordering,
-) -> usize {
+/// Moves the likeliest tokens to the front and returns how many of them reach the sum `share`. Only as many are sorted
+/// as needed.
+fn nucleus(order: &mut [usize], weights: &[f64], share: f64, likelier: impl Fn(&usize, &usize) -> Ordering) -> usize {
     let (mut sorted, mut before) = (0, 0.0);
     let mut size = FIRST;
     while sorted < order.len() {
@@ -83,12 +75,7 @@ mod tests {
     use super::*;
 
     fn sampling(top_k: Option<usize>, top_p: f64, min_p: f64) -> SamplingParams {
-        SamplingParams {
-            top_k,
-            top_p,
-            min_p,
-            ..SamplingParams::default()
-        }
+        SamplingParams { top_k, top_p, min_p, ..SamplingParams::default() }
     }
 
     /// p = 0.5, 0.25, 0.125, 0.125
@@ -98,10 +85,7 @@ mod tests {
 
     #[test]
     fn each_truncation_keeps_what_it_says() {
-        let weights: Vec<f64> = row()
-            .iter()
-            .map(|z| f64::from(z - row()[0]).exp())
-            .collect();
+        let weights: Vec<f64> = row().iter().map(|z| f64::from(z - row()[0]).exp()).collect();
         let kept = |top_k, top_p, min_p| kept(&weights, &sampling(top_k, top_p, min_p));
         assert_eq!(kept(Some(2), 1.0, 0.0), [0, 1]);
         assert_eq!(kept(None, 0.7, 0.0), [0, 1]);
@@ -133,16 +117,10 @@ mod tests {
         for _ in 0..200 {
             let length = 1 + stream.below(900) as usize;
             // few values, so that there are ties
-            let mut weights: Vec<f64> = (0..length)
-                .map(|_| f64::from(stream.below(40)) / 40.0)
-                .collect();
+            let mut weights: Vec<f64> = (0..length).map(|_| f64::from(stream.below(40)) / 40.0).collect();
             weights[stream.below(length as u32) as usize] = 1.0;
             let k = Some(1 + stream.below(500) as usize).filter(|k| k % 3 > 0);
-            let s = sampling(
-                k,
-                f64::from(stream.uniform()),
-                f64::from(stream.uniform()) * 0.3,
-            );
+            let s = sampling(k, f64::from(stream.uniform()), f64::from(stream.uniform()) * 0.3);
             assert_eq!(kept(&weights, &s), sorted(&weights, &s), "{s:?}");
         }
     }
@@ -151,22 +129,13 @@ mod tests {
     fn both_log_probs_are_exact() {
         let chosen = sample_truncated(&row(), &sampling(Some(2), 1.0, 0.0), 0.9);
         assert_eq!(chosen.token, 1);
-        assert!(
-            (chosen.logp - (1.0_f32 / 3.0).ln()).abs() < 1e-6,
-            "{chosen:?}"
-        );
-        assert!(
-            (chosen.full_logp - 0.25_f32.ln()).abs() < 1e-6,
-            "{chosen:?}"
-        );
+        assert!((chosen.logp - (1.0_f32 / 3.0).ln()).abs() < 1e-6, "{chosen:?}");
+        assert!((chosen.full_logp - 0.25_f32.ln()).abs() < 1e-6, "{chosen:?}");
     }
 
     #[test]
     fn the_uniform_number_inverts_the_cumulative_distribution() {
         let draw = |u| sample_truncated(&row(), &sampling(None, 0.99, 0.0), u).token;
-        assert_eq!(
-            [draw(0.01), draw(0.49), draw(0.51), draw(0.76), draw(0.99)],
-            [0, 0, 1, 2, 3]
-        );
+        assert_eq!([draw(0.01), draw(0.49), draw(0.51), draw(0.76), draw(0.99)], [0, 0, 1, 2, 3]);
     }
 }

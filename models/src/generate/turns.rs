@@ -1,9 +1,10 @@
 //! Several turns: what a sequence continues with after the model has ended a turn of it.
 //!
-//! Tokens are only ever appended to a sequence, and none is encoded a second time. A turn's keys and values stay in the cache while it
-//! waits, as long as the pools have room ([`SchedulerConfig::keep_completions`](super::SchedulerConfig::keep_completions)), so that
-//! the next one is prefilled from its new tokens on. A draw depends on the sequence and the position in it alone: neither the time that
-//! an answer takes nor a second try changes a token.
+//! Tokens are only ever appended to a sequence, and none is encoded a second time. A turn's keys and values stay in the
+//! cache while it waits, as long as the pools have room
+//! ([`SchedulerConfig::keep_completions`](super::SchedulerConfig::keep_completions)), so that the next one is prefilled
+//! from its new tokens on. A draw depends on the sequence and the position in it alone: neither the time that an answer
+//! takes nor a second try changes a token.
 
 use super::request::Sample;
 
@@ -27,8 +28,8 @@ pub trait Turns {
     /// What comes after the last turn of `sample`, to which `room` more tokens may be added.
     fn turn(&mut self, sample: &Sample, room: usize) -> Next;
 
-    /// What comes after turns that wait, by request and sample; asked for when all other sequences have ended or wait too. Never
-    /// [`Next::Wait`].
+    /// What comes after turns that wait, by request and sample; asked for when all other sequences have ended or wait
+    /// too. Never [`Next::Wait`].
     fn awaited(&mut self) -> Vec<((usize, usize), Next)> {
         Vec::new()
     }

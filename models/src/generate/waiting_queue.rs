@@ -17,12 +17,7 @@ pub(super) struct WaitingQueue<'a> {
 impl<'a> WaitingQueue<'a> {
     pub fn new(requests: &'a [GenerationRequest], n: usize) -> Self {
         let next = if n == 0 { requests.len() } else { 0 };
-        Self {
-            requests,
-            n,
-            next,
-            returned: BTreeMap::new(),
-        }
+        Self { requests, n, next, returned: BTreeMap::new() }
     }
 
     pub fn requests(&self) -> &'a [GenerationRequest] {
@@ -35,11 +30,7 @@ impl<'a> WaitingQueue<'a> {
 
     /// Number of sequences that wait.
     pub fn sequences(&self) -> usize {
-        let returned: usize = self
-            .returned
-            .values()
-            .map(|group| group.members.len())
-            .sum();
+        let returned: usize = self.returned.values().map(|group| group.members.len()).sum();
         returned + (self.requests.len() - self.next) * self.n
     }
 
@@ -59,11 +50,7 @@ impl<'a> WaitingQueue<'a> {
         let tokens = self.requests.get(request)?.tokens.clone();
         self.next += 1;
         let member = |sample| Sequence::new(self.requests, request, sample);
-        Some(SequenceGroup {
-            tokens,
-            members: (0..self.n).map(member).collect(),
-            recomputed: false,
-        })
+        Some(SequenceGroup { tokens, members: (0..self.n).map(member).collect(), recomputed: false })
     }
 
     /// A preempted sequence waits again, with the tokens it has sampled.
@@ -79,11 +66,7 @@ impl<'a> WaitingQueue<'a> {
     fn wait(&mut self, sequence: Sequence, recomputed: bool) {
         let prompt = &self.requests[sequence.sample.request].tokens;
         let tokens = [prompt.as_slice(), &sequence.sample.tokens].concat();
-        self.insert(SequenceGroup {
-            tokens,
-            members: vec![sequence],
-            recomputed,
-        });
+        self.insert(SequenceGroup { tokens, members: vec![sequence], recomputed });
     }
 
     /// Sequences that have not been decoded wait again, for the prefill of their common prompt.
@@ -93,11 +76,7 @@ impl<'a> WaitingQueue<'a> {
             return members.into_iter().for_each(|m| self.put_back(m));
         }
         members.iter_mut().for_each(Sequence::restart);
-        self.insert(SequenceGroup {
-            tokens,
-            members,
-            recomputed: true,
-        });
+        self.insert(SequenceGroup { tokens, members, recomputed: true });
     }
 
     fn insert(&mut self, group: SequenceGroup) {

@@ -1,8 +1,9 @@
-//! The head of a vocabulary that ranks share (Shoeybi et al., 2019, arXiv:1909.08053): each has the logits of some tokens.
+//! The head of a vocabulary that ranks share (Shoeybi et al., 2019, arXiv:1909.08053): each has the logits of some
+//! tokens.
 //!
-//! With z of its own tokens, each rank gives of every row `m = max z`, `s = Σ e^(z−m)`, `e = Σ e^(z−m) z`, and the target's z where the
-//! target is its own. Of all ranks together `M = max m`, `logsumexp = M + log Σ s e^(m−M)` and `Σ p z = Σ e e^(m−M) / Σ s e^(m−M)`, from
-//! which each has the scores of all tokens and differentiates its own logits.
+//! With z of its own tokens, each rank gives of every row `m = max z`, `s = Σ e^(z−m)`, `e = Σ e^(z−m) z`, and the
+//! target's z where the target is its own. Of all ranks together `M = max m`, `logsumexp = M + log Σ s e^(m−M)` and `Σ
+//! p z = Σ e e^(m−M) / Σ s e^(m−M)`, from which each has the scores of all tokens and differentiates its own logits.
 
 use super::{Head, HeadGradients, RowGradients, Softmax, TokenScores, logit_gradient, product_tn};
 use crate::functional::rms_norm;
@@ -63,20 +64,11 @@ impl<'a> Head<'a> {
     /// # Panics
     /// If it has all of them.
     #[must_use]
-    pub fn part(
-        &'a self,
-        hidden: Tensor<2>,
-        targets: Tensor<1, Int>,
-        temperature: f64,
-    ) -> PartChunk<'a> {
+    pub fn part(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> PartChunk<'a> {
         let own = self.own.clone().expect("a share of the vocabulary");
         let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
         let logits = self.cap(self.raw(&normed));
-        let z = if (temperature - 1.0).abs() < f64::EPSILON {
-            logits
-        } else {
-            logits / temperature
-        };
+        let z = if (temperature - 1.0).abs() < f64::EPSILON { logits } else { logits / temperature };
         let [rows, _] = z.dims();
         let (targets, others) = local_ids(own, targets);
         let is_own = Tensor::<2>::ones([rows, 1], (&z.device(), z.dtype()));
@@ -132,69 +124,38 @@ impl<'a> PartChunk<'a> {
             logp: (target - log_sum.clone()).reshape([rows]),
             entropy: (log_sum.clone() - mean_z.clone()).reshape([rows]),
         };
-        MergedChunk {
-            part: self,
-            log_sum,
-            mean_z,
-            scores,
-        }
+        MergedChunk { part: self, log_sum, mean_z, scores }
     }
 }
 
 impl<'a> MergedChunk<'a> {
-    /// This rank's part of the gradients, given those of the scores, `[rows]` each; `d_entropy` is `None` where the loss has no entropy
-    /// term.
+    /// This rank's part of the gradients, given those of the scores, `[rows]` each; `d_entropy` is `None` where the
+    /// loss has no entropy term.
     #[must_use]
     pub fn backward(self, d_logp: &Tensor<1>, d_entropy: Option<&Tensor<1>>) -> PartGradients<'a> {
-        let PartChunk {
-            head,
-            temperature,
-            hidden,
-            normed,
-            targets,
-            is_own,
-            z,
-            ..
-        } = self.part;
+        let PartChunk { head, temperature, hidden, normed, targets, is_own, z, .. } = self.part;
         let [rows, _] = z.dims();
         let probs = (z.clone() - self.log_sum).exp();
         let d_logp = d_logp.clone().reshape([rows, 1]);
         let d_target = d_logp.clone() * is_own;
         let d_entropy = d_entropy.map(|d| d.clone().reshape([rows, 1]));
-        let softmax = Softmax {
-            z,
-            probs,
-            mean_z: self.mean_z,
-        };
-        let upstream = RowGradients {
-            logp: d_logp,
-            target: d_target,
-            entropy: d_entropy,
-        };
+        let softmax = Softmax { z, probs, mean_z: self.mean_z };
+        let upstream = RowGradients { logp: d_logp, target: d_target, entropy: d_entropy };
         let dz = logit_gradient(head, softmax, &targets, temperature, upstream);
         let projection = head.projection_trains.then(|| product_tn(&dz, &normed));
         let stored = head.projection.dtype();
         let normed = kernels::matmul(&dz, &head.projection)
             .unwrap_or_else(|| stored_as(dz, stored).matmul(head.projection.clone()));
-        PartGradients {
-            head,
-            hidden,
-            normed,
-            projection,
-        }
+        PartGradients { head, hidden, normed, projection }
     }
 }
 
 impl PartGradients<'_> {
-    /// The gradients, given that of the normed rows: the sum of the ranks' parts. That of the projection is of this rank's tokens.
+    /// The gradients, given that of the normed rows: the sum of the ranks' parts. That of the projection is of this
+    /// rank's tokens.
     #[must_use]
     pub fn finish(self, d_normed: Tensor<2>) -> HeadGradients {
         let (hidden, norm) = self.head.norm_backward(self.hidden, d_normed);
-        HeadGradients {
-            hidden,
-            norm,
-            projection: self.projection,
-            bias: None,
-        }
+        HeadGradients { hidden, norm, projection: self.projection, bias: None }
     }
 }

@@ -1,6 +1,6 @@
-//! The two halves of a layer for one new token of each sequence on a GPU, in as few kernels as there are for it: a half's last product is
-//! added to the residual by the norm of the next half, and matrices that multiply the same rows are one where sampling has
-//! [joined](crate::weights::Weights::joined) them.
+//! The two halves of a layer for one new token of each sequence on a GPU, in as few kernels as there are for it: a
+//! half's last product is added to the residual by the norm of the next half, and matrices that multiply the same rows
+//! are one where sampling has [joined](crate::weights::Weights::joined) them.
 
 use super::{attention_params, gated, query_key_value};
 use crate::adapter::LoraForward;
@@ -63,11 +63,7 @@ pub(crate) fn attention(
     lora: Option<LoraForward<'_>>,
     cached: CachedStep<'_>,
 ) -> Residual {
-    let CachedStep {
-        cache,
-        step,
-        query_scale: scale,
-    } = cached;
+    let CachedStep { cache, step, query_scale: scale } = cached;
     let [x, h] = residual.normed(arch, w.get(Slot::InputNorm));
     let params = attention_params(arch, layer);
     // one tensor of queries and keys has no place for factors of queries alone
@@ -82,10 +78,7 @@ pub(crate) fn attention(
         }
         None => {
             let (qkv, gate) = query_key_value(arch, w, &h, scale, lora);
-            assert!(
-                gate.is_none(),
-                "models with gated attention decode elsewhere"
-            );
+            assert!(gate.is_none(), "models with gated attention decode elsewhere");
             cache.decode(params, qkv, w.get(Slot::Sinks).as_ref(), step)
         }
     };
@@ -93,27 +86,17 @@ pub(crate) fn attention(
 }
 
 /// The MLP half.
-pub(crate) fn mlp(
-    arch: &Arch,
-    w: &Weights,
-    residual: Residual,
-    lora: Option<LoraForward<'_>>,
-) -> Residual {
+pub(crate) fn mlp(arch: &Arch, w: &Weights, residual: Residual, lora: Option<LoraForward<'_>>) -> Residual {
     let [x, h] = residual.normed(arch, w.get(Slot::InputNorm));
     let joined = w.joined(GATE_UP, lora).filter(|own| own.bias.is_none());
     let both = joined.map(|own| own.product(&h));
-    let gated = both
-        .and_then(|both| kernels::glu_joined(activation(arch), &both))
-        .unwrap_or_else(|| gated(arch, w, &h, lora));
+    let gated =
+        both.and_then(|both| kernels::glu_joined(activation(arch), &both)).unwrap_or_else(|| gated(arch, w, &h, lora));
     add_later(arch, w, x, &gated, Slot::Down, lora)
 }
 
 fn heads(arch: &Arch) -> JoinedHeads {
-    JoinedHeads {
-        queries: arch.num_heads,
-        keys: arch.num_kv_heads,
-        dim: arch.head_dim,
-    }
+    JoinedHeads { queries: arch.num_heads, keys: arch.num_kv_heads, dim: arch.head_dim }
 }
 
 /// Queries, keys and values by one product, and the biases that are still to be added to them.
@@ -140,8 +123,8 @@ fn joined_qkv(
     }
 }
 
-/// The last product of a half, which the next norm adds to the residual, unless a kernel adds it as it multiplies, or it is normed
-/// itself.
+/// The last product of a half, which the next norm adds to the residual, unless a kernel adds it as it multiplies, or
+/// it is normed itself.
 fn add_later(
     arch: &Arch,
     w: &Weights,
@@ -155,12 +138,7 @@ fn add_later(
             let product = w.linear(y, matrix, lora);
             Residual::new(rms_norm_onto(arch, residual, product, norm))
         }
-        None if w.panels(matrix).is_some() => {
-            Residual::new(w.linear_add(residual, y, matrix, lora))
-        }
-        None => Residual {
-            sum: residual,
-            pending: Some(w.linear(y, matrix, lora)),
-        },
+        None if w.panels(matrix).is_some() => Residual::new(w.linear_add(residual, y, matrix, lora)),
+        None => Residual { sum: residual, pending: Some(w.linear(y, matrix, lora)) },
     }
 }

@@ -8,7 +8,8 @@ use crate::unit::Slot;
 use crate::weights::Weights;
 use burn::tensor::Tensor;
 
-/// Norm, projections, convolution, delta rule, gated norm, output projection, residual. With states, sequences continue from theirs.
+/// Norm, projections, convolution, delta rule, gated norm, output projection, residual. With states, sequences continue
+/// from theirs.
 pub(crate) fn delta_net(
     arch: &Arch,
     w: &Weights,

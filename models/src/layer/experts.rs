@@ -1,5 +1,6 @@
-//! A mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Qwen 3's router: softmax over all experts, the likeliest of them;
-//! gpt-oss's: the largest logits, softmax over those): rows are sorted by expert on the host, and every expert multiplies its own rows.
+//! A mixture of experts (Shazeer et al., 2017, arXiv:1701.06538; Qwen 3's router: softmax over all experts, the
+//! likeliest of them; gpt-oss's: the largest logits, softmax over those): rows are sorted by expert on the host, and
+//! every expert multiplies its own rows.
 
 use crate::adapter::LoraForward;
 use crate::arch::{Arch, Experts};
@@ -11,8 +12,8 @@ use crate::weights::Weights;
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{
-    ExpertInput, ExpertRows, attach_gradient, clamped_swiglu, combine_experts, expert_bias,
-    expert_linear, quantized_expert_linear,
+    ExpertInput, ExpertRows, attach_gradient, clamped_swiglu, combine_experts, expert_bias, expert_linear,
+    quantized_expert_linear,
 };
 use firebrick_backends::precision::{stored_as, widened};
 
@@ -48,9 +49,7 @@ pub(super) fn mixture(
         };
         let adapter = TargetModule::of(slot).and_then(|target| Some((target, w.adapter(target)?)));
         match lora.zip(adapter) {
-            Some((lora, (target, (a, b)))) => {
-                y + lora.run_experts(x, target, [&a, &b], &rows, reads)
-            }
+            Some((lora, (target, (a, b)))) => y + lora.run_experts(x, target, [&a, &b], &rows, reads),
             None => y,
         }
     };
@@ -77,21 +76,15 @@ fn gated(arch: &Arch, experts: Experts, product: impl Fn(Slot) -> Tensor<2>) -> 
 /// The experts of each token, `[tokens · per_token]`, best first.
 fn choose(logits: &Tensor<2>, experts: Experts) -> Vec<u32> {
     let read = logits.clone().inner().try_into_vec_as::<f64>();
-    // Where the device ran out of memory before these were computed, so is everything that follows from them, and the phase
-    // hears of it where it reads its results: any experts will do until then.
+    // Where the device ran out of memory before these were computed, so is everything that follows from them, and the
+    // phase hears of it where it reads its results: any experts will do until then.
     let values = read.unwrap_or_else(|_| vec![0.0; logits.shape().num_elements()]);
     let rows = values.chunks(experts.count);
     rows.flat_map(|row| top_k(row, experts.per_token)).collect()
 }
 
 /// `h`, on whose way back the auxiliary loss reaches the router.
-fn balanced(
-    h: &Tensor<2>,
-    logits: &Tensor<2>,
-    chosen: &[u32],
-    experts: Experts,
-    loss: &RouterLoss,
-) -> Tensor<2> {
+fn balanced(h: &Tensor<2>, logits: &Tensor<2>, chosen: &[u32], experts: Experts, loss: &RouterLoss) -> Tensor<2> {
     let probabilities = softmax(logits.clone(), 1);
     let [rows, count] = probabilities.dims();
     let device = h.device().inner();
@@ -123,18 +116,14 @@ fn top_k(row: &[f64], k: usize) -> Vec<u32> {
     order
 }
 
-/// The router's weights of the chosen experts, `[tokens, per_token]`: probabilities among all experts, or among the chosen ones where they
-/// are divided by their sum.
+/// The router's weights of the chosen experts, `[tokens, per_token]`: probabilities among all experts, or among the
+/// chosen ones where they are divided by their sum.
 fn weights(logits: Tensor<2>, chosen: &[u32], experts: Experts) -> Tensor<2> {
     let shape = [chosen.len() / experts.per_token, experts.per_token];
     let indices: Vec<i32> = chosen.iter().map(|&expert| expert as i32).collect();
     let place = (&logits.device(), DType::I32);
     let indices = Tensor::<2, Int>::from_data(TensorData::new(indices, shape), place);
-    if experts.normalised {
-        softmax(logits.gather(1, indices), 1)
-    } else {
-        softmax(logits, 1).gather(1, indices)
-    }
+    if experts.normalised { softmax(logits.gather(1, indices), 1) } else { softmax(logits, 1).gather(1, indices) }
 }
 
 #[cfg(test)]

@@ -30,11 +30,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::ChatTemplate`] as in [`Tokenizer::render_chat`], and when the template does not allow
     /// to locate the assistant's turns exactly, with the reason.
-    pub fn encode_with_assistant_mask(
-        &self,
-        messages: &[Message],
-        from: usize,
-    ) -> Result<ChatTokens> {
+    pub fn encode_with_assistant_mask(&self, messages: &[Message], from: usize) -> Result<ChatTokens> {
         self.encode_with_assistant_mask_and_tools(messages, from, None)
     }
 
@@ -53,31 +49,17 @@ impl Tokenizer {
         } else {
             self.between_prefixes(messages, from, tools)?
         };
-        let encoding =
-            self.backend
-                .encode(text.as_str(), false)
-                .map_err(|cause| Error::Tokenizer {
-                    path: self.origin.clone(),
-                    detail: format!("cannot encode {text:?}: {cause}"),
-                })?;
+        let encoding = self.backend.encode(text.as_str(), false).map_err(|cause| Error::Tokenizer {
+            path: self.origin.clone(),
+            detail: format!("cannot encode {text:?}: {cause}"),
+        })?;
         let assistant_mask = overlapping(encoding.get_offsets(), &spans);
-        Ok(ChatTokens {
-            tokens: encoding.get_ids().to_vec(),
-            assistant_mask,
-        })
+        Ok(ChatTokens { tokens: encoding.get_ids().to_vec(), assistant_mask })
     }
 
     /// The spans that the template marks, without those of turns before `from`.
-    fn marked(
-        &self,
-        messages: &[Message],
-        from: usize,
-        tools: Option<&Value>,
-    ) -> Result<(String, Vec<Range<usize>>)> {
-        let options = ChatOptions {
-            add_generation_prompt: false,
-            tools,
-        };
+    fn marked(&self, messages: &[Message], from: usize, tools: Option<&Value>) -> Result<(String, Vec<Range<usize>>)> {
+        let options = ChatOptions { add_generation_prompt: false, tools };
         let named = self.settings.named();
         let (text, mut spans) = self.template.render_marked(named, messages, options)?;
         if from > 0 {
@@ -102,10 +84,7 @@ impl Tokenizer {
         tools: Option<&Value>,
     ) -> Result<(String, Vec<Range<usize>>)> {
         let render = |messages: &[Message], add_generation_prompt| {
-            let options = ChatOptions {
-                add_generation_prompt,
-                tools,
-            };
+            let options = ChatOptions { add_generation_prompt, tools };
             self.render_chat_with(messages, options)
         };
         let text = render(messages, false)?;
@@ -119,10 +98,7 @@ impl Tokenizer {
             }
             let before = render(&messages[..i], true)?;
             let after = render(&messages[..=i], false)?;
-            for (part, what) in [
-                (&before, "the generation prompt of"),
-                (&after, "the conversation up to"),
-            ] {
+            for (part, what) in [(&before, "the generation prompt of"), (&after, "the conversation up to")] {
                 if !text.starts_with(part.as_str()) {
                     let at = common(&text, part);
                     return Err(self.inexact(&format!(
@@ -144,14 +120,8 @@ impl Tokenizer {
     fn end_of_turn(&self, text: &str, turn: Range<usize>) -> usize {
         let words = text[turn.clone()].trim_end();
         let added = self.backend.get_added_tokens_decoder();
-        let ended = added
-            .values()
-            .any(|token| token.special && words.ends_with(&token.content));
-        if ended {
-            turn.start + words.len()
-        } else {
-            turn.end
-        }
+        let ended = added.values().any(|token| token.special && words.ends_with(&token.content));
+        if ended { turn.start + words.len() } else { turn.end }
     }
 
     fn inexact(&self, why: &str) -> Error {
@@ -169,10 +139,7 @@ impl Tokenizer {
 fn common(a: &str, b: &str) -> usize {
     let pairs = a.char_indices().zip(b.chars());
     let alike = pairs.take_while(|((_, x), y)| x == y);
-    alike
-        .map(|((at, c), _)| at + c.len_utf8())
-        .last()
-        .unwrap_or(0)
+    alike.map(|((at, c), _)| at + c.len_utf8()).last().unwrap_or(0)
 }
 
 /// A few characters from a byte offset on.
@@ -182,8 +149,8 @@ fn excerpt(text: &str, at: usize) -> String {
 
 /// Which tokens have a byte in one of the spans, given each token's byte offsets.
 ///
-/// Offsets may leave out leading spaces (`trim_offsets`), so a token begins where the one before it ends. Tokens of one character
-/// all have the offsets of that character.
+/// Offsets may leave out leading spaces (`trim_offsets`), so a token begins where the one before it ends. Tokens of one
+/// character all have the offsets of that character.
 fn overlapping(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<bool> {
     let mut mask: Vec<bool> = Vec::with_capacity(offsets.len());
     let mut at = 0;

@@ -16,12 +16,7 @@ const EOS: &str = "<eos>";
 
 /// `words` are tokens of several characters, found before those of one.
 pub(super) fn files(alphabet: &str, words: &[&str]) -> Result<Files> {
-    let wrong = |detail: String| {
-        Err(Error::Tokenizer {
-            path: PathBuf::from(ORIGIN),
-            detail,
-        })
-    };
+    let wrong = |detail: String| Err(Error::Tokenizer { path: PathBuf::from(ORIGIN), detail });
     if alphabet.is_empty() {
         return wrong("the alphabet is empty; it needs at least one character".to_owned());
     }
@@ -31,13 +26,8 @@ pub(super) fn files(alphabet: &str, words: &[&str]) -> Result<Files> {
     }
 
     let own = [PAD, EOS];
-    if let Some(word) = words
-        .iter()
-        .find(|w| w.chars().count() < 2 || own.contains(w))
-    {
-        return wrong(format!(
-            "{word:?} is no token of several characters of its own"
-        ));
+    if let Some(word) = words.iter().find(|w| w.chars().count() < 2 || own.contains(w)) {
+        return wrong(format!("{word:?} is no token of several characters of its own"));
     }
     let first = own.len() + alphabet.chars().count();
     let tokens = own.map(str::to_owned).into_iter();
@@ -48,12 +38,7 @@ pub(super) fn files(alphabet: &str, words: &[&str]) -> Result<Files> {
         .map(|(id, token)| (token, id.into()))
         .collect();
     let mut added = vec![with_id(0, PAD, true), with_id(1, EOS, true)];
-    added.extend(
-        words
-            .iter()
-            .zip(first..)
-            .map(|(word, id)| with_id(id, word, false)),
-    );
+    added.extend(words.iter().zip(first..).map(|(word, id)| with_id(id, word, false)));
 
     let tokenizer = json!({
         "version": "1.0",
@@ -88,11 +73,7 @@ pub(super) fn files(alphabet: &str, words: &[&str]) -> Result<Files> {
     });
     let map = json!({ "eos_token": EOS, "pad_token": PAD });
 
-    Ok(Files::made(vec![
-        (TOKENIZER, text(&tokenizer)),
-        (CONFIG, text(&config)),
-        (SPECIAL_TOKENS, text(&map)),
-    ]))
+    Ok(Files::made(vec![(TOKENIZER, text(&tokenizer)), (CONFIG, text(&config)), (SPECIAL_TOKENS, text(&map))]))
 }
 
 fn special(content: &str) -> Value {

@@ -49,18 +49,11 @@ impl ChatOptions<'_> {
     /// A conversation that the assistant continues with.
     #[must_use]
     pub fn prompt() -> Self {
-        Self {
-            add_generation_prompt: true,
-            ..Self::default()
-        }
+        Self { add_generation_prompt: true, ..Self::default() }
     }
 
     fn tools(&self) -> Value {
-        let given = self.tools.filter(|tools| {
-            tools
-                .as_array()
-                .map_or(!tools.is_null(), |list| !list.is_empty())
-        });
+        let given = self.tools.filter(|tools| tools.as_array().map_or(!tools.is_null(), |list| !list.is_empty()));
         given.map_or(Value::from(()), from_json)
     }
 }
@@ -99,33 +92,23 @@ impl ChatTemplate {
         let marks = matches!(source, TemplateSource::Text(text) if matches!(marked_generation(text), Cow::Owned(_)));
         let state = match source {
             TemplateSource::Absent => State::Absent("there is none".to_owned()),
-            TemplateSource::NoDefault(names) => State::Absent(format!(
-                "there is no template named \"default\", only {names:?}"
-            )),
+            TemplateSource::NoDefault(names) => {
+                State::Absent(format!("there is no template named \"default\", only {names:?}"))
+            }
             TemplateSource::Text(text) => match compile(text) {
                 Ok(environment) => State::Ready(Box::new(environment)),
                 Err(cause) => State::Broken(format!("not understood: {cause}")),
             },
         };
-        Self {
-            origin: origin.to_owned(),
-            state,
-            marks,
-            kwargs: serde_json::Map::new(),
-        }
+        Self { origin: origin.to_owned(), state, marks, kwargs: serde_json::Map::new() }
     }
 
     /// Gives every rendering more variables.
-    pub(super) fn set_kwargs(
-        &mut self,
-        kwargs: &serde_json::Map<String, serde_json::Value>,
-    ) -> Result<()> {
+    pub(super) fn set_kwargs(&mut self, kwargs: &serde_json::Map<String, serde_json::Value>) -> Result<()> {
         if let Some(name) = OWN.iter().find(|name| kwargs.contains_key(**name)) {
             return Err(Error::ChatTemplate {
                 path: self.origin.clone(),
-                detail: format!(
-                    "chat_template_kwargs: `{name}` is set by each conversation; remove it"
-                ),
+                detail: format!("chat_template_kwargs: `{name}` is set by each conversation; remove it"),
             });
         }
         self.kwargs.clone_from(kwargs);
@@ -143,10 +126,7 @@ impl ChatTemplate {
     /// Refuses a template that is not understood.
     pub(super) fn check(&self) -> Result<()> {
         match &self.state {
-            State::Broken(detail) => Err(Error::ChatTemplate {
-                path: self.origin.clone(),
-                detail: detail.clone(),
-            }),
+            State::Broken(detail) => Err(Error::ChatTemplate { path: self.origin.clone(), detail: detail.clone() }),
             State::Absent(_) | State::Ready(_) => Ok(()),
         }
     }
@@ -198,10 +178,7 @@ impl ChatTemplate {
         messages: &[Message],
         options: ChatOptions<'_>,
     ) -> Result<String> {
-        let failed = |detail: String| Error::ChatTemplate {
-            path: self.origin.clone(),
-            detail,
-        };
+        let failed = |detail: String| Error::ChatTemplate { path: self.origin.clone(), detail };
         let environment = match &self.state {
             State::Ready(environment) => environment,
             State::Broken(why) => return Err(failed(why.clone())),
@@ -216,9 +193,7 @@ impl ChatTemplate {
             return Err(failed("the conversation has no messages".to_owned()));
         }
         // as in transformers, what is given goes before what the tokenizer names
-        let named = special_tokens
-            .iter()
-            .map(|(role, token)| (role.as_str(), token.as_str().into()));
+        let named = special_tokens.iter().map(|(role, token)| (role.as_str(), token.as_str().into()));
         let given = self.kwargs.iter();
         let given = given.map(|(name, value)| (name.as_str(), from_json(value)));
         let variables = Value::from_pairs(named.chain(given));
@@ -257,10 +232,7 @@ fn from_json(value: &serde_json::Value) -> Value {
 
 fn compile(source: &str) -> Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build()?;
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
     environment.set_syntax(syntax);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(|out, state, value| match value.kind() {
@@ -271,13 +243,9 @@ fn compile(source: &str) -> Result<Environment<'static>, minijinja::Error> {
         _ => minijinja::escape_formatter(out, state, value),
     });
     // Templates ask this of `tools`; the engine's own answer for none is yes.
-    environment.add_test("iterable", |value: &Value| {
-        !value.is_none() && value.try_iter().is_ok()
-    });
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_filter("tojson", tojson);
-    environment.add_filter(MARK, |text: String| {
-        format!("{}{text}{}", MARKS[0], MARKS[1])
-    });
+    environment.add_filter(MARK, |text: String| format!("{}{text}{}", MARKS[0], MARKS[1]));
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_template_owned(NAME, marked_generation(source).into_owned())?;
@@ -296,10 +264,7 @@ impl fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "the signature minijinja calls"
-)]
+#[expect(clippy::needless_pass_by_value, reason = "the signature minijinja calls")]
 fn raise_exception(message: Value) -> Result<Value, minijinja::Error> {
     let raised = Raised(message.to_string());
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
@@ -308,10 +273,7 @@ fn raise_exception(message: Value) -> Result<Value, minijinja::Error> {
 /// The local time, so a template that calls this gives another prompt tomorrow: as transformers.
 fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
     jiff::fmt::strtime::format(format, &jiff::Zoned::now()).map_err(|cause| {
-        minijinja::Error::new(
-            ErrorKind::InvalidOperation,
-            format!("strftime_now({format:?}): {cause}"),
-        )
+        minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {cause}"))
     })
 }
 

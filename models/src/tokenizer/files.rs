@@ -61,10 +61,7 @@ impl Files {
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&[u8]> {
-        self.0
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, bytes)| bytes.as_slice())
+        self.0.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.as_slice())
     }
 
     /// Puts a file in the place of the one of its name.

@@ -66,7 +66,8 @@ impl Tokenizer {
         Self::characters_and_words(alphabet, &[])
     }
 
-    /// The same with tokens of several characters besides, which are found before single ones. They are no special tokens.
+    /// The same with tokens of several characters besides, which are found before single ones. They are no special
+    /// tokens.
     ///
     /// # Errors
     /// As [`Tokenizer::characters`], and for a word of fewer than two characters.
@@ -77,43 +78,25 @@ impl Tokenizer {
 
     fn from_files(origin: &Path, files: Files) -> Result<Self> {
         let path = origin.join(files::TOKENIZER);
-        let broken = |detail: String| Error::Tokenizer {
-            path: path.clone(),
-            detail,
-        };
+        let broken = |detail: String| Error::Tokenizer { path: path.clone(), detail };
 
-        let mut backend = Backend::from_bytes(files.get(files::TOKENIZER).unwrap_or_default())
-            .map_err(|cause| {
-                broken(format!(
-                    "not a valid tokenizer of the Hugging Face `tokenizers` library: {cause}; save it again with a recent \
+        let mut backend = Backend::from_bytes(files.get(files::TOKENIZER).unwrap_or_default()).map_err(|cause| {
+            broken(format!(
+                "not a valid tokenizer of the Hugging Face `tokenizers` library: {cause}; save it again with a recent \
                      transformers"
-                ))
-            })?;
+            ))
+        })?;
         backend.with_padding(None);
-        backend
-            .with_truncation(None)
-            .map_err(|cause| broken(cause.to_string()))?;
+        backend.with_truncation(None).map_err(|cause| broken(cause.to_string()))?;
 
         let settings = Settings::parse(origin, &files)?;
         register(&mut backend, &settings).map_err(|cause| broken(cause.to_string()))?;
 
         let template = ChatTemplate::new(origin, settings.chat_template());
-        let vocab_size = backend
-            .get_vocab(true)
-            .values()
-            .max()
-            .map_or(0, |&id| id as usize + 1);
+        let vocab_size = backend.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let clean_up = settings.cleans_up(matches!(backend.get_model(), ModelWrapper::BPE(_)));
         let origin = origin.to_owned();
-        Ok(Self {
-            origin,
-            files,
-            backend,
-            settings,
-            template,
-            vocab_size,
-            clean_up,
-        })
+        Ok(Self { origin, files, backend, settings, template, vocab_size, clean_up })
     }
 
     /// Token ids of `text`. Special tokens written out in `text` become their ids either way;
@@ -144,18 +127,11 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Tokenizer`] when the tokenizer's own decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        let text = self
-            .backend
-            .decode(ids, skip_special_tokens)
-            .map_err(|cause| Error::Tokenizer {
-                path: self.origin.clone(),
-                detail: format!("cannot decode {} ids: {cause}", ids.len()),
-            })?;
-        Ok(if self.clean_up {
-            clean_up_spaces(&text)
-        } else {
-            text
-        })
+        let text = self.backend.decode(ids, skip_special_tokens).map_err(|cause| Error::Tokenizer {
+            path: self.origin.clone(),
+            detail: format!("cannot decode {} ids: {cause}", ids.len()),
+        })?;
+        Ok(if self.clean_up { clean_up_spaces(&text) } else { text })
     }
 
     /// The largest token id + 1, added tokens included. A model's embedding may have more rows.
@@ -188,8 +164,8 @@ impl Tokenizer {
         self.backend.token_to_id(token)
     }
 
-    /// The first id that stands for another token in the other tokenizer, with both tokens: ids of one mean nothing to a model of the
-    /// other. An id that only one of them has differs too.
+    /// The first id that stands for another token in the other tokenizer, with both tokens: ids of one mean nothing to
+    /// a model of the other. An id that only one of them has differs too.
     #[must_use]
     pub fn differing_id(&self, other: &Self) -> Option<(u32, [String; 2])> {
         let most = self.vocab_size.max(other.vocab_size) as u32;
@@ -216,30 +192,19 @@ impl Tokenizer {
     /// [`Error::ChatTemplate`] when there is no template, when it cannot be understood, and when it
     /// refuses the conversation (`raise_exception`), with its own words.
     pub fn render_chat(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.render_chat_with(
-            messages,
-            ChatOptions {
-                add_generation_prompt,
-                ..ChatOptions::default()
-            },
-        )
+        self.render_chat_with(messages, ChatOptions { add_generation_prompt, ..ChatOptions::default() })
     }
 
     /// The same with more of what a template may be given.
     ///
     /// # Errors
     /// As [`Tokenizer::render_chat`].
-    pub fn render_chat_with(
-        &self,
-        messages: &[Message],
-        options: ChatOptions<'_>,
-    ) -> Result<String> {
-        self.template
-            .render(self.settings.named(), messages, options)
+    pub fn render_chat_with(&self, messages: &[Message], options: ChatOptions<'_>) -> Result<String> {
+        self.template.render(self.settings.named(), messages, options)
     }
 
-    /// The same tokenizer with another chat template, in Jinja; [`Tokenizer::save`] writes it too. `origin` is where it came
-    /// from, for messages.
+    /// The same tokenizer with another chat template, in Jinja; [`Tokenizer::save`] writes it too. `origin` is where it
+    /// came from, for messages.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`] when the template is not understood.
@@ -255,8 +220,8 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// The same tokenizer whose chat template is given these variables with every conversation, as by the keyword arguments of
-    /// transformers' `apply_chat_template`. The files that [`Tokenizer::save`] writes do not have them.
+    /// The same tokenizer whose chat template is given these variables with every conversation, as by the keyword
+    /// arguments of transformers' `apply_chat_template`. The files that [`Tokenizer::save`] writes do not have them.
     ///
     /// # Errors
     /// [`Error::ChatTemplate`] for a name that each conversation sets (`messages`, `tools`, `documents`,
@@ -282,10 +247,7 @@ impl Tokenizer {
     }
 
     fn named_id(&self, name: &str) -> Option<u32> {
-        self.settings
-            .named()
-            .get(name)
-            .and_then(|token| self.token_id(token))
+        self.settings.named().get(name).and_then(|token| self.token_id(token))
     }
 
     /// The first character that no token covers; special tokens are taken out first, as they are
@@ -322,16 +284,10 @@ fn register(backend: &mut Backend, settings: &Settings) -> tokenizers::Result<()
     let find = |content: &str| known.iter().find(|token| token.content == content);
 
     // Declared tokens come first, in the order of their ids: a new id is the next free one.
-    let mut wanted: Vec<AddedToken> = settings
-        .declared()
-        .filter(|token| find(&token.content).is_none())
-        .cloned()
-        .collect();
+    let mut wanted: Vec<AddedToken> =
+        settings.declared().filter(|token| find(&token.content).is_none()).cloned().collect();
     for token in settings.special() {
-        if let Some(listed) = wanted
-            .iter_mut()
-            .find(|other| other.content == token.content)
-        {
+        if let Some(listed) = wanted.iter_mut().find(|other| other.content == token.content) {
             listed.special = true;
             continue;
         }
@@ -360,9 +316,7 @@ fn clean_up_spaces(text: &str) -> String {
         (" 've", "'ve"),
         (" 're", "'re"),
     ];
-    JOINED
-        .iter()
-        .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+    JOINED.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
 #[cfg(test)]

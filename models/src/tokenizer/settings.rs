@@ -11,15 +11,7 @@ use super::files::{CHAT_TEMPLATE, CONFIG, Files, SPECIAL_TOKENS};
 use crate::error::{Error, Result};
 
 /// The roles transformers knows; templates see each one that is set as a variable of that name.
-const ROLES: [&str; 7] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-];
+const ROLES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Lists of further special tokens: the v5 name and the v4 one, which counts without the other.
 const LISTS: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
@@ -60,14 +52,9 @@ impl Settings {
             }
         }
         // Roles of one model family (`image_token`, …): special, but no variables of templates.
-        let own = config
-            .iter()
-            .filter(|(key, _)| key.ends_with("_token") && !ROLES.contains(&key.as_str()));
+        let own = config.iter().filter(|(key, _)| key.ends_with("_token") && !ROLES.contains(&key.as_str()));
         special.extend(own.filter_map(|(_, value)| special_token(value)));
-        if let Some(list) = LISTS
-            .iter()
-            .find_map(|&name| further_tokens(config.get(name)?))
-        {
+        if let Some(list) = LISTS.iter().find_map(|&name| further_tokens(config.get(name)?)) {
             special.extend(list);
         }
 
@@ -78,9 +65,7 @@ impl Settings {
             declared,
             template: template_source(dir, files, config.get("chat_template"))?,
             clean_up: flag("clean_up_tokenization_spaces"),
-            clean_up_bpe: flag(
-                "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
-            ),
+            clean_up_bpe: flag("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"),
         })
     }
 
@@ -122,31 +107,21 @@ fn object(dir: &Path, name: &str, files: &Files) -> Result<Map<String, Value>> {
 }
 
 fn declared_tokens(dir: &Path, config: &Map<String, Value>) -> Result<BTreeMap<u32, AddedToken>> {
-    let wrong = |detail: String| Error::Config {
-        path: dir.join(CONFIG),
-        detail,
-    };
+    let wrong = |detail: String| Error::Config { path: dir.join(CONFIG), detail };
     let Some(value) = config.get("added_tokens_decoder") else {
         return Ok(BTreeMap::new());
     };
     let Value::Object(entries) = value else {
-        return Err(wrong(format!(
-            "`added_tokens_decoder` must map token ids to tokens, found {value}"
-        )));
+        return Err(wrong(format!("`added_tokens_decoder` must map token ids to tokens, found {value}")));
     };
     entries
         .iter()
         .map(|(id, entry)| {
-            let number = id.parse().map_err(|_| {
-                wrong(format!(
-                    "`added_tokens_decoder` has the key {id:?}, which is not a token id"
-                ))
-            })?;
-            let token = added_token(entry, false).ok_or_else(|| {
-                wrong(format!(
-                    "`added_tokens_decoder` has no content for token {id}: {entry}"
-                ))
-            })?;
+            let number = id
+                .parse()
+                .map_err(|_| wrong(format!("`added_tokens_decoder` has the key {id:?}, which is not a token id")))?;
+            let token = added_token(entry, false)
+                .ok_or_else(|| wrong(format!("`added_tokens_decoder` has no content for token {id}: {entry}")))?;
             Ok((number, token))
         })
         .collect()
@@ -162,12 +137,7 @@ fn added_token(value: &Value, special: bool) -> Option<AddedToken> {
     if content.is_empty() {
         return None;
     }
-    let rule = |name: &str, otherwise| {
-        value
-            .get(name)
-            .and_then(Value::as_bool)
-            .unwrap_or(otherwise)
-    };
+    let rule = |name: &str, otherwise| value.get(name).and_then(Value::as_bool).unwrap_or(otherwise);
     let special = rule("special", special);
     Some(
         AddedToken::from(content, special)
@@ -203,27 +173,16 @@ fn template_source(dir: &Path, files: &Files, value: Option<&Value>) -> Result<T
         Some(Value::Array(list)) => {
             let templates: Vec<(&str, &str)> = list
                 .iter()
-                .filter_map(|one| {
-                    Some((one.get("name")?.as_str()?, one.get("template")?.as_str()?))
-                })
+                .filter_map(|one| Some((one.get("name")?.as_str()?, one.get("template")?.as_str()?)))
                 .collect();
-            Ok(
-                match templates.iter().find(|(name, _)| *name == "default") {
-                    Some((_, text)) => TemplateSource::Text((*text).to_owned()),
-                    None => TemplateSource::NoDefault(
-                        templates
-                            .iter()
-                            .map(|(name, _)| (*name).to_owned())
-                            .collect(),
-                    ),
-                },
-            )
+            Ok(match templates.iter().find(|(name, _)| *name == "default") {
+                Some((_, text)) => TemplateSource::Text((*text).to_owned()),
+                None => TemplateSource::NoDefault(templates.iter().map(|(name, _)| (*name).to_owned()).collect()),
+            })
         }
         Some(other) => Err(Error::Config {
             path: dir.join(CONFIG),
-            detail: format!(
-                "`chat_template` must be a string or a list of {{name, template}}, found {other}"
-            ),
+            detail: format!("`chat_template` must be a string or a list of {{name, template}}, found {other}"),
         }),
     }
 }

@@ -8,10 +8,7 @@ use super::*;
 /// A folder with a character tokenizer, on top of which a test writes its own files.
 fn folder(files: &[(&str, &str)]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    Tokenizer::characters("abc .!")
-        .unwrap()
-        .save(dir.path())
-        .unwrap();
+    Tokenizer::characters("abc .!").unwrap().save(dir.path()).unwrap();
     for (name, text) in files {
         std::fs::write(dir.path().join(name), text).unwrap();
     }
@@ -28,10 +25,7 @@ fn render(template: &str) -> String {
 }
 
 fn hello() -> Vec<Message> {
-    vec![Message {
-        role: "user".into(),
-        content: " <b>\"hé\"</b>\n".into(),
-    }]
+    vec![Message { role: "user".into(), content: " <b>\"hé\"</b>\n".into() }]
 }
 
 #[test]
@@ -39,10 +33,7 @@ fn a_folder_without_tokenizer_json_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let error = Tokenizer::from_dir(dir.path()).unwrap_err();
     assert!(matches!(&error, Error::MissingFile { file, .. } if file == "tokenizer.json"));
-    assert!(
-        error.to_string().contains("Hugging Face checkpoint"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("Hugging Face checkpoint"), "{error}");
 
     std::fs::write(dir.path().join("tokenizer.model"), "old").unwrap();
     let error = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
@@ -55,12 +46,7 @@ fn corrupt_files_are_named() {
     let error = Tokenizer::from_dir(dir.path()).unwrap_err();
     assert!(matches!(&error, Error::Tokenizer { path, .. } if path.ends_with("tokenizer.json")));
 
-    for text in [
-        "[1]",
-        "{",
-        r#"{"added_tokens_decoder": {"x": "y"}}"#,
-        r#"{"chat_template": 3}"#,
-    ] {
+    for text in ["[1]", "{", r#"{"added_tokens_decoder": {"x": "y"}}"#, r#"{"chat_template": 3}"#] {
         let dir = folder(&[("tokenizer_config.json", text)]);
         let error = Tokenizer::from_dir(dir.path()).unwrap_err();
         assert!(
@@ -75,10 +61,7 @@ fn characters_round_trip() {
     let alphabet = "0123456789+= \n<>é日🦀e\u{301}";
     let tokenizer = Tokenizer::characters(alphabet).unwrap();
     assert_eq!((tokenizer.pad_id(), tokenizer.eos_id()), (Some(0), Some(1)));
-    assert_eq!(
-        (tokenizer.bos_id(), tokenizer.has_chat_template()),
-        (None, false)
-    );
+    assert_eq!((tokenizer.bos_id(), tokenizer.has_chat_template()), (None, false));
     assert_eq!(tokenizer.vocab_size(), 2 + alphabet.chars().count());
 
     let ids = tokenizer.encode(alphabet, true).unwrap();
@@ -86,10 +69,7 @@ fn characters_round_trip() {
     assert_eq!(tokenizer.decode(&ids, true).unwrap(), alphabet);
 
     assert_eq!(tokenizer.encode("1+1<eos>", true).unwrap(), [3, 12, 3, 1]);
-    assert_eq!(
-        tokenizer.decode(&[3, 12, 3, 1, 0, 999], false).unwrap(),
-        "1+1<eos><pad>"
-    );
+    assert_eq!(tokenizer.decode(&[3, 12, 3, 1, 0, 999], false).unwrap(), "1+1<eos><pad>");
     assert_eq!(tokenizer.decode(&[3, 12, 3, 1, 0], true).unwrap(), "1+1");
     assert!(tokenizer.encode("", true).unwrap().is_empty());
 }
@@ -97,10 +77,7 @@ fn characters_round_trip() {
 #[test]
 fn an_unknown_character_is_named() {
     let tokenizer = Tokenizer::characters("ab").unwrap();
-    let error = tokenizer
-        .encode("ab<eos>aé", false)
-        .unwrap_err()
-        .to_string();
+    let error = tokenizer.encode("ab<eos>aé", false).unwrap_err().to_string();
     assert!(error.contains("'é'") && error.contains("U+00E9"), "{error}");
     // The angle bracket is known only as part of the special token.
     let error = tokenizer.encode("<eos>a<", false).unwrap_err().to_string();
@@ -116,21 +93,14 @@ fn an_alphabet_names_each_character_once() {
 
 #[test]
 fn saved_files_are_the_loaded_ones_and_give_the_same_ids() {
-    let source = folder(&[
-        ("chat_template.jinja", "{{ messages[0].content }}"),
-        ("vocab.json", "{ \"kept\":1}"),
-    ]);
+    let source = folder(&[("chat_template.jinja", "{{ messages[0].content }}"), ("vocab.json", "{ \"kept\":1}")]);
     let loaded = Tokenizer::from_dir(source.path()).unwrap();
     let copy = tempfile::tempdir().unwrap();
     let copy = copy.path().join("made/by/save");
     loaded.save(&copy).unwrap();
 
     let names = |dir: &Path| {
-        let mut names: Vec<_> = dir
-            .read_dir()
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
+        let mut names: Vec<_> = dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         names
     };
@@ -141,10 +111,7 @@ fn saved_files_are_the_loaded_ones_and_give_the_same_ids() {
     }
     let again = Tokenizer::from_dir(&copy).unwrap();
     let text = "ab c.!<eos>";
-    assert_eq!(
-        again.encode(text, true).unwrap(),
-        loaded.encode(text, true).unwrap()
-    );
+    assert_eq!(again.encode(text, true).unwrap(), loaded.encode(text, true).unwrap());
     assert_eq!(again.eos_id(), loaded.eos_id());
 }
 
@@ -170,10 +137,7 @@ fn special_tokens_come_from_either_file() {
     let map = r#"{"eos_token": {"content": "<end>", "lstrip": false}, "bos_token": "a"}"#;
     // Without `added_tokens_decoder` the map speaks, and what it names is added.
     let dir = folder(&[
-        (
-            "tokenizer_config.json",
-            r#"{"eos_token": "<eos>", "pad_token": "<pad>"}"#,
-        ),
+        ("tokenizer_config.json", r#"{"eos_token": "<eos>", "pad_token": "<pad>"}"#),
         ("special_tokens_map.json", map),
     ]);
     let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
@@ -190,10 +154,7 @@ fn special_tokens_come_from_either_file() {
 
 #[test]
 fn clean_up_is_honoured_when_asked_for() {
-    let dir = folder(&[(
-        "tokenizer_config.json",
-        r#"{"clean_up_tokenization_spaces": true}"#,
-    )]);
+    let dir = folder(&[("tokenizer_config.json", r#"{"clean_up_tokenization_spaces": true}"#)]);
     let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
     let ids = tokenizer.encode("a b . c !", true).unwrap();
     assert_eq!(tokenizer.decode(&ids, true).unwrap(), "a b. c!");
@@ -202,22 +163,13 @@ fn clean_up_is_honoured_when_asked_for() {
 #[test]
 fn a_missing_template_says_what_to_do() {
     let tokenizer = Tokenizer::characters("ab").unwrap();
-    let error = tokenizer
-        .render_chat(&hello(), true)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("tokenizer_config.json") && error.contains("prompt template"),
-        "{error}"
-    );
+    let error = tokenizer.render_chat(&hello(), true).unwrap_err().to_string();
+    assert!(error.contains("tokenizer_config.json") && error.contains("prompt template"), "{error}");
 }
 
 #[test]
 fn an_empty_conversation_is_refused() {
-    let error = with_template("hello")
-        .render_chat(&[], true)
-        .unwrap_err()
-        .to_string();
+    let error = with_template("hello").render_chat(&[], true).unwrap_err().to_string();
     assert!(error.contains("no messages"), "{error}");
 }
 
@@ -234,10 +186,7 @@ fn a_template_list_gives_its_default() {
     let dir = folder(&[("tokenizer_config.json", &list.to_string())]);
     let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
     assert!(!tokenizer.has_chat_template());
-    let error = tokenizer
-        .render_chat(&hello(), false)
-        .unwrap_err()
-        .to_string();
+    let error = tokenizer.render_chat(&hello(), false).unwrap_err().to_string();
     assert!(error.contains("tool_use"), "{error}");
 }
 
@@ -248,13 +197,8 @@ fn raise_exception_speaks_in_the_templates_own_words() {
         "{{ raise_exception('roles must alternate') }}",
         "{% macro f() %}{{ raise_exception('roles must alternate') }}{% endmacro %}{{ f() }}",
     ] {
-        let error = with_template(template)
-            .render_chat(&hello(), true)
-            .unwrap_err();
-        assert!(
-            matches!(&error, Error::ChatTemplate { detail, .. } if detail == "roles must alternate"),
-            "{error}"
-        );
+        let error = with_template(template).render_chat(&hello(), true).unwrap_err();
+        assert!(matches!(&error, Error::ChatTemplate { detail, .. } if detail == "roles must alternate"), "{error}");
     }
 }
 
@@ -262,46 +206,22 @@ fn raise_exception_speaks_in_the_templates_own_words() {
 fn a_broken_template_fails_only_when_rendered() {
     let tokenizer = with_template("line\n{% if %}");
     assert!(tokenizer.encode("ab", true).is_ok());
-    let error = tokenizer
-        .render_chat(&hello(), true)
-        .unwrap_err()
-        .to_string();
+    let error = tokenizer.render_chat(&hello(), true).unwrap_err().to_string();
     assert!(error.contains("chat_template:2"), "{error}");
 }
 
 #[test]
 fn templates_find_the_environment_they_are_written_for() {
     for (template, expected) in [
-        (
-            "{{ eos_token }}{{ pad_token }}{{ bos_token }}.",
-            "<eos><pad>.",
-        ),
-        (
-            "{{ tools is none }} {{ documents }} {{ add_generation_prompt }}",
-            "True None True",
-        ),
-        (
-            "{{ messages[0]['content'].strip().split('\"')[-1].startswith('</b') }}",
-            "True",
-        ),
-        (
-            "{% for k, v in messages[0].items() %}{{ k }};{% endfor %}",
-            "role;content;",
-        ),
-        (
-            "{% for m in messages[::-1] %}{% break %}{% endfor %}done",
-            "done",
-        ),
+        ("{{ eos_token }}{{ pad_token }}{{ bos_token }}.", "<eos><pad>."),
+        ("{{ tools is none }} {{ documents }} {{ add_generation_prompt }}", "True None True"),
+        ("{{ messages[0]['content'].strip().split('\"')[-1].startswith('</b') }}", "True"),
+        ("{% for k, v in messages[0].items() %}{{ k }};{% endfor %}", "role;content;"),
+        ("{% for m in messages[::-1] %}{% break %}{% endfor %}done", "done"),
         ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
-        (
-            "{% generation %}x{%- endgeneration -%} y generation",
-            "xy generation",
-        ),
+        ("{% generation %}x{%- endgeneration -%} y generation", "xy generation"),
         ("{{ strftime_now('%%%Y')[:3] }}", "%20"),
-        (
-            "{{ messages | tojson }}",
-            r#"[{"role": "user", "content": " <b>\"hé\"</b>\n"}]"#,
-        ),
+        ("{{ messages | tojson }}", r#"[{"role": "user", "content": " <b>\"hé\"</b>\n"}]"#),
         (
             "{{ {'b': [1, [], {}], 'a': none} | tojson(indent=2, sort_keys=true) }}",
             "{\n  \"a\": null,\n  \"b\": [\n    1,\n    [],\n    {}\n  ]\n}",
@@ -326,14 +246,9 @@ fn a_template_is_given_tools_and_the_variables_of_the_configuration() {
     let template = "{% if tools %}{{ tools | tojson }}|{% endif %}{{ enable_thinking }}|{{ messages[0].role }}";
     let tokenizer = with_template(template);
     let object = |value: Value| value.as_object().cloned().unwrap();
-    let tokenizer = tokenizer
-        .with_chat_template_kwargs(&object(json!({"enable_thinking": false})))
-        .unwrap();
+    let tokenizer = tokenizer.with_chat_template_kwargs(&object(json!({"enable_thinking": false}))).unwrap();
     let with = |tools: &Value| {
-        let options = ChatOptions {
-            tools: Some(tools),
-            ..ChatOptions::prompt()
-        };
+        let options = ChatOptions { tools: Some(tools), ..ChatOptions::prompt() };
         tokenizer.render_chat_with(&hello(), options).unwrap()
     };
     let tools = json!([{"type": "function", "function": {"name": "add", "arguments": [1, true]}}]);
@@ -348,10 +263,7 @@ fn a_template_is_given_tools_and_the_variables_of_the_configuration() {
         let kwargs = object(json!({own: true}));
         let error = with_template(template).with_chat_template_kwargs(&kwargs);
         let error = error.unwrap_err().to_string();
-        assert!(
-            error.contains(&format!("`{own}` is set by each conversation")),
-            "{error}"
-        );
+        assert!(error.contains(&format!("`{own}` is set by each conversation")), "{error}");
     }
 }
 
@@ -368,8 +280,5 @@ fn another_template_takes_the_place_of_the_own_one_and_is_saved() {
 
     let broken = with_template("own").with_chat_template("{% if %}", file);
     let error = broken.unwrap_err().to_string();
-    assert!(
-        error.contains("chat.jinja") && error.contains("not understood"),
-        "{error}"
-    );
+    assert!(error.contains("chat.jinja") && error.contains("not understood"), "{error}");
 }

@@ -8,15 +8,10 @@ use minijinja::{Error, ErrorKind, Value};
 /// `value|tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`.
 ///
 /// Nothing is escaped for HTML, which Jinja's own filter would do.
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "the signature minijinja calls"
-)]
+#[expect(clippy::needless_pass_by_value, reason = "the signature minijinja calls")]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let given = |name: &str| -> Result<Option<Value>, Error> {
-        Ok(options
-            .get::<Option<Value>>(name)?
-            .filter(|value| !value.is_none()))
+        Ok(options.get::<Option<Value>>(name)?.filter(|value| !value.is_none()))
     };
     let indent = match given("indent")? {
         // Python takes a number of spaces or the indentation itself.
@@ -25,15 +20,9 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         None => None,
     };
     let (item, key) = match given("separators")? {
-        Some(pair) => (
-            pair.get_item_by_index(0)?.to_string(),
-            pair.get_item_by_index(1)?.to_string(),
-        ),
+        Some(pair) => (pair.get_item_by_index(0)?.to_string(), pair.get_item_by_index(1)?.to_string()),
         // Python leaves no space at the end of a line.
-        None => (
-            if indent.is_some() { "," } else { ", " }.to_owned(),
-            ": ".to_owned(),
-        ),
+        None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
     let style = Style {
         indent,
@@ -68,9 +57,7 @@ impl Style {
             ValueKind::Map => return self.map(out, value, depth),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                return self.block(out, ['[', ']'], depth, &items, |out, item| {
-                    self.value(out, item, depth + 1)
-                });
+                return self.block(out, ['[', ']'], depth, &items, |out, item| self.value(out, item, depth + 1));
             }
             other => {
                 return Err(Error::new(

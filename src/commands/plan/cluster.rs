@@ -13,23 +13,12 @@ const NAMED: usize = 3;
 
 /// Machines, their links, and whether these are known.
 pub fn machines(cluster: Cluster, links: Links) -> String {
-    let Cluster {
-        nodes,
-        devices_per_node,
-        link,
-        node_link,
-    } = cluster;
+    let Cluster { nodes, devices_per_node, link, node_link } = cluster;
     let each = match nodes {
         1 => format!("1 machine x {devices_per_node}: {link}"),
-        _ => format!(
-            "{nodes} machines x {devices_per_node}: {link} inside, {node_link} a device between"
-        ),
+        _ => format!("{nodes} machines x {devices_per_node}: {link} inside, {node_link} a device between"),
     };
-    let assumed = if links.are_assumed(cluster) {
-        " (assumed; --link, --node-link)"
-    } else {
-        ""
-    };
+    let assumed = if links.are_assumed(cluster) { " (assumed; --link, --node-link)" } else { "" };
     format!("{each}{assumed}")
 }
 
@@ -43,50 +32,29 @@ pub fn runs(request: &Request) -> String {
         1 => "run by `firebrick train`".to_owned(),
         ranks => format!("run by `mpirun -n {ranks} firebrick train`"),
     };
-    let is_own =
-        |cluster: Cluster| matches!(cluster.link.kind, LinkKind::Host | LinkKind::Measured);
+    let is_own = |cluster: Cluster| matches!(cluster.link.kind, LinkKind::Host | LinkKind::Measured);
     if parallel.cluster.is_none_or(is_own) {
         start
     } else {
-        format!(
-            "{start}, whose messages pass through host memory for now: --link host --node-link host"
-        )
+        format!("{start}, whose messages pass through host memory for now: --link host --node-link host")
     }
 }
 
 /// The phases of a step, with what one device sends in each.
 pub fn phases(report: &PlanReport) -> String {
-    let mut table = Table::new(
-        1,
-        &[
-            "PHASE",
-            "BYTES",
-            "HOST",
-            "TIME",
-            "SENT",
-            "FOR",
-            "MOST OF IT",
-        ],
-    )
-    .ends_with_text();
+    let mut table = Table::new(1, &["PHASE", "BYTES", "HOST", "TIME", "SENT", "FOR", "MOST OF IT"]).ends_with_text();
     let peak = report.peak_phase().map(|p| p.name);
     for phase in &report.phases {
         if !phase.name.is_of_a_step() && peak != Some(phase.name) {
             continue;
         }
         let mark = if peak == Some(phase.name) { " *" } else { "" };
-        let own = report
-            .communication
-            .iter()
-            .filter(|t| t.phase == phase.name);
+        let own = report.communication.iter().filter(|t| t.phase == phase.name);
         let (sent, waits) = own.fold((0, 0.0), |(b, s), t| (b + t.bytes, s + t.seconds));
         let mut held: Vec<_> = phase.categories.iter().collect();
         held.sort_by_key(|(_, b)| std::cmp::Reverse(**b));
-        let most: Vec<String> = held
-            .iter()
-            .take(2)
-            .map(|(category, b)| format!("{} {}", category.name(), bytes(**b)))
-            .collect();
+        let most: Vec<String> =
+            held.iter().take(2).map(|(category, b)| format!("{} {}", category.name(), bytes(**b))).collect();
         let none = || "-".to_owned();
         table.row(vec![
             format!("{}{mark}", phase.name),
@@ -107,9 +75,8 @@ pub fn messages(report: &PlanReport) -> String {
         .into_iter()
         .filter_map(|kind| {
             let own = report.communication.iter().filter(|t| t.kind == kind);
-            let (count, sent, seconds) = own.fold((0, 0, 0.0), |(n, b, s), t| {
-                (n + t.messages, b + t.bytes, s + t.seconds)
-            });
+            let (count, sent, seconds) =
+                own.fold((0, 0, 0.0), |(n, b, s), t| (n + t.messages, b + t.bytes, s + t.seconds));
             (count > 0).then(|| traffic(kind.name(), count, sent, seconds))
         })
         .collect();
@@ -125,19 +92,15 @@ pub fn binds(request: &Request, report: &PlanReport) -> String {
         return String::new();
     };
     let most = peak.categories.iter().max_by_key(|(_, b)| **b);
-    let most = most.map_or_else(String::new, |(category, b)| {
-        format!(", most of it {} ({})", category.name(), bytes(*b))
-    });
-    let room = request
-        .allowed()
-        .map_or_else(String::new, |allowed| format!(" of {}", bytes(allowed)));
+    let most =
+        most.map_or_else(String::new, |(category, b)| format!(", most of it {} ({})", category.name(), bytes(*b)));
+    let room = request.allowed().map_or_else(String::new, |allowed| format!(" of {}", bytes(allowed)));
     let step = report.seconds.total().max(1e-12);
     let waits = report.communication.iter().fold(0.0, |s, t| s + t.seconds);
     let each = report.seconds.by_phase();
     let longest = each.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
-    let longest = longest.map_or_else(String::new, |(phase, seconds)| {
-        format!("{phase} {:.0} %", 100.0 * seconds / step)
-    });
+    let longest =
+        longest.map_or_else(String::new, |(phase, seconds)| format!("{phase} {:.0} %", 100.0 * seconds / step));
     format!(
         "binds   memory: {}, {}{room}{most}; time: {longest} of a step, messages {:.0} %\n",
         peak.name,
@@ -153,11 +116,7 @@ pub fn others(report: &PlanReport) -> String {
         .iter()
         .take(NAMED)
         .map(|own| {
-            let kept = if own.reshard_after_forward {
-                ""
-            } else {
-                ", reshard_after_forward=false"
-            };
+            let kept = if own.reshard_after_forward { "" } else { ", reshard_after_forward=false" };
             let degrees = own.parallel.to_string();
             let degrees = degrees.split_once(": ").map_or(degrees.as_str(), |d| d.1);
             format!("{degrees}{kept} {}", duration(own.seconds))

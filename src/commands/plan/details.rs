@@ -1,4 +1,5 @@
-//! What `firebrick plan` prints on request: every category by phase, each technique, other batches, rules of thumb and public models.
+//! What `firebrick plan` prints on request: every category by phase, each technique, other batches, rules of thumb and
+//! public models.
 
 use super::units::{bytes, duration, seconds};
 use crate::table::Table;
@@ -16,31 +17,16 @@ pub fn phases(report: &PlanReport) -> String {
     let names: Vec<String> = report
         .phases
         .iter()
-        .map(|p| {
-            if Some(p.name) == peak {
-                format!("{} *", p.name)
-            } else {
-                p.name.to_string()
-            }
-        })
+        .map(|p| if Some(p.name) == peak { format!("{} *", p.name) } else { p.name.to_string() })
         .collect();
-    let header: Vec<&str> = std::iter::once("")
-        .chain(names.iter().map(String::as_str))
-        .collect();
+    let header: Vec<&str> = std::iter::once("").chain(names.iter().map(String::as_str)).collect();
     let mut table = Table::new(1, &header);
-    let line = |name: &str, cells: Vec<String>| -> Vec<String> {
-        std::iter::once(name.to_owned()).chain(cells).collect()
-    };
+    let line =
+        |name: &str, cells: Vec<String>| -> Vec<String> { std::iter::once(name.to_owned()).chain(cells).collect() };
     for category in Category::ALL {
-        let held: Vec<u64> = report
-            .phases
-            .iter()
-            .map(|p| p.categories.get(&category).copied().unwrap_or(0))
-            .collect();
+        let held: Vec<u64> = report.phases.iter().map(|p| p.categories.get(&category).copied().unwrap_or(0)).collect();
         if held.iter().any(|&b| b > 0) {
-            let cells = held
-                .iter()
-                .map(|&b| if b > 0 { bytes(b) } else { "-".into() });
+            let cells = held.iter().map(|&b| if b > 0 { bytes(b) } else { "-".into() });
             table.row(line(category.name(), cells.collect()));
         }
     }
@@ -83,22 +69,10 @@ pub fn decisions(request: &Request, report: &PlanReport) -> String {
 
 /// What each technique saves and costs on its own, for the step that was asked about.
 pub fn techniques(request: &Request) -> anyhow::Result<String> {
-    let mut techniques = Table::new(
-        1,
-        &["EACH TECHNIQUE ON ITS OWN, for this step", "BYTES", "TIME"],
-    );
-    for cost in rules::techniques(
-        &request.workload,
-        &request.memory,
-        &request.profile,
-        &request.parallel,
-    )? {
+    let mut techniques = Table::new(1, &["EACH TECHNIQUE ON ITS OWN, for this step", "BYTES", "TIME"]);
+    for cost in rules::techniques(&request.workload, &request.memory, &request.profile, &request.parallel)? {
         let percent = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
-        techniques.row(vec![
-            format!("memory.{}", cost.settings),
-            percent(cost.bytes),
-            percent(cost.time),
-        ]);
+        techniques.row(vec![format!("memory.{}", cost.settings), percent(cost.bytes), percent(cost.time)]);
     }
     Ok(format!(
         "{}gradient checkpointing is compared with keeping the whole graph, the others with gradient checkpointing\n",
@@ -113,13 +87,7 @@ pub fn groups(report: &PlanReport) -> String {
     }
     let mut table = Table::new(
         1,
-        &[
-            "SAME NUMBER OF ROLLOUTS PER STEP, same settings",
-            "SAMPLED AT A TIME",
-            "PEAK",
-            "TIME",
-            "FITS",
-        ],
+        &["SAME NUMBER OF ROLLOUTS PER STEP, same settings", "SAMPLED AT A TIME", "PEAK", "TIME", "FITS"],
     );
     for own in &report.groups {
         let (n, prompts) = (own.group_size, own.prompts);
@@ -137,17 +105,10 @@ pub fn groups(report: &PlanReport) -> String {
 /// Rules of thumb, and what the formulas say for public models.
 pub fn models(request: &Request) -> anyhow::Result<String> {
     // host memory helps only where it is another one
-    let gpu = if request.profile.is_unified() {
-        profile::assumed(Backend::Cuda)
-    } else {
-        request.profile.clone()
-    };
+    let gpu = if request.profile.is_unified() { profile::assumed(Backend::Cuda) } else { request.profile.clone() };
     let rule = rules_of_run(request, &gpu)?;
     let models = public_models(&gpu)?;
-    let smallest: Vec<String> = rules::SMALLEST_DEVICE
-        .iter()
-        .map(|(size, gib)| format!("{size} {gib} GiB"))
-        .collect();
+    let smallest: Vec<String> = rules::SMALLEST_DEVICE.iter().map(|(size, gib)| format!("{size} {gib} GiB")).collect();
     Ok(format!(
         "{}the rules multiply the bytes of the weights; beside them, this step under the preset's memory settings, in the run's \
          precision{}\nsmallest device by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple of the weights' bytes in \
@@ -161,11 +122,7 @@ pub fn models(request: &Request) -> anyhow::Result<String> {
 
 /// Where the rules' column is computed for another device than the run's.
 fn elsewhere(request: &Request) -> &'static str {
-    if request.profile.is_unified() {
-        ", on a GPU with a host link"
-    } else {
-        ""
-    }
+    if request.profile.is_unified() { ", on a GPU with a host link" } else { "" }
 }
 
 /// The rules of thumb for the run's own model in its own precision, and what the formulas say of it.
@@ -195,10 +152,7 @@ fn rules_of_run(request: &Request, gpu: &DeviceProfile) -> anyhow::Result<Table>
 /// Public models under the presets, in f32 and in bf16.
 fn public_models(gpu: &DeviceProfile) -> anyhow::Result<Table> {
     let presets = rules::MULTIPLIERS.iter().map(|m| m.preset.name());
-    let header: Vec<&str> = ["PUBLIC MODELS", "parameters", "in"]
-        .into_iter()
-        .chain(presets)
-        .collect();
+    let header: Vec<&str> = ["PUBLIC MODELS", "parameters", "in"].into_iter().chain(presets).collect();
     let mut table = Table::new(1, &header);
     for model in rules::table(gpu)? {
         table.row(model.cells());

@@ -123,10 +123,7 @@ fn a_real_run_is_told_with_its_phases_samples_memory_and_plan() {
     for news in arrived.try_iter() {
         state.apply(news);
     }
-    assert_eq!(
-        (state.step, state.steps, state.ended),
-        (3, Some(3), Some(3))
-    );
+    assert_eq!((state.step, state.steps, state.ended), (3, Some(3), Some(3)));
     let planned = state.planned.as_ref().unwrap();
     assert_eq!(Some(planned.peak_bytes), summary.predicted_peak_bytes);
     let phases = state.phases();
@@ -137,10 +134,7 @@ fn a_real_run_is_told_with_its_phases_samples_memory_and_plan() {
     assert!(state.peak_bytes().unwrap() > 0);
     let newest = state.current().unwrap();
     assert_eq!((newest.pick, newest.excerpt.step), (Pick::Newest, 3));
-    assert_eq!(
-        newest.read[0].1.as_deref(),
-        Some(newest.excerpt.completion.trim())
-    );
+    assert_eq!(newest.read[0].1.as_deref(), Some(newest.excerpt.completion.trim()));
     let best = state.picked(Pick::Best).unwrap().excerpt.reward;
     let worst = state.picked(Pick::Worst).unwrap().excerpt.reward;
     assert!(best >= worst);
@@ -165,8 +159,8 @@ impl Observer for Timed {
 
 #[test]
 fn telling_the_view_takes_less_than_a_hundredth_of_a_step() {
-    // steps of a tenth of a second and more, since what is told does not grow with the model. Somebody else's work may hold up a
-    // thread of this machine: the least of three counts
+    // steps of a tenth of a second and more, since what is told does not grow with the model. Somebody else's work may
+    // hold up a thread of this machine: the least of three counts
     let larger = [
         "model.arch.hidden_size=128",
         "model.arch.intermediate_size=384",

@@ -1,4 +1,5 @@
-//! Adapters under every plan and every cut, with dropout: loss and gradients equal those of the plain plan on the whole batch.
+//! Adapters under every plan and every cut, with dropout: loss and gradients equal those of the plain plan on the whole
+//! batch.
 
 use burn::tensor::{Tensor, TensorData};
 use firebrick_engine::batch::{Batch, DropoutStep};
@@ -10,13 +11,12 @@ use firebrick_models::adapter::LoraConfig;
 use firebrick_models::random::Stream;
 use firebrick_models::unit::{ParamSpec, TargetModule};
 
-use super::plans::{
-    Gradients, HEAD_ROWS, TEMPERATURE, WholeSequences, assert_same, models, objective, plans,
-};
+use super::plans::{Gradients, HEAD_ROWS, TEMPERATURE, WholeSequences, assert_same, models, objective, plans};
 use crate::support::checked;
 use crate::support::model::Model;
 
-/// The models with adapters whose B is not zero beside some of their projections, and rows that know which samples they are.
+/// The models with adapters whose B is not zero beside some of their projections, and rows that know which samples they
+/// are.
 fn adapted() -> Vec<(Model, Vec<Sequence>)> {
     let mut all = models();
     for (i, (model, rows)) in all.iter_mut().enumerate() {
@@ -40,22 +40,14 @@ fn adapted() -> Vec<(Model, Vec<Sequence>)> {
         });
         model.decoder = adapted.expect("adapters");
         for (sample, row) in rows.iter_mut().enumerate() {
-            row.id = SampleId {
-                prompt_index: 9,
-                sample,
-            };
+            row.id = SampleId { prompt_index: 9, sample };
         }
         model.dropout = DropoutStep { seed: 5, step: 2 };
     }
     all
 }
 
-fn run(
-    model: &Model,
-    plan: &ModelPlan,
-    loss: &dyn TokenLoss,
-    micros: &[Vec<&Sequence>],
-) -> (LossSums, Gradients) {
+fn run(model: &Model, plan: &ModelPlan, loss: &dyn TokenLoss, micros: &[Vec<&Sequence>]) -> (LossSums, Gradients) {
     model.backward(plan, TEMPERATURE, loss, micros)
 }
 
@@ -66,11 +58,7 @@ fn every_plan_gives_the_loss_and_gradients_of_the_plain_one_beside_adapters() {
         let whole = vec![rows.iter().collect()];
         let alone: Vec<Vec<&Sequence>> = rows.iter().map(|row| vec![row]).collect();
         // where a row's scores depend on the rest of its batch, so does the loss
-        let micros = if model.manifest.is_local() {
-            &alone
-        } else {
-            &whole
-        };
+        let micros = if model.manifest.is_local() { &alone } else { &whole };
         let losses: [&dyn TokenLoss; 2] = [&objective(), &WholeSequences];
         for (loss, kind) in losses.into_iter().zip(["by token", "by sequence"]) {
             let expected = run(&model, &model.plain(HEAD_ROWS), loss, &whole);
@@ -99,18 +87,10 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients_beside_adapters() {
         let expected = run(&model, &plain, &loss, &[rows.iter().collect()]);
         for layout in [Layout::Packed, Layout::Padded] {
             for max_sequences in 1..=3 {
-                let plan = ModelPlan {
-                    layout,
-                    micro_batch_size: Some(max_sequences),
-                    ..plain.clone()
-                };
+                let plan = ModelPlan { layout, micro_batch_size: Some(max_sequences), ..plain.clone() };
                 let cut = train_cut(&plan, model.decoder.arch());
                 let micros = Batch::pack(&rows, cut).expect("every row fits").micros();
-                let label = format!(
-                    "{}, adapters, {layout:?}, {} micro-batches",
-                    model.name,
-                    micros.len()
-                );
+                let label = format!("{}, adapters, {layout:?}, {} micro-batches", model.name, micros.len());
                 assert_same(&label, &run(&model, &plan, &loss, &micros), &expected);
                 cases += 1;
             }
@@ -134,11 +114,7 @@ fn dropout_differs_by_step_and_scoring_knows_none() {
         let next = loss(&model);
         model.decoder = model.decoder.with_adapter_dropout(0.0);
         let none = loss(&model);
-        assert!(
-            (first - next).abs() > 1e-9 && (first - none).abs() > 1e-9,
-            "{}: {first}, {next}, {none}",
-            model.name
-        );
+        assert!((first - next).abs() > 1e-9 && (first - none).abs() > 1e-9, "{}: {first}, {next}, {none}", model.name);
         assert_eq!(scored, scores(&model), "{}", model.name);
         cases += 1;
     }

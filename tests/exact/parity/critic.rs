@@ -1,5 +1,5 @@
-//! A critic: its gradients against one graph over the whole model, every plan and cut of it against the plain one, and a step
-//! of policy, critic, reference and reward model together.
+//! A critic: its gradients against one graph over the whole model, every plan and cut of it against the plain one, and
+//! a step of policy, critic, reference and reward model together.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,9 +23,7 @@ use firebrick_models::weights::Weights;
 use firebrick_models::{Checkpoint, Decoder, Tokenizer};
 use tempfile::TempDir;
 
-use super::plans::{
-    Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, assert_same, models, objective, plans,
-};
+use super::plans::{Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, assert_same, models, objective, plans};
 use crate::support::model::{Model, by_tensor};
 use crate::support::{assert_close, assert_gradient, checked, techniques, values};
 
@@ -60,13 +58,10 @@ fn traced(model: &Model, rows: &[Sequence]) -> (f64, Gradients) {
     let decoder = &model.decoder;
     let (arch, device) = (decoder.arch(), decoder.device());
     let micro = MicroBatch::new(arch, &whole(rows)[0], Layout::Padded, 0, device);
-    let leaves: Vec<_> = (0..decoder.units().len())
-        .map(|unit| decoder.units()[unit].leaves(&decoder.weights(unit)))
-        .collect();
+    let leaves: Vec<_> =
+        (0..decoder.units().len()).map(|unit| decoder.units()[unit].leaves(&decoder.weights(unit))).collect();
     let embedded = decoder.embed_with(&leaves[0], micro.ids.clone());
-    let hidden = decoder.body().fold(embedded, |x, unit| {
-        decoder.run(unit, &leaves[unit], x, &micro.ctx)
-    });
+    let hidden = decoder.body().fold(embedded, |x, unit| decoder.run(unit, &leaves[unit], x, &micro.ctx));
     let head = decoder.head_with(&leaves[leaves.len() - 1]);
     let found = head.scalar(hidden.select(0, micro.rows.clone()));
     let loss = LOSS.loss(&found, &micro.inputs).total;
@@ -90,10 +85,7 @@ fn a_critics_gradients_are_those_of_one_graph_over_all_of_it() {
         let found = model.backward(&model.plain(HEAD_ROWS), TEMPERATURE, LOSS, &whole(&rows));
         let (loss, expected) = traced(&model, &rows);
         assert_close(&model.name, found.0.loss, loss, TOLERANCE);
-        let clipped = found
-            .0
-            .values()
-            .find(|(name, _)| *name == "critic/vf_clipfrac");
+        let clipped = found.0.values().find(|(name, _)| *name == "critic/vf_clipfrac");
         assert!(clipped.expect("a metric").1 > 0.0, "{}", model.name);
         assert!(expected.keys().eq(found.1.keys()), "{}", model.name);
         for (name, expected) in &expected {
@@ -112,11 +104,7 @@ fn every_plan_gives_a_critic_the_loss_and_gradients_of_the_plain_one() {
         let plain = model.plain(HEAD_ROWS);
         let expected = model.backward(&plain, TEMPERATURE, LOSS, &whole(&rows));
         // where a row's values depend on the rest of its batch, so does the loss
-        let micros = if model.manifest.is_local() {
-            rows.iter().map(|row| vec![row]).collect()
-        } else {
-            whole(&rows)
-        };
+        let micros = if model.manifest.is_local() { rows.iter().map(|row| vec![row]).collect() } else { whole(&rows) };
         for (name, plan) in plans(&model) {
             let found = model.backward(&plan, TEMPERATURE, LOSS, &micros);
             let label = format!("{}, critic, {name}", model.name);
@@ -140,23 +128,14 @@ fn every_cut_of_a_batch_gives_a_critic_its_loss_gradients_and_values() {
         let executor = Executor::new(&plain, &runtime, 1.0).for_role(Role::Critic);
         let at_once = executor.values(&model.decoder, &whole(&rows));
         let at_once = at_once.expect("values").remove(0);
-        for (layout, max_sequences) in [Layout::Packed, Layout::Padded]
-            .into_iter()
-            .flat_map(|layout| (1..=3).map(move |n| (layout, n)))
+        for (layout, max_sequences) in
+            [Layout::Packed, Layout::Padded].into_iter().flat_map(|layout| (1..=3).map(move |n| (layout, n)))
         {
-            let plan = ModelPlan {
-                layout,
-                micro_batch_size: Some(max_sequences),
-                ..plain.clone()
-            };
+            let plan = ModelPlan { layout, micro_batch_size: Some(max_sequences), ..plain.clone() };
             let cut = train_cut(&plan, model.decoder.arch());
             let batch = Batch::pack(&rows, cut).expect("every row fits");
             let micros = batch.micros();
-            let label = format!(
-                "{}, critic, {layout:?}, {} micro-batches",
-                model.name,
-                micros.len()
-            );
+            let label = format!("{}, critic, {layout:?}, {} micro-batches", model.name, micros.len());
             let found = model.backward(&plan, TEMPERATURE, LOSS, &micros);
             assert_same(&label, &found, &expected);
             let executor = Executor::new(&plan, &runtime, 1.0).for_role(Role::Critic);
@@ -185,25 +164,13 @@ struct Step {
 fn judge_of(model: &Model) -> TempDir {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let source = Checkpoint::open(&model.dir).expect("the policy's checkpoint");
-    export(
-        &model.decoder.with_value_head(9),
-        &source.with_value_head(),
-        None,
-        dir.path(),
-        ExportOptions::default(),
-    )
-    .expect("a reward model");
+    export(&model.decoder.with_value_head(9), &source.with_value_head(), None, dir.path(), ExportOptions::default())
+        .expect("a reward model");
     dir
 }
 
 /// Scores of a reward model whose weights live where the policy's do.
-fn rewards(
-    model: &Model,
-    judge: &Path,
-    rows: &[Sequence],
-    memory: &MemoryConfig,
-    runtime: &Runtime,
-) -> Vec<f64> {
+fn rewards(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig, runtime: &Runtime) -> Vec<f64> {
     let config = RewardModelConfig {
         path: judge.to_owned(),
         device: None,
@@ -220,14 +187,14 @@ fn rewards(
         tokenizer: &Tokenizer::from_dir(&model.dir).expect("the policy's tokenizer"),
         world: &World::default(),
     };
-    let mut judge = RewardModel::open("judge", &config, around)
-        .unwrap_or_else(|error| panic!("{}: {error}", model.name));
+    let mut judge =
+        RewardModel::open("judge", &config, around).unwrap_or_else(|error| panic!("{}: {error}", model.name));
     let rows = rows.iter().map(|row| row.tokens.clone()).collect();
     judge.score(rows).expect("scores")
 }
 
-/// Scores of a reward model, reference log-probs, values, and two updates of critic and policy by what the scores are more than
-/// the values: all under one plan of all four models.
+/// Scores of a reward model, reference log-probs, values, and two updates of critic and policy by what the scores are
+/// more than the values: all under one plan of all four models.
 fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -> Step {
     let policy = &model.decoder;
     let critic = policy.with_value_head(5);
@@ -243,11 +210,7 @@ fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -
         .plans(policy.arch(), true, Some(critic.arch()), 1)
         .unwrap_or_else(|error| panic!("{}: {error}", model.name));
     let runtime = Arc::new(Runtime::new(policy.device()).with_prefetch(memory.prefetch));
-    let optim = OptimConfig {
-        lr: 1e-2,
-        clip_grad: None,
-        ..OptimConfig::default()
-    };
+    let optim = OptimConfig { lr: 1e-2, clip_grad: None, ..OptimConfig::default() };
     let learner = |role, decoder: Decoder| {
         let own = plan.models[&role].clone();
         Learner::for_role(role, decoder, own, optim.clone(), Arc::clone(&runtime))
@@ -256,8 +219,7 @@ fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -
     let mut critic = learner(Role::Critic, critic);
     let accounts = &runtime.accounts;
     let frozen = plan.reference().expect("a reference").clone();
-    let mut reference =
-        ResidentModel::new(model.decoder.clone(), frozen, Role::Reference, accounts);
+    let mut reference = ResidentModel::new(model.decoder.clone(), frozen, Role::Reference, accounts);
 
     let rewards = rewards(model, judge, rows, &memory, &runtime);
     let set_residency = |uses: [(&mut ResidentModel, Residency); 3]| {
@@ -267,17 +229,9 @@ fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -
     };
     let (pass, idle) = (Residency::Pass, Residency::Idle);
     let mut rows = rows.to_vec();
-    set_residency([
-        (&mut policy.model, idle),
-        (&mut reference, pass),
-        (&mut critic.model, idle),
-    ]);
+    set_residency([(&mut policy.model, idle), (&mut reference, pass), (&mut critic.model, idle)]);
     let scores = score_placed(&reference, &runtime, &rows, TEMPERATURE).expect("log-probs");
-    set_residency([
-        (&mut policy.model, idle),
-        (&mut reference, idle),
-        (&mut critic.model, pass),
-    ]);
+    set_residency([(&mut policy.model, idle), (&mut reference, idle), (&mut critic.model, pass)]);
     let old = critic.values(&rows).expect("values");
     let scored = scores.logp.iter().chain(&old).flatten();
     let scored = scored.map(|&x| f64::from(x));
@@ -292,18 +246,10 @@ fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -
     // so wide that a second update still has a gradient
     let wide = ValueLoss { clip_range: 1e3 };
     for _ in 0..2 {
-        set_residency([
-            (&mut policy.model, idle),
-            (&mut reference, idle),
-            (&mut critic.model, pass),
-        ]);
+        set_residency([(&mut policy.model, idle), (&mut reference, idle), (&mut critic.model, pass)]);
         let updated = critic.update(&rows, 1.0, wide, 1e-2).expect("an update");
         assert!(updated.outcome.applied && updated.outcome.grad_norm > 0.0);
-        set_residency([
-            (&mut policy.model, pass),
-            (&mut reference, idle),
-            (&mut critic.model, idle),
-        ]);
+        set_residency([(&mut policy.model, pass), (&mut reference, idle), (&mut critic.model, idle)]);
         let objective = objective();
         let updated = policy.update(&rows, TEMPERATURE, &objective, 1e-2);
         assert!(updated.expect("an update").outcome.applied);
@@ -315,10 +261,7 @@ fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -
             (format!("{role:?} {}", spec.name), value)
         })
     });
-    Step {
-        scored,
-        weights: weights.collect(),
-    }
+    Step { scored, weights: weights.collect() }
 }
 
 #[test]

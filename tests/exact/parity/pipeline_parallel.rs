@@ -10,15 +10,16 @@ use super::sequence_parallel::{CUTS, Task, assert_learnt_alike, is_campaign, of_
 use crate::support::meshes::{SHARED_LAYERS, SharedSequences};
 use crate::support::model::Model;
 use crate::support::zero::{
-    TECHNIQUES, Trained, UPDATES, alone, assert_same, on_ranks, packed, rows, settings,
-    with_adapters, with_dropped_adapters,
+    TECHNIQUES, Trained, UPDATES, alone, assert_same, on_ranks, packed, rows, settings, with_adapters,
+    with_dropped_adapters,
 };
 use crate::support::{assert_gradient, checked, folders};
 
 /// Stages do not take all micro-batches through a segment together.
 const BY_SEGMENT: &str = "weights streamed, segment by segment";
 
-/// Models that can be cut into two stages: all that have fixtures in the campaign, a sample with tied and untied ends elsewhere.
+/// Models that can be cut into two stages: all that have fixtures in the campaign, a sample with tied and untied ends
+/// elsewhere.
 fn models() -> Vec<Model> {
     let dirs = folders("models").into_iter();
     let dirs = dirs.filter(|dir| dir.join("golden/grads.safetensors").is_file());
@@ -45,28 +46,18 @@ fn cases(model: &Model) -> Vec<SharedSequences> {
     .collect()
 }
 
-/// Whether the stages' gradients, put together, are those of one rank; those of a matrix that two stages have are the same on both.
+/// Whether the stages' gradients, put together, are those of one rank; those of a matrix that two stages have are the
+/// same on both.
 fn assert_gradients(label: &str, found: &[Trained], expected: &Trained) {
     for (name, expected) in &expected.gradients {
         let mut stages = found.iter().filter_map(|rank| rank.gradients.get(name));
         let own = stages.next();
         let own = own.unwrap_or_else(|| panic!("{label}: no stage has a gradient of {name}"));
         assert!(stages.all(|other| other == own), "{label}: {name}");
-        assert_gradient(
-            &format!("{label}: gradient of {name}"),
-            own,
-            expected,
-            TOLERANCE,
-        );
+        assert_gradient(&format!("{label}: gradient of {name}"), own, expected, TOLERANCE);
     }
     let known = |name: &String| expected.gradients.contains_key(name);
-    assert!(
-        found
-            .iter()
-            .flat_map(|rank| rank.gradients.keys())
-            .all(known),
-        "{label}"
-    );
+    assert!(found.iter().flat_map(|rank| rank.gradients.keys()).all(known), "{label}");
 }
 
 /// How many runs are as one rank's.
@@ -79,11 +70,7 @@ fn compare(model: &Model, name: &str, sample: &[&str]) -> usize {
             continue;
         }
         for one_by_one in [false, true] {
-            let plain = if one_by_one {
-                settings(turn_on)
-            } else {
-                packed(turn_on)
-            };
+            let plain = if one_by_one { settings(turn_on) } else { packed(turn_on) };
             let expected = alone(model, &rows, &plain, Some(1.0));
             for (ranks, size, divide) in cases(model) {
                 let mut memory = plain.clone();
@@ -165,8 +152,7 @@ fn a_rerun_in_stages_is_the_same_to_the_bit() {
     for (ranks, size, divide) in cases(&model) {
         let mut memory = packed(|_| {});
         divide(&mut memory);
-        let [found, again] =
-            [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
+        let [found, again] = [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
         assert!(found.weights == again.weights, "{ranks}");
         assert!(found.steps == again.steps, "{ranks}");
     }
@@ -236,19 +222,14 @@ fn losses_of_tokens_sequences_and_values_are_one_ranks() {
 #[test]
 fn models_that_cannot_be_cut_into_stages_are_refused_by_name() {
     let model = |name: &str| {
-        let found = with_rows()
-            .into_iter()
-            .find(|(model, _)| model.name == name);
+        let found = with_rows().into_iter().find(|(model, _)| model.name == name);
         found.expect("a model with gradients").0
     };
     for (name, stages, part) in [("llama-gqa", 9, "layers"), ("qwen3-moe", 2, "experts")] {
         let stage = PipelineStage::new(0, stages);
         let refused = model(name).decoder.in_stage(stage).unwrap_err();
         let message = refused.to_string();
-        assert!(
-            message.contains("memory.pipeline_model_parallel_size"),
-            "{message}"
-        );
+        assert!(message.contains("memory.pipeline_model_parallel_size"), "{message}");
         assert!(message.contains(part), "{part}: {message}");
     }
 }

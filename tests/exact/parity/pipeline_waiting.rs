@@ -1,8 +1,6 @@
 //! Rows that wait for a stage of a pipeline while it scores.
 
-use firebrick_backends::collective::{
-    Collective, Element, Failure, Flat, Result, Settings, Threads, Traffic,
-};
+use firebrick_backends::collective::{Collective, Element, Failure, Flat, Result, Settings, Threads, Traffic};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
@@ -110,10 +108,7 @@ fn no_more_than_one_micro_batch_waits_for_a_stage_while_it_scores() {
         let learner = learner(&model, &memory, None, &world);
         learner.score(&rows, 1.0).expect("scores").logp
     });
-    let scored: Vec<_> = scored
-        .into_iter()
-        .map(|rank| rank.expect("scores"))
-        .collect();
+    let scored: Vec<_> = scored.into_iter().map(|rank| rank.expect("scores")).collect();
     assert!(scored.iter().all(|rank| *rank == scored[0]));
     assert!(rows.len() > 4);
     for (stage, own) in waiting.iter().enumerate() {

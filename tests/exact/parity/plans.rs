@@ -9,9 +9,7 @@ use firebrick_engine::batch::Batch;
 use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::{Learner, train_cut};
 use firebrick_engine::objective::kl::KlType;
-use firebrick_engine::objective::{
-    Loss, LossSums, ObjectiveConfig, PolicyGradient, Scores, TokenInputs, TokenLoss,
-};
+use firebrick_engine::objective::{Loss, LossSums, ObjectiveConfig, PolicyGradient, Scores, TokenInputs, TokenLoss};
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::{ActivationPolicy, Layout, MemoryConfig, ModelPlan, Segment};
 use firebrick_engine::sequence::Sequence;
@@ -89,32 +87,15 @@ fn whole(rows: &[Sequence]) -> Vec<Vec<&Sequence>> {
     vec![rows.iter().collect()]
 }
 
-pub(super) fn assert_same(
-    label: &str,
-    found: &(LossSums, Gradients),
-    expected: &(LossSums, Gradients),
-) {
-    assert_close(
-        &format!("{label}: loss"),
-        found.0.loss,
-        expected.0.loss,
-        TOLERANCE,
-    );
+pub(super) fn assert_same(label: &str, found: &(LossSums, Gradients), expected: &(LossSums, Gradients)) {
+    assert_close(&format!("{label}: loss"), found.0.loss, expected.0.loss, TOLERANCE);
     assert_eq!(found.0.tokens, expected.0.tokens, "{label}");
     for ((name, found), (_, expected)) in found.0.values().zip(expected.0.values()) {
         assert_close(&format!("{label}: {name}"), found, expected, TOLERANCE);
     }
-    assert!(
-        found.1.keys().eq(expected.1.keys()),
-        "{label}: other parameters"
-    );
+    assert!(found.1.keys().eq(expected.1.keys()), "{label}: other parameters");
     for (name, found) in &found.1 {
-        assert_gradient(
-            &format!("{label}: {name}"),
-            found,
-            &expected.1[name],
-            TOLERANCE,
-        );
+        assert_gradient(&format!("{label}: {name}"), found, &expected.1[name], TOLERANCE);
     }
 }
 
@@ -127,11 +108,7 @@ fn mixed(model: &Model) -> Vec<(String, ModelPlan)> {
         ("halves with their graphs", 1, [ActivationPolicy::Graph; 2]),
         ("halves, mixed", 1, [ActivationPolicy::Graph, HERE]),
         ("halves, inputs here and there", 1, [HERE, AWAY]),
-        (
-            "three halves a segment, mixed",
-            3,
-            [AWAY, ActivationPolicy::Graph],
-        ),
+        ("three halves a segment, mixed", 3, [AWAY, ActivationPolicy::Graph]),
     ]
     .into_iter()
     .map(|(name, size, keeps)| {
@@ -141,10 +118,7 @@ fn mixed(model: &Model) -> Vec<(String, ModelPlan)> {
             keep: keeps[i % 2],
             weights: Home::Device,
         });
-        let plan = ModelPlan {
-            segments: segments.collect(),
-            ..model.plain(HEAD_ROWS)
-        };
+        let plan = ModelPlan { segments: segments.collect(), ..model.plain(HEAD_ROWS) };
         (name.to_owned(), plan)
     })
     .collect()
@@ -161,8 +135,8 @@ pub(super) fn plans(model: &Model) -> Vec<(String, ModelPlan)> {
     spelled.chain(mixed(model)).collect()
 }
 
-/// A loss that looks at whole sequences: their mean log-ratio weights their tokens (GSPO's ratio, arXiv:2507.18071), and
-/// the entropy of a sequence enters by its square.
+/// A loss that looks at whole sequences: their mean log-ratio weights their tokens (GSPO's ratio, arXiv:2507.18071),
+/// and the entropy of a sequence enters by its square.
 pub(super) struct WholeSequences;
 
 impl TokenLoss for WholeSequences {
@@ -183,10 +157,7 @@ impl TokenLoss for WholeSequences {
             });
             start += n;
         }
-        Loss {
-            total: total.expect("a sequence"),
-            metrics: Vec::new(),
-        }
+        Loss { total: total.expect("a sequence"), metrics: Vec::new() }
     }
 
     fn separates(&self) -> bool {
@@ -199,19 +170,14 @@ fn every_plan_gives_the_loss_and_gradients_of_the_plain_one() {
     let mut cases = 0;
     for (model, rows) in models() {
         let objective = objective();
-        let losses: [(&str, &dyn TokenLoss); 2] =
-            [("by token", &objective), ("by sequence", &WholeSequences)];
+        let losses: [(&str, &dyn TokenLoss); 2] = [("by token", &objective), ("by sequence", &WholeSequences)];
         for (kind, loss) in losses {
-            let expected =
-                model.backward(&model.plain(HEAD_ROWS), TEMPERATURE, loss, &whole(&rows));
+            let expected = model.backward(&model.plain(HEAD_ROWS), TEMPERATURE, loss, &whole(&rows));
             let tensors = model.decoder.specs().map(|spec| spec.tensors().len());
             assert_eq!(expected.1.len(), tensors.sum::<usize>(), "{}", model.name);
             // where a row's scores depend on the rest of its batch, so does the loss
-            let micros = if model.manifest.is_local() {
-                rows.iter().map(|row| vec![row]).collect()
-            } else {
-                whole(&rows)
-            };
+            let micros =
+                if model.manifest.is_local() { rows.iter().map(|row| vec![row]).collect() } else { whole(&rows) };
             for (name, plan) in plans(&model) {
                 let found = model.backward(&plan, TEMPERATURE, loss, &micros);
                 let label = format!("{}, {name}, loss {kind}", model.name);
@@ -227,30 +193,16 @@ fn every_plan_gives_the_loss_and_gradients_of_the_plain_one() {
 fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig) -> Gradients {
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch);
-    let optim = OptimConfig {
-        lr: 1e-2,
-        clip_grad: None,
-        ..OptimConfig::default()
-    };
+    let optim = OptimConfig { lr: 1e-2, clip_grad: None, ..OptimConfig::default() };
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
-    learner
-        .model
-        .set_residency(Residency::Pass)
-        .expect("weights in their place");
+    learner.model.set_residency(Residency::Pass).expect("weights in their place");
     for _ in 0..2 {
         let updated = learner.update(rows, TEMPERATURE, &objective(), 1e-2);
         let updated = updated.unwrap_or_else(|error| panic!("{}: {error}", model.name));
         assert!(updated.outcome.applied && updated.outcome.grad_norm > 0.0);
     }
     let params = learner.decoder().params();
-    params
-        .map(|(spec, value)| {
-            (
-                spec.name.clone(),
-                value.download().expect("values").to_f64(),
-            )
-        })
-        .collect()
+    params.map(|(spec, value)| (spec.name.clone(), value.download().expect("values").to_f64())).collect()
 }
 
 #[test]
@@ -260,10 +212,7 @@ fn every_place_of_the_optimizer_gives_the_weights_of_the_plain_one() {
         if !model.manifest.is_local() {
             continue;
         }
-        let cut = |memory| MemoryConfig {
-            micro_batch_size: Some(1),
-            ..memory
-        };
+        let cut = |memory| MemoryConfig { micro_batch_size: Some(1), ..memory };
         let expected = trained(&model, &rows, &cut(MemoryConfig::default()));
         for (name, memory) in techniques::optimizers() {
             let found = trained(&model, &rows, &cut(memory));
@@ -299,10 +248,7 @@ fn combinations_drawn_at_random_give_the_gradients_of_the_plain_plan_or_are_refu
                 }
                 Err(error) => {
                     let message = error.to_string();
-                    assert!(
-                        message.contains("memory.") || message.contains("plan:"),
-                        "{message}"
-                    );
+                    assert!(message.contains("memory.") || message.contains("plan:"), "{message}");
                     refused += 1;
                 }
             }
@@ -320,32 +266,17 @@ fn every_cut_of_a_batch_gives_its_loss_and_gradients() {
         if !model.manifest.is_local() {
             continue;
         }
-        let run = |plan: &ModelPlan, micros: &[Vec<&Sequence>]| {
-            model.backward(plan, TEMPERATURE, &objective(), micros)
-        };
+        let run = |plan: &ModelPlan, micros: &[Vec<&Sequence>]| model.backward(plan, TEMPERATURE, &objective(), micros);
         let expected = run(&model.plain(HEAD_ROWS), &whole(&rows));
         let longest = rows.iter().map(|row| row.tokens.len()).max().expect("rows");
-        for (max_tokens, max_sequences) in [
-            (longest, None),
-            (2 * longest, None),
-            (3 * longest - 1, None),
-            (usize::MAX, Some(1)),
-            (usize::MAX, None),
-        ] {
+        for (max_tokens, max_sequences) in
+            [(longest, None), (2 * longest, None), (3 * longest - 1, None), (usize::MAX, Some(1)), (usize::MAX, None)]
+        {
             for plan in layouts(&model) {
-                let plan = ModelPlan {
-                    train_tokens: max_tokens,
-                    micro_batch_size: max_sequences,
-                    ..plan
-                };
+                let plan = ModelPlan { train_tokens: max_tokens, micro_batch_size: max_sequences, ..plan };
                 let cut = train_cut(&plan, model.decoder.arch());
                 let micros = Batch::pack(&rows, cut).expect("every row fits").micros();
-                let label = format!(
-                    "{}, {:?}, {} micro-batches",
-                    model.name,
-                    plan.layout,
-                    micros.len()
-                );
+                let label = format!("{}, {:?}, {} micro-batches", model.name, plan.layout, micros.len());
                 assert_same(&label, &run(&plan, &micros), &expected);
                 cases += 1;
             }
@@ -360,11 +291,7 @@ fn layouts(model: &Model) -> Vec<ModelPlan> {
     for layout in [Layout::Packed, Layout::Padded] {
         for attention_rows in [0, 3] {
             for plan in [model.plain(3), model.checkpointed(HEAD_ROWS, 1)] {
-                all.push(ModelPlan {
-                    layout,
-                    attention_rows,
-                    ..plan
-                });
+                all.push(ModelPlan { layout, attention_rows, ..plan });
             }
         }
     }

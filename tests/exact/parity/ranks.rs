@@ -26,20 +26,10 @@ struct Trained {
     weights: BTreeMap<String, Vec<f64>>,
 }
 
-fn trained(
-    model: &Model,
-    rows: &[Sequence],
-    memory: &MemoryConfig,
-    ranks: Arc<dyn Collective>,
-) -> Trained {
+fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig, ranks: Arc<dyn Collective>) -> Trained {
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
-    let runtime = Runtime::new(model.decoder.device())
-        .with_prefetch(plan.prefetch)
-        .with_world(World::new(ranks));
-    let optim = OptimConfig {
-        lr: LR,
-        ..OptimConfig::default()
-    };
+    let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch).with_world(World::new(ranks));
+    let optim = OptimConfig { lr: LR, ..OptimConfig::default() };
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
     let placed = learner.model.set_residency(Residency::Pass);
     placed.expect("weights in their place");
@@ -54,20 +44,14 @@ fn trained(
         let values = value.download().expect("values").to_f64();
         (spec.name.clone(), values)
     });
-    Trained {
-        steps,
-        micro_batches,
-        weights: weights.collect(),
-    }
+    Trained { steps, micro_batches, weights: weights.collect() }
 }
 
 /// What every rank of a world comes to: the same on all, to the bit.
 fn on_ranks(model: &Model, rows: &[Sequence], memory: &MemoryConfig, size: usize) -> Trained {
-    let mut ranks = Threads::run(size, Settings::default(), |rank| {
-        trained(model, rows, memory, rank)
-    })
-    .into_iter()
-    .map(|rank| rank.unwrap_or_else(|panic| panic!("{}: {panic}", model.name)));
+    let mut ranks = Threads::run(size, Settings::default(), |rank| trained(model, rows, memory, rank))
+        .into_iter()
+        .map(|rank| rank.unwrap_or_else(|panic| panic!("{}: {panic}", model.name)));
     let first = ranks.next().expect("a rank");
     for other in ranks {
         assert!(other == first, "{}: ranks have drifted apart", model.name);
@@ -89,10 +73,7 @@ fn assert_same(label: &str, found: &Trained, expected: &Trained) {
 /// Where gradients and weights lie, and how micro-batches go through.
 fn plans() -> Vec<(&'static str, MemoryConfig)> {
     let plan = |set: fn(&mut MemoryConfig)| {
-        let mut memory = MemoryConfig {
-            micro_batch_size: Some(1),
-            ..MemoryConfig::default()
-        };
+        let mut memory = MemoryConfig { micro_batch_size: Some(1), ..MemoryConfig::default() };
         set(&mut memory);
         memory
     };
@@ -152,17 +133,11 @@ fn the_same_ranks_train_the_same_to_the_bit() {
 #[test]
 fn an_update_in_the_backward_pass_is_refused_on_several_ranks() {
     let (model, rows) = models().swap_remove(0);
-    let memory = MemoryConfig {
-        step_in_backward: true,
-        ..MemoryConfig::default()
-    };
+    let memory = MemoryConfig { step_in_backward: true, ..MemoryConfig::default() };
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let errors = Threads::run(2, Settings::default(), |rank| {
         let runtime = Runtime::new(model.decoder.device()).with_world(World::new(rank));
-        let optim = OptimConfig {
-            clip_grad: None,
-            ..OptimConfig::default()
-        };
+        let optim = OptimConfig { clip_grad: None, ..OptimConfig::default() };
         let mut learner = Learner::new(model.decoder.clone(), plan.clone(), optim, runtime);
         let updated = learner.update(&rows, TEMPERATURE, &objective(), LR);
         updated.map(drop).unwrap_err().to_string()

@@ -1,5 +1,5 @@
-//! The routers' auxiliary loss: its value from transformers' router logits, its gradient by differences, and the same with layers that are
-//! computed again.
+//! The routers' auxiliary loss: its value from transformers' router logits, its gradient by differences, and the same
+//! with layers that are computed again.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -99,9 +99,7 @@ fn direction(model: &Model) -> BTreeMap<String, Vec<f64>> {
 fn moved(model: &Model, along: &BTreeMap<String, Vec<f64>>, step: f64) -> Model {
     let mut decoder = model.decoder.clone();
     let all = decoder.update(|_, spec, param| {
-        let Param::Device(own) = param else {
-            unreachable!("weights on the device")
-        };
+        let Param::Device(own) = param else { unreachable!("weights on the device") };
         let parts = spec.tensors().into_iter();
         let mut numbers: Vec<f64> = parts.flat_map(|t| along[&t.name].clone()).collect();
         spec.into_memory(&mut numbers);
@@ -124,19 +122,12 @@ fn the_gradient_of_the_auxiliary_loss_is_its_slope_and_padding_has_no_part_in_it
         let mut padded = model.plain(HEAD_ROWS);
         padded.layout = firebrick_engine::plan::Layout::Padded;
         let mut losses = Vec::new();
-        for plan in [
-            model.plain(HEAD_ROWS),
-            model.checkpointed(HEAD_ROWS, 1),
-            padded,
-        ] {
+        for plan in [model.plain(HEAD_ROWS), model.checkpointed(HEAD_ROWS, 1), padded] {
             let found = backward(&model, &plan, &rows);
             assert_close(&model.name, found.0.loss, 0.0, DIFFERENCES);
             let at = |step: f64| value(&backward(&moved(&model, &along, step), &plan, &rows));
             let slope = COEFFICIENT * (at(STEP) - at(-STEP)) / (2.0 * STEP);
-            let pairs = found
-                .1
-                .iter()
-                .flat_map(|(name, own)| own.iter().zip(&along[name]));
+            let pairs = found.1.iter().flat_map(|(name, own)| own.iter().zip(&along[name]));
             let expected: f64 = pairs.map(|(gradient, along)| gradient * along).sum();
             assert!(slope.abs() > 1e-5, "{}: a flat direction", model.name);
             let apart = (slope - expected).abs() / slope.abs();

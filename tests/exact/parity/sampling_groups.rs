@@ -20,14 +20,8 @@ const TOKENS: usize = 16;
 fn completions(model: &Model, rank: Arc<dyn Collective>, zero: u8, greedy: bool) -> Vec<Sample> {
     let arch = model.decoder.arch();
     let together = rank.size();
-    let world = World::new(rank)
-        .sampling_together(together)
-        .expect("a mesh");
-    let memory = MemoryConfig {
-        zero_stage: zero,
-        gradient_checkpointing: true,
-        ..MemoryConfig::default()
-    };
+    let world = World::new(rank).sampling_together(together).expect("a mesh");
+    let memory = MemoryConfig { zero_stage: zero, gradient_checkpointing: true, ..MemoryConfig::default() };
     let plan = memory.plan(arch).expect("a plan");
     let own = ResidentModel::new(model.decoder.clone(), plan, Role::Policy, &Accounts::new());
     let mut own = own.shared_by(&world);
@@ -44,15 +38,8 @@ fn completions(model: &Model, rank: Arc<dyn Collective>, zero: u8, greedy: bool)
     };
     let vocab = arch.vocab_size as u32;
     let request = |salt: u32| GenerationRequest {
-        tokens: (0..5 + salt)
-            .map(|i| (i * 7919 + salt * 31) % vocab)
-            .collect(),
-        key: DrawKey {
-            seed: 9,
-            step: 1,
-            prompt_index: salt,
-            sample: 0,
-        },
+        tokens: (0..5 + salt).map(|i| (i * 7919 + salt * 31) % vocab).collect(),
+        key: DrawKey { seed: 9, step: 1, prompt_index: salt, sample: 0 },
         max_new_tokens: None,
     };
     let requests: Vec<GenerationRequest> = (0..3).map(request).collect();
@@ -71,9 +58,7 @@ fn ranks_that_sample_together_sample_the_tokens_of_one_rank() {
             }
             for (zero, greedy) in [(0, true), (3, false)] {
                 let on = |size: usize| {
-                    let ranks = Threads::run(size, Settings::default(), |rank| {
-                        completions(&model, rank, zero, greedy)
-                    });
+                    let ranks = Threads::run(size, Settings::default(), |rank| completions(&model, rank, zero, greedy));
                     let ranks = ranks.into_iter().map(|rank| rank.expect("no panic"));
                     ranks.collect::<Vec<_>>()
                 };

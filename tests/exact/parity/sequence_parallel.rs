@@ -20,8 +20,8 @@ use crate::support::meshes::{SHARED_SEQUENCES, SharedSequences};
 use crate::support::model::Model;
 use crate::support::techniques::Technique;
 use crate::support::zero::{
-    TECHNIQUES, UPDATES, alone, assert_same, groups, on_ranks, own_share, packed, rows, settings,
-    whole_weights, with_dropped_adapters,
+    TECHNIQUES, UPDATES, alone, assert_same, groups, on_ranks, own_share, packed, rows, settings, whole_weights,
+    with_dropped_adapters,
 };
 use crate::support::{assert_close, assert_gradient, checked, folders};
 
@@ -40,8 +40,8 @@ pub(super) fn is_campaign() -> bool {
     std::env::var("FIREBRICK_CAMPAIGN").is_ok_and(|name| name == "zero")
 }
 
-/// Models without linear attention, whose heads all degrees divide: CI takes one of grouped key heads, one with a window and one key head,
-/// one with experts, and one with sinks; the campaign all.
+/// Models without linear attention, whose heads all degrees divide: CI takes one of grouped key heads, one with a
+/// window and one key head, one with experts, and one with sinks; the campaign all.
 fn models() -> Vec<Model> {
     let dirs = folders("models").into_iter();
     let dirs = dirs.filter(|dir| dir.join("golden/grads.safetensors").is_file());
@@ -50,9 +50,7 @@ fn models() -> Vec<Model> {
         let sample = ["llama-gqa", "mistral-window", "qwen3-moe", SINKS];
         let sample = sample.contains(&model.name.as_str());
         let local = is_campaign() && model.manifest.is_local();
-        (local || sample)
-            && arch.count(Mixer::GatedDeltaNet) == 0
-            && arch.num_heads.is_multiple_of(4)
+        (local || sample) && arch.count(Mixer::GatedDeltaNet) == 0 && arch.num_heads.is_multiple_of(4)
     });
     let mut models: Vec<Model> = models.collect();
     // the first one is what single tests take
@@ -87,11 +85,7 @@ fn ranks_that_share_sequences_train_what_one_rank_trains() {
     let mut cases = 0;
     for (i, model) in models().into_iter().enumerate() {
         let sample = [
-            &[
-                "plain",
-                "padded rows",
-                "weights streamed, segment by segment",
-            ][..],
+            &["plain", "padded rows", "weights streamed, segment by segment"][..],
             &["inputs on the host", "three queries at a time"],
             &["plain", "a head of five rows"],
             &["plain", "padded rows"],
@@ -130,8 +124,7 @@ fn a_rerun_on_ranks_that_share_sequences_is_the_same_to_the_bit() {
     for (ranks, size, share) in SHARED_SEQUENCES {
         let mut memory = packed(|_| {});
         share(&mut memory);
-        let [found, again] =
-            [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
+        let [found, again] = [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
         assert!(found.weights == again.weights, "{ranks}");
         assert!(found.steps == again.steps, "{ranks}");
     }
@@ -148,10 +141,7 @@ fn attention_takes_four_messages_and_six_where_it_is_recomputed() {
             memory.ulysses_sequence_parallel_size = degree;
             // a width of all heads, and one of the key heads that every rank needs
             let (queries, keys) = (arch.num_heads, arch.num_kv_heads.max(degree));
-            let parts: u64 = rows
-                .iter()
-                .map(|row| row.tokens.len().div_ceil(degree) as u64)
-                .sum();
+            let parts: u64 = rows.iter().map(|row| row.tokens.len().div_ceil(degree) as u64).sum();
             let there = (queries + 2 * keys) as u64;
             let passes = if recomputed { 3 } else { 2 };
             let numbers = parts * passes * (there + queries as u64) * arch.head_dim as u64;
@@ -194,18 +184,10 @@ fn learnt(
     learnt_with(model, rows, (task, memory), runtime)
 }
 
-fn learnt_with(
-    model: &Model,
-    rows: &[Sequence],
-    (task, memory): (&Task, &MemoryConfig),
-    runtime: Runtime,
-) -> Learnt {
+fn learnt_with(model: &Model, rows: &[Sequence], (task, memory): (&Task, &MemoryConfig), runtime: Runtime) -> Learnt {
     let decoder = own_share(&model.decoder, runtime.world());
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
-    let optim = OptimConfig {
-        lr: 1e-2,
-        ..OptimConfig::default()
-    };
+    let optim = OptimConfig { lr: 1e-2, ..OptimConfig::default() };
     let (role, loss) = match task {
         Task::Policy(objective) => (Role::Policy, HeadLoss::from(objective)),
         Task::Critic(loss) => (Role::Critic, HeadLoss::from(*loss)),
@@ -234,11 +216,7 @@ fn learnt_with(
         Task::Critic(_) => learner.values(rows).expect("values"),
     };
     learner.model.make_whole().expect("whole weights");
-    Learnt {
-        steps,
-        weights: whole_weights(&learner),
-        scores,
-    }
+    Learnt { steps, weights: whole_weights(&learner), scores }
 }
 
 pub(super) fn assert_learnt_alike(
@@ -252,9 +230,7 @@ pub(super) fn assert_learnt_alike(
     for &(ranks, size, share) in groups {
         let mut memory = plain.clone();
         share(&mut memory);
-        let found = Threads::run(size, Settings::default(), |rank| {
-            learnt(model, rows, (task, &memory), rank)
-        });
+        let found = Threads::run(size, Settings::default(), |rank| learnt(model, rows, (task, &memory), rank));
         let found: Vec<Learnt> = found.into_iter().map(|rank| rank.unwrap()).collect();
         let label = format!("{}, {name}, {ranks}", model.name);
         assert_alike(&label, &found, &expected);
@@ -322,24 +298,13 @@ fn policy_and_critic_that_share_sequences_over_unlike_groups_learn_what_one_rank
     };
     let (policy, policy_rows) = &policies[named(&policies)];
     let (critic, critic_rows) = &critics[named(&critics)];
-    let (actor, values) = (
-        Task::Policy(objective()),
-        Task::Critic(ValueLoss { clip_range: 0.05 }),
-    );
+    let (actor, values) = (Task::Policy(objective()), Task::Critic(ValueLoss { clip_range: 0.05 }));
     let solo = || Arc::new(Solo) as Arc<dyn Collective>;
-    let expected = [
-        learnt(policy, policy_rows, (&actor, &plain), solo()),
-        learnt(critic, critic_rows, (&values, &plain), solo()),
-    ];
-    for (size, own, critics, zero) in [
-        (2, 1, 2, 0),
-        (2, 2, 1, 0),
-        (4, 1, 2, 0),
-        (4, 2, 1, 3),
-        (4, 2, 4, 0),
-        (4, 4, 2, 2),
-        (4, 1, 2, 3),
-    ] {
+    let expected =
+        [learnt(policy, policy_rows, (&actor, &plain), solo()), learnt(critic, critic_rows, (&values, &plain), solo())];
+    for (size, own, critics, zero) in
+        [(2, 1, 2, 0), (2, 2, 1, 0), (4, 1, 2, 0), (4, 2, 1, 3), (4, 2, 4, 0), (4, 4, 2, 2), (4, 1, 2, 3)]
+    {
         let mut memory = plain.clone();
         memory.ulysses_sequence_parallel_size = own;
         memory.zero_stage = zero;
@@ -349,9 +314,8 @@ fn policy_and_critic_that_share_sequences_over_unlike_groups_learn_what_one_rank
             let runtime = Runtime::new(policy.decoder.device()).with_world(world.expect("groups"));
             let of_critic = runtime.of_critic();
             let before = runtime.world().sequence_traffic().operations;
-            let exchanged = |runtime: &World, since: u64| {
-                runtime.sequence_traffic().operations.iter().sum::<u64>() - since
-            };
+            let exchanged =
+                |runtime: &World, since: u64| runtime.sequence_traffic().operations.iter().sum::<u64>() - since;
             let (world, start) = (runtime.world().clone(), before.iter().sum());
             let policy = learnt_with(policy, policy_rows, (&actor, &memory), runtime);
             let by_policy = exchanged(&world, start);
@@ -361,9 +325,7 @@ fn policy_and_critic_that_share_sequences_over_unlike_groups_learn_what_one_rank
         });
         let found = found.into_iter().map(|rank| rank.unwrap());
         let (mut of_policy, mut of_critic) = (Vec::new(), Vec::new());
-        let label = format!(
-            "{size} ranks, {own} share the policy's and {critics} the critic's, ZeRO-{zero}"
-        );
+        let label = format!("{size} ranks, {own} share the policy's and {critics} the critic's, ZeRO-{zero}");
         for ([policy, critic], exchanged) in found {
             assert_eq!(exchanged, [own > 1, critics > 1], "{label}");
             of_policy.push(policy);
@@ -378,9 +340,7 @@ fn policy_and_critic_that_share_sequences_over_unlike_groups_learn_what_one_rank
 
 /// What ranks say that are to share a model's sequences.
 fn refused(name: &str, degree: usize, size: usize, router_loss: f64) -> Vec<String> {
-    let model = with_rows()
-        .into_iter()
-        .find(|(model, _)| model.name == name);
+    let model = with_rows().into_iter().find(|(model, _)| model.name == name);
     let (model, rows) = model.expect("a model with gradients");
     let plan = MemoryConfig::default().plan(model.decoder.arch());
     let plan = plan.expect("a plan");

@@ -1,5 +1,5 @@
-//! A critic that shares the policy's trunk: loss, gradients and values against one graph over the whole model with both heads, every
-//! plan and cut against the plain one, and what the optimizer does with its group.
+//! A critic that shares the policy's trunk: loss, gradients and values against one graph over the whole model with both
+//! heads, every plan and cut against the plain one, and what the optimizer does with its group.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,7 @@ use firebrick_models::unit::{ParamSpec, Slot};
 use firebrick_models::weights::Weights;
 
 use super::plans::{
-    Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, WholeSequences, assert_same, models, objective,
-    plans,
+    Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, WholeSequences, assert_same, models, objective, plans,
 };
 use crate::support::model::{Model, by_tensor};
 use crate::support::{assert_close, assert_gradient, checked, techniques, values};
@@ -31,21 +30,14 @@ const VALUES: ValueLoss = ValueLoss { clip_range: 0.05 };
 const COEFFICIENT: f64 = 0.3;
 
 fn joint(tokens: &dyn TokenLoss) -> HeadLoss<'_> {
-    HeadLoss::Joint {
-        tokens,
-        values: VALUES,
-        coefficient: COEFFICIENT,
-    }
+    HeadLoss::Joint { tokens, values: VALUES, coefficient: COEFFICIENT }
 }
 
 /// The models with a value head beside their projection, and rows with returns, values and weights of the value loss.
 fn policies() -> Vec<(Model, Vec<Sequence>)> {
     let mut all = models();
     for (i, (model, rows)) in all.iter_mut().enumerate() {
-        model.decoder = model
-            .decoder
-            .clone()
-            .with_joint_value_head(RankPart::default(), 3 + i as u64);
+        model.decoder = model.decoder.clone().with_joint_value_head(RankPart::default(), 3 + i as u64);
         let mut random = Stream::new(19, i as u64);
         for row in rows {
             let (mut returns, mut value, mut value_weight) = (Vec::new(), Vec::new(), Vec::new());
@@ -66,25 +58,19 @@ fn whole(rows: &[Sequence]) -> Vec<Vec<&Sequence>> {
     vec![rows.iter().collect()]
 }
 
-/// Loss and gradients by one graph over embedding, layers and both heads, in tensor operations: nothing of the schedule.
+/// Loss and gradients by one graph over embedding, layers and both heads, in tensor operations: nothing of the
+/// schedule.
 fn traced(model: &Model, rows: &[Sequence], tokens: &dyn TokenLoss) -> (f64, Gradients) {
     let decoder = &model.decoder;
     let (arch, device) = (decoder.arch(), decoder.device());
     let micro = MicroBatch::new(arch, &whole(rows)[0], Layout::Padded, 0, device);
-    let leaves: Vec<Weights> = (0..decoder.units().len())
-        .map(|unit| decoder.units()[unit].leaves(&decoder.weights(unit)))
-        .collect();
+    let leaves: Vec<Weights> =
+        (0..decoder.units().len()).map(|unit| decoder.units()[unit].leaves(&decoder.weights(unit))).collect();
     let embedded = decoder.embed_with(&leaves[0], micro.ids.clone());
-    let hidden = decoder.body().fold(embedded, |x, unit| {
-        decoder.run(unit, &leaves[unit], x, &micro.ctx)
-    });
+    let hidden = decoder.body().fold(embedded, |x, unit| decoder.run(unit, &leaves[unit], x, &micro.ctx));
     let hidden = hidden.select(0, micro.rows.clone());
     let ends = &leaves[leaves.len() - 1];
-    let need = |slot| {
-        ends.get(slot)
-            .or_else(|| leaves[0].get(Slot::Embedding))
-            .expect("a leaf")
-    };
+    let need = |slot| ends.get(slot).or_else(|| leaves[0].get(Slot::Embedding)).expect("a leaf");
     let mean_square = (hidden.clone() * hidden.clone()).mean_dim(1);
     let offset = f64::from(u8::from(arch.norm_offset));
     let normed = hidden / (mean_square + arch.norm_eps).sqrt() * (need(Slot::InputNorm) + offset);
@@ -99,15 +85,11 @@ fn traced(model: &Model, rows: &[Sequence], tokens: &dyn TokenLoss) -> (f64, Gra
     let targets = micro.targets.clone().reshape([scored, 1]);
     let scores = Scores {
         logp: log_probs.clone().gather(1, targets).reshape([scored]),
-        entropy: (log_probs.clone().exp() * log_probs)
-            .sum_dim(1)
-            .neg()
-            .reshape([scored]),
+        entropy: (log_probs.clone().exp() * log_probs).sum_dim(1).neg().reshape([scored]),
     };
     let found = normed.matmul(need(Slot::Value).transpose());
     let found = found.reshape([scored]);
-    let loss = tokens.loss(&scores, &micro.inputs).total
-        + VALUES.loss(&found, &micro.inputs).total * COEFFICIENT;
+    let loss = tokens.loss(&scores, &micro.inputs).total + VALUES.loss(&found, &micro.inputs).total * COEFFICIENT;
     let mut tape = loss.backward();
     let leaves = leaves.iter().flat_map(Weights::tensors);
     let gradients = decoder.specs().zip(leaves).map(|(spec, leaf)| {
@@ -137,12 +119,7 @@ fn policy_and_value_loss_in_one_backward_have_the_gradients_of_one_graph() {
                 tensors += 1;
             }
         }
-        let alone = model.backward(
-            &model.plain(HEAD_ROWS),
-            TEMPERATURE,
-            &objective,
-            &whole(&rows),
-        );
+        let alone = model.backward(&model.plain(HEAD_ROWS), TEMPERATURE, &objective, &whole(&rows));
         assert!(!alone.1.contains_key(HEAD), "no value loss, no gradient");
     }
     checked("gradients of a shared trunk", tensors);
@@ -153,17 +130,13 @@ fn every_plan_gives_a_shared_trunk_the_loss_and_gradients_of_the_plain_one() {
     let mut cases = 0;
     for (model, rows) in policies() {
         let objective = objective();
-        let losses: [(&str, &dyn TokenLoss); 2] =
-            [("by token", &objective), ("by sequence", &WholeSequences)];
+        let losses: [(&str, &dyn TokenLoss); 2] = [("by token", &objective), ("by sequence", &WholeSequences)];
         for (kind, loss) in losses {
             let plain = model.plain(HEAD_ROWS);
             let expected = model.backward(&plain, TEMPERATURE, joint(loss), &whole(&rows));
             // where a row's scores depend on the rest of its batch, so does the loss
-            let micros = if model.manifest.is_local() {
-                rows.iter().map(|row| vec![row]).collect()
-            } else {
-                whole(&rows)
-            };
+            let micros =
+                if model.manifest.is_local() { rows.iter().map(|row| vec![row]).collect() } else { whole(&rows) };
             for (name, plan) in plans(&model) {
                 let found = model.backward(&plan, TEMPERATURE, joint(loss), &micros);
                 let label = format!("{}, shared trunk, {name}, loss {kind}", model.name);
@@ -187,11 +160,7 @@ fn every_cut_of_a_batch_gives_a_shared_trunk_its_loss_gradients_and_values() {
         let expected = model.backward(&plain, TEMPERATURE, joint(&objective), &whole(&rows));
         let at_once = model.score(&plain, TEMPERATURE, &rows).values;
         for max_sequences in 1..=3 {
-            let plan = ModelPlan {
-                head_rows: 3,
-                micro_batch_size: Some(max_sequences),
-                ..plain.clone()
-            };
+            let plan = ModelPlan { head_rows: 3, micro_batch_size: Some(max_sequences), ..plain.clone() };
             let cut = train_cut(&plan, model.decoder.arch());
             let micros = Batch::pack(&rows, cut).expect("every row fits").micros();
             let label = format!("{}, shared trunk, {max_sequences} at a time", model.name);
@@ -210,19 +179,12 @@ fn every_cut_of_a_batch_gives_a_shared_trunk_its_loss_gradients_and_values() {
 }
 
 fn optim() -> OptimConfig {
-    OptimConfig {
-        lr: 1e-2,
-        clip_grad: None,
-        ..OptimConfig::default()
-    }
+    OptimConfig { lr: 1e-2, clip_grad: None, ..OptimConfig::default() }
 }
 
 /// The weights after two optimizer steps, the value head at `rate` times the rate of the rest.
 fn trained(model: &Model, rows: &[Sequence], memory: &MemoryConfig, rate: f64) -> Gradients {
-    let memory = MemoryConfig {
-        micro_batch_size: Some(1),
-        ..memory.clone()
-    };
+    let memory = MemoryConfig { micro_batch_size: Some(1), ..memory.clone() };
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch);
     let learner = Learner::new(model.decoder.clone(), plan, optim(), runtime);
@@ -270,14 +232,8 @@ fn every_place_of_the_optimizer_updates_a_shared_trunk_alike_and_its_head_at_its
 fn beside_adapters_the_value_head_trains_and_nothing_else_does() {
     let mut cases = 0;
     for (mut model, rows) in models() {
-        let lora = LoraConfig {
-            rank: 2,
-            ..LoraConfig::default()
-        };
-        let adapted = model
-            .decoder
-            .with_fresh_adapters(lora, 1)
-            .expect("adapters");
+        let lora = LoraConfig { rank: 2, ..LoraConfig::default() };
+        let adapted = model.decoder.with_fresh_adapters(lora, 1).expect("adapters");
         model.decoder = adapted.with_joint_value_head(RankPart::default(), 2);
         let mut rows = rows;
         for row in &mut rows {

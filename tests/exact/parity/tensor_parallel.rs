@@ -13,27 +13,20 @@ use super::sequence_parallel::{CUTS, Task, assert_learnt_alike, is_campaign, of_
 use crate::support::meshes::{SHARED_MATRICES, SharedSequences};
 use crate::support::model::Model;
 use crate::support::zero::{
-    TECHNIQUES, UPDATES, alone, assert_same, on_ranks, packed, rows, settings, with_adapters,
-    with_dropped_adapters,
+    TECHNIQUES, UPDATES, alone, assert_same, on_ranks, packed, rows, settings, with_adapters, with_dropped_adapters,
 };
 use crate::support::{checked, folders};
 
 /// The parts of a matrix are quantised in blocks of their own.
 const BY_BLOCKS: &str = "8-bit moments";
 
-/// Models that two ranks share: CI takes one of grouped key heads, one with biases and tied ends, one with norms after the halves and of
-/// each head, one with one key head, and one with a soft-cap; the campaign all.
+/// Models that two ranks share: CI takes one of grouped key heads, one with biases and tied ends, one with norms after
+/// the halves and of each head, one with one key head, and one with a soft-cap; the campaign all.
 fn models() -> Vec<Model> {
     let dirs = folders("models").into_iter();
     let dirs = dirs.filter(|dir| dir.join("golden/grads.safetensors").is_file());
     let models = dirs.map(|dir| Model::load(&dir)).filter(|model| {
-        let sample = [
-            "llama-gqa",
-            "qwen2-tied",
-            "gemma3",
-            "mistral-window",
-            "gemma2",
-        ];
+        let sample = ["llama-gqa", "qwen2-tied", "gemma3", "mistral-window", "gemma2"];
         let sample = sample.contains(&model.name.as_str());
         let local = is_campaign() && model.manifest.is_local();
         (local || sample) && TensorShare::check_training(model.decoder.arch(), 2).is_ok()
@@ -105,8 +98,7 @@ fn a_rerun_on_ranks_that_share_matrices_is_the_same_to_the_bit() {
     for (ranks, size, share) in SHARED_MATRICES {
         let mut memory = packed(|_| {});
         share(&mut memory);
-        let [found, again] =
-            [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
+        let [found, again] = [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
         assert!(found.weights == again.weights, "{ranks}");
         assert!(found.steps == again.steps, "{ranks}");
     }
@@ -164,9 +156,7 @@ fn refused(decoder: &Decoder, ranks: usize) -> String {
 #[test]
 fn models_whose_matrices_cannot_be_shared_are_refused_by_name() {
     let model = |name: &str| {
-        let found = with_rows()
-            .into_iter()
-            .find(|(model, _)| model.name == name);
+        let found = with_rows().into_iter().find(|(model, _)| model.name == name);
         found.expect("a model with gradients").0
     };
     for (name, ranks, part) in [
@@ -176,10 +166,7 @@ fn models_whose_matrices_cannot_be_shared_are_refused_by_name() {
         ("olmo3", 2, "normed over all heads"),
     ] {
         let message = refused(&model(name).decoder, ranks);
-        assert!(
-            message.contains("memory.tensor_model_parallel_size"),
-            "{message}"
-        );
+        assert!(message.contains("memory.tensor_model_parallel_size"), "{message}");
         assert!(message.contains(part), "{part}: {message}");
     }
     let dropped = with_dropped_adapters(model("llama-gqa"), 0.1);
@@ -200,10 +187,7 @@ fn a_rank_holds_its_share_of_the_matrices_and_norms_whole() {
         for (index, spec) in whole.specs().enumerate() {
             let own = shares[0].specs().nth(index).unwrap();
             assert_eq!(own.trainable, spec.trainable);
-            let shared = matches!(
-                spec.slot,
-                Slot::Q | Slot::O | Slot::Gate | Slot::Up | Slot::Down | Slot::Embedding
-            );
+            let shared = matches!(spec.slot, Slot::Q | Slot::O | Slot::Gate | Slot::Up | Slot::Down | Slot::Embedding);
             if shared {
                 assert_eq!(own.numel() * ranks, spec.numel(), "{}", spec.name);
             }

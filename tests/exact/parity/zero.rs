@@ -8,9 +8,7 @@ use super::sequence_parallel::{Task, assert_learnt_alike, of_sequences};
 use crate::support::meshes::SharedSequences;
 use crate::support::model::Model;
 use crate::support::techniques::Technique;
-use crate::support::zero::{
-    STAGES, TECHNIQUES, alone, assert_same, on_ranks, rows, settings, with_adapters,
-};
+use crate::support::zero::{STAGES, TECHNIQUES, alone, assert_same, on_ranks, rows, settings, with_adapters};
 use crate::support::{checked, folders};
 
 /// Whether all there is to compare is compared: `tests/campaigns/run zero`.
@@ -23,8 +21,7 @@ fn models() -> Vec<Model> {
     let dirs = folders("models").into_iter();
     let dirs = dirs.filter(|dir| dir.join("golden/grads.safetensors").is_file());
     let models = dirs.map(|dir| Model::load(&dir)).filter(|model| {
-        let sample =
-            ["llama-gqa", "qwen2-tied", "qwen3-moe", "gpt-oss"].contains(&model.name.as_str());
+        let sample = ["llama-gqa", "qwen2-tied", "qwen3-moe", "gpt-oss"].contains(&model.name.as_str());
         (is_campaign() && model.manifest.is_local()) || sample
     });
     let mut models: Vec<Model> = models.collect();
@@ -33,8 +30,8 @@ fn models() -> Vec<Model> {
     models
 }
 
-/// How many runs are as one rank's: of all techniques on two and four ranks in the campaign; in CI of some techniques, the stages by turns
-/// on two and four.
+/// How many runs are as one rank's: of all techniques on two and four ranks in the campaign; in CI of some techniques,
+/// the stages by turns on two and four.
 fn compare(model: &Model, name: &str, sample: &[&str]) -> usize {
     let rows = rows(model);
     let mut cases = 0;
@@ -50,11 +47,7 @@ fn compare(model: &Model, name: &str, sample: &[&str]) -> usize {
             share_out(&mut memory);
             let sizes = [2, 4];
             let own = turn % sizes.len();
-            for &size in if is_campaign() {
-                &sizes[..]
-            } else {
-                &sizes[own..=own]
-            } {
+            for &size in if is_campaign() { &sizes[..] } else { &sizes[own..=own] } {
                 let label = format!("{}{name}, {technique}, {stage}, {size} ranks", model.name);
                 let found = on_ranks(model, &rows, &memory, Some(1.0), size);
                 assert_same(&label, &memory, &found, &expected, TOLERANCE);

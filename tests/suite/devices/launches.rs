@@ -1,4 +1,5 @@
-//! Kernels of a decoding step on a GPU: matrices that are joined, and steps that are captured as graphs, change no token and launch fewer.
+//! Kernels of a decoding step on a GPU: matrices that are joined, and steps that are captured as graphs, change no
+//! token and launch fewer.
 
 use super::rollout::{Asked, DRAWN, PROMPTS, TRUNCATED, assert_same, run_captured};
 use super::{model, on_gpus};
@@ -76,42 +77,22 @@ fn a_pool_that_is_being_made_is_written_in_place(device: &Device) {
     assert_eq!(copies, 0, "{launches:?}");
 }
 
-const JOINED: Prepack = Prepack {
-    panels: true,
-    quantization: None,
-};
+const JOINED: Prepack = Prepack { panels: true, quantization: None };
 
 /// The first of these that are needed are captured.
 const SIZES: [usize; 4] = [1, 2, 4, 8];
 
 /// Long enough for steps to be captured, with completions that end at different lengths.
-const RAGGED: Asked = Asked {
-    stop_ids: 3,
-    new: 24,
-    ..DRAWN
-};
+const RAGGED: Asked = Asked { stop_ids: 3, new: 24, ..DRAWN };
 
-fn sample(
-    model: &Model,
-    asked: Asked,
-    limits: &SchedulerConfig,
-    prepack: Prepack,
-    sizes: &[usize],
-) -> Generated {
+fn sample(model: &Model, asked: Asked, limits: &SchedulerConfig, prepack: Prepack, sizes: &[usize]) -> Generated {
     let prompts = PROMPTS.map(<[u32]>::to_vec);
     run_captured(model, &prompts, asked, limits, prepack, sizes)
 }
 
 fn joined_matrices_change_no_token(device: &Device) {
     let limits = SchedulerConfig::new(64);
-    for name in [
-        "qwen2-tied",
-        "qwen3-sharded",
-        "gemma2",
-        "mistral-window",
-        "gemma3",
-        "ministral3",
-    ] {
+    for name in ["qwen2-tied", "qwen3-sharded", "gemma2", "mistral-window", "gemma3", "ministral3"] {
         let (model, _) = model(&fixtures().join("models").join(name), device);
         let joined = model.decoder.prepacked(JOINED).expect("copies");
         assert!(joined.prepacked_bytes() > 0, "{name}");
@@ -123,18 +104,9 @@ fn joined_matrices_change_no_token(device: &Device) {
 fn steps_that_replay_a_graph_draw_the_same_tokens(device: &Device) {
     for name in ["qwen2-tied", "qwen3-sharded"] {
         let (model, _) = model(&fixtures().join("models").join(name), device);
-        for asked in [
-            RAGGED,
-            Asked {
-                new: 16,
-                ..TRUNCATED
-            },
-        ] {
+        for asked in [RAGGED, Asked { new: 16, ..TRUNCATED }] {
             for (prepack, ahead) in [(Prepack::default(), false), (JOINED, true)] {
-                let limits = SchedulerConfig {
-                    async_scheduling: Some(ahead),
-                    ..SchedulerConfig::new(64)
-                };
+                let limits = SchedulerConfig { async_scheduling: Some(ahead), ..SchedulerConfig::new(64) };
                 let eager = sample(&model, asked, &limits, prepack, &[]);
                 let replayed = sample(&model, asked, &limits, prepack, &SIZES);
                 assert_same(&replayed.samples, &eager.samples);
@@ -158,21 +130,8 @@ fn a_graph_reads_long_sequences_as_they_grow(device: &Device) {
     // the longest passes 1,024 tokens, from which on its tokens are divided among cubes
     let long: Vec<u32> = (0..1014).map(|i| i * 31 % 59 + 3).collect();
     let prompts = [long, PROMPTS[0].to_vec()];
-    let asked = Asked {
-        new: 24,
-        n: 1,
-        ..DRAWN
-    };
-    let run = |sizes: &[usize]| {
-        run_captured(
-            &model,
-            &prompts,
-            asked,
-            &SchedulerConfig::new(4),
-            JOINED,
-            sizes,
-        )
-    };
+    let asked = Asked { new: 24, n: 1, ..DRAWN };
+    let run = |sizes: &[usize]| run_captured(&model, &prompts, asked, &SchedulerConfig::new(4), JOINED, sizes);
     let (eager, replayed) = (run(&[]), run(&[2]));
     assert_same(&replayed.samples, &eager.samples);
     // both shapes have been captured
@@ -181,14 +140,8 @@ fn a_graph_reads_long_sequences_as_they_grow(device: &Device) {
 
 fn weights_and_caches_in_8_bits_are_captured_too(device: &Device) {
     let (model, _) = model(&fixtures().join("models/qwen2-tied"), device);
-    let limits = SchedulerConfig {
-        kv_cache_dtype: KvCacheDtype::Int8,
-        ..SchedulerConfig::new(64)
-    };
-    let eight_bits = Prepack {
-        panels: false,
-        quantization: Some(Quantization::Int8),
-    };
+    let limits = SchedulerConfig { kv_cache_dtype: KvCacheDtype::Int8, ..SchedulerConfig::new(64) };
+    let eight_bits = Prepack { panels: false, quantization: Some(Quantization::Int8) };
     let asked = Asked { new: 16, ..DRAWN };
     for prepack in [eight_bits, JOINED] {
         let eager = sample(&model, asked, &limits, prepack, &[]);
@@ -215,10 +168,7 @@ fn joined_matrices_save_six_kernels_a_layer(device: &Device) {
     let layers = model.decoder.arch().num_layers as f64;
     let separate = kernels_per_step(&model, Prepack::default(), &[]);
     let joined = kernels_per_step(&model, JOINED, &[]);
-    assert!(
-        joined + 6.0 * layers <= separate,
-        "{separate} and {joined} kernels in {layers} layers"
-    );
+    assert!(joined + 6.0 * layers <= separate, "{separate} and {joined} kernels in {layers} layers");
 }
 
 fn a_replayed_step_launches_no_kernel_of_a_layer(device: &Device) {
@@ -242,17 +192,11 @@ fn gated_delta_net_decodes_and_trains_through_its_kernels(device: &Device) {
     let limits = SchedulerConfig::new(64);
     let run = |new| {
         let asked = Asked { new, ..DRAWN };
-        let (generated, launches) =
-            count(|| sample(&model, asked, &limits, Prepack::default(), &[]));
+        let (generated, launches) = count(|| sample(&model, asked, &limits, Prepack::default(), &[]));
         (generated.stats.decode_steps as u64, launches)
     };
     let ((few, first), (many, all)) = (run(10), run(30));
-    for kernel in [
-        "convolve_next",
-        "log_decays_forward",
-        "delta_rule_forward",
-        "gated_normalise",
-    ] {
+    for kernel in ["convolve_next", "log_decays_forward", "delta_rule_forward", "gated_normalise"] {
         let more = launches_of(&all, kernel) - launches_of(&first, kernel);
         assert_eq!(more, (many - few) * mixers, "{kernel}: {all:?}");
     }

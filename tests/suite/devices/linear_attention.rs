@@ -1,5 +1,5 @@
-//! A model with gated `DeltaNet` on GPUs: the parity tests of the CPU, adapters, and what is sampled in slots and chunks. Log-probs,
-//! gradients and continuations of all families are in `parity` and `rollout`.
+//! A model with gated `DeltaNet` on GPUs: the parity tests of the CPU, adapters, and what is sampled in slots and
+//! chunks. Log-probs, gradients and continuations of all families are in `parity` and `rollout`.
 
 use super::quantized_base::adapted;
 use super::rollout::{DRAWN, PROMPTS, assert_same, generate};
@@ -24,9 +24,7 @@ fn linear(device: &Device) -> (Model, Golden) {
     model(&fixtures().join("models/qwen3_5"), device)
 }
 
-fn rows_in_both_paddings_packed_and_through_the_cache_have_the_scores_of_transformers(
-    device: &Device,
-) {
+fn rows_in_both_paddings_packed_and_through_the_cache_have_the_scores_of_transformers(device: &Device) {
     let (model, golden) = linear(device);
     let rows = models::hold_logits(&model, &golden)
         + models::hold_left_padded(&model, &golden)
@@ -37,8 +35,7 @@ fn rows_in_both_paddings_packed_and_through_the_cache_have_the_scores_of_transfo
 fn a_long_row_has_the_scores_and_gradients_of_transformers(device: &Device) {
     let (model, _) = linear(device);
     let golden = model.golden(long_rows::EXTRA);
-    let cases =
-        long_rows::hold_scores(&model, &golden) + long_rows::hold_gradients(&model, &golden);
+    let cases = long_rows::hold_scores(&model, &golden) + long_rows::hold_gradients(&model, &golden);
     checked("scores and gradients of a long row", cases);
 }
 
@@ -71,20 +68,13 @@ fn gradients_of_adapters_are_those_of_the_cpu(device: &Device) {
 
 fn slots_chunks_and_a_short_cache_change_no_token_of_linear_attention(device: &Device) {
     let (model, _) = linear(device);
-    let sample = |model: &Model, limits: &SchedulerConfig| {
-        generate(model, &PROMPTS.map(<[u32]>::to_vec), DRAWN, limits)
-    };
+    let sample =
+        |model: &Model, limits: &SchedulerConfig| generate(model, &PROMPTS.map(<[u32]>::to_vec), DRAWN, limits);
     let expected = sample(&Model::load(&model.dir), &SchedulerConfig::new(64));
     let arch = model.decoder.arch();
     let least = SchedulerConfig::new(4).least_cache_bytes(arch, PROMPTS[1].len() + DRAWN.new);
-    let chunked = SchedulerConfig {
-        max_num_batched_tokens: 3,
-        ..SchedulerConfig::new(3)
-    };
-    let short = SchedulerConfig {
-        kv_cache_bytes: Some(2 * least),
-        ..SchedulerConfig::new(4)
-    };
+    let chunked = SchedulerConfig { max_num_batched_tokens: 3, ..SchedulerConfig::new(3) };
+    let short = SchedulerConfig { kv_cache_bytes: Some(2 * least), ..SchedulerConfig::new(4) };
     for limits in [SchedulerConfig::new(64), chunked, short] {
         assert_same(&sample(&model, &limits), &expected);
     }

@@ -1,5 +1,5 @@
-//! A GPU that is lost in the middle of a run, on wgpu: the run ends with an error that says so, its checkpoint is whole, and it goes on in a
-//! new process.
+//! A GPU that is lost in the middle of a run, on wgpu: the run ends with an error that says so, its checkpoint is
+//! whole, and it goes on in a new process.
 //!
 //! A lost device stays lost for its process, so each run has one of its own.
 
@@ -17,8 +17,7 @@ use std::path::PathBuf;
 const FOLDER: &str = "FIREBRICK_TEST_FOLDER";
 /// What a process of the test is for.
 const PART: &str = "FIREBRICK_TEST_PART";
-const TEST: &str =
-    "devices::lost::wgpu::a_run_whose_device_is_lost_says_so_and_resumes_in_a_new_process";
+const TEST: &str = "devices::lost::wgpu::a_run_whose_device_is_lost_says_so_and_resumes_in_a_new_process";
 
 const CONFIG: &str = "
 model:
@@ -68,9 +67,7 @@ fn in_processes() {
 }
 
 fn folder() -> PathBuf {
-    std::env::var_os(FOLDER)
-        .expect("the outer test sets it")
-        .into()
+    std::env::var_os(FOLDER).expect("the outer test sets it").into()
 }
 
 fn config(run: &str) -> RunConfig {
@@ -87,15 +84,8 @@ fn runs(run: &str, start: Start) {
 
 /// The kind by which Burn opens a device.
 fn kind_of(device: &Device) -> Option<DeviceKind> {
-    let kinds = [
-        DeviceKind::Cpu,
-        DeviceKind::DiscreteGpu(0),
-        DeviceKind::IntegratedGpu(0),
-        DeviceKind::VirtualGpu(0),
-    ];
-    kinds
-        .into_iter()
-        .find(|kind| Device::wgpu(kind.clone()) == *device)
+    let kinds = [DeviceKind::Cpu, DeviceKind::DiscreteGpu(0), DeviceKind::IntegratedGpu(0), DeviceKind::VirtualGpu(0)];
+    kinds.into_iter().find(|kind| Device::wgpu(kind.clone()) == *device)
 }
 
 /// Destroys a device when a step's phase begins.
@@ -120,10 +110,7 @@ fn loses() {
     // the device that the run is going to use, with a handle of our own
     let opened = Device::wgpu_options().device_kind(kind).init_with_setup();
     let (_, setup) = opened.expect("a device that nobody has used yet");
-    let observer = Loses {
-        device: setup.device,
-        from: (Phase::UpdateActor, 2),
-    };
+    let observer = Loses { device: setup.device, from: (Phase::UpdateActor, 2) };
     let built = Trainer::builder(config("lost")).observer(observer).build();
     let error = built.expect("a run").run().expect_err("a lost device");
     let said = error.to_string();

@@ -56,9 +56,7 @@ pub(super) fn arch() -> Arch {
         "model_type": "llama", "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256,
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2
     });
-    let Value::Object(config) = config else {
-        unreachable!("an object")
-    };
+    let Value::Object(config) = config else { unreachable!("an object") };
     Arch::from_config(&config, Path::new("test")).expect("a valid architecture")
 }
 
@@ -69,22 +67,15 @@ fn linear() -> Arch {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048,
         "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 16
     });
-    let Value::Object(config) = config else {
-        unreachable!("an object")
-    };
+    let Value::Object(config) = config else { unreachable!("an object") };
     Arch::from_config(&config, Path::new("test")).expect("a valid architecture")
 }
 
 pub(super) fn rows() -> Vec<Sequence> {
     let row = |i: usize| Sequence {
-        tokens: (0..LENGTH)
-            .map(|t| ((t * 7919 + i * 104_729) % 2048) as u32)
-            .collect(),
+        tokens: (0..LENGTH).map(|t| ((t * 7919 + i * 104_729) % 2048) as u32).collect(),
         positions: (0..LENGTH - 1).collect(),
-        columns: TokenColumns {
-            weight: Some(vec![1e-3; LENGTH - 1]),
-            ..TokenColumns::default()
-        },
+        columns: TokenColumns { weight: Some(vec![1e-3; LENGTH - 1]), ..TokenColumns::default() },
         ..Sequence::default()
     };
     (0..4).map(row).collect()
@@ -92,59 +83,35 @@ pub(super) fn rows() -> Vec<Sequence> {
 
 /// Bytes in use at the worst moment of a backward pass, what the pool adds left out.
 fn predicted(arch: Arch, memory: &MemoryConfig, device: &Device) -> u64 {
-    let workload = Workload {
-        clips: false,
-        ..Workload::grpo(arch, [1, LENGTH as u64 - 1], 4, 1)
-    };
-    let plan = memory
-        .plans(&workload.arch, false, None, 1)
-        .expect("a plan");
+    let workload = Workload { clips: false, ..Workload::grpo(arch, [1, LENGTH as u64 - 1], 4, 1) };
+    let plan = memory.plans(&workload.arch, false, None, 1).expect("a plan");
     let profile = profile::assumed(backend(device));
     let estimate = estimate(&workload, &plan, &profile);
     let phase = estimate.phase(EstimatePhase::Backward).expect("the phase");
-    phase.total_bytes
-        - phase
-            .categories
-            .get(&Category::Overhead)
-            .copied()
-            .unwrap_or(0)
+    phase.total_bytes - phase.categories.get(&Category::Overhead).copied().unwrap_or(0)
 }
 
 /// Most in use at a boundary of the second update.
 fn counted(arch: Arch, memory: &MemoryConfig, device: &Device) -> u64 {
     let before = read(device).in_use_bytes;
     let plan = memory.plan(&arch).expect("a plan");
-    let runtime = Runtime::new(device)
-        .with_prefetch(plan.prefetch)
-        .measuring();
-    let optim = OptimConfig {
-        clip_grad: None,
-        ..OptimConfig::default()
-    };
+    let runtime = Runtime::new(device).with_prefetch(plan.prefetch).measuring();
+    let optim = OptimConfig { clip_grad: None, ..OptimConfig::default() };
     let mut learner = Learner::new(Decoder::random(arch, 1, device), plan, optim, runtime);
-    learner
-        .model
-        .set_residency(Residency::Pass)
-        .expect("weights in their place");
+    learner.model.set_residency(Residency::Pass).expect("weights in their place");
     let rows = rows();
     for _ in 0..2 {
         let _ = learner.runtime.take_most();
         learner.update(&rows, 1.0, &Nll, 1e-4).expect("an update");
     }
-    let parameters = learner
-        .runtime
-        .accounts
-        .balance(Category::Parameters, Home::Device);
+    let parameters = learner.runtime.accounts.balance(Category::Parameters, Home::Device);
     assert!(parameters.peak_bytes > 0);
     learner.runtime.take_most() - before
 }
 
 fn predictions_are_within_15_percent_of_what_the_pool_counts(device: &Device) {
     for (name, turn_on) in PLANS {
-        let mut memory = MemoryConfig {
-            gradient_checkpointing: true,
-            ..MemoryConfig::default()
-        };
+        let mut memory = MemoryConfig { gradient_checkpointing: true, ..MemoryConfig::default() };
         turn_on(&mut memory);
         hold(name, &arch(), &memory, device);
     }
@@ -153,10 +120,7 @@ fn predictions_are_within_15_percent_of_what_the_pool_counts(device: &Device) {
 
 fn predictions_of_linear_attention_are_within_15_percent_of_what_the_pool_counts(device: &Device) {
     for gradient_checkpointing in [false, true] {
-        let memory = MemoryConfig {
-            gradient_checkpointing,
-            ..MemoryConfig::default()
-        };
+        let memory = MemoryConfig { gradient_checkpointing, ..MemoryConfig::default() };
         let name = format!("linear attention, gradient_checkpointing {gradient_checkpointing}");
         hold(&name, &linear(), &memory, device);
     }
@@ -166,10 +130,7 @@ fn hold(name: &str, arch: &Arch, memory: &MemoryConfig, device: &Device) {
     let predicted = predicted(arch.clone(), memory, device);
     let counted = counted(arch.clone(), memory, device);
     let apart = predicted as f64 / counted as f64 - 1.0;
-    let said = format!(
-        "{name}: {predicted} bytes predicted, {counted} counted, {:+.1} %",
-        100.0 * apart
-    );
+    let said = format!("{name}: {predicted} bytes predicted, {counted} counted, {:+.1} %", 100.0 * apart);
     report(&said);
     assert!(apart.abs() <= TOLERANCE, "{said}");
 }
@@ -193,9 +154,7 @@ impl Chunk {
             "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 16,
             "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 1e-6
         });
-        let Value::Object(config) = config else {
-            unreachable!("an object")
-        };
+        let Value::Object(config) = config else { unreachable!("an object") };
         let arch = Arch::from_config(&config, Path::new("test")).expect("a valid architecture");
         let numbers = (0..ROWS * HIDDEN).map(|i| (i as f32 * 0.37).sin());
         let hidden = TensorData::new(numbers.collect::<Vec<f32>>(), [ROWS, HIDDEN]);
@@ -212,8 +171,8 @@ impl Chunk {
     }
 }
 
-/// Log-probs, entropies, and the gradients of hidden rows and projection, of a chunk; with the bytes by which the pools grow. A
-/// thread has pools of its own, which are empty at first.
+/// Log-probs, entropies, and the gradients of hidden rows and projection, of a chunk; with the bytes by which the pools
+/// grow. A thread has pools of its own, which are empty at first.
 fn grown(device: &Device, work: fn(&Chunk) -> [Tensor<2>; 4]) -> (u64, [Vec<f64>; 4]) {
     let measure = || {
         let chunk = Chunk::new(device);
@@ -227,10 +186,7 @@ fn grown(device: &Device, work: fn(&Chunk) -> [Tensor<2>; 4]) -> (u64, [Vec<f64>
 /// As whole logits on the graph.
 fn with_logits(chunk: &Chunk) -> [Tensor<2>; 4] {
     let leaf = |t: &Tensor<2>| t.clone().autodiff().require_grad();
-    let projection = chunk
-        .head()
-        .get(Slot::Projection)
-        .expect("a head of its own");
+    let projection = chunk.head().get(Slot::Projection).expect("a head of its own");
     let (x, w) = (leaf(&chunk.hidden), leaf(&projection));
     let mean = (x.clone() * x.clone()).mean_dim(1);
     let normed = x.clone() * (mean + 1e-6).sqrt().recip();
@@ -278,10 +234,7 @@ fn the_head_of_a_large_vocabulary_needs_a_twentieth_of_what_whole_logits_need(de
             break;
         }
     }
-    let said =
-        format!("{tiled} bytes by tiles, {whole} with whole logits, {result} of them the result");
-    report(&format!(
-        "a head of {ROWS} rows and {VOCABULARY} tokens: {said}"
-    ));
+    let said = format!("{tiled} bytes by tiles, {whole} with whole logits, {result} of them the result");
+    report(&format!("a head of {ROWS} rows and {VOCABULARY} tokens: {said}"));
     assert!(is_enough(tiled), "{said}");
 }

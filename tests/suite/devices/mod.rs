@@ -1,8 +1,9 @@
-//! One suite for all devices, in f32 and where they have it in half precision: each test is a function of a device, and runs as
-//! `…::cpu::…`, as `…::wgpu::…` (WGSL on whatever adapter there is, Mesa's software Vulkan in CI) and, in builds that have it, as
-//! `…::cuda::…`.
+//! One suite for all devices, in f32 and where they have it in half precision: each test is a function of a device, and
+//! runs as `…::cpu::…`, as `…::wgpu::…` (WGSL on whatever adapter there is, Mesa's software Vulkan in CI) and, in
+//! builds that have it, as `…::cuda::…`.
 //!
-//! A GPU runs one test at a time: kernels are compiled once a process, and a software adapter has the same cores as the tests.
+//! A GPU runs one test at a time: kernels are compiled once a process, and a software adapter has the same cores as the
+//! tests.
 
 mod batching;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -101,7 +102,8 @@ use on_devices;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A GPU, held alone. `None` where there is none, unless `FIREBRICK_REQUIRE_WGPU=1` (or `…_CUDA=1`) makes that a failure.
+/// A GPU, held alone. `None` where there is none, unless `FIREBRICK_REQUIRE_WGPU=1` (or `…_CUDA=1`) makes that a
+/// failure.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(crate) fn gpu(name: &str) -> Option<(Device, MutexGuard<'static, ()>)> {
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,8 @@
-//! Ranks whose values NCCL moves, beside the same ranks through host memory: on the stand-ins for two cards and for libnccl (`tests/cuda`),
-//! where ranks are threads, and on as many cards as a machine has.
+//! Ranks whose values NCCL moves, beside the same ranks through host memory: on the stand-ins for two cards and for
+//! libnccl (`tests/cuda`), where ranks are threads, and on as many cards as a machine has.
 //!
-//! The stand-in reads its settings when a process first uses CUDA, so each test runs itself again in a process of its own.
+//! The stand-in reads its settings when a process first uses CUDA, so each test runs itself again in a process of its
+//! own.
 
 use super::stand_in::is_stand_in;
 use crate::devices::gpu;
@@ -21,10 +22,8 @@ use std::time::Duration;
 
 use gathers::weights_that_ranks_share_out_stay_on_the_cards;
 use operations::{
-    at_twenty_lengths_nccl_gives_the_bits_that_threads_give,
-    one_rank_alone_gets_from_nccl_what_it_gets_without,
-    tensors_give_the_bits_of_their_values_and_keep_their_own, values,
-    values_of_tensors_are_never_copied_to_the_host,
+    at_twenty_lengths_nccl_gives_the_bits_that_threads_give, one_rank_alone_gets_from_nccl_what_it_gets_without,
+    tensors_give_the_bits_of_their_values_and_keep_their_own, values, values_of_tensors_are_never_copied_to_the_host,
 };
 use plans::plans_count_what_nccl_needs_on_a_card;
 
@@ -106,11 +105,7 @@ fn alone(test: &str, body: fn(&str)) {
 fn again(test: &str, settings: &[(&str, &str)]) -> String {
     let program = std::env::current_exe().expect("this test's program");
     let mut command = Command::new(program);
-    command.args([
-        &format!("devices::nccl::cuda::{test}"),
-        "--exact",
-        "--nocapture",
-    ]);
+    command.args([&format!("devices::nccl::cuda::{test}"), "--exact", "--nocapture"]);
     for setting in [FAULT, REFUSE, RECORD] {
         command.env_remove(setting);
     }
@@ -134,41 +129,27 @@ fn in_part(test: &str, part: &str, settings: &[(&str, &str)]) -> String {
 }
 
 fn settings() -> Settings {
-    Settings {
-        deadline: Duration::from_mins(1),
-        frame: 1 << 12,
-    }
+    Settings { deadline: Duration::from_mins(1), frame: 1 << 12 }
 }
 
 fn card(index: usize) -> Device {
-    open(format!("cuda:{index}").parse().expect("a name"))
-        .expect("a card")
-        .0
+    open(format!("cuda:{index}").parse().expect("a name")).expect("a card").0
 }
 
 /// The ranks of a world over NCCL, each with a card of its own, or why not.
-fn joined(
-    rank: &Arc<dyn Collective>,
-    card: usize,
-) -> Result<Result<Arc<dyn Collective>, String>, CollectiveError> {
+fn joined(rank: &Arc<dyn Collective>, card: usize) -> Result<Result<Arc<dyn Collective>, String>, CollectiveError> {
     Nccl::join(rank, &self::card(card))
 }
 
 /// What each rank of a world makes of `work` over NCCL.
-fn over_nccl<T: Send>(
-    size: usize,
-    settings: Settings,
-    work: impl Fn(&dyn Collective) -> T + Sync,
-) -> Vec<T> {
+fn over_nccl<T: Send>(size: usize, settings: Settings, work: impl Fn(&dyn Collective) -> T + Sync) -> Vec<T> {
     let ranks = Threads::run(size, settings, |rank| {
         let card = rank.rank();
         let nccl = joined(&rank, card).unwrap_or_else(|error| panic!("{error}"));
         work(nccl.unwrap_or_else(|why| panic!("{why}")).as_ref())
     });
     let ranks = ranks.into_iter();
-    ranks
-        .map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}")))
-        .collect()
+    ranks.map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}"))).collect()
 }
 
 /// What a rank has learnt: its weights' bits, its metrics', and what it sent.
@@ -185,10 +166,7 @@ fn run(config: &RunConfig, rank: &Arc<dyn Collective>, backend: &str) -> firebri
     let policy = trainer.whole_policy()?;
     let weights = policy.params().map(|(spec, value)| {
         let values = value.download().expect("weights").to_f64();
-        (
-            spec.name.clone(),
-            values.into_iter().map(f64::to_bits).collect(),
-        )
+        (spec.name.clone(), values.into_iter().map(f64::to_bits).collect())
     });
     Ok((weights.collect(), rank.traffic()))
 }
@@ -209,18 +187,10 @@ fn a_run_over_nccl_learns_to_the_bit_what_it_learns_through_host_memory(_: &str)
         ("zero 3", &["memory.zero_stage=3", checkpointed]),
         (
             "zero 3 with gathers ahead and shards that stay",
-            &[
-                "memory.zero_stage=3",
-                checkpointed,
-                "memory.prefetch=2",
-                "memory.reshard_after_forward=false",
-            ],
+            &["memory.zero_stage=3", checkpointed, "memory.prefetch=2", "memory.reshard_after_forward=false"],
         ),
         ("tensor 2", &["memory.tensor_model_parallel_size=2"]),
-        (
-            "tensor 2 in sampling",
-            &["rollout.tensor_model_parallel_size=2"],
-        ),
+        ("tensor 2 in sampling", &["rollout.tensor_model_parallel_size=2"]),
         ("ulysses 2", &["memory.ulysses_sequence_parallel_size=2"]),
     ];
     let mut count = 0;
@@ -230,25 +200,15 @@ fn a_run_over_nccl_learns_to_the_bit_what_it_learns_through_host_memory(_: &str)
             let ranks = Threads::run(2, settings(), |rank| {
                 run(&config, &rank, backend).unwrap_or_else(|error| panic!("{name}: {error}"))
             });
-            let ranks = ranks
-                .into_iter()
-                .map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}")));
+            let ranks = ranks.into_iter().map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}")));
             ranks.collect::<Vec<Learnt>>()
         });
         assert!(nccl[0].0 == nccl[1].0, "{name}");
         for rank in 0..2 {
-            assert!(
-                nccl[rank].0 == host[rank].0,
-                "{name}: weights of rank {rank}"
-            );
+            assert!(nccl[rank].0 == host[rank].0, "{name}: weights of rank {rank}");
         }
         for kind in OperationKind::ALL {
-            let sent = |learnt: &Learnt| {
-                (
-                    learnt.1.operations[kind as usize],
-                    learnt.1.bytes[kind as usize],
-                )
-            };
+            let sent = |learnt: &Learnt| (learnt.1.operations[kind as usize], learnt.1.bytes[kind as usize]);
             // that NCCL is agreed on, and its id, are exchanged
             if kind != OperationKind::Exchange {
                 assert_eq!(sent(&nccl[0]), sent(&host[0]), "{name}: {}", kind.name());
@@ -262,10 +222,7 @@ fn a_run_over_nccl_learns_to_the_bit_what_it_learns_through_host_memory(_: &str)
 /// What each rank is told where they sum until one fails.
 fn sums_until_an_error(seconds: u64) -> Vec<(usize, CollectiveError)> {
     let deadline = Duration::from_secs(seconds);
-    let settings = Settings {
-        deadline,
-        ..settings()
-    };
+    let settings = Settings { deadline, ..settings() };
     let ranks = Threads::run(2, settings, |rank| {
         let own = rank.rank();
         let failed = (|| loop {
@@ -278,38 +235,20 @@ fn sums_until_an_error(seconds: u64) -> Vec<(usize, CollectiveError)> {
         let failed: Result<(), CollectiveError> = failed;
         (own, failed.expect_err("an error"))
     });
-    ranks
-        .into_iter()
-        .map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}")))
-        .collect()
+    ranks.into_iter().map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}"))).collect()
 }
 
 fn what_goes_wrong_in_nccl_ends_all_ranks_and_names_the_one(test: &str) {
     // an all-reduce is two operations of NCCL's
     let cases = [
-        (
-            "error:1:3",
-            "rank 1: all_reduce of 100 f32 (operation",
-            "Connection closed by remote peer",
-        ),
-        (
-            "refuse:0:2",
-            "rank 0: all_reduce of 100 f32 (operation",
-            "no channel is left",
-        ),
-        (
-            "init:1",
-            "rank 1: joining a group over NCCL",
-            "bootstrapInit: Connection refused",
-        ),
+        ("error:1:3", "rank 1: all_reduce of 100 f32 (operation", "Connection closed by remote peer"),
+        ("refuse:0:2", "rank 0: all_reduce of 100 f32 (operation", "no channel is left"),
+        ("init:1", "rank 1: joining a group over NCCL", "bootstrapInit: Connection refused"),
     ];
     if let Some((fault, who, why)) = cases.into_iter().find(|(fault, ..)| is(fault)) {
         for (rank, error) in sums_until_an_error(60) {
             let said = error.to_string();
-            assert!(
-                said.contains(who) && said.contains(why),
-                "{fault}: rank {rank} is told: {said}"
-            );
+            assert!(said.contains(who) && said.contains(why), "{fault}: rank {rank} is told: {said}");
         }
         return;
     }
@@ -331,21 +270,14 @@ fn a_rank_that_never_comes_to_an_operation_is_waited_for_until_the_deadline(test
     });
     assert!(late.count() > 0, "{all:?}");
     for (rank, error) in &all {
-        let told = matches!(
-            error,
-            CollectiveError::Nccl { .. } | CollectiveError::Lost { .. }
-        );
+        let told = matches!(error, CollectiveError::Nccl { .. } | CollectiveError::Lost { .. });
         assert!(told, "rank {rank}: {error}");
     }
 }
 
-fn memory_that_runs_out_before_an_operation_is_every_ranks_failure_and_the_group_continues(
-    test: &str,
-) {
+fn memory_that_runs_out_before_an_operation_is_every_ranks_failure_and_the_group_continues(test: &str) {
     let first = |rank: &dyn Collective| {
-        let small = rank
-            .all_reduce(values(Element::F32, rank.rank(), 10))
-            .expect("a sum");
+        let small = rank.all_reduce(values(Element::F32, rank.rank(), 10)).expect("a sum");
         // the pages of small buffers have been asked for, those of large ones not
         assert_eq!(small.len(), 10);
     };
@@ -361,10 +293,7 @@ fn memory_that_runs_out_before_an_operation_is_every_ranks_failure_and_the_group
                 panic!("{:?}", large.map(|values| values.len()))
             };
             let failure = error.failure().expect("a failure");
-            assert!(
-                failure.out_of_memory && failure.memory().is_some(),
-                "{error}"
-            );
+            assert!(failure.out_of_memory && failure.memory().is_some(), "{error}");
             rank.agree(None).expect("the group continues");
             let own = vec![rank.rank() as u8];
             assert_eq!(rank.exchange(own).expect("exchanged").concat(), [0, 1]);
@@ -373,9 +302,7 @@ fn memory_that_runs_out_before_an_operation_is_every_ranks_failure_and_the_group
     }
     let said = in_part(test, "count", &[(REFUSE, COUNT)]);
     let count = said.lines().find_map(|line| {
-        let (count, _) = line
-            .strip_prefix("stand-in: ")?
-            .split_once(" allocations")?;
+        let (count, _) = line.strip_prefix("stand-in: ")?.split_once(" allocations")?;
         count.parse::<u64>().ok()
     });
     let from = count.expect("a count of allocations") + 1;
@@ -389,10 +316,7 @@ fn ranks_that_cannot_use_nccl_say_why_and_a_run_that_asks_for_it_is_refused(test
             let answer = joined(&rank, cards(rank.rank())).expect("agreed");
             answer.map(|_| ()).expect_err("refused")
         });
-        let ranks: Vec<String> = ranks
-            .into_iter()
-            .map(|rank| rank.expect("a rank"))
-            .collect();
+        let ranks: Vec<String> = ranks.into_iter().map(|rank| rank.expect("a rank")).collect();
         assert_eq!(ranks[0], ranks[1]);
         ranks[0].clone()
     };
@@ -403,29 +327,19 @@ fn ranks_that_cannot_use_nccl_say_why_and_a_run_that_asks_for_it_is_refused(test
     }
     if is("none") {
         let said = why(|rank| rank);
-        for words in [
-            "libnccl.so.2",
-            "apt-get install libnccl2",
-            "LD_LIBRARY_PATH",
-        ] {
+        for words in ["libnccl.so.2", "apt-get install libnccl2", "LD_LIBRARY_PATH"] {
             assert!(said.contains(words), "{said}");
         }
         let folder = tempfile::tempdir().expect("a folder");
         for (backend, refused) in [("nccl", true), ("auto", false)] {
             let config = config(folder.path(), &["trainer.steps=1"]);
-            let ranks = Threads::run(2, settings(), |rank| {
-                run(&config, &rank, backend)
-                    .map(|_| ())
-                    .map_err(|e| e.to_string())
-            });
+            let ranks =
+                Threads::run(2, settings(), |rank| run(&config, &rank, backend).map(|_| ()).map_err(|e| e.to_string()));
             for rank in ranks {
                 let ended = rank.expect("a rank");
                 assert_eq!(ended.is_err(), refused, "{backend}: {ended:?}");
                 if let Err(said) = ended {
-                    assert!(
-                        said.contains("trainer.ddp_backend: nccl cannot be"),
-                        "{said}"
-                    );
+                    assert!(said.contains("trainer.ddp_backend: nccl cannot be"), "{said}");
                 }
             }
         }
@@ -435,9 +349,6 @@ fn ranks_that_cannot_use_nccl_say_why_and_a_run_that_asks_for_it_is_refused(test
     assert!(said.contains("ranks 0 and 1 have the same GPU"), "{said}");
     in_part(test, "old", &[(FAULT, "version:21003")]);
     let libraries = std::env::var("LD_LIBRARY_PATH").expect("the stand-in's folders");
-    let without: Vec<&str> = libraries
-        .split(':')
-        .filter(|folder| !folder.ends_with("/nccl"))
-        .collect();
+    let without: Vec<&str> = libraries.split(':').filter(|folder| !folder.ends_with("/nccl")).collect();
     in_part(test, "none", &[("LD_LIBRARY_PATH", &without.join(":"))]);
 }

@@ -6,9 +6,7 @@ use crate::support::model::Model;
 use crate::support::tolerance::F32_ELSEWHERE;
 use crate::support::{assert_close, assert_gradient, checked, fixtures};
 use burn::tensor::Device;
-use firebrick_engine::objective::{
-    AdaptiveCoefficients, Algorithm, Objective, OptimizerStep, TokenLoss,
-};
+use firebrick_engine::objective::{AdaptiveCoefficients, Algorithm, Objective, OptimizerStep, TokenLoss};
 
 on_devices! {
     every_algorithm_has_the_loss_and_gradients_of_the_cpu,
@@ -26,13 +24,7 @@ fn every_algorithm_has_the_loss_and_gradients_of_the_cpu(device: &Device) {
         let mut sequences = start.clone();
         let scores = on_cpu.score(&on_cpu.plain(64), 1.0, &sequences);
         objective.prepare(
-            &mut OptimizerStep {
-                sequences: &mut sequences,
-                max_length: 16,
-                scores: Some(&scores),
-                seed: 1,
-                step: 0,
-            },
+            &mut OptimizerStep { sequences: &mut sequences, max_length: 16, scores: Some(&scores), seed: 1, step: 0 },
             &mut AdaptiveCoefficients::default(),
         );
         let loss: &dyn TokenLoss = &objective;

@@ -29,11 +29,7 @@ fn a_tensor_that_no_device_holds_is_refused_with_its_bytes_and_the_device_goes_o
     let small = || Tensor::<2>::ones([2, 3], device);
     check_computed([small()]).expect("a device in order");
     let what = refused(|| HostTensor::download(Tensor::empty([SIDE, SIDE], device)));
-    assert_eq!(
-        (what.kind, what.bytes, what.device_lost),
-        (MemoryErrorKind::Buffer, Some(BYTES), false),
-        "{what}"
-    );
+    assert_eq!((what.kind, what.bytes, what.device_lost), (MemoryErrorKind::Buffer, Some(BYTES), false), "{what}");
     check_computed([small()]).expect("the device goes on");
     let values = HostTensor::download(small()).expect("the device goes on");
     assert_eq!(values.to_f32(), [1.0; 6]);
@@ -67,11 +63,7 @@ fn what_wgpu_reports_of_a_buffer_over_its_limit_is_told_by_its_type() {
     let what = OutOfMemory::in_error(&error).expect("an error that says so");
     assert_eq!(
         (what.kind, what.bytes, what.origin),
-        (
-            MemoryErrorKind::Buffer,
-            Some(size),
-            "wgpu-core, CreateBufferError::MaxBufferSize"
-        ),
+        (MemoryErrorKind::Buffer, Some(size), "wgpu-core, CreateBufferError::MaxBufferSize"),
         "{what}"
     );
 }

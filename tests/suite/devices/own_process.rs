@@ -11,8 +11,8 @@ pub fn is_inner() -> bool {
     std::env::var_os(INNER).is_some()
 }
 
-/// Runs one test of the suite in a process of its own, with these variables. Those of the stand-in for a CUDA card that are not among them
-/// are unset.
+/// Runs one test of the suite in a process of its own, with these variables. Those of the stand-in for a CUDA card that
+/// are not among them are unset.
 pub fn again(test: &str, variables: &[(&str, &str)]) {
     let program = std::env::current_exe().expect("this test's program");
     let mut command = Command::new(program);

@@ -1,5 +1,5 @@
-//! What is known of a GPU's memory without waiting for it: the pools at segment boundaries and in between, the driver's own count,
-//! and settings that bound what the pools reserve.
+//! What is known of a GPU's memory without waiting for it: the pools at segment boundaries and in between, the driver's
+//! own count, and settings that bound what the pools reserve.
 
 use burn::tensor::{Device, Tensor};
 use firebrick_backends::accounts::Home;
@@ -63,9 +63,7 @@ fn a_reading_of_the_pools_does_not_wait_for_the_device(device: &Device) {
     // kernels are compiled at their first use
     let _ = measure();
     let (took, waited) = (0..3).map(|_| measure()).min().expect("three");
-    report(&format!(
-        "a reading of the pools took {took:?}, the work before it {waited:?}"
-    ));
+    report(&format!("a reading of the pools took {took:?}, the work before it {waited:?}"));
     assert!(2 * took < waited, "{took:?} of {waited:?}");
 }
 
@@ -86,20 +84,14 @@ fn update(memory: &MemoryConfig, device: &Device) -> Taken {
     let runtime = runtime.with_log(Arc::clone(&log));
     let decoder = Decoder::random(arch(), 1, device);
     let mut learner = Learner::new(decoder, plan, OptimConfig::default(), runtime);
-    learner
-        .model
-        .set_residency(Residency::Pass)
-        .expect("weights in their place");
+    learner.model.set_residency(Residency::Pass).expect("weights in their place");
     for step in 1..=2 {
         log.begin_step(step, true);
         log.begin_phase(step, "update_actor", read_pools(device));
         learner.update(&rows(), 1.0, &Nll, 1e-4).expect("an update");
     }
     let end = read(device).in_use_bytes - before;
-    let PoolPeak {
-        in_use_bytes,
-        reserved_bytes,
-    } = log.pool_peak().expect("the pools were read");
+    let PoolPeak { in_use_bytes, reserved_bytes } = log.pool_peak().expect("the pools were read");
     assert!(in_use_bytes <= reserved_bytes);
     let found = log.rows();
     let own = found.rows.iter().filter(|(row, _)| row.moment.step == 2);
@@ -115,25 +107,16 @@ fn update(memory: &MemoryConfig, device: &Device) -> Taken {
         assert!(reading.in_use_bytes <= reading.peak_bytes.expect("a peak so far"));
     }
     let most = in_use_bytes - before;
-    assert!(
-        most_alive > 0 && most_alive <= most,
-        "{most_alive} of {most}"
-    );
+    assert!(most_alive > 0 && most_alive <= most, "{most_alive} of {most}");
     Taken { most, end }
 }
 
 fn the_peak_of_an_update_is_what_lives_at_once_and_recomputing_lowers_it(device: &Device) {
     let [kept, recomputed] = [false, true].map(|gradient_checkpointing| {
-        let memory = MemoryConfig {
-            gradient_checkpointing,
-            ..MemoryConfig::default()
-        };
+        let memory = MemoryConfig { gradient_checkpointing, ..MemoryConfig::default() };
         update(&memory, device)
     });
-    let said = format!(
-        "{} bytes with graphs kept, {} recomputed, {} at the end",
-        kept.most, recomputed.most, kept.end
-    );
+    let said = format!("{} bytes with graphs kept, {} recomputed, {} at the end", kept.most, recomputed.most, kept.end);
     report(&said);
     assert!(recomputed.most < kept.most, "{said}");
     // what a reading at the end of a phase misses
@@ -181,20 +164,17 @@ fn run(output: &Path, device: &Device, setting: &str) -> [Vec<Value>; 2] {
     ["memory.jsonl", "metrics.jsonl"].map(|file| {
         let text = std::fs::read_to_string(output.join(file)).expect("a file of the run");
         let lines = text.lines();
-        lines
-            .map(|line| serde_json::from_str(line).expect("JSON"))
-            .collect()
+        lines.map(|line| serde_json::from_str(line).expect("JSON")).collect()
     })
 }
 
 fn number(line: &Value, key: &str) -> u64 {
-    line[key]
-        .as_u64()
-        .unwrap_or_else(|| panic!("{key}: {line}"))
+    line[key].as_u64().unwrap_or_else(|| panic!("{key}: {line}"))
 }
 
 fn a_run_says_what_its_phases_took_at_most_and_gives_free_pages_back(device: &Device) {
-    // free pages that a run could do without; of many tensors, since the page of a single large one may be given back at once
+    // free pages that a run could do without; of many tensors, since the page of a single large one may be given back
+    // at once
     let many: Vec<Tensor<1>> = (0..64).map(|_| Tensor::zeros([64 << 10], device)).collect();
     let before = read_pools(device).expect("pools").reserved_bytes;
     drop(many);
@@ -219,24 +199,13 @@ fn a_run_says_what_its_phases_took_at_most_and_gives_free_pages_back(device: &De
     };
     for phase in ["gen", "update_actor"] {
         let line = of(phase);
-        assert!(
-            number(line, "peak_bytes") > number(line, "in_use_bytes"),
-            "{line}"
-        );
+        assert!(number(line, "peak_bytes") > number(line, "in_use_bytes"), "{line}");
     }
     let last = metrics.last().expect("a step");
-    let gib = last["perf/max_memory_allocated_gb"]
-        .as_f64()
-        .expect("a number");
+    let gib = last["perf/max_memory_allocated_gb"].as_f64().expect("a number");
     let most = (gib * f64::from(1 << 30)).round() as u64;
-    assert!(
-        most >= number(of("update_actor"), "peak_bytes") && most >= number(of("gen"), "peak_bytes")
-    );
-    assert!(
-        readings
-            .iter()
-            .any(|line| number(line, "peak_bytes") == most)
-    );
+    assert!(most >= number(of("update_actor"), "peak_bytes") && most >= number(of("gen"), "peak_bytes"));
+    assert!(readings.iter().any(|line| number(line, "peak_bytes") == most));
     assert_eq!(last["perf/device_memory_used_gb"].is_number(), is_cuda);
 
     let [given, _] = run(&temp.path().join("given"), device, "memory.cleanup_every=1");
@@ -245,10 +214,7 @@ fn a_run_says_what_its_phases_took_at_most_and_gives_free_pages_back(device: &De
         number(own.expect("a phase"), "reserved_bytes")
     };
     let (kept, given) = (reserved(&readings), reserved(&given));
-    assert!(
-        given < kept,
-        "{given} bytes reserved, {kept} where nothing is given back, {before} before"
-    );
+    assert!(given < kept, "{given} bytes reserved, {kept} where nothing is given back, {before} before");
 }
 
 /// Bytes of the device that sampling may have a quarter of.
@@ -302,22 +268,12 @@ fn sampled(device: &Device, cache: u64) -> (u64, PoolPeak) {
     };
     let decoder = Decoder::random(arch, 1, device);
     let request = |index: usize| GenerationRequest {
-        tokens: (0..PROMPT)
-            .map(|t| ((index * 31 + t * 7) % 2048) as u32)
-            .collect(),
-        key: DrawKey {
-            seed: 3,
-            step: 0,
-            prompt_index: index as u32,
-            sample: 0,
-        },
+        tokens: (0..PROMPT).map(|t| ((index * 31 + t * 7) % 2048) as u32).collect(),
+        key: DrawKey { seed: 3, step: 0, prompt_index: index as u32, sample: 0 },
         max_new_tokens: None,
     };
     let requests: Vec<GenerationRequest> = (0..SEQUENCES).map(request).collect();
-    let limits = SchedulerConfig {
-        kv_cache_bytes: Some(cache as usize),
-        ..SchedulerConfig::new(SEQUENCES)
-    };
+    let limits = SchedulerConfig { kv_cache_bytes: Some(cache as usize), ..SchedulerConfig::new(SEQUENCES) };
     let [in_use, reserved] = [before.in_use_bytes, before.reserved_bytes].map(AtomicU64::new);
     let raise = || {
         let pools = read_pools(device).expect("pools");
@@ -352,10 +308,7 @@ fn the_driver_counts_what_the_pools_have_reserved(device: &Device) {
     let grown = read(device).reserved_bytes - pools;
     let after = driver.read().expect("the driver's word");
     assert!(grown >= bytes as u64);
-    assert!(
-        before.free_bytes - after.free_bytes >= grown,
-        "{before:?} {after:?}"
-    );
+    assert!(before.free_bytes - after.free_bytes >= grown, "{before:?} {after:?}");
     assert_eq!(before.total_bytes, after.total_bytes);
     // what `memory.budget: auto` may plan with: this program's own pages too
     let free = free_bytes(&info).expect("the driver says");

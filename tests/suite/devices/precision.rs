@@ -1,5 +1,5 @@
-//! bf16 and f16: parameters and activations in two bytes, everything that adds up in f32. Each device runs the precisions that
-//! it computes in and refuses the others by name.
+//! bf16 and f16: parameters and activations in two bytes, everything that adds up in f32. Each device runs the
+//! precisions that it computes in and refuses the others by name.
 
 use super::{model_in, on_devices};
 use crate::support::golden::Golden;
@@ -31,8 +31,8 @@ on_devices! {
     a_precision_that_the_device_does_not_compute_in_is_refused_with_those_it_does,
 }
 
-/// Roundings that a gradient gathers on its way: `PyTorch`'s own are 13 of them from f32's on the model at hand (bf16: 0.10, f16:
-/// 0.015 relative L2), and ours add up in another order.
+/// Roundings that a gradient gathers on its way: `PyTorch`'s own are 13 of them from f32's on the model at hand (bf16:
+/// 0.10, f16: 0.015 relative L2), and ours add up in another order.
 const GRADIENTS: f64 = 25.0;
 
 /// Half precisions of a device, and about how far apart neighbouring numbers of each are.
@@ -64,9 +64,7 @@ fn log_probs_are_those_of_f32_to_the_precision_s_digits(device: &Device) {
             let sequences = rows_of_one_network(&dir, &golden);
             let scores = model.score(&model.plain(1024), 1.0, &sequences);
             let expected = golden.float_rows("logprobs_right");
-            for (sequence, (found, expected)) in
-                sequences.iter().zip(scores.logp.iter().zip(&expected))
-            {
+            for (sequence, (found, expected)) in sequences.iter().zip(scores.logp.iter().zip(&expected)) {
                 let n = sequence.tokens.len() - 1;
                 let found: Vec<f64> = found[..n].iter().map(|&x| f64::from(x)).collect();
                 let distance = apart(&found, &expected[..n]);
@@ -84,8 +82,8 @@ fn log_probs_are_those_of_f32_to_the_precision_s_digits(device: &Device) {
     }
 }
 
-/// The golden rows. Where there are experts they go the way that they go in f32: in half precision a router may take others where two are
-/// nearly as likely, as transformers' does too, and another network has other log-probs.
+/// The golden rows. Where there are experts they go the way that they go in f32: in half precision a router may take
+/// others where two are nearly as likely, as transformers' does too, and another network has other log-probs.
 fn rows_of_one_network(dir: &Path, golden: &Golden) -> Vec<Sequence> {
     let mut rows = scored_rows(golden);
     let wide = Model::load(dir);
@@ -134,10 +132,7 @@ fn gradients_are_those_of_f32_to_the_precision_s_digits_under_every_kind_of_plan
             assert_close(name, sums.loss, model.manifest.loss.unwrap(), 2.0 * spacing);
             for (parameter, found) in &found {
                 let distance = apart(found, &expected.floats(parameter));
-                assert!(
-                    distance < GRADIENTS * spacing,
-                    "{precision}, {name}: {parameter} is {distance:e} apart"
-                );
+                assert!(distance < GRADIENTS * spacing, "{precision}, {name}: {parameter} is {distance:e} apart");
                 tensors += 1;
             }
         }
@@ -166,9 +161,7 @@ fn trained(
         learner.update(rows, 1.0, &Nll, optim.lr).unwrap();
     }
     let values = learner.decoder().params();
-    values
-        .map(|(_, p)| p.download().unwrap().to_f64())
-        .collect()
+    values.map(|(_, p)| p.download().unwrap().to_f64()).collect()
 }
 
 fn learner(start: &Decoder, memory: &MemoryConfig, optim: &OptimConfig) -> Learner {
@@ -196,24 +189,14 @@ fn updates_too_small_for_a_weight_add_up_in_its_master_wherever_that_lives(devic
             m.moments = MomentKind::Block8;
         }),
     ];
-    let optim = OptimConfig {
-        lr: 2e-5,
-        weight_decay: 0.0,
-        ..OptimConfig::default()
-    };
+    let optim = OptimConfig { lr: 2e-5, weight_decay: 0.0, ..OptimConfig::default() };
     for (precision, spacing) in halves(device) {
         let (model, golden) = tied(precision, device);
         let rows = few(device, nll_rows(&golden));
         let start = trained(&model.decoder, &MemoryConfig::default(), &optim, &rows, 0);
         let exact = {
             let (wide, _) = tied(Precision::F32, device);
-            trained(
-                &wide.decoder,
-                &MemoryConfig::default(),
-                &optim,
-                &rows,
-                STEPS,
-            )
+            trained(&wide.decoder, &MemoryConfig::default(), &optim, &rows, STEPS)
         };
         for (name, set) in homes {
             let mut memory = MemoryConfig::default();
@@ -242,26 +225,19 @@ fn a_loss_scale_changes_no_update_and_halves_where_gradients_overflow(device: &D
     let (model, golden) = tied(Precision::F32, device);
     let rows = few(device, nll_rows(&golden));
     let memory = MemoryConfig::default();
-    let optim = |scale| OptimConfig {
-        lr: 1e-3,
-        loss_scale: scale,
-        ..OptimConfig::default()
-    };
+    let optim = |scale| OptimConfig { lr: 1e-3, loss_scale: scale, ..OptimConfig::default() };
     let plain = trained(&model.decoder, &memory, &optim(None), &rows, 2);
     let scaled = optim(Some(LossScale::Fixed(4096.0)));
     let scaled = trained(&model.decoder, &memory, &scaled, &rows, 2);
     let names = model.decoder.params().map(|(spec, _)| spec.name.clone());
     for (name, (plain, scaled)) in names.zip(plain.iter().zip(&scaled)) {
-        // softmax does not see what all keys have in common: the gradient is rounding alone, which on wgpu differs from run to run, and AdamW
-        // makes whole steps of it
+        // softmax does not see what all keys have in common: the gradient is rounding alone, which on wgpu differs from
+        // run to run, and AdamW makes whole steps of it
         if !name.ends_with("k_proj.bias") {
             assert!(apart(scaled, plain) < 1e-5, "{name}");
         }
     }
-    let Some((f16, _)) = halves(device)
-        .into_iter()
-        .find(|(p, _)| *p == Precision::F16)
-    else {
+    let Some((f16, _)) = halves(device).into_iter().find(|(p, _)| *p == Precision::F16) else {
         return;
     };
     // a loss so large that its gradients pass f16's largest number until the scale has come down
@@ -284,20 +260,14 @@ fn a_loss_scale_changes_no_update_and_halves_where_gradients_overflow(device: &D
         assert!(scales.len() < 17, "{scales:?}");
     };
     assert!(scales.len() > 1, "nothing overflowed");
-    assert!(
-        scales.windows(2).all(|w| (w[0] - 2.0 * w[1]).abs() < 1e-9),
-        "{scales:?}"
-    );
+    assert!(scales.windows(2).all(|w| (w[0] - 2.0 * w[1]).abs() < 1e-9), "{scales:?}");
     assert!(applied.outcome.grad_norm.is_finite() && learner.optimizer.steps() == 1);
 }
 
 fn what_is_sampled_has_the_log_probs_of_a_whole_forward(device: &Device) {
     for (precision, spacing) in halves(device) {
         let (mut model, golden) = tied(precision, device);
-        let prompts: Vec<Vec<u32>> = scored_rows(&golden)
-            .into_iter()
-            .map(|row| row.tokens[..3].to_vec())
-            .collect();
+        let prompts: Vec<Vec<u32>> = scored_rows(&golden).into_iter().map(|row| row.tokens[..3].to_vec()).collect();
         let trained = model.decoder.clone();
         let plain = Prepack::default();
         let exact = hold_sampled(&trained, plain, &model, &prompts, 8.0 * spacing);
@@ -305,10 +275,7 @@ fn what_is_sampled_has_the_log_probs_of_a_whole_forward(device: &Device) {
         if !is_cpu(device) {
             // in which codes times scales are rounded once more, to half precision
             model.decoder = in_8_bits(&trained);
-            let prepack = Prepack {
-                quantization: Some(Quantization::Int8),
-                ..Prepack::default()
-            };
+            let prepack = Prepack { quantization: Some(Quantization::Int8), ..Prepack::default() };
             let rounded = hold_sampled(&trained, prepack, &model, &prompts, 16.0 * spacing);
             assert_ne!(exact, rounded, "{precision}: weights are read in 8 bits");
         }
@@ -316,35 +283,18 @@ fn what_is_sampled_has_the_log_probs_of_a_whole_forward(device: &Device) {
 }
 
 /// Samples from a decoder, and gives its log-probs; a model's forward has the same.
-fn hold_sampled(
-    decoder: &Decoder,
-    prepack: Prepack,
-    model: &Model,
-    prompts: &[Vec<u32>],
-    tolerance: f64,
-) -> Vec<f32> {
+fn hold_sampled(decoder: &Decoder, prepack: Prepack, model: &Model, prompts: &[Vec<u32>], tolerance: f64) -> Vec<f32> {
     let request = |(i, tokens): (usize, &Vec<u32>)| GenerationRequest {
         tokens: tokens.clone(),
-        key: DrawKey {
-            seed: 5,
-            step: 0,
-            prompt_index: i as u32,
-            sample: 0,
-        },
+        key: DrawKey { seed: 5, step: 0, prompt_index: i as u32, sample: 0 },
         max_new_tokens: None,
     };
     let requests: Vec<GenerationRequest> = prompts.iter().enumerate().map(request).collect();
-    let sampling = SamplingParams {
-        max_new_tokens: 6,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: 6, ..SamplingParams::default() };
     let generator = Generator::new(decoder, None, &sampling).unwrap();
     let samples = generator.prepack(prepack).run(&requests, 1, 4).unwrap();
-    let whole: Vec<Sequence> = prompts
-        .iter()
-        .zip(&samples)
-        .map(|(prompt, sample)| Sequence::completion(prompt, &sample.tokens))
-        .collect();
+    let whole: Vec<Sequence> =
+        prompts.iter().zip(&samples).map(|(prompt, sample)| Sequence::completion(prompt, &sample.tokens)).collect();
     let scores = model.score(&model.plain(64), 1.0, &whole);
     for (sample, scored) in samples.iter().zip(&scores.logp) {
         for (sampled, scored) in sample.logps.iter().zip(scored) {
@@ -362,10 +312,7 @@ fn a_precision_that_the_device_does_not_compute_in_is_refused_with_those_it_does
         };
         let message = error.to_string();
         assert!(message.contains(precision.name()), "{message}");
-        assert!(
-            message.contains("f32") && message.contains("firebrick devices"),
-            "{message}"
-        );
+        assert!(message.contains("f32") && message.contains("firebrick devices"), "{message}");
     }
     assert!(Precision::F32.check(device).is_ok());
 }

@@ -1,7 +1,7 @@
 //! Bytes in use on a GPU, phase by phase, under every technique: predicted, and counted by the backend's pools.
 //!
-//! The pools are read before every launch of a kernel, when what it reads and what it writes is there; and at the boundaries at which a run
-//! reads them itself (docs/memory.md, "Readings of a phase").
+//! The pools are read before every launch of a kernel, when what it reads and what it writes is there; and at the
+//! boundaries at which a run reads them itself (docs/memory.md, "Readings of a phase").
 
 use burn::tensor::Device;
 use firebrick_backends::accounts::{Balance, Category, Home};
@@ -15,9 +15,7 @@ use firebrick_engine::metrics::Phase;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::estimate::{Workload, estimate};
-use firebrick_engine::plan::{
-    MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Plan,
-};
+use firebrick_engine::plan::{MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Plan};
 use firebrick_engine::sequence::{Sequence, TokenColumns};
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::generate::{
@@ -34,9 +32,7 @@ use std::sync::Arc;
 
 use super::training::name;
 use super::{backend, on_gpus};
-use crate::support::techniques::{
-    ANYWHERE, CHECKPOINTED, KEEPS, MOMENTS, OPTIMIZERS, Technique, settings,
-};
+use crate::support::techniques::{ANYWHERE, CHECKPOINTED, KEEPS, MOMENTS, OPTIMIZERS, Technique, settings};
 use crate::support::{campaign_points, report};
 
 on_gpus!(predictions_are_within_10_percent_of_the_peak_under_every_technique);
@@ -52,7 +48,8 @@ const VOCABULARY: usize = 4096;
 const PROMPTS: usize = 2;
 const GROUP: usize = 2;
 
-/// Whether all techniques are compared, on longer sequences: minutes on the stand-in for a card, half an hour on a software driver.
+/// Whether all techniques are compared, on longer sequences: minutes on the stand-in for a card, half an hour on a
+/// software driver.
 fn is_campaign() -> bool {
     std::env::var("FIREBRICK_CAMPAIGN").is_ok_and(|name| name == "gpu_predictions")
 }
@@ -88,23 +85,11 @@ struct Row {
 impl Row {
     fn of(parts: &[Technique]) -> Self {
         let (name, memory) = settings(parts);
-        Self {
-            name: if name.is_empty() {
-                "plain".to_owned()
-            } else {
-                name
-            },
-            memory,
-            lora: None,
-        }
+        Self { name: if name.is_empty() { "plain".to_owned() } else { name }, memory, lora: None }
     }
 
     fn adapted(self) -> Self {
-        Self {
-            name: format!("adapters, {}", self.name),
-            lora: Some(LoraConfig::default()),
-            ..self
-        }
+        Self { name: format!("adapters, {}", self.name), lora: Some(LoraConfig::default()), ..self }
     }
 }
 
@@ -122,20 +107,14 @@ fn rows() -> Vec<Row> {
 }
 
 /// Those that every run of the tests has the time for: the plain plan, and where other things are the peak.
-const SAMPLE: [&str; 3] = [
-    "plain",
-    "8-bit moments",
-    "every layer checkpointed + everything on the host",
-];
+const SAMPLE: [&str; 3] = ["plain", "8-bit moments", "every layer checkpointed + everything on the host"];
 
 fn arch() -> Arch {
     let config = json!({
         "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 1024,
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2
     });
-    let Value::Object(config) = config else {
-        unreachable!("an object")
-    };
+    let Value::Object(config) = config else { unreachable!("an object") };
     Arch::from_config(&config, Path::new("test")).expect("a valid architecture")
 }
 
@@ -148,19 +127,13 @@ fn sequences() -> Vec<Sequence> {
     let row = |salt: usize| {
         let tokens: Vec<u32> = (0..prompt + response).map(|at| token(at, salt)).collect();
         let mut sequence = Sequence::completion(&tokens[..prompt], &tokens[prompt..]);
-        sequence.columns = TokenColumns {
-            weight: Some(vec![1e-3; response]),
-            ..TokenColumns::default()
-        };
+        sequence.columns = TokenColumns { weight: Some(vec![1e-3; response]), ..TokenColumns::default() };
         sequence
     };
     (0..PROMPTS * GROUP).map(row).collect()
 }
 
-const PREPACK: Prepack = Prepack {
-    panels: true,
-    quantization: None,
-};
+const PREPACK: Prepack = Prepack { panels: true, quantization: None };
 
 /// Phases whose bytes are compared, in the order in which a step has them.
 const PHASES: [Phase; 3] = [Phase::Generate, Phase::OldLogProbs, Phase::UpdateActor];
@@ -172,12 +145,7 @@ fn predicted(row: &Row, plan: &Plan, device: &Device) -> [(u64, String); 3] {
         lora: row.lora.clone(),
         prepack: PREPACK,
         max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS as u64,
-        ..Workload::grpo(
-            arch(),
-            lengths().map(|tokens| tokens as u64),
-            PROMPTS as u64,
-            GROUP as u64,
-        )
+        ..Workload::grpo(arch(), lengths().map(|tokens| tokens as u64), PROMPTS as u64, GROUP as u64)
     };
     let estimate = estimate(&workload, plan, &profile::assumed(backend(device)));
     PHASES.map(|phase| {
@@ -193,10 +161,7 @@ fn predicted(row: &Row, plan: &Plan, device: &Device) -> [(u64, String); 3] {
 /// Gradients are clipped wherever they can be.
 fn optim(row: &Row) -> OptimConfig {
     let usual = OptimConfig::default();
-    OptimConfig {
-        clip_grad: usual.clip_grad.filter(|_| !row.memory.step_in_backward),
-        ..usual
-    }
+    OptimConfig { clip_grad: usual.clip_grad.filter(|_| !row.memory.step_in_backward), ..usual }
 }
 
 /// Most in use in each phase of the second step, in which all state exists, and who held it.
@@ -209,9 +174,7 @@ fn counted(row: &Row, plan: &Plan, device: &Device) -> [(u64, Vec<Balance>); 3] 
     let runtime = runtime.with_log(Arc::clone(&log));
     let mut decoder = Decoder::random(arch(), 1, device);
     if let Some(lora) = &row.lora {
-        decoder = decoder
-            .with_fresh_adapters(lora.clone(), 1)
-            .expect("adapters");
+        decoder = decoder.with_fresh_adapters(lora.clone(), 1).expect("adapters");
     }
     let mut learner = Learner::new(decoder, policy, optim(row), runtime);
     let sequences = sequences();
@@ -259,38 +222,21 @@ fn run(learner: &mut Learner, phase: Phase, sequences: &[Sequence]) {
 fn sample(learner: &Learner) {
     let raise_peak = learner.runtime.peak_reader();
     let [prompt, response] = lengths();
-    let sampling = SamplingParams {
-        max_new_tokens: response,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: response, ..SamplingParams::default() };
     let request = |index: usize| GenerationRequest {
         tokens: (0..prompt).map(|at| token(at, index)).collect(),
-        key: DrawKey {
-            seed: 3,
-            step: 0,
-            prompt_index: index as u32,
-            sample: 0,
-        },
+        key: DrawKey { seed: 3, step: 0, prompt_index: index as u32, sample: 0 },
         max_new_tokens: None,
     };
     let requests: Vec<_> = (0..PROMPTS).map(request).collect();
     let limits = SchedulerConfig::new(PROMPTS * GROUP);
-    let generator =
-        Generator::new(learner.decoder(), None, &sampling).expect("sampling that works");
-    let generated = generator.prepack(PREPACK).at_moments(&raise_peak).run_with(
-        &requests,
-        GROUP,
-        &limits,
-        |_| {},
-    );
-    assert_eq!(
-        generated.expect("completions").samples.len(),
-        PROMPTS * GROUP
-    );
+    let generator = Generator::new(learner.decoder(), None, &sampling).expect("sampling that works");
+    let generated = generator.prepack(PREPACK).at_moments(&raise_peak).run_with(&requests, GROUP, &limits, |_| {});
+    assert_eq!(generated.expect("completions").samples.len(), PROMPTS * GROUP);
 }
 
-/// Runs the test in a process for which the stand-in for a card leaves out what kernels compute: that takes minutes, and changes no byte.
-/// Whether it did.
+/// Runs the test in a process for which the stand-in for a card leaves out what kernels compute: that takes minutes,
+/// and changes no byte. Whether it did.
 fn left_to_a_stand_in_without_kernels(device: &Device) -> bool {
     let set = |variable| std::env::var_os(variable).is_some();
     if backend(device) != Backend::Cuda || !set("FIREBRICK_STAND_IN") || set(SKIP_KERNELS) {
@@ -304,10 +250,7 @@ fn left_to_a_stand_in_without_kernels(device: &Device) -> bool {
         .output()
         .expect("the test itself");
     let said = String::from_utf8_lossy(&ended.stdout);
-    assert!(
-        ended.status.success() && said.contains("1 passed"),
-        "{said}"
-    );
+    assert!(ended.status.success() && said.contains("1 passed"), "{said}");
     true
 }
 
@@ -319,11 +262,7 @@ fn predictions_are_within_10_percent_of_the_peak_under_every_technique(device: &
     }
     let mut rows = rows();
     // a software driver takes most of a minute for a row
-    let sample = if name(device).starts_with("cuda") {
-        &SAMPLE[..]
-    } else {
-        &SAMPLE[1..]
-    };
+    let sample = if name(device).starts_with("cuda") { &SAMPLE[..] } else { &SAMPLE[1..] };
     rows.retain(|row| is_campaign() || sample.contains(&row.name.as_str()));
     let (_, info) = open(name(device).parse().expect("a device's name")).expect("it is open");
     if let Some(points) = campaign_points() {
@@ -337,15 +276,10 @@ fn predictions_are_within_10_percent_of_the_peak_under_every_technique(device: &
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let mut off = Vec::new();
     for row in &rows {
-        let plan = row
-            .memory
-            .plans(&arch(), false, None, PROMPTS * GROUP)
-            .expect("a plan");
+        let plan = row.memory.plans(&arch(), false, None, PROMPTS * GROUP).expect("a plan");
         let (predicted, counted) = (predicted(row, &plan, device), counted(row, &plan, device));
         let peak = counted.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
-        for ((phase, (counted, held)), (predicted, moment)) in
-            PHASES.into_iter().zip(counted).zip(&predicted)
-        {
+        for ((phase, (counted, held)), (predicted, moment)) in PHASES.into_iter().zip(counted).zip(&predicted) {
             let line = format!(
                 "| {} | {phase}: {moment} | {:.1} | {:.1} | {:+.1} % |{}",
                 row.name,

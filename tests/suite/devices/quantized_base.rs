@@ -1,11 +1,9 @@
-//! Frozen bases in few bits: what a device widens and multiplies is what the host widens, and models beside such a base are models of
-//! those numbers.
+//! Frozen bases in few bits: what a device widens and multiplies is what the host widens, and models beside such a base
+//! are models of those numbers.
 
 use super::{model, on_devices};
 use crate::support::model::{Model, nll_rows, scored_rows};
-use crate::support::{
-    assert_all_close, assert_close, assert_gradient, checked, fixtures, folders, values,
-};
+use crate::support::{assert_all_close, assert_close, assert_gradient, checked, fixtures, folders, values};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{self, ExpertInput, ExpertRows};
@@ -56,13 +54,8 @@ fn layouts() -> impl Iterator<Item = QuantizedLayout> {
 
 /// The float types that a device has.
 fn dtypes(device: &Device) -> Vec<DType> {
-    let halves = [
-        (FloatDType::BF16, DType::BF16),
-        (FloatDType::F16, DType::F16),
-    ];
-    let halves = halves
-        .into_iter()
-        .filter(|(f, _)| device.supports_dtype(*f));
+    let halves = [(FloatDType::BF16, DType::BF16), (FloatDType::F16, DType::F16)];
+    let halves = halves.into_iter().filter(|(f, _)| device.supports_dtype(*f));
     let halves = halves.map(|(_, dtype)| dtype);
     std::iter::once(DType::F32).chain(halves).collect()
 }
@@ -74,10 +67,7 @@ fn widened_numbers_are_those_of_the_host_to_the_bit(device: &Device) {
         let words = host.into_device(device);
         for dtype in dtypes(device) {
             let wide = kernels::dequantize(&words, layout, dtype);
-            assert_eq!(
-                (wide.dims(), wide.dtype()),
-                ([layout.rows, layout.cols], dtype)
-            );
+            assert_eq!((wide.dims(), wide.dtype()), ([layout.rows, layout.cols], dtype));
             let shape = [layout.rows, layout.cols];
             let rounded = TensorData::new(expected.clone(), shape).convert_dtype(dtype);
             let rounded: Vec<f64> = rounded.iter::<f64>().collect();
@@ -123,7 +113,8 @@ fn a_product_and_its_gradient_are_those_of_the_widened_matrix(device: &Device) {
     }
 }
 
-/// No matrix is widened for a decoding step: rows that fill a kernel's tiles or not, and matrices that fill its panels or not.
+/// No matrix is widened for a decoding step: rows that fill a kernel's tiles or not, and matrices that fill its panels
+/// or not.
 fn few_rows_are_multiplied_with_codes_in_one_kernel(device: &Device) {
     for (format, [outputs, inputs]) in [
         (BaseFormat::Int8, [33, 64]),
@@ -154,9 +145,7 @@ fn few_rows_are_multiplied_with_codes_in_one_kernel(device: &Device) {
 fn a_product_with_experts_and_its_gradient_are_those_of_their_widened_matrices(device: &Device) {
     let (experts, per_token, tokens) = (5, 2, 40);
     // of which the last is never chosen
-    let chosen: Vec<u32> = (0..tokens * per_token)
-        .map(|i| ((i * 7 + i / per_token) % (experts - 1)) as u32)
-        .collect();
+    let chosen: Vec<u32> = (0..tokens * per_token).map(|i| ((i * 7 + i / per_token) % (experts - 1)) as u32).collect();
     let rows = ExpertRows::new(&chosen, per_token, experts, device);
     for layout in layouts() {
         let layout = QuantizedLayout::stacked(layout.format, experts, [layout.rows, layout.cols]);
@@ -169,11 +158,7 @@ fn a_product_with_experts_and_its_gradient_are_those_of_their_widened_matrices(d
             let (alone, each) = (quantize(own, layout.one()), layout.words());
             let bits = |words: &[f32]| words.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
             let beside = &host.words()[expert * each..(expert + 1) * each];
-            assert_eq!(
-                bits(alone.words()),
-                bits(beside),
-                "{layout:?}, expert {expert}"
-            );
+            assert_eq!(bits(alone.words()), bits(beside), "{layout:?}, expert {expert}");
         }
         let wide_on_host = widened(host.words(), layout);
         let words = host.into_device(device);
@@ -182,10 +167,7 @@ fn a_product_with_experts_and_its_gradient_are_those_of_their_widened_matrices(d
             let wide = kernels::dequantize(&words, layout, dtype);
             let data = TensorData::new(wide_on_host.clone(), layout.shape()).convert_dtype(dtype);
             assert_eq!(values(wide.clone()), data.iter::<f64>().collect::<Vec<_>>());
-            for (reads, count) in [
-                (ExpertInput::Tokens, tokens),
-                (ExpertInput::Sorted, tokens * per_token),
-            ] {
+            for (reads, count) in [(ExpertInput::Tokens, tokens), (ExpertInput::Sorted, tokens * per_token)] {
                 let numbers = |rows: usize, columns: usize| -> Tensor<2> {
                     let mut random = Stream::new(4, columns as u64);
                     let values: Vec<f32> = (0..rows * columns).map(|_| random.normal()).collect();
@@ -201,9 +183,7 @@ fn a_product_with_experts_and_its_gradient_are_those_of_their_widened_matrices(d
                     let dx = leaf.grad_remove(&mut gradients).expect("a gradient");
                     (values(y.inner()), values(dx))
                 };
-                let of_codes = |x: &Tensor<2>| {
-                    kernels::quantized_expert_linear(x, &words, layout, &rows, reads)
-                };
+                let of_codes = |x: &Tensor<2>| kernels::quantized_expert_linear(x, &words, layout, &rows, reads);
                 let found = run(&of_codes);
                 let wide = wide.clone().autodiff();
                 let expected = run(&|x| kernels::expert_linear(x, &wide, &rows, reads));
@@ -219,9 +199,7 @@ fn a_product_with_experts_and_its_gradient_are_those_of_their_widened_matrices(d
 /// Model folders: all on the CPU, three on a GPU.
 fn models(device: &Device) -> Vec<PathBuf> {
     if !is_cpu(device) {
-        return ["llama-gqa", "qwen2-tied", "gpt-oss"]
-            .map(|name| fixtures().join("models").join(name))
-            .into();
+        return ["llama-gqa", "qwen2-tied", "gpt-oss"].map(|name| fixtures().join("models").join(name)).into();
     }
     folders("models")
 }
@@ -230,12 +208,7 @@ fn models(device: &Device) -> Vec<PathBuf> {
 pub(super) fn adapted(base: &Decoder) -> Decoder {
     let mut targets = TargetModule::all();
     targets.extend([TargetModule::ExpertGateUp, TargetModule::ExpertDown]);
-    let lora = LoraConfig {
-        rank: 3,
-        alpha: 6.0,
-        target_modules: targets,
-        ..LoraConfig::default()
-    };
+    let lora = LoraConfig { rank: 3, alpha: 6.0, target_modules: targets, ..LoraConfig::default() };
     let mut random = Stream::new(13, 1);
     let adapted = base.with_adapters(lora, |_, spec| {
         let values: Vec<f32> = (0..spec.numel()).map(|_| 0.1 * random.normal()).collect();
@@ -257,12 +230,7 @@ fn pair(dir: &std::path::Path, format: BaseFormat, device: &Device) -> [Model; 2
 
 fn flat(model: &Model, rows: &[Sequence]) -> Vec<f64> {
     let scores = model.score(&model.plain(1024), 1.0, rows);
-    scores
-        .logp
-        .iter()
-        .flatten()
-        .map(|&v| f64::from(v))
-        .collect()
+    scores.logp.iter().flatten().map(|&v| f64::from(v)).collect()
 }
 
 fn log_probs_are_those_of_the_model_of_the_widened_weights(device: &Device) {
@@ -290,9 +258,7 @@ fn log_probs_are_those_of_the_model_of_the_widened_weights(device: &Device) {
 
 type Setting = fn(&mut MemoryConfig);
 
-fn gradients_of_adapters_are_those_beside_the_widened_weights_wherever_weights_live(
-    device: &Device,
-) {
+fn gradients_of_adapters_are_those_beside_the_widened_weights_wherever_weights_live(device: &Device) {
     let settings: [(&str, Setting); 4] = [
         ("plain", |_| {}),
         ("checkpointed", |m| m.gradient_checkpointing = true),
@@ -321,11 +287,7 @@ fn gradients_of_adapters_are_those_beside_the_widened_weights_wherever_weights_l
                 let (found_sums, found) = few.backward(&plan, 1.0, &Nll, &micros);
                 let label = format!("{}, {format}, {name}", few.name);
                 assert_close(&label, found_sums.loss, sums.loss, LOG_PROBS);
-                assert!(
-                    found.keys().eq(expected.keys()),
-                    "{label}: {:?}",
-                    found.keys()
-                );
+                assert!(found.keys().eq(expected.keys()), "{label}: {:?}", found.keys());
                 for (parameter, found) in &found {
                     let label = format!("{label}: {parameter}");
                     assert_gradient(&label, found, &expected[parameter], GRADIENTS);
@@ -342,19 +304,11 @@ fn the_sampler_and_the_trainer_agree_beside_a_quantised_base(device: &Device) {
     for name in ["llama-gqa", "qwen2-tied", "qwen3-moe", "gpt-oss"] {
         for format in BaseFormat::ALL {
             let [few, wide] = pair(&fixtures().join("models").join(name), format, device);
-            let sampling = SamplingParams {
-                max_new_tokens: 8,
-                ..SamplingParams::default()
-            };
+            let sampling = SamplingParams { max_new_tokens: 8, ..SamplingParams::default() };
             let requests: Vec<GenerationRequest> = (0..3)
                 .map(|prompt_index| GenerationRequest {
                     tokens: (0..4).map(|i| 7 + 31 * i + prompt_index).collect(),
-                    key: DrawKey {
-                        seed: 3,
-                        step: 1,
-                        prompt_index,
-                        sample: 0,
-                    },
+                    key: DrawKey { seed: 3, step: 1, prompt_index, sample: 0 },
                     max_new_tokens: None,
                 })
                 .collect();

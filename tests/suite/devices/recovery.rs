@@ -1,5 +1,5 @@
-//! Memory that runs out in a chosen phase, on the stand-in for a CUDA card (`tests/cuda`): the run takes a cheaper plan, does the work
-//! again, and ends with the metrics and the weights of the run that had enough.
+//! Memory that runs out in a chosen phase, on the stand-in for a CUDA card (`tests/cuda`): the run takes a cheaper
+//! plan, does the work again, and ends with the metrics and the weights of the run that had enough.
 
 use super::own_process::{again, is_inner};
 use super::stand_in::{REFUSE_WHILE, is_stand_in};
@@ -68,17 +68,12 @@ fn in_own_process(test: &str, body: impl FnOnce()) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("refuse");
     let file = file.to_str().expect("a path in UTF-8");
-    again(
-        &format!("devices::recovery::cuda::{test}"),
-        &[(REFUSE_WHILE, file)],
-    );
+    again(&format!("devices::recovery::cuda::{test}"), &[(REFUSE_WHILE, file)]);
 }
 
 /// The file of the inner process.
 fn refusing() -> PathBuf {
-    std::env::var_os(REFUSE_WHILE)
-        .expect("the outer test sets it")
-        .into()
+    std::env::var_os(REFUSE_WHILE).expect("the outer test sets it").into()
 }
 
 /// Where memory starts to be refused.
@@ -148,8 +143,8 @@ impl Observer for Refusing {
     }
 }
 
-/// Tensors that take what the device's pools have reserved, but for what is left of pages too small for 64 KiB: a driver that refuses
-/// all else leaves a program that much.
+/// Tensors that take what the device's pools have reserved, but for what is left of pages too small for 64 KiB: a
+/// driver that refuses all else leaves a program that much.
 fn filled(device: &Device) -> Vec<Tensor<1>> {
     let device = &device.clone().inner();
     let mut all = Vec::new();
@@ -183,27 +178,16 @@ fn is_learnt(name: &str) -> bool {
     kinds.iter().any(|kind| name.starts_with(kind)) && !BY_PLAN.contains(&name)
 }
 
-/// A run on a thread of its own, which has a stream and pools of its own. A run that ends in an error is the test's failure.
+/// A run on a thread of its own, which has a stream and pools of its own. A run that ends in an error is the test's
+/// failure.
 fn run(config: RunConfig, mode: Mode, from: Option<From>, device: &Device) -> Ran {
     let (done, ended) = channel();
     let own = device.clone();
     let thread = std::thread::spawn(move || {
-        let observer = Refusing {
-            from,
-            device: own,
-            metrics: Vec::new(),
-            filling: Vec::new(),
-            refused: 0,
-            done,
-        };
-        let built = Trainer::builder(config)
-            .mode(mode)
-            .observer(observer)
-            .build();
+        let observer = Refusing { from, device: own, metrics: Vec::new(), filling: Vec::new(), refused: 0, done };
+        let built = Trainer::builder(config).mode(mode).observer(observer).build();
         let mut trainer = built.unwrap_or_else(|error| panic!("{from:?}: {error}"));
-        let summary = trainer
-            .run()
-            .unwrap_or_else(|error| panic!("{from:?}: {error}"));
+        let summary = trainer.run().unwrap_or_else(|error| panic!("{from:?}: {error}"));
         let policy = trainer.whole_policy().expect("weights");
         let weights = policy.params().map(|(spec, value)| {
             let values = value.download().expect("values").to_f64();
@@ -214,12 +198,7 @@ fn run(config: RunConfig, mode: Mode, from: Option<From>, device: &Device) -> Ra
     let (weights, replans) = thread.join().expect("a run that ends");
     let (metrics, refused) = ended.recv().expect("an end");
     device.memory_cleanup();
-    Ran {
-        metrics,
-        weights,
-        replans,
-        refused,
-    }
+    Ran { metrics, weights, replans, refused }
 }
 
 /// A run learnt what the undisturbed one did.
@@ -228,9 +207,7 @@ fn assert_same(what: &str, found: &Ran, expected: &Ran) {
     for (line, (found, expected)) in found.metrics.iter().zip(&expected.metrics).enumerate() {
         let learnt = expected.iter().filter(|(name, _)| is_learnt(name));
         for (name, expected) in learnt {
-            let found = found
-                .get(name)
-                .unwrap_or_else(|| panic!("{what}: no {name}"));
+            let found = found.get(name).unwrap_or_else(|| panic!("{what}: no {name}"));
             let within = (found - expected).abs() <= 1e-4 * expected.abs().max(1e-2);
             assert!(
                 within || found.is_nan() && expected.is_nan(),
@@ -259,12 +236,7 @@ impl Cases {
         let undisturbed = run(config, mode, None, device);
         assert_eq!((undisturbed.replans, undisturbed.refused), (0, 0));
         assert!(!undisturbed.metrics.is_empty());
-        Self {
-            text: text.to_owned(),
-            mode,
-            folder,
-            undisturbed,
-        }
+        Self { text: text.to_owned(), mode, folder, undisturbed }
     }
 
     fn refuse(&self, from: From, overrides: &[String], device: &Device) {
@@ -294,11 +266,7 @@ fn owned(settings: &[&str]) -> Vec<String> {
 fn refuse_each(text: &str, mode: Mode, settings: &[&str], moments: &[From], device: &Device) {
     let settings = owned(settings);
     let all = std::env::var("FIREBRICK_CAMPAIGN").is_ok_and(|name| name == "recovery");
-    let moments = &moments[..if all {
-        moments.len()
-    } else {
-        FEW.min(moments.len())
-    }];
+    let moments = &moments[..if all { moments.len() } else { FEW.min(moments.len()) }];
     let cases = Cases::new(text, mode, &settings, device);
     for from in moments {
         cases.refuse(*from, &settings, device);
@@ -336,11 +304,8 @@ fn moves_between_phases_that_are_refused_memory_are_done_again(device: &Device) 
         "memory.critic.param_offload=idle",
         "memory.critic.optimizer_offload=idle",
     ];
-    let phases = [
-        From::Phase(Phase::UpdateActor, 2),
-        From::Phase(Phase::Values, 2),
-        From::Phase(Phase::ReferenceLogProbs, 2),
-    ];
+    let phases =
+        [From::Phase(Phase::UpdateActor, 2), From::Phase(Phase::Values, 2), From::Phase(Phase::ReferenceLogProbs, 2)];
     refuse_each(PPO, Mode::Rl, &settings, &phases, device);
 }
 
@@ -358,12 +323,7 @@ fn loading_that_is_refused_memory_is_done_again(device: &Device) {
 
 /// A file of examples for supervised steps.
 fn rows(folder: &Path) -> String {
-    let row = |i: usize| {
-        format!(
-            "{{\"prompt\": \"{i}+1=\", \"completion\": \"{}\"}}\n",
-            i + 1
-        )
-    };
+    let row = |i: usize| format!("{{\"prompt\": \"{i}+1=\", \"completion\": \"{}\"}}\n", i + 1);
     let file = folder.join("rows.jsonl");
     std::fs::write(&file, (0..8).map(row).collect::<String>()).expect("a file of rows");
     file.display().to_string()
@@ -374,10 +334,7 @@ fn warm_up_baselines_and_supervised_training_are_done_again(device: &Device) {
     let rows = rows(folder.path());
     let warm_up = format!("warmup={{sft: {{train: {rows}, steps: 2, batch_size: 2}}}}");
     let settings = ["objective=remax", "critic=null", &warm_up];
-    let phases = [
-        From::Phase(Phase::GenerateBaseline, 2),
-        From::Phase(Phase::WarmUp, 0),
-    ];
+    let phases = [From::Phase(Phase::GenerateBaseline, 2), From::Phase(Phase::WarmUp, 0)];
     refuse_each(PPO, Mode::Rl, &settings, &phases, device);
 }
 
@@ -397,9 +354,6 @@ fn a_reward_model_that_is_refused_memory_judges_again(device: &Device) {
         "task.rewards.0.score_tokens=1024",
         "optim.eps=1e-4",
     ];
-    let phases = [
-        From::Phase(Phase::Reward, 2),
-        From::Phase(Phase::ValidationReward, 0),
-    ];
+    let phases = [From::Phase(Phase::Reward, 2), From::Phase(Phase::ValidationReward, 0)];
     refuse_each(&text, Mode::Rl, &settings, &phases, device);
 }

@@ -32,11 +32,7 @@ fn rows(model: &Model) -> Vec<Sequence> {
 
 /// One micro-batch a sequence, where a sequence's scores do not depend on the others.
 fn cut<'r>(model: &Model, rows: &'r [Sequence]) -> Vec<Vec<&'r Sequence>> {
-    if model.manifest.is_local() {
-        rows.iter().map(|row| vec![row]).collect()
-    } else {
-        vec![rows.iter().collect()]
-    }
+    if model.manifest.is_local() { rows.iter().map(|row| vec![row]).collect() } else { vec![rows.iter().collect()] }
 }
 
 /// Loss and gradients of a model under plans of the table, against the plain plan; how many were compared.
@@ -49,10 +45,7 @@ fn compare_passes(model: &Model, table: &[(String, MemoryConfig)]) -> usize {
         let plan = memory.plan(model.decoder.arch()).expect("a plan");
         let (sums, found) = model.backward(&plan, 1.0, &Nll, &micros);
         assert_close(&label, sums.loss, expected.0.loss, F32);
-        assert!(
-            found.keys().eq(expected.1.keys()),
-            "{label}: other parameters"
-        );
+        assert!(found.keys().eq(expected.1.keys()), "{label}: other parameters");
         for (parameter, found) in &found {
             let label = format!("{label}: {parameter}");
             assert_gradient(&label, found, &expected.1[parameter], F32);
@@ -66,11 +59,7 @@ fn changes(model: &Model, memory: &MemoryConfig) -> BTreeMap<String, Vec<f64>> {
     changes_on(model, memory, Runtime::new(model.decoder.device()))
 }
 
-fn changes_on(
-    model: &Model,
-    memory: &MemoryConfig,
-    runtime: Runtime,
-) -> BTreeMap<String, Vec<f64>> {
+fn changes_on(model: &Model, memory: &MemoryConfig, runtime: Runtime) -> BTreeMap<String, Vec<f64>> {
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let runtime = runtime.with_prefetch(plan.prefetch);
     let optim = OptimConfig {
@@ -81,27 +70,17 @@ fn changes_on(
         ..OptimConfig::default()
     };
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
-    learner
-        .model
-        .set_residency(Residency::Pass)
-        .expect("weights in their place");
+    learner.model.set_residency(Residency::Pass).expect("weights in their place");
     for _ in 0..2 {
-        let updated = learner
-            .update(&rows(model), 1.0, &Nll, 1e-2)
-            .expect("an update");
+        let updated = learner.update(&rows(model), 1.0, &Nll, 1e-2).expect("an update");
         assert!(updated.outcome.applied && updated.outcome.grad_norm > 0.0);
     }
     let before = model.decoder.params();
     let pairs = before.zip(learner.decoder().params());
     pairs
         .map(|((spec, before), (_, after))| {
-            let values =
-                |p: firebrick_models::decoder::Param| p.download().expect("values").to_f64();
-            let change = values(after)
-                .iter()
-                .zip(values(before))
-                .map(|(a, b)| a - b)
-                .collect();
+            let values = |p: firebrick_models::decoder::Param| p.download().expect("values").to_f64();
+            let change = values(after).iter().zip(values(before)).map(|(a, b)| a - b).collect();
             (spec.name.clone(), change)
         })
         .collect()
@@ -139,11 +118,7 @@ fn every_plan_gives_the_loss_and_gradients_of_the_plain_one(device: &Device) {
     let models = dirs.map(|dir| model(&dir, device).0);
     // a GPU compiles kernels for every shape that it meets: one model there
     let most = if is_cpu(device) { usize::MAX } else { 1 };
-    let cases = models
-        .filter(|m| m.golden_gradients().is_some())
-        .take(most)
-        .map(|m| compare_passes(&m, &table))
-        .sum();
+    let cases = models.filter(|m| m.golden_gradients().is_some()).take(most).map(|m| compare_passes(&m, &table)).sum();
     checked("plans against the plain one", cases);
 }
 
@@ -171,20 +146,14 @@ fn sums_in_any_order_give_the_weights_of_those_in_one_order(device: &Device) {
 
 /// Techniques on top of recomputing, and what each holds less of on the device.
 const SAVINGS: [(Technique, Category); 7] = [
-    (
-        ("inputs on the host", |m| m.activation_offload = true),
-        Category::KeptInputs,
-    ),
+    (("inputs on the host", |m| m.activation_offload = true), Category::KeptInputs),
     (
         ("weights streamed", |m| {
             m.param_offload = ParamOffload::Streamed;
         }),
         Category::Parameters,
     ),
-    (
-        ("gradients on the host", |m| m.grad_offload = true),
-        Category::Gradients,
-    ),
+    (("gradients on the host", |m| m.grad_offload = true), Category::Gradients),
     (
         ("updated in the backward pass", |m| {
             m.step_in_backward = true;
@@ -203,30 +172,19 @@ const SAVINGS: [(Technique, Category); 7] = [
         }),
         Category::Moments,
     ),
-    (
-        ("8-bit moments", |m| m.moments = MomentKind::Block8),
-        Category::Moments,
-    ),
+    (("8-bit moments", |m| m.moments = MomentKind::Block8), Category::Moments),
 ];
 
 /// Most bytes that an account of the device has during a second update, when all state exists.
 fn most_held(model: &Model, memory: &MemoryConfig, category: Category) -> u64 {
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let runtime = Runtime::new(model.decoder.device()).with_prefetch(plan.prefetch);
-    let optim = OptimConfig {
-        clip_grad: None,
-        ..OptimConfig::default()
-    };
+    let optim = OptimConfig { clip_grad: None, ..OptimConfig::default() };
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
-    learner
-        .model
-        .set_residency(Residency::Pass)
-        .expect("weights in their place");
+    learner.model.set_residency(Residency::Pass).expect("weights in their place");
     for _ in 0..2 {
         learner.runtime.accounts.reset_peaks();
-        learner
-            .update(&rows(model), 1.0, &Nll, 1e-4)
-            .expect("an update");
+        learner.update(&rows(model), 1.0, &Nll, 1e-4).expect("an update");
     }
     let account = learner.runtime.accounts.balance(category, Home::Device);
     account.peak_bytes
@@ -235,11 +193,7 @@ fn most_held(model: &Model, memory: &MemoryConfig, category: Category) -> u64 {
 fn every_technique_takes_bytes_from_the_account_that_it_is_about(device: &Device) {
     let (model, _) = model(&fixtures().join("models/llama-gqa"), device);
     // copies in place: none is on its way while another is
-    let without = MemoryConfig {
-        gradient_checkpointing: true,
-        prefetch: 0,
-        ..MemoryConfig::default()
-    };
+    let without = MemoryConfig { gradient_checkpointing: true, prefetch: 0, ..MemoryConfig::default() };
     for ((name, turn_on), category) in SAVINGS {
         let mut with = without.clone();
         turn_on(&mut with);

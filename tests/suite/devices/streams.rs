@@ -1,5 +1,5 @@
-//! Copies beside kernels on CUDA: what the stand-in for a card (`tests/cuda`) records of an offloaded step, and what the step gives when
-//! streams run as early or as late as their events allow.
+//! Copies beside kernels on CUDA: what the stand-in for a card (`tests/cuda`) records of an offloaded step, and what
+//! the step gives when streams run as early or as late as their events allow.
 
 use super::model_in;
 use super::own_process::{self, is_inner};
@@ -68,20 +68,11 @@ fn learner(memory: &MemoryConfig, device: &Device) -> (Learner, Vec<Sequence>) {
     learner_in(Precision::F32, memory, device)
 }
 
-fn learner_in(
-    precision: Precision,
-    memory: &MemoryConfig,
-    device: &Device,
-) -> (Learner, Vec<Sequence>) {
+fn learner_in(precision: Precision, memory: &MemoryConfig, device: &Device) -> (Learner, Vec<Sequence>) {
     let (model, golden) = model_in(precision, &fixtures().join("models/llama-gqa"), device);
     let plan = memory.plan(model.decoder.arch()).expect("a plan");
     let runtime = Runtime::new(device).with_prefetch(plan.prefetch);
-    let optim = OptimConfig {
-        clip_grad: None,
-        weight_decay: 0.0,
-        eps: 1e-3,
-        ..OptimConfig::default()
-    };
+    let optim = OptimConfig { clip_grad: None, weight_decay: 0.0, eps: 1e-3, ..OptimConfig::default() };
     let mut learner = Learner::new(model.decoder, plan, optim, runtime);
     let placed = learner.model.set_residency(Residency::Pass);
     placed.expect("weights in their place");
@@ -98,8 +89,8 @@ fn calls_after(before: usize, path: &str) -> Vec<Call> {
     text.lines().skip(before).map(words).collect()
 }
 
-/// Calls of a second update; bytes up and down that its plan asks for, and those up that come before any kernel could run beside them:
-/// the embedding of the first visit, the kept input that comes back first.
+/// Calls of a second update; bytes up and down that its plan asks for, and those up that come before any kernel could
+/// run beside them: the embedding of the first visit, the kept input that comes back first.
 fn second_update(device: &Device, path: &str) -> (Vec<Call>, [u64; 3]) {
     let (mut learner, rows) = learner(&offloaded(), device);
     learner.update(&rows, 1.0, &Nll, 1e-2).expect("an update");
@@ -135,11 +126,7 @@ fn second_update(device: &Device, path: &str) -> (Vec<Call>, [u64; 3]) {
 }
 
 /// Copies of one direction on streams without kernels: place in the record, bytes, stream, memory of the host.
-fn copies<'c>(
-    calls: &'c [Call],
-    direction: &str,
-    computing: &str,
-) -> Vec<(usize, u64, &'c str, &'c str)> {
+fn copies<'c>(calls: &'c [Call], direction: &str, computing: &str) -> Vec<(usize, u64, &'c str, &'c str)> {
     let all = calls.iter().enumerate().filter(|(_, c)| c[0] == direction);
     all.map(|(at, c)| (at, c[1].parse().expect("bytes"), &*c[2], &*c[3]))
         .filter(|(_, bytes, stream, _)| *bytes > MARK && *stream != computing)
@@ -151,19 +138,15 @@ fn kernels(calls: &[Call]) -> usize {
     calls.iter().filter(|c| c[0] == "kernel").count()
 }
 
-/// Kernels that a copy to the device may run beside: those asked for between the event that it waits for and the wait for it.
+/// Kernels that a copy to the device may run beside: those asked for between the event that it waits for and the wait
+/// for it.
 fn beside(calls: &[Call], at: usize, stream: &str, computing: &str) -> usize {
     let waits = |c: &Call, later: &str, of: &str| c[0] == "wait" && c[2] == later && c[3] == of;
-    let after = calls[..at]
-        .iter()
-        .rposition(|c| waits(c, stream, computing));
+    let after = calls[..at].iter().rposition(|c| waits(c, stream, computing));
     let event = &calls[after.expect("memory that others used is waited for")][1];
     let is_recorded = |c: &Call| c[0] == "record" && c[1] == *event;
     let from = calls.iter().rposition(is_recorded).expect("an event");
-    let until = calls[at..]
-        .iter()
-        .position(|c| waits(c, computing, stream))
-        .expect("what is copied is waited for");
+    let until = calls[at..].iter().position(|c| waits(c, computing, stream)).expect("what is copied is waited for");
     kernels(&calls[from..at + until])
 }
 
@@ -193,14 +176,9 @@ fn recorded(device: &Device) {
     for (_, _, _, memory) in ups.iter().chain(&downs) {
         assert_eq!(*memory, "pinned");
     }
-    let alone = ups
-        .iter()
-        .filter(|(at, _, stream, _)| beside(&calls, *at, stream, computing) == 0);
+    let alone = ups.iter().filter(|(at, _, stream, _)| beside(&calls, *at, stream, computing) == 0);
     let alone: u64 = alone.map(|c| c.1).sum();
-    assert!(
-        alone <= first,
-        "{alone} of {up} bytes up have no kernel beside them, and not {first}"
-    );
+    assert!(alone <= first, "{alone} of {up} bytes up have no kernel beside them, and not {first}");
     let returned: BTreeSet<&str> = downs.iter().map(|c| c.2).collect();
     let held_up = |c: &&Call| c[0] == "wait" && c[2] == computing && returned.contains(&*c[3]);
     let held_up = calls.iter().filter(held_up).count();
@@ -213,8 +191,8 @@ fn recorded(device: &Device) {
     checked("copies beside kernels", ups.len() + downs.len());
 }
 
-/// In half precision, with weights, masters, moments and gradients on the host: of a whole update no matrix is copied from ordinary memory,
-/// or to it.
+/// In half precision, with weights, masters, moments and gradients on the host: of a whole update no matrix is copied
+/// from ordinary memory, or to it.
 fn pinned(device: &Device) {
     if !is_stand_in() {
         return;
@@ -223,10 +201,7 @@ fn pinned(device: &Device) {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("record");
         let path = path.to_str().expect("a path in UTF-8");
-        again(
-            "what_an_update_keeps_on_the_host_lies_in_pinned_memory",
-            &[(RECORD, path)],
-        );
+        again("what_an_update_keeps_on_the_host_lies_in_pinned_memory", &[(RECORD, path)]);
         return;
     }
     let path = std::env::var(RECORD).expect("the outer test sets it");
@@ -275,10 +250,7 @@ fn table(calls: &[Call], computing: &str, directions: &[(&str, &[Copied<'_>])]) 
         let least = overlapped.min().unwrap_or(0);
         let stream = copies.first().map_or("-", |c| c.2);
         let count = copies.len();
-        let row = writeln!(
-            text,
-            "| {direction} | {count} | {bytes} | {stream} | {least} to {most} |"
-        );
+        let row = writeln!(text, "| {direction} | {count} | {bytes} | {stream} | {least} to {most} |");
         row.expect("a string takes it");
     }
     let last = write!(text, "kernels: {}, stream {computing}", kernels(calls));
@@ -317,8 +289,7 @@ fn ordered(device: &Device) {
         return;
     }
     if !is_inner() {
-        let test =
-            "whatever_order_events_allow_an_offloaded_step_gives_the_weights_of_the_plain_one";
+        let test = "whatever_order_events_allow_an_offloaded_step_gives_the_weights_of_the_plain_one";
         again(test, &[]);
         again(test, &[(EARLY, "kernels")]);
         again(test, &[(EARLY, "copies")]);
@@ -326,11 +297,7 @@ fn ordered(device: &Device) {
     }
     let plain = updated(&MemoryConfig::default(), device);
     let found = updated(&offloaded(), device);
-    let everything_away = MemoryConfig {
-        grad_offload: true,
-        prefetch: 2,
-        ..offloaded()
-    };
+    let everything_away = MemoryConfig { grad_offload: true, prefetch: 2, ..offloaded() };
     let away = updated(&everything_away, device);
     for ((name, expected), others) in plain.iter().zip(found.iter().zip(&away)) {
         assert_gradient(name, &others.0.1, expected, F32_UPDATE);

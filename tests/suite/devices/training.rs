@@ -23,8 +23,8 @@ on_devices! {
     a_run_repeats_to_the_bit,
 }
 
-/// Rollouts as if sampled from a model near this one: the golden rows, their first tokens a prompt, with advantages, old and
-/// reference log-probs drawn by `salt`.
+/// Rollouts as if sampled from a model near this one: the golden rows, their first tokens a prompt, with advantages,
+/// old and reference log-probs drawn by `salt`.
 pub(super) fn rollouts(model: &Model, salt: u64) -> Vec<Sequence> {
     let mut rows = scored_rows(&model.golden("forward.safetensors"));
     let mut random = Stream::new(11, salt);
@@ -51,29 +51,15 @@ pub(super) fn rollouts(model: &Model, salt: u64) -> Vec<Sequence> {
 
 /// Losses and gradient norms of twenty optimizer steps over four batches that come again and again.
 fn curve(model: &Model, batches: &[Vec<Sequence>]) -> Vec<[f64; 2]> {
-    let objective = ObjectiveConfig {
-        kl_loss_coef: 0.1,
-        ..ObjectiveConfig::default()
-    }
-    .build()
-    .expect("an objective");
-    let optim = OptimConfig {
-        lr: 3e-4,
-        eps: 1e-5,
-        ..OptimConfig::default()
-    };
+    let objective = ObjectiveConfig { kl_loss_coef: 0.1, ..ObjectiveConfig::default() }.build().expect("an objective");
+    let optim = OptimConfig { lr: 3e-4, eps: 1e-5, ..OptimConfig::default() };
     let runtime = Runtime::new(model.decoder.device());
     let plan = model.plain(64);
     let mut learner = Learner::new(model.decoder.clone(), plan, optim, runtime);
-    learner
-        .model
-        .set_residency(Residency::Pass)
-        .expect("weights in their place");
+    learner.model.set_residency(Residency::Pass).expect("weights in their place");
     let steps = (0..20).map(|step| {
         let rows = &batches[step % batches.len()];
-        let updated = learner
-            .update(rows, 1.0, &objective, 3e-4)
-            .expect("an update");
+        let updated = learner.update(rows, 1.0, &objective, 3e-4).expect("an update");
         assert!(updated.outcome.applied);
         [updated.sums.loss, updated.outcome.grad_norm]
     });
@@ -86,28 +72,19 @@ fn twenty_steps_of_grpo_on_replayed_rollouts_have_the_losses_of_the_cpu(device: 
     let batches: Vec<_> = (0..4).map(|salt| rollouts(&on_cpu, salt)).collect();
     let (found, expected) = (curve(&here, &batches), curve(&on_cpu, &batches));
     for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        for (what, a, b) in [
-            ("loss", found[0], expected[0]),
-            ("norm", found[1], expected[1]),
-        ] {
+        for (what, a, b) in [("loss", found[0], expected[0]), ("norm", found[1], expected[1])] {
             assert_close(&format!("step {step}: {what}"), a, b, F32_UPDATE);
         }
     }
     let moved = (expected[0][0] - expected[16][0]).abs();
-    assert!(
-        moved > 1e-2,
-        "the loss of the first batch stays: {expected:?}"
-    );
+    assert!(moved > 1e-2, "the loss of the first batch stays: {expected:?}");
     checked("steps on replayed rollouts", found.len());
 }
 
 /// How a configuration names a device of these tests.
 pub(super) fn name(device: &Device) -> &'static str {
     let other = |backend: &Backend| {
-        let spec = DeviceSpec::Named {
-            backend: *backend,
-            index: 0,
-        };
+        let spec = DeviceSpec::Named { backend: *backend, index: 0 };
         let opened = firebrick_backends::device::open(spec);
         opened.is_ok_and(|(found, _)| found == *device)
     };
@@ -120,10 +97,7 @@ pub(super) fn name(device: &Device) -> &'static str {
 
 /// Trains for three steps into a folder.
 fn train(output: &Path, device: &str) {
-    let overrides = [
-        format!("output={}", output.display()),
-        format!("device={device}"),
-    ];
+    let overrides = [format!("output={}", output.display()), format!("device={device}")];
     let config = parse(TRAINING, &overrides).unwrap();
     let mut trainer = Trainer::builder(config).build().unwrap();
     assert_eq!(trainer.run().unwrap().steps, 3);
@@ -135,10 +109,7 @@ fn a_run_repeats_to_the_bit(device: &Device) {
     for run in &runs {
         train(run, name(device));
     }
-    let read = |file: &str| {
-        runs.each_ref()
-            .map(|run| std::fs::read(run.join(file)).unwrap())
-    };
+    let read = |file: &str| runs.each_ref().map(|run| std::fs::read(run.join(file)).unwrap());
     for file in [
         "samples.jsonl",
         "checkpoints/step-000003/model/model.safetensors",
@@ -157,35 +128,20 @@ fn three_steps_of_training_follow_the_cpu(device: &Device) {
         metrics(&output)
     };
     let here = run(name(device));
-    let cpu = if is_cpu(device) {
-        here.clone()
-    } else {
-        run("cpu")
-    };
+    let cpu = if is_cpu(device) { here.clone() } else { run("cpu") };
     assert_eq!(here.len(), 4);
     for (a, b) in here.iter().zip(&cpu).skip(1) {
-        for key in [
-            "actor/pg_loss",
-            "actor/kl_loss",
-            "actor/entropy",
-            "actor/grad_norm",
-            "critic/rewards/mean",
-        ] {
+        for key in ["actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/grad_norm", "critic/rewards/mean"] {
             let value = |line: &Map<String, Value>| line[key].as_f64().unwrap();
             assert_close(key, value(a), value(b), 1e-3);
         }
-        assert!(
-            a["actor/grad_norm"].as_f64().unwrap() > 0.0,
-            "a step that learns nothing shows nothing"
-        );
+        assert!(a["actor/grad_norm"].as_f64().unwrap() > 0.0, "a step that learns nothing shows nothing");
     }
 }
 
 fn metrics(run: &Path) -> Vec<Map<String, Value>> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// Partial rewards and a warm-up, so that groups have some spread and every step a gradient.

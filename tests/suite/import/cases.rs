@@ -17,20 +17,12 @@ impl Case {
     /// Our keys and their values in the resolved configuration.
     pub fn settings(&self) -> impl Iterator<Item = (&str, Value)> {
         let settings = self.settings.as_object().expect("a mapping");
-        settings
-            .iter()
-            .map(|(key, value)| (key.as_str(), value.clone()))
+        settings.iter().map(|(key, value)| (key.as_str(), value.clone()))
     }
 }
 
 fn case(files: &'static [&'static str], model: &'static str, settings: Value) -> Case {
-    Case {
-        files,
-        model,
-        settings,
-        missing: &[],
-        unknown: &[],
-    }
+    Case { files, model, settings, missing: &[], unknown: &[] }
 }
 
 /// All of them.
@@ -85,10 +77,7 @@ fn grpo() -> Vec<Case> {
         Case {
             missing: &[],
             ..case(
-                &[
-                    "verl/grpo_llama3_1_8b_megatron.yaml",
-                    "verl/grpo_llama3_1_8b_overrides.sh",
-                ],
+                &["verl/grpo_llama3_1_8b_megatron.yaml", "verl/grpo_llama3_1_8b_overrides.sh"],
                 "Llama-3.1-8B",
                 json!({
                     "rollout.n": 8, "trainer.steps": 50, "trainer.train_batch_size": 512, "update.ppo_mini_batch_size": 128,

@@ -1,5 +1,5 @@
-//! What is imported is accepted by `firebrick config check`: with a small model, rows and reward programs of this machine in the place of
-//! those that a run names.
+//! What is imported is accepted by `firebrick config check`: with a small model, rows and reward programs of this
+//! machine in the place of those that a run names.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -36,19 +36,11 @@ impl StandIns {
         let chat = fixtures().join("reward_models/qwen2-chat");
         for (name, config) in [("model", CONFIG), ("adapter", ADAPTER)] {
             std::fs::create_dir(this.path(name)).expect("a folder");
-            let file = if name == "adapter" {
-                "adapter_config.json"
-            } else {
-                "config.json"
-            };
+            let file = if name == "adapter" { "adapter_config.json" } else { "config.json" };
             this.write(&format!("{name}/{file}"), config);
         }
         // a tokenizer with a chat template; weights are not read
-        for file in [
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "special_tokens_map.json",
-        ] {
+        for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"] {
             std::fs::copy(chat.join(file), this.path("model").join(file)).expect("a copy");
         }
         let weights = fixtures().join("models/qwen2-tied/model.safetensors");
@@ -70,15 +62,8 @@ impl StandIns {
     fn overrides(&self, config: &RunConfig) -> Vec<String> {
         let at = |key: &str, path: &Path| format!("{key}={}", path.display());
         // runs of GPUs, wherever this is checked
-        let mut all = vec![
-            at("model.path", &self.path("model")),
-            "device=cuda".to_owned(),
-        ];
-        if config
-            .critic
-            .as_ref()
-            .is_some_and(|own| own.model.path.is_some())
-        {
+        let mut all = vec![at("model.path", &self.path("model")), "device=cuda".to_owned()];
+        if config.critic.as_ref().is_some_and(|own| own.model.path.is_some()) {
             all.push(at("critic.model.path", &self.path("model")));
         }
         let lora = config.model.lora.as_ref();
@@ -111,10 +96,8 @@ impl StandIns {
 #[test]
 fn every_import_is_accepted_by_config_check_and_planned_by_the_program() {
     let stand_ins = StandIns::new();
-    let mut runs: Vec<Vec<String>> = cases::all()
-        .iter()
-        .map(|case| case.files.iter().map(|file| (*file).to_owned()).collect())
-        .collect();
+    let mut runs: Vec<Vec<String>> =
+        cases::all().iter().map(|case| case.files.iter().map(|file| (*file).to_owned()).collect()).collect();
     let guides = std::fs::read_dir(folder().join("guides")).expect("guides");
     runs.extend(guides.map(|entry| {
         let name = entry.expect("an entry").file_name();

@@ -1,5 +1,5 @@
-//! Configurations of other engines: every block, preset and key of five memory guides, and example runs of verl, TRL and `NeMo RL`. Of
-//! each the account is complete, and the configuration is accepted and planned.
+//! Configurations of other engines: every block, preset and key of five memory guides, and example runs of verl, TRL
+//! and `NeMo RL`. Of each the account is complete, and the configuration is accepted and planned.
 
 mod cases;
 mod checked;
@@ -51,7 +51,8 @@ fn accepted(name: &str, imported: &Imported) -> RunConfig {
     parse(&imported.config, &[]).unwrap_or_else(|e| panic!("{name}: {e}\n{}", imported.config))
 }
 
-/// Plans a configuration for a public model on a GPU. Folders that are named there are not here: a rule takes the place of a reward model.
+/// Plans a configuration for a public model on a GPU. Folders that are named there are not here: a rule takes the place
+/// of a reward model.
 fn planned(name: &str, mut config: RunConfig, model: &str) {
     if let Some(critic) = &mut config.critic {
         critic.model.path = None;
@@ -72,9 +73,7 @@ fn planned(name: &str, mut config: RunConfig, model: &str) {
     device.capacity_bytes = Some(CAPACITY);
     let request = planning::request(&config, Mode::Rl, &arch, device, None);
     let request = request.unwrap_or_else(|e| panic!("{name}: {e}"));
-    let fit = request
-        .as_configured()
-        .unwrap_or_else(|e| panic!("{name}: {e}"));
+    let fit = request.as_configured().unwrap_or_else(|e| panic!("{name}: {e}"));
     assert!(fit.estimate.peak_bytes > 0, "{name}");
 }
 
@@ -82,38 +81,22 @@ fn ending(file: &SourceFile) -> &str {
     file.name.rsplit_once('.').map_or("", |(_, ending)| ending)
 }
 
-/// Names of settings that a file mentions, found without the importer: dotted keys of overrides, words before a colon or an equals sign.
+/// Names of settings that a file mentions, found without the importer: dotted keys of overrides, words before a colon
+/// or an equals sign.
 fn mentioned(file: &SourceFile) -> BTreeSet<String> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let is_path = |key: &str| {
-        key.starts_with(char::is_alphabetic) && key.chars().all(|c| is_word(c) || c == '.')
-    };
+    let is_path = |key: &str| key.starts_with(char::is_alphabetic) && key.chars().all(|c| is_word(c) || c == '.');
     let mut found = BTreeSet::new();
     for line in file.text.lines() {
         if ending(file) == "sh" {
-            let words = line
-                .split_whitespace()
-                .map(|word| word.trim_start_matches(['+', '~']));
-            let keys = words
-                .filter_map(|word| word.split_once('='))
-                .map(|(key, _)| key);
-            found.extend(
-                keys.filter(|key| key.contains('.') && is_path(key))
-                    .map(str::to_owned),
-            );
-            let flags = line
-                .split_whitespace()
-                .filter_map(|word| word.strip_prefix("--"));
-            found.extend(
-                flags
-                    .filter(|flag| flag.chars().all(is_word))
-                    .map(str::to_owned),
-            );
+            let words = line.split_whitespace().map(|word| word.trim_start_matches(['+', '~']));
+            let keys = words.filter_map(|word| word.split_once('=')).map(|(key, _)| key);
+            found.extend(keys.filter(|key| key.contains('.') && is_path(key)).map(str::to_owned));
+            let flags = line.split_whitespace().filter_map(|word| word.strip_prefix("--"));
+            found.extend(flags.filter(|flag| flag.chars().all(is_word)).map(str::to_owned));
         } else {
             let sign = if ending(file) == "py" { '=' } else { ':' };
-            let key = line
-                .split_once(sign)
-                .map(|(key, _)| key.trim().trim_matches('"').trim_start_matches("- "));
+            let key = line.split_once(sign).map(|(key, _)| key.trim().trim_matches('"').trim_start_matches("- "));
             found.extend(key.filter(|key| is_path(key)).map(str::to_owned));
         }
     }
@@ -136,53 +119,31 @@ fn complete(files: &[SourceFile], imported: &Imported) {
     }
     // names that a program or a script gives to values and objects of its own are no settings
     let own = |file: &SourceFile, name: &str| {
-        !name.contains('.')
-            && file
-                .text
-                .lines()
-                .any(|line| line.trim_start().starts_with(&format!("{name} = ")))
+        !name.contains('.') && file.text.lines().any(|line| line.trim_start().starts_with(&format!("{name} = ")))
     };
     for file in files {
         let is_guide = file.name.starts_with("guides/");
         for name in mentioned(file) {
             let part = |row: &str| {
-                row == name
-                    || row.ends_with(&format!(".{name}"))
-                    || row.split('.').any(|part| part == name)
+                row == name || row.ends_with(&format!(".{name}")) || row.split('.').any(|part| part == name)
             };
             let within = |value: &Value| value.to_string().contains(&name);
-            let accounted = imported
-                .rows
-                .iter()
-                .any(|row| part(&row.key) || within(&row.value));
-            assert!(
-                accounted || (!is_guide && own(file, &name)),
-                "{}: {name} is in no row",
-                file.name
-            );
+            let accounted = imported.rows.iter().any(|row| part(&row.key) || within(&row.value));
+            assert!(accounted || (!is_guide && own(file, &name)), "{}: {name} is in no row", file.name);
         }
     }
 }
 
 fn unknown(imported: &Imported) -> Vec<&str> {
-    let unknown = imported
-        .rows
-        .iter()
-        .filter(|row| matches!(row.outcome, KeyOutcome::Unknown { .. }));
+    let unknown = imported.rows.iter().filter(|row| matches!(row.outcome, KeyOutcome::Unknown { .. }));
     unknown.map(|row| row.key.as_str()).collect()
 }
 
 #[test]
 fn every_block_and_preset_of_the_guides_is_accounted_for_accepted_and_planned() {
     let entries = std::fs::read_dir(folder().join("guides")).expect("guides");
-    let mut names: Vec<String> = entries
-        .map(|e| {
-            e.expect("an entry")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
-        .collect();
+    let mut names: Vec<String> =
+        entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     let mut engines: BTreeMap<&str, usize> = BTreeMap::new();
     for name in &names {
@@ -204,36 +165,17 @@ fn every_block_and_preset_of_the_guides_is_accounted_for_accepted_and_planned() 
 
 #[test]
 fn every_key_of_the_guides_has_an_answer() {
-    let terms = TERMS
-        .lines()
-        .skip(1)
-        .map(|line| line.split('\t').collect::<Vec<_>>());
-    let keys: Vec<&str> = terms
-        .filter(|cells| cells[2] == "key" && cells[3].contains('.'))
-        .map(|cells| cells[3])
-        .collect();
-    let is_section = |key: &str| {
-        keys.iter()
-            .any(|other| other.starts_with(&format!("{key}.")))
-    };
+    let terms = TERMS.lines().skip(1).map(|line| line.split('\t').collect::<Vec<_>>());
+    let keys: Vec<&str> =
+        terms.filter(|cells| cells[2] == "key" && cells[3].contains('.')).map(|cells| cells[3]).collect();
+    let is_section = |key: &str| keys.iter().any(|other| other.starts_with(&format!("{key}.")));
     // an attribute of a model in Python is no setting
-    let leaves: Vec<&&str> = keys
-        .iter()
-        .filter(|key| !is_section(key) && !key.starts_with("self."))
-        .collect();
+    let leaves: Vec<&&str> = keys.iter().filter(|key| !is_section(key) && !key.starts_with("self.")).collect();
     for key in &leaves {
         let file = SourceFile::new("key.sh", format!("{key}=true\n"));
-        let engine = if key.starts_with("policy.") {
-            Engine::Nemo
-        } else {
-            Engine::Verl
-        };
-        let options = Options {
-            engine: Some(engine),
-            ..Options::default()
-        };
-        let imported =
-            import(&[file], &options, &environment).unwrap_or_else(|e| panic!("{key}: {e}"));
+        let engine = if key.starts_with("policy.") { Engine::Nemo } else { Engine::Verl };
+        let options = Options { engine: Some(engine), ..Options::default() };
+        let imported = import(&[file], &options, &environment).unwrap_or_else(|e| panic!("{key}: {e}"));
         assert_eq!(unknown(&imported), [""; 0], "{key}");
     }
     checked("keys of the guides", leaves.len());
@@ -245,22 +187,13 @@ fn every_key_of_the_engines_own_configurations_has_an_answer() {
     let text = std::fs::read_to_string(&path).expect("keys.tsv");
     let mut cases = 0;
     for engine in [Engine::Verl, Engine::Trl, Engine::Nemo] {
-        let own = text
-            .lines()
-            .filter_map(|line| line.strip_prefix(&format!("{}\t", engine.name())));
+        let own = text.lines().filter_map(|line| line.strip_prefix(&format!("{}\t", engine.name())));
         let own: Vec<&str> = own.collect();
         assert!(own.len() > 50, "{engine}: {}", own.len());
-        let lines: serde_json::Map<String, Value> = own
-            .iter()
-            .map(|key| ((*key).to_owned(), Value::Null))
-            .collect();
+        let lines: serde_json::Map<String, Value> = own.iter().map(|key| ((*key).to_owned(), Value::Null)).collect();
         let file = SourceFile::new("keys.json", Value::Object(lines).to_string());
-        let options = Options {
-            engine: Some(engine),
-            ..Options::default()
-        };
-        let imported =
-            import(&[file], &options, &environment).unwrap_or_else(|e| panic!("{engine}: {e}"));
+        let options = Options { engine: Some(engine), ..Options::default() };
+        let imported = import(&[file], &options, &environment).unwrap_or_else(|e| panic!("{engine}: {e}"));
         assert_eq!(unknown(&imported), [""; 0], "{engine}");
         assert_eq!(imported.rows.len(), own.len(), "{engine}");
         accepted(engine.name(), &imported);
@@ -277,11 +210,7 @@ fn the_batch_sizes_of_the_guide_to_grpo_are_prompts_groups_and_micro_batches() {
         ("guides/004_for_maximum_memory_efficiency.py", [64, 4, 4]),
     ] {
         let config = accepted(name, &read(&[name]).1);
-        let found = [
-            config.trainer.train_batch_size,
-            config.rollout.n,
-            config.memory.micro_batch_size.unwrap_or(0),
-        ];
+        let found = [config.trainer.train_batch_size, config.rollout.n, config.memory.micro_batch_size.unwrap_or(0)];
         assert_eq!(found, [prompts, group, micro], "{name}");
     }
 }
@@ -296,24 +225,14 @@ fn example_runs_become_the_settings_that_they_mean() {
         let config = accepted(&name, &imported);
         let resolved = serde_json::to_value(&config).expect("JSON");
         for (key, expected) in case.settings() {
-            let found = resolved
-                .pointer(&format!("/{}", key.replace('.', "/")))
-                .unwrap_or(&Value::Null);
+            let found = resolved.pointer(&format!("/{}", key.replace('.', "/"))).unwrap_or(&Value::Null);
             let equal = match (found.as_f64(), expected.as_f64()) {
                 (Some(found), Some(expected)) => (found - expected).abs() <= 1e-12 * expected.abs(),
                 _ => *found == expected,
             };
-            assert!(
-                equal,
-                "{name}: {key} is {found}, and should be {expected}\n{}",
-                imported.config
-            );
+            assert!(equal, "{name}: {key} is {found}, and should be {expected}\n{}", imported.config);
         }
-        let missing: Vec<&str> = imported
-            .missing
-            .iter()
-            .map(|missing| missing.key.as_str())
-            .collect();
+        let missing: Vec<&str> = imported.missing.iter().map(|missing| missing.key.as_str()).collect();
         assert_eq!(missing, case.missing, "{name}");
         assert_eq!(unknown(&imported), case.unknown, "{name}");
         planned(&name, config, case.model);
@@ -334,25 +253,14 @@ fn an_imported_configuration_says_the_same_when_it_is_written_out_and_read_again
 
 #[test]
 fn the_example_of_the_page_is_what_is_written() {
-    let page = std::fs::read_to_string(crate::support::project().join("docs/coming_from.md"))
-        .expect("the page");
+    let page = std::fs::read_to_string(crate::support::project().join("docs/coming_from.md")).expect("the page");
     let blocks = |language: &str| -> Vec<String> {
         let fence = format!("```{language}\n");
         let after = page.split(&fence).skip(1);
-        after
-            .map(|rest| rest.split("```").next().unwrap_or_default().to_owned())
-            .collect()
+        after.map(|rest| rest.split("```").next().unwrap_or_default().to_owned()).collect()
     };
-    let script = blocks("sh")
-        .into_iter()
-        .find(|block| block.contains("verl.trainer.main_ppo"))
-        .expect("a script");
-    let imported = import(
-        &[SourceFile::new("run.sh", script)],
-        &Options::default(),
-        &environment,
-    )
-    .expect("verl");
+    let script = blocks("sh").into_iter().find(|block| block.contains("verl.trainer.main_ppo")).expect("a script");
+    let imported = import(&[SourceFile::new("run.sh", script)], &Options::default(), &environment).expect("verl");
     let mut config = accepted("the page's script", &imported);
     let shown = blocks("yaml").remove(0);
     let shown = parse(&shown, &[]).unwrap_or_else(|e| panic!("docs/coming_from.md: {e}"));
@@ -363,14 +271,9 @@ fn the_example_of_the_page_is_what_is_written() {
 
 #[test]
 fn rows_and_devices_that_a_file_does_not_say_can_be_told() {
-    let text =
-        std::fs::read_to_string(folder().join("trl/grpo_qwen2_5_1_5b.yaml")).expect("a fixture");
+    let text = std::fs::read_to_string(folder().join("trl/grpo_qwen2_5_1_5b.yaml")).expect("a fixture");
     let files = [SourceFile::new("grpo.yaml", text)];
-    let options = Options {
-        rows: Some(1_000),
-        devices: Some(2),
-        ..Options::default()
-    };
+    let options = Options { rows: Some(1_000), devices: Some(2), ..Options::default() };
     let imported = import(&files, &options, &environment).expect("TRL");
     let config = accepted("grpo.yaml", &imported);
     // 16 completions on each of 2 devices, 4 times; 16 a prompt

@@ -10,7 +10,8 @@ on_gpus!(
     sinks_join_the_softmax_of_every_row_and_have_gradients,
 );
 
-/// Families laid out one after the other, with a row between them that is in none: the lengths of a prefix and of its members.
+/// Families laid out one after the other, with a row between them that is in none: the lengths of a prefix and of its
+/// members.
 fn families(lengths: &[(usize, &[usize])]) -> (Vec<Family>, usize) {
     let mut at = 0;
     let mut next = |n: usize| {
@@ -18,10 +19,7 @@ fn families(lengths: &[(usize, &[usize])]) -> (Vec<Family>, usize) {
         at - n..at
     };
     let family = |&(prefix, members): &(usize, &[usize])| {
-        let family = Family {
-            prefix: next(prefix),
-            members: members.iter().map(|&n| next(n)).collect(),
-        };
+        let family = Family { prefix: next(prefix), members: members.iter().map(|&n| next(n)).collect() };
         next(1);
         family
     };
@@ -52,14 +50,7 @@ struct Expected([Vec<f64>; 5]);
 
 impl Expected {
     /// Adds one head of one query, which sees some rows of keys.
-    fn add(
-        &mut self,
-        rows: &Rows<'_>,
-        shape: &AttentionShape,
-        row: usize,
-        head: usize,
-        keys: &[usize],
-    ) {
+    fn add(&mut self, rows: &Rows<'_>, shape: &AttentionShape, row: usize, head: usize, keys: &[usize]) {
         let Heads { query, kv, dim } = rows.heads;
         let at = (row * query + head) * dim..(row * query + head + 1) * dim;
         let key = |row: usize| {
@@ -99,12 +90,7 @@ impl Expected {
 }
 
 /// Rows of keys that a row sees: of those before its own range, then up to itself.
-fn seen(
-    prefix: &Range<usize>,
-    own: &Range<usize>,
-    row: usize,
-    window: Option<usize>,
-) -> Vec<usize> {
+fn seen(prefix: &Range<usize>, own: &Range<usize>, row: usize, window: Option<usize>) -> Vec<usize> {
     let mut keys: Vec<usize> = prefix.clone().chain(own.start..=row).collect();
     let unseen = keys.len().saturating_sub(window.unwrap_or(usize::MAX));
     keys.split_off(unseen)
@@ -118,14 +104,7 @@ fn hold(
     device: &Device,
 ) {
     let numbers = (2.0, false);
-    hold_sized(
-        lengths,
-        heads,
-        (window, softcap),
-        precision,
-        numbers,
-        device,
-    );
+    hold_sized(lengths, heads, (window, softcap), precision, numbers, device);
 }
 
 /// Of queries and keys up to `size`, with or without sinks.
@@ -143,12 +122,8 @@ fn hold_sized(
         let raw = numbers(rows * n * dim, salt, size);
         stored(raw, [rows, n, dim], dtype, device)
     };
-    let ((q, qs), (k, ks), (v, vs), (g, gs)) = (
-        wide(query, 51, size),
-        wide(kv, 52, size),
-        wide(kv, 53, 2.0),
-        wide(query, 54, 2.0),
-    );
+    let ((q, qs), (k, ks), (v, vs), (g, gs)) =
+        (wide(query, 51, size), wide(kv, 52, size), wide(kv, 53, 2.0), wide(query, 54, 2.0));
     let sinks = with_sinks.then(|| stored(numbers(query, 55, 3.0), [1, query], dtype, device));
     let shape = AttentionShape {
         families: Families::new(families.clone(), device),
@@ -156,14 +131,8 @@ fn hold_sized(
         scale: 1.0 / (dim as f64).sqrt(),
         softcap,
     };
-    let numbers = Rows {
-        q: &qs,
-        k: &ks,
-        v: &vs,
-        gradient: &gs,
-        sinks: sinks.as_ref().map(|(_, own)| own.as_slice()),
-        heads,
-    };
+    let numbers =
+        Rows { q: &qs, k: &ks, v: &vs, gradient: &gs, sinks: sinks.as_ref().map(|(_, own)| own.as_slice()), heads };
     let sizes = [qs.len(), qs.len(), ks.len(), vs.len(), query];
     let mut expected = Expected(sizes.map(|n| vec![0.0; n]));
     for Family { prefix, members } in &families {
@@ -183,21 +152,11 @@ fn hold_sized(
     let [a, b, c] = &leaves;
     let sinks = sinks.as_ref().map(|(own, _)| leaf(own));
     let out = kernels::attention(a, b, c, sinks.as_ref(), &shape).expect("a kernel");
-    assert_near(
-        &what,
-        &values(out.clone().inner()),
-        &expected.0[0],
-        tolerance,
-    );
+    assert_near(&what, &values(out.clone().inner()), &expected.0[0], tolerance);
     let mut grads = (out * g.autodiff()).sum().backward();
     for ((leaf, name), expected) in leaves.iter().zip(["dq", "dk", "dv"]).zip(&expected.0[1..]) {
         let found = leaf.grad_remove(&mut grads).expect("a leaf");
-        assert_near(
-            &format!("{name} of {what}"),
-            &values(found),
-            expected,
-            tolerance,
-        );
+        assert_near(&format!("{name} of {what}"), &values(found), expected, tolerance);
     }
     if let Some(sinks) = sinks {
         let found = values(sinks.grad_remove(&mut grads).expect("a leaf"));
@@ -209,19 +168,10 @@ fn hold_sized(
 fn sinks_join_the_softmax_of_every_row_and_have_gradients(device: &Device) {
     let heads = |query, kv, dim| Heads { query, kv, dim };
     for precision in precisions(device) {
-        for (heads, window, softcap) in [
-            (heads(4, 2, 64), None, None),
-            (heads(4, 2, 20), Some(33), None),
-            (heads(3, 1, 64), Some(17), Some(1.5)),
-        ] {
-            hold_sized(
-                &[(37, &[5, 90, 1]), (0, &[20])],
-                heads,
-                (window, softcap),
-                precision,
-                (2.0, true),
-                device,
-            );
+        for (heads, window, softcap) in
+            [(heads(4, 2, 64), None, None), (heads(4, 2, 20), Some(33), None), (heads(3, 1, 64), Some(17), Some(1.5))]
+        {
+            hold_sized(&[(37, &[5, 90, 1]), (0, &[20])], heads, (window, softcap), precision, (2.0, true), device);
         }
     }
 }
@@ -230,94 +180,27 @@ fn attention_of_packed_sequences_and_its_gradients_are_their_formulas(device: &D
     let heads = |query, kv, dim| Heads { query, kv, dim };
     for precision in precisions(device) {
         // a block and more, a tile and less, one row; sequences that share a beginning
-        hold(
-            &[(0, &[130]), (0, &[1]), (0, &[31, 70])],
-            heads(2, 1, 20),
-            (None, None),
-            precision,
-            device,
-        );
-        hold(
-            &[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])],
-            heads(4, 2, 20),
-            (None, None),
-            precision,
-            device,
-        );
+        hold(&[(0, &[130]), (0, &[1]), (0, &[31, 70])], heads(2, 1, 20), (None, None), precision, device);
+        hold(&[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])], heads(4, 2, 20), (None, None), precision, device);
         for window in [1, 17, 40, 100] {
-            hold(
-                &[(80, &[30, 7, 70]), (3, &[90])],
-                heads(3, 3, 20),
-                (Some(window), None),
-                precision,
-                device,
-            );
+            hold(&[(80, &[30, 7, 70]), (3, &[90])], heads(3, 3, 20), (Some(window), None), precision, device);
         }
-        hold(
-            &[(12, &[50, 40])],
-            heads(6, 2, 20),
-            (Some(33), Some(1.5)),
-            precision,
-            device,
-        );
+        hold(&[(12, &[50, 40])], heads(6, 2, 20), (Some(33), Some(1.5)), precision, device);
     }
     // heads of which tensor cores make matrices, in half precision; those of 128 by other sizes
     for precision in precisions(device) {
-        hold(
-            &[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])],
-            heads(4, 2, 64),
-            (None, None),
-            precision,
-            device,
-        );
-        hold(
-            &[(12, &[50, 40]), (0, &[130])],
-            heads(6, 2, 16),
-            (Some(33), Some(1.5)),
-            precision,
-            device,
-        );
-        hold(
-            &[(80, &[30, 7, 70]), (0, &[1])],
-            heads(3, 1, 128),
-            (Some(70), None),
-            precision,
-            device,
-        );
-        hold(
-            &[(0, &[100])],
-            heads(1, 1, 80),
-            (None, Some(2.0)),
-            precision,
-            device,
-        );
+        hold(&[(37, &[5, 90, 1]), (0, &[20]), (100, &[3, 64])], heads(4, 2, 64), (None, None), precision, device);
+        hold(&[(12, &[50, 40]), (0, &[130])], heads(6, 2, 16), (Some(33), Some(1.5)), precision, device);
+        hold(&[(80, &[30, 7, 70]), (0, &[1])], heads(3, 1, 128), (Some(70), None), precision, device);
+        hold(&[(0, &[100])], heads(1, 1, 80), (None, Some(2.0)), precision, device);
         // Gemma 2's, for which most shared memory is wanted
-        hold(
-            &[(12, &[50, 40]), (0, &[33])],
-            heads(2, 1, 256),
-            (Some(48), Some(2.0)),
-            precision,
-            device,
-        );
+        hold(&[(12, &[50, 40]), (0, &[33])], heads(2, 1, 256), (Some(48), Some(2.0)), precision, device);
         // scores so far apart that sums are multiplied anew from tile to tile
         for dim in [32, 128] {
-            hold_sized(
-                &[(40, &[200, 60])],
-                heads(2, 1, dim),
-                (None, None),
-                precision,
-                (6.0, false),
-                device,
-            );
+            hold_sized(&[(40, &[200, 60])], heads(2, 1, dim), (None, None), precision, (6.0, false), device);
         }
     }
     for dim in [6, 130] {
-        hold(
-            &[(0, &[67, 33])],
-            heads(2, 1, dim),
-            (None, None),
-            (DType::F32, 1e-5),
-            device,
-        );
+        hold(&[(0, &[67, 33])], heads(2, 1, dim), (None, None), (DType::F32, 1e-5), device);
     }
 }

@@ -50,12 +50,7 @@ struct Head<'a> {
 impl Head<'_> {
     /// Where queries, keys and values of a row are.
     fn places(&self, row: usize) -> [usize; 3] {
-        let DeltaHeads {
-            keys,
-            key_dim,
-            value_dim,
-            ..
-        } = self.heads;
+        let DeltaHeads { keys, key_dim, value_dim, .. } = self.heads;
         let first = row * self.heads.channels();
         let key_head = self.index / self.heads.group();
         [
@@ -81,9 +76,7 @@ impl Head<'_> {
         let decay = self.inputs[1][row * self.heads.values + self.index].exp();
         let decayed: Vec<f64> = state.iter().map(|s| s * decay).collect();
         let held = |j| (0..dim).map(|i| decayed[i * width + j] * k[i]).sum::<f64>();
-        let u = (0..width)
-            .map(|j| self.inputs[0][v + j] - held(j))
-            .collect();
+        let u = (0..width).map(|j| self.inputs[0][v + j] - held(j)).collect();
         (decayed, u)
     }
 
@@ -99,15 +92,9 @@ impl Head<'_> {
         self.states.push(state);
     }
 
-    /// Adds a token's gradients, given that of its output and of the state after it, which becomes that of the state before.
-    fn back(
-        &self,
-        row: usize,
-        index: usize,
-        g: &[f64],
-        d_state: &mut [f64],
-        into: &mut [Vec<f64>],
-    ) {
+    /// Adds a token's gradients, given that of its output and of the state after it, which becomes that of the state
+    /// before.
+    fn back(&self, row: usize, index: usize, g: &[f64], d_state: &mut [f64], into: &mut [Vec<f64>]) {
         let (dim, width) = (self.heads.key_dim, self.heads.value_dim);
         let at = row * self.heads.values + self.index;
         let (decay, beta) = (self.inputs[1][at].exp(), self.inputs[2][at]);
@@ -123,8 +110,7 @@ impl Head<'_> {
         let column = |j: usize| (0..dim).map(|i| d_state[i * width + j] * k[i]).sum::<f64>();
         let d_delta: Vec<f64> = (0..width).map(column).collect();
         let pull: Vec<f64> = d_delta.iter().map(|d| beta * d).collect();
-        let d_k =
-            (0..dim).map(|i| beta * dot(&line(d_state, i), &u) - dot(&line(&decayed, i), &pull));
+        let d_k = (0..dim).map(|i| beta * dot(&line(d_state, i), &u) - dot(&line(&decayed, i), &pull));
         let d_k: Vec<f64> = d_k.collect();
         let [at_q, at_k, at_v] = self.places(row);
         units[0].back(&d_q, &mut into[0][at_q..][..dim]);
@@ -144,12 +130,7 @@ impl Head<'_> {
 }
 
 /// The rule token by token, and the last states, `[slots, values · key_dim · value_dim]`.
-fn recurrent(
-    inputs: [&[f64]; 3],
-    g: &[f64],
-    heads: DeltaHeads,
-    all: &[StateRows],
-) -> (Expected, Vec<f64>) {
+fn recurrent(inputs: [&[f64]; 3], g: &[f64], heads: DeltaHeads, all: &[StateRows]) -> (Expected, Vec<f64>) {
     let size = heads.key_dim * heads.value_dim;
     let mut y = vec![0.0; g.len()];
     let mut gradients: Vec<Vec<f64>> = inputs.iter().map(|x| vec![0.0; x.len()]).collect();
@@ -157,12 +138,7 @@ fn recurrent(
     for StateRows { rows, slot, .. } in all {
         for head in 0..heads.values {
             let states = vec![vec![0.0; size]];
-            let mut own = Head {
-                inputs,
-                heads,
-                index: head,
-                states,
-            };
+            let mut own = Head { inputs, heads, index: head, states };
             for row in rows.clone() {
                 own.forward(row, &mut y);
             }
@@ -196,12 +172,7 @@ fn decays(n: usize, fastest: f64) -> [Vec<f64>; 2] {
 }
 
 const fn heads([keys, values, key_dim, value_dim]: [usize; 4]) -> DeltaHeads {
-    DeltaHeads {
-        keys,
-        values,
-        key_dim,
-        value_dim,
-    }
+    DeltaHeads { keys, values, key_dim, value_dim }
 }
 
 /// Holds the rule for queries, keys and values in a type.
@@ -235,11 +206,8 @@ fn hold_rule(
 fn the_delta_rule_and_its_gradients_are_those_of_the_rule_token_by_token(device: &Device) {
     for (dtype, tolerance) in precisions(device) {
         // a kernel is compiled for every size of a head
-        let shapes: &[[usize; 4]] = if dtype == DType::F32 {
-            &[[1, 1, 3, 5], [2, 4, 6, 10], [1, 3, 34, 66]]
-        } else {
-            &[[2, 4, 6, 10]]
-        };
+        let shapes: &[[usize; 4]] =
+            if dtype == DType::F32 { &[[1, 1, 3, 5], [2, 4, 6, 10], [1, 3, 34, 66]] } else { &[[2, 4, 6, 10]] };
         for &shape in shapes {
             for (skipped, lengths) in [(0, vec![1, 2]), (2, vec![70, 3, 64]), (0, vec![150])] {
                 let rows = (skipped, lengths.as_slice());
@@ -269,12 +237,7 @@ fn hold_pieces(dtype: DType, tolerance: f64, device: &Device) {
     let (_, qkv) = stored(rows_of(rows, channels), [rows, channels], dtype, device);
     let round = |v: Vec<f64>| stored(v, [rows, heads.values], DType::F32, device).1;
     let [g, beta] = decays(rows * heads.values, 0.3).map(round);
-    let (w, ws) = stored(
-        numbers(channels * taps, 5, 1.0),
-        [channels, taps],
-        dtype,
-        device,
-    );
+    let (w, ws) = stored(numbers(channels * taps, 5, 1.0), [channels, taps], dtype, device);
     let columns = heads.values * heads.value_dim;
     let no_gradient = vec![0.0; rows * columns];
     let (rule, states) = recurrent([&qkv, &g, &beta], &no_gradient, heads, &whole);
@@ -287,9 +250,7 @@ fn hold_pieces(dtype: DType, tolerance: f64, device: &Device) {
         let taken: Vec<usize> = (0..3).map(|i| most.min(lengths[i] - done[i])).collect();
         let piece = |all: &[f64], columns: usize| {
             let own = whole.iter().zip(&done).zip(&taken);
-            let own = own.flat_map(|((s, done), n)| {
-                all[(s.rows.start + done) * columns..][..n * columns].to_vec()
-            });
+            let own = own.flat_map(|((s, done), n)| all[(s.rows.start + done) * columns..][..n * columns].to_vec());
             own.collect::<Vec<f64>>()
         };
         let layout = on(device, &sequences(0, &taken, begins));
@@ -316,10 +277,7 @@ fn hold_pieces(dtype: DType, tolerance: f64, device: &Device) {
     }
     assert_eq!(done, lengths);
     assert_near("states", &values(pools.0), &states, tolerance);
-    let kept = whole
-        .iter()
-        .rev()
-        .flat_map(|s| qkv[(s.rows.end - 3) * channels..s.rows.end * channels].to_vec());
+    let kept = whole.iter().rev().flat_map(|s| qkv[(s.rows.end - 3) * channels..s.rows.end * channels].to_vec());
     let kept: Vec<f64> = kept.collect();
     assert_near("last inputs", &values(pools.1), &kept, 0.0);
 }

@@ -24,11 +24,7 @@ struct Expected {
 
 fn rms_norm(x: &[f64], w: &[f64], g: &[f64], eps: f64, offset: f64) -> Expected {
     let n = w.len();
-    let mut all = Expected {
-        y: Vec::new(),
-        d_first: Vec::new(),
-        d_second: vec![0.0; n],
-    };
+    let mut all = Expected { y: Vec::new(), d_first: Vec::new(), d_second: vec![0.0; n] };
     for (x, g) in x.chunks(n).zip(g.chunks(n)) {
         let mean = x.iter().map(|x| x * x).sum::<f64>() / n as f64;
         let r = 1.0 / (mean + eps).sqrt();
@@ -57,18 +53,8 @@ fn hold_norm(shape: [usize; 2], offset: f64, dtype: DType, tolerance: f64, devic
     let mut grads = (y * g.autodiff()).sum().backward();
     let dx = x.grad_remove(&mut grads).expect("a leaf");
     let dw = w.grad_remove(&mut grads).expect("a leaf");
-    assert_near(
-        &format!("{what}: dx"),
-        &values(dx),
-        &expected.d_first,
-        tolerance,
-    );
-    assert_near(
-        &format!("{what}: dw"),
-        &values(dw),
-        &expected.d_second,
-        tolerance,
-    );
+    assert_near(&format!("{what}: dx"), &values(dx), &expected.d_first, tolerance);
+    assert_near(&format!("{what}: dw"), &values(dw), &expected.d_second, tolerance);
 }
 
 fn hold_norm_onto(shape: [usize; 2], dtype: DType, tolerance: f64, device: &Device) {
@@ -88,12 +74,7 @@ fn hold_norm_onto(shape: [usize; 2], dtype: DType, tolerance: f64, device: &Devi
     let expected = [&gs, &normed.d_first, &normed.d_second];
     for (leaf, expected) in leaves.iter().zip(expected) {
         let found = leaf.grad_remove(&mut grads).expect("a leaf");
-        assert_near(
-            &format!("{what}: gradient"),
-            &values(found),
-            expected,
-            tolerance,
-        );
+        assert_near(&format!("{what}: gradient"), &values(found), expected, tolerance);
     }
     assert_near("the residual", &values(base), &bases, 0.0);
 }
@@ -130,11 +111,7 @@ fn heads_of_queries_and_keys_are_normed_and_values_are_not(device: &Device) {
     for (dtype, tolerance) in precisions(device) {
         let sizes = (1_usize..9, 1_usize..5, 1_usize..4, 1_usize..70);
         cases(sizes, |(rows, group, keys, dim)| {
-            let heads = JoinedHeads {
-                queries: group * keys,
-                keys,
-                dim,
-            };
+            let heads = JoinedHeads { queries: group * keys, keys, dim };
             let shape = [rows, heads.width()];
             let n = rows * heads.width();
             let (qkv, all) = stored(numbers(n, 44, 2.0), shape, dtype, device);
@@ -203,9 +180,7 @@ fn gated(gate: Gate, x: f64) -> (f64, f64) {
                 i if i % 2 == 1 => 4.0,
                 _ => 2.0,
             };
-            let sum: f64 = (0..=steps)
-                .map(|i| weight(i) * density(h * f64::from(i)))
-                .sum();
+            let sum: f64 = (0..=steps).map(|i| weight(i) * density(h * f64::from(i))).sum();
             let below = 0.5 + sum * h / 3.0;
             (x * below, below + x * density(x))
         }
@@ -235,12 +210,7 @@ fn hold_gate(gate: Gate, shape: [usize; 2], dtype: DType, tolerance: f64, device
     let dx = x.grad_remove(&mut grads).expect("a leaf");
     let du = u.grad_remove(&mut grads).expect("a leaf");
     let expected = along(&|i| gs[i] * us[i] * gated(gate, xs[i]).1);
-    assert_near(
-        &format!("{what}: d gate"),
-        &values(dx),
-        &expected,
-        tolerance,
-    );
+    assert_near(&format!("{what}: d gate"), &values(dx), &expected, tolerance);
     let expected = along(&|i| gs[i] * gated(gate, xs[i]).0);
     assert_near(&format!("{what}: d up"), &values(du), &expected, tolerance);
 }
@@ -287,20 +257,10 @@ fn hold_rotary([tokens, heads, half]: [usize; 3], dtype: DType, tolerance: f64, 
     let what = format!("rotary of {shape:?} in {dtype:?}");
     let own = leaf(&x);
     let y = kernels::rotary(own.clone(), &cos, &sin).expect("a kernel");
-    assert_near(
-        &what,
-        &values(y.clone().inner()),
-        &turned(&xs, 1.0),
-        tolerance,
-    );
+    assert_near(&what, &values(y.clone().inner()), &turned(&xs, 1.0), tolerance);
     let mut grads = (y * g.autodiff()).sum().backward();
     let dx = own.grad_remove(&mut grads).expect("a leaf");
-    assert_near(
-        &format!("{what}: gradient"),
-        &values(dx),
-        &turned(&gs, -1.0),
-        tolerance,
-    );
+    assert_near(&format!("{what}: gradient"), &values(dx), &turned(&gs, -1.0), tolerance);
     // somebody else holds it: it stays as it was
     let again = kernels::rotary(x.clone(), &cos, &sin).expect("a kernel");
     assert_near(&what, &values(again), &turned(&xs, 1.0), tolerance);

@@ -15,11 +15,7 @@ pub(super) fn sequences(skipped: usize, lengths: &[usize], begins: bool) -> Vec<
     let mut row = skipped;
     let own = lengths.iter().enumerate().map(|(index, &n)| {
         row += n;
-        StateRows {
-            rows: row - n..row,
-            slot: lengths.len() - 1 - index,
-            begins,
-        }
+        StateRows { rows: row - n..row, slot: lengths.len() - 1 - index, begins }
     });
     own.collect()
 }
@@ -61,31 +57,17 @@ pub(super) fn hold(
     let mut tape = (y * upstream.clone().autodiff()).sum().backward();
     for (i, (leaf, expected)) in leaves.iter().zip(&expected.gradients).enumerate() {
         let found = values(leaf.grad_remove(&mut tape).expect("a leaf"));
-        assert_near(
-            &format!("{what}: gradient {i}"),
-            &found,
-            expected,
-            tolerance,
-        );
+        assert_near(&format!("{what}: gradient {i}"), &found, expected, tolerance);
     }
 }
 
 /// The convolution by its definition.
-pub(super) fn convolution(
-    x: &[f64],
-    w: &[f64],
-    g: &[f64],
-    channels: usize,
-    all: &[StateRows],
-) -> Expected {
+pub(super) fn convolution(x: &[f64], w: &[f64], g: &[f64], channels: usize, all: &[StateRows]) -> Expected {
     let taps = w.len() / channels;
     let mut y = vec![0.0; x.len()];
     let (mut dx, mut dw) = (y.clone(), vec![0.0; w.len()]);
     for StateRows { rows, .. } in all {
-        for (row, c) in rows
-            .clone()
-            .flat_map(|row| (0..channels).map(move |c| (row, c)))
-        {
+        for (row, c) in rows.clone().flat_map(|row| (0..channels).map(move |c| (row, c))) {
             let seen = || (0..taps).filter(|back| row >= rows.start + back);
             let tap = |back: usize| c * taps + taps - 1 - back;
             let z = seen().map(|back| w[tap(back)] * x[(row - back) * channels + c]);
@@ -98,20 +80,14 @@ pub(super) fn convolution(
             }
         }
     }
-    Expected {
-        y,
-        gradients: vec![dx, dw],
-    }
+    Expected { y, gradients: vec![dx, dw] }
 }
 
 fn the_convolution_and_its_gradients_are_their_formulas_within_each_sequence(device: &Device) {
     for (dtype, tolerance) in precisions(device) {
-        for (skipped, lengths, channels, taps) in [
-            (0, vec![1], 1, 2),
-            (0, vec![2, 9, 1, 130], 70, 4),
-            (3, vec![5, 64, 65], 65, 4),
-            (1, vec![70], 3, 1),
-        ] {
+        for (skipped, lengths, channels, taps) in
+            [(0, vec![1], 1, 2), (0, vec![2, 9, 1, 130], 70, 4), (3, vec![5, 64, 65], 65, 4), (1, vec![70], 3, 1)]
+        {
             let all = sequences(skipped, &lengths, true);
             let rows = skipped + lengths.iter().sum::<usize>();
             let (n, shape) = (rows * channels, [rows, channels]);
@@ -147,10 +123,7 @@ fn log_decays([a, decay_log, time_bias]: [&[f64]; 3], g: &[f64]) -> Expected {
         of_log[head] += g * value;
         of_bias[head] += d;
     }
-    Expected {
-        y,
-        gradients: vec![da, of_log, of_bias],
-    }
+    Expected { y, gradients: vec![da, of_log, of_bias] }
 }
 
 fn logs_of_decays_and_their_gradients_are_their_formulas(device: &Device) {
@@ -190,19 +163,12 @@ fn gated_norm([x, z, w]: [&[f64]; 3], g: &[f64], eps: f64) -> Expected {
             dw[i] += g[i] * x[i] * r * gate;
         }
     }
-    Expected {
-        y,
-        gradients: vec![dx, dz, dw],
-    }
+    Expected { y, gradients: vec![dx, dz, dw] }
 }
 
 fn the_gated_norm_and_its_gradients_are_their_formulas(device: &Device) {
     for (dtype, tolerance) in precisions(device) {
-        for (wide, [rows, n]) in [
-            (DType::F32, [3, 7]),
-            (DType::F32, [531, 128]),
-            (dtype, [40, 33]),
-        ] {
+        for (wide, [rows, n]) in [(DType::F32, [3, 7]), (DType::F32, [531, 128]), (dtype, [40, 33])] {
             let shape = [rows, n];
             let (x, xs) = stored(numbers(rows * n, 6, 2.0), shape, wide, device);
             let (z, zs) = stored(numbers(rows * n, 7, 4.0), shape, dtype, device);

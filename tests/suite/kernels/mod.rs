@@ -1,5 +1,5 @@
-//! Kernels of `CubeCL` backends on every GPU that the build knows, held against their formulas in f64 on plain numbers. Shapes are
-//! no multiples of anything.
+//! Kernels of `CubeCL` backends on every GPU that the build knows, held against their formulas in f64 on plain numbers.
+//! Shapes are no multiples of anything.
 
 mod attention;
 mod delta_rule;
@@ -20,30 +20,17 @@ use proptest::test_runner::{Config, TestRunner};
 
 /// Element types that a device computes in, and how far its kernels may be from the formula.
 fn precisions(device: &Device) -> Vec<(DType, f64)> {
-    let halves = [
-        (FloatDType::F16, DType::F16),
-        (FloatDType::BF16, DType::BF16),
-    ];
-    let halves = halves
-        .into_iter()
-        .filter(|(f, _)| device.supports_dtype(*f));
-    std::iter::once((DType::F32, 1e-5))
-        .chain(halves.map(|(_, dtype)| (dtype, 1e-2)))
-        .collect()
+    let halves = [(FloatDType::F16, DType::F16), (FloatDType::BF16, DType::BF16)];
+    let halves = halves.into_iter().filter(|(f, _)| device.supports_dtype(*f));
+    std::iter::once((DType::F32, 1e-5)).chain(halves.map(|(_, dtype)| (dtype, 1e-2))).collect()
 }
 
 /// Runs a body for a few random cases: every new type or activation compiles a kernel, shapes do not.
 fn cases<S: Strategy>(strategy: S, body: impl Fn(S::Value)) {
-    let config = Config {
-        cases: 6,
-        failure_persistence: None,
-        ..Config::default()
-    };
+    let config = Config { cases: 6, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(
         config,
-        proptest::test_runner::TestRng::deterministic_rng(
-            proptest::test_runner::RngAlgorithm::ChaCha,
-        ),
+        proptest::test_runner::TestRng::deterministic_rng(proptest::test_runner::RngAlgorithm::ChaCha),
     );
     let run = |value| {
         body(value);
@@ -63,12 +50,7 @@ fn numbers(n: usize, salt: u32, size: f64) -> Vec<f64> {
 }
 
 /// A tensor of a type, and the numbers that it holds after rounding to it.
-fn stored<const D: usize>(
-    values: Vec<f64>,
-    shape: [usize; D],
-    dtype: DType,
-    device: &Device,
-) -> (Tensor<D>, Vec<f64>) {
+fn stored<const D: usize>(values: Vec<f64>, shape: [usize; D], dtype: DType, device: &Device) -> (Tensor<D>, Vec<f64>) {
     let data = TensorData::new(values, shape).convert_dtype(dtype);
     let rounded = data.iter::<f64>().collect();
     (Tensor::from_data(data, (device, dtype)), rounded)
@@ -90,8 +72,5 @@ fn leaf<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
 #[track_caller]
 fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     let apart = relative_l2(found, expected);
-    assert!(
-        apart <= tolerance,
-        "{what}: {apart:e} relative L2 apart, {tolerance:e} allowed"
-    );
+    assert!(apart <= tolerance, "{what}: {apart:e} relative L2 apart, {tolerance:e} allowed");
 }

@@ -25,35 +25,25 @@ fn product(
 ) -> Vec<f64> {
     let one = |i: usize| {
         let (row, column) = (i / n, i % n);
-        let terms = (0..k).map(|j| {
-            a[row * a_strides[0] + j * a_strides[1]] * b[j * b_strides[0] + column * b_strides[1]]
-        });
+        let terms =
+            (0..k).map(|j| a[row * a_strides[0] + j * a_strides[1]] * b[j * b_strides[0] + column * b_strides[1]]);
         terms.sum()
     };
     (0..m * n).map(one).collect()
 }
 
 /// Rows, `[rows, inner]`, and a matrix, `[outputs, inner]`.
-fn operands(
-    [rows, inner, outputs]: [usize; 3],
-    dtype: DType,
-    device: &Device,
-) -> [(Tensor<2>, Vec<f64>); 2] {
+fn operands([rows, inner, outputs]: [usize; 3], dtype: DType, device: &Device) -> [(Tensor<2>, Vec<f64>); 2] {
     [
         stored(numbers(rows * inner, 48, 1.0), [rows, inner], dtype, device),
-        stored(
-            numbers(outputs * inner, 49, 1.0),
-            [outputs, inner],
-            dtype,
-            device,
-        ),
+        stored(numbers(outputs * inner, 49, 1.0), [outputs, inner], dtype, device),
     ]
 }
 
 fn products_of_few_rows_are_their_formula(device: &Device) {
     for (dtype, tolerance) in precisions(device) {
-        // inputs that are no multiple of 16, and those that tensor cores take: one tile, several, more than a cube's, fewer rows or outputs
-        // than a tile, fewer inputs than planes
+        // inputs that are no multiple of 16, and those that tensor cores take: one tile, several, more than a cube's,
+        // fewer rows or outputs than a tile, fewer inputs than planes
         for size in [
             [6, 40, 56],
             [1, 144, 40],
@@ -85,11 +75,7 @@ fn a_row_has_the_same_product_however_many_rows_there_are(device: &Device) {
         let whole = values(kernels::product(&x, &w).expect("a kernel"));
         for rows in [3, 16, 33, 50] {
             let few = kernels::product(&x.clone().narrow(0, 0, rows), &w).expect("a kernel");
-            assert_eq!(
-                values(few),
-                whole[..rows * outputs],
-                "{rows} rows in {dtype:?}"
-            );
+            assert_eq!(values(few), whole[..rows * outputs], "{rows} rows in {dtype:?}");
         }
     }
 }
@@ -97,12 +83,7 @@ fn a_row_has_the_same_product_however_many_rows_there_are(device: &Device) {
 fn hold_product(size: [usize; 3], dtype: DType, tolerance: f64, device: &Device) {
     let [rows, inner, outputs] = size;
     let [(x, xs), (w, ws)] = operands(size, dtype, device);
-    let (g, gs) = stored(
-        numbers(rows * outputs, 50, 1.0),
-        [rows, outputs],
-        dtype,
-        device,
-    );
+    let (g, gs) = stored(numbers(rows * outputs, 50, 1.0), [rows, outputs], dtype, device);
     let what = format!("a product of {size:?} in {dtype:?}");
     let (x, w) = (leaf(&x), leaf(&w));
     let y = kernels::linear(&x, &w).expect("a kernel");
@@ -111,28 +92,17 @@ fn hold_product(size: [usize; 3], dtype: DType, tolerance: f64, device: &Device)
     let mut grads = kernels::backward_root(y, g).backward();
     let dx = x.grad_remove(&mut grads).expect("a leaf");
     let dw = w.grad_remove(&mut grads).expect("a leaf");
-    let expected = product(
-        [rows, outputs, inner],
-        (&gs, [outputs, 1]),
-        (&ws, [inner, 1]),
-    );
+    let expected = product([rows, outputs, inner], (&gs, [outputs, 1]), (&ws, [inner, 1]));
     assert_near(&format!("{what}: d x"), &values(dx), &expected, tolerance);
-    let expected = product(
-        [outputs, rows, inner],
-        (&gs, [1, outputs]),
-        (&xs, [inner, 1]),
-    );
+    let expected = product([outputs, rows, inner], (&gs, [1, outputs]), (&xs, [inner, 1]));
     assert_near(&format!("{what}: d w"), &values(dw), &expected, tolerance);
 }
 
 fn products_and_their_gradients_are_their_formulas(device: &Device) {
     for (dtype, tolerance) in precisions(device) {
-        cases(
-            (1_usize..60, 1_usize..50, 1_usize..70),
-            |(rows, inner, outputs)| {
-                hold_product([rows, inner, outputs], dtype, tolerance, device);
-            },
-        );
+        cases((1_usize..60, 1_usize..50, 1_usize..70), |(rows, inner, outputs)| {
+            hold_product([rows, inner, outputs], dtype, tolerance, device);
+        });
         // of many rows in another way, and with them the gradient of a matrix of many outputs
         hold_product([520, 24, 40], dtype, tolerance, device);
         hold_product([30, 24, 530], dtype, tolerance, device);
@@ -141,30 +111,23 @@ fn products_and_their_gradients_are_their_formulas(device: &Device) {
 
 fn products_of_whole_tiles_and_of_many_inputs_are_their_formulas(device: &Device) {
     for (dtype, tolerance) in precisions(device).into_iter().skip(1) {
-        // dimensions that NVIDIA's tensor cores take: more than a tile of each, and inputs that are divided among blocks
-        for size in [
-            [72, 40, 136],
-            [264, 40, 136],
-            [392, 72, 264],
-            [4104, 40, 72],
-        ] {
+        // dimensions that NVIDIA's tensor cores take: more than a tile of each, and inputs that are divided among
+        // blocks
+        for size in [[72, 40, 136], [264, 40, 136], [392, 72, 264], [4104, 40, 72]] {
             hold_product(size, dtype, tolerance, device);
         }
     }
 }
 
-/// On the stand-in for a card: an Ampere, which has other instructions than Hopper, and cards so small that large tiles fill them.
+/// On the stand-in for a card: an Ampere, which has other instructions than Hopper, and cards so small that large tiles
+/// fill them.
 fn tensor_cores_of_each_generation_give_the_products_of_their_formulas(device: &Device) {
     if backend(device) != Backend::Cuda || !is_stand_in() {
         return;
     }
-    let test =
-        "kernels::products::cuda::products_of_whole_tiles_and_of_many_inputs_are_their_formulas";
+    let test = "kernels::products::cuda::products_of_whole_tiles_and_of_many_inputs_are_their_formulas";
     for (capability, multiprocessors) in [("80", "1"), ("80", "132"), ("90", "1")] {
-        let card = [
-            ("STAND_IN_CAPABILITY", capability),
-            ("STAND_IN_MULTIPROCESSORS", multiprocessors),
-        ];
+        let card = [("STAND_IN_CAPABILITY", capability), ("STAND_IN_MULTIPROCESSORS", multiprocessors)];
         again(test, &card);
     }
 }

@@ -17,11 +17,7 @@ on_gpus!(
 );
 
 /// A matrix, its copy, and the numbers that the copy stands for, as the products with single inputs say.
-fn quantised(
-    [outputs, inner]: [usize; 2],
-    dtype: DType,
-    device: &Device,
-) -> (Vec<f64>, PackedWeights, Vec<f64>) {
+fn quantised([outputs, inner]: [usize; 2], dtype: DType, device: &Device) -> (Vec<f64>, PackedWeights, Vec<f64>) {
     let mut raw = numbers(outputs * inner, 31, 1.0);
     for (row, raw) in raw.chunks_mut(inner).enumerate() {
         for w in raw {
@@ -30,9 +26,7 @@ fn quantised(
     }
     let (w, ws) = stored(raw, [outputs, inner], dtype, device);
     let packed = PackedWeights::quantize(&w).expect("a kernel");
-    let singles: Vec<f64> = (0..inner * inner)
-        .map(|i| f64::from(u8::from(i % inner == i / inner)))
-        .collect();
+    let singles: Vec<f64> = (0..inner * inner).map(|i| f64::from(u8::from(i % inner == i / inner))).collect();
     let (singles, _) = stored(singles, [inner, inner], DType::F32, device);
     let back = packed.linear(&singles).expect("a kernel").transpose();
     (ws, packed, values(back))
@@ -80,20 +74,15 @@ fn a_product_is_that_of_what_the_codes_stand_for(device: &Device) {
     for precision in precisions(device) {
         // inputs in whole vectors, as tensor cores want them, and not
         let inner = (1_usize..300, 1_usize..40);
-        cases(
-            (1_usize..40, 1_usize..80, inner),
-            |(rows, outputs, inner)| {
-                hold_product(rows, [outputs, inner.0], precision, device);
-                hold_product(rows, [outputs, inner.1 * 8], precision, device);
-            },
-        );
+        cases((1_usize..40, 1_usize..80, inner), |(rows, outputs, inner)| {
+            hold_product(rows, [outputs, inner.0], precision, device);
+            hold_product(rows, [outputs, inner.1 * 8], precision, device);
+        });
     }
 }
 
 fn many_rows_meet_the_same_numbers_as_few(device: &Device) {
-    let few = kernels::table(Backend::Wgpu)
-        .quantized(false)
-        .max_fused_rows;
+    let few = kernels::table(Backend::Wgpu).quantized(false).max_fused_rows;
     let on_cores = kernels::table(Backend::Cuda).quantized(true).max_fused_rows;
     for precision in precisions(device) {
         for rows in [few, few + 1, 150, on_cores + 1] {
@@ -104,10 +93,7 @@ fn many_rows_meet_the_same_numbers_as_few(device: &Device) {
 }
 
 fn cubes_of_large_matrices_have_several_panels(device: &Device) {
-    for precision in precisions(device)
-        .into_iter()
-        .filter(|(dtype, _)| *dtype != DType::F32)
-    {
+    for precision in precisions(device).into_iter().filter(|(dtype, _)| *dtype != DType::F32) {
         // as many cubes as an H200 wants, with two panels and with four, and a last block that is not full
         for outputs in [1160, 2340] {
             hold_product(1000, [outputs, 24], precision, device);
@@ -127,69 +113,34 @@ fn hold_ends(rows: usize, shape: [usize; 2], (dtype, tolerance): (DType, f64), d
     let (up, _) = stored(raw, shape, dtype, device);
     let up = PackedWeights::quantize(&up).expect("a kernel");
     let (x, xs) = stored(numbers(rows * inner, 37, 0.1), [rows, inner], dtype, device);
-    let (base, bases) = stored(
-        numbers(rows * outputs, 38, 1.0),
-        [rows, outputs],
-        dtype,
-        device,
-    );
+    let (base, bases) = stored(numbers(rows * outputs, 38, 1.0), [rows, outputs], dtype, device);
 
     let products = product(&xs, &gates, inner);
     let expected: Vec<f64> = products.iter().zip(&bases).map(|(y, b)| y + b).collect();
     let onto = gate.linear_add(base.clone(), &x).expect("a kernel");
-    assert_near(
-        &format!("{what}: onto"),
-        &values(onto),
-        &expected,
-        tolerance,
-    );
-    assert_near(
-        "a base that others hold",
-        &values(base.clone()),
-        &bases,
-        0.0,
-    );
+    assert_near(&format!("{what}: onto"), &values(onto), &expected, tolerance);
+    assert_near("a base that others hold", &values(base.clone()), &bases, 0.0);
     // which is then nobody's
     let onto = gate.linear_add(base, &x).expect("a kernel");
-    assert_near(
-        &format!("{what}: in place"),
-        &values(onto),
-        &expected,
-        tolerance,
-    );
+    assert_near(&format!("{what}: in place"), &values(onto), &expected, tolerance);
 
     let ups = values(up.linear(&x.clone().cast(DType::F32)).expect("a kernel"));
     let silu = |y: f64| y / (1.0 + (-y).exp());
-    let expected: Vec<f64> = products
-        .iter()
-        .zip(ups)
-        .map(|(y, u)| silu(*y) * u)
-        .collect();
+    let expected: Vec<f64> = products.iter().zip(ups).map(|(y, u)| silu(*y) * u).collect();
     let gated = PackedWeights::linear_swiglu(&gate, &up, &x).expect("a kernel");
-    assert_near(
-        &format!("{what}: gated"),
-        &values(gated),
-        &expected,
-        tolerance,
-    );
+    assert_near(&format!("{what}: gated"), &values(gated), &expected, tolerance);
 }
 
 fn a_product_goes_onto_what_is_there_or_gates_another(device: &Device) {
     for precision in precisions(device) {
         let inner = (1_usize..300, 1_usize..40);
-        cases(
-            (1_usize..40, 1_usize..80, inner),
-            |(rows, outputs, inner)| {
-                hold_ends(rows, [outputs, inner.0], precision, device);
-                hold_ends(rows, [outputs, inner.1 * 8], precision, device);
-            },
-        );
+        cases((1_usize..40, 1_usize..80, inner), |(rows, outputs, inner)| {
+            hold_ends(rows, [outputs, inner.0], precision, device);
+            hold_ends(rows, [outputs, inner.1 * 8], precision, device);
+        });
     }
     // what is widened as a whole is added and gated by its caller
-    let rows = kernels::table(Backend::Wgpu)
-        .quantized(false)
-        .max_fused_rows
-        + 1;
+    let rows = kernels::table(Backend::Wgpu).quantized(false).max_fused_rows + 1;
     let (w, _) = stored(numbers(21, 39, 1.0), [3, 7], DType::F32, device);
     let packed = PackedWeights::quantize(&w).expect("a kernel");
     let (x, _) = stored(numbers(rows * 7, 40, 1.0), [rows, 7], DType::F32, device);

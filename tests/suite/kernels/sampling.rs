@@ -36,11 +36,7 @@ fn kept(weights: &[f64], cut: Truncation) -> Vec<usize> {
 fn choose(logits: &Tensor<2>, truncation: Truncation, greedy: bool) -> (Vec<f64>, Vec<f32>) {
     let rows = logits.dims()[0];
     let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.37) / rows as f32).collect();
-    let choice = SampleOptions {
-        temperature: TEMPERATURE,
-        truncation,
-        uniforms: (!greedy).then_some(&uniforms),
-    };
+    let choice = SampleOptions { temperature: TEMPERATURE, truncation, uniforms: (!greedy).then_some(&uniforms) };
     let found = kernels::sample_rows_on_device(logits, choice).expect("a kernel");
     (values(found), uniforms)
 }
@@ -52,8 +48,8 @@ fn weights(row: &[f64]) -> Vec<f64> {
     row.iter().map(weight).collect()
 }
 
-/// Holds a token and its log-probs against a row's weights. `slack`: the share of the whole by which a running sum in f32 may
-/// be off.
+/// Holds a token and its log-probs against a row's weights. `slack`: the share of the whole by which a running sum in
+/// f32 may be off.
 fn hold_row(weights: &[f64], cut: Truncation, found: &[f64], u: f32, slack: f64) {
     let kept = kept(weights, cut);
     let token = found[0] as usize;
@@ -70,10 +66,7 @@ fn hold_row(weights: &[f64], cut: Truncation, found: &[f64], u: f32, slack: f64)
     let logp = weights[token].ln();
     for (found, total) in [(found[1], mass), (found[2], full)] {
         let expected = logp - total.ln();
-        assert!(
-            (found - expected).abs() < 1e-4,
-            "{cut:?}: {found} is {expected}"
-        );
+        assert!((found - expected).abs() < 1e-4, "{cut:?}: {found} is {expected}");
     }
 }
 
@@ -100,11 +93,7 @@ fn hold_likeliest(logits: &Tensor<2>, raw: &[f64]) {
 }
 
 const fn cut(top_k: Option<usize>, top_p: f64, min_p: f64) -> Truncation {
-    Truncation {
-        top_k,
-        top_p,
-        min_p,
-    }
+    Truncation { top_k, top_p, min_p }
 }
 
 const CUTS: [Truncation; 9] = [
@@ -146,27 +135,14 @@ fn a_vocabulary_of_152_064_tokens_is_drawn_from_whole_and_truncated(device: &Dev
     let raw = numbers(shape[0] * shape[1], 43, 12.0);
     let (logits, raw) = stored(raw, shape, DType::F32, device);
     hold_likeliest(&logits, &raw);
-    for cut in [
-        CUTS[0],
-        cut(Some(50), 0.95, 0.0),
-        cut(None, 0.9, 0.0),
-        cut(None, 1.0, 0.05),
-    ] {
+    for cut in [CUTS[0], cut(Some(50), 0.95, 0.0), cut(None, 0.9, 0.0), cut(None, 1.0, 0.05)] {
         hold_draws(&logits, &raw, cut, 1e-4);
     }
 }
 
 fn draws_are_those_of_the_cpus_kernel(device: &Device) {
     let (rows, vocab) = (40, 777);
-    let own = |device: &Device| {
-        stored(
-            numbers(rows * vocab, 44, 6.0),
-            [rows, vocab],
-            DType::F32,
-            device,
-        )
-        .0
-    };
+    let own = |device: &Device| stored(numbers(rows * vocab, 44, 6.0), [rows, vocab], DType::F32, device).0;
     let logits = own(device);
     for greedy in [false, true] {
         let (found, uniforms) = choose(&logits, Truncation::default(), greedy);

@@ -10,14 +10,8 @@ on_gpus!(
     rows_are_added_to_their_tokens,
 );
 
-const STEP: AdamWStep = AdamWStep {
-    clip: 0.5,
-    betas: [0.9, 0.95],
-    eps: 1e-8,
-    second_root: 0.3,
-    rate: 0.01,
-    keep: 0.99,
-};
+const STEP: AdamWStep =
+    AdamWStep { clip: 0.5, betas: [0.9, 0.95], eps: 1e-8, second_root: 0.3, rate: 0.01, keep: 0.99 };
 
 /// Value and moments of one number.
 fn updated(p: f64, g: f64, [m, v]: [f64; 2]) -> [f64; 3] {
@@ -41,7 +35,8 @@ fn hold_update([rows, n]: [usize; 2], dtype: DType, tolerance: f64, device: &Dev
     for _ in 0..3 {
         let moments_in = moments.map(|m| m.map(|t| t.cast(dtype)));
         let low = stored.unwrap_or_else(|| Tensor::zeros(shape, (device, dtype)));
-        // from the second update on these are a kernel's results, without padding between rows; whoever holds them sees no update
+        // from the second update on these are a kernel's results, without padding between rows; whoever holds them sees
+        // no update
         let held = [value.clone(), low.clone()];
         let seen = || held.clone().map(|t| values(t.cast(DType::F32)));
         let before = seen();
@@ -68,12 +63,7 @@ fn hold_update([rows, n]: [usize; 2], dtype: DType, tolerance: f64, device: &Dev
     assert_near(&what, &second, &column(1), tolerance);
     let before = numbers(rows * n, 21, 1.0);
     let rounded: Vec<f64> = before.iter().map(|&x| f64::from(x as f32)).collect();
-    assert_near(
-        "a parameter that somebody else holds",
-        &values(p),
-        &rounded,
-        0.0,
-    );
+    assert_near("a parameter that somebody else holds", &values(p), &rounded, 0.0);
 }
 
 fn an_update_is_its_formula_and_touches_no_other_row(device: &Device) {
@@ -86,44 +76,30 @@ fn an_update_is_its_formula_and_touches_no_other_row(device: &Device) {
 
 fn blocks_of_8_bits_have_their_largest_value_and_the_nearest_entries(device: &Device) {
     // entries from −1 to 1, the last two far apart
-    let entries: Vec<f64> = (0..255)
-        .map(|i| f64::from(i) / 200.0 - 0.9)
-        .chain([1.0])
-        .collect();
+    let entries: Vec<f64> = (0..255).map(|i| f64::from(i) / 200.0 - 0.9).chain([1.0]).collect();
     let midpoint = |i: usize| f64::midpoint(entries[i], entries[i + 1]);
     let midpoints = (0..255).map(midpoint).chain([f64::INFINITY]).collect();
     let (midpoints, _) = stored(midpoints, [256], DType::F32, device);
     let (table, entries) = stored(entries, [256], DType::F32, device);
-    let map = QuantizationMap {
-        midpoints: &midpoints,
-        smallest: 1e-31,
-    };
+    let map = QuantizationMap { midpoints: &midpoints, smallest: 1e-31 };
     for (dtype, _) in precisions(device) {
         cases((1_usize..9, 1_usize..200), |(rows, n)| {
             let mut raw = numbers(rows * n, 23, 3.0);
             // a block of zeros, where there are two
-            raw.iter_mut()
-                .take(256)
-                .filter(|_| rows * n > 256)
-                .for_each(|x| *x = 0.0);
+            raw.iter_mut().take(256).filter(|_| rows * n > 256).for_each(|x| *x = 0.0);
             let (x, xs) = stored(raw, [rows, n], dtype, device);
             let blocks = kernels::quantize_blockwise(&x, &map).expect("a kernel");
             let scales = values(blocks.scales.clone());
             let back = kernels::dequantize_blockwise(&blocks, &table, [rows, n], DType::F32);
             let back = values(back.expect("a kernel"));
             for ((block, back), &scale) in xs.chunks(256).zip(back.chunks(256)).zip(&scales) {
-                let largest = block
-                    .iter()
-                    .fold(0.0, |a: f64, &x| if x.abs() > a.abs() { x } else { a });
+                let largest = block.iter().fold(0.0, |a: f64, &x| if x.abs() > a.abs() { x } else { a });
                 assert!((scale - largest).abs() == 0.0, "{scale} of {largest}");
                 for (&x, &back) in block.iter().zip(back) {
                     let error = |entry: &f64| (entry * scale - x).abs();
                     let best = entries.iter().map(error).fold(f64::INFINITY, f64::min);
                     let found = (back - x).abs();
-                    assert!(
-                        found <= best + 1e-6 * scale.abs(),
-                        "{back} for {x} of {scale}"
-                    );
+                    assert!(found <= best + 1e-6 * scale.abs(), "{back} for {x} of {scale}");
                 }
             }
         });
@@ -139,8 +115,7 @@ fn rows_are_added_to_their_tokens(device: &Device) {
             let vocab = 17;
             let ids: Vec<i32> = (0..tokens).map(|i| (i * i % vocab) as i32).collect();
             let (rows, rs) = stored(numbers(tokens * n, 24, 1.0), [tokens, n], dtype, device);
-            let (sum, mut expected) =
-                stored(numbers(vocab * n, 25, 1.0), [vocab, n], dtype, device);
+            let (sum, mut expected) = stored(numbers(vocab * n, 25, 1.0), [vocab, n], dtype, device);
             let before = expected.clone();
             for (row, &id) in rs.chunks(n).zip(&ids) {
                 for (sum, x) in expected[id as usize * n..].iter_mut().zip(row) {
@@ -153,11 +128,7 @@ fn rows_are_added_to_their_tokens(device: &Device) {
             assert_near("the old sum", &values(sum), &before, 0.0);
             // once more to a kernel's own result, which has no padding between rows, while somebody else holds it
             let again = kernels::scatter_add_rows(found.clone(), &segments, &rows);
-            let twice: Vec<f64> = expected
-                .iter()
-                .zip(&before)
-                .map(|(x, y)| 2.0 * x - y)
-                .collect();
+            let twice: Vec<f64> = expected.iter().zip(&before).map(|(x, y)| 2.0 * x - y).collect();
             let again = values(again.expect("a kernel"));
             assert_near("the sum of both", &again, &twice, 2.0 * tolerance);
             assert_near("the first sum", &values(found), &expected, tolerance);

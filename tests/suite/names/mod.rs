@@ -42,14 +42,8 @@ const FILES: [&str; 1] = ["memory.jsonl"];
 /// Settings that others go with.
 const COMPANIONS: [&[&str]; 4] = [
     &[],
-    &[
-        "memory.gradient_checkpointing=true",
-        "memory.activation_offload=true",
-    ],
-    &[
-        "memory.gradient_checkpointing=true",
-        "memory.param_offload=streamed",
-    ],
+    &["memory.gradient_checkpointing=true", "memory.activation_offload=true"],
+    &["memory.gradient_checkpointing=true", "memory.param_offload=streamed"],
     &["memory.optimizer_offload=cpu", "optim.clip_grad=null"],
 ];
 
@@ -90,10 +84,7 @@ fn keys() -> BTreeSet<String> {
 /// Keys of `memory` that hold a value.
 fn memory_keys() -> Vec<String> {
     let all = keys();
-    let section = |key: &String| {
-        all.range(format!("{key}.")..)
-            .any(|k| k.starts_with(&format!("{key}.")))
-    };
+    let section = |key: &String| all.range(format!("{key}.")..).any(|k| k.starts_with(&format!("{key}.")));
     let own = all.iter().filter(|key| key.starts_with("memory."));
     own.filter(|key| !section(key)).cloned().collect()
 }
@@ -125,9 +116,7 @@ fn code_spans(text: &str) -> Vec<&str> {
         fenced ^= fence;
         !fenced && !fence
     });
-    lines
-        .flat_map(|line| line.split('`').skip(1).step_by(2))
-        .collect()
+    lines.flat_map(|line| line.split('`').skip(1).step_by(2)).collect()
 }
 
 /// A key and the value that is given to it, if a code span names one.
@@ -136,9 +125,7 @@ fn setting(span: &str) -> Option<(&str, Option<&str>)> {
         Some((key, value)) => (key, Some(value)),
         None => (span, None),
     };
-    let is_word = |part: &str| {
-        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-    };
+    let is_word = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     let mut parts = key.split('.');
     let ours = parts.next().is_some_and(|first| SECTIONS.contains(&first));
     let path = key.contains('.') && parts.all(is_word);
@@ -155,11 +142,7 @@ fn rows<'t>(text: &'t str, first: &str) -> Vec<Vec<&'t str>> {
             inside = false;
             continue;
         };
-        let cells: Vec<&str> = row
-            .trim_end_matches('|')
-            .split('|')
-            .map(str::trim)
-            .collect();
+        let cells: Vec<&str> = row.trim_end_matches('|').split('|').map(str::trim).collect();
         if !inside {
             (inside, wanted) = (true, cells[0] == first);
             if wanted {
@@ -187,12 +170,7 @@ fn answers(text: &str) -> Vec<Answer<'_>> {
     answers
         .map(|cells| {
             assert!(cells.len() == 5, "five columns: {cells:?}");
-            Answer {
-                names: code_spans(cells[0]),
-                whose: cells[1],
-                here: cells[2],
-                proven_by: cells[4],
-            }
+            Answer { names: code_spans(cells[0]), whose: cells[1], here: cells[2], proven_by: cells[4] }
         })
         .collect()
 }
@@ -202,15 +180,9 @@ fn every_key_on_the_page_is_one_and_takes_the_value_it_is_shown_with() {
     let (text, known) = (page("memory.md"), keys());
     let settings: Vec<_> = code_spans(&text).into_iter().filter_map(setting).collect();
     for &(key, value) in &settings {
-        assert!(
-            known.contains(key),
-            "docs/memory.md names `{key}`, which is no key"
-        );
+        assert!(known.contains(key), "docs/memory.md names `{key}`, which is no key");
         if let Some(value) = value {
-            assert!(
-                is_read(key, value),
-                "docs/memory.md: `{key}: {value}` is not read"
-            );
+            assert!(is_read(key, value), "docs/memory.md: `{key}: {value}` is not read");
         }
     }
     checked("keys on the page of memory", settings.len());
@@ -219,14 +191,9 @@ fn every_key_on_the_page_is_one_and_takes_the_value_it_is_shown_with() {
 #[test]
 fn every_example_on_the_page_is_read() {
     let text = page("memory.md");
-    let blocks: Vec<&str> = text
-        .split("```yaml\n")
-        .skip(1)
-        .filter_map(|rest| rest.split("```").next())
-        .collect();
+    let blocks: Vec<&str> = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     for block in &blocks {
-        let example =
-            format!("model: {{path: m}}\ntask: {{kind: arithmetic}}\noutput: runs/x\n{block}");
+        let example = format!("model: {{path: m}}\ntask: {{kind: arithmetic}}\noutput: runs/x\n{block}");
         parse(&example, &[]).unwrap_or_else(|error| panic!("docs/memory.md: {error}\n{block}"));
     }
     checked("examples on the page of memory", blocks.len());
@@ -237,9 +204,7 @@ fn every_example_of_the_project_is_read() {
     let folder = crate::support::project().join("examples");
     let files = std::fs::read_dir(&folder).expect("examples");
     let files = files.map(|entry| entry.expect("an entry").path());
-    let yaml: Vec<_> = files
-        .filter(|path| path.extension().is_some_and(|e| e == "yaml"))
-        .collect();
+    let yaml: Vec<_> = files.filter(|path| path.extension().is_some_and(|e| e == "yaml")).collect();
     for path in &yaml {
         load(path, &[]).unwrap_or_else(|error| panic!("{error}"));
     }
@@ -249,9 +214,7 @@ fn every_example_of_the_project_is_read() {
 #[test]
 fn every_memory_key_and_value_is_on_the_page_and_in_the_reference() {
     let (page, reference) = (page("memory.md"), page("configuration.md"));
-    let (_, section) = reference
-        .split_once("## `memory`")
-        .expect("a section on memory");
+    let (_, section) = reference.split_once("## `memory`").expect("a section on memory");
     let section = section.split("\n## ").next().unwrap_or_default();
     let spans: BTreeSet<&str> = code_spans(&page).into_iter().collect();
     let short: BTreeSet<&str> = code_spans(section).into_iter().collect();
@@ -259,24 +222,12 @@ fn every_memory_key_and_value_is_on_the_page_and_in_the_reference() {
     for key in &keys {
         let own = key.trim_start_matches("memory.");
         let named = |span: &&str| setting(span).is_some_and(|(k, _)| k == key);
-        assert!(
-            spans.iter().any(named),
-            "docs/memory.md does not name `{key}`"
-        );
-        assert!(
-            short.contains(own),
-            "docs/configuration.md does not list `{own}` under memory"
-        );
+        assert!(spans.iter().any(named), "docs/memory.md does not name `{key}`");
+        assert!(short.contains(own), "docs/configuration.md does not list `{own}` under memory");
         for value in variants(key) {
             let span = format!("{key}: {value}");
-            assert!(
-                spans.contains(span.as_str()),
-                "docs/memory.md does not name `{span}`"
-            );
-            assert!(
-                short.contains(value.as_str()),
-                "docs/configuration.md: `{own}` can be `{value}`"
-            );
+            assert!(spans.contains(span.as_str()), "docs/memory.md does not name `{span}`");
+            assert!(short.contains(value.as_str()), "docs/configuration.md: `{own}` can be `{value}`");
         }
     }
     checked("memory keys in the docs", keys.len());
@@ -306,11 +257,8 @@ fn the_table_of_presets_is_what_they_set() {
         let mut expected = BTreeMap::new();
         flatten(&preset.settings(), "memory.", &mut expected);
         flatten(&preset.run_settings(), "", &mut expected);
-        let shown = table[1..]
-            .iter()
-            .map(|row| (plain(row[0]), plain(row[column + 1])));
-        let shown: BTreeMap<String, String> =
-            shown.filter(|(_, value)| !value.is_empty()).collect();
+        let shown = table[1..].iter().map(|row| (plain(row[0]), plain(row[column + 1])));
+        let shown: BTreeMap<String, String> = shown.filter(|(_, value)| !value.is_empty()).collect();
         assert_eq!(shown, expected, "memory.preset: {name}");
     }
     checked("presets on the page", presets.len());
@@ -328,10 +276,7 @@ fn every_term_of_the_guides_has_its_row_and_every_row_its_terms() {
     };
     let rows = Rows::new(names(true));
     let wrong = mismatches(&rows, &names(false));
-    assert!(
-        wrong.is_empty(),
-        "docs/memory.md and the guides: {wrong:#?}"
-    );
+    assert!(wrong.is_empty(), "docs/memory.md and the guides: {wrong:#?}");
     checked("terms of the guides", terms().len());
 }
 
@@ -344,10 +289,7 @@ fn every_row_has_an_answer_and_names_the_tests_that_prove_it() {
         let mut spans = code_spans(here).into_iter();
         let keyed = spans.any(|span| setting(span).is_some());
         let said = ANSWERS.iter().any(|words| here.starts_with(words));
-        assert!(
-            keyed || said,
-            "{names:?}: {here:?} names no key and says none of {ANSWERS:?}"
-        );
+        assert!(keyed || said, "{names:?}: {here:?} names no key and says none of {ANSWERS:?}");
         let wrong = proofs::wrong(row.proven_by, !here.starts_with(NOT_HERE), &tests);
         assert_eq!(wrong, None, "docs/memory.md, {names:?}");
     }
@@ -365,9 +307,7 @@ fn every_refusal_on_the_page_is_one_and_what_it_wants_mends_it() {
     };
     let settings = |cell: &'static str| -> Vec<&'static str> {
         let spans = code_spans(cell).into_iter();
-        spans
-            .filter(|span| setting(span).is_some_and(|(_, value)| value.is_some()))
-            .collect()
+        spans.filter(|span| setting(span).is_some_and(|(_, value)| value.is_some())).collect()
     };
     let text: &'static str = page("memory.md").leak();
     let mut cases = 0;
@@ -380,13 +320,9 @@ fn every_refusal_on_the_page_is_one_and_what_it_wants_mends_it() {
             let message = plan(alone).map_or_else(|e| e.to_string(), |()| String::new());
             let key = alone[0].split(": ").next().unwrap_or_default();
             let key = key.trim_start_matches("memory.");
-            assert!(
-                message.contains(key),
-                "{alone:?} is not refused: {message:?}"
-            );
+            assert!(message.contains(key), "{alone:?} is not refused: {message:?}");
             if !together {
-                plan(&[&wanted, alone].concat())
-                    .unwrap_or_else(|e| panic!("{alone:?} with {wanted:?}: {e}"));
+                plan(&[&wanted, alone].concat()).unwrap_or_else(|e| panic!("{alone:?} with {wanted:?}: {e}"));
             }
             cases += 1;
         }

@@ -6,9 +6,7 @@ use std::path::Path;
 use super::code_spans;
 
 /// Folders with the project's sources.
-const FOLDERS: [&str; 7] = [
-    "backends", "benches", "engine", "examples", "models", "src", "tests",
-];
+const FOLDERS: [&str; 7] = ["backends", "benches", "engine", "examples", "models", "src", "tests"];
 
 /// Macros that make tests of the functions that they are given.
 const MACROS: [&str; 3] = ["on_devices!", "on_gpus!", "in_own_process!"];
@@ -44,8 +42,7 @@ fn function(line: &str) -> Option<&str> {
     let rest = line.trim_start();
     let rest = rest.strip_prefix("pub ").unwrap_or(rest);
     let rest = rest.strip_prefix("fn ")?;
-    rest.split(|c: char| !(c.is_alphanumeric() || c == '_'))
-        .next()
+    rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next()
 }
 
 /// The tests of a file: functions under `#[test]` that are not ignored, and those that a macro makes tests of.
@@ -88,7 +85,8 @@ pub fn wrong(cell: &str, claims: bool, tests: &BTreeSet<String>) -> Option<Strin
     missing.map(|name| format!("`{name}` is no test of this project"))
 }
 
-/// Sources with a test, one that is left out, a helper, and functions that macros make tests of. No `.rs`, for it is not compiled.
+/// Sources with a test, one that is left out, a helper, and functions that macros make tests of. No `.rs`, for it is
+/// not compiled.
 const SOURCES: &str = include_str!("sample.txt");
 
 #[test]

@@ -15,17 +15,13 @@ fn validator() -> jsonschema::Validator {
 fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(project().join(folder)).expect("a folder");
     let paths = entries.map(|entry| entry.expect("an entry").path());
-    paths
-        .filter(|path| path.extension().is_some_and(|e| e == extension))
-        .collect()
+    paths.filter(|path| path.extension().is_some_and(|e| e == extension)).collect()
 }
 
 /// What the schema says against a configuration.
 fn errors(validator: &jsonschema::Validator, config: &Value) -> Vec<String> {
     let errors = validator.iter_errors(config);
-    errors
-        .map(|e| format!("{}: {e}", e.instance_path()))
-        .collect()
+    errors.map(|e| format!("{}: {e}", e.instance_path())).collect()
 }
 
 fn yaml(text: &str, of: &Path) -> Map<String, Value> {
@@ -48,10 +44,7 @@ fn every_example_is_valid_and_a_wrong_key_in_it_is_not() {
             let mut wrong = config.clone();
             wrong[section]["no_such_key"] = json!(1);
             // a model's `arch` alone has the keys of others
-            assert!(
-                !validator.is_valid(&Value::Object(wrong)),
-                "{section}.no_such_key"
-            );
+            assert!(!validator.is_valid(&Value::Object(wrong)), "{section}.no_such_key");
         }
     }
     checked("examples under the schema", examples.len());
@@ -63,22 +56,13 @@ fn every_yaml_block_of_the_documents_is_valid() {
     let mut blocks = 0;
     for path in files("docs", "md") {
         let text = std::fs::read_to_string(&path).expect("a readable file");
-        for block in text
-            .split("```yaml\n")
-            .skip(1)
-            .filter_map(|rest| rest.split("```").next())
-        {
+        for block in text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
             let mut config = yaml(block, &path);
             // a list of rewards stands for itself, as part of a task
             if let Some(rewards) = config.remove("rewards") {
-                config.insert(
-                    "task".into(),
-                    json!({"kind": "jsonl", "train": "rows", "rewards": rewards}),
-                );
+                config.insert("task".into(), json!({"kind": "jsonl", "train": "rows", "rewards": rewards}));
             }
-            config
-                .entry("model")
-                .or_insert_with(|| json!({"path": "m"}));
+            config.entry("model").or_insert_with(|| json!({"path": "m"}));
             config.entry("output").or_insert_with(|| json!("runs/x"));
             let found = errors(&validator, &Value::Object(config));
             assert!(found.is_empty(), "{}: {found:#?}\n{block}", path.display());
@@ -94,19 +78,9 @@ fn defaults_in_the_tables_of_the_reference_are_those_of_the_schema() {
     let text = page("configuration.md");
     let all = keys();
     let mut compared = 0;
-    let sections = [
-        "rollout",
-        "update",
-        "trainer",
-        "memory",
-        "critic",
-        "optim",
-        "objective",
-    ];
+    let sections = ["rollout", "update", "trainer", "memory", "critic", "optim", "objective"];
     for section in sections {
-        let (_, part) = text
-            .split_once(&format!("\n## `{section}`\n"))
-            .expect("a section");
+        let (_, part) = text.split_once(&format!("\n## `{section}`\n")).expect("a section");
         let part = part.split("\n## ").next().unwrap_or_default();
         for row in rows(part, "key").into_iter().filter(|row| row.len() >= 3) {
             let (names, defaults) = (code_spans(row[0]), code_spans(row[1]));
@@ -126,10 +100,7 @@ fn defaults_in_the_tables_of_the_reference_are_those_of_the_schema() {
                     (Some(shown), Some(known)) => (shown - known).abs() <= 1e-12 * known.abs(),
                     _ => shown == *known,
                 };
-                assert!(
-                    equal,
-                    "docs/configuration.md: `{path}` is {default}, the schema has {known}"
-                );
+                assert!(equal, "docs/configuration.md: `{path}` is {default}, the schema has {known}");
                 compared += 1;
             }
         }

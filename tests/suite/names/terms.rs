@@ -1,4 +1,5 @@
-//! The terms of five memory guides, as `tests/scripts/extract_terms.py` finds them, and which row of `docs/memory.md` answers each.
+//! The terms of five memory guides, as `tests/scripts/extract_terms.py` finds them, and which row of `docs/memory.md`
+//! answers each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,10 +23,7 @@ pub fn terms() -> Vec<Term> {
     let read = |line: &'static str| {
         let cells: Vec<&str> = line.split('\t').collect();
         assert!(cells.len() == 4, "terms.tsv: {line:?}");
-        Term {
-            text: cells[3],
-            place: format!("guide {}, line {}", cells[0], cells[1]),
-        }
+        Term { text: cells[3], place: format!("guide {}, line {}", cells[0], cells[1]) }
     };
     TERMS.lines().skip(1).map(read).collect()
 }
@@ -67,9 +65,7 @@ fn key(name: &str) -> Option<&str> {
 
 /// A path, and what is left of it without its first parts, the longest first.
 fn tails(path: &str) -> impl Iterator<Item = &str> {
-    std::iter::successors(Some(path), |rest| {
-        rest.split_once('.').map(|(_, tail)| tail)
-    })
+    std::iter::successors(Some(path), |rest| rest.split_once('.').map(|(_, tail)| tail))
 }
 
 /// Whether a part of a path is the name of a model.
@@ -88,10 +84,8 @@ impl<'n> Rows<'n> {
             let twice = rows.insert(fold(name), name);
             assert!(twice.is_none(), "{name} has two rows");
         }
-        let keys: Vec<(String, &str)> = rows
-            .values()
-            .filter_map(|&name| key(name).map(|key| (fold(key), name)))
-            .collect();
+        let keys: Vec<(String, &str)> =
+            rows.values().filter_map(|&name| key(name).map(|key| (fold(key), name))).collect();
         for (key, name) in keys {
             rows.entry(key).or_insert(name);
         }

@@ -19,9 +19,7 @@ use serde::Deserialize;
 
 use crate::support::golden::Golden;
 use crate::support::model::{Model, nll_rows, scored_rows};
-use crate::support::{
-    assert_all_close, assert_close, assert_gradient, checked, fixtures, read, values,
-};
+use crate::support::{assert_all_close, assert_close, assert_gradient, checked, fixtures, read, values};
 
 /// Logits, log-probs and losses: absolute up to one, relative above.
 const SCORES: f64 = 1e-4;
@@ -75,9 +73,7 @@ fn logits(model: &Model, decoder: &Decoder) -> Vec<f64> {
 fn logits_and_log_probs_beside_an_adapter() {
     let (model, _, golden) = adapted();
     let (shape, expected) = golden.shaped("logits");
-    let [_, width, vocab] = shape[..] else {
-        panic!("logits of shape {shape:?}")
-    };
+    let [_, width, vocab] = shape[..] else { panic!("logits of shape {shape:?}") };
     let found = logits(&model, &model.decoder);
     let rows = scored_rows(&model.golden(FORWARD));
     let scores = model.score(&model.plain(7), 1.0, &rows);
@@ -99,11 +95,7 @@ fn loss_and_gradients_of_an_adapter_and_of_nothing_else() {
     let stored = |name: &str| name.strip_prefix("grad.").map(str::to_owned);
     let expected: Vec<String> = golden.names().iter().filter_map(|n| stored(n)).collect();
     let rows = nll_rows(&model.golden(FORWARD));
-    for plan in [
-        model.plain(1024),
-        model.plain(7),
-        model.checkpointed(1024, 1),
-    ] {
+    for plan in [model.plain(1024), model.plain(7), model.checkpointed(1024, 1)] {
         let (sums, found) = model.backward(&plan, 1.0, &Nll, &[rows.iter().collect()]);
         assert_close("loss", sums.loss, manifest.loss, SCORES);
         assert!(found.keys().eq(&expected), "{:?}", found.keys());
@@ -143,10 +135,7 @@ fn without_its_adapter_and_with_a_fresh_one_a_model_is_its_base_bit_for_bit() {
     let without = model.decoder.without_adapters();
     assert_eq!(logits(&model, &without), expected);
     assert!(without.specs().eq(base.decoder.specs()));
-    let fresh = base
-        .decoder
-        .with_fresh_adapters(LoraConfig::default(), 11)
-        .expect("adapters");
+    let fresh = base.decoder.with_fresh_adapters(LoraConfig::default(), 11).expect("adapters");
     assert_eq!(logits(&model, &fresh), expected);
     checked("models without what an adapter adds", 2);
 }
@@ -165,8 +154,7 @@ fn an_adapter_that_is_saved_and_loaded_is_the_same_bit_for_bit() {
     let all = [
         model.decoder.clone(),
         base.with_fresh_adapters(fresh, 5).expect("adapters"),
-        base.with_fresh_adapters(LoraConfig::default(), 5)
-            .expect("adapters"),
+        base.with_fresh_adapters(LoraConfig::default(), 5).expect("adapters"),
     ];
     for decoder in &all {
         let dir = tempfile::tempdir().expect("a folder");
@@ -186,20 +174,12 @@ fn an_adapter_that_is_saved_and_loaded_is_the_same_bit_for_bit() {
 fn the_sampler_and_the_trainer_agree_beside_an_adapter() {
     let (model, _, _) = adapted();
     let rows = scored_rows(&model.golden(FORWARD));
-    let sampling = SamplingParams {
-        max_new_tokens: 8,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: 8, ..SamplingParams::default() };
     let requests: Vec<GenerationRequest> = (0..)
         .zip(&rows)
         .map(|(prompt_index, row)| GenerationRequest {
             tokens: row.tokens[..4].to_vec(),
-            key: DrawKey {
-                seed: 3,
-                step: 1,
-                prompt_index,
-                sample: 0,
-            },
+            key: DrawKey { seed: 3, step: 1, prompt_index, sample: 0 },
             max_new_tokens: None,
         })
         .collect();
@@ -222,12 +202,7 @@ fn all_linear_adapters_of_gpt_oss_are_those_of_attention_and_come_back_from_peft
     let mut model = Model::load(&fixtures().join("models/gpt-oss"));
     let base = model.decoder.clone();
     let lora = LoraConfig::default().in_arch(base.arch());
-    let attention = [
-        TargetModule::Q,
-        TargetModule::K,
-        TargetModule::V,
-        TargetModule::O,
-    ];
+    let attention = [TargetModule::Q, TargetModule::K, TargetModule::V, TargetModule::O];
     assert_eq!(lora.target_modules, attention, "all-linear");
     model.decoder = base.with_fresh_adapters(lora, 7).expect("adapters");
     let dir = tempfile::tempdir().expect("a temporary folder");
@@ -250,8 +225,7 @@ fn all_linear_adapters_of_gpt_oss_are_those_of_attention_and_come_back_from_peft
     model.decoder = model.decoder.merged();
     let merged = model.score(&model.plain(64), 1.0, &rows);
     for (found, expected) in merged.logp.iter().zip(&beside.logp) {
-        let [found, expected] =
-            [found, expected].map(|all| all.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+        let [found, expected] = [found, expected].map(|all| all.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
         assert_all_close("merged", &found, &expected, SCORES);
     }
 }

@@ -1,4 +1,5 @@
-//! Adapters of experts against PEFT: of experts that are modules of their own, and beside parameters of all experts of a layer.
+//! Adapters of experts against PEFT: of experts that are modules of their own, and beside parameters of all experts of
+//! a layer.
 
 use std::path::PathBuf;
 
@@ -16,24 +17,17 @@ use firebrick_engine::sequence::Sequence;
 
 use crate::support::golden::Golden;
 use crate::support::model::{Model, nll_rows, scored_rows};
-use crate::support::{
-    assert_all_close, assert_close, assert_gradient, checked, device, fixtures, read,
-};
+use crate::support::{assert_all_close, assert_close, assert_gradient, checked, device, fixtures, read};
 
-/// Log-probs and losses: absolute up to one, relative above. Linear attention has three times as much, as without adapters.
+/// Log-probs and losses: absolute up to one, relative above. Linear attention has three times as much, as without
+/// adapters.
 const SCORES: f64 = 1e-4;
 /// Gradient tensors: relative L2, of those of linear attention's models three times as much.
 const GRADIENTS: f64 = 1e-4;
 
 const FORWARD: &str = "forward.safetensors";
 
-const CASES: [&str; 5] = [
-    "qwen3-moe",
-    "qwen3_5-moe",
-    "qwen3_5-moe-gate-up",
-    "gpt-oss",
-    "gpt-oss-down",
-];
+const CASES: [&str; 5] = ["qwen3-moe", "qwen3_5-moe", "qwen3_5-moe-gate-up", "gpt-oss", "gpt-oss-down"];
 
 fn folder(case: &str) -> PathBuf {
     fixtures().join("train/expert_adapters").join(case)
@@ -80,10 +74,7 @@ fn log_probs_loss_and_gradients_beside_adapters_of_experts_are_those_of_peft() {
         }
         let rows = nll_rows(&model.golden(FORWARD));
         let names = golden.names();
-        let names: Vec<&str> = names
-            .iter()
-            .filter_map(|n| n.strip_prefix("grad."))
-            .collect();
+        let names: Vec<&str> = names.iter().filter_map(|n| n.strip_prefix("grad.")).collect();
         for plan in [model.plain(1024), model.checkpointed(7, 1)] {
             let (sums, found) = model.backward(&plan, 1.0, &Nll, &[rows.iter().collect()]);
             assert_close(case, sums.loss, golden.floats("loss")[0], tolerance);
@@ -111,11 +102,7 @@ fn what_is_saved_are_pefts_files_to_the_bit() {
         });
         assert_eq!(found.1.names(), expected.1.names(), "{case}");
         for name in expected.1.names() {
-            assert_eq!(
-                found.1.shaped(&name),
-                expected.1.shaped(&name),
-                "{case}: {name}"
-            );
+            assert_eq!(found.1.shaped(&name), expected.1.shaped(&name), "{case}: {name}");
         }
         let sorted = |config: &Value, key: &str| {
             let list = config[key].as_array().cloned().unwrap_or_default();
@@ -124,18 +111,10 @@ fn what_is_saved_are_pefts_files_to_the_bit() {
             names
         };
         for key in ["target_modules", "target_parameters"] {
-            assert_eq!(
-                sorted(&found.0, key),
-                sorted(&expected.0, key),
-                "{case}: {key}"
-            );
+            assert_eq!(sorted(&found.0, key), sorted(&expected.0, key), "{case}: {key}");
         }
         for key in ["r", "lora_alpha", "use_rslora", "lora_dropout"] {
-            assert_eq!(
-                found.0[key].as_f64(),
-                expected.0[key].as_f64(),
-                "{case}: {key}"
-            );
+            assert_eq!(found.0[key].as_f64(), expected.0[key].as_f64(), "{case}: {key}");
         }
     }
     checked("adapters of experts saved again", CASES.len());
@@ -147,12 +126,7 @@ fn an_adapter_whose_inputs_are_dropped_is_saved_without_dropout_and_comes_back()
         let base = Model::load(&fixtures().join("models").join(name)).decoder;
         let mut targets = TargetModule::all();
         targets.extend([TargetModule::ExpertGateUp, TargetModule::ExpertDown]);
-        let lora = LoraConfig {
-            rank: 3,
-            dropout: 0.1,
-            target_modules: targets,
-            ..LoraConfig::default()
-        };
+        let lora = LoraConfig { rank: 3, dropout: 0.1, target_modules: targets, ..LoraConfig::default() };
         let fresh = base.with_fresh_adapters(lora, 4).expect("adapters");
         let dir = tempfile::tempdir().expect("a folder");
         save_adapter(&fresh, name, dir.path()).expect("saving");
@@ -184,9 +158,8 @@ fn a_merged_export_gives_the_log_probs_of_the_adapters_and_without_them_there_is
         let options = ExportOptions::default();
         export(&model.decoder, &source, None, dir.path(), options).expect("an export");
         let mut merged = Model::load(&base.dir);
-        merged.decoder = Checkpoint::open(dir.path())
-            .and_then(|checkpoint| checkpoint.load(&device()))
-            .expect("the export");
+        merged.decoder =
+            Checkpoint::open(dir.path()).and_then(|checkpoint| checkpoint.load(&device())).expect("the export");
         assert!(merged.decoder.lora().is_none());
         for (found, expected) in logps(&merged).iter().zip(&beside) {
             assert_all_close(case, found, expected, wider(&model, SCORES));
@@ -197,22 +170,14 @@ fn a_merged_export_gives_the_log_probs_of_the_adapters_and_without_them_there_is
 
 #[test]
 fn the_sampler_and_the_trainer_agree_beside_adapters_of_experts() {
-    let sampling = SamplingParams {
-        max_new_tokens: 8,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: 8, ..SamplingParams::default() };
     let mut tokens = 0;
     for case in CASES {
         let (_, model) = load(case);
         let rows = scored_rows(&model.golden(FORWARD));
         let request = |(prompt_index, row): (u32, &Sequence)| GenerationRequest {
             tokens: row.tokens[..4].to_vec(),
-            key: DrawKey {
-                seed: 3,
-                step: 1,
-                prompt_index,
-                sample: 0,
-            },
+            key: DrawKey { seed: 3, step: 1, prompt_index, sample: 0 },
             max_new_tokens: None,
         };
         let requests: Vec<GenerationRequest> = (0..).zip(&rows).map(request).collect();
@@ -243,15 +208,7 @@ fn arch(name: &str) -> Arch {
 fn all_linear_takes_experts_that_are_modules_and_parameters_are_asked_for_by_name() {
     let lora = LoraConfig::default();
     let qwen3 = lora.clone().in_arch(&arch("qwen3-moe"));
-    let modules = [
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    ];
+    let modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
     assert_eq!(qwen3.modules(&arch("qwen3-moe")), modules);
     assert!(qwen3.has_experts());
     for name in ["gpt-oss", "qwen3_5-moe"] {
@@ -260,10 +217,7 @@ fn all_linear_takes_experts_that_are_modules_and_parameters_are_asked_for_by_nam
         let parameters = ["mlp.experts.gate_up_proj", "down_proj"];
         let targets = TargetModule::parse_parameters(&parameters).expect("parameters");
         LoraConfig::check_parameters(&targets, &arch).expect("parameters of experts");
-        let own = LoraConfig {
-            target_modules: targets,
-            ..LoraConfig::default()
-        };
+        let own = LoraConfig { target_modules: targets, ..LoraConfig::default() };
         let own = own.in_arch(&arch);
         assert!(own.modules(&arch).is_empty());
         let named = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
@@ -284,13 +238,9 @@ fn modules_and_parameters_that_a_model_lacks_are_refused_with_what_it_has() {
         assert!(message.contains(part), "{message}");
     }
     let parameters = TargetModule::parse_parameters(&["experts.down_proj"]).expect("a parameter");
-    for (name, part) in [
-        (
-            "qwen3-moe",
-            "list gate_proj, up_proj, down_proj in target_modules",
-        ),
-        ("qwen2-tied", "has no experts"),
-    ] {
+    for (name, part) in
+        [("qwen3-moe", "list gate_proj, up_proj, down_proj in target_modules"), ("qwen2-tied", "has no experts")]
+    {
         let refused = LoraConfig::check_parameters(&parameters, &arch(name));
         let message = refused.expect_err(name);
         assert!(message.contains(part), "{message}");

@@ -43,19 +43,9 @@ fn every_model_is_exported_as_it_was_read() {
         let source = Checkpoint::open(&dir).expect("a fixture");
         let decoder = source.load(&device()).expect("its weights");
         let out = tempfile::tempdir().expect("a temporary folder");
-        export(
-            &decoder,
-            &source,
-            None,
-            out.path(),
-            ExportOptions::default(),
-        )
-        .expect("an export");
+        export(&decoder, &source, None, out.path(), ExportOptions::default()).expect("an export");
         let label = dir.display();
-        assert!(
-            tensors(out.path()) == tensors(&dir),
-            "{label}: other tensors"
-        );
+        assert!(tensors(out.path()) == tensors(&dir), "{label}: other tensors");
         assert_eq!(config(out.path()), config(&dir), "{label}");
         cases += 1;
     }

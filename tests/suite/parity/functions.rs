@@ -1,5 +1,6 @@
-//! Reward functions in Python beside TRL and verl: the files in `tests/fixtures/rewards/functions`, and what both engines said of 500
-//! completions (`tests/campaigns/run reward_parity --record`). Where there is no Python, this says so.
+//! Reward functions in Python beside TRL and verl: the files in `tests/fixtures/rewards/functions`, and what both
+//! engines said of 500 completions (`tests/campaigns/run reward_parity --record`). Where there is no Python, this says
+//! so.
 
 use firebrick_engine::data::Prompt;
 use firebrick_engine::reward::{Answer, Asked, CompletionId, Programs};
@@ -33,22 +34,13 @@ fn recorded() -> Option<Vec<Recorded>> {
     let recorded = text.lines().map(|line| {
         let mut line: Value = serde_json::from_str(line).expect("JSON");
         let mut part = |name: &str| line[name].take();
-        Recorded {
-            row: part("row"),
-            trl: part("trl"),
-            verl: part("verl"),
-        }
+        Recorded { row: part("row"), trl: part("trl"), verl: part("verl") }
     });
     Some(recorded.collect())
 }
 
 /// A task of these rows, judged by functions of a file with their arguments.
-fn task(
-    folder: &Path,
-    rows: impl Iterator<Item = Value>,
-    file: &str,
-    functions: &[(&str, Value)],
-) -> Box<dyn Task> {
+fn task(folder: &Path, rows: impl Iterator<Item = Value>, file: &str, functions: &[(&str, Value)]) -> Box<dyn Task> {
     let mut text = String::new();
     for row in rows {
         writeln!(text, "{row}").expect("a text");
@@ -80,10 +72,7 @@ fn said(task: &dyn Task) -> Vec<Map<String, Value>> {
     let tokens: Vec<Vec<u32>> = prompts.iter().map(tokens).collect();
     let answer = |at: usize| Answer {
         prompt: &prompts[at],
-        text: prompts[at].example.fields["completion"]
-            .as_str()
-            .expect("a text")
-            .to_owned(),
+        text: prompts[at].example.fields["completion"].as_str().expect("a text").to_owned(),
         last_turn: None,
         turns: &[],
         environment: None,

@@ -7,9 +7,7 @@ use firebrick_models::forward_context::{Columns, ForwardContext};
 use serde_json::Value;
 
 use crate::support::golden::Golden;
-use crate::support::{
-    assert_close, checked, device, fixtures, folders, is_foreign, read, report, values,
-};
+use crate::support::{assert_close, checked, device, fixtures, folders, is_foreign, read, report, values};
 
 /// Scores and values: absolute up to one, relative above.
 const TOLERANCE: f64 = 1e-4;
@@ -73,11 +71,7 @@ fn forward(dir: &Path, ids: &[Vec<i64>], starts: &[usize]) -> Vec<Vec<f64>> {
         .and_then(|checkpoint| checkpoint.load(&device()))
         .unwrap_or_else(|error| panic!("{error}"));
     let width = ids[0].len();
-    let columns = Columns {
-        starts,
-        first: 0,
-        len: width,
-    };
+    let columns = Columns { starts, first: 0, len: width };
     let ctx = ForwardContext::new(decoder.arch(), columns, decoder.device());
     let flat = burn::tensor::TensorData::new(ids.concat(), [ids.len() * width]);
     let ids = burn::tensor::Tensor::from_data(flat, decoder.device());

@@ -1,15 +1,14 @@
-//! Prefix caching with linear attention: what is sampled after kept states is what each sequence samples alone, with nothing cached.
+//! Prefix caching with linear attention: what is sampled after kept states is what each sequence samples alone, with
+//! nothing cached.
 
 use super::long_rows::models;
 use crate::support::model::Model;
 use crate::support::{assert_close, checked, is_foreign, report};
-use firebrick_models::generate::{
-    Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig,
-};
+use firebrick_models::generate::{Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use firebrick_models::random::DrawKey;
 
-/// How far a log-prob may be apart, relative above one: prefill in chunks that end elsewhere sums in another order, and states add the
-/// roundings up. With AVX-512 half of them are within 2e-6, and the furthest is 3.5e-5.
+/// How far a log-prob may be apart, relative above one: prefill in chunks that end elsewhere sums in another order, and
+/// states add the roundings up. With AVX-512 half of them are within 2e-6, and the furthest is 3.5e-5.
 const NEAR: f64 = 5e-5;
 
 /// How far all of a completion may be apart on average.
@@ -32,10 +31,7 @@ fn found(cases: usize, what: &str) {
 }
 
 fn sampling() -> SamplingParams {
-    SamplingParams {
-        max_new_tokens: 20,
-        ..SamplingParams::default()
-    }
+    SamplingParams { max_new_tokens: 20, ..SamplingParams::default() }
 }
 
 /// Prompts with [`COMMON`] tokens in common, and so many of their own.
@@ -46,12 +42,7 @@ fn requests(own: &[u32]) -> Vec<GenerationRequest> {
     };
     let request = |(salt, &own): (u32, &u32)| GenerationRequest {
         tokens: prompt(salt, own).collect(),
-        key: DrawKey {
-            seed: 3,
-            step: 0,
-            prompt_index: salt,
-            sample: 0,
-        },
+        key: DrawKey { seed: 3, step: 0, prompt_index: salt, sample: 0 },
         max_new_tokens: None,
     };
     (0..).zip(own).map(request).collect()
@@ -73,24 +64,15 @@ fn alone(model: &Model, request: &GenerationRequest, sample: usize) -> Sample {
 fn assert_as_alone(model: &Model, requests: &[GenerationRequest], generated: &Generated) {
     for found in &generated.samples {
         let expected = alone(model, &requests[found.request], found.sample);
-        let place = format!(
-            "{}: sample {} of prompt {}",
-            model.name, found.sample, found.request
-        );
+        let place = format!("{}: sample {} of prompt {}", model.name, found.sample, found.request);
         assert_eq!(found.tokens, expected.tokens, "{place}");
         let [a, b] = [found, &expected].map(|s| s.logps.iter().chain(&s.full_logps));
-        let pairs: Vec<(f64, f64)> = a
-            .zip(b)
-            .map(|(a, b)| (f64::from(*a), f64::from(*b)))
-            .collect();
+        let pairs: Vec<(f64, f64)> = a.zip(b).map(|(a, b)| (f64::from(*a), f64::from(*b))).collect();
         for &(a, b) in &pairs {
             assert_close(&place, a, b, NEAR);
         }
         let apart: f64 = pairs.iter().map(|(a, b)| (a - b).abs()).sum();
-        assert!(
-            apart / pairs.len() as f64 <= NEAR_ON_AVERAGE,
-            "{place}: on average"
-        );
+        assert!(apart / pairs.len() as f64 <= NEAR_ON_AVERAGE, "{place}: on average");
     }
 }
 
@@ -100,10 +82,7 @@ fn completions_of_prompts_that_begin_alike_are_those_of_each_alone() {
     for model in linear() {
         let requests = requests(&[5, 21, 3, 12, 30, 7]);
         for batched in [2048, 40] {
-            let limits = SchedulerConfig {
-                max_num_batched_tokens: batched,
-                ..SchedulerConfig::new(9)
-            };
+            let limits = SchedulerConfig { max_num_batched_tokens: batched, ..SchedulerConfig::new(9) };
             let sampling = sampling();
             let generator = Generator::new(&model.decoder, None, &sampling);
             let generator = generator.expect("sampling that works");
@@ -127,20 +106,14 @@ fn completions_are_the_same_where_sequences_are_preempted_and_resume_from_kept_s
         let limits = SchedulerConfig::new(9);
         let arch = model.decoder.arch();
         let longest = COMMON as usize + 30 + sampling().max_new_tokens;
-        let limits = SchedulerConfig {
-            kv_cache_bytes: Some(2 * limits.least_cache_bytes(arch, longest)),
-            ..limits
-        };
+        let limits = SchedulerConfig { kv_cache_bytes: Some(2 * limits.least_cache_bytes(arch, longest)), ..limits };
         let sampling = sampling();
         let generator = Generator::new(&model.decoder, None, &sampling);
         let generator = generator.expect("sampling that works");
         let generated = generator.run_with(&requests, 3, &limits, |_| {});
         let generated = generated.expect("samples");
         let stats = &generated.stats;
-        assert!(
-            stats.preemptions > 0 && stats.recomputed_tokens > 0,
-            "{stats:?}"
-        );
+        assert!(stats.preemptions > 0 && stats.recomputed_tokens > 0, "{stats:?}");
         assert!(stats.prefix_cache_hits > 4 * 48, "{stats:?}");
         assert_as_alone(&model, &requests, &generated);
         cases += generated.samples.len();
@@ -153,10 +126,7 @@ fn later_turns_are_those_of_conversations_that_run_from_their_first_token() {
     let mut cases = 0;
     for model in linear() {
         let mut requests = requests(&[5, 21, 3, 12]);
-        let limits = SchedulerConfig {
-            keep_completions: true,
-            ..SchedulerConfig::new(4)
-        };
+        let limits = SchedulerConfig { keep_completions: true, ..SchedulerConfig::new(4) };
         let sampling = sampling();
         let generator = Generator::new(&model.decoder, None, &sampling);
         let generator = generator.expect("sampling that works");

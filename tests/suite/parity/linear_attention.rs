@@ -1,4 +1,5 @@
-//! What `golden/extra.safetensors` holds of gated `DeltaNet`: the states after a prompt and after a long row, against transformers.
+//! What `golden/extra.safetensors` holds of gated `DeltaNet`: the states after a prompt and after a long row, against
+//! transformers.
 
 use burn::tensor::Tensor;
 use firebrick_models::arch::Mixer;
@@ -24,7 +25,8 @@ fn found(cases: usize, what: &str) {
     }
 }
 
-/// By layer with such states, those after some tokens: of the delta rule, and of the convolution, `[taps − 1, channels]`.
+/// By layer with such states, those after some tokens: of the delta rule, and of the convolution, `[taps − 1,
+/// channels]`.
 fn states(model: &Model, tokens: &[u32], prefill: usize) -> Vec<(usize, [Vec<f64>; 2])> {
     let arch = model.decoder.arch();
     let (_, cache, table) = run_through_the_cache(model, tokens, prefill);

@@ -1,5 +1,5 @@
-//! What `golden/extra.safetensors` holds of newer families: hidden states after every layer, and a row that is longer than windows,
-//! chunks of prompts and trained contexts, against transformers.
+//! What `golden/extra.safetensors` holds of newer families: hidden states after every layer, and a row that is longer
+//! than windows, chunks of prompts and trained contexts, against transformers.
 
 use burn::tensor::Tensor;
 use firebrick_engine::batch::MicroBatch;
@@ -26,12 +26,7 @@ const DELTA: &str = "delta.";
 const RECURRENT: &str = ".recurrent_state";
 
 /// What is compared of the long row besides gradients.
-const LONG: [&str; 4] = [
-    "long.entropy",
-    "long.input_ids",
-    "long.last_logits",
-    "long.logprobs",
-];
+const LONG: [&str; 4] = ["long.entropy", "long.input_ids", "long.last_logits", "long.logprobs"];
 
 /// The models with such a file, and the file.
 pub(super) fn models() -> impl Iterator<Item = (Model, Golden)> {
@@ -48,11 +43,7 @@ pub(super) fn models() -> impl Iterator<Item = (Model, Golden)> {
 pub(super) fn long_row(golden: &Golden) -> Sequence {
     let ids = golden.ints("long.input_ids").into_iter();
     let tokens: Vec<u32> = ids.map(|id| u32::try_from(id).expect("an id")).collect();
-    Sequence {
-        positions: (0..tokens.len()).collect(),
-        tokens,
-        ..Sequence::default()
-    }
+    Sequence { positions: (0..tokens.len()).collect(), tokens, ..Sequence::default() }
 }
 
 fn compare_scores(model: &Model, label: &str, golden: &Golden, [logp, entropy]: [&[f64]; 2]) {
@@ -68,15 +59,9 @@ fn every_tensor_beside_the_batch_is_one_that_is_compared() {
     let mut tensors = 0;
     for (model, golden) in models() {
         for name in golden.names() {
-            let parts = [HIDDEN, GRADIENT, ROUTER, DELTA]
-                .iter()
-                .any(|p| name.starts_with(p));
+            let parts = [HIDDEN, GRADIENT, ROUTER, DELTA].iter().any(|p| name.starts_with(p));
             let state = name.starts_with("long.layer") && name.ends_with(RECURRENT);
-            assert!(
-                parts || state || LONG.contains(&name.as_str()),
-                "{}: {name}",
-                model.name
-            );
+            assert!(parts || state || LONG.contains(&name.as_str()), "{}: {name}", model.name);
             tensors += 1;
         }
     }
@@ -120,8 +105,8 @@ fn scores_of_a_long_row_whole_and_through_the_cache() {
 pub(crate) fn hold_scores(model: &Model, golden: &Golden) -> usize {
     let row = long_row(golden);
     let scores = model.score(&model.plain(64), 1.0, std::slice::from_ref(&row));
-    let [logp, entropy] = [&scores.logp[0], &scores.entropy[0]]
-        .map(|all| all.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>());
+    let [logp, entropy] =
+        [&scores.logp[0], &scores.entropy[0]].map(|all| all.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>());
     let label = format!("{}: the long row", model.name);
     compare_scores(model, &label, golden, [&logp, &entropy]);
     let prefills = [64, row.tokens.len() - 1];
@@ -136,28 +121,19 @@ pub(crate) fn hold_scores(model: &Model, golden: &Golden) -> usize {
         compare_scores(model, &label, golden, found.each_ref().map(Vec::as_slice));
         let last = hidden.narrow(0, targets.len() - 1, 1);
         let expected = golden.floats("long.last_logits");
-        assert_all_close(
-            &label,
-            &values(head.logits(last)),
-            &expected,
-            model.tolerance(),
-        );
+        assert_all_close(&label, &values(head.logits(last)), &expected, model.tolerance());
     }
     prefills.len()
 }
 
-/// Hidden states of a row's tokens: two chunks of a prompt, `prefill` tokens each as far as there are so many, and then a token at a
-/// time.
+/// Hidden states of a row's tokens: two chunks of a prompt, `prefill` tokens each as far as there are so many, and then
+/// a token at a time.
 fn through_the_cache(model: &Model, tokens: &[u32], prefill: usize) -> Tensor<2> {
     run_through_the_cache(model, tokens, prefill).0
 }
 
 /// The same, with the cache and the sequence's blocks in it.
-pub(super) fn run_through_the_cache(
-    model: &Model,
-    tokens: &[u32],
-    prefill: usize,
-) -> (Tensor<2>, KvCache, BlockTable) {
+pub(super) fn run_through_the_cache(model: &Model, tokens: &[u32], prefill: usize) -> (Tensor<2>, KvCache, BlockTable) {
     let (decoder, device) = (&model.decoder, model.decoder.device());
     let arch = decoder.arch();
     let blocks = vec![16; KvCache::groups(arch)];
@@ -171,15 +147,9 @@ pub(super) fn run_through_the_cache(
         let count = count.min(tokens.len() - start);
         assert!(cache.append(&mut table, count), "too few blocks");
         let own = start..start + count;
-        let ids: Vec<i64> = tokens[own.clone()]
-            .iter()
-            .map(|&id| i64::from(id))
-            .collect();
+        let ids: Vec<i64> = tokens[own.clone()].iter().map(|&id| i64::from(id)).collect();
         let metadata = if chunked {
-            let chunk = Chunk {
-                table: &table,
-                tokens: own,
-            };
+            let chunk = Chunk { table: &table, tokens: own };
             cache.prefill(arch, &[chunk])
         } else {
             cache.decode(arch, &[Some(&table)])

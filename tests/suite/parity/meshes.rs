@@ -1,5 +1,5 @@
-//! Ranks that share work, sequences, matrices or layers against one rank, in f32: the same tables as in f64 (`tests/exact`), as far as
-//! moments of fewer bits do not round the other way.
+//! Ranks that share work, sequences, matrices or layers against one rank, in f32: the same tables as in f64
+//! (`tests/exact`), as far as moments of fewer bits do not round the other way.
 
 use crate::support::meshes::{SHARED_LAYERS, SHARED_MATRICES, SHARED_SEQUENCES, SharedSequences};
 use crate::support::model::Model;
@@ -45,19 +45,13 @@ fn compare(what: &str, model: &str, ways: &[SharedSequences]) {
 
 #[test]
 fn ranks_that_share_work_alone_train_in_f32_what_one_rank_trains() {
-    compare(
-        "work",
-        "llama-gqa",
-        &[("data 2", 2, |_| {}), ("data 4", 4, |_| {})],
-    );
+    compare("work", "llama-gqa", &[("data 2", 2, |_| {}), ("data 4", 4, |_| {})]);
 }
 
 #[test]
 fn ranks_that_share_out_state_train_in_f32_what_one_rank_trains() {
-    let ways: Vec<SharedSequences> = STAGES
-        .into_iter()
-        .flat_map(|(stage, share_out)| [2, 4].map(|size| (stage, size, share_out)))
-        .collect();
+    let ways: Vec<SharedSequences> =
+        STAGES.into_iter().flat_map(|(stage, share_out)| [2, 4].map(|size| (stage, size, share_out))).collect();
     compare("out state", "llama-gqa", &ways);
 }
 

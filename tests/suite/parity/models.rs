@@ -67,9 +67,7 @@ fn logits_of_a_batch_padded_on_the_right_or_packed() {
 pub(crate) fn hold_logits(model: &Model, golden: &Golden) -> usize {
     let mut rows = 0;
     let (shape, expected) = golden.shaped("logits_right");
-    let [_, width, vocab] = shape[..] else {
-        panic!("{}: logits of shape {shape:?}", model.name)
-    };
+    let [_, width, vocab] = shape[..] else { panic!("{}: logits of shape {shape:?}", model.name) };
     let sequences = scored_rows(golden);
     let own: Vec<&Sequence> = sequences.iter().collect();
     for layout in [Layout::Padded, Layout::Packed] {
@@ -118,12 +116,7 @@ fn log_probs_and_entropies_of_a_right_padded_batch_at_every_stored_temperature()
                     for (i, expected) in golden.float_rows("entropy_right").iter().enumerate() {
                         let found = wide(&scores.entropy[i]);
                         let label = format!("{}: entropy of row {i}", model.name);
-                        assert_all_close(
-                            &label,
-                            &found,
-                            &expected[..found.len()],
-                            model.tolerance(),
-                        );
+                        assert_all_close(&label, &found, &expected[..found.len()], model.tolerance());
                     }
                 }
             }
@@ -138,29 +131,16 @@ fn log_probs_and_entropies_of_a_row_alone() {
     for (model, golden) in models() {
         // a row alone gives what the batch gave, unless the folder stores that it does not
         let stored = golden.names().iter().any(|n| n == "logprobs_single_row");
-        let [logp, entropy] = if stored {
-            ["logprobs_single_row", "entropy_single_row"]
-        } else {
-            ["logprobs_right", "entropy_right"]
-        };
+        let [logp, entropy] =
+            if stored { ["logprobs_single_row", "entropy_single_row"] } else { ["logprobs_right", "entropy_right"] };
         let (logp, entropy) = (golden.float_rows(logp), golden.float_rows(entropy));
         for (i, sequence) in scored_rows(&golden).iter().enumerate() {
             let alone = std::slice::from_ref(sequence);
             let scores = model.score(&model.plain(1024), 1.0, alone);
             let label = format!("{}: row {i} alone", model.name);
             let n = sequence.tokens.len();
-            assert_all_close(
-                &label,
-                &wide(&scores.logp[0][..n - 1]),
-                &logp[i][..n - 1],
-                model.tolerance(),
-            );
-            assert_all_close(
-                &label,
-                &wide(&scores.entropy[0]),
-                &entropy[i][..n],
-                model.tolerance(),
-            );
+            assert_all_close(&label, &wide(&scores.logp[0][..n - 1]), &logp[i][..n - 1], model.tolerance());
+            assert_all_close(&label, &wide(&scores.entropy[0]), &entropy[i][..n], model.tolerance());
             rows += 1;
         }
     }
@@ -186,13 +166,11 @@ pub(crate) fn hold_left_padded(model: &Model, golden: &Golden) -> usize {
 fn log_probs_and_entropies_through_the_cache() {
     let local = models().filter(|(model, _)| model.manifest.is_local());
     let rows = local.map(|(model, golden)| hold_through_the_cache(&model, &golden));
-    checked(
-        "rows of log-probs and entropies through the cache",
-        rows.sum(),
-    );
+    checked("rows of log-probs and entropies through the cache", rows.sum());
 }
 
-/// Compares the scores of rows whose prompts are prefilled in chunks and whose other tokens are decoded, and says of how many.
+/// Compares the scores of rows whose prompts are prefilled in chunks and whose other tokens are decoded, and says of
+/// how many.
 pub(crate) fn hold_through_the_cache(model: &Model, golden: &Golden) -> usize {
     let batch = LeftPadded::new(golden);
     let prefills = [1, batch.width / 3, batch.width - 1].into_iter();
@@ -219,37 +197,19 @@ fn loss_and_gradients_of_the_mean_nll() {
             let label = format!("{}, {plan_name}", model.name);
             let whole = vec![rows.iter().collect()];
             let (sums, found) = model.backward(&plan, 1.0, &Nll, &whole);
-            assert_close(
-                &format!("{label}: loss"),
-                sums.loss,
-                expected_loss,
-                model.tolerance(),
-            );
+            assert_close(&format!("{label}: loss"), sums.loss, expected_loss, model.tolerance());
             losses += 1;
             if let Some(norm) = model.manifest.grad_norm {
                 let found = found.values().flatten().map(|g| g * g).sum::<f64>().sqrt();
-                assert_close(
-                    &format!("{label}: gradient norm"),
-                    found,
-                    norm,
-                    model.tolerance(),
-                );
+                assert_close(&format!("{label}: gradient norm"), found, norm, model.tolerance());
             }
             let Some(gradients) = model.golden_gradients() else {
                 continue;
             };
-            assert!(
-                found.keys().eq(&gradients.names()),
-                "{label}: other parameters"
-            );
+            assert!(found.keys().eq(&gradients.names()), "{label}: other parameters");
             for (name, found) in &found {
                 let expected = gradients.floats(name);
-                assert_gradient(
-                    &format!("{label}: {name}"),
-                    found,
-                    &expected,
-                    model.tolerance(),
-                );
+                assert_gradient(&format!("{label}: {name}"), found, &expected, model.tolerance());
                 tensors += 1;
             }
         }
@@ -266,11 +226,8 @@ fn greedy_continuations_alone_and_in_a_left_padded_batch() {
             continue;
         };
         assert!(greedy.eos_ignored, "{}: eos ends continuations", model.name);
-        let sampling = SamplingParams {
-            temperature: 0.0,
-            max_new_tokens: greedy.max_new_tokens,
-            ..SamplingParams::default()
-        };
+        let sampling =
+            SamplingParams { temperature: 0.0, max_new_tokens: greedy.max_new_tokens, ..SamplingParams::default() };
         let all: Vec<&GreedySample> = greedy.samples.iter().collect();
         for sample in &all {
             samples += check_greedy(&model, &sampling, &[*sample], &[true]);
@@ -282,22 +239,12 @@ fn greedy_continuations_alone_and_in_a_left_padded_batch() {
 }
 
 /// Continues prompts together and compares those that should come out the same.
-fn check_greedy(
-    model: &Model,
-    sampling: &SamplingParams,
-    samples: &[&GreedySample],
-    same: &[bool],
-) -> usize {
+fn check_greedy(model: &Model, sampling: &SamplingParams, samples: &[&GreedySample], same: &[bool]) -> usize {
     let requests: Vec<GenerationRequest> = samples
         .iter()
         .map(|sample| GenerationRequest {
             tokens: sample.prompt_ids.clone(),
-            key: DrawKey {
-                seed: 0,
-                step: 0,
-                prompt_index: 0,
-                sample: 0,
-            },
+            key: DrawKey { seed: 0, step: 0, prompt_index: 0, sample: 0 },
             max_new_tokens: None,
         })
         .collect();
@@ -310,12 +257,7 @@ fn check_greedy(
             let label = format!("{}: continuation {i} of {}", model.name, samples.len());
             assert_eq!(found.tokens, expected.new_ids, "{label}");
             assert_eq!(found.finish, FinishReason::Length, "{label}");
-            assert_all_close(
-                &label,
-                &wide(&found.logps),
-                &expected.logprobs,
-                model.tolerance(),
-            );
+            assert_all_close(&label, &wide(&found.logps), &expected.logprobs, model.tolerance());
             cases += 1;
         }
     }
@@ -340,32 +282,21 @@ impl LeftPadded {
             let ours = (0..width).map(|column| column.saturating_sub(start) as i64);
             assert!(ours.eq(positions.iter().copied()), "{positions:?}");
         }
-        Self {
-            ids,
-            rows,
-            starts,
-            width,
-        }
+        Self { ids, rows, starts, width }
     }
 
     fn context(&self, model: &Model, first: usize, len: usize) -> ForwardContext {
-        let columns = Columns {
-            starts: &self.starts,
-            first,
-            len,
-        };
+        let columns = Columns { starts: &self.starts, first, len };
         ForwardContext::new(model.decoder.arch(), columns, model.decoder.device())
     }
 
     /// Ids of some columns, row by row.
     fn columns(&self, first: usize, len: usize) -> Vec<i64> {
-        self.ids
-            .iter()
-            .flat_map(|row| row[first..first + len].to_vec())
-            .collect()
+        self.ids.iter().flat_map(|row| row[first..first + len].to_vec()).collect()
     }
 
-    /// Hidden states by way of the cache: two chunks of every row, `prefill` tokens each, then a token at a time. Padding is zeros.
+    /// Hidden states by way of the cache: two chunks of every row, `prefill` tokens each, then a token at a time.
+    /// Padding is zeros.
     fn through_the_cache(&self, model: &Model, prefill: usize) -> Tensor<2> {
         let (decoder, device) = (&model.decoder, model.decoder.device());
         let arch = decoder.arch();
@@ -376,12 +307,8 @@ impl LeftPadded {
         loop {
             let first = tables[0].tokens() < 2 * prefill;
             let most = if first { prefill } else { 1 };
-            let more =
-                |row: usize, table: &BlockTable| most.min(self.rows[row].len() - table.tokens());
-            let counts: Vec<usize> = (0..)
-                .zip(&tables)
-                .map(|(row, table)| more(row, table))
-                .collect();
+            let more = |row: usize, table: &BlockTable| most.min(self.rows[row].len() - table.tokens());
+            let counts: Vec<usize> = (0..).zip(&tables).map(|(row, table)| more(row, table)).collect();
             if counts.iter().all(|&count| count == 0) {
                 break;
             }
@@ -401,11 +328,7 @@ impl LeftPadded {
                 self.rows[row][end - counts[row]..end].to_vec()
             };
             let (metadata, ids) = if first {
-                let ids = tables
-                    .iter()
-                    .enumerate()
-                    .flat_map(of_row)
-                    .collect::<Vec<u32>>();
+                let ids = tables.iter().enumerate().flat_map(of_row).collect::<Vec<u32>>();
                 (cache.prefill(arch, &chunks), ids)
             } else {
                 let live = |(table, &count): (_, &usize)| (count > 0).then_some(table);
@@ -424,15 +347,10 @@ impl LeftPadded {
                 at += if first { count } else { 1 };
             }
         }
-        let whole = found
-            .into_iter()
-            .zip(&self.starts)
-            .flat_map(|(parts, &start)| {
-                let padding = Tensor::<2>::zeros([start, arch.hidden_size], device);
-                std::iter::once(padding)
-                    .filter(|t| t.dims()[0] > 0)
-                    .chain(parts)
-            });
+        let whole = found.into_iter().zip(&self.starts).flat_map(|(parts, &start)| {
+            let padding = Tensor::<2>::zeros([start, arch.hidden_size], device);
+            std::iter::once(padding).filter(|t| t.dims()[0] > 0).chain(parts)
+        });
         Tensor::cat(whole.collect(), 0)
     }
 
@@ -447,18 +365,8 @@ impl LeftPadded {
         for (i, &start) in self.starts.iter().enumerate() {
             let label = format!("{}: {how}, row {i}", model.name);
             let (from, end) = (i * self.width + start, (i + 1) * self.width);
-            assert_all_close(
-                &label,
-                &logp[from..end - 1],
-                &expected_logp[i][start..],
-                model.tolerance(),
-            );
-            assert_all_close(
-                &label,
-                &entropy[from..end],
-                &expected_entropy[i][start..],
-                model.tolerance(),
-            );
+            assert_all_close(&label, &logp[from..end - 1], &expected_logp[i][start..], model.tolerance());
+            assert_all_close(&label, &entropy[from..end], &expected_entropy[i][start..], model.tolerance());
         }
         self.rows.len()
     }

@@ -29,8 +29,7 @@ fn models() -> Vec<PathBuf> {
 /// The tensors of a decoder in a checkpoint's order.
 fn tensors(decoder: &Decoder) -> Vec<(String, Vec<f64>)> {
     let all = decoder.params();
-    all.flat_map(|(spec, param)| by_tensor(spec, &values(param.upload(decoder.device()))))
-        .collect()
+    all.flat_map(|(spec, param)| by_tensor(spec, &values(param.upload(decoder.device())))).collect()
 }
 
 #[test]
@@ -103,10 +102,7 @@ fn a_base_in_few_bits_has_codes_of_what_mxfp4_is_widened_to() {
             let expected = wide.with_quantized_base(base).expect("a base");
             let read = checkpoint.with_base(Some(base)).load(&device());
             let read = read.expect("a base");
-            assert!(
-                tensors(&read) == tensors(&expected),
-                "{base}: other numbers"
-            );
+            assert!(tensors(&read) == tensors(&expected), "{base}: other numbers");
             assert!(tensors(&read) != tensors(&wide), "{base}: rounded again");
         }
     }
@@ -122,10 +118,7 @@ fn blocks_without_their_scales_are_named() {
     let bytes = std::fs::read(source.join("model.safetensors")).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     let scales = "model.layers.1.mlp.experts.down_proj_scales";
-    let kept = file
-        .tensors()
-        .into_iter()
-        .filter(|(name, _)| name != scales);
+    let kept = file.tensors().into_iter().filter(|(name, _)| name != scales);
     let kept: Vec<(String, TensorView<'_>)> = kept.collect();
     let file = serialize(kept, None).expect("safetensors");
     std::fs::write(dir.path().join("model.safetensors"), file).expect("a file");

@@ -13,19 +13,13 @@ use crate::support::{checked, device, folders, is_foreign, read, values};
 
 /// The Hub's names, and those that transformers 5 gives modules.
 const STYLES: [[&str; 3]; 2] = [
-    [
-        "language_model.model.",
-        "language_model.lm_head.",
-        "vision_tower.",
-    ],
+    ["language_model.model.", "language_model.lm_head.", "vision_tower."],
     ["model.language_model.", "lm_head.", "model.vision_tower."],
 ];
 
 /// Classes by the fixture that is nested in them.
-const CLASSES: [(&str, &str); 2] = [
-    ("gemma3", "Gemma3ForConditionalGeneration"),
-    ("ministral3", "Mistral3ForConditionalGeneration"),
-];
+const CLASSES: [(&str, &str); 2] =
+    [("gemma3", "Gemma3ForConditionalGeneration"), ("ministral3", "Mistral3ForConditionalGeneration")];
 
 /// Writes a fixture as the language model of a model that sees images.
 fn nest(source: &Path, class: &str, [inner, head, vision]: [&str; 3], dir: &Path) {
@@ -43,11 +37,8 @@ fn nest(source: &Path, class: &str, [inner, head, vision]: [&str; 3], dir: &Path
         Some(rest) => format!("{inner}{rest}"),
         None => name.replace("lm_head.", head),
     };
-    let mut all: Vec<(String, TensorView<'_>)> = tensors
-        .tensors()
-        .into_iter()
-        .map(|(name, view)| (named(&name), view))
-        .collect();
+    let mut all: Vec<(String, TensorView<'_>)> =
+        tensors.tensors().into_iter().map(|(name, view)| (named(&name), view)).collect();
     let patch = [0_u8; 8];
     let seen = TensorView::new(Dtype::F32, vec![2], &patch).expect("a tensor");
     all.push((format!("{vision}patch.weight"), seen));
@@ -57,9 +48,7 @@ fn nest(source: &Path, class: &str, [inner, head, vision]: [&str; 3], dir: &Path
 
 /// A model folder by name; others than the project's own may lack it.
 fn fixture(name: &str) -> Option<PathBuf> {
-    let found = folders("models")
-        .into_iter()
-        .find(|dir| dir.ends_with(name));
+    let found = folders("models").into_iter().find(|dir| dir.ends_with(name));
     assert!(found.is_some() || is_foreign(), "no model {name}");
     found
 }
@@ -80,8 +69,7 @@ fn a_language_model_inside_one_that_sees_images_is_loaded_and_exported_by_itself
         let flat = Checkpoint::open(&source).expect("the fixture");
         let expected = parameters(&flat.load(&device()).expect("its weights"));
         for style in STYLES {
-            let [nested, exported] =
-                [(), ()].map(|()| tempfile::tempdir().expect("a temporary folder"));
+            let [nested, exported] = [(), ()].map(|()| tempfile::tempdir().expect("a temporary folder"));
             nest(&source, class, style, nested.path());
             let checkpoint = Checkpoint::open(nested.path()).expect("a nested model");
             assert_eq!(checkpoint.arch(), flat.arch(), "{name}, {style:?}");
@@ -110,16 +98,9 @@ fn what_belongs_to_no_part_of_a_nested_model_is_refused() {
         return;
     };
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let style = [
-        "language_model.model.",
-        "language_model.lm_head.",
-        "audio_tower.",
-    ];
+    let style = ["language_model.model.", "language_model.lm_head.", "audio_tower."];
     nest(&source, "Gemma3ForConditionalGeneration", style, dir.path());
     let checkpoint = Checkpoint::open(dir.path()).expect("headers alone");
     let error = checkpoint.load(&device()).expect_err("an unknown tensor");
-    assert!(
-        error.to_string().contains("audio_tower.patch.weight"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("audio_tower.patch.weight"), "{error}");
 }

@@ -8,9 +8,7 @@ use firebrick_engine::world::World;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::support::{
-    assert_all_close, assert_close, checked, device, fixtures, parse, read, values,
-};
+use crate::support::{assert_all_close, assert_close, checked, device, fixtures, parse, read, values};
 
 /// How torch spells this binary's precision, and how closely two codes agree in it.
 fn precision() -> (&'static str, f64) {
@@ -102,11 +100,7 @@ fn adamw_and_clipping() {
 fn check_adamw(case: &Case, inputs: &Inputs) -> usize {
     let params: AdamWParams = parse(&case.name, &case.params);
     let outputs: AdamWOutputs = parse(&case.name, &case.outputs);
-    assert!(
-        matches!(params.dtype.as_str(), "float32" | "float64"),
-        "{}",
-        params.dtype
-    );
+    assert!(matches!(params.dtype.as_str(), "float32" | "float64"), "{}", params.dtype);
     let (dtype, tolerance) = precision();
     if params.dtype != dtype {
         return 0;
@@ -119,24 +113,14 @@ fn check_adamw(case: &Case, inputs: &Inputs) -> usize {
         clip_grad: params.max_grad_norm,
         ..OptimConfig::default()
     };
-    let mut tensors: Vec<(Tensor<2>, Option<Moments>)> =
-        inputs.params.iter().map(|p| (tensor(p), None)).collect();
+    let mut tensors: Vec<(Tensor<2>, Option<Moments>)> = inputs.params.iter().map(|p| (tensor(p), None)).collect();
     for ((step, grads), expected) in (1..).zip(&inputs.grads).zip(&outputs.steps) {
         let label = format!("{}, step {step}", case.name);
         let mut gradients = gathered(grads);
         let norm = gradients.global_norm(&World::default()).expect("a norm");
-        assert_close(
-            &format!("{label}: norm"),
-            norm,
-            expected.grad_norm,
-            tolerance,
-        );
+        assert_close(&format!("{label}: norm"), norm, expected.grad_norm, tolerance);
         let clip = config.clip_coefficient(norm);
-        let at = UpdateAt {
-            step,
-            lr: params.lr,
-            decays: true,
-        };
+        let at = UpdateAt { step, lr: params.lr, decays: true };
         for (i, (value, moments)) in tensors.iter_mut().enumerate() {
             let gradient = taken(&mut gradients, i) * clip;
             let (after, kept) = config.update(at, value.clone(), gradient, moments.take());
@@ -152,17 +136,10 @@ fn check_adamw(case: &Case, inputs: &Inputs) -> usize {
 fn check_clipping(case: &Case, inputs: &Inputs) -> usize {
     let params: ClipParams = parse(&case.name, &case.params);
     let outputs: ClipOutputs = parse(&case.name, &case.outputs);
-    let index = params
-        .grads
-        .strip_prefix("grads[")
-        .and_then(|rest| rest.strip_suffix(']'));
-    let index: usize = index
-        .and_then(|i| i.parse().ok())
-        .unwrap_or_else(|| panic!("{}: unknown grads {}", case.name, params.grads));
-    let config = OptimConfig {
-        clip_grad: Some(params.max_norm),
-        ..OptimConfig::default()
-    };
+    let index = params.grads.strip_prefix("grads[").and_then(|rest| rest.strip_suffix(']'));
+    let index: usize =
+        index.and_then(|i| i.parse().ok()).unwrap_or_else(|| panic!("{}: unknown grads {}", case.name, params.grads));
+    let config = OptimConfig { clip_grad: Some(params.max_norm), ..OptimConfig::default() };
     let (_, tolerance) = precision();
     let mut gradients = gathered(&inputs.grads[index]);
     let norm = gradients.global_norm(&World::default()).expect("a norm");
@@ -176,10 +153,7 @@ fn check_clipping(case: &Case, inputs: &Inputs) -> usize {
 }
 
 fn taken(gradients: &mut Gradients, index: usize) -> Tensor<2> {
-    gradients
-        .take(index)
-        .expect("a gradient")
-        .into_device(&device())
+    gradients.take(index).expect("a gradient").into_device(&device())
 }
 
 fn gathered(grads: &[Value]) -> Gradients {

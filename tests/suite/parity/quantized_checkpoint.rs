@@ -26,9 +26,8 @@ fn folder() -> PathBuf {
 
 fn fnv(values: &[f32]) -> String {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |state: u64, byte| {
-        (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash =
+        bytes.fold(0xcbf2_9ce4_8422_2325, |state: u64, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     format!("{hash:016x}")
 }
 
@@ -49,8 +48,8 @@ fn what_bitsandbytes_has_quantised_is_read_without_another_rounding() {
     let golden: Golden = read(&fixtures().join("quantized/base.json"));
     let found = values(&load(&folder(), Some(BaseFormat::Nf4)).expect("a base"));
     let source = load(&fixtures().join("models/llama-gqa"), None).expect("the source");
-    // bitsandbytes 0.50.2 on a CPU takes the scales of other blocks where a row is no whole number of blocks, as in down_proj of 160
-    // columns: there it is 0.28 from the source and not 0.04
+    // bitsandbytes 0.50.2 on a CPU takes the scales of other blocks where a row is no whole number of blocks, as in
+    // down_proj of 160 columns: there it is 0.28 from the source and not 0.04
     let whole_blocks = |name: &str| !name.contains("down_proj");
     for (name, own) in &values(&source) {
         match golden.checkpoint.get(name) {
@@ -92,21 +91,14 @@ fn a_base_is_quantised_as_it_is_read_as_a_whole_model_would_be() {
             let read = load(&dir, Some(format)).expect("a base");
             let other = whole.with_quantized_base(format).expect("a base");
             assert_eq!(values(&read), values(&other), "{name}, {format}");
-            assert_eq!(
-                values(&read),
-                values(&read.with_widened_base()),
-                "{name}, {format}"
-            );
+            assert_eq!(values(&read), values(&read.with_widened_base()), "{name}, {format}");
             let in_few_bits = |spec: &&ParamSpec| spec.slot.is_linear() || spec.slot.is_expert();
             let mut matrices = read.specs().filter(in_few_bits).peekable();
             assert!(matrices.peek().is_some(), "{name}");
             assert!(matrices.all(|spec| !spec.trainable), "{name}");
             let bytes = |decoder: &Decoder| decoder.specs().map(|s| s.bytes(read.arch())).sum();
             let held: usize = bytes(&read);
-            assert_eq!(
-                read.bytes_in(firebrick_backends::accounts::Home::Device),
-                held
-            );
+            assert_eq!(read.bytes_in(firebrick_backends::accounts::Home::Device), held);
         }
     }
 }
@@ -116,18 +108,9 @@ fn adapters_merge_into_what_the_base_is_widened_to() {
     let checkpoint = Checkpoint::open(&folder()).expect("a folder");
     let checkpoint = checkpoint.with_base(Some(BaseFormat::Nf4));
     let base = checkpoint.load(&device()).expect("a base");
-    let adapted = base
-        .with_fresh_adapters(LoraConfig::default(), 1)
-        .expect("adapters");
+    let adapted = base.with_fresh_adapters(LoraConfig::default(), 1).expect("adapters");
     let dir = tempfile::tempdir().expect("a folder");
-    export(
-        &adapted,
-        &checkpoint,
-        None,
-        dir.path(),
-        ExportOptions::default(),
-    )
-    .expect("an export");
+    export(&adapted, &checkpoint, None, dir.path(), ExportOptions::default()).expect("an export");
     let config: Value = read(&dir.path().join("config.json"));
     assert!(config.get("quantization_config").is_none(), "{config}");
     let merged = Checkpoint::open(dir.path()).expect("a folder");
@@ -203,30 +186,12 @@ fn other_formats_of_bitsandbytes_are_refused_with_the_reason() {
     let fp4 = STATE.replace("nf4", "fp4");
     let cases: [(Change<'_>, &str); 13] = [
         (Box::new(|t| renamed(t, STATE, &fp4)), "is in fp4"),
-        (
-            Box::new(|t| state(t, json!({"quant_type": "fp4"}))),
-            "is in fp4",
-        ),
-        (
-            Box::new(|t| state(t, json!({"blocksize": 128}))),
-            "has blocks of 128",
-        ),
-        (
-            Box::new(|t| state(t, json!({"nested_blocksize": null}))),
-            "has scales that are not quantised",
-        ),
-        (
-            Box::new(|t| state(t, json!({"nested_blocksize": 512}))),
-            "in groups of 512 of type float32",
-        ),
-        (
-            Box::new(|t| state(t, json!({"shape": [64, 160]}))),
-            "has shape [64, 160]",
-        ),
-        (
-            Box::new(|t| state(t, json!({"dtype": null}))),
-            "has an invalid .quant_state",
-        ),
+        (Box::new(|t| state(t, json!({"quant_type": "fp4"}))), "is in fp4"),
+        (Box::new(|t| state(t, json!({"blocksize": 128}))), "has blocks of 128"),
+        (Box::new(|t| state(t, json!({"nested_blocksize": null}))), "has scales that are not quantised"),
+        (Box::new(|t| state(t, json!({"nested_blocksize": 512}))), "in groups of 512 of type float32"),
+        (Box::new(|t| state(t, json!({"shape": [64, 160]}))), "has shape [64, 160]"),
+        (Box::new(|t| state(t, json!({"dtype": null}))), "has an invalid .quant_state"),
         (
             Box::new(|t| drop(t.remove(&format!("{WEIGHT}.nested_absmax")))),
             "has no model.layers.0.mlp.up_proj.weight.nested_absmax beside it",
@@ -253,11 +218,7 @@ fn other_formats_of_bitsandbytes_are_refused_with_the_reason() {
         (
             Box::new(|t| {
                 t.remove(STATE);
-                renamed(
-                    t,
-                    &format!("{WEIGHT}.quant_map"),
-                    "model.layers.0.mlp.up_proj.SCB",
-                );
+                renamed(t, &format!("{WEIGHT}.quant_map"), "model.layers.0.mlp.up_proj.SCB");
             }),
             "is in 8 bits",
         ),
@@ -273,9 +234,7 @@ fn other_formats_of_bitsandbytes_are_refused_with_the_reason() {
     let count = cases.len();
     for (change, part) in cases {
         let dir = altered(change);
-        let refused = load(dir.path(), Some(BaseFormat::Nf4))
-            .expect_err(part)
-            .to_string();
+        let refused = load(dir.path(), Some(BaseFormat::Nf4)).expect_err(part).to_string();
         assert!(refused.contains(part), "{part:?} is not in: {refused}");
         assert!(refused.contains(WEIGHT), "{refused}");
     }
@@ -292,8 +251,6 @@ fn a_quantised_checkpoint_that_is_cut_off_is_refused() {
     let path = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&path).expect("weights");
     std::fs::write(&path, &bytes[..bytes.len() - 1]).expect("a file");
-    let refused = load(dir.path(), Some(BaseFormat::Nf4))
-        .expect_err("cut off")
-        .to_string();
+    let refused = load(dir.path(), Some(BaseFormat::Nf4)).expect_err("cut off").to_string();
     assert!(refused.contains("is truncated"), "{refused}");
 }

@@ -125,18 +125,11 @@ fn scores_do_not_depend_on_the_batch_nor_on_where_weights_wait() {
         let golden: Golden = read(&dir.join("golden.json"));
         let rows: Vec<Vec<u32>> = golden.cases.iter().map(|case| case.ids.clone()).collect();
         let longest = rows.iter().map(Vec::len).max().expect("a case");
-        let plain = open(&dir, RewardInput::Text, &MemoryConfig::default())
-            .score(rows.clone())
-            .expect("scores");
-        for (score_tokens, param_offload) in [
-            (longest, ParamOffload::None),
-            (2 * longest, ParamOffload::Idle),
-            (4 * longest, ParamOffload::Streamed),
-        ] {
-            let mut memory = MemoryConfig {
-                score_tokens,
-                ..MemoryConfig::default()
-            };
+        let plain = open(&dir, RewardInput::Text, &MemoryConfig::default()).score(rows.clone()).expect("scores");
+        for (score_tokens, param_offload) in
+            [(longest, ParamOffload::None), (2 * longest, ParamOffload::Idle), (4 * longest, ParamOffload::Streamed)]
+        {
+            let mut memory = MemoryConfig { score_tokens, ..MemoryConfig::default() };
             memory.reference.param_offload = param_offload;
             let mut model = open(&dir, RewardInput::Text, &memory);
             // twice: it has been away in between
@@ -203,41 +196,21 @@ fn checkpoints_that_are_no_reward_model_are_refused_with_what_to_do() {
         config["num_labels"] = 2.into();
         config["id2label"] = serde_json::json!({"0": "bad", "1": "good"});
     });
-    refused(
-        two.path(),
-        RewardInput::Auto,
-        &own,
-        &["judge", "one label", "this one has 2"],
-    );
+    refused(two.path(), RewardInput::Auto, &own, &["judge", "one label", "this one has 2"]);
     let unnamed = edited(&dir, |config| {
         for key in ["num_labels", "id2label", "label2id"] {
             config.as_object_mut().unwrap().remove(key);
         }
     });
-    refused(
-        unnamed.path(),
-        RewardInput::Auto,
-        &own,
-        &["one label", "means two"],
-    );
+    refused(unnamed.path(), RewardInput::Auto, &own, &["one label", "means two"]);
     let values = edited(&dir, |config| {
         let class = config["architectures"][0].as_str().unwrap();
         let class = class.replace("SequenceClassification", "TokenClassification");
         config["architectures"][0] = class.into();
     });
-    refused(
-        values.path(),
-        RewardInput::Auto,
-        &own,
-        &["scores every token", "…ForSequenceClassification"],
-    );
+    refused(values.path(), RewardInput::Auto, &own, &["scores every token", "…ForSequenceClassification"]);
     let policy = fixtures().join("models").join("qwen2-tied");
-    refused(
-        &policy,
-        RewardInput::Auto,
-        &own,
-        &["causal language model", "num_labels=1"],
-    );
+    refused(&policy, RewardInput::Auto, &own, &["causal language model", "num_labels=1"]);
 }
 
 #[test]
@@ -248,16 +221,8 @@ fn token_ids_are_shared_only_between_models_of_one_vocabulary() {
     let all = folders("reward_models");
     let of = |dir: &Path| Tokenizer::from_dir(dir).unwrap();
     for dir in &all {
-        for other in all
-            .iter()
-            .filter(|other| of(other).differing_id(&of(dir)).is_some())
-        {
-            refused(
-                dir,
-                RewardInput::Tokens,
-                &of(other),
-                &["`input: tokens`", "id ", "`input: text` or `chat`"],
-            );
+        for other in all.iter().filter(|other| of(other).differing_id(&of(dir)).is_some()) {
+            refused(dir, RewardInput::Tokens, &of(other), &["`input: tokens`", "id ", "`input: text` or `chat`"]);
         }
     }
     let small = edited(&all[0], |config| config["vocab_size"] = 100.into());
@@ -267,10 +232,5 @@ fn token_ids_are_shared_only_between_models_of_one_vocabulary() {
         &of(&all[0]),
         &["its embedding has 100 rows", "`input: text` or `chat`"],
     );
-    refused(
-        small.path(),
-        RewardInput::Text,
-        &of(&all[0]),
-        &["100 rows (vocab_size)"],
-    );
+    refused(small.path(), RewardInput::Text, &of(&all[0]), &["100 rows (vocab_size)"]);
 }

@@ -1,4 +1,5 @@
-//! Mixtures of experts: which experts tokens go through, as transformers has it, as they were sampled, and as they are trained on.
+//! Mixtures of experts: which experts tokens go through, as transformers has it, as they were sampled, and as they are
+//! trained on.
 
 use std::sync::Arc;
 
@@ -7,9 +8,7 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::Layout;
 use firebrick_engine::rollout::Rerouted;
 use firebrick_engine::sequence::Sequence;
-use firebrick_models::generate::{
-    GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig,
-};
+use firebrick_models::generate::{GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use firebrick_models::random::DrawKey;
 use firebrick_models::routing::Routes;
 
@@ -22,8 +21,7 @@ const SCORES: f64 = 1e-4;
 /// The models with experts.
 fn models() -> Vec<Model> {
     let all = folders("models").into_iter().map(|dir| Model::load(&dir));
-    all.filter(|model| model.decoder.arch().route_width() > 0)
-        .collect()
+    all.filter(|model| model.decoder.arch().route_width() > 0).collect()
 }
 
 /// The experts of each token in a layer, of routes of all layers.
@@ -48,12 +46,7 @@ fn routers_choose_the_experts_that_transformers_chooses_best_first() {
         let routes = micro.routes().remove(0).expect("recorded");
         for (index, _) in arch.expert_layers() {
             let expected = golden.ints(&format!("router.layer{index}.experts"));
-            assert_eq!(
-                layer(&model, &routes, index),
-                expected,
-                "{}: layer {index}",
-                model.name
-            );
+            assert_eq!(layer(&model, &routes, index), expected, "{}: layer {index}", model.name);
             choices += expected.len();
         }
     }
@@ -64,12 +57,7 @@ fn requests(model: &Model) -> Vec<GenerationRequest> {
     let rows = scored_rows(&model.golden("forward.safetensors"));
     let request = |(prompt_index, row): (u32, &Sequence)| GenerationRequest {
         tokens: row.tokens.clone(),
-        key: DrawKey {
-            seed: 3,
-            step: 1,
-            prompt_index,
-            sample: 0,
-        },
+        key: DrawKey { seed: 3, step: 1, prompt_index, sample: 0 },
         max_new_tokens: None,
     };
     (0..).zip(&rows).map(request).collect()
@@ -77,10 +65,7 @@ fn requests(model: &Model) -> Vec<GenerationRequest> {
 
 /// Completions of a model's rows, two of each.
 fn sampled(model: &Model, config: &SchedulerConfig) -> Vec<(Vec<u32>, Sample)> {
-    let sampling = SamplingParams {
-        max_new_tokens: 40,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: 40, ..SamplingParams::default() };
     let requests = requests(model);
     let generator = Generator::new(&model.decoder, None, &sampling).expect("valid settings");
     let generated = generator.run_with(&requests, 2, config, |_| {});
@@ -92,10 +77,7 @@ fn sampled(model: &Model, config: &SchedulerConfig) -> Vec<(Vec<u32>, Sample)> {
 /// A completion as the trainer scores it, with the routes that it was sampled with or without.
 fn sequence((prompt, sample): &(Vec<u32>, Sample), replays: bool) -> Sequence {
     let routes = sample.routes.clone().filter(|_| replays);
-    Sequence {
-        routes,
-        ..Sequence::completion(prompt, &sample.tokens)
-    }
+    Sequence { routes, ..Sequence::completion(prompt, &sample.tokens) }
 }
 
 #[test]
@@ -137,14 +119,11 @@ fn sampler_and_trainer_agree_and_replayed_tokens_take_exactly_the_routes_they_we
 /// The routes of a row, every choice moved on by one expert.
 fn others(model: &Model, routes: &Routes) -> Routes {
     let arch = model.decoder.arch();
-    let counts: Vec<usize> = arch
-        .expert_layers()
-        .flat_map(|(_, own)| std::iter::repeat_n(own.count, own.per_token))
-        .collect();
+    let counts: Vec<usize> =
+        arch.expert_layers().flat_map(|(_, own)| std::iter::repeat_n(own.count, own.per_token)).collect();
     let row = |row: usize| -> Vec<u16> {
         let each = routes.row(row).iter().zip(&counts);
-        each.map(|(&expert, &count)| (expert + 1) % count as u16)
-            .collect()
+        each.map(|(&expert, &count)| (expert + 1) % count as u16).collect()
     };
     let rows: Vec<Vec<u16>> = (0..routes.rows()).map(row).collect();
     Routes::from_rows(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
@@ -171,10 +150,7 @@ fn given_routes_decide_scores_and_gradients_whatever_the_routers_would_choose() 
         let logp = |rows: &[Sequence]| model.score(&model.plain(64), 1.0, rows).logp;
         let free: Vec<Sequence> = all.iter().map(|own| sequence(own, false)).collect();
         let free = logp(&free);
-        let apart = free[0]
-            .iter()
-            .zip(&scores.logp[0])
-            .map(|(a, b)| f64::from((a - b).abs()));
+        let apart = free[0].iter().zip(&scores.logp[0]).map(|(a, b)| f64::from((a - b).abs()));
         assert!(apart.fold(0.0, f64::max) > 1e-2, "{}", model.name);
         // the update takes them too, where layers are recomputed and where they are not
         let loss = |rows: &[Sequence], every: Option<usize>| {
@@ -185,14 +161,8 @@ fn given_routes_decide_scores_and_gradients_whatever_the_routers_would_choose() 
             let whole = vec![rows.iter().collect()];
             model.backward(&plan, 1.0, &Nll, &whole)
         };
-        let ((kept, kept_gradients), (again, gradients)) =
-            (loss(&rows, None), loss(&rows, Some(1)));
-        let expected: f64 = scores
-            .logp
-            .iter()
-            .flatten()
-            .map(|&l| -1e-2 * f64::from(l))
-            .sum();
+        let ((kept, kept_gradients), (again, gradients)) = (loss(&rows, None), loss(&rows, Some(1)));
+        let expected: f64 = scores.logp.iter().flatten().map(|&l| -1e-2 * f64::from(l)).sum();
         assert_close(&model.name, kept.loss, expected, SCORES);
         assert_close(&model.name, again.loss, expected, SCORES);
         for (name, found) in &kept_gradients {

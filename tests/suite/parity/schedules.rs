@@ -38,9 +38,7 @@ fn parity_of_learning_rate_schedules_with_transformers() {
 fn check(name: &str, case: &Value) -> usize {
     let params = case["params"].as_object().expect("params");
     let (config, base_lr, total) = config(name, params);
-    let schedule = config
-        .build(base_lr, total)
-        .unwrap_or_else(|e| panic!("{name}: {e}"));
+    let schedule = config.build(base_lr, total).unwrap_or_else(|e| panic!("{name}: {e}"));
     let mut compared = 0;
     for (key, output) in case["outputs"].as_object().expect("outputs") {
         match key.as_str() {
@@ -68,16 +66,8 @@ fn config(name: &str, params: &Map<String, Value>) -> (LrSchedulerConfig, f64, u
     let mut config = LrSchedulerConfig::default();
     let (mut kind, mut base_lr, mut total) = (None, None, None);
     for (key, value) in params {
-        let number = || {
-            value
-                .as_f64()
-                .unwrap_or_else(|| panic!("{name}: {key} is {value}"))
-        };
-        let count = || {
-            value
-                .as_u64()
-                .unwrap_or_else(|| panic!("{name}: {key} is {value}"))
-        };
+        let number = || value.as_f64().unwrap_or_else(|| panic!("{name}: {key} is {value}"));
+        let count = || value.as_u64().unwrap_or_else(|| panic!("{name}: {key} is {value}"));
         match key.as_str() {
             "kind" => kind = Some(scheduler(name, value)),
             "base_lr" => base_lr = Some(number()),
@@ -96,11 +86,7 @@ fn config(name: &str, params: &Map<String, Value>) -> (LrSchedulerConfig, f64, u
     }
     config.lr_scheduler_type = kind.unwrap_or_else(|| panic!("{name}: no kind"));
     let base_lr = base_lr.unwrap_or_else(|| panic!("{name}: no base_lr"));
-    (
-        config,
-        base_lr,
-        total.unwrap_or_else(|| panic!("{name}: no total_steps")),
-    )
+    (config, base_lr, total.unwrap_or_else(|| panic!("{name}: no total_steps")))
 }
 
 fn scheduler(name: &str, kind: &Value) -> SchedulerType {

@@ -1,4 +1,5 @@
-//! Rows of chats and of prompts with completions: their tokens, which of them are scored, and the loss, against transformers.
+//! Rows of chats and of prompts with completions: their tokens, which of them are scored, and the loss, against
+//! transformers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -58,24 +59,14 @@ impl Bench {
         }
         let lines: Vec<String> = case.rows.iter().map(Value::to_string).collect();
         std::fs::write(&rows, lines.join("\n")).unwrap();
-        let model = ModelConfig {
-            path: Some(model),
-            ..ModelConfig::default()
-        };
+        let model = ModelConfig { path: Some(model), ..ModelConfig::default() };
         let source = PolicySource::open(&model, &RowsAlone).unwrap();
         let data = PromptDataset::held_out(Arc::new(RowsAlone), source.tokenizer.clone(), 8, None);
         let data = data.unwrap();
-        let config = SftConfig {
-            train: Some(rows),
-            ..config
-        };
-        let examples = SftDataset::new(&config, "sft", &source, &data)
-            .unwrap_or_else(|error| panic!("{}: {error}", case.name));
-        Self {
-            source,
-            data,
-            examples,
-        }
+        let config = SftConfig { train: Some(rows), ..config };
+        let examples =
+            SftDataset::new(&config, "sft", &source, &data).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        Self { source, data, examples }
     }
 
     fn step(&self, step: u64) -> Vec<Sequence> {
@@ -108,11 +99,7 @@ fn copy(from: &Path, to: &Path) {
 
 /// The whole file as one step.
 fn whole(case: &Case) -> SftConfig {
-    SftConfig {
-        batch_size: case.rows.len(),
-        epochs: Some(1),
-        ..SftConfig::default()
-    }
+    SftConfig { batch_size: case.rows.len(), epochs: Some(1), ..SftConfig::default() }
 }
 
 fn scored(sequence: &Sequence) -> Vec<u8> {
@@ -133,12 +120,7 @@ fn rows_have_transformers_tokens_and_masks() {
             .into_iter()
             .map(|s| (s.tokens.clone(), scored(&s)))
             .collect();
-        let mut expected: Vec<(Vec<u32>, Vec<u8>)> = case
-            .tokens
-            .iter()
-            .cloned()
-            .zip(case.scored.clone())
-            .collect();
+        let mut expected: Vec<(Vec<u32>, Vec<u8>)> = case.tokens.iter().cloned().zip(case.scored.clone()).collect();
         found.sort();
         expected.sort();
         assert_eq!(found, expected, "{}", case.name);
@@ -157,18 +139,11 @@ fn the_loss_of_rows_is_transformers_however_they_are_packed() {
         let bench = Bench::new(&case, dir.path(), whole(&case));
         let sequences = bench.step(0);
         let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap();
-        let cut = |train_tokens, micro_batch_size| MemoryConfig {
-            train_tokens,
-            micro_batch_size,
-            ..MemoryConfig::default()
-        };
+        let cut =
+            |train_tokens, micro_batch_size| MemoryConfig { train_tokens, micro_batch_size, ..MemoryConfig::default() };
         let (plain, norm) = bench.loss(&sequences, &cut(16_384, Some(1)));
         assert_close(&case.name, plain, case.loss, LOSS);
-        for memory in [
-            cut(16_384, None),
-            cut(longest, None),
-            cut(2 * longest, Some(3)),
-        ] {
+        for memory in [cut(16_384, None), cut(longest, None), cut(2 * longest, Some(3))] {
             let (packed, own) = bench.loss(&sequences, &memory);
             assert_close(&format!("{}: packed", case.name), packed, plain, 1e-5);
             assert_close(&format!("{}: its gradient", case.name), own, norm, 1e-4);
@@ -186,11 +161,7 @@ fn an_epoch_visits_every_row_once_and_the_next_one_in_another_order() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let config = SftConfig {
-        batch_size: 3,
-        epochs: Some(2),
-        ..SftConfig::default()
-    };
+    let config = SftConfig { batch_size: 3, epochs: Some(2), ..SftConfig::default() };
     let n = case.rows.len();
     let each = n.div_ceil(3) as u64;
     let bench = Bench::new(&case, dir.path(), config);
@@ -211,10 +182,7 @@ fn an_epoch_visits_every_row_once_and_the_next_one_in_another_order() {
 
 #[test]
 fn templates_whose_turns_cannot_be_told_are_refused_with_the_reason() {
-    let Some(mut case) = cases()
-        .into_iter()
-        .find(|c| c.rows.len() > 1 && c.rows[1]["messages"].is_array())
-    else {
+    let Some(mut case) = cases().into_iter().find(|c| c.rows.len() > 1 && c.rows[1]["messages"].is_array()) else {
         return;
     };
     // earlier turns of the assistant lose their words once later ones follow
@@ -227,12 +195,7 @@ fn templates_whose_turns_cannot_be_told_are_refused_with_the_reason() {
     let refused = std::panic::catch_unwind(|| Bench::new(&case, dir.path(), whole(&case)));
     let panic = refused.map(|_| ()).expect_err("refused");
     let message = panic.downcast_ref::<String>().expect("a message");
-    for part in [
-        "line 2",
-        "turn 1",
-        "rendered differently",
-        "{% generation %}",
-    ] {
+    for part in ["line 2", "turn 1", "rendered differently", "{% generation %}"] {
         assert!(message.contains(part), "{message}");
     }
 }

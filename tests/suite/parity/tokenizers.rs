@@ -139,11 +139,7 @@ fn check_texts(label: &str, tokenizer: &Tokenizer, expected: &Expected) -> usize
         assert_eq!(encode(true), case.ids, "{label}");
         assert_eq!(encode(false), case.ids_no_special, "{label}");
         assert_eq!(decode(&case.ids_no_special, false), case.decoded, "{label}");
-        assert_eq!(
-            decode(&case.ids, true),
-            case.decoded_skip_special,
-            "{label}"
-        );
+        assert_eq!(decode(&case.ids, true), case.decoded_skip_special, "{label}");
     }
     expected.encode.len()
 }
@@ -154,11 +150,7 @@ fn check_chats(label: &str, tokenizer: &Tokenizer, expected: &Expected) -> usize
             .render_chat(&case.messages, case.add_generation_prompt)
             .unwrap_or_else(|error| panic!("{label}: {error}"));
         assert_eq!(text, case.rendered, "{label}");
-        assert_eq!(
-            tokenizer.encode(&text, false).expect("encoding"),
-            case.ids,
-            "{label}"
-        );
+        assert_eq!(tokenizer.encode(&text, false).expect("encoding"), case.ids, "{label}");
     }
     expected.chat.len()
 }
@@ -166,17 +158,9 @@ fn check_chats(label: &str, tokenizer: &Tokenizer, expected: &Expected) -> usize
 fn check_samples(label: &str, tokenizer: &Tokenizer, samples: &[Sample]) -> usize {
     for sample in samples {
         let decode = |ids: &[u32], skip| tokenizer.decode(ids, skip).expect("decoding");
-        assert_eq!(
-            decode(&sample.prompt_ids, false),
-            sample.prompt_text,
-            "{label}"
-        );
+        assert_eq!(decode(&sample.prompt_ids, false), sample.prompt_text, "{label}");
         assert_eq!(decode(&sample.new_ids, false), sample.text, "{label}");
-        assert_eq!(
-            decode(&sample.new_ids, true),
-            sample.text_skip_special,
-            "{label}"
-        );
+        assert_eq!(decode(&sample.new_ids, true), sample.text_skip_special, "{label}");
     }
     samples.len()
 }
@@ -219,23 +203,16 @@ fn a_template_of_harmonys_kind_is_rendered_as_transformers_renders_it() {
     let cases: Vec<Conversation> = support::read(&dir.join("harmony.json"));
     let open = || {
         let own = Tokenizer::characters("abc").expect("a tokenizer");
-        own.with_chat_template(&template, &path)
-            .expect("a template")
+        own.with_chat_template(&template, &path).expect("a template")
     };
     for case in &cases {
         let tokenizer = open().with_chat_template_kwargs(&case.kwargs);
-        let options = ChatOptions {
-            add_generation_prompt: case.add_generation_prompt,
-            tools: Some(&case.tools),
-        };
+        let options = ChatOptions { add_generation_prompt: case.add_generation_prompt, tools: Some(&case.tools) };
         let found = tokenizer.expect("variables");
         let found = found.render_chat_with(&case.messages, options);
         assert_eq!(found.expect("a text"), case.rendered);
     }
-    let tool = Message {
-        role: "tool".into(),
-        content: "7".into(),
-    };
+    let tool = Message { role: "tool".into(), content: "7".into() };
     let alone = [cases[0].messages[0].clone(), tool];
     let error = open().render_chat(&alone, true).expect_err("no call");
     let message = error.to_string();

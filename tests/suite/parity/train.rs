@@ -119,10 +119,7 @@ fn sft(golden: &Sft) -> usize {
     for expected in &golden.steps {
         run.step(&Nll, &rows, expected);
     }
-    run.check_params(
-        &golden.final_params,
-        10.0 * golden.tolerances.param_max_abs_fp32_vs_fp64,
-    );
+    run.check_params(&golden.final_params, 10.0 * golden.tolerances.param_max_abs_fp32_vs_fp64);
     golden.steps.len()
 }
 
@@ -199,17 +196,13 @@ fn grpo_run(golden: &Grpo, run: &GrpoRun) -> usize {
     let mut training = Run::new(&golden.model, optim, total, hyper.temperature);
     assert_eq!(run.steps.len(), hyper.steps);
     for expected in &run.steps {
-        let found: BTreeMap<_, _> = training
-            .step(&objective, &rows, expected)
-            .values()
-            .collect();
+        let found: BTreeMap<_, _> = training.step(&objective, &rows, expected).values().collect();
         for (name, expected) in &expected.metrics {
             let found = match name.as_str() {
                 "entropy" => found["actor/entropy"],
-                "clip_ratio/region_mean" if hyper.level == ImportanceSamplingLevel::Token => {
-                    found["actor/pg_clipfrac"]
-                }
-                // without a counterpart: a mean over tokens where our weighted sum is none, one over sequences, and parts of it
+                "clip_ratio/region_mean" if hyper.level == ImportanceSamplingLevel::Token => found["actor/pg_clipfrac"],
+                // without a counterpart: a mean over tokens where our weighted sum is none, one over sequences, and
+                // parts of it
                 "kl"
                 | "clip_ratio/region_mean"
                 | "clip_ratio/low_mean"
@@ -218,12 +211,7 @@ fn grpo_run(golden: &Grpo, run: &GrpoRun) -> usize {
                 | "clip_ratio/high_max" => continue,
                 other => panic!("unknown metric {other}"),
             };
-            assert_close(
-                &format!("{}: {name}", hyper.loss_type),
-                found,
-                *expected,
-                METRIC,
-            );
+            assert_close(&format!("{}: {name}", hyper.loss_type), found, *expected, METRIC);
         }
     }
     for (found, expected) in training.log_probs(&rows).iter().zip(&run.final_logprobs) {
@@ -319,19 +307,11 @@ impl Run {
         let sums = Executor::new(&plan, &runtime, self.temperature)
             .backward(decoder, &whole, loss, &mut gradients, None)
             .expect("a backward pass");
-        let outcome = self
-            .optimizer
-            .step(decoder, gradients, lr, &runtime)
-            .expect("an update");
+        let outcome = self.optimizer.step(decoder, gradients, lr, &runtime).expect("an update");
         assert!(outcome.applied);
         assert_close(&format!("{label}: loss"), sums.loss, expected.loss, LOSS);
         let norm = outcome.grad_norm / expected.grad_norm;
-        assert_close(
-            &format!("{label}: gradient norm, relatively"),
-            norm,
-            1.0,
-            NORM,
-        );
+        assert_close(&format!("{label}: gradient norm, relatively"), norm, 1.0, NORM);
         self.done += 1;
         sums
     }
@@ -343,7 +323,8 @@ impl Run {
         scores.logp.iter().map(wide).collect()
     }
 
-    /// Compares every parameter's first elements within `tolerance`; its norm and sum as sums of such errors, at random.
+    /// Compares every parameter's first elements within `tolerance`; its norm and sum as sums of such errors, at
+    /// random.
     fn check_params(&self, expected: &BTreeMap<String, Summary>, tolerance: f64) {
         assert_eq!(self.model.decoder.params().count(), expected.len());
         for (spec, value) in self.model.decoder.params() {
@@ -355,12 +336,7 @@ impl Run {
             let spread = tolerance * (found.len() as f64).sqrt();
             let norm = found.iter().map(|v| v * v).sum::<f64>().sqrt();
             assert_close(&format!("{label}, norm"), norm, expected.norm, spread);
-            assert_close(
-                &format!("{label}, sum"),
-                found.iter().sum(),
-                expected.sum,
-                spread,
-            );
+            assert_close(&format!("{label}, sum"), found.iter().sum(), expected.sum, spread);
         }
     }
 }

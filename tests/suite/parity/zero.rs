@@ -1,4 +1,5 @@
-//! Ranks that share out state (`ZeRO`) against one rank that has all of it, in f32: numbers, bytes, messages, checkpoints.
+//! Ranks that share out state (`ZeRO`) against one rank that has all of it, in f32: numbers, bytes, messages,
+//! checkpoints.
 
 mod checkpoints;
 mod messages;
@@ -6,9 +7,7 @@ mod prefetch;
 
 use crate::support::model::Model;
 use crate::support::tolerance::F32;
-use crate::support::zero::{
-    STAGES, TECHNIQUES, UPDATES, alone, assert_same, on_ranks, rows, settings, share,
-};
+use crate::support::zero::{STAGES, TECHNIQUES, UPDATES, alone, assert_same, on_ranks, rows, settings, share};
 use crate::support::{checked, fixtures};
 use firebrick_backends::collective::OperationKind;
 use firebrick_engine::plan::{MemoryConfig, MomentKind, Order};
@@ -57,8 +56,7 @@ fn sharing_out_state_changes_no_bit_where_the_sums_are_the_same() {
             let replicated = on_ranks(&model, &rows, &settings(turn_on), None, size);
             for (stage, share_out) in STAGES {
                 let memory = staged(turn_on, share_out);
-                let [found, again] =
-                    [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
+                let [found, again] = [(); 2].map(|()| on_ranks(&model, &rows, &memory, None, size).swap_remove(0));
                 let label = format!("{technique}, {stage}, {size} ranks");
                 assert!(found.weights == replicated[0].weights, "{label}");
                 assert!(found.weights == again.weights, "{label}: a rerun");
@@ -81,11 +79,7 @@ fn a_rank_holds_its_share_of_moments_gradients_and_weights() {
             let memory = staged(|_| {}, share_out);
             let ranks = on_ranks(&model, &rows, &memory, None, size);
             let label = format!("{stage}, {size} ranks");
-            assert_eq!(
-                ranks[0].held[0],
-                8 * own,
-                "{label}: the first rank has most"
-            );
+            assert_eq!(ranks[0].held[0], 8 * own, "{label}: the first rank has most");
             for rank in ranks {
                 let [moments, gradients, weights] = rank.held;
                 assert!(moments <= 8 * own, "{label}: {moments} bytes of moments");
@@ -95,19 +89,13 @@ fn a_rank_holds_its_share_of_moments_gradients_and_weights() {
                     _ => unit.max(visit),
                 };
                 let most = 4 * (own + unsummed);
-                assert!(
-                    gradients <= most,
-                    "{label}: {gradients} of {most} bytes of gradients"
-                );
+                assert!(gradients <= most, "{label}: {gradients} of {most} bytes of gradients");
                 let most = 4 * match (memory.zero_stage, memory.reshard_after_forward) {
                     (3, true) => own + visit,
                     (3, false) => own + all,
                     _ => all,
                 };
-                assert!(
-                    weights <= most,
-                    "{label}: {weights} of {most} bytes of weights"
-                );
+                assert!(weights <= most, "{label}: {weights} of {most} bytes of weights");
             }
         }
     }
@@ -142,11 +130,7 @@ fn ranks_send_a_message_for_what_they_sum_and_gather() {
                     _ => units,
                 };
                 let sent = |kind: OperationKind| found.operations[kind as usize] as usize;
-                assert_eq!(
-                    sent(OperationKind::ReduceScatter),
-                    UPDATES * sums,
-                    "{label}"
-                );
+                assert_eq!(sent(OperationKind::ReduceScatter), UPDATES * sums, "{label}");
                 assert_eq!(sent(OperationKind::AllGather), UPDATES * gathers, "{label}");
                 assert_eq!(sent(OperationKind::AllReduce), 0, "{label}");
             }

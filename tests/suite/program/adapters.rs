@@ -4,12 +4,7 @@ use super::runs::metrics;
 use super::{Bench, firebrick, refused, succeeded};
 use serde_json::{Value, json};
 
-const LORA: [&str; 4] = [
-    "model.arch=null",
-    "model.lora.rank=2",
-    "model.lora.dropout=0.1",
-    "optim.lr=0.01",
-];
+const LORA: [&str; 4] = ["model.arch=null", "model.lora.rank=2", "model.lora.dropout=0.1", "optim.lr=0.01"];
 
 /// A trained base model for a run of adapters: the folder, and the override that names it.
 pub fn base(bench: &Bench) -> (String, String) {
@@ -19,11 +14,7 @@ pub fn base(bench: &Bench) -> (String, String) {
 /// The same with other settings.
 pub fn base_of(bench: &Bench, settings: &[&str]) -> (String, String) {
     let run = format!("output={}", bench.path("base").display());
-    let own = [
-        "warmup.sft={steps: 20, optim: {lr: 0.01}}",
-        "trainer.steps=1",
-        &run,
-    ];
+    let own = ["warmup.sft={steps: 20, optim: {lr: 0.01}}", "trainer.steps=1", &run];
     succeeded(&bench.firebrick("train", &[&own[..], settings].concat()));
     let dir = bench.path("base/checkpoints/step-000001/model");
     let dir = dir.to_str().unwrap().to_owned();
@@ -43,21 +34,10 @@ fn eval(bench: &Bench, args: &[&str]) -> f64 {
 
 /// Log-probs of two rows under a model.
 pub fn logprobs(bench: &Bench, args: &[&str]) -> Vec<f64> {
-    let input = bench.write(
-        "in.jsonl",
-        "{\"input_ids\": [3, 4, 5, 6]}\n{\"input_ids\": [7, 8, 9]}\n",
-    );
+    let input = bench.write("in.jsonl", "{\"input_ids\": [3, 4, 5, 6]}\n{\"input_ids\": [7, 8, 9]}\n");
     let output = bench.path("out.jsonl");
-    let files = [
-        "logprobs",
-        "--input",
-        input.to_str().unwrap(),
-        "--output",
-        output.to_str().unwrap(),
-    ];
-    succeeded(&firebrick(
-        &[&files[..], &["--device", "cpu"], args].concat(),
-    ));
+    let files = ["logprobs", "--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()];
+    succeeded(&firebrick(&[&files[..], &["--device", "cpu"], args].concat()));
     let numbers = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
         line["logprobs"].as_array().unwrap().clone()
@@ -71,15 +51,10 @@ pub fn logprobs(bench: &Bench, args: &[&str]) -> Vec<f64> {
 fn a_run_with_adapters_leaves_a_peft_folder_and_a_merged_model_that_agree() {
     let bench = Bench::new();
     let (dir, path) = base(&bench);
-    let settings = [
-        &path,
-        "model.lora.merge=true",
-        "objective.kl_loss_coef=0.05",
-    ];
+    let settings = [&path, "model.lora.merge=true", "objective.kl_loss_coef=0.05"];
     succeeded(&bench.firebrick("train", &[&LORA[..], &settings].concat()));
     let step = "run/checkpoints/step-000003";
-    let config: Value =
-        serde_json::from_str(&bench.read(&format!("{step}/model/adapter_config.json"))).unwrap();
+    let config: Value = serde_json::from_str(&bench.read(&format!("{step}/model/adapter_config.json"))).unwrap();
     for (key, value) in [
         ("peft_type", json!("LORA")),
         ("base_model_name_or_path", json!(dir)),
@@ -99,10 +74,7 @@ fn a_run_with_adapters_leaves_a_peft_folder_and_a_merged_model_that_agree() {
     let moments = bytes(&bench, &format!("{step}/trainer/optimizer.safetensors"));
     let moments = safetensors::SafeTensors::deserialize(&moments).unwrap();
     assert_eq!(moments.len(), 2 * stored.len(), "frozen weights have none");
-    assert!(
-        !bench.path("run/reference").exists(),
-        "the reference is the base model"
-    );
+    assert!(!bench.path("run/reference").exists(), "the reference is the base model");
     let resolved = bench.read("run/config.yaml");
     assert!(resolved.contains("all-linear"), "{resolved}");
 
@@ -115,9 +87,7 @@ fn a_run_with_adapters_leaves_a_peft_folder_and_a_merged_model_that_agree() {
     crate::support::assert_all_close("log-probs", &beside, &folded, 1e-4);
     assert_ne!(beside, plain, "the adapter does something");
     let summary: Value = serde_json::from_str(&bench.read("run/summary.json")).unwrap();
-    let last = summary["last"]["val-core/arithmetic/reward"]
-        .as_f64()
-        .unwrap();
+    let last = summary["last"]["val-core/arithmetic/reward"].as_f64().unwrap();
     let given = ["--model", &dir, "--adapter", adapter];
     assert!((eval(&bench, &given) - last).abs() < 1e-9);
     let line = succeeded(&firebrick(&[
@@ -154,10 +124,7 @@ fn a_resumed_run_with_adapters_equals_one_that_was_never_stopped() {
     with(&["trainer.steps=2"]);
     with(&["trainer.steps=4", "--resume"]);
     let file = "checkpoints/step-000004/model/adapter_model.safetensors";
-    assert!(
-        bytes(&bench, &format!("run/{file}")) == bytes(&bench, &format!("whole/{file}")),
-        "the adapters differ"
-    );
+    assert!(bytes(&bench, &format!("run/{file}")) == bytes(&bench, &format!("whole/{file}")), "the adapters differ");
     let plain = |run| {
         let mut lines = metrics(&bench, run);
         for line in &mut lines {
@@ -176,21 +143,13 @@ fn the_reference_policy_is_the_model_without_its_adapters() {
     // the KL of the first update, before it: of what a warm-up did to the adapters, and of fresh ones
     let first_kl = |run: &str, more: &[&str]| {
         let output = format!("output={}", bench.path(run).display());
-        let kl = [
-            &path,
-            &output,
-            "model.lora.dropout=0",
-            "objective.kl_loss_coef=0.05",
-        ];
+        let kl = [&path, &output, "model.lora.dropout=0", "objective.kl_loss_coef=0.05"];
         succeeded(&bench.firebrick("train", &[&LORA[..], &kl, more].concat()));
         metrics(&bench, run)[1]["actor/kl_loss"].as_f64().unwrap()
     };
     let fresh = first_kl("fresh", &["trainer.steps=1"]);
     assert!(fresh.abs() < 1e-9, "{fresh}");
-    let warm = [
-        "trainer.steps=1",
-        "warmup.sft={steps: 5, optim: {lr: 0.01}}",
-    ];
+    let warm = ["trainer.steps=1", "warmup.sft={steps: 5, optim: {lr: 0.01}}"];
     let warmed = first_kl("warmed", &warm);
     assert!(warmed > 1e-5, "{warmed}");
 }
@@ -212,12 +171,8 @@ fn a_run_goes_on_from_an_adapter_and_takes_its_shape() {
     succeeded(&bench.firebrick("train", &[&args[..], &["trainer.steps=1"]].concat()));
     let saved = bench.read("more/checkpoints/step-000001/model/adapter_config.json");
     let saved: Value = serde_json::from_str(&saved).unwrap();
-    assert_eq!(
-        (&saved["r"], &saved["lora_alpha"]),
-        (&json!(2), &json!(3.5))
-    );
-    let rewards =
-        |run: &str, i: usize| metrics(&bench, run)[i]["val-core/arithmetic/reward"].clone();
+    assert_eq!((&saved["r"], &saved["lora_alpha"]), (&json!(2), &json!(3.5)));
+    let rewards = |run: &str, i: usize| metrics(&bench, run)[i]["val-core/arithmetic/reward"].clone();
     assert_eq!(rewards("more", 0), rewards("run", 3));
 }
 
@@ -226,43 +181,21 @@ fn adapters_that_cannot_be_are_refused() {
     let bench = Bench::new();
     let model = crate::support::fixtures().join("models/llama-gqa");
     let path = format!("model.path={}", model.display());
-    refused(
-        &bench.firebrick("train", &["model.lora.rank=2"]),
-        &["model.lora requires model.path"],
-    );
+    refused(&bench.firebrick("train", &["model.lora.rank=2"]), &["model.lora requires model.path"]);
     for (setting, parts) in [
-        (
-            "model.lora.target_modules=[q_proj, lm_head]",
-            &["model.lora.target_modules", "\"lm_head\"", "gate_proj"][..],
-        ),
-        (
-            "model.lora.target_parameters=[mlp.experts.down_proj]",
-            &["model.lora.target_parameters", "has no experts"],
-        ),
+        ("model.lora.target_modules=[q_proj, lm_head]", &["model.lora.target_modules", "\"lm_head\"", "gate_proj"][..]),
+        ("model.lora.target_parameters=[mlp.experts.down_proj]", &["model.lora.target_parameters", "has no experts"]),
         (
             "model.lora.target_parameters=[mlp.gate.weight]",
-            &[
-                "model.lora.target_parameters",
-                "\"mlp.gate.weight\"",
-                "mlp.experts.gate_up_proj",
-            ],
+            &["model.lora.target_parameters", "\"mlp.gate.weight\"", "mlp.experts.gate_up_proj"],
         ),
-        (
-            "model.lora.target_modules=[]",
-            &["model.lora: target_modules is empty"],
-        ),
+        ("model.lora.target_modules=[]", &["model.lora: target_modules is empty"]),
         ("model.lora.rank=0", &["model.lora: rank must be"]),
         ("model.lora.dropout=1.5", &["model.lora: dropout must be"]),
         ("model.lora.ranks=4", &["unknown key `ranks`", "`rank`"]),
-        (
-            "model.lora.path=no/such/adapter",
-            &["no/such/adapter", "not a folder"],
-        ),
+        ("model.lora.path=no/such/adapter", &["no/such/adapter", "not a folder"]),
     ] {
-        refused(
-            &bench.firebrick("train", &["model.arch=null", &path, setting]),
-            parts,
-        );
+        refused(&bench.firebrick("train", &["model.arch=null", &path, setting]), parts);
     }
 }
 
@@ -279,24 +212,12 @@ fn adapter_folders_that_do_not_fit_are_refused() {
     let adapter = adapter.to_str().unwrap();
     let generate = |model: &str, args: &[&str]| {
         let model = models.join(model);
-        let fixed = [
-            "generate",
-            "--prompt",
-            "x",
-            "--device",
-            "cpu",
-            "--model",
-            model.to_str().unwrap(),
-        ];
+        let fixed = ["generate", "--prompt", "x", "--device", "cpu", "--model", model.to_str().unwrap()];
         firebrick(&[&fixed[..], args].concat())
     };
     refused(
         &generate("qwen3-sharded", &["--adapter", adapter]),
-        &[
-            "adapter_model.safetensors",
-            "expected",
-            "base model \"qwen2-tied\"",
-        ],
+        &["adapter_model.safetensors", "expected", "base model \"qwen2-tied\""],
     );
     refused(
         &firebrick(&["generate", "--prompt", "x", "--model", adapter]),
@@ -304,31 +225,11 @@ fn adapter_folders_that_do_not_fit_are_refused() {
     );
     let text = bench.read("adapter/adapter_config.json");
     for (from, to, parts) in [
-        (
-            "\"use_dora\": false",
-            "\"use_dora\": true",
-            &["adapter_config.json", "`use_dora` is true"][..],
-        ),
-        (
-            "\"bias\": \"none\"",
-            "\"bias\": \"all\"",
-            &["`bias` is \"all\""],
-        ),
-        (
-            "\"modules_to_save\": null",
-            "\"modules_to_save\": [\"lm_head\"]",
-            &["`modules_to_save` is [\"lm_head\"]"],
-        ),
-        (
-            "\"q_proj\",\n",
-            "",
-            &["tensors are not defined by its target_modules", "q_proj"],
-        ),
-        (
-            "\"q_proj\",",
-            "\"q_proj\", \"k_proj\",",
-            &["k_proj.lora_A.weight is missing"],
-        ),
+        ("\"use_dora\": false", "\"use_dora\": true", &["adapter_config.json", "`use_dora` is true"][..]),
+        ("\"bias\": \"none\"", "\"bias\": \"all\"", &["`bias` is \"all\""]),
+        ("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]", &["`modules_to_save` is [\"lm_head\"]"]),
+        ("\"q_proj\",\n", "", &["tensors are not defined by its target_modules", "q_proj"]),
+        ("\"q_proj\",", "\"q_proj\", \"k_proj\",", &["k_proj.lora_A.weight is missing"]),
         ("\"r\": 4", "\"r\": 8", &["has shape [4, ", "expected [8, "]),
     ] {
         assert!(text.contains(from), "{from}");
@@ -337,8 +238,5 @@ fn adapter_folders_that_do_not_fit_are_refused() {
     }
     bench.write("adapter/adapter_config.json", &text);
     std::fs::remove_file(bench.path("adapter/adapter_model.safetensors")).unwrap();
-    refused(
-        &generate("qwen2-tied", &["--adapter", adapter]),
-        &["no adapter_model.safetensors", "save_pretrained"],
-    );
+    refused(&generate("qwen2-tied", &["--adapter", adapter]), &["no adapter_model.safetensors", "save_pretrained"]);
 }

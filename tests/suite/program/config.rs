@@ -19,17 +19,12 @@ fn a_configuration_without_mistakes_is_said_to_have_none() {
 fn every_mistake_is_printed_with_its_line_and_the_exit_code_is_one() {
     let bench = Bench::new();
     let text = bench.read("config.yaml");
-    let wrong = text
-        .replace("rollout: {n: 4,", "rollout: {n: four,")
-        .replace("trainer: {steps: 3,", "trainer: {stepz: 3,");
+    let wrong =
+        text.replace("rollout: {n: 4,", "rollout: {n: four,").replace("trainer: {steps: 3,", "trainer: {stepz: 3,");
     bench.write("config.yaml", &format!("{wrong}memory:\n  margin: 2\n"));
     let output = check(&bench, &[]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        stderr(&output).contains("3 mistakes"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("3 mistakes"), "{}", stderr(&output));
     let said = String::from_utf8(output.stdout).unwrap();
     for part in [
         "config.yaml:8:14: rollout.n must be an integer, found the text \"four\"",
@@ -49,20 +44,14 @@ fn what_only_a_plan_finds_is_a_mistake_too() {
         ("memory.budget=1MiB", "no plan fits"),
         ("task.difficulty=9", "task.difficulty"),
         ("model={path: no/such/model}", "no/such/model"),
-        (
-            "task={kind: jsonl, train: nowhere.jsonl, rewards: [{kind: exact}]}",
-            "nowhere.jsonl",
-        ),
+        ("task={kind: jsonl, train: nowhere.jsonl, rewards: [{kind: exact}]}", "nowhere.jsonl"),
     ] {
         let output = check(&bench, &[setting]);
         assert_eq!(output.status.code(), Some(1), "{setting}");
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
-    refused(
-        &firebrick(&["config", "check", "no/such.yaml"]),
-        &["cannot read no/such.yaml"],
-    );
+    refused(&firebrick(&["config", "check", "no/such.yaml"]), &["cannot read no/such.yaml"]);
 }
 
 /// A model of the fixtures.
@@ -86,10 +75,7 @@ fn mistakes(output: &Output) -> Vec<(usize, String)> {
 #[test]
 fn models_files_fields_rewards_and_the_budget_are_looked_at_each_by_itself() {
     let bench = Bench::new();
-    bench.write(
-        "rows.jsonl",
-        "{\"question\": \"1+1=\", \"answer\": \"2\"}\n",
-    );
+    bench.write("rows.jsonl", "{\"question\": \"1+1=\", \"answer\": \"2\"}\n");
     let text = format!(
         "model:\n  path: {}\ntask:\n  kind: dataset\n  train: rows.jsonl\n  \
          validation: held_out.jsonl\n  messages:\n    - role: user\n      content: \"{{questoin}}\"\n  answer_field: anser\n  rewards:\n    \
@@ -112,20 +98,13 @@ fn models_files_fields_rewards_and_the_budget_are_looked_at_each_by_itself() {
     let lines: Vec<usize> = found.iter().map(|(line, _)| *line).collect();
     assert_eq!(lines, expected.map(|(line, _)| line), "{found:#?}");
     for ((_, message), (line, part)) in found.iter().zip(expected) {
-        assert!(
-            message.contains(part),
-            "{line}: {part:?} is not in {message:?}"
-        );
+        assert!(message.contains(part), "{line}: {part:?} is not in {message:?}");
     }
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     for line in ["  14 |       pattern: \"(\"", "  24 |   budget: 64KiB"] {
         assert!(said.contains(line), "{line:?} is not in:\n{said}");
     }
-    assert!(
-        stderr(&output).contains("7 mistakes"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("7 mistakes"), "{}", stderr(&output));
 }
 
 #[test]
@@ -145,10 +124,7 @@ fn files_are_looked_for_beside_mistakes_of_the_file_itself() {
     let lines: Vec<usize> = found.iter().map(|(line, _)| *line).collect();
     assert_eq!(lines, expected.map(|(line, _)| line), "{found:#?}");
     for ((_, message), (line, part)) in found.iter().zip(expected) {
-        assert!(
-            message.contains(part),
-            "{line}: {part:?} is not in {message:?}"
-        );
+        assert!(message.contains(part), "{line}: {part:?} is not in {message:?}");
     }
 }
 
@@ -156,26 +132,15 @@ fn files_are_looked_for_beside_mistakes_of_the_file_itself() {
 fn what_is_no_yaml_is_shown_where_it_is_to_be_mended() {
     let bench = Bench::new();
     for (text, line, part) in [
-        (
-            "model:\n  path: [a, b\noutput: o\n",
-            2,
-            "`[` is never closed",
-        ),
-        (
-            "output: a\nmodel: {path: m}\noutput: b\n",
-            3,
-            "`output` stands twice",
-        ),
+        ("model:\n  path: [a, b\noutput: o\n", 2, "`[` is never closed"),
+        ("output: a\nmodel: {path: m}\noutput: b\n", 3, "`output` stands twice"),
     ] {
         bench.write("config.yaml", text);
         let found = mistakes(&check(&bench, &[]));
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].0 == line && found[0].1.contains(part), "{found:?}");
         assert!(!found[0].1.contains("Options"), "{found:?}");
-        refused(
-            &bench.firebrick("train", &[]),
-            &[part, &format!("line {line}")],
-        );
+        refused(&bench.firebrick("train", &[]), &[part, &format!("line {line}")]);
     }
 }
 
@@ -188,26 +153,15 @@ fn verls_and_trls_words_are_explained_by_the_key() {
 
 #[test]
 fn the_schema_is_json_and_an_explanation_names_what_others_call_a_key() {
-    let schema: Value =
-        serde_json::from_str(&succeeded(&firebrick(&["config", "schema"]))).unwrap();
-    assert_eq!(
-        schema["properties"]["rollout"]["properties"]["n"]["default"],
-        8
-    );
+    let schema: Value = serde_json::from_str(&succeeded(&firebrick(&["config", "schema"]))).unwrap();
+    assert_eq!(schema["properties"]["rollout"]["properties"]["n"]["default"], 8);
     let said = succeeded(&firebrick(&["config", "explain", "rollout.n"]));
-    for part in [
-        "default  8",
-        "num_generations",
-        "docs/configuration.md#rollout",
-    ] {
+    for part in ["default  8", "num_generations", "docs/configuration.md#rollout"] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
     let all = succeeded(&firebrick(&["config", "explain"]));
     assert!(all.contains("  rollout "), "{all}");
-    refused(
-        &firebrick(&["config", "explain", "rolout.n"]),
-        &["`rolout.n`", "rollout.n"],
-    );
+    refused(&firebrick(&["config", "explain", "rolout.n"]), &["`rolout.n`", "rollout.n"]);
 }
 
 #[test]
@@ -218,39 +172,17 @@ fn a_new_configuration_has_no_mistakes_and_trains() {
         command.current_dir(bench.path("")).stdin(Stdio::null());
         command.output().unwrap()
     };
-    let answers = [
-        "--model",
-        "tiny",
-        "--data",
-        "arithmetic",
-        "--reward",
-        "partial",
-        "--memory",
-        "1GiB",
-        "--device",
-        "cpu",
-    ];
+    let answers =
+        ["--model", "tiny", "--data", "arithmetic", "--reward", "partial", "--memory", "1GiB", "--device", "cpu"];
     let said = succeeded(&new(&answers));
     assert!(said.contains("firebrick train run.yaml"), "{said}");
     refused(&new(&answers), &["run.yaml exists"]);
-    let short = [
-        "warmup=null",
-        "trainer.steps=1",
-        "trainer.train_batch_size=4",
-        "trainer.val_max_samples=4",
-    ];
+    let short = ["warmup=null", "trainer.steps=1", "trainer.train_batch_size=4", "trainer.val_max_samples=4"];
     let mut command = program(&[&["train", "run.yaml"], &short[..]].concat());
     succeeded(&command.current_dir(bench.path("")).output().unwrap());
     assert!(bench.path("runs/run/metrics.jsonl").exists());
     // what is not said has the questions' defaults, which are told
-    let output = new(&[
-        "--memory",
-        "2GiB",
-        "--device",
-        "cpu",
-        "--output",
-        "other.yaml",
-    ]);
+    let output = new(&["--memory", "2GiB", "--device", "cpu", "--output", "other.yaml"]);
     succeeded(&output);
     let taken = "taken without asking: --model tiny, --data arithmetic, --reward correct";
     assert!(stderr(&output).contains(taken), "{}", stderr(&output));
@@ -258,10 +190,7 @@ fn a_new_configuration_has_no_mistakes_and_trains() {
     assert!(written.contains("  budget: 2GiB\n"), "{written}");
     let model = fixture("qwen2-tied");
     let args = ["--model", &model, "--output", "third.yaml"];
-    refused(
-        &new(&args),
-        &["without a terminal", "--data has no default"],
-    );
+    refused(&new(&args), &["without a terminal", "--data has no default"]);
     assert!(!bench.path("third.yaml").exists());
 }
 

@@ -64,30 +64,16 @@ fn rows_are_summed_up_for_people_and_for_programs() {
 fn a_template_file_and_its_variables_are_what_a_prompt_is_made_by() {
     let bench = Bench::new();
     bench.write("rows.jsonl", &row("Jean", "30"));
-    let template = bench.write(
-        "chat.jinja",
-        "{% if not think %}<|eot_id|>{% endif %}{{ messages[0].content }}",
-    );
+    let template = bench.write("chat.jinja", "{% if not think %}<|eot_id|>{% endif %}{{ messages[0].content }}");
     let file = format!("model.chat_template={}", template.display());
-    let text = succeeded(&look(
-        &bench,
-        "",
-        &[&file, "model.chat_template_kwargs.think=false"],
-    ));
+    let text = succeeded(&look(&bench, "", &[&file, "model.chat_template_kwargs.think=false"]));
     assert!(text.contains("| think: false"), "{text}");
     assert!(text.contains("| <|eot_id|>Jean\n"), "{text}");
-    let text = succeeded(&look(
-        &bench,
-        "",
-        &[&file, "model.chat_template_kwargs={think: true}"],
-    ));
+    let text = succeeded(&look(&bench, "", &[&file, "model.chat_template_kwargs={think: true}"]));
     assert!(text.contains("| Jean\n"), "{text}");
     refused(
         &look(&bench, "", &["model.chat_template_kwargs.messages=1"]),
-        &[
-            "chat_template_kwargs",
-            "`messages` is set by each conversation",
-        ],
+        &["chat_template_kwargs", "`messages` is set by each conversation"],
     );
 }
 
@@ -103,8 +89,5 @@ fn an_endless_task_shows_some_of_its_prompts() {
 fn a_bad_row_is_named() {
     let bench = Bench::new();
     bench.write("rows.jsonl", &(row("Jean", "30") + "{\"prompt\": 3}\n"));
-    refused(
-        &look(&bench, "", &[]),
-        &["rows.jsonl, line 2", "ground truth"],
-    );
+    refused(&look(&bench, "", &[]), &["rows.jsonl, line 2", "ground truth"]);
 }

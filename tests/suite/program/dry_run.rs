@@ -19,56 +19,33 @@ fn a_dry_run_says_what_the_run_would_do_and_leaves_nothing() {
         assert!(said.contains(part), "{part:?} is not in: {said}");
     }
     // a prompt such as 3+4=
-    assert!(
-        said.lines().any(|line| line.trim().ends_with('=')),
-        "{said}"
-    );
+    assert!(said.lines().any(|line| line.trim().ends_with('=')), "{said}");
     assert!(!bench.path("run").exists());
 }
 
 #[test]
 fn a_rule_that_gives_the_tasks_own_answers_nothing_is_refused_before_the_first_step() {
     let bench = Bench::new();
-    bench.write(
-        "rows.jsonl",
-        "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n{\"prompt\": \"1+2=\", \"answer\": \"3\"}\n",
-    );
+    bench.write("rows.jsonl", "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n{\"prompt\": \"1+2=\", \"answer\": \"3\"}\n");
     let task = |pattern: &str| {
         format!(
             "task={{kind: jsonl, train: {}, answer_field: answer, rewards: [{{kind: regex, pattern: \"{pattern}\"}}]}}",
             bench.path("rows.jsonl").display()
         )
     };
-    let model = format!(
-        "model={{path: {}}}",
-        crate::support::fixtures()
-            .join("models/qwen2-tied")
-            .display()
-    );
+    let model = format!("model={{path: {}}}", crate::support::fixtures().join("models/qwen2-tied").display());
     let run = |pattern: &str| {
-        let args = [
-            &model,
-            &task(pattern),
-            "rollout.prompt_length=16",
-            "--dry-run",
-        ];
+        let args = [&model, &task(pattern), "rollout.prompt_length=16", "--dry-run"];
         bench.firebrick("train", &args)
     };
     let said = succeeded(&run("[23]"));
     assert!(said.contains("2 graded, 0 of them earn nothing"), "{said}");
-    refused(
-        &run("^never$"),
-        &[
-            "2 of 2 reference answers earn nothing",
-            "task.answer_field",
-            "\"2\"",
-            "\"3\"",
-        ],
-    );
+    refused(&run("^never$"), &["2 of 2 reference answers earn nothing", "task.answer_field", "\"2\"", "\"3\""]);
     assert!(!bench.path("run").exists());
 }
 
-/// Texts that steer a terminal: colours, the window's title, a cleared screen, the cursor, text turned around, a bell, half a sequence.
+/// Texts that steer a terminal: colours, the window's title, a cleared screen, the cursor, text turned around, a bell,
+/// half a sequence.
 const HOSTILE: [&str; 7] = [
     "\u{1b}[31mred\u{1b}[0m",
     "\u{1b}]0;title\u{7}",
@@ -82,9 +59,7 @@ const HOSTILE: [&str; 7] = [
 #[test]
 fn prompts_and_answers_cannot_steer_the_terminal() {
     let bench = Bench::new();
-    let row = |text: &&str| {
-        serde_json::json!({"prompt": format!("{text}?"), "answer": format!("{text}!")}).to_string()
-    };
+    let row = |text: &&str| serde_json::json!({"prompt": format!("{text}?"), "answer": format!("{text}!")}).to_string();
     let rows: Vec<String> = HOSTILE.iter().map(row).collect();
     bench.write("rows.jsonl", &rows.join("\n"));
     let model = crate::support::fixtures().join("models/qwen2-tied");
@@ -103,13 +78,7 @@ fn prompts_and_answers_cannot_steer_the_terminal() {
     let mut shown = String::new();
     for seed in 0..4 {
         let seed = format!("trainer.seed={seed}");
-        let args = [
-            &model,
-            &task("!"),
-            "rollout.prompt_length=64",
-            &seed,
-            "--dry-run",
-        ];
+        let args = [&model, &task("!"), "rollout.prompt_length=64", &seed, "--dry-run"];
         let output = bench.firebrick("train", &args);
         let said = succeeded(&output);
         assert_eq!(steers(&said), None, "{said:?}");
@@ -118,22 +87,12 @@ fn prompts_and_answers_cannot_steer_the_terminal() {
     }
     // they are there all the same, as codes
     assert!(shown.contains("\\u{1b}"), "{shown}");
-    let never = [
-        &model,
-        &task("^never$"),
-        "rollout.prompt_length=64",
-        "--dry-run",
-    ];
+    let never = [&model, &task("^never$"), "rollout.prompt_length=64", "--dry-run"];
     let output = bench.firebrick("train", &never);
     refused(&output, &["7 of 7 reference answers earn nothing"]);
     assert_eq!(steers(&stderr(&output)), None, "{:?}", stderr(&output));
     // and so do the prompts of `data`
-    let looked = [
-        &model,
-        &task("!"),
-        "rollout.prompt_length=64",
-        "--samples=7",
-    ];
+    let looked = [&model, &task("!"), "rollout.prompt_length=64", "--samples=7"];
     let said = succeeded(&bench.firebrick("data", &looked));
     assert_eq!(steers(&said), None, "{said:?}");
 }
@@ -154,11 +113,8 @@ fn prompts_that_are_too_long_are_told_of_once() {
     ];
     for more in [&[][..], &["memory.budget=1GiB"], &["warmup.sft.steps=1"]] {
         let settings = settings.iter().map(String::as_str);
-        let args: Vec<&str> = ["--dry-run", "rollout.prompt_length=16"]
-            .into_iter()
-            .chain(settings)
-            .chain(more.iter().copied())
-            .collect();
+        let args: Vec<&str> =
+            ["--dry-run", "rollout.prompt_length=16"].into_iter().chain(settings).chain(more.iter().copied()).collect();
         let said = stderr(&bench.firebrick("train", &args));
         let count = said.matches("skipped 4 of 8 validation prompts").count();
         assert_eq!(count, 1, "{more:?}: {said}");

@@ -15,12 +15,7 @@ const GPT_OSS: &str = "model.arch={model_type: gpt_oss, hidden_size: 16, interme
                        num_experts_per_tok: 2, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, \
                        head_dim: 8, sliding_window: 16, max_position_embeddings: 32}";
 
-const LORA: [&str; 4] = [
-    "model.arch=null",
-    "model.lora.rank=2",
-    "model.lora.dropout=0.1",
-    "optim.lr=0.01",
-];
+const LORA: [&str; 4] = ["model.arch=null", "model.lora.rank=2", "model.lora.dropout=0.1", "optim.lr=0.01"];
 
 struct Case {
     arch: &'static str,
@@ -37,15 +32,7 @@ fn cases() -> [Case; 2] {
             arch: QWEN3,
             settings: &[],
             targets: [
-                json!([
-                    "q_proj",
-                    "k_proj",
-                    "v_proj",
-                    "o_proj",
-                    "gate_proj",
-                    "up_proj",
-                    "down_proj"
-                ]),
+                json!(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
                 Value::Null,
             ],
             tensors: 2 * 2 * (4 + 3 * 4),
@@ -53,14 +40,8 @@ fn cases() -> [Case; 2] {
         },
         Case {
             arch: GPT_OSS,
-            settings: &[
-                "model.lora.target_modules=[q_proj]",
-                "model.lora.target_parameters=[gate_up_proj, down_proj]",
-            ],
-            targets: [
-                json!(["q_proj"]),
-                json!(["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
-            ],
+            settings: &["model.lora.target_modules=[q_proj]", "model.lora.target_parameters=[gate_up_proj, down_proj]"],
+            targets: [json!(["q_proj"]), json!(["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])],
             tensors: 2 * 2 * (1 + 2),
             tensor: ("layers.1.mlp.experts.base_layer.lora_B.weight", [16, 2 * 4]),
         },
@@ -73,17 +54,11 @@ fn stored(bench: &Bench, run: &str, step: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_run_leaves_adapters_of_experts_and_a_merged_model_that_agree_and_continues_as_if_never_stopped()
- {
+fn a_run_leaves_adapters_of_experts_and_a_merged_model_that_agree_and_continues_as_if_never_stopped() {
     for case in cases() {
         let bench = Bench::new();
         let (dir, path) = base_of(&bench, &[case.arch]);
-        let settings = [
-            &LORA[..],
-            case.settings,
-            &[path.as_str(), "model.lora.merge=true"],
-        ]
-        .concat();
+        let settings = [&LORA[..], case.settings, &[path.as_str(), "model.lora.merge=true"]].concat();
         let train = |more: &[&str]| {
             succeeded(&bench.firebrick("train", &[&settings[..], more].concat()));
         };
@@ -127,14 +102,8 @@ fn adapters_of_experts_train_beside_a_base_in_few_bits() {
         succeeded(&bench.firebrick("train", &settings));
         let adapter = bench.path("run/checkpoints/step-000003/model");
         let beside = ["--model", &dir, "--base", "nf4", "--adapter"];
-        let beside = logprobs(
-            &bench,
-            &[&beside[..], &[adapter.to_str().unwrap()]].concat(),
-        );
-        assert_ne!(
-            beside,
-            logprobs(&bench, &["--model", &dir, "--base", "nf4"])
-        );
+        let beside = logprobs(&bench, &[&beside[..], &[adapter.to_str().unwrap()]].concat());
+        assert_ne!(beside, logprobs(&bench, &["--model", &dir, "--base", "nf4"]));
         let lines = metrics(&bench, "run");
         let last = lines.last().unwrap();
         let apart = last["training/rollout_probs_diff_max"].as_f64().unwrap();

@@ -18,12 +18,7 @@ on_gpus!(
 );
 
 /// A run in this process, where kernels are compiled once.
-fn run(
-    bench: &Bench,
-    name: &str,
-    device: &Device,
-    overrides: &[&str],
-) -> firebrick_engine::Result<Summary> {
+fn run(bench: &Bench, name: &str, device: &Device, overrides: &[&str]) -> firebrick_engine::Result<Summary> {
     let own = [
         format!("device={}", backend(device).name()),
         format!("output={}", bench.path(name).display()),
@@ -55,9 +50,7 @@ fn sampling(bench: &Bench, name: &str) -> [u64; 2] {
 /// The most that the cache held in a run.
 fn cache(bench: &Bench, name: &str) -> u64 {
     let readings = bench.read(&format!("{name}/memory.jsonl"));
-    let lines = readings
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let lines = readings.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
     let of = |line: Value| {
         let accounts = line["accounts"].as_array().expect("accounts").clone();
         let own = accounts.into_iter().filter(|a| a["category"] == "kv_cache");
@@ -68,12 +61,8 @@ fn cache(bench: &Bench, name: &str) -> u64 {
 
 fn a_timeline_of_a_gpu_agrees_with_the_ledger_and_its_trace_names_accounts(device: &Device) {
     let bench = Bench::new();
-    let settings = [
-        "memory.snapshot=2",
-        "memory.trace=200",
-        "memory.gradient_checkpointing=true",
-        "memory.param_offload=idle",
-    ];
+    let settings =
+        ["memory.snapshot=2", "memory.trace=200", "memory.gradient_checkpointing=true", "memory.param_offload=idle"];
     run(&bench, "run", device, &settings).expect("a run");
     let phases = checked_phases(&bench, "run", &[1, 2]);
     assert!(phases >= 6, "{phases} phases");
@@ -106,10 +95,7 @@ fn a_share_of_a_gpu_bounds_the_cache_and_changes_no_sample(device: &Device) {
     let (_, info) = open(name.parse().expect("a device")).expect("opened before");
     let share = |bytes: u64| {
         let capacity = info.memory_bytes.unwrap_or(all) as f64;
-        format!(
-            "rollout.gpu_memory_utilization={:.17}",
-            bytes as f64 / capacity
-        )
+        format!("rollout.gpu_memory_utilization={:.17}", bytes as f64 / capacity)
     };
     let half = share(all - cache_bytes / 2);
     let ran = run(&bench, "half", device, &[&many[..], &[&half]].concat());
@@ -121,19 +107,11 @@ fn a_share_of_a_gpu_bounds_the_cache_and_changes_no_sample(device: &Device) {
     ran.expect("a run");
     let (whole, half) = (cache(&bench, "whole"), cache(&bench, "half"));
     // a share counts what the allocator adds too
-    assert!(
-        half > 0 && 5 * half <= 3 * whole,
-        "{half} of {whole} bytes of keys and values"
-    );
+    assert!(half > 0 && 5 * half <= 3 * whole, "{half} of {whole} bytes of keys and values");
     let samples = |name: &str| bench.read(&format!("{name}/samples.jsonl"));
     assert_eq!(samples("half"), samples("whole"));
     let too_little = share(all / 4);
-    let said = run(
-        &bench,
-        "little",
-        device,
-        &[&many[..], &[&too_little]].concat(),
-    );
+    let said = run(&bench, "little", device, &[&many[..], &[&too_little]].concat());
     let said = said.expect_err("weights alone take more").to_string();
     assert!(said.contains("gpu_memory_utilization"), "{said}");
     checked("shares of a device", 2);
@@ -152,10 +130,7 @@ fn a_budget_of_what_a_gpu_has_is_kept(device: &Device) {
     let summary = ran.expect("a run");
     let plan = json(&bench, "run/plan.json");
     let budget = plan["budget_bytes"].as_u64().expect("a budget");
-    assert!(
-        budget <= capacity && budget > capacity / 2,
-        "{budget} of {capacity}"
-    );
+    assert!(budget <= capacity && budget > capacity / 2, "{budget} of {capacity}");
     assert_eq!(summary.replans, 0);
     assert!(summary.measured_peak_bytes > 0 && summary.measured_peak_bytes < budget);
     checked("budgets of a device", 1);

@@ -1,5 +1,5 @@
-//! Models and datasets by name: fetched from a server with the Hub's routes, kept in the layout of Python's cache, found there
-//! without a network.
+//! Models and datasets by name: fetched from a server with the Hub's routes, kept in the layout of Python's cache,
+//! found there without a network.
 
 mod files;
 
@@ -122,10 +122,7 @@ fn answer(stream: TcpStream, hub: &Shared) {
             let headers = [location, etag, format!("X-Repo-Commit: {COMMIT}")];
             respond(stream, "302 Found", &headers, b"", None);
         } else {
-            let headers = [
-                format!("ETag: \"{}\"", etag(&file)),
-                format!("X-Repo-Commit: {COMMIT}"),
-            ];
+            let headers = [format!("ETag: \"{}\"", etag(&file)), format!("X-Repo-Commit: {COMMIT}")];
             send(stream, hub, &file, &range, &headers);
         }
     }
@@ -158,19 +155,11 @@ fn list(stream: TcpStream, hub: &Shared, path: &str) {
 fn send(stream: TcpStream, hub: &Shared, file: &str, range: &str, headers: &[String]) {
     let (repo, name) = file.split_once(SEPARATOR).unwrap();
     let bytes = &hub.repos[repo][name];
-    let (from, to) = range
-        .strip_prefix("bytes=")
-        .unwrap()
-        .split_once('-')
-        .unwrap();
+    let (from, to) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
     let from: usize = from.parse().unwrap();
     let to = to.parse().map_or(bytes.len(), |last: usize| last + 1);
     let mut headers = headers.to_vec();
-    headers.push(format!(
-        "Content-Range: bytes {from}-{}/{}",
-        to - 1,
-        bytes.len()
-    ));
+    headers.push(format!("Content-Range: bytes {from}-{}/{}", to - 1, bytes.len()));
     let mut broken = hub.broken.lock().unwrap();
     let breaks = to - from > 1 && broken.as_deref() == Some(name);
     if breaks {
@@ -189,17 +178,8 @@ fn send(stream: TcpStream, hub: &Shared, file: &str, range: &str, headers: &[Str
     respond(stream, "206 Partial Content", &headers, &sent, most);
 }
 
-fn respond(
-    mut stream: TcpStream,
-    status: &str,
-    headers: &[String],
-    body: &[u8],
-    most: Option<usize>,
-) {
-    let mut head = format!(
-        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n",
-        body.len()
-    );
+fn respond(mut stream: TcpStream, status: &str, headers: &[String], body: &[u8], most: Option<usize>) {
+    let mut head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n", body.len());
     for header in headers {
         head.push_str(header);
         head.push_str("\r\n");
@@ -222,10 +202,7 @@ fn model() -> BTreeMap<String, Vec<u8>> {
             files.insert(name, std::fs::read(path).unwrap());
         }
     }
-    files.insert(
-        "README.md".into(),
-        b"what is not needed is not fetched".to_vec(),
-    );
+    files.insert("README.md".into(), b"what is not needed is not fetched".to_vec());
     files
 }
 
@@ -233,19 +210,12 @@ const ROW: &str = "{\"prompt\": [{\"role\": \"user\", \"content\": \"Jean has 30
 
 fn rows() -> BTreeMap<String, Vec<u8>> {
     let rows = |name: &str, rows: usize| (name.to_owned(), ROW.repeat(rows).into_bytes());
-    BTreeMap::from([
-        rows("main/train.jsonl", 3),
-        rows("main/test.jsonl", 2),
-        rows("other/train.jsonl", 9),
-    ])
+    BTreeMap::from([rows("main/train.jsonl", 3), rows("main/test.jsonl", 2), rows("other/train.jsonl", 9)])
 }
 
 fn repos() -> Shared {
     Shared {
-        repos: BTreeMap::from([
-            ("owner/tiny".to_owned(), model()),
-            ("datasets/owner/rows".to_owned(), rows()),
-        ]),
+        repos: BTreeMap::from([("owner/tiny".to_owned(), model()), ("datasets/owner/rows".to_owned(), rows())]),
         ..Shared::default()
     }
 }
@@ -263,46 +233,21 @@ fn a_model_and_a_dataset_are_fetched_once_and_found_offline() {
     let (bench, hub) = (Bench::new(), Hub::serve(repos()));
     let cache = bench.path("cache");
     let text = succeeded(&hub.reach(look(&bench, &[]), &cache).output().unwrap());
-    for part in [
-        "training: 3 rows",
-        "validation: 2 rows",
-        "<|begin_of_text|>",
-        "answer: 30",
-    ] {
+    for part in ["training: 3 rows", "validation: 2 rows", "<|begin_of_text|>", "answer: 30"] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     let repo = cache.join("hub/models--owner--tiny");
     let config = repo.join("snapshots").join(COMMIT).join("config.json");
     let blob = std::fs::read_link(&config).unwrap();
-    assert!(
-        blob.starts_with("../../blobs"),
-        "a link, as Python makes it: {}",
-        blob.display()
-    );
-    assert_eq!(
-        std::fs::read_to_string(repo.join("refs/main")).unwrap(),
-        COMMIT
-    );
+    assert!(blob.starts_with("../../blobs"), "a link, as Python makes it: {}", blob.display());
+    assert_eq!(std::fs::read_to_string(repo.join("refs/main")).unwrap(), COMMIT);
     assert_eq!(std::fs::read_dir(repo.join("refs")).unwrap().count(), 1);
-    assert!(
-        !repo
-            .join("snapshots")
-            .join(COMMIT)
-            .join("README.md")
-            .exists()
-    );
-    assert!(
-        hub.ranges_of("model.safetensors").is_empty(),
-        "no weights are read"
-    );
+    assert!(!repo.join("snapshots").join(COMMIT).join("README.md").exists());
+    assert!(hub.ranges_of("model.safetensors").is_empty(), "no weights are read");
 
     let before = hub.ranges_of("config.json").len();
     succeeded(&hub.reach(look(&bench, &[]), &cache).output().unwrap());
-    assert_eq!(
-        hub.ranges_of("config.json").len(),
-        before,
-        "nothing is fetched again"
-    );
+    assert_eq!(hub.ranges_of("config.json").len(), before, "nothing is fetched again");
 
     let mut offline = look(&bench, &[]);
     clean(&mut offline, &cache).env("HF_HUB_OFFLINE", "1");
@@ -312,11 +257,7 @@ fn a_model_and_a_dataset_are_fetched_once_and_found_offline() {
     clean(&mut unreachable, &cache).env("HF_ENDPOINT", "http://127.0.0.1:1");
     let output = unreachable.output().unwrap();
     assert_eq!(succeeded(&output), text);
-    assert!(
-        stderr(&output).contains("taken from the cache"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("taken from the cache"), "{}", stderr(&output));
 }
 
 #[test]
@@ -345,10 +286,7 @@ fn a_new_configuration_names_a_model_and_a_dataset_of_the_hub_and_has_no_mistake
     let said = succeeded(&reached(&["config", "check", "run.yaml"]));
     assert!(said.contains("no mistakes"), "{said}");
     let wrong = "new --model owner/tiny --data hf://datasets/owner/rows --reward number --memory 4GiB --device cpu --output b.yaml";
-    refused(
-        &reached(&wrong.split(' ').collect::<Vec<_>>()),
-        &["several folders", "main, other"],
-    );
+    refused(&reached(&wrong.split(' ').collect::<Vec<_>>()), &["several folders", "main, other"]);
 }
 
 #[test]
@@ -358,17 +296,7 @@ fn weights_come_through_a_redirect_and_go_on_where_they_broke_off() {
     let (bench, hub) = (Bench::new(), Hub::serve(shared));
     let local = crate::support::fixtures().join("models/llama-rope-llama3");
     let generate = |model: &str| {
-        let args = [
-            "generate",
-            "--model",
-            model,
-            "--prompt",
-            "Jean has",
-            "--device",
-            "cpu",
-            "--max-new-tokens",
-            "8",
-        ];
+        let args = ["generate", "--model", model, "--prompt", "Jean has", "--device", "cpu", "--max-new-tokens", "8"];
         program(&args)
     };
     let expected = succeeded(&firebrick(&[
@@ -383,16 +311,9 @@ fn weights_come_through_a_redirect_and_go_on_where_they_broke_off() {
         "8",
     ]));
     let cache = bench.path("cache");
-    let output = hub
-        .reach(generate("owner/tiny@main"), &cache)
-        .output()
-        .unwrap();
+    let output = hub.reach(generate("owner/tiny@main"), &cache).output().unwrap();
     assert_eq!(succeeded(&output), expected);
-    assert!(
-        stderr(&output).contains("downloaded model.safetensors"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("downloaded model.safetensors"), "{}", stderr(&output));
     let size = model()["model.safetensors"].len();
     let resumed = format!("bytes={}-", size / 2);
     let ranges = hub.ranges_of("model.safetensors");
@@ -413,39 +334,21 @@ fn what_cannot_be_fetched_says_what_to_do() {
         let mut command = hub.reach(look(&bench, &[]), &cache);
         command.env("HF_TOKEN", token).output().unwrap()
     };
-    refused(
-        &with_token("hf_wrong"),
-        &["dataset owner/rows", "refused it", "HF_TOKEN"],
-    );
+    refused(&with_token("hf_wrong"), &["dataset owner/rows", "refused it", "HF_TOKEN"]);
     succeeded(&with_token("hf_right"));
 
     let open = Hub::serve(repos());
     let fresh = bench.path("fresh");
     let of = |more: &[&str]| open.reach(look(&bench, more), &fresh).output().unwrap();
-    refused(
-        &of(&["model.path=owner/none"]),
-        &[
-            "model owner/none",
-            "no such repository",
-            "no local folder owner/none",
-        ],
-    );
+    refused(&of(&["model.path=owner/none"]), &["model owner/none", "no such repository", "no local folder owner/none"]);
     refused(
         &of(&["task.train=owner/rows"]),
-        &[
-            "dataset owner/rows",
-            "several folders (main, other)",
-            "hf://datasets/owner/name/other",
-        ],
+        &["dataset owner/rows", "several folders (main, other)", "hf://datasets/owner/name/other"],
     );
     let mut offline = look(&bench, &[]);
     clean(&mut offline, &bench.path("empty")).env("HF_HUB_OFFLINE", "1");
     refused(
         &offline.output().unwrap(),
-        &[
-            "HF_HUB_OFFLINE is set",
-            "hf download owner/rows --repo-type dataset",
-            "task.train",
-        ],
+        &["HF_HUB_OFFLINE is set", "hf download owner/rows --repo-type dataset", "task.train"],
     );
 }

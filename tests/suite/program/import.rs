@@ -12,12 +12,7 @@ fn a_script_becomes_a_configuration_and_a_table_that_names_every_key() {
     let bench = Bench::new();
     let script = bench.write("run.sh", SCRIPT);
     let written = bench.path("run.yaml");
-    let args = [
-        "import",
-        script.to_str().unwrap(),
-        "--output",
-        written.to_str().unwrap(),
-    ];
+    let args = ["import", script.to_str().unwrap(), "--output", written.to_str().unwrap()];
     let said = succeeded(&firebrick(&args));
     for part in [
         "9 keys of verl",
@@ -35,10 +30,7 @@ fn a_script_becomes_a_configuration_and_a_table_that_names_every_key() {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
     let config = bench.read("run.yaml");
-    assert!(
-        config.contains("# Replace model.path: the model's folder."),
-        "{config}"
-    );
+    assert!(config.contains("# Replace model.path: the model's folder."), "{config}");
     firebrick_engine::config::load(&written, &[]).expect("its own configuration");
 }
 
@@ -62,20 +54,13 @@ fn json_has_the_configuration_and_every_row() {
     let rows = json["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 9);
     let outcome = |key: &str| {
-        let row = rows
-            .iter()
-            .find(|row| row["key"] == key)
-            .unwrap_or_else(|| panic!("{key}"));
+        let row = rows.iter().find(|row| row["key"] == key).unwrap_or_else(|| panic!("{key}"));
         row["outcome"].as_str().unwrap().to_owned()
     };
     assert_eq!(outcome("data.train_batch_size"), "mapped");
-    assert_eq!(
-        outcome("actor_rollout_ref.rollout.pipeline_model_parallel_size"),
-        "cannot"
-    );
+    assert_eq!(outcome("actor_rollout_ref.rollout.pipeline_model_parallel_size"), "cannot");
     assert_eq!(outcome("actor_rollout_ref.rollout.nam"), "unknown");
-    firebrick_engine::config::parse(json["config"].as_str().unwrap(), &[])
-        .expect("a configuration");
+    firebrick_engine::config::parse(json["config"].as_str().unwrap(), &[]).expect("a configuration");
 }
 
 #[test]
@@ -85,14 +70,10 @@ fn of_a_guide_the_block_at_a_line_is_imported_and_json_has_the_lines_of_yaml() {
                 data.train_batch_size=8\n```\n";
     let page = bench.write("guide.md", page);
     let page = page.to_str().unwrap();
-    refused(
-        &firebrick(&["import", page]),
-        &["2 code blocks", "guide.md:3", "3 (yaml), 8 (sh)"],
-    );
-    for (line, engine, key, at) in [
-        (4, "nemo", "policy.train_micro_batch_size", 5),
-        (9, "verl", "data.train_batch_size", 9),
-    ] {
+    refused(&firebrick(&["import", page]), &["2 code blocks", "guide.md:3", "3 (yaml), 8 (sh)"]);
+    for (line, engine, key, at) in
+        [(4, "nemo", "policy.train_micro_batch_size", 5), (9, "verl", "data.train_batch_size", 9)]
+    {
         let said = succeeded(&firebrick(&["import", &format!("{page}:{line}"), "--json"]));
         let json: Value = serde_json::from_str(&said).unwrap();
         assert_eq!(json["engine"], engine);
@@ -106,12 +87,7 @@ fn an_imported_configuration_is_planned() {
     let bench = Bench::new();
     let script = bench.write("run.sh", SCRIPT);
     let written = bench.path("config.yaml");
-    succeeded(&firebrick(&[
-        "import",
-        script.to_str().unwrap(),
-        "--output",
-        written.to_str().unwrap(),
-    ]));
+    succeeded(&firebrick(&["import", script.to_str().unwrap(), "--output", written.to_str().unwrap()]));
     let arch = "model.arch={model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, \
                 num_attention_heads: 4, vocab_size: 256, max_position_embeddings: 2048}";
     let said = succeeded(&bench.firebrick("plan", &["model.path=null", arch, "device=cpu"]));
@@ -122,23 +98,10 @@ fn an_imported_configuration_is_planned() {
 fn files_that_are_none_of_an_engine_s_are_refused() {
     let bench = Bench::new();
     let ours = bench.path("config.yaml");
-    refused(
-        &firebrick(&["import", ours.to_str().unwrap()]),
-        &["no key of the files", "--from"],
-    );
-    refused(
-        &firebrick(&["import", "no/such.sh"]),
-        &["cannot read no/such.sh"],
-    );
+    refused(&firebrick(&["import", ours.to_str().unwrap()]), &["no key of the files", "--from"]);
+    refused(&firebrick(&["import", "no/such.sh"]), &["cannot read no/such.sh"]);
     let script = bench.write("run.sh", "python3 -m verl.trainer.main_ppo data.seed='1\n");
-    refused(
-        &firebrick(&["import", script.to_str().unwrap()]),
-        &["run.sh:1", "never closed"],
-    );
+    refused(&firebrick(&["import", script.to_str().unwrap()]), &["run.sh:1", "never closed"]);
     let output = firebrick(&["import", script.to_str().unwrap(), "--from", "openrlhf"]);
-    assert!(
-        stderr(&output).contains("known: verl, trl, nemo, grpo_guide"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("known: verl, trl, nemo, grpo_guide"), "{}", stderr(&output));
 }

@@ -32,11 +32,7 @@ impl Release {
 
     fn install(&self, from: &str, args: &[&str]) -> Output {
         let mut command = Command::new("sh");
-        command
-            .arg(project().join("packaging/install.sh"))
-            .arg(from)
-            .arg("--prefix")
-            .arg(self.path("prefix"));
+        command.arg(project().join("packaging/install.sh")).arg(from).arg("--prefix").arg(self.path("prefix"));
         command.args(args).output().unwrap()
     }
 
@@ -118,10 +114,7 @@ fn served(folder: &Path) -> String {
                 Ok(body) => ("200 OK", body),
                 Err(_) => ("404 Not Found", Vec::new()),
             };
-            let head = format!(
-                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-                body.len()
-            );
+            let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
             stream.write_all(head.as_bytes()).unwrap();
             stream.write_all(&body).unwrap();
         }
@@ -132,46 +125,26 @@ fn served(folder: &Path) -> String {
 #[test]
 fn a_release_is_installed_from_a_folder_and_from_a_url_without_symbols_and_starts() {
     let release = released();
-    let archive = format!(
-        "firebrick-{}-{}-cpu.tar.gz",
-        env!("CARGO_PKG_VERSION"),
-        target()
-    );
+    let archive = format!("firebrick-{}-{}-cpu.tar.gz", env!("CARGO_PKG_VERSION"), target());
     let list = fs::read_to_string(release.dist().join("SHA256SUMS")).unwrap();
-    assert!(
-        list.contains(&archive) && list.lines().count() == 1,
-        "{list}"
-    );
+    assert!(list.contains(&archive) && list.lines().count() == 1, "{list}");
     let address = served(&release.dist());
     let file = format!("file://{}", release.dist().display());
     let folder = release.dist().display().to_string();
     for from in [folder.as_str(), &file, &address] {
         let output = release.install(from, &[]);
         let said = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            output.status.success(),
-            "{from}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        assert!(
-            said.contains("installed firebrick") && said.contains("not in PATH"),
-            "{said}"
-        );
+        assert!(output.status.success(), "{from}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(said.contains("installed firebrick") && said.contains("not in PATH"), "{said}");
         let version = done(Command::new(release.installed()).arg("--version"));
         assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
-        let symbols = Command::new("nm")
-            .arg(release.installed())
-            .output()
-            .unwrap();
+        let symbols = Command::new("nm").arg(release.installed()).output().unwrap();
         assert!(String::from_utf8_lossy(&symbols.stderr).contains("no symbols"));
         // aside and renamed: the program alone is left
         assert_eq!(fs::read_dir(release.path("prefix/bin")).unwrap().count(), 1);
         fs::remove_file(release.installed()).unwrap();
     }
-    failed(
-        &release.install(&format!("{address}/elsewhere"), &[]),
-        &["cannot fetch", "elsewhere/SHA256SUMS"],
-    );
+    failed(&release.install(&format!("{address}/elsewhere"), &[]), &["cannot fetch", "elsewhere/SHA256SUMS"]);
 }
 
 #[test]
@@ -195,10 +168,7 @@ fn an_archive_that_was_changed_is_not_installed() {
     let mut bytes = fs::read(&archive).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&archive, bytes).unwrap();
-    failed(
-        &release.install_here(&[]),
-        &["damaged or was changed", "SHA-256", "Nothing was installed"],
-    );
+    failed(&release.install_here(&[]), &["damaged or was changed", "SHA-256", "Nothing was installed"]);
     assert!(!release.installed().exists());
     // neither is one that the list does not have
     fs::write(release.dist().join("SHA256SUMS"), "").unwrap();
@@ -212,59 +182,27 @@ fn what_is_not_there_and_what_is_there_more_than_once_is_said() {
     let release = Release::new();
     release.scripted("0.1.0", "cpu", "echo firebrick 0.1.0");
     release.scripted("0.2.0-rc.1", "cpu", "echo firebrick 0.2.0-rc.1");
-    failed(
-        &release.install_here(&["--features", "cuda"]),
-        &["no build of 'cuda'", "0.1.0", "-cpu.tar.gz"],
-    );
-    failed(
-        &release.install_here(&[]),
-        &["several versions", "--version", "0.2.0-rc.1"],
-    );
-    assert!(
-        release
-            .install_here(&["--version", "0.2.0-rc.1"])
-            .status
-            .success()
-    );
+    failed(&release.install_here(&["--features", "cuda"]), &["no build of 'cuda'", "0.1.0", "-cpu.tar.gz"]);
+    failed(&release.install_here(&[]), &["several versions", "--version", "0.2.0-rc.1"]);
+    assert!(release.install_here(&["--version", "0.2.0-rc.1"]).status.success());
     let said = done(&mut Command::new(release.installed()));
     assert_eq!(said, "firebrick 0.2.0-rc.1\n");
-    failed(
-        &release.install_here(&["--version", "0.3.0"]),
-        &["in version 0.3.0"],
-    );
-    failed(
-        &release.install_here(&["--features", "a/../b"]),
-        &["letters, digits"],
-    );
-    failed(
-        &release.install_here(&["--feature", "cpu"]),
-        &["unknown option --feature"],
-    );
-    failed(
-        &release.install_here(&["--features"]),
-        &["--features needs a value"],
-    );
-    failed(
-        &release.install("nowhere", &[]),
-        &["neither a folder nor a URL"],
-    );
+    failed(&release.install_here(&["--version", "0.3.0"]), &["in version 0.3.0"]);
+    failed(&release.install_here(&["--features", "a/../b"]), &["letters, digits"]);
+    failed(&release.install_here(&["--feature", "cpu"]), &["unknown option --feature"]);
+    failed(&release.install_here(&["--features"]), &["--features needs a value"]);
+    failed(&release.install("nowhere", &[]), &["neither a folder nor a URL"]);
 }
 
 #[test]
 fn a_program_that_does_not_start_and_a_folder_that_cannot_be_written_leave_nothing() {
     let release = Release::new();
     release.scripted("0.1.0", "cpu", "echo 'GLIBC_9.99 not found' >&2; exit 1");
-    failed(
-        &release.install_here(&[]),
-        &["does not start", "GLIBC_9.99", "cargo install"],
-    );
+    failed(&release.install_here(&[]), &["does not start", "GLIBC_9.99", "cargo install"]);
     assert!(!release.path("prefix").exists());
     release.scripted("0.2.0", "cpu", "echo firebrick");
     fs::write(release.path("prefix"), "a file").unwrap();
-    failed(
-        &release.install_here(&["--version", "0.2.0"]),
-        &["cannot be written", "--prefix"],
-    );
+    failed(&release.install_here(&["--version", "0.2.0"]), &["cannot be written", "--prefix"]);
 }
 
 #[test]
@@ -275,13 +213,7 @@ fn a_release_of_an_unknown_set_or_without_its_program_is_refused() {
     };
     failed(&release(&["rocm"]), &["rocm is no feature set", "cuda"]);
     for set in ["cpu", "mpi", "cuda-mpi"] {
-        failed(
-            &release(&["--binary", "/nowhere/firebrick", set]),
-            &["there is no program"],
-        );
+        failed(&release(&["--binary", "/nowhere/firebrick", set]), &["there is no program"]);
     }
-    failed(
-        &release(&["--binary", "x", "cpu", "cuda"]),
-        &["one feature set"],
-    );
+    failed(&release(&["--binary", "x", "cpu", "cuda"]), &["one feature set"]);
 }

@@ -11,23 +11,12 @@ use serde_json::Value;
 fn plans_for_several_devices_take_links_that_ranks_have_measured() {
     let bench = Bench::new();
     let (_, info) = open(DeviceSpec::CPU).unwrap();
-    let links = |bandwidth| {
-        Some(MeasuredLinks {
-            inside: Some(Link::measured(bandwidth, 1e-5)),
-            between: None,
-        })
-    };
+    let links = |bandwidth| Some(MeasuredLinks { inside: Some(Link::measured(bandwidth, 1e-5)), between: None });
     // where `devices --measure` leaves it
     let plain = |name: &str| name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-    let file = format!(
-        "cache/firebrick/devices/{}.json",
-        plain(&format!("cpu-{}", info.name))
-    );
+    let file = format!("cache/firebrick/devices/{}.json", plain(&format!("cpu-{}", info.name)));
     let said = |links: Option<MeasuredLinks>, args: &[&str]| {
-        let profile = DeviceProfile {
-            links,
-            ..profile::of(&info)
-        };
+        let profile = DeviceProfile { links, ..profile::of(&info) };
         bench.write(&file, &serde_json::to_string(&profile).unwrap());
         let args = [&["--gpus", "2", "--budget", "1GiB"], args].concat();
         let mut command = bench.command("plan", &args);

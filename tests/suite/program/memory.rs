@@ -25,10 +25,7 @@ const MIB: u64 = 1 << 20;
 pub(super) fn bench() -> Bench {
     let bench = Bench::new();
     let output = bench.path("run");
-    bench.write(
-        "config.yaml",
-        &WIDE.replace("OUTPUT", output.to_str().unwrap()),
-    );
+    bench.write("config.yaml", &WIDE.replace("OUTPUT", output.to_str().unwrap()));
     bench
 }
 
@@ -43,28 +40,17 @@ fn summary(bench: &Bench, name: &str) -> Value {
 }
 
 pub(super) fn peak(bench: &Bench, name: &str) -> u64 {
-    summary(bench, name)["measured_peak_bytes"]
-        .as_u64()
-        .unwrap()
+    summary(bench, name)["measured_peak_bytes"].as_u64().unwrap()
 }
 
 /// What a run learnt from, by step.
 fn learnt(bench: &Bench, name: &str) -> Vec<Vec<f64>> {
-    const KEYS: [&str; 5] = [
-        "actor/pg_loss",
-        "actor/kl_loss",
-        "actor/entropy",
-        "actor/grad_norm",
-        "critic/rewards/mean",
-    ];
+    const KEYS: [&str; 5] =
+        ["actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/grad_norm", "critic/rewards/mean"];
     let text = bench.read(&format!("{name}/metrics.jsonl"));
-    let lines = text
-        .lines()
-        .map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
     let steps = lines.filter(|l| l["training/global_step"] != 0);
-    steps
-        .map(|l| KEYS.map(|key| l[key].as_f64().unwrap()).to_vec())
-        .collect()
+    steps.map(|l| KEYS.map(|key| l[key].as_f64().unwrap()).to_vec()).collect()
 }
 
 /// Sums in another order, three updates long.
@@ -72,10 +58,7 @@ fn same(bench: &Bench, name: &str, other: &str) {
     let (a, b) = (learnt(bench, name), learnt(bench, other));
     assert_eq!((a.len(), b.len()), (3, 3));
     for (a, b) in a.iter().flatten().zip(b.iter().flatten()) {
-        assert!(
-            (a - b).abs() <= 1e-4 * b.abs().max(1e-2),
-            "{name}: {a} instead of {b}"
-        );
+        assert!((a - b).abs() <= 1e-4 * b.abs().max(1e-2), "{name}: {a} instead of {b}");
     }
 }
 
@@ -85,10 +68,7 @@ fn a_budget_below_the_plain_need_is_kept_and_changes_nothing_but_memory() {
     succeeded(&train(&bench, "plain", &[]));
     let plain = peak(&bench, "plain");
     let budget = plain / 2;
-    let settings = [
-        format!("memory.budget={budget}"),
-        format!("memory.limit={budget}"),
-    ];
+    let settings = [format!("memory.budget={budget}"), format!("memory.limit={budget}")];
     let settings = settings.each_ref().map(String::as_str);
     let output = train(&bench, "tight", &settings);
     succeeded(&output);
@@ -99,16 +79,10 @@ fn a_budget_below_the_plain_need_is_kept_and_changes_nothing_but_memory() {
     assert!(measured <= budget, "{measured} of {budget}");
     // how much products keep for packing depends on the machine's caches and cores
     let allowed = measured as f64 * 0.15 + 4.0 * MIB as f64;
-    assert!(
-        (predicted as f64 - measured as f64).abs() <= allowed,
-        "{measured} measured, {predicted} predicted"
-    );
+    assert!((predicted as f64 - measured as f64).abs() <= allowed, "{measured} measured, {predicted} predicted");
     assert_eq!(found["replans"], 0);
     let said = stderr(&output);
-    assert!(
-        said.contains("predicted") && said.contains("measured"),
-        "{said}"
-    );
+    assert!(said.contains("predicted") && said.contains("measured"), "{said}");
 }
 
 #[test]
@@ -119,10 +93,7 @@ fn a_run_that_hits_its_limit_goes_on_under_a_cheaper_plan_and_learns_the_same() 
     let output = train(&bench, "limited", &[&limit]);
     succeeded(&output);
     let said = stderr(&output);
-    assert!(
-        said.contains("out of memory in the update_actor phase of step 1"),
-        "{said}"
-    );
+    assert!(said.contains("out of memory in the update_actor phase of step 1"), "{said}");
     assert!(said.contains("continuing with memory."), "{said}");
     assert!(summary(&bench, "limited")["replans"].as_u64().unwrap() >= 1);
     same(&bench, "limited", "plain");
@@ -144,36 +115,22 @@ fn a_run_with_a_critic_keeps_its_budget_and_goes_on_after_its_limit() {
     };
     let values = |name: &str| -> Vec<f64> {
         let text = bench.read(&format!("{name}/metrics.jsonl"));
-        let lines = text
-            .lines()
-            .map(|l| serde_json::from_str::<Value>(l).unwrap());
+        let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
         lines.filter_map(|l| l["critic/vf_loss"].as_f64()).collect()
     };
     run("plain", &[]);
     let least = peak(&bench, "plain") * 6 / 10;
-    run(
-        "tight",
-        &[
-            &format!("memory.budget={least}"),
-            &format!("memory.limit={least}"),
-        ],
-    );
+    run("tight", &[&format!("memory.budget={least}"), &format!("memory.limit={least}")]);
     assert_eq!(summary(&bench, "tight")["replans"], 0);
     assert!(peak(&bench, "tight") <= least);
     let said = run("limited", &[&format!("memory.limit={least}")]);
     // the critic is updated before the policy
-    assert!(
-        said.contains("out of memory in the update_critic phase of step 1"),
-        "{said}"
-    );
+    assert!(said.contains("out of memory in the update_critic phase of step 1"), "{said}");
     for name in ["tight", "limited"] {
         same(&bench, name, "plain");
         assert_eq!(values(name).len(), 3);
         for (a, b) in values(name).iter().zip(values("plain")) {
-            assert!(
-                (a - b).abs() <= 1e-4 * b.abs().max(1e-2),
-                "{name}: {a} instead of {b}"
-            );
+            assert!((a - b).abs() <= 1e-4 * b.abs().max(1e-2), "{name}: {a} instead of {b}");
         }
     }
 }
@@ -195,10 +152,7 @@ fn without_recovery_the_error_ranks_what_is_held_and_names_the_change_that_would
         assert!(said.contains(part), "{part:?} is not in: {said}");
     }
     let settings = said.rsplit("should fit: ").next().unwrap().trim();
-    let settings: Vec<&str> = settings
-        .split_whitespace()
-        .chain([limit.as_str()])
-        .collect();
+    let settings: Vec<&str> = settings.split_whitespace().chain([limit.as_str()]).collect();
     succeeded(&train(&bench, "mended", &settings));
     same(&bench, "mended", "plain");
 }
@@ -207,15 +161,7 @@ fn without_recovery_the_error_ranks_what_is_held_and_names_the_change_that_would
 fn a_budget_that_nothing_fits_is_refused_with_what_is_missing_and_what_would_do() {
     let bench = bench();
     let output = train(&bench, "tiny", &["memory.budget=3MiB"]);
-    refused(
-        &output,
-        &[
-            "no plan fits 3.00 MiB",
-            "too much",
-            "One of these would do",
-            "budget of",
-        ],
-    );
+    refused(&output, &["no plan fits 3.00 MiB", "too much", "One of these would do", "budget of"]);
     assert!(!bench.path("tiny").exists(), "nothing was begun");
 }
 
@@ -224,39 +170,20 @@ fn a_saved_plan_is_the_plan_that_runs() {
     let bench = bench();
     let file = bench.path("saved.json");
     let budget = format!("{}", 30 * MIB);
-    let planned = bench.firebrick(
-        "plan",
-        &[
-            "--budget",
-            &budget,
-            "--json",
-            "--output",
-            file.to_str().unwrap(),
-        ],
-    );
+    let planned = bench.firebrick("plan", &["--budget", &budget, "--json", "--output", file.to_str().unwrap()]);
     let printed: Value = serde_json::from_str(&succeeded(&planned)).unwrap();
     assert!(printed["peak_bytes"].as_u64().unwrap() <= 30 * MIB);
     let phases = printed["phases"].as_array().unwrap();
     for phase in phases {
         let categories = phase["categories"].as_object().unwrap();
         let sum: u64 = categories.values().map(|v| v.as_u64().unwrap()).sum();
-        assert_eq!(
-            phase["total_bytes"].as_u64().unwrap(),
-            sum,
-            "{}",
-            phase["name"]
-        );
+        assert_eq!(phase["total_bytes"].as_u64().unwrap(), sum, "{}", phase["name"]);
     }
     succeeded(&train(&bench, "run", &["--plan", file.to_str().unwrap()]));
     let ran: Value = serde_json::from_str(&bench.read("run/plan.json")).unwrap();
     assert_eq!(ran["plan"], printed["plan"]);
 
-    bench.write(
-        "broken.json",
-        &bench
-            .read("saved.json")
-            .replace("\"head_rows\": ", "\"head_rows\": -"),
-    );
+    bench.write("broken.json", &bench.read("saved.json").replace("\"head_rows\": ", "\"head_rows\": -"));
     let broken = bench.path("broken.json");
     let output = train(&bench, "other", &["--plan", broken.to_str().unwrap()]);
     refused(&output, &["broken.json", "head_rows", "firebrick plan"]);
@@ -265,11 +192,7 @@ fn a_saved_plan_is_the_plan_that_runs() {
 #[test]
 fn every_preset_learns_the_same() {
     let bench = bench();
-    succeeded(&train(
-        &bench,
-        "fast",
-        &["memory.preset=fast", "optim.clip_grad=null"],
-    ));
+    succeeded(&train(&bench, "fast", &["memory.preset=fast", "optim.clip_grad=null"]));
     for (preset, exact) in [
         ("balanced", &[][..]),
         // 8-bit moments are meant to differ
@@ -290,10 +213,7 @@ fn a_preset_s_values_that_the_cpu_cannot_have_are_left_out_of_the_run() {
     let output = train(&bench, "run", &settings);
     succeeded(&output);
     let said = stderr(&output);
-    for part in [
-        "constrained is taken without precision=bf16: the CPU",
-        "without rollout.gpu_memory_utilization=0.5",
-    ] {
+    for part in ["constrained is taken without precision=bf16: the CPU", "without rollout.gpu_memory_utilization=0.5"] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
     let resolved = parse(&bench.read("run/config.yaml"), &[]).unwrap();
@@ -321,19 +241,8 @@ fn several_updates_and_a_killed_run_go_on_under_every_offload() {
     ];
     succeeded(&train(&bench, "whole", &settings));
     // the same run, ended after its second step
-    let first = [
-        &settings[..],
-        &[
-            "trainer.steps=2",
-            "optim.lr_scheduler={lr_scheduler_type: constant}",
-        ],
-    ]
-    .concat();
-    let all = [
-        &settings[..],
-        &["optim.lr_scheduler={lr_scheduler_type: constant}"],
-    ]
-    .concat();
+    let first = [&settings[..], &["trainer.steps=2", "optim.lr_scheduler={lr_scheduler_type: constant}"]].concat();
+    let all = [&settings[..], &["optim.lr_scheduler={lr_scheduler_type: constant}"]].concat();
     succeeded(&train(&bench, "constant", &all));
     succeeded(&train(&bench, "cut", &first));
     let resumed = [&all[..], &["--resume"]].concat();
@@ -364,10 +273,7 @@ fn a_process_that_the_system_refuses_memory_leaves_a_plan_to_go_on_with() {
     let output = limited(kib, &[]);
     let said = stderr(&output);
     assert!(!output.status.success(), "{said}");
-    assert!(
-        said.contains("out of host memory") && said.contains("next_plan.json"),
-        "{said}"
-    );
+    assert!(said.contains("out of host memory") && said.contains("next_plan.json"), "{said}");
     // every plan names the next cheaper one, so restarts arrive at one that fits
     let next = bench.path("run/next_plan.json");
     let arrived = (0..12).any(|_| {

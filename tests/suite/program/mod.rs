@@ -64,10 +64,7 @@ impl Bench {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let bench = Self { dir };
-        bench.write(
-            "config.yaml",
-            &TINY.replace("OUTPUT", bench.path("run").to_str().unwrap()),
-        );
+        bench.write("config.yaml", &TINY.replace("OUTPUT", bench.path("run").to_str().unwrap()));
         bench
     }
 
@@ -118,12 +115,7 @@ pub fn stderr(output: &Output) -> String {
 
 /// The run must have succeeded; gives what it printed on stdout.
 pub fn succeeded(output: &Output) -> String {
-    assert!(
-        output.status.success(),
-        "{:?}\n{}",
-        output.status,
-        stderr(output)
-    );
+    assert!(output.status.success(), "{:?}\n{}", output.status, stderr(output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

@@ -10,13 +10,7 @@ use serde_json::Value;
 const CLOSE: f64 = 1e-4;
 
 /// What is compared; a share of clipped tokens jumps where a ratio stands on the edge.
-const COMPARED: [&str; 5] = [
-    "actor/pg_loss",
-    "actor/grad_norm",
-    "actor/entropy",
-    "actor/ppo_kl",
-    "actor/kl_loss",
-];
+const COMPARED: [&str; 5] = ["actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl", "actor/kl_loss"];
 
 /// One step of two epochs, so that ratios are not all 1.
 const OFF_POLICY: [&str; 3] = ["trainer.steps=1", "update.ppo_epochs=2", "model.arch=null"];
@@ -71,10 +65,7 @@ fn every_algorithm_trains_and_its_losses_do_not_depend_on_the_cut() {
     for name in names() {
         let setting = format!("objective={name}");
         let critic = (name == "ppo").then_some("critic={}");
-        let settings: Vec<&str> = [Some(setting.as_str()), critic]
-            .into_iter()
-            .flatten()
-            .collect();
+        let settings: Vec<&str> = [Some(setting.as_str()), critic].into_iter().flatten().collect();
         let line = assert_cut_does_not_matter(&bench, &name, &settings);
         let norm = line["actor/grad_norm"].as_f64();
         assert!(norm > Some(0.0), "{name}: nothing was learnt");
@@ -86,21 +77,11 @@ fn every_algorithm_trains_and_its_losses_do_not_depend_on_the_cut() {
 fn choices_out_of_the_whole_step_do_not_depend_on_the_cut() {
     let bench = half_taught();
     for settings in [
-        &[
-            "objective.top_entropy_quantile=0.3",
-            "objective.entropy_coeff=0.01",
-        ][..],
+        &["objective.top_entropy_quantile=0.3", "objective.entropy_coeff=0.01"][..],
         &["objective=kl_cov", "objective.kl_cov_ratio=0.2"],
-        &[
-            "objective=clip_cov",
-            "objective.clip_cov_ratio=0.2",
-            "objective.clip_cov_lb=-1",
-        ],
+        &["objective=clip_cov", "objective.clip_cov_ratio=0.2", "objective.clip_cov_lb=-1"],
         &["objective.off_policy_mask_threshold=0.001"],
-        &[
-            "objective.use_adaptive_entropy=true",
-            "objective.entropy_target=9",
-        ],
+        &["objective.use_adaptive_entropy=true", "objective.entropy_target=9"],
     ] {
         let label = settings.last().expect("a setting");
         assert_cut_does_not_matter(&bench, label, settings);
@@ -144,11 +125,7 @@ fn corrections_are_reported_and_an_adaptive_coefficient_moves() {
 #[test]
 fn an_adaptive_coefficient_survives_kill_and_resume() {
     let bench = Bench::new();
-    let settings = [
-        "objective.use_adaptive_entropy=true",
-        "objective.entropy_target=9",
-        "trainer.save_freq=1",
-    ];
+    let settings = ["objective.use_adaptive_entropy=true", "objective.entropy_target=9", "trainer.save_freq=1"];
     succeeded(&bench.firebrick("train", &settings));
     let whole = metrics(&bench, "run");
     let shorter = format!("output={}", bench.path("resumed").display());
@@ -164,25 +141,13 @@ fn an_adaptive_coefficient_survives_kill_and_resume() {
 fn remax_compares_with_one_greedy_completion_a_prompt_that_is_not_trained_on() {
     let bench = Bench::new();
     succeeded(&bench.firebrick("train", &["objective=remax", "trainer.steps=1"]));
-    let samples: Vec<Value> = bench
-        .read("run/samples.jsonl")
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    assert_eq!(
-        samples.len(),
-        4 * 4,
-        "the greedy completions are not among them"
-    );
+    let samples: Vec<Value> =
+        bench.read("run/samples.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(samples.len(), 4 * 4, "the greedy completions are not among them");
     for group in samples.chunks(4) {
         let baseline = |s: &Value| s["reward"].as_f64().unwrap() - s["advantage"].as_f64().unwrap();
         for sample in group {
-            assert_close(
-                "one baseline a prompt",
-                baseline(sample),
-                baseline(&group[0]),
-                1e-9,
-            );
+            assert_close("one baseline a prompt", baseline(sample), baseline(&group[0]), 1e-9);
         }
     }
 }
@@ -191,14 +156,8 @@ fn remax_compares_with_one_greedy_completion_a_prompt_that_is_not_trained_on() {
 fn a_run_is_refused_where_its_objective_cannot_be_served() {
     let bench = Bench::new();
     for (settings, reason) in [
-        (
-            &["objective=pass_at_k", "rollout.n=1"][..],
-            "set rollout.n to at least 2",
-        ),
-        (
-            &["objective.rollout_is=token", "update.old_log_probs=sampler"],
-            "set update.old_log_probs: trainer",
-        ),
+        (&["objective=pass_at_k", "rollout.n=1"][..], "set rollout.n to at least 2"),
+        (&["objective.rollout_is=token", "update.old_log_probs=sampler"], "set update.old_log_probs: trainer"),
         (&["objective=dpao"], "did you mean `dapo`?"),
     ] {
         refused(&bench.firebrick("train", settings), &[reason]);

@@ -33,34 +33,18 @@ fn a_plan_is_a_table_a_person_can_read() {
     assert!(said.lines().count() <= 22, "{said}");
     // 4.75 MiB, of which 4.28 may be used: a little less than the plain plan takes
     let tight = succeeded(&bench.firebrick("plan", &["--budget", "4980736"]));
-    assert!(
-        tight.contains("TURNED ON, the fastest that fits"),
-        "{tight}"
-    );
+    assert!(tight.contains("TURNED ON, the fastest that fits"), "{tight}");
     assert!(tight.contains("as settings: memory."), "{tight}");
     assert!(tight.lines().count() <= 24, "{tight}");
     // with a critic, a warm-up and every technique that there is
     let example = crate::support::project().join("examples/memory_constrained_ppo.yaml");
     let all = succeeded(&firebrick(&["plan", example.to_str().unwrap()]));
     assert!(all.lines().count() <= 25, "{all}");
-    assert!(
-        all.contains("more that save nothing here by themselves"),
-        "{all}"
-    );
+    assert!(all.contains("more that save nothing here by themselves"), "{all}");
     assert!(!all.contains(" 0 B "), "{all}");
-    let each = succeeded(&firebrick(&[
-        "plan",
-        example.to_str().unwrap(),
-        "--techniques",
-    ]));
-    assert!(
-        each.contains("memory.grad_offload") && each.contains(" 0 B "),
-        "{each}"
-    );
-    assert!(
-        !bench.path("run").exists(),
-        "planning leaves nothing behind"
-    );
+    let each = succeeded(&firebrick(&["plan", example.to_str().unwrap(), "--techniques"]));
+    assert!(each.contains("memory.grad_offload") && each.contains(" 0 B "), "{each}");
+    assert!(!bench.path("run").exists(), "planning leaves nothing behind");
 }
 
 #[test]
@@ -69,14 +53,7 @@ fn the_rest_of_a_plan_is_printed_on_request() {
     let short = succeeded(&bench.firebrick("plan", &["--budget", "7MiB"]));
     for (option, parts) in [
         ("--phases", &["kv_cache", "total  "][..]),
-        (
-            "--techniques",
-            &[
-                "memory.gradient_checkpointing: true",
-                "TECHNIQUE",
-                "EACH TECHNIQUE ON ITS OWN",
-            ],
-        ),
+        ("--techniques", &["memory.gradient_checkpointing: true", "TECHNIQUE", "EACH TECHNIQUE ON ITS OWN"]),
         ("--batches", &["rollout.n=2 trainer.train_batch_size=8"]),
         ("--models", &["RULES OF THUMB", "Qwen2.5-7B"]),
     ] {
@@ -86,16 +63,9 @@ fn the_rest_of_a_plan_is_printed_on_request() {
         }
         assert!(said.len() > short.len(), "{option}");
         assert!(!said.contains("More: "), "{said}");
-        refused(
-            &bench.firebrick("plan", &["--json", option]),
-            &["--json", option],
-        );
+        refused(&bench.firebrick("plan", &["--json", option]), &["--json", option]);
     }
-    for absent in [
-        "RULES OF THUMB",
-        "EACH TECHNIQUE",
-        "SAME NUMBER OF ROLLOUTS",
-    ] {
+    for absent in ["RULES OF THUMB", "EACH TECHNIQUE", "SAME NUMBER OF ROLLOUTS"] {
         assert!(!short.contains(absent), "{short}");
     }
 }
@@ -149,9 +119,7 @@ fn public_models_are_printed_as_they_stand_in_the_docs() {
     let printed: Vec<String> = said.lines().map(words).collect();
     let page = crate::support::project().join("docs/planner.md");
     let text = std::fs::read_to_string(page).unwrap();
-    let rows = text
-        .lines()
-        .filter(|row| row.starts_with("| ") && row.contains(" billion | "));
+    let rows = text.lines().filter(|row| row.starts_with("| ") && row.contains(" billion | "));
     let rows: Vec<String> = rows.map(|row| words(&row.replace('|', " "))).collect();
     assert_eq!(rows.len(), 76, "38 models in two precisions");
     for row in rows {
@@ -203,10 +171,7 @@ fn a_budget_may_be_what_the_device_has() {
 fn where_nothing_fits_it_says_by_how_much_and_what_would_do() {
     let bench = Bench::new();
     let output = bench.firebrick("plan", &["--budget", "4MiB"]);
-    refused(
-        &output,
-        &["no plan fits 4.00 MiB", "too much", "a budget of"],
-    );
+    refused(&output, &["no plan fits 4.00 MiB", "too much", "a budget of"]);
     let output = bench.firebrick("plan", &["--budget", "much"]);
     refused(&output, &["much", "8GiB"]);
 }
@@ -220,11 +185,7 @@ fn a_model_needs_no_weights_to_be_planned() {
     let model = format!("model.path={}", bench.path("model").display());
     let plan = json(&bench, &[&model, "model.arch=null"]);
     let load = &plan["phases"][0]["categories"]["parameters"];
-    assert_eq!(
-        load.as_u64().unwrap(),
-        4 * 6_738_415_616,
-        "6.7 billion numbers in f32"
-    );
+    assert_eq!(load.as_u64().unwrap(), 4 * 6_738_415_616, "6.7 billion numbers in f32");
 }
 
 #[test]
@@ -243,12 +204,7 @@ fn several_devices_are_arithmetic_and_each_holds_its_share() {
         assert!(shared.get(key).is_some(), "{key} is gone");
     }
     // the ranks that a configuration is written for
-    let ranks = [
-        "trainer.nnodes=2",
-        "trainer.n_gpus_per_node=2",
-        "memory.zero_stage=3",
-        recompute,
-    ];
+    let ranks = ["trainer.nnodes=2", "trainer.n_gpus_per_node=2", "memory.zero_stage=3", recompute];
     assert_eq!(json(&bench, &ranks)["phases"], shared["phases"]);
     let held = |plan: &Value, phase: &str, category: &str| {
         let phases = plan["phases"].as_array().unwrap();
@@ -264,18 +220,11 @@ fn several_devices_are_arithmetic_and_each_holds_its_share() {
     assert!(held(&shared, "backward", "communication") > 0);
     let batch = &shared["batch"];
     assert_eq!(batch["effective_batch"], 16);
-    assert_eq!(
-        batch["micro_batch"].as_u64().unwrap() * batch["accumulation"].as_u64().unwrap(),
-        4
-    );
+    assert_eq!(batch["micro_batch"].as_u64().unwrap() * batch["accumulation"].as_u64().unwrap(), 4);
 
     let shown = [&fsdp[..], &["--phases"]].concat();
     let said = succeeded(&bench.firebrick("plan", &shown));
-    for part in [
-        "spread  4 devices: data 4 (ZeRO-3)",
-        "are per device",
-        "communication",
-    ] {
+    for part in ["spread  4 devices: data 4 (ZeRO-3)", "are per device", "communication"] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
     let tight = [&fsdp[..], &["--budget", "6MiB"]].concat();
@@ -285,10 +234,7 @@ fn several_devices_are_arithmetic_and_each_holds_its_share() {
 #[test]
 fn a_plan_for_devices_that_share_sequences_says_what_runs_it() {
     let bench = Bench::new();
-    let said = succeeded(&bench.firebrick(
-        "plan",
-        &["--sequence-parallel", "2", "--output", "plan.json"],
-    ));
+    let said = succeeded(&bench.firebrick("plan", &["--sequence-parallel", "2", "--output", "plan.json"]));
     for part in ["spread  2 devices: sequence 2", "mpirun -n 2"] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
@@ -297,10 +243,7 @@ fn a_plan_for_devices_that_share_sequences_says_what_runs_it() {
     let output = bench.firebrick("train", &["--plan", "plan.json"]);
     refused(
         &output,
-        &[
-            "was made for 2 devices: sequence 2",
-            "memory.ulysses_sequence_parallel_size is 1; set it to 2",
-        ],
+        &["was made for 2 devices: sequence 2", "memory.ulysses_sequence_parallel_size is 1; set it to 2"],
     );
 }
 
@@ -310,16 +253,10 @@ fn degrees_that_divide_nothing_are_refused() {
     for (args, expected) in [
         (&["--data-parallel", "0"][..], "at least 1"),
         (&["--data-parallel", "17"], "16 sequences"),
-        (
-            &["--zero-stage", "2"],
-            "data-parallel degree should be at least 2",
-        ),
+        (&["--zero-stage", "2"], "data-parallel degree should be at least 2"),
         (&["--zero-stage", "4"], "0..=3"),
         (&["--tensor-parallel", "3"], "2 key/value heads"),
-        (
-            &["--tensor-parallel", "2", "--sequence-parallel", "2"],
-            "2 heads",
-        ),
+        (&["--tensor-parallel", "2", "--sequence-parallel", "2"], "2 heads"),
         (&["--pipeline-parallel", "3"], "2 layers"),
     ] {
         refused(&bench.firebrick("plan", args), &[expected]);
@@ -327,16 +264,7 @@ fn degrees_that_divide_nothing_are_refused() {
 }
 
 /// What a cluster of four CPUs in two machines is asked with.
-const CLUSTER: [&str; 8] = [
-    "--nodes",
-    "2",
-    "--gpus",
-    "2",
-    "--budget",
-    "1GiB",
-    "--pipeline-parallel",
-    "1",
-];
+const CLUSTER: [&str; 8] = ["--nodes", "2", "--gpus", "2", "--budget", "1GiB", "--pipeline-parallel", "1"];
 
 #[test]
 fn a_cluster_s_degrees_are_chosen_and_explained_in_twenty_lines() {
@@ -361,10 +289,7 @@ fn a_cluster_s_degrees_are_chosen_and_explained_in_twenty_lines() {
     assert_eq!(plan["parallel"]["cluster"]["nodes"], 2);
     assert_eq!(plan["parallel"]["cluster"]["link"]["kind"], "host");
     let sent = plan["communication"].as_array().unwrap();
-    assert!(
-        sent.iter()
-            .all(|own| own["seconds"].as_f64().unwrap() > 0.0)
-    );
+    assert!(sent.iter().all(|own| own["seconds"].as_f64().unwrap() > 0.0));
     assert!(plan["other_degrees"].as_array().unwrap().len() >= 2);
     // the machines of the configuration, where the option says devices alone
     let own = [&["trainer.nnodes=2"][..], &CLUSTER[2..]].concat();
@@ -375,14 +300,7 @@ fn a_cluster_s_degrees_are_chosen_and_explained_in_twenty_lines() {
         let waits = plan["communication"].as_array().unwrap().iter();
         waits.map(|own| own["seconds"].as_f64().unwrap()).sum()
     };
-    let links = [
-        "--link",
-        "10GB/s",
-        "--node-link",
-        "1MB/s",
-        "--zero-stage",
-        "1",
-    ];
+    let links = ["--link", "10GB/s", "--node-link", "1MB/s", "--zero-stage", "1"];
     let near = [&["--nodes", "1", "--gpus", "4"][..], &CLUSTER[4..]].concat();
     assert!(step(&[&near[..], &links].concat()) < step(&[&CLUSTER[..], &links].concat()));
 }
@@ -392,10 +310,7 @@ fn a_cluster_s_plan_is_written_for_as_many_ranks_and_estimates_are_not_run() {
     let bench = Bench::new();
     let written = [&CLUSTER[..], &["--output", "plan.json"]].concat();
     let said = succeeded(&bench.firebrick("plan", &written));
-    assert!(
-        said.contains("`mpirun -n 4 firebrick train ... --plan plan.json`"),
-        "{said}"
-    );
+    assert!(said.contains("`mpirun -n 4 firebrick train ... --plan plan.json`"), "{said}");
     let output = bench.firebrick("train", &["--plan", "plan.json"]);
     refused(&output, &["was made for 4 devices"]);
     let shared = ["--ulysses-sequence-parallel-size", "2"];
@@ -412,10 +327,7 @@ fn a_cluster_s_plan_is_written_for_as_many_ranks_and_estimates_are_not_run() {
     let said = json(&bench, &sampled);
     let settings = said["settings"].as_array().unwrap();
     let own = "rollout.tensor_model_parallel_size=2";
-    assert!(
-        settings.iter().any(|setting| setting == own),
-        "{settings:?}"
-    );
+    assert!(settings.iter().any(|setting| setting == own), "{settings:?}");
     // the key says the same
     let configured = json(&bench, &["--data-parallel", "4", own]);
     assert_eq!(configured["parallel"], said["parallel"]);
@@ -445,37 +357,15 @@ fn clusters_and_links_that_cannot_be_are_refused() {
         (&["--gpus", "0"][..], "--gpus"),
         (&["--nodes", "0"], "--nodes"),
         (&["--nodes", "-2"], "-2"),
-        (
-            &["--gpus", "2", "--budget", "1GiB", "--link", "nvlink9"],
-            "\"nvlink9\" is no link",
-        ),
-        (
-            &["--gpus", "2", "--budget", "1GiB", "--node-link", "50GB"],
-            "50GB/s",
-        ),
+        (&["--gpus", "2", "--budget", "1GiB", "--link", "nvlink9"], "\"nvlink9\" is no link"),
+        (&["--gpus", "2", "--budget", "1GiB", "--node-link", "50GB"], "50GB/s"),
         (
             &["--gpus", "2", "--budget", "1GiB", "--tensor-parallel", "3"],
             "2 devices, which no degrees make up with tensor 3",
         ),
-        (
-            &["--gpus", "2", "--budget", "1GiB", "--data-parallel", "4"],
-            "data 4",
-        ),
-        (
-            &[
-                "--gpus",
-                "17",
-                "--budget",
-                "1GiB",
-                "--sequence-parallel",
-                "1",
-            ],
-            "16 sequences",
-        ),
-        (
-            &["--data-parallel", "4", "--rollout-tensor-parallel", "3"],
-            "of sampling is 3",
-        ),
+        (&["--gpus", "2", "--budget", "1GiB", "--data-parallel", "4"], "data 4"),
+        (&["--gpus", "17", "--budget", "1GiB", "--sequence-parallel", "1"], "16 sequences"),
+        (&["--data-parallel", "4", "--rollout-tensor-parallel", "3"], "of sampling is 3"),
         (&["--gpus", "2", "device=wgpu:0"], "run on cpu and cuda"),
         (&tight, "no plan fits 3.00 MiB"),
         (&tight, "which comes closest"),

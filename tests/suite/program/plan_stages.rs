@@ -6,17 +6,9 @@ use super::{Bench, refused, succeeded};
 #[test]
 fn a_plan_for_several_devices_is_not_run() {
     let bench = Bench::new();
-    let said = succeeded(&bench.firebrick(
-        "plan",
-        &[
-            "--pipeline-parallel",
-            "2",
-            "--tensor-parallel",
-            "2",
-            "--output",
-            "plan.json",
-        ],
-    ));
+    let said = succeeded(
+        &bench.firebrick("plan", &["--pipeline-parallel", "2", "--tensor-parallel", "2", "--output", "plan.json"]),
+    );
     assert!(said.contains("`firebrick train` cannot run it"), "{said}");
     let output = bench.firebrick("train", &["--plan", "plan.json"]);
     refused(
@@ -50,16 +42,7 @@ fn a_plan_for_stages_names_the_one_that_binds_and_says_what_runs_it() {
     }
     let settings = own["settings"].as_array().unwrap();
     let key = "memory.pipeline_model_parallel_size=2";
-    assert!(
-        settings.iter().any(|setting| setting == key),
-        "{settings:?}"
-    );
+    assert!(settings.iter().any(|setting| setting == key), "{settings:?}");
     let output = bench.firebrick("train", &["--plan", "plan.json"]);
-    refused(
-        &output,
-        &[
-            "was made for 2 devices: pipeline 2",
-            "memory.pipeline_model_parallel_size is 1; set it to 2",
-        ],
-    );
+    refused(&output, &["was made for 2 devices: pipeline 2", "memory.pipeline_model_parallel_size is 1; set it to 2"]);
 }

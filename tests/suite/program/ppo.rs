@@ -5,8 +5,8 @@ use super::{Bench, copy_model, refused, stderr, succeeded};
 use crate::support::fixtures;
 use serde_json::Value;
 
-/// Every part of PPO at work: two epochs of two mini-batches, discount, KL in the reward with a coefficient that moves, a
-/// critic that clips.
+/// Every part of PPO at work: two epochs of two mini-batches, discount, KL in the reward with a coefficient that moves,
+/// a critic that clips.
 const PPO: [&str; 8] = [
     "objective={name: ppo, gamma: 0.99, lam: 0.9, use_kl_in_reward: true, \
      kl_ctrl: {type: adaptive, kl_coef: 0.05, target_kl: 0.01, horizon: 50}}",
@@ -67,33 +67,19 @@ fn a_run_with_a_critic_reports_it_and_keeps_it() {
     // the critic alone at first, then both
     assert!(lines[1]["actor/pg_loss"].is_null() && lines[1]["actor/lr"].is_null());
     assert!(lines[2]["actor/pg_loss"].is_number() && lines[2]["actor/grad_norm"].is_number());
-    let coefficient = |step: usize| {
-        lines[step]["actor/reward_kl_penalty_coeff"]
-            .as_f64()
-            .unwrap()
-    };
+    let coefficient = |step: usize| lines[step]["actor/reward_kl_penalty_coeff"].as_f64().unwrap();
     assert!((coefficient(1) - 0.05).abs() < 1e-12);
-    assert!(
-        coefficient(2) < coefficient(1),
-        "the policy is still its reference"
-    );
+    assert!(coefficient(2) < coefficient(1), "the policy is still its reference");
     for phase in ["values", "adv", "update_critic", "update_actor"] {
         let all = bench.read("run/metrics.jsonl");
         assert!(all.contains(&format!("timing_s/{phase}")), "{phase}");
     }
 
     let step = "run/checkpoints/step-000003";
-    let config: Value =
-        serde_json::from_str(&bench.read(&format!("{step}/trainer/critic/model/config.json")))
-            .unwrap();
+    let config: Value = serde_json::from_str(&bench.read(&format!("{step}/trainer/critic/model/config.json"))).unwrap();
     assert_eq!(config["architectures"][0], "LlamaForSequenceClassification");
-    assert!(
-        bench
-            .path(&format!("{step}/trainer/critic/optimizer.safetensors"))
-            .is_file()
-    );
-    let policy: Value =
-        serde_json::from_str(&bench.read(&format!("{step}/model/config.json"))).unwrap();
+    assert!(bench.path(&format!("{step}/trainer/critic/optimizer.safetensors")).is_file());
+    let policy: Value = serde_json::from_str(&bench.read(&format!("{step}/model/config.json"))).unwrap();
     assert_eq!(policy["architectures"][0], "LlamaForCausalLM");
 
     let plan: Value = serde_json::from_str(&bench.read("run/plan.json")).unwrap();
@@ -168,10 +154,7 @@ fn a_critic_comes_from_any_checkpoint_that_reads_the_policys_tokens() {
         args.push(&run);
         succeeded(&ppo(&bench, &args));
         let lines = metrics(&bench, name);
-        assert!(
-            lines[3]["critic/vf_loss"].as_f64().unwrap().is_finite(),
-            "{name}"
-        );
+        assert!(lines[3]["critic/vf_loss"].as_f64().unwrap().is_finite(), "{name}");
     }
     // a head that a checkpoint brings is written back as what it was
     let kept = bench.read("token/checkpoints/step-000003/trainer/critic/model/config.json");
@@ -192,15 +175,9 @@ fn a_critic_beside_adapters_is_a_whole_model() {
     assert!(lines[3]["critic/grad_norm"].as_f64().unwrap() > 0.0);
     assert!(lines[3]["actor/grad_norm"].as_f64().unwrap() > 0.0);
     let step = "run/checkpoints/step-000003";
-    assert!(
-        bench
-            .path(&format!("{step}/model/adapter_config.json"))
-            .is_file()
-    );
+    assert!(bench.path(&format!("{step}/model/adapter_config.json")).is_file());
     let critic = bench.path(&format!("{step}/trainer/critic/model/model.safetensors"));
-    let whole = std::fs::metadata(bench.path("policy/model.safetensors"))
-        .unwrap()
-        .len();
+    let whole = std::fs::metadata(bench.path("policy/model.safetensors")).unwrap().len();
     let own = std::fs::metadata(critic).unwrap().len();
     assert!(own >= whole, "{own} bytes of {whole}");
 }
@@ -214,12 +191,7 @@ fn a_critic_of_another_vocabulary_is_refused() {
     let policy = bench.path("policy");
     copy_model("llama-gqa", &policy);
     let policy = format!("model={{path: {}}}", policy.display());
-    let args = [
-        policy.as_str(),
-        "rollout.prompt_length=16",
-        "warmup=null",
-        &critic,
-    ];
+    let args = [policy.as_str(), "rollout.prompt_length=16", "warmup=null", &critic];
     refused(
         &ppo(&bench, &[&args[..], &[&output(&bench, "other")]].concat()),
         &["critic.model.path", "must use the same tokenizer"],
@@ -230,63 +202,23 @@ fn a_critic_of_another_vocabulary_is_refused() {
 fn a_critic_that_cannot_serve_the_run_is_refused_with_the_reason() {
     let bench = Bench::new();
     for (args, parts) in [
-        (
-            &["objective.gamma=1.5"][..],
-            &["objective.gamma is 1.5", "between 0 and 1"][..],
-        ),
-        (
-            &["objective.lam=-0.1"],
-            &["objective.lam", "between 0 and 1"],
-        ),
-        (
-            &["critic.warmup=3"],
-            &["critic.warmup is 3", "never be updated"],
-        ),
-        (
-            &["critic.cliprange_value=0"],
-            &["critic.cliprange_value", "above 0"],
-        ),
+        (&["objective.gamma=1.5"][..], &["objective.gamma is 1.5", "between 0 and 1"][..]),
+        (&["objective.lam=-0.1"], &["objective.lam", "between 0 and 1"]),
+        (&["critic.warmup=3"], &["critic.warmup is 3", "never be updated"]),
+        (&["critic.cliprange_value=0"], &["critic.cliprange_value", "above 0"]),
         (&["critic.optim.lr=-1"], &["critic.optim.lr"]),
+        (&["critic.shared_trunks=true"], &["unknown key `shared_trunks`", "did you mean"]),
+        (&["objective={name: grpo}"], &["critic requires objective: ppo"]),
         (
-            &["critic.shared_trunks=true"],
-            &["unknown key `shared_trunks`", "did you mean"],
-        ),
-        (
-            &["objective={name: grpo}"],
-            &["critic requires objective: ppo"],
-        ),
-        (
-            &[
-                "objective={name: grpo}",
-                "critic=null",
-                "memory.critic.head_rows=3",
-            ],
+            &["objective={name: grpo}", "critic=null", "memory.critic.head_rows=3"],
             &["memory.critic requires objective: ppo"],
         ),
-        (
-            &["objective={name: grpo, lam: 0.5}", "critic=null"],
-            &["objective.lam goes with", "gae"],
-        ),
-        (
-            &["memory.critic.trian_tokens=3"],
-            &["did you mean `train_tokens`?"],
-        ),
-        (
-            &["memory.critic.budget=1GiB"],
-            &["memory.critic.budget", "stands in `memory` alone"],
-        ),
-        (
-            &["memory.critic.train_tokens=4"],
-            &["memory.critic.train_tokens is 4"],
-        ),
-        (
-            &["memory.critic.activation_offload=true"],
-            &["memory.critic", "gradient_checkpointing"],
-        ),
-        (
-            &["memory.critic.step_in_backward=true"],
-            &["critic.optim.clip_grad: null"],
-        ),
+        (&["objective={name: grpo, lam: 0.5}", "critic=null"], &["objective.lam goes with", "gae"]),
+        (&["memory.critic.trian_tokens=3"], &["did you mean `train_tokens`?"]),
+        (&["memory.critic.budget=1GiB"], &["memory.critic.budget", "stands in `memory` alone"]),
+        (&["memory.critic.train_tokens=4"], &["memory.critic.train_tokens is 4"]),
+        (&["memory.critic.activation_offload=true"], &["memory.critic", "gradient_checkpointing"]),
+        (&["memory.critic.step_in_backward=true"], &["critic.optim.clip_grad: null"]),
         (&["critic.model.path=no/such/model"], &["no/such/model"]),
     ] {
         refused(&ppo(&bench, args), parts);
@@ -313,24 +245,9 @@ fn every_preset_teaches_policy_and_critic_the_same() {
         ("balanced", &["memory.preset=balanced"][..]),
         ("constrained", &["memory.preset=constrained"]),
         ("huge", &["memory.preset=huge"]),
-        (
-            "backward",
-            &["memory.preset=huge", "memory.step_in_backward=true"],
-        ),
-        (
-            "streamed",
-            &[
-                "memory.preset=balanced",
-                "memory.critic.param_offload=streamed",
-            ],
-        ),
-        (
-            "apart",
-            &[
-                "memory.preset=fast",
-                "memory.critic={gradient_checkpointing: true, param_offload: streamed}",
-            ],
-        ),
+        ("backward", &["memory.preset=huge", "memory.step_in_backward=true"]),
+        ("streamed", &["memory.preset=balanced", "memory.critic.param_offload=streamed"]),
+        ("apart", &["memory.preset=fast", "memory.critic={gradient_checkpointing: true, param_offload: streamed}"]),
     ] {
         for (found, expected) in train(name, settings).iter().zip(&fast).skip(1) {
             for key in [
@@ -341,14 +258,8 @@ fn every_preset_teaches_policy_and_critic_the_same() {
                 "actor/grad_norm",
                 "critic/rewards/mean",
             ] {
-                let (a, b) = (
-                    found[key].as_f64().unwrap(),
-                    expected[key].as_f64().unwrap(),
-                );
-                assert!(
-                    (a - b).abs() <= 1e-4 * b.abs().max(1e-2),
-                    "{name}, {key}: {a} instead of {b}"
-                );
+                let (a, b) = (found[key].as_f64().unwrap(), expected[key].as_f64().unwrap());
+                assert!((a - b).abs() <= 1e-4 * b.abs().max(1e-2), "{name}, {key}: {a} instead of {b}");
             }
         }
     }

@@ -6,13 +6,9 @@ use serde_json::Value;
 /// Every tensor of a run's last checkpoint, with what its optimizer keeps.
 fn checkpoint(bench: &Bench, run: &str, step: u64) -> Vec<Vec<u8>> {
     let dir = bench.path(run).join(format!("checkpoints/step-{step:06}"));
-    [
-        "model/model.safetensors",
-        "trainer/optimizer.safetensors",
-        "trainer/masters.safetensors",
-    ]
-    .map(|file| std::fs::read(dir.join(file)).unwrap_or_else(|e| panic!("{file}: {e}")))
-    .into()
+    ["model/model.safetensors", "trainer/optimizer.safetensors", "trainer/masters.safetensors"]
+        .map(|file| std::fs::read(dir.join(file)).unwrap_or_else(|e| panic!("{file}: {e}")))
+        .into()
 }
 
 #[test]
@@ -20,29 +16,15 @@ fn a_resumed_run_in_half_precision_equals_one_that_was_never_stopped() {
     for precision in ["bf16", "f16"] {
         let bench = Bench::new();
         let own = format!("precision={precision}");
-        let settings = [
-            own.as_str(),
-            "warmup.sft.steps=2",
-            "objective.kl_loss_coef=0.05",
-        ];
+        let settings = [own.as_str(), "warmup.sft.steps=2", "objective.kl_loss_coef=0.05"];
         let whole = format!("output={}", bench.path("whole").display());
-        succeeded(&bench.firebrick(
-            "train",
-            &[&settings[..], &["trainer.steps=5", &whole]].concat(),
-        ));
+        succeeded(&bench.firebrick("train", &[&settings[..], &["trainer.steps=5", &whole]].concat()));
         succeeded(&bench.firebrick("train", &[&settings[..], &["trainer.steps=3"]].concat()));
         let rest = ["trainer.steps=5", "--resume"];
         let output = bench.firebrick("train", &[&settings[..], &rest].concat());
         succeeded(&output);
-        assert!(
-            stderr(&output).contains("resumed after step 3"),
-            "{}",
-            stderr(&output)
-        );
-        assert!(
-            checkpoint(&bench, "run", 5) == checkpoint(&bench, "whole", 5),
-            "{precision}: the checkpoints differ"
-        );
+        assert!(stderr(&output).contains("resumed after step 3"), "{}", stderr(&output));
+        assert!(checkpoint(&bench, "run", 5) == checkpoint(&bench, "whole", 5), "{precision}: the checkpoints differ");
         let summary: Value = serde_json::from_str(&bench.read("run/summary.json")).unwrap();
         assert_eq!(summary["precision"], precision);
     }
@@ -51,22 +33,11 @@ fn a_resumed_run_in_half_precision_equals_one_that_was_never_stopped() {
 #[test]
 fn a_critic_in_half_precision_goes_on_as_it_was() {
     let bench = Bench::new();
-    let settings = [
-        "precision=bf16",
-        "objective=ppo",
-        "rollout.n=1",
-        "critic={}",
-    ];
+    let settings = ["precision=bf16", "objective=ppo", "rollout.n=1", "critic={}"];
     let whole = format!("output={}", bench.path("whole").display());
-    succeeded(&bench.firebrick(
-        "train",
-        &[&settings[..], &["trainer.steps=4", &whole]].concat(),
-    ));
+    succeeded(&bench.firebrick("train", &[&settings[..], &["trainer.steps=4", &whole]].concat()));
     succeeded(&bench.firebrick("train", &[&settings[..], &["trainer.steps=2"]].concat()));
-    succeeded(&bench.firebrick(
-        "train",
-        &[&settings[..], &["trainer.steps=4", "--resume"]].concat(),
-    ));
+    succeeded(&bench.firebrick("train", &[&settings[..], &["trainer.steps=4", "--resume"]].concat()));
     assert!(checkpoint(&bench, "run", 4) == checkpoint(&bench, "whole", 4));
 }
 
@@ -112,10 +83,7 @@ fn a_rollout_in_half_precision_differs_from_the_trainer_by_its_digits_and_the_ru
     };
     let same = differs(&[]);
     let half = differs(&["rollout.precision=bf16"]);
-    assert!(
-        same < 1e-6 && half > 1e-5 && half < 0.02,
-        "{same} and {half}"
-    );
+    assert!(same < 1e-6 && half > 1e-5 && half < 0.02, "{same} and {half}");
     let output = Bench::new().firebrick("train", &["precision=bf16", "rollout.precision=f32"]);
     refused(&output, &["rollout.precision", "precision: f32"]);
 }

@@ -1,5 +1,5 @@
-//! Runs whose rewards other programs compute: what they add up to, and that a judge that misbehaves changes nothing but what its own
-//! sample earns. Where there is no Python, these tests say so.
+//! Runs whose rewards other programs compute: what they add up to, and that a judge that misbehaves changes nothing but
+//! what its own sample earns. Where there is no Python, these tests say so.
 
 use super::runs::{metrics, weights};
 use super::{Bench, firebrick, refused, stderr, succeeded};
@@ -123,10 +123,7 @@ fn functions_for_trl_and_verl_are_two_of_the_rewards() {
             compared += 1;
         }
         let has_number = text.chars().any(|c| c.is_ascii_digit());
-        assert_eq!(
-            sample["reward_extra"]["right/has_number"], has_number,
-            "{text:?}"
-        );
+        assert_eq!(sample["reward_extra"]["right/has_number"], has_number, "{text:?}");
         let sum = 0.5 * part(sample, "digits").unwrap_or(0.0)
             + part(sample, "right").expect("applies")
             + 0.1 * part(sample, "length").expect("applies");
@@ -138,11 +135,7 @@ fn functions_for_trl_and_verl_are_two_of_the_rewards() {
         assert!(line.contains("\"timing_s/reward_wait\""), "{line}");
     }
     for line in &lines[1..] {
-        for name in [
-            "reward/digits/mean",
-            "reward/right/has_number/mean",
-            "reward/lost",
-        ] {
+        for name in ["reward/digits/mean", "reward/right/has_number/mean", "reward/lost"] {
             assert!(line[name].is_number(), "{name}: {line}");
         }
     }
@@ -163,20 +156,9 @@ fn a_judge_that_dies_hangs_or_floods_its_output_once_changes_nothing() {
         let function = format!("digits_{function}");
         let more = ["task.rewards.0.timeout=5"];
         succeeded(&run(&bench, &function, &function, &more));
-        assert_eq!(
-            samples(&bench, &function),
-            samples(&bench, "plain"),
-            "{function}"
-        );
-        assert_eq!(
-            metrics(&bench, &function),
-            metrics(&bench, "plain"),
-            "{function}"
-        );
-        assert!(
-            weights(&bench, &function, 3) == weights(&bench, "plain", 3),
-            "{function}: other weights"
-        );
+        assert_eq!(samples(&bench, &function), samples(&bench, "plain"), "{function}");
+        assert_eq!(metrics(&bench, &function), metrics(&bench, "plain"), "{function}");
+        assert!(weights(&bench, &function, 3) == weights(&bench, "plain", 3), "{function}: other weights");
     }
 }
 
@@ -187,10 +169,7 @@ fn a_completion_that_cannot_be_judged_leaves_its_group_out_and_says_why() {
     succeeded(&output);
     let all = samples(&bench, "run");
     assert_eq!(all.len(), 3 * 4 * 4, "every sample is written once");
-    let lost: Vec<&Value> = all
-        .iter()
-        .filter(|s| !s["reward_error"].is_null())
-        .collect();
+    let lost: Vec<&Value> = all.iter().filter(|s| !s["reward_error"].is_null()).collect();
     assert_eq!(lost.len(), 1, "{lost:?}");
     let lost = lost[0];
     assert_eq!(lost["step"], 2);
@@ -214,32 +193,15 @@ fn a_completion_that_cannot_be_judged_leaves_its_group_out_and_says_why() {
 #[test]
 fn a_function_that_judges_nothing_ends_the_run_and_one_that_cannot_be_used_begins_none() {
     let Some(bench) = bench() else { return };
-    let output = run(
-        &bench,
-        "run",
-        "digits_never",
-        &["trainer.val_max_samples=0"],
-    );
+    let output = run(&bench, "run", "digits_never", &["trainer.val_max_samples=0"]);
     assert_eq!(output.status.code(), Some(1));
     let message = stderr(&output);
-    for part in [
-        "reward failed at step",
-        "has all its rewards",
-        "ValueError: out of order",
-    ] {
+    for part in ["reward failed at step", "has all its rewards", "ValueError: out of order"] {
         assert!(message.contains(part), "{message}");
     }
+    refused(&run(&bench, "none", "no_such_function", &[]), &["reward `digits`", "no function `no_such_function`"]);
     refused(
-        &run(&bench, "none", "no_such_function", &[]),
-        &["reward `digits`", "no function `no_such_function`"],
-    );
-    refused(
-        &run(
-            &bench,
-            "none",
-            "digits",
-            &["task.rewards.0.python=no-such-python"],
-        ),
+        &run(&bench, "none", "digits", &["task.rewards.0.python=no-such-python"]),
         &["reward `digits`", "no-such-python", "set `python`"],
     );
     assert!(!bench.path("none").exists());
@@ -260,9 +222,7 @@ fn a_trainer_that_is_killed_leaves_no_worker_behind() {
     let workers = || -> Vec<String> {
         let files = std::fs::read_dir(bench.path(".")).unwrap();
         let names = files.map(|f| f.unwrap().file_name().into_string().unwrap());
-        names
-            .filter_map(|n| n.strip_prefix("worker").map(str::to_owned))
-            .collect()
+        names.filter_map(|n| n.strip_prefix("worker").map(str::to_owned)).collect()
     };
     while workers().is_empty() {
         assert!(Instant::now() < deadline, "no worker was asked");
@@ -273,9 +233,7 @@ fn a_trainer_that_is_killed_leaves_no_worker_behind() {
     trainer.wait().unwrap();
     for worker in workers() {
         let alive = || {
-            let state = Command::new("ps")
-                .args(["-o", "stat=", "-p", &worker])
-                .output();
+            let state = Command::new("ps").args(["-o", "stat=", "-p", &worker]).output();
             let state = state.unwrap().stdout;
             !state.is_empty() && !state.starts_with(b"Z")
         };

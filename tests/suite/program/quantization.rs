@@ -7,9 +7,7 @@ use serde_json::Value;
 const INT8: &str = "rollout.quantization=int8";
 
 fn mean(line: &Value, key: &str) -> f64 {
-    line[key]
-        .as_f64()
-        .unwrap_or_else(|| panic!("{key}: {line}"))
+    line[key].as_f64().unwrap_or_else(|| panic!("{key}: {line}"))
 }
 
 #[test]
@@ -83,10 +81,7 @@ fn rewards_rise_while_completions_are_sampled_in_8_bits() {
         ],
     ));
     let lines = metrics(&bench, "run");
-    let lines: Vec<&Value> = lines
-        .iter()
-        .filter(|l| l.get("critic/score/mean").is_some())
-        .collect();
+    let lines: Vec<&Value> = lines.iter().filter(|l| l.get("critic/score/mean").is_some()).collect();
     let reward = |lines: &[&Value]| {
         let all = lines.iter().map(|line| mean(line, "critic/score/mean"));
         all.sum::<f64>() / lines.len() as f64
@@ -99,21 +94,12 @@ fn rewards_rise_while_completions_are_sampled_in_8_bits() {
 fn where_8_bits_cannot_be_they_are_refused_with_what_can() {
     let bench = Bench::new();
     for (settings, parts) in [
-        (
-            &["precision=bf16"][..],
-            ["computes in f32 on the CPU", "bf16"],
-        ),
-        (
-            &["rollout.precision=f16"],
-            ["computes in f32 on the CPU", "f16"],
-        ),
+        (&["precision=bf16"][..], ["computes in f32 on the CPU", "bf16"]),
+        (&["rollout.precision=f16"], ["computes in f32 on the CPU", "f16"]),
     ] {
         let output = bench.firebrick("train", &[&[INT8], settings].concat());
         refused(&output, &parts);
-        refused(
-            &output,
-            &["rollout.quantization", "remove one of the two settings"],
-        );
+        refused(&output, &["rollout.quantization", "remove one of the two settings"]);
     }
     let output = bench.firebrick("train", &["rollout.quantization=int4"]);
     refused(&output, &["rollout.quantization", "int8"]);
@@ -123,11 +109,7 @@ fn where_8_bits_cannot_be_they_are_refused_with_what_can() {
 fn a_plan_counts_the_copies() {
     let bench = Bench::new();
     let rollout = |settings: &[&str]| -> u64 {
-        let fixed = [
-            "--json",
-            "rollout.pack_weights=false",
-            "trainer.val_max_samples=1",
-        ];
+        let fixed = ["--json", "rollout.pack_weights=false", "trainer.val_max_samples=1"];
         let output = bench.firebrick("plan", &[&fixed[..], settings].concat());
         let plan: Value = serde_json::from_str(&succeeded(&output)).unwrap();
         let phases = plan["phases"].as_array().unwrap();
@@ -137,12 +119,9 @@ fn a_plan_counts_the_copies() {
     // two layers of q, k, v, o of [16, 16], gate and up of [32, 16], down of [16, 32]: 32 outputs a panel
     let (square, wide, down) = (32 * (16 + 4), 32 * (16 + 4), 32 * (32 + 4));
     let copies = 2 * (4 * square + 2 * wide + down);
-    for settings in [
-        &[][..],
-        &["device=cuda:0"],
-        &["device=cuda:0", "precision=bf16"],
-        &["device=wgpu", "rollout.precision=f16"],
-    ] {
+    for settings in
+        [&[][..], &["device=cuda:0"], &["device=cuda:0", "precision=bf16"], &["device=wgpu", "rollout.precision=f16"]]
+    {
         let int8 = rollout(&[settings, &[INT8]].concat());
         assert_eq!(int8 - rollout(settings), copies, "{settings:?}");
     }
@@ -164,17 +143,11 @@ mod wgpu {
             let output = bench.firebrick("train", &[&fixed, settings].concat());
             succeeded(&output);
             let line = metrics(&bench, "run").pop().expect("a step");
-            (
-                mean(&line, "training/rollout_probs_diff_mean"),
-                stderr(&output),
-            )
+            (mean(&line, "training/rollout_probs_diff_mean"), stderr(&output))
         };
         let (exact, _) = run(&[]);
         let (apart, said) = run(&[INT8]);
-        assert!(
-            apart > 10.0 * exact && apart < 0.01,
-            "{apart}, and {exact} of exact weights"
-        );
+        assert!(apart > 10.0 * exact && apart < 0.01, "{apart}, and {exact} of exact weights");
         assert!(!said.contains("sequences at a time"), "{said}");
         let many = [INT8, "trainer.train_batch_size=18", "rollout.n=4"];
         let (_, said) = run(&many);

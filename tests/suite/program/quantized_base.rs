@@ -9,44 +9,24 @@ use firebrick_models::{BaseFormat, Checkpoint, Tokenizer};
 use serde_json::Value;
 use std::path::Path;
 
-const LORA: [&str; 4] = [
-    "model.arch=null",
-    "model.lora.rank=2",
-    "model.lora.dropout=0.1",
-    "optim.lr=0.01",
-];
+const LORA: [&str; 4] = ["model.arch=null", "model.lora.rank=2", "model.lora.dropout=0.1", "optim.lr=0.01"];
 
 /// Writes the model of a folder with what a base in few bits is widened to.
 fn widened(dir: &str, format: BaseFormat, to: &Path) {
     let device = crate::support::device();
-    let checkpoint = Checkpoint::open(Path::new(dir))
-        .unwrap()
-        .with_base(Some(format));
+    let checkpoint = Checkpoint::open(Path::new(dir)).unwrap().with_base(Some(format));
     let wide = checkpoint.load(&device).unwrap().with_widened_base();
     let tokenizer = Tokenizer::from_dir(Path::new(dir)).unwrap();
     std::fs::create_dir_all(to).unwrap();
-    export(
-        &wide,
-        &checkpoint,
-        Some(&tokenizer),
-        to,
-        ExportOptions::default(),
-    )
-    .unwrap();
+    export(&wide, &checkpoint, Some(&tokenizer), to, ExportOptions::default()).unwrap();
 }
 
 /// What each step of a run says under some names.
 fn told(bench: &Bench, run: &str, keys: &[&str]) -> Vec<f64> {
     let lines = metrics(bench, run);
-    let steps = lines
-        .iter()
-        .filter(|l| l.get("critic/score/mean").is_some());
+    let steps = lines.iter().filter(|l| l.get("critic/score/mean").is_some());
     let of = |line: &Value| -> Vec<f64> {
-        let number = |key: &&str| {
-            line[*key]
-                .as_f64()
-                .unwrap_or_else(|| panic!("{key}: {line}"))
-        };
+        let number = |key: &&str| line[*key].as_f64().unwrap_or_else(|| panic!("{key}: {line}"));
         keys.iter().map(number).collect()
     };
     steps.flat_map(of).collect()
@@ -67,12 +47,7 @@ fn grpo_beside_a_base_in_few_bits_is_grpo_beside_the_numbers_that_it_is_widened_
         let (few, wide) = (format!("few-{format}"), format!("wide-{format}"));
         train(&few, &[&path, &format!("model.lora.base={format}")]);
         train(&wide, &[&format!("model.path={}", to.display())]);
-        let keys = [
-            "critic/score/mean",
-            "actor/pg_loss",
-            "actor/kl_loss",
-            "actor/grad_norm",
-        ];
+        let keys = ["critic/score/mean", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm"];
         let [found, expected] = [&few, &wide].map(|run| told(&bench, run, &keys));
         assert!(!found.is_empty());
         assert_all_close(&few, &found, &expected, 1e-4);
@@ -90,23 +65,13 @@ fn a_resumed_run_beside_a_base_in_few_bits_equals_one_that_was_never_stopped() {
         let train = |name: &str, more: &[&str]| {
             let run = format!("output={}", bench.path(name).display());
             let precision = format!("precision={precision}");
-            let settings = [
-                &path,
-                "model.lora.base=nf4",
-                "model.lora.merge=true",
-                &precision,
-                &run,
-            ];
+            let settings = [&path, "model.lora.base=nf4", "model.lora.merge=true", &precision, &run];
             succeeded(&bench.firebrick("train", &[&LORA[..], &settings, more].concat()));
         };
         train(&whole, &["trainer.steps=3"]);
         train(&run, &["trainer.steps=2"]);
         train(&run, &["trainer.steps=3", "--resume"]);
-        for name in [
-            "model/adapter_model.safetensors",
-            "merged/model.safetensors",
-            "trainer/optimizer.safetensors",
-        ] {
+        for name in ["model/adapter_model.safetensors", "merged/model.safetensors", "trainer/optimizer.safetensors"] {
             let file = |run: &str| {
                 let path = bench.path(&format!("{run}/checkpoints/step-000003/{name}"));
                 std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -116,9 +81,7 @@ fn a_resumed_run_beside_a_base_in_few_bits_equals_one_that_was_never_stopped() {
         let last = |run: &str| metrics(&bench, run).pop();
         assert_eq!(last(&run), last(&whole));
         // masters are those of what is trained
-        let masters = bench.path(&format!(
-            "{run}/checkpoints/step-000003/trainer/masters.safetensors"
-        ));
+        let masters = bench.path(&format!("{run}/checkpoints/step-000003/trainer/masters.safetensors"));
         assert_eq!(masters.is_file(), precision == "bf16");
         if masters.is_file() {
             let bytes = std::fs::read(&masters).unwrap();
@@ -138,17 +101,10 @@ fn what_a_base_in_few_bits_does_not_go_with_is_refused_with_what_to_do() {
         &["model.lora.base: nf4", "remove rollout.quantization"],
     );
     refused(
-        &train(&[
-            "model.lora.base=nf4",
-            "memory.zero_stage=3",
-            "memory.gradient_checkpointing=true",
-        ]),
+        &train(&["model.lora.base=nf4", "memory.zero_stage=3", "memory.gradient_checkpointing=true"]),
         &["model.lora.base: nf4", "memory.zero_stage: 2"],
     );
-    refused(
-        &train(&["model.lora.base=fp4"]),
-        &["model.lora.base", "nf4"],
-    );
+    refused(&train(&["model.lora.base=fp4"]), &["model.lora.base", "nf4"]);
 }
 
 #[test]
@@ -171,10 +127,7 @@ fn commands_without_a_configuration_take_a_base_in_few_bits() {
         let few = succeeded(&generate(&dir, &["--base", name]));
         assert_eq!(few, succeeded(&generate(wide, &[])), "{name}");
     }
-    refused(
-        &generate(&dir, &["--base", "fp4"]),
-        &["--base", "int8", "nf4"],
-    );
+    refused(&generate(&dir, &["--base", "fp4"]), &["--base", "int8", "nf4"]);
     let moe = crate::support::fixtures().join("models/qwen3-moe");
     let line = succeeded(&generate(moe.to_str().unwrap(), &["--base", "nf4"]));
     assert!(line.starts_with("1+2="), "{line}");

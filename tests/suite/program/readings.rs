@@ -6,9 +6,7 @@ use serde_json::Value;
 
 fn lines(bench: &Bench, file: &str) -> Vec<Value> {
     let text = bench.read(&format!("run/{file}"));
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[test]
@@ -16,11 +14,7 @@ fn every_phase_is_read_at_its_end_with_its_source_its_peak_and_its_accounts() {
     let bench = Bench::new();
     succeeded(&bench.firebrick("train", &[]));
     let readings = lines(&bench, "memory.jsonl");
-    let number = |reading: &Value, key: &str| {
-        reading[key]
-            .as_u64()
-            .unwrap_or_else(|| panic!("{key}: {reading}"))
-    };
+    let number = |reading: &Value, key: &str| reading[key].as_u64().unwrap_or_else(|| panic!("{key}: {reading}"));
     for reading in &readings {
         // what the program's own allocator counts, which is mimalloc
         assert_eq!(reading["source"], "counted_heap");

@@ -6,8 +6,7 @@ use std::fmt::Write;
 use std::fs;
 
 /// What a hostile prompt or completion may hold.
-const HOSTILE: &str =
-    "</script><script>alert(1)</script><!--\u{0}\u{1b}[31m\u{202e}desrever\u{2028}\u{2066}\"\\";
+const HOSTILE: &str = "</script><script>alert(1)</script><!--\u{0}\u{1b}[31m\u{202e}desrever\u{2028}\u{2066}\"\\";
 
 impl Bench {
     /// `firebrick report RUN… ARGS…` in the bench's folder.
@@ -20,11 +19,7 @@ impl Bench {
     /// The data block of a report, which is the only place that may hold a run's texts.
     pub fn data(&self, file: &str) -> Value {
         let html = self.read(file);
-        assert_eq!(
-            html.matches("</script").count(),
-            2,
-            "the data's and the program's"
-        );
+        assert_eq!(html.matches("</script").count(), 2, "the data's and the program's");
         for load in ["src=", "<link", "@import", "url(", "fetch(", "<iframe"] {
             let page = html.split("id=\"data\">").next().unwrap();
             assert!(!page.contains(load), "{load}");
@@ -57,9 +52,7 @@ fn sample(step: u64, draw: u64, at: u64, completion: &str, reward: f64) -> Strin
 
 fn lines(bench: &Bench, file: &str) -> Vec<Value> {
     let text = bench.read(file);
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// Holds every metric of every line against the report's columns, to six digits; gives how many.
@@ -73,10 +66,7 @@ fn compare(columns: &Value, metrics: &[Value]) -> usize {
                 None => assert!(found.is_null(), "{name}: {found}"),
                 Some(value) => {
                     let error = (found.as_f64().unwrap() - value).abs();
-                    assert!(
-                        error <= 5e-6 * value.abs(),
-                        "{name}: {found} instead of {value}"
-                    );
+                    assert!(error <= 5e-6 * value.abs(), "{name}: {found} instead of {value}");
                 }
             }
             compared += 1;
@@ -117,10 +107,7 @@ fn a_report_holds_every_number_of_its_run_at_six_digits() {
     assert_eq!(phase["estimates"], json!(["rollout"]));
     let timeline: Value = serde_json::from_str(&bench.read("run/memory_timeline.json")).unwrap();
     assert_eq!(run["timeline"]["accounts"], timeline["accounts"]);
-    assert_eq!(
-        run["plan"]["peak_bytes"],
-        run["summary"]["predicted_peak_bytes"]
-    );
+    assert_eq!(run["plan"]["peak_bytes"], run["summary"]["predicted_peak_bytes"]);
     assert_eq!(run["settings"]["optim.lr"], "0.001");
     assert_eq!(run["notes"], json!([]));
     assert!(fs::read_dir(bench.path("run")).unwrap().all(|entry| {
@@ -143,10 +130,7 @@ fn a_hostile_sample_is_data_and_a_megabyte_of_text_is_cut_with_its_length() {
     let cut = group["samples"][1]["text"].as_array().unwrap();
     let kept = |part: &Value| part.as_str().unwrap().chars().count();
     let all = long.chars().count();
-    assert_eq!(
-        kept(&cut[0]) + cut[1].as_u64().unwrap() as usize + kept(&cut[2]),
-        all
-    );
+    assert_eq!(kept(&cut[0]) + cut[1].as_u64().unwrap() as usize + kept(&cut[2]), all);
     assert!(cut[2].as_str().unwrap().ends_with("END"));
     assert_eq!(shown["cut"], 1);
     assert!(bench.read("run/report.html").len() < 300_000);
@@ -178,8 +162,7 @@ fn runs_are_read_together_and_those_that_differ_in_a_seed_are_marked() {
 #[test]
 fn what_is_missing_or_cut_off_is_said_and_left_out() {
     let bench = Bench::new();
-    let metrics =
-        "{\"training/global_step\":1,\"actor/entropy\":0.5}\n{\"training/global_step\":2,\"act";
+    let metrics = "{\"training/global_step\":1,\"actor/entropy\":0.5}\n{\"training/global_step\":2,\"act";
     let samples = sample(1, 0, 0, "3", 1.0) + "{\"step\":1,\"draw\":0,\"comp\u{fffd}";
     bench.made(
         "run",
@@ -209,20 +192,14 @@ fn what_is_missing_or_cut_off_is_said_and_left_out() {
         "plan.json could not be read",
         "the run has not ended",
     ] {
-        assert!(
-            notes.contains(part) && said.contains(part),
-            "{part}: {notes}\n{said}"
-        );
+        assert!(notes.contains(part) && said.contains(part), "{part}: {notes}\n{said}");
     }
 }
 
 #[test]
 fn a_folder_without_a_run_and_a_file_that_cannot_be_written_are_refused() {
     let bench = Bench::new();
-    refused(
-        &bench.report(&["nowhere"]),
-        &["nowhere", "no such run folder"],
-    );
+    refused(&bench.report(&["nowhere"]), &["nowhere", "no such run folder"]);
     fs::create_dir(bench.path("empty")).unwrap();
     let parts = ["empty", "contains no run", "config.yaml", "`output`"];
     refused(&bench.report(&["empty"]), &parts);
@@ -241,10 +218,7 @@ fn a_report_that_no_program_can_open_is_written_all_the_same() {
     let output = command.output().unwrap();
     succeeded(&output);
     let said = stderr(&output);
-    assert!(
-        said.contains("not opened") && said.contains("report.html"),
-        "{said}"
-    );
+    assert!(said.contains("not opened") && said.contains("report.html"), "{said}");
     assert!(bench.path("run/report.html").exists());
 }
 
@@ -266,27 +240,13 @@ fn long_run() -> Bench {
         }
         for phase in ["gen", "old_log_prob", "ref", "update_actor"] {
             let account = |category: &str| json!({"category": category, "home": "device", "bytes": 123_456_789, "peak_bytes": 123_456_789_u64 + step});
-            let accounts = [
-                "parameters",
-                "kv_cache",
-                "moments",
-                "gradients",
-                "live_graph",
-            ]
-            .map(account);
+            let accounts = ["parameters", "kv_cache", "moments", "gradients", "live_graph"].map(account);
             let line = json!({"step": step, "phase": phase, "source": "counted_heap", "in_use_bytes": 987_654_321,
                 "reserved_bytes": 987_654_321, "peak_bytes": 1_987_654_321, "accounts": accounts});
             writeln!(memory, "{line}").unwrap();
         }
     }
-    bench.made(
-        "run",
-        &[
-            ("metrics.jsonl", metrics),
-            ("samples.jsonl", samples),
-            ("memory.jsonl", memory),
-        ],
-    );
+    bench.made("run", &[("metrics.jsonl", metrics), ("samples.jsonl", samples), ("memory.jsonl", memory)]);
     bench
 }
 
@@ -303,21 +263,11 @@ fn a_thousand_steps_with_64_thousand_samples_stay_below_eight_megabytes() {
     assert_eq!(run["samples"]["shown"], 400);
     assert_eq!(run["samples"]["truncated"], 8000);
     let counts = run["rewards"]["counts"].as_array().unwrap();
-    let sum = |column: &Value| {
-        column
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|n| n.as_u64().unwrap())
-            .sum::<u64>()
-    };
+    let sum = |column: &Value| column.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).sum::<u64>();
     assert_eq!(counts.iter().map(sum).sum::<u64>(), 64_000);
     // as many samples as anyone asks for
     succeeded(&bench.report(&["run", "--samples", "64000", "--output", "all.html"]));
-    assert_eq!(
-        bench.data("all.html")["runs"][0]["samples"]["shown"],
-        64_000
-    );
+    assert_eq!(bench.data("all.html")["runs"][0]["samples"]["shown"], 64_000);
     let bytes = fs::metadata(bench.path("run/report.html")).unwrap().len();
     assert!(bytes < 8_000_000, "{bytes} bytes");
 }

@@ -1,4 +1,5 @@
-//! Runs whose rewards are a model's and rules': what they add up to, what is normalised, and that they continue exactly.
+//! Runs whose rewards are a model's and rules': what they add up to, what is normalised, and that they continue
+//! exactly.
 
 use super::runs::metrics;
 use super::{Bench, firebrick, refused, stderr, succeeded};
@@ -10,19 +11,14 @@ fn run(bench: &Bench, output: &str, more: &[&str]) -> std::process::Output {
     let example = project().join("examples/reward_model.yaml");
     let fixtures = fixtures();
     let output = format!("output={}", bench.path(output).display());
-    let model = format!(
-        "model.path={}",
-        fixtures.join("models/qwen2-tied").display()
-    );
+    let model = format!("model.path={}", fixtures.join("models/qwen2-tied").display());
     let args = ["train", example.to_str().unwrap(), &output, &model];
     firebrick(&[&args[..], more].concat())
 }
 
 fn samples(bench: &Bench, run: &str) -> Vec<Value> {
     let text = bench.read(&format!("{run}/samples.jsonl"));
-    text.lines()
-        .map(|l| serde_json::from_str(l).unwrap())
-        .collect()
+    text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
 }
 
 fn part(sample: &Value, name: &str) -> f64 {
@@ -58,10 +54,7 @@ fn a_models_score_is_one_of_the_rewards_normalised_by_all_so_far_and_clipped() {
             assert_close(key, line[key].as_f64().unwrap(), expected, 1e-9);
         }
     }
-    assert!(
-        scores.iter().any(|s| (s - scores[0]).abs() > 1e-3),
-        "{scores:?}"
-    );
+    assert!(scores.iter().any(|s| (s - scores[0]).abs() > 1e-3), "{scores:?}");
     assert!(lines[0]["val-core/jsonl/reward"].is_number());
 }
 
@@ -74,9 +67,7 @@ fn a_resumed_run_goes_on_with_the_same_statistics() {
     let learnt = |name| {
         let mut lines = metrics(&bench, name);
         for line in &mut lines {
-            line.as_object_mut()
-                .unwrap()
-                .retain(|name, _| !name.starts_with("val-"));
+            line.as_object_mut().unwrap().retain(|name, _| !name.starts_with("val-"));
         }
         lines
     };
@@ -104,28 +95,16 @@ fn a_reward_model_is_planned_and_accounted() {
 #[test]
 fn checkpoints_that_are_no_reward_model_end_a_run_before_it_starts() {
     let bench = Bench::new();
-    let wrong = format!(
-        "task.rewards.0.path={}",
-        fixtures().join("models/llama-gqa").display()
-    );
-    refused(
-        &run(&bench, "run", &[&wrong]),
-        &["reward `helpful`", "causal language model", "num_labels=1"],
-    );
+    let wrong = format!("task.rewards.0.path={}", fixtures().join("models/llama-gqa").display());
+    refused(&run(&bench, "run", &[&wrong]), &["reward `helpful`", "causal language model", "num_labels=1"]);
     assert!(!bench.path("run").exists());
-    refused(
-        &run(&bench, "run", &["task.rewards.0.clip=[1, 0]"]),
-        &["rewards.helpful.clip", "ascending order"],
-    );
+    refused(&run(&bench, "run", &["task.rewards.0.clip=[1, 0]"]), &["rewards.helpful.clip", "ascending order"]);
     refused(
         &run(&bench, "run", &["task.rewards.0.normalise=true"]),
         &["unknown", "`normalise`", "did you mean `normalize`"],
     );
     let by_part = "objective={name: grpo, multi_objective_aggregation: normalize_then_sum}";
-    refused(
-        &run(&bench, "run", &[by_part]),
-        &["normalize_then_sum", "`normalize`"],
-    );
+    refused(&run(&bench, "run", &[by_part]), &["normalize_then_sum", "`normalize`"]);
 }
 
 #[test]
@@ -134,11 +113,7 @@ fn a_completion_that_is_too_long_for_its_judge_ends_the_run_with_what_to_raise()
     let output = run(&bench, "run", &["task.rewards.0.score_tokens=20"]);
     assert_eq!(output.status.code(), Some(1));
     let message = stderr(&output);
-    for part in [
-        "reward `helpful` needs",
-        "its budget is 20",
-        "raise its score_tokens",
-    ] {
+    for part in ["reward `helpful` needs", "its budget is 20", "raise its score_tokens"] {
         assert!(message.contains(part), "{message}");
     }
 }
@@ -152,8 +127,5 @@ fn a_run_whose_completions_are_cut_before_they_earn_anything_says_so_once() {
     let said = stderr(&cut);
     let advice = "raise rollout.response_length";
     assert_eq!(said.matches(advice).count(), 1, "{said}");
-    assert!(
-        said.contains("rollout.response_length = 1 tokens"),
-        "{said}"
-    );
+    assert!(said.contains("rollout.response_length = 1 tokens"), "{said}");
 }

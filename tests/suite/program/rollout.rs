@@ -6,18 +6,13 @@ use serde_json::Value;
 
 fn samples(bench: &Bench) -> Vec<Value> {
     let text = bench.read("run/samples.jsonl");
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// What a run sampled and was paid for: everything but advantages' and log-probs' last digits.
 fn completions(bench: &Bench) -> Vec<[Value; 4]> {
     let keys = ["step", "draw", "sample", "completion"];
-    samples(bench)
-        .iter()
-        .map(|s| keys.map(|key| s[key].clone()))
-        .collect()
+    samples(bench).iter().map(|s| keys.map(|key| s[key].clone())).collect()
 }
 
 #[test]
@@ -45,9 +40,7 @@ fn sampler_and_trainer_are_compared_wherever_the_old_log_probs_come_from() {
         let of = |line: &Value| {
             ["mean", "max"].map(|kind| {
                 let key = format!("training/rollout_probs_diff_{kind}");
-                line[&key]
-                    .as_f64()
-                    .unwrap_or_else(|| panic!("{key}: {line}"))
+                line[&key].as_f64().unwrap_or_else(|| panic!("{key}: {line}"))
             })
         };
         lines[1..].iter().map(of).collect::<Vec<_>>()
@@ -61,10 +54,7 @@ fn sampler_and_trainer_are_compared_wherever_the_old_log_probs_come_from() {
     }
     // of several optimizer steps the first one knows, and its numbers stay its own
     let cut = differences(&["update.old_log_probs=sampler", "update.ppo_epochs=3"]);
-    assert!(
-        cut.iter().all(|[mean, max]| mean <= max && *max < 1e-4),
-        "{cut:?}"
-    );
+    assert!(cut.iter().all(|[mean, max]| mean <= max && *max < 1e-4), "{cut:?}");
 }
 
 #[test]
@@ -72,11 +62,7 @@ fn the_engine_reports_what_it_did() {
     let bench = Bench::new();
     succeeded(&bench.firebrick("train", &["rollout.kv_cache_memory_bytes=8KiB"]));
     for line in &metrics(&bench, "run")[1..] {
-        let value = |key: &str| {
-            line[key]
-                .as_f64()
-                .unwrap_or_else(|| panic!("{key}: {line}"))
-        };
+        let value = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key}: {line}"));
         let occupancy = value("rollout/slot_occupancy");
         assert!(occupancy > 0.0 && occupancy <= 1.0, "{line}");
         let bytes = value("rollout/peak_cache_bytes");
@@ -85,21 +71,13 @@ fn the_engine_reports_what_it_did() {
         for share in ["rollout/kv_waste", "rollout/kv_shared"] {
             assert!((0.0..1.0).contains(&value(share)), "{share}: {line}");
         }
-        assert!(
-            value("rollout/preempted") <= value("rollout/preemptions"),
-            "{line}"
-        );
+        assert!(value("rollout/preempted") <= value("rollout/preemptions"), "{line}");
         assert!((value("rollout/num_gen_batches") - 1.0).abs() < 1e-9);
         assert!(value("rollout/dropped_groups").abs() < 1e-9);
-        assert!(
-            value("training/rollout_probs_diff_mean") <= value("training/rollout_probs_diff_max")
-        );
+        assert!(value("training/rollout_probs_diff_mean") <= value("training/rollout_probs_diff_max"));
     }
     let text = bench.read("run/metrics.jsonl");
-    for key in [
-        "rollout/prefill_tokens_per_second",
-        "rollout/decode_tokens_per_second",
-    ] {
+    for key in ["rollout/prefill_tokens_per_second", "rollout/decode_tokens_per_second"] {
         assert!(text.lines().last().unwrap().contains(key), "{key}");
     }
     // the account of the cache, in the readings of the phase
@@ -116,10 +94,7 @@ fn keys_and_values_in_8_bits_sample_from_nearly_the_trained_policy() {
         let of = |line: &Value| line["training/rollout_probs_diff_mean"].as_f64();
         lines[1..].iter().filter_map(of).fold(0.0, f64::max)
     };
-    let (exact, rounded) = (
-        differences(&[]),
-        differences(&["rollout.kv_cache_dtype=int8"]),
-    );
+    let (exact, rounded) = (differences(&[]), differences(&["rollout.kv_cache_dtype=int8"]));
     assert!(exact < 1e-6, "{exact}");
     assert!(rounded > exact && rounded < 0.01, "{rounded}");
 }
@@ -146,22 +121,13 @@ fn dynamic_sampling_replaces_groups_without_spread_and_keeps_the_size_of_the_bat
         if group.iter().all(|s| s["reward"] == group[0]["reward"]) {
             flat += 1;
             let batches = lines[step]["rollout/num_gen_batches"].as_f64().unwrap();
-            assert!(
-                (batches - 4.0).abs() < 1e-9,
-                "a flat group before the last batch: {batches}"
-            );
+            assert!((batches - 4.0).abs() < 1e-9, "a flat group before the last batch: {batches}");
         }
     }
-    let dropped: f64 = lines[1..]
-        .iter()
-        .map(|l| l["rollout/dropped_groups"].as_f64().unwrap())
-        .sum();
+    let dropped: f64 = lines[1..].iter().map(|l| l["rollout/dropped_groups"].as_f64().unwrap()).sum();
     assert!(dropped > 0.0, "nothing was dropped");
     assert!(flat < 12, "nothing was replaced");
-    let draws: Vec<u64> = samples
-        .iter()
-        .map(|s| s["draw"].as_u64().unwrap())
-        .collect();
+    let draws: Vec<u64> = samples.iter().map(|s| s["draw"].as_u64().unwrap()).collect();
     assert!(draws.is_sorted(), "{draws:?}");
 }
 
@@ -179,55 +145,19 @@ fn a_resumed_run_draws_the_prompts_that_come_next() {
 #[test]
 fn what_the_engine_cannot_do_is_refused() {
     for (setting, parts) in [
-        (
-            "rollout.enforce_eager=false",
-            &["rollout.enforce_eager", "the CPU launches no kernels"][..],
-        ),
-        (
-            "rollout.cudagraph_capture_sizes=[1]",
-            &["rollout.cudagraph_capture_sizes", "the CPU"],
-        ),
-        (
-            "rollout.cudagraph_capture_sizes=[0]",
-            &["rollout.cudagraph_capture_sizes", "has 0"],
-        ),
-        (
-            "rollout.cudagraph_capture_sizes=[100000]",
-            &["100000", "rollout.max_num_seqs"],
-        ),
-        (
-            "rollout.cudagraph_capture_sizes=[]",
-            &["rollout.enforce_eager: true"],
-        ),
-        (
-            "rollout.max_num_batched_tokens=8",
-            &["rollout.max_num_batched_tokens", "rollout.max_num_seqs"],
-        ),
-        (
-            "rollout.max_model_len=6",
-            &["rollout.max_model_len", "rollout.prompt_length"],
-        ),
+        ("rollout.enforce_eager=false", &["rollout.enforce_eager", "the CPU launches no kernels"][..]),
+        ("rollout.cudagraph_capture_sizes=[1]", &["rollout.cudagraph_capture_sizes", "the CPU"]),
+        ("rollout.cudagraph_capture_sizes=[0]", &["rollout.cudagraph_capture_sizes", "has 0"]),
+        ("rollout.cudagraph_capture_sizes=[100000]", &["100000", "rollout.max_num_seqs"]),
+        ("rollout.cudagraph_capture_sizes=[]", &["rollout.enforce_eager: true"]),
+        ("rollout.max_num_batched_tokens=8", &["rollout.max_num_batched_tokens", "rollout.max_num_seqs"]),
+        ("rollout.max_model_len=6", &["rollout.max_model_len", "rollout.prompt_length"]),
         ("rollout.kv_cache_memory_bytes=1KiB", &["KV cache", "4096"]),
-        (
-            "rollout.kv_cache_dtype=fp8",
-            &["kv_cache_dtype", "auto", "int8"],
-        ),
-        (
-            "rollout.gpu_memory_utilization=1.5",
-            &["rollout.gpu_memory_utilization", "1.5"],
-        ),
-        (
-            "rollout.dynamic_sampling={enable: true, max_num_gen_batches: 0}",
-            &["max_num_gen_batches"],
-        ),
-        (
-            "rollout.dynamic_sampling={enable: true, oversampling: 0.5}",
-            &["oversampling"],
-        ),
-        (
-            "rollout.dynamic_sampling={enable: true, metric: taste}",
-            &["taste", "score"],
-        ),
+        ("rollout.kv_cache_dtype=fp8", &["kv_cache_dtype", "auto", "int8"]),
+        ("rollout.gpu_memory_utilization=1.5", &["rollout.gpu_memory_utilization", "1.5"]),
+        ("rollout.dynamic_sampling={enable: true, max_num_gen_batches: 0}", &["max_num_gen_batches"]),
+        ("rollout.dynamic_sampling={enable: true, oversampling: 0.5}", &["oversampling"]),
+        ("rollout.dynamic_sampling={enable: true, metric: taste}", &["taste", "score"]),
     ] {
         refused(&Bench::new().firebrick("train", &[setting]), parts);
     }

@@ -9,10 +9,7 @@ use serde_json::{Value, json};
 fn chats(bench: &Bench, sft: &str) {
     let row = |i: usize| {
         let turn = |role: &str, content: String| json!({"role": role, "content": content});
-        let mut messages = vec![
-            turn("user", format!("What comes after {i}?")),
-            turn("assistant", (i + 1).to_string()),
-        ];
+        let mut messages = vec![turn("user", format!("What comes after {i}?")), turn("assistant", (i + 1).to_string())];
         if i.is_multiple_of(3) {
             messages.push(turn("user", "And then?".into()));
             messages.push(turn("assistant", format!("{} it is.", i + 2)));
@@ -43,10 +40,7 @@ fn number(line: &Value, key: &str) -> f64 {
 fn supervised_training_that_judges_nothing_starts_no_reward_programs() {
     let bench = Bench::new();
     chats(&bench, "epochs: 1");
-    bench.write(
-        "rows.jsonl",
-        "{\"question\": \"What comes after 1?\", \"answer\": \"2\"}\n",
-    );
+    bench.write("rows.jsonl", "{\"question\": \"What comes after 1?\", \"answer\": \"2\"}\n");
     let task = "task={kind: dataset, train: rows.jsonl, messages: [{role: user, content: '{question}'}], answer_field: answer, \
                 rewards: [{kind: command, command: [no-such-program]}]}";
     let config = bench.path("config.yaml");
@@ -57,11 +51,7 @@ fn supervised_training_that_judges_nothing_starts_no_reward_programs() {
     succeeded(&run("sft", &[]));
     assert_eq!(metrics(&bench, "run").len(), 1 + 3);
     // where completions of validation prompts are judged, the program is needed
-    let judged = [
-        "task.validation=rows.jsonl",
-        "output=judged",
-        "rollout={prompt_length: 64, response_length: 8}",
-    ];
+    let judged = ["task.validation=rows.jsonl", "output=judged", "rollout={prompt_length: 64, response_length: 8}"];
     refused(&run("sft", &judged), &["no-such-program"]);
 }
 
@@ -100,67 +90,34 @@ fn a_resumed_supervised_run_equals_one_that_was_never_stopped() {
         std::fs::read(bench.path(&file)).unwrap()
     };
     assert!(weights("run") == weights("whole"), "the weights differ");
-    refused(
-        &bench.firebrick("sft", &["sft.epochs=null", "sft.steps=20", "--resume"]),
-        &["differs", "sft"],
-    );
+    refused(&bench.firebrick("sft", &["sft.epochs=null", "sft.steps=20", "--resume"]), &["differs", "sft"]);
 }
 
 #[test]
 fn supervised_settings_that_cannot_work_are_refused() {
     let bench = Bench::new();
     for (overrides, parts) in [
-        (
-            &["sft.steps=2", "sft.epochs=2"][..],
-            &["steps and epochs"][..],
-        ),
+        (&["sft.steps=2", "sft.epochs=2"][..], &["steps and epochs"][..]),
         (&["sft.epochs=2"], &["sft.epochs", "endless", "sft.steps"]),
         (&["sft.epochs=0"], &["at least 1"]),
-        (
-            &["sft.max_length=9"],
-            &["sft.max_length", "rollout.prompt_length"],
-        ),
-        (
-            &["sft.until_reward=0.5"],
-            &["only warmup.sft can stop early"],
-        ),
-        (
-            &["warmup.sft.validation=rows.jsonl"],
-            &["warmup.sft.validation", "`firebrick sft`"],
-        ),
-        (
-            &["sft.train=no/such.jsonl"],
-            &["no/such.jsonl", "sft.train"],
-        ),
+        (&["sft.max_length=9"], &["sft.max_length", "rollout.prompt_length"]),
+        (&["sft.until_reward=0.5"], &["only warmup.sft can stop early"]),
+        (&["warmup.sft.validation=rows.jsonl"], &["warmup.sft.validation", "`firebrick sft`"]),
+        (&["sft.train=no/such.jsonl"], &["no/such.jsonl", "sft.train"]),
     ] {
         refused(&bench.firebrick("sft", overrides), parts);
     }
     chats(&bench, "steps: 2");
     for (row, part) in [
         (r#"{"text": "x"}"#, "expected `messages` (a list)"),
-        (
-            r#"{"prompt": "x", "completion": [{"role": "user", "content": "y"}]}"#,
-            "both strings",
-        ),
-        (
-            r#"{"messages": [{"role": "user", "content": "y"}]}"#,
-            "no assistant turn with text",
-        ),
-        (
-            r#"{"messages": [{"role": "assistant", "content": "y"}]}"#,
-            "begins with an assistant",
-        ),
+        (r#"{"prompt": "x", "completion": [{"role": "user", "content": "y"}]}"#, "both strings"),
+        (r#"{"messages": [{"role": "user", "content": "y"}]}"#, "no assistant turn with text"),
+        (r#"{"messages": [{"role": "assistant", "content": "y"}]}"#, "begins with an assistant"),
     ] {
         bench.write("bad.jsonl", row);
-        refused(
-            &bench.firebrick("sft", &["sft.train=bad.jsonl"]),
-            &["bad.jsonl, line 1", "sft.train", part],
-        );
+        refused(&bench.firebrick("sft", &["sft.train=bad.jsonl"]), &["bad.jsonl, line 1", "sft.train", part]);
     }
-    refused(
-        &bench.firebrick("sft", &["sft.max_length=5"]),
-        &["sft.train", "longer than 5 tokens", "raise max_length"],
-    );
+    refused(&bench.firebrick("sft", &["sft.max_length=5"]), &["sft.train", "longer than 5 tokens", "raise max_length"]);
 }
 
 #[test]
@@ -172,18 +129,9 @@ fn a_warm_up_learns_from_rows_too() {
         "task={{kind: jsonl, train: {}, prompt: '{{question}}', limit: 20, rewards: [{{kind: length, max: 4}}]}}",
         data.join("train.jsonl").display()
     );
-    let warmup = format!(
-        "warmup.sft={{train: {}, epochs: 1, batch_size: 4}}",
-        bench.path("train.jsonl").display()
-    );
-    let small = [
-        "rollout={n: 2, prompt_length: 128, response_length: 8}",
-        "trainer={steps: 1, train_batch_size: 2}",
-    ];
-    let output = bench.firebrick(
-        "train",
-        &[&[task.as_str(), warmup.as_str()][..], &small].concat(),
-    );
+    let warmup = format!("warmup.sft={{train: {}, epochs: 1, batch_size: 4}}", bench.path("train.jsonl").display());
+    let small = ["rollout={n: 2, prompt_length: 128, response_length: 8}", "trainer={steps: 1, train_batch_size: 2}"];
+    let output = bench.firebrick("train", &[&[task.as_str(), warmup.as_str()][..], &small].concat());
     succeeded(&output);
     assert_eq!(metrics(&bench, "run").len(), 2);
 }
@@ -197,20 +145,12 @@ fn a_plan_of_supervised_training_reads_the_rows_and_predicts_what_the_run_says_o
         serde_json::from_str(&succeeded(&bench.firebrick("plan", &args))).unwrap()
     };
     let read = plan(&[]);
-    let names: Vec<&str> = read["phases"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|p| p["name"].as_str().unwrap())
-        .collect();
+    let names: Vec<&str> = read["phases"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
     // the validation rows are scored, and nothing is sampled
     assert_eq!(names, ["load", "score", "backward", "optimizer", "save"]);
     assert_eq!(read["batch"]["effective_batch"], 3);
     let said = succeeded(&bench.firebrick("plan", &[]));
-    assert!(
-        said.contains("3 examples of up to") && !said.contains("sampled at a time"),
-        "{said}"
-    );
+    assert!(said.contains("3 examples of up to") && !said.contains("sampled at a time"), "{said}");
 
     succeeded(&bench.firebrick("sft", &[]));
     let own: Value = serde_json::from_str(&bench.read("run/plan.json")).unwrap();
@@ -237,12 +177,6 @@ fn a_plan_makes_room_for_the_solutions_of_a_task() {
     // 9+9=18 and the end token
     assert!(said.contains("5 examples of up to 7 tokens"), "{said}");
     // validation samples
-    assert!(
-        own["phases"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .any(|p| p["name"] == "rollout")
-    );
+    assert!(own["phases"].as_array().unwrap().iter().any(|p| p["name"] == "rollout"));
     assert_eq!(own["seconds"]["rollout"], 0.0);
 }

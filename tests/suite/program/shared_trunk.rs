@@ -55,17 +55,11 @@ fn a_shared_trunk_is_one_model_with_one_update_and_a_plain_checkpoint() {
     let config = bench.read(&format!("{step}/model/config.json"));
     assert!(config.contains("LlamaForCausalLM"), "{config}");
     let exported = tensors(&bench, &format!("{step}/model/model.safetensors"));
-    assert!(
-        !exported.iter().any(|name| name.contains("v_head")),
-        "{exported:?}"
-    );
+    assert!(!exported.iter().any(|name| name.contains("v_head")), "{exported:?}");
     let head = tensors(&bench, &format!("{step}/trainer/value_head.safetensors"));
     assert_eq!(head, ["v_head.weight"]);
     let moments = tensors(&bench, &format!("{step}/trainer/optimizer.safetensors"));
-    assert!(
-        moments.contains(&"v_head.weight.exp_avg".to_owned()),
-        "{moments:?}"
-    );
+    assert!(moments.contains(&"v_head.weight.exp_avg".to_owned()), "{moments:?}");
 
     let exported = bench.path(&format!("{step}/model"));
     let model = format!("model={{path: {}}}", exported.display());
@@ -81,15 +75,8 @@ fn a_resumed_run_with_a_shared_trunk_equals_one_that_was_never_stopped() {
     let resumed = shared(&bench, &["trainer.steps=5", "--resume"]);
     succeeded(&resumed);
     assert!(stderr(&resumed).contains("resumed after step 3"));
-    assert_eq!(
-        metrics(&bench, "run")[5]["critic/vf_loss"],
-        metrics(&bench, "whole")[5]["critic/vf_loss"]
-    );
-    for name in [
-        "model/model.safetensors",
-        "trainer/value_head.safetensors",
-        "trainer/optimizer.safetensors",
-    ] {
+    assert_eq!(metrics(&bench, "run")[5]["critic/vf_loss"], metrics(&bench, "whole")[5]["critic/vf_loss"]);
+    for name in ["model/model.safetensors", "trainer/value_head.safetensors", "trainer/optimizer.safetensors"] {
         let of = |run: &str| {
             let path = bench.path(&format!("{run}/checkpoints/step-000005/{name}"));
             std::fs::read(path).unwrap_or_else(|e| panic!("{name}: {e}"))
@@ -117,10 +104,7 @@ fn values_learn_on_the_policys_trunk() {
     let lines = metrics(&bench, "run");
     let number = |step: usize, key: &str| lines[step][key].as_f64().unwrap();
     let apart = |step| number(step, "critic/returns/mean") - number(step, "critic/values/mean");
-    assert!(
-        apart(1) > 0.5,
-        "the warm-up taught most sums, and the value head nothing"
-    );
+    assert!(apart(1) > 0.5, "the warm-up taught most sums, and the value head nothing");
     let last = (36..=40).map(apart).map(f64::abs).sum::<f64>() / 5.0;
     assert!(last < 0.5 * apart(1), "{last} after {}", apart(1));
 }
@@ -137,14 +121,9 @@ fn every_preset_teaches_a_shared_trunk_the_same() {
         }
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         succeeded(&shared(&bench, &args));
-        let found = metrics(&bench, preset)[3]["critic/vf_loss"]
-            .as_f64()
-            .unwrap();
+        let found = metrics(&bench, preset)[3]["critic/vf_loss"].as_f64().unwrap();
         let expected = *expected.get_or_insert(found);
-        assert!(
-            (found - expected).abs() < 1e-4 * expected.abs().max(1.0),
-            "{preset}: {found} {expected}"
-        );
+        assert!((found - expected).abs() < 1e-4 * expected.abs().max(1.0), "{preset}: {found} {expected}");
     }
 }
 
@@ -157,11 +136,7 @@ fn adapters_train_with_a_value_head_beside_them() {
     let args = [policy.as_str(), "rollout.prompt_length=16", "warmup=null"];
     succeeded(&shared(&bench, &args));
     let step = "run/checkpoints/step-000003";
-    assert!(
-        bench
-            .path(&format!("{step}/model/adapter_config.json"))
-            .is_file()
-    );
+    assert!(bench.path(&format!("{step}/model/adapter_config.json")).is_file());
     let head = tensors(&bench, &format!("{step}/trainer/value_head.safetensors"));
     assert_eq!(head, ["v_head.weight"]);
     let moments = tensors(&bench, &format!("{step}/trainer/optimizer.safetensors"));
@@ -174,18 +149,12 @@ fn what_would_be_a_critics_own_is_refused_with_the_reason() {
     let bench = Bench::new();
     let elsewhere = format!("critic.model.path={}", bench.path("policy").display());
     for (setting, parts) in [
-        (
-            "memory.critic={train_tokens: 512}",
-            ["memory.critic", "part of the policy"],
-        ),
+        ("memory.critic={train_tokens: 512}", ["memory.critic", "part of the policy"]),
         ("critic.optim={lr: 0.1}", ["critic.optim", "critic.head_lr"]),
         ("critic.warmup=1", ["critic.warmup", "one model"]),
         (&elsewhere, ["critic.model.path", "a separate model"]),
         ("critic.vf_coef=0", ["critic.vf_coef", "above 0"]),
-        (
-            "critic.shared_trunk=false",
-            ["critic.vf_coef", "shared_trunk: true"],
-        ),
+        ("critic.shared_trunk=false", ["critic.vf_coef", "shared_trunk: true"]),
     ] {
         refused(&shared(&bench, &[setting]), &parts);
     }

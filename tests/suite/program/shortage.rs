@@ -1,5 +1,6 @@
-//! Memory that runs out: a run continues under a cheaper plan, or ends and says what to do. On the stand-in for a CUDA card
-//! (`tests/cuda`), which refuses allocations when it is told to, as a real card cannot be told; on wgpu by `memory.limit`.
+//! Memory that runs out: a run continues under a cheaper plan, or ends and says what to do. On the stand-in for a CUDA
+//! card (`tests/cuda`), which refuses allocations when it is told to, as a real card cannot be told; on wgpu by
+//! `memory.limit`.
 
 use super::Bench;
 use super::runs::metrics;
@@ -9,8 +10,8 @@ use std::io::Write;
 use std::ops::Range;
 use std::time::Duration;
 
-/// PPO with a critic and a reference policy. A campaign has hundreds of runs on the stand-in, so they are small. Pools ask the driver for
-/// pages of megabytes: free ones are given back after every step, so that all steps ask for some.
+/// PPO with a critic and a reference policy. A campaign has hundreds of runs on the stand-in, so they are small. Pools
+/// ask the driver for pages of megabytes: free ones are given back after every step, so that all steps ask for some.
 const RUN: [&str; 11] = [
     "model={arch: {model_type: llama, hidden_size: 128, intermediate_size: 512, num_hidden_layers: 3, num_attention_heads: 4, \
      max_position_embeddings: 32}}",
@@ -44,9 +45,7 @@ fn learnt(bench: &Bench, name: &str) -> Vec<[f64; 6]> {
     ];
     let lines = metrics(bench, name).into_iter();
     let steps = lines.filter(|line| line["training/global_step"] != 0);
-    steps
-        .map(|line| keys.map(|key| line[key].as_f64().unwrap_or_else(|| panic!("{key}"))))
-        .collect()
+    steps.map(|line| keys.map(|key| line[key].as_f64().unwrap_or_else(|| panic!("{key}")))).collect()
 }
 
 fn summary(bench: &Bench, name: &str) -> Value {
@@ -88,7 +87,8 @@ struct Outcomes {
 }
 
 impl Outcomes {
-    /// A run that learnt what the undisturbed one did, or ended, with these words, as the documents say. Anything else is wrong.
+    /// A run that learnt what the undisturbed one did, or ended, with these words, as the documents say. Anything else
+    /// is wrong.
     fn add(&mut self, bench: &Bench, name: &str, ended: Result<(), String>, place: &str) {
         match ended {
             Err(said) if !is_documented(&said) => {
@@ -114,13 +114,7 @@ impl Outcomes {
 
     /// Says how many runs went how; fails where one was wrong, or no shortage reached the program.
     fn close(&self, what: &str) {
-        let Self {
-            recovered,
-            ended,
-            resumed,
-            undisturbed,
-            wrong,
-        } = self;
+        let Self { recovered, ended, resumed, undisturbed, wrong } = self;
         writeln!(
             std::io::stderr(),
             "memory, {what}: {recovered} runs went on under a cheaper plan, {ended} ended and said what to do ({resumed} were \
@@ -135,13 +129,7 @@ impl Outcomes {
 
 /// Whether a run ended as the documents say: by an error that names memory, and what to do.
 fn is_documented(said: &str) -> bool {
-    let advises = [
-        "next_plan.json",
-        "memory.",
-        "rollout.",
-        "trainer.",
-        "choose another `device`",
-    ];
+    let advises = ["next_plan.json", "memory.", "rollout.", "trainer.", "choose another `device`"];
     said.contains("out of memory")
         && !said.contains("panicked at")
         && advises.iter().any(|advice| said.contains(advice))
@@ -158,12 +146,8 @@ fn difference(bench: &Bench, name: &str) -> Option<String> {
         !within
     };
     let mut steps = learnt.iter().zip(&expected).enumerate();
-    let (step, (found, expected)) =
-        steps.find(|(_, (found, expected))| found.iter().zip(*expected).any(differs))?;
-    Some(format!(
-        "step {}: {found:?} instead of {expected:?}",
-        step + 1
-    ))
+    let (step, (found, expected)) = steps.find(|(_, (found, expected))| found.iter().zip(*expected).any(differs))?;
+    Some(format!("step {}: {found:?} instead of {expected:?}", step + 1))
 }
 
 /// The run that the others are compared with.
@@ -178,13 +162,14 @@ mod cuda {
 
     const STEPS: usize = 12;
 
-    /// Runs the program to its end, in the folder `name`. Allocations are refused from the `from`-th on, until `until` bytes have been
-    /// given back.
+    /// Runs the program to its end, in the folder `name`. Allocations are refused from the `from`-th on, until `until`
+    /// bytes have been given back.
     fn run(bench: &Bench, name: &str, from: u64, until: u64) -> Output {
         run_with(bench, name, &[], [DEVICE, &format!("{from}:{until}")])
     }
 
-    /// Goes on with a run that ended, from its last checkpoint and under the plan to try next; nothing where it had no checkpoint yet.
+    /// Goes on with a run that ended, from its last checkpoint and under the plan to try next; nothing where it had no
+    /// checkpoint yet.
     fn resume(bench: &Bench, name: &str) -> Option<Output> {
         let folder = bench.path(name);
         let saved = std::fs::read_dir(folder.join("checkpoints"));
@@ -230,10 +215,7 @@ mod cuda {
             std::thread::sleep(Duration::from_millis(20));
         }
         let ended = child.wait_with_output().expect("a child that ended");
-        Output {
-            stderr: std::fs::read(said).expect("what it said"),
-            ..ended
-        }
+        Output { stderr: std::fs::read(said).expect("what it said"), ..ended }
     }
 
     /// What the stand-in counted: allocations that a run asked the driver for, and those that were refused.
@@ -296,10 +278,7 @@ mod cuda {
         assert!(!refused.status.success());
         let said = stderr(&refused);
         assert!(is_documented(&said), "{said}");
-        assert!(
-            said.contains("while cuda:0 was opened") && said.contains("`nvidia-smi`"),
-            "{said}"
-        );
+        assert!(said.contains("while cuda:0 was opened") && said.contains("`nvidia-smi`"), "{said}");
         assert!(!bench.path("full").exists(), "a folder of no run");
     }
 
@@ -323,15 +302,10 @@ mod cuda {
             let until = [1 << 40, 20 << 20, 8 << 20, 1][(point % 4) as usize];
             let disturbed = run(&bench, &name, from, until);
             let (_, refused) = counts(&disturbed);
-            let place = format!(
-                "{name}: allocation {from} of {asked}, until {until} bytes are free, {refused} refused"
-            );
+            let place =
+                format!("{name}: allocation {from} of {asked}, until {until} bytes are free, {refused} refused");
             assert!(refused > 0, "{place}: nothing was refused");
-            let ended = if disturbed.status.success() {
-                Ok(())
-            } else {
-                Err(stderr(&disturbed))
-            };
+            let ended = if disturbed.status.success() { Ok(()) } else { Err(stderr(&disturbed)) };
             let ends = ended.is_err();
             outcomes.add(&bench, &name, ended, &place);
             if ends && let Some(resumed) = resume(&bench, &name) {
@@ -341,9 +315,7 @@ mod cuda {
             }
         }
         assert_eq!(outcomes.undisturbed, 0, "a refusal that nothing came to");
-        outcomes.close(&format!(
-            "one of {asked} allocations refused, and later ones"
-        ));
+        outcomes.close(&format!("one of {asked} allocations refused, and later ones"));
     }
 }
 
@@ -360,7 +332,8 @@ mod wgpu {
     /// All state exists from the second step on; a software driver takes seconds for one.
     const STEPS: usize = 4;
 
-    /// A run in this process, where kernels are compiled once, on a thread of its own, which has a stream and pools of its own.
+    /// A run in this process, where kernels are compiled once, on a thread of its own, which has a stream and pools of
+    /// its own.
     fn run(bench: &Bench, name: &str, device: &Device, limit: Option<u64>) -> Result<(), String> {
         let of_run = [
             "device=wgpu".to_owned(),
@@ -377,8 +350,7 @@ mod wgpu {
             let made = Trainer::builder(config).build();
             let ran = made.and_then(|mut trainer| trainer.run().map(drop));
             Runtime::new(&own).forget_graphs();
-            done.send(ran.map_err(|error| error.to_string()))
-                .expect("somebody waits");
+            done.send(ran.map_err(|error| error.to_string())).expect("somebody waits");
         });
         let ended = ended.recv_timeout(HANGS);
         let ended = ended.unwrap_or_else(|error| panic!("{name} hangs or panicked: {error}"));
@@ -407,8 +379,7 @@ mod wgpu {
         for point in points(4) {
             let name = format!("point-{point}");
             let limit = peak * (300 + random(2 * point, 700)) / 1000;
-            let place =
-                format!("{name}: a limit of {limit} bytes, where {peak} are used without one");
+            let place = format!("{name}: a limit of {limit} bytes, where {peak} are used without one");
             let ended = run(&bench, &name, &device, Some(limit));
             outcomes.add(&bench, &name, ended, &place);
             // what a run leaves would count against the next one's limit

@@ -8,12 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 fn unread(mut command: Command) -> ExitStatus {
     let (reader, writer) = pipe().unwrap();
     drop(reader);
-    command
-        .stdin(Stdio::null())
-        .stdout(writer.try_clone().unwrap())
-        .stderr(writer)
-        .status()
-        .unwrap()
+    command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer).status().unwrap()
 }
 
 #[test]
@@ -81,18 +76,9 @@ fn an_error_gives_its_cause_once() {
     for (output, cause) in [
         (firebrick(&["train", "no/such.yaml"]), missing),
         (bench.firebrick("train", &[dataset]), missing),
-        (
-            firebrick(&["generate", "--model", broken, "--prompt", "x"]),
-            "os error",
-        ),
-        (
-            bench.firebrick("train", &["optim.lr_scheduler.warmup_ratio=2"]),
-            "found 2",
-        ),
-        (
-            bench.firebrick("train", &["task.difficulty=0"]),
-            "difficulty",
-        ),
+        (firebrick(&["generate", "--model", broken, "--prompt", "x"]), "os error"),
+        (bench.firebrick("train", &["optim.lr_scheduler.warmup_ratio=2"]), "found 2"),
+        (bench.firebrick("train", &["task.difficulty=0"]), "difficulty"),
     ] {
         refused(&output, &[cause]);
         let message = stderr(&output);
@@ -100,7 +86,8 @@ fn an_error_gives_its_cause_once() {
     }
 }
 
-/// Mesa's device selection asks libwayland for the compositor's GPU, which writes `error: XDG_RUNTIME_DIR is invalid or not set`.
+/// Mesa's device selection asks libwayland for the compositor's GPU, which writes `error: XDG_RUNTIME_DIR is invalid or
+/// not set`.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_machine_without_a_display_server_is_no_error() {

@@ -1,4 +1,5 @@
-//! Memory timelines of real runs: what they have, how they agree with the ledger, and `firebrick memory`, which prints them.
+//! Memory timelines of real runs: what they have, how they agree with the ledger, and `firebrick memory`, which prints
+//! them.
 
 use super::memory::{bench, peak, train};
 use super::{Bench, firebrick, refused, stderr, succeeded};
@@ -32,8 +33,7 @@ impl Timeline {
             None => &names[i as usize],
         };
         let all = self.column(column).into_iter().map(name);
-        all.map(|n| n.as_str().expect("a name").to_owned())
-            .collect()
+        all.map(|n| n.as_str().expect("a name").to_owned()).collect()
     }
 
     fn phases(&self) -> Vec<String> {
@@ -70,28 +70,14 @@ impl Timeline {
 const AT_BOUNDARIES: [(&str, &[&str]); 3] = [
     ("gen", &["parameters", "kv_cache", "reference"]),
     ("ref", &["parameters", "reference"]),
-    (
-        "update_actor",
-        &[
-            "parameters",
-            "gradients",
-            "moments",
-            "live_graph",
-            "kept_inputs",
-        ],
-    ),
+    ("update_actor", &["parameters", "gradients", "moments", "live_graph", "kept_inputs"]),
 ];
 
 /// The rows of a phase against its line of `memory.jsonl`.
 fn agrees(timeline: &Timeline, line: &Value) {
-    let (step, phase) = (
-        line["step"].as_u64().unwrap(),
-        line["phase"].as_str().unwrap(),
-    );
+    let (step, phase) = (line["step"].as_u64().unwrap(), line["phase"].as_str().unwrap());
     let (steps, phases) = (timeline.column("step"), timeline.phases());
-    let rows: Vec<usize> = (0..steps.len())
-        .filter(|&row| steps[row] == step && phases[row] == phase)
-        .collect();
+    let rows: Vec<usize> = (0..steps.len()).filter(|&row| steps[row] == step && phases[row] == phase).collect();
     let (first, last) = (rows[0], rows[rows.len() - 1]);
     let places = timeline.places();
     assert_eq!((&*places[first], &*places[last]), ("begin", "end"));
@@ -99,10 +85,7 @@ fn agrees(timeline: &Timeline, line: &Value) {
     let in_use = timeline.column("in_use_bytes");
     assert_eq!(in_use[last], line["in_use_bytes"]);
     assert_eq!(timeline.column("peak_bytes")[last], most);
-    assert!(
-        rows.iter().all(|&row| in_use[row] <= most),
-        "{step} {phase}"
-    );
+    assert!(rows.iter().all(|&row| in_use[row] <= most), "{step} {phase}");
 
     let mut seen = Held::new();
     for &row in &rows {
@@ -126,10 +109,7 @@ fn agrees(timeline: &Timeline, line: &Value) {
             assert_eq!(seen, bytes("peak_bytes"), "{step} {phase} {account:?}");
         }
     }
-    assert!(
-        seen.values().all(|&bytes| bytes == 0),
-        "{step} {phase}: {seen:?}"
-    );
+    assert!(seen.values().all(|&bytes| bytes == 0), "{step} {phase}: {seen:?}");
 }
 
 /// A timeline as it is written.
@@ -144,12 +124,8 @@ pub(super) fn checked_phases(bench: &Bench, run: &str, steps: &[u64]) -> usize {
     found.dedup();
     assert_eq!(found, steps, "{run}");
     let text = bench.read(&format!("{run}/memory.jsonl"));
-    let lines = text
-        .lines()
-        .map(|l| serde_json::from_str::<Value>(l).unwrap());
-    let lines: Vec<Value> = lines
-        .filter(|l| steps.contains(&l["step"].as_u64().unwrap()))
-        .collect();
+    let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+    let lines: Vec<Value> = lines.filter(|l| steps.contains(&l["step"].as_u64().unwrap())).collect();
     for line in &lines {
         agrees(&timeline, line);
     }
@@ -165,10 +141,7 @@ fn a_snapshot_has_the_steps_that_were_asked_for_and_agrees_with_the_ledger() {
         "memory.train_tokens=1024",
         "memory.score_tokens=1024",
     ];
-    for (run, settings) in [
-        ("plain", &["memory.snapshot=2"][..]),
-        ("segments", &segments),
-    ] {
+    for (run, settings) in [("plain", &["memory.snapshot=2"][..]), ("segments", &segments)] {
         succeeded(&train(&bench, run, settings));
         assert!(checked_phases(&bench, run, &[1, 2]) >= 8);
         let timeline = Timeline::read(&bench, run);
@@ -176,22 +149,14 @@ fn a_snapshot_has_the_steps_that_were_asked_for_and_agrees_with_the_ledger() {
         assert_eq!(timeline.0["reason"], "snapshot");
         // the prediction that the plan file has
         let plan: Value = serde_json::from_str(&bench.read(&format!("{run}/plan.json"))).unwrap();
-        assert_eq!(
-            timeline.0["plans"],
-            json!([{"from": 0, "phases": plan["phases"]}])
-        );
+        assert_eq!(timeline.0["plans"], json!([{"from": 0, "phases": plan["phases"]}]));
         let times = timeline.0["boundaries"]["seconds"].as_array().unwrap();
         assert!(times.iter().all(|t| t.as_f64().unwrap() >= 0.0));
     }
     // four layers back in every micro-batch, and the optimizer's units
     let timeline = Timeline::read(&bench, "segments");
     let segments = timeline.0["boundaries"]["segment"].as_array().unwrap();
-    for (place, units) in [
-        ("forward", 4),
-        ("graph", 4),
-        ("backward", 4),
-        ("update", 10),
-    ] {
+    for (place, units) in [("forward", 4), ("graph", 4), ("backward", 4), ("update", 10)] {
         let rows = timeline.places().into_iter().zip(segments);
         let own = rows.filter(|(p, _)| p == place);
         let mut own: Vec<u64> = own.map(|(_, s)| s.as_u64().unwrap()).collect();
@@ -226,10 +191,7 @@ fn accounts_tell_the_models_of_a_run_apart() {
         "live_graph device critic",
         "moments device critic",
     ] {
-        assert!(
-            accounts.iter().any(|a| a == account),
-            "{account}: {accounts:?}"
-        );
+        assert!(accounts.iter().any(|a| a == account), "{account}: {accounts:?}");
     }
 }
 
@@ -246,16 +208,10 @@ fn a_resumed_run_takes_its_first_steps_after_the_resumption() {
         succeeded(&train(&bench, "run", &[&length[..], more].concat()));
     };
     run("2", &["trainer.save_freq=1"]);
-    run(
-        "4",
-        &["trainer.save_freq=1", "--resume", "memory.snapshot=1"],
-    );
+    run("4", &["trainer.save_freq=1", "--resume", "memory.snapshot=1"]);
     checked_phases(&bench, "run", &[3]);
     // more than there are: what there was
-    run(
-        "5",
-        &["trainer.save_freq=1", "--resume", "memory.snapshot=9"],
-    );
+    run("5", &["trainer.save_freq=1", "--resume", "memory.snapshot=9"]);
     checked_phases(&bench, "run", &[5]);
     assert_eq!(Timeline::read(&bench, "run").0["reason"], "ended");
 }
@@ -263,22 +219,11 @@ fn a_resumed_run_takes_its_first_steps_after_the_resumption() {
 #[test]
 fn without_the_key_nothing_is_written_and_the_command_names_it() {
     let bench = bench();
-    succeeded(&train(
-        &bench,
-        "run",
-        &["trainer.steps=1", "memory.trace=100"],
-    ));
+    succeeded(&train(&bench, "run", &["trainer.steps=1", "memory.trace=100"]));
     assert!(!bench.path(&format!("run/{FILE}")).exists());
     let run = bench.path("run");
     let output = firebrick(&["memory", run.to_str().unwrap()]);
-    refused(
-        &output,
-        &[
-            "no memory_timeline.json",
-            "memory.snapshot=N",
-            "out of memory",
-        ],
-    );
+    refused(&output, &["no memory_timeline.json", "memory.snapshot=N", "out of memory"]);
 }
 
 #[test]
@@ -286,19 +231,12 @@ fn a_run_that_ends_out_of_memory_leaves_its_last_boundaries() {
     let bench = bench();
     succeeded(&train(&bench, "plain", &["trainer.steps=1"]));
     let limit = peak(&bench, "plain") * 6 / 10;
-    let settings = [
-        format!("memory.limit={limit}"),
-        "memory.recover=false".to_owned(),
-        "memory.trace=500".to_owned(),
-    ];
+    let settings = [format!("memory.limit={limit}"), "memory.recover=false".to_owned(), "memory.trace=500".to_owned()];
     let settings = settings.each_ref().map(String::as_str);
     let output = train(&bench, "run", &settings);
     assert_eq!(output.status.code(), Some(1));
     let said = stderr(&output);
-    assert!(
-        said.contains("error: out of memory: the update_actor phase of step 1"),
-        "{said}"
-    );
+    assert!(said.contains("error: out of memory: the update_actor phase of step 1"), "{said}");
 
     let timeline = Timeline::read(&bench, "run");
     assert_eq!(timeline.0["reason"], "out_of_memory");
@@ -307,10 +245,7 @@ fn a_run_that_ends_out_of_memory_leaves_its_last_boundaries() {
     let (phases, places) = (timeline.phases(), timeline.places());
     let last = places.len() - 1;
     assert_eq!(&places[last - 1..], ["out_of_memory", "end"]);
-    assert_eq!(
-        (&*phases[last - 2], timeline.column("step")[last]),
-        ("update_actor", 1)
-    );
+    assert_eq!((&*phases[last - 2], timeline.column("step")[last]), ("update_actor", 1));
     assert!(["forward", "head", "graph", "backward", "embedding"].contains(&&*places[last - 2]));
     let peaks = timeline.column("peak_bytes");
     assert!(peaks[last - 2] > limit, "{} of {limit}", peaks[last - 2]);
@@ -319,12 +254,7 @@ fn a_run_that_ends_out_of_memory_leaves_its_last_boundaries() {
 
     let run = bench.path("run");
     let printed = succeeded(&firebrick(&["memory", run.to_str().unwrap()]));
-    for part in [
-        "ended out of memory",
-        "update_actor",
-        "error   out of memory",
-        "live together",
-    ] {
+    for part in ["ended out of memory", "update_actor", "error   out of memory", "live together"] {
         assert!(printed.contains(part), "{part:?} is not in:\n{printed}");
     }
 }
@@ -341,12 +271,8 @@ fn a_trace_on_the_cpu_names_the_functions_that_allocate() {
     let sizes = events["bytes"].as_array().unwrap();
     assert!(sizes.len() > 100);
     assert!(sizes.iter().all(|bytes| bytes.as_u64() >= Some(65_536)));
-    let functions: Vec<&str> = trace["functions"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|name| name.as_str().unwrap())
-        .collect();
+    let functions: Vec<&str> =
+        trace["functions"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     let stacks = trace["stacks"].as_array().unwrap();
     let through = |part: &str| {
         let own = stacks.iter().filter(|stack| {
@@ -375,12 +301,7 @@ fn a_trace_on_the_cpu_names_the_functions_that_allocate() {
     let report = firebrick(&["memory", run.to_str().unwrap(), "--json"]);
     let report: Value = serde_json::from_str(&succeeded(&report)).unwrap();
     let (peak, live) = (&report["peak"], &report["live"]);
-    let held: u64 = peak["holders"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|holder| holder["bytes"].as_u64().unwrap())
-        .sum();
+    let held: u64 = peak["holders"].as_array().unwrap().iter().map(|holder| holder["bytes"].as_u64().unwrap()).sum();
     let rest = peak["unaccounted_bytes"].as_u64().unwrap();
     assert_eq!(peak["bytes"].as_u64().unwrap(), held + rest);
     assert!(live["bytes"].as_u64() > Some(65_536));
@@ -396,11 +317,7 @@ fn a_timeline_that_cannot_be_written_or_read_is_told_and_ends_no_run() {
     let output = train(&bench, "run", &settings);
     succeeded(&output);
     let said = stderr(&output);
-    assert_eq!(
-        said.matches("the memory timeline is missing").count(),
-        1,
-        "{said}"
-    );
+    assert_eq!(said.matches("the memory timeline is missing").count(), 1, "{said}");
     let run = bench.path("run");
     let memory = || firebrick(&["memory", run.to_str().unwrap()]);
     refused(&memory(), &["no memory_timeline.json"]);
@@ -413,28 +330,16 @@ fn a_timeline_that_cannot_be_written_or_read_is_told_and_ends_no_run() {
     for (text, part) in [
         (whole[..whole.len() / 2].to_owned(), "it is cut off"),
         ("no JSON".to_owned(), "it is not JSON"),
-        (
-            whole.replacen("\"version\":1", "\"version\":2", 1),
-            "reads up to 1",
-        ),
-        (
-            whole.replacen("\"format\":\"", "\"format\":\"other.", 1),
-            "no memory timeline",
-        ),
+        (whole.replacen("\"version\":1", "\"version\":2", 1), "reads up to 1"),
+        (whole.replacen("\"format\":\"", "\"format\":\"other.", 1), "no memory timeline"),
     ] {
         bench.write(&format!("run/{FILE}"), &text);
         refused(&memory(), &[FILE, part]);
     }
     let nowhere = bench.path("nowhere");
-    refused(
-        &firebrick(&["memory", nowhere.to_str().unwrap()]),
-        &["nowhere", "no such run"],
-    );
+    refused(&firebrick(&["memory", nowhere.to_str().unwrap()]), &["nowhere", "no such run"]);
     std::fs::create_dir(&nowhere).unwrap();
-    refused(
-        &firebrick(&["memory", nowhere.to_str().unwrap()]),
-        &["contains no run"],
-    );
+    refused(&firebrick(&["memory", nowhere.to_str().unwrap()]), &["contains no run"]);
 }
 
 #[test]

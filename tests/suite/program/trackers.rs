@@ -9,21 +9,14 @@ use std::path::Path;
 fn tracked(bench: &Bench, run: &str, trackio: &Path, args: &[&str]) -> String {
     let output = format!("output={}", bench.path(run).display());
     let args = [&[output.as_str(), "trainer.save_freq=1"], args].concat();
-    let output = bench
-        .command("train", &args)
-        .env("TRACKIO_DIR", trackio)
-        .output()
-        .unwrap();
+    let output = bench.command("train", &args).env("TRACKIO_DIR", trackio).output().unwrap();
     succeeded(&output);
     stderr(&output)
 }
 
 fn samples_and_weights(bench: &Bench, run: &str) -> (String, Vec<u8>) {
     let weights = format!("{run}/checkpoints/step-000003/model/model.safetensors");
-    (
-        bench.read(&format!("{run}/samples.jsonl")),
-        std::fs::read(bench.path(&weights)).unwrap(),
-    )
+    (bench.read(&format!("{run}/samples.jsonl")), std::fs::read(bench.path(&weights)).unwrap())
 }
 
 fn warnings(messages: &str) -> Vec<&str> {
@@ -43,16 +36,10 @@ fn a_run_whose_trackers_are_all_broken_differs_in_nothing_but_its_warnings() {
     bench.write("broken/tensorboard", "");
     let broken = tracked(&bench, "broken", &in_the_way, &[ALL]);
     assert_eq!(metrics(&bench, "plain"), metrics(&bench, "broken"));
-    assert_eq!(
-        samples_and_weights(&bench, "plain"),
-        samples_and_weights(&bench, "broken")
-    );
+    assert_eq!(samples_and_weights(&bench, "plain"), samples_and_weights(&bench, "broken"));
     assert!(!trackio.exists(), "nobody asked for it");
     // each is told once, however often it fails
-    let told: Vec<&str> = warnings(&broken)
-        .into_iter()
-        .filter(|line| !warnings(&plain).contains(line))
-        .collect();
+    let told: Vec<&str> = warnings(&broken).into_iter().filter(|line| !warnings(&plain).contains(line)).collect();
     assert_eq!(told.len(), 2, "{broken}");
     for name in ["tensorboard: ", "trackio: "] {
         let own = told.iter().filter(|line| line.contains(name));
@@ -78,12 +65,7 @@ fn trackers_are_written_and_a_resumed_run_goes_on_in_them() {
         bytes.windows(text.len()).any(|w| w == text.as_bytes())
     };
     for file in &files {
-        for text in [
-            "brain.Event:2",
-            "critic/score/mean",
-            "samples/best",
-            "train_batch_size",
-        ] {
+        for text in ["brain.Event:2", "critic/score/mean", "samples/best", "train_batch_size"] {
             assert!(holds(file, text), "{text} in {}", file.display());
         }
     }
@@ -93,12 +75,7 @@ fn trackers_are_written_and_a_resumed_run_goes_on_in_them() {
 #[test]
 fn a_quiet_run_says_nothing_and_an_unknown_tracker_is_refused() {
     let bench = Bench::new();
-    let said = tracked(
-        &bench,
-        "run",
-        &bench.path("trackio"),
-        &["trainer.logger=file"],
-    );
+    let said = tracked(&bench, "run", &bench.path("trackio"), &["trainer.logger=file"]);
     let told: Vec<&str> = said.lines().filter(|line| !line.contains("WARN")).collect();
     assert_eq!(told, [""; 0], "{said}");
     let output = bench.firebrick("train", &["trainer.logger=[console, wandb]"]);
@@ -115,14 +92,7 @@ fn a_profile_has_steps_phases_kernels_and_memory_and_changes_no_number() {
     assert!(!bench.path("plain/profile.pftrace").exists());
     let trace = std::fs::read(bench.path("profiled/profile.pftrace")).unwrap();
     let holds = |text: &str| trace.windows(text.len()).any(|w| w == text.as_bytes());
-    for text in [
-        "step 2",
-        "step 3",
-        "update_actor",
-        "product",
-        "backward 0",
-        "memory: gradients",
-    ] {
+    for text in ["step 2", "step 3", "update_actor", "product", "backward 0", "memory: gradients"] {
         assert!(holds(text), "{text}");
     }
     assert!(!holds("step 1"), "the first step is left out");
@@ -143,10 +113,7 @@ fn the_doctor_finds_a_device_and_says_what_an_empty_path_lacks() {
         assert!(of(name)["mend"].as_str().unwrap().contains("install"));
     }
     let told = succeeded(&firebrick(&["doctor"]));
-    assert!(
-        told.contains("run folder") && told.contains("auto"),
-        "{told}"
-    );
+    assert!(told.contains("run folder") && told.contains("auto"), "{told}");
 }
 
 #[test]
@@ -158,8 +125,5 @@ fn the_doctor_fails_where_nothing_can_train() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("nothing can train"));
     let report = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        report.contains("FAILED") && report.contains("output="),
-        "{report}"
-    );
+    assert!(report.contains("FAILED") && report.contains("output="), "{report}");
 }

@@ -16,10 +16,7 @@ fn watch_shows_a_run_that_has_ended_with_the_numbers_of_its_files() {
     succeeded(&bench.firebrick("train", &[]));
     let shown = succeeded(&bench.watch("run", &[]));
     assert_eq!(shown.lines().count(), 24, "{shown}");
-    assert!(
-        shown.lines().all(|line| line.chars().count() <= 80),
-        "{shown}"
-    );
+    assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
     let metrics = bench.read("run/metrics.jsonl");
     let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
     let reward = last["critic/score/mean"].as_f64().unwrap();
@@ -66,10 +63,7 @@ fn watch_shows_a_run_that_was_cut_off_and_what_its_log_warned_of() {
 #[test]
 fn watch_refuses_what_is_no_run_and_a_size_that_is_none() {
     let bench = Bench::new();
-    refused(
-        &bench.watch("nowhere", &[]),
-        &["nowhere", "no such run folder"],
-    );
+    refused(&bench.watch("nowhere", &[]), &["nowhere", "no such run folder"]);
     let size = bench.watch("run", &["--size", "80"]);
     refused(&size, &["80x24"]);
 }
@@ -77,10 +71,7 @@ fn watch_refuses_what_is_no_run_and_a_size_that_is_none() {
 #[test]
 fn a_run_in_a_pipe_prints_lines_and_a_quiet_one_nothing_and_both_keep_a_log() {
     let bench = Bench::new();
-    let plain = bench.firebrick(
-        "train",
-        &["--plain", "trainer.save_freq=2", "task.partial=true"],
-    );
+    let plain = bench.firebrick("train", &["--plain", "trainer.save_freq=2", "task.partial=true"]);
     assert_eq!(succeeded(&plain), "");
     let said = stderr(&plain);
     assert!(said.contains("train 3/3 reward") && said.contains("finished: 3 steps"));

@@ -23,14 +23,8 @@ const SHORT: [&str; 11] = [
 fn run(folder: &Path, more: &[&str]) -> Vec<Value> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
     let output = format!("output={}", folder.display());
-    command
-        .arg("train")
-        .arg(project().join("examples/calculator.yaml"));
-    command
-        .args(SHORT)
-        .args(more)
-        .arg(output)
-        .env_remove("FIREBRICK_LOG");
+    command.arg("train").arg(project().join("examples/calculator.yaml"));
+    command.args(SHORT).args(more).arg(output).env_remove("FIREBRICK_LOG");
     let done = command.output().expect("the program");
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{said}");
@@ -40,9 +34,7 @@ fn run(folder: &Path, more: &[&str]) -> Vec<Value> {
 fn lines(file: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(file).expect("a file");
     let lines = text.lines();
-    lines
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect()
+    lines.map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 #[test]
@@ -50,21 +42,13 @@ fn the_example_learns_to_call_its_tool_and_writes_down_the_turns() {
     let folder = tempfile::tempdir().expect("a folder");
     let metrics = run(&folder.path().join("run"), &[]);
     let last = metrics.last().expect("a step");
-    assert!(
-        last["tools/call_frequency"].as_f64().expect("calls") > 0.5,
-        "{last}"
-    );
+    assert!(last["tools/call_frequency"].as_f64().expect("calls") > 0.5, "{last}");
     assert_eq!(last["environment/template_mismatch"], 0.0, "{last}");
     assert_eq!(last["environment/lost"], 0.0);
     let samples = lines(&folder.path().join("run/samples.jsonl"));
     let called = samples.iter().filter(|s| s["num_turns"] == 2);
     let called: Vec<&Value> = called.collect();
-    assert!(
-        called.len() * 2 > samples.len(),
-        "{} of {}",
-        called.len(),
-        samples.len()
-    );
+    assert!(called.len() * 2 > samples.len(), "{} of {}", called.len(), samples.len());
     let mut right = 0;
     for sample in called {
         let turns = sample["turns"].as_array().expect("turns");
@@ -87,19 +71,11 @@ fn the_example_learns_to_call_its_tool_and_writes_down_the_turns() {
 fn limits_of_turns_without_an_environment_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
-    command
-        .arg("train")
-        .arg(project().join("examples/calculator.yaml"));
-    command.args([
-        "task.tool=false",
-        "rollout.multi_turn.max_assistant_turns=2",
-    ]);
+    command.arg("train").arg(project().join("examples/calculator.yaml"));
+    command.args(["task.tool=false", "rollout.multi_turn.max_assistant_turns=2"]);
     command.arg(format!("output={}", folder.path().join("run").display()));
     let done = command.output().expect("the program");
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(2), "{said}");
-    assert!(
-        said.contains("rollout.multi_turn limits the turns of an environment"),
-        "{said}"
-    );
+    assert!(said.contains("rollout.multi_turn limits the turns of an environment"), "{said}");
 }

@@ -1,5 +1,5 @@
-//! Rollouts over several turns: tokens are those that were sampled and those that the template writes, what was not sampled is not
-//! learnt, and an environment that fails costs its own group at most.
+//! Rollouts over several turns: tokens are those that were sampled and those that the template writes, what was not
+//! sampled is not learnt, and an environment that fails costs its own group at most.
 
 mod calculator;
 mod objects;
@@ -11,8 +11,8 @@ use firebrick_engine::config::{RunConfig, parse};
 use firebrick_engine::metrics::StepReport;
 use firebrick_engine::rollout::Rollout;
 use firebrick_engine::task::{
-    Completion, Environment, EnvironmentError, Environments, Example, Observation, PromptText,
-    Reward, Split, Task, TaskError, Turn,
+    Completion, Environment, EnvironmentError, Environments, Example, Observation, PromptText, Reward, Split, Task,
+    TaskError, Turn,
 };
 use firebrick_engine::trainer::{Start, Trainer};
 use firebrick_models::Tokenizer;
@@ -72,13 +72,7 @@ struct Chat {
 
 impl Chat {
     fn new(fails: Fails) -> Self {
-        Self {
-            fails,
-            asked: Arc::default(),
-            workers: 0,
-            says: None,
-            fickle: false,
-        }
+        Self { fails, asked: Arc::default(), workers: 0, says: None, fickle: false }
     }
 }
 
@@ -146,10 +140,7 @@ impl Environments for Chat {
         Box::new(Answering {
             fails: self.fails,
             asked: Arc::clone(&self.asked),
-            says: self
-                .says
-                .clone()
-                .map(|own| own + &"1".repeat(usize::from(self.fickle) * (time % 2))),
+            says: self.says.clone().map(|own| own + &"1".repeat(usize::from(self.fickle) * (time % 2))),
             row: 0,
             turns: 0,
             letters: 0,
@@ -188,9 +179,7 @@ impl Task for Chat {
 
     fn example(&self, _: Split, index: u64) -> Result<Example, TaskError> {
         let words = ["ab", "ba!", "aa1", "b", "1!1"];
-        let Value::Object(fields) = json!({"row": index % 5}) else {
-            unreachable!("an object")
-        };
+        let Value::Object(fields) = json!({"row": index % 5}) else { unreachable!("an object") };
         Ok(Example {
             prompt: PromptText::Chat(vec![Message {
                 role: "user".into(),
@@ -228,17 +217,13 @@ fn steps(folder: &Path, task: Chat, more: &[&str]) -> Vec<StepReport> {
 }
 
 fn rollouts(reports: &[StepReport]) -> impl Iterator<Item = &Rollout> {
-    reports
-        .iter()
-        .flat_map(|report| &report.rollout.as_ref().expect("sampled").rollouts)
+    reports.iter().flat_map(|report| &report.rollout.as_ref().expect("sampled").rollouts)
 }
 
 fn metrics(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
     let lines = text.lines();
-    lines
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect()
+    lines.map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 fn samples(folder: &Path) -> String {
@@ -247,51 +232,30 @@ fn samples(folder: &Path) -> String {
 
 fn tokenizer() -> Tokenizer {
     let own = Tokenizer::characters_and_words(ALPHABET, &WORDS).expect("a tokenizer");
-    own.with_chat_template(TEMPLATE, Path::new("test"))
-        .expect("a template")
+    own.with_chat_template(TEMPLATE, Path::new("test")).expect("a template")
 }
 
 /// What a rollout has to be, whatever its environment does.
 fn check(tokenizer: &Tokenizer, prompt: &[Message], rollout: &Rollout) {
     let whole = [prompt, &rollout.turns].concat();
-    let text = tokenizer
-        .render_chat_with(&whole, ChatOptions::default())
-        .expect("rendered");
+    let text = tokenizer.render_chat_with(&whole, ChatOptions::default()).expect("rendered");
     let written = tokenizer.encode(&text, false).expect("encoded");
     let tokens = [rollout.prompt.as_slice(), &rollout.completion].concat();
     // a turn that was cut has no end
     let ended = tokens.len() == written.len();
     assert!(written.starts_with(&tokens) && (ended || written.len() == tokens.len() + 1));
     let sampled = rollout.sampled();
-    assert!(
-        sampled[sampled.len() - 1],
-        "it ends with a turn of the model"
-    );
-    let turns = rollout
-        .turns
-        .iter()
-        .filter(|m| m.role == "assistant")
-        .count();
+    assert!(sampled[sampled.len() - 1], "it ends with a turn of the model");
+    let turns = rollout.turns.iter().filter(|m| m.role == "assistant").count();
     assert_eq!(turns, rollout.num_turns());
     assert!(rollout.completion.len() <= 48 && turns <= 4);
     for (at, sampled) in sampled.iter().enumerate() {
-        assert!(
-            *sampled || !rollout.mask[at],
-            "what was not sampled is learnt"
-        );
+        assert!(*sampled || !rollout.mask[at], "what was not sampled is learnt");
     }
     // the trainer's log-probs of a plain forward are the sampler's, turn by turn over its cache
-    let (old, drawn) = (
-        rollout.old_logp(),
-        rollout.columns.full_logp.as_ref().expect("drawn"),
-    );
+    let (old, drawn) = (rollout.old_logp(), rollout.columns.full_logp.as_ref().expect("drawn"));
     for at in (0..sampled.len()).filter(|at| sampled[*at]) {
-        assert!(
-            (old[at] - drawn[at]).abs() < 1e-4,
-            "{} and {}",
-            old[at],
-            drawn[at]
-        );
+        assert!((old[at] - drawn[at]).abs() < 1e-4, "{} and {}", old[at], drawn[at]);
     }
 }
 
@@ -304,16 +268,10 @@ fn tokens_are_those_that_were_sampled_and_those_that_the_template_writes() {
         let step = report.rollout.as_ref().expect("sampled");
         for rollout in &step.rollouts {
             let prompt = &step.prompts[(rollout.prompt_index - step.first_prompt) as usize];
-            let PromptText::Chat(messages) = &prompt.example.prompt else {
-                panic!("a conversation")
-            };
+            let PromptText::Chat(messages) = &prompt.example.prompt else { panic!("a conversation") };
             check(&tokenizer, messages, rollout);
             assert!(rollout.mask.iter().filter(|kept| **kept).count() > 0);
-            let parts: Vec<&str> = rollout
-                .reward_parts
-                .iter()
-                .map(|(n, _)| n.as_str())
-                .collect();
+            let parts: Vec<&str> = rollout.reward_parts.iter().map(|(n, _)| n.as_str()).collect();
             assert_eq!(parts, ["last", "environment"]);
             turns.push(rollout.num_turns());
         }
@@ -324,12 +282,7 @@ fn tokens_are_those_that_were_sampled_and_those_that_the_template_writes() {
         assert_eq!(line["environment/template_mismatch"], 0.0);
         assert_eq!(line["environment/lost"], 0.0);
         assert!(line["num_turns/max"].as_f64().expect("turns") > 1.0);
-        assert!(
-            line["training/rollout_probs_diff_max"]
-                .as_f64()
-                .expect("a difference")
-                < 1e-4
-        );
+        assert!(line["training/rollout_probs_diff_max"].as_f64().expect("a difference") < 1e-4);
         assert!(line["reward/environment/mean"].is_number());
     }
     let text = samples(&folder.path().join("run"));
@@ -355,18 +308,10 @@ fn environments_that_fail_once_or_answer_late_change_nothing() {
         let retries = |line: &Value| line["environment/retries"].as_f64().unwrap_or(0.0);
         let lines = metrics(&path(&name));
         assert!(lines.iter().map(retries).sum::<f64>() > 0.0, "{name}");
-        assert!(
-            lines[1..]
-                .iter()
-                .all(|line| line["environment/lost"] == 0.0),
-            "{name}"
-        );
+        assert!(lines[1..].iter().all(|line| line["environment/lost"] == 0.0), "{name}");
         assert!(left(&path(&name)) == whole, "{name}");
     }
-    let threads = Chat {
-        workers: 3,
-        ..Chat::new(Fails::Never)
-    };
+    let threads = Chat { workers: 3, ..Chat::new(Fails::Never) };
     steps(&path("threads"), threads, &[]);
     let (text, _) = left(&path("threads"));
     assert!(text == whole.0, "samples of environments in threads");
@@ -376,11 +321,7 @@ fn environments_that_fail_once_or_answer_late_change_nothing() {
 fn a_group_whose_environment_fails_for_good_is_left_out_and_counted() {
     for at in [At::Reset, At::Step, At::Reward] {
         let folder = tempfile::tempdir().expect("a folder");
-        let reports = steps(
-            &folder.path().join("run"),
-            Chat::new(Fails::Row(2, at)),
-            &[],
-        );
+        let reports = steps(&folder.path().join("run"), Chat::new(Fails::Row(2, at)), &[]);
         let mut left_out = 0;
         for report in &reports {
             let step = report.rollout.as_ref().expect("sampled");
@@ -392,10 +333,7 @@ fn a_group_whose_environment_fails_for_good_is_left_out_and_counted() {
             assert_eq!(step.rollouts.len() % 4, 0, "{at:?}: a group in part");
             assert!(step.left_out.iter().all(of_row));
             let lost = step.left_out.iter().filter_map(|r| r.reward_error.as_ref());
-            assert!(
-                lost.clone().all(|reason| reason.contains("as told")),
-                "{at:?}"
-            );
+            assert!(lost.clone().all(|reason| reason.contains("as told")), "{at:?}");
             assert_eq!(step.stats.left_out_groups * 4, step.left_out.len());
             left_out += step.stats.left_out_groups;
         }
@@ -415,71 +353,38 @@ fn a_resumed_run_repeats_the_turns_of_one_that_was_not_stopped() {
     }
     drop(first);
     // continues from the checkpoint of step 2
-    run()
-        .start(Start::Resume)
-        .build()
-        .expect("resumed")
-        .run()
-        .expect("the rest");
+    run().start(Start::Resume).build().expect("resumed").run().expect("the rest");
     assert!(left(&path("run")) == left(&path("whole")));
 }
 
 #[test]
 fn what_an_environment_says_first_is_in_the_prompt_and_the_same_for_a_group() {
     let folder = tempfile::tempdir().expect("a folder");
-    let says = Chat {
-        says: Some("!!".into()),
-        ..Chat::new(Fails::Never)
-    };
+    let says = Chat { says: Some("!!".into()), ..Chat::new(Fails::Never) };
     let reports = steps(&folder.path().join("run"), says, &[]);
     let tokenizer = tokenizer();
     for rollout in rollouts(&reports) {
         let text = tokenizer.decode(&rollout.prompt, false).expect("text");
         assert!(text.ends_with("!!<assistant>"), "{text}");
     }
-    let fickle = Chat {
-        says: Some("!".into()),
-        fickle: true,
-        ..Chat::new(Fails::Never)
-    };
+    let fickle = Chat { says: Some("!".into()), fickle: true, ..Chat::new(Fails::Never) };
     let builder = Trainer::builder(config(&folder.path().join("fickle"), &[]));
     let mut trainer = builder.task(fickle).build().expect("a trainer");
-    let message = trainer
-        .step()
-        .map(|_| ())
-        .expect_err("no group is whole")
-        .to_string();
-    assert!(
-        message.contains("has to say the same for the same row"),
-        "{message}"
-    );
-    let long = Chat {
-        says: Some("!".repeat(40)),
-        ..Chat::new(Fails::Never)
-    };
-    let builder = Trainer::builder(config(
-        &folder.path().join("long"),
-        &["trainer.test_freq=0"],
-    ));
+    let message = trainer.step().map(|_| ()).expect_err("no group is whole").to_string();
+    assert!(message.contains("has to say the same for the same row"), "{message}");
+    let long = Chat { says: Some("!".repeat(40)), ..Chat::new(Fails::Never) };
+    let builder = Trainer::builder(config(&folder.path().join("long"), &["trainer.test_freq=0"]));
     let mut trainer = builder.task(long).build().expect("a trainer");
-    let message = trainer
-        .step()
-        .map(|_| ())
-        .expect_err("no prompt fits")
-        .to_string();
+    let message = trainer.step().map(|_| ()).expect_err("no prompt fits").to_string();
     assert!(message.contains("rollout.prompt_length is 12"), "{message}");
 }
 
 #[test]
 fn settings_that_environments_do_not_go_with_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    for (setting, part) in [
-        ("objective=remax", "has no environment"),
-        (
-            "rollout.multi_turn.max_assistant_turns=0",
-            "must be at least 1",
-        ),
-    ] {
+    for (setting, part) in
+        [("objective=remax", "has no environment"), ("rollout.multi_turn.max_assistant_turns=0", "must be at least 1")]
+    {
         let more = vec![setting.to_owned()];
         let refused = parse(CONFIG, &more).map(|mut config| {
             config.output = folder.path().join("run");

@@ -1,4 +1,5 @@
-//! Reward functions of TRL's signature that look at the objects of a task's environments. Where there is no Python, these tests say so.
+//! Reward functions of TRL's signature that look at the objects of a task's environments. Where there is no Python,
+//! these tests say so.
 
 use super::python::{folder_with, template};
 use super::samples;
@@ -95,8 +96,7 @@ fn looked_at(class: &str) {
         function("judge.py", "by_keyword"),
         function("judge.py", "without"),
     ]);
-    let environment =
-        json!({"kind": "python", "file": file("env.py"), "class": class, "kwargs": {"scale": 10}});
+    let environment = json!({"kind": "python", "file": file("env.py"), "class": class, "kwargs": {"scale": 10}});
     let model = crate::support::fixtures().join("models/qwen2-tied");
     let config = json!({
         "model": {"path": model, "chat_template": template(folder.path())},
@@ -115,13 +115,8 @@ fn looked_at(class: &str) {
         let parts = &sample["reward_parts"];
         let total = parts[0][1].as_f64().expect("a number");
         assert!(total % 10.0 == 0.0, "{parts}");
-        let expected = json!([
-            ["apart", total],
-            ["beside", total],
-            ["optional", 1.0],
-            ["by_keyword", total],
-            ["without", 2.0]
-        ]);
+        let expected =
+            json!([["apart", total], ["beside", total], ["optional", 1.0], ["by_keyword", total], ["without", 2.0]]);
         assert_eq!(*parts, expected);
         seen += 1;
     }
@@ -138,10 +133,8 @@ fn an_object_that_cannot_be_copied_says_why() {
         let EnvironmentConfig::Python(config) = serde_json::from_value(config).expect("settings");
         let environments = PythonEnvironments::open(&config).expect("opened");
         let ended = || {
-            let example = Example {
-                fields: json!({"row": 3}).as_object().cloned().expect("an object"),
-                ..Example::text("", "")
-            };
+            let example =
+                Example { fields: json!({"row": 3}).as_object().cloned().expect("an object"), ..Example::text("", "") };
             let mut own = environments.make(0);
             own.reset(&example).expect("reset");
             assert_eq!(own.reward().expect("nothing"), None);

@@ -1,12 +1,12 @@
-//! Python classes of TRL's shape as environments: what they say, and what they may do wrong. Where there is no Python, these tests say
-//! so.
+//! Python classes of TRL's shape as environments: what they say, and what they may do wrong. Where there is no Python,
+//! these tests say so.
 
 use super::{metrics, samples};
 use crate::support::report;
 use firebrick_engine::config::{RunConfig, parse};
 use firebrick_engine::task::{
-    Environment, EnvironmentConfig, Environments, Example, PythonEnvironmentConfig,
-    PythonEnvironments, TaskError, ToolCall, Turn,
+    Environment, EnvironmentConfig, Environments, Example, PythonEnvironmentConfig, PythonEnvironments, TaskError,
+    ToolCall, Turn,
 };
 use firebrick_engine::trainer::Trainer;
 use serde_json::{Value, json};
@@ -153,23 +153,14 @@ fn open(folder: &Path, class: &str, more: &Value) -> Result<PythonEnvironments, 
 }
 
 fn example(row: &Value) -> Example {
-    Example {
-        fields: row.as_object().cloned().unwrap_or_default(),
-        ..Example::text("", "")
-    }
+    Example { fields: row.as_object().cloned().unwrap_or_default(), ..Example::text("", "") }
 }
 
 fn turn(calls: &[(&str, Value)]) -> Turn {
     let call = |(name, arguments): &(&str, Value)| {
-        Ok(ToolCall {
-            name: (*name).to_owned(),
-            arguments: arguments.as_object().cloned().unwrap_or_default(),
-        })
+        Ok(ToolCall { name: (*name).to_owned(), arguments: arguments.as_object().cloned().unwrap_or_default() })
     };
-    Turn {
-        text: String::new(),
-        calls: calls.iter().map(call).collect(),
-    }
+    Turn { text: String::new(), calls: calls.iter().map(call).collect() }
 }
 
 fn began(environments: &PythonEnvironments, worker: usize) -> Box<dyn Environment> {
@@ -182,11 +173,7 @@ fn began(environments: &PythonEnvironments, worker: usize) -> Box<dyn Environmen
 fn said(environment: &mut Box<dyn Environment>, calls: &[(&str, Value)]) -> Vec<String> {
     let observation = environment.step(&turn(calls)).expect("an answer");
     assert!(observation.messages.iter().all(|m| m.role == "tool"));
-    observation
-        .messages
-        .into_iter()
-        .map(|m| m.content)
-        .collect()
+    observation.messages.into_iter().map(|m| m.content).collect()
 }
 
 #[test]
@@ -217,14 +204,8 @@ fn an_object_of_the_class_answers_each_rollout_for_itself() {
     let more = json!({"kwargs": {"start": 5}});
     let environments = open(folder.path(), "Counter", &more).expect("opened");
     let (mut one, mut other) = (began(&environments, 0), began(&environments, 0));
-    assert_eq!(
-        said(&mut one, &[("add", json!({"amount": 2, "times": 3}))]),
-        ["total 11"]
-    );
-    let calls = [
-        ("add", json!({"amount": 1, "sign": "-"})),
-        ("peek", json!({})),
-    ];
+    assert_eq!(said(&mut one, &[("add", json!({"amount": 2, "times": 3}))]), ["total 11"]);
+    let calls = [("add", json!({"amount": 1, "sign": "-"})), ("peek", json!({}))];
     assert_eq!(said(&mut other, &calls), ["total 4", "{'total': 4}"]);
     // what a tool refuses, the model is told
     let refused = [
@@ -235,27 +216,11 @@ fn an_object_of_the_class_answers_each_rollout_for_itself() {
     ];
     let observation = one.step(&turn(&refused)).expect("an answer");
     assert_eq!(observation.failed_calls, 4);
-    let told: Vec<&str> = observation
-        .messages
-        .iter()
-        .map(|m| m.content.as_str())
-        .collect();
+    let told: Vec<&str> = observation.messages.iter().map(|m| m.content.as_str()).collect();
     assert_eq!(told[0], r#"{"error":"not thirteen"}"#);
-    assert!(
-        told[1].contains("there is no tool 'subtract'; there are add, peek"),
-        "{}",
-        told[1]
-    );
-    assert!(
-        told[2].contains("there is no tool '_hidden'"),
-        "{}",
-        told[2]
-    );
-    assert!(
-        told[3].contains("unexpected keyword argument 'amounts'"),
-        "{}",
-        told[3]
-    );
+    assert!(told[1].contains("there is no tool 'subtract'; there are add, peek"), "{}", told[1]);
+    assert!(told[2].contains("there is no tool '_hidden'"), "{}", told[2]);
+    assert!(told[3].contains("unexpected keyword argument 'amounts'"), "{}", told[3]);
     assert_eq!(one.reward().expect("a reward"), Some(11.0));
     assert_eq!(other.reward().expect("a reward"), Some(4.0));
     assert!(one.step(&turn(&[])).expect("an answer").messages.is_empty());
@@ -275,15 +240,9 @@ fn a_process_that_dies_or_hangs_is_replaced() {
         // the one beside it is gone too, through no fault of its own; one of another process is not
         let gone = other.step(&turn(&[("peek", json!({}))])).expect_err("gone");
         assert!(!gone.own, "{gone}");
-        assert_eq!(
-            said(&mut apart, &[("add", json!({"amount": 1}))]),
-            ["total 1"]
-        );
+        assert_eq!(said(&mut apart, &[("add", json!({"amount": 1}))]), ["total 1"]);
         let mut again = began(&environments, 0);
-        assert_eq!(
-            said(&mut again, &[("add", json!({"amount": 1}))]),
-            ["total 1"]
-        );
+        assert_eq!(said(&mut again, &[("add", json!({"amount": 1}))]), ["total 1"]);
     }
 }
 
@@ -306,10 +265,7 @@ fn a_process_that_writes_nonsense_on_the_wire_is_replaced() {
         let gone = other.step(&turn(&[("peek", json!({}))])).expect_err("gone");
         assert!(!gone.own, "{gone}");
         let mut again = began(&environments, 0);
-        assert_eq!(
-            said(&mut again, &[("add", json!({"amount": 1}))]),
-            ["total 1"]
-        );
+        assert_eq!(said(&mut again, &[("add", json!({"amount": 1}))]), ["total 1"]);
     }
 }
 
@@ -318,10 +274,7 @@ fn what_an_environment_prints_disturbs_nothing_however_much_it_is() {
     let Some(folder) = folder() else { return };
     let environments = open(folder.path(), "Counter", &Value::Null).expect("opened");
     let mut one = began(&environments, 0);
-    assert_eq!(
-        said(&mut one, &[("add", json!({"amount": 92}))]),
-        ["total 92"]
-    );
+    assert_eq!(said(&mut one, &[("add", json!({"amount": 92}))]), ["total 92"]);
     let long = said(&mut one, &[("add", json!({"amount": 91}))]);
     assert_eq!(long, ["long ".repeat(100_000)]);
     assert_eq!(one.reward().expect("a reward"), Some(92.0));
@@ -331,28 +284,18 @@ fn what_an_environment_prints_disturbs_nothing_however_much_it_is() {
 fn classes_that_are_no_environments_are_refused_with_the_reason() {
     let Some(folder) = folder() else { return };
     for (class, part) in [
-        (
-            "Missing",
-            "there is no class `Missing` in it; its classes are `Counter`",
-        ),
+        ("Missing", "there is no class `Missing` in it; its classes are `Counter`"),
         ("NoReset", "no method `reset(**row)`"),
-        (
-            "NoHints",
-            "the parameter `x` of the tool `tool` has no type hint",
-        ),
+        ("NoHints", "the parameter `x` of the tool `tool` has no type hint"),
         ("NoDoc", "the tool `tool` has no docstring"),
         ("Undescribed", "does not describe `x`"),
     ] {
-        let found = open(folder.path(), class, &Value::Null)
-            .expect_err(class)
-            .to_string();
+        let found = open(folder.path(), class, &Value::Null).expect_err(class).to_string();
         assert!(found.contains(part), "{found}");
     }
     let mut missing = config(folder.path(), "Counter", &Value::Null);
     missing.file = PathBuf::from("nowhere.py");
-    let found = PythonEnvironments::open(&missing)
-        .expect_err("no file")
-        .to_string();
+    let found = PythonEnvironments::open(&missing).expect_err("no file").to_string();
     assert!(found.contains("there is no file nowhere.py"), "{found}");
     for (key, value) in [("workers", json!(0)), ("timeout", json!(-1.0))] {
         let wrong = open(folder.path(), "Counter", &json!({key: value})).expect_err(key);
@@ -360,15 +303,13 @@ fn classes_that_are_no_environments_are_refused_with_the_reason() {
     }
     for (class, part) in [("Raises", "cannot begin"), ("Wrong", "reset returned int")] {
         let environments = open(folder.path(), class, &Value::Null).expect("opened");
-        let failed = environments
-            .make(0)
-            .reset(&example(&json!({})))
-            .expect_err(class);
+        let failed = environments.make(0).reset(&example(&json!({}))).expect_err(class);
         assert!(failed.own && failed.reason.contains(part), "{failed}");
     }
 }
 
-/// Rows of files whose environment is a class: what a random model says has no calls, so its rollouts are one turn and its reward.
+/// Rows of files whose environment is a class: what a random model says has no calls, so its rollouts are one turn and
+/// its reward.
 #[test]
 fn rows_with_a_class_are_a_task() {
     let Some(folder) = folder() else { return };
@@ -384,20 +325,14 @@ fn rows_with_a_class_are_a_task() {
          task:\n  kind: dataset\n  train: {}\n  environment: {{kind: python, file: {}, class: Counter, kwargs: {{start: 5}}}}\n  rewards: []\n\
          rollout: {{n: 2, prompt_length: 200, response_length: 8}}\n\
          trainer: {{steps: 2, train_batch_size: 2, test_freq: 0, save_freq: -1}}\n",
-        crate::support::fixtures()
-            .join("models/qwen2-tied")
-            .display(),
+        crate::support::fixtures().join("models/qwen2-tied").display(),
         template(folder.path()).display(),
         folder.path().join("run").display(),
         folder.path().join("rows.jsonl").display(),
         folder.path().join("env.py").display(),
     );
     let config: RunConfig = parse(&text, &[]).expect("a configuration");
-    Trainer::builder(config)
-        .build()
-        .expect("a trainer")
-        .run()
-        .expect("a run");
+    Trainer::builder(config).build().expect("a trainer").run().expect("a run");
     for line in samples(&folder.path().join("run")).lines() {
         let sample: Value = serde_json::from_str(line).expect("JSON");
         assert_eq!(sample["reward"], 5.0, "{sample}");

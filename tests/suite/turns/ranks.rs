@@ -16,10 +16,7 @@ fn first_steps(folder: &Path, size: usize, task: fn() -> Chat) -> Vec<StepReport
         let mut trainer = builder.world(rank).build().expect("a trainer");
         trainer.step().expect("a step")
     });
-    ranks
-        .into_iter()
-        .map(|rank| rank.expect("a rank"))
-        .collect()
+    ranks.into_iter().map(|rank| rank.expect("a rank")).collect()
 }
 
 /// What does not depend on the order in which floats are added.
@@ -46,10 +43,7 @@ fn same_as_on_one(task: fn() -> Chat) {
                 each.collect::<Vec<_>>()
             };
             assert_eq!(prompts(&found), prompts(&alone), "{size} ranks");
-            for (found, alone) in [
-                (&found.rollouts, &alone.rollouts),
-                (&found.left_out, &alone.left_out),
-            ] {
+            for (found, alone) in [(&found.rollouts, &alone.rollouts), (&found.left_out, &alone.left_out)] {
                 let [found, alone] = [found, alone].map(|all| all.iter().map(facts));
                 assert!(found.eq(alone), "{size} ranks");
             }
@@ -60,10 +54,7 @@ fn same_as_on_one(task: fn() -> Chat) {
 
 #[test]
 fn ranks_play_together_what_one_rank_plays() {
-    same_as_on_one(|| Chat {
-        says: Some("a1".into()),
-        ..Chat::new(Fails::Never)
-    });
+    same_as_on_one(|| Chat { says: Some("a1".into()), ..Chat::new(Fails::Never) });
 }
 
 #[test]

@@ -22,19 +22,13 @@ const QWEN: &str = "{%- if tools %}{{ '<user>' + (tools[0] | tojson) }}{%- endif
 {%- if add_generation_prompt -%}{{ '<assistant>' }}{%- endif -%}";
 
 fn message(role: &str, content: &str) -> Message {
-    Message {
-        role: role.into(),
-        content: content.into(),
-    }
+    Message { role: role.into(), content: content.into() }
 }
 
 fn tokenizer(template: &str) -> Arc<Tokenizer> {
     let alphabet = " !\"'().,:/<>_{}[]\n0123456789abcdefghijklmnopqrstuvwxyzIO";
     let own = Tokenizer::characters_and_words(alphabet, &WORDS).expect("a tokenizer");
-    Arc::new(
-        own.with_chat_template(template, Path::new("test"))
-            .expect("a template"),
-    )
+    Arc::new(own.with_chat_template(template, Path::new("test")).expect("a template"))
 }
 
 fn opened(template: &str, stop: &[u32]) -> Result<TurnTemplate> {
@@ -45,10 +39,7 @@ fn opened(template: &str, stop: &[u32]) -> Result<TurnTemplate> {
 }
 
 fn refused(template: &str, stop: &[u32]) -> String {
-    opened(template, stop)
-        .map(|_| ())
-        .expect_err(template)
-        .to_string()
+    opened(template, stop).map(|_| ()).expect_err(template).to_string()
 }
 
 #[test]
@@ -63,29 +54,13 @@ fn what_stands_between_turns_is_what_the_template_writes_there() {
     let written = "\n<user><tool>1</tool><tool>22</tool><eos>\n<assistant>";
     assert_eq!(text(Some(1), &two), written);
     // a turn that a stop string has ended is ended here
-    assert_eq!(
-        text(None, &two[..1]),
-        "<eos>\n<user><tool>1</tool><eos>\n<assistant>"
-    );
-    let whole = [
-        &[message("user", "ab"), message("assistant", "a!")],
-        &two[..],
-        &[message("assistant", "b")],
-    ]
-    .concat();
+    assert_eq!(text(None, &two[..1]), "<eos>\n<user><tool>1</tool><eos>\n<assistant>");
+    let whole = [&[message("user", "ab"), message("assistant", "a!")], &two[..], &[message("assistant", "b")]].concat();
     let text = template.render(&whole, false).expect("rendered");
     let cut = text.strip_suffix('\n').expect("a line");
-    for (text, is) in [
-        (cut, true),
-        (&cut[..cut.len() - 5], true),
-        (&cut[1..], false),
-    ] {
+    for (text, is) in [(cut, true), (&cut[..cut.len() - 5], true), (&cut[1..], false)] {
         let tokens = tokenizer.encode(text, false).expect("tokens");
-        assert_eq!(
-            template.writes(&tokens, &whole).expect("compared"),
-            is,
-            "{text:?}"
-        );
+        assert_eq!(template.writes(&tokens, &whole).expect("compared"), is, "{text:?}");
     }
 }
 
@@ -96,10 +71,7 @@ fn a_template_that_forgets_the_reasoning_of_earlier_turns_is_refused() {
         "'>' + (m.content if loop.last or m.role == 'user' else m.content.split('</tool_call>')[-1]) + '<eos>",
     );
     let found = refused(&forgets, &[1]);
-    assert!(
-        found.contains("not prefix-preserving: once a tool has answered"),
-        "{found}"
-    );
+    assert!(found.contains("not prefix-preserving: once a tool has answered"), "{found}");
     assert!(found.contains("model.chat_template"), "{found}");
 }
 
@@ -110,15 +82,10 @@ fn a_template_that_writes_the_last_turn_otherwise_is_refused() {
         "{%- elif m.role == 'assistant' and loop.last -%}{{ '<assistant>' + 'o' + m.content + '<eos>\\n' }}{%- else -%}{{",
     );
     let found = refused(&thinks, &[1]);
-    assert!(
-        found.contains("otherwise than the model is asked for one"),
-        "{found}"
-    );
+    assert!(found.contains("otherwise than the model is asked for one"), "{found}");
     // only where a second turn follows the first answer
-    let later = QWEN.replace(
-        "'<' + m.role + '>' + m.content",
-        "'<' + m.role + '>' + ('o' if loop.index > 3 else '') + m.content",
-    );
+    let later = QWEN
+        .replace("'<' + m.role + '>' + m.content", "'<' + m.role + '>' + ('o' if loop.index > 3 else '') + m.content");
     let found = refused(&later, &[1]);
     assert!(found.contains("once another turn follows"), "{found}");
 }
@@ -127,33 +94,22 @@ fn a_template_that_writes_the_last_turn_otherwise_is_refused() {
 fn a_template_that_ends_turns_otherwise_than_sampling_is_refused() {
     let found = refused(QWEN, &[0]);
     assert!(found.contains("sampling ends with [\"<pad>\"]"), "{found}");
-    let endless = QWEN.replace(
-        "+ m.content + '<eos>\\n' }}{%- endif -%}",
-        "+ m.content }}{%- endif -%}",
-    );
+    let endless = QWEN.replace("+ m.content + '<eos>\\n' }}{%- endif -%}", "+ m.content }}{%- endif -%}");
     let found = refused(&endless, &[1]);
-    assert!(
-        found.contains("it ends a turn of the assistant with \"\""),
-        "{found}"
-    );
+    assert!(found.contains("it ends a turn of the assistant with \"\""), "{found}");
 }
 
 #[test]
 fn a_template_that_leaves_tools_out_is_refused() {
     let silent = QWEN.replace("'<tool>' + m.content + '</tool>'", "''");
     let found = refused(&silent, &[1]);
-    assert!(
-        found.contains("it leaves out what a tool answers"),
-        "{found}"
-    );
+    assert!(found.contains("it leaves out what a tool answers"), "{found}");
 }
 
 #[test]
 fn a_template_without_tools_says_so_itself() {
-    let raises = QWEN.replace(
-        "{%- if m.role == 'tool' -%}",
-        "{%- if m.role == 'tool' -%}{{ raise_exception('no tools here') }}",
-    );
+    let raises = QWEN
+        .replace("{%- if m.role == 'tool' -%}", "{%- if m.role == 'tool' -%}{{ raise_exception('no tools here') }}");
     let found = refused(&raises, &[1]);
     assert!(found.contains("no tools here"), "{found}");
 }

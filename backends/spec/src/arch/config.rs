@@ -21,21 +21,19 @@ impl Arch {
     /// (`rope_parameters`). `path` is only for messages.
     ///
     /// # Errors
-    /// `Error::UnknownArchitecture` for a class or `model_type` that is not supported; `Error::Config` for a key that is missing, has
-    /// another type, or asks for what no decoder here computes.
+    /// `Error::UnknownArchitecture` for a class or `model_type` that is not supported; `Error::Config` for a key that
+    /// is missing, has another type, or asks for what no decoder here computes.
     pub fn from_config(config: &Map<String, Value>, path: &Path) -> Result<Self> {
-        let (family, head) = Family::parse(config).map_err(|found| Error::UnknownArchitecture {
-            found,
-            known: Family::known(),
-        })?;
+        let (family, head) =
+            Family::parse(config).map_err(|found| Error::UnknownArchitecture { found, known: Family::known() })?;
         let f = Fields { path, map: config };
         if matches!(head, HeadKind::Scalar { .. }) {
             check_one_label(&f)?;
         }
         if f.flag("use_bidirectional_attention", false)? {
-            return Err(f.error(
-                "`use_bidirectional_attention` is true: such a model embeds texts and generates none".into(),
-            ));
+            return Err(
+                f.error("`use_bidirectional_attention` is true: such a model embeds texts and generates none".into())
+            );
         }
         let gemma = family.is_gemma();
         let hidden_size = f.required("hidden_size")?;
@@ -83,14 +81,8 @@ impl Arch {
             ropes,
             windows: kinds.iter().map(|kind| kind.window).collect(),
             attention_scale: scale.sqrt().recip(),
-            attention_softcap: gemma
-                .then(|| f.number("attn_logit_softcapping"))
-                .transpose()?
-                .flatten(),
-            logit_softcap: gemma
-                .then(|| f.number("final_logit_softcapping"))
-                .transpose()?
-                .flatten(),
+            attention_softcap: gemma.then(|| f.number("attn_logit_softcapping")).transpose()?.flatten(),
+            logit_softcap: gemma.then(|| f.number("final_logit_softcapping")).transpose()?.flatten(),
             embedding_scale: gemma.then(|| (hidden_size as f64).sqrt()),
             joint_value_head: false,
             tied: head == HeadKind::LanguageModel
@@ -101,15 +93,15 @@ impl Arch {
         })
     }
 
-    /// The config of the language model inside a model that sees images (`text_config`), as that of a model by itself; `None` for every
-    /// other config.
+    /// The config of the language model inside a model that sees images (`text_config`), as that of a model by itself;
+    /// `None` for every other config.
     #[must_use]
     pub fn language_model_config(config: &Map<String, Value>) -> Option<Map<String, Value>> {
         nested::language_model(config)
     }
 
-    /// Whether the language model inside of this model is written into it again, with everything else that it has: in Qwen 3.5. Others are
-    /// written as models by themselves.
+    /// Whether the language model inside of this model is written into it again, with everything else that it has: in
+    /// Qwen 3.5. Others are written as models by themselves.
     #[must_use]
     pub fn keeps_what_surrounds(config: &Map<String, Value>) -> bool {
         nested::is_kept(config)
@@ -120,23 +112,14 @@ impl Arch {
         if let Ok((family, _)) = Family::parse(config)
             && let Some((_, model_type, class, _)) = FAMILIES.iter().find(|f| f.0 == family)
         {
-            config
-                .entry("architectures")
-                .or_insert_with(|| json!([format!("{class}ForCausalLM")]));
-            config
-                .entry("model_type")
-                .or_insert_with(|| json!(model_type));
+            config.entry("architectures").or_insert_with(|| json!([format!("{class}ForCausalLM")]));
+            config.entry("model_type").or_insert_with(|| json!(model_type));
         }
-        let heads = config
-            .get("num_attention_heads")
-            .cloned()
-            .unwrap_or(Value::Null);
+        let heads = config.get("num_attention_heads").cloned().unwrap_or(Value::Null);
         config.entry("num_key_value_heads").or_insert(heads);
         config.entry("rms_norm_eps").or_insert(json!(1e-6));
         config.entry("rope_theta").or_insert(json!(10_000.0));
-        config
-            .entry("max_position_embeddings")
-            .or_insert(json!(2048));
+        config.entry("max_position_embeddings").or_insert(json!(2048));
         config.entry("tie_word_embeddings").or_insert(json!(false));
         config.entry("torch_dtype").or_insert(json!("float32"));
     }
@@ -169,9 +152,7 @@ fn swiglu_limit(f: &Fields<'_>, family: Family) -> Result<Option<f64>> {
     }
     let alpha = f.number("swiglu_alpha")?.unwrap_or(SWIGLU_ALPHA);
     if (alpha - SWIGLU_ALPHA).abs() > f64::EPSILON {
-        return Err(f.error(format!(
-            "`swiglu_alpha` {alpha} is not supported; only {SWIGLU_ALPHA} is"
-        )));
+        return Err(f.error(format!("`swiglu_alpha` {alpha} is not supported; only {SWIGLU_ALPHA} is")));
     }
     match f.number("swiglu_limit")?.unwrap_or(7.0) {
         limit if limit > 0.0 => Ok(Some(limit)),
@@ -182,11 +163,7 @@ fn swiglu_limit(f: &Fields<'_>, family: Family) -> Result<Option<f64>> {
 /// The norms on queries and keys of a family.
 fn qk_norm(family: Family) -> Option<QkNorm> {
     match family {
-        Family::Qwen3
-        | Family::Qwen3Moe
-        | Family::Gemma3
-        | Family::Qwen3_5
-        | Family::Qwen3_5Moe => Some(QkNorm::Heads),
+        Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 | Family::Qwen3_5 | Family::Qwen3_5Moe => Some(QkNorm::Heads),
         Family::Olmo3 => Some(QkNorm::Projection),
         _ => None,
     }
@@ -215,50 +192,35 @@ fn heads(f: &Fields<'_>, family: Family, hidden_size: usize) -> Result<[usize; 3
         }
     };
     if head_dim % 2 != 0 {
-        return Err(f.error(format!(
-            "`head_dim` must be even for the rotary embedding, found {head_dim}"
-        )));
+        return Err(f.error(format!("`head_dim` must be even for the rotary embedding, found {head_dim}")));
     }
     Ok([num_heads, num_kv_heads, head_dim])
 }
 
-/// The longest sequence: `YaRN` stretches that of training, whether or not a config counts it in `max_position_embeddings`.
+/// The longest sequence: `YaRN` stretches that of training, whether or not a config counts it in
+/// `max_position_embeddings`.
 fn stretched(ropes: &[Option<Rope>], max_positions: usize) -> usize {
-    let yarn = ropes
-        .iter()
-        .flatten()
-        .filter_map(|rope| match &rope.scaling {
-            RopeScaling::Yarn(yarn) => Some((yarn.original as f64 * yarn.factor) as usize),
-            _ => None,
-        });
+    let yarn = ropes.iter().flatten().filter_map(|rope| match &rope.scaling {
+        RopeScaling::Yarn(yarn) => Some((yarn.original as f64 * yarn.factor) as usize),
+        _ => None,
+    });
     yarn.fold(max_positions, usize::max)
 }
 
 fn check_one_label(f: &Fields<'_>) -> Result<()> {
-    let labels = f.size("num_labels")?.or_else(|| {
-        f.present("id2label")
-            .and_then(Value::as_object)
-            .map(Map::len)
-    });
+    let labels = f.size("num_labels")?.or_else(|| f.present("id2label").and_then(Value::as_object).map(Map::len));
     match labels {
         Some(1) => Ok(()),
-        Some(n) => Err(f.error(format!(
-            "reward models and critics must have one label; this one has {n}"
-        ))),
+        Some(n) => Err(f.error(format!("reward models and critics must have one label; this one has {n}"))),
         // transformers leaves num_labels out when it is its default of two
-        None => Err(f.error(
-            "reward models and critics must have one label; this config sets none, which means two"
-                .into(),
-        )),
+        None => {
+            Err(f.error("reward models and critics must have one label; this config sets none, which means two".into()))
+        }
     }
 }
 
 fn activation(f: &Fields<'_>, gemma: bool) -> Result<Activation> {
-    let key = if gemma && f.present("hidden_activation").is_some() {
-        "hidden_activation"
-    } else {
-        "hidden_act"
-    };
+    let key = if gemma && f.present("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
     let default = if gemma { "gelu_pytorch_tanh" } else { "silu" };
     match f.present(key).map_or(Some(default), Value::as_str) {
         Some("silu" | "swish") => Ok(Activation::Silu),
@@ -276,9 +238,7 @@ mod tests {
     use super::*;
 
     fn parse(value: Value) -> Result<Arch> {
-        let Value::Object(map) = value else {
-            panic!("an object")
-        };
+        let Value::Object(map) = value else { panic!("an object") };
         Arch::from_config(&map, Path::new("config.json"))
     }
 
@@ -294,37 +254,21 @@ mod tests {
 
     #[test]
     fn an_unknown_architecture_is_named_with_those_we_know() {
-        let message = parse(json!({"architectures": ["BertModel"]}))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("BertModel") && message.contains("Gemma2ForCausalLM"),
-            "{message}"
-        );
+        let message = parse(json!({"architectures": ["BertModel"]})).unwrap_err().to_string();
+        assert!(message.contains("BertModel") && message.contains("Gemma2ForCausalLM"), "{message}");
     }
 
     #[test]
     fn an_unknown_rope_kind_is_named() {
-        let longrope = with(
-            llama(),
-            "rope_scaling",
-            json!({"rope_type": "longrope", "factor": 4.0}),
-        );
+        let longrope = with(llama(), "rope_scaling", json!({"rope_type": "longrope", "factor": 4.0}));
         let message = parse(longrope).unwrap_err().to_string();
-        assert!(
-            message.contains("longrope") && message.contains("yarn"),
-            "{message}"
-        );
+        assert!(message.contains("longrope") && message.contains("yarn"), "{message}");
     }
 
     #[test]
     fn both_config_styles_give_the_same_rope() {
         let old = with(llama(), "rope_theta", json!(5e5));
-        let new = with(
-            llama(),
-            "rope_parameters",
-            json!({"rope_theta": 5e5, "rope_type": "default"}),
-        );
+        let new = with(llama(), "rope_parameters", json!({"rope_theta": 5e5, "rope_type": "default"}));
         assert_eq!(parse(old).unwrap(), parse(new).unwrap());
     }
 
@@ -332,24 +276,14 @@ mod tests {
     fn a_missing_size_names_its_key() {
         let mut config = llama();
         config.as_object_mut().unwrap().remove("hidden_size");
-        assert!(
-            parse(config)
-                .unwrap_err()
-                .to_string()
-                .contains("hidden_size")
-        );
+        assert!(parse(config).unwrap_err().to_string().contains("hidden_size"));
     }
 
     #[test]
     fn mistral_without_the_key_has_its_default_window_and_null_has_none() {
         let mistral = with(llama(), "architectures", json!(["MistralForCausalLM"]));
         assert_eq!(parse(mistral.clone()).unwrap().windows, vec![Some(4096); 2]);
-        assert_eq!(
-            parse(with(mistral, "sliding_window", Value::Null))
-                .unwrap()
-                .windows,
-            vec![None; 2]
-        );
+        assert_eq!(parse(with(mistral, "sliding_window", Value::Null)).unwrap().windows, vec![None; 2]);
     }
 
     #[test]
@@ -359,22 +293,12 @@ mod tests {
         let arch = parse(config.clone()).unwrap();
         assert_eq!(arch.windows, [Some(128), None, Some(128), None]);
         let own = arch.experts(0).unwrap();
-        let sizes = [
-            own.count,
-            own.per_token,
-            own.intermediate_size,
-            arch.head_dim,
-        ];
+        let sizes = [own.count, own.per_token, own.intermediate_size, arch.head_dim];
         assert_eq!(sizes, [128, 4, 2880, 64]);
         assert!(arch.attention_sinks && arch.qkv_bias && arch.o_bias && own.bias);
-        assert_eq!(
-            (arch.swiglu_limit, arch.max_positions),
-            (Some(7.0), 131_072)
-        );
+        assert_eq!((arch.swiglu_limit, arch.max_positions), (Some(7.0), 131_072));
         let rope = arch.ropes[1].clone().unwrap();
-        let RopeScaling::Yarn(yarn) = rope.scaling else {
-            panic!("{rope:?}")
-        };
+        let RopeScaling::Yarn(yarn) = rope.scaling else { panic!("{rope:?}") };
         assert!(!yarn.truncate && (yarn.attention_factor - (0.1 * 32f64.ln() + 1.0)).abs() < 1e-15);
         for (key, value) in [("swiglu_alpha", 1.0), ("swiglu_limit", 0.0)] {
             let message = parse(with(config.clone(), key, json!(value))).unwrap_err();
@@ -384,10 +308,7 @@ mod tests {
 
     #[test]
     fn a_hand_written_config_is_completed_for_transformers() {
-        let Value::Object(mut map) = json!({"model_type": "qwen3", "num_attention_heads": 4})
-        else {
-            unreachable!()
-        };
+        let Value::Object(mut map) = json!({"model_type": "qwen3", "num_attention_heads": 4}) else { unreachable!() };
         Arch::complete_config(&mut map);
         assert_eq!(map["architectures"], json!(["Qwen3ForCausalLM"]));
         assert_eq!(map["num_key_value_heads"], json!(4));

@@ -1,4 +1,5 @@
-//! The feed-forward half of a layer: one gated MLP for all tokens, or experts of which a router chooses some for each token.
+//! The feed-forward half of a layer: one gated MLP for all tokens, or experts of which a router chooses some for each
+//! token.
 
 /// The kind of a layer's feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +35,8 @@ pub struct Experts {
     pub intermediate_size: usize,
     /// Whether the weights of the chosen experts are divided by their sum (`norm_topk_prob`).
     pub normalised: bool,
-    /// Width of the expert that every token goes through besides, by the sigmoid of a gate of its own (`shared_expert_intermediate_size`).
+    /// Width of the expert that every token goes through besides, by the sigmoid of a gate of its own
+    /// (`shared_expert_intermediate_size`).
     pub shared: Option<usize>,
     /// How a checkpoint has their matrices.
     pub layout: ExpertLayout,
@@ -49,7 +51,8 @@ pub enum ExpertLayout {
     Apart,
     /// All experts in one tensor, `[experts, out, in]`, the rows of the gate before those of up in the same.
     Stacked,
-    /// All experts in one tensor, `[experts, in, out]`, the columns of gate and up in turns (gpt-oss). In memory they lie as `Stacked`.
+    /// All experts in one tensor, `[experts, in, out]`, the columns of gate and up in turns (gpt-oss). In memory they
+    /// lie as `Stacked`.
     Interleaved,
 }
 

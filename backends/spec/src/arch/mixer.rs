@@ -5,7 +5,8 @@
 pub enum Mixer {
     /// Softmax attention.
     Attention,
-    /// Gated `DeltaNet` (Yang et al., 2024, arXiv:2412.06464): a causal convolution, and a linear recurrence with a state of fixed size.
+    /// Gated `DeltaNet` (Yang et al., 2024, arXiv:2412.06464): a causal convolution, and a linear recurrence with a
+    /// state of fixed size.
     GatedDeltaNet,
 }
 

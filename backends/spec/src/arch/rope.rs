@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al., 2021, arXiv:2104.09864) as data: frequencies, and how they are stretched beyond the context of
-//! training.
+//! Rotary position embedding (Su et al., 2021, arXiv:2104.09864) as data: frequencies, and how they are stretched
+//! beyond the context of training.
 
 use std::f64::consts::TAU;
 
@@ -35,8 +35,8 @@ pub enum RopeScaling {
     Yarn(Yarn),
 }
 
-/// `YaRN`: frequencies that turn often are kept, those that turn seldom are divided by `factor`, with a linear ramp over the dimensions
-/// between them; cosines and sines are multiplied by `attention_factor`.
+/// `YaRN`: frequencies that turn often are kept, those that turn seldom are divided by `factor`, with a linear ramp
+/// over the dimensions between them; cosines and sines are multiplied by `attention_factor`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Yarn {
     /// Divisor of the frequencies that turn seldom.
@@ -54,16 +54,12 @@ pub struct Yarn {
 }
 
 impl Yarn {
-    /// `attention_factor` where a config names none: `0.1 m ln(factor) + 1` with m = 1, or the quotient of two such numbers with m =
-    /// `mscale` and m = `mscale_all_dim`.
+    /// `attention_factor` where a config names none: `0.1 m ln(factor) + 1` with m = 1, or the quotient of two such
+    /// numbers with m = `mscale` and m = `mscale_all_dim`.
     #[must_use]
     pub fn default_attention_factor(factor: f64, mscales: Option<[f64; 2]>) -> f64 {
         let of = |mscale: f64| {
-            if factor <= 1.0 {
-                1.0
-            } else {
-                0.1 * mscale * factor.ln() + 1.0
-            }
+            if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
         };
         match mscales {
             Some([mscale, all_dim]) => of(mscale) / of(all_dim),
@@ -74,14 +70,9 @@ impl Yarn {
     /// The frequencies `plain` of heads of `2 · plain.len()` dimensions with this base, stretched.
     fn stretched(&self, theta: f64, plain: &[f64]) -> Vec<f64> {
         let dim = 2.0 * plain.len() as f64;
-        let turning =
-            |turns: f64| dim * (self.original as f64 / (turns * TAU)).ln() / (2.0 * theta.ln());
+        let turning = |turns: f64| dim * (self.original as f64 / (turns * TAU)).ln() / (2.0 * theta.ln());
         let (low, high) = (turning(self.beta_fast), turning(self.beta_slow));
-        let (low, high) = if self.truncate {
-            (low.floor(), high.ceil())
-        } else {
-            (low, high)
-        };
+        let (low, high) = if self.truncate { (low.floor(), high.ceil()) } else { (low, high) };
         let (low, mut high) = (low.max(0.0), high.min(dim - 1.0));
         if (high - low).abs() < f64::EPSILON {
             high += 0.001;
@@ -105,16 +96,12 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Rotation angle per position of each pair of dimensions of heads of `head_dim`. `longest` is the number of positions of the
-    /// forward pass, which only dynamic scaling uses (as transformers does).
+    /// Rotation angle per position of each pair of dimensions of heads of `head_dim`. `longest` is the number of
+    /// positions of the forward pass, which only dynamic scaling uses (as transformers does).
     #[must_use]
     pub fn frequencies(&self, head_dim: usize, longest: usize) -> Vec<f64> {
         let dim = head_dim as f64;
-        let base = |theta: f64| -> Vec<f64> {
-            (0..head_dim / 2)
-                .map(|i| theta.powf(-2.0 * i as f64 / dim))
-                .collect()
-        };
+        let base = |theta: f64| -> Vec<f64> { (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim)).collect() };
         let plain = base(self.theta);
         match &self.scaling {
             RopeScaling::Default => plain,
@@ -126,12 +113,7 @@ impl Rope {
                 let growth = factor * longest as f64 / original as f64 - (factor - 1.0);
                 base(self.theta * growth.powf(dim / (dim - 2.0)))
             }
-            &RopeScaling::Llama3 {
-                factor,
-                low,
-                high,
-                original,
-            } => plain
+            &RopeScaling::Llama3 { factor, low, high, original } => plain
                 .into_iter()
                 .map(|w| {
                     let wavelength = TAU / w;
@@ -191,23 +173,14 @@ mod tests {
             attention_factor: 1.0,
             original: 16_384,
         });
-        Rope {
-            theta: 1e6,
-            scaling,
-        }
+        Rope { theta: 1e6, scaling }
     }
 
     #[test]
     fn yarn_keeps_fast_frequencies_and_divides_slow_ones() {
-        let plain = Rope {
-            theta: 1e6,
-            scaling: RopeScaling::Default,
-        };
+        let plain = Rope { theta: 1e6, scaling: RopeScaling::Default };
         for truncate in [true, false] {
-            let (plain, found) = (
-                plain.frequencies(128, 1),
-                yarn(truncate).frequencies(128, 1),
-            );
+            let (plain, found) = (plain.frequencies(128, 1), yarn(truncate).frequencies(128, 1));
             // 16,384 / (32 · 2 π) and 16,384 / 2 π of theta^(2 i / 128): pairs 20.4 and 36.4
             for (i, (w, plain)) in found.iter().zip(plain).enumerate() {
                 let expected = match i {
@@ -237,14 +210,8 @@ mod tests {
 
     #[test]
     fn queries_grow_from_the_end_of_the_trained_context_on() {
-        let scaling = QueryScaling {
-            beta: 0.1,
-            original: 8,
-        };
-        assert_eq!(
-            [0, 7].map(|p| scaling.factor(p).to_bits()),
-            [1f64.to_bits(); 2]
-        );
+        let scaling = QueryScaling { beta: 0.1, original: 8 };
+        assert_eq!([0, 7].map(|p| scaling.factor(p).to_bits()), [1f64.to_bits(); 2]);
         assert!((scaling.factor(8) - (1.0 + 0.1 * 2f64.ln())).abs() < 1e-15);
         assert!((scaling.factor(31) - (1.0 + 0.1 * 4f64.ln())).abs() < 1e-15);
     }

@@ -5,8 +5,8 @@ use crate::arch::Arch;
 use crate::quantized::QuantizedLayout;
 
 impl ParamSpec {
-    /// The layout of a matrix that an architecture has in few bits: those of a layer's mixer, of its dense MLP and of its experts, each of
-    /// which is quantised by itself.
+    /// The layout of a matrix that an architecture has in few bits: those of a layer's mixer, of its dense MLP and of
+    /// its experts, each of which is quantised by itself.
     #[must_use]
     pub fn layout(&self, arch: &Arch) -> Option<QuantizedLayout> {
         let base = arch.base?;
@@ -15,11 +15,7 @@ impl ParamSpec {
             return Some(QuantizedLayout::new(base, [rows, cols]));
         }
         let experts = self.experts().filter(|_| self.slot.is_expert())?;
-        Some(QuantizedLayout::stacked(
-            base,
-            experts,
-            [rows / experts, cols],
-        ))
+        Some(QuantizedLayout::stacked(base, experts, [rows / experts, cols]))
     }
 
     /// Bytes of its values.

@@ -7,12 +7,14 @@ use super::slot::Slot;
 pub enum Stored {
     /// One tensor of its name and shape.
     Whole,
-    /// A tensor for each of so many experts, in whose name the index stands in place of the `*`; in memory one lies below the other.
+    /// A tensor for each of so many experts, in whose name the index stands in place of the `*`; in memory one lies
+    /// below the other.
     ByExpert(usize),
     /// One tensor of all experts, whose numbers have another order in memory.
     Ordered(ExpertOrder),
-    /// The matrices B of the adapters of so many experts as PEFT has them beside one parameter of all experts: `[out, rank · experts]`, of
-    /// each rank the experts one behind the other. In memory B of one expert, `[out, rank]`, lies below that of another.
+    /// The matrices B of the adapters of so many experts as PEFT has them beside one parameter of all experts: `[out,
+    /// rank · experts]`, of each rank the experts one behind the other. In memory B of one expert, `[out, rank]`, lies
+    /// below that of another.
     AdapterOutputs {
         /// Experts of the layer.
         experts: usize,
@@ -21,7 +23,8 @@ pub enum Stored {
     },
 }
 
-/// The order of an expert's numbers in a checkpoint, where it is not that in memory: `[out, in]`, the gate's outputs before those of up.
+/// The order of an expert's numbers in a checkpoint, where it is not that in memory: `[out, in]`, the gate's outputs
+/// before those of up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertOrder {
     /// A matrix is `[in, out]`.
@@ -49,12 +52,7 @@ impl ExpertOrder {
     }
 
     /// Calls `assign` with every expert, a copy of it, and the places of each number in a checkpoint and in memory.
-    fn reorder<T: Copy>(
-        self,
-        [out, input]: [usize; 2],
-        values: &mut [T],
-        assign: impl Fn(&mut [T], &[T], [usize; 2]),
-    ) {
+    fn reorder<T: Copy>(self, [out, input]: [usize; 2], values: &mut [T], assign: impl Fn(&mut [T], &[T], [usize; 2])) {
         let starts = |end: usize| (0..end).step_by(TILE);
         for expert in values.chunks_exact_mut((out * input).max(1)) {
             let copy = expert.to_vec();
@@ -63,11 +61,7 @@ impl ExpertOrder {
                 for o in first..out.min(first + TILE) {
                     let there = self.output(o, out);
                     for i in column..input.min(column + TILE) {
-                        let there = if self.transposed {
-                            i * out + there
-                        } else {
-                            there * input + i
-                        };
+                        let there = if self.transposed { i * out + there } else { there * input + i };
                         assign(expert, &copy, [there, o * input + i]);
                     }
                 }
@@ -93,9 +87,9 @@ pub struct ParamSpec {
     pub slot: Slot,
     /// Hugging Face tensor name; PEFT's for an adapter; with a `*` for the index of an expert.
     pub name: String,
-    /// Shape: `[n]`, `[out, in]`, `[channels, 1, taps]` of a convolution, or `[experts, out, in]` of experts in one tensor, `[experts, in,
-    /// out]` where they lie transposed; of all experts together, `[experts · out, in]`; of the B of their adapters beside one tensor,
-    /// `[out, rank · experts]`.
+    /// Shape: `[n]`, `[out, in]`, `[channels, 1, taps]` of a convolution, or `[experts, out, in]` of experts in one
+    /// tensor, `[experts, in, out]` where they lie transposed; of all experts together, `[experts · out, in]`; of the B
+    /// of their adapters beside one tensor, `[out, rank · experts]`.
     pub shape: Vec<usize>,
     /// Whether it is trained: in a model with adapters only they are (and a value head).
     pub trainable: bool,
@@ -107,40 +101,18 @@ impl ParamSpec {
     /// A trainable parameter.
     #[must_use]
     pub fn new(slot: Slot, name: impl Into<String>, shape: &[usize]) -> Self {
-        Self {
-            slot,
-            name: name.into(),
-            shape: shape.to_vec(),
-            trainable: true,
-            stored: Stored::Whole,
-        }
+        Self { slot, name: name.into(), shape: shape.to_vec(), trainable: true, stored: Stored::Whole }
     }
 
     /// The matrices `[out, in]` of all experts.
-    pub(crate) fn of_experts(
-        slot: Slot,
-        name: String,
-        experts: usize,
-        [out, input]: [usize; 2],
-    ) -> Self {
-        Self {
-            stored: Stored::ByExpert(experts),
-            ..Self::new(slot, name, &[experts * out, input])
-        }
+    pub(crate) fn of_experts(slot: Slot, name: String, experts: usize, [out, input]: [usize; 2]) -> Self {
+        Self { stored: Stored::ByExpert(experts), ..Self::new(slot, name, &[experts * out, input]) }
     }
 
     /// The matrices `[out, in]` of all experts in one tensor `[experts, in, out]`, whose outputs may take turns.
-    pub(super) fn turned(
-        slot: Slot,
-        name: String,
-        [experts, out, input]: [usize; 3],
-        interleaved: bool,
-    ) -> Self {
+    pub(super) fn turned(slot: Slot, name: String, [experts, out, input]: [usize; 3], interleaved: bool) -> Self {
         Self {
-            stored: Stored::Ordered(ExpertOrder {
-                transposed: true,
-                interleaved,
-            }),
+            stored: Stored::Ordered(ExpertOrder { transposed: true, interleaved }),
             ..Self::new(slot, name, &[experts, input, out])
         }
     }
@@ -153,27 +125,16 @@ impl ParamSpec {
         interleaved: bool,
     ) -> Self {
         Self {
-            stored: Stored::AdapterOutputs {
-                experts,
-                interleaved,
-            },
+            stored: Stored::AdapterOutputs { experts, interleaved },
             ..Self::new(slot, name, &[out, rank * experts])
         }
     }
 
     /// The biases of all experts, `[experts, out]`, which may take turns.
-    pub(super) fn expert_bias(
-        slot: Slot,
-        name: String,
-        shape: [usize; 2],
-        interleaved: bool,
-    ) -> Self {
+    pub(super) fn expert_bias(slot: Slot, name: String, shape: [usize; 2], interleaved: bool) -> Self {
         let mut spec = Self::new(slot, name, &shape);
         if interleaved {
-            spec.stored = Stored::Ordered(ExpertOrder {
-                transposed: false,
-                interleaved,
-            });
+            spec.stored = Stored::Ordered(ExpertOrder { transposed: false, interleaved });
         }
         spec
     }
@@ -202,10 +163,7 @@ impl ParamSpec {
     /// The same of numbers that are `[experts, out, in]` in the checkpoint whatever the order of its plain tensors is.
     pub fn untransposed_into_memory<T: Copy>(&self, values: &mut [T]) {
         if let Stored::Ordered(order) = self.stored {
-            let order = ExpertOrder {
-                transposed: false,
-                ..order
-            };
+            let order = ExpertOrder { transposed: false, ..order };
             order.to_memory(self.of_expert(), values);
         }
     }
@@ -224,20 +182,10 @@ impl ParamSpec {
 
     /// Calls `place` with the places of each number of adapters' B in a checkpoint and in memory.
     fn each_output(&self, mut place: impl FnMut(usize, usize)) {
-        let Stored::AdapterOutputs {
-            experts,
-            interleaved,
-        } = self.stored
-        else {
+        let Stored::AdapterOutputs { experts, interleaved } = self.stored else {
             return;
         };
-        let ([rows, rank], order) = (
-            self.rows_cols(),
-            ExpertOrder {
-                transposed: false,
-                interleaved,
-            },
-        );
+        let ([rows, rank], order) = (self.rows_cols(), ExpertOrder { transposed: false, interleaved });
         let out = rows / experts;
         for row in 0..rows {
             let (expert, output) = (row / out, order.output(row % out, out));
@@ -247,7 +195,8 @@ impl ParamSpec {
         }
     }
 
-    /// The tensors of a checkpoint that it is made of, from its first row to its last, each with its own name and shape.
+    /// The tensors of a checkpoint that it is made of, from its first row to its last, each with its own name and
+    /// shape.
     #[must_use]
     pub fn tensors(&self) -> Vec<Self> {
         let Stored::ByExpert(experts) = self.stored else {
@@ -284,9 +233,7 @@ impl ParamSpec {
     #[must_use]
     pub fn experts(&self) -> Option<usize> {
         match (self.stored, &self.shape[..]) {
-            (Stored::ByExpert(experts) | Stored::AdapterOutputs { experts, .. }, _) => {
-                Some(experts)
-            }
+            (Stored::ByExpert(experts) | Stored::AdapterOutputs { experts, .. }, _) => Some(experts),
             (_, &[experts, _, _]) if self.slot.is_expert() => Some(experts),
             _ => None,
         }
@@ -306,22 +253,15 @@ mod tests {
     #[test]
     fn experts_that_lie_transposed_with_gate_and_up_in_turns_are_turned_there_and_back() {
         // two experts, three inputs, four outputs: number `100 e + 10 i + o` at [e, i, o]
-        let stored: Vec<u32> = (0..2)
-            .flat_map(|e| (0..3).flat_map(move |i| (0..4).map(move |o| 100 * e + 10 * i + o)))
-            .collect();
+        let stored: Vec<u32> =
+            (0..2).flat_map(|e| (0..3).flat_map(move |i| (0..4).map(move |o| 100 * e + 10 * i + o))).collect();
         let spec = ParamSpec::turned(Slot::ExpertGateUp, "x".into(), [2, 4, 3], true);
-        assert_eq!(
-            (spec.shape.as_slice(), spec.rows_cols()),
-            (&[2, 3, 4][..], [8, 3])
-        );
+        assert_eq!((spec.shape.as_slice(), spec.rows_cols()), (&[2, 3, 4][..], [8, 3]));
         let mut values = stored.clone();
         spec.into_memory(&mut values);
         // outputs 0 and 2 are the gate's, 1 and 3 those of up
         let rows: Vec<&[u32]> = values.chunks(3).collect();
-        assert_eq!(
-            rows[..4],
-            [[0, 10, 20], [2, 12, 22], [1, 11, 21], [3, 13, 23]]
-        );
+        assert_eq!(rows[..4], [[0, 10, 20], [2, 12, 22], [1, 11, 21], [3, 13, 23]]);
         assert_eq!(rows[4], [100, 110, 120]);
         spec.into_checkpoint(&mut values);
         assert_eq!(values, stored);

@@ -2,10 +2,7 @@
 
 /// The role of a parameter in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(
-    missing_docs,
-    reason = "the variants are the field's own names for these matrices"
-)]
+#[allow(missing_docs, reason = "the variants are the field's own names for these matrices")]
 pub enum Slot {
     Embedding,
     InputNorm,
@@ -44,8 +41,8 @@ pub enum Slot {
     ExpertGate,
     /// As [`Self::ExpertGate`].
     ExpertUp,
-    /// One expert below the other, of each the gate's rows and then those of up: `[experts · 2 width, hidden]`, in place of
-    /// [`Self::ExpertGate`] and [`Self::ExpertUp`] where a checkpoint has them so.
+    /// One expert below the other, of each the gate's rows and then those of up: `[experts · 2 width, hidden]`, in
+    /// place of [`Self::ExpertGate`] and [`Self::ExpertUp`] where a checkpoint has them so.
     ExpertGateUp,
     /// One expert below the other: `[experts · hidden, width]`.
     ExpertDown,
@@ -87,12 +84,7 @@ impl Slot {
     pub fn is_norm_or_bias(self) -> bool {
         !matches!(
             self,
-            Self::Embedding
-                | Self::Projection
-                | Self::Value
-                | Self::Router
-                | Self::SharedGate
-                | Self::Convolution
+            Self::Embedding | Self::Projection | Self::Value | Self::Router | Self::SharedGate | Self::Convolution
         ) && !self.is_linear()
             && !self.is_expert()
             && !self.is_adapter()
@@ -101,10 +93,7 @@ impl Slot {
     /// The matrices of all experts of a layer.
     #[must_use]
     pub fn is_expert(self) -> bool {
-        matches!(
-            self,
-            Self::ExpertGate | Self::ExpertUp | Self::ExpertGateUp | Self::ExpertDown
-        )
+        matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertGateUp | Self::ExpertDown)
     }
 
     /// The weight matrices of a layer that every token goes through: those of its mixer and of a dense MLP.
@@ -122,20 +111,14 @@ impl Slot {
     /// Norm weights: initialised to one (to zero where the family stores w − 1).
     #[must_use]
     pub fn is_norm(self) -> bool {
-        matches!(
-            self,
-            Self::InputNorm | Self::QNorm | Self::KNorm | Self::PostNorm | Self::DeltaNorm
-        )
+        matches!(self, Self::InputNorm | Self::QNorm | Self::KNorm | Self::PostNorm | Self::DeltaNorm)
     }
 }
 
-/// A matrix that can have an adapter (PEFT's `target_modules`), or the matrices of all experts of a layer, which have one each (modules of
-/// their own, or PEFT's `target_parameters`).
+/// A matrix that can have an adapter (PEFT's `target_modules`), or the matrices of all experts of a layer, which have
+/// one each (modules of their own, or PEFT's `target_parameters`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(
-    missing_docs,
-    reason = "the variants are the field's own names for these matrices"
-)]
+#[allow(missing_docs, reason = "the variants are the field's own names for these matrices")]
 pub enum TargetModule {
     Q,
     K,
@@ -171,10 +154,6 @@ pub(super) const TARGET_MODULES: [(TargetModule, &str, Slot); 16] = [
     (TargetModule::DeltaOut, "out_proj", Slot::DeltaOut),
     (TargetModule::ExpertGate, "gate_proj", Slot::ExpertGate),
     (TargetModule::ExpertUp, "up_proj", Slot::ExpertUp),
-    (
-        TargetModule::ExpertGateUp,
-        "gate_up_proj",
-        Slot::ExpertGateUp,
-    ),
+    (TargetModule::ExpertGateUp, "gate_up_proj", Slot::ExpertGateUp),
     (TargetModule::ExpertDown, "down_proj", Slot::ExpertDown),
 ];

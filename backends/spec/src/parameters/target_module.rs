@@ -4,15 +4,14 @@ use super::slot::{Slot, TARGET_MODULES, TargetModule};
 use super::{chain, unit_specs};
 use crate::arch::Arch;
 
-/// The parameters of all experts of a layer that can have adapters, by the names that a model has them under (PEFT's `target_parameters`).
-const PARAMETERS: [(TargetModule, &str); 2] = [
-    (TargetModule::ExpertGateUp, "mlp.experts.gate_up_proj"),
-    (TargetModule::ExpertDown, "mlp.experts.down_proj"),
-];
+/// The parameters of all experts of a layer that can have adapters, by the names that a model has them under (PEFT's
+/// `target_parameters`).
+const PARAMETERS: [(TargetModule, &str); 2] =
+    [(TargetModule::ExpertGateUp, "mlp.experts.gate_up_proj"), (TargetModule::ExpertDown, "mlp.experts.down_proj")];
 
 impl TargetModule {
-    /// Every projection that a layer may have: PEFT's `all-linear`, of which an architecture has [some](Self::in_arch). Experts that are
-    /// modules of their own have the names of a dense MLP's.
+    /// Every projection that a layer may have: PEFT's `all-linear`, of which an architecture has [some](Self::in_arch).
+    /// Experts that are modules of their own have the names of a dense MLP's.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let all = TARGET_MODULES.iter().map(|t| t.0);
@@ -22,14 +21,10 @@ impl TargetModule {
     /// The modules that layers of this architecture have, and the matrices of their experts.
     #[must_use]
     pub fn in_arch(arch: &Arch) -> Vec<Self> {
-        let slots: Vec<Slot> = chain(arch)
-            .into_iter()
-            .flat_map(|unit| unit_specs(arch, unit))
-            .map(|spec| spec.slot)
-            .collect();
+        let slots: Vec<Slot> =
+            chain(arch).into_iter().flat_map(|unit| unit_specs(arch, unit)).map(|spec| spec.slot).collect();
         let all = TARGET_MODULES.iter().map(|t| t.0);
-        all.filter(|target| slots.contains(&target.slot()))
-            .collect()
+        all.filter(|target| slots.contains(&target.slot())).collect()
     }
 
     /// The module's name in a checkpoint: `q_proj`, …
@@ -48,10 +43,7 @@ impl TargetModule {
     /// Whether it stands for the matrices of all experts of a layer.
     #[must_use]
     pub fn is_expert(self) -> bool {
-        matches!(
-            self,
-            Self::ExpertGate | Self::ExpertUp | Self::ExpertGateUp | Self::ExpertDown
-        )
+        matches!(self, Self::ExpertGate | Self::ExpertUp | Self::ExpertGateUp | Self::ExpertDown)
     }
 
     /// The matrices of experts that have the same name as a dense MLP's, where experts are modules of their own.
@@ -76,9 +68,7 @@ impl TargetModule {
             found.map(|t| t.0).ok_or_else(|| {
                 let known: Vec<&str> = known().map(|t| t.1).collect();
                 let known = known.join(", ");
-                format!(
-                    "unknown module {name:?}; supported: {known}, or all-linear for all of them"
-                )
+                format!("unknown module {name:?}; supported: {known}, or all-linear for all of them")
             })
         };
         sorted(names.iter().map(|name| find(name.as_ref())))
@@ -130,9 +120,7 @@ impl TargetModule {
 }
 
 /// Targets in their order, each once; the first error where there is one.
-fn sorted(
-    targets: impl Iterator<Item = Result<TargetModule, String>>,
-) -> Result<Vec<TargetModule>, String> {
+fn sorted(targets: impl Iterator<Item = Result<TargetModule, String>>) -> Result<Vec<TargetModule>, String> {
     let mut targets = targets.collect::<Result<Vec<_>, _>>()?;
     targets.sort_unstable();
     targets.dedup();

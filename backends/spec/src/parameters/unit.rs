@@ -19,8 +19,5 @@ pub enum UnitKind {
 #[must_use]
 pub fn chain(arch: &Arch) -> Vec<UnitKind> {
     let layers = (0..arch.num_layers).flat_map(|i| [UnitKind::Attention(i), UnitKind::Mlp(i)]);
-    std::iter::once(UnitKind::Embedding)
-        .chain(layers)
-        .chain(std::iter::once(UnitKind::Head))
-        .collect()
+    std::iter::once(UnitKind::Embedding).chain(layers).chain(std::iter::once(UnitKind::Head)).collect()
 }

@@ -3,8 +3,8 @@
 use super::{DeviceProfile, MatmulFlops, Origin, Pool};
 use crate::{Backend, KernelTable};
 
-/// A row of the makers' data sheets (2026): peak TFLOP/s of plain f32 and of dense bf16 (0: none), GB/s of memory, GB/s of
-/// the host link in one direction (0: unified memory), GiB.
+/// A row of the makers' data sheets (2026): peak TFLOP/s of plain f32 and of dense bf16 (0: none), GB/s of memory, GB/s
+/// of the host link in one direction (0: unified memory), GiB.
 struct Row {
     /// Words that all stand in the device's name; the first row that fits counts.
     words: &'static [&'static str],
@@ -20,24 +20,13 @@ struct Row {
 /// A GPU of NVIDIA's.
 const fn nvidia(words: &'static [&'static str], numbers: [f64; 5]) -> Row {
     let [f32, bf16, memory, link, gib] = numbers;
-    Row {
-        words,
-        f32,
-        bf16,
-        memory,
-        link,
-        gib,
-        most: OWN_PRODUCTS,
-    }
+    Row { words, f32, bf16, memory, link, gib, most: OWN_PRODUCTS }
 }
 
 /// A GPU of another maker.
 const fn other(words: &'static [&'static str], numbers: [f64; 5]) -> Row {
     let row = nvidia(words, numbers);
-    Row {
-        most: CUBEK_PRODUCTS,
-        ..row
-    }
+    Row { most: CUBEK_PRODUCTS, ..row }
 }
 
 /// Longer names before their beginnings. A capacity the driver tells wins over the one here.
@@ -83,8 +72,9 @@ const ROWS: [Row; 36] = [
 /// Share of a data sheet's peaks that large products and long copies usually reach.
 const REACHED: f64 = 0.6;
 
-/// FLOP/s of large products in half precision by the kernels for NVIDIA's tensor cores, on an H200 (`BENCHMARKS.md`, "On a GPU, beside
-/// PyTorch"): some two fifths of its peak. No other GPU is taken to do better until one has been measured.
+/// FLOP/s of large products in half precision by the kernels for NVIDIA's tensor cores, on an H200 (`BENCHMARKS.md`,
+/// "On a GPU, beside PyTorch"): some two fifths of its peak. No other GPU is taken to do better until one has been
+/// measured.
 const OWN_PRODUCTS: f64 = 3.6e14;
 
 /// The same by `CubeK`'s, which all other GPUs have.
@@ -107,11 +97,7 @@ impl DeviceProfile {
                 bf16: (row.bf16 > 0.0).then_some((row.bf16 * 1e12 * REACHED).min(row.most)),
             },
             memory_bandwidth: row.memory * 1e9 * REACHED,
-            host_bandwidth: if unified {
-                row.memory * 1e9 * REACHED
-            } else {
-                4e10
-            },
+            host_bandwidth: if unified { row.memory * 1e9 * REACHED } else { 4e10 },
             host_link: (!unified).then_some(row.link * 1e9 * REACHED),
             kernel_overhead: if unified { 1.5e-5 } else { LAUNCH },
             rates: None,
@@ -120,11 +106,7 @@ impl DeviceProfile {
             pool: Pool::GPU,
             links: None,
             // the likeliest; whoever opens the device knows
-            backend: if unified {
-                Backend::Metal
-            } else {
-                Backend::Cuda
-            },
+            backend: if unified { Backend::Metal } else { Backend::Cuda },
             kernels: KernelTable::default(),
             origin: Origin::DataSheet,
         })
@@ -157,15 +139,9 @@ mod tests {
             ("Apple M2 Pro", 3.6),
         ] {
             let profile = DeviceProfile::known(name).unwrap_or_else(|| panic!("{name}"));
-            assert!(
-                (profile.matmul_flops.f32 - tflops * 0.6e12).abs() < 1e9,
-                "{name}"
-            );
+            assert!((profile.matmul_flops.f32 - tflops * 0.6e12).abs() < 1e9, "{name}");
         }
-        assert_eq!(
-            DeviceProfile::known("llvmpipe (LLVM 15.0.6, 256 bits)"),
-            None
-        );
+        assert_eq!(DeviceProfile::known("llvmpipe (LLVM 15.0.6, 256 bits)"), None);
     }
 
     #[test]

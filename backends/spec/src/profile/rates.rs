@@ -2,12 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Rates of what decoders are made of, as `firebrick devices --measure` times them on the CPU. Estimates of seconds count operations and
-/// bytes and divide by these.
+/// Rates of what decoders are made of, as `firebrick devices --measure` times them on the CPU. Estimates of seconds
+/// count operations and bytes and divide by these.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelRates {
-    /// Bytes of a product's factors and result, a second: what small products take beside their operations at the rate of large ones.
+    /// Bytes of a product's factors and result, a second: what small products take beside their operations at the rate
+    /// of large ones.
     pub product_bandwidth: f64,
     /// Products of few rows with matrices as they are, floating-point operations a second; rows ascend.
     pub few_rows: Vec<RowsRate>,
@@ -18,8 +19,8 @@ pub struct KernelRates {
     pub packing_bandwidth: Option<f64>,
     /// Products of few rows with an adapter's two matrices, one after the other, floating-point operations a second.
     pub adapter_flops: f64,
-    /// Attention of whole sequences, floating-point operations a second, over all pairs of the blocks of queries and keys that have any:
-    /// forward, and forward and backward together.
+    /// Attention of whole sequences, floating-point operations a second, over all pairs of the blocks of queries and
+    /// keys that have any: forward, and forward and backward together.
     pub attention_flops: [f64; 2],
     /// Attention of one new token a sequence over a cache, floating-point operations a second.
     pub decode_attention_flops: f64,
@@ -54,8 +55,8 @@ pub struct LogitRates {
 }
 
 impl KernelRates {
-    /// Floating-point operations a second of products of so many rows: between two that were measured on the straight line of logarithms,
-    /// beyond them as the nearest.
+    /// Floating-point operations a second of products of so many rows: between two that were measured on the straight
+    /// line of logarithms, beyond them as the nearest.
     #[must_use]
     pub fn of_rows(measured: &[RowsRate], rows: f64) -> Option<f64> {
         let above = measured.iter().position(|own| own.rows as f64 >= rows);
@@ -78,8 +79,7 @@ mod tests {
 
     #[test]
     fn a_rate_between_two_that_were_measured_lies_between_them() {
-        let measured =
-            [(1, 1e9), (4, 4e9), (64, 4e10)].map(|(rows, flops)| RowsRate { rows, flops });
+        let measured = [(1, 1e9), (4, 4e9), (64, 4e10)].map(|(rows, flops)| RowsRate { rows, flops });
         let of = |rows| KernelRates::of_rows(&measured, rows).expect("measured");
         assert!((of(2.0) / 2e9 - 1.0).abs() < 1e-9);
         assert!((of(16.0) / (1.6e20_f64).sqrt() - 1.0).abs() < 1e-9);

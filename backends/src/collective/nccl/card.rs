@@ -47,10 +47,7 @@ impl Buffer {
     pub fn of(tensor: Tensor<1>) -> Self {
         let tensor = tensor.try_into_primitive::<Cube>();
         let tensor = into_contiguous(tensor.expect("a tensor of this GPU"));
-        Self {
-            bytes: tensor.meta.num_elements() * tensor.dtype.size(),
-            handle: tensor.handle,
-        }
+        Self { bytes: tensor.meta.num_elements() * tensor.dtype.size(), handle: tensor.handle }
     }
 }
 
@@ -86,22 +83,13 @@ impl Card {
             let uuid = context.uuid()?;
             Ok((context, uuid))
         });
-        let (context, uuid) =
-            opened.map_err(|error| format!("its GPU's driver gives no context: {error}"))?;
-        Ok(Self {
-            client: probe.client,
-            device: probe.device,
-            context,
-            uuid: uuid.bytes.map(|byte| byte as u8),
-        })
+        let (context, uuid) = opened.map_err(|error| format!("its GPU's driver gives no context: {error}"))?;
+        Ok(Self { client: probe.client, device: probe.device, context, uuid: uuid.bytes.map(|byte| byte as u8) })
     }
 
     /// Bytes of the host, on the GPU.
     pub fn upload(&self, bytes: Vec<u8>) -> Buffer {
-        Buffer {
-            bytes: bytes.len(),
-            handle: self.client.create(Bytes::from_bytes_vec(bytes)),
-        }
+        Buffer { bytes: bytes.len(), handle: self.client.create(Bytes::from_bytes_vec(bytes)) }
     }
 
     /// The first values of a buffer as a tensor, which has its memory.
@@ -118,10 +106,7 @@ impl Card {
 
     /// Memory that nothing was written to.
     pub fn room(&self, bytes: usize) -> Buffer {
-        Buffer {
-            bytes,
-            handle: self.client.empty(bytes),
-        }
+        Buffer { bytes, handle: self.client.empty(bytes) }
     }
 
     /// Where buffers lie, after all that this thread asked the GPU for until now.
@@ -135,10 +120,7 @@ impl Card {
                 .client
                 .get_resource::<<CudaRuntime as Runtime>::Server>(handle)
                 .map_err(|error| Error::device(&error))?;
-            Ok(Place {
-                at: held.resource().ptr,
-                _held: Box::new(held),
-            })
+            Ok(Place { at: held.resource().ptr, _held: Box::new(held) })
         };
         let places = buffers.iter().map(place).collect::<Result<_>>()?;
         let handles = buffers.iter().map(|buffer| &buffer.handle);
@@ -147,8 +129,8 @@ impl Card {
         Ok(places)
     }
 
-    /// The sum of as many blocks as there are ranks, the first plus the second plus the third. Half precision is summed in f32 and
-    /// rounded once.
+    /// The sum of as many blocks as there are ranks, the first plus the second plus the third. Half precision is summed
+    /// in f32 and rounded once.
     pub fn sum(&self, blocks: &Buffer, ranks: usize, element: Element) -> Buffer {
         let dtype = dtype_of(element);
         let block = blocks.bytes / ranks / element.bytes();
@@ -157,11 +139,8 @@ impl Card {
             _ => DType::F32,
         };
         let all = self.tensor(blocks.clone(), ranks * block, dtype);
-        let mut terms =
-            (0..ranks).map(|rank| all.clone().narrow(0, rank * block, block).cast(wide));
-        let Some(first) = terms.next() else {
-            unreachable!("a group has a rank")
-        };
+        let mut terms = (0..ranks).map(|rank| all.clone().narrow(0, rank * block, block).cast(wide));
+        let Some(first) = terms.next() else { unreachable!("a group has a rank") };
         let sum = terms.fold(first, Tensor::add).cast(dtype);
         Buffer::of(sum)
     }

@@ -33,11 +33,7 @@ pub(super) struct Wait<'a> {
 impl Wait<'_> {
     /// This rank's error in the operation.
     pub fn error(&self, message: impl Into<String>) -> CollectiveError {
-        CollectiveError::Nccl {
-            rank: self.rank,
-            operation: self.operation.to_string(),
-            message: message.into(),
-        }
+        CollectiveError::Nccl { rank: self.rank, operation: self.operation.to_string(), message: message.into() }
     }
 
     fn driver(&self, error: DriverError) -> CollectiveError {
@@ -73,7 +69,8 @@ impl Wait<'_> {
     }
 }
 
-/// The ranks of a group as NCCL knows them. Given back when dropped: what others are still to get leaves first, unless it was given up.
+/// The ranks of a group as NCCL knows them. Given back when dropped: what others are still to get leaves first, unless
+/// it was given up.
 pub(super) struct Communicator {
     library: &'static Library,
     comm: Comm,
@@ -95,7 +92,8 @@ impl fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// Joins a group under its id, as one of its ranks, on the GPU of a context. All ranks of the group do so at the same time.
+    /// Joins a group under its id, as one of its ranks, on the GPU of a context. All ranks of the group do so at the
+    /// same time.
     pub fn join(
         library: &'static Library,
         context: &Arc<CudaContext>,
@@ -110,61 +108,35 @@ impl Communicator {
         let (mut comm, mut config): (Comm, _) = (std::ptr::null_mut(), Config::not_blocking());
         // SAFETY: it writes a communicator and reads a configuration of the size that this says.
         let code = unsafe {
-            (library.comm_init_rank_config)(
-                &raw mut comm,
-                ranks as c_int,
-                id,
-                rank as c_int,
-                &raw mut config,
-            )
+            (library.comm_init_rank_config)(&raw mut comm, ranks as c_int, id, rank as c_int, &raw mut config)
         };
         if !matches!(code, SUCCESS | IN_PROGRESS) || comm.is_null() {
             return Err(wait.error(library.text(code, None)));
         }
         // from here on it is given back
-        let mut joined = Self {
-            library,
-            comm,
-            context: Arc::clone(context),
-            stream,
-            event,
-            ranks,
-            works: false,
-        };
+        let mut joined = Self { library, comm, context: Arc::clone(context), stream, event, ranks, works: false };
         joined.settle(SUCCESS, wait)?;
         joined.works = true;
         Ok(joined)
     }
 
-    /// Every rank's bytes one behind the other: `bytes` of each rank at `from`, all at `to`. Both are places on the device that nobody
-    /// else uses until this returns.
+    /// Every rank's bytes one behind the other: `bytes` of each rank at `from`, all at `to`. Both are places on the
+    /// device that nobody else uses until this returns.
     pub fn all_gather(&self, from: u64, to: u64, bytes: usize, wait: &Wait<'_>) -> Result<()> {
         self.bind(wait)?;
         // SAFETY: the places are as long as said and belong to the device of this communicator.
         let code = unsafe {
-            (self.library.all_gather)(
-                place(from).cast_const(),
-                place(to),
-                bytes,
-                BYTE,
-                self.comm,
-                self.stream(),
-            )
+            (self.library.all_gather)(place(from).cast_const(), place(to), bytes, BYTE, self.comm, self.stream())
         };
         self.settle(code, wait)?;
         self.finish(wait)
     }
 
-    /// Gives every rank its block of those at `from`, and takes every rank's block for this one, in their order, at `to`.
+    /// Gives every rank its block of those at `from`, and takes every rank's block for this one, in their order, at
+    /// `to`.
     pub fn all_to_all(&self, from: u64, to: u64, block: usize, wait: &Wait<'_>) -> Result<()> {
         self.bind(wait)?;
-        let Library {
-            group_start,
-            group_end,
-            send,
-            recv,
-            ..
-        } = self.library;
+        let Library { group_start, group_end, send, recv, .. } = self.library;
         // SAFETY: a group is open until it is ended, which it is below.
         let mut code = unsafe { group_start() };
         for rank in 0..self.ranks {
@@ -257,9 +229,7 @@ impl Communicator {
 
     /// Waits until the stream is through with all that it was asked for.
     fn finish(&self, wait: &Wait<'_>) -> Result<()> {
-        self.event
-            .record(&self.stream)
-            .map_err(|e| wait.driver(e))?;
+        self.event.record(&self.stream).map_err(|e| wait.driver(e))?;
         wait.until(|| {
             if self.event.try_is_complete().map_err(|e| wait.driver(e))? {
                 return Ok(true);

@@ -1,5 +1,5 @@
-//! libnccl, opened at run time: the functions that are used, as `nccl.h` declares them. What cudarc declares of it looks for
-//! `libnccl.so`, which only NVIDIA's package for developers has, and not for `libnccl.so.2`.
+//! libnccl, opened at run time: the functions that are used, as `nccl.h` declares them. What cudarc declares of it
+//! looks for `libnccl.so`, which only NVIDIA's package for developers has, and not for `libnccl.so.2`.
 
 #![allow(unsafe_code, reason = "NCCL is a library of C")]
 
@@ -34,8 +34,8 @@ pub(super) type Comm = *mut c_void;
 /// `cudaStream_t`.
 pub(super) type Stream = *mut c_void;
 
-/// `ncclConfig_t` as of 2.14. Later versions have more fields; they read as many bytes as `size` says, and take what the version lacks
-/// for unset.
+/// `ncclConfig_t` as of 2.14. Later versions have more fields; they read as many bytes as `size` says, and take what
+/// the version lacks for unset.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -47,12 +47,7 @@ pub(super) struct Config {
 impl Config {
     /// Calls return before they are through.
     pub fn not_blocking() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: 0xcafe_beef,
-            version: OLDEST as c_uint,
-            blocking: 0,
-        }
+        Self { size: size_of::<Self>(), magic: 0xcafe_beef, version: OLDEST as c_uint, blocking: 0 }
     }
 }
 
@@ -69,7 +64,8 @@ macro_rules! functions {
             /// Looks all functions up.
             fn of(opened: &'static Opened, version: c_int) -> Result<Self, String> {
                 $(
-                    // SAFETY: the type is that of `nccl.h`, which has not changed since `OLDEST`; the library is never closed.
+                    // SAFETY: the type is that of `nccl.h`, which has not changed since `OLDEST`; the library is never
+                    // closed.
                     let $field = unsafe {
                         opened.get::<unsafe extern "C" fn($($argument),*) -> $result>($name.as_bytes())
                     };
@@ -120,9 +116,7 @@ pub(super) fn open() -> Result<&'static Library, String> {
                 }
             }
             let why = &errors[0];
-            Err(format!(
-                "NCCL's library cannot be opened ({why}); {INSTALL}"
-            ))
+            Err(format!("NCCL's library cannot be opened ({why}); {INSTALL}"))
         })
         .as_ref()
         .map_err(Clone::clone)
@@ -133,9 +127,7 @@ fn checked(opened: &'static Opened) -> Result<Library, String> {
     let mut version: c_int = 0;
     // SAFETY: `nccl.h` declares it so since NCCL 2.0; it writes one number.
     let asked = unsafe {
-        opened
-            .get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion")
-            .map(|ask| ask(&raw mut version))
+        opened.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion").map(|ask| ask(&raw mut version))
     };
     match asked {
         Ok(SUCCESS) if version >= OLDEST => Library::of(opened, version),
@@ -175,10 +167,7 @@ impl Library {
         };
         // SAFETY: the communicator, where there is one, has not been given back.
         let (error, last) = unsafe {
-            (
-                text((self.get_error_string)(code)),
-                text((self.get_last_error)(comm.unwrap_or(std::ptr::null_mut()))),
-            )
+            (text((self.get_error_string)(code)), text((self.get_last_error)(comm.unwrap_or(std::ptr::null_mut()))))
         };
         let error = error.unwrap_or_else(|| format!("code {code}"));
         match last.map(|last| last.trim().to_owned()) {
@@ -204,13 +193,9 @@ mod tests {
 
     #[test]
     fn versions_are_written_as_nvidia_writes_them() {
-        for (version, text) in [
-            (2_804, "2.8.4"),
-            (21_003, "2.10.3"),
-            (21_400, "2.14.0"),
-            (22_105, "2.21.5"),
-            (22_902, "2.29.2"),
-        ] {
+        for (version, text) in
+            [(2_804, "2.8.4"), (21_003, "2.10.3"), (21_400, "2.14.0"), (22_105, "2.21.5"), (22_902, "2.29.2")]
+        {
             assert_eq!(written(version), text);
         }
     }

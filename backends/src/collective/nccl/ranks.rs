@@ -5,9 +5,7 @@ use super::super::group::Staged;
 use super::super::header::OperationKind;
 use super::super::operation::{Operation, during};
 use super::super::tensors::TensorResult;
-use super::super::{
-    Background, Collective, CollectiveError, Element, Failure, Flat, Look, Result, Traffic,
-};
+use super::super::{Background, Collective, CollectiveError, Element, Failure, Flat, Look, Result, Traffic};
 use super::card::{Buffer, Card, Place, dtype_of};
 use super::communicator::{Communicator, Wait};
 use super::library::{self, ID, UniqueId};
@@ -51,13 +49,7 @@ struct Running<'a, 'g> {
 
 impl Running<'_, '_> {
     fn waiting<T>(&self, work: impl FnOnce(&Communicator, &Wait<'_>) -> Result<T>) -> Result<T> {
-        let Staged {
-            transport,
-            settings,
-            ranks,
-            own,
-            ..
-        } = self.op.group;
+        let Staged { transport, settings, ranks, own, .. } = self.op.group;
         let wait = Wait {
             mailbox: transport.mailbox(),
             deadline: self.op.deadline,
@@ -70,14 +62,12 @@ impl Running<'_, '_> {
 
     /// Where a buffer lies, once what is in it was computed.
     fn place(&self, buffer: &Buffer) -> Result<Place> {
-        let places = self
-            .card
-            .places(&[buffer])
-            .map(|mut places| places.remove(0));
+        let places = self.card.places(&[buffer]).map(|mut places| places.remove(0));
         places.or_else(|error| self.waiting(|_, wait| Err(wait.error(on_device(&error)))))
     }
 
-    /// Moves the values of an operation from the first place to the second, which is that of `room`, and gives the buffer with the result.
+    /// Moves the values of an operation from the first place to the second, which is that of `room`, and gives the
+    /// buffer with the result.
     fn moved(
         &self,
         (kind, element): (OperationKind, Element),
@@ -122,12 +112,7 @@ impl NcclRanks {
                 control.abort(&error.to_string());
             }
         })?;
-        Ok(Self {
-            control,
-            card,
-            communicator: Mutex::new(Some(communicator)),
-            watched: Watched::default(),
-        })
+        Ok(Self { control, card, communicator: Mutex::new(Some(communicator)), watched: Watched::default() })
     }
 
     fn control(&self) -> &Staged {
@@ -138,14 +123,12 @@ impl NcclRanks {
     }
 
     fn communicator(&self) -> MutexGuard<'_, Option<Communicator>> {
-        self.communicator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An operation on values of which all ranks have as many. First they are put on the GPU and room is made for what comes, and for what
-    /// sums need on the way; then headers are exchanged; then NCCL moves values. What goes wrong on the GPU before the headers goes with them,
-    /// and the group can continue.
+    /// An operation on values of which all ranks have as many. First they are put on the GPU and room is made for what
+    /// comes, and for what sums need on the way; then headers are exchanged; then NCCL moves values. What goes wrong on
+    /// the GPU before the headers goes with them, and the group can continue.
     fn operate<V: Values>(&self, kind: OperationKind, own: V) -> std::result::Result<V, V::Error> {
         let (element, len) = own.extent();
         let sizes = Sizes::of(kind, element, len, self.size(), self.rank());
@@ -165,26 +148,15 @@ impl NcclRanks {
         let done = during(self.control(), |op| {
             let headers = op.begin(kind, element, len * element.bytes(), failure)?;
             let (Ok(places), Some(communicator)) = (&places, &*communicator) else {
-                unreachable!(
-                    "a failure of this rank is every rank's, and one of NCCL is the end of the group"
-                )
+                unreachable!("a failure of this rank is every rank's, and one of NCCL is the end of the group")
             };
             op.state.traffic.count(kind);
             op.state.traffic.bytes[kind as usize] += sizes.sent as u64;
-            let running = Running {
-                operation: headers[op.group.own].to_string(),
-                op,
-                communicator,
-                card: &self.card,
-            };
-            let found =
-                running.moved((kind, element), &sizes, &room, [places[0].at, places[1].at])?;
+            let running = Running { operation: headers[op.group.own].to_string(), op, communicator, card: &self.card };
+            let found = running.moved((kind, element), &sizes, &room, [places[0].at, places[1].at])?;
             V::from_card(&running, found, element, sizes.result)
         });
-        if !matches!(
-            done,
-            Ok(_) | Err(CollectiveError::Failed(_) | CollectiveError::Values(_))
-        ) {
+        if !matches!(done, Ok(_) | Err(CollectiveError::Failed(_) | CollectiveError::Values(_))) {
             // what is under way ends here
             if let Some(communicator) = communicator.take() {
                 communicator.give_up();
@@ -200,14 +172,11 @@ impl NcclRanks {
         own: V,
         otherwise: impl FnOnce(&dyn Collective, V) -> std::result::Result<V, V::Error>,
     ) -> std::result::Result<V, V::Error> {
-        if self.is_left(kind, own.extent()) {
-            otherwise(self.control.as_ref(), own)
-        } else {
-            self.operate(kind, own)
-        }
+        if self.is_left(kind, own.extent()) { otherwise(self.control.as_ref(), own) } else { self.operate(kind, own) }
     }
 
-    /// Whether an operation is left to the ranks without NCCL: one on no values, one that has no sum, or one that they refuse.
+    /// Whether an operation is left to the ranks without NCCL: one on no values, one that has no sum, or one that they
+    /// refuse.
     fn is_left(&self, kind: OperationKind, (element, len): (Element, usize)) -> bool {
         len == 0
             || match kind {
@@ -230,12 +199,7 @@ trait Values: Sized {
     fn on_card(self, card: &Card, bytes: usize) -> Buffer;
 
     /// So many values from the GPU.
-    fn from_card(
-        running: &Running<'_, '_>,
-        found: Buffer,
-        element: Element,
-        len: usize,
-    ) -> Result<Self>;
+    fn from_card(running: &Running<'_, '_>, found: Buffer, element: Element, len: usize) -> Result<Self>;
 }
 
 /// On the host.
@@ -252,12 +216,7 @@ impl Values for Flat {
         card.upload(values)
     }
 
-    fn from_card(
-        running: &Running<'_, '_>,
-        found: Buffer,
-        element: Element,
-        len: usize,
-    ) -> Result<Self> {
+    fn from_card(running: &Running<'_, '_>, found: Buffer, element: Element, len: usize) -> Result<Self> {
         let bytes = running.download(&found, len * element.bytes())?;
         Ok(Self::from_bytes(element, bytes))
     }
@@ -281,12 +240,7 @@ impl Values for Tensor<1> {
         Buffer::of(Tensor::cat(vec![self, zeros], 0))
     }
 
-    fn from_card(
-        running: &Running<'_, '_>,
-        found: Buffer,
-        element: Element,
-        len: usize,
-    ) -> Result<Self> {
+    fn from_card(running: &Running<'_, '_>, found: Buffer, element: Element, len: usize) -> Result<Self> {
         Ok(running.card.tensor(found, len, dtype_of(element)))
     }
 }
@@ -330,11 +284,7 @@ impl Sizes {
         };
         match kind {
             OperationKind::ReduceScatter => summed,
-            OperationKind::AllReduce => Self {
-                result: len,
-                sent: (len - own + own * (ranks - 1)) * width,
-                ..summed
-            },
+            OperationKind::AllReduce => Self { result: len, sent: (len - own + own * (ranks - 1)) * width, ..summed },
             OperationKind::AllToAll => Self {
                 block: len / ranks * width,
                 room: len * width,
@@ -347,7 +297,8 @@ impl Sizes {
     }
 }
 
-/// Most bytes of what stands between the blocks of a shard and their sum: a term and two sums, in the type that they are added in.
+/// Most bytes of what stands between the blocks of a shard and their sum: a term and two sums, in the type that they
+/// are added in.
 fn sum_bytes(block: usize, element: Element) -> usize {
     let wide = element.bytes().max(Element::F32.bytes());
     3 * (block / element.bytes()) * wide
@@ -355,9 +306,7 @@ fn sum_bytes(block: usize, element: Element) -> usize {
 
 /// The id of a group, from its first rank, and the communicator under it.
 fn joined(control: &dyn Collective, card: &Card) -> Result<Communicator> {
-    let Some(group) = staged(control) else {
-        unreachable!("looked at before it was taken")
-    };
+    let Some(group) = staged(control) else { unreachable!("looked at before it was taken") };
     let wait = Wait {
         mailbox: group.transport.mailbox(),
         deadline: Instant::now() + group.settings.deadline,
@@ -402,34 +351,23 @@ impl Collective for NcclRanks {
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Collective>> {
         let group = self.control.split(color, key)?;
         let own = Self::over(group, Arc::clone(&self.card))?;
-        Ok(Arc::new(Self {
-            watched: self.watched.clone(),
-            ..own
-        }))
+        Ok(Arc::new(Self { watched: self.watched.clone(), ..own }))
     }
 
     fn all_gather(&self, own: Flat) -> Result<Flat> {
-        self.run(OperationKind::AllGather, own, |ranks, own| {
-            ranks.all_gather(own)
-        })
+        self.run(OperationKind::AllGather, own, |ranks, own| ranks.all_gather(own))
     }
 
     fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        self.run(OperationKind::ReduceScatter, all, |ranks, all| {
-            ranks.reduce_scatter(all)
-        })
+        self.run(OperationKind::ReduceScatter, all, |ranks, all| ranks.reduce_scatter(all))
     }
 
     fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        self.run(OperationKind::AllReduce, own, |ranks, own| {
-            ranks.all_reduce(own)
-        })
+        self.run(OperationKind::AllReduce, own, |ranks, own| ranks.all_reduce(own))
     }
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
-        self.run(OperationKind::AllToAll, blocks, |ranks, blocks| {
-            ranks.all_to_all(blocks)
-        })
+        self.run(OperationKind::AllToAll, blocks, |ranks, blocks| ranks.all_to_all(blocks))
     }
 
     fn buffers_home(&self) -> Home {
@@ -441,27 +379,19 @@ impl Collective for NcclRanks {
     }
 
     fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::AllGather, own, |ranks, own| {
-            ranks.all_gather_tensor(own)
-        })
+        self.run(OperationKind::AllGather, own, |ranks, own| ranks.all_gather_tensor(own))
     }
 
     fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::ReduceScatter, all, |ranks, all| {
-            ranks.reduce_scatter_tensor(all)
-        })
+        self.run(OperationKind::ReduceScatter, all, |ranks, all| ranks.reduce_scatter_tensor(all))
     }
 
     fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::AllReduce, own, |ranks, own| {
-            ranks.all_reduce_tensor(own)
-        })
+        self.run(OperationKind::AllReduce, own, |ranks, own| ranks.all_reduce_tensor(own))
     }
 
     fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::AllToAll, blocks, |ranks, blocks| {
-            ranks.all_to_all_tensor(blocks)
-        })
+        self.run(OperationKind::AllToAll, blocks, |ranks, blocks| ranks.all_to_all_tensor(blocks))
     }
 
     fn send(&self, to: usize, own: Flat) -> Result<()> {

@@ -45,10 +45,7 @@ pub(super) fn join(
 ) -> Result<std::result::Result<Arc<dyn Collective>, String>> {
     let opened = library::open().and_then(|library| {
         if staged(ranks.as_ref()).is_none() {
-            return Err(
-                "its collective is none of messages (Threads, Mpi) that could carry NCCL's id"
-                    .into(),
-            );
+            return Err("its collective is none of messages (Threads, Mpi) that could carry NCCL's id".into());
         }
         let card = Card::of(device)?;
         Ok((library.version, card))
@@ -77,8 +74,7 @@ fn refused(all: &[Said]) -> Option<String> {
             Said::Ready(version, uuid) => (*version, *uuid),
         };
         if let Some(first) = seen.first().filter(|first| first.0 != own.0) {
-            let [first, own] =
-                [first, &own].map(|(version, _)| library::written(i32::from_le_bytes(*version)));
+            let [first, own] = [first, &own].map(|(version, _)| library::written(i32::from_le_bytes(*version)));
             return Some(format!(
                 "rank 0 has NCCL {first} and rank {rank} has {own}; install one version on all machines"
             ));
@@ -106,18 +102,9 @@ mod tests {
     fn ranks_with_one_version_and_a_gpu_each_can_and_others_are_told_why_not() {
         assert_eq!(refused(&[ready(22_105, 1), ready(22_105, 2)]), None);
         for (all, words) in [
-            (
-                [ready(22_105, 1), Said::Not("no library".into())],
-                "rank 1: no library",
-            ),
-            (
-                [ready(22_105, 1), ready(21_903, 2)],
-                "rank 0 has NCCL 2.21.5 and rank 1 has 2.19.3",
-            ),
-            (
-                [ready(22_105, 3), ready(22_105, 3)],
-                "ranks 0 and 1 have the same GPU",
-            ),
+            ([ready(22_105, 1), Said::Not("no library".into())], "rank 1: no library"),
+            ([ready(22_105, 1), ready(21_903, 2)], "rank 0 has NCCL 2.21.5 and rank 1 has 2.19.3"),
+            ([ready(22_105, 3), ready(22_105, 3)], "ranks 0 and 1 have the same GPU"),
         ] {
             let why = refused(&all).expect("refused");
             assert!(why.contains(words), "{why}");

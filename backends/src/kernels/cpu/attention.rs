@@ -1,9 +1,9 @@
 //! Causal attention over the packed rows of several sequences, with its gradient, and no `[heads, T, T]` anywhere.
 //!
-//! Queries are processed in blocks: a block's scores against all keys that it sees fit in a core's cache. The backward pass
-//! computes them again (as `FlashAttention` does; Dao et al., 2022), so that only queries, keys and values are saved. The query
-//! heads of a group share their key head's rows, and sequences with a common prefix share its rows: completions of one prompt
-//! need its keys and values once.
+//! Queries are processed in blocks: a block's scores against all keys that it sees fit in a core's cache. The backward
+//! pass computes them again (as `FlashAttention` does; Dao et al., 2022), so that only queries, keys and values are
+//! saved. The query heads of a group share their key head's rows, and sequences with a common prefix share its rows:
+//! completions of one prompt need its keys and values once.
 
 mod backward;
 mod blocks;
@@ -31,9 +31,7 @@ pub(super) fn attention(
     sinks: Option<&Tensor<2>>,
     shape: &AttentionShape,
 ) -> Option<Tensor<3>> {
-    let known = [q, k, v]
-        .iter()
-        .all(|t| supports(t) && t.dtype() == q.dtype());
+    let known = [q, k, v].iter().all(|t| supports(t) && t.dtype() == q.dtype());
     if !known || sinks.is_some_and(|t| !supports(t) || t.dtype() != q.dtype()) {
         return None;
     }
@@ -95,70 +93,46 @@ impl Kernel<4> for Attention {
     }
 }
 
-fn forward<T: Real>(
-    shape: &AttentionShape,
-    [q, k, v]: [&FlexTensor; 3],
-    sinks: Option<&FlexTensor>,
-) -> FlexTensor {
+fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: Option<&FlexTensor>) -> FlexTensor {
     let sinks: Option<&[T]> = sinks.map(elements);
     let heads = Heads::of(q, k);
     let dims: [usize; 3] = dims(q);
     let (q, k, v): (&[T], &[T], &[T]) = (elements(q), elements(k), elements(v));
     let mut out = vec![T::ZERO; q.len()];
     let target = SharedPtr(out.as_mut_ptr());
-    let sequences: Vec<Rows> = shape
-        .families
-        .all
-        .iter()
-        .flat_map(Family::sequences)
-        .collect();
+    let sequences: Vec<Rows> = shape.families.all.iter().flat_map(Family::sequences).collect();
     let tasks: Vec<(usize, &Rows, Block)> = sequences
         .iter()
         .flat_map(|rows| rows.blocks(shape.window).map(move |block| (rows, block)))
         .flat_map(|(rows, block)| (0..heads.query).map(move |head| (head, rows, block.clone())))
         .collect();
     let one = Parallelism::None;
-    tasks.par_iter().for_each_init(
-        Default::default,
-        |(scores, shares): &mut (Vec<T>, Vec<T>), (head, rows, block)| {
-            let (head, kv) = (*head, head / heads.group());
-            let (m, n) = (block.queries.len(), block.keys.len());
-            scores.resize(m * n, T::ZERO);
-            let query = heads.query(rows.own_row(block.queries.start), head);
-            let queries = Matrix::row_major(&q[query..], heads.q_row());
-            for (tokens, row) in rows.runs(&block.keys) {
-                let keys = Matrix::row_major(&k[heads.key(row, kv)..], heads.kv_row());
-                let tile = Target::new(&mut scores[tokens.start - block.keys.start..], n, false);
-                let size = Size {
-                    m,
-                    k: heads.dim,
-                    n: tokens.len(),
-                };
-                multiply(size, tile, queries, keys.transposed(), one);
-            }
-            vectorised(
-                #[inline(always)]
-                || probabilities(scores, block, shape, sinks.map(|all| all[head]), shares),
-            );
-            // SAFETY: no other task writes this head of these rows.
-            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-            let start = unsafe { target.get().add(query) };
-            for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
-                let values = Matrix::row_major(&v[heads.key(row, kv)..], heads.kv_row());
-                let weights = Matrix::row_major(&scores[tokens.start - block.keys.start..], n);
-                let mixed = Target {
-                    start,
-                    row: heads.q_row(),
-                    add: i > 0,
-                };
-                let size = Size {
-                    m,
-                    k: tokens.len(),
-                    n: heads.dim,
-                };
-                multiply(size, mixed, weights, values, one);
-            }
-        },
-    );
+    tasks.par_iter().for_each_init(Default::default, |(scores, shares): &mut (Vec<T>, Vec<T>), (head, rows, block)| {
+        let (head, kv) = (*head, head / heads.group());
+        let (m, n) = (block.queries.len(), block.keys.len());
+        scores.resize(m * n, T::ZERO);
+        let query = heads.query(rows.own_row(block.queries.start), head);
+        let queries = Matrix::row_major(&q[query..], heads.q_row());
+        for (tokens, row) in rows.runs(&block.keys) {
+            let keys = Matrix::row_major(&k[heads.key(row, kv)..], heads.kv_row());
+            let tile = Target::new(&mut scores[tokens.start - block.keys.start..], n, false);
+            let size = Size { m, k: heads.dim, n: tokens.len() };
+            multiply(size, tile, queries, keys.transposed(), one);
+        }
+        vectorised(
+            #[inline(always)]
+            || probabilities(scores, block, shape, sinks.map(|all| all[head]), shares),
+        );
+        // SAFETY: no other task writes this head of these rows.
+        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+        let start = unsafe { target.get().add(query) };
+        for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
+            let values = Matrix::row_major(&v[heads.key(row, kv)..], heads.kv_row());
+            let weights = Matrix::row_major(&scores[tokens.start - block.keys.start..], n);
+            let mixed = Target { start, row: heads.q_row(), add: i > 0 };
+            let size = Size { m, k: tokens.len(), n: heads.dim };
+            multiply(size, mixed, weights, values, one);
+        }
+    });
     tensor(out, dims)
 }

@@ -46,12 +46,7 @@ pub(super) type Input = autodiff::Input<Flex>;
 
 /// Whether models on this device run through kernels.
 pub(super) fn available(operation: Operation, device: &Device) -> bool {
-    let known = || {
-        matches!(
-            device.settings().float_dtype,
-            FloatDType::F32 | FloatDType::F64
-        )
-    };
+    let known = || matches!(device.settings().float_dtype, FloatDType::F32 | FloatDType::F64);
     enabled() && is_cpu(device) && known() && used(operation, Backend::Cpu)
 }
 
@@ -62,10 +57,8 @@ pub(super) fn is_full_precision<const D: usize>(tensor: &Tensor<D>) -> bool {
 
 /// Whether kernels support a tensor: on the CPU, in a float type.
 pub(super) fn supports<const D: usize>(tensor: &Tensor<D>) -> bool {
-    matches!(
-        tensor.dtype(),
-        DType::F32 | DType::F64 | DType::BF16 | DType::F16
-    ) && enabled()
+    matches!(tensor.dtype(), DType::F32 | DType::F64 | DType::BF16 | DType::F16)
+        && enabled()
         && is_cpu(&tensor.device())
 }
 
@@ -95,11 +88,7 @@ pub(super) fn to_tensor<const D: usize>(tensor: FlexTensor) -> Tensor<D> {
 
 /// An integer tensor without autodiff, contiguous.
 pub(super) fn detached_int<const D: usize>(tensor: Tensor<D, Int>) -> FlexTensor {
-    let tensor = if tensor.device().is_autodiff() {
-        tensor.inner()
-    } else {
-        tensor
-    };
+    let tensor = if tensor.device().is_autodiff() { tensor.inner() } else { tensor };
     let primitive = tensor.try_into_primitive::<Flex>();
     contiguous(primitive.expect("the device was checked before"))
 }
@@ -110,21 +99,14 @@ pub(super) fn to_int_tensor<const D: usize>(tensor: FlexTensor) -> Tensor<D, Int
 }
 
 pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    if tensor.is_contiguous() {
-        tensor
-    } else {
-        tensor.to_contiguous()
-    }
+    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
 /// Runs a kernel, and records its backward pass if any input has autodiff.
 ///
-/// Inputs in half precision, all of one type, are widened to f32 and the result is narrowed to theirs, in the backward pass too;
-/// saved tensors stay in half precision.
-pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(
-    kernel: K,
-    inputs: [Input; N],
-) -> Tensor<D> {
+/// Inputs in half precision, all of one type, are widened to f32 and the result is narrowed to theirs, in the backward
+/// pass too; saved tensors stay in half precision.
+pub(super) fn run<const N: usize, const D: usize, K: Kernel<N>>(kernel: K, inputs: [Input; N]) -> Tensor<D> {
     autodiff::run(Widening(kernel), inputs)
 }
 
@@ -149,12 +131,7 @@ impl<const N: usize, K: Kernel<N>> autodiff::Kernel<Flex, N> for Widening<K> {
         (result, saved)
     }
 
-    fn backward(
-        &self,
-        saved: Self::Saved,
-        gradient: FlexTensor,
-        wanted: [bool; N],
-    ) -> [Option<FlexTensor>; N] {
+    fn backward(&self, saved: Self::Saved, gradient: FlexTensor, wanted: [bool; N]) -> [Option<FlexTensor>; N] {
         let stored = gradient.dtype();
         let saved = saved.map(|input| input.map(half::widened));
         let gradients = self.0.backward(saved, half::widened(gradient), wanted);

@@ -2,8 +2,8 @@
 
 use super::packed::PanelMatrix;
 use super::{
-    attention, autodiff, convolution, delta_rule, experts, gated_norm, glu, linear, norm, paged,
-    quantized_experts, quantized_linear, rotary, sample, scores, skinny_gemm,
+    attention, autodiff, convolution, delta_rule, experts, gated_norm, glu, linear, norm, paged, quantized_experts,
+    quantized_linear, rotary, sample, scores, skinny_gemm,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix};
@@ -17,9 +17,7 @@ use crate::kernels::products::Products;
 use crate::kernels::quantized_experts as coded;
 use crate::kernels::quantized_linear::{self as widened, Matrices, through_the_host};
 use crate::kernels::root;
-use crate::kernels::shapes::{
-    AttentionShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients,
-};
+use crate::kernels::shapes::{AttentionShape, Gate, RowScores, SampledToken, Scaling, ScoreGradients};
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor};
 use firebrick_spec::QuantizedLayout;
@@ -58,12 +56,7 @@ impl Kernels for CpuKernels {
         glu::glu(activation, gate, up)
     }
 
-    fn rotary(
-        &self,
-        x: Tensor<3>,
-        cos: &Tensor<3>,
-        sin: &Tensor<3>,
-    ) -> Result<Tensor<3>, Tensor<3>> {
+    fn rotary(&self, x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
         rotary::rotary(x, cos, sin)
     }
 
@@ -83,13 +76,7 @@ impl Kernels for CpuKernels {
         skinny_gemm::linear_swiglu(x, gate, up)
     }
 
-    fn expert_linear(
-        &self,
-        x: &Tensor<2>,
-        w: &Tensor<2>,
-        rows: &ExpertRows,
-        reads: ExpertInput,
-    ) -> Tensor<2> {
+    fn expert_linear(&self, x: &Tensor<2>, w: &Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Tensor<2> {
         experts::linear(x, w, rows, reads)
             .unwrap_or_else(|| operations::linear::<Flex>(x, w, rows, reads, Products::OPERATIONS))
     }
@@ -103,8 +90,7 @@ impl Kernels for CpuKernels {
     }
 
     fn combine_experts(&self, y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
-        experts::combine(y, weights, rows)
-            .unwrap_or_else(|| operations::combine::<Flex>(y, weights, rows))
+        experts::combine(y, weights, rows).unwrap_or_else(|| operations::combine::<Flex>(y, weights, rows))
     }
 
     fn attach_gradient(&self, y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
@@ -115,12 +101,7 @@ impl Kernels for CpuKernels {
         root::root::<Flex>(output, gradient)
     }
 
-    fn quantized_linear(
-        &self,
-        x: &Tensor<2>,
-        words: &Tensor<2>,
-        layout: QuantizedLayout,
-    ) -> Tensor<2> {
+    fn quantized_linear(&self, x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
         quantized_linear::linear(x, words, layout)
             .unwrap_or_else(|| widened::linear::<Flex>(x, matrices(words, layout)))
     }
@@ -168,12 +149,7 @@ impl Kernels for CpuKernels {
         attention::attention(q, k, v, sinks, shape)
     }
 
-    fn causal_convolution(
-        &self,
-        x: &Tensor<2>,
-        w: &Tensor<2>,
-        sequences: &SequenceRows,
-    ) -> Option<Tensor<2>> {
+    fn causal_convolution(&self, x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
         convolution::causal_convolution(x, w, sequences)
     }
 
@@ -208,13 +184,7 @@ impl Kernels for CpuKernels {
         delta_rule::continue_delta_rule(inputs, pool, heads, sequences)
     }
 
-    fn gated_rms_norm(
-        &self,
-        x: &Tensor<2>,
-        z: &Tensor<2>,
-        w: &Tensor<2>,
-        eps: f64,
-    ) -> Option<Tensor<2>> {
+    fn gated_rms_norm(&self, x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Option<Tensor<2>> {
         gated_norm::gated_rms_norm(x, z, w, eps)
     }
 
@@ -239,21 +209,11 @@ impl Kernels for CpuKernels {
         paged::gather_kv(pool, slots, dtype)
     }
 
-    fn sample_rows(
-        &self,
-        logits: &Tensor<2>,
-        temperature: f64,
-        uniforms: Option<&[f32]>,
-    ) -> Option<Vec<SampledToken>> {
+    fn sample_rows(&self, logits: &Tensor<2>, temperature: f64, uniforms: Option<&[f32]>) -> Option<Vec<SampledToken>> {
         sample::sample_rows(logits, temperature, uniforms)
     }
 
-    fn score_rows(
-        &self,
-        logits: &Tensor<2>,
-        targets: &Tensor<1, Int>,
-        scaling: Scaling,
-    ) -> Option<RowScores> {
+    fn score_rows(&self, logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> Option<RowScores> {
         scores::score_rows(logits, targets, scaling)
     }
 

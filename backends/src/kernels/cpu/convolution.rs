@@ -21,11 +21,7 @@ const BLOCK: usize = 1024;
 /// `silu(Σₜ w[c, t] · x[row − (taps − 1) + t, c])` of `x`, `[rows, channels]`, and `w`, `[channels, taps]`.
 ///
 /// `None` where the kernels do not support the tensors.
-pub(super) fn causal_convolution(
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    sequences: &SequenceRows,
-) -> Option<Tensor<2>> {
+pub(super) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
     if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
         return None;
     }
@@ -33,7 +29,8 @@ pub(super) fn causal_convolution(
     Some(run(kernel, [input(x.clone()), input(w.clone())]))
 }
 
-/// The same of sequences that begin with their last inputs in a pool, `[slots, (taps − 1) · channels]`, where the new last ones go.
+/// The same of sequences that begin with their last inputs in a pool, `[slots, (taps − 1) · channels]`, where the new
+/// last ones go.
 ///
 /// Gives the pool back where the kernels do not support the tensors.
 pub(super) fn continue_convolution(
@@ -46,11 +43,7 @@ pub(super) fn continue_convolution(
     if !same || x.device().is_autodiff() {
         return Err(pool);
     }
-    let (x, w, mut pool) = (
-        detached(x.clone()),
-        detached(w.clone()),
-        detached::<2>(pool),
-    );
+    let (x, w, mut pool) = (detached(x.clone()), detached(w.clone()), detached::<2>(pool));
     let out = dispatch_float!(x.dtype(), continued(&x, &w, &mut pool, sequences));
     Ok((to_tensor(out), to_tensor(pool)))
 }
@@ -88,8 +81,8 @@ fn taps_of<T: Real>(w: &[T], channels: usize, taps: usize) -> Vec<T> {
     all
 }
 
-/// The sum of what a row's inputs give: `inputs(tap)` are those of a tap, where there are any, and its weights begin `stride` numbers
-/// after those of the tap before.
+/// The sum of what a row's inputs give: `inputs(tap)` are those of a tap, where there are any, and its weights begin
+/// `stride` numbers after those of the tap before.
 #[inline(always)]
 fn sum_taps<'a, T: Real>(
     sum: &mut [T],
@@ -115,17 +108,14 @@ struct Piece {
     sequence: Range<usize>,
 }
 
-/// The rows of all sequences in tasks of [`ROWS`] or somewhat more. A task takes whole rows: the same columns of the next row lie pages
-/// apart, where hardware prefetchers do not follow.
+/// The rows of all sequences in tasks of [`ROWS`] or somewhat more. A task takes whole rows: the same columns of the
+/// next row lie pages apart, where hardware prefetchers do not follow.
 fn tasks(sequences: &[StateRows]) -> Vec<Vec<Piece>> {
     let mut all: Vec<Vec<Piece>> = Vec::new();
     let mut room = 0;
     for StateRows { rows, .. } in sequences {
         for start in rows.clone().step_by(ROWS) {
-            let piece = Piece {
-                rows: start..(start + ROWS).min(rows.end),
-                sequence: rows.clone(),
-            };
+            let piece = Piece { rows: start..(start + ROWS).min(rows.end), sequence: rows.clone() };
             if room == 0 {
                 all.push(Vec::new());
                 room = ROWS;
@@ -162,8 +152,7 @@ fn forward<T: Real>([x, w]: &[FlexTensor; 2], sequences: &[StateRows]) -> FlexTe
                         };
                         sum_taps(y, &w[first..], channels, taps, |tap| {
                             let source = (row + tap + 1).checked_sub(taps)?;
-                            (source >= sequence.start)
-                                .then(|| &x[source * channels + first..][..width])
+                            (source >= sequence.start).then(|| &x[source * channels + first..][..width])
                         });
                         for y in y {
                             *y = *y * sigmoid(*y);
@@ -177,20 +166,10 @@ fn forward<T: Real>([x, w]: &[FlexTensor; 2], sequences: &[StateRows]) -> FlexTe
 }
 
 /// Gradients of inputs and taps. The sums before `SiLU` are computed again.
-fn backward<T: Real>(
-    [x, w]: &[FlexTensor; 2],
-    gradient: &FlexTensor,
-    sequences: &[StateRows],
-) -> [FlexTensor; 2] {
+fn backward<T: Real>([x, w]: &[FlexTensor; 2], gradient: &FlexTensor, sequences: &[StateRows]) -> [FlexTensor; 2] {
     let ([rows, channels], [_, taps]) = (dims(x), dims(w));
     let (x, w): (&[T], &[T]) = (elements(x), elements(w));
-    let pass = Pass {
-        x,
-        w: &taps_of(w, channels, taps),
-        g: elements(gradient),
-        channels,
-        taps,
-    };
+    let pass = Pass { x, w: &taps_of(w, channels, taps), g: elements(gradient), channels, taps };
     let mut dx = vec![T::ZERO; rows * channels];
     let target = SharedPtr(dx.as_mut_ptr());
     let partial: Vec<Vec<T>> = tasks(sequences)
@@ -228,8 +207,8 @@ struct Pass<'a, T> {
 }
 
 impl<T: Real> Pass<'_, T> {
-    /// Gradients of some channels of a piece's inputs, and what its rows add to those of the taps. An input has gradients of the sums of
-    /// its own row and of the `taps − 1` rows after it: `recent` keeps so many of them.
+    /// Gradients of some channels of a piece's inputs, and what its rows add to those of the taps. An input has
+    /// gradients of the sums of its own row and of the `taps − 1` rows after it: `recent` keeps so many of them.
     fn block(
         &self,
         Piece { rows, sequence }: &Piece,
@@ -288,12 +267,7 @@ impl<T: Real> Pass<'_, T> {
     }
 }
 
-fn continued<T: Real>(
-    x: &FlexTensor,
-    w: &FlexTensor,
-    pool: &mut FlexTensor,
-    sequences: &[StateRows],
-) -> FlexTensor {
+fn continued<T: Real>(x: &FlexTensor, w: &FlexTensor, pool: &mut FlexTensor, sequences: &[StateRows]) -> FlexTensor {
     let ([rows, channels], [_, taps]) = (dims(x), dims(w));
     let (x, w): (&[T], &[T]) = (elements(x), elements(w));
     let own = taps_of(w, channels, taps);
@@ -307,10 +281,7 @@ fn continued<T: Real>(
         let (last, y) = unsafe {
             let last = std::slice::from_raw_parts_mut(pool.get().add(slot * size), size);
             let first = target.get().add(rows.start * channels);
-            (
-                last,
-                std::slice::from_raw_parts_mut(first, rows.len() * channels),
-            )
+            (last, std::slice::from_raw_parts_mut(first, rows.len() * channels))
         };
         if *begins {
             last.fill(T::ZERO);

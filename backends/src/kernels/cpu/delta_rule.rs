@@ -1,8 +1,9 @@
 //! The gated delta rule (Yang et al., 2024, arXiv:2412.06464) over the rows of several sequences, with its gradient.
 //!
-//! A value head has a state S of shape `[key_dim, value_dim]`. A token decays it by eᵍ, replaces a part β of what it holds for the key k
-//! by the value v, and reads it with the query q: `S ← eᵍ S`, `S ← S + k (β (v − Sᵀ k))ᵀ`, `o = Sᵀ q`. Queries and keys are divided by
-//! their norms first, queries also by √`key_dim`. One token is computed like this (`token`); longer sequences in chunks (`chunk`).
+//! A value head has a state S of shape `[key_dim, value_dim]`. A token decays it by eᵍ, replaces a part β of what it
+//! holds for the key k by the value v, and reads it with the query q: `S ← eᵍ S`, `S ← S + k (β (v − Sᵀ k))ᵀ`, `o = Sᵀ
+//! q`. Queries and keys are divided by their norms first, queries also by √`key_dim`. One token is computed like this
+//! (`token`); longer sequences in chunks (`chunk`).
 
 mod backward;
 mod chunk;
@@ -11,9 +12,7 @@ mod inputs;
 mod products;
 mod token;
 
-use super::autodiff::{
-    Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, to_tensor,
-};
+use super::autodiff::{Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, to_tensor};
 use super::parallel::{SharedPtr, dims, elements_mut, for_each_init, tensor};
 use super::real::Real;
 use crate::kernels::delta::{DeltaHeads, SequenceRows, StateRows};
@@ -23,8 +22,8 @@ use chunk::{CHUNK, Keys, Scratch};
 use inputs::Inputs;
 use token::step;
 
-/// Of `qkv`, `[rows, channels]`, log decays `g` and `beta`, `[rows, value heads]` each: `[rows, value heads · value_dim]`. All in f32 or
-/// f64.
+/// Of `qkv`, `[rows, channels]`, log decays `g` and `beta`, `[rows, value heads]` each: `[rows, value heads ·
+/// value_dim]`. All in f32 or f64.
 ///
 /// `None` where the kernels do not support the tensors.
 pub(super) fn gated_delta_rule(
@@ -34,16 +33,10 @@ pub(super) fn gated_delta_rule(
     heads: DeltaHeads,
     sequences: &SequenceRows,
 ) -> Option<Tensor<2>> {
-    if ![qkv, g, beta]
-        .iter()
-        .all(|t| is_full_precision(t) && t.dtype() == qkv.dtype())
-    {
+    if ![qkv, g, beta].iter().all(|t| is_full_precision(t) && t.dtype() == qkv.dtype()) {
         return None;
     }
-    let kernel = DeltaRule {
-        heads,
-        sequences: sequences.clone(),
-    };
+    let kernel = DeltaRule { heads, sequences: sequences.clone() };
     let inputs = [qkv, g, beta].map(|t| input(t.clone()));
     Some(run(kernel, inputs))
 }
@@ -57,9 +50,7 @@ pub(super) fn continue_delta_rule(
     heads: DeltaHeads,
     sequences: &SequenceRows,
 ) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
-    let same = [qkv, g, beta, &pool]
-        .iter()
-        .all(|t| is_full_precision(t) && t.dtype() == qkv.dtype());
+    let same = [qkv, g, beta, &pool].iter().all(|t| is_full_precision(t) && t.dtype() == qkv.dtype());
     if !same || qkv.device().is_autodiff() {
         return Err(pool);
     }
@@ -91,10 +82,8 @@ impl Kernel<3> for DeltaRule {
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
         let inputs = all_saved(saved);
-        let gradients = dispatch_float!(
-            inputs[0].dtype(),
-            all_gradients(&inputs, &gradient, self.heads, &self.sequences)
-        );
+        let gradients =
+            dispatch_float!(inputs[0].dtype(), all_gradients(&inputs, &gradient, self.heads, &self.sequences));
         let mut wanted = wanted.into_iter();
         gradients.map(|g| wanted.next().unwrap_or(false).then_some(g))
     }
@@ -120,10 +109,8 @@ fn forward<T: Real>(
     let mut out = vec![T::ZERO; rows * inputs.out_row()];
     let target = SharedPtr(out.as_mut_ptr());
     let pool = pool.map(|pool| SharedPtr(elements_mut::<T>(pool).as_mut_ptr()));
-    let tasks: Vec<(&StateRows, usize)> = sequences
-        .iter()
-        .flat_map(|sequence| (0..heads.keys).map(move |head| (sequence, head)))
-        .collect();
+    let tasks: Vec<(&StateRows, usize)> =
+        sequences.iter().flat_map(|sequence| (0..heads.keys).map(move |head| (sequence, head))).collect();
     let size = heads.key_dim * heads.value_dim;
     let buffers = || (Keys::default(), Scratch::default(), Vec::new());
     for_each_init(tasks.len(), buffers, |(keys, scratch, delta), task| {

@@ -16,7 +16,8 @@ use std::ops::Range;
 /// Rows of a task: of its product's result. The fewer tasks an expert has, the less often its matrix is packed.
 const BLOCK: usize = 256;
 
-/// Rows of an expert up to which its product is computed transposed, `W · xᵀ`, which reads the matrix in place: those of decoding.
+/// Rows of an expert up to which its product is computed transposed, `W · xᵀ`, which reads the matrix in place: those
+/// of decoding.
 const SKINNY: usize = 32;
 
 /// Rows of a task that moves them.
@@ -28,20 +29,11 @@ const LARGE: usize = 1 << 18;
 /// `x · Wᵀ` with the matrix of each row's expert.
 ///
 /// `None` where the kernels do not support the tensors.
-pub(super) fn linear(
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    rows: &ExpertRows,
-    reads: ExpertInput,
-) -> Option<Tensor<2>> {
+pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Option<Tensor<2>> {
     if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
         return None;
     }
-    let kernel = Linear {
-        rows: rows.clone(),
-        reads,
-        trains: w.is_require_grad(),
-    };
+    let kernel = Linear { rows: rows.clone(), reads, trains: w.is_require_grad() };
     Some(run(kernel, [input(x.clone()), input(w.clone())]))
 }
 
@@ -82,10 +74,7 @@ impl Kernel<2> for Linear {
     ) -> [Option<FlexTensor>; 2] {
         let [w] = all_saved([w]);
         // a weight that is neither leaf nor constant would silently lose its gradient
-        assert!(
-            x.is_some() || !wanted[1],
-            "the matrices of kernels::expert_linear must be a leaf or a constant"
-        );
+        assert!(x.is_some() || !wanted[1], "the matrices of kernels::expert_linear must be a leaf or a constant");
         let g = &gradient;
         let dx = || dispatch_float!(w.dtype(), gradient_of_rows(self, g, &w));
         let dw = |x: FlexTensor| dispatch_float!(w.dtype(), gradient_of_matrices(self, g, &x));
@@ -115,11 +104,7 @@ pub(super) struct Input<'a, T> {
 
 impl<'a, T> Input<'a, T> {
     pub fn new(x: &'a [T], width: usize, rows: &'a ExpertRows, reads: ExpertInput) -> Self {
-        Self {
-            x,
-            width,
-            order: (reads == ExpertInput::Tokens).then_some(rows),
-        }
+        Self { x, width, order: (reads == ExpertInput::Tokens).then_some(rows) }
     }
 }
 
@@ -148,11 +133,7 @@ fn blocks(expert: usize, all: Range<usize>, size: usize) -> impl Iterator<Item =
 }
 
 /// Runs tasks, on all cores where there is enough to do. Each core has two buffers for all of its tasks.
-fn run_all<T: Real>(
-    tasks: &[Task],
-    multiplications: usize,
-    run: impl Fn(&mut [Vec<T>; 2], &Task) + Sync + Send,
-) {
+fn run_all<T: Real>(tasks: &[Task], multiplications: usize, run: impl Fn(&mut [Vec<T>; 2], &Task) + Sync + Send) {
     let none = || [Vec::new(), Vec::new()];
     if multiplications < LARGE {
         let mut scratch = none();
@@ -174,39 +155,23 @@ fn run_all<T: Real>(
     }
 }
 
-/// The product of sorted rows, `[rows, k]`, with the matrix of their expert, for all experts: `[rows, n]`. A matrix has the strides
-/// `[row, column]` as the right factor `[k, n]`, and `k · n` numbers.
-fn by_expert<T: Real>(
-    rows: &ExpertRows,
-    input: Input<'_, T>,
-    n: usize,
-    w: &[T],
-    strides: [usize; 2],
-) -> FlexTensor {
+/// The product of sorted rows, `[rows, k]`, with the matrix of their expert, for all experts: `[rows, n]`. A matrix has
+/// the strides `[row, column]` as the right factor `[k, n]`, and `k · n` numbers.
+fn by_expert<T: Real>(rows: &ExpertRows, input: Input<'_, T>, n: usize, w: &[T], strides: [usize; 2]) -> FlexTensor {
     let (total, k) = (rows.rows(), input.width);
     let _span = span("product", 2.0 * (total * k * n) as f64);
     let mut out: UninitBuffer<T> = UninitBuffer::new(total * n);
     let start = out.pointer();
-    let tasks: Vec<Task> = rows
-        .used()
-        .flat_map(|(expert, rows)| blocks(expert, rows, BLOCK))
-        .collect();
-    run_all(
-        &tasks,
-        total * k * n,
-        |[copies, results], (expert, rows)| {
-            let own = input.rows(rows, copies);
-            // SAFETY: tasks have disjoint rows, all within the buffer.
-            #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
-            let start = unsafe { start.get().add(rows.start * n) };
-            let matrix = Matrix {
-                start: w[expert * k * n..(expert + 1) * k * n].as_ptr(),
-                row: strides[0],
-                column: strides[1],
-            };
-            product([rows.len(), k, n], start, own, matrix, results);
-        },
-    );
+    let tasks: Vec<Task> = rows.used().flat_map(|(expert, rows)| blocks(expert, rows, BLOCK)).collect();
+    run_all(&tasks, total * k * n, |[copies, results], (expert, rows)| {
+        let own = input.rows(rows, copies);
+        // SAFETY: tasks have disjoint rows, all within the buffer.
+        #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
+        let start = unsafe { start.get().add(rows.start * n) };
+        let matrix =
+            Matrix { start: w[expert * k * n..(expert + 1) * k * n].as_ptr(), row: strides[0], column: strides[1] };
+        product([rows.len(), k, n], start, own, matrix, results);
+    });
     // SAFETY: every sorted row is in one task, which has written all of its elements.
     #[allow(unsafe_code, reason = "zeroing first would cost a pass over memory")]
     let out = unsafe { out.assume_init() };
@@ -214,44 +179,15 @@ fn by_expert<T: Real>(
 }
 
 /// `a · w` of `[m, k]` and `[k, n]`, written to `m · n` numbers from `out` on.
-fn product<T: Real>(
-    [m, k, n]: [usize; 3],
-    out: *mut T,
-    a: &[T],
-    w: Matrix<T>,
-    scratch: &mut Vec<T>,
-) {
+fn product<T: Real>([m, k, n]: [usize; 3], out: *mut T, a: &[T], w: Matrix<T>, scratch: &mut Vec<T>) {
     if m > SKINNY {
-        let target = Target {
-            start: out,
-            row: n,
-            add: false,
-        };
-        let a = Matrix {
-            start: a.as_ptr(),
-            row: k,
-            column: 1,
-        };
+        let target = Target { start: out, row: n, add: false };
+        let a = Matrix { start: a.as_ptr(), row: k, column: 1 };
         return multiply(Size { m, k, n }, target, a, w, Parallelism::None);
     }
     scratch.resize(n * m, T::ZERO);
-    let target = Target {
-        start: scratch.as_mut_ptr(),
-        row: m,
-        add: false,
-    };
-    let [w, a] = [
-        Matrix {
-            row: w.column,
-            column: w.row,
-            ..w
-        },
-        Matrix {
-            start: a.as_ptr(),
-            row: 1,
-            column: k,
-        },
-    ];
+    let target = Target { start: scratch.as_mut_ptr(), row: m, add: false };
+    let [w, a] = [Matrix { row: w.column, column: w.row, ..w }, Matrix { start: a.as_ptr(), row: 1, column: k }];
     multiply(Size { m: n, k, n: m }, target, w, a, Parallelism::None);
     for row in 0..m {
         for column in 0..n {
@@ -274,11 +210,7 @@ fn forward<T: Real>(kernel: &Linear, x: &FlexTensor, w: &FlexTensor) -> FlexTens
 fn gradient_of_rows<T: Real>(kernel: &Linear, g: &FlexTensor, w: &FlexTensor) -> FlexTensor {
     let ([_, outputs], [_, inner]) = (dims(g), dims(w));
     let rows = &kernel.rows;
-    let sorted = Input {
-        x: elements(g),
-        width: outputs,
-        order: None,
-    };
+    let sorted = Input { x: elements(g), width: outputs, order: None };
     let sorted = by_expert::<T>(rows, sorted, inner, elements(w), [inner, 1]);
     match kernel.reads {
         ExpertInput::Sorted => sorted,
@@ -310,42 +242,19 @@ fn gradient_of_matrices<T: Real>(kernel: &Linear, g: &FlexTensor, x: &FlexTensor
     let rows = &kernel.rows;
     let mut out = vec![T::ZERO; kernel.experts() * outputs * inner];
     let start = SharedPtr(out.as_mut_ptr());
-    let tasks: Vec<Task> = rows
-        .used()
-        .flat_map(|(expert, _)| blocks(expert, 0..outputs, BLOCK))
-        .collect();
-    run_all(
-        &tasks,
-        total * outputs * inner,
-        |[copies, _], (expert, block)| {
-            let own = rows.starts[*expert]..rows.starts[expert + 1];
-            let first = (expert * outputs + block.start) * inner;
-            // SAFETY: tasks have disjoint rows of the gradient, all within the buffer.
-            #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
-            let start = unsafe { start.get().add(first) };
-            let size = Size {
-                m: block.len(),
-                k: own.len(),
-                n: inner,
-            };
-            let target = Target {
-                start,
-                row: inner,
-                add: false,
-            };
-            let left = Matrix {
-                start: g[own.start * outputs + block.start..].as_ptr(),
-                row: 1,
-                column: outputs,
-            };
-            let right = Matrix {
-                start: input.rows(&own, copies).as_ptr(),
-                row: inner,
-                column: 1,
-            };
-            multiply(size, target, left, right, Parallelism::None);
-        },
-    );
+    let tasks: Vec<Task> = rows.used().flat_map(|(expert, _)| blocks(expert, 0..outputs, BLOCK)).collect();
+    run_all(&tasks, total * outputs * inner, |[copies, _], (expert, block)| {
+        let own = rows.starts[*expert]..rows.starts[expert + 1];
+        let first = (expert * outputs + block.start) * inner;
+        // SAFETY: tasks have disjoint rows of the gradient, all within the buffer.
+        #[allow(unsafe_code, reason = "cores write disjoint rows of one tensor")]
+        let start = unsafe { start.get().add(first) };
+        let size = Size { m: block.len(), k: own.len(), n: inner };
+        let target = Target { start, row: inner, add: false };
+        let left = Matrix { start: g[own.start * outputs + block.start..].as_ptr(), row: 1, column: outputs };
+        let right = Matrix { start: input.rows(&own, copies).as_ptr(), row: inner, column: 1 };
+        multiply(size, target, left, right, Parallelism::None);
+    });
     tensor(out, [kernel.experts() * outputs, inner])
 }
 
@@ -405,11 +314,7 @@ fn combined<T: Real>(rows: &ExpertRows, y: &FlexTensor, weights: &FlexTensor) ->
     tensor(out, [tokens, width])
 }
 
-fn gradient_of_results<T: Real>(
-    rows: &ExpertRows,
-    g: &FlexTensor,
-    weights: &FlexTensor,
-) -> FlexTensor {
+fn gradient_of_results<T: Real>(rows: &ExpertRows, g: &FlexTensor, weights: &FlexTensor) -> FlexTensor {
     let [_, width] = dims(g);
     let (g, weights): (&[T], &[T]) = (elements(g), elements(weights));
     let mut out = vec![T::ZERO; rows.rows() * width];

@@ -14,16 +14,8 @@ const ROWS: usize = 64;
 /// `x / √(mean(x²) + eps) · w · silu(z)` for `x` and `z` of shape `[rows, n]` and `w` of shape `[1, n]`.
 ///
 /// `None` where the kernels do not support the tensors.
-pub(super) fn gated_rms_norm(
-    x: &Tensor<2>,
-    z: &Tensor<2>,
-    w: &Tensor<2>,
-    eps: f64,
-) -> Option<Tensor<2>> {
-    if ![x, z, w]
-        .iter()
-        .all(|t| supports(t) && t.dtype() == x.dtype())
-    {
+pub(super) fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Option<Tensor<2>> {
+    if ![x, z, w].iter().all(|t| supports(t) && t.dtype() == x.dtype()) {
         return None;
     }
     let inputs = [x, z, w].map(|t| input(t.clone()));
@@ -84,12 +76,9 @@ fn forward<T: Real>([x, z, w]: &[FlexTensor; 3], eps: f64) -> FlexTensor {
     tensor(out, [rows, n])
 }
 
-/// With u = x / rms(x) and s = silu(z): dz = dy · u · w · s′, dw = Σ dy · u · s, du = dy · w · s, dx = (du − u mean(du · u)) / rms(x).
-fn backward<T: Real>(
-    [x, z, w]: &[FlexTensor; 3],
-    gradient: &FlexTensor,
-    eps: f64,
-) -> [FlexTensor; 3] {
+/// With u = x / rms(x) and s = silu(z): dz = dy · u · w · s′, dw = Σ dy · u · s, du = dy · w · s, dx = (du − u mean(du
+/// · u)) / rms(x).
+fn backward<T: Real>([x, z, w]: &[FlexTensor; 3], gradient: &FlexTensor, eps: f64) -> [FlexTensor; 3] {
     let [rows, n] = dims(x);
     let (x, z, w): (&[T], &[T], &[T]) = (elements(x), elements(z), elements(w));
     let g: &[T] = elements(gradient);
@@ -132,9 +121,5 @@ fn backward<T: Real>(
             *sum += own;
         }
     }
-    [
-        tensor(dx, [rows, n]),
-        tensor(dz, [rows, n]),
-        tensor(dw, [1, n]),
-    ]
+    [tensor(dx, [rows, n]), tensor(dz, [rows, n]), tensor(dw, [1, n])]
 }

@@ -46,59 +46,33 @@ impl<T> Copy for Target<T> {}
 impl<T> Matrix<T> {
     /// A matrix whose rows are so many numbers apart, from the first of these numbers on.
     pub fn row_major(values: &[T], row: usize) -> Self {
-        Self {
-            start: values.as_ptr(),
-            row,
-            column: 1,
-        }
+        Self { start: values.as_ptr(), row, column: 1 }
     }
 
     pub fn transposed(self) -> Self {
-        Self {
-            row: self.column,
-            column: self.row,
-            ..self
-        }
+        Self { row: self.column, column: self.row, ..self }
     }
 
     /// What begins at a row and a column.
     pub fn part(self, row: usize, column: usize) -> Self {
-        Self {
-            start: self
-                .start
-                .wrapping_add(row * self.row + column * self.column),
-            ..self
-        }
+        Self { start: self.start.wrapping_add(row * self.row + column * self.column), ..self }
     }
 }
 
 impl<T> Target<T> {
     /// A matrix whose rows are so many numbers apart, from the first of these numbers on.
     pub fn new(values: &mut [T], row: usize, add: bool) -> Self {
-        Self {
-            start: values.as_mut_ptr(),
-            row,
-            add,
-        }
+        Self { start: values.as_mut_ptr(), row, add }
     }
 
     /// What begins at a row.
     pub fn part(self, row: usize) -> Self {
-        Self {
-            start: self.start.wrapping_add(row * self.row),
-            ..self
-        }
+        Self { start: self.start.wrapping_add(row * self.row), ..self }
     }
 }
 
 /// `out = a · b`, or `out += a · b`.
-pub(super) fn multiply<T: Real>(
-    size: Size,
-    out: Target<T>,
-    a: Matrix<T>,
-    b: Matrix<T>,
-    parallelism: Parallelism,
-) {
+pub(super) fn multiply<T: Real>(size: Size, out: Target<T>, a: Matrix<T>, b: Matrix<T>, parallelism: Parallelism) {
     let (scale, one) = (if out.add { T::ONE } else { T::ZERO }, T::ONE);
     // SAFETY: callers pass matrices of this size and these strides, and no other thread writes the target.
     #[allow(unsafe_code, reason = "the gemm crate takes pointers")]

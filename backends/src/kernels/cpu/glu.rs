@@ -69,26 +69,21 @@ fn backward<T: Real>(gate: &FlexTensor, up: &FlexTensor, g: &FlexTensor) -> [Fle
     let (gate, up, g): (&[T], &[T], &[T]) = (elements(gate), elements(up), elements(g));
     let mut d_gate = vec![T::ZERO; gate.len()];
     let mut d_up = vec![T::ZERO; gate.len()];
-    by_rows_of_two(
-        (&mut d_gate, BLOCK),
-        (&mut d_up, BLOCK),
-        1,
-        |block, d_gate, d_up| {
-            let (from, n) = (block * BLOCK, d_gate.len());
-            let (gate, up, g) = (&gate[from..][..n], &up[from..][..n], &g[from..][..n]);
-            let d_up = &mut d_up[..n];
-            vectorised(
-                #[inline(always)]
-                || {
-                    for i in 0..n {
-                        let s = sigmoid(gate[i]);
-                        d_up[i] = g[i] * gate[i] * s;
-                        d_gate[i] = g[i] * up[i] * s * (T::ONE + gate[i] * (T::ONE - s));
-                    }
-                },
-            );
-        },
-    );
+    by_rows_of_two((&mut d_gate, BLOCK), (&mut d_up, BLOCK), 1, |block, d_gate, d_up| {
+        let (from, n) = (block * BLOCK, d_gate.len());
+        let (gate, up, g) = (&gate[from..][..n], &up[from..][..n], &g[from..][..n]);
+        let d_up = &mut d_up[..n];
+        vectorised(
+            #[inline(always)]
+            || {
+                for i in 0..n {
+                    let s = sigmoid(gate[i]);
+                    d_up[i] = g[i] * gate[i] * s;
+                    d_gate[i] = g[i] * up[i] * s * (T::ONE + gate[i] * (T::ONE - s));
+                }
+            },
+        );
+    });
     [tensor(d_gate, shape.clone()), tensor(d_up, shape)]
 }
 
@@ -130,8 +125,7 @@ fn rows_of(width: usize) -> usize {
 
 fn clamped_forward<T: Real>(x: &FlexTensor, limit: f64) -> FlexTensor {
     let [rows, both] = dims(x);
-    let (x, width, limit, alpha): (&[T], _, _, _) =
-        (elements(x), both / 2, T::of(limit), T::of(ALPHA));
+    let (x, width, limit, alpha): (&[T], _, _, _) = (elements(x), both / 2, T::of(limit), T::of(ALPHA));
     let mut out = vec![T::ZERO; rows * width];
     let each = rows_of(width);
     by_rows(&mut out, width, each, |block, out| {
@@ -153,7 +147,8 @@ fn clamped_forward<T: Real>(x: &FlexTensor, limit: f64) -> FlexTensor {
     tensor(out, [rows, width])
 }
 
-/// With s = σ(α gate): `d up = g · gate · s` and `d gate = g · (up + 1) · s · (1 + α gate (1 − s))`, zero where the limit holds.
+/// With s = σ(α gate): `d up = g · gate · s` and `d gate = g · (up + 1) · s · (1 + α gate (1 − s))`, zero where the
+/// limit holds.
 fn clamped_backward<T: Real>(x: &FlexTensor, g: &FlexTensor, limit: f64) -> FlexTensor {
     let [rows, both] = dims(x);
     let (x, g): (&[T], &[T]) = (elements(x), elements(g));

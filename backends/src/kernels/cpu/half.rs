@@ -29,12 +29,8 @@ pub(super) fn narrowed(tensor: FlexTensor, stored: DType) -> FlexTensor {
 /// Rounds f32 numbers to those of a half precision; leaves them as they are for other types.
 pub(super) fn round(values: &mut [f32], stored: DType) {
     match stored {
-        DType::BF16 => values
-            .iter_mut()
-            .for_each(|v| *v = bf16::from_f32(*v).to_f32()),
-        DType::F16 => values
-            .iter_mut()
-            .for_each(|v| *v = f16::from_f32(*v).to_f32()),
+        DType::BF16 => values.iter_mut().for_each(|v| *v = bf16::from_f32(*v).to_f32()),
+        DType::F16 => values.iter_mut().for_each(|v| *v = f16::from_f32(*v).to_f32()),
         _ => {}
     }
 }
@@ -45,18 +41,14 @@ where
     B: Element + bytemuck::Pod + Send,
 {
     let shape = tensor.layout().shape().clone();
-    let (start, end) = tensor
-        .layout()
-        .contiguous_offsets()
-        .unwrap_or_else(|| unreachable!("the caller made it contiguous"));
+    let (start, end) =
+        tensor.layout().contiguous_offsets().unwrap_or_else(|| unreachable!("the caller made it contiguous"));
     let values = &tensor.storage::<A>()[start..end];
     let mut out = vec![B::zeroed(); values.len()];
-    out.par_chunks_mut(GRAIN)
-        .zip(values.par_chunks(GRAIN))
-        .for_each(|(out, values)| {
-            for (out, &value) in out.iter_mut().zip(values) {
-                *out = convert(value);
-            }
-        });
+    out.par_chunks_mut(GRAIN).zip(values.par_chunks(GRAIN)).for_each(|(out, values)| {
+        for (out, &value) in out.iter_mut().zip(values) {
+            *out = convert(value);
+        }
+    });
     FlexTensor::new(Bytes::from_elems(out), Layout::contiguous(shape), dtype)
 }

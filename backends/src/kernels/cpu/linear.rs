@@ -1,8 +1,6 @@
 //! Matrix products: x · Wᵀ with its gradients, which have the memory layout of `W`, and products without autodiff.
 
-use super::autodiff::{
-    Kernel, all_saved, compute_dtype, detached, dispatch_float, input, run, supports, to_tensor,
-};
+use super::autodiff::{Kernel, all_saved, compute_dtype, detached, dispatch_float, input, run, supports, to_tensor};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::half;
 use super::parallel::{dims, elements, tensor};
@@ -18,16 +16,15 @@ const LARGE: usize = 1 << 20;
 
 /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
 ///
-/// `w` must be a leaf of the graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs it.
+/// `w` must be a leaf of the graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs
+/// it.
 ///
 /// `None` where the kernels do not support the tensors.
 pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
         return None;
     }
-    let kernel = Linear {
-        trains: w.is_require_grad(),
-    };
+    let kernel = Linear { trains: w.is_require_grad() };
     Some(run(kernel, [input(x.clone()), input(w.clone())]))
 }
 
@@ -51,10 +48,7 @@ impl Kernel<2> for Linear {
             one.unwrap_or_else(|| unreachable!("one each"))
         } else {
             let size = [rows, inner, outputs];
-            dispatch_float!(
-                x.dtype(),
-                multiplied(size, (x, [inner, 1]), (w, [1, inner]))
-            )
+            dispatch_float!(x.dtype(), multiplied(size, (x, [inner, 1]), (w, [1, inner])))
         }
     }
 
@@ -69,23 +63,14 @@ impl Kernel<2> for Linear {
         let g = &gradient;
         let dx = || {
             let size = [rows, outputs, inner];
-            dispatch_float!(
-                w.dtype(),
-                multiplied(size, (g, [outputs, 1]), (&w, [inner, 1]))
-            )
+            dispatch_float!(w.dtype(), multiplied(size, (g, [outputs, 1]), (&w, [inner, 1])))
         };
         let dw = |x: FlexTensor| {
             let size = [outputs, rows, inner];
-            dispatch_float!(
-                w.dtype(),
-                multiplied(size, (g, [1, outputs]), (&x, [inner, 1]))
-            )
+            dispatch_float!(w.dtype(), multiplied(size, (g, [1, outputs]), (&x, [inner, 1])))
         };
         // a weight that is neither leaf nor constant would silently lose its gradient
-        assert!(
-            x.is_some() || !wanted[1],
-            "the matrix of kernels::linear must be a leaf or a constant"
-        );
+        assert!(x.is_some() || !wanted[1], "the matrix of kernels::linear must be a leaf or a constant");
         [wanted[0].then(dx), x.filter(|_| wanted[1]).map(dw)]
     }
 }
@@ -100,26 +85,10 @@ fn multiplied<T: Real>(
     let mut out = Vec::with_capacity(m * n);
     multiply(
         Size { m, k, n },
-        Target {
-            start: out.as_mut_ptr(),
-            row: n,
-            add: false,
-        },
-        Matrix {
-            start: elements::<T>(a).as_ptr(),
-            row: a_strides[0],
-            column: a_strides[1],
-        },
-        Matrix {
-            start: elements::<T>(b).as_ptr(),
-            row: b_strides[0],
-            column: b_strides[1],
-        },
-        if m * k * n < LARGE {
-            Parallelism::None
-        } else {
-            Parallelism::Rayon(0)
-        },
+        Target { start: out.as_mut_ptr(), row: n, add: false },
+        Matrix { start: elements::<T>(a).as_ptr(), row: a_strides[0], column: a_strides[1] },
+        Matrix { start: elements::<T>(b).as_ptr(), row: b_strides[0], column: b_strides[1] },
+        if m * k * n < LARGE { Parallelism::None } else { Parallelism::Rayon(0) },
     );
     // SAFETY: the product has written every one of the m · n elements.
     #[allow(unsafe_code, reason = "zeroing first would cost a pass over memory")]
@@ -163,9 +132,6 @@ fn untraced(
         return None;
     }
     let [a, b] = [a, b].map(|t| half::widened(detached(t.clone())));
-    let out = dispatch_float!(
-        a.dtype(),
-        multiplied(size, (&a, a_strides), (&b, b_strides))
-    );
+    let out = dispatch_float!(a.dtype(), multiplied(size, (&a, a_strides), (&b, b_strides)));
     Some(to_tensor(out))
 }

@@ -71,50 +71,37 @@ fn forward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor) -> FlexTenso
 }
 
 /// With r = 1 / rms and ĝ = g · w: dx = r (ĝ − x r² mean(ĝ x)), dw = Σ g x r.
-fn backward<T: Real>(
-    norm: &RmsNorm,
-    x: &FlexTensor,
-    w: &FlexTensor,
-    g: &FlexTensor,
-) -> [FlexTensor; 2] {
+fn backward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor, g: &FlexTensor) -> [FlexTensor; 2] {
     let [rows, n] = dims(x);
     let w_shape: [usize; 2] = dims(w);
     let weight = scaled::<T>(norm, w);
     let (x, g): (&[T], &[T]) = (elements(x), elements(g));
     let mut dx = vec![T::ZERO; rows * n];
     let mut partial = vec![T::ZERO; rows.div_ceil(ROWS) * n];
-    super::parallel::by_rows_of_two(
-        (&mut dx, ROWS * n),
-        (&mut partial, n),
-        1,
-        |block, dx, dw| {
-            let from = block * ROWS * n;
-            let (x, g) = (&x[from..][..dx.len()], &g[from..][..dx.len()]);
-            vectorised(
-                #[inline(always)]
-                || {
-                    // slices of known length need no bounds checks, which would prevent vector code
-                    let (weight, dw) = (&weight[..n], &mut dw[..n]);
-                    let rows = dx
-                        .chunks_exact_mut(n)
-                        .zip(x.chunks_exact(n))
-                        .zip(g.chunks_exact(n));
-                    for ((dx, x), g) in rows {
-                        let (dx, x, g) = (&mut dx[..n], &x[..n], &g[..n]);
-                        let r = reciprocal(norm, x);
-                        for i in 0..n {
-                            dx[i] = g[i] * weight[i];
-                            dw[i] += g[i] * x[i] * r;
-                        }
-                        let pull = r * r * (dot(dx, x) / T::of(n as f64));
-                        for i in 0..n {
-                            dx[i] = r * (dx[i] - x[i] * pull);
-                        }
+    super::parallel::by_rows_of_two((&mut dx, ROWS * n), (&mut partial, n), 1, |block, dx, dw| {
+        let from = block * ROWS * n;
+        let (x, g) = (&x[from..][..dx.len()], &g[from..][..dx.len()]);
+        vectorised(
+            #[inline(always)]
+            || {
+                // slices of known length need no bounds checks, which would prevent vector code
+                let (weight, dw) = (&weight[..n], &mut dw[..n]);
+                let rows = dx.chunks_exact_mut(n).zip(x.chunks_exact(n)).zip(g.chunks_exact(n));
+                for ((dx, x), g) in rows {
+                    let (dx, x, g) = (&mut dx[..n], &x[..n], &g[..n]);
+                    let r = reciprocal(norm, x);
+                    for i in 0..n {
+                        dx[i] = g[i] * weight[i];
+                        dw[i] += g[i] * x[i] * r;
                     }
-                },
-            );
-        },
-    );
+                    let pull = r * r * (dot(dx, x) / T::of(n as f64));
+                    for i in 0..n {
+                        dx[i] = r * (dx[i] - x[i] * pull);
+                    }
+                }
+            },
+        );
+    });
     let mut dw = vec![T::ZERO; n];
     for partial in partial.chunks_exact(n) {
         for (sum, part) in dw.iter_mut().zip(partial) {

@@ -1,5 +1,6 @@
-//! Matrices laid out for products with few rows: 32 outputs side by side, so that a core loads whole vectors of weights, in the
-//! order in which it needs them, and keeps the sums of up to 13 rows in registers. With 8-bit weights it reads a quarter of the bytes.
+//! Matrices laid out for products with few rows: 32 outputs side by side, so that a core loads whole vectors of
+//! weights, in the order in which it needs them, and keeps the sums of up to 13 rows in registers. With 8-bit weights
+//! it reads a quarter of the bytes.
 
 mod layout;
 mod product;
@@ -21,9 +22,7 @@ impl PackedMatrix for PanelMatrix {
     fn bytes(&self) -> usize {
         match &self.lines {
             Lines::Exact(lines) => size_of_val(lines.as_slice()),
-            Lines::Int8(codes, scales) => {
-                size_of_val(codes.as_slice()) + size_of_val(scales.as_slice())
-            }
+            Lines::Int8(codes, scales) => size_of_val(codes.as_slice()) + size_of_val(scales.as_slice()),
         }
     }
 

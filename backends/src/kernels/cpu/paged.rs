@@ -1,7 +1,8 @@
-//! A paged KV cache: attention of one new token per sequence over it (`PagedAttention`, arXiv:2309.06180), writing and copying.
+//! A paged KV cache: attention of one new token per sequence over it (`PagedAttention`, arXiv:2309.06180), writing and
+//! copying.
 //!
-//! Neighbouring blocks of a sequence are one run of memory. What is computed does not depend on where blocks are: numbers are added up in
-//! the order of tokens.
+//! Neighbouring blocks of a sequence are one run of memory. What is computed does not depend on where blocks are:
+//! numbers are added up in the order of tokens.
 
 mod attend;
 mod int8;

@@ -14,8 +14,8 @@ const SMALL_FOR_TEAM: usize = 1 << 11;
 /// Bytes of a cache line.
 pub(super) const CACHE_LINE: usize = 64;
 
-/// Runs a body of `#[inline(always)]` functions with the widest vector instructions of this machine. The closure must be
-/// `#[inline(always)]` itself: otherwise it may be compiled for the baseline instruction set.
+/// Runs a body of `#[inline(always)]` functions with the widest vector instructions of this machine. The closure must
+/// be `#[inline(always)]` itself: otherwise it may be compiled for the baseline instruction set.
 #[inline]
 pub(super) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
     with_widest(body)
@@ -49,25 +49,17 @@ fn is_small(elements: usize) -> bool {
 }
 
 /// `body(block, out)` for every block of `rows` rows of `out`, in parallel unless `out` is small.
-pub(super) fn by_rows<T: Real>(
-    out: &mut [T],
-    width: usize,
-    rows: usize,
-    body: impl Fn(usize, &mut [T]) + Sync + Send,
-) {
+pub(super) fn by_rows<T: Real>(out: &mut [T], width: usize, rows: usize, body: impl Fn(usize, &mut [T]) + Sync + Send) {
     let size = (rows * width).max(1);
     if is_small(out.len()) {
-        out.chunks_mut(size)
-            .enumerate()
-            .for_each(|(i, o)| body(i, o));
+        out.chunks_mut(size).enumerate().for_each(|(i, o)| body(i, o));
     } else {
         let (len, start) = (out.len(), SharedPtr(out.as_mut_ptr()));
         for_each(len.div_ceil(size), |block| {
             let at = block * size;
             // SAFETY: blocks are disjoint parts of `out`.
             #[allow(unsafe_code, reason = "threads write disjoint parts of one slice")]
-            let out =
-                unsafe { std::slice::from_raw_parts_mut(start.get().add(at), size.min(len - at)) };
+            let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(at), size.min(len - at)) };
             body(block, out);
         });
     }
@@ -91,15 +83,8 @@ pub(super) fn by_rows_of_two<T: Real>(
 }
 
 /// A contiguous tensor of these elements.
-pub(super) fn tensor<T: Element + bytemuck::Pod>(
-    values: Vec<T>,
-    shape: impl Into<Shape>,
-) -> FlexTensor {
-    FlexTensor::new(
-        Bytes::from_elems(values),
-        Layout::contiguous(shape.into()),
-        T::dtype(),
-    )
+pub(super) fn tensor<T: Element + bytemuck::Pod>(values: Vec<T>, shape: impl Into<Shape>) -> FlexTensor {
+    FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape.into()), T::dtype())
 }
 
 /// The elements of a contiguous tensor.
@@ -150,10 +135,7 @@ pub(super) struct UninitBuffer<T> {
 
 impl<T: Real> UninitBuffer<T> {
     pub(super) fn new(len: usize) -> Self {
-        Self {
-            values: Vec::with_capacity(len),
-            len,
-        }
+        Self { values: Vec::with_capacity(len), len }
     }
 
     /// The first element. Reading one before it is written is undefined behaviour.
@@ -173,7 +155,8 @@ impl<T: Real> UninitBuffer<T> {
     }
 }
 
-/// Prefetches the cache line at an address, which need not be valid. Does nothing where the processor has no such instruction.
+/// Prefetches the cache line at an address, which need not be valid. Does nothing where the processor has no such
+/// instruction.
 #[inline(always)]
 pub(super) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]

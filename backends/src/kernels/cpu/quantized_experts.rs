@@ -1,5 +1,5 @@
-//! Products with experts whose frozen matrices are in few bits: the matrices one after the other, a tile of one wide at a time, forward and
-//! backward.
+//! Products with experts whose frozen matrices are in few bits: the matrices one after the other, a tile of one wide at
+//! a time, forward and backward.
 
 use super::experts::{Input, sums_by_token};
 use super::parallel::{dims, elements, tensor};
@@ -31,8 +31,8 @@ struct OfExperts {
 }
 
 impl OfExperts {
-    /// Runs `multiply` with the matrix of every expert that has rows, what it reads, how many rows that are, and where they go; sorted rows
-    /// of `width` numbers.
+    /// Runs `multiply` with the matrix of every expert that has rows, what it reads, how many rows that are, and where
+    /// they go; sorted rows of `width` numbers.
     fn each<T: Real>(
         &self,
         matrices: &Matrices,

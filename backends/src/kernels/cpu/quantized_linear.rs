@@ -21,11 +21,7 @@ const LARGE: usize = 1 << 20;
 const ROWS: usize = 8;
 
 /// See [`crate::kernels::quantized_linear`]. `None` where the kernels do not support the tensor.
-pub(super) fn linear(
-    x: &Tensor<2>,
-    words: &Tensor<2>,
-    layout: QuantizedLayout,
-) -> Option<Tensor<2>> {
+pub(super) fn linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Option<Tensor<2>> {
     quantized_product(x, words, layout, All)
 }
 
@@ -39,11 +35,7 @@ pub(super) fn quantized_product(
     if !supports(x) {
         return None;
     }
-    let matrices = Matrices {
-        words: detached(words.clone()),
-        layout,
-        stored: x.dtype(),
-    };
+    let matrices = Matrices { words: detached(words.clone()), layout, stored: x.dtype() };
     let kernel = QuantizedProduct { matrices, rows };
     Some(run(kernel, [input(x.clone())]))
 }
@@ -73,11 +65,7 @@ pub(super) struct Matrices {
 impl Matrices {
     pub fn coded(&self, index: usize) -> Coded<'_> {
         let (words, each) = (elements(&self.words), self.layout.words());
-        Coded {
-            words: &words[index * each..(index + 1) * each],
-            layout: self.layout.one(),
-            stored: self.stored,
-        }
+        Coded { words: &words[index * each..(index + 1) * each], layout: self.layout.one(), stored: self.stored }
     }
 }
 
@@ -188,38 +176,18 @@ impl Coded<'_> {
 }
 
 fn parallelism(size: &Size) -> Parallelism {
-    if size.m * size.k * size.n < LARGE {
-        Parallelism::None
-    } else {
-        Parallelism::Rayon(0)
-    }
+    if size.m * size.k * size.n < LARGE { Parallelism::None } else { Parallelism::Rayon(0) }
 }
 
 /// `x · Wᵀ` of so many rows: the outputs of a tile at a time.
 pub(super) fn product<T: Real>(coded: Coded<'_>, x: &[T], rows: usize, out: &mut [T]) {
     let (outputs, inner) = (coded.layout.rows, coded.layout.cols);
     coded.tiles(|first, count, wide: &[T]| {
-        let size = Size {
-            m: rows,
-            k: inner,
-            n: count,
-        };
+        let size = Size { m: rows, k: inner, n: count };
         let parallelism = parallelism(&size);
-        let target = Target {
-            start: out[first..].as_mut_ptr(),
-            row: outputs,
-            add: false,
-        };
-        let by_row = Matrix {
-            start: x.as_ptr(),
-            row: inner,
-            column: 1,
-        };
-        let transposed = Matrix {
-            start: wide.as_ptr(),
-            row: 1,
-            column: inner,
-        };
+        let target = Target { start: out[first..].as_mut_ptr(), row: outputs, add: false };
+        let by_row = Matrix { start: x.as_ptr(), row: inner, column: 1 };
+        let transposed = Matrix { start: wide.as_ptr(), row: 1, column: inner };
         multiply(size, target, by_row, transposed, parallelism);
     });
 }
@@ -228,27 +196,11 @@ pub(super) fn product<T: Real>(coded: Coded<'_>, x: &[T], rows: usize, out: &mut
 pub(super) fn gradient<T: Real>(coded: Coded<'_>, g: &[T], rows: usize, out: &mut [T]) {
     let (outputs, inner) = (coded.layout.rows, coded.layout.cols);
     coded.tiles(|first, count, wide: &[T]| {
-        let size = Size {
-            m: rows,
-            k: count,
-            n: inner,
-        };
+        let size = Size { m: rows, k: count, n: inner };
         let parallelism = parallelism(&size);
-        let target = Target {
-            start: out.as_mut_ptr(),
-            row: inner,
-            add: first > 0,
-        };
-        let columns = Matrix {
-            start: g[first..].as_ptr(),
-            row: outputs,
-            column: 1,
-        };
-        let by_row = Matrix {
-            start: wide.as_ptr(),
-            row: inner,
-            column: 1,
-        };
+        let target = Target { start: out.as_mut_ptr(), row: inner, add: first > 0 };
+        let columns = Matrix { start: g[first..].as_ptr(), row: outputs, column: 1 };
+        let by_row = Matrix { start: wide.as_ptr(), row: inner, column: 1 };
         multiply(size, target, columns, by_row, parallelism);
     });
 }

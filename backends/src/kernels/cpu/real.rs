@@ -63,8 +63,8 @@ impl Real for f32 {
         self
     }
 
-    /// 2ⁿ · eʳ with r in ±ln 2 / 2 and a polynomial for eʳ (Cody & Waite's reduction). Branch-free, so that loops over it
-    /// become vector code, which libm's function does not.
+    /// 2ⁿ · eʳ with r in ±ln 2 / 2 and a polynomial for eʳ (Cody & Waite's reduction). Branch-free, so that loops over
+    /// it become vector code, which libm's function does not.
     #[inline(always)]
     fn exp(self) -> Self {
         // adding and taking away 1.5 · 2²³ rounds to the nearest integer
@@ -84,8 +84,8 @@ impl Real for f32 {
         let p = p * r + 1.666_666_5e-1;
         let p = p * r + 0.5;
         let e = p * r * r + r + 1.0;
-        // in two halves, for 2¹²⁸ is no f32
-        // the last bits of the sum are the integer: a cast, which has to mind NaN and numbers without bounds, would not be vector code
+        // in two halves, for 2¹²⁸ is no f32 the last bits of the sum are the integer: a cast, which has to mind NaN and
+        // numbers without bounds, would not be vector code
         let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
         let half = n >> 1;
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
@@ -175,8 +175,5 @@ pub(super) fn largest<T: Real>(row: &[T]) -> T {
             *lane = lane.larger(value);
         }
     }
-    lanes
-        .iter()
-        .chain(rest)
-        .fold(T::LOWEST, |a, &b| a.larger(b))
+    lanes.iter().chain(rest).fold(T::LOWEST, |a, &b| a.larger(b))
 }

@@ -11,41 +11,25 @@ use burn::tensor::Tensor;
 /// Tokens whose weights are summed at once while the sampled one is searched.
 const STRIDE: usize = 256;
 
-/// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits / temperature)` reaches
-/// the row's uniform number, or the likeliest where there are no numbers; with its log-probability.
+/// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits /
+/// temperature)` reaches the row's uniform number, or the likeliest where there are no numbers; with its
+/// log-probability.
 ///
 /// `None` where the tensor is not the CPU backend's f32 or f64.
-pub(super) fn sample_rows(
-    logits: &Tensor<2>,
-    temperature: f64,
-    uniforms: Option<&[f32]>,
-) -> Option<Vec<SampledToken>> {
+pub(super) fn sample_rows(logits: &Tensor<2>, temperature: f64, uniforms: Option<&[f32]>) -> Option<Vec<SampledToken>> {
     if !is_full_precision(logits) {
         return None;
     }
     let _span = span("draw", 0.0);
     let logits = detached(logits.clone());
-    Some(dispatch_float!(
-        logits.dtype(),
-        sample(&logits, temperature, uniforms)
-    ))
+    Some(dispatch_float!(logits.dtype(), sample(&logits, temperature, uniforms)))
 }
 
-fn sample<T: Real>(
-    logits: &FlexTensor,
-    temperature: f64,
-    uniforms: Option<&[f32]>,
-) -> Vec<SampledToken> {
+fn sample<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>) -> Vec<SampledToken> {
     let [rows, vocab] = dims(logits);
     let logits: &[T] = elements(logits);
     let inverse = T::of(1.0 / temperature);
-    let mut sampled = vec![
-        SampledToken {
-            token: 0,
-            logp: 0.0
-        };
-        rows
-    ];
+    let mut sampled = vec![SampledToken { token: 0, logp: 0.0 }; rows];
     let target = SharedPtr(sampled.as_mut_ptr());
     let one = |weights: &mut Vec<T>, row: usize| {
         weights.resize(vocab, T::ZERO);
@@ -63,10 +47,7 @@ fn sample<T: Real>(
                     Some(uniforms) => inverse_cdf(weights, total * T::of(f64::from(uniforms[row]))),
                 };
                 let logp = (z[token] - max) * inverse - total.ln();
-                SampledToken {
-                    token: token as u32,
-                    logp: logp.elem(),
-                }
+                SampledToken { token: token as u32, logp: logp.elem() }
             },
         );
         // SAFETY: each row is one task's.

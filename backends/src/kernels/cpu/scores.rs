@@ -14,14 +14,12 @@ use burn::tensor::{Int, Tensor};
 /// Rows of a task.
 const ROWS: usize = 4;
 
-/// Scores of raw logits `[rows, vocab]` for targets `[rows]`, at a positive temperature and under a soft-cap if there is one.
+/// Scores of raw logits `[rows, vocab]` for targets `[rows]`, at a positive temperature and under a soft-cap if there
+/// is one.
 ///
-/// `None` where the tensors are not the CPU backend's f32 or f64. Not differentiable: [`score_gradient`] is its gradient.
-pub(super) fn score_rows(
-    logits: &Tensor<2>,
-    targets: &Tensor<1, Int>,
-    scaling: Scaling,
-) -> Option<RowScores> {
+/// `None` where the tensors are not the CPU backend's f32 or f64. Not differentiable: [`score_gradient`] is its
+/// gradient.
+pub(super) fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> Option<RowScores> {
     if !is_full_precision(logits) {
         return None;
     }
@@ -31,16 +29,11 @@ pub(super) fn score_rows(
     let scored = dispatch_float!(logits.dtype(), score(&logits, &indices(targets), scaling));
     let scored: Tensor<2> = to_tensor(scored);
     let column = |i| scored.clone().narrow(0, i, 1).reshape([rows]);
-    Some(RowScores {
-        logp: column(0),
-        entropy: column(1),
-        lse: column(2),
-        mean: column(3),
-    })
+    Some(RowScores { logp: column(0), entropy: column(1), lse: column(2), mean: column(3) })
 }
 
-/// Gradient with respect to the raw logits, given those of log-probs and (where the loss looks at it) entropy. Takes the
-/// place of the logits in memory if nobody else holds them.
+/// Gradient with respect to the raw logits, given those of log-probs and (where the loss looks at it) entropy. Takes
+/// the place of the logits in memory if nobody else holds them.
 ///
 /// `None` where the tensors are not the CPU backend's f32 or f64.
 pub(super) fn score_gradient(
@@ -63,10 +56,7 @@ pub(super) fn score_gradient(
     .map(|t| t.map(detached));
     let logits = detached(logits);
     let targets = indices(targets);
-    Some(to_tensor(dispatch_float!(
-        logits.dtype(),
-        gradient(logits, &targets, &row_inputs, scaling)
-    )))
+    Some(to_tensor(dispatch_float!(logits.dtype(), gradient(logits, &targets, &row_inputs, scaling))))
 }
 
 fn indices(targets: &Tensor<1, Int>) -> Vec<usize> {
@@ -124,9 +114,7 @@ fn score<T: Real>(logits: &FlexTensor, targets: &[usize], scaling: Scaling) -> F
         let blocks = scored.chunks_mut(ROWS * 4).enumerate();
         blocks.for_each(|(block, out)| body(block, out));
     }
-    let by_column = (0..4)
-        .flat_map(|column| scored.iter().skip(column).step_by(4).copied())
-        .collect();
+    let by_column = (0..4).flat_map(|column| scored.iter().skip(column).step_by(4).copied()).collect();
     tensor::<T>(by_column, [4, rows])
 }
 
@@ -155,9 +143,7 @@ fn gradient<T: Real>(
     scaling: Scaling,
 ) -> FlexTensor {
     let [rows, vocab] = dims(&logits);
-    let [lse, mean, d_logp, d_entropy] = inputs
-        .each_ref()
-        .map(|t| t.as_ref().map(|t| elements::<T>(t)));
+    let [lse, mean, d_logp, d_entropy] = inputs.each_ref().map(|t| t.as_ref().map(|t| elements::<T>(t)));
     let (Some(lse), Some(mean), Some(d_logp)) = (lse, mean, d_logp) else {
         unreachable!("always given");
     };

@@ -1,5 +1,5 @@
-//! Skinny matrix products: few rows, as in decoding, several matrices in one call, with an epilogue (add, `SwiGLU`) on results
-//! that are still in cache.
+//! Skinny matrix products: few rows, as in decoding, several matrices in one call, with an epilogue (add, `SwiGLU`) on
+//! results that are still in cache.
 //!
 //! A task has some outputs of all rows. Weights are read once, in place; only the rows of `x` are packed.
 
@@ -85,35 +85,15 @@ struct Input<'a, T> {
 impl<'a, T: Real> Input<'a, T> {
     fn of(x: &'a FlexTensor) -> Self {
         let [rows, inner] = dims(x);
-        Self {
-            x: elements(x),
-            rows,
-            inner,
-        }
+        Self { x: elements(x), rows, inner }
     }
 
     /// Some outputs of all rows, transposed: `[outputs, rows]`.
     fn multiply_transposed(&self, w: &[T], outputs: &Range<usize>, out: &mut [T]) {
-        let size = Size {
-            m: outputs.len(),
-            k: self.inner,
-            n: self.rows,
-        };
-        let target = Target {
-            start: out.as_mut_ptr(),
-            row: self.rows,
-            add: false,
-        };
-        let w = Matrix {
-            start: w[outputs.start * self.inner..].as_ptr(),
-            row: self.inner,
-            column: 1,
-        };
-        let x = Matrix {
-            start: self.x.as_ptr(),
-            row: 1,
-            column: self.inner,
-        };
+        let size = Size { m: outputs.len(), k: self.inner, n: self.rows };
+        let target = Target { start: out.as_mut_ptr(), row: self.rows, add: false };
+        let w = Matrix { start: w[outputs.start * self.inner..].as_ptr(), row: self.inner, column: 1 };
+        let x = Matrix { start: self.x.as_ptr(), row: 1, column: self.inner };
         multiply(size, target, w, x, Parallelism::None);
     }
 }
@@ -146,11 +126,7 @@ fn for_parts<T: Real>(
 }
 
 /// The products of `x` with several matrices, each added to `base` where there is one.
-pub(super) fn products<T: Real>(
-    x: &FlexTensor,
-    w: &[FlexTensor],
-    base: Option<&FlexTensor>,
-) -> Vec<FlexTensor> {
+pub(super) fn products<T: Real>(x: &FlexTensor, w: &[FlexTensor], base: Option<&FlexTensor>) -> Vec<FlexTensor> {
     let x = Input::<T>::of(x);
     let outputs: Vec<usize> = w.iter().map(|w| dims::<2>(w)[0]).collect();
     let mut out: Vec<Vec<T>> = outputs.iter().map(|n| vec![T::ZERO; x.rows * n]).collect();
@@ -162,11 +138,7 @@ pub(super) fn products<T: Real>(
     for_parts(x.rows * x.inner * all, &parts, |scratch, (matrix, part)| {
         scratch.resize(part.len() * x.rows, T::ZERO);
         x.multiply_transposed(w[*matrix], part, scratch);
-        let columns = Columns {
-            out: targets[*matrix],
-            row: outputs[*matrix],
-            first: part.start,
-        };
+        let columns = Columns { out: targets[*matrix], row: outputs[*matrix], first: part.start };
         vectorised(
             #[inline(always)]
             || columns.write(scratch, x.rows, base),
@@ -189,11 +161,7 @@ fn gated<T: Real>(x: &FlexTensor, gate: &FlexTensor, up: &FlexTensor) -> FlexTen
         let (gates, ups) = scratch.split_at_mut(size);
         x.multiply_transposed(gate, outputs, gates);
         x.multiply_transposed(up, outputs, ups);
-        let columns = Columns {
-            out: target,
-            row: n,
-            first: outputs.start,
-        };
+        let columns = Columns { out: target, row: n, first: outputs.start };
         vectorised(
             #[inline(always)]
             || {

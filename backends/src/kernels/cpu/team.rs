@@ -1,12 +1,12 @@
 //! A team of threads for many short loops, one after the other, as in a decoding step.
 //!
-//! Rayon's threads go to sleep between two kernels, and a loop that is divided among them is split into jobs that are stolen, which
-//! together take longer than a kernel of a few rows. A team's helpers wait for the next loop with their eyes open, for a while: a loop
-//! begins when a number changes. Each thread of the team takes the tasks of its own part of a loop one by one, then those that the
-//! others have not taken yet.
+//! Rayon's threads go to sleep between two kernels, and a loop that is divided among them is split into jobs that are
+//! stolen, which together take longer than a kernel of a few rows. A team's helpers wait for the next loop with their
+//! eyes open, for a while: a loop begins when a number changes. Each thread of the team takes the tasks of its own part
+//! of a loop one by one, then those that the others have not taken yet.
 //!
-//! Helpers are threads of rayon's pool. The leader never waits for one to begin, only for tasks that one has taken: where the machine
-//! has no core for a helper, the leader runs all tasks.
+//! Helpers are threads of rayon's pool. The leader never waits for one to begin, only for tasks that one has taken:
+//! where the machine has no core for a helper, the leader runs all tasks.
 
 use crate::device::is_cpu;
 use burn::tensor::Device;
@@ -21,7 +21,8 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a helper waits for the next loop before it goes back to the pool: longer than the host works between two steps.
+/// How long a helper waits for the next loop before it goes back to the pool: longer than the host works between two
+/// steps.
 const LINGER: Duration = Duration::from_micros(300);
 
 /// Pauses of the processor after which a thread that waits lets others have its core, some ten microseconds.
@@ -40,8 +41,8 @@ thread_local! {
     static LEADS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work` with a team, where the device is the CPU: the loops of its kernels are divided among the team's threads, as many as
-/// rayon's pool has.
+/// Runs `work` with a team, where the device is the CPU: the loops of its kernels are divided among the team's threads,
+/// as many as rayon's pool has.
 pub fn with_team<R>(device: &Device, work: impl FnOnce() -> R) -> R {
     /// Ends it, if by a panic.
     struct Led;
@@ -66,8 +67,8 @@ pub fn with_team<R>(device: &Device, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Runs tasks on the team that this thread leads now. `body` gets the tasks of a thread as they are taken. False, and nothing is done,
-/// where there is no team or it is busy.
+/// Runs tasks on the team that this thread leads now. `body` gets the tasks of a thread as they are taken. False, and
+/// nothing is done, where there is no team or it is busy.
 pub(super) fn run_on_team(tasks: usize, body: &Body<'_>) -> bool {
     if !LEADS.get() || tasks > MOST {
         return false;
@@ -90,9 +91,11 @@ pub(super) fn leads() -> bool {
 struct Team {
     /// The number of the loop that runs or ran last.
     published: Padded<AtomicU32>,
-    /// The loop. Written by the leader while no task of the last one is left, read by those who have taken a task and not given it back.
+    /// The loop. Written by the leader while no task of the last one is left, read by those who have taken a task and
+    /// not given it back.
     job: UnsafeCell<Job>,
-    /// The part of the loop that each thread begins with: the loop's number in the high half, tasks that nobody has taken in the low one.
+    /// The part of the loop that each thread begins with: the loop's number in the high half, tasks that nobody has
+    /// taken in the low one.
     parts: Box<[Padded<AtomicU64>]>,
     /// Tasks that helpers have run.
     done: Padded<AtomicUsize>,
@@ -115,7 +118,8 @@ struct Job {
 #[repr(align(128))]
 struct Padded<T>(T);
 
-// SAFETY: all fields but `job` are shared between threads already, and access to `job` is ordered by `parts` and `done` as it says.
+// SAFETY: all fields but `job` are shared between threads already, and access to `job` is ordered by `parts` and `done`
+// as it says.
 #[allow(unsafe_code, reason = "a loop's body is on the leader's stack")]
 unsafe impl Sync for Team {}
 // SAFETY: as above.
@@ -135,10 +139,7 @@ impl Team {
         let padded = |_| Padded(AtomicU64::new(0));
         Self {
             published: Padded(AtomicU32::new(0)),
-            job: UnsafeCell::new(Job {
-                tasks: 0,
-                body: &|_| {},
-            }),
+            job: UnsafeCell::new(Job { tasks: 0, body: &|_| {} }),
             parts: (0..threads).map(padded).collect(),
             done: Padded(AtomicUsize::new(0)),
             absent: Padded(AtomicUsize::new(threads - 1)),
@@ -152,8 +153,9 @@ impl Team {
         if self.absent.0.load(Relaxed) > 0 {
             self.call();
         }
-        // SAFETY: the reference is used until every task is run, which `Led` waits for before this function ends. Nobody reads the
-        // last loop any more: each of its tasks has been given back, which the leader has seen in `done`.
+        // SAFETY: the reference is used until every task is run, which `Led` waits for before this function ends.
+        // Nobody reads the last loop any more: each of its tasks has been given back, which the leader has seen in
+        // `done`.
         #[allow(unsafe_code, reason = "a loop's body is on the leader's stack")]
         unsafe {
             let body = transmute::<&Body<'_>, &'static Body<'static>>(body);
@@ -163,25 +165,18 @@ impl Team {
         self.done.0.store(0, Relaxed);
         for (i, part) in self.parts.iter().enumerate() {
             let left = self.begin(tasks, i + 1) - self.begin(tasks, i);
-            // a part without tasks keeps the number of an earlier loop, which is as good: its cache line stays where it is
+            // a part without tasks keeps the number of an earlier loop, which is as good: its cache line stays where it
+            // is
             if left > 0 {
                 part.0.store(pack(number, left), Release);
             }
         }
         self.published.0.store(number, Release);
         {
-            let mut led = Led {
-                team: self,
-                tasks,
-                claims: Claims::new(self, number, 0),
-            };
+            let mut led = Led { team: self, tasks, claims: Claims::new(self, number, 0) };
             body(&mut led.claims);
         }
-        let panic = self
-            .panic
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
@@ -259,14 +254,7 @@ struct Claims<'a> {
 
 impl<'a> Claims<'a> {
     fn new(team: &'a Team, number: u32, part: usize) -> Self {
-        Self {
-            team,
-            number,
-            part,
-            empty: 0,
-            held: None,
-            taken: 0,
-        }
+        Self { team, number, part, empty: 0, held: None, taken: 0 }
     }
 
     /// Takes a task of the present part.
@@ -311,7 +299,8 @@ impl Iterator for Claims<'_> {
     }
 }
 
-/// The leader's part in a loop. It ends when no task is left, after a panic too: helpers use what is on the leader's stack.
+/// The leader's part in a loop. It ends when no task is left, after a panic too: helpers use what is on the leader's
+/// stack.
 struct Led<'a> {
     team: &'a Team,
     tasks: usize,
@@ -340,10 +329,7 @@ struct Idle {
 
 impl Idle {
     fn new() -> Self {
-        Self {
-            pauses: 0,
-            since: None,
-        }
+        Self { pauses: 0, since: None }
     }
 
     /// Waits for a moment. Whether the thread should let others have its core.

@@ -1,4 +1,5 @@
-//! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or block.
+//! Kernels against the same formulas in tensor operations, forward and backward. Shapes are no multiples of a vector or
+//! block.
 
 mod attention;
 mod delta;
@@ -9,8 +10,8 @@ mod paged;
 use attention::families;
 
 use crate::kernels::{
-    AttentionShape, Families, Gate, Scaling, ScoreGradients, attention, glu, linear, linear_add,
-    linear_each, linear_swiglu, rms_norm, rotary, score_gradient, score_rows,
+    AttentionShape, Families, Gate, Scaling, ScoreGradients, attention, glu, linear, linear_add, linear_each,
+    linear_swiglu, rms_norm, rotary, score_gradient, score_rows,
 };
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -40,11 +41,7 @@ fn assert_same<const D: usize>(what: &str, found: &Tensor<D>, expected: &Tensor<
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
     let apart = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
     let size = norm(&mut expected.iter().copied()).max(1e-6);
-    assert!(
-        apart / size < 2e-6,
-        "{what}: {:e} relative L2 apart",
-        apart / size
-    );
+    assert!(apart / size < 2e-6, "{what}: {:e} relative L2 apart", apart / size);
 }
 
 /// Holds a kernel of two inputs against its formula: values, and gradients under random weights.
@@ -61,28 +58,14 @@ fn hold<const A: usize, const B: usize, const O: usize>(
     let y = kernel(&ka, &kb);
     assert_same("on the tape", &y.clone().inner(), &expected);
     let found = (y * weights.clone()).sum().backward();
-    let wanted = (formula(fa.clone(), fb.clone()) * weights.clone())
-        .sum()
-        .backward();
+    let wanted = (formula(fa.clone(), fb.clone()) * weights.clone()).sum().backward();
     let grad = "a leaf of this graph";
-    assert_same(
-        "first gradient",
-        &ka.grad(&found).expect(grad),
-        &fa.grad(&wanted).expect(grad),
-    );
-    assert_same(
-        "second gradient",
-        &kb.grad(&found).expect(grad),
-        &fb.grad(&wanted).expect(grad),
-    );
+    assert_same("first gradient", &ka.grad(&found).expect(grad), &fa.grad(&wanted).expect(grad));
+    assert_same("second gradient", &kb.grad(&found).expect(grad), &fb.grad(&wanted).expect(grad));
     // an input that is no leaf gets no gradient, and the other the same
     let y = kernel(&ka, b);
     let alone = (y * weights).sum().backward();
-    assert_same(
-        "gradient beside a constant",
-        &ka.grad(&alone).expect(grad),
-        &fa.grad(&wanted).expect(grad),
-    );
+    assert_same("gradient beside a constant", &ka.grad(&alone).expect(grad), &fa.grad(&wanted).expect(grad));
 }
 
 #[test]
@@ -105,12 +88,7 @@ fn rms_norm_is_its_formula_with_and_without_an_offset() {
 fn glu_is_its_formula() {
     for shape in [[1, 5], [77, 130], [300, 129]] {
         let (gate, up) = (numbers(shape, 3) * 9.0, numbers(shape, 4));
-        hold(
-            &gate,
-            &up,
-            |a, b| glu(Gate::Silu, a, b).expect("f32 on the CPU"),
-            |a, b| silu(a) * b,
-        );
+        hold(&gate, &up, |a, b| glu(Gate::Silu, a, b).expect("f32 on the CPU"), |a, b| silu(a) * b);
     }
 }
 
@@ -118,12 +96,7 @@ fn glu_is_its_formula() {
 fn linear_is_its_formula() {
     for [rows, inner, outer] in [[1, 3, 5], [130, 33, 71], [257, 128, 200]] {
         let (x, w) = (numbers([rows, inner], 5), numbers([outer, inner], 6));
-        hold(
-            &x,
-            &w,
-            |x, w| linear(x, w).expect("f32 on the CPU"),
-            |x, w| x.matmul(w.transpose()),
-        );
+        hold(&x, &w, |x, w| linear(x, w).expect("f32 on the CPU"), |x, w| x.matmul(w.transpose()));
     }
 }
 
@@ -134,17 +107,10 @@ fn rotary_turns_and_its_gradient_turns_back() {
         let (cos, sin) = (angle.clone().cos(), angle.sin());
         let formula = |x: Tensor<3>, _: Tensor<1>| {
             let on = |t: &Tensor<3>| {
-                if x.device().is_autodiff() {
-                    t.clone().autodiff()
-                } else {
-                    t.clone()
-                }
+                if x.device().is_autodiff() { t.clone().autodiff() } else { t.clone() }
             };
             let (cos, sin) = (on(&cos), on(&sin));
-            let (a, b) = (
-                x.clone().narrow(2, 0, dim / 2),
-                x.narrow(2, dim / 2, dim / 2),
-            );
+            let (a, b) = (x.clone().narrow(2, 0, dim / 2), x.narrow(2, dim / 2, dim / 2));
             let first = a.clone() * cos.clone() - b.clone() * sin.clone();
             Tensor::cat(vec![first, b * cos + a * sin], 2)
         };
@@ -157,11 +123,7 @@ fn rotary_turns_and_its_gradient_turns_back() {
         let y = rotary(a.clone(), &cos, &sin).expect("f32 on the CPU");
         let found = (y * weights.clone()).sum().backward();
         let wanted = (formula(b.clone(), nothing) * weights).sum().backward();
-        assert_same(
-            "gradient",
-            &a.grad(&found).expect("a leaf"),
-            &b.grad(&wanted).expect("a leaf"),
-        );
+        assert_same("gradient", &a.grad(&found).expect("a leaf"), &b.grad(&wanted).expect("a leaf"));
     }
 }
 
@@ -182,53 +144,34 @@ fn products_of_few_rows_are_their_formulas() {
         let found = linear_swiglu(&x, &a, &b).expect("f32 on the CPU");
         assert_same("gated", &found, &(silu(plain(&a)) * plain(&b)));
         let graph = x.clone().autodiff();
-        assert!(
-            linear_each(&graph, [&a.clone().autodiff()]).is_none(),
-            "a graph"
-        );
+        assert!(linear_each(&graph, [&a.clone().autodiff()]).is_none(), "a graph");
     }
 }
 
 #[test]
 fn scores_and_their_gradient_are_those_of_log_softmax() {
-    let cases = [
-        ([1, 3], 1.0, None),
-        ([9, 130], 0.7, None),
-        ([70, 1001], 1.3, Some(3.0)),
-    ];
+    let cases = [([1, 3], 1.0, None), ([9, 130], 0.7, None), ([70, 1001], 1.3, Some(3.0))];
     for ([rows, vocab], temperature, softcap) in cases {
         let logits = numbers([rows, vocab], 17) * 8.0;
         let targets: Vec<i64> = (0..rows).map(|r| (r * 31 % vocab) as i64).collect();
-        let targets =
-            Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), &Device::flex());
+        let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), &Device::flex());
         let formula = |logits: Tensor<2>, targets: Tensor<1, Int>| {
             let capped = match softcap {
                 Some(cap) => (logits / cap).tanh() * cap,
                 None => logits,
             };
             let logp = log_softmax(capped / temperature, 1);
-            let entropy = -(logp.clone().exp() * logp.clone())
-                .sum_dim(1)
-                .reshape([rows]);
-            (
-                logp.gather(1, targets.reshape([rows, 1])).reshape([rows]),
-                entropy,
-            )
+            let entropy = -(logp.clone().exp() * logp.clone()).sum_dim(1).reshape([rows]);
+            (logp.gather(1, targets.reshape([rows, 1])).reshape([rows]), entropy)
         };
-        let scaling = Scaling {
-            temperature,
-            softcap,
-        };
+        let scaling = Scaling { temperature, softcap };
         let found = score_rows(&logits, &targets, scaling).expect("f32 on the CPU");
         let (logp, entropy) = formula(logits.clone(), targets.clone());
         assert_same("log-probs", &found.logp, &logp);
         assert_same("entropies", &found.entropy, &entropy);
         let (d_logp, d_entropy) = (numbers([rows], 18), numbers([rows], 19));
         for d_entropy in [None, Some(&d_entropy)] {
-            let upstream = ScoreGradients {
-                d_logp: &d_logp,
-                d_entropy,
-            };
+            let upstream = ScoreGradients { d_logp: &d_logp, d_entropy };
             let gradient = score_gradient(logits.clone(), &targets, &found, upstream, scaling);
             let leaf = leaf(&logits);
             let (logp, entropy) = formula(leaf.clone(), targets.clone().autodiff());
@@ -270,14 +213,8 @@ fn samples_invert_the_cumulative_distribution_and_greedy_ones_are_the_argmax() {
         let own = &logp[row * vocab..][..vocab];
         let (token, u) = (sampled.token as usize, f64::from(uniforms[row]));
         let up_to = |end: usize| own[..end].iter().map(|l| l.exp()).sum::<f64>();
-        assert!(
-            up_to(token) <= u + 1e-5 && up_to(token + 1) >= u - 1e-5,
-            "row {row}"
-        );
-        assert!(
-            (f64::from(sampled.logp) - own[token]).abs() < 1e-5,
-            "row {row}"
-        );
+        assert!(up_to(token) <= u + 1e-5 && up_to(token + 1) >= u - 1e-5, "row {row}");
+        assert!((f64::from(sampled.logp) - own[token]).abs() < 1e-5, "row {row}");
     }
     let greedy = sample_rows(&logits, 1.0, None).expect("f32 on the CPU");
     for (row, sampled) in greedy.into_iter().enumerate() {
@@ -315,15 +252,9 @@ fn hold_half<const D: usize, const O: usize>(
 
 #[test]
 fn half_precision_is_f32_rounded_once() {
-    hold_half(&numbers([13, 37], 1), &numbers([1, 37], 2), |x, w| {
-        rms_norm(x, w, 1e-6, 1.0).unwrap()
-    });
-    hold_half(&numbers([13, 37], 3), &numbers([13, 37], 4), |a, b| {
-        glu(Gate::Silu, a, b).unwrap()
-    });
-    hold_half(&numbers([150, 37], 5), &numbers([21, 37], 6), |x, w| {
-        linear(x, w).unwrap()
-    });
+    hold_half(&numbers([13, 37], 1), &numbers([1, 37], 2), |x, w| rms_norm(x, w, 1e-6, 1.0).unwrap());
+    hold_half(&numbers([13, 37], 3), &numbers([13, 37], 4), |a, b| glu(Gate::Silu, a, b).unwrap());
+    hold_half(&numbers([150, 37], 5), &numbers([21, 37], 6), |x, w| linear(x, w).unwrap());
     let shape = AttentionShape {
         families: Families::new(families(&[(0, &[7, 12])]), &Device::flex()),
         window: Some(5),
@@ -336,7 +267,5 @@ fn half_precision_is_f32_rounded_once() {
     });
     let zeros: Tensor<3> = Tensor::zeros([19, 2, 8], &Device::flex());
     let (cos, sin) = (numbers([19, 1, 4], 9), numbers([19, 1, 4], 10));
-    hold_half(&numbers([19, 2, 8], 7), &zeros, |x, y| {
-        rotary(x.clone(), &cos, &sin).unwrap() + y.clone()
-    });
+    hold_half(&numbers([19, 2, 8], 7), &zeros, |x, y| rotary(x.clone(), &cos, &sin).unwrap() + y.clone());
 }

@@ -2,8 +2,8 @@
 
 use pulp::{Arch, WithSimd};
 
-/// Runs an operation with the widest vector instructions of this machine: AVX-512, AVX2 with FMA, Neon, or those of every machine of its
-/// kind.
+/// Runs an operation with the widest vector instructions of this machine: AVX-512, AVX2 with FMA, Neon, or those of
+/// every machine of its kind.
 #[inline]
 pub(super) fn with_widest<Op: WithSimd>(operation: Op) -> Op::Output {
     #[cfg(target_arch = "x86_64")]
@@ -13,8 +13,8 @@ pub(super) fn with_widest<Op: WithSimd>(operation: Op) -> Op::Output {
     Arch::new().dispatch(operation)
 }
 
-/// AVX2 and FMA, where the machine has nothing wider. Burn asks for pulp's feature `x86-v4`, which chooses between AVX-512 and no vector
-/// instructions but those of every x86-64 machine, and not for `x86-v3`.
+/// AVX2 and FMA, where the machine has nothing wider. Burn asks for pulp's feature `x86-v4`, which chooses between
+/// AVX-512 and no vector instructions but those of every x86-64 machine, and not for `x86-v3`.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn avx2_at_most() -> Option<pulp::x86::V3> {

@@ -11,13 +11,9 @@ use std::mem::MaybeUninit;
 /// Bytes from which a tensor gets pages of its own.
 const LARGE: usize = 1 << 20;
 
-/// Zeros for keys or values. On the CPU a large tensor gets pages from the system, which take memory as soon as they are written: the
-/// global allocator would write zeros to memory that was used before, and so take all of it.
-pub(in crate::kernels) fn zeros<const D: usize>(
-    shape: [usize; D],
-    dtype: DType,
-    device: &Device,
-) -> Tensor<D> {
+/// Zeros for keys or values. On the CPU a large tensor gets pages from the system, which take memory as soon as they
+/// are written: the global allocator would write zeros to memory that was used before, and so take all of it.
+pub(in crate::kernels) fn zeros<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
     match pages(&shape, dtype, device) {
         Some(tensor) => to_tensor(tensor),
         None => Tensor::zeros(shape, (device, dtype)),
@@ -25,10 +21,7 @@ pub(in crate::kernels) fn zeros<const D: usize>(
 }
 
 /// The same in i32.
-pub(in crate::kernels) fn int_zeros<const D: usize>(
-    shape: [usize; D],
-    device: &Device,
-) -> Tensor<D, Int> {
+pub(in crate::kernels) fn int_zeros<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Int> {
     match pages(&shape, DType::I32, device) {
         Some(tensor) => to_int_tensor(tensor),
         None => Tensor::zeros(shape, (device, DType::I32)),
@@ -43,10 +36,7 @@ fn pages(shape: &[usize], dtype: DType, device: &Device) -> Option<FlexTensor> {
     // where the system refuses, the allocator is asked, whose failure ends the process with a report
     let pages = Box::new(Pages(map_pages(bytes).ok()?));
     // SAFETY: the mapping has `bytes` bytes, all zero.
-    #[allow(
-        unsafe_code,
-        reason = "the only way to a tensor over memory of our own"
-    )]
+    #[allow(unsafe_code, reason = "the only way to a tensor over memory of our own")]
     let bytes = unsafe { Bytes::from_controller(pages, bytes) };
     let layout = Layout::contiguous(Shape::from(shape.to_vec()));
     Some(FlexTensor::new(bytes, layout, dtype))
@@ -65,10 +55,7 @@ impl AllocationController for Pages {
     }
 
     #[allow(unsafe_code, reason = "the trait's signature")]
-    unsafe fn memory_mut(
-        &mut self,
-        _policy: AccessPolicy,
-    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+    unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         let bytes = self.0.bytes_mut();
         // SAFETY: the same bytes; the caller promises to write initialised ones.
         Ok(unsafe { &mut *(std::ptr::from_mut::<[u8]>(bytes) as *mut [MaybeUninit<u8>]) })

@@ -1,8 +1,7 @@
 //! `AdamW` (Loshchilov & Hutter, 2019) in one pass over parameter, gradient and both moments.
 
 use super::launch::{
-    address, detached, elem, elementwise, empty, into_writable, is_unshared, output_arg, reuse_if,
-    supports,
+    address, detached, elem, elementwise, empty, into_writable, is_unshared, output_arg, reuse_if, supports,
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
@@ -72,8 +71,8 @@ pub(super) fn adamw(
     );
     match &stored {
         None => update::launch(
-            &client, count, dim, at, value_arg, gradient, first, second, first_arg, second_arg, n,
-            start, fresh, params, types,
+            &client, count, dim, at, value_arg, gradient, first, second, first_arg, second_arg, n, start, fresh,
+            params, types,
         ),
         Some(stored) => update_both::launch(
             &client,
@@ -104,11 +103,7 @@ pub(super) fn adamw(
 /// A moment in a type that the device computes in; it may store others.
 fn computable(moment: Tensor<2>) -> CubeTensor {
     let supported = supports(Operation::AdamW, &moment);
-    detached(if supported {
-        moment
-    } else {
-        moment.cast(DType::F32)
-    })
+    detached(if supported { moment } else { moment.cast(DType::F32) })
 }
 
 /// The scalars of a step.
@@ -127,14 +122,7 @@ struct Step {
 
 /// An element's new value and moments: the same arithmetic in the same order as in tensor operations.
 #[cube]
-fn updated(
-    value: f32,
-    gradient: f32,
-    first: f32,
-    second: f32,
-    fresh: u32,
-    step: &Step,
-) -> (f32, f32, f32) {
+fn updated(value: f32, gradient: f32, first: f32, second: f32, fresh: u32, step: &Step) -> (f32, f32, f32) {
     let g = gradient * step.clip;
     let mut m = g * step.rest1;
     let mut v = g * g * step.rest2;

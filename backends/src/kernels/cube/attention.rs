@@ -1,12 +1,13 @@
-//! Causal attention of packed sequences, with its gradient, and no `[heads, T, T]` anywhere (`FlashAttention`; Dao, 2023).
+//! Causal attention of packed sequences, with its gradient, and no `[heads, T, T]` anywhere (`FlashAttention`; Dao,
+//! 2023).
 //!
-//! Forward, a cube has a block of queries of one head and iterates over tiles of the keys that they see, with online softmax; each
-//! row's logsumexp is saved. Backward, scores are recomputed: cubes with a block of queries compute dQ, and cubes with a block of
-//! keys compute dK and dV, summed over the query heads of their group. No two cubes write the same element, so there are no
-//! atomics.
+//! Forward, a cube has a block of queries of one head and iterates over tiles of the keys that they see, with online
+//! softmax; each row's logsumexp is saved. Backward, scores are recomputed: cubes with a block of queries compute dQ,
+//! and cubes with a block of keys compute dK and dV, summed over the query heads of their group. No two cubes write the
+//! same element, so there are no atomics.
 //!
-//! Sinks need no kernel of their own: they add to a row's logsumexp and rescale what it gives, and the backward pass recomputes the
-//! probabilities from the logsumexp that they are part of.
+//! Sinks need no kernel of their own: they add to a row's logsumexp and rescale what it gives, and the backward pass
+//! recomputes the probabilities from the logsumexp that they are part of.
 //!
 //! There are two versions of each kernel: `tensor_core` for half precision, and `simt` on SIMT units for the rest.
 
@@ -15,9 +16,7 @@ mod simt;
 mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
-use super::launch::{
-    UNITS, address, cubes, dims, elem, elementwise, empty, empty_or_zeros, integers, supports,
-};
+use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, empty_or_zeros, integers, supports};
 use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
 use crate::kernels::choice::Operation;
 use crate::kernels::families::BLOCK_FIELDS;
@@ -79,8 +78,8 @@ struct LaunchParams {
     tensor_cores: Option<Sizes>,
 }
 
-/// Launches the version of a kernel for the tensors on `$count` cubes. Arguments are buffers, the table and the number of its blocks,
-/// offsets in the table, then the rest of `LaunchParams`.
+/// Launches the version of a kernel for the tensors on `$count` cubes. Arguments are buffers, the table and the number
+/// of its blocks, offsets in the table, then the rest of `LaunchParams`.
 macro_rules! launch {
     ($kernel:ident, $params:expr, $like:expr, $count:expr, [$($buffer:expr),*], [$($place:ident),*]) => {{
         let (params, like): (&LaunchParams, &CubeTensor) = ($params, $like);
@@ -117,10 +116,7 @@ impl Attention {
             heads,
             group: heads / kv,
             dim,
-            window: self
-                .0
-                .window
-                .map_or(i32::MAX / 2, |w| w.min(1 << 29) as i32),
+            window: self.0.window.map_or(i32::MAX / 2, |w| w.min(1 << 29) as i32),
             scale: self.0.scale as f32,
             cap: self.0.softcap.unwrap_or(1.0) as f32,
             capped: self.0.softcap.is_some(),
@@ -148,37 +144,18 @@ impl Attention {
         let out = output_buffer(q, params.whole);
         let [rows, ..] = dims::<3>(q);
         let lse = empty(q, [rows, params.heads], DType::F32);
-        let lse = if params.whole {
-            lse
-        } else {
-            output_buffer(&lse, false)
-        };
+        let lse = if params.whole { lse } else { output_buffer(&lse, false) };
         let count = params.blocks * params.heads;
-        launch!(
-            attention_forward,
-            &params,
-            q,
-            count,
-            [q, k, v, out, lse],
-            [spans]
-        );
+        launch!(attention_forward, &params, q, count, [q, k, v, out, lse], [spans]);
         [out, lse]
     }
 
     /// Gradients of queries, keys and values, given each row's logsumexp and Δ.
-    fn gradients(
-        &self,
-        [q, k, v, gradient, rows]: [&CubeTensor; 5],
-        wanted: [bool; 3],
-    ) -> [Option<CubeTensor>; 3] {
+    fn gradients(&self, [q, k, v, gradient, rows]: [&CubeTensor; 5], wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let params = self.params(q, k);
         let inputs = [q, k, v, gradient, rows];
         let d_q = wanted[0].then(|| query_gradient(&params, inputs));
-        let [d_k, d_v] = if wanted[1] || wanted[2] {
-            key_gradients(&params, inputs).map(Some)
-        } else {
-            [None, None]
-        };
+        let [d_k, d_v] = if wanted[1] || wanted[2] { key_gradients(&params, inputs).map(Some) } else { [None, None] };
         [d_q, d_k, d_v]
     }
 }
@@ -203,9 +180,9 @@ impl Kernel<Cube, 3> for Attention {
     }
 }
 
-/// With sinks: of a row with logsumexp l and a sink s, the output is multiplied by `exp(l − l')` where `l' = ln(exp(l) + exp(s))`. Its
-/// probabilities are `exp(score − l')`, so that the kernels of the backward pass take l' for l, and the sink's gradient is the sum of
-/// `−exp(s − l') Δ`.
+/// With sinks: of a row with logsumexp l and a sink s, the output is multiplied by `exp(l − l')` where `l' =
+/// ln(exp(l) + exp(s))`. Its probabilities are `exp(score − l')`, so that the kernels of the backward pass take
+/// l' for l, and the sink's gradient is the sum of `−exp(s − l') Δ`.
 impl Kernel<Cube, 4> for Attention {
     const NAME: &str = "attention";
     type Saved = [CubeTensor; 6];
@@ -273,36 +250,16 @@ fn softmax_stats(out: CubeTensor, gradient: &CubeTensor, lse: CubeTensor) -> Cub
     both
 }
 
-fn query_gradient(
-    params: &LaunchParams,
-    [q, k, v, gradient, rows]: [&CubeTensor; 5],
-) -> CubeTensor {
+fn query_gradient(params: &LaunchParams, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> CubeTensor {
     let d_q = output_buffer(q, params.whole);
     let count = params.blocks * params.heads;
-    launch!(
-        query_backward,
-        params,
-        q,
-        count,
-        [q, k, v, gradient, rows, d_q],
-        [spans]
-    );
+    launch!(query_backward, params, q, count, [q, k, v, gradient, rows, d_q], [spans]);
     d_q
 }
 
-fn key_gradients(
-    params: &LaunchParams,
-    [q, k, v, gradient, rows]: [&CubeTensor; 5],
-) -> [CubeTensor; 2] {
+fn key_gradients(params: &LaunchParams, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> [CubeTensor; 2] {
     let [d_k, d_v] = [k, v].map(|t| output_buffer(t, params.whole));
     let count = params.blocks * params.heads / params.group;
-    launch!(
-        key_value_backward,
-        params,
-        q,
-        count,
-        [q, k, v, gradient, rows, d_k, d_v],
-        [keys, spans]
-    );
+    launch!(key_value_backward, params, q, count, [q, k, v, gradient, rows, d_k, d_v], [keys, spans]);
     [d_k, d_v]
 }

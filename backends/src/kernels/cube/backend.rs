@@ -3,8 +3,8 @@
 use super::graph::CubeRecorder;
 use super::packed::QuantizedMatrix;
 use super::{
-    adamw, attention, bias, block8, convolution, decays, delta_rule, embedding, fused_norm,
-    gated_norm, glu, launch, norm, paged, product, quantized_linear, rotary, sample, scores, step,
+    adamw, attention, bias, block8, convolution, decays, delta_rule, embedding, fused_norm, gated_norm, glu, launch,
+    norm, paged, product, quantized_linear, rotary, sample, scores, step,
 };
 use crate::device::is_cpu;
 use crate::kernels::backend::{Kernels, PackedMatrix, Recorder};
@@ -18,8 +18,8 @@ use crate::kernels::quantized_experts;
 use crate::kernels::quantized_linear::{self as widened, Matrices};
 use crate::kernels::root;
 use crate::kernels::shapes::{
-    AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks,
-    RowScores, RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients, Truncation,
+    AdamWOutput, AdamWStep, AttentionShape, Gate, JoinedHeads, QuantizationMap, QuantizedBlocks, RowScores,
+    RowsByToken, RunningScores, SampleOptions, Scaling, ScoreGradients, Truncation,
 };
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -51,13 +51,7 @@ impl Kernels for CubeKernels {
         launch::available(operation, device)
     }
 
-    fn expert_linear(
-        &self,
-        x: &Tensor<2>,
-        w: &Tensor<2>,
-        rows: &ExpertRows,
-        reads: ExpertInput,
-    ) -> Tensor<2> {
+    fn expert_linear(&self, x: &Tensor<2>, w: &Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Tensor<2> {
         experts::linear::<Cube>(x, w, rows, reads, product::PRODUCTS)
     }
 
@@ -150,21 +144,11 @@ impl Kernels for CubeKernels {
         glu::glu(activation, gate, up)
     }
 
-    fn rotary(
-        &self,
-        x: Tensor<3>,
-        cos: &Tensor<3>,
-        sin: &Tensor<3>,
-    ) -> Result<Tensor<3>, Tensor<3>> {
+    fn rotary(&self, x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
         rotary::rotary(x, cos, sin)
     }
 
-    fn quantized_linear(
-        &self,
-        x: &Tensor<2>,
-        words: &Tensor<2>,
-        layout: QuantizedLayout,
-    ) -> Tensor<2> {
+    fn quantized_linear(&self, x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
         widened::linear::<Cube>(x, matrices(words, layout))
     }
 
@@ -198,12 +182,7 @@ impl Kernels for CubeKernels {
         attention::attention(q, k, v, sinks, shape)
     }
 
-    fn causal_convolution(
-        &self,
-        x: &Tensor<2>,
-        w: &Tensor<2>,
-        sequences: &SequenceRows,
-    ) -> Option<Tensor<2>> {
+    fn causal_convolution(&self, x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
         convolution::causal_convolution(x, w, sequences)
     }
 
@@ -238,22 +217,11 @@ impl Kernels for CubeKernels {
         delta_rule::continue_delta_rule(inputs, pool, heads, sequences)
     }
 
-    fn log_decays(
-        &self,
-        a: &Tensor<2>,
-        decay_log: &Tensor<2>,
-        time_bias: &Tensor<2>,
-    ) -> Option<Tensor<2>> {
+    fn log_decays(&self, a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Option<Tensor<2>> {
         decays::log_decays(a, decay_log, time_bias)
     }
 
-    fn gated_rms_norm(
-        &self,
-        x: &Tensor<2>,
-        z: &Tensor<2>,
-        w: &Tensor<2>,
-        eps: f64,
-    ) -> Option<Tensor<2>> {
+    fn gated_rms_norm(&self, x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Option<Tensor<2>> {
         gated_norm::gated_rms_norm(x, z, w, eps)
     }
 
@@ -289,11 +257,7 @@ impl Kernels for CubeKernels {
         paged::gather_kv(pool, slots, dtype)
     }
 
-    fn sample_rows_on_device(
-        &self,
-        logits: &Tensor<2>,
-        choice: SampleOptions<'_>,
-    ) -> Option<Tensor<2>> {
+    fn sample_rows_on_device(&self, logits: &Tensor<2>, choice: SampleOptions<'_>) -> Option<Tensor<2>> {
         sample::sample_rows_on_device(logits, choice)
     }
 
@@ -307,13 +271,7 @@ impl Kernels for CubeKernels {
         sample::draw_rows(logits, temperature, truncation, uniforms)
     }
 
-    fn load_step(
-        &self,
-        target: &Tensor<1, Int>,
-        words: Tensor<1, Int>,
-        tokens: Option<&Tensor<2>>,
-        rows: usize,
-    ) {
+    fn load_step(&self, target: &Tensor<1, Int>, words: Tensor<1, Int>, tokens: Option<&Tensor<2>>, rows: usize) {
         step::load_step(target, &words, tokens, rows);
     }
 
@@ -333,12 +291,7 @@ impl Kernels for CubeKernels {
         Some(Box::new(CubeRecorder::of(device)))
     }
 
-    fn score_rows(
-        &self,
-        logits: &Tensor<2>,
-        targets: &Tensor<1, Int>,
-        scaling: Scaling,
-    ) -> Option<RowScores> {
+    fn score_rows(&self, logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> Option<RowScores> {
         scores::score_tile(logits, 0, targets, None, scaling).map(scores::finish)
     }
 
@@ -393,15 +346,10 @@ impl Kernels for CubeKernels {
         stored: Option<Tensor<2>>,
         step: &AdamWStep,
     ) -> Option<AdamWOutput> {
-        adamw::has_kernel(&value)
-            .then(|| adamw::adamw(value, rows, gradient, moments, stored, step))
+        adamw::has_kernel(&value).then(|| adamw::adamw(value, rows, gradient, moments, stored, step))
     }
 
-    fn quantize_blockwise(
-        &self,
-        values: &Tensor<2>,
-        map: &QuantizationMap<'_>,
-    ) -> Option<QuantizedBlocks> {
+    fn quantize_blockwise(&self, values: &Tensor<2>, map: &QuantizationMap<'_>) -> Option<QuantizedBlocks> {
         block8::quantize(values, map)
     }
 
@@ -415,12 +363,7 @@ impl Kernels for CubeKernels {
         block8::dequantize(blocks, entries, shape, dtype)
     }
 
-    fn scatter_add_rows(
-        &self,
-        sum: Tensor<2>,
-        groups: &RowsByToken,
-        rows: &Tensor<2>,
-    ) -> Result<Tensor<2>, Tensor<2>> {
+    fn scatter_add_rows(&self, sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
         embedding::scatter_add_rows(sum, groups, rows)
     }
 }

@@ -1,9 +1,7 @@
-//! A bias added to every row. Burn's own gradient of it sums all rows of a column in one plane: 0.24 ms for 4,096 rows of 128 columns on
-//! an H200.
+//! A bias added to every row. Burn's own gradient of it sums all rows of a column in one plane: 0.24 ms for 4,096 rows
+//! of 128 columns on an H200.
 
-use super::launch::{
-    UNITS, address, cubes, dims, elem, elementwise, empty, output_arg, reuse_or_alloc, supports,
-};
+use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, output_arg, reuse_or_alloc, supports};
 use super::norm::{BLOCK, sum_rows};
 use crate::kernels::autodiff::{self, Kernel, run};
 use crate::kernels::choice::Operation;
@@ -49,12 +47,7 @@ impl Kernel<Cube, 2> for AddBias {
         (out, ())
     }
 
-    fn backward(
-        &self,
-        (): Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 2],
-    ) -> [Option<CubeTensor>; 2] {
+    fn backward(&self, (): Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         let sums = wanted[1].then(|| column_sums(&gradient));
         [wanted[0].then_some(gradient), sums]
     }
@@ -95,14 +88,7 @@ fn column_sums(x: &CubeTensor) -> CubeTensor {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn add<F: Float>(
-    y: &[F],
-    bias: &[F],
-    out: &mut [F],
-    length: usize,
-    n: usize,
-    #[define(F)] _dtype: ElemType,
-) {
+fn add<F: Float>(y: &[F], bias: &[F], out: &mut [F], length: usize, n: usize, #[define(F)] _dtype: ElemType) {
     let i = ABSOLUTE_POS;
     if i < length {
         out[i] = F::cast_from(f32::cast_from(y[i]) + f32::cast_from(bias[i % n]));

@@ -1,8 +1,7 @@
-//! Block-wise 8-bit quantisation of moments (arXiv:2110.02861): a cube has a block of 256, and reads and writes it once.
+//! Block-wise 8-bit quantisation of moments (arXiv:2110.02861): a cube has a block of 256, and reads and writes it
+//! once.
 
-use super::launch::{
-    address, cubes, detached, elem, elementwise, empty, integers, row_max, row_sum, supports,
-};
+use super::launch::{address, cubes, detached, elem, elementwise, empty, integers, row_max, row_sum, supports};
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::{QuantizationMap, QuantizedBlocks};
@@ -42,10 +41,7 @@ pub(super) fn quantize(values: &Tensor<2>, map: &QuantizationMap<'_>) -> Option<
         f32::NAN,
         dtype,
     );
-    Some(QuantizedBlocks {
-        codes: Tensor::from_primitive::<Cube>(codes),
-        scales: Cube::tensor(scales),
-    })
+    Some(QuantizedBlocks { codes: Tensor::from_primitive::<Cube>(codes), scales: Cube::tensor(scales) })
 }
 
 /// The matrix that codes and scales stand for; see [`crate::kernels::dequantize_blockwise`].
@@ -136,10 +132,7 @@ fn encode<F: Float>(
     if block < blocks {
         if (UNIT_POS as usize) < comptime!(BLOCK / 4) {
             let at = UNIT_POS as usize * 4;
-            let word = bytes[at]
-                | (bytes[at + 1] << 8u32)
-                | (bytes[at + 2] << 16u32)
-                | (bytes[at + 3] << 24u32);
+            let word = bytes[at] | (bytes[at + 1] << 8u32) | (bytes[at + 2] << 16u32) | (bytes[at + 3] << 24u32);
             codes[block * comptime!(BLOCK / 4) + UNIT_POS as usize] = i32::reinterpret(word);
         }
         if UNIT_POS == 0 {

@@ -43,10 +43,7 @@ pub(super) fn shared_aligned<T: CubePrimitive>(#[comptime] length: usize) -> Sha
 
 /// Loads a fragment from shared memory.
 #[cube]
-#[allow(
-    unsafe_code,
-    reason = "a fragment is uninitialised until it is loaded, in the next line"
-)]
+#[allow(unsafe_code, reason = "a fragment is uninitialised until it is loaded, in the next line")]
 pub(super) fn load_fragment<F: Float, T: CubePrimitive>(
     #[comptime] ident: MatrixIdent,
     #[comptime] layout: MatrixLayout,
@@ -63,12 +60,5 @@ pub(super) fn load_fragment<F: Float, T: CubePrimitive>(
 /// An accumulator of zeros.
 #[cube]
 pub(super) fn zero_accumulator() -> Matrix<f32> {
-    Matrix::<f32>::from_value(
-        MatrixIdent::Accumulator,
-        SIDE,
-        SIDE,
-        SIDE,
-        MatrixLayout::Undefined,
-        0.0f32,
-    )
+    Matrix::<f32>::from_value(MatrixIdent::Accumulator, SIDE, SIDE, SIDE, MatrixLayout::Undefined, 0.0f32)
 }

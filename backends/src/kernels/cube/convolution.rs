@@ -1,10 +1,10 @@
-//! Causal depthwise convolution with `SiLU`, within each sequence, and its gradients. A unit has a channel of a chunk of a sequence, or of
-//! a whole sequence where that continues, and keeps the inputs that it still needs in registers: each input is read once.
+//! Causal depthwise convolution with `SiLU`, within each sequence, and its gradients. A unit has a channel of a chunk
+//! of a sequence, or of a whole sequence where that continues, and keeps the inputs that it still needs in registers:
+//! each input is read once.
 
 use super::glu::activation;
 use super::launch::{
-    UNITS, address, cubes, detached, dims, elem, elementwise, empty, empty_or_zeros, integers,
-    into_writable, supports,
+    UNITS, address, cubes, detached, dims, elem, elementwise, empty, empty_or_zeros, integers, into_writable, supports,
 };
 use super::norm::sum_rows;
 use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
@@ -23,17 +23,12 @@ const TAPS: usize = 32;
 
 /// Whether the kernels take these tensors.
 fn takes(tensors: &[&Tensor<2>], taps: usize) -> bool {
-    let alike =
-        |t: &&Tensor<2>| supports(Operation::DeltaNet, *t) && t.dtype() == tensors[0].dtype();
+    let alike = |t: &&Tensor<2>| supports(Operation::DeltaNet, *t) && t.dtype() == tensors[0].dtype();
     tensors.iter().all(alike) && (1..=TAPS).contains(&taps)
 }
 
 /// See [`crate::kernels::causal_convolution`].
-pub(super) fn causal_convolution(
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    sequences: &SequenceRows,
-) -> Option<Tensor<2>> {
+pub(super) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
     if !takes(&[x, w], w.dims()[1]) {
         return None;
     }
@@ -112,12 +107,7 @@ impl Kernel<Cube, 2> for Convolution {
         (y, inputs)
     }
 
-    fn backward(
-        &self,
-        [x, w]: Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 2],
-    ) -> [Option<CubeTensor>; 2] {
+    fn backward(&self, [x, w]: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         let ([rows, channels], [_, taps]) = (dims(&x), dims(&w));
         let dx = empty_or_zeros(&x, [rows, channels], x.dtype, self.0.rows == rows);
         // of no chunk there is one sum, of zeros
@@ -292,8 +282,8 @@ fn convolve_next<F: Float>(
     }
 }
 
-/// The gradient of a chunk's inputs, and what its rows add to that of the taps: `[chunks, channels · taps]`. The sums before `SiLU` are
-/// computed again, also those of the rows after the chunk that see its inputs.
+/// The gradient of a chunk's inputs, and what its rows add to that of the taps: `[chunks, channels · taps]`. The sums
+/// before `SiLU` are computed again, also those of the rows after the chunk that see its inputs.
 #[cube(launch, address_type = "dynamic")]
 fn convolution_backward<F: Float>(
     x: &[F],

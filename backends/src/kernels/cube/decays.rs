@@ -14,11 +14,7 @@ use cubecl::prelude::*;
 const BLOCK: usize = 64;
 
 /// See [`crate::kernels::log_decays`].
-pub(super) fn log_decays(
-    a: &Tensor<2>,
-    decay_log: &Tensor<2>,
-    time_bias: &Tensor<2>,
-) -> Option<Tensor<2>> {
+pub(super) fn log_decays(a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Option<Tensor<2>> {
     let inputs = [a, decay_log, time_bias];
     let alike = |t: &&Tensor<2>| supports(Operation::DeltaNet, *t) && t.dtype() == a.dtype();
     if !inputs.iter().all(alike) {
@@ -86,11 +82,7 @@ impl Kernel<Cube, 3> for LogDecays {
             elem(&a),
         );
         let [of_log, of_bias] = partial.map(|partial| summed(partial, &decay_log));
-        [
-            wanted[0].then_some(da),
-            wanted[1].then_some(of_log),
-            wanted[2].then_some(of_bias),
-        ]
+        [wanted[0].then_some(da), wanted[1].then_some(of_log), wanted[2].then_some(of_bias)]
     }
 }
 

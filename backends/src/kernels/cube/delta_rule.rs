@@ -1,21 +1,24 @@
 //! The gated delta rule (arXiv:2412.06464) over the rows of several sequences, with its gradient, token by token.
 //!
-//! The columns of a state `[key_dim, value_dim]` do not see each other, so that a unit has a column in registers and runs through the rows
-//! of a sequence; a cube has some columns of one value head, and its units share queries and keys. A token is `S' = eᵍ S`,
-//! `u = v − S'ᵀ k`, `S = S' + k (β u)ᵀ`, `o = Sᵀ q`, with queries and keys divided by their norms, and queries by √`key_dim`.
+//! The columns of a state `[key_dim, value_dim]` do not see each other, so that a unit has a column in registers and
+//! runs through the rows of a sequence; a cube has some columns of one value head, and its units share queries and
+//! keys. A token is `S' = eᵍ S`, `u = v − S'ᵀ k`, `S = S' + k (β u)ᵀ`, `o = Sᵀ q`, with queries and keys divided by
+//! their norms, and queries by √`key_dim`.
 //!
-//! With dS the gradient of the state after a token, from what reads it later, the gradient is, from the last token to the first,
+//! With dS the gradient of the state after a token, from what reads it later, the gradient is, from the last token to
+//! the first,
 //!
 //! `dS ← dS + q dOᵀ`, `dδ = dSᵀ k`, `dS ← eᵍ (dS − k (β dδ)ᵀ)`
 //!
-//! which needs no state. So the backward pass runs through each sequence twice, a unit having a column: forward, keeping u of every token
-//! and the states before chunks of [`CHUNK`] tokens; backward, keeping dδ and the gradients of the states after chunks. The rest is of
-//! chunks by themselves, a unit having a row of the state: `dq = S dO`, `dk = dS (β u) − S' (β dδ)` (`chunks`). Then dV = β dδ,
-//! `dβ = dδ · u`, and, as `⟨dS', S'⟩` of a token is that of the next plus `dq · q − dV · v`, the gradient of g is a sum from the end of the
-//! chunk on: exact at every end of a chunk, where both are known, so that what is rounded does not add up over a sequence.
+//! which needs no state. So the backward pass runs through each sequence twice, a unit having a column: forward,
+//! keeping u of every token and the states before chunks of [`CHUNK`] tokens; backward, keeping dδ and the gradients of
+//! the states after chunks. The rest is of chunks by themselves, a unit having a row of the state: `dq = S dO`, `dk =
+//! dS (β u) − S' (β dδ)` (`chunks`). Then dV = β dδ, `dβ = dδ · u`, and, as `⟨dS', S'⟩` of a token is that of the next
+//! plus `dq · q − dV · v`, the gradient of g is a sum from the end of the chunk on: exact at every end of a chunk,
+//! where both are known, so that what is rounded does not add up over a sequence.
 //!
-//! Besides gradients a backward pass has, in f32 and until it ends: `2 value_dim + 2 key_dim` numbers for each token and value head, and
-//! two states for each chunk and value head.
+//! Besides gradients a backward pass has, in f32 and until it ends: `2 value_dim + 2 key_dim` numbers for each token
+//! and value head, and two states for each chunk and value head.
 
 mod chunks;
 mod rows;
@@ -24,8 +27,8 @@ mod sizes;
 mod tile;
 
 use super::launch::{
-    RowGrid, address, cubes, detached, dims, elem, elementwise, empty, empty_or_zeros, integers,
-    into_writable, supports,
+    RowGrid, address, cubes, detached, dims, elem, elementwise, empty, empty_or_zeros, integers, into_writable,
+    supports,
 };
 use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
 use crate::kernels::choice::Operation;
@@ -56,11 +59,7 @@ pub(super) fn gated_delta_rule(
     if !takes([qkv, g, beta], heads) {
         return None;
     }
-    let rule = DeltaRule {
-        heads,
-        sizes: Sizes::of(heads)?,
-        table: sequences.table.clone()?,
-    };
+    let rule = DeltaRule { heads, sizes: Sizes::of(heads)?, table: sequences.table.clone()? };
     let inputs = [qkv, g, beta].map(|t| autodiff::input(t.clone()));
     Some(run(rule, inputs))
 }
@@ -78,11 +77,7 @@ pub(super) fn continue_delta_rule(
         return Err(pool);
     };
     let _span = span("delta rule", 0.0);
-    let rule = DeltaRule {
-        heads,
-        sizes,
-        table: table.clone(),
-    };
+    let rule = DeltaRule { heads, sizes, table: table.clone() };
     let inputs = inputs.map(|t| detached(t.clone()));
     let pool = into_writable(detached(pool));
     let out = rule.advance(&inputs, Some(&pool));
@@ -111,12 +106,7 @@ impl DeltaRule {
     }
 
     fn layout(&self, rows: usize) -> RuleLayoutLaunch {
-        let DeltaHeads {
-            keys,
-            values,
-            key_dim,
-            value_dim,
-        } = self.heads;
+        let DeltaHeads { keys, values, key_dim, value_dim } = self.heads;
         RuleLayoutLaunch::new(
             keys,
             values,
@@ -143,12 +133,7 @@ impl DeltaRule {
         out
     }
 
-    fn run_forward(
-        &self,
-        [qkv, g, beta]: &[CubeTensor; 3],
-        [out, states]: [&CubeTensor; 2],
-        keep: Keep,
-    ) {
+    fn run_forward(&self, [qkv, g, beta]: &[CubeTensor; 3], [out, states]: [&CubeTensor; 2], keep: Keep) {
         if self.table.sequences == 0 {
             return;
         }
@@ -195,12 +180,7 @@ impl DeltaRule {
     }
 
     /// Gradients of normed queries and keys, and products of states and their gradients; see `chunks`.
-    fn key_gradients(
-        &self,
-        [qkv, g, beta]: &[CubeTensor; 3],
-        d_out: &CubeTensor,
-        kept: &Kept,
-    ) -> CubeTensor {
+    fn key_gradients(&self, [qkv, g, beta]: &[CubeTensor; 3], d_out: &CubeTensor, kept: &Kept) -> CubeTensor {
         let [rows, _] = dims(qkv);
         let tasks = self.table.chunks * self.heads.values;
         let numbers = rows * self.heads.values * 2 * self.heads.key_dim;
@@ -285,12 +265,7 @@ impl Kernel<Cube, 3> for DeltaRule {
         (self.advance(&inputs, None), inputs)
     }
 
-    fn backward(
-        &self,
-        inputs: Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 3],
-    ) -> [Option<CubeTensor>; 3] {
+    fn backward(&self, inputs: Self::Saved, gradient: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let [rows, _] = dims(&inputs[0]);
         let whole = self.table.rows == rows;
         let own = |t: &CubeTensor| empty_or_zeros(t, t.shape(), t.dtype, whole);

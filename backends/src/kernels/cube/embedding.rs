@@ -1,8 +1,6 @@
 //! The gradient of an embedding: each unit sums one column of one token's rows, in the batch's order.
 
-use super::launch::{
-    UNITS, address, cubes, detached, dims, elem, integers, into_writable, supports,
-};
+use super::launch::{UNITS, address, cubes, detached, dims, elem, integers, into_writable, supports};
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::RowsByToken;
@@ -13,11 +11,7 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
 /// Adds rows to those of their tokens; see [`crate::kernels::scatter_add_rows`].
-pub(super) fn scatter_add_rows(
-    sum: Tensor<2>,
-    groups: &RowsByToken,
-    rows: &Tensor<2>,
-) -> Result<Tensor<2>, Tensor<2>> {
+pub(super) fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
     if !supports(Operation::Embedding, &sum) || sum.dtype() != rows.dtype() {
         return Err(sum);
     }

@@ -1,9 +1,8 @@
-//! `RMSNorm` together with what comes before it when tokens are decoded: the residual addition, or the joint product of queries, keys
-//! and values. Without a gradient.
+//! `RMSNorm` together with what comes before it when tokens are decoded: the residual addition, or the joint product of
+//! queries, keys and values. Without a gradient.
 
 use super::launch::{
-    RowGrid, address, detached, dims, elem, empty, into_writable, output_arg, reuse_or_alloc,
-    row_sum, supports,
+    RowGrid, address, detached, dims, elem, empty, into_writable, output_arg, reuse_or_alloc, row_sum, supports,
 };
 use super::norm::reciprocal;
 use crate::kernels::autodiff::KernelBackend;
@@ -18,9 +17,7 @@ use cubecl::prelude::*;
 /// Whether a norm's kernel takes all of these tensors.
 fn takes(tensors: &[&Tensor<2>]) -> bool {
     let dtype = tensors[0].dtype();
-    tensors
-        .iter()
-        .all(|t| supports(Operation::Norm, *t) && t.dtype() == dtype && !t.device().is_autodiff())
+    tensors.iter().all(|t| supports(Operation::Norm, *t) && t.dtype() == dtype && !t.device().is_autodiff())
 }
 
 /// See [`crate::kernels::add_rms_norm`].

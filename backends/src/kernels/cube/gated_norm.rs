@@ -16,12 +16,7 @@ use cubecl::prelude::*;
 const BLOCK: usize = 256;
 
 /// See [`crate::kernels::gated_rms_norm`].
-pub(super) fn gated_rms_norm(
-    x: &Tensor<2>,
-    z: &Tensor<2>,
-    w: &Tensor<2>,
-    eps: f64,
-) -> Option<Tensor<2>> {
+pub(super) fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Option<Tensor<2>> {
     let known = [x, z, w].iter().all(|t| supports(Operation::DeltaNet, *t));
     let wide = x.dtype() == DType::F32 || x.dtype() == z.dtype();
     if !known || !wide || w.dtype() != z.dtype() {
@@ -65,12 +60,7 @@ impl Kernel<Cube, 3> for GatedNorm {
         (y, inputs)
     }
 
-    fn backward(
-        &self,
-        [x, z, w]: Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 3],
-    ) -> [Option<CubeTensor>; 3] {
+    fn backward(&self, [x, z, w]: Self::Saved, gradient: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let [rows, n] = dims(&x);
         let dx = empty(&x, [rows, n], x.dtype);
         let dz = empty(&z, [rows, n], z.dtype);
@@ -101,10 +91,7 @@ impl Kernel<Cube, 3> for GatedNorm {
 }
 
 /// Σ over rows of g x r silu(z): sums of blocks of rows, then the sum of those, in a fixed order without atomics.
-fn weight_gradient(
-    [x, z, gradient, reciprocals]: [CubeTensor; 4],
-    shape: [usize; 2],
-) -> CubeTensor {
+fn weight_gradient([x, z, gradient, reciprocals]: [CubeTensor; 4], shape: [usize; 2]) -> CubeTensor {
     let [rows, n] = dims(&x);
     let blocks = rows.div_ceil(BLOCK).max(1);
     let columns = n.div_ceil(UNITS);
@@ -169,7 +156,8 @@ fn gated_normalise<X: Float, Z: Float>(
     }
 }
 
-/// With u = x / rms(x) and s = silu(z): dz = g · u · w · s′, du = g · w · s, dx = (du − u mean(du · u)) / rms(x). Also keeps 1 / rms(x).
+/// With u = x / rms(x) and s = silu(z): dz = g · u · w · s′, du = g · w · s, dx = (du − u mean(du · u)) / rms(x). Also
+/// keeps 1 / rms(x).
 #[cube(launch, address_type = "dynamic")]
 fn gated_norm_backward<X: Float, Z: Float>(
     x: &[X],

@@ -1,8 +1,9 @@
-//! Products of matrices in half precision on NVIDIA's tensor cores: CUDA source of our own, since none of `CubeK`'s ways comes near
-//! cuBLAS, whose streams `CubeCL` could not follow ("On a GPU, beside `PyTorch`" in `BENCHMARKS.md`).
+//! Products of matrices in half precision on NVIDIA's tensor cores: CUDA source of our own, since none of `CubeK`'s
+//! ways comes near cuBLAS, whose streams `CubeCL` could not follow ("On a GPU, beside `PyTorch`" in `BENCHMARKS.md`).
 //!
-//! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`). A block has no more than
-//! the 48 KiB of shared memory that a source may declare, since `CubeCL` launches such a kernel without dynamic shared memory.
+//! Hopper multiplies by `wgmma`; others from Ampere on by `mma.sync`. Both read the same tiles (`gemm/tile.cuh`). A
+//! block has no more than the 48 KiB of shared memory that a source may declare, since `CubeCL` launches such a kernel
+//! without dynamic shared memory.
 
 use super::launch::{UNITS, address, cubes, dims, elem, empty};
 use super::norm::sum_rows;
@@ -31,13 +32,7 @@ static SOURCES: LazyLock<u64> = LazyLock::new(|| {
     let mut hasher = DefaultHasher::new();
     for instructions in [Instructions::Mma, Instructions::Wgmma] {
         for rows in [SMALL, LARGE] {
-            let variant = Variant {
-                dtype: DType::BF16,
-                instructions,
-                rows,
-                orders: [Order::Inputs; 2],
-                parts: false,
-            };
+            let variant = Variant { dtype: DType::BF16, instructions, rows, orders: [Order::Inputs; 2], parts: false };
             variant.source().hash(&mut hasher);
         }
     }
@@ -91,7 +86,8 @@ struct Operand {
 }
 
 impl Operand {
-    /// A matrix with so many outputs and inputs, each with its stride; `None` where eight numbers that are copied might not all be the matrix's.
+    /// A matrix with so many outputs and inputs, each with its stride; `None` where eight numbers that are copied might
+    /// not all be the matrix's.
     fn of([outputs, inputs]: [(usize, usize); 2], matrix: &CubeTensor) -> Option<Self> {
         let (order, across, pitch) = match (outputs.1, inputs.1) {
             (pitch, 1) => (Order::Inputs, inputs.0, pitch),
@@ -168,9 +164,7 @@ impl KernelMetadata for Gemm {
 
     fn id(&self) -> KernelId {
         let threads = CubeDim::new_1d(self.0.threads() as u32);
-        KernelId::new::<Self>()
-            .info((self.0.clone(), *SOURCES))
-            .cube_dim(threads.0)
+        KernelId::new::<Self>().info((self.0.clone(), *SOURCES)).cube_dim(threads.0)
     }
 
     fn address_type(&self) -> ElemType {
@@ -183,19 +177,11 @@ impl CubeKernel for Gemm {
     fn define(&self) -> KernelDefinition {
         let threads = CubeDim::new_1d(self.0.threads() as u32);
         let settings = KernelSettings::new(threads.0, ExecutionMode::Checked, AddressType::U64);
-        KernelDefinition {
-            body: Scope::root(settings.clone()),
-            settings,
-            info: Info::default(),
-        }
+        KernelDefinition { body: Scope::root(settings.clone()), settings, info: Info::default() }
     }
 
     fn source(&self) -> Option<PrecompiledSource> {
-        Some(PrecompiledSource {
-            source: self.0.source(),
-            entrypoint_name: "gemm".into(),
-            lang: "cuda",
-        })
+        Some(PrecompiledSource { source: self.0.source(), entrypoint_name: "gemm".into(), lang: "cuda" })
     }
 }
 
@@ -215,18 +201,12 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
     let at_once = multiprocessors.unwrap_or(32) as usize * BLOCKS;
     let tiles = |rows: usize| m.div_ceil(rows) * n.div_ceil(TILE_COLUMNS);
     // large tiles read less of both matrices; wgmma loses more by fewer blocks where one of them lies by outputs
-    let large = tiles(LARGE) >= at_once
-        && (orders == [Order::Inputs; 2] || instructions == Instructions::Mma);
+    let large = tiles(LARGE) >= at_once && (orders == [Order::Inputs; 2] || instructions == Instructions::Mma);
     let parts = (at_once / tiles(SMALL)).min(k / FEWEST_INPUTS).max(1);
     let part = k.div_ceil(parts).next_multiple_of(INPUTS);
     let parts = k.div_ceil(part);
-    let variant = Variant {
-        dtype: a.dtype,
-        instructions,
-        rows: if large { LARGE } else { SMALL },
-        orders,
-        parts: parts > 1,
-    };
+    let variant =
+        Variant { dtype: a.dtype, instructions, rows: if large { LARGE } else { SMALL }, orders, parts: parts > 1 };
     let sizes = [m, n, k, left.pitch, right.pitch, part];
     let out = empty(a, [m, n], a.dtype);
     if parts == 1 {
@@ -250,13 +230,7 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
 }
 
 /// `sizes`: rows, columns, inputs, pitches of both matrices, inputs of a part.
-fn launch(
-    variant: Variant,
-    inputs: [&CubeTensor; 2],
-    out: &CubeTensor,
-    sizes: [usize; 6],
-    parts: usize,
-) {
+fn launch(variant: Variant, inputs: [&CubeTensor; 2], out: &CubeTensor, sizes: [usize; 6], parts: usize) {
     let [m, n, ..] = sizes;
     let tiles = m.div_ceil(variant.rows) * n.div_ceil(TILE_COLUMNS);
     let buffers = [inputs[0], inputs[1], out];
@@ -264,17 +238,11 @@ fn launch(
     let sizes = sizes.map(|size| size as u64);
     let info = [&lengths[..], &sizes, &[GROUP]].concat();
     let words = info.len();
-    let io = [
-        BufferIOAttr::ReadOnly,
-        BufferIOAttr::ReadOnly,
-        BufferIOAttr::WriteOnly,
-    ];
+    let io = [BufferIOAttr::ReadOnly, BufferIOAttr::ReadOnly, BufferIOAttr::WriteOnly];
     let arguments = buffers
         .into_iter()
         .zip(io)
-        .fold(KernelArguments::new(), |arguments, (t, io)| {
-            arguments.with_buffer_io(t.handle.clone().binding(), io)
-        });
+        .fold(KernelArguments::new(), |arguments, (t, io)| arguments.with_buffer_io(t.handle.clone().binding(), io));
     out.client.launch(
         Box::new(Gemm(variant)),
         CubeCount::Static(tiles as u32, parts as u32, 1),

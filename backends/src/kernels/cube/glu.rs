@@ -1,8 +1,6 @@
 //! The gate of a gated MLP: activation(gate) · up.
 
-use super::launch::{
-    address, detached, dims, elem, elementwise, empty, output_arg, reuse_or_alloc, supports,
-};
+use super::launch::{address, detached, dims, elem, elementwise, empty, output_arg, reuse_or_alloc, supports};
 use crate::kernels::autodiff::{self, Kernel, KernelBackend, run};
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::Gate;
@@ -77,12 +75,7 @@ impl Kernel<Cube, 2> for Glu {
         (out, inputs)
     }
 
-    fn backward(
-        &self,
-        [gate, up]: Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 2],
-    ) -> [Option<CubeTensor>; 2] {
+    fn backward(&self, [gate, up]: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         let n = gate.shape().num_elements();
         let (count, dim) = elementwise(&gate, n);
         // a unit reads its elements before it writes them

@@ -14,10 +14,7 @@ pub(super) struct CubeRecorder(CubeTensor);
 
 impl CubeRecorder {
     pub(super) fn of(device: &Device) -> Self {
-        Self(Cube::primitive(Tensor::<1>::empty(
-            [1],
-            &device.clone().inner(),
-        )))
+        Self(Cube::primitive(Tensor::<1>::empty([1], &device.clone().inner())))
     }
 }
 
@@ -54,10 +51,11 @@ impl Debug for CubeGraph {
 
 impl RecordedGraph for CubeGraph {
     fn replay(&self) -> Result<(), String> {
-        // SAFETY: the server guards every page that the recording touched for as long as the graph exists: nothing on them moves, and
-        // nothing that is allocated later gets them, so that kernels never write to another owner's memory. The graph belongs to one
-        // thread, and with it to the stream that everything else of that thread is asked of. Whoever drops a tensor that the
-        // recording only read gets wrong numbers, and no access outside of the pools.
+        // SAFETY: the server guards every page that the recording touched for as long as the graph exists: nothing on
+        // them moves, and nothing that is allocated later gets them, so that kernels never write to another owner's
+        // memory. The graph belongs to one thread, and with it to the stream that everything else of that thread is
+        // asked of. Whoever drops a tensor that the recording only read gets wrong numbers, and no access outside of
+        // the pools.
         #[allow(unsafe_code, reason = "a replay checks no buffer")]
         let replayed = unsafe { self.0.replay() };
         replayed.map_err(|error| error.to_string())

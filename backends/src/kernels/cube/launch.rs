@@ -102,12 +102,7 @@ pub(super) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
 }
 
 /// A new buffer of which a kernel writes everything, or else zeros.
-pub(super) fn empty_or_zeros(
-    like: &CubeTensor,
-    shape: impl Into<Shape>,
-    dtype: DType,
-    whole: bool,
-) -> CubeTensor {
+pub(super) fn empty_or_zeros(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType, whole: bool) -> CubeTensor {
     let shape = shape.into();
     if whole {
         return empty(like, shape, dtype);
@@ -118,8 +113,9 @@ pub(super) fn empty_or_zeros(
     CubeTensor::new_contiguous(flat.client, flat.device, shape, flat.handle, flat.dtype)
 }
 
-/// Whether nobody else has a tensor's buffer. The thread that serves the device holds a buffer while it allocates it, so that one which
-/// is being made looks shared: then this waits until that thread has done what it was asked for, and looks again.
+/// Whether nobody else has a tensor's buffer. The thread that serves the device holds a buffer while it allocates it,
+/// so that one which is being made looks shared: then this waits until that thread has done what it was asked for, and
+/// looks again.
 pub(super) fn is_unshared(tensor: &CubeTensor) -> bool {
     tensor.can_mut() || tensor.client.exclusive(|| ()).is_ok() && tensor.can_mut()
 }
@@ -134,28 +130,22 @@ pub(super) fn into_writable(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-/// The buffer of an output: that of an input where it is not shared, and whether it is; otherwise a new one of its shape and type.
+/// The buffer of an output: that of an input where it is not shared, and whether it is; otherwise a new one of its
+/// shape and type.
 pub(super) fn reuse_or_alloc(input: &CubeTensor) -> (CubeTensor, bool) {
     reuse_if(input.can_mut(), input)
 }
 
 /// The buffer of an output: an input's own, or a new one of its shape and type. Says which.
 pub(super) fn reuse_if(own: bool, input: &CubeTensor) -> (CubeTensor, bool) {
-    if own {
-        (input.clone(), true)
-    } else {
-        (empty(input, input.shape(), input.dtype), false)
-    }
+    if own { (input.clone(), true) } else { (empty(input, input.shape(), input.dtype), false) }
 }
 
 /// The argument of an output that may be in the buffer of the `input`-th argument.
 pub(super) fn output_arg(out: &CubeTensor, in_place: bool, input: usize) -> BufferArg {
     if in_place {
         let length = [out.shape().num_elements()];
-        BufferArg::Alias {
-            input_pos: input,
-            length,
-        }
+        BufferArg::Alias { input_pos: input, length }
     } else {
         out.clone().into_buffer_arg()
     }
@@ -185,9 +175,7 @@ pub(super) fn cubes(like: &CubeTensor, count: usize) -> CubeCount {
 /// Cubes that fill a GPU: two per multiprocessor, of which 32 are assumed where the device does not say.
 pub(super) fn cubes_to_fill(like: &CubeTensor) -> usize {
     let hardware = &like.client.properties().hardware;
-    2 * hardware
-        .num_streaming_multiprocessors
-        .map_or(32, |cores| cores as usize)
+    2 * hardware.num_streaming_multiprocessors.map_or(32, |cores| cores as usize)
 }
 
 /// Cubes of [`UNITS`] units, one unit for each of `count` elements.
@@ -207,10 +195,7 @@ impl RowGrid {
     /// For rows of `n` elements: a power of two of units, about one for every four elements. Short rows share a cube.
     pub fn of(n: usize) -> Self {
         let units = n.div_ceil(4).next_power_of_two().clamp(32, UNITS);
-        Self {
-            units,
-            rows: UNITS / units,
-        }
+        Self { units, rows: UNITS / units }
     }
 
     pub fn dim(self) -> CubeDim {
@@ -222,8 +207,8 @@ impl RowGrid {
     }
 }
 
-/// The sum of a value over the units of a row (those of one `UNIT_POS_Y`), in a fixed order. `lanes` has an element for every unit
-/// of the cube, all of which must call this.
+/// The sum of a value over the units of a row (those of one `UNIT_POS_Y`), in a fixed order. `lanes` has an element for
+/// every unit of the cube, all of which must call this.
 #[cube]
 pub(super) fn row_sum(lanes: &mut Shared<[f32]>, value: f32, #[comptime] units: usize) -> f32 {
     let first = UNIT_POS_Y as usize * units;

@@ -1,9 +1,6 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019): one pass over memory forward, two backward.
 
-use super::launch::{
-    RowGrid, UNITS, address, cubes, dims, elem, empty, output_arg, reuse_or_alloc, row_sum,
-    supports,
-};
+use super::launch::{RowGrid, UNITS, address, cubes, dims, elem, empty, output_arg, reuse_or_alloc, row_sum, supports};
 use crate::kernels::autodiff::{self, Kernel, run};
 use crate::kernels::choice::Operation;
 use burn::backend::{Cube, TensorMetadata};
@@ -21,10 +18,7 @@ pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> O
         return None;
     }
     let kernel = Norm { eps, offset };
-    Some(run(
-        kernel,
-        [autodiff::input(x.clone()), autodiff::input(w.clone())],
-    ))
+    Some(run(kernel, [autodiff::input(x.clone()), autodiff::input(w.clone())]))
 }
 
 /// The same, added to `base`; see [`crate::kernels::rms_norm_add`].
@@ -39,11 +33,7 @@ pub(super) fn rms_norm_add(
     if ![&base, x, w].into_iter().all(alike) {
         return Err(base);
     }
-    let inputs = [
-        autodiff::input(base),
-        autodiff::input(x.clone()),
-        autodiff::input(w.clone()),
-    ];
+    let inputs = [autodiff::input(base), autodiff::input(x.clone()), autodiff::input(w.clone())];
     Ok(run(NormAdd(Norm { eps, offset }), inputs))
 }
 
@@ -85,12 +75,7 @@ impl Kernel<Cube, 3> for NormAdd {
         (out, [x, w])
     }
 
-    fn backward(
-        &self,
-        saved: Self::Saved,
-        gradient: CubeTensor,
-        [base, x, w]: [bool; 3],
-    ) -> [Option<CubeTensor>; 3] {
+    fn backward(&self, saved: Self::Saved, gradient: CubeTensor, [base, x, w]: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let d_base = base.then(|| gradient.clone());
         if !(x || w) {
             return [d_base, None, None];
@@ -128,21 +113,12 @@ impl Kernel<Cube, 2> for Norm {
         (y, inputs)
     }
 
-    fn backward(
-        &self,
-        [x, w]: Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 2],
-    ) -> [Option<CubeTensor>; 2] {
+    fn backward(&self, [x, w]: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         let [rows, n] = dims(&x);
         let reciprocals = empty(&x, [rows], DType::F32);
         let grid = RowGrid::of(n);
         // the weight's gradient reads the incoming gradient again
-        let (dx, in_place) = if wanted[1] {
-            (empty(&x, [rows, n], x.dtype), false)
-        } else {
-            reuse_or_alloc(&gradient)
-        };
+        let (dx, in_place) = if wanted[1] { (empty(&x, [rows, n], x.dtype), false) } else { reuse_or_alloc(&gradient) };
         input_gradient::launch(
             &x.client,
             grid.count(&x, rows),
@@ -167,12 +143,7 @@ impl Kernel<Cube, 2> for Norm {
 }
 
 /// Σ over rows of g x r: sums of blocks of rows, then the sum of those, in a fixed order without atomics.
-fn weight_gradient(
-    x: &CubeTensor,
-    gradient: &CubeTensor,
-    reciprocals: CubeTensor,
-    shape: [usize; 2],
-) -> CubeTensor {
+fn weight_gradient(x: &CubeTensor, gradient: &CubeTensor, reciprocals: CubeTensor, shape: [usize; 2]) -> CubeTensor {
     let [rows, n] = dims(x);
     let blocks = rows.div_ceil(BLOCK).max(1);
     let columns = n.div_ceil(UNITS);
@@ -364,13 +335,7 @@ fn block_sums<F: Float>(
 
 /// A unit sums a column.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn sum_rows<F: Float>(
-    partial: &[f32],
-    out: &mut [F],
-    rows: usize,
-    n: usize,
-    #[define(F)] _dtype: ElemType,
-) {
+pub(super) fn sum_rows<F: Float>(partial: &[f32], out: &mut [F], rows: usize, n: usize, #[define(F)] _dtype: ElemType) {
     let column = ABSOLUTE_POS;
     if column < n {
         let mut sum = 0.0f32;

@@ -1,9 +1,11 @@
-//! Products with matrices in 8 bits, each output with a scale of its own (absmax, as of weights in LLM.int8; arXiv:2208.07339).
+//! Products with matrices in 8 bits, each output with a scale of its own (absmax, as of weights in LLM.int8;
+//! arXiv:2208.07339).
 //!
-//! Codes are stored in panels of 32 outputs: a word has the codes of four inputs of one output, and the words of a panel's outputs
-//! are adjacent, so that reads coalesce. A product with few rows widens codes in registers (`simt`), or, in half precision, which
-//! holds them exactly, in shared memory for tensor cores (`tensor_core`). With many rows, reading is a small part of the work: the
-//! whole matrix is widened for a product in tensor operations, and freed again.
+//! Codes are stored in panels of 32 outputs: a word has the codes of four inputs of one output, and the words of a
+//! panel's outputs are adjacent, so that reads coalesce. A product with few rows widens codes in registers (`simt`),
+//! or, in half precision, which holds them exactly, in shared memory for tensor cores (`tensor_core`). With many rows,
+//! reading is a small part of the work: the whole matrix is widened for a product in tensor operations, and freed
+//! again.
 
 pub(super) mod codes;
 mod simt;
@@ -11,8 +13,7 @@ mod tensor_core;
 
 use super::cmma::{VECTOR, has_tensor_cores};
 use super::launch::{
-    RowGrid, UNITS, address, cubes, detached, dims, elem, elementwise, empty, integers,
-    into_writable, supports,
+    RowGrid, UNITS, address, cubes, detached, dims, elem, elementwise, empty, integers, into_writable, supports,
 };
 use super::product::PRODUCTS;
 use crate::kernels::autodiff::KernelBackend;
@@ -82,20 +83,12 @@ impl QuantizedMatrix {
             grid.rows,
             dtype,
         );
-        Some(Self {
-            words: Tensor::from_primitive::<Cube>(codes),
-            scales: Cube::tensor(scales),
-            outputs,
-            inner,
-        })
+        Some(Self { words: Tensor::from_primitive::<Cube>(codes), scales: Cube::tensor(scales), outputs, inner })
     }
 
     fn span(&self, x: &CubeTensor, matrices: usize) -> Span {
         let [rows, inner] = dims(x);
-        span(
-            "product",
-            2.0 * (matrices * rows * inner * self.outputs) as f64,
-        )
+        span("product", 2.0 * (matrices * rows * inner * self.outputs) as f64)
     }
 
     /// The rows, and how their product is computed; `None` where it is not.
@@ -106,30 +99,14 @@ impl QuantizedMatrix {
         let [rows, inner] = x.dims();
         debug_assert_eq!(inner, self.inner);
         let x = detached(x.clone());
-        let on_tensor_cores =
-            inner.is_multiple_of(VECTOR) && has_tensor_cores(&x, tensor_core::LEAST_SHARED);
-        let few = if on_tensor_cores {
-            FEW_ROWS_ON_CORES
-        } else {
-            FEW_ROWS
-        };
-        let algorithm = if rows <= few {
-            Algorithm::Fused { on_tensor_cores }
-        } else {
-            Algorithm::Widened
-        };
+        let on_tensor_cores = inner.is_multiple_of(VECTOR) && has_tensor_cores(&x, tensor_core::LEAST_SHARED);
+        let few = if on_tensor_cores { FEW_ROWS_ON_CORES } else { FEW_ROWS };
+        let algorithm = if rows <= few { Algorithm::Fused { on_tensor_cores } } else { Algorithm::Widened };
         Some((x, algorithm))
     }
 
     /// The fused product, with that of `up` beside it where it is gated.
-    fn multiply(
-        &self,
-        up: &Self,
-        x: CubeTensor,
-        out: &CubeTensor,
-        epilogue: Epilogue,
-        on_tensor_cores: bool,
-    ) {
+    fn multiply(&self, up: &Self, x: CubeTensor, out: &CubeTensor, epilogue: Epilogue, on_tensor_cores: bool) {
         let [rows, inner] = dims(&x);
         let [words, up_words] = [self, up].map(|codes| integers(&codes.words));
         let [scales, up_scales] = [self, up].map(|codes| detached(codes.scales.clone()));

@@ -1,13 +1,14 @@
-//! A paged KV cache (`PagedAttention`, arXiv:2309.06180): attention of one new token per sequence over the tokens in its blocks, in one
-//! pass with online softmax, and what else reads and writes blocks (`cache`).
+//! A paged KV cache (`PagedAttention`, arXiv:2309.06180): attention of one new token per sequence over the tokens in
+//! its blocks, in one pass with online softmax, and what else reads and writes blocks (`cache`).
 //!
-//! A cube has some query heads of one key head of one row. It rotates them and the new key, writes that and the new value to the
-//! pool, and iterates over tiles of columns: [`tile::LANES`] units share a key and multiply it with every query, then each unit has
-//! some dimensions of the values. Keys and values are read once per cube, coalesced (`attend`). Where such cubes do not fill the GPU
-//! and rows are long, the columns of a row are divided among several cubes (`split`). Queries, keys and values are three tensors, or
-//! one with their biases beside it (`joined`).
+//! A cube has some query heads of one key head of one row. It rotates them and the new key, writes that and the new
+//! value to the pool, and iterates over tiles of columns: [`tile::LANES`] units share a key and multiply it with every
+//! query, then each unit has some dimensions of the values. Keys and values are read once per cube, coalesced
+//! (`attend`). Where such cubes do not fill the GPU and rows are long, the columns of a row are divided among several
+//! cubes (`split`). Queries, keys and values are three tensors, or one with their biases beside it (`joined`).
 //!
-//! Codes of 8 bits are widened in registers. A key's scale multiplies its product with a query, a value's scale its weight (`codes`).
+//! Codes of 8 bits are widened in registers. A key's scale multiplies its product with a query, a value's scale its
+//! weight (`codes`).
 
 mod append;
 mod attend;
@@ -22,8 +23,7 @@ mod whole;
 pub(super) use cache::{copy_blocks, gather_kv, write_kv};
 
 use super::launch::{
-    UNITS, address, cubes, cubes_to_fill, detached, dims, elem, elementwise, empty, integers,
-    into_writable, supports,
+    UNITS, address, cubes, cubes_to_fill, detached, dims, elem, elementwise, empty, integers, into_writable, supports,
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
@@ -43,14 +43,12 @@ const PART: usize = 128;
 
 /// The new tokens.
 enum NewTokens {
-    /// Keys and values, `[rows, kv_heads · dim]` each. The queries are where the output will be: with its own buffer there would be
-    /// nine.
+    /// Keys and values, `[rows, kv_heads · dim]` each. The queries are where the output will be: with its own buffer
+    /// there would be nine.
     Separate { k: CubeTensor, v: CubeTensor },
-    /// Queries, keys and values, `[rows, (heads + 2 · kv_heads) · dim]`, and their biases, where they are still to be added.
-    Joined {
-        qkv: CubeTensor,
-        bias: Option<CubeTensor>,
-    },
+    /// Queries, keys and values, `[rows, (heads + 2 · kv_heads) · dim]`, and their biases, where they are still to be
+    /// added.
+    Joined { qkv: CubeTensor, bias: Option<CubeTensor> },
 }
 
 /// The arguments that launches share.
@@ -97,10 +95,7 @@ pub(super) fn paged_attention(
         return Err(pool);
     }
     attend(pool, shape, || {
-        let new = NewTokens::Separate {
-            k: detached(k),
-            v: detached(v),
-        };
+        let new = NewTokens::Separate { k: detached(k), v: detached(v) };
         (into_writable(detached(q)), new)
     })
 }
@@ -162,9 +157,7 @@ fn attend(
         scale: shape.scale as f32,
         cap: shape.softcap.unwrap_or(1.0) as f32,
         capped: shape.softcap.is_some(),
-        sinks: shape
-            .sinks
-            .map(|sinks| detached(sinks.clone().cast(DType::F32))),
+        sinks: shape.sinks.map(|sinks| detached(sinks.clone().cast(DType::F32))),
     };
     let tasks = rows * kv * params.chunks;
     let parts = parts(&params.out, tasks, whole.min(tables.longest));
@@ -179,11 +172,7 @@ fn attend(
 
 /// Parts into which the columns of a row are divided, so that cubes fill the GPU.
 fn parts(like: &CubeTensor, tasks: usize, longest: usize) -> usize {
-    if longest < LONG || tasks == 0 {
-        1
-    } else {
-        cubes_to_fill(like).div_ceil(tasks).clamp(1, longest / PART)
-    }
+    if longest < LONG || tasks == 0 { 1 } else { cubes_to_fill(like).div_ceil(tasks).clamp(1, longest / PART) }
 }
 
 /// One launch, with a cube for all columns of a row.
@@ -223,40 +212,16 @@ fn whole_rows(params: &LaunchParams, pool: &CubePool, tasks: usize) {
         (NewTokens::Separate { k, v }, CubePool::Float { keys, values }) => {
             launch!(whole::attend, [out, k, v], [keys, values], [], []);
         }
-        (
-            NewTokens::Separate { k, v },
-            CubePool::Int8 {
-                keys,
-                values,
-                scales,
-            },
-        ) => launch!(
-            whole::attend_int8,
-            [out, k, v],
-            [keys, values, scales],
-            [],
-            []
-        ),
+        (NewTokens::Separate { k, v }, CubePool::Int8 { keys, values, scales }) => {
+            launch!(whole::attend_int8, [out, k, v], [keys, values, scales], [], [])
+        }
         (NewTokens::Joined { qkv, bias }, CubePool::Float { keys, values }) => {
             let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));
             launch!(joined::attend, [qkv, bias], [keys, values], [out], [biased]);
         }
-        (
-            NewTokens::Joined { qkv, bias },
-            CubePool::Int8 {
-                keys,
-                values,
-                scales,
-            },
-        ) => {
+        (NewTokens::Joined { qkv, bias }, CubePool::Int8 { keys, values, scales }) => {
             let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));
-            launch!(
-                joined::attend_int8,
-                [qkv, bias],
-                [keys, values, scales],
-                [out],
-                [biased]
-            );
+            launch!(joined::attend_int8, [qkv, bias], [keys, values, scales], [out], [biased]);
         }
     }
 }
@@ -293,40 +258,16 @@ fn append(params: &LaunchParams, pool: &CubePool) {
         (NewTokens::Separate { k, v }, CubePool::Float { keys, values }) => {
             launch!(split::append, [out, k, v], [keys, values], [], []);
         }
-        (
-            NewTokens::Separate { k, v },
-            CubePool::Int8 {
-                keys,
-                values,
-                scales,
-            },
-        ) => launch!(
-            split::append_int8,
-            [out, k, v],
-            [keys, values, scales],
-            [],
-            []
-        ),
+        (NewTokens::Separate { k, v }, CubePool::Int8 { keys, values, scales }) => {
+            launch!(split::append_int8, [out, k, v], [keys, values, scales], [], [])
+        }
         (NewTokens::Joined { qkv, bias }, CubePool::Float { keys, values }) => {
             let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));
             launch!(joined::append, [qkv, bias], [keys, values], [out], [biased]);
         }
-        (
-            NewTokens::Joined { qkv, bias },
-            CubePool::Int8 {
-                keys,
-                values,
-                scales,
-            },
-        ) => {
+        (NewTokens::Joined { qkv, bias }, CubePool::Int8 { keys, values, scales }) => {
             let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));
-            launch!(
-                joined::append_int8,
-                [qkv, bias],
-                [keys, values, scales],
-                [out],
-                [biased]
-            );
+            launch!(joined::append_int8, [qkv, bias], [keys, values, scales], [out], [biased]);
         }
     }
 }
@@ -369,11 +310,7 @@ fn split_kv(params: &LaunchParams, pool: &CubePool, tasks: usize, parts: usize) 
     }
     match pool {
         CubePool::Float { keys, values } => attend!(attend, keys, values),
-        CubePool::Int8 {
-            keys,
-            values,
-            scales,
-        } => attend!(attend_int8, keys, values, scales),
+        CubePool::Int8 { keys, values, scales } => attend!(attend_int8, keys, values, scales),
     }
     let (count, dim) = elementwise(q, q.shape().num_elements());
     // any f32 buffer stands in where there are none

@@ -1,5 +1,5 @@
-//! Matrix products in `CubeK`'s kernels, with gradients in the memory layout of their matrices. Results have no padding between rows,
-//! which Burn's own may have on CUDA, and which the next kernel would copy away.
+//! Matrix products in `CubeK`'s kernels, with gradients in the memory layout of their matrices. Results have no padding
+//! between rows, which Burn's own may have on CUDA, and which the next kernel would copy away.
 
 use super::launch::{dims, empty, enabled_on};
 use super::{gemm, skinny_gemm};
@@ -19,21 +19,19 @@ use cubek::matmul::routine::BlueprintStrategy::Inferred;
 use cubek::matmul::strategy::Strategy;
 use cubek_std::InputBinding;
 
-/// Rows up to which a product is made by planes that divide the inputs, where tiles would have few rows. On an H200 that kernel takes 70 µs for
-/// 128 rows of 1,536 inputs and 8,960 outputs, and tiles 18 µs for 128 of 896 and 9,728.
+/// Rows up to which a product is made by planes that divide the inputs, where tiles would have few rows. On an H200
+/// that kernel takes 70 µs for 128 rows of 1,536 inputs and 8,960 outputs, and tiles 18 µs for 128 of 896 and 9,728.
 const FEW_ROWS: usize = 64;
 
-/// Rows from which a plane of tensor cores computes several rows of tiles: up to 4.7 times as fast on an H200 and never slower, while with
-/// 64 rows it takes 1.7 times as long (`--bench products`).
+/// Rows from which a plane of tensor cores computes several rows of tiles: up to 4.7 times as fast on an H200 and never
+/// slower, while with 64 rows it takes 1.7 times as long (`--bench products`).
 const MANY_ROWS: usize = 512;
 
 /// Products without a gradient on NVIDIA's tensor cores; elsewhere Burn's.
-pub(super) const PRODUCTS: Products = Products {
-    kernels: Some([matmul_nt, matmul, matmul_tn]),
-};
+pub(super) const PRODUCTS: Products = Products { kernels: Some([matmul_nt, matmul, matmul_tn]) };
 
-/// `x · Wᵀ` without a gradient; see [`crate::kernels::product`]. `None` for tensors with autodiff or of different types, and where
-/// kernels are off.
+/// `x · Wᵀ` without a gradient; see [`crate::kernels::product`]. `None` for tensors with autodiff or of different
+/// types, and where kernels are off.
 pub(super) fn product(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     let [x, w] = plain([x, w])?;
     let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
@@ -70,9 +68,7 @@ pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
     if !takes(x, w) {
         return None;
     }
-    let kernel = Linear {
-        trains: w.is_require_grad(),
-    };
+    let kernel = Linear { trains: w.is_require_grad() };
     let inputs = [x, w].map(|t| autodiff::input(t.clone()));
     Some(run(kernel, inputs))
 }
@@ -99,17 +95,9 @@ impl Kernel<Cube, 2> for Linear {
         (out, (self.trains.then_some(x), w))
     }
 
-    fn backward(
-        &self,
-        (x, w): Self::Saved,
-        gradient: CubeTensor,
-        wanted: [bool; 2],
-    ) -> [Option<CubeTensor>; 2] {
+    fn backward(&self, (x, w): Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         // a weight that is neither leaf nor constant would silently lose its gradient
-        assert!(
-            x.is_some() || !wanted[1],
-            "the matrix of kernels::linear must be a leaf or a constant"
-        );
+        assert!(x.is_some() || !wanted[1], "the matrix of kernels::linear must be a leaf or a constant");
         let dw = x.filter(|_| wanted[1]);
         let dw = dw.map(|x| multiply(&swapped(gradient.clone()), &x));
         [wanted[0].then(|| multiply(&gradient, &w)), dw]
@@ -142,10 +130,7 @@ fn multiply(a: &CubeTensor, b: &CubeTensor) -> CubeTensor {
     }
     let ([m, k], [_, n]) = (a.shape().dims(), b.shape().dims());
     let out = empty(a, [m, n], a.dtype);
-    let many = SimpleCyclicCmma(Inferred(SimpleArgs {
-        multi_rows: true,
-        tile_matmul: Cmma,
-    }));
+    let many = SimpleCyclicCmma(Inferred(SimpleArgs { multi_rows: true, tile_matmul: Cmma }));
     // a device without tensor cores for these types refuses the first
     let many_rows = m >= MANY_ROWS && a.dtype != DType::F32;
     let done = many_rows && launched(&many.into(), [a, b], &out).is_ok();
@@ -157,12 +142,7 @@ fn multiply(a: &CubeTensor, b: &CubeTensor) -> CubeTensor {
 
 fn launched(way: &Strategy, [a, b]: [&CubeTensor; 2], out: &CubeTensor) -> Result<(), String> {
     let elem = dtype_to_storage_type(out.dtype);
-    let mut types = MatmulElems::from_globals(&MatmulGlobalElems {
-        lhs: elem,
-        rhs: elem,
-        out: elem,
-    });
+    let mut types = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem, rhs: elem, out: elem });
     let [a, b] = [a, b].map(|t| InputBinding::new(t.clone().binding(), elem));
-    launch_ref(way, &out.client, a, b, out.clone().binding(), &mut types)
-        .map_err(|why| format!("{why:?}"))
+    launch_ref(way, &out.client, a, b, out.clone().binding(), &mut types).map_err(|why| format!("{why:?}"))
 }

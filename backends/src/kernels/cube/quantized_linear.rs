@@ -1,14 +1,13 @@
-//! Frozen matrices in few bits ([`crate::quantized`]): products of few rows with them (`fused`), and matrices that are widened as a whole,
-//! where a unit has the numbers of one word of codes.
+//! Frozen matrices in few bits ([`crate::quantized`]): products of few rows with them (`fused`), and matrices that are
+//! widened as a whole, where a unit has the numbers of one word of codes.
 //!
-//! Widened numbers are those of the host to the bit. So no multiplication may be joined with an addition or done in another order: the first
-//! product passes through integers, and an argument that no compiler knows, before anything else is done with it.
+//! Widened numbers are those of the host to the bit. So no multiplication may be joined with an addition or done in
+//! another order: the first product passes through integers, and an argument that no compiler knows, before anything
+//! else is done with it.
 
 mod fused;
 
-use super::launch::{
-    UNITS, address, cubes, detached, elem, elementwise, empty, enabled_on, supports,
-};
+use super::launch::{UNITS, address, cubes, detached, elem, elementwise, empty, enabled_on, supports};
 use super::packed::codes::code;
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::{FEW_ROWS, Operation};
@@ -22,13 +21,9 @@ use firebrick_spec::quantized::{NF4_BLOCK, NF4_GROUP};
 use firebrick_spec::{BaseFormat, QuantizedLayout};
 use fused::{BYTES, NIBBLES, RECIPROCAL};
 
-/// The product of few rows with a matrix, widened as it is multiplied: `[rows, outputs]`. `None` for many rows, under autodiff, and where a
-/// row of the matrix does not begin with a word.
-pub(super) fn fused(
-    x: &Tensor<2>,
-    words: &Tensor<2>,
-    layout: QuantizedLayout,
-) -> Option<Tensor<2>> {
+/// The product of few rows with a matrix, widened as it is multiplied: `[rows, outputs]`. `None` for many rows, under
+/// autodiff, and where a row of the matrix does not begin with a word.
+pub(super) fn fused(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Option<Tensor<2>> {
     let numbers = match layout.format {
         BaseFormat::Int8 => BYTES,
         BaseFormat::Nf4 => NIBBLES,
@@ -48,12 +43,7 @@ pub(super) fn fused(
     // int8 has a scale a row behind its codes, and nothing else
     let [groups_at, offset_at, scale_map_at, code_map_at] = match layout.format {
         BaseFormat::Int8 => [0; 4],
-        BaseFormat::Nf4 => [
-            layout.groups_at(),
-            layout.offset_at(),
-            layout.scale_map_at(),
-            layout.code_map_at(),
-        ],
+        BaseFormat::Nf4 => [layout.groups_at(), layout.offset_at(), layout.scale_map_at(), layout.code_map_at()],
     };
     fused::multiply::launch(
         &out.client,

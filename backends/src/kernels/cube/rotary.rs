@@ -1,8 +1,6 @@
 //! Rotary position embedding in its rotate-half form (Su et al., 2021), in place where the tensor is not shared.
 
-use super::launch::{
-    address, detached, dims, elem, elementwise, output_arg, reuse_or_alloc, supports,
-};
+use super::launch::{address, detached, dims, elem, elementwise, output_arg, reuse_or_alloc, supports};
 use crate::kernels::autodiff::{self, Kernel, run};
 use crate::kernels::choice::Operation;
 use burn::backend::Cube;
@@ -12,11 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 /// Rotates pairs of each head; see [`crate::kernels::rotary`].
-pub(super) fn rotary(
-    x: Tensor<3>,
-    cos: &Tensor<3>,
-    sin: &Tensor<3>,
-) -> Result<Tensor<3>, Tensor<3>> {
+pub(super) fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
     if !supports(Operation::Rotary, &x) {
         return Err(x);
     }

@@ -1,15 +1,13 @@
-//! Samples one token from every row of logits: the likeliest, or a random one of the whole or a truncated distribution, without
-//! sorting.
+//! Samples one token from every row of logits: the likeliest, or a random one of the whole or a truncated distribution,
+//! without sorting.
 //!
-//! A cube has a row. Thresholds of top-k and top-p are found by radix select over the bits of floats, two at a time. The token at
-//! which the cumulative sum reaches the uniform number is searched in parts of the row, then in parts of that part, then token by
-//! token.
+//! A cube has a row. Thresholds of top-k and top-p are found by radix select over the bits of floats, two at a time.
+//! The token at which the cumulative sum reaches the uniform number is searched in parts of the row, then in parts of
+//! that part, then token by token.
 
 mod truncation;
 
-use super::launch::{
-    UNITS, address, cubes, detached, dims, elem, empty, row_max, row_sum, supports,
-};
+use super::launch::{UNITS, address, cubes, detached, dims, elem, empty, row_max, row_sum, supports};
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
 use crate::kernels::shapes::{SampleOptions, Truncation};
@@ -28,20 +26,12 @@ const BESIDE: usize = UNITS / PARTS;
 const IDS: usize = 1 << 24;
 
 /// See [`crate::kernels::sample_rows_on_device`].
-pub(super) fn sample_rows_on_device(
-    logits: &Tensor<2>,
-    choice: SampleOptions<'_>,
-) -> Option<Tensor<2>> {
+pub(super) fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_>) -> Option<Tensor<2>> {
     let uniforms = choice.uniforms.map(|uniforms| {
         let uniforms = TensorData::new(uniforms.to_vec(), [uniforms.len()]);
         Tensor::<1>::from_data(uniforms, (&logits.device(), DType::F32))
     });
-    draw_rows(
-        logits,
-        choice.temperature,
-        choice.truncation,
-        uniforms.as_ref(),
-    )
+    draw_rows(logits, choice.temperature, choice.truncation, uniforms.as_ref())
 }
 
 /// See [`crate::kernels::draw_rows`].
@@ -58,11 +48,7 @@ pub(super) fn draw_rows(
     let logits = detached(logits.clone());
     let [rows, vocab] = dims(&logits);
     let out = empty(&logits, [rows, 3], DType::F32);
-    let (count, dim, at) = (
-        cubes(&out, rows),
-        CubeDim::new_1d(UNITS as u32),
-        address([&logits]),
-    );
+    let (count, dim, at) = (cubes(&out, rows), CubeDim::new_1d(UNITS as u32), address([&logits]));
     let (inverse, dtype) = (1.0 / temperature as f32, elem(&logits));
     // low bits of f32 that are 0 in all values of a type
     let spare = match logits.dtype {
@@ -73,18 +59,7 @@ pub(super) fn draw_rows(
     let logits = logits.into_buffer_arg();
     let written = out.clone().into_buffer_arg();
     let Some(uniforms) = uniforms else {
-        greedy::launch(
-            &out.client,
-            count,
-            dim,
-            at,
-            logits,
-            written,
-            rows,
-            vocab,
-            inverse,
-            dtype,
-        );
+        greedy::launch(&out.client, count, dim, at, logits, written, rows, vocab, inverse, dtype);
         return Some(Cube::tensor(out));
     };
     let top_k = truncation.top_k.unwrap_or(vocab).max(1);
@@ -181,8 +156,8 @@ fn partial_mass<F: Float>(
     (weight, ties)
 }
 
-/// Of parts that were summed by `beside` units each, the first at which the cumulative weight of kept tokens reaches a threshold, or
-/// the last with any weight; the weight and the ties before it, and the total weight.
+/// Of parts that were summed by `beside` units each, the first at which the cumulative weight of kept tokens reaches a
+/// threshold, or the last with any weight; the weight and the ties before it, and the total weight.
 #[cube]
 fn find_part(
     lanes: &mut Shared<[f32]>,
@@ -220,7 +195,8 @@ fn find_part(
     (part, start, ties_before, running)
 }
 
-/// Of a unit's tokens, the first at which the cumulative weight of kept tokens reaches a threshold, or the last kept one.
+/// Of a unit's tokens, the first at which the cumulative weight of kept tokens reaches a threshold, or the last kept
+/// one.
 #[cube]
 fn find_token<F: Float>(
     logits: &[F],
@@ -255,8 +231,8 @@ fn find_token<F: Float>(
     token
 }
 
-/// The token at which the cumulative weight of kept tokens reaches the share `uniform` of their total, the unit that has it, and the
-/// total.
+/// The token at which the cumulative weight of kept tokens reaches the share `uniform` of their total, the unit that
+/// has it, and the total.
 #[cube]
 fn sample_token<F: Float>(
     logits: &[F],
@@ -271,25 +247,15 @@ fn sample_token<F: Float>(
     let each = row.vocab.div_ceil(PARTS);
     let first = min(unit / BESIDE * each, row.vocab);
     let end = min(first + each, row.vocab);
-    let (weight, ties) = partial_mass::<F>(
-        logits,
-        row,
-        support,
-        first + unit % BESIDE,
-        end,
-        BESIDE,
-        spare,
-    );
+    let (weight, ties) = partial_mass::<F>(logits, row, support, first + unit % BESIDE, end, BESIDE, spare);
     lanes[unit] = weight;
     tied[unit] = ties;
     sync_cube();
     let none = f32::new(0.0);
     let all = f32::new(3.0e38);
-    let (_part, _start, _ties, mass) =
-        find_part(lanes, &mut tied, support, none, none, all, BESIDE);
+    let (_part, _start, _ties, mass) = find_part(lanes, &mut tied, support, none, none, all, BESIDE);
     let threshold = uniform * mass;
-    let (part, start, ties, _all) =
-        find_part(lanes, &mut tied, support, none, none, threshold, BESIDE);
+    let (part, start, ties, _all) = find_part(lanes, &mut tied, support, none, none, threshold, BESIDE);
     sync_cube();
     let first = min(part * each, row.vocab);
     let end = min(first + each, row.vocab);
@@ -300,27 +266,17 @@ fn sample_token<F: Float>(
     lanes[unit] = weight;
     tied[unit] = own_ties;
     sync_cube();
-    let (winner, start, ties, _all) =
-        find_part(lanes, &mut tied, support, start, ties, threshold, 1usize);
+    let (winner, start, ties, _all) = find_part(lanes, &mut tied, support, start, ties, threshold, 1usize);
     let mut token = 0usize;
     if unit == winner {
-        token = find_token::<F>(
-            logits, row, support, from, to, start, ties, threshold, spare,
-        );
+        token = find_token::<F>(logits, row, support, from, to, start, ties, threshold, spare);
     }
     (token, winner, mass)
 }
 
 /// Writes a row's token, its log-prob under the distribution that it was sampled from, and that under the whole one.
 #[cube]
-fn write_token<F: Float>(
-    logits: &[F],
-    out: &mut [f32],
-    row: &Row,
-    token: usize,
-    mass: f32,
-    full: f32,
-) {
+fn write_token<F: Float>(logits: &[F], out: &mut [f32], row: &Row, token: usize, mass: f32, full: f32) {
     let at = row.first / row.vocab * 3;
     let centred = (f32::cast_from(logits[row.first + token]) - row.largest) * row.inverse;
     out[at] = f32::cast_from(token as u32);
@@ -341,12 +297,7 @@ fn greedy<F: Float>(
     let mut lanes = Shared::<[f32]>::new_slice(UNITS);
     let first = min(CUBE_POS, rows - 1) * vocab;
     let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
-    let row = Row {
-        first,
-        vocab,
-        largest,
-        inverse,
-    };
+    let row = Row { first, vocab, largest, inverse };
     let token = argmax::<F>(logits, &mut lanes, &row);
     if UNIT_POS == 0 && CUBE_POS < rows {
         write_token::<F>(logits, out, &row, token, full, full);
@@ -374,17 +325,10 @@ fn sample<F: Float>(
     let own = min(CUBE_POS, rows - 1);
     let first = own * vocab;
     let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
-    let row = Row {
-        first,
-        vocab,
-        largest,
-        inverse,
-    };
-    let support = truncated_support::<F>(
-        logits, &mut lanes, &row, full, top_k, top_p, min_p, by_count, by_share, spare,
-    );
-    let (token, winner, mass) =
-        sample_token::<F>(logits, &mut lanes, &row, &support, uniforms[own], spare);
+    let row = Row { first, vocab, largest, inverse };
+    let support =
+        truncated_support::<F>(logits, &mut lanes, &row, full, top_k, top_p, min_p, by_count, by_share, spare);
+    let (token, winner, mass) = sample_token::<F>(logits, &mut lanes, &row, &support, uniforms[own], spare);
     if UNIT_POS as usize == winner && CUBE_POS < rows {
         write_token::<F>(logits, out, &row, token, mass, full);
     }

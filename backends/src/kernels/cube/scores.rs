@@ -1,12 +1,13 @@
-//! Log-probabilities and entropies of rows of logits, one tile of the vocabulary at a time, and their gradient, in place.
+//! Log-probabilities and entropies of rows of logits, one tile of the vocabulary at a time, and their gradient, in
+//! place.
 //!
-//! With z = softcap(logits) / τ, a row's state over the tiles so far is max z, Σ e, Σ e (z − max) with e = exp(z − max), and the
-//! target's z (online softmax; Milakov & Gimelshein, 2018). Formulas: [`crate::kernels::score_rows`].
+//! With z = softcap(logits) / τ, a row's state over the tiles so far is max z, Σ e, Σ e (z − max) with e = exp(z −
+//! max), and the target's z (online softmax; Milakov & Gimelshein, 2018). Formulas: [`crate::kernels::score_rows`].
 
 use super::glu::tanh;
 use super::launch::{
-    RowGrid, address, detached, dims, elem, elementwise, empty, integers, output_arg,
-    reuse_or_alloc, row_max, row_sum, supports,
+    RowGrid, address, detached, dims, elem, elementwise, empty, integers, output_arg, reuse_or_alloc, row_max, row_sum,
+    supports,
 };
 use crate::kernels::autodiff::KernelBackend;
 use crate::kernels::choice::Operation;
@@ -17,7 +18,8 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Adds a tile of logits, `[rows, width]`, that begins at column `first` of the vocabulary; see [`crate::kernels::score_tile`].
+/// Adds a tile of logits, `[rows, width]`, that begins at column `first` of the vocabulary; see
+/// [`crate::kernels::score_tile`].
 pub(super) fn score_tile(
     logits: &Tensor<2>,
     first: usize,
@@ -66,22 +68,10 @@ pub(super) fn finish(running: RunningScores) -> RowScores {
     let [rows, _] = dims(&state);
     let out = empty(&state, [4, rows], DType::F32);
     let (count, dim) = elementwise(&state, rows);
-    finish_state::launch(
-        &out.client,
-        count,
-        dim,
-        state.into_buffer_arg(),
-        out.clone().into_buffer_arg(),
-        rows,
-    );
+    finish_state::launch(&out.client, count, dim, state.into_buffer_arg(), out.clone().into_buffer_arg(), rows);
     let out: Tensor<2> = Cube::tensor(out);
     let row = |i| out.clone().narrow(0, i, 1).reshape([rows]);
-    RowScores {
-        logp: row(0),
-        entropy: row(1),
-        lse: row(2),
-        mean: row(3),
-    }
+    RowScores { logp: row(0), entropy: row(1), lse: row(2), mean: row(3) }
 }
 
 /// Gradient with respect to a tile of raw logits, in place where they are not shared; see
@@ -131,11 +121,7 @@ pub(super) fn tile_gradient(
 /// The z of a logit.
 #[cube]
 fn scaled(logit: f32, inverse: f32, cap: f32, #[comptime] capped: bool) -> f32 {
-    if capped {
-        tanh(logit / cap) * cap * inverse
-    } else {
-        logit * inverse
-    }
+    if capped { tanh(logit / cap) * cap * inverse } else { logit * inverse }
 }
 
 /// The factor that rescales a state whose maximum is `from` to the maximum `to`, which is no smaller.
@@ -170,12 +156,7 @@ fn update_state<F: Float>(
     if row < rows {
         let mut i = UNIT_POS_X as usize;
         while i < width {
-            let z = scaled(
-                f32::cast_from(logits[row * width + i]),
-                inverse,
-                cap,
-                capped,
-            );
+            let z = scaled(f32::cast_from(logits[row * width + i]), inverse, cap, capped);
             if z > largest {
                 let f = shrunk(largest, z);
                 moment = f * (moment + sum * (largest - z));

@@ -1,17 +1,13 @@
-//! Products of few rows with a matrix in half precision, on tensor cores: what decoding waits for is the matrix, so each of its numbers is
-//! read once, by many planes at a time.
+//! Products of few rows with a matrix in half precision, on tensor cores: what decoding waits for is the matrix, so
+//! each of its numbers is read once, by many planes at a time.
 //!
-//! A cube computes up to 64 rows of 32 outputs. Its planes divide the inputs among them and read fragments of both operands where they lie,
-//! so none waits for another before their sums are added. The sum of a row is the same however many rows there are.
+//! A cube computes up to 64 rows of 32 outputs. Its planes divide the inputs among them and read fragments of both
+//! operands where they lie, so none waits for another before their sums are added. The sum of a row is the same however
+//! many rows there are.
 
-#![allow(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "an accumulator is in the registers of a plane"
-)]
+#![allow(clippy::trivially_copy_pass_by_ref, reason = "an accumulator is in the registers of a plane")]
 
-use super::cmma::{
-    ALIGNMENT, PLANE, PLANES, SIDE, has_tensor_cores, shared_aligned, zero_accumulator,
-};
+use super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, has_tensor_cores, shared_aligned, zero_accumulator};
 use super::launch::{UNITS, address, cubes, dims, elem, empty};
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
@@ -31,7 +27,8 @@ const SUMS: usize = SIDE * OUTPUT_TILES * SIDE;
 /// Bytes of shared memory of a cube: the planes' sums of a tile of rows, and rows that fill no tile.
 const SHARED: usize = PLANES * SUMS * 4 + PLANES * SIDE * SIDE * 2 + 2 * ALIGNMENT;
 
-/// `x · Wᵀ` for contiguous `x`, `[rows, inputs]`, and `w`, `[outputs, inputs]`. `None` where the shape or the device is not for it.
+/// `x · Wᵀ` for contiguous `x`, `[rows, inputs]`, and `w`, `[outputs, inputs]`. `None` where the shape or the device is
+/// not for it.
 pub(super) fn product(x: &CubeTensor, w: &CubeTensor) -> Option<CubeTensor> {
     let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
     let fits = (1..=MOST_ROWS).contains(&rows) && inner % SIDE == 0 && outputs >= SIDE;
@@ -66,10 +63,7 @@ pub(super) fn product(x: &CubeTensor, w: &CubeTensor) -> Option<CubeTensor> {
 
 /// A fragment of 16 × 16 numbers of a matrix in global memory, from the number `at` on.
 #[cube]
-#[allow(
-    unsafe_code,
-    reason = "a fragment is uninitialised until it is loaded, in the next line"
-)]
+#[allow(unsafe_code, reason = "a fragment is uninitialised until it is loaded, in the next line")]
 fn fragment<F: Float>(
     #[comptime] ident: MatrixIdent,
     #[comptime] layout: MatrixLayout,
@@ -85,17 +79,8 @@ fn fragment<F: Float>(
 
 /// A fragment of fewer than 16 rows, with zeros for the others: through a patch of shared memory of the plane's own.
 #[cube]
-#[allow(
-    unsafe_code,
-    reason = "a fragment is uninitialised until it is loaded, in the next line"
-)]
-fn ragged_fragment<F: Float>(
-    x: &[F],
-    patches: &mut Shared<[F]>,
-    rows: usize,
-    input: usize,
-    pitch: usize,
-) -> Matrix<F> {
+#[allow(unsafe_code, reason = "a fragment is uninitialised until it is loaded, in the next line")]
+fn ragged_fragment<F: Float>(x: &[F], patches: &mut Shared<[F]>, rows: usize, input: usize, pitch: usize) -> Matrix<F> {
     let patch = UNIT_POS as usize / PLANE * comptime!(SIDE * SIDE);
     let lane = UNIT_POS as usize % PLANE;
     sync_plane();
@@ -111,18 +96,13 @@ fn ragged_fragment<F: Float>(
     }
     sync_plane();
     // SAFETY: it is loaded before anything reads it.
-    let mut matrix = unsafe {
-        Matrix::<F>::uninitialized(MatrixIdent::A, SIDE, SIDE, SIDE, MatrixLayout::RowMajor)
-    };
-    cmma::load(
-        &mut matrix,
-        &patches[patch..comptime!(PLANES * SIDE * SIDE)],
-        SIDE as u32,
-    );
+    let mut matrix = unsafe { Matrix::<F>::uninitialized(MatrixIdent::A, SIDE, SIDE, SIDE, MatrixLayout::RowMajor) };
+    cmma::load(&mut matrix, &patches[patch..comptime!(PLANES * SIDE * SIDE)], SIDE as u32);
     matrix
 }
 
-/// Adds the products of `16 · steps` inputs to a plane's sums: first all reads, then all products, so that many reads are under way.
+/// Adds the products of `16 · steps` inputs to a plane's sums: first all reads, then all products, so that many reads
+/// are under way.
 #[cube]
 fn advance<F: Float>(
     x: &[F],
@@ -174,8 +154,8 @@ fn advance<F: Float>(
     }
 }
 
-/// Cubes of the same outputs are neighbours, so that the matrix is read from memory once. A tile that would reach beyond the last row or
-/// output begins earlier, and computes again what another has.
+/// Cubes of the same outputs are neighbours, so that the matrix is read from memory once. A tile that would reach
+/// beyond the last row or output begins earlier, and computes again what another has.
 #[cube(launch, address_type = "dynamic")]
 fn multiply<F: Float>(
     x: &[F],
@@ -209,32 +189,12 @@ fn multiply<F: Float>(
     }
     while step + ahead <= end {
         let at = (first_row, first_output, step * SIDE);
-        advance::<F>(
-            x,
-            w,
-            &mut patches,
-            &mut sums,
-            at,
-            sizes,
-            tiles,
-            ahead,
-            ragged,
-        );
+        advance::<F>(x, w, &mut patches, &mut sums, at, sizes, tiles, ahead, ragged);
         step += ahead;
     }
     while step < end {
         let at = (first_row, first_output, step * SIDE);
-        advance::<F>(
-            x,
-            w,
-            &mut patches,
-            &mut sums,
-            at,
-            sizes,
-            tiles,
-            1usize,
-            ragged,
-        );
+        advance::<F>(x, w, &mut patches, &mut sums, at, sizes, tiles, 1usize, ragged);
         step += 1;
     }
 

@@ -12,10 +12,7 @@ fn laid(written: Value) -> (Map<String, Value>, AppliedPreset) {
 }
 
 fn device(backend: Backend, capacity: Option<u64>, dtypes: Option<&[&str]>) -> DeviceAbilities {
-    let profile = DeviceProfile {
-        capacity_bytes: capacity,
-        ..DeviceProfile::assumed(backend)
-    };
+    let profile = DeviceProfile { capacity_bytes: capacity, ..DeviceProfile::assumed(backend) };
     DeviceAbilities::of(&profile, dtypes)
 }
 
@@ -23,10 +20,7 @@ fn device(backend: Backend, capacity: Option<u64>, dtypes: Option<&[&str]>) -> D
 fn beyond(preset: &str, device: &DeviceAbilities, planned: bool) -> Vec<&'static str> {
     let (_, applied) = laid(json!({ "memory": { "preset": preset } }));
     let beyond = applied.beyond(device, planned);
-    assert!(
-        beyond.iter().all(|(_, because)| !because.is_empty()),
-        "{beyond:?}"
-    );
+    assert!(beyond.iter().all(|(_, because)| !because.is_empty()), "{beyond:?}");
     beyond.into_iter().map(|(key, _)| key).collect()
 }
 
@@ -41,11 +35,7 @@ fn a_preset_reaches_the_whole_run() {
     assert_eq!(applied.name, Some(Preset::Constrained));
     assert!(applied.left_out.is_empty());
     let settings = applied.settings();
-    for setting in [
-        "precision=bf16",
-        "rollout.max_num_seqs=64",
-        "memory.reference.param_offload=idle",
-    ] {
+    for setting in ["precision=bf16", "rollout.max_num_seqs=64", "memory.reference.param_offload=idle"] {
         assert!(settings.iter().any(|s| s == setting), "{settings:?}");
     }
 }
@@ -54,24 +44,9 @@ fn a_preset_reaches_the_whole_run() {
 fn what_is_written_wins_wherever_it_stands() {
     for (path, section, key, value) in [
         ("precision", None, "precision", json!("f32")),
-        (
-            "rollout.gpu_memory_utilization",
-            Some("rollout"),
-            "gpu_memory_utilization",
-            json!(0.25),
-        ),
-        (
-            "rollout.gpu_memory_utilization",
-            Some("rollout"),
-            "gpu_memory_utilization",
-            Value::Null,
-        ),
-        (
-            "rollout.max_num_seqs",
-            Some("rollout"),
-            "max_num_seqs",
-            json!(7),
-        ),
+        ("rollout.gpu_memory_utilization", Some("rollout"), "gpu_memory_utilization", json!(0.25)),
+        ("rollout.gpu_memory_utilization", Some("rollout"), "gpu_memory_utilization", Value::Null),
+        ("rollout.max_num_seqs", Some("rollout"), "max_num_seqs", json!(7)),
     ] {
         for preset in Preset::ALL {
             let mut written = json!({ "memory": { "preset": preset } });
@@ -86,25 +61,18 @@ fn what_is_written_wins_wherever_it_stands() {
             assert!(!applied.sets(path), "{preset}: {path}");
         }
     }
-    let memory =
-        json!({ "preset": "constrained", "head_rows": 32, "reference": { "score_tokens": 9 } });
+    let memory = json!({ "preset": "constrained", "head_rows": 32, "reference": { "score_tokens": 9 } });
     let (root, applied) = laid(json!({ "memory": memory }));
     assert_eq!(root["memory"]["head_rows"], 32);
     assert!(!applied.sets("memory.head_rows"));
-    assert_eq!(
-        root["memory"]["reference"],
-        json!({ "param_offload": "idle", "score_tokens": 9 })
-    );
+    assert_eq!(root["memory"]["reference"], json!({ "param_offload": "idle", "score_tokens": 9 }));
 }
 
 #[test]
 fn a_configuration_without_a_preset_stays_as_it_is() {
-    for written in [
-        json!({}),
-        json!({ "memory": {} }),
-        json!({ "memory": { "preset": "balance" } }),
-        json!({ "memory": 3 }),
-    ] {
+    for written in
+        [json!({}), json!({ "memory": {} }), json!({ "memory": { "preset": "balance" } }), json!({ "memory": 3 })]
+    {
         let (root, applied) = laid(written.clone());
         assert_eq!(Value::Object(root), written);
         assert_eq!(applied, AppliedPreset::default());
@@ -119,17 +87,12 @@ fn fast_sets_nothing_outside_memory() {
 
 #[test]
 fn a_preset_gives_way_to_keys_that_its_own_would_not_go_with() {
-    let limited =
-        json!({ "memory": { "preset": "huge" }, "rollout": { "kv_cache_memory_bytes": "1GiB" } });
+    let limited = json!({ "memory": { "preset": "huge" }, "rollout": { "kv_cache_memory_bytes": "1GiB" } });
     let (root, applied) = laid(limited);
     assert!(root["rollout"].get("gpu_memory_utilization").is_none());
     assert_eq!(applied.left_out.len(), 1);
-    assert_eq!(
-        applied.left_out[0].setting(),
-        "rollout.gpu_memory_utilization=0.85"
-    );
-    let no_limit =
-        json!({ "memory": { "preset": "huge" }, "rollout": { "kv_cache_memory_bytes": null } });
+    assert_eq!(applied.left_out[0].setting(), "rollout.gpu_memory_utilization=0.85");
+    let no_limit = json!({ "memory": { "preset": "huge" }, "rollout": { "kv_cache_memory_bytes": null } });
     assert!(laid(no_limit).1.sets(SHARE));
 
     let full = json!({ "memory": { "preset": "huge" }, "rollout": { "precision": "f32" } });
@@ -177,11 +140,7 @@ fn a_device_that_is_not_at_hand_does_what_all_of_its_kind_do() {
 fn only_the_preset_s_own_values_are_left_out() {
     let (_, mut applied) = laid(json!({ "memory": { "preset": "huge" }, "precision": "bf16" }));
     let cpu = device(Backend::Cpu, None, None);
-    let keys: Vec<&str> = applied
-        .beyond(&cpu, false)
-        .iter()
-        .map(|(key, _)| *key)
-        .collect();
+    let keys: Vec<&str> = applied.beyond(&cpu, false).iter().map(|(key, _)| *key).collect();
     assert_eq!(keys, [SHARE]);
     applied.leave_out(PRECISION, "nothing");
     assert!(applied.left_out.is_empty());

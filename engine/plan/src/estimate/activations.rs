@@ -18,8 +18,8 @@
 //! | experts, `k` of `E` a token, each `f` wide | as an MLP, of each; what each gives; probabilities, where rows lie | 5 k f + k d + E + 8 k |
 //! | with a norm after the half | its input, and that divided | 2 d |
 //!
-//! Kernels keep their inputs and nothing else (the profile's [`KernelTable`](firebrick_spec::KernelTable) says which are used; the CPU has
-//! none for `gelu`):
+//! Kernels keep their inputs and nothing else (the profile's [`KernelTable`](firebrick_spec::KernelTable) says which
+//! are used; the CPU has none for `gelu`):
 //!
 //! | half | kept | numbers |
 //! |---|---|---|
@@ -30,16 +30,16 @@
 //! | experts | gate, up, gate · up, and what each gives; gate and up of gpt-oss as one | 3 k f + k d |
 //! | with a norm after the half | its input | d |
 //!
-//! Where a GPU's kernel attends there are no scores: to sequences longer than what is scored at a time, and over a cache to one token
-//! of each sequence.
+//! Where a GPU's kernel attends there are no scores: to sequences longer than what is scored at a time, and over a
+//! cache to one token of each sequence.
 //!
-//! In half precision the kernels of the CPU widen what they read and narrow what they give: the f32 inputs and results of one of them at
-//! a time, and of its matrix, come on top of what runs. Scores are f32 in every precision.
+//! In half precision the kernels of the CPU widen what they read and narrow what they give: the f32 inputs and results
+//! of one of them at a time, and of its matrix, come on top of what runs. Scores are f32 in every precision.
 //!
-//! Beside frozen weights (adapters alone are trained) less is kept: no input of a product whose matrix is frozen, and no
-//! factor of a frozen norm's weight. A bypass keeps its input (`d`, `q` or `f`; once for those that share it) and the `rank`
-//! numbers between its matrices; with dropout its input is its own, with a byte of mask for each element. Beside experts it keeps `d`
-//! or `k f` numbers a token, and `k · rank` between its matrices.
+//! Beside frozen weights (adapters alone are trained) less is kept: no input of a product whose matrix is frozen, and
+//! no factor of a frozen norm's weight. A bypass keeps its input (`d`, `q` or `f`; once for those that share it) and
+//! the `rank` numbers between its matrices; with dropout its input is its own, with a byte of mask for each element.
+//! Beside experts it keeps `d` or `k f` numbers a token, and `k · rank` between its matrices.
 //!
 //! The input `x` of a half is the output of the one before it and is counted there.
 
@@ -57,10 +57,7 @@ use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Widths of an architecture.
 #[derive(Clone, Copy, Debug)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "each is a part that a layer has or has not"
-)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a part that a layer has or has not")]
 pub struct Widths {
     d: u64,
     f: u64,
@@ -81,7 +78,8 @@ pub struct Widths {
     gated: bool,
     /// Whether a kernel computes norms.
     norms: bool,
-    /// As wide as the MLP: gradients that its backward has besides what is kept, and tensors of a forward without a graph.
+    /// As wide as the MLP: gradients that its backward has besides what is kept, and tensors of a forward without a
+    /// graph.
     mlp_room: [u64; 2],
     /// Whether a kernel computes attention, and the numbers of scores that it has at a time for a token of the longest
     /// sequence.
@@ -143,11 +141,7 @@ impl Widths {
         let linear = LinearWidths::of(arch, profile);
         let heads = arch.num_heads as u64;
         let dim = arch.head_dim as u64;
-        let (d, f, q) = (
-            arch.hidden_size as u64,
-            arch.intermediate_size as u64,
-            heads * dim,
-        );
+        let (d, f, q) = (arch.hidden_size as u64, arch.intermediate_size as u64, heads * dim);
         Self {
             d,
             f,
@@ -244,8 +238,7 @@ impl Widths {
 
     /// Channels of the convolution and width of all values of linear attention.
     fn linear_widths(&self) -> (u64, u64) {
-        self.linear
-            .map_or((0, 0), |own| (own.channels(), own.mixed()))
+        self.linear.map_or((0, 0), |own| (own.channels(), own.mixed()))
     }
 
     /// Widths of linear attention, in an architecture that has it.
@@ -265,11 +258,7 @@ impl Widths {
         // each norm keeps its quotient, and what it gives is kept by the products after it
         let frozen = self.bypass.is_some();
         let norm = if frozen || self.norms { 1 } else { 2 };
-        let normed = if self.qk_norm {
-            norm * (self.q + self.k)
-        } else {
-            0
-        };
+        let normed = if self.qk_norm { norm * (self.q + self.k) } else { 0 };
         let post = if self.post { norm * self.d } else { 0 };
         // the gate's sigmoid, and what it multiplies
         let gate = if self.gated { 2 * self.q } else { 0 };
@@ -281,22 +270,15 @@ impl Widths {
             (true, false) => 2 * self.d,
         };
         match (half, self.bypass) {
-            (Half::Attention, None) => Numbers {
-                between: first + post,
-                inside: normed + gate + 2 * self.q + 2 * self.k,
-            },
-            (Half::Mlp, None) => Numbers {
-                between: first + post,
-                inside: self.mlp_kept * self.f,
-            },
+            (Half::Attention, None) => {
+                Numbers { between: first + post, inside: normed + gate + 2 * self.q + 2 * self.k }
+            }
+            (Half::Mlp, None) => Numbers { between: first + post, inside: self.mlp_kept * self.f },
             (Half::Attention, Some(bypass)) => Numbers {
                 between: post + bypass.attention.between,
                 inside: normed + gate + self.q + 2 * self.k + bypass.attention.inside,
             },
-            (Half::Linear, None) => Numbers {
-                between: first,
-                inside: linear,
-            },
+            (Half::Linear, None) => Numbers { between: first, inside: linear },
             (Half::Linear, Some(bypass)) => Numbers {
                 between: bypass.linear.between,
                 inside: linear - self.linear_widths().1 + bypass.linear.inside,
@@ -316,10 +298,9 @@ impl Widths {
                 }
             }
             // gate · up is the input of a product alone
-            (Half::Mlp, Some(bypass)) => Numbers {
-                between: post + bypass.mlp.between,
-                inside: (self.mlp_kept - 1) * self.f + bypass.mlp.inside,
-            },
+            (Half::Mlp, Some(bypass)) => {
+                Numbers { between: post + bypass.mlp.between, inside: (self.mlp_kept - 1) * self.f + bypass.mlp.inside }
+            }
         }
     }
 
@@ -371,8 +352,9 @@ impl Widths {
         self.heads * all
     }
 
-    /// Scores that a traced attention keeps, over all tokens: none where they are computed again. Padded micro-batches of sequences
-    /// that are too short for chunks keep theirs whatever the length limit is: at most `rows` of them a token.
+    /// Scores that a traced attention keeps, over all tokens: none where they are computed again. Padded micro-batches
+    /// of sequences that are too short for chunks keep theirs whatever the length limit is: at most `rows` of them a
+    /// token.
     #[must_use]
     pub fn scores_kept(&self, shape: Shape, rows: usize) -> u64 {
         if self.attention.is_some() || self.attends == Attends::All || shape.packed {
@@ -427,10 +409,7 @@ impl Widths {
             (Half::Mlp, _) => self.mlp_room[0] * self.f,
             (Half::Experts, _) => self.experts.running(self.mlp_room)[0],
         };
-        Numbers {
-            between: 2 * self.d + self.sorted(half),
-            inside,
-        }
+        Numbers { between: 2 * self.d + self.sorted(half), inside }
     }
 
     /// Running tensors of a half without a graph, scores apart.

@@ -1,8 +1,9 @@
 //! A frozen base in few bits (`QLoRA`, arXiv:2305.14314): bytes of codes and scales, and what is wide at a time.
 //!
-//! A matrix is its buffer ([`QuantizedLayout`]) wherever weights are: on the device, on the host, on their way. A product widens it: on a
-//! GPU the whole matrix, in the activations' type, for as long as the product takes; on the CPU a tile of at most [`CPU_TILE`] numbers in
-//! f32. The backward pass widens again, and keeps nothing wide. Of experts the matrix of one is wide at a time.
+//! A matrix is its buffer ([`QuantizedLayout`]) wherever weights are: on the device, on the host, on their way. A
+//! product widens it: on a GPU the whole matrix, in the activations' type, for as long as the product takes; on the CPU
+//! a tile of at most [`CPU_TILE`] numbers in f32. The backward pass widens again, and keeps nothing wide. Of experts
+//! the matrix of one is wide at a time.
 //!
 //! [`QuantizedLayout`]: firebrick_spec::QuantizedLayout
 
@@ -37,17 +38,10 @@ impl BaseSizes {
         let all = || own.iter().flatten();
         let tile = |rows: usize, cols: usize| cols * (CPU_TILE / cols.max(1)).clamp(1, rows.max(1));
         Self {
-            numbers: own
-                .each_ref()
-                .map(|own| own.iter().map(|l| (l.matrices * l.numbers()) as u64).sum()),
-            bytes: own
-                .each_ref()
-                .map(|own| own.iter().map(|l| l.bytes() as u64).sum()),
+            numbers: own.each_ref().map(|own| own.iter().map(|l| (l.matrices * l.numbers()) as u64).sum()),
+            bytes: own.each_ref().map(|own| own.iter().map(|l| l.bytes() as u64).sum()),
             largest: all().map(|l| l.numbers() as u64).max().unwrap_or(0),
-            tile: all()
-                .map(|l| tile(l.rows, l.cols) as u64)
-                .max()
-                .unwrap_or(0),
+            tile: all().map(|l| tile(l.rows, l.cols) as u64).max().unwrap_or(0),
         }
     }
 }

@@ -7,15 +7,17 @@
 //! | sequence | 2 all-to-alls: queries, keys, values; what attention gives | 2 | in layers with attention (arXiv:2309.14509) |
 //! | pipeline | a send of n d numbers a micro-batch, from each stage but the last | one, from each but the first | where the ends are tied, one of their gradient an update, from the first stage and the last |
 //!
-//! of `n` tokens of a micro-batch over the devices that share them. A layer that is recomputed has its forward's once more. While it scores,
-//! a stage says of all micro-batches but the last that it has taken their rows, in an empty message. Before the policy samples, each unit that
-//! is on one stage alone goes from there to all others of the pipeline. Devices that share sequences sample different ones. Those that share matrices while they sample send, in each forward pass of prompts or of a token,
-//! two sums a layer (three where queries and keys are normed over all heads) and one for the embedding, and gather the logits; and at the
-//! end of a run a fingerprint of its tokens. A prompt's first token comes with its forward pass.
+//! of `n` tokens of a micro-batch over the devices that share them. A layer that is recomputed has its forward's once
+//! more. While it scores, a stage says of all micro-batches but the last that it has taken their rows, in an empty
+//! message. Before the policy samples, each unit that is on one stage alone goes from there to all others of the
+//! pipeline. Devices that share sequences sample different ones. Those that share matrices while they sample send, in
+//! each forward pass of prompts or of a token, two sums a layer (three where queries and keys are normed over all
+//! heads) and one for the embedding, and gather the logits; and at the end of a run a fingerprint of its tokens. A
+//! prompt's first token comes with its forward pass.
 //!
-//! With `prefetch` above 0, weights that `ZeRO-3` shares out are gathered beside the computation, all but those of the first visit of a
-//! pass: as far as it lasts, the forward pass hides its gathers, and head and backward pass hide theirs. The trainer waits for every other
-//! message.
+//! With `prefetch` above 0, weights that `ZeRO-3` shares out are gathered beside the computation, all but those of the
+//! first visit of a pass: as far as it lasts, the forward pass hides its gathers, and head and backward pass hide
+//! theirs. The trainer waits for every other message.
 
 use super::activations::{Half, Shape};
 use super::context::Context;
@@ -50,24 +52,13 @@ struct Passes {
 
 impl Context<'_> {
     pub(super) fn weights_of<'c>(&'c self, plan: &'c ModelPlan) -> ModelMessages<'c> {
-        ModelMessages {
-            units: &self.units,
-            sizes: &self.sizes,
-            plan,
-            parallel: self.training,
-        }
+        ModelMessages { units: &self.units, sizes: &self.sizes, plan, parallel: self.training }
     }
 
     /// Messages of activations.
     fn activations(&self, passes: &Passes) -> Communication {
         let mut found = Communication::default();
-        let Passes {
-            shape,
-            micros,
-            forwards,
-            backwards,
-            ..
-        } = *passes;
+        let Passes { shape, micros, forwards, backwards, .. } = *passes;
         let parallel = self.parallel;
         let tokens = (shape.tokens as f64) / parallel.sequence as f64;
         let row = tokens * self.widths.row(1) as f64;
@@ -84,12 +75,7 @@ impl Context<'_> {
             let scores = (parallel.tensor * HEAD_NUMBERS * F32) as f64 * each;
             found.even(MessageKind::AllGather, group, micros * chunks, scores);
             let rows = each * self.widths.row(1) as f64;
-            found.even(
-                MessageKind::AllReduce,
-                group,
-                micros * chunks * trains,
-                rows,
-            );
+            found.even(MessageKind::AllReduce, group, micros * chunks * trains, rows);
         }
         if parallel.sequence > 1 {
             let group = parallel.group(Along::Sequence);
@@ -114,12 +100,7 @@ impl Context<'_> {
             found.even(MessageKind::Send, group, micros * rows, row);
             let back = u64::from(!self.embeds());
             match trains {
-                0 => found.even(
-                    MessageKind::Send,
-                    group,
-                    micros.saturating_sub(1) * back,
-                    0.0,
-                ),
+                0 => found.even(MessageKind::Send, group, micros.saturating_sub(1) * back, 0.0),
                 _ => found.even(MessageKind::Send, group, micros * back, row),
             }
         }
@@ -130,9 +111,7 @@ impl Context<'_> {
     fn tied_ends_traffic(&self) -> Communication {
         let mut found = Communication::default();
         let trained = self.sizes.trained_ends(self.sizes.embedding);
-        let two = self
-            .stage
-            .is_some_and(|own| own.is_first() || own.is_last());
+        let two = self.stage.is_some_and(|own| own.is_first() || own.is_last());
         if two && self.arch.tied && trained > 0 {
             let group = self.parallel.group(Along::Pipeline);
             let bytes = self.parallel.tensor_share(F32 * trained) as f64;
@@ -195,11 +174,7 @@ impl Context<'_> {
         }
         let greedy = u64::from(w.greedy);
         // a group's shares are cut for each kind of sampling
-        let times = if self.training.samples_on_groups() {
-            1 + greedy
-        } else {
-            1
-        };
+        let times = if self.training.samples_on_groups() { 1 + greedy } else { 1 };
         found += self.weights_of(self.model()).make_whole().times(times);
         found += self.stages_traffic();
         let sampled = self.sampling();
@@ -270,20 +245,12 @@ impl Context<'_> {
 
     /// The critic's values.
     pub(super) fn values_traffic(&self) -> Communication {
-        if self.training.is_several() {
-            self.forward_traffic(self.model())
-        } else {
-            Communication::default()
-        }
+        if self.training.is_several() { self.forward_traffic(self.model()) } else { Communication::default() }
     }
 
-    /// Forward and backward of all micro-batches of a training step, given the seconds that an optimizer step computes: of the layers'
-    /// forward; of head and backward.
-    pub(super) fn backward_traffic(
-        &self,
-        totals: &SegmentTotals,
-        [forward, backward]: [f64; 2],
-    ) -> Communication {
+    /// Forward and backward of all micro-batches of a training step, given the seconds that an optimizer step computes:
+    /// of the layers' forward; of head and backward.
+    pub(super) fn backward_traffic(&self, totals: &SegmentTotals, [forward, backward]: [f64; 2]) -> Communication {
         if !self.training.is_several() {
             return Communication::default();
         }
@@ -339,7 +306,6 @@ impl Context<'_> {
             all.push((EstimatePhase::CriticOptimizer, critic.optimizer_traffic()));
         }
         let each = all.into_iter();
-        each.flat_map(|(phase, sent)| sent.in_phase(phase))
-            .collect()
+        each.flat_map(|(phase, sent)| sent.in_phase(phase)).collect()
     }
 }

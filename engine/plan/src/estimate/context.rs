@@ -1,4 +1,5 @@
-//! Everything an estimate looks at, for one of a run's models, and what all phases share: micro-batches, running activations, buffers.
+//! Everything an estimate looks at, for one of a run's models, and what all phases share: micro-batches, running
+//! activations, buffers.
 
 use super::activations::{Half, Shape, Widths};
 use super::model_sizes::ModelSizes;
@@ -18,17 +19,15 @@ use firebrick_spec::{Arch, Backend, Category, DeviceProfile, PipelineStage, Quan
 /// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
 const TOKEN_BYTES: u64 = 64;
 
-/// Bytes of the copies of matrices that kernels read while completions are sampled. The CPU's read panels of numbers as they are, in
-/// f32; on a GPU the matrices that multiply the same rows are joined, `joined`
-/// numbers of them.
+/// Bytes of the copies of matrices that kernels read while completions are sampled. The CPU's read panels of numbers as
+/// they are, in f32; on a GPU the matrices that multiply the same rows are joined, `joined` numbers of them.
 fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile, joined: u64) -> u64 {
     if profile.backend != Backend::Cpu && w.prepack.quantization.is_none() {
         // what is in few bits is not joined
         let joins = w.prepack.panels && w.arch.base.is_none();
         return u64::from(joins) * sizes.width * joined;
     }
-    let panels =
-        w.prepack.panels && profile.backend == Backend::Cpu && !w.rollout_precision.is_half();
+    let panels = w.prepack.panels && profile.backend == Backend::Cpu && !w.rollout_precision.is_half();
     let panels = |numbers| u64::from(panels) * sizes.width * numbers;
     let layers = match w.prepack.quantization {
         // the matrices of experts, and those in few bits, are read as they are
@@ -62,7 +61,8 @@ pub(crate) struct Context<'a> {
     pub lora: Option<&'a LoraConfig>,
     pub sizes: Sizes,
     pub widths: Widths,
-    /// Bytes of copies of the policy's weights that sampling makes: rounded to another precision or to 8 bits, laid out in panels.
+    /// Bytes of copies of the policy's weights that sampling makes: rounded to another precision or to 8 bits, laid out
+    /// in panels.
     pub copies: u64,
     /// The policy's layers as it samples, where that is in 8 bits.
     pub eight_bits: Option<QuantizedWeights>,
@@ -115,8 +115,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The same in the warm-up, where there is one: the policy learns from examples, beside models that wait. A critic has not been
-    /// updated yet, and has no state.
+    /// The same in the warm-up, where there is one: the policy learns from examples, beside models that wait. A critic
+    /// has not been updated yet, and has no state.
     pub fn warming_up(&self) -> Option<Self> {
         Some(Self {
             workload: self.warm_up?,
@@ -148,14 +148,11 @@ impl<'a> Context<'a> {
 
     /// The shape of what one device's head works on.
     pub fn head_shape(&self, shape: Shape) -> Shape {
-        Shape {
-            scored: shape.scored.div_ceil(self.parallel.sequence),
-            ..shape
-        }
+        Shape { scored: shape.scored.div_ceil(self.parallel.sequence), ..shape }
     }
 
-    /// What attention that devices share keeps besides for so many tokens: queries, keys and values of some heads over all tokens, and
-    /// what is mixed of them; and what lies in a message of the former, on both sides.
+    /// What attention that devices share keeps besides for so many tokens: queries, keys and values of some heads over
+    /// all tokens, and what is mixed of them; and what lies in a message of the former, on both sides.
     pub fn shared_attention(&self, tokens: u64) -> [u64; 2] {
         if self.parallel.sequence == 1 {
             return [0; 2];
@@ -163,8 +160,7 @@ impl<'a> Context<'a> {
         let copies = self.parallel.key_copies(self.arch.num_kv_heads as u64);
         let [q, k] = self.widths.heads_apart();
         let there = q + 2 * copies * k;
-        [there + q, 2 * there]
-            .map(|numbers| self.parallel.inside(self.sizes.width * tokens * numbers))
+        [there + q, 2 * there].map(|numbers| self.parallel.inside(self.sizes.width * tokens * numbers))
     }
 
     /// The same for the policy as it samples, whose sequences devices do not share.
@@ -172,12 +168,7 @@ impl<'a> Context<'a> {
     where
         'a: 'p,
     {
-        Context {
-            parallel,
-            trained: self.trained.clone(),
-            rewards: self.rewards.clone(),
-            ..*self
-        }
+        Context { parallel, trained: self.trained.clone(), rewards: self.rewards.clone(), ..*self }
     }
 
     /// The same for the policy as it samples.
@@ -186,18 +177,15 @@ impl<'a> Context<'a> {
         let mut sizes = self.counted.whole_policy;
         sizes.width = w.rollout_precision.width();
         let widths = Widths::of(&w.arch, self.lora, self.profile);
-        let rounded =
-            if w.rollout_precision == w.arch.precision || self.training.samples_on_groups() {
-                // shares are cut in the precision that they sample in
-                0
-            } else {
-                // matrices in few bits are shared
-                sizes.width * (sizes.total() - sizes.in_few_bits())
-            };
-        let eight_bits = w
-            .prepack
-            .quantization
-            .map(|Quantization::Int8| QuantizedWeights::of(&w.arch, self.profile, sizes.width));
+        let rounded = if w.rollout_precision == w.arch.precision || self.training.samples_on_groups() {
+            // shares are cut in the precision that they sample in
+            0
+        } else {
+            // matrices in few bits are shared
+            sizes.width * (sizes.total() - sizes.in_few_bits())
+        };
+        let eight_bits =
+            w.prepack.quantization.map(|Quantization::Int8| QuantizedWeights::of(&w.arch, self.profile, sizes.width));
         Self {
             copies: rounded + packed(w, &sizes, self.profile, self.counted.joined),
             parallel: self.sampled,
@@ -333,11 +321,7 @@ impl<'a> Context<'a> {
             }
         };
         let larger = |a: MemoryUsage, b: MemoryUsage| {
-            if a.device.total() > b.device.total() {
-                a
-            } else {
-                b
-            }
+            if a.device.total() > b.device.total() { a } else { b }
         };
         let all = self.sizes.kinds().map(of);
         all.reduce(larger).unwrap_or_default()
@@ -355,25 +339,18 @@ impl<'a> Context<'a> {
     /// Running tensors of a half without a graph, scores apart.
     fn running(&self, half: Half, tokens: u64) -> u64 {
         let (widths, parallel) = (&self.widths, self.parallel);
-        widths.bytes(widths.forward(half), tokens, parallel)
-            + widths.widened(half, false, tokens, parallel)
+        widths.bytes(widths.forward(half), tokens, parallel) + widths.widened(half, false, tokens, parallel)
     }
 
     /// Ids, positions, angles and masks of micro-batches, what the step's rollouts take on the host, and buffers of
     /// several devices.
     pub fn batch_buffers(&self, shape: Shape, rows: usize, micros: u64) -> MemoryUsage {
         let arch = self.arch;
-        let queries = if shape.is_chunked(rows) {
-            rows as u64
-        } else {
-            shape.length
-        };
+        let queries = if shape.is_chunked(rows) { rows as u64 } else { shape.length };
         // angles are made in f64 on the host; ids, rows, places and targets are four bytes
         let tokens = shape.tokens * (F32 * arch.head_dim as u64 + 4 * 4 + 4 * F32);
         let masks = queries * shape.length;
-        let between = self
-            .parallel
-            .buffers(&self.sizes, shape.tokens, self.widths.hidden());
+        let between = self.parallel.buffers(&self.sizes, shape.tokens, self.widths.hidden());
         MemoryUsage::default()
             .on_device(Category::Buffers, micros * (tokens + masks))
             .on_device(Category::Communication, between)

@@ -68,8 +68,8 @@ impl ExpertSizes {
         }
     }
 
-    /// Of numbers or bytes of all experts of a layer, those of experts that none of so many tokens goes through, in all layers, where all
-    /// experts are as likely.
+    /// Of numbers or bytes of all experts of a layer, those of experts that none of so many tokens goes through, in all
+    /// layers, where all experts are as likely.
     pub fn unused_of(&self, each: u64, tokens: f64) -> u64 {
         let unused = (1.0 - self.share).powf(tokens);
         (unused * (self.layers.count() * each) as f64) as u64
@@ -92,7 +92,8 @@ pub(super) struct ExpertWidths {
     pub f: u64,
     /// Width of the one that every token goes through besides.
     pub shared: u64,
-    /// As wide as all experts of a token but that one: what a joined product of gate and up has besides, backward and forward.
+    /// As wide as all experts of a token but that one: what a joined product of gate and up has besides, backward and
+    /// forward.
     joined: [u64; 2],
 }
 
@@ -116,7 +117,8 @@ impl ExpertWidths {
         })
     }
 
-    /// Numbers a token that run through experts at a time, of factors of the width of a dense MLP: the shared one runs after the others.
+    /// Numbers a token that run through experts at a time, of factors of the width of a dense MLP: the shared one runs
+    /// after the others.
     pub fn running(self, [backward, forward]: [u64; 2]) -> [u64; 2] {
         let own = self.per_token * self.f;
         let of = |factors: u64, joined: u64| ((factors + joined) * own).max(factors * self.shared);
@@ -128,7 +130,8 @@ impl ExpertWidths {
         self.per_token * self.f + self.shared
     }
 
-    /// Numbers a token that experts keep inside: so many as wide as all of its experts, the router's probabilities, and where rows lie.
+    /// Numbers a token that experts keep inside: so many as wide as all of its experts, the router's probabilities, and
+    /// where rows lie.
     pub fn kept(self, factors: u64) -> u64 {
         factors * self.all() + self.count + 8 * self.per_token
     }
@@ -146,10 +149,7 @@ mod tests {
     fn every_expert_has_adapters_and_all_of_them_are_trained() {
         let arch = public("Qwen3-30B-A3B").expect("known");
         let of = |targets: &[TargetModule]| {
-            let lora = LoraConfig {
-                target_modules: targets.to_vec(),
-                ..LoraConfig::default()
-            };
+            let lora = LoraConfig { target_modules: targets.to_vec(), ..LoraConfig::default() };
             Sizes::of(&arch, Some(&lora.in_arch(&arch)))
         };
         // rank 16 in 48 layers: q [4096, 2048], k and v [512, 2048], o [2048, 4096]
@@ -159,12 +159,7 @@ mod tests {
         assert_eq!(all.trained(), attention + experts);
         assert_eq!((attention, experts), (13_369_344, 830_472_192));
         assert_eq!(all.trained_unit(2), experts / 48);
-        let own = [
-            TargetModule::Q,
-            TargetModule::K,
-            TargetModule::V,
-            TargetModule::O,
-        ];
+        let own = [TargetModule::Q, TargetModule::K, TargetModule::V, TargetModule::O];
         assert_eq!(of(&own).trained(), attention);
         // a token goes through those of 8 of 128 experts
         let plain = Sizes::of(&arch, None);
@@ -184,11 +179,7 @@ mod tests {
         assert_eq!(few.in_few_bits(), numbers + attention);
         assert_eq!(
             few.bytes(),
-            plain.bytes() - plain.width * (numbers + attention)
-                + numbers
-                + attention
-                + scales
-                + of_attention
+            plain.bytes() - plain.width * (numbers + attention) + numbers + attention + scales + of_attention
         );
         // of the experts that a token goes through alone
         assert_eq!(few.widened_by(1.0), attention + numbers / 16);

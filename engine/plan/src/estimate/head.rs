@@ -1,5 +1,5 @@
-//! The head, a chunk of rows at a time. `V` is the vocabulary, `d` the hidden size, `r` the rows of a chunk; four bytes each, and
-//! two for what is as wide as `d` in half precision.
+//! The head, a chunk of rows at a time. `V` is the vocabulary, `d` the hidden size, `r` the rows of a chunk; four bytes
+//! each, and two for what is as wide as `d` in half precision.
 //!
 //! | moment | numbers |
 //! |---|---|
@@ -77,8 +77,8 @@ impl HeadCost {
         }
     }
 
-    /// What a product in f32 of numbers in half precision needs: both factors wider where a kernel makes it, else the narrower
-    /// result beside the wider.
+    /// What a product in f32 of numbers in half precision needs: both factors wider where a kernel makes it, else the
+    /// narrower result beside the wider.
     fn widened(&self, rows: u64) -> u64 {
         if self.width == F32 {
             0

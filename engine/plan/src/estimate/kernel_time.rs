@@ -1,5 +1,6 @@
-//! Seconds of passes where the device's kernels were measured ([`KernelRates`]): what each kernel computes and moves is counted, and taken
-//! at its own rate. `n` are the tokens of all micro-batches, `d`, `q`, `k` and `f` the widths of a layer, `V` the vocabulary.
+//! Seconds of passes where the device's kernels were measured ([`KernelRates`]): what each kernel computes and moves is
+//! counted, and taken at its own rate. `n` are the tokens of all micro-batches, `d`, `q`, `k` and `f` the widths of a
+//! layer, `V` the vocabulary.
 //!
 //! | work of a layer | forward | backward |
 //! |---|---|---|
@@ -8,8 +9,8 @@
 //! | norms, rotary embedding, gate | 16 d + 8 (q + k) + 12 f bytes a token | 24 d + 8 (q + k) + 20 f |
 //! | sums in tensor operations | 24 d bytes a token | 60 d |
 //!
-//! The head has a product of each chunk, log-probs of its logits and, in training, their gradient and two products more. Gradients of
-//! micro-batches and of chunks are added up, and squared for their norm, in tensor operations.
+//! The head has a product of each chunk, log-probs of its logits and, in training, their gradient and two products
+//! more. Gradients of micro-batches and of chunks are added up, and squared for their norm, in tensor operations.
 
 use super::activations::Half;
 use super::context::Context;
@@ -23,8 +24,8 @@ const BLOCK: f64 = 64.0;
 /// Operations on small tensors of a layer: forward, and forward and backward.
 const OPERATIONS: [f64; 2] = [20.0, 60.0];
 
-/// The same of a decoding step, of a layer in it, of each of its sequences, and of a matrix with an adapter: what a step takes between its
-/// kernels (`cargo bench --bench decoding_step`, "else"), and to start them on all threads.
+/// The same of a decoding step, of a layer in it, of each of its sequences, and of a matrix with an adapter: what a
+/// step takes between its kernels (`cargo bench --bench decoding_step`, "else"), and to start them on all threads.
 const STEP_OPERATIONS: f64 = 60.0;
 const DECODE_OPERATIONS: f64 = 60.0;
 const ROW_OPERATIONS: f64 = 6.0;
@@ -55,16 +56,9 @@ impl Work {
             Layout::Padded => ctx.workload.scored_length() as f64,
         };
         let tokens = sequences * rows;
-        let by_sequences = plan
-            .micro_batch_size
-            .map_or(1.0, |most| sequences / most as f64);
+        let by_sequences = plan.micro_batch_size.map_or(1.0, |most| sequences / most as f64);
         let micros = (tokens / most_tokens as f64).max(by_sequences).ceil();
-        Self {
-            tokens,
-            micros: micros.max(1.0),
-            length,
-            scored: sequences * response,
-        }
+        Self { tokens, micros: micros.max(1.0), length, scored: sequences * response }
     }
 }
 
@@ -97,15 +91,11 @@ impl Context<'_> {
             Half::Mlp => 3.0 * (d + arch.intermediate_size as f64),
             Half::Experts => {
                 let experts = arch.expert_layers().next();
-                experts.map_or(0.0, |(_, own)| {
-                    3.0 * own.per_token as f64 * (d + own.intermediate_size as f64)
-                })
+                experts.map_or(0.0, |(_, own)| 3.0 * own.per_token as f64 * (d + own.intermediate_size as f64))
             }
         };
         let kinds = self.sizes.kinds();
-        kinds
-            .map(|half| self.sizes.count(half) as f64 * of(half))
-            .sum()
+        kinds.map(|half| self.sizes.count(half) as f64 * of(half)).sum()
     }
 
     /// One pass of the products of all layers.
@@ -122,7 +112,8 @@ impl Context<'_> {
         layers * 4.0 * q as f64 * pairs(work.length) * work.tokens / work.length.max(1.0)
     }
 
-    /// Bytes that kernels and tensor operations move in a pass over all layers: for a token, forward and backward of each.
+    /// Bytes that kernels and tensor operations move in a pass over all layers: for a token, forward and backward of
+    /// each.
     fn body_bytes(&self) -> [[f64; 2]; 2] {
         let arch = self.arch;
         let d = arch.hidden_size as f64;
@@ -138,16 +129,9 @@ impl Context<'_> {
         let backward = 24.0 * norms * d + 8.0 * (q + k) + 12.0 * normed + 20.0 * gate;
         let [before, back] = [2.0 * SUM * d, 5.0 * SUM * d];
         // a bypass is scaled and added to what its matrix gives
-        let outputs = if self.lora.is_some() {
-            self.sides() / layers / 2.0
-        } else {
-            0.0
-        };
+        let outputs = if self.lora.is_some() { self.sides() / layers / 2.0 } else { 0.0 };
         let bypass = (SUM + 8.0) * outputs;
-        [
-            [layers * forward, layers * backward],
-            [layers * (before + bypass), layers * (back + bypass)],
-        ]
+        [[layers * forward, layers * backward], [layers * (before + bypass), layers * (back + bypass)]]
     }
 
     /// A forward pass of all layers without a graph, or with one.
@@ -194,8 +178,7 @@ impl Context<'_> {
             return 0.0;
         }
         let logits = work.scored * self.vocabulary();
-        self.head_product(rates, work.scored, chunks(work, head_rows))
-            + logits / rates.logits.scored
+        self.head_product(rates, work.scored, chunks(work, head_rows)) + logits / rates.logits.scored
     }
 
     /// Their gradient after it.
@@ -215,18 +198,9 @@ impl Context<'_> {
     /// What a step's gradients take besides: zeros for the embedding's, and squares for their norm.
     pub(super) fn whole_gradients(&self) -> f64 {
         let sizes = &self.sizes;
-        let own = if sizes.is_tied() {
-            0
-        } else {
-            sizes.trained_ends(sizes.embedding)
-        };
-        let squared = if self.model().optimizer.in_backward {
-            0
-        } else {
-            sizes.trained()
-        };
-        (F32 * own) as f64 / self.profile.memory_bandwidth
-            + SUM * squared as f64 / self.profile.memory_bandwidth
+        let own = if sizes.is_tied() { 0 } else { sizes.trained_ends(sizes.embedding) };
+        let squared = if self.model().optimizer.in_backward { 0 } else { sizes.trained() };
+        (F32 * own) as f64 / self.profile.memory_bandwidth + SUM * squared as f64 / self.profile.memory_bandwidth
     }
 
     /// Bytes that an update in tensor operations moves for each number.
@@ -242,11 +216,7 @@ impl Context<'_> {
     /// Decoding a token of each of so many sequences, which have so many tokens.
     pub(super) fn decoded(&self, rates: &KernelRates, rows: f64, length: f64) -> f64 {
         let panels = self.workload.prepack.panels;
-        let measured = if panels {
-            &rates.panels
-        } else {
-            &rates.few_rows
-        };
+        let measured = if panels { &rates.panels } else { &rates.few_rows };
         let flops = KernelRates::of_rows(measured, rows).unwrap_or(self.profile.matmul_flops.f32);
         let used = self.sizes.active_body() + self.sizes.projection;
         let [q, _] = self.widths.heads_apart();
@@ -265,20 +235,17 @@ impl Context<'_> {
             + attention
             + rows * kernels / rates.elementwise_bandwidth
             + rows * self.vocabulary() / rates.logits.drawn
-            + (STEP_OPERATIONS + layers * DECODE_OPERATIONS + rows * ROW_OPERATIONS)
-                * rates.operation
+            + (STEP_OPERATIONS + layers * DECODE_OPERATIONS + rows * ROW_OPERATIONS) * rates.operation
     }
 }
 
 /// Chunks of the head in all micro-batches.
 fn chunks(work: Work, head_rows: usize) -> f64 {
-    work.micros
-        * (work.scored / work.micros / head_rows as f64)
-            .ceil()
-            .max(1.0)
+    work.micros * (work.scored / work.micros / head_rows as f64).ceil().max(1.0)
 }
 
-/// Pairs of queries and keys that attention of a sequence of so many tokens looks at: a block of queries all keys up to its end.
+/// Pairs of queries and keys that attention of a sequence of so many tokens looks at: a block of queries all keys up to
+/// its end.
 fn pairs(length: f64) -> f64 {
     let whole = (length / BLOCK).floor();
     let rest = length - whole * BLOCK;

@@ -1,5 +1,5 @@
-//! What a half of gated `DeltaNet` keeps for its backward and needs besides, in numbers a token: `c` the channels of the convolution, `v`
-//! the width of all values, `h` the value heads.
+//! What a half of gated `DeltaNet` keeps for its backward and needs besides, in numbers a token: `c` the channels of
+//! the convolution, `v` the width of all values, `h` the value heads.
 //!
 //! | kept | numbers |
 //! |---|---|
@@ -7,15 +7,17 @@
 //! | the gate, what the delta rule gives, and that normed and gated | 3 v |
 //! | decays and β, with what they are made of | 6 h |
 //!
-//! In half precision the CPU has what the delta rule reads and gives, and the gate, in f32 too; a GPU keeps what the rule gives in f32.
+//! In half precision the CPU has what the delta rule reads and gives, and the gate, in f32 too; a GPU keeps what the
+//! rule gives in f32.
 //!
-//! The backward of the CPU's delta rule has the states before each chunk of 64 tokens of one head at a time on each core, with what they
-//! lack of the values and what is written to them, queries and keys with their products, and the gradients of both. At another time that
-//! of the convolution has the gradients of all taps for each 64 tokens. The delta rule of a GPU has two states a chunk for all heads, two
-//! vectors as wide as a value, and gradients of a query and a key, for each token and head.
+//! The backward of the CPU's delta rule has the states before each chunk of 64 tokens of one head at a time on each
+//! core, with what they lack of the values and what is written to them, queries and keys with their products, and the
+//! gradients of both. At another time that of the convolution has the gradients of all taps for each 64 tokens. The
+//! delta rule of a GPU has two states a chunk for all heads, two vectors as wide as a value, and gradients of a query
+//! and a key, for each token and head.
 //!
-//! Tensor operations, where kernels are off, keep what every step of the chunked form reads: for each head some forty matrices of 64 by 64
-//! a chunk, two states, and the rows of every tap.
+//! Tensor operations, where kernels are off, keep what every step of the chunked form reads: for each head some forty
+//! matrices of 64 by 64 a chunk, two states, and the rows of every tap.
 
 use firebrick_spec::arch::GatedDeltaNet;
 use firebrick_spec::{Arch, Backend, DeviceProfile, Operation};
@@ -115,11 +117,7 @@ impl LinearWidths {
             Computes::GpuKernels => (4 / width - 1) * self.values,
             _ => 4 / width * (self.channels + self.values),
         };
-        let padded = if self.computes == Computes::TensorOperations {
-            4 / width * 4 * self.channels
-        } else {
-            0
-        };
+        let padded = if self.computes == Computes::TensorOperations { 4 / width * 4 * self.channels } else { 0 };
         plain + wide + padded
     }
 
@@ -144,8 +142,8 @@ impl LinearWidths {
         }
     }
 
-    /// Floating-point operations of a token, a third of those of its forward and backward: products within a chunk and with the state; on
-    /// GPUs, token by token, with the state alone.
+    /// Floating-point operations of a token, a third of those of its forward and backward: products within a chunk and
+    /// with the state; on GPUs, token by token, with the state alone.
     pub fn operations(&self) -> f64 {
         let chunk = match self.computes {
             Computes::GpuKernels => 6 * self.state,
@@ -156,10 +154,6 @@ impl LinearWidths {
 
     /// Launches for sequences of so many tokens, where there is no kernel: about so many operations a chunk.
     pub fn launches(&self, length: u64) -> f64 {
-        if self.computes == Computes::TensorOperations {
-            (60 + 20 * length.div_ceil(CHUNK)) as f64
-        } else {
-            0.0
-        }
+        if self.computes == Computes::TensorOperations { (60 + 20 * length.div_ceil(CHUNK)) as f64 } else { 0.0 }
     }
 }

@@ -1,6 +1,7 @@
 //! What devices send each other: messages, bytes and seconds by kind.
 //!
-//! A group of `n` devices exchanges a buffer of `B` bytes in rings, in each machine and between machines. One device sends:
+//! A group of `n` devices exchanges a buffer of `B` bytes in rings, in each machine and between machines. One device
+//! sends:
 //!
 //! | kind | bytes | steps |
 //! |---|---|---|
@@ -10,8 +11,9 @@
 //! | send | B | 1 |
 //! | exchange, of a buffer that one device has | (n - 1) B, from it | n - 1 |
 //!
-//! A group of `k` devices in each of `m` machines takes (k - 1) / k B and k - 1 steps over the link inside, and (m - 1) / m B / k and m - 1
-//! steps over the one between: devices in the same place of each machine make a ring. Those of NCCL-tests' `PERFORMANCE.md`, hierarchical.
+//! A group of `k` devices in each of `m` machines takes (k - 1) / k B and k - 1 steps over the link inside, and (m - 1)
+//! / m B / k and m - 1 steps over the one between: devices in the same place of each machine make a ring. Those of
+//! NCCL-tests' `PERFORMANCE.md`, hierarchical.
 
 use super::parallel::Parallel;
 use super::phase::EstimatePhase;
@@ -38,14 +40,8 @@ pub enum MessageKind {
 
 impl MessageKind {
     /// All of them.
-    pub const ALL: [Self; 6] = [
-        Self::AllReduce,
-        Self::ReduceScatter,
-        Self::AllGather,
-        Self::AllToAll,
-        Self::Send,
-        Self::Exchange,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::AllToAll, Self::Send, Self::Exchange];
 
     /// Its name, that of the collective in `firebrick-backends`.
     #[must_use]
@@ -127,14 +123,9 @@ impl Communication {
         own.seconds = (own.seconds - seconds).max(0.0);
     }
 
-    /// Adds so many operations of a kind in a group, each of `bytes` that a device sends and of a buffer of `buffer` bytes.
-    pub(super) fn add(
-        &mut self,
-        (kind, group): (MessageKind, Group),
-        messages: u64,
-        bytes: u64,
-        buffer: f64,
-    ) {
+    /// Adds so many operations of a kind in a group, each of `bytes` that a device sends and of a buffer of `buffer`
+    /// bytes.
+    pub(super) fn add(&mut self, (kind, group): (MessageKind, Group), messages: u64, bytes: u64, buffer: f64) {
         let sent = &mut self.sent[kind as usize][group.along as usize];
         sent.messages += messages;
         sent.bytes += messages * bytes;
@@ -148,9 +139,7 @@ impl Communication {
             MessageKind::AllReduce => 2.0 * others * buffer,
             MessageKind::Send => buffer,
             MessageKind::Exchange => (group.size - 1) as f64 * buffer,
-            MessageKind::AllGather | MessageKind::ReduceScatter | MessageKind::AllToAll => {
-                others * buffer
-            }
+            MessageKind::AllGather | MessageKind::ReduceScatter | MessageKind::AllToAll => others * buffer,
         };
         self.add((kind, group), messages, bytes as u64, buffer);
     }
@@ -168,23 +157,10 @@ impl Communication {
 
     /// What there is, as a report has it.
     pub(super) fn in_phase(&self, phase: EstimatePhase) -> Vec<PhaseTraffic> {
-        let all = MessageKind::ALL
-            .into_iter()
-            .flat_map(|kind| Along::ALL.map(|along| (kind, along)));
+        let all = MessageKind::ALL.into_iter().flat_map(|kind| Along::ALL.map(|along| (kind, along)));
         let some = all.filter_map(|(kind, along)| {
-            let Sent {
-                messages,
-                bytes,
-                seconds,
-            } = self.of(kind, along);
-            (messages > 0).then_some(PhaseTraffic {
-                phase,
-                kind,
-                along,
-                messages,
-                bytes,
-                seconds,
-            })
+            let Sent { messages, bytes, seconds } = self.of(kind, along);
+            (messages > 0).then_some(PhaseTraffic { phase, kind, along, messages, bytes, seconds })
         });
         some.collect()
     }
@@ -236,21 +212,12 @@ impl Group {
     fn new(along: Along, size: u64, stride: u64, cluster: Option<Cluster>) -> Self {
         let whole = cluster.map_or(u64::MAX, |cluster| cluster.devices_per_node);
         let in_node = (whole / stride.max(1)).clamp(1, size.max(1));
-        Self {
-            along,
-            size: size.max(1),
-            in_node,
-            nodes: size.div_ceil(in_node).max(1),
-            cluster,
-        }
+        Self { along, size: size.max(1), in_node, nodes: size.div_ceil(in_node).max(1), cluster }
     }
 
     /// Seconds of one operation on a buffer of so many bytes.
     fn seconds(&self, kind: MessageKind, buffer: f64) -> f64 {
-        let Some(Cluster {
-            link, node_link, ..
-        }) = self.cluster
-        else {
+        let Some(Cluster { link, node_link, .. }) = self.cluster else {
             return 0.0;
         };
         let [size, inside, nodes] = [self.size, self.in_node, self.nodes].map(|n| n as f64);
@@ -261,8 +228,7 @@ impl Group {
             MessageKind::AllReduce => 2.0 * ring,
             MessageKind::AllToAll => {
                 let [near, far] = [inside - 1.0, size - inside];
-                link.seconds(near / size * buffer, near)
-                    + node_link.seconds(far / size * buffer, far)
+                link.seconds(near / size * buffer, near) + node_link.seconds(far / size * buffer, far)
             }
             MessageKind::Send if self.nodes > 1 => node_link.seconds(buffer, 1.0),
             MessageKind::Send => link.seconds(buffer, 1.0),
@@ -275,8 +241,8 @@ impl Group {
 }
 
 impl Parallel {
-    /// The devices of a kind of groups: those that share matrices lie next to each other, then those that share a sequence, then
-    /// replicas; stages are furthest apart.
+    /// The devices of a kind of groups: those that share matrices lie next to each other, then those that share a
+    /// sequence, then replicas; stages are furthest apart.
     pub(super) fn group(&self, along: Along) -> Group {
         let both = self.tensor.saturating_mul(self.sequence);
         let (size, stride) = match along {
@@ -311,11 +277,8 @@ mod tests {
 
     #[test]
     fn rings_take_what_the_slowest_link_takes_and_machines_share_the_work() {
-        let within = |nodes, devices, data| Parallel {
-            data,
-            cluster: Some(cluster(nodes, devices)),
-            ..Parallel::default()
-        };
+        let within =
+            |nodes, devices, data| Parallel { data, cluster: Some(cluster(nodes, devices)), ..Parallel::default() };
         let buffer = 8e9;
         let gather = |p: &Parallel| seconds(MessageKind::AllGather, p, Along::Data, buffer);
         let near = |found: f64, expected: f64| {
@@ -357,10 +320,7 @@ mod tests {
 
     #[test]
     fn without_links_bytes_are_counted_and_seconds_are_not() {
-        let parallel = Parallel {
-            data: 4,
-            ..Parallel::default()
-        };
+        let parallel = Parallel { data: 4, ..Parallel::default() };
         let mut found = Communication::default();
         let group = parallel.group(Along::Data);
         found.even(MessageKind::AllReduce, group, 3, 1000.0);

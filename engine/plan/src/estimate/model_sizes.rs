@@ -10,7 +10,8 @@ use firebrick_spec::arch::QkNorm;
 use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
 use firebrick_spec::{Arch, PipelineStage};
 
-/// The parameters of a run's models, on all devices or on those of a stage: the same under every plan, so that a search counts them once.
+/// The parameters of a run's models, on all devices or on those of a stage: the same under every plan, so that a search
+/// counts them once.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelSizes {
     /// The stage, where layers are divided.
@@ -37,9 +38,7 @@ impl ModelSizes {
     pub fn of(workload: &Workload, parallel: &Parallel, stage: Option<PipelineStage>) -> Self {
         let rewards = workload.rewards.iter();
         let shared = (parallel.replicas(), parallel.tensor);
-        let reward_units = rewards
-            .clone()
-            .map(|own| UnitMessages::of(&own.arch, None, shared));
+        let reward_units = rewards.clone().map(|own| UnitMessages::of(&own.arch, None, shared));
         let critic = workload.critic_arch();
         let lora = workload.lora.as_ref();
         let policy = Some((&workload.arch, lora));
@@ -64,10 +63,7 @@ impl ModelSizes {
 
     /// Whether another stage between the first and the last has as much of all models.
     pub fn is_like(&self, other: &Self) -> bool {
-        let between = |own: &Self| {
-            own.stage
-                .is_some_and(|stage| !stage.is_first() && !stage.is_last())
-        };
+        let between = |own: &Self| own.stage.is_some_and(|stage| !stage.is_first() && !stage.is_last());
         let alike = (self.policy, self.critic) == (other.policy, other.critic);
         between(self) && between(other) && alike
     }
@@ -94,14 +90,7 @@ impl ModelSizes {
 
 /// Numbers of the matrices, and their biases, that are joined where sampling copies them.
 fn joined(arch: &Arch) -> u64 {
-    let queries = [
-        Slot::Q,
-        Slot::K,
-        Slot::V,
-        Slot::QBias,
-        Slot::KBias,
-        Slot::VBias,
-    ];
+    let queries = [Slot::Q, Slot::K, Slot::V, Slot::QBias, Slot::KBias, Slot::VBias];
     let mut slots = vec![Slot::Gate, Slot::Up];
     // a norm over all queries takes them by themselves
     if arch.qk_norm != Some(QkNorm::Projection) && !arch.attention_gate {

@@ -17,8 +17,7 @@ pub struct Numbers {
 impl Numbers {
     /// Bytes of one device for so many tokens, of `width` each.
     pub(super) fn bytes(self, width: u64, tokens: u64, parallel: &Parallel) -> u64 {
-        parallel.between(width * tokens * self.between)
-            + parallel.inside(width * tokens * self.inside)
+        parallel.between(width * tokens * self.between) + parallel.inside(width * tokens * self.inside)
     }
 }
 
@@ -32,23 +31,15 @@ pub(super) struct Bypass {
 }
 
 impl Bypass {
-    /// Of a layer of these widths. Where no norm comes before a half, the input that its bypasses share is the half's own.
-    pub fn of(
-        lora: &LoraConfig,
-        [d, q, f, v]: [u64; 4],
-        experts: ExpertWidths,
-        pre_norms: bool,
-    ) -> Self {
+    /// Of a layer of these widths. Where no norm comes before a half, the input that its bypasses share is the half's
+    /// own.
+    pub fn of(lora: &LoraConfig, [d, q, f, v]: [u64; 4], experts: ExpertWidths, pre_norms: bool) -> Self {
         let has = |target| lora.target_modules.contains(&target);
         let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;
         let rank = lora.rank as u64;
         // an input of its own and a quarter of it for the mask's bytes, or one input for all that share it
         let inputs = |width: u64, sharing: u64| {
-            if lora.dropout > 0.0 {
-                sharing * (width + width.div_ceil(4))
-            } else {
-                sharing.min(1) * width
-            }
+            if lora.dropout > 0.0 { sharing * (width + width.div_ceil(4)) } else { sharing.min(1) * width }
         };
         let normed = pre_norms || lora.dropout > 0.0;
         let half = |wide: &[TargetModule], narrow: TargetModule, inner: u64| {
@@ -60,17 +51,11 @@ impl Bypass {
         };
         // those of experts read rows of tokens, and rows of choices; those of the shared one are as a dense MLP's
         let routed = {
-            let first = [
-                TargetModule::ExpertGate,
-                TargetModule::ExpertUp,
-                TargetModule::ExpertGateUp,
-            ];
+            let first = [TargetModule::ExpertGate, TargetModule::ExpertUp, TargetModule::ExpertGateUp];
             let (first, last) = (count(&first), count(&[TargetModule::ExpertDown]));
             let shared = u64::from(experts.shared > 0);
-            let [wide, narrow] = [
-                shared * count(&[TargetModule::Gate, TargetModule::Up]),
-                shared * count(&[TargetModule::Down]),
-            ];
+            let [wide, narrow] =
+                [shared * count(&[TargetModule::Gate, TargetModule::Up]), shared * count(&[TargetModule::Down])];
             let (k, each) = (experts.per_token, experts.per_token * experts.f);
             Numbers {
                 between: if normed { inputs(d, first + wide) } else { 0 },
@@ -81,26 +66,13 @@ impl Bypass {
         };
         Self {
             experts: routed,
-            attention: half(
-                &[TargetModule::Q, TargetModule::K, TargetModule::V],
-                TargetModule::O,
-                q,
-            ),
+            attention: half(&[TargetModule::Q, TargetModule::K, TargetModule::V], TargetModule::O, q),
             linear: half(
-                &[
-                    TargetModule::DeltaQkv,
-                    TargetModule::DeltaZ,
-                    TargetModule::DeltaA,
-                    TargetModule::DeltaB,
-                ],
+                &[TargetModule::DeltaQkv, TargetModule::DeltaZ, TargetModule::DeltaA, TargetModule::DeltaB],
                 TargetModule::DeltaOut,
                 v,
             ),
-            mlp: half(
-                &[TargetModule::Gate, TargetModule::Up],
-                TargetModule::Down,
-                f,
-            ),
+            mlp: half(&[TargetModule::Gate, TargetModule::Up], TargetModule::Down, f),
         }
     }
 }

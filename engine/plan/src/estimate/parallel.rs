@@ -1,5 +1,6 @@
-//! Several devices: what each of them holds. The trainer is data parallel with tensor or sequence parallelism or stages of a pipeline, samples
-//! on groups that share matrices, and refuses the other combinations; `firebrick plan` takes all degrees as options.
+//! Several devices: what each of them holds. The trainer is data parallel with tensor or sequence parallelism or stages
+//! of a pipeline, samples on groups that share matrices, and refuses the other combinations; `firebrick plan` takes all
+//! degrees as options.
 //!
 //! With `D` data-, `T` tensor- and `S` sequence-parallel devices, the share of one device is:
 //!
@@ -15,12 +16,14 @@
 //! | keys and values | 1 / (S · T) |
 //! | sequences of a step | 1 / D; while they are sampled, 1 / (D · S · P) |
 //!
-//! A stage of `P` has the weights, gradients and state of its layers (`estimate::stages`), and what `P - s` micro-batches keep on
-//! stage `s`, from 0; the policy is whole on every device while it samples, is loaded and is saved.
+//! A stage of `P` has the weights, gradients and state of its layers (`estimate::stages`), and what `P - s`
+//! micro-batches keep on stage `s`, from 0; the policy is whole on every device while it samples, is loaded and is
+//! saved.
 //!
-//! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples by itself. Groups that share
-//! matrices while they sample hold their shares beside the weights that wait. What messages take on their way is in `buffers`.
-//! `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053, arXiv:2205.05198, arXiv:2309.14509.
+//! Under ZeRO-3 the weights of a segment are whole while it runs, and those of a model while it samples by itself.
+//! Groups that share matrices while they sample hold their shares beside the weights that wait. What messages take on
+//! their way is in `buffers`. `ZeRO`: arXiv:1910.02054. Tensor and sequence parallelism: arXiv:1909.08053,
+//! arXiv:2205.05198, arXiv:2309.14509.
 
 mod buffers;
 mod checks;
@@ -45,16 +48,16 @@ pub struct Parallel {
     pub pipeline: u64,
     /// Devices that each take a share of every sequence (Ulysses).
     pub sequence: u64,
-    /// Devices that each take a share of every sequence of the critic's, where that is another number than `sequence` (verl's
-    /// `critic.ulysses_sequence_parallel_size`).
+    /// Devices that each take a share of every sequence of the critic's, where that is another number than `sequence`
+    /// (verl's `critic.ulysses_sequence_parallel_size`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub critic_sequence: Option<u64>,
     /// Devices that share every matrix while the policy samples, where that is another number than `tensor` (verl's
     /// `rollout.tensor_model_parallel_size`): all devices are then such groups, each with prompts of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout_tensor: Option<u64>,
-    /// Whether NCCL moves what the devices send each other, from GPU to GPU: buffers of messages are then in their memory. Otherwise values
-    /// pass through the host's.
+    /// Whether NCCL moves what the devices send each other, from GPU to GPU: buffers of messages are then in their
+    /// memory. Otherwise values pass through the host's.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub nccl: bool,
     /// How the devices lie in machines, and their links. Where it is not known, messages take no time.
@@ -86,19 +89,13 @@ impl Parallel {
     #[must_use]
     pub fn on(self, cluster: Cluster, backend: Backend) -> Self {
         let through_host = matches!(cluster.link.kind, LinkKind::Host | LinkKind::Measured);
-        Self {
-            nccl: backend == Backend::Cuda && !through_host,
-            cluster: Some(cluster),
-            ..self
-        }
+        Self { nccl: backend == Backend::Cuda && !through_host, cluster: Some(cluster), ..self }
     }
 
     /// Devices in all.
     #[must_use]
     pub fn devices(&self) -> u64 {
-        [self.tensor, self.pipeline, self.sequence]
-            .into_iter()
-            .fold(self.data, u64::saturating_mul)
+        [self.tensor, self.pipeline, self.sequence].into_iter().fold(self.data, u64::saturating_mul)
     }
 
     /// Whether there is more than one device.
@@ -107,8 +104,8 @@ impl Parallel {
         self.devices() > 1
     }
 
-    /// Whether the trainer runs these degrees: data-parallel ones with tensor- or sequence-parallel ones or stages of a pipeline, and groups
-    /// that sample together, which stages do not. It refuses the others, which are arithmetic.
+    /// Whether the trainer runs these degrees: data-parallel ones with tensor- or sequence-parallel ones or stages of a
+    /// pipeline, and groups that sample together, which stages do not. It refuses the others, which are arithmetic.
     #[must_use]
     pub fn is_run(&self) -> bool {
         let sequence = self.sequence.max(self.critic_sequence.unwrap_or(1));
@@ -126,12 +123,8 @@ impl Parallel {
     }
 
     fn trains_matrices(&self, workload: &Workload) -> bool {
-        let drops = workload
-            .lora
-            .as_ref()
-            .is_some_and(|lora| lora.dropout > 0.0);
-        self.tensor == 1
-            || !drops && TensorShare::check_training(&workload.arch, self.tensor as usize).is_ok()
+        let drops = workload.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
+        self.tensor == 1 || !drops && TensorShare::check_training(&workload.arch, self.tensor as usize).is_ok()
     }
 
     /// Whether a workload samples on such groups where these degrees ask for them.
@@ -139,11 +132,11 @@ impl Parallel {
     pub fn samples(&self, workload: &Workload) -> bool {
         let together = self.rollout_tensor.unwrap_or(self.tensor);
         together == 1
-            || workload.prepack.quantization.is_none()
-                && TensorShare::check(&workload.arch, together as usize).is_ok()
+            || workload.prepack.quantization.is_none() && TensorShare::check(&workload.arch, together as usize).is_ok()
     }
 
-    /// Whether devices share matrices while they sample in other groups than in training: each then holds its share besides.
+    /// Whether devices share matrices while they sample in other groups than in training: each then holds its share
+    /// besides.
     #[must_use]
     pub fn samples_on_groups(&self) -> bool {
         self.rollout_tensor.is_some_and(|n| n != self.tensor)
@@ -180,12 +173,7 @@ impl Parallel {
         let Some(sequence) = self.critic_sequence else {
             return self;
         };
-        Self {
-            data: self.replicas() / sequence.max(1),
-            sequence,
-            critic_sequence: None,
-            ..self
-        }
+        Self { data: self.replicas() / sequence.max(1), sequence, critic_sequence: None, ..self }
     }
 
     /// Devices with the same weights, which `ZeRO` shares out among them: sequence-parallel ones too.
@@ -215,10 +203,7 @@ impl Parallel {
     /// The same devices, that share nothing out: what a model that is not trained sees of them.
     #[must_use]
     pub fn replicated(self) -> Self {
-        Self {
-            zero: Zero::Off,
-            ..self
-        }
+        Self { zero: Zero::Off, ..self }
     }
 
     /// One device's share of the weights.
@@ -240,11 +225,7 @@ impl Parallel {
     }
 
     fn state(&self, bytes: u64, from: Zero) -> u64 {
-        let replicas = if self.zero >= from {
-            self.replicas()
-        } else {
-            1
-        };
+        let replicas = if self.zero >= from { self.replicas() } else { 1 };
         bytes.div_ceil(self.tensor * replicas)
     }
 
@@ -304,14 +285,8 @@ impl fmt::Display for Parallel {
             .iter()
             .filter(|(_, n, _)| *n > 1)
             .map(|(name, n, more)| format!("{name} {n}{more}"))
-            .chain(
-                self.critic_sequence
-                    .map(|n| format!("sequence {n} of the critic")),
-            )
-            .chain(
-                self.rollout_tensor
-                    .map(|n| format!("tensor {n} in sampling")),
-            )
+            .chain(self.critic_sequence.map(|n| format!("sequence {n} of the critic")))
+            .chain(self.rollout_tensor.map(|n| format!("tensor {n} in sampling")))
             .collect();
         match self.devices() {
             1 => f.write_str("1 device"),
@@ -327,11 +302,7 @@ mod tests {
     #[test]
     fn each_stage_of_zero_shares_out_one_thing_more() {
         let of = |zero| {
-            let p = Parallel {
-                data: 4,
-                zero,
-                ..Parallel::default()
-            };
+            let p = Parallel { data: 4, zero, ..Parallel::default() };
             [p.optimizer(400), p.gradients(400), p.weights(400)]
         };
         assert_eq!(of(Zero::Off), [400, 400, 400]);
@@ -342,93 +313,41 @@ mod tests {
 
     #[test]
     fn tensor_parallelism_divides_every_state() {
-        let p = Parallel {
-            tensor: 2,
-            pipeline: 4,
-            ..Parallel::default()
-        };
-        assert_eq!(
-            [p.weights(800), p.gradients(800), p.optimizer(800)],
-            [400; 3]
-        );
+        let p = Parallel { tensor: 2, pipeline: 4, ..Parallel::default() };
+        assert_eq!([p.weights(800), p.gradients(800), p.optimizer(800)], [400; 3]);
         assert_eq!(p.cache(800), 400);
         assert_eq!(p.to_string(), "8 devices: tensor 2 x pipeline 4");
     }
 
     #[test]
     fn stages_of_a_pipeline_sample_as_replicas_and_are_run_alone_or_with_replicas() {
-        let p = Parallel {
-            data: 2,
-            pipeline: 4,
-            zero: Zero::Stage1,
-            ..Parallel::default()
-        };
+        let p = Parallel { data: 2, pipeline: 4, zero: Zero::Stage1, ..Parallel::default() };
         let sampling = p.sampling();
         assert_eq!([sampling.data, sampling.pipeline], [8, 1]);
         assert!(p.is_run());
-        for other in [
-            Parallel { tensor: 2, ..p },
-            Parallel { sequence: 2, ..p },
-            Parallel {
-                rollout_tensor: Some(2),
-                ..p
-            },
-        ] {
+        for other in
+            [Parallel { tensor: 2, ..p }, Parallel { sequence: 2, ..p }, Parallel { rollout_tensor: Some(2), ..p }]
+        {
             assert!(!other.is_run(), "{other}");
         }
     }
 
     #[test]
     fn a_critic_may_share_sequences_over_groups_of_another_size() {
-        let p = Parallel {
-            data: 4,
-            sequence: 2,
-            critic_sequence: Some(4),
-            zero: Zero::Stage1,
-            ..Parallel::default()
-        };
+        let p = Parallel { data: 4, sequence: 2, critic_sequence: Some(4), zero: Zero::Stage1, ..Parallel::default() };
         let own = p.of_critic();
         assert_eq!([own.data, own.sequence, own.replicas()], [2, 4, 8]);
-        assert_eq!(
-            p.to_string(),
-            "8 devices: data 4 (ZeRO-1) x sequence 2 x sequence 4 of the critic"
-        );
-        assert!(
-            p.is_run()
-                && !Parallel {
-                    tensor: 2,
-                    sequence: 1,
-                    ..p
-                }
-                .is_run()
-        );
-        assert_eq!(
-            Parallel {
-                critic_sequence: None,
-                ..p
-            }
-            .of_critic()
-            .sequence,
-            2
-        );
+        assert_eq!(p.to_string(), "8 devices: data 4 (ZeRO-1) x sequence 2 x sequence 4 of the critic");
+        assert!(p.is_run() && !Parallel { tensor: 2, sequence: 1, ..p }.is_run());
+        assert_eq!(Parallel { critic_sequence: None, ..p }.of_critic().sequence, 2);
     }
 
     #[test]
     fn sequence_parallelism_divides_activations_and_leaves_weights_whole() {
-        let p = Parallel {
-            sequence: 4,
-            ..Parallel::default()
-        };
+        let p = Parallel { sequence: 4, ..Parallel::default() };
         assert_eq!([p.between(400), p.inside(400), p.cache(400)], [100; 3]);
-        assert_eq!(
-            [p.weights(400), p.gradients(400), p.optimizer(400)],
-            [400; 3]
-        );
-        let shared = Parallel {
-            data: 2,
-            zero: Zero::Stage3,
-            ..p
-        };
+        assert_eq!([p.weights(400), p.gradients(400), p.optimizer(400)], [400; 3]);
+        let shared = Parallel { data: 2, zero: Zero::Stage3, ..p };
         assert_eq!([shared.weights(400), shared.optimizer(400)], [50; 2]);
         assert!(shared.is_run());
         let sampling = shared.sampling();

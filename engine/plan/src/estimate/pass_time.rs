@@ -34,10 +34,7 @@ impl Context<'_> {
 
     pub(super) fn copy(&self, bytes: f64) -> f64 {
         // in one memory a copy is a copy all the same
-        let rate = self
-            .profile
-            .host_link
-            .unwrap_or(self.profile.memory_bandwidth / 2.0);
+        let rate = self.profile.host_link.unwrap_or(self.profile.memory_bandwidth / 2.0);
         bytes / rate
     }
 
@@ -86,22 +83,13 @@ impl Context<'_> {
         let linear = self.widths.linear();
         let (rule, launches) = linear.map_or((0.0, 0.0), |own| {
             let share = share(Half::Linear);
-            (
-                share * own.operations() * tokens,
-                share * own.launches(shape.length),
-            )
+            (share * own.operations() * tokens, share * own.launches(shape.length))
         });
-        let chunks = if self.widths.attends_by_kernel(shape, rows) {
-            1.0
-        } else {
-            chunks(shape, rows) as f64
-        };
+        let chunks = if self.widths.attends_by_kernel(shape, rows) { 1.0 } else { chunks(shape, rows) as f64 };
         self.flops(products + attend * self.attention_operations(shape, rows))
             + self.flops_in(rule, false)
             + traffic
-            + self.launch(
-                LAYER_OPERATIONS + launches + 8.0 * (chunks - 1.0) + self.expert_operations(tokens),
-            )
+            + self.launch(LAYER_OPERATIONS + launches + 8.0 * (chunks - 1.0) + self.expert_operations(tokens))
     }
 
     /// Bytes that a pass of so many tokens over matrices in few bits moves: their codes, and what they are widened to.
@@ -133,8 +121,7 @@ impl Context<'_> {
     pub(super) fn scores_again(&self, shape: Shape, rows: usize) -> f64 {
         if self.widths.recomputes(shape, rows) {
             let scores = self.scores_bytes(shape, rows);
-            self.flops(self.attention_operations(shape, rows))
-                + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth
+            self.flops(self.attention_operations(shape, rows)) + 2.0 * TRAFFIC * scores / self.profile.memory_bandwidth
         } else {
             0.0
         }
@@ -165,8 +152,8 @@ fn chunks(shape: Shape, rows: usize) -> u64 {
     }
 }
 
-/// Bytes that widening the matrices in few bits that so many tokens go through moves, once: what is written wide and read again. Their
-/// codes are read besides.
+/// Bytes that widening the matrices in few bits that so many tokens go through moves, once: what is written wide and
+/// read again. Their codes are read besides.
 pub(super) fn widened_bytes(sizes: &Sizes, tokens: u64) -> u64 {
     2 * sizes.width * sizes.widened_by(tokens as f64)
 }

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A phase of a run whose bytes are predicted, in the order of a run. Which of them a run has follows from its workload.
+/// A phase of a run whose bytes are predicted, in the order of a run. Which of them a run has follows from its
+/// workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EstimatePhase {
@@ -72,10 +73,7 @@ impl EstimatePhase {
     /// Whether a model is updated in it.
     #[must_use]
     pub const fn is_update(self) -> bool {
-        matches!(
-            self,
-            Self::WarmupOptimizer | Self::Optimizer | Self::CriticOptimizer
-        )
+        matches!(self, Self::WarmupOptimizer | Self::Optimizer | Self::CriticOptimizer)
     }
 }
 

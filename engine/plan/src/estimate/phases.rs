@@ -15,7 +15,8 @@ use crate::{Plan, Role, Zero};
 use firebrick_spec::{Category, DeviceProfile};
 
 impl Context<'_> {
-    /// Weights come from a file one matrix at a time; those of a critic that starts from the policy from all devices that have parts of it.
+    /// Weights come from a file one matrix at a time; those of a critic that starts from the policy from all devices
+    /// that have parts of it.
     pub fn load(&self) -> PhaseEstimate {
         self.phase(EstimatePhase::Load, |peak| {
             let mut held = self.resident(Activity::Pass(Role::Policy));
@@ -24,11 +25,8 @@ impl Context<'_> {
             let matrix = F32 * self.largest();
             let held = self.with_a_whole_unit(held);
             let critic = self.workload.critic.as_ref();
-            let held = if critic.is_some_and(|own| own.starts_from_policy) {
-                self.with_a_gathered_matrix(held)
-            } else {
-                held
-            };
+            let held =
+                if critic.is_some_and(|own| own.starts_from_policy) { self.with_a_gathered_matrix(held) } else { held };
             peak.record("reading weights", held.on_host(Category::Buffers, matrix));
         })
     }
@@ -45,8 +43,8 @@ impl Context<'_> {
             .on_device(Category::Communication, self.parallel.staged(gathered))
     }
 
-    /// Adds what devices that have parts of the policy hold beside them while these are read: the largest unit where they share out weights
-    /// or have stages, and the largest matrix where they share matrices.
+    /// Adds what devices that have parts of the policy hold beside them while these are read: the largest unit where
+    /// they share out weights or have stages, and the largest matrix where they share matrices.
     fn with_a_whole_unit(&self, held: MemoryUsage) -> MemoryUsage {
         let Some((role, _)) = self.trained.first() else {
             return held;
@@ -147,8 +145,8 @@ impl Context<'_> {
         })
     }
 
-    /// What the phases of training need whatever a micro-batch has: no less in any of them, so that a plan that lacks the memory for it
-    /// need not be looked at in all sizes.
+    /// What the phases of training need whatever a micro-batch has: no less in any of them, so that a plan that lacks
+    /// the memory for it need not be looked at in all sizes.
     pub fn least_of_training(&self) -> Vec<PhaseEstimate> {
         let backward = self.phase(EstimatePhase::Backward, |peak| {
             peak.record("resident", self.resident(Activity::Pass(self.role)));
@@ -158,8 +156,8 @@ impl Context<'_> {
         std::iter::once(backward).chain(optimizer).collect()
     }
 
-    /// Devices that share state out gather what they updated, unit by unit in their order. `held` is what they hold with so many bytes of
-    /// gradients, which are used up on the way.
+    /// Devices that share state out gather what they updated, unit by unit in their order. `held` is what they hold
+    /// with so many bytes of gradients, which are used up on the way.
     fn gathered_updates(&self, held: impl Fn(u64) -> MemoryUsage, peak: &mut PeakUsage) {
         if !self.parallel.shares() {
             return;
@@ -182,14 +180,12 @@ impl Context<'_> {
         }
     }
 
-    /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow, beside the matrix itself where
-    /// devices give each other their parts of it.
+    /// A checkpoint is written one matrix at a time: its values, and their bytes twice while they grow, beside the
+    /// matrix itself where devices give each other their parts of it.
     pub fn save(&self) -> PhaseEstimate {
         self.phase(EstimatePhase::Save, |peak| {
             let matrix = 3 * F32 * self.largest();
-            let held = self
-                .resident(Activity::Pass(Role::Policy))
-                .on_host(Category::Buffers, matrix);
+            let held = self.resident(Activity::Pass(Role::Policy)).on_host(Category::Buffers, matrix);
             let held = self.with_a_gathered_matrix(held);
             peak.record("writing a checkpoint", held);
         })
@@ -223,7 +219,8 @@ impl Context<'_> {
 }
 
 impl Estimate {
-    /// What the stages of a pipeline need at most, in each phase those of the stage that binds: the ranks have one plan.
+    /// What the stages of a pipeline need at most, in each phase those of the stage that binds: the ranks have one
+    /// plan.
     pub(super) fn of_stages(stages: impl IntoIterator<Item = Self>) -> Self {
         let mut stages = stages.into_iter();
         let first = stages.next();
@@ -243,9 +240,8 @@ impl Estimate {
             own.host_bytes = host_bytes;
         }
         for theirs in other.communication {
-            let place = |own: &&mut PhaseTraffic| {
-                (own.phase, own.kind, own.along) == (theirs.phase, theirs.kind, theirs.along)
-            };
+            let place =
+                |own: &&mut PhaseTraffic| (own.phase, own.kind, own.along) == (theirs.phase, theirs.kind, theirs.along);
             match self.communication.iter_mut().find(place) {
                 Some(own) => {
                     own.messages = own.messages.max(theirs.messages);
@@ -265,15 +261,10 @@ pub fn estimate(workload: &Workload, plan: &Plan, profile: &DeviceProfile) -> Es
     estimate_parallel(workload, plan, profile, &Parallel::default())
 }
 
-/// Bytes and seconds of one of several devices; where these have stages of a pipeline, of the stage that binds in each phase. See
-/// [`parallel`](super::parallel).
+/// Bytes and seconds of one of several devices; where these have stages of a pipeline, of the stage that binds in each
+/// phase. See [`parallel`](super::parallel).
 #[must_use]
-pub fn estimate_parallel(
-    workload: &Workload,
-    plan: &Plan,
-    profile: &DeviceProfile,
-    parallel: &Parallel,
-) -> Estimate {
+pub fn estimate_parallel(workload: &Workload, plan: &Plan, profile: &DeviceProfile, parallel: &Parallel) -> Estimate {
     Stages::of(workload, parallel).estimate(workload, plan, profile, parallel)
 }
 

@@ -10,234 +10,44 @@ type Public = (&'static str, &'static str, [usize; 7], bool);
 
 /// Public models, from their `config.json` (2024 to 2026); of those that see images, the language model.
 const MODELS: [Public; 38] = [
-    (
-        "Qwen2.5-0.5B",
-        "qwen2",
-        [896, 4864, 24, 14, 2, 64, 151_936],
-        true,
-    ),
-    (
-        "Qwen2.5-1.5B",
-        "qwen2",
-        [1536, 8960, 28, 12, 2, 128, 151_936],
-        true,
-    ),
-    (
-        "Qwen2.5-3B",
-        "qwen2",
-        [2048, 11_008, 36, 16, 2, 128, 151_936],
-        true,
-    ),
-    (
-        "Qwen2.5-7B",
-        "qwen2",
-        [3584, 18_944, 28, 28, 4, 128, 152_064],
-        false,
-    ),
-    (
-        "Qwen2.5-32B",
-        "qwen2",
-        [5120, 27_648, 64, 40, 8, 128, 152_064],
-        false,
-    ),
-    (
-        "Qwen3-0.6B",
-        "qwen3",
-        [1024, 3072, 28, 16, 8, 128, 151_936],
-        true,
-    ),
-    (
-        "Qwen3-4B",
-        "qwen3",
-        [2560, 9728, 36, 32, 8, 128, 151_936],
-        true,
-    ),
-    (
-        "Qwen3-8B",
-        "qwen3",
-        [4096, 12_288, 36, 32, 8, 128, 151_936],
-        false,
-    ),
-    (
-        "Qwen3-30B-A3B",
-        "qwen3_moe",
-        [2048, 6144, 48, 32, 4, 128, 151_936],
-        false,
-    ),
-    (
-        "Qwen3-Coder-30B-A3B",
-        "qwen3_moe",
-        [2048, 5472, 48, 32, 4, 128, 151_936],
-        false,
-    ),
-    (
-        "Qwen3-235B-A22B",
-        "qwen3_moe",
-        [4096, 12_288, 94, 64, 4, 128, 151_936],
-        false,
-    ),
-    (
-        "Qwen3-Coder-480B-A35B",
-        "qwen3_moe",
-        [6144, 8192, 62, 96, 8, 128, 151_936],
-        false,
-    ),
-    (
-        "Llama-3.2-1B",
-        "llama",
-        [2048, 8192, 16, 32, 8, 64, 128_256],
-        true,
-    ),
-    (
-        "Llama-3.2-3B",
-        "llama",
-        [3072, 8192, 28, 24, 8, 128, 128_256],
-        true,
-    ),
-    (
-        "Llama-3.1-8B",
-        "llama",
-        [4096, 14_336, 32, 32, 8, 128, 128_256],
-        false,
-    ),
-    (
-        "Llama-3.1-70B",
-        "llama",
-        [8192, 28_672, 80, 64, 8, 128, 128_256],
-        false,
-    ),
-    (
-        "Mistral-7B-v0.3",
-        "mistral",
-        [4096, 14_336, 32, 32, 8, 128, 32_768],
-        false,
-    ),
-    (
-        "Gemma-2-2B",
-        "gemma2",
-        [2304, 9216, 26, 8, 4, 256, 256_000],
-        true,
-    ),
-    (
-        "Gemma-3-1B",
-        "gemma3_text",
-        [1152, 6912, 26, 4, 1, 256, 262_144],
-        true,
-    ),
-    (
-        "Gemma-3-4B",
-        "gemma3_text",
-        [2560, 10_240, 34, 8, 4, 256, 262_208],
-        true,
-    ),
-    (
-        "Gemma-3-12B",
-        "gemma3_text",
-        [3840, 15_360, 48, 16, 8, 256, 262_208],
-        true,
-    ),
-    (
-        "Gemma-3-27B",
-        "gemma3_text",
-        [5376, 21_504, 62, 32, 16, 128, 262_208],
-        true,
-    ),
-    (
-        "SmolLM3-3B",
-        "smollm3",
-        [2048, 11_008, 36, 16, 4, 128, 128_256],
-        true,
-    ),
-    (
-        "Olmo-3-7B",
-        "olmo3",
-        [4096, 11_008, 32, 32, 32, 128, 100_278],
-        false,
-    ),
-    (
-        "Olmo-3-32B",
-        "olmo3",
-        [5120, 27_648, 64, 40, 8, 128, 100_278],
-        false,
-    ),
-    (
-        "Ministral-3-3B",
-        "ministral3",
-        [3072, 9216, 26, 32, 8, 128, 131_072],
-        true,
-    ),
-    (
-        "Ministral-3-8B",
-        "ministral3",
-        [4096, 14_336, 34, 32, 8, 128, 131_072],
-        false,
-    ),
-    (
-        "Ministral-3-14B",
-        "ministral3",
-        [5120, 16_384, 40, 32, 8, 128, 131_072],
-        false,
-    ),
-    (
-        "Qwen3.5-0.8B",
-        "qwen3_5_text",
-        [1024, 3584, 24, 8, 2, 256, 248_320],
-        true,
-    ),
-    (
-        "Qwen3.5-2B",
-        "qwen3_5_text",
-        [2048, 6144, 24, 8, 2, 256, 248_320],
-        true,
-    ),
-    (
-        "Qwen3.5-4B",
-        "qwen3_5_text",
-        [2560, 9216, 32, 16, 4, 256, 248_320],
-        true,
-    ),
-    (
-        "Qwen3.5-9B",
-        "qwen3_5_text",
-        [4096, 12_288, 32, 16, 4, 256, 248_320],
-        false,
-    ),
-    (
-        "Qwen3.5-27B",
-        "qwen3_5_text",
-        [5120, 17_408, 64, 24, 4, 256, 248_320],
-        false,
-    ),
-    (
-        "Qwen3.5-35B-A3B",
-        "qwen3_5_moe_text",
-        [2048, 512, 40, 16, 2, 256, 248_320],
-        false,
-    ),
-    (
-        "Qwen3.5-122B-A10B",
-        "qwen3_5_moe_text",
-        [3072, 1024, 48, 32, 2, 256, 248_320],
-        false,
-    ),
-    (
-        "Qwen3.5-397B-A17B",
-        "qwen3_5_moe_text",
-        [4096, 1024, 60, 32, 2, 256, 248_320],
-        false,
-    ),
-    (
-        "gpt-oss-20b",
-        "gpt_oss",
-        [2880, 2880, 24, 64, 8, 64, 201_088],
-        false,
-    ),
-    (
-        "gpt-oss-120b",
-        "gpt_oss",
-        [2880, 2880, 36, 64, 8, 64, 201_088],
-        false,
-    ),
+    ("Qwen2.5-0.5B", "qwen2", [896, 4864, 24, 14, 2, 64, 151_936], true),
+    ("Qwen2.5-1.5B", "qwen2", [1536, 8960, 28, 12, 2, 128, 151_936], true),
+    ("Qwen2.5-3B", "qwen2", [2048, 11_008, 36, 16, 2, 128, 151_936], true),
+    ("Qwen2.5-7B", "qwen2", [3584, 18_944, 28, 28, 4, 128, 152_064], false),
+    ("Qwen2.5-32B", "qwen2", [5120, 27_648, 64, 40, 8, 128, 152_064], false),
+    ("Qwen3-0.6B", "qwen3", [1024, 3072, 28, 16, 8, 128, 151_936], true),
+    ("Qwen3-4B", "qwen3", [2560, 9728, 36, 32, 8, 128, 151_936], true),
+    ("Qwen3-8B", "qwen3", [4096, 12_288, 36, 32, 8, 128, 151_936], false),
+    ("Qwen3-30B-A3B", "qwen3_moe", [2048, 6144, 48, 32, 4, 128, 151_936], false),
+    ("Qwen3-Coder-30B-A3B", "qwen3_moe", [2048, 5472, 48, 32, 4, 128, 151_936], false),
+    ("Qwen3-235B-A22B", "qwen3_moe", [4096, 12_288, 94, 64, 4, 128, 151_936], false),
+    ("Qwen3-Coder-480B-A35B", "qwen3_moe", [6144, 8192, 62, 96, 8, 128, 151_936], false),
+    ("Llama-3.2-1B", "llama", [2048, 8192, 16, 32, 8, 64, 128_256], true),
+    ("Llama-3.2-3B", "llama", [3072, 8192, 28, 24, 8, 128, 128_256], true),
+    ("Llama-3.1-8B", "llama", [4096, 14_336, 32, 32, 8, 128, 128_256], false),
+    ("Llama-3.1-70B", "llama", [8192, 28_672, 80, 64, 8, 128, 128_256], false),
+    ("Mistral-7B-v0.3", "mistral", [4096, 14_336, 32, 32, 8, 128, 32_768], false),
+    ("Gemma-2-2B", "gemma2", [2304, 9216, 26, 8, 4, 256, 256_000], true),
+    ("Gemma-3-1B", "gemma3_text", [1152, 6912, 26, 4, 1, 256, 262_144], true),
+    ("Gemma-3-4B", "gemma3_text", [2560, 10_240, 34, 8, 4, 256, 262_208], true),
+    ("Gemma-3-12B", "gemma3_text", [3840, 15_360, 48, 16, 8, 256, 262_208], true),
+    ("Gemma-3-27B", "gemma3_text", [5376, 21_504, 62, 32, 16, 128, 262_208], true),
+    ("SmolLM3-3B", "smollm3", [2048, 11_008, 36, 16, 4, 128, 128_256], true),
+    ("Olmo-3-7B", "olmo3", [4096, 11_008, 32, 32, 32, 128, 100_278], false),
+    ("Olmo-3-32B", "olmo3", [5120, 27_648, 64, 40, 8, 128, 100_278], false),
+    ("Ministral-3-3B", "ministral3", [3072, 9216, 26, 32, 8, 128, 131_072], true),
+    ("Ministral-3-8B", "ministral3", [4096, 14_336, 34, 32, 8, 128, 131_072], false),
+    ("Ministral-3-14B", "ministral3", [5120, 16_384, 40, 32, 8, 128, 131_072], false),
+    ("Qwen3.5-0.8B", "qwen3_5_text", [1024, 3584, 24, 8, 2, 256, 248_320], true),
+    ("Qwen3.5-2B", "qwen3_5_text", [2048, 6144, 24, 8, 2, 256, 248_320], true),
+    ("Qwen3.5-4B", "qwen3_5_text", [2560, 9216, 32, 16, 4, 256, 248_320], true),
+    ("Qwen3.5-9B", "qwen3_5_text", [4096, 12_288, 32, 16, 4, 256, 248_320], false),
+    ("Qwen3.5-27B", "qwen3_5_text", [5120, 17_408, 64, 24, 4, 256, 248_320], false),
+    ("Qwen3.5-35B-A3B", "qwen3_5_moe_text", [2048, 512, 40, 16, 2, 256, 248_320], false),
+    ("Qwen3.5-122B-A10B", "qwen3_5_moe_text", [3072, 1024, 48, 32, 2, 256, 248_320], false),
+    ("Qwen3.5-397B-A17B", "qwen3_5_moe_text", [4096, 1024, 60, 32, 2, 256, 248_320], false),
+    ("gpt-oss-20b", "gpt_oss", [2880, 2880, 24, 64, 8, 64, 201_088], false),
+    ("gpt-oss-120b", "gpt_oss", [2880, 2880, 36, 64, 8, 64, 201_088], false),
 ];
 
 /// Names of the public models that are known here.
@@ -254,10 +64,7 @@ pub fn public(name: &str) -> Result<Arch> {
         MODELS.iter().find(|m| m.0.eq_ignore_ascii_case(name))
     else {
         let known: Vec<&str> = names().collect();
-        return Err(Error::Config(format!(
-            "no public model {name:?}; known: {}",
-            known.join(", ")
-        )));
+        return Err(Error::Config(format!("no public model {name:?}; known: {}", known.join(", "))));
     };
     let mut config = json!({
         "model_type": family, "hidden_size": d, "intermediate_size": f, "num_hidden_layers": layers,
@@ -355,10 +162,7 @@ mod tests {
     #[test]
     fn files_in_mxfp4_are_a_third_of_what_the_model_takes_in_bf16() {
         // in GB: the file with 17 bytes for 32 numbers of experts, and the model
-        for (name, file, model) in [
-            ("gpt-oss-20b", 13.76, 41.83),
-            ("gpt-oss-120b", 65.25, 233.66),
-        ] {
+        for (name, file, model) in [("gpt-oss-20b", 13.76, 41.83), ("gpt-oss-120b", 65.25, 233.66)] {
             let sizes = Sizes::of(&public(name).expect("known"), None);
             let (total, experts) = (sizes.total(), sizes.expert_matrices());
             let bytes = 2 * (total - experts) + experts * 17 / 32;

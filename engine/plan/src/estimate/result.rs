@@ -19,7 +19,8 @@ pub struct PhaseEstimate {
     pub moment: String,
     /// Device bytes by category; they add up to `total_bytes`.
     pub categories: BTreeMap<Category, u64>,
-    /// Where layers are divided into stages: the one whose device bytes these are, from 0. Host bytes are the most that any stage has.
+    /// Where layers are divided into stages: the one whose device bytes these are, from 0. Host bytes are the most that
+    /// any stage has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<usize>,
 }
@@ -43,7 +44,8 @@ pub struct Estimate {
     pub phases: Vec<PhaseEstimate>,
     /// Seconds of a step, every completion as long as allowed; of stages the slowest one's, in each phase.
     pub seconds: Seconds,
-    /// What one of several devices sends in a step; of stages the most that any sends of a kind. Its seconds are among those of the phases.
+    /// What one of several devices sends in a step; of stages the most that any sends of a kind. Its seconds are among
+    /// those of the phases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub communication: Vec<PhaseTraffic>,
 }

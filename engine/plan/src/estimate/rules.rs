@@ -27,26 +27,10 @@ pub struct Multiplier {
 
 /// Multipliers that guides to verl state for weights in the precision of the run, bf16 as a rule, and `AdamW`.
 pub const MULTIPLIERS: [Multiplier; 4] = [
-    Multiplier {
-        with: "weights, gradients, AdamW, activations",
-        preset: Preset::Fast,
-        rule: [4.0, 6.0],
-    },
-    Multiplier {
-        with: "gradient checkpointing",
-        preset: Preset::Balanced,
-        rule: [2.0, 3.0],
-    },
-    Multiplier {
-        with: "checkpointing, activation and state offload",
-        preset: Preset::Constrained,
-        rule: [1.2, 1.8],
-    },
-    Multiplier {
-        with: "sharded or streamed weights, checkpointing",
-        preset: Preset::Huge,
-        rule: [1.5, 2.0],
-    },
+    Multiplier { with: "weights, gradients, AdamW, activations", preset: Preset::Fast, rule: [4.0, 6.0] },
+    Multiplier { with: "gradient checkpointing", preset: Preset::Balanced, rule: [2.0, 3.0] },
+    Multiplier { with: "checkpointing, activation and state offload", preset: Preset::Constrained, rule: [1.2, 1.8] },
+    Multiplier { with: "sharded or streamed weights, checkpointing", preset: Preset::Huge, rule: [1.5, 2.0] },
 ];
 
 /// Smallest device that the same guides name for a model size, in GiB, optimizations on.
@@ -89,11 +73,8 @@ impl PublicModel {
     /// Name, parameters, precision and what it needs under each preset, in words.
     #[must_use]
     pub fn cells(&self) -> Vec<String> {
-        let own = [
-            self.name.to_owned(),
-            format!("{:.2} billion", self.parameters as f64 / 1e9),
-            self.precision.to_string(),
-        ];
+        let own =
+            [self.name.to_owned(), format!("{:.2} billion", self.parameters as f64 / 1e9), self.precision.to_string()];
         let needs = self.presets.iter().map(PresetNeed::to_string);
         own.into_iter().chain(needs).collect()
     }
@@ -115,17 +96,14 @@ impl fmt::Display for PresetNeed {
 /// Precisions that [`table`] has.
 pub const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
-/// Public models under the presets, each in every one of [`PRECISIONS`]: a step of 32 rollouts, groups of 8, 512 + 512 tokens, no
-/// reference.
+/// Public models under the presets, each in every one of [`PRECISIONS`]: a step of 32 rollouts, groups of 8, 512 + 512
+/// tokens, no reference.
 ///
 /// # Errors
 /// `Error::Config` or `Error::Plan` where a preset gives no plan for a model.
 pub fn table(profile: &DeviceProfile) -> Result<Vec<PublicModel>> {
     let both = |name| PRECISIONS.map(|precision| (name, precision));
-    names()
-        .flat_map(both)
-        .map(|(name, precision)| row(name, precision, profile))
-        .collect()
+    names().flat_map(both).map(|(name, precision)| row(name, precision, profile)).collect()
 }
 
 fn row(name: &'static str, precision: Precision, profile: &DeviceProfile) -> Result<PublicModel> {
@@ -133,12 +111,7 @@ fn row(name: &'static str, precision: Precision, profile: &DeviceProfile) -> Res
     let parameters = Sizes::of(&arch, None).total();
     let workload = Workload::grpo(arch, [512, 512], 4, 8);
     let presets = under_presets(&workload, 32, profile, &Parallel::default())?;
-    Ok(PublicModel {
-        name,
-        parameters,
-        precision,
-        presets,
-    })
+    Ok(PublicModel { name, parameters, precision, presets })
 }
 
 /// A rule of thumb for one run, beside what the formulas say.
@@ -159,7 +132,8 @@ pub fn weight_bytes(workload: &Workload) -> u64 {
     arch.precision.width() * Sizes::of(arch, None).total()
 }
 
-/// The rules of thumb for a run: their multiples of its weights in its precision, and what the formulas say of it under the presets.
+/// The rules of thumb for a run: their multiples of its weights in its precision, and what the formulas say of it under
+/// the presets.
 ///
 /// # Errors
 /// `Error::Config` or `Error::Plan` where a preset gives no plan for the workload.
@@ -210,9 +184,7 @@ fn under_presets(
 /// The smallest device sold that holds so many bytes with a tenth to spare, in GiB.
 #[must_use]
 pub fn smallest_device(bytes: u64) -> Option<u64> {
-    CAPACITIES
-        .into_iter()
-        .find(|gib| bytes as f64 * 1.1 <= (gib << 30) as f64)
+    CAPACITIES.into_iter().find(|gib| bytes as f64 * 1.1 <= (gib << 30) as f64)
 }
 
 fn under_preset(
@@ -227,12 +199,7 @@ fn under_preset(
     let longest = workload.scored_length() as usize;
     memory.train_tokens = memory.train_tokens.max(longest);
     memory.score_tokens = memory.score_tokens.max(longest);
-    let plan = memory.plans(
-        &workload.arch,
-        workload.reference,
-        workload.critic_arch(),
-        max_num_seqs,
-    )?;
+    let plan = memory.plans(&workload.arch, workload.reference, workload.critic_arch(), max_num_seqs)?;
     Ok(estimate_parallel(workload, &plan, profile, parallel))
 }
 
@@ -242,8 +209,7 @@ fn under_preset(
 /// `Error::Config` where the preset's settings are no settings of memory.
 pub fn with_preset(preset: Preset) -> Result<MemoryConfig> {
     let settings: Map<String, Value> = preset.settings();
-    serde_json::from_value(Value::Object(settings))
-        .map_err(|e| Error::Config(format!("memory.preset: {e}")))
+    serde_json::from_value(Value::Object(settings)).map_err(|e| Error::Config(format!("memory.preset: {e}")))
 }
 
 /// A technique by itself, on top of gradient checkpointing where it needs that.
@@ -269,23 +235,12 @@ pub fn techniques(
 ) -> Result<Vec<TechniqueCost>> {
     let seqs = workload.group.max(1) as usize;
     let of = |memory: &MemoryConfig| -> Result<Estimate> {
-        let plan = memory.plans(
-            &workload.arch,
-            workload.reference,
-            workload.critic_arch(),
-            seqs,
-        )?;
+        let plan = memory.plans(&workload.arch, workload.reference, workload.critic_arch(), seqs)?;
         Ok(estimate_parallel(workload, &plan, profile, parallel))
     };
-    let plain = MemoryConfig {
-        train_tokens: base.train_tokens,
-        score_tokens: base.score_tokens,
-        ..MemoryConfig::default()
-    };
-    let checkpointed = MemoryConfig {
-        gradient_checkpointing: true,
-        ..plain.clone()
-    };
+    let plain =
+        MemoryConfig { train_tokens: base.train_tokens, score_tokens: base.score_tokens, ..MemoryConfig::default() };
+    let checkpointed = MemoryConfig { gradient_checkpointing: true, ..plain.clone() };
     let mut all = Vec::new();
     let mut add = |settings: &str, from: &MemoryConfig, to: MemoryConfig| -> Result<()> {
         let (from, to) = (of(from)?, of(&to)?);

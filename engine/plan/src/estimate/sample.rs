@@ -1,9 +1,10 @@
 //! Sampling and scoring: no graph, so running activations, attention scores, logits, and keys and values.
 //!
-//! Keys and values are in pools of blocks that are allocated once: as many blocks as the sequences may ever need at a time, or what
-//! `kv_cache_bytes` allows ([`KvCacheDemand`]). Prompts run in chunks of `max_num_batched_tokens` beside the decoding.
-//! The matrices may be there a second time, in panels or in 8 bits; of those in 8 bits a GPU widens one at a time for products with
-//! many rows. Choosing a token has three `[sequences, vocabulary]` tensors at a time: logits, exponentials, their running sum.
+//! Keys and values are in pools of blocks that are allocated once: as many blocks as the sequences may ever need at a
+//! time, or what `kv_cache_bytes` allows ([`KvCacheDemand`]). Prompts run in chunks of `max_num_batched_tokens` beside
+//! the decoding. The matrices may be there a second time, in panels or in 8 bits; of those in 8 bits a GPU widens one
+//! at a time for products with many rows. Choosing a token has three `[sequences, vocabulary]` tensors at a time:
+//! logits, exponentials, their running sum.
 
 use super::activations::{Cached, Shape};
 use super::context::Context;
@@ -50,10 +51,7 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
     let w = ctx.workload;
     let length = w.prompt_length.max(1);
     let most = w.max_num_batched_tokens;
-    let together = rows
-        .div_ceil(group)
-        .min(prompts)
-        .min((most / length).max(1));
+    let together = rows.div_ceil(group).min(prompts).min((most / length).max(1));
     let shape = Shape {
         tokens: (together * length).min(most.max(1)),
         packed: false,
@@ -67,31 +65,21 @@ fn prefill(ctx: &Context<'_>, prompts: u64, group: u64, rows: u64) -> (u64, Shap
 /// Bytes of a matrix that is widened from 8 bits for a product with so many rows.
 fn widened(ctx: &Context<'_>, rows: u64) -> u64 {
     let wide = ctx.eight_bits.filter(|codes| rows > codes.max_fused_rows);
-    wide.map_or(0, |codes| {
-        ctx.parallel.tensor_share(ctx.sizes.width * codes.largest)
-    })
+    wide.map_or(0, |codes| ctx.parallel.tensor_share(ctx.sizes.width * codes.largest))
 }
 
 /// A decoding step of so many rows.
 fn decoding(ctx: &Context<'_>, rows: u64) -> Shape {
-    Shape {
-        tokens: rows,
-        packed: false,
-        length: ctx.workload.length(),
-        scored: rows,
-        over: Some(Cached::Tokens),
-    }
+    Shape { tokens: rows, packed: false, length: ctx.workload.length(), scored: rows, over: Some(Cached::Tokens) }
 }
 
-/// Bytes that captured decoding steps keep: the running tensors and the logits of one step of each size, once for sequences of up to
-/// [`DIVIDED`] tokens and once more for each doubling of their length, which divides the work on them otherwise. Nothing else gets
-/// the pages that they are on, which the backend's pools make as large as the largest allocation: a matrix in f32.
+/// Bytes that captured decoding steps keep: the running tensors and the logits of one step of each size, once for
+/// sequences of up to [`DIVIDED`] tokens and once more for each doubling of their length, which divides the work on
+/// them otherwise. Nothing else gets the pages that they are on, which the backend's pools make as large as the largest
+/// allocation: a matrix in f32.
 fn captured(ctx: &Context<'_>, rows: u64, graphs: &CudaGraphs) -> u64 {
     let head = HeadCost::of(ctx.arch, 1, ctx.profile);
-    let lengths = 1
-        + (ctx.workload.length() / DIVIDED)
-            .checked_ilog2()
-            .map_or(0, |n| n + 1);
+    let lengths = 1 + (ctx.workload.length() / DIVIDED).checked_ilog2().map_or(0, |n| n + 1);
     let sizes = graphs.sizes(ctx.profile.backend, rows as usize);
     let page = (F32 * ctx.sizes.largest).max(1);
     let step = |size: usize| {
@@ -103,13 +91,7 @@ fn captured(ctx: &Context<'_>, rows: u64, graphs: &CudaGraphs) -> u64 {
     u64::from(lengths) * sizes.into_iter().map(step).sum::<u64>()
 }
 
-fn sampling(
-    ctx: &Context<'_>,
-    prompts: u64,
-    group: u64,
-    graphs: Option<&CudaGraphs>,
-    peak: &mut PeakUsage,
-) {
+fn sampling(ctx: &Context<'_>, prompts: u64, group: u64, graphs: Option<&CudaGraphs>, peak: &mut PeakUsage) {
     let w = ctx.workload;
     let arch = ctx.arch;
     let all = prompts.saturating_mul(group);
@@ -136,51 +118,38 @@ fn sampling(
     let graphs = graphs.map_or(0, |graphs| captured(ctx, rows, graphs));
     let pools = (base + kv_cache(ctx, rows, all)).on_device(Category::Buffers, graphs);
     let queries = QUERIES * w.prompt_length.div_ceil(prefill.tokens.max(1)).max(1);
-    let running = ctx.forward(prefill, queries as usize)
-        + ctx.batch_buffers(prefill, 0, 1)
-        + summed(ctx, prefill.tokens);
+    let running =
+        ctx.forward(prefill, queries as usize) + ctx.batch_buffers(prefill, 0, 1) + summed(ctx, prefill.tokens);
     let masks = prefill.tokens * w.prompt_length;
     peak.record(
         "the prompts' forward",
         (pools + running).on_device(Category::Buffers, masks + widened(ctx, prefill.tokens)),
     );
     let head = HeadCost::of(arch, 1, ctx.profile);
-    let copies = if ctx.profile.kernels.uses(Operation::Draw) {
-        1
-    } else {
-        CHOICE
-    };
+    let copies = if ctx.profile.kernels.uses(Operation::Draw) { 1 } else { CHOICE };
     let logits = |rows| chosen(ctx, F32 * head.logits(rows), copies);
-    peak.record(
-        "choosing first tokens",
-        pools + logits(rows.min(together * group)) + ctx.rollouts(),
-    );
+    peak.record("choosing first tokens", pools + logits(rows.min(together * group)) + ctx.rollouts());
     let decode = decoding(ctx, rows);
     peak.record("choosing tokens", pools + logits(rows) + ctx.rollouts());
     peak.record(
         "a token's forward",
-        (pools + ctx.forward(decode, 0) + summed(ctx, rows))
-            .on_device(Category::Buffers, widened(ctx, rows)),
+        (pools + ctx.forward(decode, 0) + summed(ctx, rows)).on_device(Category::Buffers, widened(ctx, rows)),
     );
 }
 
-/// What gathering the policy's units from other stages takes on the host: the message of the largest unit that a stage lacks, and the
-/// parameters that are made of it.
+/// What gathering the policy's units from other stages takes on the host: the message of the largest unit that a stage
+/// lacks, and the parameters that are made of it.
 fn sent_by_stages(ctx: &Context<'_>, stage: PipelineStage) -> u64 {
     // gathered as they are trained, whatever they are sampled in
     let whole = &ctx.counted.whole_policy;
     let body = whole.kinds().map(|half| whole.half_bytes(half));
-    let embedding = if ctx.arch.tied && stage.stages() == 2 {
-        0
-    } else {
-        whole.embedding
-    };
+    let embedding = if ctx.arch.tied && stage.stages() == 2 { 0 } else { whole.embedding };
     let ends = whole.width * embedding.max(whole.head);
     2 * ctx.parallel.replicated().weights(body.fold(ends, u64::max))
 }
 
-/// What cutting a share of the weights takes on the host besides: where devices share them out, the message that gathers a unit, and the
-/// whole parameters that are made of it; else the part of a matrix that is kept.
+/// What cutting a share of the weights takes on the host besides: where devices share them out, the message that
+/// gathers a unit, and the whole parameters that are made of it; else the part of a matrix that is kept.
 fn cutting(ctx: &Context<'_>) -> MemoryUsage {
     // gathered as they are trained, whatever they are sampled in
     let trained = Sizes::of(ctx.arch, ctx.lora);
@@ -192,26 +161,27 @@ fn cutting(ctx: &Context<'_>) -> MemoryUsage {
     MemoryUsage::default().on_host(Category::Communication, bytes)
 }
 
-/// What a choice of tokens takes, whose logits are so many bytes: devices that share the vocabulary gather all of them, through the host.
+/// What a choice of tokens takes, whose logits are so many bytes: devices that share the vocabulary gather all of them,
+/// through the host.
 fn chosen(ctx: &Context<'_>, logits: u64, copies: u64) -> MemoryUsage {
     let whole = MemoryUsage::default().on_device(Category::Head, copies * logits);
     if ctx.parallel.tensor == 1 {
         return whole;
     }
     // what others sent, and what is put together of it
-    whole
-        .on_device(Category::Head, ctx.parallel.tensor_share(logits))
-        .on_host(Category::Communication, 2 * logits)
+    whole.on_device(Category::Head, ctx.parallel.tensor_share(logits)).on_host(Category::Communication, 2 * logits)
 }
 
-/// What a sum of a row of each token over devices that share matrices takes on the host: what is sent, received and made of it.
+/// What a sum of a row of each token over devices that share matrices takes on the host: what is sent, received and
+/// made of it.
 fn summed(ctx: &Context<'_>, tokens: u64) -> MemoryUsage {
     let row = ctx.widths.row(tokens);
     let bytes = if ctx.parallel.tensor > 1 { 3 * row } else { 0 };
     MemoryUsage::default().on_host(Category::Communication, bytes)
 }
 
-/// The pools of keys and values, and of states, where `rows` of `all` sequences are sampled at a time; on the host the table of routes.
+/// The pools of keys and values, and of states, where `rows` of `all` sequences are sampled at a time; on the host the
+/// table of routes.
 fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> MemoryUsage {
     let w = ctx.workload;
     let demand = KvCacheDemand {
@@ -235,9 +205,7 @@ fn kv_cache(ctx: &Context<'_>, rows: u64, all: u64) -> MemoryUsage {
     // a limit below one sequence is refused elsewhere
     let limited = demand.blocks(ctx.arch, w.kv_cache_bytes);
     let routes = limited.map_or(0, |blocks| route_bytes(ctx.arch, &blocks));
-    MemoryUsage::default()
-        .on_device(Category::KvCache, pools)
-        .on_host(Category::KvCache, routes as u64)
+    MemoryUsage::default().on_device(Category::KvCache, pools).on_host(Category::KvCache, routes as u64)
 }
 
 /// Log-probs of the policy or the reference, values of the critic, or the scores of a reward model.
@@ -274,9 +242,6 @@ pub(super) fn score(ctx: &Context<'_>, plan: &ModelPlan, doing: Activity, peak: 
     let scored: MemoryUsage = base
         .on_device(category, ctx.parallel.replicated().weights(ends))
         .on_device(Category::Buffers, row + head.picked(shape))
-        .on_device(
-            Category::Head,
-            ctx.parallel.tensor_share(head.score(ctx.head_shape(shape))),
-        );
+        .on_device(Category::Head, ctx.parallel.tensor_share(head.score(ctx.head_shape(shape))));
     peak.record("scoring: the head", scored);
 }

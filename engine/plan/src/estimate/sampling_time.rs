@@ -19,21 +19,12 @@ pub(super) fn measured_sampling(ctx: &Context<'_>, group: u64, rates: &KernelRat
     let all = waves * rows as f64;
     let [prompt, mean] = ctx.mean_lengths();
     let prompts = all / group as f64;
-    let prefill = Work {
-        tokens: prompts * prompt,
-        micros: waves.ceil(),
-        length: prompt,
-        scored: all,
-    };
+    let prefill = Work { tokens: prompts * prompt, micros: waves.ceil(), length: prompt, scored: all };
     let packing = rates.packing_bandwidth;
     let copies = ctx.copies as f64 / packing.unwrap_or(ctx.profile.memory_bandwidth / 2.0);
     // slots are taken again as they come free; the last sequences end by themselves
     let last = LastWave::of(ctx.workload, mean, all);
-    let position = if last.decay.is_some() {
-        mean
-    } else {
-        mean / 2.0
-    };
+    let position = if last.decay.is_some() { mean } else { mean / 2.0 };
     let taken_again = (waves - 1.0).max(0.0) * mean;
     let decoded = last.steps().map(|(steps, at, left)| {
         let live = (left * rows as f64).max(1.0);
@@ -58,17 +49,14 @@ struct LastWave {
 }
 
 impl LastWave {
-    /// Of so many sequences with so many tokens on average: as long as each other, or, where a run has been seen, of lengths that fall off
-    /// exponentially, as far as they may.
+    /// Of so many sequences with so many tokens on average: as long as each other, or, where a run has been seen, of
+    /// lengths that fall off exponentially, as far as they may.
     fn of(workload: &Workload, mean: f64, all: f64) -> Self {
         // the first token comes with the prompt
         let (most, own) = (workload.response_length as f64 - 1.0, mean - 1.0);
         let longest = (mean * (1.0 + all.ln()) - 1.0).min(most);
         if workload.mean_lengths.is_none() || own <= 0.0 || longest <= own {
-            return Self {
-                longest: own.max(0.0),
-                decay: None,
-            };
+            return Self { longest: own.max(0.0), decay: None };
         }
         // what lengths that are cut at the longest have on average grows with the decay
         let [mut low, mut high] = [own / 2.0, own];
@@ -84,10 +72,7 @@ impl LastWave {
                 high = middle;
             }
         }
-        Self {
-            longest,
-            decay: Some(high),
-        }
+        Self { longest, decay: Some(high) }
     }
 
     /// Steps, where they are in a completion, and the share of all sequences that are left then.
@@ -109,21 +94,16 @@ mod tests {
     #[test]
     fn steps_of_the_last_wave_make_as_many_tokens_as_its_sequences_have() {
         let tokens = |mean: f64, most: u64, all: f64| {
-            let mut workload =
-                Workload::grpo(public("Qwen2.5-0.5B").expect("known"), [16, most], 4, 4);
+            let mut workload = Workload::grpo(public("Qwen2.5-0.5B").expect("known"), [16, most], 4, 4);
             workload.mean_lengths = Some([16.0, mean]);
             let last = LastWave::of(&workload, mean, all);
             assert!(last.longest <= most as f64 - 1.0);
             let each = last.steps().map(|(steps, _, left)| steps * left);
             each.sum::<f64>() / (mean - 1.0)
         };
-        for (mean, most, all) in [
-            (64.0, 256, 64.0),
-            (250.0, 2048, 256.0),
-            (60.0, 64, 8.0),
-            (3.0, 64, 100.0),
-            (64.0, 64, 16.0),
-        ] {
+        for (mean, most, all) in
+            [(64.0, 256, 64.0), (250.0, 2048, 256.0), (60.0, 64, 8.0), (3.0, 64, 100.0), (64.0, 64, 16.0)]
+        {
             let share = tokens(mean, most, all);
             assert!((share - 1.0).abs() < 0.05, "{mean} of {most}: {share}");
         }

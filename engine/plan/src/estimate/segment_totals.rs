@@ -1,4 +1,5 @@
-//! What the segments of a plan add up to: the same for all sizes of micro-batches, so that a search counts it once for each plan.
+//! What the segments of a plan add up to: the same for all sizes of micro-batches, so that a search counts it once for
+//! each plan.
 
 use super::context::Context;
 use super::unit_messages::TrainingMessages;

@@ -22,14 +22,12 @@ const WORD: usize = 4;
 pub(super) fn halves(arch: &Arch) -> Vec<(UnitKind, u64)> {
     let first = |mixer| arch.mixers.iter().position(|own| *own == mixer);
     let mixers = [Mixer::Attention, Mixer::GatedDeltaNet].into_iter();
-    let mixers = mixers
-        .filter_map(|mixer| Some((UnitKind::Attention(first(mixer)?), arch.count(mixer) as u64)));
+    let mixers = mixers.filter_map(|mixer| Some((UnitKind::Attention(first(mixer)?), arch.count(mixer) as u64)));
     let experts = arch.expert_layers().map(|(layer, _)| layer);
     let dense = (0..arch.num_layers).filter(|&layer| arch.experts(layer).is_none());
     let [experts, dense] = [experts.collect::<Vec<_>>(), dense.collect()];
     let feed_forwards = [experts, dense].into_iter();
-    let feed_forwards = feed_forwards
-        .filter_map(|layers| Some((UnitKind::Mlp(*layers.first()?), layers.len() as u64)));
+    let feed_forwards = feed_forwards.filter_map(|layers| Some((UnitKind::Mlp(*layers.first()?), layers.len() as u64)));
     mixers.chain(feed_forwards).collect()
 }
 
@@ -63,11 +61,7 @@ impl QuantizedWeights {
             .filter(|(spec, _)| spec.slot.is_linear())
             .map(|(spec, count)| (spec.rows_cols(), count))
             .collect();
-        let word = if profile.backend == Backend::Cpu {
-            1
-        } else {
-            WORD
-        };
+        let word = if profile.backend == Backend::Cpu { 1 } else { WORD };
         let bytes = |&[outputs, inputs]: &[usize; 2]| {
             outputs.next_multiple_of(PANEL) as u64 * (inputs.next_multiple_of(word) as u64 + F32)
         };
@@ -76,19 +70,15 @@ impl QuantizedWeights {
         Self {
             bytes: shapes.iter().map(|(shape, n)| n * bytes(shape)).sum(),
             numbers: shapes.iter().map(|(shape, n)| n * numbers(shape)).sum(),
-            largest: shapes
-                .iter()
-                .map(|(shape, _)| numbers(shape))
-                .max()
-                .unwrap_or(0),
+            largest: shapes.iter().map(|(shape, _)| numbers(shape)).max().unwrap_or(0),
             max_fused_rows: product.max_fused_rows as u64,
             tensor_cores: product.tensor_cores,
         }
     }
 }
 
-/// Parameters of an architecture's parts, adapters included: all of them, or those of a stage. Layers differ in their mixers and in their
-/// feed-forwards.
+/// Parameters of an architecture's parts, adapters included: all of them, or those of a stage. Layers differ in their
+/// mixers and in their feed-forwards.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
     /// The embedding.
@@ -140,9 +130,7 @@ impl Sizes {
             specs.extend(own);
             specs
         };
-        let trained = |spec: &&ParamSpec| {
-            lora.is_none() || spec.slot.is_adapter() || spec.slot == Slot::Value
-        };
+        let trained = |spec: &&ParamSpec| lora.is_none() || spec.slot.is_adapter() || spec.slot == Slot::Value;
         let count = |specs: &[ParamSpec]| specs.iter().map(|s| s.numel() as u64).sum::<u64>();
         let adapters = |specs: &[ParamSpec]| {
             let own = specs.iter().filter(|s| s.slot.is_adapter());
@@ -162,14 +150,11 @@ impl Sizes {
             Some(UnitKind::Head).filter(|&end| has(end)),
         ]
         .map(|kind| kind.map_or_else(Vec::new, specs));
-        let mixture = arch
-            .expert_layers()
-            .find(|(layer, _)| layers.contains(layer));
+        let mixture = arch.expert_layers().find(|(layer, _)| layers.contains(layer));
         let mixture = mixture.map_or_else(Vec::new, |(layer, _)| specs(UnitKind::Mlp(layer)));
         let all = || units.iter().flatten().chain(&mixture);
-        let largest = |specs: &mut dyn Iterator<Item = &ParamSpec>| {
-            specs.map(ParamSpec::numel).max().unwrap_or(0) as u64
-        };
+        let largest =
+            |specs: &mut dyn Iterator<Item = &ParamSpec>| specs.map(ParamSpec::numel).max().unwrap_or(0) as u64;
         let projection = match arch.head {
             _ if !has(UnitKind::Head) => 0,
             HeadKind::LanguageModel => arch.vocab_size * arch.hidden_size,
@@ -188,11 +173,7 @@ impl Sizes {
             largest: largest(&mut all()),
             projection: projection as u64,
             adapters: lora.map(|_| [attention, linear, mlp, &mixture].map(|own| adapters(own))),
-            value: if arch.joint_value_head && has(UnitKind::Head) {
-                arch.hidden_size as u64
-            } else {
-                0
-            },
+            value: if arch.joint_value_head && has(UnitKind::Head) { arch.hidden_size as u64 } else { 0 },
             largest_trained: largest(&mut all().filter(trained)),
             width: arch.precision.width(),
             base: BaseSizes::of(arch, [attention, linear, mlp, &mixture]),
@@ -202,10 +183,7 @@ impl Sizes {
     /// Bytes of a half.
     #[must_use]
     pub fn half_bytes(&self, half: Half) -> u64 {
-        let (few, bytes) = (
-            self.base.numbers[half as usize],
-            self.base.bytes[half as usize],
-        );
+        let (few, bytes) = (self.base.numbers[half as usize], self.base.bytes[half as usize]);
         self.width * (self.of_half(half) - few) + bytes
     }
 
@@ -269,7 +247,8 @@ impl Sizes {
         self.in_few_bits() - unused
     }
 
-    /// Numbers of the body that are read as they are while completions are sampled: of experts and their adapters, and in few bits.
+    /// Numbers of the body that are read as they are while completions are sampled: of experts and their adapters, and
+    /// in few bits.
     #[must_use]
     pub fn read_in_place(&self) -> u64 {
         let matrices = match self.base.numbers[Half::Experts as usize] {
@@ -378,11 +357,7 @@ impl Sizes {
     #[must_use]
     pub fn largest_shared_unit(&self) -> u64 {
         let body = self.kinds().map(|half| self.half_bytes(half));
-        let ends = if self.is_tied() {
-            0
-        } else {
-            self.width * self.embedding.max(self.head)
-        };
+        let ends = if self.is_tied() { 0 } else { self.width * self.embedding.max(self.head) };
         body.max().unwrap_or(0).max(ends)
     }
 
@@ -406,11 +381,7 @@ impl Sizes {
     pub fn half(&self, unit: usize) -> Half {
         let layer = (unit - 1) / 2;
         if !is_mixer(unit) {
-            if self.experts.layers.has(layer) {
-                Half::Experts
-            } else {
-                Half::Mlp
-            }
+            if self.experts.layers.has(layer) { Half::Experts } else { Half::Mlp }
         } else if self.linear_layers.has(layer) {
             Half::Linear
         } else {

@@ -1,7 +1,7 @@
 //! Stages of a pipeline: each one's part of a plan. Without stages one device has all.
 //!
-//! A stage is a smaller model to the rest of an estimate: its sizes are those of its layers, and of the ends that are there. It samples
-//! from the whole model all the same.
+//! A stage is a smaller model to the rest of an estimate: its sizes are those of its layers, and of the ends that are
+//! there. It samples from the whole model all the same.
 
 use super::context::Context;
 use super::model_sizes::ModelSizes;
@@ -22,21 +22,11 @@ impl Stages {
             return Self(vec![ModelSizes::of(workload, parallel, None)]);
         }
         let stages = (0..count).map(|stage| Some(PipelineStage::new(stage, count)));
-        Self(
-            stages
-                .map(|stage| ModelSizes::of(workload, parallel, stage))
-                .collect(),
-        )
+        Self(stages.map(|stage| ModelSizes::of(workload, parallel, stage)).collect())
     }
 
     /// Bytes and seconds of a plan on the devices of the stage that binds in each phase.
-    pub fn estimate(
-        &self,
-        workload: &Workload,
-        plan: &Plan,
-        profile: &DeviceProfile,
-        parallel: &Parallel,
-    ) -> Estimate {
+    pub fn estimate(&self, workload: &Workload, plan: &Plan, profile: &DeviceProfile, parallel: &Parallel) -> Estimate {
         let plans = self.unlike(workload, plan);
         let each = plans.contexts(workload, profile, parallel);
         Estimate::of_stages(each.map(|ctx| ctx.estimate()))
@@ -48,14 +38,12 @@ impl Stages {
         StagePlans(plans.collect())
     }
 
-    /// The same of stages that are unlike: of those that differ in nothing but their place, the first, which has most micro-batches under
-    /// way.
+    /// The same of stages that are unlike: of those that differ in nothing but their place, the first, which has most
+    /// micro-batches under way.
     pub fn unlike(&self, workload: &Workload, plan: &Plan) -> StagePlans<'_> {
         let mut found: Vec<(&ModelSizes, Plan)> = Vec::new();
         for (own, plan) in self.plans(workload, plan).0 {
-            let is_like = |(other, theirs): &(&ModelSizes, Plan)| {
-                own.is_like(other) && cuts(theirs).eq(cuts(&plan))
-            };
+            let is_like = |(other, theirs): &(&ModelSizes, Plan)| own.is_like(other) && cuts(theirs).eq(cuts(&plan));
             if !found.iter().any(is_like) {
                 found.push((own, plan));
             }
@@ -68,10 +56,10 @@ impl Stages {
 fn cuts(plan: &Plan) -> impl Iterator<Item = Segment> {
     plan.models.values().flat_map(|model| {
         let first = model.segments.first().map_or(0, |own| own.units.start);
-        model.segments.iter().map(move |own| Segment {
-            units: own.units.start - first..own.units.end - first,
-            ..own.clone()
-        })
+        model
+            .segments
+            .iter()
+            .map(move |own| Segment { units: own.units.start - first..own.units.end - first, ..own.clone() })
     })
 }
 

@@ -1,5 +1,5 @@
-//! What a run holds whatever it computes at the moment: weights, gradients, masters, moments. `P` parameters of `w` bytes: 4, or 2 in
-//! half precision; with adapters, gradients, masters and moments are the adapters' alone.
+//! What a run holds whatever it computes at the moment: weights, gradients, masters, moments. `P` parameters of `w`
+//! bytes: 4, or 2 in half precision; with adapters, gradients, masters and moments are the adapters' alone.
 //!
 //! | held | bytes | where |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | reference | w P | like a policy's weights, in the phases that it is idle in and in its own; shared out where the policy's are |
 //! | critic | all of the policy's rows, with its own `P` | as its own plan says |
 //!
-//! The norm of the gradient squares parts of at most 2²³ numbers. An update works on slices of at most 2²¹ elements and needs a few
-//! times that.
+//! The norm of the gradient squares parts of at most 2²³ numbers. An update works on slices of at most 2²¹ elements and
+//! needs a few times that.
 
 use super::parallel::Parallel;
 use super::sizes::{F32, Sizes};
@@ -87,15 +87,7 @@ pub(super) struct Models<'a> {
 
 /// Bytes of all models' weights, and of the optimizer state of those that have any.
 pub(super) fn resident(models: Models<'_>, doing: Activity) -> MemoryUsage {
-    let Models {
-        trained,
-        updated,
-        sampled,
-        rewards,
-        plan,
-        training: parallel,
-        sampling,
-    } = models;
+    let Models { trained, updated, sampled, rewards, plan, training: parallel, sampling } = models;
     let mut held = MemoryUsage::default();
     for (index, (role, sizes)) in trained.iter().enumerate() {
         let model = &plan.models[role];
@@ -141,12 +133,7 @@ impl ModelPlan {
 
     /// Sum over the units whose weights live on the host.
     fn on_host(&self, count: impl Fn(usize) -> u64) -> u64 {
-        self.segments
-            .iter()
-            .filter(|s| s.weights == Home::Host)
-            .flat_map(|s| s.units.clone())
-            .map(count)
-            .sum()
+        self.segments.iter().filter(|s| s.weights == Home::Host).flat_map(|s| s.units.clone()).map(count).sum()
     }
 }
 
@@ -178,11 +165,7 @@ fn weights(
         Presence::Idle if plan.idle == Home::Host => on(Home::Host),
         Presence::Running | Presence::Idle => {
             let body: [u64; 2] = plan.segments.iter().fold([0, 0], |mut sum, segment| {
-                sum[segment.weights as usize] += segment
-                    .units
-                    .clone()
-                    .map(|u| sizes.unit_bytes(u))
-                    .sum::<u64>();
+                sum[segment.weights as usize] += segment.units.clone().map(|u| sizes.unit_bytes(u)).sum::<u64>();
                 sum
             });
             let mut places = body;
@@ -200,16 +183,10 @@ fn weights(
     }
 }
 
-/// Bytes of gathered weights on the device while segment `index` runs: its own, or those of all segments where they stay until the
-/// backward pass.
+/// Bytes of gathered weights on the device while segment `index` runs: its own, or those of all segments where they
+/// stay until the backward pass.
 fn gathered(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, index: usize) -> u64 {
-    let of = |segment: &crate::Segment| {
-        segment
-            .units
-            .clone()
-            .map(|u| sizes.unit_bytes(u))
-            .sum::<u64>()
-    };
+    let of = |segment: &crate::Segment| segment.units.clone().map(|u| sizes.unit_bytes(u)).sum::<u64>();
     let bytes = match (plan.reshard_after_forward, plan.segments.get(index)) {
         (true, Some(segment)) => of(segment),
         (true, None) => 0,
@@ -219,12 +196,7 @@ fn gathered(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, index: usize) 
 }
 
 /// Bytes of weights that a segment gathers from other devices.
-pub(super) fn gathered_by(
-    sizes: &Sizes,
-    plan: &ModelPlan,
-    parallel: &Parallel,
-    segment: &crate::Segment,
-) -> u64 {
+pub(super) fn gathered_by(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, segment: &crate::Segment) -> u64 {
     if !parallel.gathers() || plan.zero != Zero::Stage3 {
         return 0;
     }
@@ -232,15 +204,9 @@ pub(super) fn gathered_by(
     parallel.replicated().weights(bytes)
 }
 
-/// Bytes of weights that came to the device for segment `index`, streamed from the host with those of `ahead` others or gathered from other
-/// devices.
-pub(super) fn fetched(
-    sizes: &Sizes,
-    plan: &ModelPlan,
-    parallel: &Parallel,
-    index: usize,
-    ahead: usize,
-) -> u64 {
+/// Bytes of weights that came to the device for segment `index`, streamed from the host with those of `ahead` others or
+/// gathered from other devices.
+pub(super) fn fetched(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, index: usize, ahead: usize) -> u64 {
     if parallel.gathers() && plan.zero == Zero::Stage3 {
         gathered(sizes, plan, parallel, index)
     } else {
@@ -248,16 +214,12 @@ pub(super) fn fetched(
     }
 }
 
-/// Bytes of weights that the `visit`-th of a pass gathers: embedding, segments, head, and in training the segments again, the last one
-/// first.
+/// Bytes of weights that the `visit`-th of a pass gathers: embedding, segments, head, and in training the segments
+/// again, the last one first.
 fn visited(sizes: &Sizes, plan: &ModelPlan, visit: usize, trains: bool) -> u64 {
     let segments = plan.segments.len();
     let end = |numbers: u64| {
-        if sizes.is_tied() {
-            0
-        } else {
-            sizes.width * numbers
-        }
+        if sizes.is_tied() { 0 } else { sizes.width * numbers }
     };
     let segment = |index: usize| -> u64 {
         let units = plan.segments[index].units.clone();
@@ -267,9 +229,7 @@ fn visited(sizes: &Sizes, plan: &ModelPlan, visit: usize, trains: bool) -> u64 {
         0 => end(sizes.embedding),
         own if own <= segments => segment(own - 1),
         own if own == segments + 1 => end(sizes.projection),
-        own if trains && plan.reshard_after_forward && own <= 2 * segments + 1 => {
-            segment(2 * segments + 1 - own)
-        }
+        own if trains && plan.reshard_after_forward && own <= 2 * segments + 1 => segment(2 * segments + 1 - own),
         _ => 0,
     }
 }
@@ -280,7 +240,8 @@ pub(super) fn home_of_layers(plan: &ModelPlan) -> Home {
     if resident { Home::Device } else { Home::Host }
 }
 
-/// What weights take that are gathered ahead while the `visit`-th of a pass runs: those of the next visits, one of which is under way.
+/// What weights take that are gathered ahead while the `visit`-th of a pass runs: those of the next visits, one of
+/// which is under way.
 pub(super) fn gathered_ahead(
     sizes: &Sizes,
     plan: &ModelPlan,
@@ -306,11 +267,7 @@ pub(super) fn gathered_ahead(
 }
 
 /// What a pass takes while it waits for the weights of the visit that gathers most.
-pub(super) fn gathered_in_place(
-    sizes: &Sizes,
-    plan: &ModelPlan,
-    parallel: &Parallel,
-) -> MemoryUsage {
+pub(super) fn gathered_in_place(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel) -> MemoryUsage {
     if !parallel.gathers() || plan.zero != Zero::Stage3 {
         return MemoryUsage::default();
     }
@@ -320,10 +277,7 @@ pub(super) fn gathered_in_place(
 }
 
 /// Trained parameters of each unit, in their order: the embedding, the body's, the head.
-pub(super) fn trained_units<'s>(
-    sizes: &'s Sizes,
-    plan: &'s ModelPlan,
-) -> impl Iterator<Item = u64> + 's {
+pub(super) fn trained_units<'s>(sizes: &'s Sizes, plan: &'s ModelPlan) -> impl Iterator<Item = u64> + 's {
     let body = plan.segments.iter().flat_map(|s| s.units.clone());
     let body = body.map(|unit| sizes.trained_unit(unit));
     let below = std::iter::once(sizes.trained_ends(sizes.embedding)).chain(body);
@@ -337,7 +291,8 @@ pub(super) fn trained_units<'s>(
     })
 }
 
-/// Bytes of streamed weights on the device while segment `index` runs: its own and those of `ahead` segments on their way.
+/// Bytes of streamed weights on the device while segment `index` runs: its own and those of `ahead` segments on their
+/// way.
 fn visiting(sizes: &Sizes, plan: &ModelPlan, index: usize, ahead: usize) -> u64 {
     let streamed = |s: &crate::Segment| -> u64 {
         match s.weights {
@@ -384,19 +339,11 @@ fn optimizer(sizes: &Sizes, plan: &ModelPlan, parallel: &Parallel, updates: bool
             .on_device(Category::MasterWeights, bytes(visit))
     } else {
         // an f32 weight on the host is its own master, and so is the copy of a shard
-        let masters = if parallel.shares() {
-            0
-        } else {
-            on_host.saturating_sub(streamed)
-        };
+        let masters = if parallel.shares() { 0 } else { on_host.saturating_sub(streamed) };
         MemoryUsage::default().on_host(Category::MasterWeights, bytes(masters))
     };
     held.on_host(Category::Moments, moments(on_host))
-        .and(
-            optimizer.idle,
-            Category::Moments,
-            moments(total - on_host) - visit,
-        )
+        .and(optimizer.idle, Category::Moments, moments(total - on_host) - visit)
         .on_device(Category::Moments, visit)
 }
 

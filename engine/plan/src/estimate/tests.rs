@@ -1,5 +1,5 @@
-//! What docs/memory.md says of settings, formulas and rules of thumb, as far as arithmetic can tell. That the arithmetic is right is the
-//! business of `tests/memory`, which counts bytes.
+//! What docs/memory.md says of settings, formulas and rules of thumb, as far as arithmetic can tell. That the
+//! arithmetic is right is the business of `tests/memory`, which counts bytes.
 
 mod critic;
 mod decoding;
@@ -25,9 +25,7 @@ fn arch(vocab: usize) -> Arch {
         "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": KEY_HEADS, "head_dim": HEAD,
         "max_position_embeddings": 131_072, "tie_word_embeddings": false
     });
-    let Value::Object(config) = config else {
-        unreachable!("an object")
-    };
+    let Value::Object(config) = config else { unreachable!("an object") };
     Arch::from_config(&config, Path::new("test")).expect("an architecture")
 }
 
@@ -42,12 +40,7 @@ fn parameters() -> u64 {
 
 fn under(workload: &Workload, memory: &MemoryConfig, profile: &DeviceProfile) -> Estimate {
     let (arch, critic) = (&workload.arch, workload.critic_arch());
-    let plan = memory.plans(
-        arch,
-        workload.reference,
-        critic,
-        workload.rollouts() as usize,
-    );
+    let plan = memory.plans(arch, workload.reference, critic, workload.rollouts() as usize);
     estimate(workload, &plan.expect("a plan"), profile)
 }
 
@@ -67,10 +60,7 @@ fn total(estimate: &Estimate, phase: EstimatePhase) -> u64 {
 #[test]
 fn rows_are_held_on_the_host_in_every_phase() {
     let plain = workload();
-    let with_rows = Workload {
-        rows_bytes: 1_000_000,
-        ..workload()
-    };
+    let with_rows = Workload { rows_bytes: 1_000_000, ..workload() };
     for (backend, is_unified) in [(Backend::Cpu, true), (Backend::Cuda, false)] {
         let memory = MemoryConfig::default();
         let [without, with] = [&plain, &with_rows].map(|own| under(own, &memory, &device(backend)));
@@ -87,10 +77,7 @@ fn rows_are_held_on_the_host_in_every_phase() {
 }
 
 fn checkpointed() -> MemoryConfig {
-    MemoryConfig {
-        gradient_checkpointing: true,
-        ..MemoryConfig::default()
-    }
+    MemoryConfig { gradient_checkpointing: true, ..MemoryConfig::default() }
 }
 
 /// Bytes of one activation of a micro-batch.
@@ -100,38 +87,19 @@ fn row() -> u64 {
 
 #[test]
 fn kept_inputs_are_tokens_times_hidden_size_for_each_segment() {
-    let kept = |memory: &MemoryConfig| {
-        held(
-            &on_cuda(&workload(), memory),
-            EstimatePhase::Backward,
-            Category::KeptInputs,
-        )
-    };
+    let kept =
+        |memory: &MemoryConfig| held(&on_cuda(&workload(), memory), EstimatePhase::Backward, Category::KeptInputs);
     assert_eq!(kept(&MemoryConfig::default()), 0);
     assert_eq!(kept(&checkpointed()), LAYERS * row());
-    let every_second = MemoryConfig {
-        checkpoint_every: 2,
-        ..checkpointed()
-    };
+    let every_second = MemoryConfig { checkpoint_every: 2, ..checkpointed() };
     assert_eq!(kept(&every_second), LAYERS / 2 * row());
-    let halves = MemoryConfig {
-        recompute_granularity: Granularity::Half,
-        ..checkpointed()
-    };
+    let halves = MemoryConfig { recompute_granularity: Granularity::Half, ..checkpointed() };
     assert_eq!(kept(&halves), 2 * LAYERS * row());
-    let first = MemoryConfig {
-        checkpoint_layers: Some(vec![0]),
-        ..checkpointed()
-    };
+    let first = MemoryConfig { checkpoint_layers: Some(vec![0]), ..checkpointed() };
     assert_eq!(kept(&first), row());
     // larger segments have a larger live graph, smaller ones a smaller
-    let live = |memory: &MemoryConfig| {
-        held(
-            &on_cuda(&workload(), memory),
-            EstimatePhase::Backward,
-            Category::LiveGraph,
-        )
-    };
+    let live =
+        |memory: &MemoryConfig| held(&on_cuda(&workload(), memory), EstimatePhase::Backward, Category::LiveGraph);
     let (layer, two, half) = (live(&checkpointed()), live(&every_second), live(&halves));
     assert!(half < layer && layer < two, "{half}, {layer}, {two}");
 }
@@ -139,18 +107,11 @@ fn kept_inputs_are_tokens_times_hidden_size_for_each_segment() {
 #[test]
 fn a_share_of_one_less_one_in_r_recomputed_divides_the_graphs_by_about_r() {
     let graphs = |memory: &MemoryConfig| {
-        held(
-            &on_cuda(&workload(), memory),
-            EstimatePhase::Backward,
-            Category::LiveGraph,
-        ) as f64
+        held(&on_cuda(&workload(), memory), EstimatePhase::Backward, Category::LiveGraph) as f64
     };
     let plain = graphs(&MemoryConfig::default());
     for r in [2.0, 4.0] {
-        let memory = MemoryConfig {
-            checkpoint_ratio: Some(1.0 - 1.0 / r),
-            ..checkpointed()
-        };
+        let memory = MemoryConfig { checkpoint_ratio: Some(1.0 - 1.0 / r), ..checkpointed() };
         let divided = plain / graphs(&memory);
         assert!((divided / r - 1.0).abs() < 0.15, "{divided} for {r}");
     }
@@ -158,21 +119,13 @@ fn a_share_of_one_less_one_in_r_recomputed_divides_the_graphs_by_about_r() {
 
 #[test]
 fn weights_gradients_and_moments_are_so_many_bytes_a_parameter() {
-    let half = Workload {
-        rollout_precision: Precision::Bf16,
-        arch: arch(512).in_precision(Precision::Bf16),
-        ..workload()
-    };
+    let half =
+        Workload { rollout_precision: Precision::Bf16, arch: arch(512).in_precision(Precision::Bf16), ..workload() };
     let p = parameters();
-    for (kind, moments) in [
-        (MomentKind::F32, 8 * p),
-        (MomentKind::Bf16, 4 * p),
-        (MomentKind::Block8, 2 * (p + 4 * p.div_ceil(256))),
-    ] {
-        let memory = MemoryConfig {
-            moments: kind,
-            ..MemoryConfig::default()
-        };
+    for (kind, moments) in
+        [(MomentKind::F32, 8 * p), (MomentKind::Bf16, 4 * p), (MomentKind::Block8, 2 * (p + 4 * p.div_ceil(256)))]
+    {
+        let memory = MemoryConfig { moments: kind, ..MemoryConfig::default() };
         for (workload, weights, masters) in [(&workload(), 4 * p, 0), (&half, 2 * p, 4 * p)] {
             let update = on_cuda(workload, &memory);
             let of = |category| held(&update, EstimatePhase::Optimizer, category);
@@ -182,21 +135,11 @@ fn weights_gradients_and_moments_are_so_many_bytes_a_parameter() {
             assert_eq!(of(Category::Moments), moments);
         }
     }
-    let kept = |workload: &Workload| {
-        held(
-            &on_cuda(workload, &checkpointed()),
-            EstimatePhase::Backward,
-            Category::KeptInputs,
-        )
-    };
+    let kept =
+        |workload: &Workload| held(&on_cuda(workload, &checkpointed()), EstimatePhase::Backward, Category::KeptInputs);
     assert_eq!(kept(&workload()), 2 * kept(&half));
-    let cache = |workload: &Workload| {
-        held(
-            &on_cuda(workload, &checkpointed()),
-            EstimatePhase::Rollout,
-            Category::KvCache,
-        )
-    };
+    let cache =
+        |workload: &Workload| held(&on_cuda(workload, &checkpointed()), EstimatePhase::Rollout, Category::KvCache);
     assert_eq!(cache(&workload()), 2 * cache(&half));
 }
 
@@ -205,17 +148,9 @@ fn each_offload_takes_its_state_off_the_device() {
     let p = parameters();
     let update = |memory: MemoryConfig| on_cuda(&workload(), &memory);
     let moments = |estimate: &Estimate| held(estimate, EstimatePhase::Optimizer, Category::Moments);
-    let host = |estimate: &Estimate| {
-        estimate
-            .phase(EstimatePhase::Optimizer)
-            .expect("a phase")
-            .host_bytes
-    };
+    let host = |estimate: &Estimate| estimate.phase(EstimatePhase::Optimizer).expect("a phase").host_bytes;
 
-    let idle = update(MemoryConfig {
-        optimizer_offload: OptimizerOffload::Idle,
-        ..MemoryConfig::default()
-    });
+    let idle = update(MemoryConfig { optimizer_offload: OptimizerOffload::Idle, ..MemoryConfig::default() });
     // the largest matrix's moments visit
     let largest = Sizes::of(&arch(512), None).largest_trained;
     assert_eq!(moments(&idle), 8 * largest);
@@ -234,14 +169,8 @@ fn each_offload_takes_its_state_off_the_device() {
     assert!(host(&cpu(1.0)) >= 12 * p);
     assert!(moments(&cpu(0.5)).abs_diff(4 * p) <= 8);
 
-    let away = update(MemoryConfig {
-        grad_offload: true,
-        ..MemoryConfig::default()
-    });
-    assert_eq!(
-        held(&away, EstimatePhase::Optimizer, Category::Gradients),
-        0
-    );
+    let away = update(MemoryConfig { grad_offload: true, ..MemoryConfig::default() });
+    assert_eq!(held(&away, EstimatePhase::Optimizer, Category::Gradients), 0);
     assert!(host(&away) >= 4 * p);
 }
 
@@ -249,18 +178,11 @@ fn each_offload_takes_its_state_off_the_device() {
 fn weights_that_are_idle_or_streamed_leave_the_device_except_while_it_samples() {
     let p = parameters();
     // the reference alone scores
-    let workload = Workload {
-        reference: true,
-        old_log_probs: false,
-        ..workload()
-    };
+    let workload = Workload { reference: true, old_log_probs: false, ..workload() };
     let of = |policy, reference| {
         let memory = MemoryConfig {
             param_offload: policy,
-            reference: RoleMemory {
-                param_offload: reference,
-                score_tokens: None,
-            },
+            reference: RoleMemory { param_offload: reference, score_tokens: None },
             ..checkpointed()
         };
         on_cuda(&workload, &memory)
@@ -271,27 +193,15 @@ fn weights_that_are_idle_or_streamed_leave_the_device_except_while_it_samples() 
         of(ParamOffload::Streamed, ParamOffload::Streamed),
     );
     for estimate in [&none, &idle, &streamed] {
-        assert_eq!(
-            held(estimate, EstimatePhase::Rollout, Category::Parameters),
-            4 * p
-        );
+        assert_eq!(held(estimate, EstimatePhase::Rollout, Category::Parameters), 4 * p);
     }
-    assert_eq!(
-        held(&none, EstimatePhase::Score, Category::Parameters),
-        4 * p
-    );
-    assert_eq!(
-        held(&none, EstimatePhase::Backward, Category::Reference),
-        4 * p
-    );
+    assert_eq!(held(&none, EstimatePhase::Score, Category::Parameters), 4 * p);
+    assert_eq!(held(&none, EstimatePhase::Backward, Category::Reference), 4 * p);
     for away in [&idle, &streamed] {
         assert_eq!(held(away, EstimatePhase::Score, Category::Parameters), 0);
         assert_eq!(held(away, EstimatePhase::Backward, Category::Reference), 0);
     }
-    assert_eq!(
-        held(&idle, EstimatePhase::Backward, Category::Parameters),
-        4 * p
-    );
+    assert_eq!(held(&idle, EstimatePhase::Backward, Category::Parameters), 4 * p);
     // a layer at work, and as many ahead of it as copies are in flight
     let visiting = held(&streamed, EstimatePhase::Backward, Category::Parameters);
     assert!(visiting > 0 && visiting <= 2 * Sizes::of(&arch(512), None).layer_bytes());
@@ -307,16 +217,12 @@ fn offloaded_inputs_leave_the_device_but_for_those_on_their_way() {
     };
     for (prefetch, group, rows) in [(0, 1, 1), (1, 1, 3), (1, 2, 6), (2, 1, 4)] {
         let away = on_cuda(&workload(), &offloaded(prefetch, group));
-        assert_eq!(
-            held(&away, EstimatePhase::Backward, Category::KeptInputs),
-            rows * row()
-        );
+        assert_eq!(held(&away, EstimatePhase::Backward, Category::KeptInputs), rows * row());
         assert!(away.host_peak_bytes >= LAYERS * row());
     }
     assert_eq!(MemoryConfig::default().prefetch, 1);
     // of a whole graph recomputing frees the most, and offload comes on top
-    let peak =
-        |memory: &MemoryConfig| total(&on_cuda(&workload(), memory), EstimatePhase::Backward);
+    let peak = |memory: &MemoryConfig| total(&on_cuda(&workload(), memory), EstimatePhase::Backward);
     let (plain, kept) = (peak(&MemoryConfig::default()), peak(&checkpointed()));
     let away = peak(&offloaded(1, 1));
     assert!(plain - kept > kept - away && kept > away);
@@ -334,21 +240,12 @@ fn keys_and_values_take_whole_blocks_of_every_sequence() {
     // the guide's formula has the hidden size for the width of keys: too much by heads over key heads
     let guide = sequences * 512 * LAYERS * HIDDEN * 2 * 4;
     assert_eq!(guide, bytes * 4 / KEY_HEADS);
-    let shorter = Workload {
-        response_length: 250,
-        ..workload()
-    };
+    let shorter = Workload { response_length: 250, ..workload() };
     assert_eq!(cache(&shorter), bytes, "the last block is whole");
-    let int8 = Workload {
-        kv_cache_dtype: KvCacheDtype::Int8,
-        ..workload()
-    };
+    let int8 = Workload { kv_cache_dtype: KvCacheDtype::Int8, ..workload() };
     let token = KEY_HEADS * (2 * HEAD + 4);
     assert_eq!(cache(&int8), LAYERS * token * 512 * sequences);
-    let limited = Workload {
-        kv_cache_bytes: Some(bytes / 4),
-        ..workload()
-    };
+    let limited = Workload { kv_cache_bytes: Some(bytes / 4), ..workload() };
     assert_eq!(cache(&limited), bytes / 4);
     let plan = |max_num_seqs| {
         let plan = MemoryConfig::default().plans(&arch(512), false, None, max_num_seqs);
@@ -385,9 +282,7 @@ fn shorter_texts_take_fewer_keys_and_values_and_as_much_for_training_in_less_tim
     assert!(less <= training && training - less < training / 100);
     let seconds = |lengths| {
         let workload = Workload::grpo(arch(512), lengths, 16, 8);
-        on_cuda(&workload, &MemoryConfig::default())
-            .seconds
-            .backward
+        on_cuda(&workload, &MemoryConfig::default()).seconds.backward
     };
     assert!(seconds([128, 128]) < seconds([256, 256]));
 }
@@ -396,16 +291,10 @@ fn shorter_texts_take_fewer_keys_and_values_and_as_much_for_training_in_less_tim
 fn scoring_has_micro_batches_of_its_own() {
     let memory = MemoryConfig::default();
     assert!(memory.score_tokens > memory.train_tokens);
-    let small = MemoryConfig {
-        score_tokens: 4096,
-        ..memory.clone()
-    };
+    let small = MemoryConfig { score_tokens: 4096, ..memory.clone() };
     let (large, small) = (on_cuda(&workload(), &memory), on_cuda(&workload(), &small));
     assert!(total(&small, EstimatePhase::Score) < total(&large, EstimatePhase::Score));
-    assert_eq!(
-        total(&small, EstimatePhase::Backward),
-        total(&large, EstimatePhase::Backward)
-    );
+    assert_eq!(total(&small, EstimatePhase::Backward), total(&large, EstimatePhase::Backward));
     assert_eq!(held(&large, EstimatePhase::Score, Category::LiveGraph), 0);
 }
 
@@ -413,11 +302,7 @@ fn scoring_has_micro_batches_of_its_own() {
 fn long_sequences_take_memory_in_proportion_to_their_length() {
     let of = |length: usize, attention_rows, profile: &DeviceProfile| {
         let workload = Workload::grpo(arch(512), [1024, length as u64 - 1024], 1, 2);
-        let memory = MemoryConfig {
-            attention_rows,
-            train_tokens: length,
-            ..checkpointed()
-        };
+        let memory = MemoryConfig { attention_rows, train_tokens: length, ..checkpointed() };
         under(&workload, &memory, profile)
     };
     // where kernels attend, nothing grows faster
@@ -427,13 +312,7 @@ fn long_sequences_take_memory_in_proportion_to_their_length() {
     }
     // where tensor operations do, scores of a chunk of queries grow with the length, and those of all with its square
     let profile = DeviceProfile::assumed(Backend::Cuda);
-    let scores = |length, rows| {
-        held(
-            &of(length, rows, &profile),
-            EstimatePhase::Backward,
-            Category::Attention,
-        )
-    };
+    let scores = |length, rows| held(&of(length, rows, &profile), EstimatePhase::Backward, Category::Attention);
     assert_eq!(scores(8192, 512), 2 * scores(4096, 512));
     assert_eq!(scores(8192, 0), 4 * scores(4096, 0));
 }
@@ -441,20 +320,12 @@ fn long_sequences_take_memory_in_proportion_to_their_length() {
 #[test]
 fn rules_of_thumb_stand_beside_what_public_models_need() {
     let stated = rules::MULTIPLIERS.map(|multiplier| multiplier.rule);
-    assert_eq!(
-        format!("{stated:?}"),
-        "[[4.0, 6.0], [2.0, 3.0], [1.2, 1.8], [1.5, 2.0]]"
-    );
-    assert_eq!(
-        rules::SMALLEST_DEVICE,
-        [("3B", 16), ("8B", 40), ("32B", 160)]
-    );
+    assert_eq!(format!("{stated:?}"), "[[4.0, 6.0], [2.0, 3.0], [1.2, 1.8], [1.5, 2.0]]");
+    assert_eq!(rules::SMALLEST_DEVICE, [("3B", 16), ("8B", 40), ("32B", 160)]);
     let table = rules::table(&device(Backend::Cuda)).expect("a table");
     assert!(table.len() > 10);
     for model in table {
-        let [fast, balanced, constrained, huge] = &model.presets[..] else {
-            panic!("{}: four presets", model.name)
-        };
+        let [fast, balanced, constrained, huge] = &model.presets[..] else { panic!("{}: four presets", model.name) };
         // weights, gradients and two moments; everything but the weights may leave, and they sample on the device
         assert!(fast.multiplier >= 4.0, "{}", model.name);
         for preset in [balanced, constrained, huge] {

@@ -1,7 +1,7 @@
 //! Seconds of a step, roughly: enough to say which of two plans is faster, and by about how much.
 //!
-//! A forward of `n` tokens takes the larger of its floating-point operations over the device's rate and its element-wise
-//! traffic over the memory's bandwidth (their sum: they do not overlap), and a launch for each operation:
+//! A forward of `n` tokens takes the larger of its floating-point operations over the device's rate and its
+//! element-wise traffic over the memory's bandwidth (their sum: they do not overlap), and a launch for each operation:
 //!
 //! | work | operations |
 //! |---|---|
@@ -13,13 +13,16 @@
 //! | backward | twice the forward; the head's gradient too |
 //! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
 //!
-//! Every pass over a frozen base in few bits reads its codes, writes what they are widened to and reads that again; so does every token
-//! of a decoded batch, but where a kernel widens codes as it multiplies few rows. Decoding reads all weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies
-//! between host and device take bytes over the link. On a stream of their own (`DeviceProfile::overlaps_copies`) and with `prefetch` above
-//! 0 they hide behind the computation of their phase; elsewhere both share a queue and add up. Gradients that leave are waited for.
+//! Every pass over a frozen base in few bits reads its codes, writes what they are widened to and reads that again; so
+//! does every token of a decoded batch, but where a kernel widens codes as it multiplies few rows. Decoding reads all
+//! weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and
+//! device take bytes over the link. On a stream of their own (`DeviceProfile::overlaps_copies`) and with `prefetch`
+//! above 0 they hide behind the computation of their phase; elsewhere both share a queue and add up. Gradients that
+//! leave are waited for.
 //!
-//! Of several devices each has its share of the work; what they wait for of each other (`estimate::communication`) is added to the
-//! phase that it belongs to. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, each as long as the slowest stage's.
+//! Of several devices each has its share of the work; what they wait for of each other (`estimate::communication`) is
+//! added to the phase that it belongs to. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, each as
+//! long as the slowest stage's.
 
 use super::activations::{Cached, Half, Shape};
 use super::context::Context;
@@ -41,8 +44,7 @@ const UPDATE_OPERATIONS: f64 = 16.0 * 9.0;
 
 pub(super) fn seconds(ctx: &Context<'_>) -> Seconds {
     let critic = ctx.critic();
-    let of_critic =
-        |seconds: fn(&Context<'_>) -> f64| critic.as_ref().map_or(0.0, |critic| seconds(critic));
+    let of_critic = |seconds: fn(&Context<'_>) -> f64| critic.as_ref().map_or(0.0, |critic| seconds(critic));
     Seconds {
         rollout: rollout(ctx),
         reward: reward(ctx),
@@ -64,11 +66,7 @@ struct Cost {
 
 impl Cost {
     fn total(self, prefetch: usize, overlaps_copies: bool) -> f64 {
-        if prefetch > 0 && overlaps_copies {
-            self.compute.max(self.copies)
-        } else {
-            self.compute + self.copies
-        }
+        if prefetch > 0 && overlaps_copies { self.compute.max(self.copies) } else { self.compute + self.copies }
     }
 }
 
@@ -103,25 +101,15 @@ pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
         // a step of supervised training samples nothing
         return 0.0;
     }
-    let greedy = if w.greedy {
-        sampling(&ctx.sampling_as_trained(), 1)
-    } else {
-        0.0
-    };
+    let greedy = if w.greedy { sampling(&ctx.sampling_as_trained(), 1) } else { 0.0 };
     let policy = ctx.plan.policy();
     // streamed and idle weights come to the device for sampling, once
-    let fetched = if policy.idle == Home::Host {
-        ctx.parallel.weights(ctx.sizes.bytes()) as f64
-    } else {
-        streamed(ctx, policy)
-    };
+    let fetched =
+        if policy.idle == Home::Host { ctx.parallel.weights(ctx.sizes.bytes()) as f64 } else { streamed(ctx, policy) };
     // and what is on other stages from there
     let elsewhere = ctx.counted.whole_policy.bytes() - ctx.counted.policy.bytes();
     let fetched = fetched + ctx.parallel.replicated().weights(elsewhere) as f64;
-    sampling(&ctx.sampling(), w.group.max(1))
-        + greedy
-        + ctx.copy(fetched)
-        + ctx.rollout_traffic().seconds()
+    sampling(&ctx.sampling(), w.group.max(1)) + greedy + ctx.copy(fetched) + ctx.rollout_traffic().seconds()
 }
 
 /// Bytes of weights that a token of so many sequences moves.
@@ -133,11 +121,7 @@ fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
         return sizes.used_bytes(rows) + widened;
     };
     // what is widened as a whole is written and read again
-    let widened = if rows > codes.max_fused_rows {
-        2 * width * codes.numbers
-    } else {
-        0
-    };
+    let widened = if rows > codes.max_fused_rows { 2 * width * codes.numbers } else { 0 };
     width * sizes.ends() + codes.bytes + widened
 }
 
@@ -162,25 +146,20 @@ fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
     let layers = ctx.sizes.layers as f64;
     let prefill = layers * ctx.layer(prefill, 0);
     let cached = w.prompt_length as f64 + w.response_length as f64 / 2.0;
-    let token = w
-        .kv_cache_dtype
-        .layer_bytes_per_token(&w.arch, ctx.sizes.width as usize);
+    let token = w.kv_cache_dtype.layer_bytes_per_token(&w.arch, ctx.sizes.width as usize);
     let attend = ctx.sizes.count(Half::Attention) as f64;
     let states: usize = w.arch.state_numbers().iter().sum();
     let cache = rows as f64 * (cached * attend * token as f64 + (states as u64 * F32) as f64);
     let body = 2.0 * ctx.sizes.active_body() as f64 * rows as f64;
     let head = 2.0 * ctx.sizes.projection as f64 * rows as f64;
-    let widened_in_f32 =
-        |codes: QuantizedWeights| rows <= codes.max_fused_rows && !codes.tensor_cores;
+    let widened_in_f32 = |codes: QuantizedWeights| rows <= codes.max_fused_rows && !codes.tensor_cores;
     let half = ctx.sizes.is_half() && !ctx.eight_bits.is_some_and(widened_in_f32);
     let logits = (w.arch.vocab_size as u64 * rows) as f64 * F32 as f64 * 10.0;
     let token = ctx.flops_in(body, half)
         + ctx.flops(head)
         + (weights_moved(ctx, rows) as f64 / tensor + 2.0 * cache / shares + logits / shares)
             / ctx.profile.memory_bandwidth
-        + ctx.launch(
-            layers * (LAYER_OPERATIONS + ctx.expert_operations(rows as f64)) + CHOICE_OPERATIONS,
-        );
+        + ctx.launch(layers * (LAYER_OPERATIONS + ctx.expert_operations(rows as f64)) + CHOICE_OPERATIONS);
     waves * prefill + waves.ceil() * w.response_length as f64 * token
 }
 
@@ -206,16 +185,12 @@ pub(super) fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
         let sequences = ctx.workload.scored_sequences() as f64 / ctx.parallel.data as f64;
         let work = Work::of(ctx, plan, sequences, plan.score_tokens);
         let compute = ctx.body_forward(rates, work) + ctx.head_forward(rates, work, plan.head_rows);
-        return waiting(ctx, work) * ctx.shared(compute)
-            + turns(ctx, work.micros) * ctx.copy(streams);
+        return waiting(ctx, work) * ctx.shared(compute) + turns(ctx, work.micros) * ctx.copy(streams);
     }
     let shape = ctx.score_shape(plan);
     let micros = turns(ctx, score_micros(ctx, plan) as f64);
     let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
-    let cost = Cost {
-        compute: body + ctx.head(shape.scored, plan.head_rows),
-        copies: ctx.copy(streams),
-    };
+    let cost = Cost { compute: body + ctx.head(shape.scored, plan.head_rows), copies: ctx.copy(streams) };
     micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
 }
 
@@ -264,17 +239,13 @@ fn training_computation(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
     let layer = ctx.layer(shape, plan.attention_rows);
     let layers = ctx.sizes.layers as f64;
     let attend = ctx.sizes.count(Half::Attention) as f64;
-    let again = totals.recomputed_units as f64 / 2.0 * layer
-        + attend * ctx.scores_again(shape, plan.attention_rows);
+    let again = totals.recomputed_units as f64 / 2.0 * layer + attend * ctx.scores_again(shape, plan.attention_rows);
     // beside frozen weights there are no gradients of weights
     let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
     let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
     let head_passes = passes + f64::from(u8::from(head.repeats()));
     let head = head_passes * ctx.head(shape.scored, plan.head_rows);
-    [
-        layers * layer,
-        (passes - 1.0) * layers * layer + head + again,
-    ]
+    [layers * layer, (passes - 1.0) * layers * layer + head + again]
 }
 
 /// The same of the micro-batches of an optimizer step.
@@ -320,8 +291,7 @@ pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
     let turns = turns(ctx, micros);
     let passes = parts.map(|each| turns * each);
     let turns = steps(ctx) as f64 * turns;
-    turns * (cost.total(plan.prefetch, beside) + gradients)
-        + ctx.backward_traffic(totals, passes).seconds()
+    turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic(totals, passes).seconds()
 }
 
 /// The work of an optimizer step's micro-batches.
@@ -332,12 +302,7 @@ fn training_work(ctx: &Context<'_>) -> Work {
 }
 
 /// Computation of all of it where the device's kernels were measured: the layers' forward; head and backward.
-fn measured_computation(
-    ctx: &Context<'_>,
-    totals: &SegmentTotals,
-    rates: &KernelRates,
-    work: Work,
-) -> [f64; 2] {
+fn measured_computation(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRates, work: Work) -> [f64; 2] {
     let head_rows = ctx.model().head_rows;
     let forward = ctx.body_forward(rates, work);
     let again = totals.recomputed_units as f64 / (2.0 * ctx.sizes.layers.max(1) as f64);
@@ -371,8 +336,7 @@ fn measured_backward(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRa
     };
     let waiting = waiting(ctx, work);
     let passes = parts.map(|each| waiting * each);
-    steps(ctx) as f64 * waiting * (compute + copies + gradients)
-        + ctx.backward_traffic(totals, passes).seconds()
+    steps(ctx) as f64 * waiting * (compute + copies + gradients) + ctx.backward_traffic(totals, passes).seconds()
 }
 
 /// Optimizer steps of a training step.
@@ -397,8 +361,8 @@ pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
         MomentKind::Bf16 => 72.0,
         MomentKind::Block8 => 120.0,
     };
-    let device = on_device * moved / ctx.profile.memory_bandwidth
-        + ctx.launch(ctx.sizes.layers as f64 * UPDATE_OPERATIONS);
+    let device =
+        on_device * moved / ctx.profile.memory_bandwidth + ctx.launch(ctx.sizes.layers as f64 * UPDATE_OPERATIONS);
     let host = on_host * 36.0 / ctx.profile.host_bandwidth;
     let bytes = F32 as f64;
     let mut copies = on_host * bytes;
@@ -410,11 +374,7 @@ pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
     }
     if optimizer.idle == Home::Host {
         // in half precision the masters wait with the moments
-        let masters = if ctx.sizes.is_half() {
-            on_device * bytes
-        } else {
-            0.0
-        };
+        let masters = if ctx.sizes.is_half() { on_device * bytes } else { 0.0 };
         copies += 2.0 * (optimizer.moments.bytes(on_device as u64) as f64 + masters);
     }
     steps(ctx) as f64 * (device + host + ctx.copy(copies)) + ctx.optimizer_traffic().seconds()

@@ -1,11 +1,13 @@
-//! One training micro-batch, moment by moment: forward, head, and backward through the segments from the last to the first.
+//! One training micro-batch, moment by moment: forward, head, and backward through the segments from the last to the
+//! first.
 //!
 //! While segment `s` goes backward there are: the inputs kept by it and the segments before it, the graphs of segments
 //! before it that keep theirs, its own graph (of what lies below the half at hand), gradients on their way, and the
 //! parameters' gradients so far. From the second micro-batch on these are all parameters' and the segment's once more.
 //!
-//! A stage of a pipeline has its own segments alone, and what all of them keep of the other micro-batches that are under way: of `P - s` in
-//! all on stage `s` of `P` (one forward, one backward). The embedding is on the first stage, the head on the last.
+//! A stage of a pipeline has its own segments alone, and what all of them keep of the other micro-batches that are
+//! under way: of `P - s` in all on stage `s` of `P` (one forward, one backward). The embedding is on the first stage,
+//! the head on the last.
 
 use super::activations::Half;
 use super::context::Context;
@@ -113,9 +115,7 @@ impl<'a> BackwardPass<'a> {
         }
         if let (Half::Linear, Some(linear)) = (half, widths.linear()) {
             let buffers = F32 * linear.scratch(shape.tokens, shape.length);
-            found.backward = found
-                .backward
-                .on_device(Category::Attention, parallel.inside(buffers));
+            found.backward = found.backward.on_device(Category::Attention, parallel.inside(buffers));
         }
         found
     }
@@ -161,13 +161,13 @@ impl<'a> BackwardPass<'a> {
     fn of_others(&self, others: u64) -> MemoryUsage {
         let last = self.plan.segments.len();
         let [stay, offloaded] = self.inputs[last].map(|count| count * self.row * others);
-        let kept = MemoryUsage::default()
-            .on_device(Category::KeptInputs, stay)
-            .on_host(Category::KeptInputs, offloaded);
+        let kept =
+            MemoryUsage::default().on_device(Category::KeptInputs, stay).on_host(Category::KeptInputs, offloaded);
         (0..others).fold(kept, |held, _| held + self.graphs[last])
     }
 
-    /// The gradient of a tied matrix, of which the first stage and the last have a part: a message to the other, and one from there.
+    /// The gradient of a tied matrix, of which the first stage and the last have a part: a message to the other, and
+    /// one from there.
     fn tied_ends(&self, peak: &mut PeakUsage) {
         let two = |stage: PipelineStage| stage.is_first() || stage.is_last();
         if self.ctx.arch.tied && self.ctx.stage.is_some_and(two) {
@@ -179,7 +179,8 @@ impl<'a> BackwardPass<'a> {
         }
     }
 
-    /// Gradients that devices sum when all micro-batches are done, unit by unit in their order, and keep their shares of.
+    /// Gradients that devices sum when all micro-batches are done, unit by unit in their order, and keep their shares
+    /// of.
     fn sums_at_the_end(&self, peak: &mut PeakUsage) {
         let (ctx, sizes) = (self.ctx, &self.ctx.sizes);
         if !ctx.parallel.sums_at_the_end() {
@@ -218,9 +219,8 @@ impl<'a> BackwardPass<'a> {
         }
         if self.ctx.stage.is_some() {
             // through the host: a message that waits, one that is read, and what is read of it
-            let rows = forward
-                .on_device(Category::Buffers, 2 * self.row)
-                .on_host(Category::Communication, 3 * self.row);
+            let rows =
+                forward.on_device(Category::Buffers, 2 * self.row).on_host(Category::Communication, 3 * self.row);
             peak.record("rows on their way between stages", rows);
         }
         let sizes = &self.ctx.sizes;
@@ -246,14 +246,8 @@ impl<'a> BackwardPass<'a> {
         if !self.ctx.embeds() {
             return;
         }
-        let all = if self.updates_at_once() {
-            sizes.trained_ends(sizes.embedding)
-        } else {
-            self.trained
-        };
-        let rows = self
-            .base
-            .on_device(Category::Buffers, 2 * self.row * self.copies);
+        let all = if self.updates_at_once() { sizes.trained_ends(sizes.embedding) } else { self.trained };
+        let rows = self.base.on_device(Category::Buffers, 2 * self.row * self.copies);
         let held = self.with_gradients(rows, all, 0);
         peak.record("the embedding's gradient", held);
         if on_the_way {
@@ -297,9 +291,7 @@ impl<'a> BackwardPass<'a> {
             kept += own.kept + inner;
             scores += own.scores;
         }
-        MemoryUsage::default()
-            .on_device(Category::LiveGraph, kept)
-            .on_device(Category::Attention, scores)
+        MemoryUsage::default().on_device(Category::LiveGraph, kept).on_device(Category::Attention, scores)
     }
 
     /// Weights that are gathered ahead while a visit runs.
@@ -315,27 +307,21 @@ impl<'a> BackwardPass<'a> {
         let fetched = fetched(&ctx.sizes, self.plan, ctx.parallel, at, ahead);
         let held = self.ahead_of(count);
         let held = held.on_device(ctx.role.category(), fetched);
-        if self
-            .plan
-            .segments
-            .iter()
-            .all(|s| s.keep == ActivationPolicy::Graph)
-        {
+        if self.plan.segments.iter().all(|s| s.keep == ActivationPolicy::Graph) {
             return held;
         }
         held + ctx.forward(ctx.train_shape(), self.plan.attention_rows)
     }
 
-    /// Adds the parameters' gradients: `done` numbers are complete for this micro-batch, `fresh` ones are the segment's.
+    /// Adds the parameters' gradients: `done` numbers are complete for this micro-batch, `fresh` ones are the
+    /// segment's.
     fn with_gradients(&self, held: MemoryUsage, done: u64, fresh: u64) -> MemoryUsage {
         let share = |numbers| self.ctx.parallel.gradients(F32 * numbers);
         // a segment's own are whole until they are summed
         let whole = |numbers| self.ctx.parallel.replicated().gradients(F32 * numbers);
         let complete = if self.full { self.trained } else { done };
         let flight = match self.plan.grads {
-            Home::Host => {
-                (self.plan.prefetch as u64 + 1) * self.ctx.sizes.largest_trained.min(fresh)
-            }
+            Home::Host => (self.plan.prefetch as u64 + 1) * self.ctx.sizes.largest_trained.min(fresh),
             Home::Device => 0,
         };
         // a gradient adds itself to the sum in place: the segment's own are what is there besides
@@ -356,9 +342,7 @@ impl<'a> BackwardPass<'a> {
             (true, _) | (false, false) => projection,
             (false, true) => 2 * projection,
         };
-        let backward = ctx
-            .parallel
-            .tensor_share(cost.backward(shape, ctx.has_entropy()));
+        let backward = ctx.parallel.tensor_share(cost.backward(shape, ctx.has_entropy()));
         let gradients = match self.plan.grads {
             Home::Device => fresh,
             // chunks are summed on the device before the sum leaves it
@@ -372,17 +356,9 @@ impl<'a> BackwardPass<'a> {
         };
         let held = held + self.ahead_of(self.plan.segments.len() + 1);
         held.on_device(Category::Head, backward)
-            .on_device(
-                Category::Buffers,
-                self.row * self.copies + 2 * cost.picked(shape),
-            )
+            .on_device(Category::Buffers, self.row * self.copies + 2 * cost.picked(shape))
             .on_device(ctx.role.category(), weights)
-            .on_device(
-                Category::Gradients,
-                ctx.parallel
-                    .replicated()
-                    .gradients(F32 * (gradients + made)),
-            )
+            .on_device(Category::Gradients, ctx.parallel.replicated().gradients(F32 * (gradients + made)))
     }
 
     /// Weights that are on the device for the head and before the last segment's backward.
@@ -390,16 +366,8 @@ impl<'a> BackwardPass<'a> {
         let (plan, parallel, sizes) = (self.plan, self.ctx.parallel, &self.ctx.sizes);
         let last = plan.segments.len() - 1;
         if parallel.gathers() {
-            let own = if self.ctx.arch.tied {
-                0
-            } else {
-                sizes.projection
-            };
-            let kept = if plan.reshard_after_forward {
-                0
-            } else {
-                fetched(sizes, plan, parallel, last, 0)
-            };
+            let own = if self.ctx.arch.tied { 0 } else { sizes.projection };
+            let kept = if plan.reshard_after_forward { 0 } else { fetched(sizes, plan, parallel, last, 0) };
             return parallel.replicated().weights(sizes.width * own) + kept;
         }
         let own = match plan.ends {
@@ -453,8 +421,7 @@ impl<'a> BackwardPass<'a> {
         }
         let mut end = self.with_gradients(below, done + added, fresh);
         if self.plan.optimizer.in_backward {
-            end +=
-                states::update_buffers(&ctx.sizes, self.plan, ctx.parallel, &ctx.profile.kernels);
+            end += states::update_buffers(&ctx.sizes, self.plan, ctx.parallel, &ctx.profile.kernels);
         }
         peak.record("a segment's complete gradient", end);
         if ctx.parallel.sums_on_the_way() {

@@ -1,7 +1,8 @@
-//! Messages about weights and gradients of data-parallel devices, unit by unit, as the trainer sends them (docs/clusters.md).
+//! Messages about weights and gradients of data-parallel devices, unit by unit, as the trainer sends them
+//! (docs/clusters.md).
 //!
-//! A message of shards has every parameter's filled up to the length of the longest ([`Partition::part`]); one that sums gradients has
-//! besides, for each device, a number a parameter that counts who had a gradient of it.
+//! A message of shards has every parameter's filled up to the length of the longest ([`Partition::part`]); one that
+//! sums gradients has besides, for each device, a number a parameter that counts who had a gradient of it.
 
 use super::messages::{Along, Communication, Group, MessageKind};
 use super::parallel::Parallel;
@@ -23,7 +24,8 @@ struct UnitParams {
     /// Trained parameters, and their numbers.
     count: u64,
     trained: u64,
-    /// Numbers of trained parameters whose gradients the devices that share matrices sum, since each has a part of them.
+    /// Numbers of trained parameters whose gradients the devices that share matrices sum, since each has a part of
+    /// them.
     summed: u64,
 }
 
@@ -33,13 +35,14 @@ pub(crate) struct UnitMessages {
     ends: [UnitParams; 2],
     halves: [UnitParams; Half::ALL.len()],
     tied: bool,
-    /// Whether these are parameters of the first of several devices that share matrices; else messages are divided by their number.
+    /// Whether these are parameters of the first of several devices that share matrices; else messages are divided by
+    /// their number.
     cut: bool,
 }
 
 impl UnitMessages {
-    /// Of an architecture that so many devices share, as so many replicas; with adapters they alone are trained. Nothing is counted where
-    /// there is one device.
+    /// Of an architecture that so many devices share, as so many replicas; with adapters they alone are trained.
+    /// Nothing is counted where there is one device.
     pub fn of(arch: &Arch, lora: Option<&LoraConfig>, (replicas, tensor): (u64, u64)) -> Self {
         if replicas < 2 && tensor < 2 {
             return Self::default();
@@ -101,10 +104,7 @@ impl UnitMessages {
     }
 
     /// Every unit that is trained, and how many there are.
-    fn trained<'a>(
-        &'a self,
-        sizes: &'a Sizes,
-    ) -> impl Iterator<Item = (&'a UnitParams, u64)> + use<'a> {
+    fn trained<'a>(&'a self, sizes: &'a Sizes) -> impl Iterator<Item = (&'a UnitParams, u64)> + use<'a> {
         let halves = Half::ALL.map(|half| (self.half(half), sizes.count(half)));
         let ends = [(&self.ends[0], 1), (&self.ends[1], 1)];
         let all = ends.into_iter().chain(halves);
@@ -169,11 +169,7 @@ impl ModelMessages<'_> {
 
     /// A device's part of bytes that devices with shares of each matrix divide.
     fn part(&self, bytes: u64) -> u64 {
-        if self.units.cut {
-            bytes
-        } else {
-            bytes.div_ceil(self.parallel.tensor)
-        }
+        if self.units.cut { bytes } else { bytes.div_ceil(self.parallel.tensor) }
     }
 
     /// So many messages in which every replica gives `numbers` of `width` bytes to all others.
@@ -204,9 +200,7 @@ impl ModelMessages<'_> {
     fn gather_segments(&self, to: &mut Communication) {
         let of = |segment: &Segment| {
             let units = segment.units.clone();
-            units
-                .map(|unit| self.units.half(self.sizes.half(unit)).part)
-                .sum()
+            units.map(|unit| self.units.half(self.sizes.half(unit)).part).sum()
         };
         for segment in &self.plan.segments {
             self.gather(to, 1, of(segment));
@@ -229,17 +223,14 @@ impl ModelMessages<'_> {
         if self.gathers() {
             self.gather_ends(&mut found);
             for half in Half::ALL {
-                self.gather(
-                    &mut found,
-                    self.sizes.count(half),
-                    self.units.half(half).part,
-                );
+                self.gather(&mut found, self.sizes.count(half), self.units.half(half).part);
             }
         }
         found
     }
 
-    /// Rounds of an optimizer step in which gradients are summed or weights gathered, of so many micro-batches a device.
+    /// Rounds of an optimizer step in which gradients are summed or weights gathered, of so many micro-batches a
+    /// device.
     pub fn rounds(&self, micros: u64) -> u64 {
         match self.plan.order {
             Order::MicroMajor => micros,
@@ -247,15 +238,15 @@ impl ModelMessages<'_> {
         }
     }
 
-    /// Whether gathers are under way while another visit computes. From GPU to GPU over NCCL, as shards that stay on the device are, they
-    /// are waited for: only what goes through the host does so beside the GPU's work.
+    /// Whether gathers are under way while another visit computes. From GPU to GPU over NCCL, as shards that stay on
+    /// the device are, they are waited for: only what goes through the host does so beside the GPU's work.
     pub fn runs_ahead(&self) -> bool {
         let waited_for = self.parallel.nccl && home_of_layers(self.plan) == Home::Device;
         self.plan.prefetch > 0 && !waited_for
     }
 
-    /// Of seconds that gathers of forward passes take, those of gathers that are under way while another visit computes: all but the first
-    /// visit's.
+    /// Of seconds that gathers of forward passes take, those of gathers that are under way while another visit
+    /// computes: all but the first visit's.
     pub fn ahead(&self, seconds: f64) -> f64 {
         if !self.runs_ahead() {
             return 0.0;
@@ -286,11 +277,7 @@ impl ModelMessages<'_> {
         } else {
             at_the_end = sums;
         }
-        TrainingMessages {
-            gathers,
-            each_round,
-            at_the_end,
-        }
+        TrainingMessages { gathers, each_round, at_the_end }
     }
 
     /// Gradients of which each device that shares matrices has a part, unit by unit.
@@ -354,31 +341,13 @@ impl ModelMessages<'_> {
     }
 }
 
-/// What the first of so many data-parallel ranks sends in an optimizer step of a model under a plan, in which every rank makes `rounds`
-/// passes: to be compared with what a run counts.
+/// What the first of so many data-parallel ranks sends in an optimizer step of a model under a plan, in which every
+/// rank makes `rounds` passes: to be compared with what a run counts.
 #[must_use]
-pub fn of_update(
-    arch: &Arch,
-    lora: Option<&LoraConfig>,
-    plan: &ModelPlan,
-    ranks: u64,
-    rounds: u64,
-) -> Communication {
-    let (units, sizes) = (
-        UnitMessages::of(arch, lora, (ranks, 1)),
-        Sizes::of(arch, lora),
-    );
-    let parallel = Parallel {
-        data: ranks,
-        zero: plan.zero,
-        ..Parallel::default()
-    };
-    let messages = ModelMessages {
-        units: &units,
-        sizes: &sizes,
-        plan,
-        parallel: &parallel,
-    };
+pub fn of_update(arch: &Arch, lora: Option<&LoraConfig>, plan: &ModelPlan, ranks: u64, rounds: u64) -> Communication {
+    let (units, sizes) = (UnitMessages::of(arch, lora, (ranks, 1)), Sizes::of(arch, lora));
+    let parallel = Parallel { data: ranks, zero: plan.zero, ..Parallel::default() };
+    let messages = ModelMessages { units: &units, sizes: &sizes, plan, parallel: &parallel };
     let mut all = messages.training().in_rounds(rounds);
     all += messages.optimizer();
     all

@@ -112,12 +112,7 @@ pub(crate) struct PeakUsage {
 
 impl PeakUsage {
     pub fn new(unified: bool) -> Self {
-        Self {
-            unified,
-            device: CategoryBytes::default(),
-            host: CategoryBytes::default(),
-            moment: "",
-        }
+        Self { unified, device: CategoryBytes::default(), host: CategoryBytes::default(), moment: "" }
     }
 
     /// Adds what is held all the time.
@@ -130,11 +125,7 @@ impl PeakUsage {
     }
 
     pub fn record(&mut self, moment: &'static str, usage: MemoryUsage) {
-        let device = if self.unified {
-            usage.device + usage.host
-        } else {
-            usage.device
-        };
+        let device = if self.unified { usage.device + usage.host } else { usage.device };
         if device.total() > self.device.total() || self.moment.is_empty() {
             self.device = device;
             self.moment = moment;

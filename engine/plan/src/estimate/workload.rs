@@ -7,10 +7,7 @@ use firebrick_spec::{Arch, CudaGraphs, KvCacheDtype, Prepack};
 
 /// What a run asks for, memory decisions apart.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "each is a part of a step that there is or is not"
-)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a part of a step that there is or is not")]
 pub struct Workload {
     /// The policy.
     pub arch: Arch,
@@ -18,8 +15,8 @@ pub struct Workload {
     pub prompt_length: u64,
     /// Most tokens of a completion.
     pub response_length: u64,
-    /// Mean tokens of prompts and completions, where they are known: seconds are those of sequences of these lengths. Bytes are always
-    /// those of the longest.
+    /// Mean tokens of prompts and completions, where they are known: seconds are those of sequences of these lengths.
+    /// Bytes are always those of the longest.
     pub mean_lengths: Option<[f64; 2]>,
     /// Prompts a step.
     pub prompts: u64,
@@ -53,7 +50,8 @@ pub struct Workload {
     pub old_log_probs: bool,
     /// The loss looks at entropy.
     pub entropy: bool,
-    /// The policy scores every optimizer step once more before its first backward: something is chosen out of the whole step.
+    /// The policy scores every optimizer step once more before its first backward: something is chosen out of the whole
+    /// step.
     pub scores: bool,
     /// Gradients are clipped by their global norm, so that no segment can be updated before all are complete.
     pub clips: bool,
@@ -116,15 +114,10 @@ pub struct CriticWork {
 }
 
 impl Workload {
-    /// The least that a step of GRPO asks for: `prompts` groups of `group` completions, one optimizer step over all of them,
-    /// clipped by the global norm; the policy scores them itself, and there is no other model.
+    /// The least that a step of GRPO asks for: `prompts` groups of `group` completions, one optimizer step over all of
+    /// them, clipped by the global norm; the policy scores them itself, and there is no other model.
     #[must_use]
-    pub fn grpo(
-        arch: Arch,
-        [prompt_length, response_length]: [u64; 2],
-        prompts: u64,
-        group: u64,
-    ) -> Self {
+    pub fn grpo(arch: Arch, [prompt_length, response_length]: [u64; 2], prompts: u64, group: u64) -> Self {
         Self {
             rollout_precision: arch.precision,
             arch,
@@ -140,10 +133,7 @@ impl Workload {
             kv_cache_bytes: None,
             kv_cache_dtype: KvCacheDtype::Auto,
             prepack: Prepack::default(),
-            cuda_graphs: CudaGraphs {
-                enforce_eager: Some(true),
-                capture_sizes: None,
-            },
+            cuda_graphs: CudaGraphs { enforce_eager: Some(true), capture_sizes: None },
             validation: 0,
             lora: None,
             reference: false,
@@ -161,7 +151,8 @@ impl Workload {
         }
     }
 
-    /// The warm-up as a workload of its own: its batch, of examples in place of rollouts, and nothing that looks at rollouts.
+    /// The warm-up as a workload of its own: its batch, of examples in place of rollouts, and nothing that looks at
+    /// rollouts.
     #[must_use]
     pub fn warming_up(&self) -> Option<Self> {
         let own = self.warm_up?;
@@ -182,10 +173,7 @@ impl Workload {
             scales_loss: own.scales_loss,
             critic: None,
             rewards: Vec::new(),
-            examples: Some(Examples {
-                length: own.length,
-                validation: 0,
-            }),
+            examples: Some(Examples { length: own.length, validation: 0 }),
             warm_up: None,
             ..self.clone()
         })
@@ -197,8 +185,8 @@ impl Workload {
         self.critic.as_ref().map(|critic| &critic.arch)
     }
 
-    /// Whether every model that is trained can be updated segment by segment, in a warm-up too: no gradient is clipped by a global norm
-    /// or comes of a scaled loss.
+    /// Whether every model that is trained can be updated segment by segment, in a warm-up too: no gradient is clipped
+    /// by a global norm or comes of a scaled loss.
     #[must_use]
     pub fn steps_in_backward(&self) -> bool {
         let warms = |own: WarmUp| !own.scales_loss && !own.clips;
@@ -243,8 +231,7 @@ impl Workload {
     /// Sequences that are scored together.
     #[must_use]
     pub fn scored_sequences(&self) -> u64 {
-        self.examples
-            .map_or_else(|| self.rollouts(), |e| e.validation.max(1))
+        self.examples.map_or_else(|| self.rollouts(), |e| e.validation.max(1))
     }
 
     /// Sequences a step.

@@ -29,12 +29,7 @@ pub(super) fn explain(request: &Request) -> Result<Infeasible> {
         if let Some(phase) = fit.estimate.peak_phase() {
             let most = phase.categories.iter().max_by_key(|(_, bytes)| **bytes);
             if let Some((category, bytes)) = most {
-                largest = format!(
-                    "most of it in the {} phase for {} ({})",
-                    phase.name,
-                    category.name(),
-                    Bytes(*bytes)
-                );
+                largest = format!("most of it in the {} phase for {} ({})", phase.name, category.name(), Bytes(*bytes));
             }
         }
         let whole = (*bytes as f64 / (1.0 - request.memory.margin)).ceil() as u64;
@@ -108,10 +103,7 @@ fn changes(request: &Request) -> Vec<Change> {
         let own = w.clips.then(|| format!("{section}optim.clip_grad=null"));
         let warm = warm_clips.then(|| "warmup.sft.optim.clip_grad=null".to_owned());
         let keys: Vec<String> = own.into_iter().chain(warm).collect();
-        let text = format!(
-            "{}: segments are updated in the backward pass",
-            keys.join(" ")
-        );
+        let text = format!("{}: segments are updated in the backward pass", keys.join(" "));
         all.push(("clip", text, changed));
     }
     for share in [2, 4, 8] {
@@ -120,9 +112,7 @@ fn changes(request: &Request) -> Vec<Change> {
             let mut changed = request.clone();
             changed.workload.arch = changed.workload.arch.with_layers(layers);
             let millions = Sizes::of(&changed.workload.arch, None).total() / 1_000_000;
-            let text = format!(
-                "a smaller model: {layers} layers of this width have {millions} million parameters"
-            );
+            let text = format!("a smaller model: {layers} layers of this width have {millions} million parameters");
             all.push(("model", text, changed));
         }
     }
@@ -137,11 +127,7 @@ fn fewer_tokens(request: &Request, all: &mut Vec<Change>) {
         if length > 0 {
             let mut changed = request.clone();
             changed.workload.response_length = length;
-            all.push((
-                "response",
-                format!("rollout.response_length={length}"),
-                changed,
-            ));
+            all.push(("response", format!("rollout.response_length={length}"), changed));
         }
     }
     for share in [2, 4] {

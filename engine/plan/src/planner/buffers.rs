@@ -45,11 +45,7 @@ impl Each {
             own.per_token * width
         });
         let experts = experts.max().unwrap_or(0);
-        let widest = arch
-            .intermediate_size
-            .max(arch.num_heads * arch.head_dim)
-            .max(arch.hidden_size)
-            .max(experts);
+        let widest = arch.intermediate_size.max(arch.num_heads * arch.head_dim).max(arch.hidden_size).max(experts);
         let slots = workload.length().next_multiple_of(BLOCK_SIZE as u64);
         let keys = slots * (arch.num_kv_heads * arch.head_dim) as u64;
         let number = match workload.kv_cache_dtype {
@@ -82,17 +78,9 @@ impl Model<'_> {
         let warm = workload.warm_up.map_or(0, |own| own.batch * own.length);
         let there = (workload.rollouts().max(1) * workload.scored_length()).max(warm);
         let tokens = there.min(self.plan.train_tokens.max(self.plan.score_tokens) as u64);
-        let buffer = |what: &str, bytes, smaller| Buffer {
-            what: format!("the {}'s {what}", self.who),
-            bytes,
-            smaller,
-        };
+        let buffer = |what: &str, bytes, smaller| Buffer { what: format!("the {}'s {what}", self.who), bytes, smaller };
         let mut all = vec![
-            buffer(
-                "largest matrix",
-                sizes.width * sizes.largest,
-                "precision: bf16 or f16 halves it",
-            ),
+            buffer("largest matrix", sizes.width * sizes.largest, "precision: bf16 or f16 halves it"),
             buffer(
                 "activations of a micro-batch",
                 each.token * tokens,
@@ -125,13 +113,7 @@ fn buffers(workload: &Workload, plan: &Plan, kernels: &KernelTable) -> Vec<Buffe
             // those have plans of their own
             Role::RewardModel => return None,
         };
-        Some(Model {
-            who,
-            arch,
-            plan,
-            lora,
-            trained: role != Role::Reference,
-        })
+        Some(Model { who, arch, plan, lora, trained: role != Role::Reference })
     };
     let rewards = workload.rewards.iter().map(|reward| Model {
         who: "reward model",
@@ -140,20 +122,13 @@ fn buffers(workload: &Workload, plan: &Plan, kernels: &KernelTable) -> Vec<Buffe
         lora: None,
         trained: false,
     });
-    let models = plan
-        .models
-        .iter()
-        .filter_map(|(role, plan)| own(*role, plan));
-    let mut all: Vec<Buffer> = models
-        .chain(rewards)
-        .flat_map(|model| model.buffers(workload, kernels))
-        .collect();
+    let models = plan.models.iter().filter_map(|(role, plan)| own(*role, plan));
+    let mut all: Vec<Buffer> = models.chain(rewards).flat_map(|model| model.buffers(workload, kernels)).collect();
     if workload.samples() {
         let each = Each::of(&workload.arch, workload, kernels);
         all.push(Buffer {
             what: "what sampling holds of a layer's keys, or of logits".into(),
-            bytes: each.sequence
-                * (plan.rollout.max_num_seqs as u64).min(workload.rollouts().max(1)),
+            bytes: each.sequence * (plan.rollout.max_num_seqs as u64).min(workload.rollouts().max(1)),
             smaller: "lower rollout.max_num_seqs, or lengths",
         });
     }
@@ -264,18 +239,9 @@ mod tests {
         let plan = request.as_configured().expect("a plan").plan;
         let mut arch = request.workload.arch.clone();
         arch.vocab_size = 1 << 20;
-        request.workload.rewards.push(RewardWork {
-            arch,
-            plan: plan.policy().clone(),
-        });
-        let message = request
-            .check_buffers(&plan)
-            .expect_err("too large")
-            .to_string();
-        assert!(
-            message.contains("the reward model's largest matrix"),
-            "{message}"
-        );
+        request.workload.rewards.push(RewardWork { arch, plan: plan.policy().clone() });
+        let message = request.check_buffers(&plan).expect_err("too large").to_string();
+        assert!(message.contains("the reward model's largest matrix"), "{message}");
     }
 
     #[test]

@@ -3,10 +3,7 @@
 use super::request::Request;
 use crate::Result;
 use crate::estimate::Workload;
-use crate::{
-    CriticMemory, Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload,
-    Plan, Zero,
-};
+use crate::{CriticMemory, Granularity, MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Plan, Zero};
 
 /// A choice for everything.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,12 +15,7 @@ pub(super) struct Candidate {
 impl Candidate {
     pub fn plan(&self, workload: &Workload) -> Result<Plan> {
         let critic = workload.critic_arch();
-        self.memory.plans(
-            &workload.arch,
-            workload.reference,
-            critic,
-            self.max_num_seqs,
-        )
+        self.memory.plans(&workload.arch, workload.reference, critic, self.max_num_seqs)
     }
 }
 
@@ -71,27 +63,16 @@ pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
     }
     all = with_and_without(&all, |m| m.grad_offload = true);
     all = flat_map(&all, |m| {
-        let with = |offload, fraction| MemoryConfig {
-            optimizer_offload: offload,
-            offload_fraction: fraction,
-            ..m.clone()
-        };
-        let mut options = vec![
-            m.clone(),
-            with(OptimizerOffload::Cpu, 0.5),
-            with(OptimizerOffload::Cpu, 1.0),
-        ];
+        let with =
+            |offload, fraction| MemoryConfig { optimizer_offload: offload, offload_fraction: fraction, ..m.clone() };
+        let mut options = vec![m.clone(), with(OptimizerOffload::Cpu, 0.5), with(OptimizerOffload::Cpu, 1.0)];
         if !m.step_in_backward {
             options.push(with(OptimizerOffload::Idle, 1.0));
         }
         options
     });
     all = flat_map(&all, |m| {
-        let with = |offload, order| MemoryConfig {
-            param_offload: offload,
-            order,
-            ..m.clone()
-        };
+        let with = |offload, order| MemoryConfig { param_offload: offload, order, ..m.clone() };
         let mut options = vec![m.clone(), with(ParamOffload::Streamed, Order::MicroMajor)];
         // stages take micro-batches one after the other
         if m.pipeline_model_parallel_size == 1 {
@@ -104,18 +85,14 @@ pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
     });
     if request.workload.reference {
         all = flat_map(&all, |m| {
-            [
-                ParamOffload::None,
-                ParamOffload::Idle,
-                ParamOffload::Streamed,
-            ]
-            .into_iter()
-            .map(|offload| {
-                let mut next = m.clone();
-                next.reference.param_offload = offload;
-                next
-            })
-            .collect()
+            [ParamOffload::None, ParamOffload::Idle, ParamOffload::Streamed]
+                .into_iter()
+                .map(|offload| {
+                    let mut next = m.clone();
+                    next.reference.param_offload = offload;
+                    next
+                })
+                .collect()
         });
     }
     all
@@ -126,46 +103,24 @@ fn with_moments(all: &[MemoryConfig]) -> Vec<MemoryConfig> {
         let kinds = [MomentKind::F32, MomentKind::Bf16, MomentKind::Block8];
         // never more bits than were asked for
         let asked = kinds.iter().position(|k| *k == m.moments).unwrap_or(0);
-        kinds[asked..]
-            .iter()
-            .map(|&moments| MemoryConfig {
-                moments,
-                ..m.clone()
-            })
-            .collect()
+        kinds[asked..].iter().map(|&moments| MemoryConfig { moments, ..m.clone() }).collect()
     })
 }
 
 /// What segments keep, for given homes of the weights.
-pub(super) fn activation_policies(
-    memory: &MemoryConfig,
-    layers: usize,
-    unified: bool,
-) -> Vec<MemoryConfig> {
-    let on = MemoryConfig {
-        gradient_checkpointing: true,
-        ..memory.clone()
-    };
+pub(super) fn activation_policies(memory: &MemoryConfig, layers: usize, unified: bool) -> Vec<MemoryConfig> {
+    let on = MemoryConfig { gradient_checkpointing: true, ..memory.clone() };
     let mut all: Vec<MemoryConfig> = [1, 2, 3, 4, 6, 8, 12, 16]
         .into_iter()
         .filter(|&every| every == 1 || every <= layers / 2)
-        .map(|every| MemoryConfig {
-            checkpoint_every: every,
-            ..on.clone()
-        })
+        .map(|every| MemoryConfig { checkpoint_every: every, ..on.clone() })
         .collect();
-    all.push(MemoryConfig {
-        recompute_granularity: Granularity::Half,
-        ..on.clone()
-    });
+    all.push(MemoryConfig { recompute_granularity: Granularity::Half, ..on.clone() });
     let frees = memory.zero() == Zero::Stage3 && memory.reshard_after_forward;
     if memory.param_offload != ParamOffload::Streamed && !frees {
         // weights that come and go leave no graph behind
         all.push(memory.clone());
-        all.extend([0.25, 0.5, 0.75].map(|ratio| MemoryConfig {
-            checkpoint_ratio: Some(ratio),
-            ..on.clone()
-        }));
+        all.extend([0.25, 0.5, 0.75].map(|ratio| MemoryConfig { checkpoint_ratio: Some(ratio), ..on.clone() }));
     }
     if unified {
         return all;
@@ -174,10 +129,7 @@ pub(super) fn activation_policies(
         if !m.gradient_checkpointing {
             return vec![m.clone()];
         }
-        let away = MemoryConfig {
-            activation_offload: true,
-            ..m.clone()
-        };
+        let away = MemoryConfig { activation_offload: true, ..m.clone() };
         vec![m.clone(), away]
     })
 }
@@ -190,10 +142,7 @@ fn with_and_without(all: &[MemoryConfig], change: impl Fn(&mut MemoryConfig)) ->
     })
 }
 
-fn flat_map(
-    all: &[MemoryConfig],
-    each: impl Fn(&MemoryConfig) -> Vec<MemoryConfig>,
-) -> Vec<MemoryConfig> {
+fn flat_map(all: &[MemoryConfig], each: impl Fn(&MemoryConfig) -> Vec<MemoryConfig>) -> Vec<MemoryConfig> {
     all.iter().flat_map(each).collect()
 }
 
@@ -233,13 +182,9 @@ pub(super) fn tokens(most: usize, length: u64, sequences: u64) -> Vec<usize> {
 /// Sequences sampled at a time: whole groups, the most first.
 pub(super) fn sequences(request: &Request) -> Vec<usize> {
     let group = request.workload.group.max(1);
-    let prompts = request
-        .parallel
-        .sampling()
-        .sequences(request.workload.prompts);
+    let prompts = request.parallel.sampling().sequences(request.workload.prompts);
     let most = (request.max_num_seqs as u64 / group).clamp(1, prompts.max(1));
-    let mut counts: Vec<u64> =
-        std::iter::successors(Some(most), |n| (*n > 1).then(|| n.div_ceil(2))).collect();
+    let mut counts: Vec<u64> = std::iter::successors(Some(most), |n| (*n > 1).then(|| n.div_ceil(2))).collect();
     counts.dedup();
     counts.iter().map(|n| (n * group) as usize).collect()
 }

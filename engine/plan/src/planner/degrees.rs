@@ -1,9 +1,10 @@
 //! Degrees of parallelism for a cluster: those with the least estimated time under which a plan fits.
 //!
-//! Every way to write the number of devices as data × sequence × tensor × pipeline is considered, with each stage of `ZeRO`, and with
-//! sampling on groups of devices that share matrices. Matrices and sequences are shared inside a machine only; stages sample from whole
-//! policies, and go with the optimizer's state shared out at most. Each is searched as a plan of one device is. With estimated kinds there are many: they are tried
-//! in the order of their time without memory limits, and left out from where that is above the best so far.
+//! Every way to write the number of devices as data × sequence × tensor × pipeline is considered, with each stage of
+//! `ZeRO`, and with sampling on groups of devices that share matrices. Matrices and sequences are shared inside a
+//! machine only; stages sample from whole policies, and go with the optimizer's state shared out at most. Each is
+//! searched as a plan of one device is. With estimated kinds there are many: they are tried in the order of their time
+//! without memory limits, and left out from where that is above the best so far.
 
 use super::advice;
 use super::candidates::placements;
@@ -31,7 +32,8 @@ pub struct Degrees {
     pub pipeline: Option<u64>,
     /// Devices that share every sequence.
     pub sequence: Option<u64>,
-    /// Devices that share every sequence of the critic's, where it says so itself; what is absent is as many as share the others.
+    /// Devices that share every sequence of the critic's, where it says so itself; what is absent is as many as share
+    /// the others.
     pub critic_sequence: Option<u64>,
     /// Devices that share every matrix while the policy samples.
     pub rollout_tensor: Option<u64>,
@@ -48,9 +50,7 @@ impl Degrees {
             pipeline: chosen(self.pipeline, parallel.pipeline),
             sequence: chosen(self.sequence, parallel.sequence),
             critic_sequence: None,
-            rollout_tensor: parallel
-                .rollout_tensor
-                .filter(|_| self.rollout_tensor.is_none()),
+            rollout_tensor: parallel.rollout_tensor.filter(|_| self.rollout_tensor.is_none()),
             ..*parallel
         }
     }
@@ -83,8 +83,8 @@ pub struct ClusterFit {
     pub request: Request,
     /// The plan of each device.
     pub fit: Fit,
-    /// Degrees that fit as well, the fastest first. Where there are few to try, all that fit; else, and with estimates, those that were the
-    /// fastest when they were tried.
+    /// Degrees that fit as well, the fastest first. Where there are few to try, all that fit; else, and with estimates,
+    /// those that were the fastest when they were tried.
     pub others: Vec<DegreesThatFit>,
 }
 
@@ -92,7 +92,8 @@ impl Request {
     /// The fastest plan for a cluster within the budget of each device.
     ///
     /// # Errors
-    /// Where no degrees make up the cluster's devices and divide the work, and where nothing fits: by how much, and what would.
+    /// Where no degrees make up the cluster's devices and divide the work, and where nothing fits: by how much, and
+    /// what would.
     pub fn fit_cluster(&self, cluster: Cluster, asked: &Degrees) -> Result<ClusterFit> {
         let candidates = self.candidates(cluster, asked)?;
         let prunes = asked.estimated || candidates.len() > FEW;
@@ -134,10 +135,7 @@ impl Request {
                 Err(error) => refused = Some(error),
             }
         }
-        let mut timed: Vec<(f64, Self)> = all
-            .into_iter()
-            .map(|request| (request.at_most_as_fast(), request))
-            .collect();
+        let mut timed: Vec<(f64, Self)> = all.into_iter().map(|request| (request.at_most_as_fast(), request)).collect();
         timed.sort_by(|a, b| a.0.total_cmp(&b.0));
         if timed.is_empty() {
             return Err(refused.unwrap_or_else(|| impossible(cluster, asked)));
@@ -145,8 +143,8 @@ impl Request {
         Ok(timed)
     }
 
-    /// Seconds of a step where nothing is recomputed, moved or cut smaller than was asked for, as if memory had no end: about the least
-    /// that degrees take.
+    /// Seconds of a step where nothing is recomputed, moved or cut smaller than was asked for, as if memory had no end:
+    /// about the least that degrees take.
     fn at_most_as_fast(&self) -> f64 {
         let sequence = self.workload.scored_length().max(1) as usize;
         let plain = |train_tokens: usize, max_num_seqs: usize| {
@@ -154,8 +152,7 @@ impl Request {
                 zero_stage: self.memory.zero_stage,
                 reshard_after_forward: self.memory.reshard_after_forward,
                 // a kept graph would hold on to weights that are freed
-                gradient_checkpointing: self.parallel.gathers()
-                    && self.memory.reshard_after_forward,
+                gradient_checkpointing: self.parallel.gathers() && self.memory.reshard_after_forward,
                 train_tokens,
                 score_tokens: train_tokens.max(sequence),
                 prefetch: self.memory.prefetch,
@@ -171,12 +168,7 @@ impl Request {
     }
 
     /// Says by how much the most frugal degrees are too large, and what would fit.
-    fn infeasible(
-        &self,
-        cluster: Cluster,
-        asked: &Degrees,
-        candidates: &[(f64, Self)],
-    ) -> Result<Error> {
+    fn infeasible(&self, cluster: Cluster, asked: &Degrees, candidates: &[(f64, Self)]) -> Result<Error> {
         let mut least: Option<(u64, &Self)> = None;
         for (_, request) in candidates {
             if let Some(bytes) = frugal(request)?
@@ -190,10 +182,7 @@ impl Request {
         found.spread = Some(closest.parallel.to_string());
         let mut advice = Vec::new();
         if !asked.estimated && !asked.names_estimates() {
-            let all = Degrees {
-                estimated: true,
-                ..*asked
-            };
+            let all = Degrees { estimated: true, ..*asked };
             let candidates = self.candidates(cluster, &all)?;
             if let Some(request) = first_that_fits(&candidates)? {
                 advice.push(format!(
@@ -203,18 +192,12 @@ impl Request {
             }
         }
         for times in MORE_NODES {
-            let more = Cluster {
-                nodes: cluster.nodes * times,
-                ..cluster
-            };
+            let more = Cluster { nodes: cluster.nodes * times, ..cluster };
             let Ok(candidates) = self.candidates(more, asked) else {
                 break;
             };
             if let Some(request) = first_that_fits(&candidates)? {
-                advice.push(format!(
-                    "--nodes {} --gpus {}: {}",
-                    more.nodes, more.devices_per_node, request.parallel
-                ));
+                advice.push(format!("--nodes {} --gpus {}: {}", more.nodes, more.devices_per_node, request.parallel));
                 break;
             }
         }
@@ -233,33 +216,24 @@ fn impossible(cluster: Cluster, asked: &Degrees) -> Error {
         ("sequence", asked.sequence),
         ("rollout tensor", asked.rollout_tensor),
     ];
-    let given: Vec<String> = given
-        .iter()
-        .filter_map(|(name, degree)| degree.map(|n| format!("{name} {n}")))
-        .collect();
+    let given: Vec<String> = given.iter().filter_map(|(name, degree)| degree.map(|n| format!("{name} {n}"))).collect();
     Error::Config(format!(
         "{} machines of {} have {} devices, which no degrees make up with {}; matrices and sequences are shared inside a machine, and \
          stages of a pipeline go with a ZeRO stage of at most 1",
         cluster.nodes,
         cluster.devices_per_node,
         cluster.devices(),
-        if given.is_empty() {
-            "what was asked for".to_owned()
-        } else {
-            given.join(", ")
-        }
+        if given.is_empty() { "what was asked for".to_owned() } else { given.join(", ") }
     ))
 }
 
-/// The fastest fit of all candidates. With many of them, each is given up where it cannot be nearly as fast as the best so far.
+/// The fastest fit of all candidates. With many of them, each is given up where it cannot be nearly as fast as the best
+/// so far.
 fn best_of(candidates: Vec<(f64, Request)>, prunes: bool) -> Result<Option<ClusterFit>> {
     let mut best: Option<(f64, Request, Fit)> = None;
     let mut others = Vec::new();
     for (least, request) in candidates {
-        let bound = best
-            .as_ref()
-            .filter(|_| prunes)
-            .map_or(f64::INFINITY, |(cost, ..)| NEARLY * cost);
+        let bound = best.as_ref().filter(|_| prunes).map_or(f64::INFINITY, |(cost, ..)| NEARLY * cost);
         if prunes && least >= bound {
             continue;
         }
@@ -282,14 +256,9 @@ fn best_of(candidates: Vec<(f64, Request)>, prunes: bool) -> Result<Option<Clust
     others.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     Ok(best.map(|(_, request, fit)| {
         others.retain(|own| {
-            own.parallel != request.parallel
-                || own.reshard_after_forward != request.memory.reshard_after_forward
+            own.parallel != request.parallel || own.reshard_after_forward != request.memory.reshard_after_forward
         });
-        ClusterFit {
-            request,
-            fit,
-            others,
-        }
+        ClusterFit { request, fit, others }
     }))
 }
 
@@ -357,10 +326,7 @@ fn degrees(cluster: Cluster, asked: &Degrees) -> Vec<(Parallel, bool)> {
                     ..Parallel::default()
                 };
                 for rollout_tensor in sampled_in(&parallel, asked, inside) {
-                    let parallel = Parallel {
-                        rollout_tensor,
-                        ..parallel
-                    };
+                    let parallel = Parallel { rollout_tensor, ..parallel };
                     found.extend(stages(parallel, asked));
                 }
             }
@@ -387,24 +353,17 @@ fn stages(parallel: Parallel, asked: &Degrees) -> impl Iterator<Item = (Parallel
     let asked = asked.zero;
     let fits = move |zero: &Zero| {
         let shares = *zero > Zero::Off;
-        let highest = if parallel.pipeline > 1 {
-            Zero::Stage1
-        } else {
-            Zero::Stage3
-        };
-        asked.is_none_or(|asked| asked == *zero)
-            && (!shares || parallel.data > 1)
-            && *zero <= highest
+        let highest = if parallel.pipeline > 1 { Zero::Stage1 } else { Zero::Stage3 };
+        asked.is_none_or(|asked| asked == *zero) && (!shares || parallel.data > 1) && *zero <= highest
     };
     let both = |zero: Zero| match zero {
         Zero::Stage3 => vec![true, false],
         _ => vec![true],
     };
-    Zero::STAGES.into_iter().filter(fits).flat_map(move |zero| {
-        both(zero)
-            .into_iter()
-            .map(move |reshard| (Parallel { zero, ..parallel }, reshard))
-    })
+    Zero::STAGES
+        .into_iter()
+        .filter(fits)
+        .flat_map(move |zero| both(zero).into_iter().map(move |reshard| (Parallel { zero, ..parallel }, reshard)))
 }
 
 #[cfg(test)]

@@ -37,24 +37,13 @@ impl Fit {
     pub fn overrides(&self) -> Vec<String> {
         let chosen = object(&self.memory);
         let plain = object(&MemoryConfig::default());
-        let ignored = [
-            "preset",
-            "plan",
-            "budget",
-            "host_budget",
-            "margin",
-            "limit",
-            "recover",
-        ];
+        let ignored = ["preset", "plan", "budget", "host_budget", "margin", "limit", "recover"];
         let mut all: Vec<String> = chosen
             .iter()
             .filter(|(key, value)| !ignored.contains(&key.as_str()) && plain[*key] != **value)
             .flat_map(|(key, value)| spelled(&format!("memory.{key}"), value))
             .collect();
-        all.push(format!(
-            "rollout.max_num_seqs={}",
-            self.plan.rollout.max_num_seqs
-        ));
+        all.push(format!("rollout.max_num_seqs={}", self.plan.rollout.max_num_seqs));
         all
     }
 
@@ -83,11 +72,9 @@ fn object(memory: &MemoryConfig) -> Map<String, Value> {
 
 fn spelled(key: &str, value: &Value) -> Vec<String> {
     match value {
-        Value::Object(map) => map
-            .iter()
-            .filter(|(_, v)| !v.is_null())
-            .flat_map(|(k, v)| spelled(&format!("{key}.{k}"), v))
-            .collect(),
+        Value::Object(map) => {
+            map.iter().filter(|(_, v)| !v.is_null()).flat_map(|(k, v)| spelled(&format!("{key}.{k}"), v)).collect()
+        }
         Value::String(text) => vec![format!("{key}={text}")],
         other => vec![format!("{key}={other}")],
     }
@@ -98,11 +85,7 @@ fn decision(technique: Technique, without: &Estimate, with: &Estimate) -> Decisi
         let own = with.phase(name).map_or(0, |p| p.total_bytes);
         bytes.saturating_sub(own)
     };
-    let most = without
-        .phases
-        .iter()
-        .map(|p| (saved(p.name, p.total_bytes), p.name))
-        .max_by_key(|(bytes, _)| *bytes);
+    let most = without.phases.iter().map(|p| (saved(p.name, p.total_bytes), p.name)).max_by_key(|(bytes, _)| *bytes);
     let (saves_bytes, phase) = most.unwrap_or((0, EstimatePhase::Backward));
     Decision {
         what: technique.what.to_owned(),
@@ -114,10 +97,7 @@ fn decision(technique: Technique, without: &Estimate, with: &Estimate) -> Decisi
 }
 
 fn techniques(fit: &Fit, request: &Request) -> Vec<Technique> {
-    let mut list = List {
-        fit,
-        all: Vec::new(),
-    };
+    let mut list = List { fit, all: Vec::new() };
     list.homes();
     list.kept();
     list.sizes(request);
@@ -131,20 +111,14 @@ struct List<'a> {
 
 impl List<'_> {
     fn add(&mut self, what: &'static str, settings: String, undo: impl FnOnce(&mut Candidate)) {
-        let mut without = Candidate {
-            memory: self.fit.memory.clone(),
-            max_num_seqs: self.fit.plan.rollout.max_num_seqs,
-        };
+        let mut without =
+            Candidate { memory: self.fit.memory.clone(), max_num_seqs: self.fit.plan.rollout.max_num_seqs };
         undo(&mut without);
         if without.memory.critic_settings().is_err() {
             // a setting of the critic's own stood on what was undone: it goes with it
             without.memory.critic = without.memory.critic.sizes();
         }
-        self.all.push(Technique {
-            what,
-            settings,
-            without,
-        });
+        self.all.push(Technique { what, settings, without });
     }
 
     /// Where weights, gradients and state live.
@@ -181,10 +155,7 @@ impl List<'_> {
         }
         if m.optimizer_offload != OptimizerOffload::None {
             let (what, mut settings) = match m.optimizer_offload {
-                OptimizerOffload::Cpu => (
-                    "the host keeps the moments and computes the update",
-                    String::new(),
-                ),
+                OptimizerOffload::Cpu => ("the host keeps the moments and computes the update", String::new()),
                 _ => ("moments wait on the host between updates", String::new()),
             };
             settings.push_str(&spelled_one("optimizer_offload", m.optimizer_offload));
@@ -211,9 +182,7 @@ impl List<'_> {
         if m.gradient_checkpointing {
             let mut settings = spelled_one("gradient_checkpointing", true);
             let more = match (m.recompute_granularity, m.checkpoint_ratio) {
-                (Granularity::Half, _) => {
-                    spelled_one("recompute_granularity", m.recompute_granularity)
-                }
+                (Granularity::Half, _) => spelled_one("recompute_granularity", m.recompute_granularity),
                 (_, Some(ratio)) => spelled_one("checkpoint_ratio", ratio),
                 _ => spelled_one("checkpoint_every", m.checkpoint_every),
             };
@@ -270,24 +239,17 @@ impl List<'_> {
                 c.memory.attention_rows = rows;
             });
         }
-        let share =
-            |sequences| request.parallel.sequences(sequences) * request.workload.scored_length();
+        let share = |sequences| request.parallel.sequences(sequences) * request.workload.scored_length();
         let step = share(request.workload.mini_rollouts());
         if (m.train_tokens as u64) < step.min(base.train_tokens as u64) {
-            let (tokens, settings) = (
-                base.train_tokens,
-                spelled_one("train_tokens", m.train_tokens),
-            );
+            let (tokens, settings) = (base.train_tokens, spelled_one("train_tokens", m.train_tokens));
             self.add("smaller training micro-batches", settings, |c| {
                 c.memory.train_tokens = tokens;
             });
         }
         let step = share(request.workload.scored_sequences());
         if (m.score_tokens as u64) < step.min(base.score_tokens as u64) {
-            let (tokens, settings) = (
-                base.score_tokens,
-                spelled_one("score_tokens", m.score_tokens),
-            );
+            let (tokens, settings) = (base.score_tokens, spelled_one("score_tokens", m.score_tokens));
             self.add("smaller scoring micro-batches", settings, |c| {
                 c.memory.score_tokens = tokens;
             });

@@ -25,8 +25,9 @@ pub struct GroupProposal {
 }
 
 impl Fit {
-    /// Half, a quarter, twice and four times the group size, where as many rollouts make whole steps of them. Larger groups share
-    /// more of their prompts' keys and values; how many completions a prompt is worth is the objective's question.
+    /// Half, a quarter, twice and four times the group size, where as many rollouts make whole steps of them. Larger
+    /// groups share more of their prompts' keys and values; how many completions a prompt is worth is the objective's
+    /// question.
     ///
     /// # Errors
     /// Those of [`Request::fit`], apart from `Error::Infeasible`.
@@ -35,18 +36,14 @@ impl Fit {
         let sizes = [w.group / 4, w.group / 2, w.group * 2, w.group * 4];
         let whole = |&group: &u64| {
             // a group of one has nothing to be compared with
-            group > 1
-                && w.mini_rollouts().is_multiple_of(group)
-                && w.rollouts().is_multiple_of(group)
+            group > 1 && w.mini_rollouts().is_multiple_of(group) && w.rollouts().is_multiple_of(group)
         };
         // an objective without groups has none to choose, and a quarter of an odd one is another number of rollouts
         if w.group < 2 || w.examples.is_some() {
             return Ok(Vec::new());
         }
         let groups = sizes.into_iter().filter(whole);
-        groups
-            .map(|group| self.with_group(request, group))
-            .collect()
+        groups.map(|group| self.with_group(request, group)).collect()
     }
 
     fn with_group(&self, request: &Request, group: u64) -> Result<GroupProposal> {
@@ -56,10 +53,7 @@ impl Fit {
         w.group = group;
         let mut best: Option<GroupProposal> = None;
         for max_num_seqs in sequences(&changed) {
-            let candidate = Candidate {
-                memory: self.memory.clone(),
-                max_num_seqs,
-            };
+            let candidate = Candidate { memory: self.memory.clone(), max_num_seqs };
             let estimate = changed.estimate(&candidate.plan(&changed.workload)?);
             let found = GroupProposal {
                 group_size: group,
@@ -69,9 +63,7 @@ impl Fit {
                 seconds: estimate.seconds.total(),
                 fits: changed.holds(&estimate),
             };
-            let better = best
-                .as_ref()
-                .is_none_or(|best| (found.fits, best.seconds) > (best.fits, found.seconds));
+            let better = best.as_ref().is_none_or(|best| (found.fits, best.seconds) > (best.fits, found.seconds));
             if better {
                 best = Some(found);
             }

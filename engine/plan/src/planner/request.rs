@@ -10,8 +10,8 @@ use firebrick_spec::DeviceProfile;
 pub struct Request {
     /// What the run does.
     pub workload: Workload,
-    /// Its `memory` section: token budgets and rows are upper limits; whether weights, gradients, moments and inputs move
-    /// is the planner's choice.
+    /// Its `memory` section: token budgets and rows are upper limits; whether weights, gradients, moments and inputs
+    /// move is the planner's choice.
     pub memory: MemoryConfig,
     /// Most sequences sampled at a time.
     pub max_num_seqs: usize,
@@ -23,8 +23,8 @@ pub struct Request {
     pub host_budget: Option<u64>,
     /// Devices that share the run; all bytes are those of one of them.
     pub parallel: Parallel,
-    /// Ranks of the run. Those that share nothing out are each planned as if alone (`parallel` is one device), and sum gradients all the
-    /// same.
+    /// Ranks of the run. Those that share nothing out are each planned as if alone (`parallel` is one device), and sum
+    /// gradients all the same.
     pub ranks: usize,
 }
 
@@ -46,8 +46,8 @@ impl Request {
         parallel.is_run() && parallel.trains(&self.workload) && parallel.samples(&self.workload)
     }
 
-    /// Whether a plan may update a segment in the backward pass: no gradient has to be seen whole first, and none is complete only when
-    /// other devices have theirs.
+    /// Whether a plan may update a segment in the backward pass: no gradient has to be seen whole first, and none is
+    /// complete only when other devices have theirs.
     pub(super) fn steps_in_backward(&self) -> bool {
         let alone = self.ranks <= 1 && !self.parallel.is_several();
         alone && self.memory.zero() == Zero::Off && self.workload.steps_in_backward()

@@ -1,8 +1,6 @@
 //! The search itself.
 
-use super::candidates::{
-    Candidate, activation_policies, attention_rows, head_rows, placements, sequences, tokens,
-};
+use super::candidates::{Candidate, activation_policies, attention_rows, head_rows, placements, sequences, tokens};
 use super::limits::PhaseLimits;
 use super::request::Request;
 use crate::Result;
@@ -26,21 +24,12 @@ pub(super) fn search(request: &Request, limits: &PhaseLimits) -> Result<Option<C
 }
 
 /// The fastest candidate that fits and costs less than `bound`, and its cost.
-pub(super) fn below(
-    request: &Request,
-    limits: &PhaseLimits,
-    bound: f64,
-) -> Result<Option<(f64, Candidate)>> {
+pub(super) fn below(request: &Request, limits: &PhaseLimits, bound: f64) -> Result<Option<(f64, Candidate)>> {
     let mut best: Option<(f64, Candidate)> = None;
     let stages = request.stages();
     for memory in placements(request) {
         let most = best.as_ref().map_or(bound, |(cost, _)| *cost);
-        let search = PlacementSearch {
-            request,
-            limits,
-            memory,
-            stages: &stages,
-        };
+        let search = PlacementSearch { request, limits, memory, stages: &stages };
         if let Some(found) = search.best(most)? {
             best = Some(found);
         }
@@ -56,9 +45,7 @@ pub(super) fn smallest(request: &Request) -> Result<Option<(u64, Candidate)>> {
         for candidate in frugal(request, &memory) {
             let plan = candidate.plan(&request.workload)?;
             let estimate = request.estimate_of(&stages, &plan);
-            let better = best
-                .as_ref()
-                .is_none_or(|(bytes, _)| estimate.peak_bytes < *bytes);
+            let better = best.as_ref().is_none_or(|(bytes, _)| estimate.peak_bytes < *bytes);
             if better && estimate.host_peak_bytes <= host {
                 best = Some((estimate.peak_bytes, candidate));
             }
@@ -81,13 +68,7 @@ pub(super) fn frugal(request: &Request, memory: &MemoryConfig) -> Vec<Candidate>
     };
     let max_num_seqs = smallest(sequences(request));
     let policies = activation_policies(&frugal, w.arch.num_layers, request.profile.is_unified());
-    policies
-        .into_iter()
-        .map(|memory| Candidate {
-            memory,
-            max_num_seqs,
-        })
-        .collect()
+    policies.into_iter().map(|memory| Candidate { memory, max_num_seqs }).collect()
 }
 
 /// The search among plans whose weights, gradients and optimizer state live where `memory` says.
@@ -113,21 +94,12 @@ impl PlacementSearch<'_> {
     }
 
     fn contexts<'p>(&'p self, plans: &'p StagePlans<'_>) -> impl Iterator<Item = Context<'p>> {
-        let Request {
-            workload,
-            profile,
-            parallel,
-            ..
-        } = self.request;
+        let Request { workload, profile, parallel, .. } = self.request;
         plans.contexts(workload, profile, parallel)
     }
 
     /// Whether phases keep within the limits on every stage.
-    fn hold(
-        &self,
-        plans: &StagePlans<'_>,
-        phases: impl Fn(&Context<'_>) -> Vec<PhaseEstimate>,
-    ) -> bool {
+    fn hold(&self, plans: &StagePlans<'_>, phases: impl Fn(&Context<'_>) -> Vec<PhaseEstimate>) -> bool {
         let mut each = self.contexts(plans);
         each.all(|ctx| phases(&ctx).iter().all(|phase| self.limits.hold(phase)))
     }
@@ -151,11 +123,7 @@ impl PlacementSearch<'_> {
             score_tokens: w.scored_length().max(1) as usize,
             ..activation_policies(&self.memory, w.arch.num_layers, true)[0].clone()
         };
-        let plan = Candidate {
-            memory: frugal,
-            max_num_seqs: w.group.max(1) as usize,
-        }
-        .plan(w)?;
+        let plan = Candidate { memory: frugal, max_num_seqs: w.group.max(1) as usize }.plan(w)?;
         let mut plans = self.divided(&plan);
         if !self.hold(&plans, |ctx| vec![ctx.load(), ctx.save()]) {
             return Ok(None);
@@ -171,10 +139,7 @@ impl PlacementSearch<'_> {
         let rows = self.rows(&mut plans);
         let found = self.backward(&rows, fixed + rollout, most / penalty)?;
         Ok(found.map(|(seconds, memory)| {
-            let candidate = Candidate {
-                memory,
-                max_num_seqs: seqs,
-            };
+            let candidate = Candidate { memory, max_num_seqs: seqs };
             (seconds * penalty, candidate)
         }))
     }
@@ -222,12 +187,7 @@ impl PlacementSearch<'_> {
                     let values = |ctx: &Context<'_>| ctx.critic().map_or(0.0, |c| time::values(&c));
                     let seconds = self.seconds(plans, time::score) + self.seconds(plans, values);
                     if best.as_ref().is_none_or(|b| seconds < b.seconds) {
-                        best = Some(ChunkSizes {
-                            head,
-                            attention,
-                            score_tokens,
-                            seconds,
-                        });
+                        best = Some(ChunkSizes { head, attention, score_tokens, seconds });
                     }
                 }
                 all.extend(best);
@@ -237,12 +197,7 @@ impl PlacementSearch<'_> {
     }
 
     /// The fastest training pass that fits, after `before` seconds of other phases.
-    fn backward(
-        &self,
-        rows: &[ChunkSizes],
-        before: f64,
-        most: f64,
-    ) -> Result<Option<(f64, MemoryConfig)>> {
+    fn backward(&self, rows: &[ChunkSizes], before: f64, most: f64) -> Result<Option<(f64, MemoryConfig)>> {
         let w = &self.request.workload;
         let unified = self.request.profile.is_unified();
         let mut budgets = tokens(
@@ -259,10 +214,7 @@ impl PlacementSearch<'_> {
             activation_policies(&self.memory, w.arch.num_layers, unified)
                 .into_iter()
                 .map(|memory| {
-                    let candidate = Candidate {
-                        memory,
-                        max_num_seqs: self.request.max_num_seqs,
-                    };
+                    let candidate = Candidate { memory, max_num_seqs: self.request.max_num_seqs };
                     let plans = self.divided(&candidate.plan(w)?);
                     Ok((candidate.memory, plans))
                 })
@@ -307,20 +259,13 @@ impl PlacementSearch<'_> {
     fn totals(&self, plans: &StagePlans<'_>) -> Vec<(SegmentTotals, Option<SegmentTotals>)> {
         let each = self.contexts(plans).map(|ctx| {
             let critic = ctx.critic();
-            (
-                SegmentTotals::of(&ctx),
-                critic.as_ref().map(SegmentTotals::of),
-            )
+            (SegmentTotals::of(&ctx), critic.as_ref().map(SegmentTotals::of))
         });
         each.collect()
     }
 
     /// Seconds of the training passes, given what segments add up to.
-    fn training_seconds(
-        &self,
-        plans: &StagePlans<'_>,
-        totals: &[(SegmentTotals, Option<SegmentTotals>)],
-    ) -> f64 {
+    fn training_seconds(&self, plans: &StagePlans<'_>, totals: &[(SegmentTotals, Option<SegmentTotals>)]) -> f64 {
         let [mut policy, mut critics] = [0.0_f64; 2];
         for (ctx, (own, critic)) in self.contexts(plans).zip(totals) {
             policy = policy.max(time::backward(&ctx, own));
@@ -376,12 +321,7 @@ impl PlacementSearch<'_> {
 }
 
 /// Settings with these sizes of chunks and micro-batches, and those of the critic where they differ.
-fn settings(
-    shape: &MemoryConfig,
-    rows: &ChunkSizes,
-    train_tokens: usize,
-    critic: Option<&ModelPlan>,
-) -> MemoryConfig {
+fn settings(shape: &MemoryConfig, rows: &ChunkSizes, train_tokens: usize, critic: Option<&ModelPlan>) -> MemoryConfig {
     let mut memory = MemoryConfig {
         head_rows: rows.head,
         attention_rows: rows.attention,

@@ -26,19 +26,17 @@ impl Request {
     /// The plan that the settings spell out, with its estimate, whether it fits or not.
     ///
     /// # Errors
-    /// `Error::Config` for settings that give no plan, and `Error::Plan` also for tensors that the device cannot hold in one piece.
+    /// `Error::Config` for settings that give no plan, and `Error::Plan` also for tensors that the device cannot hold
+    /// in one piece.
     pub fn as_configured(&self) -> Result<Fit> {
-        self.fit_candidate(Candidate {
-            memory: self.memory.clone(),
-            max_num_seqs: self.max_num_seqs,
-        })
+        self.fit_candidate(Candidate { memory: self.memory.clone(), max_num_seqs: self.max_num_seqs })
     }
 
     /// The plan with the least estimated time that fits.
     ///
     /// # Errors
-    /// `Error::Infeasible` where no plan fits, with what would help; `Error::Config` for settings that give no plan, and `Error::Plan` also
-    /// for tensors that the device cannot hold in one piece.
+    /// `Error::Infeasible` where no plan fits, with what would help; `Error::Config` for settings that give no plan,
+    /// and `Error::Plan` also for tensors that the device cannot hold in one piece.
     pub fn fit(&self) -> Result<Fit> {
         match search::search(&self.within_buffers(), &self.limits())? {
             Some(best) => self.fit_candidate(best),
@@ -46,11 +44,13 @@ impl Request {
         }
     }
 
-    /// The fastest plan that should get by where `current` ran out of memory: its prediction stays below the current one's by a tenth
-    /// of all but the runtime's overhead, and below the limit by as much as the failed prediction was too low.
+    /// The fastest plan that should get by where `current` ran out of memory: its prediction stays below the current
+    /// one's by a tenth of all but the runtime's overhead, and below the limit by as much as the failed prediction was
+    /// too low.
     ///
     /// # Errors
-    /// `Error::Infeasible` where no plan is predicted to need that little, with what would help; the others as in [`Self::fit`].
+    /// `Error::Infeasible` where no plan is predicted to need that little, with what would help; the others as in
+    /// [`Self::fit`].
     pub fn next_cheaper(&self, current: &Plan, failure: &Failure) -> Result<Fit> {
         let failed = self.estimate(current);
         let phase = failure.phase.and_then(|name| failed.phase(name));
@@ -62,9 +62,7 @@ impl Request {
         let decided = predicted.saturating_sub(of_no_plan);
         let below = predicted - (decided as f64 * STEP_DOWN) as u64;
         let bound = match (failure.used, failure.limit) {
-            (Some(used), Some(limit)) if used > 0 => {
-                below.min((limit as f64 * predicted as f64 / used as f64) as u64)
-            }
+            (Some(used), Some(limit)) if used > 0 => below.min((limit as f64 * predicted as f64 / used as f64) as u64),
             (_, Some(limit)) => below.min(limit),
             _ => below,
         };

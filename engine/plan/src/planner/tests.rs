@@ -2,8 +2,7 @@ use super::*;
 use crate::estimate::{CriticWork, EstimatePhase, Parallel, Sizes, Workload, Zero, rules};
 use crate::test_support::{device, kernels};
 use crate::{
-    Error, Infeasible, MemoryConfig, MomentKind, OptimizerOffload, Packing, ParamOffload, Plan,
-    PlanReport, PlannedFor,
+    Error, Infeasible, MemoryConfig, MomentKind, OptimizerOffload, Packing, ParamOffload, Plan, PlanReport, PlannedFor,
 };
 use firebrick_spec::{Arch, Backend, Category};
 use serde_json::{Value, json};
@@ -21,18 +20,13 @@ fn arch(layers: usize, hidden: usize, vocab: usize) -> Arch {
         "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 2,
         "max_position_embeddings": 8192
     });
-    let Value::Object(config) = config else {
-        unreachable!("an object")
-    };
+    let Value::Object(config) = config else { unreachable!("an object") };
     Arch::from_config(&config, Path::new("test")).expect("an architecture")
 }
 
 fn request(arch: Arch, backend: Backend) -> Request {
     Request {
-        workload: Workload {
-            reference: true,
-            ..Workload::grpo(arch, [256, 256], 8, 8)
-        },
+        workload: Workload { reference: true, ..Workload::grpo(arch, [256, 256], 8, 8) },
         memory: MemoryConfig::default(),
         max_num_seqs: 64,
         profile: device(backend),
@@ -86,10 +80,7 @@ fn other_groups_are_proposed_at_as_many_rollouts() {
     let fit = free.fit().expect("fits");
     tight.budget = Some(peak / 2);
     let tight = fit.groups(&tight).expect("groups");
-    assert!(
-        tight.iter().all(|own| !own.fits),
-        "half of the least is too little"
-    );
+    assert!(tight.iter().all(|own| !own.fits), "half of the least is too little");
 
     let mut alone = free;
     alone.workload.group = 1;
@@ -112,11 +103,7 @@ fn a_padded_plan_has_room_for_sequences_that_are_too_short_for_chunks() {
     short.workload.mini_batch *= 8;
     let bytes = |request: &Request, category| {
         let fit = request.as_configured().expect("a plan");
-        let backward = fit
-            .estimate
-            .phase(EstimatePhase::Backward)
-            .expect("a phase")
-            .clone();
+        let backward = fit.estimate.phase(EstimatePhase::Backward).expect("a phase").clone();
         backward.categories.get(&category).copied().unwrap_or(0)
     };
     let kept = bytes(&short, Category::Attention);
@@ -152,9 +139,7 @@ fn a_greedy_completion_of_every_prompt_takes_its_time() {
 
 #[test]
 fn without_a_budget_nothing_that_costs_time_is_turned_on() {
-    let fit = request(arch(8, 512, 32_000), Backend::Cuda)
-        .fit()
-        .expect("fits");
+    let fit = request(arch(8, 512, 32_000), Backend::Cuda).fit().expect("fits");
     assert!(!fit.memory.gradient_checkpointing);
     assert_eq!(fit.memory.param_offload, ParamOffload::None);
     assert_eq!(fit.memory.optimizer_offload, OptimizerOffload::None);
@@ -173,9 +158,7 @@ fn the_peak_stays_below_the_budget_by_the_margin() {
 fn a_model_larger_than_the_device_streams() {
     let model = rules::public("Qwen2.5-7B").expect("known");
     let weights = 4 * Sizes::of(&model, None).total();
-    let fit = within(request(model, Backend::Cuda), 48 * GIB)
-        .fit()
-        .expect("fits");
+    let fit = within(request(model, Backend::Cuda), 48 * GIB).fit().expect("fits");
     let state = 4 * weights;
     assert!(state > 48 * GIB && fit.estimate.peak_bytes < 48 * GIB);
     assert!(fit.estimate.host_peak_bytes > weights);
@@ -186,9 +169,7 @@ fn on_one_memory_nothing_is_ever_moved_to_the_host() {
     let free = request(arch(8, 512, 32_000), Backend::Cpu);
     let smallest = search::smallest(&free).expect("searches").expect("some").0;
     for share in [1.2, 1.5, 2.0, 4.0] {
-        let fit = within(free.clone(), (smallest as f64 * share) as u64)
-            .fit()
-            .expect("fits");
+        let fit = within(free.clone(), (smallest as f64 * share) as u64).fit().expect("fits");
         let m = &fit.memory;
         assert!(!m.activation_offload && !m.grad_offload, "{m:?}");
         assert_eq!(m.param_offload, ParamOffload::None);
@@ -207,10 +188,7 @@ fn a_host_budget_is_respected_and_can_be_what_is_missing() {
     assert!(fit.estimate.host_peak_bytes < free);
     tight.host_budget = Some(1 << 20);
     let message = tight.fit().expect_err("nothing").to_string();
-    assert!(
-        message.contains("host_budget") || message.contains("too much"),
-        "{message}"
-    );
+    assert!(message.contains("host_budget") || message.contains("too much"), "{message}");
 }
 
 #[test]
@@ -218,16 +196,8 @@ fn a_budget_bounds_each_of_several_devices() {
     let model = rules::public("Qwen2.5-7B").expect("known");
     let mut alone = within(request(model, Backend::Cuda), 80 * GIB);
     alone.host_budget = Some(16 * GIB);
-    infeasible(
-        alone
-            .fit()
-            .expect_err("policy, reference and gradients are 28 GiB each, and the host holds 16"),
-    );
-    let fsdp = Parallel {
-        data: 16,
-        zero: Zero::Stage3,
-        ..Parallel::default()
-    };
+    infeasible(alone.fit().expect_err("policy, reference and gradients are 28 GiB each, and the host holds 16"));
+    let fsdp = Parallel { data: 16, zero: Zero::Stage3, ..Parallel::default() };
     let shared = alone.spread(fsdp).expect("divides");
     let fit = shared.fit().expect("fits");
     assert!(fit.estimate.peak_bytes <= 80 * GIB * 9 / 10);
@@ -239,17 +209,12 @@ fn a_budget_bounds_each_of_several_devices() {
 fn where_nothing_fits_it_says_by_how_much_and_what_would() {
     let tight = within(request(arch(16, 1024, 150_000), Backend::Cpu), 2 * GIB);
     let found = infeasible(tight.fit().expect_err("nothing fits"));
-    let over = found
-        .over_by()
-        .expect("the device's budget is what is missing");
+    let over = found.over_by().expect("the device's budget is what is missing");
     assert!(over > 0);
     assert!(!found.advice.is_empty());
     let budget = found.advice.last().expect("a budget");
-    let enough: crate::size::Bytes = budget
-        .strip_prefix("a budget of ")
-        .expect("the last line")
-        .parse()
-        .expect("a size");
+    let enough: crate::size::Bytes =
+        budget.strip_prefix("a budget of ").expect("the last line").parse().expect("a size");
     let fit = within(tight.clone(), enough.0).fit();
     assert!(fit.is_ok(), "the budget it asks for is enough");
     let message = tight.fit().expect_err("nothing fits").to_string();
@@ -262,10 +227,7 @@ fn advice_holds() {
     let smallest = search::smallest(&free).expect("searches").expect("some").0;
     let tight = within(free, (smallest as f64 * 1.05) as u64);
     let found = infeasible(tight.fit().expect_err("the margin is missing"));
-    let response = found
-        .advice
-        .iter()
-        .find_map(|a| a.strip_prefix("rollout.response_length="));
+    let response = found.advice.iter().find_map(|a| a.strip_prefix("rollout.response_length="));
     if let Some(length) = response {
         let mut shorter = tight;
         shorter.workload.response_length = length.parse().expect("a number");
@@ -286,35 +248,19 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
     assert!(report.phases.iter().all(|p| sum(p) == p.total_bytes));
 
     let path = Path::new("plan.json");
-    let alone = PlannedFor {
-        ranks: 1,
-        sequence: 1,
-        critic_sequence: 1,
-        tensor: 1,
-        pipeline: 1,
-        sampling: 1,
-    };
+    let alone = PlannedFor { ranks: 1, sequence: 1, critic_sequence: 1, tensor: 1, pipeline: 1, sampling: 1 };
     let plan = Plan::from_json(&text, path, &alone).expect("loads");
     assert_eq!(plan, fit.plan);
     for (text, expected) in [
         ("{", "is not JSON"),
         ("{}", "has no `plan`"),
-        (
-            r#"{"plan": {"models": {}, "rollout": {"max_num_seqs": 4}}}"#,
-            "`policy`",
-        ),
-        (
-            r#"{"plan": {"models": {}, "rollout": {"max_num_seqs": "x"}}}"#,
-            "max_num_seqs",
-        ),
+        (r#"{"plan": {"models": {}, "rollout": {"max_num_seqs": 4}}}"#, "`policy`"),
+        (r#"{"plan": {"models": {}, "rollout": {"max_num_seqs": "x"}}}"#, "max_num_seqs"),
         (
             r#"{"parallel": {"data": 4, "zero": "stage2"}}"#,
             "was made for 4 devices: data 4 (ZeRO-2), and this run has 1",
         ),
-        (
-            r#"{"parallel": {"data": 1, "pipeline": 2}}"#,
-            "memory.pipeline_model_parallel_size is 1; set it to 2",
-        ),
+        (r#"{"parallel": {"data": 1, "pipeline": 2}}"#, "memory.pipeline_model_parallel_size is 1; set it to 2"),
         (
             r#"{"parallel": {"data": 1, "pipeline": 2, "tensor": 2}}"#,
             "is arithmetic for 4 devices: tensor 2 x pipeline 2",
@@ -323,14 +269,8 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
             r#"{"parallel": {"data": 2, "pipeline": 2, "rollout_tensor": 2}}"#,
             "is arithmetic for 4 devices: data 2 x pipeline 2 x tensor 2 in sampling",
         ),
-        (
-            r#"{"parallel": {"data": 1, "tensor": 2}}"#,
-            "memory.tensor_model_parallel_size is 1; set it to 2",
-        ),
-        (
-            r#"{"parallel": {"data": 2, "rollout_tensor": 2}}"#,
-            "rollout.tensor_model_parallel_size is 1; set it to 2",
-        ),
+        (r#"{"parallel": {"data": 1, "tensor": 2}}"#, "memory.tensor_model_parallel_size is 1; set it to 2"),
+        (r#"{"parallel": {"data": 2, "rollout_tensor": 2}}"#, "rollout.tensor_model_parallel_size is 1; set it to 2"),
     ] {
         let found = Plan::from_json(text, path, &alone);
         let message = found.expect_err("refused").to_string();
@@ -343,12 +283,7 @@ fn settings_of_a_fit_spell_out_the_same_plan() {
     let request = within(request(arch(8, 512, 32_000), Backend::Cuda), 2 * GIB);
     let fit = request.fit().expect("fits");
     let w = &request.workload;
-    let plan = fit.memory.plans(
-        &w.arch,
-        w.reference,
-        w.critic_arch(),
-        fit.plan.rollout.max_num_seqs,
-    );
+    let plan = fit.memory.plans(&w.arch, w.reference, w.critic_arch(), fit.plan.rollout.max_num_seqs);
     assert_eq!(plan.expect("a plan"), fit.plan);
     assert!(fit.overrides().iter().any(|s| s.starts_with("memory.")));
     let decisions = fit.decisions(&request).expect("decisions");
@@ -375,9 +310,7 @@ fn a_critic_moves_what_the_policy_moves_and_keeps_its_own_limits() {
     assert_eq!((critic.grads, critic.idle), (policy.grads, policy.idle));
     let w = &limited.workload;
     let seqs = fit.plan.rollout.max_num_seqs;
-    let spelled = fit
-        .memory
-        .plans(&w.arch, w.reference, w.critic_arch(), seqs);
+    let spelled = fit.memory.plans(&w.arch, w.reference, w.critic_arch(), seqs);
     assert_eq!(spelled.expect("a plan"), fit.plan);
 }
 

@@ -5,13 +5,7 @@ use proptest::prelude::*;
 const LAYOUTS: [Layout; 2] = [Layout::Packed, Layout::Padded];
 
 fn sequences(lengths: &[usize]) -> Vec<Sequence> {
-    lengths
-        .iter()
-        .map(|&n| Sequence {
-            tokens: vec![1; n],
-            ..Sequence::default()
-        })
-        .collect()
+    lengths.iter().map(|&n| Sequence { tokens: vec![1; n], ..Sequence::default() }).collect()
 }
 
 fn cut(layout: Layout, max_tokens: usize, max_sequences: Option<usize>) -> MicroBatchLimits {
@@ -40,13 +34,8 @@ fn word_problems(count: usize, seed: u64) -> Vec<usize> {
 #[test]
 fn a_sequence_above_the_budget_is_refused_with_the_smallest_budget_that_would_do() {
     for layout in LAYOUTS {
-        let message = Batch::pack(&sequences(&[3, 9, 4]), cut(layout, 8, None))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("9 tokens") && message.contains("memory.train_tokens is 8"),
-            "{message}"
-        );
+        let message = Batch::pack(&sequences(&[3, 9, 4]), cut(layout, 8, None)).unwrap_err().to_string();
+        assert!(message.contains("9 tokens") && message.contains("memory.train_tokens is 8"), "{message}");
         assert!(message.ends_with("raise it to at least 9"), "{message}");
     }
 }
@@ -63,7 +52,8 @@ fn packed_micro_batches_cost_within_a_tenth_of_the_least_that_the_largest_can() 
                 own.sum()
             };
             let costs: Vec<u64> = batch.indices().iter().map(cost).collect();
-            // no cut into as many micro-batches has a cheaper one at its top than the mean, or than the longest sequence
+            // no cut into as many micro-batches has a cheaper one at its top than the mean, or than the longest
+            // sequence
             let mean = costs.iter().sum::<u64>() as f64 / costs.len() as f64;
             let longest = sequences.iter().map(|s| cut.cost(s.tokens.len())).max();
             let bound = mean.max(longest.unwrap() as f64);
@@ -101,15 +91,9 @@ fn the_largest_micro_batch_comes_first_and_equal_lengths_stand_together() {
     let sequences = sequences(&[5, 9, 5, 7, 9, 5, 3]);
     for layout in LAYOUTS {
         let batch = Batch::pack(&sequences, cut(layout, 18, None)).unwrap();
-        let lengths: Vec<Vec<usize>> = batch
-            .micros()
-            .iter()
-            .map(|micro| micro.iter().map(|s| s.tokens.len()).collect())
-            .collect();
-        let rows: Vec<usize> = lengths
-            .iter()
-            .map(|own| layout.rows(own.iter().copied()))
-            .collect();
+        let lengths: Vec<Vec<usize>> =
+            batch.micros().iter().map(|micro| micro.iter().map(|s| s.tokens.len()).collect()).collect();
+        let rows: Vec<usize> = lengths.iter().map(|own| layout.rows(own.iter().copied())).collect();
         assert!(rows.is_sorted_by(|a, b| a >= b), "{rows:?}");
         for own in lengths {
             assert!(own.is_sorted_by(|a, b| a >= b), "{own:?}");
@@ -139,11 +123,7 @@ fn an_empty_batch_has_no_micro_batches() {
 #[test]
 fn numbers_of_several_batches_add_up() {
     let sequences = sequences(&[4, 2]);
-    let one = |layout| {
-        Batch::pack(&sequences, cut(layout, 8, None))
-            .unwrap()
-            .stats(wasting(0.0))
-    };
+    let one = |layout| Batch::pack(&sequences, cut(layout, 8, None)).unwrap().stats(wasting(0.0));
     let mut sum = one(Layout::Padded);
     sum.absorb(one(Layout::Packed));
     assert_eq!((sum.micro_batches, sum.tokens, sum.rows), (2, 12, 14));

@@ -21,20 +21,12 @@ fn a_handful_of_keys_is_enough() {
 
 #[test]
 fn overrides_set_any_value_and_the_resolved_config_reads_back_the_same() {
-    let overrides = [
-        "trainer.steps=7",
-        "objective=grpo",
-        "objective.kl_loss_coef=0.01",
-        "optim.clip_grad=null",
-    ];
+    let overrides = ["trainer.steps=7", "objective=grpo", "objective.kl_loss_coef=0.01", "optim.clip_grad=null"];
     let config = parse(MINIMAL, &overrides.map(str::to_owned)).unwrap();
     assert_eq!(config.trainer.steps, 7);
     assert_eq!(config.optim.clip_grad, None);
     assert_eq!(parse(&config.to_yaml().unwrap(), &[]).unwrap(), config);
-    assert!(
-        parse(MINIMAL, &["objective.adv_eps=0.1".to_owned()]).is_ok(),
-        "GRPO needs no name"
-    );
+    assert!(parse(MINIMAL, &["objective.adv_eps=0.1".to_owned()]).is_ok(), "GRPO needs no name");
     let warmed = format!("{MINIMAL}warmup: {{sft: {{steps: 3}}}}\n");
     let off = parse(&warmed, &["warmup=null".to_owned()]).unwrap();
     assert_eq!(off.warmup.sft, None, "null turns a section off");
@@ -63,50 +55,17 @@ fn an_algorithm_sets_what_is_not_written_beside_its_name() {
 fn objective_settings_that_make_no_sense_are_refused_with_the_reason() {
     for (overrides, reason) in [
         (&["objective.tau_pos=2"][..], "policy_loss: sapo"),
-        (
-            &["objective=sapo", "objective.clip_ratio_high=0.3"],
-            "that clips",
-        ),
-        (
-            &[
-                "objective.importance_sampling_level=sequence",
-                "objective.policy_loss=vespo",
-            ],
-            "one of their own",
-        ),
-        (
-            &["objective=rloo", "objective.scale_rewards=none"],
-            "grpo or pass_at_k",
-        ),
-        (
-            &["objective.gamma=0.9"],
-            "adv_estimator: reinforce_plus_plus or gae",
-        ),
-        (
-            &["objective=remax", "objective.normalize_advantages=true"],
-            "one advantage a completion",
-        ),
+        (&["objective=sapo", "objective.clip_ratio_high=0.3"], "that clips"),
+        (&["objective.importance_sampling_level=sequence", "objective.policy_loss=vespo"], "one of their own"),
+        (&["objective=rloo", "objective.scale_rewards=none"], "grpo or pass_at_k"),
+        (&["objective.gamma=0.9"], "adv_estimator: reinforce_plus_plus or gae"),
+        (&["objective=remax", "objective.normalize_advantages=true"], "one advantage a completion"),
         (&["objective.kl_ctrl.kl_coef=0.1"], "use_kl_in_reward"),
-        (
-            &["objective.use_bias_correction_kl=true"],
-            "kl_loss_coef above 0",
-        ),
+        (&["objective.use_bias_correction_kl=true"], "kl_loss_coef above 0"),
         (&["objective.entropy_target=1"], "use_adaptive_entropy"),
-        (
-            &[
-                "objective.use_adaptive_entropy=true",
-                "objective.entropy_coeff=2",
-            ],
-            "entropy_coef_max",
-        ),
-        (
-            &["objective.rollout_is_threshold=3"],
-            "objective.rollout_is",
-        ),
-        (
-            &["objective.rollout_rs=token_k1"],
-            "needs rollout_rs_threshold",
-        ),
+        (&["objective.use_adaptive_entropy=true", "objective.entropy_coeff=2"], "entropy_coef_max"),
+        (&["objective.rollout_is_threshold=3"], "objective.rollout_is"),
+        (&["objective.rollout_rs=token_k1"], "needs rollout_rs_threshold"),
         (
             &[
                 "objective.rollout_rs=token_k2",
@@ -115,29 +74,11 @@ fn objective_settings_that_make_no_sense_are_refused_with_the_reason() {
             ],
             "k1 kinds",
         ),
-        (
-            &["objective=vespo", "objective.rollout_is=sequence"],
-            "token_truncate",
-        ),
-        (
-            &["objective=gmpo", "objective.top_entropy_quantile=0.2"],
-            "one term a sequence",
-        ),
-        (
-            &["objective.top_entropy_quantile=0"],
-            "above 0 and at most 1",
-        ),
-        (
-            &["objective.loss_scale_factor=8"],
-            "seq-mean-token-sum-norm",
-        ),
-        (
-            &[
-                "objective=opo",
-                "objective.multi_objective_aggregation=normalize_then_sum",
-            ],
-            "adv_estimator: grpo",
-        ),
+        (&["objective=vespo", "objective.rollout_is=sequence"], "token_truncate"),
+        (&["objective=gmpo", "objective.top_entropy_quantile=0.2"], "one term a sequence"),
+        (&["objective.top_entropy_quantile=0"], "above 0 and at most 1"),
+        (&["objective.loss_scale_factor=8"], "seq-mean-token-sum-norm"),
+        (&["objective=opo", "objective.multi_objective_aggregation=normalize_then_sum"], "adv_estimator: grpo"),
     ] {
         let message = error(MINIMAL, overrides);
         assert!(message.contains(reason), "{overrides:?}: {message}");
@@ -192,10 +133,7 @@ fn a_preset_sets_what_is_not_written_beside_it() {
     assert!(memory.activation_offload && memory.gradient_checkpointing);
     assert_eq!(memory.head_rows, 32);
     assert_eq!(memory.reference.score_tokens, Some(64));
-    assert_eq!(
-        memory.reference.param_offload,
-        crate::plan::ParamOffload::Idle
-    );
+    assert_eq!(memory.reference.param_offload, crate::plan::ParamOffload::Idle);
     let message = error(MINIMAL, &["memory.preset=balance"]);
     assert!(message.contains("did you mean `balanced`?"), "{message}");
 }
@@ -216,10 +154,7 @@ fn a_preset_reaches_precision_and_sampling_and_gives_way_to_what_is_written_and_
 
     let on_gpu = settled(with(&[]), Backend::Cuda);
     assert_eq!(on_gpu.precision, Precision::Bf16);
-    assert_eq!(
-        (share(&on_gpu), on_gpu.rollout.max_num_seqs),
-        (Some(0.85), 64)
-    );
+    assert_eq!((share(&on_gpu), on_gpu.rollout.max_num_seqs), (Some(0.85), 64));
     assert!(on_gpu.applied_preset.left_out.is_empty());
     assert!(!on_gpu.scales_loss(), "bf16 has the range of f32");
 
@@ -238,10 +173,7 @@ fn a_preset_reaches_precision_and_sampling_and_gives_way_to_what_is_written_and_
     assert_eq!(share(&on_cpu), Some(0.3));
     assert!(on_cpu.scales_loss(), "f16 brings a loss scale");
     let planned = settled(with(&["memory.budget=8GiB"]), Backend::Cuda);
-    assert_eq!(
-        (planned.precision, share(&planned)),
-        (Precision::Bf16, None)
-    );
+    assert_eq!((planned.precision, share(&planned)), (Precision::Bf16, None));
     let unlimited = with(&["rollout.gpu_memory_utilization=null"]);
     assert_eq!(share(&unlimited), None);
     let limited = with(&["rollout.kv_cache_memory_bytes=1GiB"]);
@@ -252,50 +184,17 @@ fn a_preset_reaches_precision_and_sampling_and_gives_way_to_what_is_written_and_
 #[test]
 fn memory_settings_that_make_no_sense_together_are_refused_with_the_reason() {
     for (overrides, reason) in [
-        (
-            &["memory.activation_offload=true"][..],
-            "turn on memory.gradient_checkpointing",
-        ),
-        (
-            &["memory.param_offload=streamed"],
-            "a kept graph would hold on to them",
-        ),
-        (
-            &["memory.order=segment_major"],
-            "goes with memory.param_offload: streamed",
-        ),
-        (
-            &["memory.offload_fraction=0.5"],
-            "goes with memory.optimizer_offload: cpu",
-        ),
+        (&["memory.activation_offload=true"][..], "turn on memory.gradient_checkpointing"),
+        (&["memory.param_offload=streamed"], "a kept graph would hold on to them"),
+        (&["memory.order=segment_major"], "goes with memory.param_offload: streamed"),
+        (&["memory.offload_fraction=0.5"], "goes with memory.optimizer_offload: cpu"),
         (&["memory.offload_fraction=1.5"], "between 0 and 1"),
-        (
-            &["memory.activation_offload_group=2"],
-            "goes with memory.activation_offload",
-        ),
-        (
-            &["memory.checkpoint_every=2"],
-            "turn on memory.gradient_checkpointing",
-        ),
-        (
-            &["memory.checkpoint_layers=[0]"],
-            "turn on memory.gradient_checkpointing",
-        ),
-        (
-            &["memory.recompute_granularity=half"],
-            "goes with memory.gradient_checkpointing",
-        ),
-        (
-            &[
-                "memory.step_in_backward=true",
-                "memory.optimizer_offload=idle",
-            ],
-            "optimizer_offload: cpu",
-        ),
-        (
-            &["memory.head_rows=0"],
-            "memory.head_rows should be at least 1",
-        ),
+        (&["memory.activation_offload_group=2"], "goes with memory.activation_offload"),
+        (&["memory.checkpoint_every=2"], "turn on memory.gradient_checkpointing"),
+        (&["memory.checkpoint_layers=[0]"], "turn on memory.gradient_checkpointing"),
+        (&["memory.recompute_granularity=half"], "goes with memory.gradient_checkpointing"),
+        (&["memory.step_in_backward=true", "memory.optimizer_offload=idle"], "optimizer_offload: cpu"),
+        (&["memory.head_rows=0"], "memory.head_rows should be at least 1"),
         (&["memory.margin=1"], "between 0 and 0.9"),
         (&["memory.budget=much"], "8GiB"),
     ] {
@@ -307,10 +206,7 @@ fn memory_settings_that_make_no_sense_together_are_refused_with_the_reason() {
 #[test]
 fn an_unknown_key_is_refused_with_its_place_and_the_nearest_known_one() {
     let message = error(&format!("{MINIMAL}trainer: {{stepz: 3}}\n"), &[]);
-    assert!(
-        message.contains("trainer") && message.contains("`stepz`; did you mean `steps`?"),
-        "{message}"
-    );
+    assert!(message.contains("trainer") && message.contains("`stepz`; did you mean `steps`?"), "{message}");
     let message = error(MINIMAL, &["rolout.n=4"]);
     assert!(message.contains("did you mean `rollout`?"), "{message}");
 }
@@ -318,10 +214,7 @@ fn an_unknown_key_is_refused_with_its_place_and_the_nearest_known_one() {
 #[test]
 fn a_wrong_type_names_the_key() {
     let message = error(&format!("{MINIMAL}trainer: {{steps: many}}\n"), &[]);
-    assert!(
-        message.contains("trainer.steps") && message.contains("many"),
-        "{message}"
-    );
+    assert!(message.contains("trainer.steps") && message.contains("many"), "{message}");
 }
 
 #[test]
@@ -331,10 +224,7 @@ fn settings_that_cannot_work_are_refused_by_key() {
         (&["rollout.temperature=0"], "rollout.temperature"),
         (&["rollout.top_p=0"], "top_p"),
         (&["optim.betas=[1.0, 0.9]"], "optim.betas"),
-        (
-            &["update.ppo_mini_batch_size=5"],
-            "update.ppo_mini_batch_size",
-        ),
+        (&["update.ppo_mini_batch_size=5"], "update.ppo_mini_batch_size"),
         (&["objective.clip_ratio_c=0.5"], "clip_ratio_c"),
         (&["trainer.steps"], "key.path=value"),
     ] {
@@ -349,10 +239,8 @@ fn names_of_the_hub_stay_and_paths_become_absolute() {
     std::fs::create_dir_all(folder.path().join("models/local")).unwrap();
     let file = folder.path().join("run.yaml");
     let load_with = |model: &str, train: &str| {
-        let task =
-            format!("{{kind: dataset, train: {train}, rewards: [{{kind: length, max: 3}}]}}");
-        let text =
-            format!("model: {{path: {model}, chat_template: a/chat}}\noutput: o\ntask: {task}\n");
+        let task = format!("{{kind: dataset, train: {train}, rewards: [{{kind: length, max: 3}}]}}");
+        let text = format!("model: {{path: {model}, chat_template: a/chat}}\noutput: o\ntask: {task}\n");
         std::fs::write(&file, text).unwrap();
         load(&file, &[]).unwrap()
     };
@@ -362,10 +250,7 @@ fn names_of_the_hub_stay_and_paths_become_absolute() {
         "[{path: rows/a.jsonl, weight: 1}, {path: \"hf://datasets/owner/rows/*.parquet\", weight: 2}]",
     );
     assert_eq!(config.model.path.unwrap().to_str(), Some("owner/tiny@main"));
-    assert_eq!(
-        config.model.chat_template.unwrap().display().to_string(),
-        at("a/chat")
-    );
+    assert_eq!(config.model.chat_template.unwrap().display().to_string(), at("a/chat"));
     let task = serde_json::to_value(&config.task).unwrap();
     assert_eq!(
         task["train"],
@@ -375,10 +260,7 @@ fn names_of_the_hub_stay_and_paths_become_absolute() {
         ])
     );
     let config = load_with("models/local", "[rows/a.jsonl, \"data/*.parquet\"]");
-    assert_eq!(
-        config.model.path.unwrap().display().to_string(),
-        at("models/local")
-    );
+    assert_eq!(config.model.path.unwrap().display().to_string(), at("models/local"));
     let task = serde_json::to_value(&config.task).unwrap();
     let paths = [at("rows/a.jsonl"), at("data/*.parquet")];
     assert_eq!(task["train"], serde_json::json!(paths));

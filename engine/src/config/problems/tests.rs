@@ -9,10 +9,7 @@ fn found(text: &str) -> Vec<(usize, String)> {
     let file = check(text);
     assert_eq!(file.config.is_none(), !file.problems.is_empty());
     let line = |own: &Problem| own.place.map_or(0, |place| place.line);
-    file.problems
-        .iter()
-        .map(|own| (line(own), own.message.clone()))
-        .collect()
+    file.problems.iter().map(|own| (line(own), own.message.clone())).collect()
 }
 
 const LEAST: &str = "model: {path: m}\ntask: {kind: arithmetic}\noutput: o\n";
@@ -23,10 +20,8 @@ fn a_file_without_mistakes_gives_the_configuration_that_a_run_has() {
     let file = check(&text);
     assert_eq!(file.problems, []);
     let folder = std::path::absolute(".").expect("a folder");
-    let expected = crate::config::parse(
-        &text.replace("path: m", &format!("path: {}", folder.join("m").display())),
-        &[],
-    );
+    let expected =
+        crate::config::parse(&text.replace("path: m", &format!("path: {}", folder.join("m").display())), &[]);
     assert_eq!(file.config, Some(expected.expect("a configuration")));
 }
 
@@ -53,23 +48,14 @@ update: {ppo_mini_batch_size: 5}
 ";
     let all = found(text);
     let expected = [
-        (
-            4,
-            "task: unknown key `dificulty`; did you mean `difficulty`?",
-        ),
+        (4, "task: unknown key `dificulty`; did you mean `difficulty`?"),
         (6, "unknown key `rolout`; did you mean `rollout`?"),
         (8, "rollout.n must be an integer, found the text \"many\""),
         (9, "rollout.temperature must be above 0, found 0"),
         (10, "rollout.top_p must be at most 1, found 1.5"),
         (12, "memory.param_offload: unknown value `sometimes`"),
-        (
-            13,
-            "memory.checkpoint_every, checkpoint_layers and checkpoint_ratio",
-        ),
-        (
-            14,
-            "memory.budget: the text \"8 parsecs\" is not written as it should be; write it as in 8GiB",
-        ),
+        (13, "memory.checkpoint_every, checkpoint_layers and checkpoint_ratio"),
+        (14, "memory.budget: the text \"8 parsecs\" is not written as it should be; write it as in 8GiB"),
         (16, "optim.lr must be at least 0, found -1"),
         (17, "update.ppo_mini_batch_size (5 prompts) must divide"),
     ];
@@ -83,50 +69,29 @@ update: {ppo_mini_batch_size: 5}
 #[test]
 fn a_place_is_that_of_the_key_or_of_the_value() {
     let file = check(&format!("{LEAST}rollout: {{nn: 3, top_p: high}}\n"));
-    let columns: Vec<_> = file
-        .problems
-        .iter()
-        .map(|own| own.place.map(|place| (place.line, place.column)))
-        .collect();
+    let columns: Vec<_> = file.problems.iter().map(|own| own.place.map(|place| (place.line, place.column))).collect();
     assert_eq!(columns, [Some((4, 11)), Some((4, 25))]);
 }
 
 #[test]
 fn kinds_of_tasks_and_rewards_are_told_apart() {
     let rows = |rewards: &str| {
-        format!(
-            "model: {{path: m}}\noutput: o\ntask:\n  kind: jsonl\n  train: t\n  rewards: {rewards}\n"
-        )
+        format!("model: {{path: m}}\noutput: o\ntask:\n  kind: jsonl\n  train: t\n  rewards: {rewards}\n")
     };
     for (text, part) in [
         (
             "model: {path: m}\noutput: o\ntask: {kind: arithmetics}\n".to_owned(),
             "task.kind: unknown value `arithmetics`; did you mean `arithmetic`?",
         ),
-        (
-            "model: {path: m}\noutput: o\ntask: {difficulty: 2}\n".to_owned(),
-            "task: `kind` is missing",
-        ),
+        ("model: {path: m}\noutput: o\ntask: {difficulty: 2}\n".to_owned(), "task: `kind` is missing"),
         (
             rows("[{kind: exact, ignore_cases: true}]"),
             "task.rewards.0: unknown key `ignore_cases`; did you mean `ignore_case`?",
         ),
-        (
-            rows("[{kind: exakt}]"),
-            "task.rewards.0.kind: unknown value `exakt`; did you mean `exact`?",
-        ),
-        (
-            rows("[{kind: regex}]"),
-            "task.rewards.0: `pattern` is missing",
-        ),
-        (
-            rows("exact"),
-            "task.rewards must be a list, found the text \"exact\"",
-        ),
-        (
-            rows("[{kind: exact, weight: heavy}]"),
-            "task.rewards.0.weight must be a number",
-        ),
+        (rows("[{kind: exakt}]"), "task.rewards.0.kind: unknown value `exakt`; did you mean `exact`?"),
+        (rows("[{kind: regex}]"), "task.rewards.0: `pattern` is missing"),
+        (rows("exact"), "task.rewards must be a list, found the text \"exact\""),
+        (rows("[{kind: exact, weight: heavy}]"), "task.rewards.0.weight must be a number"),
     ] {
         let all = found(&text);
         assert_eq!(all.len(), 1, "{text}: {all:?}");
@@ -143,10 +108,7 @@ fn keys_that_exclude_each_other_are_shown_where_they_are() {
     let all = found(&text);
     let lines: Vec<usize> = all.iter().map(|(line, _)| *line).collect();
     assert_eq!(lines.len(), 3, "{all:?}");
-    assert!(
-        [6, 7].contains(&lines[0]) && [8, 9, 10].contains(&lines[1]),
-        "{all:?}"
-    );
+    assert!([6, 7].contains(&lines[0]) && [8, 9, 10].contains(&lines[1]), "{all:?}");
     assert_eq!(lines[2], 13, "{all:?}");
 }
 
@@ -157,19 +119,13 @@ fn a_mistake_is_not_told_a_second_time_by_what_follows_from_it() {
     let all = found("modle: {path: m}\noutput: o\n");
     let said: Vec<&str> = all.iter().map(|(_, said)| said.as_str()).collect();
     assert!(said[0].contains("`model` is missing"), "{said:?}");
-    assert!(
-        said[1].contains("did you mean `model`?") && said.len() == 2,
-        "{said:?}"
-    );
+    assert!(said[1].contains("did you mean `model`?") && said.len() == 2, "{said:?}");
 }
 
 #[test]
 fn a_text_that_is_not_yaml_or_no_mapping_says_where() {
     let all = found("model: [unclosed\noutput: o\n");
-    assert!(
-        all.len() == 1 && all[0].1.contains("is not YAML"),
-        "{all:?}"
-    );
+    assert!(all.len() == 1 && all[0].1.contains("is not YAML"), "{all:?}");
     assert!(all[0].0 > 0, "{all:?}");
     let twice = found("output: a\nmodel: {path: m}\noutput: b\n");
     assert!(twice.len() == 1 && twice[0].0 == 3, "{twice:?}");
@@ -181,17 +137,9 @@ fn a_text_that_is_not_yaml_or_no_mapping_says_where() {
 fn what_the_command_line_sets_has_no_line() {
     let overrides = ["rollout.n=0".to_owned(), "objective=gpro".to_owned()];
     let file = CheckedFile::of_text(LEAST, Path::new("."), &overrides).expect("a text");
-    let all: Vec<&str> = file
-        .problems
-        .iter()
-        .map(|own| own.message.as_str())
-        .collect();
+    let all: Vec<&str> = file.problems.iter().map(|own| own.message.as_str()).collect();
     assert_eq!(all.len(), 2, "{all:?}");
-    assert!(
-        file.problems.iter().all(|own| own.place.is_none()),
-        "{:?}",
-        file.problems
-    );
+    assert!(file.problems.iter().all(|own| own.place.is_none()), "{:?}", file.problems);
     assert!(CheckedFile::of_text(LEAST, Path::new("."), &["rollout.n".into()]).is_err());
 }
 
@@ -200,10 +148,7 @@ fn a_message_of_later_is_placed_by_the_key_that_it_names() {
     let text = format!("{LEAST}memory:\n  train_tokens: 8\n");
     let file = check(&text);
     let line = |message: &str| file.problem(message).place.map(|place| place.line);
-    assert_eq!(
-        line("memory.train_tokens (8) should hold a sequence"),
-        Some(5)
-    );
+    assert_eq!(line("memory.train_tokens (8) should hold a sequence"), Some(5));
     assert_eq!(line("model.arch.vocab_size is missing"), Some(1));
     assert_eq!(line("something else is wrong"), None);
 }

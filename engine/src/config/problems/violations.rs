@@ -47,21 +47,13 @@ fn describe(error: &ValidationError<'_>, found: &mut Vec<Violation>) {
     // what is missing is shown by the section that misses it
     let at_key = matches!(error.kind(), Kind::Required { .. });
     let mut push = |message: String| {
-        found.push(Violation {
-            pointer: pointer.clone(),
-            at_key,
-            message,
-        });
+        found.push(Violation { pointer: pointer.clone(), at_key, message });
     };
     let key = path(&pointer);
     match error.kind() {
         Kind::AdditionalProperties { unexpected } => {
             let known = known_keys(error.schema_path().as_str());
-            let section = if key.is_empty() {
-                String::new()
-            } else {
-                format!("{key}: ")
-            };
+            let section = if key.is_empty() { String::new() } else { format!("{key}: ") };
             found.extend(unexpected.iter().map(|name| Violation {
                 pointer: format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1")),
                 at_key: true,
@@ -70,25 +62,15 @@ fn describe(error: &ValidationError<'_>, found: &mut Vec<Violation>) {
         }
         Kind::Required { property } => {
             let name = property.as_str().unwrap_or_default();
-            push(if key.is_empty() {
-                format!("`{name}` is missing")
-            } else {
-                format!("{key}: `{name}` is missing")
-            });
+            push(if key.is_empty() { format!("`{name}` is missing") } else { format!("{key}: `{name}` is missing") });
         }
         Kind::AnyOf { context } | Kind::OneOfNotValid { context } => {
             alternatives(error, context, found);
         }
-        Kind::Type { kind } => push(format!(
-            "{key} must be {}, found {}",
-            types(kind).join(" or "),
-            shown(error.instance())
-        )),
-        Kind::Constant { expected_value } => push(unknown_value(
-            &key,
-            error.instance(),
-            &[word(expected_value)],
-        )),
+        Kind::Type { kind } => {
+            push(format!("{key} must be {}, found {}", types(kind).join(" or "), shown(error.instance())))
+        }
+        Kind::Constant { expected_value } => push(unknown_value(&key, error.instance(), &[word(expected_value)])),
         Kind::Enum { options } => {
             let names: Vec<String> = options.as_array().into_iter().flatten().map(word).collect();
             push(unknown_value(&key, error.instance(), &names));
@@ -107,23 +89,13 @@ fn describe(error: &ValidationError<'_>, found: &mut Vec<Violation>) {
 }
 
 fn bound(key: &str, what: &str, limit: &Value, error: &ValidationError<'_>) -> String {
-    format!(
-        "{key} must be {what} {limit}, found {}",
-        word(error.instance())
-    )
+    format!("{key} must be {what} {limit}, found {}", word(error.instance()))
 }
 
 /// The alternative that a value comes closest to, or what all of them expect of it.
-fn alternatives(
-    error: &ValidationError<'_>,
-    context: &[Vec<ValidationError<'static>>],
-    found: &mut Vec<Violation>,
-) {
+fn alternatives(error: &ValidationError<'_>, context: &[Vec<ValidationError<'static>>], found: &mut Vec<Violation>) {
     let here = error.instance_path().as_str();
-    let fitting: Vec<_> = context
-        .iter()
-        .filter(|branch| !wants_other_type(branch, here))
-        .collect();
+    let fitting: Vec<_> = context.iter().filter(|branch| !wants_other_type(branch, here)).collect();
     if fitting.is_empty() {
         return wrong_type(error, context, found);
     }
@@ -131,10 +103,7 @@ fn alternatives(
         let is_name = |own: &ValidationError<'_>| matches!(own.kind(), Kind::Constant { .. });
         branch.iter().any(is_name)
     };
-    let named: Vec<_> = fitting
-        .iter()
-        .filter(|branch| !other_name(branch))
-        .collect();
+    let named: Vec<_> = fitting.iter().filter(|branch| !other_name(branch)).collect();
     if let Some(closest) = named.iter().min_by_key(|branch| branch.len()) {
         for own in **closest {
             describe(own, found);
@@ -152,15 +121,12 @@ fn alternatives(
     }
     if let Some((pointer, value)) = at {
         let message = unknown_value(&path(&pointer), value, &names);
-        found.push(Violation {
-            pointer,
-            at_key: false,
-            message,
-        });
+        found.push(Violation { pointer, at_key: false, message });
     }
 }
 
-/// Whether an alternative, of whose errors these are, is one for values of another type, as are all alternatives that it has itself.
+/// Whether an alternative, of whose errors these are, is one for values of another type, as are all alternatives that
+/// it has itself.
 fn wants_other_type(errors: &[ValidationError<'_>], here: &str) -> bool {
     let at_value = |own: &&ValidationError<'_>| own.instance_path().as_str() == here;
     errors.iter().filter(at_value).any(|own| match own.kind() {
@@ -187,11 +153,7 @@ fn wanted_types(errors: &[ValidationError<'_>], wanted: &mut Vec<&'static str>) 
     }
 }
 
-fn wrong_type(
-    error: &ValidationError<'_>,
-    context: &[Vec<ValidationError<'static>>],
-    found: &mut Vec<Violation>,
-) {
+fn wrong_type(error: &ValidationError<'_>, context: &[Vec<ValidationError<'static>>], found: &mut Vec<Violation>) {
     let mut expected = Vec::new();
     for own in context {
         wanted_types(own, &mut expected);
@@ -200,12 +162,7 @@ fn wrong_type(
     expected.dedup();
     let pointer = error.instance_path().as_str().to_owned();
     found.push(Violation {
-        message: format!(
-            "{} must be {}, found {}",
-            path(&pointer),
-            expected.join(" or "),
-            shown(error.instance())
-        ),
+        message: format!("{} must be {}, found {}", path(&pointer), expected.join(" or "), shown(error.instance())),
         pointer,
         at_key: false,
     });
@@ -219,41 +176,27 @@ fn unknown_value(key: &str, value: &Value, names: &[String]) -> String {
 /// The known name that a wrong one is closest to, and the known ones.
 fn nearest(name: &str, known: &[String]) -> String {
     let closeness = |known: &&String| strsim::jaro_winkler(known, name);
-    let best = known
-        .iter()
-        .max_by(|a, b| closeness(a).total_cmp(&closeness(b)));
+    let best = known.iter().max_by(|a, b| closeness(a).total_cmp(&closeness(b)));
     let Some(best) = best else {
         return String::new();
     };
     let listed: Vec<&str> = known.iter().take(MOST_NAMES).map(String::as_str).collect();
-    let more = if known.len() > MOST_NAMES {
-        ", …"
-    } else {
-        ""
-    };
-    format!(
-        "; did you mean `{best}`? Known: {}{more}",
-        listed.join(", ")
-    )
+    let more = if known.len() > MOST_NAMES { ", …" } else { "" };
+    format!("; did you mean `{best}`? Known: {}{more}", listed.join(", "))
 }
 
 /// The keys of the section whose schema a violated keyword stands in.
 fn known_keys(keyword: &str) -> Vec<String> {
     let section = keyword.rsplit_once('/').map_or("", |(section, _)| section);
     let schema = SCHEMA.0.pointer(section).unwrap_or(&Value::Null);
-    let properties = objects(schema)
-        .into_iter()
-        .filter_map(|object| object.get("properties")?.as_object());
+    let properties = objects(schema).into_iter().filter_map(|object| object.get("properties")?.as_object());
     properties.flat_map(|all| all.keys().cloned()).collect()
 }
 
 /// How a value is written whose pattern a keyword of the schema is.
 fn example(keyword: &str) -> String {
     let own = keyword.rsplit_once('/').map_or("", |(own, _)| own);
-    let examples = SCHEMA
-        .0
-        .pointer(own)
-        .and_then(|own| own["examples"].as_array());
+    let examples = SCHEMA.0.pointer(own).and_then(|own| own["examples"].as_array());
     let words: Vec<String> = examples.into_iter().flatten().map(word).collect();
     if words.is_empty() {
         return String::new();

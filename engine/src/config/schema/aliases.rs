@@ -3,11 +3,8 @@
 use serde_json::{Value, json};
 
 /// Keys of `model.lora`, and what PEFT and verl call them.
-const KEYS: [(&str, &[&str]); 3] = [
-    ("rank", &["r", "lora_rank"]),
-    ("alpha", &["lora_alpha"]),
-    ("dropout", &["lora_dropout"]),
-];
+const KEYS: [(&str, &[&str]); 3] =
+    [("rank", &["r", "lora_rank"]), ("alpha", &["lora_alpha"]), ("dropout", &["lora_dropout"])];
 
 /// Keys of `objective`, a value of theirs, and its other names.
 const VALUES: [(&str, &str, &[&str]); 16] = [

@@ -1,4 +1,5 @@
-//! Ranges that keys take by themselves. The program checks them where it reads a configuration; a test holds the two together.
+//! Ranges that keys take by themselves. The program checks them where it reads a configuration; a test holds the two
+//! together.
 
 use serde_json::{Number, Value};
 
@@ -35,36 +36,21 @@ pub(super) const LIMITS: [(&str, &[Limit]); 87] = [
     ("rollout.max_num_batched_tokens", &[AtLeast(1.0)]),
     ("rollout.max_model_len", &[AtLeast(2.0)]),
     ("rollout.gpu_memory_utilization", &[Above(0.0), AtMost(1.0)]),
-    (
-        "rollout.dynamic_sampling.max_num_gen_batches",
-        &[AtLeast(1.0)],
-    ),
+    ("rollout.dynamic_sampling.max_num_gen_batches", &[AtLeast(1.0)]),
     ("rollout.dynamic_sampling.oversampling", &[AtLeast(1.0)]),
     ("rollout.multi_turn.max_assistant_turns", &[AtLeast(1.0)]),
-    (
-        "rollout.multi_turn.max_tool_response_length",
-        &[AtLeast(1.0)],
-    ),
+    ("rollout.multi_turn.max_tool_response_length", &[AtLeast(1.0)]),
     ("update.ppo_epochs", &[AtLeast(1.0)]),
     ("update.ppo_mini_batch_size", &[AtLeast(1.0)]),
     ("optim.lr", &[AtLeast(0.0)]),
     ("optim.eps", &[Above(0.0)]),
     ("optim.weight_decay", &[AtLeast(0.0)]),
     ("optim.clip_grad", &[Above(0.0)]),
-    (
-        "optim.lr_scheduler.warmup_ratio",
-        &[AtLeast(0.0), AtMost(1.0)],
-    ),
+    ("optim.lr_scheduler.warmup_ratio", &[AtLeast(0.0), AtMost(1.0)]),
     ("optim.lr_scheduler.lr_end", &[AtLeast(0.0)]),
     ("optim.lr_scheduler.min_lr", &[AtLeast(0.0)]),
-    (
-        "optim.lr_scheduler.min_lr_rate",
-        &[AtLeast(0.0), AtMost(1.0)],
-    ),
-    (
-        "optim.lr_scheduler.min_lr_ratio",
-        &[AtLeast(0.0), AtMost(1.0)],
-    ),
+    ("optim.lr_scheduler.min_lr_rate", &[AtLeast(0.0), AtMost(1.0)]),
+    ("optim.lr_scheduler.min_lr_ratio", &[AtLeast(0.0), AtMost(1.0)]),
     ("optim.lr_scheduler.timescale", &[AtLeast(1.0)]),
     ("critic.cliprange_value", &[Above(0.0)]),
     ("critic.ulysses_sequence_parallel_size", &[AtLeast(1.0)]),
@@ -95,15 +81,9 @@ pub(super) const LIMITS: [(&str, &[Limit]); 87] = [
     ("memory.trace", &[AtLeast(0.0), AtMost(1e6)]),
     ("memory.reference.score_tokens", &[AtLeast(1.0)]),
     ("memory.critic.checkpoint_every", &[AtLeast(1.0)]),
-    (
-        "memory.critic.checkpoint_ratio",
-        &[AtLeast(0.0), AtMost(1.0)],
-    ),
+    ("memory.critic.checkpoint_ratio", &[AtLeast(0.0), AtMost(1.0)]),
     ("memory.critic.activation_offload_group", &[AtLeast(1.0)]),
-    (
-        "memory.critic.offload_fraction",
-        &[AtLeast(0.0), AtMost(1.0)],
-    ),
+    ("memory.critic.offload_fraction", &[AtLeast(0.0), AtMost(1.0)]),
     ("memory.critic.head_rows", &[AtLeast(1.0)]),
     ("memory.critic.train_tokens", &[AtLeast(1.0)]),
     ("memory.critic.score_tokens", &[AtLeast(1.0)]),
@@ -151,11 +131,7 @@ fn number(bound: f64) -> Value {
 pub(super) fn set(schema: &mut Value, prefix: &str) {
     if let Some(Value::Object(properties)) = schema.get_mut("properties") {
         for (key, own) in properties {
-            let path = if prefix.is_empty() {
-                key.clone()
-            } else {
-                format!("{prefix}.{key}")
-            };
+            let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
             for limit in of(&path).into_iter().flatten() {
                 let (word, bound) = match *limit {
                     AtLeast(bound) => ("minimum", bound),

@@ -16,8 +16,9 @@ memory: {gradient_checkpointing: true, activation_offload: true, optimizer_offlo
 fn companions(key: &str) -> Vec<String> {
     let with: &[&str] = match key {
         _ if key.starts_with("critic") || key.starts_with("memory.critic") => &["objective=ppo"],
-        "rollout.dynamic_sampling.max_num_gen_batches"
-        | "rollout.dynamic_sampling.oversampling" => &["rollout.dynamic_sampling.enable=true"],
+        "rollout.dynamic_sampling.max_num_gen_batches" | "rollout.dynamic_sampling.oversampling" => {
+            &["rollout.dynamic_sampling.enable=true"]
+        }
         "objective.kl_ctrl.horizon" => &["objective.use_kl_in_reward=true"],
         "objective.rollout_is_threshold" | "objective.rollout_is_threshold_lower" => {
             &["objective.rollout_is=token_mask"]
@@ -86,16 +87,12 @@ fn sections_may_be_null_and_an_objective_a_name() {
 #[test]
 fn what_is_written_back_complete_is_valid() {
     for objective in ["grpo", "ppo", "gspo"] {
-        let text = format!(
-            "model: {{path: m}}\noutput: o\ntask: {{kind: arithmetic}}\nobjective: {objective}\n"
-        );
+        let text = format!("model: {{path: m}}\noutput: o\ntask: {{kind: arithmetic}}\nobjective: {objective}\n");
         let config = parse(&text, &[]).expect("a configuration");
         let yaml = config.to_yaml().expect("YAML");
         let value: Value = serde_saphyr::from_str(&yaml).expect("YAML");
-        let errors: Vec<String> = validator()
-            .iter_errors(&value)
-            .map(|e| format!("{}: {e}", e.instance_path()))
-            .collect();
+        let errors: Vec<String> =
+            validator().iter_errors(&value).map(|e| format!("{}: {e}", e.instance_path())).collect();
         assert!(errors.is_empty(), "{errors:#?}\n{yaml}");
     }
 }
@@ -139,9 +136,8 @@ fn numbers_beyond_a_bound_of_the_schema_are_refused_by_the_program() {
             assert!(refused.is_some(), "{key}={beyond} is read");
             if let Some(bound) = at {
                 let name = key.rsplit('.').next().unwrap_or(key);
-                let refused = refusal(key, bound).filter(|message| {
-                    message.contains("at least") && message.contains(&format!("{name} must"))
-                });
+                let refused = refusal(key, bound)
+                    .filter(|message| message.contains("at least") && message.contains(&format!("{name} must")));
                 assert_eq!(refused, None, "{key}={bound}");
             }
         }
@@ -157,12 +153,7 @@ fn every_bound_is_of_a_key_and_stands_in_the_schema() {
         assert!(!own.is_empty(), "{key} is no key");
         for known in own {
             let bounded = ["at least", "above", "at most", "below"];
-            assert!(
-                bounded.iter().any(|word| known.takes.contains(word)),
-                "{}: {}",
-                known.path,
-                known.takes
-            );
+            assert!(bounded.iter().any(|word| known.takes.contains(word)), "{}: {}", known.path, known.takes);
         }
     }
 }

@@ -27,12 +27,7 @@ fn gsm8k() -> Vec<(String, String)> {
     text.lines().map(row).collect()
 }
 
-fn dataset(
-    config: &Value,
-    folder: &Path,
-    tokenizer: Tokenizer,
-    most: usize,
-) -> Result<PromptDataset> {
+fn dataset(config: &Value, folder: &Path, tokenizer: Tokenizer, most: usize) -> Result<PromptDataset> {
     let config: TaskConfig = serde_json::from_value(config.clone()).expect("a task");
     let task: Arc<dyn Task> = Arc::from(config.build(folder).expect("builds"));
     PromptDataset::new(task, Arc::new(tokenizer), most, None)
@@ -43,12 +38,7 @@ fn gsm8k_as_verls_parquet_and_as_trls_rows_is_the_same() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let rows = gsm8k();
     assert!(rows.len() > 100);
-    write_verl(
-        &folder.path().join("train.parquet"),
-        &rows,
-        SYSTEM,
-        Compression::SNAPPY,
-    );
+    write_verl(&folder.path().join("train.parquet"), &rows, SYSTEM, Compression::SNAPPY);
     let conversations: Vec<String> = rows
         .iter()
         .map(|(question, answer)| {
@@ -61,15 +51,12 @@ fn gsm8k_as_verls_parquet_and_as_trls_rows_is_the_same() {
         .collect();
     std::fs::write(folder.path().join("trl.jsonl"), conversations.join("\n")).expect("written");
     let plain = fixtures().join("gsm8k/train.jsonl");
-    let tokenizer =
-        || Tokenizer::from_dir(&fixtures().join("models/llama-rope-llama3")).expect("a tokenizer");
+    let tokenizer = || Tokenizer::from_dir(&fixtures().join("models/llama-rope-llama3")).expect("a tokenizer");
     let of = |config: Value| dataset(&config, folder.path(), tokenizer(), 4096).expect("prompts");
     let rewards = json!([{"kind": "gsm8k"}]);
     let forms = [
         of(json!({"kind": "dataset", "train": "train.parquet", "rewards": rewards})),
-        of(
-            json!({"kind": "dataset", "train": "trl.jsonl", "answer_field": "solution", "rewards": rewards}),
-        ),
+        of(json!({"kind": "dataset", "train": "trl.jsonl", "answer_field": "solution", "rewards": rewards})),
         of(json!({
             "kind": "jsonl", "train": plain, "rewards": rewards,
             "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "{question}"}],
@@ -77,9 +64,7 @@ fn gsm8k_as_verls_parquet_and_as_trls_rows_is_the_same() {
         })),
     ];
     for draw in 0..rows.len() as u64 {
-        let [verl, trl, own] = forms
-            .each_ref()
-            .map(|form| form.draw(7, draw).expect("a prompt"));
+        let [verl, trl, own] = forms.each_ref().map(|form| form.draw(7, draw).expect("a prompt"));
         assert_eq!(verl.text, trl.text);
         assert_eq!(verl.text, own.text);
         assert_eq!(verl.tokens, trl.tokens);
@@ -122,18 +107,9 @@ fn rows_that_are_too_long_are_left_out_when_they_are_drawn() {
     // what takes the place of a long row may be drawn again, which is rare
     assert!(drawn.len() > 1900, "{}", drawn.len());
     let glance = data.glance().count() as u64;
-    assert!(
-        (SAMPLED_ROWS * 8 / 10..=SAMPLED_ROWS).contains(&glance),
-        "{glance}"
-    );
-    let text = dataset(&config, folder.path(), characters(), 4)
-        .err()
-        .expect("refused")
-        .to_string();
-    assert!(
-        text.contains("all 10000 training prompts") && text.contains("the shortest has 5"),
-        "{text}"
-    );
+    assert!((SAMPLED_ROWS * 8 / 10..=SAMPLED_ROWS).contains(&glance), "{glance}");
+    let text = dataset(&config, folder.path(), characters(), 4).err().expect("refused").to_string();
+    assert!(text.contains("all 10000 training prompts") && text.contains("the shortest has 5"), "{text}");
 }
 
 #[test]

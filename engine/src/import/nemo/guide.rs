@@ -2,84 +2,53 @@
 
 use crate::import::common::{built_in, devices, float_type, precision, training_stages};
 use crate::import::key_mapping::KeyMapping::{By, NotNeeded};
-use crate::import::key_mapping::{
-    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
-};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 
 /// The keys of the guide.
 pub(super) const TABLE: &[KeyRule] = &[
     ("policy.gradient_checkpointing", By(recompute)),
     ("policy.activation_checkpointing", By(recompute)),
-    (
-        "policy.checkpoint_every",
-        By(|a| recomputed(a, "memory.checkpoint_every")),
-    ),
-    (
-        "policy.checkpoint_layers",
-        By(|a| recomputed(a, "memory.checkpoint_layers")),
-    ),
+    ("policy.checkpoint_every", By(|a| recomputed(a, "memory.checkpoint_every"))),
+    ("policy.checkpoint_layers", By(|a| recomputed(a, "memory.checkpoint_layers"))),
     ("policy.mixed_precision", By(mixed)),
     ("policy.precision", By(precision)),
     ("policy.loss_scaling", By(loss_scale)),
     (
         "policy.gradient_accumulation_steps",
-        NotNeeded(
-            "as many micro-batches run as the tokens of an optimizer step need (memory.train_tokens)",
-        ),
+        NotNeeded("as many micro-batches run as the tokens of an optimizer step need (memory.train_tokens)"),
     ),
     ("policy.model_parallel", By(parallel)),
     ("policy.tensor_parallel_size", By(devices)),
     ("policy.pipeline_parallel_size", By(training_stages)),
     (
         "policy.offload_optimizer",
-        By(|a| {
-            if a.is_on() {
-                set("memory.optimizer_offload", "cpu")
-            } else {
-                not_needed("off, as here by default")
-            }
-        }),
+        By(|a| if a.is_on() { set("memory.optimizer_offload", "cpu") } else { not_needed("off, as here by default") }),
     ),
     ("policy.offload_activations", By(offload)),
-    (
-        "policy.pin_memory",
-        By(|a| built_in(a, "what waits on the host lies in pinned memory on CUDA")),
-    ),
-    (
-        "policy.use_flash_attention",
-        By(|a| built_in(a, "no tokens x tokens tensor exists, on any backend")),
-    ),
+    ("policy.pin_memory", By(|a| built_in(a, "what waits on the host lies in pinned memory on CUDA"))),
+    ("policy.use_flash_attention", By(|a| built_in(a, "no tokens x tokens tensor exists, on any backend"))),
     ("policy.attention_heads", By(model_size)),
     ("policy.attention_head_dim", By(model_size)),
 ];
 
 /// Two switches of one thing; the second says nothing new.
 pub(super) fn recompute(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        set("memory.gradient_checkpointing", true)
-    } else {
-        not_needed("off, as here by default")
-    }
+    if asked.is_on() { set("memory.gradient_checkpointing", true) } else { not_needed("off, as here by default") }
 }
 
 pub(super) fn recomputes(asked: &SourceKey) -> bool {
-    [
-        "policy.gradient_checkpointing",
-        "policy.activation_checkpointing",
-        "policy.dtensor_cfg.activation_checkpointing",
-    ]
-    .iter()
-    .any(|key| asked.facts.is_on(key))
+    ["policy.gradient_checkpointing", "policy.activation_checkpointing", "policy.dtensor_cfg.activation_checkpointing"]
+        .iter()
+        .any(|key| asked.facts.is_on(key))
 }
 
 fn recomputed(asked: &SourceKey, key: &str) -> MappedKey {
-    let both = asked.facts.is_written("policy.checkpoint_every")
-        && asked.facts.is_written("policy.checkpoint_layers");
+    let both = asked.facts.is_written("policy.checkpoint_every") && asked.facts.is_written("policy.checkpoint_layers");
     match asked.value {
         _ if !recomputes(asked) => not_needed("gradient_checkpointing is off: nothing reads it"),
-        _ if both && key == "memory.checkpoint_every" => cannot(
-            "with memory.checkpoint_layers a list says which layers recompute, each by itself",
-        ),
+        _ if both && key == "memory.checkpoint_every" => {
+            cannot("with memory.checkpoint_layers a list says which layers recompute, each by itself")
+        }
         value => set(key, plain(value)),
     }
 }
@@ -87,14 +56,8 @@ fn recomputed(asked: &SourceKey, key: &str) -> MappedKey {
 fn mixed(asked: &SourceKey) -> MappedKey {
     let named = asked.facts.text("policy.precision").is_some();
     match (asked.is_on(), named) {
-        (true, true) => {
-            not_needed("precision says the type; masters, moments and sums stay in f32")
-        }
-        (true, false) => set_noted(
-            "precision",
-            "bf16",
-            "the type that mixed precision has as a rule",
-        ),
+        (true, true) => not_needed("precision says the type; masters, moments and sums stay in f32"),
+        (true, false) => set_noted("precision", "bf16", "the type that mixed precision has as a rule"),
         (false, _) => not_needed("off: precision says the type"),
     }
 }
@@ -103,9 +66,7 @@ fn mixed(asked: &SourceKey) -> MappedKey {
 fn loss_scale(asked: &SourceKey) -> MappedKey {
     let half = asked.facts.text("policy.precision").and_then(float_type);
     match asked.number() {
-        Some(scale) if scale > 0.0 && half == Some("f16") => {
-            set("optim.loss_scale", plain(asked.value))
-        }
+        Some(scale) if scale > 0.0 && half == Some("f16") => set("optim.loss_scale", plain(asked.value)),
         Some(_) => not_needed("bf16 and f32 have the range that a loss scale makes up for in f16"),
         None => asked.wrong("a number above 0"),
     }

@@ -1,4 +1,5 @@
-//! `NeMo RL`'s keys and what they become: those of its memory guide, and those of its GRPO configurations (2025 and 2026).
+//! `NeMo RL`'s keys and what they become: those of its memory guide, and those of its GRPO configurations (2025 and
+//! 2026).
 
 mod grpo;
 mod guide;

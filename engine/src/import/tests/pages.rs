@@ -57,10 +57,7 @@ fn of_a_page_the_block_at_a_line_is_read_and_several_are_refused_with_their_line
         assert_eq!(place.line, Some(at), "{key}");
     }
     let refused = page("guide.md", PAGE, Some(2)).unwrap_err().to_string();
-    assert!(
-        refused.contains("guide.md:2") && refused.contains("5 (yaml)"),
-        "{refused}"
-    );
+    assert!(refused.contains("guide.md:2") && refused.contains("5 (yaml)"), "{refused}");
 }
 
 #[test]
@@ -68,27 +65,17 @@ fn the_only_block_of_a_page_is_read_and_its_mistakes_have_the_pages_lines() {
     let one = PAGE.split("Or on").next().unwrap();
     for name in ["guide.md", "guide.txt", "README"] {
         let imported = page(name, one, None).unwrap();
-        assert_eq!(
-            imported.rows[0].key, "actor_rollout_ref.rollout.n",
-            "{name}"
-        );
+        assert_eq!(imported.rows[0].key, "actor_rollout_ref.rollout.n", "{name}");
     }
-    let rst =
-        "Title\n=====\n\n.. code-block:: yaml\n\n   data:\n     train_batch_size: 8\n\nText.\n";
+    let rst = "Title\n=====\n\n.. code-block:: yaml\n\n   data:\n     train_batch_size: 8\n\nText.\n";
     let imported = page("guide.rst", rst, None).unwrap();
     assert_eq!(imported.rows[0].key, "data.train_batch_size");
     assert_eq!(imported.rows[0].place.as_ref().unwrap().line, Some(7));
     let none = page("guide.md", "# Title\n\n```\nls\n```\n", None).unwrap_err();
-    assert!(
-        none.to_string().contains("none of its code blocks"),
-        "{none}"
-    );
+    assert!(none.to_string().contains("none of its code blocks"), "{none}");
     let broken = one.replace("n: 4", "n: [4");
     let error = page("guide.md", &broken, Some(5)).unwrap_err().to_string();
-    assert!(
-        error.contains("guide.md:8") && error.contains("never closed"),
-        "{error}"
-    );
+    assert!(error.contains("guide.md:8") && error.contains("never closed"), "{error}");
     let error = page("a.yaml", "data: {seed: 1}\n", Some(1)).unwrap_err();
     assert!(error.to_string().contains("has none"), "{error}");
 }
@@ -101,20 +88,9 @@ fn keys_of_yaml_and_json_have_their_lines() {
         (
             "grpo.yaml",
             yaml,
-            &[
-                ("grpo.num_prompts_per_step", 2),
-                ("grpo.max_num_steps", 3),
-                ("policy.train_micro_batch_size", 4),
-            ][..],
+            &[("grpo.num_prompts_per_step", 2), ("grpo.max_num_steps", 3), ("policy.train_micro_batch_size", 4)][..],
         ),
-        (
-            "run.json",
-            json,
-            &[
-                ("data.train_batch_size", 2),
-                ("trainer.total_training_steps", 4),
-            ][..],
-        ),
+        ("run.json", json, &[("data.train_batch_size", 2), ("trainer.total_training_steps", 4)][..]),
     ] {
         let imported = page(name, text, None).unwrap();
         for (key, line) in lines {
@@ -153,10 +129,9 @@ fn what_trackers_call_a_run_and_its_project_is_kept() {
         ),
     ] {
         let imported = imported(name, text);
-        for (key, ours, value) in [
-            (project, "trainer.project_name", json!("sums")),
-            (run, "trainer.experiment_name", json!("7")),
-        ] {
+        for (key, ours, value) in
+            [(project, "trainer.project_name", json!("sums")), (run, "trainer.experiment_name", json!("7"))]
+        {
             let KeyOutcome::Mapped { settings, .. } = outcome(&imported, key) else {
                 panic!("{key}: {:?}", outcome(&imported, key));
             };

@@ -34,47 +34,26 @@ fn limits_of_several_turns_are_mapped_and_tools_say_what_to_do() {
          actor_rollout_ref.rollout.agent.num_workers=8",
     );
     let turns = at(&found, "/rollout/multi_turn");
-    assert_eq!(
-        turns,
-        json!({"max_assistant_turns": 5, "max_tool_response_length": 128, "format": "llama3_json"})
-    );
+    assert_eq!(turns, json!({"max_assistant_turns": 5, "max_tool_response_length": 128, "format": "llama3_json"}));
     let section = "actor_rollout_ref.rollout.multi_turn";
     cannot(&found, &format!("{section}.enable"), "task.environment");
-    cannot(
-        &found,
-        &format!("{section}.tool_config_path"),
-        "methods of one class",
-    );
-    cannot(
-        &found,
-        &format!("{section}.tool_response_truncate_side"),
-        "at their end, not middle",
-    );
-    cannot(
-        &found,
-        &format!("{section}.max_parallel_calls"),
-        "all calls of a turn",
-    );
+    cannot(&found, &format!("{section}.tool_config_path"), "methods of one class");
+    cannot(&found, &format!("{section}.tool_response_truncate_side"), "at their end, not middle");
+    cannot(&found, &format!("{section}.max_parallel_calls"), "all calls of a turn");
     for key in [
         "actor_rollout_ref.rollout.agent.num_workers",
         "actor_rollout_ref.rollout.agent.default_agent_loop",
         "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode",
     ] {
         let own = outcome(&found, key);
-        assert!(
-            matches!(own, KeyOutcome::NotNeeded { .. }),
-            "{key}: {own:?}"
-        );
+        assert!(matches!(own, KeyOutcome::NotNeeded { .. }), "{key}: {own:?}");
     }
 
-    // turns of the user are answers; the model has one turn more. verl cuts answers after 256 characters where nothing is said
-    let found =
-        verl("MT.enable=True MT.max_user_turns=3 MT.max_assistant_turns=9 MT.format=gpt-oss");
+    // turns of the user are answers; the model has one turn more. verl cuts answers after 256 characters where nothing
+    // is said
+    let found = verl("MT.enable=True MT.max_user_turns=3 MT.max_assistant_turns=9 MT.format=gpt-oss");
     let turns = at(&found, "/rollout/multi_turn");
-    assert_eq!(
-        turns,
-        json!({"max_assistant_turns": 4, "max_tool_response_length": 256})
-    );
+    assert_eq!(turns, json!({"max_assistant_turns": 4, "max_tool_response_length": 256}));
     cannot(&found, &format!("{section}.format"), "not as gpt-oss");
 
     let off = verl("MT.enable=False MT.max_assistant_turns=5 MT.format=hermes");
@@ -87,14 +66,9 @@ fn limits_of_several_turns_are_mapped_and_tools_say_what_to_do() {
 #[test]
 fn validation_that_samples_does_so_here_too() {
     let val = "actor_rollout_ref.rollout.val_kwargs";
-    let found = verl(&format!(
-        "{val}.do_sample=True {val}.n=4 {val}.temperature=0.6 {val}.top_p=0.95 {val}.top_k=-1"
-    ));
+    let found = verl(&format!("{val}.do_sample=True {val}.n=4 {val}.temperature=0.6 {val}.top_p=0.95 {val}.top_k=-1"));
     let own = at(&found, "/rollout/val_kwargs");
-    assert_eq!(
-        own,
-        json!({"n": 4, "temperature": 0.6, "top_p": 0.95, "top_k": -1})
-    );
+    assert_eq!(own, json!({"n": 4, "temperature": 0.6, "top_p": 0.95, "top_k": -1}));
     let greedy = verl(&format!("{val}.n=4 {val}.temperature=0.6"));
     assert_eq!(at(&greedy, "/rollout/val_kwargs"), Value::Null);
     cannot(&greedy, &format!("{val}.n"), "are all the same");
@@ -132,9 +106,5 @@ fn environments_of_trl_are_named_by_their_module() {
     let turns = at(&found, "/rollout/multi_turn/max_assistant_turns");
     assert_eq!(turns, 5);
     let own = program("Counter");
-    cannot(
-        &own,
-        "GRPOTrainer.environment_factory",
-        "the file that defines `Counter`",
-    );
+    cannot(&own, "GRPOTrainer.environment_factory", "the file that defines `Counter`");
 }

@@ -62,16 +62,8 @@ pub(super) struct BatchSizes {
 
 impl BatchSizes {
     pub fn of(facts: &Facts) -> Self {
-        let count = |key: &str| {
-            facts
-                .whole(key)
-                .and_then(|n| u64::try_from(n).ok())
-                .filter(|n| *n > 0)
-        };
-        let devices = facts
-            .devices
-            .or_else(|| count("num_processes"))
-            .unwrap_or(1);
+        let count = |key: &str| facts.whole(key).and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
+        let devices = facts.devices.or_else(|| count("num_processes")).unwrap_or(1);
         let each = count("per_device_train_batch_size").unwrap_or(8) * devices;
         let accumulated = count("gradient_accumulation_steps").unwrap_or(1);
         let mini = each * accumulated;

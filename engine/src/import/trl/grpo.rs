@@ -3,30 +3,18 @@
 use super::batch::{BatchSizes, Class, class};
 use crate::import::common::{arguments, sampling_groups, size};
 use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
-use crate::import::key_mapping::{
-    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
-};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 use serde_json::{Value, json};
 
-const OWN_ENGINE: &str =
-    "the sampling engine is our own, and holds the very weights that are trained";
+const OWN_ENGINE: &str = "the sampling engine is our own, and holds the very weights that are trained";
 const SHOWN: &str = "`firebrick report RUN` shows samples, and samples.jsonl has all of them";
 
 pub(super) const TABLE: &[KeyRule] = &[
     (crate::import::python::CLASS, By(algorithm)),
     ("num_generations", By(group)),
-    (
-        "num_generations_eval",
-        NotNeeded("validation completes every prompt greedily, once"),
-    ),
-    (
-        "max_prompt_length",
-        By(|a| size(a, "rollout.prompt_length")),
-    ),
-    (
-        "max_completion_length",
-        By(|a| size(a, "rollout.response_length")),
-    ),
+    ("num_generations_eval", NotNeeded("validation completes every prompt greedily, once")),
+    ("max_prompt_length", By(|a| size(a, "rollout.prompt_length"))),
+    ("max_completion_length", By(|a| size(a, "rollout.response_length"))),
     ("generation_batch_size", By(generation)),
     ("steps_per_generation", By(generation)),
     ("num_iterations", Same("update.ppo_epochs")),
@@ -36,14 +24,8 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("top_k", By(top_k)),
     ("min_p", Same("rollout.min_p")),
     ("repetition_penalty", By(penalty)),
-    (
-        "generation_kwargs.**",
-        Off("sampling parameters are keys of `rollout`"),
-    ),
-    (
-        "chat_template_kwargs.**",
-        By(|a| arguments(a, "chat_template_kwargs.")),
-    ),
+    ("generation_kwargs.**", Off("sampling parameters are keys of `rollout`")),
+    ("chat_template_kwargs.**", By(|a| arguments(a, "chat_template_kwargs."))),
     ("cache_implementation", NotNeeded(OWN_ENGINE)),
     ("ds3_gather_for_generation", NotNeeded(OWN_ENGINE)),
     ("use_vllm", NotNeeded(OWN_ENGINE)),
@@ -53,10 +35,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "vllm_enable_sleep_mode",
         NotNeeded("rollout.free_cache gives the cache's pages back before training, by default"),
     ),
-    (
-        "vllm_gpu_memory_utilization",
-        NotNeeded("sampling takes what training leaves: both take turns in one pool"),
-    ),
+    ("vllm_gpu_memory_utilization", NotNeeded("sampling takes what training leaves: both take turns in one pool")),
     ("vllm_max_model_length", By(model_length)),
     ("vllm_max_model_len", By(model_length)),
     ("vllm_tensor_parallel_size", By(sampling_groups)),
@@ -64,10 +43,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "vllm_structured_outputs_regex",
         Off("completions are not bound to a pattern; a reward {kind: regex} pays for one"),
     ),
-    (
-        "vllm_guided_decoding_regex",
-        Off("completions are not bound to a pattern; a reward {kind: regex} pays for one"),
-    ),
+    ("vllm_guided_decoding_regex", Off("completions are not bound to a pattern; a reward {kind: regex} pays for one")),
     ("vllm_server_base_url", NotNeeded(OWN_ENGINE)),
     ("vllm_server_host", NotNeeded(OWN_ENGINE)),
     ("vllm_server_port", NotNeeded(OWN_ENGINE)),
@@ -76,31 +52,13 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("vllm_device", NotNeeded(OWN_ENGINE)),
     ("vllm_dtype", NotNeeded(OWN_ENGINE)),
     ("vllm_importance_sampling_correction", By(correction)),
-    (
-        "vllm_importance_sampling_mode",
-        By(|a| corrected(a, "objective.rollout_is")),
-    ),
-    (
-        "vllm_importance_sampling_clip_max",
-        By(|a| corrected(a, "objective.rollout_is_threshold")),
-    ),
-    (
-        "vllm_importance_sampling_cap",
-        By(|a| corrected(a, "objective.rollout_is_threshold")),
-    ),
-    (
-        "vllm_importance_sampling_clip_min",
-        By(|a| corrected(a, "objective.rollout_is_threshold_lower")),
-    ),
+    ("vllm_importance_sampling_mode", By(|a| corrected(a, "objective.rollout_is"))),
+    ("vllm_importance_sampling_clip_max", By(|a| corrected(a, "objective.rollout_is_threshold"))),
+    ("vllm_importance_sampling_cap", By(|a| corrected(a, "objective.rollout_is_threshold"))),
+    ("vllm_importance_sampling_clip_min", By(|a| corrected(a, "objective.rollout_is_threshold_lower"))),
     ("use_transformers_paged", NotNeeded(OWN_ENGINE)),
-    (
-        "use_transformers_continuous_batching",
-        NotNeeded(OWN_ENGINE),
-    ),
-    (
-        "transformers_continuous_batching_config.**",
-        NotNeeded(OWN_ENGINE),
-    ),
+    ("use_transformers_continuous_batching", NotNeeded(OWN_ENGINE)),
+    ("transformers_continuous_batching_config.**", NotNeeded(OWN_ENGINE)),
     ("beta", By(beta)),
     ("epsilon", By(epsilon)),
     ("epsilon_high", By(epsilon_high)),
@@ -108,61 +66,23 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("importance_sampling_level", By(level)),
     ("loss_type", By(loss)),
     ("scale_rewards", By(scale)),
-    (
-        "reward_weights",
-        NotNeeded(
-            "they are the `weight` of each reward of reward_funcs, where it has a counterpart",
-        ),
-    ),
-    (
-        "multi_objective_aggregation",
-        Same("objective.multi_objective_aggregation"),
-    ),
-    (
-        "mask_truncated_completions",
-        Same("objective.mask_truncated_completions"),
-    ),
-    (
-        "normalize_advantages",
-        Same("objective.normalize_advantages"),
-    ),
-    (
-        "reward_clip_range",
-        Off("a reward's own `clip: [low, high]` bounds it (task.rewards)"),
-    ),
-    (
-        "sync_ref_model",
-        Off("the reference is the policy before the first step, all along"),
-    ),
-    (
-        "ref_model_mixup_alpha",
-        NotNeeded("sync_ref_model says whether the reference moves"),
-    ),
-    (
-        "ref_model_sync_steps",
-        NotNeeded("sync_ref_model says whether the reference moves"),
-    ),
-    (
-        "top_entropy_quantile",
-        Same("objective.top_entropy_quantile"),
-    ),
+    ("reward_weights", NotNeeded("they are the `weight` of each reward of reward_funcs, where it has a counterpart")),
+    ("multi_objective_aggregation", Same("objective.multi_objective_aggregation")),
+    ("mask_truncated_completions", Same("objective.mask_truncated_completions")),
+    ("normalize_advantages", Same("objective.normalize_advantages")),
+    ("reward_clip_range", Off("a reward's own `clip: [low, high]` bounds it (task.rewards)")),
+    ("sync_ref_model", Off("the reference is the policy before the first step, all along")),
+    ("ref_model_mixup_alpha", NotNeeded("sync_ref_model says whether the reference moves")),
+    ("ref_model_sync_steps", NotNeeded("sync_ref_model says whether the reference moves")),
+    ("top_entropy_quantile", Same("objective.top_entropy_quantile")),
     ("entropy_coef", Same("objective.entropy_coeff")),
-    (
-        "use_adaptive_entropy",
-        Same("objective.use_adaptive_entropy"),
-    ),
+    ("use_adaptive_entropy", Same("objective.use_adaptive_entropy")),
     ("entropy_coef_min", Same("objective.entropy_coef_min")),
     ("entropy_coef_max", Same("objective.entropy_coef_max")),
     ("entropy_coef_delta", Same("objective.entropy_coef_delta")),
     ("entropy_target", Same("objective.entropy_target")),
-    (
-        "off_policy_mask_threshold",
-        Same("objective.off_policy_mask_threshold"),
-    ),
-    (
-        "use_bias_correction_kl",
-        Same("objective.use_bias_correction_kl"),
-    ),
+    ("off_policy_mask_threshold", Same("objective.off_policy_mask_threshold")),
+    ("use_bias_correction_kl", Same("objective.use_bias_correction_kl")),
     ("sapo_temperature_pos", Same("objective.tau_pos")),
     ("sapo_temperature_neg", Same("objective.tau_neg")),
     ("vespo_k_pos", Same("objective.vespo_k_pos")),
@@ -170,45 +90,26 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("vespo_lambda_pos", Same("objective.vespo_lambda_pos")),
     ("vespo_lambda_neg", Same("objective.vespo_lambda_neg")),
     ("max_tool_calling_iterations", By(tool_turns)),
-    (
-        "cast_lm_head_to_fp32",
-        NotNeeded("log-probs are computed in f32 in every precision"),
-    ),
-    (
-        "disable_dropout",
-        NotNeeded("models have no dropout; adapters have model.lora.dropout"),
-    ),
+    ("cast_lm_head_to_fp32", NotNeeded("log-probs are computed in f32 in every precision")),
+    ("disable_dropout", NotNeeded("models have no dropout; adapters have model.lora.dropout")),
     ("router_aux_loss_coef", By(balance)),
-    (
-        "pad_to_multiple_of",
-        NotNeeded("rows are packed without padding"),
-    ),
-    (
-        "use_liger_loss",
-        NotNeeded("head, loss and gradient are one pass over chunks (memory.head_rows)"),
-    ),
+    ("pad_to_multiple_of", NotNeeded("rows are packed without padding")),
+    ("use_liger_loss", NotNeeded("head, loss and gradient are one pass over chunks (memory.head_rows)")),
     ("log_completions", NotNeeded(SHOWN)),
     ("log_multimodal", NotNeeded(SHOWN)),
     ("num_completions_to_print", NotNeeded(SHOWN)),
     ("log_unique_prompts", NotNeeded(SHOWN)),
     ("wandb_log_unique_prompts", NotNeeded(SHOWN)),
-    (
-        "log_completions_hub_repo",
-        Off("samples stay in the run folder: samples.jsonl"),
-    ),
+    ("log_completions_hub_repo", Off("samples stay in the run folder: samples.jsonl")),
 ];
 
 /// TRL adds the auxiliary loss where the model is asked for its routers' logits.
 fn balance(asked: &SourceKey) -> MappedKey {
     if !asked.facts.is_on("model_init_kwargs.output_router_logits") {
-        return not_needed(
-            "without model_init_kwargs.output_router_logits TRL has no auxiliary loss",
-        );
+        return not_needed("without model_init_kwargs.output_router_logits TRL has no auxiliary loss");
     }
     match asked.number() {
-        Some(coefficient) if coefficient >= 0.0 => {
-            set("model.router_aux_loss_coef", plain(asked.value))
-        }
+        Some(coefficient) if coefficient >= 0.0 => set("model.router_aux_loss_coef", plain(asked.value)),
         _ => asked.wrong("a number from 0 on"),
     }
 }
@@ -219,22 +120,13 @@ fn algorithm(asked: &SourceKey) -> MappedKey {
         Class::Rloo => MappedKey::Set(
             vec![
                 ("objective.adv_estimator".into(), "rloo".into()),
-                (
-                    "objective.importance_sampling_level".into(),
-                    "sequence_product".into(),
-                ),
-                (
-                    "objective.loss_agg_mode".into(),
-                    "seq-mean-token-mean".into(),
-                ),
+                ("objective.importance_sampling_level".into(), "sequence_product".into()),
+                ("objective.loss_agg_mode".into(), "seq-mean-token-mean".into()),
             ],
             String::new(),
         ),
         Class::Ppo => MappedKey::Set(
-            vec![
-                ("objective.adv_estimator".into(), "gae".into()),
-                ("rollout.n".into(), 1.into()),
-            ],
+            vec![("objective.adv_estimator".into(), "gae".into()), ("rollout.n".into(), 1.into())],
             "one completion a prompt".into(),
         ),
     }
@@ -245,10 +137,7 @@ fn group(asked: &SourceKey) -> MappedKey {
     match (asked.whole(), batch.prompts()) {
         (Some(n), _) if n < 1 => asked.wrong("a number of completions"),
         (Some(n), Some(_)) => set("rollout.n", n),
-        (Some(_), None) => cannot(format!(
-            "{} are no whole groups; TRL refuses that too",
-            batch.note()
-        )),
+        (Some(_), None) => cannot(format!("{} are no whole groups; TRL refuses that too", batch.note())),
         (None, _) => asked.wrong("a number of completions"),
     }
 }
@@ -257,19 +146,14 @@ fn generation(asked: &SourceKey) -> MappedKey {
     if asked.is_absent() {
         return not_needed("has no value in the files");
     }
-    not_needed(format!(
-        "it is in trainer.train_batch_size: {}",
-        BatchSizes::of(asked.facts).note()
-    ))
+    not_needed(format!("it is in trainer.train_batch_size: {}", BatchSizes::of(asked.facts).note()))
 }
 
 fn shuffle(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("rows are drawn in shuffled epochs");
     }
-    cannot(
-        "rows are always drawn in shuffled epochs; which ones a step sees depends on trainer.seed alone",
-    )
+    cannot("rows are always drawn in shuffled epochs; which ones a step sees depends on trainer.seed alone")
 }
 
 fn top_k(asked: &SourceKey) -> MappedKey {
@@ -295,9 +179,7 @@ fn tool_turns(asked: &SourceKey) -> MappedKey {
 fn penalty(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(1.0) => not_needed("1 changes nothing"),
-        _ => cannot(
-            "no penalty of repetition; a reward of {kind: length} or a stop text bounds completions",
-        ),
+        _ => cannot("no penalty of repetition; a reward of {kind: length} or a stop text bounds completions"),
     }
 }
 
@@ -345,10 +227,7 @@ fn beta(asked: &SourceKey) -> MappedKey {
         return set("objective.use_kl_in_reward", false);
     }
     MappedKey::Set(
-        vec![
-            ("objective.use_kl_in_reward".into(), true.into()),
-            ("objective.kl_ctrl.kl_coef".into(), beta.into()),
-        ],
+        vec![("objective.use_kl_in_reward".into(), true.into()), ("objective.kl_ctrl.kl_coef".into(), beta.into())],
         String::new(),
     )
 }
@@ -395,9 +274,7 @@ fn delta(asked: &SourceKey) -> MappedKey {
 
 fn level(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some(level @ ("token" | "sequence" | "sequence_token")) => {
-            set("objective.importance_sampling_level", level)
-        }
+        Some(level @ ("token" | "sequence" | "sequence_token")) => set("objective.importance_sampling_level", level),
         _ => asked.wrong("token or sequence"),
     }
 }
@@ -416,11 +293,7 @@ fn loss(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("grpo") => settings("clip", "seq-mean-token-mean", ""),
         Some("dapo") => settings("clip", "token-mean", ""),
-        Some("bnpo") => settings(
-            "clip",
-            "token-mean",
-            "over the whole step, where TRL divides in each micro-batch",
-        ),
+        Some("bnpo") => settings("clip", "token-mean", "over the whole step, where TRL divides in each micro-batch"),
         Some("dr_grpo") => settings("clip", "seq-mean-token-sum-norm", ""),
         Some("luspo") => settings("clip", "seq-mean-token-sum", ""),
         Some("cispo") => settings("cispo", "token-mean", ""),
@@ -446,10 +319,7 @@ fn scale(asked: &SourceKey) -> MappedKey {
 pub(super) fn per_device(asked: &SourceKey) -> MappedKey {
     let batch = BatchSizes::of(asked.facts);
     let (Some(prompts), Some(each)) = (batch.prompts(), asked.whole().filter(|n| *n > 0)) else {
-        return cannot(format!(
-            "{} are no whole groups; TRL refuses that too",
-            batch.note()
-        ));
+        return cannot(format!("{} are no whole groups; TRL refuses that too", batch.note()));
     };
     let mut all = vec![
         ("trainer.train_batch_size".to_owned(), json!(prompts)),
@@ -477,11 +347,9 @@ pub(super) fn accumulation(asked: &SourceKey) -> MappedKey {
 fn set_if_whole(asked: &SourceKey, batch: &BatchSizes) -> MappedKey {
     match (asked.whole(), batch.mini_prompts()) {
         (Some(n), _) if n < 1 => asked.wrong("a number of micro-batches"),
-        (Some(_), Some(mini)) => set_noted(
-            "update.ppo_mini_batch_size",
-            mini,
-            format!("{} completions an optimizer step", batch.mini),
-        ),
+        (Some(_), Some(mini)) => {
+            set_noted("update.ppo_mini_batch_size", mini, format!("{} completions an optimizer step", batch.mini))
+        }
         (Some(_), None) => cannot(format!(
             "{} completions an optimizer step are no whole groups: a round of sampling is one step here",
             batch.mini

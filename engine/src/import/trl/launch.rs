@@ -1,4 +1,5 @@
-//! What stands beside TRL's configurations: `ModelConfig`, the scripts' data, a trainer's own arguments, PEFT's and Accelerate's.
+//! What stands beside TRL's configurations: `ModelConfig`, the scripts' data, a trainer's own arguments, PEFT's and
+//! Accelerate's.
 
 use super::rewards::functions;
 use crate::import::common::{model, path, precision, ranks};
@@ -7,8 +8,7 @@ use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_need
 use serde_json::json;
 
 const NO_PYTHON: &str = "no Python is run: model families are built in";
-const FILES: &str =
-    "write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)";
+const FILES: &str = "write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)";
 const SPLIT: &str = "task.train and task.validation are files";
 const OWN_KERNELS: &str = "attention is a kernel of our own";
 const LAUNCH: &str = "one process: nothing is launched";
@@ -16,18 +16,9 @@ const BITS: &str = "load_in_4bit says whether weights are in 4 bits";
 
 pub(super) const MODEL: &[KeyRule] = &[
     ("model_name_or_path", By(model)),
-    (
-        "model_revision",
-        Off("a model is a folder: download that revision"),
-    ),
-    (
-        "dtype",
-        NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in"),
-    ),
-    (
-        "torch_dtype",
-        NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in"),
-    ),
+    ("model_revision", Off("a model is a folder: download that revision")),
+    ("dtype", NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in")),
+    ("torch_dtype", NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in")),
     ("trust_remote_code", Off(NO_PYTHON)),
     ("attn_implementation", NotNeeded(OWN_KERNELS)),
     ("use_peft", By(peft)),
@@ -37,74 +28,35 @@ pub(super) const MODEL: &[KeyRule] = &[
     ("lora_target_modules", By(|a| adapters(a, "target_modules"))),
     ("use_rslora", By(|a| adapters(a, "use_rslora"))),
     ("lora_modules_to_save", Off("adapters alone are trained")),
-    (
-        "lora_target_parameters",
-        By(|a| adapters(a, "target_parameters")),
-    ),
-    (
-        "lora_task_type",
-        NotNeeded("the policy is a causal language model"),
-    ),
+    ("lora_target_parameters", By(|a| adapters(a, "target_parameters"))),
+    ("lora_task_type", NotNeeded("the policy is a causal language model")),
     ("use_dora", Off("adapters are plain LoRA")),
     ("load_in_8bit", By(|a| base(a, "int8"))),
     ("load_in_4bit", By(|a| base(a, "nf4"))),
     ("bnb_4bit_quant_type", By(code_of_bits)),
-    (
-        "bnb_4bit_compute_dtype",
-        NotNeeded("weights are widened to the run's precision"),
-    ),
+    ("bnb_4bit_compute_dtype", NotNeeded("weights are widened to the run's precision")),
     ("bnb_4bit_quant_storage", NotNeeded(BITS)),
-    (
-        "use_bnb_nested_quant",
-        NotNeeded("scales of nf4 are always quantised too"),
-    ),
-    (
-        "model_init_kwargs.dtype",
-        NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in"),
-    ),
-    (
-        "model_init_kwargs.torch_dtype",
-        NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in"),
-    ),
-    (
-        "model_init_kwargs.attn_implementation",
-        NotNeeded(OWN_KERNELS),
-    ),
-    (
-        "model_init_kwargs.use_cache",
-        NotNeeded("sampling always has a cache"),
-    ),
-    (
-        "model_init_kwargs.device_map",
-        NotNeeded("device says where the model is"),
-    ),
+    ("use_bnb_nested_quant", NotNeeded("scales of nf4 are always quantised too")),
+    ("model_init_kwargs.dtype", NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in")),
+    ("model_init_kwargs.torch_dtype", NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in")),
+    ("model_init_kwargs.attn_implementation", NotNeeded(OWN_KERNELS)),
+    ("model_init_kwargs.use_cache", NotNeeded("sampling always has a cache")),
+    ("model_init_kwargs.device_map", NotNeeded("device says where the model is")),
     (
         "model_init_kwargs.output_router_logits",
         NotNeeded("router_aux_loss_coef becomes model.router_aux_loss_coef with it"),
     ),
-    (
-        "model_init_kwargs.**",
-        Off("the model's config.json says what the model is: edit it in the folder"),
-    ),
+    ("model_init_kwargs.**", Off("the model's config.json says what the model is: edit it in the folder")),
     ("dataset_name", Off(FILES)),
     ("dataset_config", Off(FILES)),
     ("datasets", Off(FILES)),
     ("dataset_train_split", NotNeeded(SPLIT)),
     ("dataset_test_split", NotNeeded(SPLIT)),
-    (
-        "dataset_streaming",
-        NotNeeded("rows are read once, in the one process"),
-    ),
-    (
-        "ignore_bias_buffers",
-        NotNeeded("models have no such buffers"),
-    ),
+    ("dataset_streaming", NotNeeded("rows are read once, in the one process")),
+    ("ignore_bias_buffers", NotNeeded("models have no such buffers")),
     ("reward_model_name_or_path", By(functions)),
     ("reward_funcs", By(functions)),
-    (
-        "config",
-        NotNeeded("import the file it names beside this one"),
-    ),
+    ("config", NotNeeded("import the file it names beside this one")),
 ];
 
 pub(super) const TRAINER: &[KeyRule] = &[
@@ -115,22 +67,10 @@ pub(super) const TRAINER: &[KeyRule] = &[
     ("RLOOTrainer.reward_funcs", By(functions)),
     ("PPOTrainer.reward_model", By(object)),
     ("PPOTrainer.value_model", By(object)),
-    (
-        "PPOTrainer.ref_model",
-        NotNeeded("the reference is the policy before the first step"),
-    ),
-    (
-        "GRPOTrainer.args",
-        NotNeeded("its arguments stand in this table"),
-    ),
-    (
-        "RLOOTrainer.args",
-        NotNeeded("its arguments stand in this table"),
-    ),
-    (
-        "PPOTrainer.args",
-        NotNeeded("its arguments stand in this table"),
-    ),
+    ("PPOTrainer.ref_model", NotNeeded("the reference is the policy before the first step")),
+    ("GRPOTrainer.args", NotNeeded("its arguments stand in this table")),
+    ("RLOOTrainer.args", NotNeeded("its arguments stand in this table")),
+    ("PPOTrainer.args", NotNeeded("its arguments stand in this table")),
     ("GRPOTrainer.train_dataset", Off(FILES)),
     ("RLOOTrainer.train_dataset", Off(FILES)),
     ("PPOTrainer.train_dataset", Off(FILES)),
@@ -140,34 +80,13 @@ pub(super) const TRAINER: &[KeyRule] = &[
     ("GRPOTrainer.peft_config", By(peft_config)),
     ("RLOOTrainer.peft_config", By(peft_config)),
     ("PPOTrainer.peft_config", By(peft_config)),
-    (
-        "GRPOTrainer.processing_class",
-        NotNeeded("a model's own tokenizer is used"),
-    ),
-    (
-        "RLOOTrainer.processing_class",
-        NotNeeded("a model's own tokenizer is used"),
-    ),
-    (
-        "PPOTrainer.processing_class",
-        NotNeeded("a model's own tokenizer is used"),
-    ),
-    (
-        "GRPOTrainer.reward_processing_classes",
-        NotNeeded("a reward model reads texts by its own tokenizer"),
-    ),
-    (
-        "GRPOTrainer.callbacks",
-        Off("an Observer in Rust sees every step (src/lib.rs)"),
-    ),
-    (
-        "RLOOTrainer.callbacks",
-        Off("an Observer in Rust sees every step (src/lib.rs)"),
-    ),
-    (
-        "PPOTrainer.callbacks",
-        Off("an Observer in Rust sees every step (src/lib.rs)"),
-    ),
+    ("GRPOTrainer.processing_class", NotNeeded("a model's own tokenizer is used")),
+    ("RLOOTrainer.processing_class", NotNeeded("a model's own tokenizer is used")),
+    ("PPOTrainer.processing_class", NotNeeded("a model's own tokenizer is used")),
+    ("GRPOTrainer.reward_processing_classes", NotNeeded("a reward model reads texts by its own tokenizer")),
+    ("GRPOTrainer.callbacks", Off("an Observer in Rust sees every step (src/lib.rs)")),
+    ("RLOOTrainer.callbacks", Off("an Observer in Rust sees every step (src/lib.rs)")),
+    ("PPOTrainer.callbacks", Off("an Observer in Rust sees every step (src/lib.rs)")),
     (
         "GRPOTrainer.tools",
         Off(
@@ -185,75 +104,35 @@ pub(super) const TRAINER: &[KeyRule] = &[
     ("LoraConfig.r", By(|a| with_lora(a, "rank"))),
     ("LoraConfig.lora_alpha", By(|a| with_lora(a, "alpha"))),
     ("LoraConfig.lora_dropout", By(|a| with_lora(a, "dropout"))),
-    (
-        "LoraConfig.target_modules",
-        By(|a| with_lora(a, "target_modules")),
-    ),
-    (
-        "LoraConfig.target_parameters",
-        By(|a| with_lora(a, "target_parameters")),
-    ),
+    ("LoraConfig.target_modules", By(|a| with_lora(a, "target_modules"))),
+    ("LoraConfig.target_parameters", By(|a| with_lora(a, "target_parameters"))),
     ("LoraConfig.use_rslora", By(|a| with_lora(a, "use_rslora"))),
-    (
-        "LoraConfig.task_type",
-        NotNeeded("the policy is a causal language model"),
-    ),
-    (
-        "LoraConfig.bias",
-        Off("biases are not trained beside adapters"),
-    ),
-    (
-        "LoraConfig.**",
-        Off("adapters are plain LoRA, started as PEFT starts them"),
-    ),
+    ("LoraConfig.task_type", NotNeeded("the policy is a causal language model")),
+    ("LoraConfig.bias", Off("biases are not trained beside adapters")),
+    ("LoraConfig.**", Off("adapters are plain LoRA, started as PEFT starts them")),
 ];
 
 pub(super) const ACCELERATE: &[KeyRule] = &[
     ("num_processes", By(processes)),
     ("num_machines", By(|a| ranks(a, "trainer.nnodes"))),
-    (
-        "nproc_per_node",
-        By(|a| ranks(a, "trainer.n_gpus_per_node")),
-    ),
+    ("nproc_per_node", By(|a| ranks(a, "trainer.n_gpus_per_node"))),
     ("mixed_precision", By(mixed)),
     ("distributed_type", NotNeeded(LAUNCH)),
     ("compute_environment", NotNeeded(LAUNCH)),
-    (
-        "config_file",
-        NotNeeded("import the file it names beside this one"),
-    ),
-    (
-        "deepspeed_config.offload_optimizer_device",
-        By(|a| offload(a, "memory.optimizer_offload", "cpu")),
-    ),
-    (
-        "deepspeed_config.offload_param_device",
-        By(|a| offload(a, "memory.param_offload", "streamed")),
-    ),
-    (
-        "deepspeed_config.gradient_accumulation_steps",
-        NotNeeded("the trainer's own gradient_accumulation_steps counts"),
-    ),
+    ("config_file", NotNeeded("import the file it names beside this one")),
+    ("deepspeed_config.offload_optimizer_device", By(|a| offload(a, "memory.optimizer_offload", "cpu"))),
+    ("deepspeed_config.offload_param_device", By(|a| offload(a, "memory.param_offload", "streamed"))),
+    ("deepspeed_config.gradient_accumulation_steps", NotNeeded("the trainer's own gradient_accumulation_steps counts")),
     ("deepspeed_config.zero_stage", Same("memory.zero_stage")),
     (
         "deepspeed_config.**",
-        NotNeeded(
-            "memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard",
-        ),
+        NotNeeded("memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard"),
     ),
-    (
-        "fsdp_config.fsdp_offload_params",
-        By(|a| offload(a, "memory.param_offload", "streamed")),
-    ),
-    (
-        "fsdp_config.fsdp_activation_checkpointing",
-        By(|a| offload(a, "memory.gradient_checkpointing", true)),
-    ),
+    ("fsdp_config.fsdp_offload_params", By(|a| offload(a, "memory.param_offload", "streamed"))),
+    ("fsdp_config.fsdp_activation_checkpointing", By(|a| offload(a, "memory.gradient_checkpointing", true))),
     (
         "fsdp_config.**",
-        NotNeeded(
-            "memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard",
-        ),
+        NotNeeded("memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard"),
     ),
     ("machine_rank", NotNeeded(LAUNCH)),
     ("main_process_ip", NotNeeded(LAUNCH)),
@@ -264,10 +143,7 @@ pub(super) const ACCELERATE: &[KeyRule] = &[
     ("gpu_ids", NotNeeded("device says which: cuda:0")),
     ("downcast_bf16", NotNeeded(LAUNCH)),
     ("debug", NotNeeded(LAUNCH)),
-    (
-        "dynamo_config.**",
-        NotNeeded("kernels are compiled by the backend"),
-    ),
+    ("dynamo_config.**", NotNeeded("kernels are compiled by the backend")),
     ("enable_cpu_affinity", NotNeeded(LAUNCH)),
     ("tpu_env", NotNeeded(LAUNCH)),
     ("tpu_use_cluster", NotNeeded(LAUNCH)),
@@ -280,15 +156,12 @@ fn processes(asked: &SourceKey) -> MappedKey {
     let machines = asked.facts.whole("num_machines").unwrap_or(1).max(1);
     match asked.whole() {
         Some(n) if n > 0 && n % machines == 0 => {
-            let own = SourceKey {
-                value: &json!(n / machines),
-                ..*asked
-            };
+            let own = SourceKey { value: &json!(n / machines), ..*asked };
             ranks(&own, "trainer.n_gpus_per_node")
         }
-        Some(n) if n > 0 => cannot(format!(
-            "{n} processes are not as many on each of {machines} machines; give each the same number"
-        )),
+        Some(n) if n > 0 => {
+            cannot(format!("{n} processes are not as many on each of {machines} machines; give each the same number"))
+        }
         _ => asked.wrong("a number of processes"),
     }
 }
@@ -307,10 +180,7 @@ fn environment(asked: &SourceKey) -> MappedKey {
     match name.rsplit_once('.') {
         Some((module, class)) => {
             let file = format!("{}.py", module.replace('.', "/"));
-            set(
-                "task.environment",
-                json!({"kind": "python", "file": path(asked.facts, &file), "class": class}),
-            )
+            set("task.environment", json!({"kind": "python", "file": path(asked.facts, &file), "class": class}))
         }
         None => cannot(format!(
             "write task.environment: {{kind: python, file: FILE, class: {name}}} with the file that defines `{name}`"
@@ -321,13 +191,9 @@ fn environment(asked: &SourceKey) -> MappedKey {
 fn peft(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         // PEFT's and TRL's own rank and alpha, where the files say nothing else
-        let own =
-            |key: &str, default: u64| plain(asked.facts.value(key).unwrap_or(&default.into()));
+        let own = |key: &str, default: u64| plain(asked.facts.value(key).unwrap_or(&default.into()));
         return MappedKey::Set(
-            vec![
-                ("model.lora.rank".into(), own("lora_r", 16)),
-                ("model.lora.alpha".into(), own("lora_alpha", 32)),
-            ],
+            vec![("model.lora.rank".into(), own("lora_r", 16)), ("model.lora.alpha".into(), own("lora_alpha", 32))],
             String::new(),
         );
     }
@@ -374,9 +240,7 @@ fn with_lora(asked: &SourceKey, key: &str) -> MappedKey {
 fn trainer_model(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(name) if name.contains('/') && !name.contains(['(', ' ']) => model(asked),
-        _ if asked.facts.value("model_name_or_path").is_some()
-            || asked.facts.value("sft_model_path").is_some() =>
-        {
+        _ if asked.facts.value("model_name_or_path").is_some() || asked.facts.value("sft_model_path").is_some() => {
             not_needed("model_name_or_path says it")
         }
         _ => cannot("it is an object of the program: write the model's folder as model.path"),
@@ -387,32 +251,19 @@ fn object(asked: &SourceKey) -> MappedKey {
     if asked.facts.value("reward_model_path").is_some() {
         return not_needed("reward_model_path and the critic's section say it");
     }
-    cannot(
-        "it is an object of the program: write its folder into the configuration (task.rewards, critic.model.path)",
-    )
+    cannot("it is an object of the program: write its folder into the configuration (task.rewards, critic.model.path)")
 }
 
 fn peft_config(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         // a call's own arguments stand in the table; without any they are PEFT's defaults
-        Some(call)
-            if call.contains("LoraConfig(")
-                && !asked.facts.keys().any(|key| key.starts_with("LoraConfig.")) =>
-        {
+        Some(call) if call.contains("LoraConfig(") && !asked.facts.keys().any(|key| key.starts_with("LoraConfig.")) => {
             MappedKey::Set(
-                vec![
-                    ("model.lora.rank".into(), 8.into()),
-                    ("model.lora.alpha".into(), 8.into()),
-                ],
+                vec![("model.lora.rank".into(), 8.into()), ("model.lora.alpha".into(), 8.into())],
                 "PEFT's defaults".into(),
             )
         }
-        Some(_)
-            if asked
-                .facts
-                .keys()
-                .any(|key| key.starts_with("LoraConfig.") || key == "use_peft") =>
-        {
+        Some(_) if asked.facts.keys().any(|key| key.starts_with("LoraConfig.") || key == "use_peft") => {
             not_needed("its arguments stand in this table")
         }
         None => not_needed("no adapters, as here by default"),
@@ -431,10 +282,8 @@ fn offload(asked: &SourceKey, key: &str, value: impl Into<serde_json::Value>) ->
     if asked.is_off() {
         return not_needed("off, as here by default");
     }
-    let recomputes = asked.facts.is_on("gradient_checkpointing")
-        || asked
-            .facts
-            .is_on("fsdp_config.fsdp_activation_checkpointing");
+    let recomputes =
+        asked.facts.is_on("gradient_checkpointing") || asked.facts.is_on("fsdp_config.fsdp_activation_checkpointing");
     if key == "memory.param_offload" && !recomputes {
         return cannot(
             "weights visit the device segment by segment only where segments are recomputed: turn gradient_checkpointing on too",

@@ -1,5 +1,5 @@
-//! TRL's arguments (2025 and 2026) and what they become: `GRPOConfig`, `RLOOConfig`, `PPOConfig`, what they inherit from transformers'
-//! `TrainingArguments`, a trainer's own arguments, PEFT's, and Accelerate's.
+//! TRL's arguments (2025 and 2026) and what they become: `GRPOConfig`, `RLOOConfig`, `PPOConfig`, what they inherit
+//! from transformers' `TrainingArguments`, a trainer's own arguments, PEFT's, and Accelerate's.
 
 mod batch;
 mod grpo;
@@ -15,14 +15,8 @@ use batch::{Class, class};
 use serde_json::{Value, json};
 
 /// All tables.
-pub(super) const TABLES: &[&[KeyRule]] = &[
-    grpo::TABLE,
-    ppo::TABLE,
-    training::TABLE,
-    launch::MODEL,
-    launch::TRAINER,
-    launch::ACCELERATE,
-];
+pub(super) const TABLES: &[&[KeyRule]] =
+    &[grpo::TABLE, ppo::TABLE, training::TABLE, launch::MODEL, launch::TRAINER, launch::ACCELERATE];
 
 /// What TRL does where a file does not say, as far as it sets something here.
 pub(super) fn defaults(facts: &Facts) -> Vec<(&'static str, Value)> {
@@ -98,16 +92,8 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
             && reward["name"] != "format"
     };
     if into.rewards.is_empty() {
-        into.need(
-            "task.rewards",
-            json!([{"kind": "exact"}]),
-            "what grades a completion, in place of reward_funcs",
-        );
-        into.need(
-            "task.answer_field",
-            "answer",
-            "the column that has the answer",
-        );
+        into.need("task.rewards", json!([{"kind": "exact"}]), "what grades a completion, in place of reward_funcs");
+        into.need("task.answer_field", "answer", "the column that has the answer");
     } else if into.rewards.iter().any(needs_answer) {
         into.put("task.answer_field", json!("solution"));
     }

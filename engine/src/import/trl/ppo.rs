@@ -3,9 +3,7 @@
 use super::batch::{BatchSizes, Class, class};
 use crate::import::common::{model, path, size, tracked};
 use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
-use crate::import::key_mapping::{
-    KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted,
-};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted};
 use serde_json::json;
 
 const FOLLOWS: &str = "it follows from the batch sizes";
@@ -14,10 +12,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("sft_model_path", By(model)),
     ("reward_model_path", By(judge)),
     ("value_model_path", By(critic_path)),
-    (
-        "response_length",
-        By(|a| size(a, "rollout.response_length")),
-    ),
+    ("response_length", By(|a| size(a, "rollout.response_length"))),
     ("num_ppo_epochs", Same("update.ppo_epochs")),
     ("num_mini_batches", By(mini_batches)),
     ("total_episodes", By(episodes)),
@@ -25,44 +20,22 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("kl_estimator", Same("objective.kl_penalty")),
     ("cliprange", By(clip)),
     ("cliprange_value", Same("critic.cliprange_value")),
-    (
-        "vf_coef",
-        NotNeeded(
-            "the critic has an optimizer of its own, to whose AdamW a constant factor is nothing",
-        ),
-    ),
+    ("vf_coef", NotNeeded("the critic has an optimizer of its own, to whose AdamW a constant factor is nothing")),
     ("gamma", Same("objective.gamma")),
     ("lam", Same("objective.lam")),
-    (
-        "whiten_rewards",
-        Off("rewards are not whitened; a reward's `normalize: true` subtracts its running mean"),
-    ),
+    ("whiten_rewards", Off("rewards are not whitened; a reward's `normalize: true` subtracts its running mean")),
     (
         "missing_eos_penalty",
-        Off(
-            "{kind: length, max: TOKENS} as a reward, with a weight, pays less to completions that ran into the limit",
-        ),
+        Off("{kind: length, max: TOKENS} as a reward, with a weight, pays less to completions that ran into the limit"),
     ),
     ("stop_token", By(stop)),
-    (
-        "stop_token_id",
-        Off("rollout.stop takes texts that end a completion, beside the model's end tokens"),
-    ),
-    (
-        "local_rollout_forward_batch_size",
-        NotNeeded("rollout.max_num_seqs are sampled at a time"),
-    ),
-    (
-        "num_sample_generations",
-        NotNeeded("samples.jsonl has every completion"),
-    ),
+    ("stop_token_id", Off("rollout.stop takes texts that end a completion, beside the model's end tokens")),
+    ("local_rollout_forward_batch_size", NotNeeded("rollout.max_num_seqs are sampled at a time")),
+    ("num_sample_generations", NotNeeded("samples.jsonl has every completion")),
     // PPOTrainer makes the run's name of it
     ("exp_name", By(|a| tracked(a, "trainer.experiment_name"))),
     ("model_adapter_name", Off("one set of adapters: model.lora")),
-    (
-        "ref_adapter_name",
-        Off("the reference is the base model where adapters are trained"),
-    ),
+    ("ref_adapter_name", Off("the reference is the base model where adapters are trained")),
     ("world_size", NotNeeded(FOLLOWS)),
     ("num_total_batches", NotNeeded(FOLLOWS)),
     ("micro_batch_size", NotNeeded(FOLLOWS)),
@@ -74,10 +47,7 @@ pub(super) const TABLE: &[KeyRule] = &[
 
 fn judge(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some(folder) => set(
-            "task.rewards[]",
-            json!({"kind": "model", "path": path(asked.facts, folder)}),
-        ),
+        Some(folder) => set("task.rewards[]", json!({"kind": "model", "path": path(asked.facts, folder)})),
         None => asked.wrong("a model's folder or name"),
     }
 }
@@ -126,10 +96,7 @@ fn kl(asked: &SourceKey) -> MappedKey {
 fn clip(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(range) => MappedKey::Set(
-            vec![
-                ("objective.clip_ratio_low".into(), json!(range)),
-                ("objective.clip_ratio_high".into(), json!(range)),
-            ],
+            vec![("objective.clip_ratio_low".into(), json!(range)), ("objective.clip_ratio_high".into(), json!(range))],
             String::new(),
         ),
         None => asked.wrong("a number"),
@@ -139,9 +106,7 @@ fn clip(asked: &SourceKey) -> MappedKey {
 fn stop(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("eos") | None => not_needed("an end token ends a completion"),
-        Some(_) => {
-            cannot("rollout.stop takes texts that end a completion, beside the model's end tokens")
-        }
+        Some(_) => cannot("rollout.stop takes texts that end a completion, beside the model's end tokens"),
     }
 }
 
@@ -154,10 +119,7 @@ pub(super) fn learning_rate(asked: &SourceKey) -> MappedKey {
         return set("optim.lr", rate);
     }
     MappedKey::Set(
-        vec![
-            ("optim.lr".into(), json!(rate)),
-            ("critic.optim.lr".into(), json!(rate)),
-        ],
+        vec![("optim.lr".into(), json!(rate)), ("critic.optim.lr".into(), json!(rate))],
         "TRL has one optimizer for policy and critic".into(),
     )
 }

@@ -5,47 +5,29 @@ use super::grpo::{accumulation, per_device};
 use super::ppo::learning_rate;
 use crate::import::common::{epochs, path, tracked, trackers};
 use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
-use crate::import::key_mapping::{
-    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
-};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 use serde_json::json;
 
 const RHYTHM: &str = "every step's metrics are written to metrics.jsonl";
 const ONE_PROCESS: &str = "rows are read once, in the one process";
 const HUB: &str = "checkpoints stay in the run folder; `hf upload` puts one on the hub";
-const RANKS: &str =
-    "`mpirun` starts ranks, and memory.zero_stage says what they share out (docs/clusters.md)";
+const RANKS: &str = "`mpirun` starts ranks, and memory.zero_stage says what they share out (docs/clusters.md)";
 const COMPILED: &str = "kernels are compiled by the backend";
 
 pub(super) const TABLE: &[KeyRule] = &[
     ("output_dir", By(folder)),
-    (
-        "overwrite_output_dir",
-        Off("a run never overwrites another: choose another `output`, or --resume"),
-    ),
+    ("overwrite_output_dir", Off("a run never overwrites another: choose another `output`, or --resume")),
     ("run_name", By(|a| tracked(a, "trainer.experiment_name"))),
     ("project", By(|a| tracked(a, "trainer.project_name"))),
     ("trackio_space_id", NotNeeded("trackers are local")),
     ("do_train", NotNeeded("`firebrick train` trains")),
-    (
-        "do_eval",
-        NotNeeded("validation runs where there are rows for it"),
-    ),
+    ("do_eval", NotNeeded("validation runs where there are rows for it")),
     ("do_predict", NotNeeded("`firebrick generate` samples")),
     ("per_device_train_batch_size", By(per_device)),
-    (
-        "per_device_eval_batch_size",
-        NotNeeded("validation samples rollout.max_num_seqs at a time, whatever its size"),
-    ),
+    ("per_device_eval_batch_size", NotNeeded("validation samples rollout.max_num_seqs at a time, whatever its size")),
     ("gradient_accumulation_steps", By(accumulation)),
-    (
-        "eval_accumulation_steps",
-        NotNeeded("validation keeps texts and rewards alone"),
-    ),
-    (
-        "auto_find_batch_size",
-        NotNeeded("memory.budget: auto plans a step within what the device has"),
-    ),
+    ("eval_accumulation_steps", NotNeeded("validation keeps texts and rewards alone")),
+    ("auto_find_batch_size", NotNeeded("memory.budget: auto plans a step within what the device has")),
     ("learning_rate", By(learning_rate)),
     ("weight_decay", By(|a| both(a, "weight_decay"))),
     ("adam_beta1", By(betas)),
@@ -54,14 +36,8 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("max_grad_norm", By(clip)),
     ("optim", By(optimizer)),
     ("optim_args", Off("AdamW's numbers are keys of `optim`")),
-    (
-        "optim_target_modules",
-        Off("all weights are trained, or adapters: model.lora"),
-    ),
-    (
-        "lr_scheduler_type",
-        By(|a| both(a, "lr_scheduler.lr_scheduler_type")),
-    ),
+    ("optim_target_modules", Off("all weights are trained, or adapters: model.lora")),
+    ("lr_scheduler_type", By(|a| both(a, "lr_scheduler.lr_scheduler_type"))),
     ("lr_scheduler_kwargs.**", By(schedule)),
     ("warmup_ratio", By(warmup_ratio)),
     ("warmup_steps", By(warmup_steps)),
@@ -69,38 +45,23 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("max_steps", By(steps)),
     ("seed", Same("trainer.seed")),
     ("data_seed", NotNeeded("trainer.seed seeds everything")),
-    (
-        "full_determinism",
-        NotNeeded("a run repeats to the bit unless deterministic: false"),
-    ),
+    ("full_determinism", NotNeeded("a run repeats to the bit unless deterministic: false")),
     ("bf16", By(|a| half(a, "bf16"))),
     ("fp16", By(|a| half(a, "f16"))),
-    (
-        "bf16_full_eval",
-        NotNeeded("validation is sampled in the run's precision"),
-    ),
-    (
-        "fp16_full_eval",
-        NotNeeded("validation is sampled in the run's precision"),
-    ),
+    ("bf16_full_eval", NotNeeded("validation is sampled in the run's precision")),
+    ("fp16_full_eval", NotNeeded("validation is sampled in the run's precision")),
     ("tf32", Same("allow_tf32")),
     ("use_cpu", By(cpu)),
     ("no_cuda", By(cpu)),
     ("gradient_checkpointing", By(checkpointing)),
-    (
-        "gradient_checkpointing_kwargs.**",
-        NotNeeded("segments are recomputed by the executor"),
-    ),
+    ("gradient_checkpointing_kwargs.**", NotNeeded("segments are recomputed by the executor")),
     (
         "use_liger_kernel",
         NotNeeded(
             "head, loss and gradient are one pass over chunks (memory.head_rows), norms and rotary embedding are kernels",
         ),
     ),
-    (
-        "liger_kernel_config.**",
-        NotNeeded("head, loss and gradient are one pass over chunks (memory.head_rows)"),
-    ),
+    ("liger_kernel_config.**", NotNeeded("head, loss and gradient are one pass over chunks (memory.head_rows)")),
     ("torch_empty_cache_steps", By(cleanup)),
     ("torch_compile", NotNeeded(COMPILED)),
     ("torch_compile_backend", NotNeeded(COMPILED)),
@@ -109,97 +70,40 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("save_strategy", By(save_strategy)),
     ("save_steps", By(save)),
     ("save_total_limit", By(keep)),
-    (
-        "save_only_model",
-        Off("a checkpoint has all that --resume needs"),
-    ),
-    (
-        "save_safetensors",
-        NotNeeded("weights are written as safetensors"),
-    ),
-    (
-        "save_on_each_node",
-        NotNeeded("one process writes one run folder"),
-    ),
+    ("save_only_model", Off("a checkpoint has all that --resume needs")),
+    ("save_safetensors", NotNeeded("weights are written as safetensors")),
+    ("save_on_each_node", NotNeeded("one process writes one run folder")),
     ("eval_strategy", By(eval_strategy)),
     ("evaluation_strategy", By(eval_strategy)),
     ("eval_steps", By(eval)),
-    (
-        "eval_on_start",
-        NotNeeded("validation always runs before the first step"),
-    ),
-    (
-        "eval_delay",
-        NotNeeded("validation runs at its interval from the start"),
-    ),
-    (
-        "load_best_model_at_end",
-        Off("checkpoints stay where they are: choose one by its val-core metric"),
-    ),
-    (
-        "metric_for_best_model",
-        NotNeeded("checkpoints stay where they are: choose one by its val-core metric"),
-    ),
-    (
-        "greater_is_better",
-        NotNeeded("checkpoints stay where they are: choose one by its val-core metric"),
-    ),
-    (
-        "resume_from_checkpoint",
-        NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint"),
-    ),
+    ("eval_on_start", NotNeeded("validation always runs before the first step")),
+    ("eval_delay", NotNeeded("validation runs at its interval from the start")),
+    ("load_best_model_at_end", Off("checkpoints stay where they are: choose one by its val-core metric")),
+    ("metric_for_best_model", NotNeeded("checkpoints stay where they are: choose one by its val-core metric")),
+    ("greater_is_better", NotNeeded("checkpoints stay where they are: choose one by its val-core metric")),
+    ("resume_from_checkpoint", NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint")),
     ("report_to", By(trackers)),
     ("logging_steps", NotNeeded(RHYTHM)),
     ("logging_first_step", NotNeeded(RHYTHM)),
     ("logging_strategy", NotNeeded(RHYTHM)),
     ("logging_dir", NotNeeded(RHYTHM)),
-    (
-        "logging_nan_inf_filter",
-        NotNeeded("an update whose norm is not finite is skipped and counted"),
-    ),
+    ("logging_nan_inf_filter", NotNeeded("an update whose norm is not finite is skipped and counted")),
     ("log_level", NotNeeded("FIREBRICK_LOG=info says more")),
-    (
-        "log_level_replica",
-        NotNeeded("FIREBRICK_LOG=info says more"),
-    ),
-    (
-        "disable_tqdm",
-        NotNeeded("progress is drawn on terminals alone"),
-    ),
-    (
-        "include_num_input_tokens_seen",
-        NotNeeded("perf/total_num_tokens counts them"),
-    ),
-    (
-        "remove_unused_columns",
-        NotNeeded("a row keeps all its fields"),
-    ),
+    ("log_level_replica", NotNeeded("FIREBRICK_LOG=info says more")),
+    ("disable_tqdm", NotNeeded("progress is drawn on terminals alone")),
+    ("include_num_input_tokens_seen", NotNeeded("perf/total_num_tokens counts them")),
+    ("remove_unused_columns", NotNeeded("a row keeps all its fields")),
     ("dataloader_num_workers", NotNeeded(ONE_PROCESS)),
     ("dataloader_pin_memory", NotNeeded(ONE_PROCESS)),
-    (
-        "dataloader_drop_last",
-        NotNeeded("a step draws whole batches, on into the next epoch"),
-    ),
+    ("dataloader_drop_last", NotNeeded("a step draws whole batches, on into the next epoch")),
     ("dataloader_prefetch_factor", NotNeeded(ONE_PROCESS)),
     ("dataloader_persistent_workers", NotNeeded(ONE_PROCESS)),
     ("dataset_num_proc", NotNeeded(ONE_PROCESS)),
-    (
-        "group_by_length",
-        NotNeeded("micro-batches are balanced by their work"),
-    ),
-    (
-        "length_column_name",
-        NotNeeded("micro-batches are balanced by their work"),
-    ),
-    (
-        "neftune_noise_alpha",
-        Off("no noise is added to embeddings"),
-    ),
+    ("group_by_length", NotNeeded("micro-batches are balanced by their work")),
+    ("length_column_name", NotNeeded("micro-batches are balanced by their work")),
+    ("neftune_noise_alpha", Off("no noise is added to embeddings")),
     ("label_smoothing_factor", Off("nothing is smoothed")),
-    (
-        "average_tokens_across_devices",
-        NotNeeded("divisors are those of the whole step"),
-    ),
+    ("average_tokens_across_devices", NotNeeded("divisors are those of the whole step")),
     ("push_to_hub", Off(HUB)),
     ("hub_model_id", NotNeeded(HUB)),
     ("hub_strategy", NotNeeded(HUB)),
@@ -277,12 +181,7 @@ fn schedule(asked: &SourceKey) -> MappedKey {
 
 fn warmup_ratio(asked: &SourceKey) -> MappedKey {
     match asked.number() {
-        Some(_)
-            if asked
-                .facts
-                .number("warmup_steps")
-                .is_some_and(|steps| steps >= 1.0) =>
-        {
+        Some(_) if asked.facts.number("warmup_steps").is_some_and(|steps| steps >= 1.0) => {
             not_needed("warmup_steps is given")
         }
         Some(ratio) if ratio > 0.0 => both(asked, "lr_scheduler.warmup_ratio"),
@@ -294,9 +193,7 @@ fn warmup_ratio(asked: &SourceKey) -> MappedKey {
 fn warmup_steps(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(share) if share > 0.0 && share < 1.0 => both(asked, "lr_scheduler.warmup_ratio"),
-        Some(steps) if steps >= 1.0 => {
-            in_rounds(asked, steps as u64, "optim.lr_scheduler.warmup_steps")
-        }
+        Some(steps) if steps >= 1.0 => in_rounds(asked, steps as u64, "optim.lr_scheduler.warmup_steps"),
         _ => not_needed("no warm-up, as here by default"),
     }
 }
@@ -305,11 +202,7 @@ fn warmup_steps(asked: &SourceKey) -> MappedKey {
 fn in_rounds(asked: &SourceKey, steps: u64, key: &str) -> MappedKey {
     let batch = BatchSizes::of(asked.facts);
     let each = batch.optimizer_steps();
-    let note = if each == 1 {
-        String::new()
-    } else {
-        format!("{steps} optimizer steps, {each} a step of the run")
-    };
+    let note = if each == 1 { String::new() } else { format!("{steps} optimizer steps, {each} a step of the run") };
     set_noted(key, batch.rounds(steps), note)
 }
 
@@ -343,11 +236,7 @@ fn half(asked: &SourceKey, ours: &str) -> MappedKey {
 }
 
 fn cpu(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        set("device", "cpu")
-    } else {
-        not_needed("auto, as here by default")
-    }
+    if asked.is_on() { set("device", "cpu") } else { not_needed("auto, as here by default") }
 }
 
 fn checkpointing(asked: &SourceKey) -> MappedKey {
@@ -377,11 +266,7 @@ fn save_strategy(asked: &SourceKey) -> MappedKey {
 }
 
 fn save(asked: &SourceKey) -> MappedKey {
-    if asked
-        .facts
-        .text("save_strategy")
-        .is_some_and(|by| by != "steps")
-    {
+    if asked.facts.text("save_strategy").is_some_and(|by| by != "steps") {
         return not_needed("save_strategy is not steps");
     }
     match asked.number() {
@@ -400,24 +285,17 @@ fn keep(asked: &SourceKey) -> MappedKey {
 fn eval_strategy(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("steps") => not_needed("eval_steps says how often"),
-        Some("epoch") => cannot(
-            "validation runs every trainer.test_freq steps; an epoch is rows / trainer.train_batch_size",
-        ),
-        _ => not_needed(
-            "validation runs before the first step and after the last, where there are rows for it",
-        ),
+        Some("epoch") => {
+            cannot("validation runs every trainer.test_freq steps; an epoch is rows / trainer.train_batch_size")
+        }
+        _ => not_needed("validation runs before the first step and after the last, where there are rows for it"),
     }
 }
 
 fn eval(asked: &SourceKey) -> MappedKey {
-    let strategy = asked
-        .facts
-        .text("eval_strategy")
-        .or(asked.facts.text("evaluation_strategy"));
+    let strategy = asked.facts.text("eval_strategy").or(asked.facts.text("evaluation_strategy"));
     match asked.number() {
-        Some(n) if n >= 1.0 && strategy == Some("steps") => {
-            in_rounds(asked, n as u64, "trainer.test_freq")
-        }
+        Some(n) if n >= 1.0 && strategy == Some("steps") => in_rounds(asked, n as u64, "trainer.test_freq"),
         _ => not_needed("eval_strategy is not steps"),
     }
 }

@@ -2,9 +2,7 @@
 
 use crate::import::common::size;
 use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
-use crate::import::key_mapping::{
-    KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted,
-};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 use serde_json::json;
 
 pub(super) const CORRECTION: &str = "algorithm.rollout_correction";
@@ -15,41 +13,15 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("algorithm.lam", Same("objective.lam")),
     (
         "algorithm.norm_adv_by_std_in_grpo",
-        By(|a| {
-            set(
-                "objective.scale_rewards",
-                if a.is_on() { "group" } else { "none" },
-            )
-        }),
+        By(|a| set("objective.scale_rewards", if a.is_on() { "group" } else { "none" })),
     ),
-    (
-        "algorithm.use_kl_in_reward",
-        By(|a| set("objective.use_kl_in_reward", a.is_on())),
-    ),
-    (
-        "algorithm.kl_penalty",
-        By(|a| in_reward(a, "objective.kl_penalty")),
-    ),
-    (
-        "algorithm.kl_ctrl.type",
-        By(|a| in_reward(a, "objective.kl_ctrl.type")),
-    ),
-    (
-        "algorithm.kl_ctrl.kl_coef",
-        By(|a| in_reward(a, "objective.kl_ctrl.kl_coef")),
-    ),
-    (
-        "algorithm.kl_ctrl.target_kl",
-        By(|a| in_reward(a, "objective.kl_ctrl.target_kl")),
-    ),
-    (
-        "algorithm.kl_ctrl.horizon",
-        By(|a| in_reward(a, "objective.kl_ctrl.horizon")),
-    ),
-    (
-        "algorithm.filter_groups.enable",
-        By(|a| set("rollout.dynamic_sampling.enable", a.is_on())),
-    ),
+    ("algorithm.use_kl_in_reward", By(|a| set("objective.use_kl_in_reward", a.is_on()))),
+    ("algorithm.kl_penalty", By(|a| in_reward(a, "objective.kl_penalty"))),
+    ("algorithm.kl_ctrl.type", By(|a| in_reward(a, "objective.kl_ctrl.type"))),
+    ("algorithm.kl_ctrl.kl_coef", By(|a| in_reward(a, "objective.kl_ctrl.kl_coef"))),
+    ("algorithm.kl_ctrl.target_kl", By(|a| in_reward(a, "objective.kl_ctrl.target_kl"))),
+    ("algorithm.kl_ctrl.horizon", By(|a| in_reward(a, "objective.kl_ctrl.horizon"))),
+    ("algorithm.filter_groups.enable", By(|a| set("rollout.dynamic_sampling.enable", a.is_on()))),
     ("algorithm.filter_groups.metric", By(metric)),
     ("algorithm.filter_groups.max_num_gen_batches", By(rounds)),
     ("algorithm.rollout_correction.rollout_is", By(weights)),
@@ -73,24 +45,13 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("algorithm.rollout_correction.bypass_mode", By(bypass)),
     ("algorithm.rollout_correction.loss_type", By(bypass_loss)),
     ("algorithm.rollout_is", By(correction_switch)),
-    (
-        "algorithm.rollout_is_threshold",
-        Same("objective.rollout_is_threshold"),
-    ),
+    ("algorithm.rollout_is_threshold", Same("objective.rollout_is_threshold")),
     (
         "algorithm.use_pf_ppo",
-        Off(
-            "no filter of rollouts by reward; rollout.dynamic_sampling drops groups without spread",
-        ),
+        Off("no filter of rollouts by reward; rollout.dynamic_sampling drops groups without spread"),
     ),
-    (
-        "algorithm.pf_ppo.**",
-        NotNeeded("use_pf_ppo says whether there is a filter"),
-    ),
-    (
-        "algorithm.group_by_agent_id",
-        Off("completions of one prompt are a group"),
-    ),
+    ("algorithm.pf_ppo.**", NotNeeded("use_pf_ppo says whether there is a filter")),
+    ("algorithm.group_by_agent_id", Off("completions of one prompt are a group")),
 ];
 
 fn estimator(asked: &SourceKey) -> MappedKey {
@@ -108,9 +69,9 @@ fn estimator(asked: &SourceKey) -> MappedKey {
             | "opo"
             | "gpg"),
         ) => set("objective.adv_estimator", name),
-        Some(name) => cannot(format!(
-            "no estimator {name} here; the run has grpo. docs/objectives.md has those that there are"
-        )),
+        Some(name) => {
+            cannot(format!("no estimator {name} here; the run has grpo. docs/objectives.md has those that there are"))
+        }
         None => asked.wrong("the name of an estimator"),
     }
 }
@@ -125,11 +86,9 @@ fn in_reward(asked: &SourceKey, key: &str) -> MappedKey {
 /// What has to differ in a group.
 fn metric(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some("acc" | "score" | "seq_reward" | "seq_final_reward") => set_noted(
-            "rollout.dynamic_sampling.metric",
-            "score",
-            "a completion's reward",
-        ),
+        Some("acc" | "score" | "seq_reward" | "seq_final_reward") => {
+            set_noted("rollout.dynamic_sampling.metric", "score", "a completion's reward")
+        }
         Some(name) => cannot(format!(
             "`{name}` is no reward of the task: groups are compared by the whole reward, or by a part that task.rewards names"
         )),
@@ -139,9 +98,9 @@ fn metric(asked: &SourceKey) -> MappedKey {
 
 fn rounds(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
-        Some(n) if n <= 0 => cannot(
-            "a step's rounds of sampling have a limit, 10 by default, so that it ends where no group has spread",
-        ),
+        Some(n) if n <= 0 => {
+            cannot("a step's rounds of sampling have a limit, 10 by default, so that it ends where no group has spread")
+        }
         _ => size(asked, "rollout.dynamic_sampling.max_num_gen_batches"),
     }
 }
@@ -156,14 +115,7 @@ fn correction_switch(asked: &SourceKey) -> MappedKey {
     if asked.is_off() {
         not_needed("off, as here by default")
     } else {
-        set(
-            "objective.rollout_is",
-            if asked.is_on() {
-                json!("token")
-            } else {
-                asked.value.clone()
-            },
-        )
+        set("objective.rollout_is", if asked.is_on() { json!("token") } else { asked.value.clone() })
     }
 }
 
@@ -192,10 +144,7 @@ fn rejection(asked: &SourceKey) -> MappedKey {
 }
 
 fn correction(asked: &SourceKey, of: &str, key: &str) -> MappedKey {
-    let off = asked
-        .facts
-        .value(&format!("{CORRECTION}.{of}"))
-        .is_none_or(|value| value == "null" || value == "none");
+    let off = asked.facts.value(&format!("{CORRECTION}.{of}")).is_none_or(|value| value == "null" || value == "none");
     if off || bypasses(asked) {
         return not_needed(format!("{of} is off: nothing reads it"));
     }
@@ -217,12 +166,10 @@ fn bypass(asked: &SourceKey) -> MappedKey {
 
 fn bypass_loss(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some("reinforce") if asked.facts.is_on(&format!("{CORRECTION}.bypass_mode")) => {
-            MappedKey::Set(
-                vec![("objective.policy_loss".into(), "reinforce".into())],
-                "with rollout_is as its weights".into(),
-            )
-        }
+        Some("reinforce") if asked.facts.is_on(&format!("{CORRECTION}.bypass_mode")) => MappedKey::Set(
+            vec![("objective.policy_loss".into(), "reinforce".into())],
+            "with rollout_is as its weights".into(),
+        ),
         Some("ppo_clip") | None => not_needed("the clipped loss, as here"),
         Some(_) => not_needed("bypass_mode is off: nothing reads it"),
     }

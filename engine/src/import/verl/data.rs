@@ -2,9 +2,7 @@
 
 use crate::import::common::{arguments, path, rows};
 use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
-use crate::import::key_mapping::{
-    KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted,
-};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted};
 
 const ROWS: &str = "rows are text; images, video and sound are not trained on";
 const ONE_PROCESS: &str = "rows are read once, in the one process";
@@ -13,31 +11,19 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.train_files", By(|a| rows(a, "task.train"))),
     ("data.val_files", By(|a| rows(a, "task.validation"))),
     ("data.train_max_samples", By(|a| limit(a, "task.limit"))),
-    (
-        "data.val_max_samples",
-        By(|a| limit(a, "trainer.val_max_samples")),
-    ),
+    ("data.val_max_samples", By(|a| limit(a, "trainer.val_max_samples"))),
     ("data.train_batch_size", Same("trainer.train_batch_size")),
     ("data.gen_batch_size", By(generated)),
-    (
-        "data.val_batch_size",
-        NotNeeded("validation samples rollout.max_num_seqs at a time, whatever its size"),
-    ),
+    ("data.val_batch_size", NotNeeded("validation samples rollout.max_num_seqs at a time, whatever its size")),
     ("data.max_prompt_length", Same("rollout.prompt_length")),
     ("data.max_response_length", Same("rollout.response_length")),
     ("data.filter_overlong_prompts", By(overlong)),
-    (
-        "data.filter_overlong_prompts_workers",
-        NotNeeded(ONE_PROCESS),
-    ),
+    ("data.filter_overlong_prompts_workers", NotNeeded(ONE_PROCESS)),
     ("data.truncation", By(truncation)),
     ("data.prompt_key", By(prompt_key)),
     ("data.reward_fn_key", By(reward_key)),
     ("data.shuffle", By(shuffle)),
-    (
-        "data.validation_shuffle",
-        Off("validation draws its rows in their order, which changes no mean"),
-    ),
+    ("data.validation_shuffle", Off("validation draws its rows in their order, which changes no mean")),
     ("data.seed", Same("task.seed")),
     ("data.tokenizer", By(tokenizer)),
     ("data.image_key", NotNeeded(ROWS)),
@@ -45,69 +31,36 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.audio_key", NotNeeded(ROWS)),
     ("data.image_patch_size", NotNeeded(ROWS)),
     ("data.return_multi_modal_inputs", NotNeeded(ROWS)),
-    (
-        "data.return_raw_chat",
-        NotNeeded("a prompt that is a conversation goes through the model's chat template"),
-    ),
-    (
-        "data.return_raw_input_ids",
-        NotNeeded("prompts are encoded once, by the policy's tokenizer"),
-    ),
-    (
-        "data.return_full_prompt",
-        NotNeeded("samples.jsonl has the prompts"),
-    ),
+    ("data.return_raw_chat", NotNeeded("a prompt that is a conversation goes through the model's chat template")),
+    ("data.return_raw_input_ids", NotNeeded("prompts are encoded once, by the policy's tokenizer")),
+    ("data.return_full_prompt", NotNeeded("samples.jsonl has the prompts")),
     ("data.dataloader_num_workers", NotNeeded(ONE_PROCESS)),
     ("data.use_shm", NotNeeded(ONE_PROCESS)),
     ("data.cache_dir", NotNeeded(ONE_PROCESS)),
-    (
-        "data.trust_remote_code",
-        Off("no Python is run: model families are built in"),
-    ),
+    ("data.trust_remote_code", Off("no Python is run: model families are built in")),
     (
         "data.custom_cls.path",
         Off(
             "rows come from files, or from a Task in Rust (docs/tasks.md); write what the class makes of a row into the file",
         ),
     ),
-    (
-        "data.custom_cls.name",
-        NotNeeded("it names the class at data.custom_cls.path"),
-    ),
+    ("data.custom_cls.name", NotNeeded("it names the class at data.custom_cls.path")),
     (
         "data.sampler.class_path",
-        Off(
-            "rows are drawn in shuffled epochs; an order of your own is a Task in Rust (docs/tasks.md)",
-        ),
+        Off("rows are drawn in shuffled epochs; an order of your own is a Task in Rust (docs/tasks.md)"),
     ),
-    (
-        "data.sampler.class_name",
-        NotNeeded("it names the class at data.sampler.class_path"),
-    ),
-    (
-        "data.datagen.path",
-        Off("rows come from files, or from a Task in Rust (docs/tasks.md)"),
-    ),
-    (
-        "data.datagen.name",
-        NotNeeded("it names the class at data.datagen.path"),
-    ),
+    ("data.sampler.class_name", NotNeeded("it names the class at data.sampler.class_path")),
+    ("data.datagen.path", Off("rows come from files, or from a Task in Rust (docs/tasks.md)")),
+    ("data.datagen.name", NotNeeded("it names the class at data.datagen.path")),
     (
         "data.tool_config_path",
-        Off(
-            "verl's classes of tools and interactions are not read; write them as one class and set task.environment",
-        ),
+        Off("verl's classes of tools and interactions are not read; write them as one class and set task.environment"),
     ),
     (
         "data.need_tools_kwargs",
-        Off(
-            "verl's classes of tools and interactions are not read; write them as one class and set task.environment",
-        ),
+        Off("verl's classes of tools and interactions are not read; write them as one class and set task.environment"),
     ),
-    (
-        "data.apply_chat_template_kwargs.**",
-        By(|a| arguments(a, "data.apply_chat_template_kwargs.")),
-    ),
+    ("data.apply_chat_template_kwargs.**", By(|a| arguments(a, "data.apply_chat_template_kwargs."))),
 ];
 
 fn limit(asked: &SourceKey, key: &str) -> MappedKey {
@@ -124,15 +77,9 @@ fn generated(asked: &SourceKey) -> MappedKey {
     match (asked.number(), prompts) {
         (Some(drawn), Some(prompts)) if drawn >= prompts && prompts > 0.0 => {
             if !asked.facts.is_on("algorithm.filter_groups.enable") {
-                return not_needed(
-                    "without algorithm.filter_groups only data.train_batch_size counts here",
-                );
+                return not_needed("without algorithm.filter_groups only data.train_batch_size counts here");
             }
-            set_noted(
-                "rollout.dynamic_sampling.oversampling",
-                drawn / prompts,
-                "gen_batch_size / train_batch_size",
-            )
+            set_noted("rollout.dynamic_sampling.oversampling", drawn / prompts, "gen_batch_size / train_batch_size")
         }
         (Some(_), _) => cannot(
             "fewer prompts than data.train_batch_size are drawn; here a round draws at least those that are missing",
@@ -146,9 +93,7 @@ fn overlong(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("longer prompts are always left out and counted");
     }
-    not_needed(
-        "longer prompts are left out and counted all the same, where verl would cut them or stop",
-    )
+    not_needed("longer prompts are left out and counted all the same, where verl would cut them or stop")
 }
 
 fn truncation(asked: &SourceKey) -> MappedKey {
@@ -182,9 +127,7 @@ fn shuffle(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("rows are drawn in shuffled epochs");
     }
-    cannot(
-        "rows are always drawn in shuffled epochs; which ones a step sees depends on trainer.seed alone",
-    )
+    cannot("rows are always drawn in shuffled epochs; which ones a step sees depends on trainer.seed alone")
 }
 
 fn tokenizer(asked: &SourceKey) -> MappedKey {

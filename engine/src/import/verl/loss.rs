@@ -43,10 +43,7 @@ pub(super) fn policy_loss(asked: &SourceKey) -> MappedKey {
             all.push(("objective.importance_sampling_level".into(), level.into()));
         }
         if asked.text().is_some_and(|mode| BY_SEQUENCE.contains(&mode)) {
-            all.push((
-                "objective.loss_agg_mode".into(),
-                "seq-mean-token-mean".into(),
-            ));
+            all.push(("objective.loss_agg_mode".into(), "seq-mean-token-mean".into()));
         }
         MappedKey::Set(all, String::new())
     };

@@ -37,32 +37,20 @@ pub(super) const TABLES: &[&[KeyRule]] = &[
 pub(super) fn defaults() -> Vec<(&'static str, Value)> {
     vec![
         ("algorithm.adv_estimator", json!("gae")),
-        (
-            "actor_rollout_ref.actor.policy_loss.loss_mode",
-            json!("vanilla"),
-        ),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", json!("vanilla")),
         ("actor_rollout_ref.actor.clip_ratio_low", json!(0.2)),
         ("actor_rollout_ref.actor.clip_ratio_high", json!(0.2)),
         ("actor_rollout_ref.actor.clip_ratio_c", json!(3.0)),
         ("actor_rollout_ref.actor.loss_agg_mode", json!("token-mean")),
-        (
-            "actor_rollout_ref.actor.policy_loss.ppo_kl_coef",
-            json!(0.1),
-        ),
+        ("actor_rollout_ref.actor.policy_loss.ppo_kl_coef", json!(0.1)),
         ("actor_rollout_ref.actor.use_kl_loss", json!(false)),
         ("actor_rollout_ref.actor.kl_loss_coef", json!(0.001)),
         ("actor_rollout_ref.actor.kl_loss_type", json!("low_var_kl")),
         ("algorithm.use_kl_in_reward", json!(false)),
         ("algorithm.kl_ctrl.kl_coef", json!(0.001)),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", json!(256)),
-        (
-            "actor_rollout_ref.actor.fsdp_config.dtype",
-            json!("bfloat16"),
-        ),
-        (
-            "actor_rollout_ref.model.enable_gradient_checkpointing",
-            json!(true),
-        ),
+        ("actor_rollout_ref.actor.fsdp_config.dtype", json!("bfloat16")),
+        ("actor_rollout_ref.model.enable_gradient_checkpointing", json!(true)),
         ("actor_rollout_ref.rollout.n", json!(1)),
         ("actor_rollout_ref.model.lora_alpha", json!(16)),
         ("data.train_batch_size", json!(1024)),
@@ -84,14 +72,8 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     // what only adds to a reward is none by itself
     let grades = |reward: &Value| reward["kind"] != "length";
     if !into.rewards.iter().any(grades) {
-        let files = facts
-            .value("data.train_files")
-            .map(Value::to_string)
-            .unwrap_or_default();
-        let sections = [
-            "custom_reward_function.path",
-            "reward.custom_reward_function.path",
-        ];
+        let files = facts.value("data.train_files").map(Value::to_string).unwrap_or_default();
+        let sections = ["custom_reward_function.path", "reward.custom_reward_function.path"];
         let custom = sections.iter().any(|key| facts.text(key).is_some());
         let (reward, sure) = guess(&files.to_ascii_lowercase());
         into.rewards.insert(0, reward);
@@ -116,10 +98,7 @@ fn guess(files: &str) -> (Value, bool) {
     if files.contains("gsm8k") {
         return (json!({"kind": "gsm8k", "method": "strict"}), !several);
     }
-    if ["math", "aime", "dapo"]
-        .iter()
-        .any(|word| files.contains(word))
-    {
+    if ["math", "aime", "dapo"].iter().any(|word| files.contains(word)) {
         return (json!({"kind": "verl_math"}), false);
     }
     (json!({"kind": "exact"}), false)

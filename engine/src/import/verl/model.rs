@@ -11,14 +11,8 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.model.path", By(model)),
     ("actor_rollout_ref.model.tokenizer_path", By(own_files)),
     ("actor_rollout_ref.model.hf_config_path", By(own_files)),
-    (
-        "actor_rollout_ref.model.enable_gradient_checkpointing",
-        By(checkpointing),
-    ),
-    (
-        "actor_rollout_ref.model.enable_activation_offload",
-        By(offload),
-    ),
+    ("actor_rollout_ref.model.enable_gradient_checkpointing", By(checkpointing)),
+    ("actor_rollout_ref.model.enable_activation_offload", By(offload)),
     ("actor_rollout_ref.model.use_remove_padding", By(padding)),
     ("model.use_liger", By(liger)),
     ("actor_rollout_ref.model.use_liger", By(liger)),
@@ -31,10 +25,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         NotNeeded("norms, attention and the head are fused kernels of our own"),
     ),
     ("actor_rollout_ref.model.tiled_mlp.**", By(tiled)),
-    (
-        "actor_rollout_ref.model.use_shm",
-        NotNeeded("weights are read from the folder, once"),
-    ),
+    ("actor_rollout_ref.model.use_shm", NotNeeded("weights are read from the folder, once")),
     ("actor_rollout_ref.model.torch_dtype", By(precision)),
     ("actor_rollout_ref.model.dtype", By(precision)),
     ("actor_rollout_ref.model.trust_remote_code", Off(NO_PYTHON)),
@@ -43,23 +34,14 @@ pub(super) const TABLE: &[KeyRule] = &[
         "actor_rollout_ref.model.custom_chat_template",
         Off("the model's own chat template is used: write yours into tokenizer_config.json"),
     ),
-    (
-        "actor_rollout_ref.model.override_config.attn_implementation",
-        NotNeeded("attention is a kernel of our own"),
-    ),
+    ("actor_rollout_ref.model.override_config.attn_implementation", NotNeeded("attention is a kernel of our own")),
     (
         "actor_rollout_ref.model.override_config.**",
         Off("the model's config.json says what the model is: edit it in the folder"),
     ),
     ("actor_rollout_ref.model.lora_rank", By(|a| lora(a, "rank"))),
-    (
-        "actor_rollout_ref.model.lora_alpha",
-        By(|a| lora(a, "alpha")),
-    ),
-    (
-        "actor_rollout_ref.model.target_modules",
-        By(|a| lora(a, "target_modules")),
-    ),
+    ("actor_rollout_ref.model.lora_alpha", By(|a| lora(a, "alpha"))),
+    ("actor_rollout_ref.model.target_modules", By(|a| lora(a, "target_modules"))),
     ("actor_rollout_ref.model.lora_adapter_path", By(adapter)),
     ("actor_rollout_ref.model.lora.adapter_path", By(adapter)),
     (
@@ -67,67 +49,33 @@ pub(super) const TABLE: &[KeyRule] = &[
         Off("name the modules that are to have adapters in model.lora.target_modules"),
     ),
     ("actor_rollout_ref.model.lora.rank", By(|a| lora(a, "rank"))),
-    (
-        "actor_rollout_ref.model.lora.alpha",
-        By(|a| lora(a, "alpha")),
-    ),
-    (
-        "actor_rollout_ref.model.lora.dropout",
-        By(|a| lora(a, "dropout")),
-    ),
+    ("actor_rollout_ref.model.lora.alpha", By(|a| lora(a, "alpha"))),
+    ("actor_rollout_ref.model.lora.dropout", By(|a| lora(a, "dropout"))),
     (
         "actor_rollout_ref.model.lora.merge",
-        NotNeeded(
-            "the sampler computes with base model and adapters; model.lora.merge is about checkpoints here",
-        ),
+        NotNeeded("the sampler computes with base model and adapters; model.lora.merge is about checkpoints here"),
     ),
-    (
-        "actor_rollout_ref.model.lora.target_modules",
-        By(megatron_targets),
-    ),
+    ("actor_rollout_ref.model.lora.target_modules", By(megatron_targets)),
     (
         "actor_rollout_ref.model.lora.exclude_modules",
         Off("name the modules that are to have adapters in model.lora.target_modules"),
     ),
-    (
-        "actor_rollout_ref.model.lora.**",
-        NotNeeded("adapters are plain LoRA, started as PEFT starts them"),
-    ),
-    (
-        "actor_rollout_ref.model.mtp.**",
-        Off("no extra heads that predict several tokens"),
-    ),
-    (
-        "actor_rollout_ref.hybrid_engine",
-        NotNeeded("one program samples and trains"),
-    ),
-    (
-        "actor_rollout_ref.nccl_timeout",
-        NotNeeded("nothing is sent between devices"),
-    ),
+    ("actor_rollout_ref.model.lora.**", NotNeeded("adapters are plain LoRA, started as PEFT starts them")),
+    ("actor_rollout_ref.model.mtp.**", Off("no extra heads that predict several tokens")),
+    ("actor_rollout_ref.hybrid_engine", NotNeeded("one program samples and trains")),
+    ("actor_rollout_ref.nccl_timeout", NotNeeded("nothing is sent between devices")),
 ];
 
 /// Whether adapters are trained.
 fn has_adapters(asked: &SourceKey) -> bool {
-    let ranks = [
-        "actor_rollout_ref.model.lora_rank",
-        "actor_rollout_ref.model.lora.rank",
-    ];
-    let paths = [
-        "actor_rollout_ref.model.lora_adapter_path",
-        "actor_rollout_ref.model.lora.adapter_path",
-    ];
-    ranks
-        .iter()
-        .any(|key| asked.facts.whole(key).is_some_and(|rank| rank > 0))
+    let ranks = ["actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"];
+    let paths = ["actor_rollout_ref.model.lora_adapter_path", "actor_rollout_ref.model.lora.adapter_path"];
+    ranks.iter().any(|key| asked.facts.whole(key).is_some_and(|rank| rank > 0))
         || paths.iter().any(|key| asked.facts.value(key).is_some())
 }
 
 fn lora(asked: &SourceKey, key: &str) -> MappedKey {
-    let from = [
-        "actor_rollout_ref.model.lora_adapter_path",
-        "actor_rollout_ref.model.lora.adapter_path",
-    ];
+    let from = ["actor_rollout_ref.model.lora_adapter_path", "actor_rollout_ref.model.lora.adapter_path"];
     if !has_adapters(asked) {
         return not_needed("lora_rank is 0: no adapters are trained");
     }
@@ -185,15 +133,11 @@ fn checkpointing(asked: &SourceKey) -> MappedKey {
 }
 
 fn offload(asked: &SourceKey) -> MappedKey {
-    let recomputes = asked
-        .facts
-        .is_on("actor_rollout_ref.model.enable_gradient_checkpointing");
+    let recomputes = asked.facts.is_on("actor_rollout_ref.model.enable_gradient_checkpointing");
     match (asked.is_on(), recomputes) {
         (false, _) => not_needed("off, as here by default"),
         (true, true) => set("memory.activation_offload", true),
-        (true, false) => {
-            cannot("kept inputs are what moves: turn enable_gradient_checkpointing on too")
-        }
+        (true, false) => cannot("kept inputs are what moves: turn enable_gradient_checkpointing on too"),
     }
 }
 
@@ -201,9 +145,7 @@ fn padding(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("rows are packed without padding by default");
     }
-    not_needed(
-        "rows are packed all the same: it changes no number (memory.packing: padded would pad them)",
-    )
+    not_needed("rows are packed all the same: it changes no number (memory.packing: padded would pad them)")
 }
 
 fn liger(asked: &SourceKey) -> MappedKey {

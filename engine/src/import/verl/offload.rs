@@ -5,15 +5,10 @@ use crate::import::key_mapping::{MappedKey, SourceKey, cannot, not_needed, plain
 use serde_json::Value;
 
 pub(super) fn cpu_optimizer(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        set("memory.optimizer_offload", "cpu")
-    } else {
-        not_needed("off, as here by default")
-    }
+    if asked.is_on() { set("memory.optimizer_offload", "cpu") } else { not_needed("off, as here by default") }
 }
 
-const ON_CPU: &str =
-    "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload";
+const ON_CPU: &str = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload";
 
 pub(super) fn fraction(asked: &SourceKey) -> MappedKey {
     match asked.number() {
@@ -25,30 +20,20 @@ pub(super) fn fraction(asked: &SourceKey) -> MappedKey {
 
 pub(super) fn overlap(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
-        return not_needed(
-            "memory.prefetch is 1: the next copy starts before an update on the host",
-        );
+        return not_needed("memory.prefetch is 1: the next copy starts before an update on the host");
     }
     set("memory.prefetch", 0)
 }
 
 pub(super) fn narrow_moments(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        set("memory.moments", "bf16")
-    } else {
-        not_needed("off, as here by default")
-    }
+    if asked.is_on() { set("memory.moments", "bf16") } else { not_needed("off, as here by default") }
 }
 
 /// Whether the weights are streamed, and the optimizer on the host with them.
 fn streams(asked: &SourceKey) -> bool {
     ["offload_policy", "cpu_offload", "offload_params"]
         .iter()
-        .any(|key| {
-            asked
-                .facts
-                .is_on(&format!("actor_rollout_ref.actor.fsdp_config.{key}"))
-        })
+        .any(|key| asked.facts.is_on(&format!("actor_rollout_ref.actor.fsdp_config.{key}")))
 }
 
 pub(super) fn params(asked: &SourceKey) -> MappedKey {
@@ -60,19 +45,13 @@ pub(super) fn params(asked: &SourceKey) -> MappedKey {
 
 pub(super) fn state(asked: &SourceKey) -> MappedKey {
     if asked.is_on() && (asked.facts.is_on(ON_CPU) || streams(asked)) {
-        return not_needed(
-            "the optimizer is on the host all along (memory.optimizer_offload: cpu)",
-        );
+        return not_needed("the optimizer is on the host all along (memory.optimizer_offload: cpu)");
     }
     idle(asked, "memory.optimizer_offload")
 }
 
 pub(super) fn grads(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        set("memory.grad_offload", true)
-    } else {
-        not_needed("off, as here by default")
-    }
+    if asked.is_on() { set("memory.grad_offload", true) } else { not_needed("off, as here by default") }
 }
 
 /// FSDP's own offload: weights, gradients and the update on the host.
@@ -80,10 +59,7 @@ pub(super) fn streamed(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
         return not_needed("off, as here by default");
     }
-    if !asked
-        .facts
-        .is_on("actor_rollout_ref.model.enable_gradient_checkpointing")
-    {
+    if !asked.facts.is_on("actor_rollout_ref.model.enable_gradient_checkpointing") {
         return cannot(
             "weights visit the device segment by segment only where segments are recomputed: turn enable_gradient_checkpointing on too",
         );
@@ -101,9 +77,7 @@ pub(super) fn streamed(asked: &SourceKey) -> MappedKey {
 
 pub(super) fn shards(asked: &SourceKey) -> MappedKey {
     if asked.whole() == Some(-1) {
-        not_needed(
-            "memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard",
-        )
+        not_needed("memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard")
     } else {
         devices(asked)
     }
@@ -112,9 +86,9 @@ pub(super) fn shards(asked: &SourceKey) -> MappedKey {
 pub(super) fn masters(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("fp32" | "float32") | None => not_needed("master weights are f32"),
-        Some(_) => cannot(
-            "master weights are f32 whatever the precision; memory.moments saves bytes of the optimizer's state",
-        ),
+        Some(_) => {
+            cannot("master weights are f32 whatever the precision; memory.moments saves bytes of the optimizer's state")
+        }
     }
 }
 
@@ -135,12 +109,8 @@ pub(super) fn granularity(asked: &SourceKey) -> MappedKey {
 
 pub(super) fn method(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some("uniform") => {
-            not_needed("segments have equal numbers of layers (memory.checkpoint_every)")
-        }
-        Some("block") => {
-            cannot("layers that recompute are listed: memory.checkpoint_layers: [0, 1, …]")
-        }
+        Some("uniform") => not_needed("segments have equal numbers of layers (memory.checkpoint_every)"),
+        Some("block") => cannot("layers that recompute are listed: memory.checkpoint_layers: [0, 1, …]"),
         _ if asked.is_absent() => not_needed("has no value in the files"),
         _ => asked.wrong("uniform or block"),
     }
@@ -148,10 +118,7 @@ pub(super) fn method(asked: &SourceKey) -> MappedKey {
 
 pub(super) fn layers(asked: &SourceKey) -> MappedKey {
     let start = "actor_rollout_ref.actor.megatron.override_transformer_config";
-    match (
-        asked.whole(),
-        asked.facts.text(&format!("{start}.recompute_method")),
-    ) {
+    match (asked.whole(), asked.facts.text(&format!("{start}.recompute_method"))) {
         (Some(_), Some("block")) => not_needed("it counts the layers of recompute_method: block"),
         (Some(n), _) if n > 0 => set("memory.checkpoint_every", plain(&n.into())),
         _ if asked.is_absent() => not_needed("has no value in the files"),

@@ -2,9 +2,7 @@
 
 use crate::import::common::{epochs, path, ranks, tracked, trackers};
 use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off};
-use crate::import::key_mapping::{
-    KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted,
-};
+use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted};
 
 const RAY: &str = "one process: nothing is started or waited for";
 const PROFILER: &str = "`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto; memory.snapshot and memory.trace \
@@ -13,42 +11,22 @@ const PROFILER: &str = "`firebrick train CONFIG --profile N` writes a trace of N
 pub(super) const TABLE: &[KeyRule] = &[
     ("trainer.total_epochs", By(passes)),
     ("trainer.total_training_steps", By(steps)),
-    (
-        "trainer.n_gpus_per_node",
-        By(|a| ranks(a, "trainer.n_gpus_per_node")),
-    ),
+    ("trainer.n_gpus_per_node", By(|a| ranks(a, "trainer.n_gpus_per_node"))),
     ("trainer.nnodes", By(|a| ranks(a, "trainer.nnodes"))),
-    (
-        "trainer.project_name",
-        By(|a| tracked(a, "trainer.project_name")),
-    ),
-    (
-        "trainer.experiment_name",
-        By(|a| tracked(a, "trainer.experiment_name")),
-    ),
+    ("trainer.project_name", By(|a| tracked(a, "trainer.project_name"))),
+    ("trainer.experiment_name", By(|a| tracked(a, "trainer.experiment_name"))),
     ("trainer.default_local_dir", By(folder)),
-    (
-        "trainer.default_hdfs_dir",
-        Off("runs are written to folders"),
-    ),
+    ("trainer.default_hdfs_dir", Off("runs are written to folders")),
     ("trainer.logger", By(trackers)),
     ("trainer.save_freq", By(save)),
     ("trainer.test_freq", By(test)),
     ("trainer.val_before_train", By(before)),
-    (
-        "trainer.val_only",
-        Off("`firebrick eval CONFIG` validates and trains nothing"),
-    ),
+    ("trainer.val_only", Off("`firebrick eval CONFIG` validates and trains nothing")),
     ("trainer.critic_warmup", By(warmup)),
-    (
-        "trainer.resume_mode",
-        NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint"),
-    ),
+    ("trainer.resume_mode", NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint")),
     (
         "trainer.resume_from_path",
-        Off(
-            "--resume continues from the newest checkpoint of the run folder; model.path may be a checkpoint's model/",
-        ),
+        Off("--resume continues from the newest checkpoint of the run folder; model.path may be a checkpoint's model/"),
     ),
     ("trainer.max_actor_ckpt_to_keep", By(keep)),
     ("trainer.max_ckpt_to_keep", By(keep)),
@@ -56,31 +34,13 @@ pub(super) const TABLE: &[KeyRule] = &[
         "trainer.max_critic_ckpt_to_keep",
         NotNeeded("a checkpoint has policy and critic; trainer.max_ckpt_to_keep counts it once"),
     ),
-    (
-        "trainer.del_local_ckpt_after_load",
-        Off("checkpoints stay where they are"),
-    ),
-    (
-        "trainer.log_val_generations",
-        NotNeeded("`firebrick report RUN` shows samples"),
-    ),
-    (
-        "trainer.rollout_data_dir",
-        NotNeeded("samples.jsonl in the run folder has every completion"),
-    ),
-    (
-        "trainer.validation_data_dir",
-        NotNeeded("metrics.jsonl has the validations"),
-    ),
-    (
-        "trainer.balance_batch",
-        NotNeeded("micro-batches are balanced by their work"),
-    ),
+    ("trainer.del_local_ckpt_after_load", Off("checkpoints stay where they are")),
+    ("trainer.log_val_generations", NotNeeded("`firebrick report RUN` shows samples")),
+    ("trainer.rollout_data_dir", NotNeeded("samples.jsonl in the run folder has every completion")),
+    ("trainer.validation_data_dir", NotNeeded("metrics.jsonl has the validations")),
+    ("trainer.balance_batch", NotNeeded("micro-batches are balanced by their work")),
     ("trainer.device", By(device)),
-    (
-        "trainer.remove_previous_ckpt_in_save",
-        NotNeeded("trainer.max_ckpt_to_keep removes older ones"),
-    ),
+    ("trainer.remove_previous_ckpt_in_save", NotNeeded("trainer.max_ckpt_to_keep removes older ones")),
     ("trainer.esi_redundant_time", NotNeeded(RAY)),
     ("trainer.ray_wait_register_center_timeout", NotNeeded(RAY)),
     ("trainer.use_legacy_worker_impl", NotNeeded(RAY)),
@@ -88,20 +48,13 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("trainer.profile_steps", NotNeeded(PROFILER)),
     (
         "global_profiler.enabled",
-        NotNeeded(
-            "memory.jsonl has every phase's bytes by account; memory.snapshot records a timeline",
-        ),
+        NotNeeded("memory.jsonl has every phase's bytes by account; memory.snapshot records a timeline"),
     ),
     (
         "global_profiler.enable",
-        NotNeeded(
-            "memory.jsonl has every phase's bytes by account; memory.snapshot records a timeline",
-        ),
+        NotNeeded("memory.jsonl has every phase's bytes by account; memory.snapshot records a timeline"),
     ),
-    (
-        "global_profiler.global_tool_config.torch_memory.trace_alloc_max_entries",
-        By(trace),
-    ),
+    ("global_profiler.global_tool_config.torch_memory.trace_alloc_max_entries", By(trace)),
     (
         "global_profiler.global_tool_config.torch_memory.stack_depth",
         NotNeeded("a trace has the innermost 48 frames on the CPU; GPU pools report none"),
@@ -111,27 +64,15 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("ray_kwargs.**", NotNeeded(RAY)),
     ("ray_init.**", NotNeeded(RAY)),
     ("hydra.**", NotNeeded("Hydra's own settings")),
-    (
-        "defaults",
-        NotNeeded(
-            "verl's own defaults are known, and stand in the table where they set something here",
-        ),
-    ),
+    ("defaults", NotNeeded("verl's own defaults are known, and stand in the table where they set something here")),
     ("--config-name", By(config_name)),
     ("--config-path", By(config_file)),
     ("--config-dir", By(config_file)),
-    (
-        "model_engine",
-        NotNeeded("one executor runs every plan: there is no engine to choose"),
-    ),
+    ("model_engine", NotNeeded("one executor runs every plan: there is no engine to choose")),
 ];
 
 fn prompts(asked: &SourceKey) -> u64 {
-    asked
-        .facts
-        .whole("data.train_batch_size")
-        .and_then(|n| u64::try_from(n).ok())
-        .unwrap_or(1024)
+    asked.facts.whole("data.train_batch_size").and_then(|n| u64::try_from(n).ok()).unwrap_or(1024)
 }
 
 fn passes(asked: &SourceKey) -> MappedKey {
@@ -163,11 +104,7 @@ fn folder(asked: &SourceKey) -> MappedKey {
 fn save(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.save_freq", n),
-        Some(_) => set_noted(
-            "trainer.save_freq",
-            -1,
-            "no checkpoint at all; 0 would write the last one",
-        ),
+        Some(_) => set_noted("trainer.save_freq", -1, "no checkpoint at all; 0 would write the last one"),
         None => asked.wrong("a number of steps"),
     }
 }
@@ -175,9 +112,7 @@ fn save(asked: &SourceKey) -> MappedKey {
 fn test(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.test_freq", n),
-        Some(_) => not_needed(
-            "validation runs before the first step and after the last, where there are rows for it",
-        ),
+        Some(_) => not_needed("validation runs before the first step and after the last, where there are rows for it"),
         None => asked.wrong("a number of steps"),
     }
 }
@@ -191,9 +126,7 @@ fn before(asked: &SourceKey) -> MappedKey {
 
 fn warmup(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
-        Some(n) if n > 0 && asked.facts.text("algorithm.adv_estimator") == Some("gae") => {
-            set("critic.warmup", n)
-        }
+        Some(n) if n > 0 && asked.facts.text("algorithm.adv_estimator") == Some("gae") => set("critic.warmup", n),
         Some(n) if n > 0 => not_needed("adv_estimator is not gae: there is no critic"),
         _ => not_needed("0, as here by default"),
     }
@@ -210,9 +143,7 @@ fn device(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("cuda") => set("device", "cuda"),
         Some("cpu") => set("device", "cpu"),
-        Some(name) => cannot(format!(
-            "no device {name}: `firebrick devices` lists those that there are"
-        )),
+        Some(name) => cannot(format!("no device {name}: `firebrick devices` lists those that there are")),
         None => not_needed("auto, as here by default"),
     }
 }
@@ -238,8 +169,5 @@ fn config_name(asked: &SourceKey) -> MappedKey {
 }
 
 fn config_file(asked: &SourceKey) -> MappedKey {
-    cannot(format!(
-        "the script starts from a file in {}: import it first, `firebrick import FILE SCRIPT`",
-        asked.value
-    ))
+    cannot(format!("the script starts from a file in {}: import it first, `firebrick import FILE SCRIPT`", asked.value))
 }

@@ -69,15 +69,12 @@ impl Growth {
         if rest > most.1 {
             most = ("unaccounted".to_owned(), rest);
         }
-        Some(Leak {
-            category: most.0,
-            bytes_per_step: trend.slope,
-            steps,
-        })
+        Some(Leak { category: most.0, bytes_per_step: trend.slope, steps })
     }
 }
 
-/// Sums of a series, counted from its first value so that they keep their digits. A step without a value counts as zero.
+/// Sums of a series, counted from its first value so that they keep their digits. A step without a value counts as
+/// zero.
 #[derive(Debug, Default)]
 struct Line {
     steps: usize,
@@ -101,9 +98,7 @@ struct Trend {
 impl Line {
     fn add(&mut self, step: usize, value: f64) {
         // an account that appears late was empty before: its values count from zero
-        let from = *self
-            .first
-            .get_or_insert(if step == 0 { value } else { 0.0 });
+        let from = *self.first.get_or_insert(if step == 0 { value } else { 0.0 });
         let y = value - from;
         self.steps = step + 1;
         self.y += y;
@@ -119,11 +114,7 @@ impl Line {
         let mean = self.y / n;
         let slope = (self.ty - mean_t * self.y) / tt;
         let rest = (self.yy - n * mean * mean - slope * slope * tt).max(0.0);
-        Trend {
-            slope,
-            error: (rest / (n - 2.0).max(1.0) / tt).sqrt(),
-            mean: mean + self.first.unwrap_or(0.0),
-        }
+        Trend { slope, error: (rest / (n - 2.0).max(1.0) / tt).sqrt(), mean: mean + self.first.unwrap_or(0.0) }
     }
 }
 
@@ -145,18 +136,12 @@ mod tests {
 
     #[test]
     fn noise_is_no_leak() {
-        assert_eq!(
-            run(600, |_, noise| (100.0 * MIB + 3.0 * MIB * noise, MIB)),
-            None
-        );
+        assert_eq!(run(600, |_, noise| (100.0 * MIB + 3.0 * MIB * noise, MIB)), None);
     }
 
     #[test]
     fn a_step_up_at_the_start_is_no_leak() {
-        assert_eq!(
-            run(300, |t, _| (if t < 4 { 10.0 } else { 100.0 } * MIB, MIB)),
-            None
-        );
+        assert_eq!(run(300, |t, _| (if t < 4 { 10.0 } else { 100.0 } * MIB, MIB)), None);
     }
 
     #[test]
@@ -167,10 +152,7 @@ mod tests {
         })
         .expect("a leak");
         assert_eq!(leak.category, "kv_cache");
-        assert!(
-            (leak.bytes_per_step / (0.2 * MIB) - 1.0).abs() < 0.2,
-            "{leak:?}"
-        );
+        assert!((leak.bytes_per_step / (0.2 * MIB) - 1.0).abs() < 0.2, "{leak:?}");
     }
 
     #[test]

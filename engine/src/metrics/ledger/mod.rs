@@ -9,9 +9,7 @@ use crate::metrics::Phase;
 use firebrick_backends::accounts::{Accounts, Balance, Home};
 use firebrick_backends::allocator;
 use firebrick_backends::driver_memory::DriverMemory;
-use firebrick_backends::memory::{
-    PeakSource, Reading, ReadingSource, counted_heap, read, read_pools,
-};
+use firebrick_backends::memory::{PeakSource, Reading, ReadingSource, counted_heap, read, read_pools};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -121,10 +119,7 @@ impl Ledger {
         // what counts against a budget: the heap's peak, or what pools have reserved
         let (peak, peak_source) = match (reading.source, self.log.pool_peak()) {
             (ReadingSource::BurnPool, Some(pools)) => {
-                let PoolPeak {
-                    in_use_bytes,
-                    reserved_bytes,
-                } = pools;
+                let PoolPeak { in_use_bytes, reserved_bytes } = pools;
                 reading.peak_bytes = Some(in_use_bytes);
                 (reserved_bytes, Some(PeakSource::PoolAtBoundaries))
             }

@@ -1,6 +1,7 @@
 //! Perfetto's trace format: `TracePacket`s of its protocol buffers, with the fields that are written here.
 //!
-//! A file is a `Trace` message, whose packets are one repeated field: files and parts of files can be put one behind the other.
+//! A file is a `Trace` message, whose packets are one repeated field: files and parts of files can be put one behind
+//! the other.
 
 use prost::Message;
 
@@ -97,18 +98,11 @@ pub(super) struct CounterDescriptor {
 
 impl TracePacket {
     fn event(nanoseconds: u64, event: TrackEvent) -> Self {
-        Self {
-            timestamp: Some(nanoseconds),
-            track_event: Some(event),
-            ..Self::of_sequence()
-        }
+        Self { timestamp: Some(nanoseconds), track_event: Some(event), ..Self::of_sequence() }
     }
 
     fn of_sequence() -> Self {
-        Self {
-            trusted_packet_sequence_id: SEQUENCE,
-            ..Self::default()
-        }
+        Self { trusted_packet_sequence_id: SEQUENCE, ..Self::default() }
     }
 
     /// The process, which all tracks belong to. The first packet of a file.
@@ -117,10 +111,7 @@ impl TracePacket {
             sequence_flags: Some(SEQ_INCREMENTAL_STATE_CLEARED),
             track_descriptor: Some(TrackDescriptor {
                 uuid: track.0,
-                process: Some(ProcessDescriptor {
-                    pid: std::process::id() as i32,
-                    process_name: name.into(),
-                }),
+                process: Some(ProcessDescriptor { pid: std::process::id() as i32, process_name: name.into() }),
                 ..TrackDescriptor::default()
             }),
             ..Self::of_sequence()
@@ -144,19 +135,14 @@ impl TracePacket {
     pub fn counter_track(track: Track, parent: Track, name: &str) -> Self {
         let mut packet = Self::track(track, parent, name);
         if let Some(descriptor) = &mut packet.track_descriptor {
-            descriptor.counter = Some(CounterDescriptor {
-                unit: UNIT_SIZE_BYTES,
-            });
+            descriptor.counter = Some(CounterDescriptor { unit: UNIT_SIZE_BYTES });
         }
         packet
     }
 
     /// A slice begins; `flops`, where they are counted, are shown with it.
     pub fn begin(track: Track, at: u64, name: String, category: &str, flops: f64) -> Self {
-        let flops = (flops > 0.0).then(|| DebugAnnotation {
-            name: Some("flops".into()),
-            double_value: Some(flops),
-        });
+        let flops = (flops > 0.0).then(|| DebugAnnotation { name: Some("flops".into()), double_value: Some(flops) });
         let event = TrackEvent {
             debug_annotations: flops.into_iter().collect(),
             r#type: SLICE_BEGIN,
@@ -170,11 +156,7 @@ impl TracePacket {
 
     /// The innermost open slice of a track ends.
     pub fn end(track: Track, at: u64) -> Self {
-        let event = TrackEvent {
-            r#type: SLICE_END,
-            track_uuid: track.0,
-            ..TrackEvent::default()
-        };
+        let event = TrackEvent { r#type: SLICE_END, track_uuid: track.0, ..TrackEvent::default() };
         Self::event(at, event)
     }
 

@@ -12,11 +12,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Traces some steps of a run into `profile.pftrace`, which <https://ui.perfetto.dev> opens: phases, passes, copies and kernels as nested
-/// slices, segments between their boundaries, and memory by account as counters.
+/// Traces some steps of a run into `profile.pftrace`, which <https://ui.perfetto.dev> opens: phases, passes, copies and
+/// kernels as nested slices, segments between their boundaries, and memory by account as counters.
 ///
-/// While a step is traced, the run waits for the device at the ends of phases and passes, so that their slices include its time; slices of
-/// single kernels and boundaries are as the host sees them. Other steps pay nothing.
+/// While a step is traced, the run waits for the device at the ends of phases and passes, so that their slices include
+/// its time; slices of single kernels and boundaries are as the host sees them. Other steps pay nothing.
 #[derive(Debug)]
 pub struct Profiler {
     log: Arc<BoundaryLog>,
@@ -32,8 +32,8 @@ impl Profiler {
     /// The trace's name in the run folder.
     pub const FILE: &str = "profile.pftrace";
 
-    /// Traces `wanted` steps of a session that runs those after `left.start` up to `left.end`. The first is left out where there are
-    /// more: kernels are compiled in it, and memory is touched for the first time.
+    /// Traces `wanted` steps of a session that runs those after `left.start` up to `left.end`. The first is left out
+    /// where there are more: kernels are compiled in it, and memory is touched for the first time.
     #[must_use]
     pub fn new(log: &Arc<BoundaryLog>, wanted: u64, left: Range<u64>) -> Self {
         let count = left.end.saturating_sub(left.start);
@@ -82,10 +82,7 @@ impl Profiler {
             && !self.failed
         {
             self.failed = true;
-            tracing::warn!(
-                "the profile in {} is not complete, the run continues: {error}",
-                path.display()
-            );
+            tracing::warn!("the profile in {} is not complete, the run continues: {error}", path.display());
         }
     }
 }

@@ -16,15 +16,8 @@ const RESERVED: Track = Track(5);
 const ACCOUNTS: u64 = 16;
 
 /// Spans of segments and of whole passes.
-const PASSES: [&str; 7] = [
-    "scoring",
-    "segments forward",
-    "head",
-    "segments backward",
-    "recompute",
-    "embedding gradient",
-    "optimizer",
-];
+const PASSES: [&str; 7] =
+    ["scoring", "segments forward", "head", "segments backward", "recompute", "embedding gradient", "optimizer"];
 
 /// What was recorded of a step.
 pub(super) struct RecordedStep<'a> {
@@ -58,9 +51,7 @@ impl RecordedStep<'_> {
         let mut packet = Vec::new();
         self.slices(&mut packet);
         let rows = self.boundaries.rows.iter();
-        let rows: Vec<_> = rows
-            .filter(|(row, _)| row.moment.step == self.step)
-            .collect();
+        let rows: Vec<_> = rows.filter(|(row, _)| row.moment.step == self.step).collect();
         self.segments(&rows, &mut packet);
         self.memory(&rows, &mut packet);
         Trace { packet }.encode_to_vec()
@@ -75,13 +66,7 @@ impl RecordedStep<'_> {
     fn slices(&self, packets: &mut Vec<TracePacket>) {
         let end = self.at(self.seconds);
         let mut open = vec![end];
-        packets.push(TracePacket::begin(
-            TRAINING,
-            self.began,
-            format!("step {}", self.step),
-            "step",
-            0.0,
-        ));
+        packets.push(TracePacket::begin(TRAINING, self.began, format!("step {}", self.step), "step", 0.0));
         // times never run backwards, whatever rounding did to them
         let mut last = self.began;
         let mut close = |open: &mut Vec<u64>, depth: usize, packets: &mut Vec<TracePacket>| {
@@ -98,13 +83,7 @@ impl RecordedStep<'_> {
             let within = open.last().copied().unwrap_or(end);
             let begin = begin.min(within);
             open.push(self.at(span.start + span.seconds).clamp(begin, within));
-            packets.push(TracePacket::begin(
-                TRAINING,
-                begin,
-                span.name.to_owned(),
-                category(span),
-                span.flops,
-            ));
+            packets.push(TracePacket::begin(TRAINING, begin, span.name.to_owned(), category(span), span.flops));
         }
         close(&mut open, 0, packets);
     }
@@ -157,12 +136,7 @@ fn track(account: Account) -> Track {
 }
 
 fn account_name(account: Account) -> String {
-    format!(
-        "memory: {} ({}, {})",
-        account.category.name(),
-        account.model.name(),
-        account.home.name()
-    )
+    format!("memory: {} ({}, {})", account.category.name(), account.model.name(), account.home.name())
 }
 
 /// What kind of span it is: a filter of the viewer.
@@ -183,16 +157,11 @@ mod tests {
     use firebrick_backends::accounts::{Accounts, Category, Home};
 
     fn span(name: &'static str, start: f64, seconds: f64, depth: usize) -> SpanRecord {
-        SpanRecord {
-            name,
-            start,
-            seconds,
-            depth,
-            flops: 2.0,
-        }
+        SpanRecord { name, start, seconds, depth, flops: 2.0 }
     }
 
-    /// Slices of a track with their depth and their nanoseconds, in the order of their ends; times must not run backwards.
+    /// Slices of a track with their depth and their nanoseconds, in the order of their ends; times must not run
+    /// backwards.
     fn slices(packets: &[TracePacket], track: Track) -> Vec<(String, usize, u64)> {
         let (mut open, mut done, mut last) = (Vec::new(), Vec::new(), 0);
         for packet in packets {
@@ -227,33 +196,17 @@ mod tests {
             span("head", 0.3, 0.4, 1),
             span("copy to host", 0.3, 0.4, 2),
         ];
-        let recorded = RecordedStep {
-            step: 4,
-            began: 1000,
-            seconds: 1.0,
-            spans: &spans,
-            boundaries: &BoundaryRows::default(),
-        };
+        let recorded =
+            RecordedStep { step: 4, began: 1000, seconds: 1.0, spans: &spans, boundaries: &BoundaryRows::default() };
         let trace = Trace::decode(&recorded.encode()[..]).unwrap();
         let found = slices(&trace.packet, TRAINING);
         let names: Vec<_> = found.iter().map(|(n, d, _)| (n.as_str(), *d)).collect();
         assert_eq!(
             names,
-            [
-                ("product", 2),
-                ("gen", 1),
-                ("copy to host", 3),
-                ("head", 2),
-                ("update_actor", 1),
-                ("step 4", 0)
-            ]
+            [("product", 2), ("gen", 1), ("copy to host", 3), ("head", 2), ("update_actor", 1), ("step 4", 0)]
         );
-        let close =
-            |nanoseconds: u64, seconds: f64| (nanoseconds as f64 - seconds * 1e9).abs() < 2.0;
-        assert!(
-            close(found[1].2, 0.2) && close(found[4].2, 0.4) && close(found[5].2, 1.0),
-            "{found:?}"
-        );
+        let close = |nanoseconds: u64, seconds: f64| (nanoseconds as f64 - seconds * 1e9).abs() < 2.0;
+        assert!(close(found[1].2, 0.2) && close(found[4].2, 0.4) && close(found[5].2, 1.0), "{found:?}");
         let of = |name: &str| {
             let mut events = trace.packet.iter().filter_map(|p| p.track_event.as_ref());
             let own = events.find(|e| e.name.as_deref() == Some(name));
@@ -276,13 +229,7 @@ mod tests {
         log.record(Boundary::at(BoundaryKind::Forward, 1), None);
         drop(held);
         log.record(BoundaryKind::End, None);
-        let recorded = RecordedStep {
-            step: 2,
-            began: 0,
-            seconds: 1.0,
-            spans: &[],
-            boundaries: &log.rows(),
-        };
+        let recorded = RecordedStep { step: 2, began: 0, seconds: 1.0, spans: &[], boundaries: &log.rows() };
         let trace = Trace::decode(&recorded.encode()[..]).unwrap();
         let segments = slices(&trace.packet, SEGMENTS);
         let names: Vec<_> = segments.iter().map(|slice| slice.0.as_str()).collect();
@@ -291,10 +238,7 @@ mod tests {
         let counted: Vec<i64> = events.filter_map(|event| event.counter_value).collect();
         // what does not change is not repeated
         assert_eq!(counted, [0, 64, 0]);
-        let descriptors = trace
-            .packet
-            .iter()
-            .filter_map(|p| p.track_descriptor.as_ref());
+        let descriptors = trace.packet.iter().filter_map(|p| p.track_descriptor.as_ref());
         let named: Vec<_> = descriptors.filter_map(|d| d.name.as_deref()).collect();
         assert_eq!(named, ["memory: gradients (policy, device)"]);
     }

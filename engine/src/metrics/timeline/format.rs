@@ -215,11 +215,7 @@ impl MemoryTimeline {
     /// Reads the text of a file; `path` is for messages.
     pub(super) fn parse(text: &str, path: &Path) -> Result<Self> {
         let file: Value = serde_json::from_str(text).map_err(|e| {
-            let detail = if e.is_eof() {
-                format!("it is cut off: {e}")
-            } else {
-                format!("it is not JSON: {e}")
-            };
+            let detail = if e.is_eof() { format!("it is cut off: {e}") } else { format!("it is not JSON: {e}") };
             bad(path, detail)
         })?;
         if file["format"] != FORMAT {
@@ -236,8 +232,8 @@ impl MemoryTimeline {
             }
             _ => return Err(bad(path, "`version` is no number from 1".into())),
         }
-        let timeline: Self = serde_path_to_error::deserialize(file)
-            .map_err(|e| bad(path, format!("{}: {}", e.path(), e.inner())))?;
+        let timeline: Self =
+            serde_path_to_error::deserialize(file).map_err(|e| bad(path, format!("{}: {}", e.path(), e.inner())))?;
         match timeline.inconsistency() {
             Some(detail) => Err(bad(path, detail)),
             None => Ok(timeline),
@@ -257,10 +253,7 @@ impl MemoryTimeline {
             ("peak_bytes", b.peak_bytes.len()),
             ("reserved_bytes", b.reserved_bytes.len()),
         ];
-        let accounts = self
-            .accounts
-            .iter()
-            .map(|a| ("accounts.bytes", a.bytes.len()));
+        let accounts = self.accounts.iter().map(|a| ("accounts.bytes", a.bytes.len()));
         let mut columns = lengths.into_iter().chain(accounts);
         if let Some((name, len)) = columns.find(|(_, len)| *len != rows) {
             return Some(format!("{name} has {len} values for {rows} boundaries"));
@@ -303,9 +296,7 @@ impl TraceTable {
             ("stack", e.stack.len()),
         ];
         if let Some((name, len)) = lengths.iter().find(|(_, len)| *len != events) {
-            return Some(format!(
-                "trace.events.{name} has {len} values for {events} events"
-            ));
+            return Some(format!("trace.events.{name} has {len} values for {events} events"));
         }
         let within = |column: &[Option<usize>], count| column.iter().flatten().all(|&i| i < count);
         let frames = self.stacks.iter().flatten();
@@ -314,10 +305,7 @@ impl TraceTable {
             ("events.place", within(&e.place, places)),
             ("events.account", within(&e.account, accounts)),
             ("events.stack", within(&e.stack, self.stacks.len())),
-            (
-                "stacks",
-                frames.max().is_none_or(|&i| i < self.functions.len()),
-            ),
+            ("stacks", frames.max().is_none_or(|&i| i < self.functions.len())),
         ];
         let wrong = indices.iter().find(|(_, fits)| !fits);
         wrong.map(|(name, _)| format!("trace.{name} has an index of nothing"))
@@ -325,8 +313,5 @@ impl TraceTable {
 }
 
 fn bad(path: &Path, detail: String) -> Error {
-    Error::Timeline {
-        path: path.to_owned(),
-        detail,
-    }
+    Error::Timeline { path: path.to_owned(), detail }
 }

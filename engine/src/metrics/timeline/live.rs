@@ -72,13 +72,7 @@ impl LiveAllocations {
         };
         let mut groups: Vec<LiveGroup> = groups.into_iter().map(group).collect();
         groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
-        Some(Self {
-            source: trace.source,
-            least_bytes: trace.least_bytes,
-            bytes,
-            count: live.len() as u64,
-            groups,
-        })
+        Some(Self { source: trace.source, least_bytes: trace.least_bytes, bytes, count: live.len() as u64, groups })
     }
 }
 
@@ -151,11 +145,7 @@ mod tests {
         });
         let live = LiveAllocations::of(&timeline).expect("there is a trace");
         assert_eq!((live.bytes, live.count), (180, 3));
-        let found: Vec<_> = live
-            .groups
-            .iter()
-            .map(|g| (g.bytes, g.count, g.stack.join(" ")))
-            .collect();
+        let found: Vec<_> = live.groups.iter().map(|g| (g.bytes, g.count, g.stack.join(" "))).collect();
         assert_eq!(found, [(100, 1, "a".to_owned()), (80, 2, "a b".to_owned())]);
         assert_eq!(live.groups[0].phase.as_deref(), Some("update_actor"));
         timeline.trace = None;

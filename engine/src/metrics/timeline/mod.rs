@@ -10,8 +10,8 @@ mod snapshots;
 mod tests;
 
 pub use format::{
-    AccountBytes, Boundaries, FORMAT, MemoryTimeline, PlannedBytes, Reason, TimelinePhase,
-    TraceEvents, TraceTable, VERSION,
+    AccountBytes, Boundaries, FORMAT, MemoryTimeline, PlannedBytes, Reason, TimelinePhase, TraceEvents, TraceTable,
+    VERSION,
 };
 pub use live::{LiveAllocations, LiveGroup};
 pub use report::{CategoryBytes, Holder, PeakReport, PhasePeak, TimelineReport, When};

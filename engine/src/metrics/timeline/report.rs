@@ -125,10 +125,7 @@ impl TimelineReport {
             boundaries: timeline.boundaries.len(),
             dropped: timeline.dropped,
             peak: rows.largest(|_| true).map(|row| rows.peak(row)),
-            phases: order
-                .into_iter()
-                .filter_map(|phase| rows.phase(phase))
-                .collect(),
+            phases: order.into_iter().filter_map(|phase| rows.phase(phase)).collect(),
             live: LiveAllocations::of(timeline),
         }
     }
@@ -144,10 +141,7 @@ struct Rows<'t> {
 impl<'t> Rows<'t> {
     fn new(timeline: &'t MemoryTimeline) -> Self {
         let readings = &timeline.boundaries.in_use_bytes;
-        Self {
-            timeline,
-            is_read: readings.iter().all(Option::is_some),
-        }
+        Self { timeline, is_read: readings.iter().all(Option::is_some) }
     }
 
     /// Whether bytes in a home are bytes of the device.
@@ -203,8 +197,7 @@ impl<'t> Rows<'t> {
         let names = &self.timeline.phases[self.timeline.boundaries.phase[row]].estimates;
         let plan = self.plan(row).into_iter();
         let all = plan.flat_map(|plan| &plan.phases);
-        all.filter(|estimate| names.contains(&estimate.name))
-            .collect()
+        all.filter(|estimate| names.contains(&estimate.name)).collect()
     }
 
     /// The estimate of what a phase does at a row: of an update's second half, that of the optimizer.
@@ -231,9 +224,7 @@ impl<'t> Rows<'t> {
         let holders = self.timeline.accounts.iter().map(|a| Holder {
             account: a.account,
             bytes: a.bytes[row],
-            share: self
-                .on_device(a.account.home)
-                .then(|| a.bytes[row] as f64 / bytes.max(1) as f64),
+            share: self.on_device(a.account.home).then(|| a.bytes[row] as f64 / bytes.max(1) as f64),
         });
         let mut holders: Vec<Holder> = holders.filter(|holder| holder.bytes > 0).collect();
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
@@ -255,9 +246,7 @@ impl<'t> Rows<'t> {
             predicted_bytes: estimate.map(|e| e.total_bytes),
             predicted_moment: estimate.map(|e| e.moment.clone()),
             holders,
-            unaccounted_bytes: self
-                .in_use(row)
-                .map(|in_use| in_use.saturating_sub(self.accounted(row))),
+            unaccounted_bytes: self.in_use(row).map(|in_use| in_use.saturating_sub(self.accounted(row))),
             before: before.map(|before| self.when(before)),
             categories: categories.filter(holds).collect(),
         }
@@ -289,17 +278,11 @@ mod tests {
         assert_eq!((report.boundaries, &report.steps[..]), (7, &[1, 2][..]));
         let peak = report.peak.expect("there are boundaries");
         let when = &peak.when;
-        assert_eq!(
-            (when.step, when.place, when.segment),
-            (2, BoundaryKind::Graph, Some(0))
-        );
+        assert_eq!((when.step, when.place, when.segment), (2, BoundaryKind::Graph, Some(0)));
         assert_eq!((peak.bytes, peak.peak_bytes), (240, Some(250)));
         assert_eq!(peak.predicted_bytes, Some(200));
-        let holders: Vec<_> = peak
-            .holders
-            .iter()
-            .map(|h| (h.account.category, h.account.model, h.bytes, h.share))
-            .collect();
+        let holders: Vec<_> =
+            peak.holders.iter().map(|h| (h.account.category, h.account.model, h.bytes, h.share)).collect();
         let expected = [
             (Category::LiveGraph, Role::Policy, 90, Some(90.0 / 240.0)),
             (Category::Parameters, Role::Policy, 80, Some(80.0 / 240.0)),
@@ -309,11 +292,8 @@ mod tests {
         assert_eq!(peak.unaccounted_bytes, Some(30));
         let before = peak.before.expect("step 1 has the phase");
         assert_eq!((before.step, before.place), (1, BoundaryKind::Forward));
-        let categories: Vec<_> = peak
-            .categories
-            .iter()
-            .map(|c| (c.category, c.bytes, c.predicted_bytes, c.before_bytes))
-            .collect();
+        let categories: Vec<_> =
+            peak.categories.iter().map(|c| (c.category, c.bytes, c.predicted_bytes, c.before_bytes)).collect();
         let expected = [
             (Category::Parameters, 80, Some(80), Some(80)),
             (Category::Moments, 40, Some(0), Some(0)),
@@ -321,9 +301,7 @@ mod tests {
             (Category::Buffers, 0, Some(20), Some(0)),
         ];
         assert_eq!(categories, expected);
-        let [phase] = &report.phases[..] else {
-            panic!("{:?}", report.phases)
-        };
+        let [phase] = &report.phases[..] else { panic!("{:?}", report.phases) };
         assert_eq!((phase.bytes, phase.peak_bytes), (240, Some(250)));
         assert_eq!(phase.predicted_bytes, Some(200));
     }
@@ -336,10 +314,7 @@ mod tests {
         (later.from, later.phases[1].total_bytes) = (5, 77);
         timeline.plans.push(later);
         let peak = TimelineReport::new(&timeline).peak.expect("a peak");
-        assert_eq!(
-            (peak.when.place, peak.predicted_bytes),
-            (BoundaryKind::Update, Some(77))
-        );
+        assert_eq!((peak.when.place, peak.predicted_bytes), (BoundaryKind::Update, Some(77)));
     }
 
     #[test]

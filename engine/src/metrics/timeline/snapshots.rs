@@ -1,16 +1,14 @@
 //! Timelines of a run: which of its steps are kept whole, and the file that is made of what the run has at hand.
 
 use super::format::{
-    AccountBytes, Boundaries, FORMAT, MemoryTimeline, PlannedBytes, Reason, TimelinePhase,
-    TraceEvents, TraceTable, VERSION,
+    AccountBytes, Boundaries, FORMAT, MemoryTimeline, PlannedBytes, Reason, TimelinePhase, TraceEvents, TraceTable,
+    VERSION,
 };
 use crate::executor::{BoundaryKind, BoundaryLog, BoundaryRows, Moment};
 use crate::metrics::phase::Phase;
 use crate::plan::estimate::PhaseEstimate;
 use firebrick_backends::accounts::Account;
-use firebrick_backends::allocation_trace::{
-    LEAST_BYTES, Trace, TraceEvent, TraceSource, function_names,
-};
+use firebrick_backends::allocation_trace::{LEAST_BYTES, Trace, TraceEvent, TraceSource, function_names};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,16 +38,10 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// Those of a run on a device that continues after `finished` steps, the next `snapshot` of which are kept whole. `unified`:
-    /// host and device are one memory.
+    /// Those of a run on a device that continues after `finished` steps, the next `snapshot` of which are kept whole.
+    /// `unified`: host and device are one memory.
     #[must_use]
-    pub fn new(
-        log: &Arc<BoundaryLog>,
-        device: String,
-        unified: bool,
-        finished: u64,
-        snapshot: u64,
-    ) -> Self {
+    pub fn new(log: &Arc<BoundaryLog>, device: String, unified: bool, finished: u64, snapshot: u64) -> Self {
         let first = finished + 1;
         Self {
             log: Arc::clone(log),
@@ -68,8 +60,7 @@ impl Snapshots {
 
     /// A step begins. All of its boundaries are kept where a timeline or `another` needs them.
     pub fn begin_step(&self, step: u64, another: bool) {
-        self.log
-            .begin_step(step, another || self.steps.contains(&step));
+        self.log.begin_step(step, another || self.steps.contains(&step));
     }
 
     /// Whether a timeline was asked for and is not written yet.
@@ -84,16 +75,13 @@ impl Snapshots {
         self.is_owed() && step + 1 >= self.steps.end
     }
 
-    /// The timeline as things are: of the steps that were asked for, or of a run that ends out of memory, the latest boundaries.
+    /// The timeline as things are: of the steps that were asked for, or of a run that ends out of memory, the latest
+    /// boundaries.
     pub fn timeline(&mut self, reason: Reason, error: Option<String>) -> MemoryTimeline {
         self.written = true;
         let mut rows = self.log.rows();
         if reason != Reason::OutOfMemory {
-            let before = rows
-                .rows
-                .iter()
-                .take_while(|(row, _)| !self.steps.contains(&row.moment.step))
-                .count();
+            let before = rows.rows.iter().take_while(|(row, _)| !self.steps.contains(&row.moment.step)).count();
             rows.rows.drain(..before);
             rows.first += before as u64;
             rows.dropped = if before > 0 { 0 } else { rows.dropped };
@@ -154,10 +142,7 @@ impl PhaseNames {
         let phase = |&name: &&str| {
             let phase = Phase::ALL.into_iter().find(|phase| phase.name() == name);
             let estimates = phase.map_or(&[][..], Phase::estimates);
-            TimelinePhase {
-                name: name.to_owned(),
-                estimates: estimates.to_vec(),
-            }
+            TimelinePhase { name: name.to_owned(), estimates: estimates.to_vec() }
         };
         self.0.iter().map(phase).collect()
     }
@@ -187,8 +172,7 @@ fn columns(rows: &BoundaryRows) -> Vec<AccountBytes> {
         bytes: rows.rows.iter().map(|(_, held)| held[i]).collect(),
     };
     let all = rows.accounts.iter().enumerate().map(column);
-    all.filter(|column| column.bytes.iter().any(|&bytes| bytes > 0))
-        .collect()
+    all.filter(|column| column.bytes.iter().any(|&bytes| bytes > 0)).collect()
 }
 
 /// A trace as the file has it. An account that it names and that held nothing at any boundary gets a column too.
@@ -267,12 +251,7 @@ impl Stacks {
             });
             (address, own.collect::<Vec<usize>>())
         });
-        Self {
-            frames: frames.collect(),
-            functions,
-            all: Vec::new(),
-            known: BTreeMap::new(),
-        }
+        Self { frames: frames.collect(), functions, all: Vec::new(), known: BTreeMap::new() }
     }
 
     /// Index of a stack without the functions that only allocate; none of one without names.
@@ -281,9 +260,7 @@ impl Stacks {
             let name = &self.functions[function];
             ALLOCATING.iter().any(|part| name.contains(part))
         };
-        let named = addresses
-            .iter()
-            .filter_map(|address| self.frames.get(address));
+        let named = addresses.iter().filter_map(|address| self.frames.get(address));
         let frames = named.flatten().copied().skip_while(allocates);
         let stack: Vec<usize> = frames.collect();
         if stack.is_empty() {
@@ -339,16 +316,9 @@ mod tests {
         let timeline = snapshots.timeline(Reason::Snapshot, None);
         assert_eq!(timeline.boundaries.step, [6, 6, 7, 7, 7]);
         assert_eq!(timeline.accounts[0].bytes, [8; 5]);
-        let plans: Vec<_> = timeline
-            .plans
-            .iter()
-            .map(|plan| (plan.from, plan.phases[0].total_bytes))
-            .collect();
+        let plans: Vec<_> = timeline.plans.iter().map(|plan| (plan.from, plan.phases[0].total_bytes)).collect();
         assert_eq!(plans, [(0, 10), (4, 20)]);
-        assert_eq!(
-            timeline.phases[0].estimates,
-            [EstimatePhase::Backward, EstimatePhase::Optimizer]
-        );
+        assert_eq!(timeline.phases[0].estimates, [EstimatePhase::Backward, EstimatePhase::Optimizer]);
         assert!(!snapshots.is_owed() && !snapshots.is_due(7));
         let peak = TimelineReport::new(&timeline).peak.expect("a peak");
         assert_eq!((peak.bytes, peak.predicted_bytes), (8, Some(10)));
@@ -373,9 +343,6 @@ mod tests {
         for phase in Phase::ALL {
             assert_eq!(phase.estimated(), phase.estimates().first().copied());
         }
-        assert_eq!(
-            Phase::UpdateActor.estimates(),
-            [EstimatePhase::Backward, EstimatePhase::Optimizer]
-        );
+        assert_eq!(Phase::UpdateActor.estimates(), [EstimatePhase::Backward, EstimatePhase::Optimizer]);
     }
 }

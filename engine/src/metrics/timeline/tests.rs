@@ -1,6 +1,6 @@
 use super::{
-    AccountBytes, Boundaries, FORMAT, MemoryTimeline, PlannedBytes, Reason, TimelinePhase,
-    TraceEvents, TraceTable, VERSION,
+    AccountBytes, Boundaries, FORMAT, MemoryTimeline, PlannedBytes, Reason, TimelinePhase, TraceEvents, TraceTable,
+    VERSION,
 };
 use crate::Result;
 use crate::executor::BoundaryKind;
@@ -12,14 +12,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 fn account(category: Category, home: Home, model: Role, bytes: &[u64]) -> AccountBytes {
-    AccountBytes {
-        account: Account {
-            category,
-            home,
-            model,
-        },
-        bytes: bytes.to_vec(),
-    }
+    AccountBytes { account: Account { category, home, model }, bytes: bytes.to_vec() }
 }
 
 fn estimate(name: EstimatePhase, categories: &[(Category, u64)]) -> PhaseEstimate {
@@ -44,12 +37,7 @@ pub fn two_steps() -> MemoryTimeline {
         (2, BoundaryKind::Update, Some(1), 200),
         (2, BoundaryKind::End, None, 150),
     ];
-    let place = |p: BoundaryKind| {
-        BoundaryKind::ALL
-            .iter()
-            .position(|&q| q == p)
-            .expect("a place")
-    };
+    let place = |p: BoundaryKind| BoundaryKind::ALL.iter().position(|&q| q == p).expect("a place");
     MemoryTimeline {
         format: FORMAT.into(),
         version: VERSION,
@@ -75,34 +63,17 @@ pub fn two_steps() -> MemoryTimeline {
         },
         accounts: vec![
             account(Category::Parameters, Home::Device, Role::Policy, &[80; 7]),
-            account(
-                Category::LiveGraph,
-                Home::Device,
-                Role::Policy,
-                &[0, 60, 0, 0, 90, 0, 0],
-            ),
-            account(
-                Category::Moments,
-                Home::Host,
-                Role::Critic,
-                &[0, 0, 0, 40, 40, 40, 40],
-            ),
+            account(Category::LiveGraph, Home::Device, Role::Policy, &[0, 60, 0, 0, 90, 0, 0]),
+            account(Category::Moments, Home::Host, Role::Critic, &[0, 0, 0, 40, 40, 40, 40]),
         ],
         plans: vec![PlannedBytes {
             from: 0,
             phases: vec![
                 estimate(
                     EstimatePhase::Backward,
-                    &[
-                        (Category::Parameters, 80),
-                        (Category::LiveGraph, 100),
-                        (Category::Buffers, 20),
-                    ],
+                    &[(Category::Parameters, 80), (Category::LiveGraph, 100), (Category::Buffers, 20)],
                 ),
-                estimate(
-                    EstimatePhase::Optimizer,
-                    &[(Category::Parameters, 80), (Category::Moments, 45)],
-                ),
+                estimate(EstimatePhase::Optimizer, &[(Category::Parameters, 80), (Category::Moments, 45)]),
             ],
         }],
         trace: None,
@@ -115,10 +86,7 @@ fn parse(text: &str) -> Result<MemoryTimeline> {
 
 fn refused(text: &str, part: &str) {
     let message = parse(text).expect_err("a refusal").to_string();
-    assert!(
-        message.contains(part) && message.contains("run/memory_timeline.json"),
-        "{part:?} is not in: {message}"
-    );
+    assert!(message.contains(part) && message.contains("run/memory_timeline.json"), "{part:?} is not in: {message}");
 }
 
 #[test]

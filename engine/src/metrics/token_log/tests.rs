@@ -14,11 +14,8 @@ fn characters() -> Arc<Tokenizer> {
 fn bytes(folder: &Path) -> Tokenizer {
     // the alphabet of byte-level BPE for the bytes of "é", "😀" and "a"
     let alphabet = ["Ã", "©", "ð", "Ł", "ĺ", "Ģ", "a"];
-    let vocab: Map<String, Value> = alphabet
-        .iter()
-        .enumerate()
-        .map(|(id, piece)| ((*piece).to_owned(), id.into()))
-        .collect();
+    let vocab: Map<String, Value> =
+        alphabet.iter().enumerate().map(|(id, piece)| ((*piece).to_owned(), id.into())).collect();
     let file = serde_json::json!({
         "version": "1.0",
         "added_tokens": [{"id": 7, "content": "<|end|>", "special": true, "single_word": false, "lstrip": false,
@@ -70,9 +67,7 @@ fn report(tokens: usize) -> RolloutReport {
     RolloutReport {
         prompts: Vec::new(),
         first_prompt: 0,
-        rollouts: of
-            .map(|(prompt, sample, reward)| rollout(prompt, sample, reward, tokens))
-            .into(),
+        rollouts: of.map(|(prompt, sample, reward)| rollout(prompt, sample, reward, tokens)).into(),
         left_out: Vec::new(),
         stats: RolloutStats::default(),
         advantages: Vec::new(),
@@ -100,9 +95,7 @@ fn text(run: &RunDir) -> String {
 fn records(run: &RunDir) -> Vec<TokenRecord> {
     let text = text(run);
     let lines = text.lines().skip(1);
-    lines
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    lines.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 fn settings(groups: usize, max_bytes: u64) -> TokenSettings {
@@ -117,9 +110,7 @@ fn log(run: &RunDir, settings: TokenSettings) -> TokenLog {
 fn a_record_has_an_entry_a_token_in_every_list() {
     let runs = Runs::new();
     let run = runs.folder("run");
-    log(&run, TokenSettings::new(1))
-        .step(&run, 1, &report(3))
-        .unwrap();
+    log(&run, TokenSettings::new(1)).step(&run, 1, &report(3)).unwrap();
     let records = records(&run);
     // the group with a spread stands before the one without
     assert_eq!(records.len(), 2);
@@ -142,9 +133,7 @@ fn a_sampler_whose_log_probs_are_the_old_ones_leaves_no_mismatch() {
     for rollout in &mut report.rollouts {
         rollout.columns.old_logp = None;
     }
-    log(&run, TokenSettings::new(2))
-        .step(&run, 1, &report)
-        .unwrap();
+    log(&run, TokenSettings::new(2)).step(&run, 1, &report).unwrap();
     assert!(!text(&run).contains("mismatch") && !text(&run).contains("trainer_logp"));
     assert_eq!(records(&run).len(), 4);
 }
@@ -216,9 +205,7 @@ fn a_run_that_was_rewound_and_goes_on_has_the_lines_of_one_that_never_stopped() 
         first.step(&broken, step, &report(4)).unwrap();
     }
     // killed in the middle of a line; its newest checkpoint is of step 12
-    broken
-        .append_text(TokenLog::FILE, b"{\"step\":34,\"dr")
-        .unwrap();
+    broken.append_text(TokenLog::FILE, b"{\"step\":34,\"dr").unwrap();
     Recorder::rewind(&broken, Some(12)).unwrap();
     assert!(records(&broken).iter().all(|record| record.step <= 12));
     let mut rest = log(&broken, small);

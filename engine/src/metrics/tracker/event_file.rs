@@ -1,7 +1,7 @@
 //! `TensorBoard`'s event files: records in `TFRecord` framing, each an `Event` of TensorFlow's protocol buffers.
 //!
-//! Of `event.proto` and `summary.proto` the messages have the fields that are written here; the members of a `oneof` are optional fields,
-//! which is the same on the wire.
+//! Of `event.proto` and `summary.proto` the messages have the fields that are written here; the members of a `oneof`
+//! are optional fields, which is the same on the wire.
 
 use prost::Message;
 use std::fs::{File, OpenOptions};
@@ -98,28 +98,18 @@ pub(super) struct Dim {
 impl EventProto {
     fn at(step: u64) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        Self {
-            wall_time: now.map_or(0.0, |since| since.as_secs_f64()),
-            step: step as i64,
-            ..Self::default()
-        }
+        Self { wall_time: now.map_or(0.0, |since| since.as_secs_f64()), step: step as i64, ..Self::default() }
     }
 
     /// The first event of a file.
     pub fn version() -> Self {
-        Self {
-            file_version: Some(FILE_VERSION.into()),
-            ..Self::at(0)
-        }
+        Self { file_version: Some(FILE_VERSION.into()), ..Self::at(0) }
     }
 
     /// A session whose first step is `step`: what earlier sessions wrote of it and of later ones does not count.
     pub fn session_start(step: u64) -> Self {
         let status = SESSION_START;
-        Self {
-            session_log: Some(SessionLog { status }),
-            ..Self::at(step)
-        }
+        Self { session_log: Some(SessionLog { status }), ..Self::at(step) }
     }
 
     /// Numbers under their names, in f32 as `TensorFlow`'s scalars.
@@ -138,15 +128,11 @@ impl EventProto {
             tag: tag.into(),
             tensor: Some(TensorProto {
                 dtype: DT_STRING,
-                tensor_shape: Some(TensorShape {
-                    dim: vec![Dim { size: 1 }],
-                }),
+                tensor_shape: Some(TensorShape { dim: vec![Dim { size: 1 }] }),
                 string_val: vec![markdown.as_bytes().to_vec()],
             }),
             metadata: Some(SummaryMetadata {
-                plugin_data: Some(PluginData {
-                    plugin_name: "text".into(),
-                }),
+                plugin_data: Some(PluginData { plugin_name: "text".into() }),
                 data_class: DATA_CLASS_TENSOR,
             }),
             ..SummaryValue::default()
@@ -155,10 +141,7 @@ impl EventProto {
     }
 
     fn summary(step: u64, value: Vec<SummaryValue>) -> Self {
-        Self {
-            summary: Some(SummaryProto { value }),
-            ..Self::at(step)
-        }
+        Self { summary: Some(SummaryProto { value }), ..Self::at(step) }
     }
 
     /// Appends the event as a record: its length, the length's checksum, the event, its checksum.
@@ -174,9 +157,7 @@ impl EventProto {
 
 /// The checksum of `TFRecord`: CRC-32C, rotated and moved, since checksums of data that hold checksums are weak.
 fn masked_crc(data: &[u8]) -> u32 {
-    crc32c::crc32c(data)
-        .rotate_right(15)
-        .wrapping_add(0xa282_ead8)
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 /// An event file that is appended to, and holds whole records whatever fails.
@@ -188,7 +169,8 @@ pub(super) struct EventFile {
 }
 
 impl EventFile {
-    /// Makes a new file in a folder, which is made too. Its name sorts behind those of earlier sessions: `TensorBoard` reads by name.
+    /// Makes a new file in a folder, which is made too. Its name sorts behind those of earlier sessions: `TensorBoard`
+    /// reads by name.
     pub fn create(folder: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let earlier = std::fs::read_dir(folder)?.count();
@@ -197,10 +179,7 @@ impl EventFile {
         let name = format!("events.out.tfevents.{seconds:010}.firebrick.{earlier:04}");
         let mut options = OpenOptions::new();
         let file = options.write(true).create_new(true);
-        Ok(Self {
-            file: file.open(folder.join(name))?,
-            length: 0,
-        })
+        Ok(Self { file: file.open(folder.join(name))?, length: 0 })
     }
 
     /// Appends records. Where that fails half-way the file is as it was.
@@ -231,11 +210,7 @@ mod tests {
         assert_eq!(masked_crc(&length), 0x224b_7fa3);
         assert_eq!(masked_crc(b""), 0xa282_ead8);
         let mut records = Vec::new();
-        EventProto {
-            wall_time: 1.5,
-            ..EventProto::version()
-        }
-        .frame(&mut records);
+        EventProto { wall_time: 1.5, ..EventProto::version() }.frame(&mut records);
         let data = &records[12..records.len() - 4];
         assert_eq!(data.len(), 24);
         assert_eq!(records[..8], length);

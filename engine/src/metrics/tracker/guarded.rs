@@ -15,8 +15,8 @@ const TEXT_CHARS: usize = 4000;
 /// Texts of a run: about one at every tenth of it, as many as `TensorBoard` shows of a name.
 const TEXTS: u64 = 10;
 
-/// The trackers of a run. Whatever one of them does, the run continues: the first failure of each is a warning, the others are not
-/// mentioned, and memory that they take shows in no peak.
+/// The trackers of a run. Whatever one of them does, the run continues: the first failure of each is a warning, the
+/// others are not mentioned, and memory that they take shows in no peak.
 #[derive(Default)]
 pub struct Trackers(Vec<Guarded>);
 
@@ -36,10 +36,7 @@ impl Guarded {
         };
         if !self.warned {
             self.warned = true;
-            tracing::warn!(
-                "{}: {problem}; the run continues, and metrics.jsonl has every value",
-                self.tracker.name()
-            );
+            tracing::warn!("{}: {problem}; the run continues, and metrics.jsonl has every value", self.tracker.name());
         }
     }
 }
@@ -49,10 +46,7 @@ impl Trackers {
     #[must_use]
     pub fn begin(trackers: Vec<Box<dyn Tracker>>, run: &TrackedRun<'_>) -> Self {
         let guarded = trackers.into_iter().map(|tracker| {
-            let mut guarded = Guarded {
-                tracker,
-                warned: false,
-            };
+            let mut guarded = Guarded { tracker, warned: false };
             guarded.call(|tracker| tracker.begin(run));
             guarded
         });
@@ -102,11 +96,7 @@ fn sample(rollout: &Rollout, report: &RolloutReport) -> String {
         // writing to a string cannot fail
         let _ = write!(text, ", {name} {value}");
     }
-    for (title, part) in [
-        ("answer", &prompt.example.answer),
-        ("prompt", &prompt.text),
-        ("completion", &rollout.text),
-    ] {
+    for (title, part) in [("answer", &prompt.example.answer), ("prompt", &prompt.text), ("completion", &rollout.text)] {
         let _ = write!(text, "\n\n**{title}**\n\n{}", code_block(part, TEXT_CHARS));
     }
     text
@@ -169,11 +159,8 @@ mod tests {
     #[test]
     fn what_one_tracker_does_changes_nothing_for_the_others() {
         let (kept, failed) = (Steps::default(), Steps::default());
-        let all: Vec<Box<dyn Tracker>> = vec![
-            Box::new(Panics),
-            Box::new(Fails(Arc::clone(&failed))),
-            Box::new(Keeps(Arc::clone(&kept))),
-        ];
+        let all: Vec<Box<dyn Tracker>> =
+            vec![Box::new(Panics), Box::new(Fails(Arc::clone(&failed))), Box::new(Keeps(Arc::clone(&kept)))];
         let run = TrackedRun {
             folder: Path::new("run"),
             project: "p",

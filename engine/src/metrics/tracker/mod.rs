@@ -1,4 +1,5 @@
-//! Trackers: where people look at runs beside the run folder. A [`Tracker`] is fed by the recorder and never in the way of training.
+//! Trackers: where people look at runs beside the run folder. A [`Tracker`] is fed by the recorder and never in the way
+//! of training.
 
 mod configured;
 mod event_file;

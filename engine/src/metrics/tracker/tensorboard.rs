@@ -12,10 +12,11 @@ const MOST_WAITING: usize = 4 << 20;
 /// Most characters of the configuration's YAML that are shown.
 const CONFIG_CHARS: usize = 100_000;
 
-/// Writes one event file a session, in `tensorboard/` of the run folder: metrics as scalars, the configuration and some samples as texts.
+/// Writes one event file a session, in `tensorboard/` of the run folder: metrics as scalars, the configuration and some
+/// samples as texts.
 ///
-/// A resumed session says at which step it begins; `TensorBoard` then drops what earlier sessions wrote of that step and later ones. Where
-/// a write fails, its records are kept and written with the next.
+/// A resumed session says at which step it begins; `TensorBoard` then drops what earlier sessions wrote of that step
+/// and later ones. Where a write fails, its records are kept and written with the next.
 #[derive(Debug, Default)]
 pub struct TensorBoard {
     folder: PathBuf,
@@ -42,8 +43,7 @@ impl TensorBoard {
         if written.is_err() && self.waiting.len() > MOST_WAITING {
             self.waiting.clear();
         }
-        Ok(written
-            .map_err(|error| format!("cannot write to {}: {error}", self.folder.display()))?)
+        Ok(written.map_err(|error| format!("cannot write to {}: {error}", self.folder.display()))?)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -71,11 +71,7 @@ impl Tracker for TensorBoard {
         let first = run.last_step.map_or(0, |last| last + 1);
         EventProto::version().frame(&mut self.head);
         EventProto::session_start(first).frame(&mut self.head);
-        self.write(&EventProto::text(
-            first,
-            "config",
-            &code_block(run.yaml, CONFIG_CHARS),
-        ))
+        self.write(&EventProto::text(first, "config", &code_block(run.yaml, CONFIG_CHARS)))
     }
 
     fn metrics(&mut self, step: u64, metrics: &Metrics) -> TrackerResult {
@@ -147,11 +143,8 @@ mod tests {
         begin(&mut second, temp.path(), Some(1)).unwrap();
         second.metrics(2, &metrics(f64::NAN)).unwrap();
         let events = events(temp.path());
-        let starts: Vec<i64> = events
-            .iter()
-            .filter(|event| event.session_log.is_some())
-            .map(|event| event.step)
-            .collect();
+        let starts: Vec<i64> =
+            events.iter().filter(|event| event.session_log.is_some()).map(|event| event.step).collect();
         assert_eq!(starts, [0, 2]);
         let scalars = scalars(&events);
         assert_eq!(scalars[..3], [(0, 0.0), (1, 1.0), (2, 2.0)]);

@@ -1,7 +1,7 @@
 //! Trackio: rows in its local database, which `trackio show` and Trackio's Python API read.
 //!
-//! The tables are those that Trackio 0.43 makes (`SQLiteStorage.init_db`), as far as they are written here or looked for by a reader.
-//! Trackio adds the others when it opens the database to write, and brings older schemas up to date.
+//! The tables are those that Trackio 0.43 makes (`SQLiteStorage.init_db`), as far as they are written here or looked
+//! for by a reader. Trackio adds the others when it opens the database to write, and brings older schemas up to date.
 
 use super::traits::{TrackedRun, Tracker, TrackerResult};
 use crate::metrics::names::Metrics;
@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// File of the run folder that says which run of the database it is.
 const LINK: &str = "trackio.json";
 
-/// Time for which a database that another program writes to is waited for. After it was waited for in vain, it is not waited for again
-/// until a write has succeeded.
+/// Time for which a database that another program writes to is waited for. After it was waited for in vain, it is not
+/// waited for again until a write has succeeded.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Rows that wait for a database that cannot be written to. The oldest are dropped.
@@ -49,11 +49,11 @@ const SCHEMA: &str = "
     CREATE INDEX IF NOT EXISTS idx_configs_run_name ON configs(run_name);
 ";
 
-/// Writes a run's metrics and configuration into Trackio's database of the project, in `TRACKIO_DIR` or the folder that Trackio uses
-/// without it.
+/// Writes a run's metrics and configuration into Trackio's database of the project, in `TRACKIO_DIR` or the folder that
+/// Trackio uses without it.
 ///
-/// A resumed run continues in its own rows: `trackio.json` in the run folder has their id, and what a killed session wrote of later steps
-/// is removed. Where a write fails, its rows are kept and written with the next.
+/// A resumed run continues in its own rows: `trackio.json` in the run folder has their id, and what a killed session
+/// wrote of later steps is removed. Where a write fails, its rows are kept and written with the next.
 #[derive(Debug)]
 pub struct Trackio {
     folder: Option<PathBuf>,
@@ -89,7 +89,8 @@ impl Default for Trackio {
 }
 
 impl Trackio {
-    /// A tracker that has no run yet, in the folder that Trackio uses: `TRACKIO_DIR`, or else `trackio` in the cache of Hugging Face.
+    /// A tracker that has no run yet, in the folder that Trackio uses: `TRACKIO_DIR`, or else `trackio` in the cache of
+    /// Hugging Face.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -105,23 +106,14 @@ impl Trackio {
     /// The same in another folder.
     #[must_use]
     pub fn in_folder(folder: &Path) -> Self {
-        Self {
-            folder: Some(folder.to_owned()),
-            ..Self::new()
-        }
+        Self { folder: Some(folder.to_owned()), ..Self::new() }
     }
 
     fn flush(&mut self) -> TrackerResult {
         let Some(run) = &self.run else {
             return Err("there is no folder for its database: set TRACKIO_DIR or HOME".into());
         };
-        let written = write(
-            &mut self.database,
-            run,
-            self.begun,
-            self.patient,
-            &self.waiting,
-        );
+        let written = write(&mut self.database, run, self.begun, self.patient, &self.waiting);
         self.patient = written.is_ok();
         match written {
             Ok(()) => {
@@ -161,14 +153,8 @@ impl Tracker for Trackio {
     }
 
     fn metrics(&mut self, step: u64, metrics: &Metrics) -> TrackerResult {
-        let values = metrics
-            .iter()
-            .map(|(name, value)| (name.clone(), number(*value)));
-        self.waiting.push_back(Row {
-            step,
-            time: now(),
-            metrics: Value::Object(values.collect()).to_string(),
-        });
+        let values = metrics.iter().map(|(name, value)| (name.clone(), number(*value)));
+        self.waiting.push_back(Row { step, time: now(), metrics: Value::Object(values.collect()).to_string() });
         if self.waiting.len() > MOST_WAITING {
             self.waiting.pop_front();
         }
@@ -193,10 +179,7 @@ fn write(
     if !begun {
         transaction.execute_batch(SCHEMA)?;
         let last = run.last_step.map_or(-1, |step| step as i64);
-        transaction.execute(
-            "DELETE FROM metrics WHERE run_id = ?1 AND step > ?2",
-            params![run.id, last],
-        )?;
+        transaction.execute("DELETE FROM metrics WHERE run_id = ?1 AND step > ?2", params![run.id, last])?;
         transaction.execute(
             &format!(
                 "INSERT INTO configs (created_at, run_id, run_name, config) VALUES ({TIME}, ?2, ?3, ?4)
@@ -207,17 +190,16 @@ fn write(
     }
     for row in rows {
         transaction.execute(
-            &format!("INSERT INTO metrics (timestamp, run_id, run_name, step, metrics) VALUES ({TIME}, ?2, ?3, ?4, ?5)"),
+            &format!(
+                "INSERT INTO metrics (timestamp, run_id, run_name, step, metrics) VALUES ({TIME}, ?2, ?3, ?4, ?5)"
+            ),
             params![row.time, run.id, run.name, row.step as i64, row.metrics],
         )?;
     }
     Ok(transaction.commit()?)
 }
 
-fn open(
-    path: &Path,
-    patient: bool,
-) -> Result<Connection, Box<dyn std::error::Error + Send + Sync>> {
+fn open(path: &Path, patient: bool) -> Result<Connection, Box<dyn std::error::Error + Send + Sync>> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
@@ -252,11 +234,7 @@ fn folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
 fn file_stem(project: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || matches!(c, '-' | '_');
     let stem: String = project.chars().filter(kept).collect();
-    if stem.is_empty() {
-        "default".into()
-    } else {
-        stem
-    }
+    if stem.is_empty() { "default".into() } else { stem }
 }
 
 /// The run's id in the database: the one in its folder, or a new one, which is written there.
@@ -264,9 +242,7 @@ fn link(run: &TrackedRun<'_>) -> (String, TrackerResult) {
     let path = run.folder.join(LINK);
     let earlier = std::fs::read(&path).ok();
     let earlier: Option<Value> = earlier.and_then(|text| serde_json::from_slice(&text).ok());
-    let known = earlier
-        .as_ref()
-        .filter(|link| link["project"] == run.project);
+    let known = earlier.as_ref().filter(|link| link["project"] == run.project);
     if let Some(id) = known.and_then(|link| link["run_id"].as_str()) {
         return (id.to_owned(), Ok(()));
     }
@@ -274,10 +250,7 @@ fn link(run: &TrackedRun<'_>) -> (String, TrackerResult) {
     let link = json!({"project": run.project, "run": run.name, "run_id": id});
     let written = std::fs::write(&path, format!("{link}\n"));
     let written = written.map_err(|error| {
-        format!(
-            "cannot write {}: {error}; a resumed run will be another one in Trackio",
-            path.display()
-        )
+        format!("cannot write {}: {error}; a resumed run will be another one in Trackio", path.display())
     });
     (id, written.map_err(Into::into))
 }

@@ -18,8 +18,8 @@ pub struct TrackedRun<'a> {
     pub config: &'a Value,
     /// The same as YAML.
     pub yaml: &'a str,
-    /// The last step whose values stay, of a run that continues from a checkpoint. `None` where the run starts, or starts over: no value
-    /// of an earlier session stays.
+    /// The last step whose values stay, of a run that continues from a checkpoint. `None` where the run starts, or
+    /// starts over: no value of an earlier session stays.
     pub last_step: Option<u64>,
 }
 
@@ -28,8 +28,9 @@ pub type TrackerResult = Result<(), Box<dyn Error + Send + Sync>>;
 
 /// Receives what a run reports: an experiment tracker such as `TensorBoard` or Trackio.
 ///
-/// It is called on the training thread, between phases, and must not take long. An error or a panic costs the user a warning and nothing
-/// else: the tracker is called again with what comes next, and may then write what it could not write before.
+/// It is called on the training thread, between phases, and must not take long. An error or a panic costs the user a
+/// warning and nothing else: the tracker is called again with what comes next, and may then write what it could not
+/// write before.
 pub trait Tracker {
     /// Its name in messages.
     fn name(&self) -> &str;
@@ -40,7 +41,8 @@ pub trait Tracker {
     /// Why the tracker fails. The first failure of a tracker is a warning; the run continues, and calls it again.
     fn begin(&mut self, run: &TrackedRun<'_>) -> TrackerResult;
 
-    /// The metrics of a step and of the validation after it: what its line of `metrics.jsonl` has. Steps ascend, from 0.
+    /// The metrics of a step and of the validation after it: what its line of `metrics.jsonl` has. Steps ascend,
+    /// from 0.
     ///
     /// # Errors
     /// As [`Self::begin`].

@@ -18,7 +18,8 @@ pub enum AdvantageEstimator {
     Group {
         /// What they are compared by.
         baseline: GroupEstimator,
-        /// Normalises the advantages over the step: less their mean, over their standard deviation plus this (TRL's RLOO).
+        /// Normalises the advantages over the step: less their mean, over their standard deviation plus this (TRL's
+        /// RLOO).
         normalize: Option<f64>,
     },
     /// Returns by token, normalised over the step (arXiv:2501.03262).
@@ -66,10 +67,7 @@ impl AdvantageEstimator {
     #[must_use]
     pub fn advantages(self, inputs: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
         match self {
-            Self::Group {
-                baseline,
-                normalize,
-            } => {
+            Self::Group { baseline, normalize } => {
                 let advantages = baseline.advantages(inputs);
                 match normalize {
                     Some(eps) => inputs.expand(&normalized(&advantages, eps)),

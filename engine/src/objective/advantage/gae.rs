@@ -40,9 +40,8 @@ impl Gae {
 pub fn gae(outcomes: AdvantageInputs<'_>, by: Gae) -> Vec<Vec<f64>> {
     let all = outcomes.rewards.iter().zip(outcomes.values);
     let all = all.zip(outcomes.masks);
-    let mut advantages: Vec<Vec<f64>> = all
-        .map(|((rewards, values), mask)| by.estimate(rewards, values, mask).0)
-        .collect();
+    let mut advantages: Vec<Vec<f64>> =
+        all.map(|((rewards, values), mask)| by.estimate(rewards, values, mask).0).collect();
     let pairs = advantages.iter().flatten();
     let scored = pairs.zip(outcomes.masks.iter().flatten());
     let white = Whitening::of(scored.filter(|(_, m)| **m).map(|(a, _)| *a));
@@ -60,10 +59,7 @@ mod tests {
     fn without_discount_and_decay_an_advantage_is_what_is_still_to_come_less_the_value() {
         let rewards = [0.0, 0.5, 0.0, 1.0];
         let values = [0.3, -0.2, 0.9, 0.4];
-        let gae = Gae {
-            gamma: 1.0,
-            lam: 1.0,
-        };
+        let gae = Gae { gamma: 1.0, lam: 1.0 };
         let (advantages, returns) = gae.estimate(&rewards, &values, &[true; 4]);
         for (t, advantage) in advantages.iter().enumerate() {
             let to_come: f64 = rewards[t..].iter().sum();
@@ -74,10 +70,7 @@ mod tests {
 
     #[test]
     fn tokens_outside_the_mask_change_nothing_for_those_inside() {
-        let gae = Gae {
-            gamma: 0.9,
-            lam: 0.8,
-        };
+        let gae = Gae { gamma: 0.9, lam: 0.8 };
         let (with, _) = gae.estimate(&[0.1, 9.0, 1.0], &[0.3, -7.0, 0.2], &[true, false, true]);
         let (without, _) = gae.estimate(&[0.1, 1.0], &[0.3, 0.2], &[true; 2]);
         assert!((with[0] - without[0]).abs() < 1e-12 && (with[2] - without[1]).abs() < 1e-12);

@@ -1,9 +1,10 @@
-//! GPG: the group's mean as baseline, and more weight for a step in which few completions have a reward (arXiv:2504.02546).
+//! GPG: the group's mean as baseline, and more weight for a step in which few completions have a reward
+//! (arXiv:2504.02546).
 
 use super::groups::{group_members, mean};
 
-/// `α (R − mean_group)` with α = completions of the step over those whose reward is not 0 (verl). A group of one keeps its
-/// reward.
+/// `α (R − mean_group)` with α = completions of the step over those whose reward is not 0 (verl). A group of one keeps
+/// its reward.
 #[must_use]
 pub fn gpg(rewards: &[f64], groups: &[u64]) -> Vec<f64> {
     let earning = rewards.iter().filter(|r| **r != 0.0).count().max(1);

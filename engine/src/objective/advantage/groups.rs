@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which standard deviation (Bessel-corrected) a reward's deviation from the mean is divided by (TRL's `scale_rewards`).
+/// Which standard deviation (Bessel-corrected) a reward's deviation from the mean is divided by (TRL's
+/// `scale_rewards`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {
@@ -18,20 +19,14 @@ pub enum ScaleRewards {
 #[must_use]
 pub fn normalized(values: &[f64], eps: f64) -> Vec<f64> {
     let (centre, spread) = (mean(values), std(values));
-    values
-        .iter()
-        .map(|v| (v - centre) / (spread + eps))
-        .collect()
+    values.iter().map(|v| (v - centre) / (spread + eps)).collect()
 }
 
 /// Share of groups whose rewards are all equal: their advantages are 0 (TRL's `frac_reward_zero_std`).
 #[must_use]
 pub fn frac_reward_zero_std(rewards: &[f64], groups: &[u64]) -> f64 {
     let all = group_members(groups);
-    let flat = all.iter().filter(|m| {
-        m.iter()
-            .all(|&i| rewards[i].to_bits() == rewards[m[0]].to_bits())
-    });
+    let flat = all.iter().filter(|m| m.iter().all(|&i| rewards[i].to_bits() == rewards[m[0]].to_bits()));
     flat.count() as f64 / all.len().max(1) as f64
 }
 

@@ -46,18 +46,8 @@ mod tests {
 
     #[test]
     fn groups_need_not_stand_together() {
-        let together = grpo(
-            &[1.0, 0.0, 3.0, 5.0],
-            &[7, 7, 9, 9],
-            ScaleRewards::None,
-            0.0,
-        );
-        let apart = grpo(
-            &[1.0, 3.0, 0.0, 5.0],
-            &[7, 9, 7, 9],
-            ScaleRewards::None,
-            0.0,
-        );
+        let together = grpo(&[1.0, 0.0, 3.0, 5.0], &[7, 7, 9, 9], ScaleRewards::None, 0.0);
+        let apart = grpo(&[1.0, 3.0, 0.0, 5.0], &[7, 9, 7, 9], ScaleRewards::None, 0.0);
         let in_order = [together[0], together[2], together[1], together[3]];
         for (a, b) in in_order.iter().zip(&apart) {
             assert!((a - b).abs() < 1e-15, "{in_order:?} {apart:?}");

@@ -1,9 +1,11 @@
-//! Pass@k: the best of a group has an advantage, its lead over the second best; the others have none (arXiv:2503.19595).
+//! Pass@k: the best of a group has an advantage, its lead over the second best; the others have none
+//! (arXiv:2503.19595).
 
 use super::groups::{ScaleRewards, group_members, std};
 
-/// `R_max − R_second` for the group's best (the first of several), 0 for the others; over the group's standard deviation
-/// with [`ScaleRewards::Group`], over the step's with `Batch`. A group of one has no second, and no advantage.
+/// `R_max − R_second` for the group's best (the first of several), 0 for the others; over the group's standard
+/// deviation with [`ScaleRewards::Group`], over the step's with `Batch`. A group of one has no second, and no
+/// advantage.
 #[must_use]
 pub fn pass_at_k(rewards: &[f64], groups: &[u64], scale: ScaleRewards, eps: f64) -> Vec<f64> {
     let batch_std = std(rewards);

@@ -10,10 +10,5 @@ pub fn remax(outcomes: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
         let own = returns(rewards, 1.0);
         own.iter().map(|r| r - baseline).collect()
     };
-    outcomes
-        .rewards
-        .iter()
-        .zip(outcomes.baselines)
-        .map(of)
-        .collect()
+    outcomes.rewards.iter().zip(outcomes.baselines).map(of).collect()
 }

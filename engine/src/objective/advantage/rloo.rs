@@ -2,7 +2,8 @@
 
 use super::groups::{group_members, mean};
 
-/// `G / (G − 1) · (R − mean_group)`: the reward less the mean of the others'. A group of one keeps its reward (verl's `rloo`).
+/// `G / (G − 1) · (R − mean_group)`: the reward less the mean of the others'. A group of one keeps its reward (verl's
+/// `rloo`).
 #[must_use]
 pub fn rloo(rewards: &[f64], groups: &[u64]) -> Vec<f64> {
     leave_one_out(rewards, groups, |reward| reward)

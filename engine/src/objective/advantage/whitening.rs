@@ -17,10 +17,7 @@ impl Whitening {
         let n = scored.clone().count() as f64;
         let mean = scored.clone().sum::<f64>() / n.max(1.0);
         let squares: f64 = scored.map(|x| (x - mean).powi(2)).sum();
-        Self {
-            mean,
-            variance: squares / (n - 1.0).max(1.0),
-        }
+        Self { mean, variance: squares / (n - 1.0).max(1.0) }
     }
 
     /// (x − mean) / √(variance + 1e-8).
@@ -54,9 +51,6 @@ mod tests {
         let again = Whitening::of(white.iter().copied());
         assert!(again.mean().abs() < 1e-12 && (again.variance() - 1.0).abs() < 1e-6);
         let alone = Whitening::of(std::iter::once(4.0));
-        assert!(
-            alone.apply(4.0).abs() < 1e-12,
-            "one value deviates from nothing"
-        );
+        assert!(alone.apply(4.0).abs() < 1e-12, "one value deviates from nothing");
     }
 }

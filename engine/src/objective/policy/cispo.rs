@@ -3,7 +3,8 @@
 use super::clip::ClipRange;
 use super::terms::{PolicyTerms, Ratios};
 
-/// `−sg(clip(r, 1 − low, 1 + high)) · A · logp`. TRL bounds r above by `epsilon_high` itself: our `high` is that less 1, and `low` 1.
+/// `−sg(clip(r, 1 − low, 1 + high)) · A · logp`. TRL bounds r above by `epsilon_high` itself: our `high` is that less
+/// 1, and `low` 1.
 pub(super) fn cispo(range: ClipRange, ratios: &Ratios<'_>) -> PolicyTerms {
     let ratio = ratios.log_ratio.clone().inner().exp();
     let bounded = ratio.clone().clamp(1.0 - range.low, 1.0 + range.high);

@@ -32,16 +32,12 @@ pub(super) fn clip(range: ClipRange, dual: Option<f64>, ratios: &Ratios<'_>) -> 
             (outer.mask_where(negative, capped), held)
         }
     };
-    PolicyTerms {
-        loss,
-        metrics: shares(ratios, &clipped),
-        clipped,
-        clipped_lower,
-    }
+    PolicyTerms { loss, metrics: shares(ratios, &clipped), clipped, clipped_lower }
 }
 
-/// How much was clipped on either side, under TRL's names: shares of the tokens, or of the sequences where each has one ratio. A
-/// loss that looks at whole sequences also knows the sequence with the least below and the one with the most above.
+/// How much was clipped on either side, under TRL's names: shares of the tokens, or of the sequences where each has one
+/// ratio. A loss that looks at whole sequences also knows the sequence with the least below and the one with the most
+/// above.
 fn shares(ratios: &Ratios<'_>, clipped: &Tensor<1>) -> Vec<Metric> {
     let clipped = clipped.clone().inner();
     let advantage = ratios.inputs.advantage();
@@ -53,22 +49,10 @@ fn shares(ratios: &Ratios<'_>, clipped: &Tensor<1>) -> Vec<Metric> {
         ratios.mean("clip_ratio/region_mean", clipped),
     ];
     if let Some(sequences) = ratios.sequences {
-        let of_sequences = |name, reduction, sum| Metric {
-            name,
-            reduction,
-            sum,
-        };
+        let of_sequences = |name, reduction, sum| Metric { name, reduction, sum };
         metrics.extend([
-            of_sequences(
-                "clip_ratio/low_min",
-                Reduction::Min,
-                sequences.mean(low).min(),
-            ),
-            of_sequences(
-                "clip_ratio/high_max",
-                Reduction::Max,
-                sequences.mean(high).max(),
-            ),
+            of_sequences("clip_ratio/low_min", Reduction::Min, sequences.mean(low).min()),
+            of_sequences("clip_ratio/high_max", Reduction::Max, sequences.mean(high).max()),
         ]);
     }
     metrics

@@ -1,5 +1,5 @@
-//! KL-Cov and Clip-Cov (arXiv:2505.22617): the few tokens with the largest covariance of log-prob and advantage reduce the
-//! entropy most, so they are penalized or left out. They are chosen out of the whole optimizer step.
+//! KL-Cov and Clip-Cov (arXiv:2505.22617): the few tokens with the largest covariance of log-prob and advantage reduce
+//! the entropy most, so they are penalized or left out. They are chosen out of the whole optimizer step.
 
 use super::clip::{ClipRange, clip};
 use super::terms::{PolicyTerms, Ratios};
@@ -40,12 +40,7 @@ pub(super) fn kl_cov(coefficient: f64, ratios: &Ratios<'_>) -> PolicyTerms {
         loss = loss + apart * (chosen.clone() * moved * coefficient);
     }
     let none = advantage.zeros_like();
-    PolicyTerms {
-        loss,
-        clipped: none.clone(),
-        clipped_lower: none,
-        metrics: Vec::new(),
-    }
+    PolicyTerms { loss, clipped: none.clone(), clipped_lower: none, metrics: Vec::new() }
 }
 
 /// The clipped loss, 0 for the chosen tokens. Those are reported as clipped.
@@ -70,12 +65,11 @@ pub fn covariances(logp: &[f64], advantages: &[f64]) -> Vec<f64> {
     let mean = |values: &[f64]| values.iter().sum::<f64>() / n;
     let (of_logp, of_advantage) = (mean(logp), mean(advantages));
     let both = logp.iter().zip(advantages);
-    both.map(|(l, a)| (a - of_advantage) * (l - of_logp))
-        .collect()
+    both.map(|(l, a)| (a - of_advantage) * (l - of_logp)).collect()
 }
 
-/// KL-Cov's choice: this share of the tokens, at least one, with the largest covariance. Of tokens that are equal but for
-/// rounding the first is taken: completions of one prompt often begin alike.
+/// KL-Cov's choice: this share of the tokens, at least one, with the largest covariance. Of tokens that are equal but
+/// for rounding the first is taken: completions of one prompt often begin alike.
 #[must_use]
 pub fn kl_cov_mask(covariances: &[f64], share: f64) -> Vec<bool> {
     let rounded: Vec<f64> = covariances.iter().map(|c| (c * 1e4).round()).collect();
@@ -92,16 +86,10 @@ pub fn kl_cov_mask(covariances: &[f64], share: f64) -> Vec<bool> {
 /// Clip-Cov's choice: this share of all tokens, at least one, drawn from those that the clip leaves alone and whose
 /// covariance lies between the bounds.
 #[must_use]
-pub fn clip_cov_mask(
-    by: ClipCov,
-    covariances: &[f64],
-    clipped: &[bool],
-    mut random: Stream,
-) -> Vec<bool> {
+pub fn clip_cov_mask(by: ClipCov, covariances: &[f64], clipped: &[bool], mut random: Stream) -> Vec<bool> {
     let within = |c: f64| c > by.lower && c < by.upper;
-    let mut candidates: Vec<usize> = (0..covariances.len())
-        .filter(|&i| !clipped[i] && within(covariances[i]))
-        .collect();
+    let mut candidates: Vec<usize> =
+        (0..covariances.len()).filter(|&i| !clipped[i] && within(covariances[i])).collect();
     random.shuffle(&mut candidates);
     let count = ((covariances.len() as f64 * by.share) as usize).max(1);
     let mut chosen = vec![false; covariances.len()];
@@ -124,15 +112,7 @@ mod tests {
 
     #[test]
     fn tokens_are_drawn_between_the_bounds_and_not_where_the_clip_acts() {
-        let by = ClipCov {
-            range: ClipRange {
-                low: 0.2,
-                high: 0.2,
-            },
-            share: 0.5,
-            lower: 1.0,
-            upper: 5.0,
-        };
+        let by = ClipCov { range: ClipRange { low: 0.2, high: 0.2 }, share: 0.5, lower: 1.0, upper: 5.0 };
         let covariances = [2.0, 3.0, 4.0, 2.5, 0.5, 9.0];
         let clipped = [true, false, false, false, false, false];
         let drawn = |seed| clip_cov_mask(by, &covariances, &clipped, Stream::new(seed, 0));

@@ -3,20 +3,14 @@
 use super::clip::ClipRange;
 use super::terms::{PolicyTerms, Ratios};
 
-/// `−A · exp(mean_t d_t)` for every token of a sequence, with `d = logp − old` bounded above by `high` where A > 0 and below
-/// by `−low` where A < 0, and A the mean of the sequence's advantages.
+/// `−A · exp(mean_t d_t)` for every token of a sequence, with `d = logp − old` bounded above by `high` where A > 0 and
+/// below by `−low` where A < 0, and A the mean of the sequence's advantages.
 pub(super) fn gmpo(range: ClipRange, ratios: &Ratios<'_>) -> PolicyTerms {
-    let Ratios {
-        difference, inputs, ..
-    } = ratios;
+    let Ratios { difference, inputs, .. } = ratios;
     let sequences = ratios.sequences();
     let sign = inputs.advantage().sign();
     let bounded = difference.clone().clamp(-range.low, range.high);
-    let outside = bounded
-        .clone()
-        .inner()
-        .not_equal(difference.clone().inner())
-        .float();
+    let outside = bounded.clone().inner().not_equal(difference.clone().inner()).float();
     // the smaller of both times the sign: one side only
     let held = (difference.clone() * sign.clone()).min_pair(bounded * sign.clone()) * sign.clone();
     let mut exponent = sequences.mean(held).clamp(-20.0, 20.0);

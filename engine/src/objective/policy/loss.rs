@@ -19,8 +19,8 @@ pub enum PolicyLoss {
         level: ImportanceSamplingLevel,
         /// Where it is clipped.
         range: ClipRange,
-        /// Dual clip (arXiv:1912.09729): with a negative advantage the loss is at most −A·c (verl's `clip_ratio_c`, TRL's
-        /// `delta`).
+        /// Dual clip (arXiv:1912.09729): with a negative advantage the loss is at most −A·c (verl's `clip_ratio_c`,
+        /// TRL's `delta`).
         dual: Option<f64>,
     },
     /// The clipped ratio as a constant weight of the log-prob (arXiv:2506.13585).
@@ -58,14 +58,10 @@ impl PolicyLoss {
     /// What the probability ratio is of.
     pub(in crate::objective) fn level(&self) -> ImportanceSamplingLevel {
         match *self {
-            Self::Clip { level, .. } | Self::Cispo { level, .. } | Self::Sapo { level, .. } => {
-                level
+            Self::Clip { level, .. } | Self::Cispo { level, .. } | Self::Sapo { level, .. } => level,
+            Self::GeoMean { .. } | Self::Reinforce | Self::KlCov(_) | Self::ClipCov(_) | Self::Vespo(_) => {
+                ImportanceSamplingLevel::Token
             }
-            Self::GeoMean { .. }
-            | Self::Reinforce
-            | Self::KlCov(_)
-            | Self::ClipCov(_)
-            | Self::Vespo(_) => ImportanceSamplingLevel::Token,
         }
     }
 
@@ -100,7 +96,8 @@ impl PolicyLoss {
         }
     }
 
-    /// The estimate of the KL between the old and the current policy that the loss reports, `[tokens]`, from logp − old.
+    /// The estimate of the KL between the old and the current policy that the loss reports, `[tokens]`, from logp −
+    /// old.
     pub(in crate::objective) fn ppo_kl(&self, difference: Tensor<1>) -> Tensor<1> {
         match self {
             Self::KlCov(_) => difference.abs(),
@@ -119,9 +116,7 @@ impl PolicyLoss {
         match *self {
             Self::Clip { range, dual, .. } => clip(range, dual, ratios),
             Self::Cispo { range, .. } => cispo(range, ratios),
-            Self::Sapo {
-                tau_pos, tau_neg, ..
-            } => sapo(tau_pos, tau_neg, ratios),
+            Self::Sapo { tau_pos, tau_neg, .. } => sapo(tau_pos, tau_neg, ratios),
             Self::GeoMean { range } => gmpo(range, ratios),
             Self::Reinforce => reinforce(ratios),
             Self::KlCov(by) => kl_cov(by.coefficient, ratios),

@@ -11,10 +11,5 @@ pub(super) fn sapo(positive: f64, negative: f64, ratios: &Ratios<'_>) -> PolicyT
     let ratio = ratios.log_ratio.clone().exp();
     let gate = sigmoid((ratio - 1.0) * tau.clone()) * (tau.recip() * 4.0);
     let none = advantage.zeros_like();
-    PolicyTerms {
-        loss: gate * advantage.neg(),
-        clipped: none.clone(),
-        clipped_lower: none,
-        metrics: Vec::new(),
-    }
+    PolicyTerms { loss: gate * advantage.neg(), clipped: none.clone(), clipped_lower: none, metrics: Vec::new() }
 }

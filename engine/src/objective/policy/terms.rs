@@ -51,16 +51,13 @@ pub(in crate::objective) struct Ratios<'a> {
 impl Ratios<'_> {
     /// Where sequences begin and end.
     pub fn sequences(&self) -> &SequenceReduction {
-        self.sequences
-            .expect("a loss that does not separate gets whole sequences")
+        self.sequences.expect("a loss that does not separate gets whole sequences")
     }
 
     /// A mean over what has a ratio: tokens, or sequences where all tokens of one have the same.
     pub fn mean(&self, name: &'static str, values: Tensor<1>) -> Metric {
         match self.level {
-            ImportanceSamplingLevel::Token | ImportanceSamplingLevel::SequenceToken => {
-                Metric::token_mean(name, values)
-            }
+            ImportanceSamplingLevel::Token | ImportanceSamplingLevel::SequenceToken => Metric::token_mean(name, values),
             ImportanceSamplingLevel::Sequence | ImportanceSamplingLevel::SequenceProduct => {
                 self.sequence_mean(name, values)
             }
@@ -69,11 +66,7 @@ impl Ratios<'_> {
 
     /// A mean over sequences of their tokens' means.
     pub fn sequence_mean(&self, name: &'static str, values: Tensor<1>) -> Metric {
-        Metric {
-            name,
-            reduction: Reduction::SequenceMean,
-            sum: self.sequences().mean(values.inner()).sum(),
-        }
+        Metric { name, reduction: Reduction::SequenceMean, sum: self.sequences().mean(values.inner()).sum() }
     }
 }
 

@@ -18,12 +18,10 @@ pub struct Vespo {
     pub lambda_neg: f64,
 }
 
-/// `−sg(φ(w)) · A · logp` with `φ(w) = e^λ w^k e^{−λ w}` and w the product of the sequence's ratios, of corrections too.
-/// k and λ depend on the sign of A.
+/// `−sg(φ(w)) · A · logp` with `φ(w) = e^λ w^k e^{−λ w}` and w the product of the sequence's ratios, of corrections
+/// too. k and λ depend on the sign of A.
 pub(super) fn vespo(by: Vespo, ratios: &Ratios<'_>) -> PolicyTerms {
-    let Ratios {
-        log_ratio, inputs, ..
-    } = ratios;
+    let Ratios { log_ratio, inputs, .. } = ratios;
     let sequences = ratios.sequences();
     let mut log_w = log_ratio.clone().inner();
     if let Some(correction) = &inputs.columns.correction {

@@ -19,10 +19,9 @@ impl PolicyGradient {
         metrics.extend(self.correct(rollouts));
         let rewards = match self.advantages.kl_in_reward() {
             Some(kl) => penalized_rewards(kl, rollouts, coefficients, &mut metrics),
-            None => rollouts
-                .iter()
-                .map(|r| token_level_rewards(r.reward, &vec![0.0; r.completion.len()], 0.0))
-                .collect(),
+            None => {
+                rollouts.iter().map(|r| token_level_rewards(r.reward, &vec![0.0; r.completion.len()], 0.0)).collect()
+            }
         };
         let groups: Vec<u64> = rollouts.iter().map(|r| r.prompt_index).collect();
         let masks: Vec<Vec<bool>> = rollouts.iter().map(|r| r.mask.clone()).collect();
@@ -38,9 +37,7 @@ impl PolicyGradient {
         };
         let advantages = match self.advantages {
             Advantages::SumThenNormalize { estimator, .. } => estimator.advantages(inputs),
-            Advantages::NormalizeThenSum { eps } => {
-                inputs.expand(&normalized_parts(rollouts, &groups, eps))
-            }
+            Advantages::NormalizeThenSum { eps } => inputs.expand(&normalized_parts(rollouts, &groups, eps)),
         };
         if let Some(gae) = self.advantages.gae() {
             // returns are of the advantages before they are whitened
@@ -86,10 +83,7 @@ impl PolicyGradient {
         let whole = |own: &Vec<bool>| out(&own.iter().all(|kept| *kept));
         let sequences: Vec<f64> = kept.iter().map(whole).collect();
         let name = |what: &str| format!("rollout_corr/rollout_rs_{what}");
-        vec![
-            (name("masked_fraction"), mean(&tokens)),
-            (name("seq_masked_fraction"), mean(&sequences)),
-        ]
+        vec![(name("masked_fraction"), mean(&tokens)), (name("seq_masked_fraction"), mean(&sequences))]
     }
 
     /// Importance-sampling corrections of the scored tokens.
@@ -97,11 +91,8 @@ impl PolicyGradient {
         let Some(correction) = &self.correction else {
             return Vec::new();
         };
-        let scored: Vec<Vec<f64>> = differences(rollouts)
-            .iter()
-            .zip(rollouts.iter())
-            .map(|(own, rollout)| rollout.scored(own))
-            .collect();
+        let scored: Vec<Vec<f64>> =
+            differences(rollouts).iter().zip(rollouts.iter()).map(|(own, rollout)| rollout.scored(own)).collect();
         let (weights, metrics) = correction.weights(&scored);
         for (rollout, weights) in rollouts.iter_mut().zip(weights) {
             rollout.columns.correction = Some(rollout.unscored(weights, 1.0));
@@ -110,8 +101,8 @@ impl PolicyGradient {
     }
 }
 
-/// The reward of every token: the completion's on the last, less the KL penalty of each. Moves an adaptive coefficient, and
-/// reports both.
+/// The reward of every token: the completion's on the last, less the KL penalty of each. Moves an adaptive coefficient,
+/// and reports both.
 fn penalized_rewards(
     by: KlInReward,
     rollouts: &[Rollout],
@@ -127,8 +118,7 @@ fn penalized_rewards(
     metrics.push(("actor/reward_kl_penalty".into(), current));
     metrics.push(("actor/reward_kl_penalty_coeff".into(), coefficient));
     let all = rollouts.iter().zip(&kls);
-    all.map(|(rollout, kl)| token_level_rewards(rollout.reward, kl, coefficient))
-        .collect()
+    all.map(|(rollout, kl)| token_level_rewards(rollout.reward, kl, coefficient)).collect()
 }
 
 /// The KL to the reference of each token of a completion; zeros where no reference scored it.
@@ -137,19 +127,12 @@ fn token_kl(by: KlInReward, rollout: &Rollout) -> Vec<f64> {
         return vec![0.0; rollout.completion.len()];
     };
     let pairs = rollout.old_logp().iter().zip(reference);
-    pairs
-        .map(|(&old, &reference)| by.estimator.estimate(old, reference))
-        .collect()
+    pairs.map(|(&old, &reference)| by.estimator.estimate(old, reference)).collect()
 }
 
 /// Advantages of completions with several rewards, each of them normalised by itself.
 fn normalized_parts(rollouts: &[Rollout], groups: &[u64], eps: f64) -> Vec<f64> {
-    let parts = |r: &Rollout| {
-        r.reward_parts
-            .iter()
-            .map(|(_, value)| (!value.is_nan()).then_some(*value))
-            .collect()
-    };
+    let parts = |r: &Rollout| r.reward_parts.iter().map(|(_, value)| (!value.is_nan()).then_some(*value)).collect();
     let parts: Vec<Vec<Option<f64>>> = rollouts.iter().map(parts).collect();
     let weights = rollouts.first().map(|r| r.reward_weights.clone());
     normalize_then_sum(&parts, &weights.unwrap_or_default(), groups, eps)

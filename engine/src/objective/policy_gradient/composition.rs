@@ -9,8 +9,8 @@ use crate::objective::kl_controller::KlInReward;
 use crate::objective::policy::PolicyLoss;
 use crate::objective::rejection::Rejection;
 
-/// An objective of the policy-gradient family. [`ObjectiveConfig::build`](crate::objective::ObjectiveConfig::build) makes it
-/// from settings; there is no other way, so its parts go together.
+/// An objective of the policy-gradient family. [`ObjectiveConfig::build`](crate::objective::ObjectiveConfig::build)
+/// makes it from settings; there is no other way, so its parts go together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyGradient {
     pub(in crate::objective) advantages: Advantages,
@@ -21,8 +21,8 @@ pub struct PolicyGradient {
     /// Importance-sampling weights between sampler and trainer.
     pub(in crate::objective) correction: Option<RolloutCorrection>,
     pub(in crate::objective) loss: PolicyLoss,
-    /// Leaves tokens with a negative advantage out of the policy loss in sequences whose mean log-prob under the sampler is
-    /// more than this above that under the policy.
+    /// Leaves tokens with a negative advantage out of the policy loss in sequences whose mean log-prob under the
+    /// sampler is more than this above that under the policy.
     pub(in crate::objective) off_policy_mask: Option<f64>,
     /// Share of the step's tokens, those of highest entropy, that the policy loss and the entropy bonus look at.
     pub(in crate::objective) top_entropy: Option<f64>,

@@ -15,14 +15,8 @@ impl TokenLoss for PolicyGradient {
 
     fn loss(&self, scores: &Scores, inputs: &TokenInputs) -> Loss {
         let logp = scores.logp.clone();
-        let old = inputs
-            .columns
-            .old_logp
-            .clone()
-            .unwrap_or_else(|| logp.clone().inner());
-        let sequences = self
-            .looks_at_sequences()
-            .then(|| SequenceReduction::new(&inputs.lengths, &logp.device()));
+        let old = inputs.columns.old_logp.clone().unwrap_or_else(|| logp.clone().inner());
+        let sequences = self.looks_at_sequences().then(|| SequenceReduction::new(&inputs.lengths, &logp.device()));
         let level = self.loss.level();
         let difference = logp.clone() - old.clone();
         let ratios = Ratios {
@@ -35,12 +29,7 @@ impl TokenLoss for PolicyGradient {
         };
         let terms = self.loss.terms(&ratios);
         let mut policy = terms.loss * inputs.weight();
-        if let Some(correction) = inputs
-            .columns
-            .correction
-            .as_ref()
-            .filter(|_| !self.loss.takes_corrections())
-        {
+        if let Some(correction) = inputs.columns.correction.as_ref().filter(|_| !self.loss.takes_corrections()) {
             policy = policy * correction.clone();
         }
         if let Some(keep) = &inputs.columns.keep {
@@ -85,10 +74,7 @@ fn on_policy(
     inputs: &TokenInputs,
     sequences: &SequenceReduction,
 ) -> Tensor<1> {
-    let left = sequences
-        .mean(sampler - logp.clone().inner())
-        .greater_elem(threshold)
-        .float();
+    let left = sequences.mean(sampler - logp.clone().inner()).greater_elem(threshold).float();
     let negative = inputs.advantage().lower_elem(0.0).float();
     (sequences.broadcast(left) * negative).neg() + 1.0
 }

@@ -1,5 +1,5 @@
-//! The policy-gradient family: one composition of advantages, a policy loss, masks, corrections, KL terms, an entropy bonus
-//! and an aggregation.
+//! The policy-gradient family: one composition of advantages, a policy loss, masks, corrections, KL terms, an entropy
+//! bonus and an aggregation.
 
 mod advantages;
 mod composition;

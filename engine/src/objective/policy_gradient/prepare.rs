@@ -1,5 +1,5 @@
-//! What is fixed for a whole optimizer step before its first backward: token weights with their normalisers, and tokens that
-//! are chosen out of the whole step.
+//! What is fixed for a whole optimizer step before its first backward: token weights with their normalisers, and tokens
+//! that are chosen out of the whole step.
 
 use super::composition::PolicyGradient;
 use crate::objective::advantage::mean;
@@ -15,11 +15,7 @@ use firebrick_models::random::Stream;
 const CLIP_COV_STREAM: u64 = 3 << 32;
 
 impl PolicyGradient {
-    pub(super) fn prepare_step(
-        &self,
-        step: &mut OptimizerStep<'_>,
-        coefficients: &mut AdaptiveCoefficients,
-    ) {
+    pub(super) fn prepare_step(&self, step: &mut OptimizerStep<'_>, coefficients: &mut AdaptiveCoefficients) {
         step.set_weights(self.aggregation);
         if self.off_policy_mask.is_none() {
             for sequence in step.sequences.iter_mut() {
@@ -42,10 +38,7 @@ impl PolicyGradient {
     /// The tokens that KL-Cov or Clip-Cov acts on.
     fn chosen(&self, step: &OptimizerStep<'_>) -> Option<Vec<bool>> {
         match self.loss {
-            PolicyLoss::KlCov(by) => Some(cov::kl_cov_mask(
-                &Covariances::new(step).of_tokens,
-                by.share,
-            )),
+            PolicyLoss::KlCov(by) => Some(cov::kl_cov_mask(&Covariances::new(step).of_tokens, by.share)),
             PolicyLoss::ClipCov(by) => Some(clip_cov_tokens(by, step)),
             PolicyLoss::Clip { .. }
             | PolicyLoss::Cispo { .. }
@@ -56,18 +49,15 @@ impl PolicyGradient {
         }
     }
 
-    /// Weights of the entropy bonus: those of a loss over the tokens that it acts on, times the coefficient of this step.
+    /// Weights of the entropy bonus: those of a loss over the tokens that it acts on, times the coefficient of this
+    /// step.
     fn set_entropy_bonus(
         &self,
         bonus: &EntropyBonus,
         step: &mut OptimizerStep<'_>,
         coefficients: &mut AdaptiveCoefficients,
     ) {
-        let kept: Vec<usize> = step
-            .sequences
-            .iter()
-            .map(|s| kept_tokens(s).count())
-            .collect();
+        let kept: Vec<usize> = step.sequences.iter().map(|s| kept_tokens(s).count()).collect();
         let coefficient = match bonus {
             EntropyBonus::Fixed { coef } => *coef,
             EntropyBonus::Adaptive(by) => coefficients.entropy_coefficient(by).applied(by.target),
@@ -83,9 +73,7 @@ impl PolicyGradient {
         // the controller measures the entropy of the tokens that the bonus acts on
         if let Some(scores) = step.scores.filter(|_| self.top_entropy.is_some()) {
             let pairs = step.sequences.iter().zip(&scores.entropy);
-            let of_kept: Vec<f64> = pairs
-                .flat_map(|(s, own)| kept_tokens(s).map(|t| f64::from(own[t])))
-                .collect();
+            let of_kept: Vec<f64> = pairs.flat_map(|(s, own)| kept_tokens(s).map(|t| f64::from(own[t]))).collect();
             coefficients.measured = Some(mean(&of_kept));
         }
     }
@@ -101,32 +89,17 @@ struct Covariances {
 impl Covariances {
     fn new(step: &OptimizerStep<'_>) -> Self {
         let logp = scores(step, |scores| &scores.logp);
-        let advantages: Vec<f64> = step
-            .sequences
-            .iter()
-            .flat_map(|s| s.columns.advantage.iter().flatten().copied())
-            .collect();
+        let advantages: Vec<f64> =
+            step.sequences.iter().flat_map(|s| s.columns.advantage.iter().flatten().copied()).collect();
         let of_tokens = cov::covariances(&logp, &advantages);
-        Self {
-            logp,
-            advantages,
-            of_tokens,
-        }
+        Self { logp, advantages, of_tokens }
     }
 }
 
 /// The tokens that Clip-Cov leaves out, drawn from those that the clip leaves alone.
 fn clip_cov_tokens(by: ClipCov, step: &OptimizerStep<'_>) -> Vec<bool> {
-    let Covariances {
-        logp,
-        advantages,
-        of_tokens,
-    } = Covariances::new(step);
-    let old: Vec<f64> = step
-        .sequences
-        .iter()
-        .flat_map(|s| s.columns.old_logp.iter().flatten().copied())
-        .collect();
+    let Covariances { logp, advantages, of_tokens } = Covariances::new(step);
+    let old: Vec<f64> = step.sequences.iter().flat_map(|s| s.columns.old_logp.iter().flatten().copied()).collect();
     let clipped: Vec<bool> = (0..logp.len())
         .map(|i| {
             let ratio = (logp[i] - old[i]).clamp(-20.0, 20.0).exp();
@@ -147,18 +120,12 @@ fn kept_tokens(sequence: &Sequence) -> impl Iterator<Item = usize> {
 
 /// Scores of all tokens of the step.
 fn scores(step: &OptimizerStep<'_>, of: fn(&MicroScores) -> &Vec<Vec<f32>>) -> Vec<f64> {
-    let scores = step
-        .scores
-        .expect("an objective that needs scores is prepared with them");
+    let scores = step.scores.expect("an objective that needs scores is prepared with them");
     of(scores).iter().flatten().map(|&v| f64::from(v)).collect()
 }
 
 /// Writes a choice among all tokens of the step into a column of their sequences.
-fn assign(
-    sequences: &mut [Sequence],
-    choice: &[bool],
-    into: fn(&mut TokenColumns<Vec<f64>>) -> &mut Option<Vec<f64>>,
-) {
+fn assign(sequences: &mut [Sequence], choice: &[bool], into: fn(&mut TokenColumns<Vec<f64>>) -> &mut Option<Vec<f64>>) {
     let mut choice = choice.iter().map(|&c| f64::from(u8::from(c)));
     for sequence in sequences {
         let own = choice.by_ref().take(sequence.positions.len()).collect();

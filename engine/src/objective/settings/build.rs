@@ -1,5 +1,5 @@
-//! The conversion of flat settings into a [`PolicyGradient`]. Every part reads its own settings; a changed setting that no part
-//! reads is refused.
+//! The conversion of flat settings into a [`PolicyGradient`]. Every part reads its own settings; a changed setting that
+//! no part reads is refused.
 
 use super::choices::{AdvEstimator, MultiObjectiveAggregation, PolicyLossMode, RolloutIs};
 use super::config::ObjectiveConfig;
@@ -20,8 +20,8 @@ impl ObjectiveConfig {
     /// The objective with these settings.
     ///
     /// # Errors
-    /// [`Error::Config`] for a setting out of its range, a changed setting that no other setting makes use of, and settings
-    /// that exclude each other. The message names the key and what it goes with.
+    /// [`Error::Config`] for a setting out of its range, a changed setting that no other setting makes use of, and
+    /// settings that exclude each other. The message names the key and what it goes with.
     pub fn build(&self) -> Result<PolicyGradient> {
         let r = &SettingsReader::new(self);
         let objective = PolicyGradient {
@@ -72,40 +72,26 @@ fn advantages(r: &SettingsReader<'_>) -> Result<Advantages> {
 }
 
 fn estimator(r: &SettingsReader<'_>, name: AdvEstimator, eps: f64) -> Result<AdvantageEstimator> {
-    let group = |baseline| AdvantageEstimator::Group {
-        baseline,
-        normalize: read!(r, normalize_advantages).then_some(eps),
-    };
+    let group =
+        |baseline| AdvantageEstimator::Group { baseline, normalize: read!(r, normalize_advantages).then_some(eps) };
     Ok(match name {
-        AdvEstimator::Grpo => group(GroupEstimator::Grpo {
-            scale: *read!(r, scale_rewards),
-            eps,
-        }),
-        AdvEstimator::PassAtK => group(GroupEstimator::PassAtK {
-            scale: *read!(r, scale_rewards),
-            eps,
-        }),
+        AdvEstimator::Grpo => group(GroupEstimator::Grpo { scale: *read!(r, scale_rewards), eps }),
+        AdvEstimator::PassAtK => group(GroupEstimator::PassAtK { scale: *read!(r, scale_rewards), eps }),
         AdvEstimator::Rloo => group(GroupEstimator::Rloo),
         AdvEstimator::RlooVectorized => group(GroupEstimator::RlooVectorized),
         AdvEstimator::Opo => group(GroupEstimator::Opo),
         AdvEstimator::Gpg => group(GroupEstimator::Gpg),
-        AdvEstimator::ReinforcePlusPlus => AdvantageEstimator::ReinforcePlusPlus {
-            gamma: read!(r, gamma, discount),
-        },
+        AdvEstimator::ReinforcePlusPlus => AdvantageEstimator::ReinforcePlusPlus { gamma: read!(r, gamma, discount) },
         AdvEstimator::ReinforcePlusPlusBaseline => AdvantageEstimator::ReinforcePlusPlusBaseline,
         AdvEstimator::Remax => AdvantageEstimator::Remax,
-        AdvEstimator::Gae => AdvantageEstimator::Gae(Gae {
-            gamma: read!(r, gamma, discount),
-            lam: read!(r, lam, discount),
-        }),
+        AdvEstimator::Gae => {
+            AdvantageEstimator::Gae(Gae { gamma: read!(r, gamma, discount), lam: read!(r, lam, discount) })
+        }
     })
 }
 
 fn kl_in_reward(r: &SettingsReader<'_>) -> Result<KlInReward> {
-    Ok(KlInReward {
-        estimator: *read!(r, kl_penalty),
-        controller: kl_controller(*read!(r, kl_ctrl))?,
-    })
+    Ok(KlInReward { estimator: *read!(r, kl_penalty), controller: kl_controller(*read!(r, kl_ctrl))? })
 }
 
 fn kl_controller(by: KlControlConfig) -> Result<KlController> {
@@ -121,34 +107,23 @@ fn kl_controller(by: KlControlConfig) -> Result<KlController> {
         KlControl::Adaptive if by.kl_coef == 0.0 => refuse(
             "objective.kl_ctrl.kl_coef is 0, and an adaptive coefficient is multiplied: it would stay 0; start from above 0",
         ),
-        KlControl::Adaptive => Ok(KlController::Adaptive {
-            start: by.kl_coef,
-            target: by.target_kl,
-            horizon: by.horizon,
-        }),
+        KlControl::Adaptive => {
+            Ok(KlController::Adaptive { start: by.kl_coef, target: by.target_kl, horizon: by.horizon })
+        }
     }
 }
 
 fn policy_loss(r: &SettingsReader<'_>) -> Result<PolicyLoss> {
     let level = || *read!(r, importance_sampling_level);
     Ok(match read!(r, policy_loss) {
-        PolicyLossMode::Clip => PolicyLoss::Clip {
-            level: level(),
-            range: clip_range(r)?,
-            dual: dual_clip(r)?,
-        },
-        PolicyLossMode::Cispo => PolicyLoss::Cispo {
-            level: level(),
-            range: clip_range(r)?,
-        },
+        PolicyLossMode::Clip => PolicyLoss::Clip { level: level(), range: clip_range(r)?, dual: dual_clip(r)? },
+        PolicyLossMode::Cispo => PolicyLoss::Cispo { level: level(), range: clip_range(r)? },
         PolicyLossMode::Sapo => PolicyLoss::Sapo {
             level: level(),
             tau_pos: read!(r, tau_pos, positive),
             tau_neg: read!(r, tau_neg, positive),
         },
-        PolicyLossMode::GeoMean => PolicyLoss::GeoMean {
-            range: clip_range(r)?,
-        },
+        PolicyLossMode::GeoMean => PolicyLoss::GeoMean { range: clip_range(r)? },
         PolicyLossMode::Reinforce => PolicyLoss::Reinforce,
         PolicyLossMode::KlCov => PolicyLoss::KlCov(KlCov {
             share: read!(r, kl_cov_ratio, share),
@@ -187,12 +162,7 @@ fn clip_cov(r: &SettingsReader<'_>) -> Result<ClipCov> {
     if lower.is_nan() || upper.is_nan() || lower > upper {
         return refuse("objective: clip_cov_lb should not exceed clip_cov_ub");
     }
-    Ok(ClipCov {
-        range: clip_range(r)?,
-        share: read!(r, clip_cov_ratio, share),
-        lower,
-        upper,
-    })
+    Ok(ClipCov { range: clip_range(r)?, share: read!(r, clip_cov_ratio, share), lower, upper })
 }
 
 fn correction(r: &SettingsReader<'_>) -> Result<Option<RolloutCorrection>> {
@@ -209,17 +179,9 @@ fn correction(r: &SettingsReader<'_>) -> Result<Option<RolloutCorrection>> {
     let lower = read!(r, rollout_is_threshold_lower).unwrap_or(0.0);
     let lower = non_negative("rollout_is_threshold_lower", lower)?;
     if lower > upper {
-        return refuse(
-            "objective: rollout_is_threshold_lower should not exceed rollout_is_threshold",
-        );
+        return refuse("objective: rollout_is_threshold_lower should not exceed rollout_is_threshold");
     }
-    Ok(Some(RolloutCorrection {
-        level,
-        bound,
-        lower,
-        upper,
-        normalize: *read!(r, rollout_is_batch_normalize),
-    }))
+    Ok(Some(RolloutCorrection { level, bound, lower, upper, normalize: *read!(r, rollout_is_batch_normalize) }))
 }
 
 fn aggregation(r: &SettingsReader<'_>) -> Result<Aggregation> {
@@ -244,11 +206,7 @@ fn kl_loss(r: &SettingsReader<'_>) -> Result<Option<KlLoss>> {
     if coef == 0.0 {
         return Ok(None);
     }
-    Ok(Some(KlLoss {
-        coef,
-        estimator: *read!(r, kl_loss_type),
-        bias_correction: *read!(r, use_bias_correction_kl),
-    }))
+    Ok(Some(KlLoss { coef, estimator: *read!(r, kl_loss_type), bias_correction: *read!(r, use_bias_correction_kl) }))
 }
 
 fn entropy_bonus(r: &SettingsReader<'_>) -> Result<Option<EntropyBonus>> {

@@ -10,18 +10,15 @@ use crate::objective::kl::KlType;
 use crate::objective::policy::ImportanceSamplingLevel;
 use serde::{Deserialize, Serialize};
 
-/// The flat settings of a policy-gradient objective, as a configuration file has them: a name, and every setting that it sets.
-/// Those that are not written are the named algorithm's own. [`build`](Self::build) makes a
+/// The flat settings of a policy-gradient objective, as a configuration file has them: a name, and every setting that
+/// it sets. Those that are not written are the named algorithm's own. [`build`](Self::build) makes a
 /// [`PolicyGradient`](crate::objective::PolicyGradient) of them and refuses what does not go together.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "each is a part of the objective that there is or is not"
-)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a part of the objective that there is or is not")]
 pub struct ObjectiveConfig {
-    /// The algorithm whose settings stand under those that are written. In code, [`Algorithm::settings`] gives them; this field
-    /// alone sets nothing.
+    /// The algorithm whose settings stand under those that are written. In code, [`Algorithm::settings`] gives them;
+    /// this field alone sets nothing.
     pub name: Algorithm,
 
     /// How rewards become advantages (verl's `adv_estimator`).
@@ -80,19 +77,21 @@ pub struct ObjectiveConfig {
     pub vespo_k_neg: f64,
     /// VESPO: decay in the ratio there.
     pub vespo_lambda_neg: f64,
-    /// Leaves tokens with a negative advantage out of the policy loss in sequences whose mean log-prob under the sampler
-    /// is more than this above that under the policy (TRL's name). `null`: none.
+    /// Leaves tokens with a negative advantage out of the policy loss in sequences whose mean log-prob under the
+    /// sampler is more than this above that under the policy (TRL's name). `null`: none.
     pub off_policy_mask_threshold: Option<f64>,
-    /// Share of the step's tokens, those of highest entropy, that the policy loss and the entropy bonus look at (TRL's name).
+    /// Share of the step's tokens, those of highest entropy, that the policy loss and the entropy bonus look at (TRL's
+    /// name).
     pub top_entropy_quantile: f64,
 
     /// How token losses become one number.
     pub loss_agg_mode: LossAggMode,
-    /// What `seq-mean-token-sum-norm` divides by. `null`: sequences · longest possible completion (Dr. GRPO, TRL); verl's
-    /// own default is the longest possible completion alone.
+    /// What `seq-mean-token-sum-norm` divides by. `null`: sequences · longest possible completion (Dr. GRPO, TRL);
+    /// verl's own default is the longest possible completion alone.
     pub loss_scale_factor: Option<f64>,
 
-    /// Weight of the KL to the reference policy in the loss (verl's `kl_loss_coef`, TRL's `beta`). 0: no reference model.
+    /// Weight of the KL to the reference policy in the loss (verl's `kl_loss_coef`, TRL's `beta`). 0: no reference
+    /// model.
     pub kl_loss_coef: f64,
     /// Its estimator.
     pub kl_loss_type: KlType,
@@ -101,8 +100,8 @@ pub struct ObjectiveConfig {
 
     /// Weight of the entropy bonus (verl's `entropy_coeff`, TRL's `entropy_coef`); its start where it is adaptive.
     pub entropy_coeff: f64,
-    /// Moves the weight by `entropy_coef_delta` an optimizer step: up while the entropy is at or below `entropy_target`,
-    /// down while it is above, where there is no bonus at all (TRL's name).
+    /// Moves the weight by `entropy_coef_delta` an optimizer step: up while the entropy is at or below
+    /// `entropy_target`, down while it is above, where there is no bonus at all (TRL's name).
     pub use_adaptive_entropy: bool,
     /// Target entropy of the adaptive weight, in nats.
     pub entropy_target: f64,
@@ -113,8 +112,8 @@ pub struct ObjectiveConfig {
     /// Its change an optimizer step.
     pub entropy_coef_delta: f64,
 
-    /// Importance-sampling correction of the policy loss between the trainer's old log-probs and those that the tokens were
-    /// drawn with. `null`: none.
+    /// Importance-sampling correction of the policy loss between the trainer's old log-probs and those that the tokens
+    /// were drawn with. `null`: none.
     pub rollout_is: Option<RolloutIs>,
     /// Its largest weight (verl's name; TRL's `vllm_importance_sampling_clip_max`).
     pub rollout_is_threshold: f64,
@@ -122,10 +121,11 @@ pub struct ObjectiveConfig {
     pub rollout_is_threshold_lower: Option<f64>,
     /// Divides the weights by their mean over the step (verl's name).
     pub rollout_is_batch_normalize: bool,
-    /// Leaves out tokens or sequences whose log-probs under sampler and trainer are too far apart, by one criterion or several,
-    /// joined by commas (verl's name). `null`: none.
+    /// Leaves out tokens or sequences whose log-probs under sampler and trainer are too far apart, by one criterion or
+    /// several, joined by commas (verl's name). `null`: none.
     pub rollout_rs: Option<RejectionCriteria>,
-    /// Largest divergence, for all criteria or each; for the `k1` kinds the largest ratio of sampler and trainer, or both bounds.
+    /// Largest divergence, for all criteria or each; for the `k1` kinds the largest ratio of sampler and trainer, or
+    /// both bounds.
     pub rollout_rs_threshold: Option<RejectionThresholds>,
     /// For the `k1` kinds the least ratio, where the threshold has none. `null`: 1 / `rollout_rs_threshold`.
     pub rollout_rs_threshold_lower: Option<f64>,

@@ -3,9 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Whether the coefficient moves (verl's `kl_ctrl.type`).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlControl {
     /// It stays.
@@ -32,11 +30,6 @@ pub struct KlControlConfig {
 
 impl Default for KlControlConfig {
     fn default() -> Self {
-        Self {
-            kind: KlControl::Fixed,
-            kl_coef: 0.001,
-            target_kl: 0.1,
-            horizon: 10_000.0,
-        }
+        Self { kind: KlControl::Fixed, kl_coef: 0.001, target_kl: 0.1, horizon: 10_000.0 }
     }
 }

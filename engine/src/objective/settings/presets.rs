@@ -26,11 +26,9 @@ impl Algorithm {
                 loss_agg_mode: LossAggMode::SeqMeanTokenSumNorm,
                 ..self.with(Adv::Grpo, Loss::Clip)
             },
-            Self::Dapo => ObjectiveConfig {
-                clip_ratio_high: 0.28,
-                clip_ratio_c: None,
-                ..self.with(Adv::Grpo, Loss::Clip)
-            },
+            Self::Dapo => {
+                ObjectiveConfig { clip_ratio_high: 0.28, clip_ratio_c: None, ..self.with(Adv::Grpo, Loss::Clip) }
+            }
             Self::Gspo => self.gspo(ImportanceSamplingLevel::Sequence),
             Self::GspoToken => self.gspo(ImportanceSamplingLevel::SequenceToken),
             Self::Luspo => ObjectiveConfig {
@@ -39,15 +37,12 @@ impl Algorithm {
                 loss_agg_mode: LossAggMode::SeqMeanTokenSum,
                 ..self.gspo(ImportanceSamplingLevel::Sequence)
             },
-            Self::Cispo => ObjectiveConfig {
-                clip_ratio_low: 1.0,
-                clip_ratio_high: 4.0,
-                ..self.with(Adv::Grpo, Loss::Cispo)
-            },
-            Self::Sapo => ObjectiveConfig {
-                loss_agg_mode: LossAggMode::SeqMeanTokenMean,
-                ..self.with(Adv::Grpo, Loss::Sapo)
-            },
+            Self::Cispo => {
+                ObjectiveConfig { clip_ratio_low: 1.0, clip_ratio_high: 4.0, ..self.with(Adv::Grpo, Loss::Cispo) }
+            }
+            Self::Sapo => {
+                ObjectiveConfig { loss_agg_mode: LossAggMode::SeqMeanTokenMean, ..self.with(Adv::Grpo, Loss::Sapo) }
+            }
             Self::Gmpo => ObjectiveConfig {
                 clip_ratio_low: 0.4,
                 clip_ratio_high: 0.4,
@@ -64,10 +59,9 @@ impl Algorithm {
                 loss_agg_mode: LossAggMode::SeqMeanTokenMean,
                 ..self.with(Adv::Rloo, Loss::Clip)
             },
-            Self::ReinforcePlusPlus => ObjectiveConfig {
-                use_kl_in_reward: true,
-                ..self.with(Adv::ReinforcePlusPlus, Loss::Clip)
-            },
+            Self::ReinforcePlusPlus => {
+                ObjectiveConfig { use_kl_in_reward: true, ..self.with(Adv::ReinforcePlusPlus, Loss::Clip) }
+            }
             Self::ReinforcePlusPlusBaseline => ObjectiveConfig {
                 kl_loss_coef: 0.001,
                 kl_loss_type: KlType::K2,
@@ -85,12 +79,7 @@ impl Algorithm {
 
     /// The defaults with an advantage estimator and a policy loss.
     fn with(self, adv_estimator: Adv, policy_loss: Loss) -> ObjectiveConfig {
-        ObjectiveConfig {
-            name: self,
-            adv_estimator,
-            policy_loss,
-            ..ObjectiveConfig::default()
-        }
+        ObjectiveConfig { name: self, adv_estimator, policy_loss, ..ObjectiveConfig::default() }
     }
 
     /// GSPO's settings (section 5.1 of its paper).

@@ -11,10 +11,7 @@ const GOES_WITH: [(&[&str], &str); 18] = [
         &["scale_rewards"],
         "objective.adv_estimator: grpo or pass_at_k, and multi_objective_aggregation: sum_then_normalize",
     ),
-    (
-        &["gamma"],
-        "objective.adv_estimator: reinforce_plus_plus or gae",
-    ),
+    (&["gamma"], "objective.adv_estimator: reinforce_plus_plus or gae"),
     (&["lam"], "objective.adv_estimator: gae"),
     (
         &["normalize_advantages"],
@@ -25,59 +22,21 @@ const GOES_WITH: [(&[&str], &str); 18] = [
         &["importance_sampling_level"],
         "objective.policy_loss: clip, cispo or sapo; the others have no ratio or one of their own",
     ),
-    (
-        &["clip_ratio_low", "clip_ratio_high"],
-        "an objective.policy_loss that clips: clip, cispo, geo_mean or clip_cov",
-    ),
+    (&["clip_ratio_low", "clip_ratio_high"], "an objective.policy_loss that clips: clip, cispo, geo_mean or clip_cov"),
     (&["clip_ratio_c"], "objective.policy_loss: clip"),
     (&["tau_pos", "tau_neg"], "objective.policy_loss: sapo"),
+    (&["kl_cov_ratio", "ppo_kl_coef"], "objective.policy_loss: kl_cov"),
+    (&["clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"], "objective.policy_loss: clip_cov"),
+    (&["vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"], "objective.policy_loss: vespo"),
+    (&["loss_scale_factor"], "objective.loss_agg_mode: seq-mean-token-sum-norm"),
+    (&["use_bias_correction_kl"], "objective.kl_loss_coef above 0"),
     (
-        &["kl_cov_ratio", "ppo_kl_coef"],
-        "objective.policy_loss: kl_cov",
-    ),
-    (
-        &["clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"],
-        "objective.policy_loss: clip_cov",
-    ),
-    (
-        &[
-            "vespo_k_pos",
-            "vespo_lambda_pos",
-            "vespo_k_neg",
-            "vespo_lambda_neg",
-        ],
-        "objective.policy_loss: vespo",
-    ),
-    (
-        &["loss_scale_factor"],
-        "objective.loss_agg_mode: seq-mean-token-sum-norm",
-    ),
-    (
-        &["use_bias_correction_kl"],
-        "objective.kl_loss_coef above 0",
-    ),
-    (
-        &[
-            "entropy_target",
-            "entropy_coef_min",
-            "entropy_coef_max",
-            "entropy_coef_delta",
-        ],
+        &["entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"],
         "objective.use_adaptive_entropy",
     ),
-    (
-        &[
-            "rollout_is_threshold",
-            "rollout_is_threshold_lower",
-            "rollout_is_batch_normalize",
-        ],
-        "objective.rollout_is",
-    ),
+    (&["rollout_is_threshold", "rollout_is_threshold_lower", "rollout_is_batch_normalize"], "objective.rollout_is"),
     (&["rollout_rs_threshold"], "objective.rollout_rs"),
-    (
-        &["rollout_rs_threshold_lower"],
-        "one of the k1 kinds of objective.rollout_rs",
-    ),
+    (&["rollout_rs_threshold_lower"], "one of the k1 kinds of objective.rollout_rs"),
 ];
 
 /// Settings during the conversion, with a record of which were read.
@@ -101,10 +60,7 @@ pub(super) use read;
 
 impl<'a> SettingsReader<'a> {
     pub fn new(config: &'a ObjectiveConfig) -> Self {
-        Self {
-            config,
-            read: RefCell::default(),
-        }
+        Self { config, read: RefCell::default() }
     }
 
     /// Records that a setting was read.
@@ -112,7 +68,8 @@ impl<'a> SettingsReader<'a> {
         self.read.borrow_mut().insert(key);
     }
 
-    /// Refuses a setting that differs from its default and was not read. `null` turns something off, and is never refused.
+    /// Refuses a setting that differs from its default and was not read. `null` turns something off, and is never
+    /// refused.
     ///
     /// # Errors
     /// `Error::Config` with the first such key, and what it goes with.
@@ -120,9 +77,7 @@ impl<'a> SettingsReader<'a> {
         let written = |config: &ObjectiveConfig| serde_json::to_value(config).unwrap_or_default();
         let (own, base) = (written(self.config), written(&ObjectiveConfig::default()));
         let read = self.read.borrow();
-        let idle = |key: &&&str| {
-            !read.contains(**key) && own[**key] != base[**key] && !own[**key].is_null()
-        };
+        let idle = |key: &&&str| !read.contains(**key) && own[**key] != base[**key] && !own[**key].is_null();
         for (keys, with) in GOES_WITH {
             if let Some(key) = keys.iter().find(idle) {
                 return refuse(format!("objective.{key} goes with {with}"));
@@ -166,9 +121,7 @@ pub(super) fn discount(key: &str, value: f64) -> Result<f64> {
     if (0.0..=1.0).contains(&value) {
         return Ok(value);
     }
-    refuse(format!(
-        "objective.{key} is {value}; a number between 0 and 1 was expected"
-    ))
+    refuse(format!("objective.{key} is {value}; a number between 0 and 1 was expected"))
 }
 
 #[cfg(test)]

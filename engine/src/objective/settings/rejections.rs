@@ -12,9 +12,7 @@ pub(super) fn rejections(r: &SettingsReader<'_>) -> Result<Vec<Rejection>> {
         return Ok(Vec::new());
     };
     let Some(RejectionThresholds(given)) = read!(r, rollout_rs_threshold) else {
-        return refuse(
-            "objective: rollout_rs needs rollout_rs_threshold: how far the sampler may be from the trainer",
-        );
+        return refuse("objective: rollout_rs needs rollout_rs_threshold: how far the sampler may be from the trainer");
     };
     if given.len() != 1 && given.len() != kinds.len() {
         return refuse(format!(
@@ -33,16 +31,10 @@ pub(super) fn rejections(r: &SettingsReader<'_>) -> Result<Vec<Rejection>> {
 }
 
 /// What a criterion's statistic may be: of the k1 kinds, the log of a ratio.
-fn range(
-    r: &SettingsReader<'_>,
-    criterion: RolloutRs,
-    own: RejectionThreshold,
-) -> Result<RangeInclusive<f64>> {
+fn range(r: &SettingsReader<'_>, criterion: RolloutRs, own: RejectionThreshold) -> Result<RangeInclusive<f64>> {
     let upper = own.upper;
     if !(upper.is_finite() && upper > 0.0) {
-        return refuse(format!(
-            "objective: rollout_rs_threshold is {upper}; it should be above 0"
-        ));
+        return refuse(format!("objective: rollout_rs_threshold is {upper}; it should be above 0"));
     }
     if !criterion.is_k1() {
         return match own.lower {
@@ -86,10 +78,7 @@ mod tests {
         };
         let infinite = f64::NEG_INFINITY;
         let ranges = |own: Vec<Rejection>| own.into_iter().map(|r| r.range).collect::<Vec<_>>();
-        assert_eq!(
-            ranges(of("token_k2, seq_mean_k2", "0.1")),
-            [infinite..=0.1, infinite..=0.1]
-        );
+        assert_eq!(ranges(of("token_k2, seq_mean_k2", "0.1")), [infinite..=0.1, infinite..=0.1]);
         let ranges = ranges(of("token_k1,seq_max_k2", "0.8_1.2, 0.4"));
         assert_eq!(ranges, [0.8_f64.ln()..=1.2_f64.ln(), infinite..=0.4]);
     }
@@ -97,19 +86,13 @@ mod tests {
     #[test]
     fn thresholds_that_do_not_fit_the_criteria_are_refused() {
         for (criteria, thresholds, part) in [
-            (
-                "token_k1,seq_max_k2",
-                "1,2,3",
-                "2 criteria and rollout_rs_threshold 3",
-            ),
+            ("token_k1,seq_max_k2", "1,2,3", "2 criteria and rollout_rs_threshold 3"),
             ("token_k2", "0.5_2", "no lower bound"),
             ("token_k1", "3_2", "should be above 0 and not exceed"),
             ("token_k2", "-1", "above 0"),
         ] {
             let settings = settings(criteria, thresholds);
-            let refused = rejections(&SettingsReader::new(&settings))
-                .unwrap_err()
-                .to_string();
+            let refused = rejections(&SettingsReader::new(&settings)).unwrap_err().to_string();
             assert!(refused.contains(part), "{refused}");
         }
     }

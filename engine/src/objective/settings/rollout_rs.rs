@@ -33,8 +33,8 @@ impl From<RejectionCriteria> for String {
     }
 }
 
-/// What each criterion allows: a number for all of them, or one each joined by commas, `lower_upper` for the k1 kinds (verl's
-/// spelling).
+/// What each criterion allows: a number for all of them, or one each joined by commas, `lower_upper` for the k1 kinds
+/// (verl's spelling).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct RejectionThresholds(pub Vec<RejectionThreshold>);
@@ -80,14 +80,8 @@ impl TryFrom<Written> for RejectionThresholds {
             })
         };
         let each = text.split(',').map(|part| match part.split_once('_') {
-            Some((lower, upper)) => Ok(RejectionThreshold {
-                lower: Some(number(lower)?),
-                upper: number(upper)?,
-            }),
-            None => Ok(RejectionThreshold {
-                lower: None,
-                upper: number(part)?,
-            }),
+            Some((lower, upper)) => Ok(RejectionThreshold { lower: Some(number(lower)?), upper: number(upper)? }),
+            None => Ok(RejectionThreshold { lower: None, upper: number(part)? }),
         });
         each.collect::<Result<_, String>>().map(Self)
     }
@@ -125,8 +119,7 @@ mod tests {
             assert_eq!(String::from(criteria), written);
         }
         for written in ["2.0", "\"0.5_1.5,4\""] {
-            let thresholds: RejectionThresholds =
-                serde_json::from_str(written).expect("thresholds");
+            let thresholds: RejectionThresholds = serde_json::from_str(written).expect("thresholds");
             assert_eq!(serde_json::to_string(&thresholds).expect("JSON"), written);
         }
         assert!(RejectionCriteria::try_from("token_k1,seq_k9".to_owned()).is_err());

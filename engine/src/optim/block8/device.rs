@@ -14,8 +14,8 @@ const PACKED: usize = 4;
 
 /// A quantised matrix on a device.
 ///
-/// Codes lie in i32, the first in the lowest bits, so that their bytes in memory are those of a [`HostBlock8`]; the last
-/// block is padded with zeros. On a GPU a code may differ from the host's where a value is halfway between two.
+/// Codes lie in i32, the first in the lowest bits, so that their bytes in memory are those of a [`HostBlock8`]; the
+/// last block is padded with zeros. On a GPU a code may differ from the host's where a value is halfway between two.
 #[derive(Clone, Debug)]
 pub struct DeviceBlock8 {
     codes: Tensor<1, Int>,
@@ -26,26 +26,17 @@ pub struct DeviceBlock8 {
 }
 
 impl DeviceBlock8 {
-    /// Quantises a matrix. Signed ones are first moments; second moments are never negative. The matrix is `[rows, columns]`.
+    /// Quantises a matrix. Signed ones are first moments; second moments are never negative. The matrix is `[rows,
+    /// columns]`.
     #[must_use]
     pub fn quantise(values: Tensor<2>, signed: bool) -> Self {
         let (shape, dtype) = (values.dims(), values.dtype());
         let n = shape[0] * shape[1];
         let book = Codebook::of(signed);
         let midpoints = table(&book.midpoints, &values.device());
-        let map = QuantizationMap {
-            midpoints: &midpoints,
-            smallest: SMALLEST,
-        };
-        if let Some(QuantizedBlocks { codes, scales }) = kernels::quantize_blockwise(&values, &map)
-        {
-            return Self {
-                codes,
-                scales,
-                shape,
-                signed,
-                dtype,
-            };
+        let map = QuantizationMap { midpoints: &midpoints, smallest: SMALLEST };
+        if let Some(QuantizedBlocks { codes, scales }) = kernels::quantize_blockwise(&values, &map) {
+            return Self { codes, scales, shape, signed, dtype };
         }
         let values = values.reshape([n]);
         let (codes, scales) = (0..n)
@@ -55,13 +46,7 @@ impl DeviceBlock8 {
                 quantise(part.cast(FloatDType::F32), &midpoints, book.midpoints[127])
             })
             .unzip();
-        Self {
-            codes: Tensor::cat(codes, 0),
-            scales: Tensor::cat(scales, 0),
-            shape,
-            signed,
-            dtype,
-        }
+        Self { codes: Tensor::cat(codes, 0), scales: Tensor::cat(scales, 0), shape, signed, dtype }
     }
 
     /// The matrix, in the float type of the one that was quantised. It is `[rows, columns]`.
@@ -69,12 +54,8 @@ impl DeviceBlock8 {
     pub fn dequantise(&self) -> Tensor<2> {
         let device = self.scales.device();
         let values = table(&Codebook::of(self.signed).values, &device);
-        let blocks = QuantizedBlocks {
-            codes: self.codes.clone(),
-            scales: self.scales.clone(),
-        };
-        if let Some(whole) = kernels::dequantize_blockwise(&blocks, &values, self.shape, self.dtype)
-        {
+        let blocks = QuantizedBlocks { codes: self.codes.clone(), scales: self.scales.clone() };
+        if let Some(whole) = kernels::dequantize_blockwise(&blocks, &values, self.shape, self.dtype) {
             return whole;
         }
         let n = self.shape[0] * self.shape[1];
@@ -84,11 +65,7 @@ impl DeviceBlock8 {
             let end = n.min(start + SLICE);
             let blocks = start / BLOCK..end.div_ceil(BLOCK);
             let words = blocks.start * BLOCK / PACKED..blocks.end * BLOCK / PACKED;
-            let part = dequantise(
-                self.codes.clone().slice(words),
-                self.scales.clone().slice(blocks),
-                values.clone(),
-            );
+            let part = dequantise(self.codes.clone().slice(words), self.scales.clone().slice(blocks), values.clone());
             let part = part.slice(0..end - start).cast(self.dtype);
             all = all.slice_assign(start..end, part);
         }
@@ -117,11 +94,7 @@ impl DeviceBlock8 {
         let scales = self.scales.clone().try_into_vec_as().map_err(failed)?;
         let mut codes: Vec<u8> = words.into_iter().flat_map(i32::to_le_bytes).collect();
         codes.truncate(self.shape[0] * self.shape[1]);
-        Ok(HostBlock8 {
-            codes,
-            scales,
-            signed: self.signed,
-        })
+        Ok(HostBlock8 { codes, scales, signed: self.signed })
     }
 
     /// Copies codes and scales of a matrix of this shape to a device, where it is dequantised as f32.
@@ -160,17 +133,13 @@ fn quantise(values: Tensor<1>, midpoints: &Tensor<1>, middle: f32) -> (Tensor<1,
     };
     let values = values.reshape([blocks, BLOCK]);
     let scales = block_scales(&values);
-    let divisors = scales
-        .clone()
-        .mask_fill(scales.clone().equal_elem(0.0), 1.0);
+    let divisors = scales.clone().mask_fill(scales.clone().equal_elem(0.0), 1.0);
     let scaled = (values / divisors).reshape([blocks * BLOCK]);
-    (
-        pack(nearest(&scaled, midpoints, middle)),
-        scales.reshape([blocks]),
-    )
+    (pack(nearest(&scaled, midpoints, middle)), scales.reshape([blocks]))
 }
 
-/// Of each row the value of largest magnitude, 0 where that is too small, NaN where a value is not finite: `[blocks, 1]`.
+/// Of each row the value of largest magnitude, 0 where that is too small, NaN where a value is not finite: `[blocks,
+/// 1]`.
 fn block_scales(values: &Tensor<2>) -> Tensor<2> {
     let highest = values.clone().max_dim(1);
     let lowest = values.clone().min_dim(1);
@@ -198,23 +167,15 @@ fn pack(codes: Tensor<1, Int>) -> Tensor<1, Int> {
         let byte = codes.clone().slice([0..words, i..i + 1]);
         byte.bitwise_left_shift_scalar(8 * i as i32)
     };
-    (1..PACKED)
-        .fold(byte(0), |word, i| word.bitwise_or(byte(i)))
-        .reshape([words])
+    (1..PACKED).fold(byte(0), |word, i| word.bitwise_or(byte(i))).reshape([words])
 }
 
 fn dequantise(words: Tensor<1, Int>, scales: Tensor<1>, values: Tensor<1>) -> Tensor<1> {
     let ([n], [blocks]) = (words.dims(), scales.dims());
     let words = words.reshape([n, 1]);
     // the shift keeps the sign; the mask drops what it fills in
-    let bytes = (0..PACKED)
-        .map(|i| {
-            words
-                .clone()
-                .bitwise_right_shift_scalar(8 * i as i32)
-                .bitwise_and_scalar(255)
-        })
-        .collect();
+    let bytes =
+        (0..PACKED).map(|i| words.clone().bitwise_right_shift_scalar(8 * i as i32).bitwise_and_scalar(255)).collect();
     let codes = Tensor::cat(bytes, 1).reshape([n * PACKED]);
     let values = values.select(0, codes).reshape([blocks, BLOCK]);
     (values * scales.reshape([blocks, 1])).reshape([blocks * BLOCK])

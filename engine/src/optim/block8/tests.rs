@@ -41,9 +41,7 @@ fn golden() -> Golden {
 fn inputs(seed: u64, count: usize, signed: bool) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let number = (state >> 40) as f64 * 2_f64.powi(-24);
         let number = if signed { 2.0 * number - 1.0 } else { number };
         (number * 2_f64.powi(-(((state >> 36) & 15) as i32))) as f32
@@ -55,12 +53,8 @@ fn inputs(seed: u64, count: usize, signed: bool) -> Vec<f32> {
 fn mixed(signed: bool) -> Vec<f32> {
     let mut values = inputs(7, 5 * BLOCK + 19, signed);
     values[BLOCK..2 * BLOCK].fill(0.0);
-    values[2 * BLOCK..3 * BLOCK]
-        .iter_mut()
-        .for_each(|v| *v *= 1e-30);
-    values[3 * BLOCK..4 * BLOCK]
-        .iter_mut()
-        .for_each(|v| *v *= 1e37);
+    values[2 * BLOCK..3 * BLOCK].iter_mut().for_each(|v| *v *= 1e-30);
+    values[3 * BLOCK..4 * BLOCK].iter_mut().for_each(|v| *v *= 1e37);
     values[4] = if signed { -2.0 } else { 2.0 };
     values
 }
@@ -106,10 +100,7 @@ fn codes_are_those_of_bitsandbytes_but_for_the_sign_of_a_scale() {
             assert_eq!(codes, theirs);
         }
     }
-    assert!(
-        plain > 10 && negated > 2,
-        "both signs occur: {plain}, {negated}"
-    );
+    assert!(plain > 10 && negated > 2, "both signs occur: {plain}, {negated}");
 }
 
 #[test]
@@ -151,17 +142,10 @@ fn each_value_is_within_half_a_gap_of_its_block() {
                 // negative numbers have 0.993 as their largest entry, positive ones 1; the sign of the scale swaps them
                 let gap = (map[at] - map[at - 1]).max(if x > 0.99 { 0.015 } else { 0.0 });
                 let bound = top * (gap / 2.0 + 1e-6);
-                assert!(
-                    (value - back).abs() <= bound,
-                    "{value:e} {back:e} of {top:e}"
-                );
+                assert!((value - back).abs() <= bound, "{value:e} {back:e} of {top:e}");
             }
             let largest = block.iter().position(|v| v.abs() >= top).unwrap();
-            assert_eq!(
-                block[largest].to_bits(),
-                back[largest].to_bits(),
-                "the largest is exact"
-            );
+            assert_eq!(block[largest].to_bits(), back[largest].to_bits(), "the largest is exact");
         }
     }
 }
@@ -207,10 +191,7 @@ fn a_block_that_is_not_finite_is_nan_and_the_others_are_not() {
         values[5] = bad;
         let host = HostBlock8::quantise(&values, true);
         let device = DeviceBlock8::quantise(on_flex(&values, [1, values.len()]), true);
-        for back in [
-            host.dequantise(),
-            device.dequantise().try_into_vec_as().unwrap(),
-        ] {
+        for back in [host.dequantise(), device.dequantise().try_into_vec_as().unwrap()] {
             assert!(back[..BLOCK].iter().all(|v| v.is_nan()));
             assert!(back[BLOCK..].iter().all(|v| v.is_finite()));
         }

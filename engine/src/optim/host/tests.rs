@@ -8,9 +8,7 @@ const KINDS: [MomentKind; 3] = [MomentKind::F32, MomentKind::Bf16, MomentKind::B
 fn random(n: usize, seed: u64) -> Vec<f64> {
     let mut state = seed;
     let mut next = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 11) as f64 * 2_f64.powi(-52) - 1.0
     };
     (0..n).map(|_| next()).collect()
@@ -21,19 +19,11 @@ fn cast<T: Real>(values: &[f64]) -> Vec<T> {
 }
 
 fn config() -> OptimConfig {
-    OptimConfig {
-        lr: 1e-2,
-        weight_decay: 0.1,
-        ..OptimConfig::default()
-    }
+    OptimConfig { lr: 1e-2, weight_decay: 0.1, ..OptimConfig::default() }
 }
 
 fn at(step: u64, decays: bool) -> UpdateAt {
-    UpdateAt {
-        step,
-        lr: 1e-2,
-        decays,
-    }
+    UpdateAt { step, lr: 1e-2, decays }
 }
 
 fn on_flex(values: &[f64], dtype: DType) -> Tensor<2> {
@@ -51,14 +41,7 @@ fn difference<T: Real>(mut moments: HostMoments, dtype: DType, decays: bool) -> 
     for step in 1..=20 {
         let gradient = random(n, 100 + step);
         let at = at(step, decays);
-        update(
-            &config,
-            at,
-            clip,
-            &mut host,
-            &cast::<T>(&gradient),
-            &mut moments,
-        );
+        update(&config, at, clip, &mut host, &cast::<T>(&gradient), &mut moments);
         let (after, m) = config.update(at, value, on_flex(&gradient, dtype) * clip, kept.take());
         (value, kept) = (after, Some(m));
     }
@@ -74,9 +57,7 @@ fn difference<T: Real>(mut moments: HostMoments, dtype: DType, decays: bool) -> 
         }
     };
     let pairs = [host, first, second].into_iter().flatten();
-    pairs
-        .zip(theirs.into_iter().flatten())
-        .fold(0.0, |worst, (a, b)| worst.max((a - b).abs()))
+    pairs.zip(theirs.into_iter().flatten()).fold(0.0, |worst, (a, b)| worst.max((a - b).abs()))
 }
 
 #[test]
@@ -96,10 +77,7 @@ fn least_squares<T: Real>(mut moments: HostMoments) -> f64 {
     let x = random(d * rows, 3);
     let truth = random(d, 4);
     let dot = |row: &[f64], w: &[f64]| row.iter().zip(w).map(|(x, w)| x * w).sum::<f64>();
-    let config = OptimConfig {
-        weight_decay: 0.0,
-        ..config()
-    };
+    let config = OptimConfig { weight_decay: 0.0, ..config() };
     let mut weights: Vec<T> = vec![T::ZERO; d];
     let mut error = 0.0;
     for step in 1..=400 {
@@ -114,14 +92,7 @@ fn least_squares<T: Real>(mut moments: HostMoments) -> f64 {
         }
         error = squares / rows as f64;
         let gradient: Vec<T> = cast(&gradient);
-        update(
-            &config,
-            at(step, false),
-            1.0,
-            &mut weights,
-            &gradient,
-            &mut moments,
-        );
+        update(&config, at(step, false), 1.0, &mut weights, &gradient, &mut moments);
     }
     error
 }
@@ -133,10 +104,7 @@ fn narrow_moments_train_nearly_as_well() {
     // weights of variance 1/3 times inputs of variance 1/3: it starts at 33
     assert!(single < 2e-3, "{single:e}");
     let double = least_squares::<f64>(HostMoments::zeros_f64(d));
-    assert!(
-        (double / single - 1.0).abs() < 1e-3,
-        "{double:e} {single:e}"
-    );
+    assert!((double / single - 1.0).abs() < 1e-3, "{double:e} {single:e}");
     // measured: 1.4 times with bf16, 2.0 with 8 bits
     let wide = least_squares::<f64>(HostMoments::zeros(MomentKind::Block8, d));
     for error in narrow.into_iter().chain([wide]) {
@@ -173,14 +141,7 @@ fn checkpoints_in_f32_give_back_the_same_moments() {
             let mut value: Vec<f32> = cast(&random(n, 7));
             for step in 1..=3 {
                 let gradient: Vec<f32> = cast(&random(n, 8 + step));
-                update(
-                    &config(),
-                    at(step, true),
-                    1.0,
-                    &mut value,
-                    &gradient,
-                    &mut moments,
-                );
+                update(&config(), at(step, true), 1.0, &mut value, &gradient, &mut moments);
             }
             let (first, second) = moments.to_f32();
             assert_eq!(HostMoments::from_f32(kind, first, second), moments);
@@ -203,11 +164,7 @@ fn bytes_are_those_of_the_kind() {
     let bytes = KINDS.map(|kind| HostMoments::zeros(kind, n).bytes());
     assert_eq!(bytes, [8000, 4000, 2000 + 2 * 4 * 4]);
     assert_eq!(HostMoments::zeros_f64(n).bytes(), 16000);
-    assert!(
-        KINDS
-            .iter()
-            .all(|&kind| HostMoments::zeros(kind, 0).is_empty())
-    );
+    assert!(KINDS.iter().all(|&kind| HostMoments::zeros(kind, 0).is_empty()));
 }
 
 #[test]
@@ -217,14 +174,7 @@ fn a_gradient_that_is_not_finite_does_not_panic() {
         let mut value = vec![1.0_f32; 300];
         let mut gradient = vec![1.0_f32; 300];
         (gradient[0], gradient[1]) = (f32::NAN, f32::INFINITY);
-        update(
-            &config(),
-            at(1, true),
-            1.0,
-            &mut value,
-            &gradient,
-            &mut moments,
-        );
+        update(&config(), at(1, true), 1.0, &mut value, &gradient, &mut moments);
         assert!(value[0].is_nan() && value[BLOCK..].iter().all(|v| v.is_finite()));
     }
 }

@@ -11,14 +11,9 @@ fn matrix(device: &Device, seed: f32) -> Tensor<2> {
     Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), SHAPE), device)
 }
 
-/// Bits of a parameter in f32, or in bf16 with an f32 master, and of its moments after two updates, and the bytes of moments and master
-/// before the first.
-fn updated(
-    [home, idle]: [Home; 2],
-    kind: MomentKind,
-    half: bool,
-    reserved: bool,
-) -> (Vec<Vec<u32>>, u64) {
+/// Bits of a parameter in f32, or in bf16 with an f32 master, and of its moments after two updates, and the bytes of
+/// moments and master before the first.
+fn updated([home, idle]: [Home; 2], kind: MomentKind, half: bool, reserved: bool) -> (Vec<Vec<u32>>, u64) {
     let (device, _) = open(DeviceSpec::CPU).expect("the CPU is always there");
     let (config, accounts) = (OptimConfig::default(), Accounts::new());
     let mut state = ParamState::new(home, idle, kind, SHAPE);
@@ -45,19 +40,13 @@ fn updated(
     for step in 1..=2 {
         let update = Update {
             config: &config,
-            at: UpdateAt {
-                step,
-                lr: 0.01,
-                decays: true,
-            },
+            at: UpdateAt { step, lr: 0.01, decays: true },
             clip: 0.5,
             device: &device,
             accounts: &accounts,
         };
         let gradient = Gradient::Device(matrix(&device, 0.11 * step as f32));
-        value = state
-            .update(update, value, gradient)
-            .expect("an update on the CPU");
+        value = state.update(update, value, gradient).expect("an update on the CPU");
     }
     let moments = state.moments().expect("readable").expect("two updates");
     let value = match value {
@@ -72,11 +61,7 @@ fn updated(
 #[test]
 fn moments_and_masters_before_the_first_update_change_no_bit_of_it() {
     for kind in [MomentKind::F32, MomentKind::Bf16, MomentKind::Block8] {
-        for (home, idle) in [
-            (Home::Device, Home::Device),
-            (Home::Device, Home::Host),
-            (Home::Host, Home::Host),
-        ] {
+        for (home, idle) in [(Home::Device, Home::Device), (Home::Device, Home::Host), (Home::Host, Home::Host)] {
             for half in [false, true] {
                 let (plain, nothing) = updated([home, idle], kind, half, false);
                 let (reserved, bytes) = updated([home, idle], kind, half, true);
@@ -99,11 +84,7 @@ fn moments_and_masters_that_are_forgotten_give_their_bytes_back() {
     assert_eq!(held(), 2 * 4 * (SHAPE[0] * SHAPE[1]) as u64);
     state.forget_moments();
     assert!(held() == 0 && state.is_fresh());
-    let masters = || {
-        accounts
-            .balance(Category::MasterWeights, Home::Device)
-            .bytes
-    };
+    let masters = || accounts.balance(Category::MasterWeights, Home::Device).bytes;
     let value = Param::Device(stored_as(matrix(&device, 0.37), DType::BF16));
     let reserved = state.reserve_master(value, &device, &accounts);
     reserved.expect("a master");

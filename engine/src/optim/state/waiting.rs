@@ -24,8 +24,8 @@ impl ParamState {
         self.idle
     }
 
-    /// Waits on the host from now on. It takes no memory of the device, so that it is a way out where that has none left; where a copy
-    /// fails, everything is where it was.
+    /// Waits on the host from now on. It takes no memory of the device, so that it is a way out where that has none
+    /// left; where a copy fails, everything is where it was.
     pub fn wait_on_host(&mut self, accounts: &Arc<Accounts>) -> Result<()> {
         self.park(accounts)?;
         if let Some((Master::Device(own), _)) = &self.master {
@@ -38,12 +38,8 @@ impl ParamState {
 
     pub(super) fn keep(&mut self, slices: Vec<[DeviceMoment; 2]>, accounts: &Arc<Accounts>) {
         let moments = slices.iter().flatten();
-        let parked = moments.clone().any(|m| {
-            matches!(
-                m,
-                DeviceMoment::ParkedFloat(_) | DeviceMoment::ParkedBlock8(..)
-            )
-        });
+        let parked =
+            moments.clone().any(|m| matches!(m, DeviceMoment::ParkedFloat(_) | DeviceMoment::ParkedBlock8(..)));
         let home = if parked { Home::Host } else { Home::Device };
         let bytes = moments.map(DeviceMoment::bytes).sum();
         let hold = accounts.hold(Category::Moments, home, bytes);

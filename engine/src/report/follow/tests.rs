@@ -4,8 +4,7 @@ use std::fs::{OpenOptions, write};
 use std::io::Write;
 use std::path::PathBuf;
 
-const CONFIG: &str =
-    "model: {path: m}\ntask: {kind: arithmetic}\noutput: run\ntrainer: {steps: 7}\n";
+const CONFIG: &str = "model: {path: m}\ntask: {kind: arithmetic}\noutput: run\ntrainer: {steps: 7}\n";
 
 /// A run folder that a test writes.
 struct Folder(tempfile::TempDir);
@@ -22,11 +21,7 @@ impl Folder {
     }
 
     fn append(&self, file: &str, text: &str) {
-        let mut file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.path(file))
-            .unwrap();
+        let mut file = OpenOptions::new().create(true).append(true).open(self.path(file)).unwrap();
         file.write_all(text.as_bytes()).unwrap();
     }
 
@@ -50,17 +45,14 @@ fn sample(step: u64, draw: u64, completion: &str, reward: f64) -> String {
 /// The steps and rewards of news.
 fn rewards(news: &[ViewUpdate]) -> Vec<(u64, Option<f64>)> {
     let steps = news.iter().filter_map(|news| match news {
-        ViewUpdate::Metrics { step, metrics, .. } => {
-            Some((*step, metrics.get("critic/score/mean").copied()))
-        }
+        ViewUpdate::Metrics { step, metrics, .. } => Some((*step, metrics.get("critic/score/mean").copied())),
         _ => None,
     });
     steps.collect()
 }
 
 fn opened(news: &[ViewUpdate]) -> bool {
-    news.iter()
-        .any(|news| matches!(news, ViewUpdate::Opened { .. }))
+    news.iter().any(|news| matches!(news, ViewUpdate::Opened { .. }))
 }
 
 #[test]
@@ -103,10 +95,7 @@ fn the_samples_of_a_step_are_one_piece_of_news_even_if_they_are_written_in_two()
     let [ViewUpdate::Samples { step: 2, samples }] = &news[..] else {
         panic!("{news:?}");
     };
-    let shown: Vec<(Pick, &str)> = samples
-        .iter()
-        .map(|(pick, e)| (*pick, e.completion.as_str()))
-        .collect();
+    let shown: Vec<(Pick, &str)> = samples.iter().map(|(pick, e)| (*pick, e.completion.as_str())).collect();
     let wanted = [(Pick::Newest, "3"), (Pick::Best, "2"), (Pick::Worst, "3")];
     assert_eq!(shown, wanted);
     assert!(samples[0].1.is_truncated());
@@ -115,10 +104,7 @@ fn the_samples_of_a_step_are_one_piece_of_news_even_if_they_are_written_in_two()
 #[test]
 fn a_run_that_is_resumed_is_told_again_from_its_start() {
     let folder = Folder::new();
-    folder.append(
-        "metrics.jsonl",
-        &(metrics(1, "0.1") + &metrics(2, "0.2") + &metrics(3, "0.3")),
-    );
+    folder.append("metrics.jsonl", &(metrics(1, "0.1") + &metrics(2, "0.2") + &metrics(3, "0.3")));
     let mut follower = folder.follow();
     assert_eq!(rewards(&follower.poll().unwrap()).len(), 3);
     // as a resumed run rewinds its files: aside, renamed
@@ -133,21 +119,13 @@ fn a_run_that_is_resumed_is_told_again_from_its_start() {
 fn a_run_has_ended_once_its_summary_is_newer_than_its_start() {
     let folder = Folder::new();
     let mut follower = folder.follow();
-    assert!(
-        !follower
-            .poll()
-            .unwrap()
-            .contains(&ViewUpdate::Ended { steps: 3 })
-    );
+    assert!(!follower.poll().unwrap().contains(&ViewUpdate::Ended { steps: 3 }));
     write(folder.path("summary.json"), "{\"steps\": 3}").unwrap();
     assert_eq!(follower.poll().unwrap(), [ViewUpdate::Ended { steps: 3 }]);
     assert_eq!(follower.poll().unwrap(), []);
     // resumed: config.yaml is written again
     let later = std::time::SystemTime::now() + std::time::Duration::from_mins(1);
-    let config = OpenOptions::new()
-        .write(true)
-        .open(folder.path("config.yaml"))
-        .unwrap();
+    let config = OpenOptions::new().write(true).open(folder.path("config.yaml")).unwrap();
     config.set_modified(later).unwrap();
     let news = follower.poll().unwrap();
     assert!(opened(&news) && !news.contains(&ViewUpdate::Ended { steps: 3 }));
@@ -162,9 +140,6 @@ fn the_log_is_told_by_its_levels() {
          2026-11-23T01:02:05Z DEBUG a detail\n",
     );
     let news = folder.follow().poll().unwrap();
-    let wanted = [
-        ViewUpdate::Warning("memory grows".into()),
-        ViewUpdate::Note("saved step-000001".into()),
-    ];
+    let wanted = [ViewUpdate::Warning("memory grows".into()), ViewUpdate::Note("saved step-000001".into())];
     assert_eq!(news[1..], wanted);
 }

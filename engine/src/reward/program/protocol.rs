@@ -36,15 +36,8 @@ pub(super) enum Parameter {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Opening {
-    Refused {
-        refused: String,
-    },
-    Ready {
-        style: String,
-        needs: Vec<String>,
-        columns: Option<Vec<String>>,
-        environments: Option<Parameter>,
-    },
+    Refused { refused: String },
+    Ready { style: String, needs: Vec<String>, columns: Option<Vec<String>>, environments: Option<Parameter> },
 }
 
 /// What the worker of a function says of a call.
@@ -58,13 +51,8 @@ enum Reply {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Item {
-    Judged {
-        reward: Option<f64>,
-        extra: Map<String, Value>,
-    },
-    Failed {
-        error: String,
-    },
+    Judged { reward: Option<f64>, extra: Map<String, Value> },
+    Failed { error: String },
 }
 
 impl Protocol {
@@ -73,36 +61,20 @@ impl Protocol {
         match serde_json::from_str(line) {
             Ok(Opening::Refused { refused }) => Err(refused),
             Ok(Opening::Ready { style, .. }) if style == "verl" => Ok(Self::Verl),
-            Ok(Opening::Ready {
-                needs,
-                columns,
-                environments,
-                ..
-            }) => Ok(Self::Trl {
-                columns,
-                needs,
-                environments,
-            }),
+            Ok(Opening::Ready { needs, columns, environments, .. }) => Ok(Self::Trl { columns, needs, environments }),
             Err(_) => Err(format!("its worker said {}", shortened(line))),
         }
     }
 }
 
 /// The outcomes of call `id` of a function, of `len` completions; or why the line is no answer.
-pub(super) fn function_reply(
-    line: &str,
-    id: u64,
-    len: usize,
-) -> Result<Vec<ProgramResult>, String> {
+pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<Vec<ProgramResult>, String> {
     match serde_json::from_str(line) {
         Ok(Reply::Judged { id: own, samples }) if own == id && samples.len() == len => {
             Ok(samples.into_iter().map(Item::outcome).collect())
         }
         Ok(Reply::Failed { id: own, error }) if own == id => Ok(vec![Err(error); len]),
-        _ => Err(format!(
-            "it answered {}, which is no answer",
-            shortened(line)
-        )),
+        _ => Err(format!("it answered {}, which is no answer", shortened(line))),
     }
 }
 
@@ -125,16 +97,12 @@ pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> 
         return nonsense("which has no `id`");
     };
     if let Some(error) = answer.remove("error") {
-        let text = error
-            .as_str()
-            .map_or_else(|| error.to_string(), str::to_owned);
+        let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
         return Ok((id, Err(text)));
     }
     let reward = match answer.remove("reward") {
         Some(Value::Null) => None,
-        Some(Value::Number(number)) if number.as_f64().is_some_and(f64::is_finite) => {
-            number.as_f64()
-        }
+        Some(Value::Number(number)) if number.as_f64().is_some_and(f64::is_finite) => number.as_f64(),
         _ => return nonsense("whose `reward` is neither a number nor null"),
     };
     let extra = answer;

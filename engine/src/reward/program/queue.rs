@@ -31,7 +31,8 @@ impl Job {
         self.wanted.strong_count() > 0
     }
 
-    /// Hands verdicts over. A completion without one is asked for once more, in a call of its own; what fails alone is lost.
+    /// Hands verdicts over. A completion without one is asked for once more, in a call of its own; what fails alone is
+    /// lost.
     pub fn complete(self, outcomes: Vec<ProgramResult>, queue: &Queue) {
         let mut again = Vec::new();
         for (&at, outcome) in self.samples.iter().zip(outcomes) {

@@ -11,18 +11,10 @@ use std::collections::BTreeSet;
 const CHECKED: u64 = 10_000;
 
 /// What is sent of a completion, or what its row lacks. `task` is the task's name.
-pub(super) fn sample(
-    protocol: &Protocol,
-    task: &str,
-    answer: &Answer<'_>,
-) -> Result<Map<String, Value>, String> {
+pub(super) fn sample(protocol: &Protocol, task: &str, answer: &Answer<'_>) -> Result<Map<String, Value>, String> {
     let example = &answer.prompt.example;
     let value = match protocol {
-        Protocol::Trl {
-            columns,
-            environments,
-            ..
-        } => {
+        Protocol::Trl { columns, environments, .. } => {
             let (prompt, completion) = conversation(&example.prompt, answer);
             json!({
                 "prompt": prompt,
@@ -61,18 +53,14 @@ pub(super) fn sample(
 fn conversation(prompt: &PromptText, answer: &Answer<'_>) -> (Value, Value) {
     match prompt {
         PromptText::Text(text) => (json!(text), json!(answer.text)),
-        PromptText::Chat(messages) if !answer.turns.is_empty() => {
-            (json!(messages), json!(answer.turns))
-        }
-        PromptText::Chat(messages) => (
-            json!(messages),
-            json!([{"role": "assistant", "content": answer.text}]),
-        ),
+        PromptText::Chat(messages) if !answer.turns.is_empty() => (json!(messages), json!(answer.turns)),
+        PromptText::Chat(messages) => (json!(messages), json!([{"role": "assistant", "content": answer.text}])),
     }
 }
 
-/// A row's `extra_info` with what verl's reward managers add to it: `num_turns`, which counts the prompt, the model's turns and what
-/// stands between them (verl's agent loops), and `rollout_reward_scores`, which is empty. What is no object stays as it is.
+/// A row's `extra_info` with what verl's reward managers add to it: `num_turns`, which counts the prompt, the model's
+/// turns and what stands between them (verl's agent loops), and `rollout_reward_scores`, which is empty. What is no
+/// object stays as it is.
 fn extra_info(own: Option<&Value>, turns: &[Message]) -> Value {
     let mut fields = match own {
         None | Some(Value::Null) => Map::new(),
@@ -91,11 +79,11 @@ fn extra_info(own: Option<&Value>, turns: &[Message]) -> Value {
 fn only(row: &Map<String, Value>, columns: Option<&[String]>) -> Map<String, Value> {
     let wanted = |name: &String| columns.is_none_or(|names| names.contains(name));
     let own = row.iter().filter(|(name, _)| wanted(name));
-    own.map(|(name, value)| (name.clone(), value.clone()))
-        .collect()
+    own.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// The ground truth: `reward_model.ground_truth` as the row has it, be it text or not, unless the task's answer is another.
+/// The ground truth: `reward_model.ground_truth` as the row has it, be it text or not, unless the task's answer is
+/// another.
 fn ground_truth(example: &Example) -> Result<Value, String> {
     let in_row = example.fields.get("reward_model");
     let in_row = in_row.and_then(|model| model.get("ground_truth"));

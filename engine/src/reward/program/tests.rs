@@ -1,5 +1,5 @@
-//! What other programs say of completions, and what becomes of them when those misbehave. Where there is no Python, the tests that
-//! need one say so.
+//! What other programs say of completions, and what becomes of them when those misbehave. Where there is no Python, the
+//! tests that need one say so.
 
 mod commands;
 mod failures;
@@ -8,8 +8,8 @@ use super::{Program, ProgramResult, Progress};
 use crate::data::Prompt;
 use crate::reward::{Answer, Asked, CompletionId};
 use crate::task::{
-    Calculator, CalculatorConfig, Completion, Example, PromptText, Reward, RewardConfig,
-    RewardKind, RewardProgram, Split, Task, TaskError,
+    Calculator, CalculatorConfig, Completion, Example, PromptText, Reward, RewardConfig, RewardKind, RewardProgram,
+    Split, Task, TaskError,
 };
 use firebrick_models::tokenizer::Message;
 use serde_json::{Value, json};
@@ -46,9 +46,7 @@ impl Bench {
     /// None, said aloud, where this machine has no Python.
     #[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
     fn new(functions: &str) -> Option<Self> {
-        let python = std::process::Command::new("python3")
-            .arg("--version")
-            .output();
+        let python = std::process::Command::new("python3").arg("--version").output();
         if python.is_err() {
             eprintln!("skipped: there is no python3 on this machine");
             return None;
@@ -106,21 +104,12 @@ fn row(answer: &str) -> Example {
         "prompt": "p", "target": answer, "data_source": "sums",
         "reward_model": {"ground_truth": [answer, 7]}, "extra_info": {"index": 3},
     });
-    let Value::Object(fields) = fields else {
-        unreachable!()
-    };
-    Example {
-        fields,
-        ..Example::text("p", "")
-    }
+    let Value::Object(fields) = fields else { unreachable!() };
+    Example { fields, ..Example::text("p", "") }
 }
 
 fn prompt(example: Example) -> Prompt {
-    Prompt {
-        example,
-        text: "p".to_owned(),
-        tokens: vec![1],
-    }
+    Prompt { example, text: "p".to_owned(), tokens: vec![1] }
 }
 
 /// What a program says of completions of one prompt.
@@ -137,17 +126,10 @@ fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<ProgramResult
             environment: None,
             tokens: &tokens[..text.len().min(8)],
             finished: true,
-            id: CompletionId {
-                sample,
-                ..CompletionId::default()
-            },
+            id: CompletionId { sample, ..CompletionId::default() },
         })
         .collect();
-    let progress = Progress {
-        global_step: 4,
-        max_steps: 9,
-        epoch: 0.5,
-    };
+    let progress = Progress { global_step: 4, max_steps: 9, epoch: 0.5 };
     let pending = program.ask(&answers, "rows", progress).expect("asked");
     let mut said = Asked::new(vec![pending]).said();
     said.pop().expect("of the one program")
@@ -188,33 +170,16 @@ def chat(prompts, completions):
     ) else {
         return;
     };
-    let outcomes = said(
-        &bench.open("everything", &json!({})),
-        &prompt(row("42")),
-        &["a", "bb", "ccc"],
-    );
+    let outcomes = said(&bench.open("everything", &json!({})), &prompt(row("42")), &["a", "bb", "ccc"]);
     let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
     let found: Vec<Option<f64>> = judged.iter().map(|verdict| verdict.reward).collect();
     assert_eq!(found, [Some(1.0), None, Some(3.0)]);
-    assert_eq!(
-        Value::Object(judged[1].extra.clone()),
-        json!({"shouted": "BB", "calls": 1.5})
-    );
+    assert_eq!(Value::Object(judged[1].extra.clone()), json!({"shouted": "BB", "calls": 1.5}));
     let waits = bench.open("waits", &json!({"kwargs": {"bonus": 0.5}}));
     assert_eq!(rewards(&waits, &["42", "7"]), [Some(1.5), Some(0.5)]);
-    let turn = Message {
-        role: "user".to_owned(),
-        content: "hello".to_owned(),
-    };
-    let chat = Example {
-        prompt: PromptText::Chat(vec![turn]),
-        ..row("42")
-    };
-    let outcomes = said(
-        &bench.open("chat", &json!({})),
-        &prompt(chat),
-        &["four", "x"],
-    );
+    let turn = Message { role: "user".to_owned(), content: "hello".to_owned() };
+    let chat = Example { prompt: PromptText::Chat(vec![turn]), ..row("42") };
+    let outcomes = said(&bench.open("chat", &json!({})), &prompt(chat), &["four", "x"]);
     let found = outcomes.into_iter().map(|o| o.unwrap().reward);
     assert_eq!(found.collect::<Vec<_>>(), [Some(4.0), Some(1.0)]);
 }
@@ -245,18 +210,11 @@ async def together(data_source, solution_str, ground_truth, extra_info=None):
     ) else {
         return;
     };
-    let outcomes = said(
-        &bench.open("compute_score", &json!({})),
-        &prompt(row("42")),
-        &["42", "plain", "none", "7"],
-    );
+    let outcomes = said(&bench.open("compute_score", &json!({})), &prompt(row("42")), &["42", "plain", "none", "7"]);
     let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
     let found: Vec<Option<f64>> = judged.iter().map(|verdict| verdict.reward).collect();
     assert_eq!(found, [Some(1.0), Some(0.25), None, Some(0.0)]);
-    assert_eq!(
-        Value::Object(judged[3].extra.clone()),
-        json!({"acc": false, "pred": "7", "nan": null})
-    );
+    assert_eq!(Value::Object(judged[3].extra.clone()), json!({"acc": false, "pred": "7", "nan": null}));
     let together = bench.open("together", &json!({}));
     assert_eq!(
         rewards(&together, &["a", "b", "c"]),
@@ -293,18 +251,10 @@ def any_of_them(completions, **kwargs):
     }
     for function in ["takes", "any_of_them"] {
         let program = open(function).expect("opened");
-        assert_eq!(
-            rewards(&program, &["a", "bb", "ccc"]),
-            LENGTHS,
-            "{function}"
-        );
+        assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS, "{function}");
     }
     // without an environment there are no objects to be missed, as in TRL
-    let outcomes = said(
-        &bench.open("takes", &json!({})),
-        &prompt(row("")),
-        &["a", "bb", "ccc"],
-    );
+    let outcomes = said(&bench.open("takes", &json!({})), &prompt(row("")), &["a", "bb", "ccc"]);
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     bench.open("needs", &json!({}));
 }
@@ -325,30 +275,15 @@ fn a_function_that_cannot_be_used_is_refused_with_the_reason() {
     };
     refused("f", json!({"python": "no-such-python"}), "set `python`");
     refused("f", json!({"file": "/no/such.py"}), "there is no file");
-    refused(
-        "h",
-        json!({}),
-        "no function `h` in it; its functions are `f`, `g`",
-    );
-    refused(
-        "g",
-        json!({}),
-        "its parameters are `x`, `y`; expected TRL's",
-    );
+    refused("h", json!({}), "no function `h` in it; its functions are `f`, `g`");
+    refused("g", json!({}), "its parameters are `x`, `y`; expected TRL's");
     refused("compute_score", json!({}), "it needs `tokenizer`");
-    refused(
-        "f",
-        json!({}),
-        "it needs `colour`, which is no column of the train rows",
-    );
+    refused("f", json!({}), "it needs `colour`, which is no column of the train rows");
     refused("v", json!({"kwargs": {"w": 1}}), "`kwargs` names `w`");
     let settings = bench.settings("v", &json!({}));
     let bare = Rows(vec![row("42"), Example::text("p", "")]);
     let message = Program::open("judge", &settings, &bare).expect_err("refused");
-    assert!(
-        message.to_string().contains("train example 1: it compares"),
-        "{message}"
-    );
+    assert!(message.to_string().contains("train example 1: it compares"), "{message}");
     std::fs::write(bench.path("rewards.py"), "import no_such_module\n").expect("written");
     refused("f", json!({}), "No module named 'no_such_module'");
     refused("f", json!({}), "rewards.py\", line 1");

@@ -50,10 +50,7 @@ impl Pending {
         }
         drop(self.wanted);
         let missing = || Err("the thread that asked for it is gone".to_owned());
-        outcomes
-            .into_iter()
-            .map(|own| own.unwrap_or_else(missing))
-            .collect()
+        outcomes.into_iter().map(|own| own.unwrap_or_else(missing)).collect()
     }
 }
 

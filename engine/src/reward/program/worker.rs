@@ -27,22 +27,14 @@ pub(super) struct Worker {
 
 impl Worker {
     /// Starts a worker and waits until it is ready; or says why it cannot be.
-    pub fn start(
-        name: &str,
-        program: &RewardProgram,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<Self, String> {
+    pub fn start(name: &str, program: &RewardProgram, wanted: &dyn Fn() -> bool) -> Result<Self, String> {
         match program {
             RewardProgram::Python(config) => Self::python(name, config, wanted),
             RewardProgram::Command(config) => Self::command(name, config, wanted),
         }
     }
 
-    fn python(
-        name: &str,
-        config: &PythonRewardConfig,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<Self, String> {
+    fn python(name: &str, config: &PythonRewardConfig, wanted: &dyn Fn() -> bool) -> Result<Self, String> {
         if !config.file.is_file() {
             return Err(format!("there is no file {}", config.file.display()));
         }
@@ -52,20 +44,12 @@ impl Worker {
         process.send(format!("{opening}\n"));
         let time = LOADING.max(Duration::from_secs_f64(config.timeout));
         match process.line(Instant::now() + time, wanted) {
-            Ok(line) => Ok(Self {
-                protocol: Protocol::of_function(&line)?,
-                process,
-                next: 0,
-            }),
+            Ok(line) => Ok(Self { protocol: Protocol::of_function(&line)?, process, next: 0 }),
             Err(silence) => Err(failure(process, &silence, time)),
         }
     }
 
-    fn command(
-        name: &str,
-        config: &CommandRewardConfig,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<Self, String> {
+    fn command(name: &str, config: &CommandRewardConfig, wanted: &dyn Fn() -> bool) -> Result<Self, String> {
         let program = &config.command[0];
         let mut command = Command::new(program);
         command.args(&config.command[1..]);
@@ -75,15 +59,8 @@ impl Worker {
         let process = Process::start(&mut command, &format!("reward `{name}`"))
             .map_err(|e| format!("cannot run `{program}`: {e}"))?;
         match process.line(Instant::now() + WATCHED, wanted) {
-            Err(Silence::TimedOut) => Ok(Self {
-                process,
-                protocol: Protocol::Lines,
-                next: 0,
-            }),
-            Ok(line) => Err(format!(
-                "it wrote {:?} before it was asked",
-                line.trim_end()
-            )),
+            Err(Silence::TimedOut) => Ok(Self { process, protocol: Protocol::Lines, next: 0 }),
+            Ok(line) => Err(format!("it wrote {:?} before it was asked", line.trim_end())),
             Err(silence) => Err(failure(process, &silence, WATCHED)),
         }
     }
@@ -93,8 +70,8 @@ impl Worker {
         &self.protocol
     }
 
-    /// Judges some completions of a call, within a time. After a failure of the process, which it does not outlive, there is no
-    /// worker left.
+    /// Judges some completions of a call, within a time. After a failure of the process, which it does not outlive,
+    /// there is no worker left.
     pub fn judge(
         mut self,
         call: &Call,
@@ -110,9 +87,7 @@ impl Worker {
         match outcomes {
             Ok(outcomes) => {
                 let written = self.process.stderr();
-                let told = outcomes
-                    .into_iter()
-                    .map(|outcome| outcome.map_err(|reason| with_stderr(reason, &written)));
+                let told = outcomes.into_iter().map(|outcome| outcome.map_err(|reason| with_stderr(reason, &written)));
                 (Some(self), told.collect())
             }
             Err(silence) => {

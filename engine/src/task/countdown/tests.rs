@@ -14,12 +14,7 @@ fn refused(json: &str) -> String {
 }
 
 fn pays(task: &Countdown, example: &Example, text: &str) -> f64 {
-    let completion = Completion {
-        text,
-        tokens: &[],
-        finished: true,
-        max_tokens: 100,
-    };
+    let completion = Completion { text, tokens: &[], finished: true, max_tokens: 100 };
     task.reward(example, &completion).expect("judged").total
 }
 
@@ -29,21 +24,13 @@ fn problem(example: &Example) -> CountdownProblem {
 
 #[test]
 fn every_problem_has_the_solution_it_was_made_from() {
-    for settings in [
-        "{}",
-        r#"{"numbers": 6}"#,
-        r#"{"style": "short", "numbers": 3, "max_number": 9}"#,
-    ] {
+    for settings in ["{}", r#"{"numbers": 6}"#, r#"{"style": "short", "numbers": 3, "max_number": 9}"#] {
         let task = task(settings);
         for split in [Split::Train, Split::Validation] {
             for index in 0..200 {
                 let example = task.example(split, index).expect("example");
                 let solution = example.solution.as_deref().expect("a solution");
-                assert!(
-                    pays(&task, &example, solution) > 0.5,
-                    "{solution} of {}",
-                    example.answer
-                );
+                assert!(pays(&task, &example, solution) > 0.5, "{solution} of {}", example.answer);
                 let own = problem(&example);
                 assert!((1..=task.config.max_target).contains(&own.target));
                 assert_eq!(own.numbers.len(), task.config.numbers);
@@ -58,15 +45,9 @@ fn a_short_problem_stays_inside_the_alphabet() {
     let alphabet = task.alphabet().expect("an alphabet");
     for index in 0..100 {
         let example = task.example(Split::Train, index).expect("example");
-        let PromptText::Text(prompt) = &example.prompt else {
-            panic!("a text")
-        };
+        let PromptText::Text(prompt) = &example.prompt else { panic!("a text") };
         let solution = example.solution.as_deref().expect("a solution");
-        assert!(
-            format!("{prompt}{solution}")
-                .chars()
-                .all(|c| alphabet.contains(c))
-        );
+        assert!(format!("{prompt}{solution}").chars().all(|c| alphabet.contains(c)));
     }
 }
 
@@ -91,34 +72,20 @@ fn an_expression_that_misses_pays_what_the_settings_say_and_nothing_in_validatio
         ("<answer></answer>", 0.0),
         ("", 0.0),
     ] {
-        assert!(
-            (pays(&task, &example, text) - expected).abs() < 1e-12,
-            "{text}"
-        );
+        assert!((pays(&task, &example, text) - expected).abs() < 1e-12, "{text}");
     }
-    let completion = Completion {
-        text: "<answer>2 + 3 + 4</answer>",
-        tokens: &[],
-        finished: true,
-        max_tokens: 100,
-    };
-    let validation = task
-        .validation_reward(&example, &completion)
-        .expect("judged");
+    let completion = Completion { text: "<answer>2 + 3 + 4</answer>", tokens: &[], finished: true, max_tokens: 100 };
+    let validation = task.validation_reward(&example, &completion).expect("judged");
     assert!(validation.total.abs() < 1e-12 && validation.correct == Some(false));
 }
 
 #[test]
 fn settings_that_make_no_sense_are_refused() {
-    assert!(
-        refused(r#"{"numbers": 1}"#).contains("`task.numbers`: expected 2 to 6 numbers, found 1")
-    );
+    assert!(refused(r#"{"numbers": 1}"#).contains("`task.numbers`: expected 2 to 6 numbers, found 1"));
     assert!(refused(r#"{"operations": "+%"}"#).contains("one or more of `+-*/`"));
     assert!(refused(r#"{"max_target": 0}"#).contains("`task.max_target`"));
     assert!(refused(r#"{"format_score": 2}"#).contains("`task.format_score`"));
-    assert!(
-        refused(r#"{"numbers": 2, "max_number": 2, "validation_size": 500}"#).contains("too few")
-    );
+    assert!(refused(r#"{"numbers": 2, "max_number": 2, "validation_size": 500}"#).contains("too few"));
 }
 
 proptest! {

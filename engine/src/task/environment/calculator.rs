@@ -12,10 +12,8 @@ use serde_json::{Value, json};
 const HOLD_OUT: u64 = 0xCA1C_0417;
 
 /// Every character that a conversation can have: what tools refuse is said in words.
-const ALPHABET: &str = concat!(
-    " !\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~",
-    "\n"
-);
+const ALPHABET: &str =
+    concat!(" !\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~", "\n");
 
 /// What stands around the expression of a call.
 const OPEN: &str = r#"<tool_call>{"name": "calculate", "arguments": {"expression": ""#;
@@ -31,8 +29,8 @@ const TEMPLATE: &str = "{%- for message in messages -%}
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CalculatorConfig {
-    /// Digits of both operands, 1 to 9. The first is at least 4, so that all products have twice as many: where a digit is copied from
-    /// is then the same distance away for every problem, which a very small model learns soon.
+    /// Digits of both operands, 1 to 9. The first is at least 4, so that all products have twice as many: where a digit
+    /// is copied from is then the same distance away for every problem, which a very small model learns soon.
     pub digits: u32,
     /// Which of `+`, `-` and `*` occur: a text such as `"+*"`, or a list.
     pub operations: Operations,
@@ -46,13 +44,7 @@ pub struct CalculatorConfig {
 
 impl Default for CalculatorConfig {
     fn default() -> Self {
-        Self {
-            digits: 4,
-            operations: Operations::only_multiply(),
-            tool: true,
-            seed: 0,
-            validation_size: 200,
-        }
+        Self { digits: 4, operations: Operations::only_multiply(), tool: true, seed: 0, validation_size: 200 }
     }
 }
 
@@ -146,34 +138,20 @@ impl Task for Calculator {
         let problem = self.problem(split, index)?;
         let of = |number: u64| (self.least + number % self.operands) as i64;
         let (a, b) = (of(problem), of(problem / self.operands));
-        let operation =
-            self.config.operations.all()[(problem / self.operands / self.operands) as usize];
+        let operation = self.config.operations.all()[(problem / self.operands / self.operands) as usize];
         let answer = operation.apply(a, b).to_string();
         let expression = format!("{a}{}{b}", operation.symbol());
-        let prompt = Message {
-            role: "user".to_owned(),
-            content: expression.clone(),
-        };
-        let Value::Object(mut fields) = json!({"expression": expression}) else {
-            unreachable!("an object")
-        };
+        let prompt = Message { role: "user".to_owned(), content: expression.clone() };
+        let Value::Object(mut fields) = json!({"expression": expression}) else { unreachable!("an object") };
         if self.config.tool {
             fields.insert(crate::task::TOOLS.to_owned(), self.tools.tools.clone());
         }
-        Ok(Example {
-            prompt: PromptText::Chat(vec![prompt]),
-            solution: Some(answer.clone()),
-            answer,
-            fields,
-        })
+        Ok(Example { prompt: PromptText::Chat(vec![prompt]), solution: Some(answer.clone()), answer, fields })
     }
 
     fn demonstration(&self, example: &Example) -> Option<Vec<Message>> {
         let expression = example.fields.get("expression")?.as_str()?;
-        let message = |role: &str, content: String| Message {
-            role: role.to_owned(),
-            content,
-        };
+        let message = |role: &str, content: String| Message { role: role.to_owned(), content };
         let mut turns = Vec::new();
         if self.config.tool {
             turns.push(message("assistant", format!("{OPEN}{expression}{CLOSE}")));
@@ -243,10 +221,7 @@ impl Environment for OneCalculator {
     fn step(&mut self, turn: &Turn) -> Result<Observation, EnvironmentError> {
         Ok(Observation::of_calls(turn, |call| {
             if call.name != "calculate" {
-                return Err(format!(
-                    "there is no tool {:?}; there is calculate",
-                    call.name
-                ));
+                return Err(format!("there is no tool {:?}; there is calculate", call.name));
             }
             match call.arguments.get("expression") {
                 Some(Value::String(expression)) => calculate(expression),
@@ -282,16 +257,10 @@ mod tests {
             let turns = task.demonstration(&example).expect("turns");
             let roles: Vec<&str> = turns.iter().map(|m| m.role.as_str()).collect();
             assert_eq!(roles, ["assistant", TOOL, "assistant"]);
-            let turn = Turn {
-                text: turns[0].content.clone(),
-                calls: ToolParser::Hermes.parse(&turns[0].content),
-            };
+            let turn = Turn { text: turns[0].content.clone(), calls: ToolParser::Hermes.parse(&turns[0].content) };
             let environments = task.environments().expect("a calculator");
             let said = environments.make(0).step(&turn).expect("an answer");
-            assert_eq!(
-                (said.messages, said.failed_calls),
-                (turns[1..2].to_vec(), 0)
-            );
+            assert_eq!((said.messages, said.failed_calls), (turns[1..2].to_vec(), 0));
             assert_eq!(turns[2].content, example.answer);
             let digits = prompt(&example).len();
             assert_eq!(digits, 9, "two numbers of four digits and a sign");
@@ -326,10 +295,7 @@ mod tests {
     fn settings_that_make_no_problem_are_refused() {
         for (json, part) in [
             (r#"{"digits": 0}"#, "expected 1 to 9 digits"),
-            (
-                r#"{"digits": 1, "validation_size": 36}"#,
-                "leaves none to train on",
-            ),
+            (r#"{"digits": 1, "validation_size": 36}"#, "leaves none to train on"),
         ] {
             let config: CalculatorConfig = serde_json::from_str(json).expect("settings");
             let found = Calculator::new(&config).expect_err("refused").to_string();

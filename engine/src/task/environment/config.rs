@@ -14,8 +14,8 @@ pub enum EnvironmentConfig {
     Python(PythonEnvironmentConfig),
 }
 
-/// An environment class in a Python file, of TRL's shape: `reset(**row)`, public methods that are the tools, and, where there is one,
-/// `get_reward()`.
+/// An environment class in a Python file, of TRL's shape: `reset(**row)`, public methods that are the tools, and, where
+/// there is one, `get_reward()`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PythonEnvironmentConfig {
@@ -59,8 +59,7 @@ impl PythonEnvironmentConfig {
         let timeout = self.timeout;
         // a day, far beyond every call and within what clocks can add
         if !(timeout > 0.0 && timeout <= 86_400.0) {
-            let detail =
-                format!("expected seconds, more than 0 and at most 86400, found {timeout}");
+            let detail = format!("expected seconds, more than 0 and at most 86400, found {timeout}");
             return Err(TaskError::config("task.environment.timeout", detail));
         }
         Ok(())

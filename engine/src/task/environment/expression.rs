@@ -14,16 +14,11 @@ pub(super) fn calculate(text: &str) -> Result<String, String> {
     if text.len() > LONGEST {
         return Err(format!("the expression is longer than {LONGEST} bytes"));
     }
-    let mut reader = Reader {
-        rest: text.trim_start(),
-        depth: 0,
-    };
+    let mut reader = Reader { rest: text.trim_start(), depth: 0 };
     let value = reader.sum()?;
     match reader.rest.chars().next() {
         None => written(&value),
-        Some(found) => Err(format!(
-            "unexpected {found:?}; expected numbers, + - * / and brackets"
-        )),
+        Some(found) => Err(format!("unexpected {found:?}; expected numbers, + - * / and brackets")),
     }
 }
 
@@ -74,9 +69,7 @@ impl Reader<'_> {
     fn factor(&mut self) -> Result<BigRational, String> {
         self.depth += 1;
         if self.depth > DEPTH {
-            return Err(format!(
-                "more than {DEPTH} brackets and signs within one another"
-            ));
+            return Err(format!("more than {DEPTH} brackets and signs within one another"));
         }
         let value = if self.take(&['(']).is_some() {
             let inner = self.sum()?;
@@ -94,8 +87,7 @@ impl Reader<'_> {
     }
 
     fn number(&mut self) -> Result<BigRational, String> {
-        let digits =
-            |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let whole = digits(self.rest);
         let after = &self.rest[whole..];
         let fraction = after.strip_prefix('.').map_or(0, digits);
@@ -128,10 +120,7 @@ mod tests {
             ("1/8", "0.125"),
             ("2/3", "0.666666666667"),
             ("0.1+0.2", "0.3"),
-            (
-                "99999999999999999999*99999999999999999999",
-                "9999999999999999999800000000000000000001",
-            ),
+            ("99999999999999999999*99999999999999999999", "9999999999999999999800000000000000000001"),
         ] {
             assert_eq!(calculate(text).as_deref(), Ok(value), "{text}");
         }

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The environments of a class, in processes of `python3` or what is set. A process that dies, hangs or answers nonsense is ended, and
-/// another one takes its place; all rollouts that had an environment in it begin again.
+/// The environments of a class, in processes of `python3` or what is set. A process that dies, hangs or answers
+/// nonsense is ended, and another one takes its place; all rollouts that had an environment in it begin again.
 #[derive(Debug)]
 pub struct PythonEnvironments {
     abilities: Abilities,
@@ -30,16 +30,10 @@ impl PythonEnvironments {
             let detail = format!("`{}` of {}: {reason}", config.class, config.file.display());
             TaskError::config("task.environment", detail)
         })?;
-        let Some(abilities) = abilities else {
-            unreachable!("a new session was not started")
-        };
+        let Some(abilities) = abilities else { unreachable!("a new session was not started") };
         let others = (1..config.workers).map(|_| Session::new(config));
         let sessions = std::iter::once(first).chain(others);
-        Ok(Self {
-            abilities,
-            sessions: sessions.map(|own| Arc::new(Mutex::new(own))).collect(),
-            keeps: Arc::default(),
-        })
+        Ok(Self { abilities, sessions: sessions.map(|own| Arc::new(Mutex::new(own))).collect(), keeps: Arc::default() })
     }
 }
 

@@ -42,13 +42,7 @@ pub(super) struct Session {
 
 impl Session {
     pub fn new(config: &PythonEnvironmentConfig) -> Self {
-        Self {
-            config: config.clone(),
-            process: None,
-            started: 0,
-            requests: 0,
-            environments: 0,
-        }
+        Self { config: config.clone(), process: None, started: 0, requests: 0, environments: 0 }
     }
 
     /// Starts the process where none runs. Gives what the class is where it was started now.
@@ -76,10 +70,7 @@ impl Session {
                 Ok(Some(abilities))
             }
             Ok(Opening::Refused { refused }) => Err(refused),
-            Err(_) => Err(format!(
-                "it wrote {:?} before it was asked",
-                line.trim_end()
-            )),
+            Err(_) => Err(format!("it wrote {:?} before it was asked", line.trim_end())),
         }
     }
 
@@ -89,7 +80,8 @@ impl Session {
         self.environments
     }
 
-    /// Asks about an environment of the running process. An error of its own is one that Python reports, or the end of the process.
+    /// Asks about an environment of the running process. An error of its own is one that Python reports, or the end of
+    /// the process.
     pub fn ask(
         &mut self,
         environment: u64,
@@ -114,10 +106,7 @@ impl Session {
                 Err(EnvironmentError::new(with_stderr(reason, &stderr)))
             }
             Err(silence) => {
-                let reason = self
-                    .process
-                    .take()
-                    .map(|process| failure(process, &silence, time));
+                let reason = self.process.take().map(|process| failure(process, &silence, time));
                 Err(EnvironmentError::new(reason.unwrap_or_default()))
             }
         }
@@ -134,20 +123,12 @@ impl Session {
 
 /// The error of an environment whose process ended with another one.
 pub(super) fn gone() -> EnvironmentError {
-    EnvironmentError {
-        reason: "its process ended while another environment was asked".to_owned(),
-        own: false,
-    }
+    EnvironmentError { reason: "its process ended while another environment was asked".to_owned(), own: false }
 }
 
 /// The fields of an answer, or what Python raised; an error where it is no answer to the request.
 fn reply(line: &str, id: u64) -> Result<Result<Map<String, Value>, String>, String> {
-    let nonsense = || {
-        format!(
-            "it answered {:?}",
-            line.chars().take(200).collect::<String>()
-        )
-    };
+    let nonsense = || format!("it answered {:?}", line.chars().take(200).collect::<String>());
     let Ok(Value::Object(mut fields)) = serde_json::from_str(line) else {
         return Err(nonsense());
     };

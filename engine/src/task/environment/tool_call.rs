@@ -4,17 +4,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// How a model writes its tool calls, under vLLM's names of their parsers.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolParser {
-    /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them between other text: Hermes, Qwen 2.5, Qwen 3 and
-    /// many others.
+    /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them between other text: Hermes, Qwen 2.5,
+    /// Qwen 3 and many others.
     #[default]
     Hermes,
-    /// The turn is `{"name": …, "parameters": {…}}`, or several of these with `;` between them, behind `<|python_tag|>` or not:
-    /// Llama 3.1 and later.
+    /// The turn is `{"name": …, "parameters": {…}}`, or several of these with `;` between them, behind `<|python_tag|>`
+    /// or not: Llama 3.1 and later.
     #[serde(rename = "llama3_json")]
     Llama3Json,
 }
@@ -51,9 +49,7 @@ impl ToolParser {
     #[must_use]
     pub fn example(self) -> &'static str {
         match self {
-            Self::Hermes => {
-                "<tool_call>\n{\"name\": \"tool\", \"arguments\": {\"x\": 1}}\n</tool_call>"
-            }
+            Self::Hermes => "<tool_call>\n{\"name\": \"tool\", \"arguments\": {\"x\": 1}}\n</tool_call>",
             Self::Llama3Json => "{\"name\": \"tool\", \"parameters\": {\"x\": 1}}",
         }
     }
@@ -115,9 +111,7 @@ fn call(value: Value) -> Result<ToolCall, String> {
     let Some(Value::String(name)) = fields.remove("name") else {
         return Err("the tool call has no `name`".to_owned());
     };
-    let arguments = fields
-        .remove("arguments")
-        .or_else(|| fields.remove("parameters"));
+    let arguments = fields.remove("arguments").or_else(|| fields.remove("parameters"));
     let arguments = match arguments {
         Some(Value::String(json)) => serde_json::from_str(&json).unwrap_or(Value::String(json)),
         Some(arguments) => arguments,
@@ -125,13 +119,8 @@ fn call(value: Value) -> Result<ToolCall, String> {
     };
     match arguments {
         Value::Object(arguments) => Ok(ToolCall { name, arguments }),
-        Value::Null => Ok(ToolCall {
-            name,
-            arguments: Map::new(),
-        }),
-        other => Err(format!(
-            "the arguments of `{name}` are {other}; expected an object"
-        )),
+        Value::Null => Ok(ToolCall { name, arguments: Map::new() }),
+        other => Err(format!("the arguments of `{name}` are {other}; expected an object")),
     }
 }
 
@@ -142,9 +131,7 @@ mod tests {
 
     fn read(parser: ToolParser, text: &str) -> Vec<Value> {
         let calls = parser.parse(text).into_iter();
-        calls
-            .map(|call| call.map_or_else(Value::String, |call| json!([call.name, call.arguments])))
-            .collect()
+        calls.map(|call| call.map_or_else(Value::String, |call| json!([call.name, call.arguments]))).collect()
     }
 
     #[test]
@@ -152,9 +139,7 @@ mod tests {
         let of = |text| read(ToolParser::Hermes, text);
         assert_eq!(of("no call, {\"name\": 1}"), Vec::<Value>::new());
         assert_eq!(
-            of(
-                "Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": [2]}}\n</tool_call>"
-            ),
+            of("Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": [2]}}\n</tool_call>"),
             vec![json!(["add", {"a": 1, "b": [2]}])]
         );
         assert_eq!(
@@ -169,22 +154,12 @@ mod tests {
     fn calls_of_llama_are_the_turn() {
         let of = |text| read(ToolParser::Llama3Json, text);
         let one = json!(["add", {"a": 1}]);
+        assert_eq!(of(" {\"name\": \"add\", \"parameters\": {\"a\": 1}}"), vec![one.clone()]);
         assert_eq!(
-            of(" {\"name\": \"add\", \"parameters\": {\"a\": 1}}"),
-            vec![one.clone()]
-        );
-        assert_eq!(
-            of(
-                "<|python_tag|>{\"name\": \"add\", \"parameters\": {\"a\": 1}}; {\"name\": \"f\", \"arguments\": null}"
-            ),
+            of("<|python_tag|>{\"name\": \"add\", \"parameters\": {\"a\": 1}}; {\"name\": \"f\", \"arguments\": null}"),
             vec![one, json!(["f", {}])]
         );
-        for none in [
-            "The sum {\"name\": \"add\"}",
-            "{\"answer\": 3}",
-            "",
-            "[1, 2]",
-        ] {
+        for none in ["The sum {\"name\": \"add\"}", "{\"answer\": 3}", "", "[1, 2]"] {
             assert_eq!(of(none), Vec::<Value>::new(), "{none:?}");
         }
     }
@@ -192,11 +167,7 @@ mod tests {
     #[test]
     fn what_is_no_call_says_why() {
         for (parser, text, reason) in [
-            (
-                ToolParser::Hermes,
-                "<tool_call>add(1)</tool_call>",
-                "is no JSON",
-            ),
+            (ToolParser::Hermes, "<tool_call>add(1)</tool_call>", "is no JSON"),
             (ToolParser::Hermes, "<tool_call>[1]</tool_call>", "is [1]"),
             (ToolParser::Hermes, "<tool_call>{}</tool_call>", "no `name`"),
             (
@@ -205,11 +176,7 @@ mod tests {
                 "arguments of `f` are 3",
             ),
             (ToolParser::Llama3Json, "{\"name\": \"add\"", "is no JSON"),
-            (
-                ToolParser::Llama3Json,
-                "<|python_tag|>print(1)",
-                "is no JSON",
-            ),
+            (ToolParser::Llama3Json, "<|python_tag|>print(1)", "is no JSON"),
         ] {
             let calls = parser.parse(text);
             assert_eq!(calls.len(), 1, "{text}");
@@ -221,10 +188,7 @@ mod tests {
     #[test]
     fn a_parsers_own_example_is_a_call() {
         for parser in [ToolParser::Hermes, ToolParser::Llama3Json] {
-            assert_eq!(
-                read(parser, parser.example()),
-                vec![json!(["tool", {"x": 1}])]
-            );
+            assert_eq!(read(parser, parser.example()), vec![json!(["tool", {"x": 1}])]);
         }
     }
 }

@@ -16,7 +16,8 @@ pub struct JsonlConfig {
     /// Training rows: a file, a folder, a pattern, a dataset of the Hub, or a list of these, with weights. verl:
     /// `data.train_files`.
     pub train: RowFiles,
-    /// Validation rows, from the same kinds of places; without any, they are held out of `train`. verl: `data.val_files`.
+    /// Validation rows, from the same kinds of places; without any, they are held out of `train`. verl:
+    /// `data.val_files`.
     #[serde(default)]
     #[schemars(schema_with = "validation_schema")]
     pub validation: Option<RowFiles>,
@@ -64,7 +65,8 @@ pub struct JsonlConfig {
     /// The field that holds the demonstration, as a dotted path.
     #[serde(default)]
     pub solution_field: Option<String>,
-    /// What answers the turns of rollouts of several turns: an object of the class for each. TRL: `environment_factory`.
+    /// What answers the turns of rollouts of several turns: an object of the class for each. TRL:
+    /// `environment_factory`.
     #[serde(default)]
     pub environment: Option<EnvironmentConfig>,
     /// What completions are judged by; the reward is their weighted sum.

@@ -12,25 +12,14 @@ use firebrick_models::tokenizer::Message;
 fn build(rows: &str, settings: &str) -> Result<Box<dyn Task>, String> {
     let folder = tempfile::tempdir().expect("temporary folder");
     std::fs::write(folder.path().join("train.jsonl"), rows).expect("written");
-    std::fs::write(
-        folder.path().join("test.jsonl"),
-        "{\"q\": \"v1\"}\n{\"q\": \"v2\"}\n",
-    )
-    .expect("written");
+    std::fs::write(folder.path().join("test.jsonl"), "{\"q\": \"v1\"}\n{\"q\": \"v2\"}\n").expect("written");
     let json = format!(r#"{{"kind": "jsonl", "train": "train.jsonl", {settings}}}"#);
     let config: TaskConfig = serde_json::from_str(&json).map_err(|e| e.to_string())?;
-    config.build(folder.path()).map_err(|error| {
-        error
-            .to_string()
-            .replace(&format!("{}/", folder.path().display()), "")
-    })
+    config.build(folder.path()).map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
 }
 
 fn first(rows: &str, settings: &str) -> Example {
-    build(rows, settings)
-        .expect("builds")
-        .example(Split::Train, 0)
-        .expect("example")
+    build(rows, settings).expect("builds").example(Split::Train, 0).expect("example")
 }
 
 fn refused(rows: &str, settings: &str) -> String {
@@ -38,10 +27,7 @@ fn refused(rows: &str, settings: &str) -> String {
 }
 
 fn chat(messages: &[(&str, &str)]) -> PromptText {
-    let message = |&(role, content): &(&str, &str)| Message {
-        role: role.to_owned(),
-        content: content.to_owned(),
-    };
+    let message = |&(role, content): &(&str, &str)| Message { role: role.to_owned(), content: content.to_owned() };
     PromptText::Chat(messages.iter().map(message).collect())
 }
 
@@ -54,22 +40,11 @@ fn plain_gsm8k_rows_work_without_preparation() {
         "answer_extract": "gsm8k", "solution_field": "answer", "rewards": [{"kind": "gsm8k"}]"#;
     let task = build(GSM8K, settings).expect("builds");
     let example = task.example(Split::Train, 0).expect("example");
-    assert_eq!(
-        example.prompt,
-        PromptText::Text("Question: How many?\nAnswer:".into())
-    );
+    assert_eq!(example.prompt, PromptText::Text("Question: How many?\nAnswer:".into()));
     assert_eq!(example.answer, "1000");
-    assert_eq!(
-        example.solution.as_deref(),
-        Some("500+500=1,000\n#### 1,000")
-    );
+    assert_eq!(example.solution.as_deref(), Some("500+500=1,000\n#### 1,000"));
     let text = example.solution.clone().expect("solution");
-    let completion = Completion {
-        text: &text,
-        tokens: &[1],
-        finished: true,
-        max_tokens: 8,
-    };
+    let completion = Completion { text: &text, tokens: &[1], finished: true, max_tokens: 8 };
     assert!(task.reward(&example, &completion).expect("judged").total > 0.5);
 }
 
@@ -78,8 +53,7 @@ fn verl_rows_hold_messages_and_a_nested_ground_truth() {
     let row = r#"{"data_source": "gsm8k", "prompt": [{"role": "user", "content": "1+1?"}],
         "reward_model": {"style": "rule", "ground_truth": 2}}"#
         .replace('\n', "");
-    let settings =
-        r#""answer_field": "reward_model.ground_truth", "rewards": [{"kind": "number"}]"#;
+    let settings = r#""answer_field": "reward_model.ground_truth", "rewards": [{"kind": "number"}]"#;
     let example = first(&row, settings);
     assert_eq!(example.prompt, chat(&[("user", "1+1?")]));
     assert_eq!(example.answer, "2");
@@ -89,8 +63,7 @@ fn verl_rows_hold_messages_and_a_nested_ground_truth() {
 #[test]
 fn the_ground_truth_of_verls_rows_needs_no_setting() {
     let number = r#""rewards": [{"kind": "number"}]"#;
-    let verl =
-        r#"{"prompt": "1+1?", "reward_model": {"style": "rule", "ground_truth": "2"}, "two": "3"}"#;
+    let verl = r#"{"prompt": "1+1?", "reward_model": {"style": "rule", "ground_truth": "2"}, "two": "3"}"#;
     assert_eq!(first(verl, number).answer, "2");
     // what is set goes before it
     let set = first(verl, &format!(r#""answer_field": "two", {number}"#));
@@ -106,9 +79,7 @@ fn the_ground_truth_of_verls_rows_needs_no_setting() {
 
 #[test]
 fn the_tools_of_a_conversation_are_a_list_or_the_json_of_one() {
-    let row = |tools: &str| {
-        format!(r#"{{"prompt": [{{"role": "user", "content": "?"}}], "tools": {tools}}}"#)
-    };
+    let row = |tools: &str| format!(r#"{{"prompt": [{{"role": "user", "content": "?"}}], "tools": {tools}}}"#);
     let list = r#"[{"type":"function","function":{"name":"add"}}]"#;
     let expected: serde_json::Value = serde_json::from_str(list).expect("JSON");
     assert_eq!(first(&row(list), FREE).fields["tools"], expected);
@@ -116,10 +87,7 @@ fn the_tools_of_a_conversation_are_a_list_or_the_json_of_one() {
     assert_eq!(first(&row(&text), FREE).fields["tools"], expected);
     assert!(first(&row("null"), FREE).fields["tools"].is_null());
     let message = refused(&row("\"hammer\""), FREE);
-    assert!(
-        message.contains("field `tools` is \"hammer\", expected a list of tools"),
-        "{message}"
-    );
+    assert!(message.contains("field `tools` is \"hammer\", expected a list of tools"), "{message}");
     let plain = r#"{"prompt": "?", "tools": "hammer"}"#;
     assert_eq!(first(plain, FREE).fields["tools"], "hammer");
 }
@@ -131,11 +99,7 @@ fn a_task_is_called_as_its_kind_unless_it_has_a_name() {
     let name = |kind: &str, more: &str| {
         let json = format!(r#"{{"kind": "{kind}", "train": "t.jsonl", {more} {FREE}}}"#);
         let mut config: TaskConfig = serde_json::from_str(&json).expect("parses");
-        let built = config
-            .build(folder.path())
-            .expect("builds")
-            .name()
-            .to_owned();
+        let built = config.build(folder.path()).expect("builds").name().to_owned();
         config.spell_out();
         let rows = config.rows().expect("rows");
         assert_eq!(rows.name.as_deref(), Some(built.as_str()));
@@ -150,9 +114,7 @@ fn a_task_is_called_as_its_kind_unless_it_has_a_name() {
 fn sources_with_weights_are_mixed_and_may_hold_rows_out() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let write = |name: &str, rows: usize| {
-        let rows: Vec<String> = (0..rows)
-            .map(|i| format!("{{\"prompt\": \"{name}{i}\"}}"))
-            .collect();
+        let rows: Vec<String> = (0..rows).map(|i| format!("{{\"prompt\": \"{name}{i}\"}}")).collect();
         std::fs::write(folder.path().join(name), rows.join("\n")).expect("written");
     };
     write("a", 10);
@@ -162,9 +124,7 @@ fn sources_with_weights_are_mixed_and_may_hold_rows_out() {
             r#"{{"kind": "dataset", "train": [{{"path": "a", "weight": 3}}, {{"path": "b", "weight": 1}}], {more} {FREE}}}"#
         );
         let config: TaskConfig = serde_json::from_str(&json).expect("parses");
-        config
-            .build(folder.path())
-            .map_err(|error| error.to_string())
+        config.build(folder.path()).map_err(|error| error.to_string())
     };
     let prompts = |task: &dyn Task, split| -> Vec<String> {
         let example = |at| match task.example(split, at).expect("example").prompt {
@@ -181,16 +141,12 @@ fn sources_with_weights_are_mixed_and_may_hold_rows_out() {
     assert_eq!(drawn.iter().collect::<HashSet<_>>().len(), 40);
     let held = task(r#""validation_size": 8,"#).expect("builds");
     let kept: HashSet<_> = prompts(held.as_ref(), Split::Train).into_iter().collect();
-    let out: HashSet<_> = prompts(held.as_ref(), Split::Validation)
-        .into_iter()
-        .collect();
+    let out: HashSet<_> = prompts(held.as_ref(), Split::Validation).into_iter().collect();
     assert!(kept.is_disjoint(&out));
     assert_eq!((kept.len(), out.len()), (32, 8));
     let text = task(r#""limit": 5,"#).err().expect("refused");
     assert!(text.contains("cannot go with weights"), "{text}");
-    let text = task(r#""validation": [{"path": "a", "weight": 1}],"#)
-        .err()
-        .expect("refused");
+    let text = task(r#""validation": [{"path": "a", "weight": 1}],"#).err().expect("refused");
     assert!(text.contains("takes no weights"), "{text}");
 }
 
@@ -204,37 +160,21 @@ fn trl_rows_hold_a_prompt_and_any_columns() {
 
 #[test]
 fn chat_templates_and_a_system_prompt_make_messages() {
-    let settings = format!(
-        r#""messages": [{{"role": "user", "content": "{{q}}?"}}], "system_prompt": "Be brief.", {FREE}"#
-    );
+    let settings =
+        format!(r#""messages": [{{"role": "user", "content": "{{q}}?"}}], "system_prompt": "Be brief.", {FREE}"#);
     let example = first(r#"{"q": "Why"}"#, &settings);
-    assert_eq!(
-        example.prompt,
-        chat(&[("system", "Be brief."), ("user", "Why?")])
-    );
+    assert_eq!(example.prompt, chat(&[("system", "Be brief."), ("user", "Why?")]));
 }
 
 #[test]
 fn a_system_prompt_is_refused_where_it_would_be_dropped_or_doubled() {
     let system = format!(r#""system_prompt": "S", {FREE}"#);
     let text = refused(r#"{"prompt": "p"}"#, &format!(r#""prompt": "p", {system}"#));
-    assert!(
-        text.contains("needs a conversation, but `prompt` is plain text"),
-        "{text}"
-    );
+    assert!(text.contains("needs a conversation, but `prompt` is plain text"), "{text}");
     let text = refused(r#"{"prompt": "p"}"#, &system);
-    assert!(
-        text.contains("line 1: field `prompt` is plain text"),
-        "{text}"
-    );
-    let text = refused(
-        r#"{"prompt": [{"role": "system", "content": "T"}]}"#,
-        &system,
-    );
-    assert!(
-        text.contains("already begins with a system message"),
-        "{text}"
-    );
+    assert!(text.contains("line 1: field `prompt` is plain text"), "{text}");
+    let text = refused(r#"{"prompt": [{"role": "system", "content": "T"}]}"#, &system);
+    assert!(text.contains("already begins with a system message"), "{text}");
 }
 
 #[test]
@@ -281,15 +221,9 @@ fn a_missing_field_names_the_setting_and_the_fields_of_the_row() {
 #[test]
 fn a_prompt_that_is_neither_text_nor_messages_is_refused() {
     let text = refused(r#"{"prompt": 3}"#, FREE);
-    assert!(
-        text.contains("field `prompt` is 3, expected a string or a list"),
-        "{text}"
-    );
+    assert!(text.contains("field `prompt` is 3, expected a string or a list"), "{text}");
     let text = refused(r#"{"prompt": [{"role": "user"}]}"#, FREE);
-    assert!(
-        text.contains(r#"has the message {"role":"user"}, expected an object"#),
-        "{text}"
-    );
+    assert!(text.contains(r#"has the message {"role":"user"}, expected an object"#), "{text}");
 }
 
 #[test]
@@ -304,10 +238,7 @@ fn contradictory_settings_are_refused() {
     assert!(with(r#""validation_size": 1"#).contains("holding out 1 of 1 rows leaves none"));
     assert!(with(r#""validation_fraction": 1"#).contains("expected a share from 0"));
     let text = refused(row, r#""rewards": [{"kind": "exact"}]"#);
-    assert!(
-        text.contains("reward `exact` compares with a ground truth"),
-        "{text}"
-    );
+    assert!(text.contains("reward `exact` compares with a ground truth"), "{text}");
 }
 
 #[test]
@@ -319,15 +250,9 @@ fn a_validation_file_is_read_whole_or_up_to_its_size() {
         (task.len(Split::Train), task.len(Split::Validation))
     };
     assert_eq!(sizes(""), (Some(3), Some(2)));
-    assert_eq!(
-        sizes(r#""validation_size": 1, "limit": 2,"#),
-        (Some(2), Some(1))
-    );
+    assert_eq!(sizes(r#""validation_size": 1, "limit": 2,"#), (Some(2), Some(1)));
     let text = refused(rows, &format!(r#""validation_size": 3, {settings}"#));
-    assert!(
-        text.contains("at most the 2 rows of the `validation` files, found 3"),
-        "{text}"
-    );
+    assert!(text.contains("at most the 2 rows of the `validation` files, found 3"), "{text}");
     let text = refused(rows, &format!(r#""validation_fraction": 0.5, {settings}"#));
     assert!(text.contains("is a fraction of `train`"), "{text}");
 }
@@ -336,14 +261,8 @@ fn a_validation_file_is_read_whole_or_up_to_its_size() {
 fn an_example_beyond_the_end_is_an_error() {
     let task = build(r#"{"prompt": "p"}"#, FREE).expect("builds");
     assert!(task.is_empty(Split::Validation));
-    let error = task
-        .example(Split::Train, 1)
-        .expect_err("refused")
-        .to_string();
-    assert_eq!(
-        error,
-        "task `jsonl` has 1 train examples; there is no example 1 (from 0)"
-    );
+    let error = task.example(Split::Train, 1).expect_err("refused").to_string();
+    assert_eq!(error, "task `jsonl` has 1 train examples; there is no example 1 (from 0)");
 }
 
 proptest! {

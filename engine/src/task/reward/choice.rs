@@ -28,9 +28,7 @@ impl Choice {
     pub fn gold(&self, answer: &str) -> Result<char, String> {
         self.letter(answer, false).ok_or_else(|| {
             let known: String = self.letters.iter().collect();
-            format!(
-                "the ground truth {answer:?} is none of the letters {known} (setting `letters`)"
-            )
+            format!("the ground truth {answer:?} is none of the letters {known} (setting `letters`)")
         })
     }
 
@@ -47,17 +45,11 @@ impl Choice {
         self.letter(last, false)
     }
 
-    /// The letter that a text begins with, marks and brackets apart. Behind it stands a mark or nothing; where `spoken`, a space
-    /// will do.
+    /// The letter that a text begins with, marks and brackets apart. Behind it stands a mark or nothing; where
+    /// `spoken`, a space will do.
     fn letter(&self, text: &str, spoken: bool) -> Option<char> {
         let text = text.trim_start_matches(|c: char| c.is_whitespace() || "*_([{$\"'`".contains(c));
-        let commands = [
-            "\\text{",
-            "\\textbf{",
-            "\\mathrm{",
-            "\\mathbf{",
-            "\\textrm{",
-        ];
+        let commands = ["\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\textrm{"];
         let text = commands
             .iter()
             .find_map(|command| text.strip_prefix(command))

@@ -159,16 +159,14 @@ pub struct RewardModelConfig {
 }
 
 /// What a reward model reads of a prompt and its completion.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardInput {
     /// `chat` where the prompt is a conversation and the model has a chat template, else `text`.
     #[default]
     Auto,
-    /// The conversation with the completion as the assistant's turn, by the reward model's own chat template. A prompt that
-    /// is plain text is the user's turn.
+    /// The conversation with the completion as the assistant's turn, by the reward model's own chat template. A prompt
+    /// that is plain text is the user's turn.
     Chat,
     /// The prompt's text and the completion's, by the reward model's own tokenizer.
     Text,
@@ -195,19 +193,12 @@ const OPTIONS: [&str; 4] = ["weight", "name", "normalize", "clip"];
 
 impl Default for RewardOptions {
     fn default() -> Self {
-        Self {
-            weight: 1.0,
-            name: None,
-            normalize: false,
-            clip: None,
-        }
+        Self { weight: 1.0, name: None, normalize: false, clip: None }
     }
 }
 
 /// How the GSM8K reward finds a completion's conclusion, within its last 300 characters.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Gsm8kMethod {
     /// The last number written as `#### 42`.
@@ -218,9 +209,7 @@ pub enum Gsm8kMethod {
 }
 
 /// What the repetition penalty counts.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RepetitionUnit {
     /// Words: what stands between spaces, in lower case.
@@ -250,10 +239,7 @@ impl<'de> Deserialize<'de> for RewardConfig {
     /// Serde's `flatten` accepts unknown keys, so the two halves are told apart by hand.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut kind = Map::<String, Value>::deserialize(deserializer)?;
-        let options: Map<String, Value> = OPTIONS
-            .iter()
-            .filter_map(|key| kind.remove_entry(*key))
-            .collect();
+        let options: Map<String, Value> = OPTIONS.iter().filter_map(|key| kind.remove_entry(*key)).collect();
         let kind = RewardKind::deserialize(Value::Object(kind)).map_err(|e| {
             let message = e.to_string();
             if message.starts_with("unknown field") {
@@ -292,10 +278,7 @@ impl schemars::JsonSchema for RewardConfig {
 impl From<RewardKind> for RewardConfig {
     /// With weight 1 and nothing else.
     fn from(kind: RewardKind) -> Self {
-        Self {
-            kind,
-            options: RewardOptions::default(),
-        }
+        Self { kind, options: RewardOptions::default() }
     }
 }
 

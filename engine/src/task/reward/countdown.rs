@@ -40,9 +40,7 @@ impl CountdownProblem {
         })?;
         match problem.numbers.len() {
             1..=NUMBERS => Ok(problem),
-            found => Err(format!(
-                "a countdown problem has 1 to {NUMBERS} numbers, found {found}"
-            )),
+            found => Err(format!("a countdown problem has 1 to {NUMBERS} numbers, found {found}")),
         }
     }
 
@@ -102,28 +100,19 @@ pub(crate) fn find(text: &str) -> Option<&str> {
     {
         return Some(text[start + "<answer>".len()..end].trim());
     }
-    last_boxed(text)
-        .or_else(|| text.lines().rev().find(|line| !line.trim().is_empty()))
-        .map(str::trim)
+    last_boxed(text).or_else(|| text.lines().rev().find(|line| !line.trim().is_empty())).map(str::trim)
 }
 
-/// The value of an expression of whole numbers with `+ - * /` and brackets, and the numbers in it. What follows an equals sign does
-/// not count.
+/// The value of an expression of whole numbers with `+ - * /` and brackets, and the numbers in it. What follows an
+/// equals sign does not count.
 fn evaluate(text: &str) -> Option<(BigRational, Vec<i64>)> {
     if text.len() > LONGEST {
         return None;
     }
     let left = text.split('=').next().unwrap_or_default();
-    let left = left
-        .replace("\\times", "*")
-        .replace("\\cdot", "*")
-        .replace("\\div", "/");
-    let mut reader = Reader {
-        chars: left.chars().filter(|c| !c.is_whitespace()).collect(),
-        at: 0,
-        depth: 0,
-        numbers: Vec::new(),
-    };
+    let left = left.replace("\\times", "*").replace("\\cdot", "*").replace("\\div", "/");
+    let mut reader =
+        Reader { chars: left.chars().filter(|c| !c.is_whitespace()).collect(), at: 0, depth: 0, numbers: Vec::new() };
     // two numbers with nothing but space between them would become one
     let mut words = left.split_whitespace().peekable();
     while let Some(word) = words.next() {
@@ -146,11 +135,7 @@ struct Reader {
 
 impl Reader {
     fn take(&mut self, signs: &[char]) -> Option<char> {
-        let sign = self
-            .chars
-            .get(self.at)
-            .copied()
-            .filter(|c| signs.contains(c))?;
+        let sign = self.chars.get(self.at).copied().filter(|c| signs.contains(c))?;
         self.at += 1;
         Some(sign)
     }

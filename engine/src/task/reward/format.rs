@@ -14,34 +14,21 @@ pub(crate) struct Format {
 
 impl Format {
     /// The form that tags without their angle brackets ask for, `setting` being the reward's name in messages.
-    pub fn new(
-        tags: &[String],
-        only: bool,
-        opened: bool,
-        setting: &str,
-    ) -> Result<Self, TaskError> {
+    pub fn new(tags: &[String], only: bool, opened: bool, setting: &str) -> Result<Self, TaskError> {
         let refused = |detail: String| TaskError::config(format!("{setting}.tags"), detail);
         if tags.is_empty() {
-            return Err(refused(
-                "expected at least one tag, found none; for example `[think, answer]`".into(),
-            ));
+            return Err(refused("expected at least one tag, found none; for example `[think, answer]`".into()));
         }
         for (at, tag) in tags.iter().enumerate() {
             if tag.is_empty() || tag.contains(['<', '>', '/']) {
-                return Err(refused(format!(
-                    "expected a tag without its brackets, such as `think`, found {tag:?}"
-                )));
+                return Err(refused(format!("expected a tag without its brackets, such as `think`, found {tag:?}")));
             }
             if tags[..at].contains(tag) {
                 return Err(refused(format!("the tag `{tag}` is named twice")));
             }
         }
         let pair = |tag: &String| [format!("<{tag}>"), format!("</{tag}>")];
-        Ok(Self {
-            tags: tags.iter().map(pair).collect(),
-            only,
-            opened,
-        })
+        Ok(Self { tags: tags.iter().map(pair).collect(), only, opened })
     }
 
     /// Whether a text has the form.

@@ -28,8 +28,7 @@ impl Length {
             (found, ..) => {
                 let none = found.is_none() && max.is_none() && buffer.is_none();
                 let found = if none { "none" } else { "several" };
-                let detail =
-                    format!("expected exactly one of `target`, `max` and `buffer`, found {found}");
+                let detail = format!("expected exactly one of `target`, `max` and `buffer`, found {found}");
                 return Err(TaskError::config(setting, detail));
             }
         };

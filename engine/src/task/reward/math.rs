@@ -1,7 +1,7 @@
 //! The `math` rule: the answer of a completion, read as mathematics, against the ground truth.
 //!
-//! Everything below an answer's first 2,000 bytes is bounded: tokens, nesting, bits of exact numbers, points of a numeric
-//! comparison. No text makes it panic or run long.
+//! Everything below an answer's first 2,000 bytes is bounded: tokens, nesting, bits of exact numbers, points of a
+//! numeric comparison. No text makes it panic or run long.
 
 mod brackets;
 mod collection;
@@ -52,11 +52,7 @@ impl Math {
         };
         let found = Parsed::new(found);
         let outcome = compare(&gold, &found, self.tolerance);
-        let mut verdict = RuleVerdict::of(
-            outcome == Comparison::Equal,
-            Some(&found.to_string()),
-            &gold.to_string(),
-        );
+        let mut verdict = RuleVerdict::of(outcome == Comparison::Equal, Some(&found.to_string()), &gold.to_string());
         if let Comparison::Undecided(reason) = outcome {
             verdict.undecided = Some(reason.to_owned());
         }

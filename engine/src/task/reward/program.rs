@@ -101,8 +101,7 @@ impl RewardProgram {
         let timeout = self.timeout();
         // a day, far beyond every call and within what clocks can add
         if !(timeout > 0.0 && timeout <= 86_400.0) {
-            let detail =
-                format!("expected seconds, more than 0 and at most 86400, found {timeout}");
+            let detail = format!("expected seconds, more than 0 and at most 86400, found {timeout}");
             return Err(TaskError::config(setting("timeout"), detail));
         }
         match self {

@@ -11,9 +11,7 @@ use super::repetition::Repetition;
 use super::schema::Schema;
 use super::verdict::RuleVerdict;
 use super::verl;
-use crate::task::number::{
-    Decimal, last_flexible, last_marked, last_number, last_number_text, parse_float,
-};
+use crate::task::number::{Decimal, last_flexible, last_marked, last_number, last_number_text, parse_float};
 use crate::task::{Completion, TaskError};
 use regex::Regex;
 use std::borrow::Cow;
@@ -22,29 +20,18 @@ use std::borrow::Cow;
 #[derive(Clone, Debug)]
 pub(crate) enum Rule {
     Gsm8k(Gsm8kMethod),
-    Exact {
-        ignore_case: bool,
-    },
-    Contains {
-        ignore_case: bool,
-    },
+    Exact { ignore_case: bool },
+    Contains { ignore_case: bool },
     Regex(Regex),
-    Number {
-        tolerance: f64,
-    },
+    Number { tolerance: f64 },
     Math(Math),
-    VerlGsm8k {
-        method: Gsm8kMethod,
-        format_score: f64,
-    },
+    VerlGsm8k { method: Gsm8kMethod, format_score: f64 },
     VerlMath,
     ThinkFormat,
     Format(Format),
     JsonSchema(Schema),
     Choice(Choice),
-    Countdown {
-        use_all: bool,
-    },
+    Countdown { use_all: bool },
     Repetition(Repetition),
     Length(Length),
 }
@@ -62,45 +49,25 @@ impl Rule {
         let math = |source, tolerance| Self::Math(Math { source, tolerance });
         Ok(match kind {
             RewardKind::Gsm8k { method } => Self::Gsm8k(*method),
-            RewardKind::Exact { ignore_case } => Self::Exact {
-                ignore_case: *ignore_case,
-            },
-            RewardKind::Contains { ignore_case } => Self::Contains {
-                ignore_case: *ignore_case,
-            },
-            RewardKind::Regex { pattern } => {
-                Self::Regex(compile(pattern, &format!("{setting}.pattern"))?)
+            RewardKind::Exact { ignore_case } => Self::Exact { ignore_case: *ignore_case },
+            RewardKind::Contains { ignore_case } => Self::Contains { ignore_case: *ignore_case },
+            RewardKind::Regex { pattern } => Self::Regex(compile(pattern, &format!("{setting}.pattern"))?),
+            RewardKind::Number { tolerance } => Self::Number { tolerance: size("tolerance", *tolerance)? },
+            RewardKind::Math { tolerance } => math(AnswerSource::Any, size("tolerance", *tolerance)?),
+            RewardKind::VerlGsm8k { method, format_score } => {
+                Self::VerlGsm8k { method: *method, format_score: size("format_score", *format_score)? }
             }
-            RewardKind::Number { tolerance } => Self::Number {
-                tolerance: size("tolerance", *tolerance)?,
-            },
-            RewardKind::Math { tolerance } => {
-                math(AnswerSource::Any, size("tolerance", *tolerance)?)
-            }
-            RewardKind::VerlGsm8k {
-                method,
-                format_score,
-            } => Self::VerlGsm8k {
-                method: *method,
-                format_score: size("format_score", *format_score)?,
-            },
             RewardKind::VerlMath {} => Self::VerlMath,
             RewardKind::TrlAccuracy {} => math(AnswerSource::Latex, 0.0),
             RewardKind::TrlThinkFormat {} => Self::ThinkFormat,
-            RewardKind::Format { tags, only, opened } => {
-                Self::Format(Format::new(tags, *only, *opened, setting)?)
-            }
+            RewardKind::Format { tags, only, opened } => Self::Format(Format::new(tags, *only, *opened, setting)?),
             RewardKind::JsonSchema { schema } => Self::JsonSchema(Schema::new(schema, setting)?),
             RewardKind::Choice { letters } => Self::Choice(Choice::new(letters, setting)?),
             RewardKind::Countdown { use_all } => Self::Countdown { use_all: *use_all },
             RewardKind::Repetition { ngram_size, unit } => {
                 Self::Repetition(Repetition::new(*ngram_size, *unit, setting)?)
             }
-            RewardKind::Length {
-                target,
-                max,
-                buffer,
-            } => Self::Length(Length::new(*target, *max, *buffer, setting)?),
+            RewardKind::Length { target, max, buffer } => Self::Length(Length::new(*target, *max, *buffer, setting)?),
             RewardKind::Model(_) | RewardKind::Python(_) | RewardKind::Command(_) => {
                 let detail = "a reward model or program is no rule";
                 return Err(TaskError::config(setting, detail));
@@ -121,11 +88,7 @@ impl Rule {
             | Self::Choice(_)
             | Self::Countdown { .. } => true,
             Self::Regex(pattern) => pattern.captures_len() > 1,
-            Self::ThinkFormat
-            | Self::Format(_)
-            | Self::JsonSchema(_)
-            | Self::Repetition(_)
-            | Self::Length(_) => false,
+            Self::ThinkFormat | Self::Format(_) | Self::JsonSchema(_) | Self::Repetition(_) | Self::Length(_) => false,
         }
     }
 
@@ -134,7 +97,8 @@ impl Rule {
         self.needs_answer() && !matches!(self, Self::Contains { .. })
     }
 
-    /// The piece of a completion that a rule which [`reads`](Self::reads) compares with the ground truth, if it finds one.
+    /// The piece of a completion that a rule which [`reads`](Self::reads) compares with the ground truth, if it finds
+    /// one.
     pub fn reading<'t>(&self, text: &'t str) -> Option<Cow<'t, str>> {
         match self {
             Self::Gsm8k(Gsm8kMethod::Strict) => last_marked(text).map(Cow::Borrowed),
@@ -194,14 +158,11 @@ impl Rule {
                 verdict
             }
             Self::Regex(pattern) if !self.needs_answer() => paid(pattern.is_match(text)),
-            Self::Repetition(repetition) => {
-                RuleVerdict::value(repetition.penalty(text, completion.tokens))
-            }
+            Self::Repetition(repetition) => RuleVerdict::value(repetition.penalty(text, completion.tokens)),
             Self::Length(length) => RuleVerdict::value(length.penalty(completion)?),
             Self::VerlGsm8k { format_score, .. } => {
                 let found = self.reading(text);
-                let mut verdict =
-                    RuleVerdict::of(found.as_deref() == Some(answer), found.as_deref(), answer);
+                let mut verdict = RuleVerdict::of(found.as_deref() == Some(answer), found.as_deref(), answer);
                 if found.is_some() && verdict.value < 1.0 {
                     verdict.value = *format_score;
                 }
@@ -209,11 +170,7 @@ impl Rule {
             }
             _ => {
                 let found = self.reading(text);
-                RuleVerdict::of(
-                    self.right(answer, text, found.as_deref())?,
-                    found.as_deref(),
-                    answer,
-                )
+                RuleVerdict::of(self.right(answer, text, found.as_deref())?, found.as_deref(), answer)
             }
         })
     }
@@ -230,9 +187,7 @@ impl Rule {
                 })?;
                 found.and_then(Decimal::parse) == Some(answer)
             }
-            Self::Exact { ignore_case } => {
-                fold(text.trim(), *ignore_case) == fold(answer.trim(), *ignore_case)
-            }
+            Self::Exact { ignore_case } => fold(text.trim(), *ignore_case) == fold(answer.trim(), *ignore_case),
             Self::Contains { ignore_case } => {
                 let answer = answer.trim();
                 if answer.is_empty() {
@@ -263,11 +218,7 @@ impl Rule {
 }
 
 fn fold(text: &str, ignore_case: bool) -> String {
-    if ignore_case {
-        text.to_lowercase()
-    } else {
-        text.to_owned()
-    }
+    if ignore_case { text.to_lowercase() } else { text.to_owned() }
 }
 
 #[cfg(test)]

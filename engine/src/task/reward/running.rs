@@ -48,8 +48,8 @@ impl RunningStats {
 pub enum Shaping<'a> {
     /// Nothing: validation reports plain sums.
     Plain,
-    /// Normalised by these statistics and clipped, as the list says: a step's rollouts, by statistics that have taken their values in, and
-    /// what they are compared with.
+    /// Normalised by these statistics and clipped, as the list says: a step's rollouts, by statistics that have taken
+    /// their values in, and what they are compared with.
     Statistics(&'a BTreeMap<String, RunningStats>),
 }
 

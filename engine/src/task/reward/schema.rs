@@ -23,21 +23,14 @@ impl fmt::Debug for Schema {
 }
 
 impl Schema {
-    /// Compiles a schema, `setting` being the reward's name in messages. Nothing is fetched, and patterns are matched in linear
-    /// time: those with look-around or back-references are refused.
+    /// Compiles a schema, `setting` being the reward's name in messages. Nothing is fetched, and patterns are matched
+    /// in linear time: those with look-around or back-references are refused.
     pub fn new(schema: &Value, setting: &str) -> Result<Self, TaskError> {
-        let options = jsonschema::options()
-            .offline()
-            .with_pattern_options(PatternOptions::regex());
+        let options = jsonschema::options().offline().with_pattern_options(PatternOptions::regex());
         let validator = options.build(schema).map_err(|error| {
-            TaskError::config(
-                format!("{setting}.schema"),
-                format!("it is no JSON schema that can be used: {error}"),
-            )
+            TaskError::config(format!("{setting}.schema"), format!("it is no JSON schema that can be used: {error}"))
         })?;
-        Ok(Self {
-            validator: Arc::new(validator),
-        })
+        Ok(Self { validator: Arc::new(validator) })
     }
 
     /// The JSON of a completion: its last fenced block, or all that follows its reasoning.

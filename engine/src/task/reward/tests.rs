@@ -5,12 +5,7 @@ use super::*;
 const TOKENS: [u32; 100] = [7; 100];
 
 fn completion(text: &str, tokens: usize) -> Completion<'_> {
-    Completion {
-        text,
-        tokens: &TOKENS[..tokens],
-        finished: true,
-        max_tokens: 100,
-    }
+    Completion { text, tokens: &TOKENS[..tokens], finished: true, max_tokens: 100 }
 }
 
 fn configs(json: &str) -> Vec<RewardConfig> {
@@ -19,10 +14,7 @@ fn configs(json: &str) -> Vec<RewardConfig> {
 
 fn total(json: &str, answer: &str, text: &str, tokens: usize) -> Result<f64, String> {
     let rewards = Rewards::new(&configs(&format!("[{json}]"))).map_err(|e| e.to_string())?;
-    rewards
-        .score(answer, &completion(text, tokens))
-        .map(|reward| reward.total)
-        .map_err(|e| e.to_string())
+    rewards.score(answer, &completion(text, tokens)).map(|reward| reward.total).map_err(|e| e.to_string())
 }
 
 fn pays(json: &str, answer: &str, text: &str) -> f64 {
@@ -30,19 +22,14 @@ fn pays(json: &str, answer: &str, text: &str) -> f64 {
 }
 
 fn refuses(json: &str) -> String {
-    Rewards::new(&configs(&format!("[{json}]")))
-        .expect_err("refused")
-        .to_string()
+    Rewards::new(&configs(&format!("[{json}]"))).expect_err("refused").to_string()
 }
 
 const EQUAL: f64 = 1e-12;
 
 #[test]
 fn gsm8k_strict_wants_the_mark_and_flexible_the_last_number() {
-    let (strict, flexible) = (
-        r#"{"kind": "gsm8k"}"#,
-        r#"{"kind": "gsm8k", "method": "flexible"}"#,
-    );
+    let (strict, flexible) = (r#"{"kind": "gsm8k"}"#, r#"{"kind": "gsm8k", "method": "flexible"}"#);
     for (text, by_strict, by_flexible) in [
         ("so #### 1,024", 1.0, 1.0),
         ("#### 7\nno: #### 1024", 1.0, 1.0),
@@ -52,16 +39,8 @@ fn gsm8k_strict_wants_the_mark_and_flexible_the_last_number() {
         ("no number", 0.0, 0.0),
         ("1.0.2.4", 0.0, 0.0),
     ] {
-        assert_eq!(
-            pays(strict, "1024", text).to_bits(),
-            f64::to_bits(by_strict),
-            "{text}"
-        );
-        assert_eq!(
-            pays(flexible, "1,024", text).to_bits(),
-            f64::to_bits(by_flexible),
-            "{text}"
-        );
+        assert_eq!(pays(strict, "1024", text).to_bits(), f64::to_bits(by_strict), "{text}");
+        assert_eq!(pays(flexible, "1,024", text).to_bits(), f64::to_bits(by_flexible), "{text}");
     }
 }
 
@@ -72,24 +51,15 @@ fn what_a_rule_reads_is_what_it_compares() {
     let rewards = Rewards::new(&configs(list)).expect("settings");
     let read = |text| -> Vec<_> {
         let own = rewards.readings(text);
-        own.map(|(name, text)| (name.to_owned(), text.map(String::from)))
-            .collect()
+        own.map(|(name, text)| (name.to_owned(), text.map(String::from))).collect()
     };
     let expected = |texts: [Option<&str>; 4]| -> Vec<_> {
         let names = ["gsm8k", "number", "regex", "exact"].map(str::to_owned);
-        names
-            .into_iter()
-            .zip(texts.map(|text| text.map(str::to_owned)))
-            .collect()
+        names.into_iter().zip(texts.map(|text| text.map(str::to_owned))).collect()
     };
     assert_eq!(
         read(" x=3-5 #### 1,000. "),
-        expected([
-            Some("1,000."),
-            Some("1,000"),
-            Some("3"),
-            Some("x=3-5 #### 1,000.")
-        ])
+        expected([Some("1,000."), Some("1,000"), Some("3"), Some("x=3-5 #### 1,000.")])
     );
     assert_eq!(read("none"), expected([None, None, None, Some("none")]));
 }
@@ -103,10 +73,7 @@ fn a_ground_truth_that_is_no_number_is_an_error_with_its_reason() {
          number; for GSM8K rows set `answer_extract: gsm8k`"
     );
     let error = total(r#"{"kind": "number", "name": "close"}"#, "", "42", 1).expect_err("refused");
-    assert!(
-        error.starts_with("reward `close` failed on this sample"),
-        "{error}"
-    );
+    assert!(error.starts_with("reward `close` failed on this sample"), "{error}");
 }
 
 #[test]
@@ -121,13 +88,7 @@ fn exact_trims_and_may_ignore_case() {
 fn contains_refuses_an_empty_answer_since_every_text_contains_it() {
     assert!(pays(r#"{"kind": "contains"}"#, "Paris", "It is Paris.") > 0.5);
     assert!(pays(r#"{"kind": "contains"}"#, "paris", "It is Paris.") < 0.5);
-    assert!(
-        pays(
-            r#"{"kind": "contains", "ignore_case": true}"#,
-            "paris",
-            "It is Paris."
-        ) > 0.5
-    );
+    assert!(pays(r#"{"kind": "contains", "ignore_case": true}"#, "paris", "It is Paris.") > 0.5);
     let error = total(r#"{"kind": "contains"}"#, " ", "anything", 1).expect_err("refused");
     assert!(error.contains("the ground truth is empty"), "{error}");
 }
@@ -146,27 +107,16 @@ fn regex_compares_its_group_with_the_answer_or_just_matches() {
 #[test]
 fn an_invalid_pattern_is_named_with_what_is_wrong() {
     let error = refuses(r#"{"kind": "regex", "pattern": "(a"}"#);
-    assert_eq!(
-        error,
-        "the regular expression \"(a\" of `rewards.regex.pattern` is invalid: error: unclosed group"
-    );
+    assert_eq!(error, "the regular expression \"(a\" of `rewards.regex.pattern` is invalid: error: unclosed group");
 }
 
 #[test]
 fn number_compares_the_last_number_within_a_tolerance() {
     assert!(pays(r#"{"kind": "number"}"#, "0.5", "x = 1/2 = .5") > 0.5);
     assert!(pays(r#"{"kind": "number"}"#, "0.5", "about 0.51") < 0.5);
-    assert!(
-        pays(
-            r#"{"kind": "number", "tolerance": 0.02}"#,
-            "0.5",
-            "about 0.51"
-        ) > 0.5
-    );
+    assert!(pays(r#"{"kind": "number", "tolerance": 0.02}"#, "0.5", "about 0.51") > 0.5);
     assert!(pays(r#"{"kind": "number"}"#, "5", "none") < 0.5);
-    assert!(
-        refuses(r#"{"kind": "number", "tolerance": -1}"#).contains("non-negative number, found -1")
-    );
+    assert!(refuses(r#"{"kind": "number", "tolerance": -1}"#).contains("non-negative number, found -1"));
 }
 
 #[test]
@@ -210,37 +160,21 @@ fn the_total_is_the_weighted_sum_and_parts_are_shown_before_weighting() {
     .expect("compiles");
     let reward = rewards.score("a", &completion("a", 10)).expect("judged");
     assert!((reward.total - 1.5).abs() < EQUAL);
-    assert_eq!(
-        reward.parts,
-        [("exact".to_owned(), 1.0), ("brief".to_owned(), -1.0)]
-    );
+    assert_eq!(reward.parts, [("exact".to_owned(), 1.0), ("brief".to_owned(), -1.0)]);
     assert_eq!(rewards.needs_answer(), Some("exact"));
 }
 
 #[test]
 fn lists_that_cannot_be_reported_are_refused() {
     let two = r#"{"kind": "exact"}, {"kind": "exact"}"#;
-    assert_eq!(
-        refuses(two),
-        "`rewards`: two rewards are named `exact`; set a different `name` for one of them"
-    );
-    assert!(
-        Rewards::new(&[])
-            .expect_err("refused")
-            .to_string()
-            .contains("at least one reward")
-    );
+    assert_eq!(refuses(two), "`rewards`: two rewards are named `exact`; set a different `name` for one of them");
+    assert!(Rewards::new(&[]).expect_err("refused").to_string().contains("at least one reward"));
 }
 
 #[test]
 fn unknown_keys_are_rejected() {
     let error = serde_json::from_str::<RewardConfig>(r#"{"kind": "exact", "wieght": 1}"#);
-    assert!(
-        error
-            .expect_err("refused")
-            .to_string()
-            .contains("unknown field `wieght`")
-    );
+    assert!(error.expect_err("refused").to_string().contains("unknown field `wieght`"));
 }
 
 #[test]
@@ -283,18 +217,9 @@ fn a_reward_that_does_not_apply_adds_nothing_and_stays_out_of_statistics() {
 #[test]
 fn settings_of_programs_that_make_no_sense_are_refused() {
     for (json, part) in [
-        (
-            r#"{"kind": "python", "file": "r.py", "workers": 0}"#,
-            "rewards.python.workers",
-        ),
-        (
-            r#"{"kind": "python", "file": "r.py", "timeout": 0}"#,
-            "rewards.python.timeout",
-        ),
-        (
-            r#"{"kind": "command", "command": [], "name": "c"}"#,
-            "rewards.c.command",
-        ),
+        (r#"{"kind": "python", "file": "r.py", "workers": 0}"#, "rewards.python.workers"),
+        (r#"{"kind": "python", "file": "r.py", "timeout": 0}"#, "rewards.python.timeout"),
+        (r#"{"kind": "command", "command": [], "name": "c"}"#, "rewards.c.command"),
     ] {
         let message = refuses(json);
         assert!(message.contains(part), "{message}");

@@ -18,10 +18,7 @@ pub(crate) struct RuleVerdict {
 impl RuleVerdict {
     /// A value that is founded on no single piece of the text.
     pub fn value(value: f64) -> Self {
-        Self {
-            value,
-            ..Self::default()
-        }
+        Self { value, ..Self::default() }
     }
 
     /// 1 or 0, from what was read and what it was compared with.

@@ -1,5 +1,5 @@
-//! verl's rules for GSM8K and MATH (`verl/utils/reward_score/{gsm8k,math_reward}.py`), with the same results for the same texts,
-//! oddities included.
+//! verl's rules for GSM8K and MATH (`verl/utils/reward_score/{gsm8k,math_reward}.py`), with the same results for the
+//! same texts, oddities included.
 
 use super::config::Gsm8kMethod;
 

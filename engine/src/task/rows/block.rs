@@ -24,29 +24,13 @@ pub(super) enum Content {
 /// A block of rows that are read again from their file.
 pub(super) fn placed(numbers: Vec<u32>, unit: Unit, spans: &[(u64, u32)]) -> Block {
     let offset = spans.first().map_or(0, |(offset, _)| *offset);
-    let content = Content::Placed {
-        offset,
-        spans: spans
-            .iter()
-            .map(|(at, len)| ((at - offset) as u32, *len))
-            .collect(),
-    };
-    Block {
-        numbers,
-        unit,
-        content,
-    }
+    let content =
+        Content::Placed { offset, spans: spans.iter().map(|(at, len)| ((at - offset) as u32, *len)).collect() };
+    Block { numbers, unit, content }
 }
 
 /// A block of rows that are held.
 pub(super) fn packed(numbers: Vec<u32>, unit: Unit, text: &[u8]) -> std::io::Result<Block> {
-    let content = Content::Packed {
-        bytes: zstd::bulk::compress(text, LEVEL)?.into_boxed_slice(),
-        len: text.len(),
-    };
-    Ok(Block {
-        numbers,
-        unit,
-        content,
-    })
+    let content = Content::Packed { bytes: zstd::bulk::compress(text, LEVEL)?.into_boxed_slice(), len: text.len() };
+    Ok(Block { numbers, unit, content })
 }

@@ -17,15 +17,16 @@ use crate::task::TaskError;
 /// The setting whose sources may have names.
 const VALIDATION: &str = "task.validation";
 
-/// Where the rows of a split come from. In a configuration: a path, or a list whose entries are paths or `{path, weight}`; of
-/// validation also a mapping from names to these.
+/// Where the rows of a split come from. In a configuration: a path, or a list whose entries are paths or `{path,
+/// weight}`; of validation also a mapping from names to these.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowFiles(pub Vec<RowSource>);
 
 /// One source of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowSource {
-    /// A file, a folder, a pattern (`data/*.parquet`), or a dataset of the Hub (`owner/name`, `hf://datasets/owner/name/file`).
+    /// A file, a folder, a pattern (`data/*.parquet`), or a dataset of the Hub (`owner/name`,
+    /// `hf://datasets/owner/name/file`).
     pub path: String,
     /// Its share of what is drawn, beside the weights of the others.
     pub weight: Option<f64>,
@@ -35,11 +36,7 @@ pub struct RowSource {
 
 impl RowSource {
     fn plain(path: impl Into<String>) -> Self {
-        Self {
-            path: path.into(),
-            weight: None,
-            set: None,
-        }
+        Self { path: path.into(), weight: None, set: None }
     }
 }
 
@@ -69,14 +66,7 @@ impl From<PathBuf> for RowFiles {
 
 impl Serialize for RowFiles {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if let [
-            RowSource {
-                path,
-                weight: None,
-                set: None,
-            },
-        ] = self.0.as_slice()
-        {
+        if let [RowSource { path, weight: None, set: None }] = self.0.as_slice() {
             return serializer.serialize_str(path);
         }
         if self.0.iter().any(|source| source.set.is_some()) {
@@ -139,9 +129,7 @@ fn source(value: Value) -> Result<RowSource, String> {
         Value::String(path) => return Ok(RowSource::plain(path)),
         Value::Object(entry) => entry,
         other => {
-            return Err(format!(
-                "expected a path, or a list of paths or of `{{path, weight}}`, found {other}"
-            ));
+            return Err(format!("expected a path, or a list of paths or of `{{path, weight}}`, found {other}"));
         }
     };
     let Some(Value::String(path)) = entry.remove("path") else {
@@ -155,14 +143,8 @@ fn source(value: Value) -> Result<RowSource, String> {
         },
     };
     match entry.keys().next() {
-        Some(key) => Err(format!(
-            "unknown field `{key}`, expected `path` or `weight`"
-        )),
-        None => Ok(RowSource {
-            path,
-            weight,
-            set: None,
-        }),
+        Some(key) => Err(format!("unknown field `{key}`, expected `path` or `weight`")),
+        None => Ok(RowSource { path, weight, set: None }),
     }
 }
 
@@ -248,22 +230,14 @@ impl RowFiles {
     }
 
     /// The files of every source, in order. Relative paths are resolved against `base`; what is of the Hub is fetched.
-    pub(crate) fn list(
-        &self,
-        base: &Path,
-        setting: &'static str,
-    ) -> Result<Vec<Vec<PathBuf>>, TaskError> {
+    pub(crate) fn list(&self, base: &Path, setting: &'static str) -> Result<Vec<Vec<PathBuf>>, TaskError> {
         let named = self.0.iter().find_map(|source| source.set.as_ref());
         if let Some(name) = named.filter(|_| setting != VALIDATION) {
-            let detail = format!(
-                "names a set, `{name}`, which `task.validation` alone has; write a path, or a list of paths"
-            );
+            let detail =
+                format!("names a set, `{name}`, which `task.validation` alone has; write a path, or a list of paths");
             return Err(TaskError::config(setting, detail));
         }
-        self.0
-            .iter()
-            .map(|source| list(&source.path, base, setting))
-            .collect()
+        self.0.iter().map(|source| list(&source.path, base, setting)).collect()
     }
 }
 
@@ -288,8 +262,8 @@ fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, 
         return Ok(vec![path]);
     }
     let bad = |detail: String| TaskError::config(setting, detail);
-    let found = glob::glob(&path.to_string_lossy())
-        .map_err(|e| bad(format!("the pattern {text:?} is invalid: {e}")))?;
+    let found =
+        glob::glob(&path.to_string_lossy()).map_err(|e| bad(format!("the pattern {text:?} is invalid: {e}")))?;
     let files: Vec<PathBuf> = found.flatten().filter(|path| path.is_file()).collect();
     if files.is_empty() {
         return Err(bad(format!("no file matches {}", path.display())));
@@ -297,16 +271,8 @@ fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, 
     Ok(files)
 }
 
-fn in_folder(
-    folder: &Path,
-    setting: &'static str,
-    validates: bool,
-) -> Result<Vec<PathBuf>, TaskError> {
-    let read = |error| TaskError::Read {
-        setting,
-        path: folder.to_owned(),
-        error,
-    };
+fn in_folder(folder: &Path, setting: &'static str, validates: bool) -> Result<Vec<PathBuf>, TaskError> {
+    let read = |error| TaskError::Read { setting, path: folder.to_owned(), error };
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(read)? {
         let entry = entry.map_err(read)?;
@@ -323,15 +289,14 @@ fn in_folder(
 /// Words of file names that say that rows are held out, those for validation first.
 const HELD_OUT: [&[&str]; 2] = [&["validation", "valid", "val", "dev"], &["test", "eval"]];
 
-/// The files of a dataset that a split reads: one named, those that a pattern matches, or of a folder those whose names say
-/// `train`, or `validation` or `test`.
+/// The files of a dataset that a split reads: one named, those that a pattern matches, or of a folder those whose names
+/// say `train`, or `validation` or `test`.
 fn choose(files: &[String], inside: &str, validates: bool) -> Result<Vec<String>, String> {
     if files.iter().any(|file| file == inside) {
         return Ok(vec![inside.to_owned()]);
     }
     if inside.contains(['*', '?', '[']) {
-        let pattern = glob::Pattern::new(inside)
-            .map_err(|e| format!("the pattern {inside:?} is invalid: {e}"))?;
+        let pattern = glob::Pattern::new(inside).map_err(|e| format!("the pattern {inside:?} is invalid: {e}"))?;
         let matching = files.iter().filter(|file| pattern.matches(file));
         let matching: Vec<String> = matching.cloned().collect();
         return if matching.is_empty() {
@@ -347,15 +312,8 @@ fn choose(files: &[String], inside: &str, validates: bool) -> Result<Vec<String>
     };
     let rows: Vec<&String> = files.iter().filter(below).collect();
     if rows.is_empty() {
-        let place = if inside.is_empty() {
-            String::new()
-        } else {
-            format!(" in {inside}")
-        };
-        return Err(format!(
-            "no Parquet or JSON files{place}; it has {}",
-            some(files)
-        ));
+        let place = if inside.is_empty() { String::new() } else { format!(" in {inside}") };
+        return Err(format!("no Parquet or JSON files{place}; it has {}", some(files)));
     }
     alone(of_split(&rows, validates)?)
 }
@@ -382,25 +340,16 @@ fn of_split(rows: &[&String], validates: bool) -> Result<Vec<String>, String> {
         Some(train).filter(|files| !files.is_empty())
     };
     chosen.ok_or_else(|| {
-        let wanted = if validates {
-            "`validation` or `test`"
-        } else {
-            "`train`"
-        };
+        let wanted = if validates { "`validation` or `test`" } else { "`train`" };
         let names: Vec<String> = rows.iter().map(|file| (*file).clone()).collect();
-        format!(
-            "no file name says {wanted}: it has {}; name the file",
-            some(&names)
-        )
+        format!("no file name says {wanted}: it has {}; name the file", some(&names))
     })
 }
 
 /// Files that lie in one folder and are of one format; otherwise the same rows may be there several times.
 fn alone(files: Vec<String>) -> Result<Vec<String>, String> {
-    let folders: BTreeSet<&str> = files
-        .iter()
-        .map(|file| file.rsplit_once('/').map_or("", |(folder, _)| folder))
-        .collect();
+    let folders: BTreeSet<&str> =
+        files.iter().map(|file| file.rsplit_once('/').map_or("", |(folder, _)| folder)).collect();
     let kinds: BTreeSet<&str> = files.iter().map(|file| kind_of(file)).collect();
     if folders.len() > 1 {
         let folders: Vec<&str> = folders.into_iter().collect();
@@ -411,10 +360,7 @@ fn alone(files: Vec<String>) -> Result<Vec<String>, String> {
         ));
     }
     if kinds.len() > 1 {
-        return Err(format!(
-            "its rows are there in several formats: {}; name the files",
-            some(&files)
-        ));
+        return Err(format!("its rows are there in several formats: {}; name the files", some(&files)));
     }
     Ok(files)
 }
@@ -424,14 +370,6 @@ fn some(files: &[String]) -> String {
     const SHOWN: usize = 12;
     let shown: Vec<&str> = files.iter().take(SHOWN).map(String::as_str).collect();
     let more = files.len().saturating_sub(SHOWN);
-    let more = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
-    };
-    if shown.is_empty() {
-        "no files".to_owned()
-    } else {
-        shown.join(", ") + &more
-    }
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    if shown.is_empty() { "no files".to_owned() } else { shown.join(", ") + &more }
 }

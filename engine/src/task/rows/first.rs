@@ -16,7 +16,8 @@ const TRAIN: &str = "task.train";
 const VALIDATION: &str = "task.validation";
 
 impl RowFiles {
-    /// The fields of the first row to train on. Relative paths are resolved against `base`; what is of the Hub is fetched.
+    /// The fields of the first row to train on. Relative paths are resolved against `base`; what is of the Hub is
+    /// fetched.
     ///
     /// # Errors
     /// Where the files are not there, cannot be read, or have no rows.
@@ -25,8 +26,8 @@ impl RowFiles {
         Ok(first.map(|row| row.fields).unwrap_or_default())
     }
 
-    /// The files of a setting that cannot be had or opened, each with its reason: no row is read. Relative paths are resolved against
-    /// `base`; what is of the Hub is fetched.
+    /// The files of a setting that cannot be had or opened, each with its reason: no row is read. Relative paths are
+    /// resolved against `base`; what is of the Hub is fetched.
     #[must_use]
     pub fn missing(&self, base: &Path, setting: &'static str) -> Vec<TaskError> {
         let files = match self.list(base, setting) {
@@ -35,21 +36,13 @@ impl RowFiles {
         };
         let unreadable = files.into_iter().filter_map(|path| {
             let error = File::open(&path).err()?;
-            Some(TaskError::Read {
-                setting,
-                path,
-                error,
-            })
+            Some(TaskError::Read { setting, path, error })
         });
         unreadable.collect()
     }
 
     /// The first row of a setting's files, where they can be read.
-    pub(crate) fn first(
-        &self,
-        base: &Path,
-        setting: &'static str,
-    ) -> Result<Option<Row>, TaskError> {
+    pub(crate) fn first(&self, base: &Path, setting: &'static str) -> Result<Option<Row>, TaskError> {
         let files = self.list(base, setting)?.concat();
         let first = Mutex::new(None);
         Rows::read(&files, setting, Some(1), &|row| {
@@ -59,11 +52,11 @@ impl RowFiles {
         Ok(first.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether the same place has rows of its own for validation: files whose names say so, and none of those to train on.
+    /// Whether the same place has rows of its own for validation: files whose names say so, and none of those to train
+    /// on.
     #[must_use]
     pub fn holds_out(&self, base: &Path) -> bool {
-        let files =
-            |setting| -> Option<Vec<PathBuf>> { Some(self.list(base, setting).ok()?.concat()) };
+        let files = |setting| -> Option<Vec<PathBuf>> { Some(self.list(base, setting).ok()?.concat()) };
         match (files(TRAIN), files(VALIDATION)) {
             (Some(train), Some(held_out)) => held_out.iter().all(|file| !train.contains(file)),
             _ => false,

@@ -42,29 +42,20 @@ pub(super) fn format_of(path: &Path) -> (Layout, Compression) {
 const ROWS: [&str; 5] = ["jsonl", "ndjson", "json", "parquet", "pq"];
 
 /// Files that describe a dataset, and are none of its rows.
-const DESCRIPTIONS: [&str; 5] = [
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dataset_dict.json",
-    "state.json",
-    "package.json",
-];
+const DESCRIPTIONS: [&str; 5] =
+    ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"];
 
 /// Whether a file found in a folder is taken for rows.
 pub(super) fn has_rows(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = name.to_lowercase();
-    !name.starts_with('.')
-        && !DESCRIPTIONS.contains(&name.as_str())
-        && ROWS.contains(&kind_of(&name))
+    !name.starts_with('.') && !DESCRIPTIONS.contains(&name.as_str()) && ROWS.contains(&kind_of(&name))
 }
 
 /// The ending that says how rows are written, without that of a compression.
 pub(super) fn kind_of(name: &str) -> &str {
     let compressed = [".gz", ".zst", ".zstd"];
-    let stem = compressed
-        .iter()
-        .find_map(|ending| name.strip_suffix(ending));
+    let stem = compressed.iter().find_map(|ending| name.strip_suffix(ending));
     let stem = stem.unwrap_or(name);
     stem.rsplit_once('.').map_or("", |(_, ending)| ending)
 }

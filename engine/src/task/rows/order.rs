@@ -58,29 +58,19 @@ impl Order {
     /// Every row once.
     pub fn plain(rows: Indices) -> Self {
         let len = rows.len();
-        Self {
-            parts: vec![(rows, len)],
-            len,
-        }
+        Self { parts: vec![(rows, len)], len }
     }
 
-    /// Sources by weight. An epoch is as long as it takes for the source with the most rows for its weight to be gone through
-    /// once; rows of the others repeat.
+    /// Sources by weight. An epoch is as long as it takes for the source with the most rows for its weight to be gone
+    /// through once; rows of the others repeat.
     pub fn weighted(sources: Vec<(Indices, f64)>) -> Self {
-        let longest = sources
-            .iter()
-            .map(|(rows, weight)| rows.len() as f64 / weight)
-            .fold(0.0, f64::max);
+        let longest = sources.iter().map(|(rows, weight)| rows.len() as f64 / weight).fold(0.0, f64::max);
         let parts: Vec<(Indices, u64)> = sources
             .into_iter()
             .map(|(rows, weight)| {
                 let share = (longest * weight).round() as u64;
                 // no rounding may lose a row
-                let slots = if rows.len() == 0 {
-                    0
-                } else {
-                    share.max(rows.len())
-                };
+                let slots = if rows.len() == 0 { 0 } else { share.max(rows.len()) };
                 (rows, slots)
             })
             .collect();

@@ -31,13 +31,11 @@ pub(super) fn rows(path: &Path, sink: &mut Sink<'_>) -> Result<(), Unread> {
 
 fn object(row: &Row) -> Map<String, Value> {
     let columns = row.get_column_iter();
-    columns
-        .map(|(name, field)| (name.clone(), value(field)))
-        .collect()
+    columns.map(|(name, field)| (name.clone(), value(field))).collect()
 }
 
-/// A field as JSON: numbers as numbers, dates and decimals as text, bytes as text where they are UTF-8 and in hexadecimal
-/// where they are not.
+/// A field as JSON: numbers as numbers, dates and decimals as text, bytes as text where they are UTF-8 and in
+/// hexadecimal where they are not.
 fn value(field: &Field) -> Value {
     // the shortest decimal that is the same number, as f32's own text has it
     let short = |text: String| text.parse().map_or(Value::Null, float);

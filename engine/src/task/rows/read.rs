@@ -1,4 +1,5 @@
-//! From a file to blocks of rows: one thread reads, all cores parse, check and compress, a bounded number of rows at a time.
+//! From a file to blocks of rows: one thread reads, all cores parse, check and compress, a bounded number of rows at a
+//! time.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -45,17 +46,11 @@ pub(super) fn blocks(path: &Path, limit: u64, check: &Check<'_>) -> Result<Vec<B
             let rows = match message {
                 Message::Rows(rows) => rows,
                 Message::Broken { rows, why } => {
-                    return Err(TaskError::Damaged {
-                        path: path.to_owned(),
-                        rows,
-                        detail: why.0,
-                    });
+                    return Err(TaskError::Damaged { path: path.to_owned(), rows, detail: why.0 });
                 }
             };
-            let done: Vec<Result<Block, TaskError>> = rows
-                .into_par_iter()
-                .map(|rows| block(rows, path, check))
-                .collect();
+            let done: Vec<Result<Block, TaskError>> =
+                rows.into_par_iter().map(|rows| block(rows, path, check)).collect();
             for one in done {
                 blocks.push(one?);
             }
@@ -64,7 +59,8 @@ pub(super) fn blocks(path: &Path, limit: u64, check: &Check<'_>) -> Result<Vec<B
     })
 }
 
-/// The reading thread: gathers rows and sends them, until the file ends, the limit is reached or nobody listens any more.
+/// The reading thread: gathers rows and sends them, until the file ends, the limit is reached or nobody listens any
+/// more.
 fn send(path: &Path, limit: u64, at_a_time: usize, sender: &SyncSender<Message>) {
     let mut gathered = Gathered::default();
     let mut left = limit;
@@ -87,9 +83,9 @@ fn send(path: &Path, limit: u64, at_a_time: usize, sender: &SyncSender<Message>)
     let (layout, compression) = format_of(path);
     let read = match (layout, compression) {
         (Layout::Parquet, Compression::None) => parquet::rows(path, &mut sink),
-        (Layout::Parquet, _) => Err(Unread(
-            "a Parquet file cannot be read through a compression; decompress it".to_owned(),
-        )),
+        (Layout::Parquet, _) => {
+            Err(Unread("a Parquet file cannot be read through a compression; decompress it".to_owned()))
+        }
         (Layout::List, _) => text::open(path, compression).and_then(|b| text::list(b, &mut sink)),
         (Layout::Lines, _) => text::open(path, compression).and_then(|b| text::lines(b, &mut sink)),
     };
@@ -147,10 +143,7 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
             }
             RawContent::Fields(fields) => {
                 let line = serde_json::to_vec(&fields);
-                text.extend(line.map_err(|e| TaskError::NotARow {
-                    place: place.clone(),
-                    found: e.to_string(),
-                })?);
+                text.extend(line.map_err(|e| TaskError::NotARow { place: place.clone(), found: e.to_string() })?);
                 fields
             }
         };
@@ -172,15 +165,9 @@ pub(super) fn parse(line: &[u8], place: &RowLocation) -> Result<Map<String, Valu
     // without the line break, so that an end that comes too early is on this line
     let found = match serde_json::from_slice(line.trim_ascii_end()) {
         Ok(Value::Object(fields)) => return Ok(fields),
-        Ok(Value::Array(_)) => {
-            "a list; a file that is one JSON list has to be called .json".to_owned()
-        }
+        Ok(Value::Array(_)) => "a list; a file that is one JSON list has to be called .json".to_owned(),
         Ok(value) => format!("the value {value}"),
-        Err(error) => format!(
-            "invalid JSON at column {} ({})",
-            error.column(),
-            kind(&error)
-        ),
+        Err(error) => format!("invalid JSON at column {} ({})", error.column(), kind(&error)),
     };
     let place = place.clone();
     Err(TaskError::NotARow { place, found })

@@ -1,5 +1,5 @@
-//! Rows that can be asked for one by one and take little memory: those of a plain text file are read again where they are,
-//! all others are held compressed.
+//! Rows that can be asked for one by one and take little memory: those of a plain text file are read again where they
+//! are, all others are held compressed.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -35,27 +35,20 @@ pub(crate) struct Rows {
 impl std::fmt::Debug for Rows {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files: Vec<&Path> = self.files.iter().map(|file| file.path.as_path()).collect();
-        f.debug_struct("Rows")
-            .field("files", &files)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
+        f.debug_struct("Rows").field("files", &files).field("len", &self.len).finish_non_exhaustive()
     }
 }
 
 impl Rows {
-    /// Reads files, at most `limit` rows in all, and checks every row. No row at all in a file that is read is an error.
+    /// Reads files, at most `limit` rows in all, and checks every row. No row at all in a file that is read is an
+    /// error.
     pub fn read(
         files: &[PathBuf],
         setting: &'static str,
         limit: Option<u64>,
         check: &Check<'_>,
     ) -> Result<Self, TaskError> {
-        let mut rows = Self {
-            files: Vec::new(),
-            blocks: Vec::new(),
-            len: 0,
-            unpacked: Mutex::new(None),
-        };
+        let mut rows = Self { files: Vec::new(), blocks: Vec::new(), len: 0, unpacked: Mutex::new(None) };
         for path in files {
             let left = limit.map_or(u64::MAX, |limit| limit - rows.len);
             if left == 0 {
@@ -66,32 +59,15 @@ impl Rows {
         Ok(rows)
     }
 
-    fn add(
-        &mut self,
-        path: &Path,
-        setting: &'static str,
-        limit: u64,
-        check: &Check<'_>,
-    ) -> Result<(), TaskError> {
-        let unreadable = |error| TaskError::Read {
-            setting,
-            path: path.to_owned(),
-            error,
-        };
+    fn add(&mut self, path: &Path, setting: &'static str, limit: u64, check: &Check<'_>) -> Result<(), TaskError> {
+        let unreadable = |error| TaskError::Read { setting, path: path.to_owned(), error };
         let file = File::open(path).map_err(unreadable)?;
         let found = blocks(path, limit, check)?;
         if found.is_empty() {
-            return Err(TaskError::Empty {
-                setting,
-                path: path.to_owned(),
-            });
+            return Err(TaskError::Empty { setting, path: path.to_owned() });
         }
         let place = self.files.len() as u32;
-        self.files.push(RowFile {
-            path: path.to_owned(),
-            file: Mutex::new(file),
-            first: self.len,
-        });
+        self.files.push(RowFile { path: path.to_owned(), file: Mutex::new(file), first: self.len });
         for block in found {
             let rows = block.numbers.len() as u64;
             self.blocks.push((self.len, place, block));
@@ -117,23 +93,14 @@ impl Rows {
         let (first, file, block) = &self.blocks[at];
         let within = (index - first) as usize;
         let source = &self.files[*file as usize];
-        let place = RowLocation {
-            path: source.path.clone(),
-            line: block.numbers[within] as usize,
-            unit: block.unit,
-        };
-        let gone = |error: std::io::Error| TaskError::Changed {
-            place: place.clone(),
-            detail: error.to_string(),
-        };
+        let place = RowLocation { path: source.path.clone(), line: block.numbers[within] as usize, unit: block.unit };
+        let gone = |error: std::io::Error| TaskError::Changed { place: place.clone(), detail: error.to_string() };
         let fields = match &block.content {
             Content::Placed { offset, spans } => {
                 let (start, len) = spans[within];
                 let line = source.read(offset + u64::from(start), len).map_err(gone)?;
-                parse(&line, &place).map_err(|error| TaskError::Changed {
-                    place: place.clone(),
-                    detail: error.to_string(),
-                })?
+                parse(&line, &place)
+                    .map_err(|error| TaskError::Changed { place: place.clone(), detail: error.to_string() })?
             }
             Content::Packed { bytes, len } => {
                 let text = self.unpack(at, bytes, *len).map_err(gone)?;

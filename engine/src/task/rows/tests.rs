@@ -50,49 +50,27 @@ fn texts(
     let levels = vec![definition; values.len()];
     let mut column = group.next_column().expect("a column").expect("one more");
     let writer = column.typed::<ByteArrayType>();
-    writer
-        .write_batch(&values, Some(&levels), repetition)
-        .expect("written");
+    writer.write_batch(&values, Some(&levels), repetition).expect("written");
     column.close().expect("closed");
 }
 
-/// Rows of a question and an answer as verl's preprocessing writes them, some in each row group: a system and a user message,
-/// and the ground truth in `reward_model`.
-pub(crate) fn write_verl(
-    path: &Path,
-    rows: &[(String, String)],
-    system: &str,
-    compression: Compression,
-) {
+/// Rows of a question and an answer as verl's preprocessing writes them, some in each row group: a system and a user
+/// message, and the ground truth in `reward_model`.
+pub(crate) fn write_verl(path: &Path, rows: &[(String, String)], system: &str, compression: Compression) {
     let schema = Arc::new(parse_message_type(VERL).expect("a schema"));
-    let properties = WriterProperties::builder()
-        .set_compression(compression)
-        .build();
+    let properties = WriterProperties::builder().set_compression(compression).build();
     let file = std::fs::File::create(path).expect("created");
-    let mut writer =
-        SerializedFileWriter::new(file, schema, Arc::new(properties)).expect("a writer");
+    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).expect("a writer");
     for some in rows.chunks(1000) {
         let mut group = writer.next_row_group().expect("a row group");
         let all = |text: &str| vec![text.to_owned(); some.len()];
         let pairs = |first: &str, second: &dyn Fn(&(String, String)) -> String| -> Vec<String> {
-            some.iter()
-                .flat_map(|row| [first.to_owned(), second(row)])
-                .collect()
+            some.iter().flat_map(|row| [first.to_owned(), second(row)]).collect()
         };
         let repetition: Vec<i16> = some.iter().flat_map(|_| [0, 1]).collect();
         texts(&mut group, &all("openai/gsm8k"), 1, None);
-        texts(
-            &mut group,
-            &pairs(system, &|row| row.0.clone()),
-            4,
-            Some(&repetition),
-        );
-        texts(
-            &mut group,
-            &pairs("system", &|_| "user".to_owned()),
-            4,
-            Some(&repetition),
-        );
+        texts(&mut group, &pairs(system, &|row| row.0.clone()), 4, Some(&repetition));
+        texts(&mut group, &pairs("system", &|_| "user".to_owned()), 4, Some(&repetition));
         texts(&mut group, &all("math"), 1, None);
         let answers: Vec<String> = some.iter().map(|row| row.1.clone()).collect();
         texts(&mut group, &answers, 2, None);
@@ -101,16 +79,12 @@ pub(crate) fn write_verl(
         let levels = vec![2; some.len()];
         let mut column = group.next_column().expect("a column").expect("one more");
         let integers = column.typed::<Int64Type>();
-        integers
-            .write_batch(&numbers, Some(&levels), None)
-            .expect("written");
+        integers.write_batch(&numbers, Some(&levels), None).expect("written");
         column.close().expect("closed");
         // no row has a difficulty
         let mut column = group.next_column().expect("a column").expect("one more");
         let doubles = column.typed::<DoubleType>();
-        doubles
-            .write_batch(&[], Some(&vec![1; some.len()]), None)
-            .expect("written");
+        doubles.write_batch(&[], Some(&vec![1; some.len()]), None).expect("written");
         column.close().expect("closed");
         group.close().expect("closed");
     }
@@ -154,9 +128,7 @@ fn refused(path: &Path) -> String {
 
 /// Rows of different lengths, enough for several blocks.
 fn examples() -> Vec<Value> {
-    (0..2000)
-        .map(|i| json!({"q": "é".repeat(i % 300), "n": i, "deep": {"list": [i, null, {"x": 0.1}]}}))
-        .collect()
+    (0..2000).map(|i| json!({"q": "é".repeat(i % 300), "n": i, "deep": {"list": [i, null, {"x": 0.1}]}})).collect()
 }
 
 fn as_lines(rows: &[Value]) -> String {
@@ -168,20 +140,11 @@ fn as_lines(rows: &[Value]) -> String {
 fn the_first_row_of_a_parquet_file_is_read_with_its_nested_fields() {
     let folder = tempfile::tempdir().expect("a folder");
     let rows: Vec<(String, String)> = (0..3).map(|n| (format!("q{n}"), format!("{n}"))).collect();
-    write_verl(
-        &folder.path().join("train.parquet"),
-        &rows,
-        "Be brief.",
-        Compression::SNAPPY,
-    );
-    let row = RowFiles::from("train.parquet")
-        .first_row(folder.path())
-        .expect("a row");
+    write_verl(&folder.path().join("train.parquet"), &rows, "Be brief.", Compression::SNAPPY);
+    let row = RowFiles::from("train.parquet").first_row(folder.path()).expect("a row");
     assert_eq!(row["prompt"][1]["content"], "q0");
     assert_eq!(row["reward_model"]["ground_truth"], "0");
-    let error = RowFiles::from("nowhere.parquet")
-        .first_row(folder.path())
-        .expect_err("no file");
+    let error = RowFiles::from("nowhere.parquet").first_row(folder.path()).expect_err("no file");
     assert!(error.to_string().contains("nowhere.parquet"), "{error}");
 }
 
@@ -211,9 +174,7 @@ fn the_same_rows_come_out_of_every_text_format() {
 #[test]
 fn verls_parquet_becomes_nested_rows_under_every_compression() {
     let folder = folder();
-    let rows: Vec<(String, String)> = (0..2500)
-        .map(|i| (format!("{i} + 1 = ?"), (i + 1).to_string()))
-        .collect();
+    let rows: Vec<(String, String)> = (0..2500).map(|i| (format!("{i} + 1 = ?"), (i + 1).to_string())).collect();
     for compression in [
         Compression::UNCOMPRESSED,
         Compression::SNAPPY,
@@ -257,11 +218,7 @@ fn many_rows_take_little_memory() {
     let parquet = folder.path().join("rows.parquet");
     write_verl(&parquet, &rows, "Think step by step.", Compression::SNAPPY);
     let packed = read(&parquet).expect("rows");
-    let lines = write(
-        folder.path(),
-        "rows.jsonl",
-        as_lines(&all(&packed)).as_bytes(),
-    );
+    let lines = write(folder.path(), "rows.jsonl", as_lines(&all(&packed)).as_bytes());
     let placed = read(&lines).expect("rows");
     assert_eq!((packed.len(), placed.len()), (ROWS as u64, ROWS as u64));
     // of some 450 bytes of JSON each
@@ -269,8 +226,7 @@ fn many_rows_take_little_memory() {
     assert!(of_each(&packed) < 100, "{} bytes a row", of_each(&packed));
     assert!(of_each(&placed) <= 12, "{} bytes a row", of_each(&placed));
     for at in [0, 255, 256, 12_345, 19_999] {
-        let question =
-            |rows: &Rows| rows.get(at).expect("a row").fields["prompt"][1]["content"].clone();
+        let question = |rows: &Rows| rows.get(at).expect("a row").fields["prompt"][1]["content"].clone();
         assert_eq!(question(&packed), rows[at as usize].0);
         assert_eq!(question(&placed), rows[at as usize].0);
     }
@@ -283,9 +239,7 @@ fn rows_keep_their_line_numbers_across_blank_lines() {
     for (name, bytes) in [("a.jsonl", text.to_vec()), ("a.jsonl.gz", gzip(text))] {
         let path = write(folder.path(), name, &bytes);
         let rows = read(&path).expect("rows");
-        let lines: Vec<usize> = (0..rows.len())
-            .map(|at| rows.get(at).expect("a row").place.line)
-            .collect();
+        let lines: Vec<usize> = (0..rows.len()).map(|at| rows.get(at).expect("a row").place.line).collect();
         assert_eq!(lines, [1, 3]);
         assert_eq!(all(&rows), [json!({"a": 1}), json!({"a": 2})]);
         let one = Rows::read(&[path], TRAIN, Some(1), &|_| Ok(())).expect("rows");
@@ -306,10 +260,7 @@ fn a_bad_line_is_named_with_what_it_has() {
     assert!(refused("3").ends_with("found the value 3"));
     let list = write(folder.path(), "a.json", b"[{\"a\": 1}, 3]");
     let text = read(&list).expect_err("refused").to_string();
-    assert!(
-        text.contains("cannot be read after row 1: invalid type: integer `3`"),
-        "{text}"
-    );
+    assert!(text.contains("cannot be read after row 1: invalid type: integer `3`"), "{text}");
 }
 
 #[test]
@@ -323,8 +274,7 @@ fn the_first_bad_row_is_the_one_that_is_named() {
         _ => Ok(()),
     };
     for _ in 0..10 {
-        let error =
-            Rows::read(std::slice::from_ref(&path), TRAIN, None, &check).expect_err("refused");
+        let error = Rows::read(std::slice::from_ref(&path), TRAIN, None, &check).expect_err("refused");
         assert!(error.to_string().contains("line 901: below 0"), "{error}");
     }
 }
@@ -336,9 +286,7 @@ fn an_empty_file_and_a_missing_file_name_the_setting() {
         refused(&write(folder.path(), "a.jsonl", b"\n \n")),
         "the dataset FILE (setting `task.train`) has no rows; expected one JSON object per line"
     );
-    let text = read(Path::new("no/such.jsonl"))
-        .expect_err("missing")
-        .to_string();
+    let text = read(Path::new("no/such.jsonl")).expect_err("missing").to_string();
     assert!(text.starts_with("cannot read the dataset no/such.jsonl (setting `task.train`): "));
     assert!(text.contains("relative to its folder"), "{text}");
 }
@@ -347,44 +295,26 @@ fn an_empty_file_and_a_missing_file_name_the_setting() {
 fn a_file_that_was_cut_off_says_how_far_it_was_read() {
     let (folder, rows) = (folder(), examples());
     let lines = as_lines(&rows);
-    let cut = |name: &str, bytes: &[u8]| {
-        refused(&write(folder.path(), name, &bytes[..bytes.len() * 3 / 4]))
-    };
+    let cut = |name: &str, bytes: &[u8]| refused(&write(folder.path(), name, &bytes[..bytes.len() * 3 / 4]));
     for text in [
         cut("a.jsonl.gz", &gzip(lines.as_bytes())),
         cut("a.jsonl.zst", &zstandard(lines.as_bytes())),
-        cut(
-            "a.json",
-            serde_json::to_string(&rows).expect("JSON").as_bytes(),
-        ),
+        cut("a.json", serde_json::to_string(&rows).expect("JSON").as_bytes()),
     ] {
-        assert!(
-            text.starts_with("FILE: cannot be read after row "),
-            "{text}"
-        );
+        assert!(text.starts_with("FILE: cannot be read after row "), "{text}");
         assert!(text.contains("incomplete, damaged"), "{text}");
     }
     let path = folder.path().join("a.parquet");
-    write_verl(
-        &path,
-        &vec![("q".into(), "a".into()); 50],
-        "S",
-        Compression::SNAPPY,
-    );
+    write_verl(&path, &vec![("q".into(), "a".into()); 50], "S", Compression::SNAPPY);
     let whole = std::fs::read(&path).expect("read");
     let text = cut("b.parquet", &whole);
-    assert!(
-        text.starts_with("FILE: cannot be read after row 0: "),
-        "{text}"
-    );
-    // a footer that is whole, over pages that are not: whatever the reader does with them, it is an error with the file's name
+    assert!(text.starts_with("FILE: cannot be read after row 0: "), "{text}");
+    // a footer that is whole, over pages that are not: whatever the reader does with them, it is an error with the
+    // file's name
     let mut damaged = whole.clone();
     damaged[4..whole.len() / 3].fill(0xFF);
     let text = refused(&write(folder.path(), "c.parquet", &damaged));
-    assert!(
-        text.starts_with("FILE: cannot be read after row 0: "),
-        "{text}"
-    );
+    assert!(text.starts_with("FILE: cannot be read after row 0: "), "{text}");
 }
 
 #[test]

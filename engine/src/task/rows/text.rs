@@ -39,11 +39,7 @@ pub(super) fn lines(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<
             return Ok(());
         }
         number += 1;
-        let start = if number == 1 && line.starts_with(MARK) {
-            MARK.len()
-        } else {
-            0
-        };
+        let start = if number == 1 && line.starts_with(MARK) { MARK.len() } else { 0 };
         let blank = line[start..].iter().all(u8::is_ascii_whitespace);
         if start > 0 {
             line.drain(..start);
@@ -66,11 +62,7 @@ pub(super) fn list(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<(
     }
     let mark = first.len() - text.len();
     bytes.consume(mark);
-    let mut entries = Entries {
-        sink,
-        number: 0,
-        stopped: false,
-    };
+    let mut entries = Entries { sink, number: 0, stopped: false };
     let mut reader = serde_json::Deserializer::from_reader(bytes);
     let read = reader.deserialize_seq(&mut entries);
     match read {

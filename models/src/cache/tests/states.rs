@@ -1,4 +1,5 @@
-//! Kept states: a sequence finds the keys and the states of its own tokens, whatever was kept, copied, and taken back before.
+//! Kept states: a sequence finds the keys and the states of its own tokens, whatever was kept, copied, and taken back
+//! before.
 
 use super::*;
 use crate::cache::states::Boundary;
@@ -10,8 +11,8 @@ struct Live {
     tokens: Vec<u32>,
 }
 
-/// A cache that holds tokens in place of numbers: in each slot of a block the one whose keys and values would be there, in each slot of
-/// states all those that would have made them.
+/// A cache that holds tokens in place of numbers: in each slot of a block the one whose keys and values would be there,
+/// in each slot of states all those that would have made them.
 struct Shadow {
     cache: KvCache,
     blocks: Vec<[u32; BLOCK_SIZE]>,
@@ -44,9 +45,7 @@ impl Shadow {
         let slots = self.cache.slots.as_mut().expect("linear attention");
         self.states.resize(slots.len(), Vec::new());
         let copies = slots.take_copies();
-        let read = copies
-            .iter()
-            .map(|&(source, _)| self.states[source as usize].clone());
+        let read = copies.iter().map(|&(source, _)| self.states[source as usize].clone());
         let read: Vec<Vec<u32>> = read.collect();
         for ((_, target), state) in copies.into_iter().zip(read) {
             self.states[target as usize] = state;
@@ -99,11 +98,7 @@ impl Shadow {
             }
             self.cache.keep_prefix(&mut table, &tokens[..end]);
             self.forward(&table, tokens, from..end);
-            let at = if Some(end) == split {
-                Boundary::Shared
-            } else {
-                Boundary::Prompt
-            };
+            let at = if Some(end) == split { Boundary::Shared } else { Boundary::Prompt };
             if is_prompt {
                 self.cache.save_states(&mut table, &tokens[..end], at);
             }
@@ -302,8 +297,7 @@ fn kept_states_go_before_a_sequence_waits_for_a_slot() {
     }
     let found = |shadow: &Shadow| {
         let all = shadow.earlier.iter();
-        all.map(|t| shadow.cache.found_tokens(t))
-            .collect::<Vec<_>>()
+        all.map(|t| shadow.cache.found_tokens(t)).collect::<Vec<_>>()
     };
     assert_eq!(found(&shadow), [21, 21, 21]);
     // the ends of their prompts are gone; then those go that were kept first
@@ -315,8 +309,7 @@ fn kept_states_go_before_a_sequence_waits_for_a_slot() {
 }
 
 #[test]
-fn a_block_that_is_kept_with_later_tokens_is_copied_before_others_are_written_or_they_are_forgotten()
- {
+fn a_block_that_is_kept_with_later_tokens_is_copied_before_others_are_written_or_they_are_forgotten() {
     let first = tokens(36, 0);
     let after = |more: [u32; 2]| [&first[..], &more].concat();
     for (blocks, left) in [(4, 37), (3, 36)] {

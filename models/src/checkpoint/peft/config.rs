@@ -9,14 +9,7 @@ use std::collections::BTreeMap;
 const ALL_LINEAR: &str = "all-linear";
 
 /// Options of `adapter_config.json` that are read.
-const READ: [&str; 6] = [
-    "r",
-    "lora_alpha",
-    "lora_dropout",
-    "use_rslora",
-    "target_modules",
-    "target_parameters",
-];
+const READ: [&str; 6] = ["r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "target_parameters"];
 
 /// Options that do not change what is computed, or only together with one that is refused.
 const IGNORED: [&str; 12] = [
@@ -67,10 +60,7 @@ impl Known {
 pub(super) fn parse(config: &Map<String, Value>, known: &Known) -> Result<LoraConfig, String> {
     let kind = config.get("peft_type").and_then(Value::as_str);
     if kind != Some("LORA") {
-        return Err(format!(
-            "`peft_type` must be \"LORA\", found {}",
-            shown(config, "peft_type")
-        ));
+        return Err(format!("`peft_type` must be \"LORA\", found {}", shown(config, "peft_type")));
     }
     for (key, value) in config {
         let known = READ.contains(&key.as_str()) || IGNORED.contains(&key.as_str());
@@ -81,10 +71,7 @@ pub(super) fn parse(config: &Map<String, Value>, known: &Known) -> Result<LoraCo
         }
     }
     let start = config.get("init_lora_weights").unwrap_or(&Value::Null);
-    if start
-        .as_str()
-        .is_some_and(|name| !PLAIN_STARTS.contains(&name))
-    {
+    if start.as_str().is_some_and(|name| !PLAIN_STARTS.contains(&name)) {
         return Err(format!(
             "`init_lora_weights` is {start}: such adapters require a modified base model; convert them with PEFT's \
              path_initial_model_for_weight_conversion"
@@ -92,19 +79,13 @@ pub(super) fn parse(config: &Map<String, Value>, known: &Known) -> Result<LoraCo
     }
     let number = |key: &str, default: f64| match config.get(key) {
         None => Ok(default),
-        Some(value) => value
-            .as_f64()
-            .ok_or_else(|| format!("`{key}` must be a number, found {value}")),
+        Some(value) => value.as_f64().ok_or_else(|| format!("`{key}` must be a number, found {value}")),
     };
     let rank = config.get("r").and_then(Value::as_u64);
     let lora = LoraConfig {
-        rank: rank.ok_or_else(|| format!("`r` must be an integer, found {}", shown(config, "r")))?
-            as usize,
+        rank: rank.ok_or_else(|| format!("`r` must be an integer, found {}", shown(config, "r")))? as usize,
         alpha: number("lora_alpha", 8.0)?,
-        use_rslora: config
-            .get("use_rslora")
-            .and_then(Value::as_bool)
-            .unwrap_or(false),
+        use_rslora: config.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
         dropout: number("lora_dropout", 0.0)?,
         target_modules: targets(config, known)?,
     };
@@ -125,22 +106,16 @@ fn targets(config: &Map<String, Value>, known: &Known) -> Result<Vec<TargetModul
         ));
     }
     let mut targets = match config.get("target_modules") {
-        Some(Value::String(all)) if all == ALL_LINEAR => {
-            known.modules.iter().map(|(_, target)| *target).collect()
-        }
+        Some(Value::String(all)) if all == ALL_LINEAR => known.modules.iter().map(|(_, target)| *target).collect(),
         None | Some(Value::Null) if !parameters.is_empty() => Vec::new(),
         _ => {
             let what = "a list of module names or \"all-linear\"";
             let names = names(config, "target_modules", what)?;
-            covered(&names, &known.modules, |unknown| {
-                TargetModule::parse(unknown).map(|_| ())
-            })
-            .map_err(|e| format!("`target_modules`: {e}"))?
+            covered(&names, &known.modules, |unknown| TargetModule::parse(unknown).map(|_| ()))
+                .map_err(|e| format!("`target_modules`: {e}"))?
         }
     };
-    let own = covered(&parameters, &known.parameters, |unknown| {
-        TargetModule::parse_parameters(unknown).map(|_| ())
-    });
+    let own = covered(&parameters, &known.parameters, |unknown| TargetModule::parse_parameters(unknown).map(|_| ()));
     targets.extend(own.map_err(|e| format!("`target_parameters`: {e}"))?);
     targets.sort_unstable();
     targets.dedup();
@@ -148,18 +123,15 @@ fn targets(config: &Map<String, Value>, known: &Known) -> Result<Vec<TargetModul
 }
 
 /// A list of names under a key.
-fn names<'a>(
-    config: &'a Map<String, Value>,
-    key: &str,
-    what: &str,
-) -> Result<Vec<&'a str>, String> {
+fn names<'a>(config: &'a Map<String, Value>, key: &str, what: &str) -> Result<Vec<&'a str>, String> {
     let list = config.get(key).and_then(Value::as_array);
     let names = list.and_then(|list| list.iter().map(Value::as_str).collect());
     names.ok_or_else(|| format!("`{key}` must be {what}, found {}", shown(config, key)))
 }
 
-/// The targets among `all` that a list of names covers. As in PEFT, a name stands for the modules with that name or with a name that ends
-/// in a point and that name; PEFT saves `all-linear` as such a list. `check` refuses names of nothing.
+/// The targets among `all` that a list of names covers. As in PEFT, a name stands for the modules with that name or
+/// with a name that ends in a point and that name; PEFT saves `all-linear` as such a list. `check` refuses names of
+/// nothing.
 fn covered(
     names: &[&str],
     all: &[(String, TargetModule)],
@@ -210,9 +182,7 @@ fn is_off(value: &Value) -> bool {
 }
 
 fn shown(config: &Map<String, Value>, key: &str) -> String {
-    config
-        .get(key)
-        .map_or_else(|| "nothing".into(), Value::to_string)
+    config.get(key).map_or_else(|| "nothing".into(), Value::to_string)
 }
 
 #[cfg(test)]
@@ -235,58 +205,28 @@ mod tests {
     /// Two layers, each with a projection of attention and one of a dense MLP.
     fn dense() -> Known {
         let modules = (0..2).flat_map(|layer| {
-            let named = |target: TargetModule, half: &str| {
-                (
-                    format!("model.layers.{layer}.{half}.{}", target.module()),
-                    target,
-                )
-            };
-            [
-                named(TargetModule::Q, "self_attn"),
-                named(TargetModule::Up, "mlp"),
-            ]
+            let named =
+                |target: TargetModule, half: &str| (format!("model.layers.{layer}.{half}.{}", target.module()), target);
+            [named(TargetModule::Q, "self_attn"), named(TargetModule::Up, "mlp")]
         });
-        Known {
-            modules: modules.collect(),
-            parameters: Vec::new(),
-        }
+        Known { modules: modules.collect(), parameters: Vec::new() }
     }
 
     #[test]
     fn names_stand_for_the_modules_that_end_in_them() {
-        let targets =
-            |names: Value| with(json!({ "target_modules": names })).map(|l| l.target_modules);
-        let all = [
-            "model.layers.0.mlp.up_proj",
-            "layers.1.mlp.up_proj",
-            "self_attn.q_proj",
-        ];
-        assert_eq!(
-            targets(json!(all)),
-            Ok(vec![TargetModule::Q, TargetModule::Up])
-        );
+        let targets = |names: Value| with(json!({ "target_modules": names })).map(|l| l.target_modules);
+        let all = ["model.layers.0.mlp.up_proj", "layers.1.mlp.up_proj", "self_attn.q_proj"];
+        assert_eq!(targets(json!(all)), Ok(vec![TargetModule::Q, TargetModule::Up]));
         let message = targets(json!([all[0], "q_proj"])).unwrap_err();
-        assert!(
-            message.contains("up_proj has an adapter in 1 of 2 layers"),
-            "{message}"
-        );
-        assert!(
-            targets(json!(["proj"]))
-                .unwrap_err()
-                .contains("unknown module \"proj\"")
-        );
+        assert!(message.contains("up_proj has an adapter in 1 of 2 layers"), "{message}");
+        assert!(targets(json!(["proj"])).unwrap_err().contains("unknown module \"proj\""));
     }
 
     #[test]
     fn a_plain_lora_config_is_read_under_pefts_names() {
         let lora = with(json!({"lora_dropout": 0.05, "use_rslora": true})).unwrap();
-        let expected = LoraConfig {
-            rank: 4,
-            alpha: 8.0,
-            use_rslora: true,
-            dropout: 0.05,
-            target_modules: vec![TargetModule::Q],
-        };
+        let expected =
+            LoraConfig { rank: 4, alpha: 8.0, use_rslora: true, dropout: 0.05, target_modules: vec![TargetModule::Q] };
         assert_eq!(lora, expected);
         let all = with(json!({"target_modules": "all-linear"})).unwrap();
         assert_eq!(all.target_modules, [TargetModule::Q, TargetModule::Up]);
@@ -298,28 +238,16 @@ mod tests {
     fn options_that_compute_something_else_are_refused_by_name() {
         for (changes, part) in [
             (json!({"use_dora": true}), "`use_dora` is true"),
-            (
-                json!({"modules_to_save": ["lm_head"]}),
-                "`modules_to_save` is [\"lm_head\"]",
-            ),
+            (json!({"modules_to_save": ["lm_head"]}), "`modules_to_save` is [\"lm_head\"]"),
             (json!({"bias": "all"}), "`bias` is \"all\""),
             (json!({"rank_pattern": {"q_proj": 8}}), "`rank_pattern`"),
             (json!({"layers_to_transform": [0]}), "`layers_to_transform`"),
             (json!({"some_later_option": 3}), "`some_later_option` is 3"),
-            (
-                json!({"init_lora_weights": "pissa"}),
-                "`init_lora_weights` is \"pissa\"",
-            ),
+            (json!({"init_lora_weights": "pissa"}), "`init_lora_weights` is \"pissa\""),
             (json!({"peft_type": "IA3"}), "found \"IA3\""),
             (json!({"target_modules": ".*_proj"}), "list of module names"),
-            (
-                json!({"target_modules": ["embed_tokens"]}),
-                "unknown module \"embed_tokens\"",
-            ),
-            (
-                json!({"target_parameters": ["mlp.experts.down_proj"]}),
-                "this model has no experts in one parameter",
-            ),
+            (json!({"target_modules": ["embed_tokens"]}), "unknown module \"embed_tokens\""),
+            (json!({"target_parameters": ["mlp.experts.down_proj"]}), "this model has no experts in one parameter"),
             (json!({"r": 0}), "rank must be at least 1"),
             (json!({"r": "x"}), "`r` must be an integer, found \"x\""),
             (json!({"lora_dropout": 1.0}), "dropout must be"),
@@ -331,10 +259,7 @@ mod tests {
 
     fn of_experts(known: &Known, changes: &Value) -> Result<Vec<TargetModule>, String> {
         let mut config = json!({"peft_type": "LORA", "r": 2});
-        let (config, changes) = (
-            config.as_object_mut().unwrap(),
-            changes.as_object().unwrap(),
-        );
+        let (config, changes) = (config.as_object_mut().unwrap(), changes.as_object().unwrap());
         config.extend(changes.clone());
         parse(config, known).map(|lora| lora.target_modules)
     }
@@ -359,9 +284,7 @@ mod tests {
         let [gate_up, down] = [TargetModule::ExpertGateUp, TargetModule::ExpertDown];
         for (layer, target) in [(0, gate_up), (0, down), (1, gate_up), (1, down)] {
             let parameter = target.parameter().unwrap();
-            known
-                .parameters
-                .push((format!("model.layers.{layer}.{parameter}"), target));
+            known.parameters.push((format!("model.layers.{layer}.{parameter}"), target));
         }
         let of = |changes: Value| of_experts(&known, &changes);
         let both = json!({"target_parameters": ["mlp.experts.down_proj", "gate_up_proj"]});
@@ -372,15 +295,9 @@ mod tests {
         assert_eq!(of(modules), Ok(vec![TargetModule::Q, TargetModule::Up]));
         let first = json!({"target_parameters": ["layers.0.mlp.experts.gate_up_proj"]});
         let message = of(first).unwrap_err();
-        assert!(
-            message.contains("gate_up_proj has an adapter in 1 of 2"),
-            "{message}"
-        );
+        assert!(message.contains("gate_up_proj has an adapter in 1 of 2"), "{message}");
         let unknown = json!({"target_parameters": ["gate.weight"]});
         let message = of(unknown).unwrap_err();
-        assert!(
-            message.contains("unknown parameter \"gate.weight\""),
-            "{message}"
-        );
+        assert!(message.contains("unknown parameter \"gate.weight\""), "{message}");
     }
 }

@@ -13,11 +13,9 @@ impl Engine<'_> {
     /// Whether another token can be launched before the host reads the last one: no token can change the rows.
     pub(super) fn may_launch_ahead(&self) -> bool {
         let (device, live) = (self.args.decoder.device(), self.running.live());
-        let waiting =
-            self.prefill.is_some() || !self.prefilled.is_empty() || !self.waiting.is_empty();
+        let waiting = self.prefill.is_some() || !self.prefilled.is_empty() || !self.waiting.is_empty();
         let full = live >= self.most && self.prefill.is_none();
-        let lasts =
-            |row: &Row| row.sequence.sample.tokens.len() + 1 < self.max_new_tokens(&row.sequence);
+        let lasts = |row: &Row| row.sequence.sample.tokens.len() + 1 < self.max_new_tokens(&row.sequence);
         live > 0
             && (full || !waiting)
             && self.running.could_append(self.cache)
@@ -49,9 +47,7 @@ impl Engine<'_> {
         let tokens = match unread {
             Some(SampledTokens::Host(_)) => self.run_step(unread, &draws, moments),
             _ if self.steps.is_none() => self.run_step(unread, &draws, moments),
-            Some(SampledTokens::Device(tokens)) => {
-                self.run_step_on_device(Some(tokens), &draws, moments)
-            }
+            Some(SampledTokens::Device(tokens)) => self.run_step_on_device(Some(tokens), &draws, moments),
             None => self.run_step_on_device(None, &draws, moments),
         }?;
         // the device has its next work: read its last one
@@ -59,19 +55,13 @@ impl Engine<'_> {
             self.accept_tokens(pending)?;
         }
         self.pending = Some(PendingTokens { tokens, live });
-        if self.async_scheduling {
-            Ok(())
-        } else {
-            self.read_pending()
-        }
+        if self.async_scheduling { Ok(()) } else { self.read_pending() }
     }
 
     /// The last token of every row that the host has read.
     fn last_tokens(&self) -> Vec<i32> {
         let last = |row: &Option<Row>| {
-            let token = row
-                .as_ref()
-                .and_then(|row| row.sequence.sample.tokens.last());
+            let token = row.as_ref().and_then(|row| row.sequence.sample.tokens.last());
             token.map_or(0, |&t| t as i32)
         };
         self.running.rows().iter().map(last).collect()
@@ -82,14 +72,10 @@ impl Engine<'_> {
         let next = |row: &Row| {
             let sequence = &row.sequence;
             let draw = RandomDraw::next(sequence.key, sequence.sample.tokens.len());
-            RandomDraw {
-                position: draw.position + later,
-                ..draw
-            }
+            RandomDraw { position: draw.position + later, ..draw }
         };
         let rows = self.running.rows().iter();
-        rows.map(|row| row.as_ref().map_or(RandomDraw::NONE, next))
-            .collect()
+        rows.map(|row| row.as_ref().map_or(RandomDraw::NONE, next)).collect()
     }
 
     /// A token of every row, by operations that the device may not have kernels for.
@@ -122,9 +108,7 @@ impl Engine<'_> {
         moments: Moments<'_>,
     ) -> Result<SampledTokens> {
         let mut ids = self.last_tokens();
-        let Some(steps) = &mut self.steps else {
-            unreachable!("a device without steps")
-        };
+        let Some(steps) = &mut self.steps else { unreachable!("a device without steps") };
         let (decoder, sampling) = (self.args.decoder, self.args.criteria.sampling);
         let padded = steps.padded(ids.len());
         ids.resize(padded, 0);
@@ -136,16 +120,8 @@ impl Engine<'_> {
             uniforms
         });
         let stride = steps.stride();
-        let inputs = self
-            .cache
-            .step_inputs(decoder.arch(), &tables, ids, uniforms, stride);
-        let args = StepArgs {
-            decoder,
-            cache: &mut *self.cache,
-            sampling,
-            previous,
-            moments,
-        };
+        let inputs = self.cache.step_inputs(decoder.arch(), &tables, ids, uniforms, stride);
+        let args = StepArgs { decoder, cache: &mut *self.cache, sampling, previous, moments };
         let tokens = steps.run(args, &inputs)?;
         self.stats.graph_replays = steps.replays();
         Ok(SampledTokens::Device(tokens))

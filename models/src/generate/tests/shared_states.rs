@@ -3,10 +3,7 @@
 use super::*;
 
 fn linear(schedule: Schedule) -> Schedule {
-    Schedule {
-        family: "qwen3_5_text",
-        ..schedule
-    }
+    Schedule { family: "qwen3_5_text", ..schedule }
 }
 
 fn tokens(generated: &Generated) -> Vec<Vec<u32>> {
@@ -49,26 +46,15 @@ fn prompts_that_part_at_several_places_begin_at_the_last_one_that_was_seen() {
     let token = |i: usize, salt: usize| ((i * 7919 + salt * 104_729) % VOCAB) as u32;
     let prompt = |pair: usize, own: usize| -> Vec<u32> {
         let parts = [(0..32, 0), (32..64, 1 + pair), (64..70, 10 + own)];
-        let tokens = parts
-            .into_iter()
-            .flat_map(|(range, salt)| range.map(move |i| token(i, salt)));
+        let tokens = parts.into_iter().flat_map(|(range, salt)| range.map(move |i| token(i, salt)));
         tokens.collect()
     };
     let decoder = decoder("qwen3_5_text");
-    let sampling = SamplingParams {
-        max_new_tokens: 12,
-        ..SamplingParams::default()
-    };
-    let prompts = (0..6).map(|i| GenerationRequest {
-        tokens: prompt(i / 2, i),
-        ..requests(&[1]).remove(0)
-    });
+    let sampling = SamplingParams { max_new_tokens: 12, ..SamplingParams::default() };
+    let prompts = (0..6).map(|i| GenerationRequest { tokens: prompt(i / 2, i), ..requests(&[1]).remove(0) });
     let prompts: Vec<GenerationRequest> = prompts.collect();
     for batched in [16, 100, 2048] {
-        let limits = SchedulerConfig {
-            max_num_batched_tokens: batched,
-            ..SchedulerConfig::new(6)
-        };
+        let limits = SchedulerConfig { max_num_batched_tokens: batched, ..SchedulerConfig::new(6) };
         let generator = Generator::new(&decoder, None, &sampling).expect("valid settings");
         let run = || generator.run_with(&prompts, 1, &limits, |_| {});
         let first = run().expect("samples");
@@ -76,13 +62,15 @@ fn prompts_that_part_at_several_places_begin_at_the_last_one_that_was_seen() {
             let request = &prompts[sample.request];
             check(&decoder, request, &sampling, &limits, sample);
         }
-        // together the second prompt of each pair begins after 64 tokens; one at a time, each finds where it parts from those before it
+        // together the second prompt of each pair begins after 64 tokens; one at a time, each finds where it parts from
+        // those before it
         let hits = first.stats.prefix_cache_hits;
         let found = if batched < 2 * 70 { 3 * 32 } else { 3 * 64 };
         assert_eq!(hits, found, "{batched}");
         let run_tokens = first.stats.prefill_tokens + hits;
         assert_eq!(run_tokens, 6 * 70);
-        // the same prompts again: slots for eight sequences, of which six are decoded, keep the states of two pairs at least
+        // the same prompts again: slots for eight sequences, of which six are decoded, keep the states of two pairs at
+        // least
         let again = run().expect("samples");
         assert_eq!(tokens(&again), tokens(&first));
         let hits = again.stats.prefix_cache_hits;
@@ -94,10 +82,7 @@ fn prompts_that_part_at_several_places_begin_at_the_last_one_that_was_seen() {
 #[test]
 fn a_later_conversation_begins_after_the_last_token_of_the_one_before_that_was_run() {
     let decoder = decoder("qwen3_5_text");
-    let sampling = SamplingParams {
-        max_new_tokens: 30,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: 30, ..SamplingParams::default() };
     for ahead in [false, true] {
         let limits = SchedulerConfig {
             max_model_len: Some(120),
@@ -134,15 +119,10 @@ fn a_later_conversation_begins_after_the_last_token_of_the_one_before_that_was_r
 #[test]
 fn the_account_holds_the_slots_that_an_estimate_counts() {
     let decoder = decoder("qwen3_5_text");
-    let sampling = SamplingParams {
-        max_new_tokens: 10,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: 10, ..SamplingParams::default() };
     for (running, n) in [(4, 2), (9, 8), (64, 1)] {
         let accounts = Accounts::new();
-        let generator = Generator::new(&decoder, None, &sampling)
-            .expect("valid settings")
-            .accounted(&accounts);
+        let generator = Generator::new(&decoder, None, &sampling).expect("valid settings").accounted(&accounts);
         let limits = SchedulerConfig::new(running);
         let prompts = requests_after(40, &[4; 20]);
         let generated = generator.run_with(&prompts, n, &limits, |_| {});
@@ -162,14 +142,8 @@ fn the_account_holds_the_slots_that_an_estimate_counts() {
 
 #[test]
 fn no_states_are_found_after_the_weights_have_changed() {
-    let sampling = SamplingParams {
-        max_new_tokens: 20,
-        ..SamplingParams::default()
-    };
-    let limits = SchedulerConfig {
-        keep_completions: true,
-        ..SchedulerConfig::new(4)
-    };
+    let sampling = SamplingParams { max_new_tokens: 20, ..SamplingParams::default() };
+    let limits = SchedulerConfig { keep_completions: true, ..SchedulerConfig::new(4) };
     let prompts = requests_after(40, &[5, 9]);
     let mut decoder = decoder("qwen3_5_text");
     let mut hits = Vec::new();
@@ -202,15 +176,8 @@ fn greedy_tokens_are_the_same_whatever_is_shared() {
     let greedy = |lengths: &[usize], slots: usize, budget: Option<f64>| Schedule {
         system: 70,
         lengths: lengths.to_vec(),
-        sampling: SamplingParams {
-            max_new_tokens: 24,
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
-        limits: SchedulerConfig {
-            max_num_batched_tokens: 48,
-            ..SchedulerConfig::new(slots)
-        },
+        sampling: SamplingParams { max_new_tokens: 24, temperature: 0.0, ..SamplingParams::default() },
+        limits: SchedulerConfig { max_num_batched_tokens: 48, ..SchedulerConfig::new(slots) },
         ..linear(crowded(budget))
     };
     let lengths = [5, 21, 3, 12, 17, 4];

@@ -1,12 +1,11 @@
-//! Ranks that share every matrix sample what one rank samples: the draws of the whole model's plain forward, under every schedule.
+//! Ranks that share every matrix sample what one rank samples: the draws of the whole model's plain forward, under
+//! every schedule.
 
 use super::*;
 use crate::adapter::LoraConfig;
 use crate::unit::TargetModule;
 use crate::{TensorGroup, TensorRanks};
-use firebrick_backends::collective::{
-    Collective, CollectiveError, Flat, OperationKind, Settings, Threads, Traffic,
-};
+use firebrick_backends::collective::{Collective, CollectiveError, Flat, OperationKind, Settings, Threads, Traffic};
 use std::sync::Arc;
 
 /// Threads as a group.
@@ -47,11 +46,7 @@ fn share(decoder: &Decoder, rank: &Arc<dyn Collective>) -> Result<Decoder, Error
 }
 
 /// What each of so many ranks makes of a schedule with a model, and what it sent.
-fn on_ranks(
-    decoder: &Decoder,
-    schedule: &Schedule,
-    size: usize,
-) -> Vec<(Result<Generated, Error>, Traffic, usize)> {
+fn on_ranks(decoder: &Decoder, schedule: &Schedule, size: usize) -> Vec<(Result<Generated, Error>, Traffic, usize)> {
     let requests = requests_after(schedule.system, &schedule.lengths);
     let done = Threads::run(size, Settings::default(), |rank| {
         let own = share(decoder, &rank).expect("a share");
@@ -66,9 +61,7 @@ fn on_ranks(
         let done = generator.run_with(&requests, schedule.n, &limits, |_| {});
         (done, rank.traffic(), own.bytes_in(Home::Device))
     });
-    done.into_iter()
-        .map(|rank| rank.expect("no panic"))
-        .collect()
+    done.into_iter().map(|rank| rank.expect("no panic")).collect()
 }
 
 fn samples(generated: &Generated) -> Vec<(Vec<u32>, Vec<u32>)> {
@@ -90,42 +83,20 @@ fn checked_on(decoder: &Decoder, schedule: &Schedule, size: usize) -> (Generated
     let found = first.samples.iter();
     let others = found.map(|sample| {
         let request = &requests[sample.request];
-        check(
-            decoder,
-            request,
-            &schedule.sampling,
-            &schedule.limits,
-            sample,
-        )
+        check(decoder, request, &schedule.sampling, &schedule.limits, sample)
     });
     let others = others.sum();
     (first, others)
 }
 
-const DENSE: [&str; 9] = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3_text",
-    "smollm3",
-    "olmo3",
-    "ministral3",
-];
+const DENSE: [&str; 9] =
+    ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "smollm3", "olmo3", "ministral3"];
 
 #[test]
 fn ranks_that_share_matrices_sample_the_draws_of_the_whole_model() {
     let counts = std::cell::Cell::new((0, 0));
-    let config = ProptestConfig {
-        cases: 40,
-        ..ProptestConfig::default()
-    };
-    let groups = (
-        schedule(),
-        0..DENSE.len(),
-        prop_oneof![Just(2_usize), Just(4)],
-    );
+    let config = ProptestConfig { cases: 40, ..ProptestConfig::default() };
+    let groups = (schedule(), 0..DENSE.len(), prop_oneof![Just(2_usize), Just(4)]);
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let outcome = runner.run(&groups, |(mut schedule, family, size)| {
         schedule.family = DENSE[family];
@@ -140,21 +111,14 @@ fn ranks_that_share_matrices_sample_the_draws_of_the_whole_model() {
     outcome.expect("every schedule holds");
     let (all, differing) = counts.get();
     assert!(all > 1000, "only {all} tokens");
-    assert!(
-        differing * 1000 <= all,
-        "{differing} of {all} tokens are not their draws"
-    );
+    assert!(differing * 1000 <= all, "{differing} of {all} tokens are not their draws");
 }
 
 #[test]
 fn every_dense_family_and_its_adapters_are_shared_by_two_and_by_four_ranks() {
     for family in DENSE {
         let plain = decoder(family);
-        let lora = LoraConfig {
-            rank: 3,
-            target_modules: TargetModule::all(),
-            ..LoraConfig::default()
-        };
+        let lora = LoraConfig { rank: 3, target_modules: TargetModule::all(), ..LoraConfig::default() };
         let mut adapted = plain.with_fresh_adapters(lora, 2).unwrap();
         // B matrices that are not zero
         adapted
@@ -170,13 +134,8 @@ fn every_dense_family_and_its_adapters_are_shared_by_two_and_by_four_ranks() {
             .expect("adapters");
         for model in [&plain, &adapted] {
             for size in [2, 4] {
-                let schedule = Schedule {
-                    family,
-                    lengths: vec![5, 19, 3],
-                    system: 20,
-                    prepack: PANELS,
-                    ..crowded(None)
-                };
+                let schedule =
+                    Schedule { family, lengths: vec![5, 19, 3], system: 20, prepack: PANELS, ..crowded(None) };
                 let (generated, others) = checked_on(model, &schedule, size);
                 let drawn: usize = generated.samples.iter().map(|s| s.tokens.len()).sum();
                 assert!(drawn >= 300 && others <= 1, "{family}: {others} of {drawn}");
@@ -200,11 +159,7 @@ fn a_rank_has_its_part_of_weights_and_cache_and_preempts_when_that_is_full() {
             assert!(bytes > part && bytes < part + part / 3, "{bytes} of {part}");
         }
         let (short, others) = checked_on(&decoder, &crowded(Some(1.5)), size);
-        assert!(
-            short.stats.preemptions > 0 && others <= 1,
-            "{:?}",
-            short.stats
-        );
+        assert!(short.stats.preemptions > 0 && others <= 1, "{:?}", short.stats);
     }
 }
 
@@ -212,10 +167,7 @@ fn a_rank_has_its_part_of_weights_and_cache_and_preempts_when_that_is_full() {
 fn keys_and_values_in_8_bits_are_shared_too() {
     let decoder = decoder("llama");
     let schedule = Schedule {
-        limits: SchedulerConfig {
-            kv_cache_dtype: KvCacheDtype::Int8,
-            ..SchedulerConfig::new(8)
-        },
+        limits: SchedulerConfig { kv_cache_dtype: KvCacheDtype::Int8, ..SchedulerConfig::new(8) },
         ..crowded(None)
     };
     let alone = {
@@ -237,27 +189,14 @@ fn keys_and_values_in_8_bits_are_shared_too() {
 #[test]
 fn a_forward_pass_sends_two_sums_a_layer_one_for_the_embedding_and_gathers_the_logits() {
     for (family, sums) in [("llama", 5), ("olmo3", 7)] {
-        let schedule = Schedule {
-            lengths: vec![4; 4],
-            n: 2,
-            ..crowded(None)
-        };
+        let schedule = Schedule { lengths: vec![4; 4], n: 2, ..crowded(None) };
         for (done, sent, _) in on_ranks(&decoder(family), &schedule, 2) {
             let steps = done.expect("samples").stats.decode_steps as u64;
-            assert_eq!(
-                steps, 39,
-                "40 tokens, the first of which comes with the prompts"
-            );
+            assert_eq!(steps, 39, "40 tokens, the first of which comes with the prompts");
             let passes = steps + 1;
-            assert_eq!(
-                sent.operations[OperationKind::AllReduce as usize],
-                sums * passes
-            );
+            assert_eq!(sent.operations[OperationKind::AllReduce as usize], sums * passes);
             // and the fingerprint of all tokens
-            assert_eq!(
-                sent.operations[OperationKind::AllGather as usize],
-                passes + 1
-            );
+            assert_eq!(sent.operations[OperationKind::AllGather as usize], passes + 1);
         }
     }
 }
@@ -265,10 +204,7 @@ fn a_forward_pass_sends_two_sums_a_layer_one_for_the_embedding_and_gathers_the_l
 /// What ranks say whose requests differ as `differ` makes them.
 fn diverging(differ: impl Fn(usize, &mut GenerationRequest) + Sync) -> Vec<Error> {
     let decoder = decoder("llama");
-    let sampling = SamplingParams {
-        max_new_tokens: 12,
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { max_new_tokens: 12, ..SamplingParams::default() };
     let said = Threads::run(2, Settings::default(), |rank| {
         let own = share(&decoder, &rank).expect("a share");
         let mut all = requests(&[4, 7]);
@@ -279,9 +215,7 @@ fn diverging(differ: impl Fn(usize, &mut GenerationRequest) + Sync) -> Vec<Error
         let done = generator.run_with(&all, 2, &SchedulerConfig::new(4), |_| {});
         done.map(drop).expect_err("ranks that differ")
     });
-    said.into_iter()
-        .map(|rank| rank.expect("no panic"))
-        .collect()
+    said.into_iter().map(|rank| rank.expect("no panic")).collect()
 }
 
 #[test]

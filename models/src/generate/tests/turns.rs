@@ -1,4 +1,5 @@
-//! Several turns: what is inserted between them, and that neither the time of an answer nor the room of the cache changes a token.
+//! Several turns: what is inserted between them, and that neither the time of an answer nor the room of the cache
+//! changes a token.
 
 use super::*;
 
@@ -15,12 +16,7 @@ struct Scripted {
 
 impl Scripted {
     fn new(turns: usize, later: bool) -> Self {
-        Self {
-            turns,
-            later,
-            restarts: Vec::new(),
-            waiting: Vec::new(),
-        }
+        Self { turns, later, restarts: Vec::new(), waiting: Vec::new() }
     }
 
     fn answer(sample: &Sample) -> Vec<u32> {
@@ -57,19 +53,11 @@ impl Turns for Scripted {
 }
 
 fn sampling() -> SamplingParams {
-    SamplingParams {
-        max_new_tokens: 60,
-        stop_ids: STOPS.collect(),
-        ..SamplingParams::default()
-    }
+    SamplingParams { max_new_tokens: 60, stop_ids: STOPS.collect(), ..SamplingParams::default() }
 }
 
 fn limits(kv_cache_bytes: Option<usize>) -> SchedulerConfig {
-    SchedulerConfig {
-        keep_completions: true,
-        kv_cache_bytes,
-        ..SchedulerConfig::new(6)
-    }
+    SchedulerConfig { keep_completions: true, kv_cache_bytes, ..SchedulerConfig::new(6) }
 }
 
 fn play(decoder: &Decoder, limits: &SchedulerConfig, turns: &mut Scripted) -> Generated {
@@ -89,10 +77,7 @@ fn check_turns(decoder: &Decoder, found: &Sample) {
     let request = &requests(&[20, 7, 13, 33, 5])[found.request];
     let tokens = [request.tokens.as_slice(), &found.tokens].concat();
     let rows = scores(decoder, &tokens, 1.0);
-    let key = DrawKey {
-        sample: request.key.sample + found.sample as u32,
-        ..request.key
-    };
+    let key = DrawKey { sample: request.key.sample + found.sample as u32, ..request.key };
     let mut before = 0;
     for range in &found.inserted {
         let last = found.tokens[range.start - 1];
@@ -109,8 +94,7 @@ fn check_turns(decoder: &Decoder, found: &Sample) {
         }
         let row = &rows[request.tokens.len() + i - 1];
         let u = f64::from(key.uniform(i as u32));
-        let draws =
-            [0.0, -near, near].map(|shift| sample_truncated(row, &sampling, (u + shift) as f32));
+        let draws = [0.0, -near, near].map(|shift| sample_truncated(row, &sampling, (u + shift) as f32));
         assert!(draws.iter().any(|draw| draw.token == token), "token {i}");
         if draws[0].token == token {
             let apart = f64::from((draws[0].logp - found.logps[i]).abs());
@@ -121,9 +105,7 @@ fn check_turns(decoder: &Decoder, found: &Sample) {
 
 fn tokens(generated: &Generated) -> Vec<(Vec<u32>, Vec<std::ops::Range<usize>>)> {
     let samples = generated.samples.iter();
-    samples
-        .map(|s| (s.tokens.clone(), s.inserted.clone()))
-        .collect()
+    samples.map(|s| (s.tokens.clone(), s.inserted.clone())).collect()
 }
 
 #[test]
@@ -173,10 +155,7 @@ fn a_small_cache_changes_no_token_of_any_turn() {
 fn a_turn_is_prefilled_from_the_last_full_block_of_the_one_before() {
     let decoder = decoder("llama");
     let kept = play(&decoder, &limits(None), &mut Scripted::new(3, false));
-    let forgetful = SchedulerConfig {
-        keep_completions: false,
-        ..limits(None)
-    };
+    let forgetful = SchedulerConfig { keep_completions: false, ..limits(None) };
     let lost = play(&decoder, &forgetful, &mut Scripted::new(3, false));
     assert_eq!(tokens(&kept), tokens(&lost));
     let (kept, lost) = (kept.stats, lost.stats);
@@ -205,10 +184,7 @@ fn an_answer_without_room_for_a_turn_is_refused() {
     let prompts = requests(&[5]);
     let found = generator.run_turns(&prompts, 1, &limits(None), &mut TooLong, |_| {});
     let message = found.expect_err("no room").to_string();
-    assert!(
-        message.contains("leaves room for one after it"),
-        "{message}"
-    );
+    assert!(message.contains("leaves room for one after it"), "{message}");
     let found = generator.run_turns(&prompts, 1, &limits(None), &mut Silent, |_| {});
     let message = found.expect_err("no answer").to_string();
     assert!(message.contains("there is none"), "{message}");

@@ -46,9 +46,7 @@ impl Case {
     /// A gradient, where the case stores any.
     fn gradient(&self, of: &str) -> Option<Rows> {
         let grads = self.grads.as_ref()?;
-        Some(rows(grads.get(of).unwrap_or_else(|| {
-            panic!("{}: no gradient of {of}", self.name)
-        })))
+        Some(rows(grads.get(of).unwrap_or_else(|| panic!("{}: no gradient of {of}", self.name))))
     }
 
     fn output(&self, name: &str) -> &Value {
@@ -138,16 +136,9 @@ impl Mask {
     fn spread(&self, scored: &[f64]) -> Rows {
         let mut scored = scored.iter().copied();
         let mut element = |m: &bool| {
-            if *m {
-                scored.next().expect("an element")
-            } else {
-                0.0
-            }
+            if *m { scored.next().expect("an element") } else { 0.0 }
         };
-        self.0
-            .iter()
-            .map(|row| row.iter().map(&mut element).collect())
-            .collect()
+        self.0.iter().map(|row| row.iter().map(&mut element).collect()).collect()
     }
 
     /// Advantages of the scored tokens, whether given by token or by sequence.
@@ -192,10 +183,7 @@ fn run(loss: &dyn TokenLoss, logp: &[f64], entropy: &[f64], inputs: &TokenInputs
     let value = |reduction: Reduction, sum| reduction.value(sum, logp.len(), sequences);
     Outcome {
         loss: values(total.inner())[0],
-        metrics: metrics
-            .into_iter()
-            .map(|m| (m.name, value(m.reduction, values(m.sum)[0])))
-            .collect(),
+        metrics: metrics.into_iter().map(|m| (m.name, value(m.reduction, values(m.sum)[0]))).collect(),
         d_logp,
         d_entropy,
     }

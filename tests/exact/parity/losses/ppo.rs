@@ -42,20 +42,12 @@ pub(super) fn value_loss(case: &Case, set: &Set) {
         lengths: mask.lengths(),
     };
     let found = scored("values_new").autodiff().require_grad();
-    let loss = ValueLoss {
-        clip_range: params.clip,
-    }
-    .loss(&found, &inputs);
+    let loss = ValueLoss { clip_range: params.clip }.loss(&found, &inputs);
     let mut grads = loss.total.backward();
     let gradient = values(found.grad_remove(&mut grads).expect("a gradient"));
 
     let expected: f64 = parse(&case.name, case.output("loss"));
-    assert_close(
-        &case.name,
-        values(loss.total.inner())[0],
-        expected,
-        TOLERANCE,
-    );
+    assert_close(&case.name, values(loss.total.inner())[0], expected, TOLERANCE);
     let clipped = loss.metrics.iter().find(|m| m.name == "critic/vf_clipfrac");
     let clipped = values(clipped.expect("a metric").sum.clone())[0] / tokens;
     let expected: f64 = parse(&case.name, case.output("clipfrac"));
@@ -80,11 +72,8 @@ pub(super) fn rewards(case: &Case, set: &Set) {
     let (old, reference) = (rows(&set["old_logprobs"]), rows(&set["ref_logprobs"]));
     let expected = rows(case.output("rewards"));
     for (i, row) in expected.iter().enumerate() {
-        let kl: Vec<f64> = old[i]
-            .iter()
-            .zip(&reference[i])
-            .map(|(&old, &reference)| KlType::K1.estimate(old, reference))
-            .collect();
+        let kl: Vec<f64> =
+            old[i].iter().zip(&reference[i]).map(|(&old, &reference)| KlType::K1.estimate(old, reference)).collect();
         let found = token_level_rewards(0.0, &kl, params.kl_ratio);
         let found: Vec<f64> = found.iter().zip(&scores[i]).map(|(r, s)| r + s).collect();
         assert_all_close(&format!("{}[{i}]", case.name), &found, row, EXACT);
@@ -105,10 +94,7 @@ pub(super) fn gae(case: &Case, set: &Set) {
     let params: GaeParams = case.params();
     let mask = Mask::new(&set[&params.mask]);
     let (rewards, values) = (rows(&set[&params.rewards]), rows(&set[&params.values]));
-    let gae = Gae {
-        gamma: params.gamma,
-        lam: params.lam,
-    };
+    let gae = Gae { gamma: params.gamma, lam: params.lam };
     let (advantages, returns): (Vec<Vec<f64>>, Vec<Vec<f64>>) = rewards
         .iter()
         .zip(&values)
@@ -116,15 +102,8 @@ pub(super) fn gae(case: &Case, set: &Set) {
         .map(|((rewards, values), mask)| gae.estimate(rewards, values, mask))
         .unzip();
     let by = Whitening::of(mask.pick(&advantages).into_iter());
-    let white: Vec<Vec<f64>> = advantages
-        .iter()
-        .map(|row| row.iter().map(|&a| by.apply(a)).collect())
-        .collect();
-    for (name, found) in [
-        ("advantages_raw", advantages),
-        ("returns", returns),
-        ("advantages_whitened", white),
-    ] {
+    let white: Vec<Vec<f64>> = advantages.iter().map(|row| row.iter().map(|&a| by.apply(a)).collect()).collect();
+    for (name, found) in [("advantages_raw", advantages), ("returns", returns), ("advantages_whitened", white)] {
         let expected = rows(case.output(name)).concat();
         let label = format!("{}: {name}", case.name);
         assert_all_close(&label, &found.concat(), &expected, EXACT);
@@ -146,12 +125,7 @@ pub(super) fn whiten(case: &Case, set: &Set) {
     let n = mask.lengths().iter().sum::<usize>() as f64;
     let number = |name: &str| parse::<f64>(&case.name, case.output(name));
     let close = |name: &str, found: f64| {
-        assert_close(
-            &format!("{}: {name}", case.name),
-            found,
-            number(name),
-            EXACT,
-        );
+        assert_close(&format!("{}: {name}", case.name), found, number(name), EXACT);
     };
     close("mean", by.mean());
     close("var_unbiased", by.variance());
@@ -182,11 +156,7 @@ pub(super) fn adaptive_kl(case: &Case) {
     let params: ControllerParams = case.params();
     let trace: Vec<Moment> = parse(&case.name, case.output("trace"));
     let fixed = KlController::Fixed { coef: params.init };
-    let adaptive = KlController::Adaptive {
-        start: params.init,
-        target: params.target,
-        horizon: params.horizon,
-    };
+    let adaptive = KlController::Adaptive { start: params.init, target: params.target, horizon: params.horizon };
     let mut coefficient = params.init;
     for at in &trace {
         coefficient = adaptive.next(coefficient, at.current_kl, at.n_steps);

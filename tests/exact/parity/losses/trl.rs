@@ -1,16 +1,13 @@
 //! TRL's GRPO and RLOO: losses, and advantages of weighted rewards.
 
-use firebrick_engine::objective::advantage::{
-    AdvantageInputs, ScaleRewards, grpo, normalize_then_sum,
-};
+use firebrick_engine::objective::advantage::{AdvantageInputs, ScaleRewards, grpo, normalize_then_sum};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::entropy::high_entropy_mask;
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::kl_controller::token_level_rewards;
 use firebrick_engine::objective::policy::ImportanceSamplingLevel;
 use firebrick_engine::objective::{
-    Algorithm, MultiObjectiveAggregation, ObjectiveConfig, PolicyGradient, PolicyLossMode,
-    TokenInputs,
+    Algorithm, MultiObjectiveAggregation, ObjectiveConfig, PolicyGradient, PolicyLossMode, TokenInputs,
 };
 use serde::Deserialize;
 
@@ -152,18 +149,9 @@ fn compare(case: &Case, params: &Params, mask: &Mask, by_token: bool, found: &Ou
     let loss: f64 = parse(name, case.output("loss"));
     assert_close(&format!("{name}: loss"), found.loss, loss, TOLERANCE);
     for (of, found) in [("logprobs", &found.d_logp), ("entropies", &found.d_entropy)] {
-        let stored = case
-            .grads
-            .as_ref()
-            .is_some_and(|grads| grads.contains_key(of));
+        let stored = case.grads.as_ref().is_some_and(|grads| grads.contains_key(of));
         if let Some(expected) = stored.then(|| case.gradient(of)).flatten() {
-            assert_rows(
-                &format!("{name}: d {of}"),
-                mask,
-                found,
-                &expected,
-                TOLERANCE,
-            );
+            assert_rows(&format!("{name}: d {of}"), mask, found, &expected, TOLERANCE);
         }
     }
     let (mode, by) = params.aggregation(mask);
@@ -171,16 +159,12 @@ fn compare(case: &Case, params: &Params, mask: &Mask, by_token: bool, found: &Ou
     let token_mean = mode == LossAggMode::TokenMean && (by.tokens - own_tokens).abs() < 0.5;
     let metrics: Set = parse(name, case.output("metrics"));
     for (metric, expected) in &metrics {
-        let Some(expected) = expected.as_f64() else {
-            panic!("{name}: {metric} is {expected}")
-        };
+        let Some(expected) = expected.as_f64() else { panic!("{name}: {metric} is {expected}") };
         let found = match metric.as_str() {
             "entropy" => found.metrics["actor/entropy"],
             "policy_loss" => found.metrics["actor/pg_loss"],
             // of every sequence, whatever the ratio is of; known to losses that look at whole sequences
-            "clip_ratio/low_min" | "clip_ratio/high_max"
-                if params.level == ImportanceSamplingLevel::Token =>
-            {
+            "clip_ratio/low_min" | "clip_ratio/high_max" if params.level == ImportanceSamplingLevel::Token => {
                 continue;
             }
             // with a ratio a sequence and an advantage a token, TRL's share is of tokens; ours is a mean over sequences
@@ -228,9 +212,7 @@ struct AdvantageParams {
 pub(super) fn advantages(case: &Case) {
     let params: AdvantageParams = case.params();
     let parts: Vec<Vec<Option<f64>>> = parse(&case.name, &case.inputs["rewards_per_func"]);
-    let groups: Vec<u64> = (0..parts.len() as u64)
-        .map(|i| i / params.num_generations)
-        .collect();
+    let groups: Vec<u64> = (0..parts.len() as u64).map(|i| i / params.num_generations).collect();
     let found = match params.multi_objective_aggregation {
         MultiObjectiveAggregation::SumThenNormalize => sum_then_normalize(&params, &parts, &groups),
         MultiObjectiveAggregation::NormalizeThenSum => {
@@ -242,11 +224,7 @@ pub(super) fn advantages(case: &Case) {
 }
 
 /// The weighted sum of the rewards that are there, as one reward.
-fn sum_then_normalize(
-    params: &AdvantageParams,
-    parts: &[Vec<Option<f64>>],
-    groups: &[u64],
-) -> Vec<f64> {
+fn sum_then_normalize(params: &AdvantageParams, parts: &[Vec<Option<f64>>], groups: &[u64]) -> Vec<f64> {
     let reward = |row: &Vec<Option<f64>>| {
         let parts = row.iter().zip(&params.reward_weights);
         let known: Vec<f64> = parts.filter_map(|(r, w)| r.map(|r| r * w)).collect();
@@ -257,10 +235,7 @@ fn sum_then_normalize(
     let known = known.filter_map(|(&group, reward)| reward.map(|r| (group, r)));
     let (groups, values): (Vec<u64>, Vec<f64>) = known.unzip();
     let mut found = grpo(&values, &groups, params.scale_rewards, params.eps).into_iter();
-    rewards
-        .iter()
-        .map(|reward| reward.map_or(0.0, |_| found.next().expect("an advantage")))
-        .collect()
+    rewards.iter().map(|reward| reward.map_or(0.0, |_| found.next().expect("an advantage"))).collect()
 }
 
 #[derive(Deserialize)]
@@ -285,12 +260,7 @@ pub(super) fn rloo_loss(case: &Case, set: &Set) {
     let advantage = vector(mask.advantages(&set["advantages"]));
     let mut inputs = TokenInputs::new(vector(weights), advantage, mask.lengths());
     inputs.columns.old_logp = Some(vector(scored("old_logprobs")));
-    let found = run(
-        &settings.build().expect("an objective"),
-        &scored("logprobs"),
-        &scored("entropies"),
-        &inputs,
-    );
+    let found = run(&settings.build().expect("an objective"), &scored("logprobs"), &scored("entropies"), &inputs);
     let loss: f64 = parse(&case.name, case.output("loss"));
     assert_close(&case.name, found.loss, loss, TOLERANCE);
     if let Some(expected) = case.gradient("logprobs") {
@@ -298,12 +268,7 @@ pub(super) fn rloo_loss(case: &Case, set: &Set) {
     }
     let metrics: Set = parse(&case.name, case.output("metrics"));
     let entropy: f64 = parse(&case.name, &metrics["entropy"]);
-    assert_close(
-        &case.name,
-        found.metrics["actor/entropy"],
-        entropy,
-        TOLERANCE,
-    );
+    assert_close(&case.name, found.metrics["actor/entropy"], entropy, TOLERANCE);
 }
 
 #[derive(Deserialize)]
@@ -320,10 +285,7 @@ pub(super) fn rloo_advantages(case: &Case) {
     let params: RlooAdvantageParams = case.params();
     let mask = Mask::new(&case.inputs["mask"]);
     let rewards: Vec<f64> = parse(&case.name, &case.inputs["rewards"]);
-    let (old, reference) = (
-        rows(&case.inputs["old_logprobs"]),
-        rows(&case.inputs["ref_logprobs"]),
-    );
+    let (old, reference) = (rows(&case.inputs["old_logprobs"]), rows(&case.inputs["ref_logprobs"]));
     let by_token: Vec<Vec<f64>> = (0..rewards.len())
         .map(|i| {
             let scored = mask.0[i].iter().zip(old[i].iter().zip(&reference[i]));
@@ -335,28 +297,16 @@ pub(super) fn rloo_advantages(case: &Case) {
         })
         .collect();
     let masks: Vec<Vec<bool>> = by_token.iter().map(|row| vec![true; row.len()]).collect();
-    let groups: Vec<u64> = (0..rewards.len() as u64)
-        .map(|i| i / params.num_generations)
-        .collect();
+    let groups: Vec<u64> = (0..rewards.len() as u64).map(|i| i / params.num_generations).collect();
     let settings = ObjectiveConfig {
         normalize_advantages: params.normalize_advantages,
         adv_eps: params.eps,
         ..Algorithm::Rloo.settings()
     };
-    let inputs = AdvantageInputs {
-        rewards: &by_token,
-        masks: &masks,
-        groups: &groups,
-        baselines: &[],
-        values: &[],
-    };
+    let inputs = AdvantageInputs { rewards: &by_token, masks: &masks, groups: &groups, baselines: &[], values: &[] };
     let objective = settings.build().expect("an objective");
     let estimator = objective.advantages().estimator().expect("one reward");
-    let found: Vec<f64> = estimator
-        .advantages(inputs)
-        .iter()
-        .map(|row| row[0])
-        .collect();
+    let found: Vec<f64> = estimator.advantages(inputs).iter().map(|row| row[0]).collect();
     let expected: Vec<f64> = parse(&case.name, case.output("advantages"));
     assert_all_close(&case.name, &found, &expected, TOLERANCE);
 }

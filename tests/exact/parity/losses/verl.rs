@@ -67,17 +67,13 @@ impl PolicyParams {
     fn settings(&self, case: &Case) -> ObjectiveConfig {
         let (policy_loss, level) = match case.func.as_str() {
             "compute_policy_loss_vanilla" => (PolicyLossMode::Clip, ImportanceSamplingLevel::Token),
-            "compute_policy_loss_gspo" => {
-                (PolicyLossMode::Clip, ImportanceSamplingLevel::SequenceToken)
-            }
+            "compute_policy_loss_gspo" => (PolicyLossMode::Clip, ImportanceSamplingLevel::SequenceToken),
             "compute_policy_loss_sapo" => (PolicyLossMode::Sapo, ImportanceSamplingLevel::Token),
             "compute_policy_loss_cispo" => (PolicyLossMode::Cispo, ImportanceSamplingLevel::Token),
             "compute_policy_loss_gpg" | "compute_policy_loss_reinforce" => {
                 (PolicyLossMode::Reinforce, ImportanceSamplingLevel::Token)
             }
-            "compute_policy_loss_geo_mean" => {
-                (PolicyLossMode::GeoMean, ImportanceSamplingLevel::Token)
-            }
+            "compute_policy_loss_geo_mean" => (PolicyLossMode::GeoMean, ImportanceSamplingLevel::Token),
             "compute_policy_loss_kl_cov" => (PolicyLossMode::KlCov, ImportanceSamplingLevel::Token),
             other => panic!("{}: unknown fn {other}", case.name),
         };
@@ -101,11 +97,7 @@ impl PolicyParams {
         let lengths = mask.lengths();
         let weights = match self.mode {
             Some(mode) => token_weights(mode, &lengths, Denominators::new(&lengths, mask.width())),
-            None => token_weights(
-                LossAggMode::SeqMeanTokenMean,
-                &lengths,
-                Denominators::trl(&lengths, mask.width()),
-            ),
+            None => token_weights(LossAggMode::SeqMeanTokenMean, &lengths, Denominators::trl(&lengths, mask.width())),
         };
         weights.concat()
     }
@@ -119,15 +111,9 @@ pub(super) fn policy_loss(case: &Case, set: &Set) {
     let objective = settings.build().expect("an objective");
     let (logp, advantages) = (scored("logprobs"), scored("advantages"));
     let old = params.old.as_deref().unwrap_or("old_logprobs");
-    let mut inputs = TokenInputs::new(
-        vector(params.weights(&mask)),
-        vector(advantages.clone()),
-        mask.lengths(),
-    );
+    let mut inputs = TokenInputs::new(vector(params.weights(&mask)), vector(advantages.clone()), mask.lengths());
     inputs.columns.old_logp = Some(vector(scored(old)));
-    inputs.columns.correction = params
-        .rollout_is_weights
-        .then(|| vector(scored("rollout_is_weights")));
+    inputs.columns.correction = params.rollout_is_weights.then(|| vector(scored("rollout_is_weights")));
     if settings.policy_loss == PolicyLossMode::KlCov {
         let covariances = cov::covariances(&logp, &advantages);
         let chosen = cov::kl_cov_mask(&covariances, settings.kl_cov_ratio);
@@ -145,12 +131,7 @@ pub(super) fn policy_loss(case: &Case, set: &Set) {
         let expected: f64 = parse(metric, expected);
         let ours = found.metrics.get(format!("actor/{metric}").as_str());
         let found = *ours.unwrap_or_else(|| panic!("{}: unknown metric {metric}", case.name));
-        assert_close(
-            &format!("{}: {metric}", case.name),
-            found,
-            expected,
-            TOLERANCE,
-        );
+        assert_close(&format!("{}: {metric}", case.name), found, expected, TOLERANCE);
     }
 }
 
@@ -180,9 +161,7 @@ pub(super) fn advantages(case: &Case, set: &Set) {
         "compute_rloo_vectorized_outcome_advantage" => AdvEstimator::RlooVectorized,
         "compute_opo_outcome_advantage" => AdvEstimator::Opo,
         "compute_reinforce_plus_plus_outcome_advantage" => AdvEstimator::ReinforcePlusPlus,
-        "compute_reinforce_plus_plus_baseline_outcome_advantage" => {
-            AdvEstimator::ReinforcePlusPlusBaseline
-        }
+        "compute_reinforce_plus_plus_baseline_outcome_advantage" => AdvEstimator::ReinforcePlusPlusBaseline,
         "compute_remax_outcome_advantage" => AdvEstimator::Remax,
         "compute_grpo_passk_outcome_advantage" => AdvEstimator::PassAtK,
         other => panic!("{}: unknown fn {other}", case.name),
@@ -214,13 +193,7 @@ pub(super) fn advantages(case: &Case, set: &Set) {
         let of = |own: &Vec<f64>| returns(own, settings.gamma);
         let found: Rows = rewards.iter().map(of).collect();
         let label = format!("{}: returns", case.name);
-        assert_rows(
-            &label,
-            &mask,
-            &mask.pick(&found),
-            &rows(expected),
-            TOLERANCE,
-        );
+        assert_rows(&label, &mask, &mask.pick(&found), &rows(expected), TOLERANCE);
     }
 }
 
@@ -242,20 +215,13 @@ pub(super) fn kl(case: &Case, set: &Set) {
     let reference = own(&params.ref_logprobs, "ref_logprobs").concat();
     let expected = rows(case.output("kl")).concat();
     let on_host = logp_rows.iter().flatten().zip(&reference);
-    let on_host: Vec<f64> = on_host
-        .map(|(&logp, &reference)| params.kind.estimate(logp, reference))
-        .collect();
+    let on_host: Vec<f64> = on_host.map(|(&logp, &reference)| params.kind.estimate(logp, reference)).collect();
     assert_all_close(&case.name, &on_host, &expected, EXACT);
     let logp = vector(logp_rows.concat()).autodiff().require_grad();
     let kl = kl_penalty(params.kind, logp.clone(), vector(reference));
     assert_all_close(&case.name, &values(kl.clone().inner()), &expected, EXACT);
     if let Some(expected) = case.gradient("logprobs") {
-        assert_eq!(
-            params.grad_of.as_deref(),
-            Some("sum(kl*mask)"),
-            "{}",
-            case.name
-        );
+        assert_eq!(params.grad_of.as_deref(), Some("sum(kl*mask)"), "{}", case.name);
         let mask = vector(rows(&set["mask"]).concat());
         let mut grads = (kl * mask).sum().backward();
         let found = values(logp.grad_remove(&mut grads).expect("a gradient"));
@@ -303,7 +269,8 @@ pub(super) fn entropy_loss(case: &Case, set: &Set) {
     }
 }
 
-/// A decoder and hidden rows whose logits are these: its normed rows are the unit vectors, its projection the transpose.
+/// A decoder and hidden rows whose logits are these: its normed rows are the unit vectors, its projection the
+/// transpose.
 fn decoder_of(logits: &Rows) -> (Decoder, Tensor<2>) {
     let (rows, vocab) = (logits.len(), logits[0].len());
     let config = json!({
@@ -318,15 +285,10 @@ fn decoder_of(logits: &Rows) -> (Decoder, Tensor<2>) {
         let shape = spec.rows_cols();
         let values = match spec.name.as_str() {
             "model.norm.weight" => vec![root.recip(); rows],
-            "lm_head.weight" => (0..vocab)
-                .flat_map(|token| logits.iter().map(move |row| row[token]))
-                .collect(),
+            "lm_head.weight" => (0..vocab).flat_map(|token| logits.iter().map(move |row| row[token])).collect(),
             _ => vec![0.0; spec.numel()],
         };
-        Ok::<_, std::convert::Infallible>(Tensor::from_data(
-            TensorData::new(values, shape),
-            &device(),
-        ))
+        Ok::<_, std::convert::Infallible>(Tensor::from_data(TensorData::new(values, shape), &device()))
     });
     let Ok(decoder) = decoder;
     (decoder, Tensor::eye(rows, &device()))

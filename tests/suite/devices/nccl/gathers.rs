@@ -21,13 +21,8 @@ fn record() -> String {
 
 impl Observer for Marks {
     fn event(&mut self, event: Event<'_>) {
-        let of_second = matches!(
-            event,
-            Event::Phase {
-                step: 2,
-                phase: Phase::UpdateActor
-            } | Event::Step { step: 2, .. }
-        );
+        let of_second =
+            matches!(event, Event::Phase { step: 2, phase: Phase::UpdateActor } | Event::Step { step: 2, .. });
         if of_second {
             self.0.lock().expect("marks").push(record().lines().count());
         }
@@ -64,9 +59,7 @@ fn large_copies(backend: &str) -> usize {
         rank.unwrap_or_else(|panic| panic!("{panic}"));
     }
     let marks = marks.0.lock().expect("marks").clone();
-    let [from, until] = marks[..] else {
-        panic!("{marks:?}")
-    };
+    let [from, until] = marks[..] else { panic!("{marks:?}") };
     let text = record();
     let calls = text.lines().skip(from).take(until - from);
     let copied = calls.filter(|line| {

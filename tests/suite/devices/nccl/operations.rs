@@ -1,4 +1,5 @@
-//! Every operation over NCCL: the bits that ranks without it give; of tensors those of their values, and no copy of them on the host.
+//! Every operation over NCCL: the bits that ranks without it give; of tensors those of their values, and no copy of
+//! them on the host.
 
 use super::{RECORD, card, in_part, is, over_nccl, settings};
 use crate::support::checked;
@@ -31,13 +32,7 @@ pub(super) fn values(element: Element, rank: usize, len: usize) -> Flat {
     }
 }
 
-const ELEMENTS: [Element; 5] = [
-    Element::F32,
-    Element::Bf16,
-    Element::F16,
-    Element::F64,
-    Element::Byte,
-];
+const ELEMENTS: [Element; 5] = [Element::F32, Element::Bf16, Element::F16, Element::F64, Element::Byte];
 
 /// What a rank has after every operation on rows of a length, and what it sent.
 fn operations(group: &dyn Collective, element: Element, len: usize) -> (Vec<Flat>, Traffic) {
@@ -45,9 +40,7 @@ fn operations(group: &dyn Collective, element: Element, len: usize) -> (Vec<Flat
     let own = || values(element, rank, len);
     let mut found = vec![
         group.all_gather(own()).expect("gathered"),
-        group
-            .all_to_all(values(element, rank, len * size))
-            .expect("exchanged"),
+        group.all_to_all(values(element, rank, len * size)).expect("exchanged"),
     ];
     if element != Element::Byte {
         found.push(group.all_reduce(own()).expect("summed"));
@@ -70,13 +63,9 @@ fn lengths() -> impl Iterator<Item = usize> {
 pub(super) fn at_twenty_lengths_nccl_gives_the_bits_that_threads_give(_: &str) {
     let all = |group: &dyn Collective| -> Vec<_> {
         let cases = lengths().flat_map(|len| ELEMENTS.map(|element| (len, element)));
-        let mut found: Vec<_> = cases
-            .map(|(len, element)| operations(group, element, len))
-            .collect();
+        let mut found: Vec<_> = cases.map(|(len, element)| operations(group, element, len)).collect();
         // both of a group by themselves, and in the other order
-        let swapped = group
-            .split(0, group.size() - group.rank())
-            .expect("a group");
+        let swapped = group.split(0, group.size() - group.rank()).expect("a group");
         found.push(operations(swapped.as_ref(), Element::F32, 1_001));
         let single = group.split(group.rank(), 0).expect("a group of one");
         let own = values(Element::F32, group.rank(), 9);
@@ -89,22 +78,12 @@ pub(super) fn at_twenty_lengths_nccl_gives_the_bits_that_threads_give(_: &str) {
     let expected = Threads::run(2, settings(), |rank| all(rank.as_ref()));
     let mut cases = 0;
     for (rank, (found, expected)) in found.into_iter().zip(expected).enumerate() {
-        for (case, (found, expected)) in found.into_iter().zip(expected.expect("ranks")).enumerate()
-        {
+        for (case, (found, expected)) in found.into_iter().zip(expected.expect("ranks")).enumerate() {
             assert!(found.0 == expected.0, "rank {rank}, case {case}");
             // joining a group takes an exchange of its id
             let sent = |traffic: Traffic| {
-                let kinds = OperationKind::ALL
-                    .iter()
-                    .filter(|kind| **kind != OperationKind::Exchange);
-                kinds
-                    .map(|&kind| {
-                        (
-                            traffic.operations[kind as usize],
-                            traffic.bytes[kind as usize],
-                        )
-                    })
-                    .collect::<Vec<_>>()
+                let kinds = OperationKind::ALL.iter().filter(|kind| **kind != OperationKind::Exchange);
+                kinds.map(|&kind| (traffic.operations[kind as usize], traffic.bytes[kind as usize])).collect::<Vec<_>>()
             };
             assert_eq!(sent(found.1), sent(expected.1), "rank {rank}, case {case}");
             cases += found.0.len();
@@ -113,27 +92,20 @@ pub(super) fn at_twenty_lengths_nccl_gives_the_bits_that_threads_give(_: &str) {
     checked("results over NCCL", cases);
 }
 
-/// What one card can show of NCCL: a communicator of one rank, and every operation on it. Another GPU beside it has not been had.
+/// What one card can show of NCCL: a communicator of one rank, and every operation on it. Another GPU beside it has not
+/// been had.
 pub(super) fn one_rank_alone_gets_from_nccl_what_it_gets_without() {
     let all = |group: &dyn Collective| -> Vec<_> {
         let cases = lengths().flat_map(|len| ELEMENTS.map(|element| (len, element)));
-        cases
-            .map(|(len, element)| operations(group, element, len).0)
-            .collect()
+        cases.map(|(len, element)| operations(group, element, len).0).collect()
     };
     let found = over_nccl(1, settings(), all);
     let expected = Threads::run(1, settings(), |rank| all(rank.as_ref()));
-    let expected: Vec<_> = expected
-        .into_iter()
-        .map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}")))
-        .collect();
+    let expected: Vec<_> = expected.into_iter().map(|rank| rank.unwrap_or_else(|panic| panic!("{panic}"))).collect();
     assert!(found == expected, "values of one rank over NCCL");
     let NcclInstallation { path, version } = Nccl::installation().expect("it was used");
     let library = path.map_or_else(|| "libnccl".into(), |path| path.display().to_string());
-    checked(
-        &format!("results over NCCL {version}, {library}"),
-        found.iter().flatten().map(Vec::len).sum(),
-    );
+    checked(&format!("results over NCCL {version}, {library}"), found.iter().flatten().map(Vec::len).sum());
 }
 
 /// A rank's values as a tensor on its card: every second column of a matrix, which do not lie one behind the other.
@@ -170,18 +142,9 @@ pub(super) fn tensors_give_the_bits_of_their_values_and_keep_their_own(_: &str) 
             let of = |len| values(element, group.rank(), len);
             let own = tensor(element, group.rank(), len, &device);
             let pairs = [
-                (
-                    group.all_gather_tensor(own.clone()),
-                    group.all_gather(of(len)),
-                ),
-                (
-                    group.all_reduce_tensor(own.clone()),
-                    group.all_reduce(of(len)),
-                ),
-                (
-                    group.reduce_scatter_tensor(own.clone()),
-                    group.reduce_scatter(of(len)),
-                ),
+                (group.all_gather_tensor(own.clone()), group.all_gather(of(len))),
+                (group.all_reduce_tensor(own.clone()), group.all_reduce(of(len))),
+                (group.reduce_scatter_tensor(own.clone()), group.reduce_scatter(of(len))),
                 (
                     group.all_to_all_tensor(tensor(element, group.rank(), 2 * len, &device)),
                     group.all_to_all(of(2 * len)),
@@ -196,10 +159,7 @@ pub(super) fn tensors_give_the_bits_of_their_values_and_keep_their_own(_: &str) 
                 assert!(tensor == flat, "{kind} of {len} {element:?}");
                 cases += 1;
             }
-            assert!(
-                as_values(own) == of(len),
-                "what was given, {len} {element:?}"
-            );
+            assert!(as_values(own) == of(len), "what was given, {len} {element:?}");
         }
         let bytes = Tensor::<1>::zeros([0], (&device, DType::F32));
         assert_eq!(group.all_gather_tensor(bytes).expect("nothing").dims(), [0]);
@@ -244,11 +204,7 @@ pub(super) fn values_of_tensors_are_never_copied_to_the_host(test: &str) {
         // values of the host are copied, and the record says so
         group.all_reduce(Flat::F32(vec![1.0; len])).expect("a sum");
         both.wait();
-        let of_host: Vec<String> = lines()
-            .lines()
-            .skip(after.lines().count())
-            .map(str::to_owned)
-            .collect();
+        let of_host: Vec<String> = lines().lines().skip(after.lines().count()).map(str::to_owned).collect();
         both.wait();
         // four operations later every value is 1.5 + 1.5, twice
         let found = as_values(last.narrow(0, len - 1, 1));
@@ -260,10 +216,7 @@ pub(super) fn values_of_tensors_are_never_copied_to_the_host(test: &str) {
             host && bytes.is_some_and(|bytes| bytes >= 1 << 10)
         };
         let new: Vec<&str> = after.lines().skip(before).collect();
-        let collectives = new
-            .iter()
-            .filter(|line| line.starts_with("collective"))
-            .count();
+        let collectives = new.iter().filter(|line| line.starts_with("collective")).count();
         assert_eq!(new.iter().filter(|line| copied(line)).count(), 0, "{new:?}");
         assert!(of_host.iter().any(|line| copied(line)), "{of_host:?}");
         collectives

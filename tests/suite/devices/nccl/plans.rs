@@ -51,15 +51,10 @@ fn update(settings_of_plan: &[&str]) -> [u64; 2] {
     let predicted = of_update.map(|phase| {
         let categories = phase["categories"].as_object().expect("categories");
         // what the pools round up is not in use
-        let own = categories
-            .iter()
-            .filter(|(name, _)| *name != Category::Overhead.name());
+        let own = categories.iter().filter(|(name, _)| *name != Category::Overhead.name());
         own.map(|(_, bytes)| bytes.as_u64().expect("bytes")).sum()
     });
-    [
-        predicted.max().expect("phases of an update"),
-        counted.max().expect("an update"),
-    ]
+    [predicted.max().expect("phases of an update"), counted.max().expect("an update")]
 }
 
 pub(super) fn plans_count_what_nccl_needs_on_a_card(_: &str) {
@@ -67,21 +62,13 @@ pub(super) fn plans_count_what_nccl_needs_on_a_card(_: &str) {
         &[],
         &["memory.zero_stage=2"],
         &["memory.zero_stage=3"],
-        &[
-            "memory.tensor_model_parallel_size=2",
-            "rollout.tensor_model_parallel_size=2",
-        ],
+        &["memory.tensor_model_parallel_size=2", "rollout.tensor_model_parallel_size=2"],
     ];
     for plan in plans {
         let [predicted, counted] = update(plan);
         let off = predicted as f64 / counted as f64 - 1.0;
-        report(&format!(
-            "{plan:?}: {predicted} predicted, {counted} counted, {off:+.3}"
-        ));
-        assert!(
-            off.abs() < 0.05,
-            "{plan:?}: {predicted} predicted, {counted} counted"
-        );
+        report(&format!("{plan:?}: {predicted} predicted, {counted} counted, {off:+.3}"));
+        assert!(off.abs() < 0.05, "{plan:?}: {predicted} predicted, {counted} counted");
     }
     checked("peaks of ranks over NCCL", plans.len());
 }

@@ -1,13 +1,13 @@
 //! Attention of one new token a sequence over the blocks of its sequence.
 
 use super::{
-    BLOCK, Contents, Heads, Kind, assert_near, cases, contents, numbers, on_gpus, pool, precisions,
-    rounded, stored, values,
+    BLOCK, Contents, Heads, Kind, assert_near, cases, contents, numbers, on_gpus, pool, precisions, rounded, stored,
+    values,
 };
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{
-    self, BlockTables, JoinedHeads, KvPool, PagedAttentionShape, RotaryAngles, SequenceBlocks,
-    SharedBlocks, SlotMapping,
+    self, BlockTables, JoinedHeads, KvPool, PagedAttentionShape, RotaryAngles, SequenceBlocks, SharedBlocks,
+    SlotMapping,
 };
 use firebrick_backends::memory::read;
 
@@ -115,13 +115,7 @@ impl Step {
     }
 
     /// Mixed values, given the pool with the new tokens.
-    fn mixed(
-        &self,
-        [keys, values]: &Contents,
-        window: Option<usize>,
-        scale: f64,
-        softcap: Option<f64>,
-    ) -> Vec<f64> {
+    fn mixed(&self, [keys, values]: &Contents, window: Option<usize>, scale: f64, softcap: Option<f64>) -> Vec<f64> {
         let Heads { kv, group, dim } = self.heads;
         let mut mixed = vec![0.0; self.tokens.len() * kv * group * dim];
         for (row, &tokens) in self.tokens.iter().enumerate() {
@@ -150,8 +144,8 @@ impl Step {
     }
 }
 
-/// Blocks of rows with so many tokens, out of order: the third and the fourth row share what they can. Also the blocks of a pool that
-/// has more than those.
+/// Blocks of rows with so many tokens, out of order: the third and the fourth row share what they can. Also the blocks
+/// of a pool that has more than those.
 fn scattered(tokens: &[usize]) -> (Vec<SharedBlocks>, Vec<Vec<u32>>, usize) {
     let most: usize = tokens.iter().map(|t| t.div_ceil(BLOCK)).sum();
     let count = (most + 2).next_power_of_two();
@@ -174,17 +168,10 @@ fn scattered(tokens: &[usize]) -> (Vec<SharedBlocks>, Vec<Vec<u32>>, usize) {
         let members = group.map(|row| {
             let own = take(tokens[row].div_ceil(BLOCK) - full);
             blocks[row] = [prefix.clone(), own.clone()].concat();
-            SequenceBlocks {
-                row,
-                blocks: own,
-                tokens: tokens[row] - full * BLOCK,
-            }
+            SequenceBlocks { row, blocks: own, tokens: tokens[row] - full * BLOCK }
         });
         let members = members.collect();
-        shared.push(SharedBlocks {
-            blocks: prefix,
-            members,
-        });
+        shared.push(SharedBlocks { blocks: prefix, members });
     }
     (shared, blocks, count)
 }
@@ -215,14 +202,7 @@ fn hold(
 }
 
 fn hold_step(step: &Step, window: Option<usize>, softcap: Option<f64>, tolerance: f64) {
-    let &Step {
-        kind,
-        heads,
-        dtype,
-        ref tokens,
-        ref device,
-        ..
-    } = step;
+    let &Step { kind, heads, dtype, ref tokens, ref device, .. } = step;
     let tables = BlockTables::new(step.shared.clone(), tokens.len(), device);
     let shape = PagedAttentionShape {
         tables: &tables,
@@ -234,8 +214,7 @@ fn hold_step(step: &Step, window: Option<usize>, softcap: Option<f64>, tolerance
     };
     let held = step.pool.clone();
     let before = contents(&held);
-    let (mixed, pool) =
-        kernels::paged_attention(step.tensors.clone(), held, &shape).expect("a kernel");
+    let (mixed, pool) = kernels::paged_attention(step.tensors.clone(), held, &shape).expect("a kernel");
     let after = contents(&pool);
     let what = format!("{kind:?}, {heads:?} in {dtype:?}, window {window:?}, cap {softcap:?}");
     // the new tokens, and all others as they were
@@ -264,12 +243,7 @@ fn hold_step(step: &Step, window: Option<usize>, softcap: Option<f64>, tolerance
     let expected = step.mixed(&after, window, 0.4, softcap);
     assert_near(&what, &values(mixed), &expected, tolerance);
     let label = "queries that others hold";
-    assert_near(
-        label,
-        &values(step.tensors[0].clone()),
-        &step.numbers[0],
-        0.0,
-    );
+    assert_near(label, &values(step.tensors[0].clone()), &step.numbers[0], 0.0);
     assert_eq!(contents(&step.pool), before, "a pool that others hold");
 }
 
@@ -293,13 +267,9 @@ fn decoding_writes_the_new_token_and_reads_the_blocks_of_its_sequence_alone(devi
 }
 
 fn a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions(device: &Device) {
-    for (kind, group, dim) in [
-        (Kind::Float, 11, 6),
-        (Kind::Float, 5, 300),
-        (Kind::Float, 7, 128),
-        (Kind::Int8, 11, 8),
-        (Kind::Int8, 5, 300),
-    ] {
+    for (kind, group, dim) in
+        [(Kind::Float, 11, 6), (Kind::Float, 5, 300), (Kind::Float, 7, 128), (Kind::Int8, 11, 8), (Kind::Int8, 5, 300)]
+    {
         let heads = Heads { kv: 2, group, dim };
         for window in [None, Some(70)] {
             let precision = (DType::F32, 1e-5);
@@ -310,23 +280,11 @@ fn a_cube_has_some_of_many_query_heads_and_a_unit_several_of_many_dimensions(dev
 
 fn the_columns_of_a_few_long_rows_are_divided_among_cubes(device: &Device) {
     for precision in precisions(device) {
-        for (kind, group, dim) in [
-            (Kind::Float, 2, 128),
-            (Kind::Float, 9, 34),
-            (Kind::Int8, 9, 36),
-        ] {
+        for (kind, group, dim) in [(Kind::Float, 2, 128), (Kind::Float, 9, 34), (Kind::Int8, 9, 36)] {
             let heads = Heads { kv: 2, group, dim };
             for tokens in [vec![1024], vec![1025], vec![0, 700, 1500]] {
                 hold(kind, heads, &tokens, None, None, precision, device);
-                hold(
-                    kind,
-                    heads,
-                    &tokens,
-                    Some(1111),
-                    Some(2.0),
-                    precision,
-                    device,
-                );
+                hold(kind, heads, &tokens, Some(1111), Some(2.0), precision, device);
             }
         }
     }
@@ -359,11 +317,7 @@ fn hold_joined(
         let (bias, _) = stored(numbers(width, salt, 1.0), [1, width], dtype, device);
         bias
     };
-    let biases = [
-        bias(51, kv * group * dim),
-        bias(52, kv * dim),
-        bias(53, kv * dim),
-    ];
+    let biases = [bias(51, kv * group * dim), bias(52, kv * dim), bias(53, kv * dim)];
     let mut separate = step.tensors.clone();
     if biased {
         for (tensor, bias) in separate.iter_mut().zip(&biases) {
@@ -379,18 +333,12 @@ fn hold_joined(
         softcap: None,
         sinks: None,
     };
-    let (expected, expected_pool) =
-        kernels::paged_attention(separate, step.pool.clone(), &shape).expect("a kernel");
+    let (expected, expected_pool) = kernels::paged_attention(separate, step.pool.clone(), &shape).expect("a kernel");
     let qkv = Tensor::cat(step.tensors.to_vec(), 1);
     let bias = biased.then(|| Tensor::cat(biases.to_vec(), 1));
-    let joined = JoinedHeads {
-        queries: kv * group,
-        keys: kv,
-        dim,
-    };
+    let joined = JoinedHeads { queries: kv * group, keys: kv, dim };
     let (found, pool) =
-        kernels::paged_attention_joined(&qkv, bias.as_ref(), joined, step.pool.clone(), &shape)
-            .expect("a kernel");
+        kernels::paged_attention_joined(&qkv, bias.as_ref(), joined, step.pool.clone(), &shape).expect("a kernel");
     let what = format!("{kind:?}, {heads:?} in {dtype:?}, biased {biased}");
     assert_near(&what, &values(found), &values(expected), tolerance);
     // a code may be the next one where the number is halfway between two
@@ -405,11 +353,7 @@ fn hold_joined(
 
 fn joined_rows_with_biases_are_attended_to_as_separate_ones(device: &Device) {
     for precision in precisions(device) {
-        for (kind, group, dim) in [
-            (Kind::Float, 3, 10),
-            (Kind::Float, 9, 34),
-            (Kind::Int8, 3, 12),
-        ] {
+        for (kind, group, dim) in [(Kind::Float, 3, 10), (Kind::Float, 9, 34), (Kind::Int8, 3, 12)] {
             let heads = Heads { kv: 2, group, dim };
             // whole rows, and rows that are divided among cubes, with holes among them
             for tokens in [vec![0, 1, 37, 40, 100], vec![0, 700, 1500]] {
@@ -423,11 +367,7 @@ fn joined_rows_with_biases_are_attended_to_as_separate_ones(device: &Device) {
 
 /// Bytes by which the backend's pools grow while a few tokens are decoded, written and copied, and those of the cache.
 fn grown(kind: Kind, device: &Device) -> [u64; 2] {
-    let heads = Heads {
-        kv: 2,
-        group: 2,
-        dim: 64,
-    };
+    let heads = Heads { kv: 2, group: 2, dim: 64 };
     let step = Step::new(kind, heads, vec![4000, 30, 2000], DType::F32, device);
     let tables = BlockTables::new(step.shared.clone(), 3, device);
     let shape = PagedAttentionShape {
@@ -449,9 +389,7 @@ fn grown(kind: Kind, device: &Device) -> [u64; 2] {
     let before = read(device).reserved_bytes;
     for _ in 0..3 {
         let qkv = step.tensors.clone();
-        pool = kernels::paged_attention(qkv, pool, &shape)
-            .expect("a kernel")
-            .1;
+        pool = kernels::paged_attention(qkv, pool, &shape).expect("a kernel").1;
         pool = kernels::write_kv(pool, [&new, &new], &slots);
         pool = kernels::copy_blocks(pool, &[(1, 2)]);
     }

@@ -1,9 +1,6 @@
 //! Slots that are written, read and copied.
 
-use super::{
-    BLOCK, Heads, Kind, assert_near, contents, numbers, on_gpus, pool, precisions, rounded, stored,
-    values,
-};
+use super::{BLOCK, Heads, Kind, assert_near, contents, numbers, on_gpus, pool, precisions, rounded, stored, values};
 use burn::tensor::{DType, Device};
 use firebrick_backends::kernels::{self, KvPool, SlotMapping};
 
@@ -15,11 +12,7 @@ on_gpus!(
 fn what_is_written_to_slots_is_read_from_them_and_copied_with_their_blocks(device: &Device) {
     for (dtype, _) in precisions(device) {
         for kind in [Kind::Float, Kind::Int8] {
-            let heads = Heads {
-                kv: 3,
-                group: 1,
-                dim: 36,
-            };
+            let heads = Heads { kv: 3, group: 1, dim: 36 };
             let (blocks, slots) = (7, [19, 18, 100, 33, 0, 111, 17]);
             let what = format!("{kind:?} in {dtype:?}");
             let shape = [slots.len(), heads.kv, heads.dim];
@@ -48,8 +41,8 @@ fn what_is_written_to_slots_is_read_from_them_and_copied_with_their_blocks(devic
             }
             for half in 0..2 {
                 assert_near(&what, &after[half], &expected[half], 1e-3);
-                let changed = (0..before[half].len())
-                    .filter(|&i| after[half][i].to_bits() != before[half][i].to_bits());
+                let changed =
+                    (0..before[half].len()).filter(|&i| after[half][i].to_bits() != before[half][i].to_bits());
                 let most = slots.len() * heads.kv * heads.dim;
                 assert!(changed.count() <= most, "{what}: other slots");
             }

@@ -41,9 +41,7 @@ fn rounded(x: &[f64]) -> Vec<f64> {
     let largest = x.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
     let scale = scale_of(((largest as f32 / 127.0).to_bits() + 0xFFFF) >> 16);
     let code = |x: f64| (x / scale).round().clamp(-127.0, 127.0);
-    x.iter()
-        .map(|&x| if scale > 0.0 { code(x) * scale } else { 0.0 })
-        .collect()
+    x.iter().map(|&x| if scale > 0.0 { code(x) * scale } else { 0.0 }).collect()
 }
 
 fn ints<const D: usize>(values: Vec<i32>, shape: [usize; D], device: &Device) -> Tensor<D, Int> {
@@ -60,23 +58,16 @@ fn pool(kind: Kind, heads: Heads, blocks: usize, dtype: DType, device: &Device) 
     let slots = blocks * BLOCK;
     match kind {
         Kind::Float => {
-            let [keys, values] = [35, 36].map(|salt| {
-                stored(
-                    numbers(kv * slots * dim, salt, 1.0),
-                    [kv, slots, dim],
-                    dtype,
-                    device,
-                )
-                .0
-            });
+            let [keys, values] =
+                [35, 36].map(|salt| stored(numbers(kv * slots * dim, salt, 1.0), [kv, slots, dim], dtype, device).0);
             KvPool::Float { keys, values }
         }
         Kind::Int8 => {
             let [keys, values] = [35, 36].map(|salt| {
                 let codes = numbers(kv * slots * dim, salt, 127.0);
-                let words = codes.chunks(4).map(|codes| {
-                    i32::from_le_bytes(std::array::from_fn(|j| codes[j].round() as i8 as u8))
-                });
+                let words = codes
+                    .chunks(4)
+                    .map(|codes| i32::from_le_bytes(std::array::from_fn(|j| codes[j].round() as i8 as u8)));
                 ints(words.collect(), [kv, slots, dim / 4], device)
             });
             let of = |x: &f64| ((x.abs() + 0.5) as f32 / 127.0).to_bits() >> 16;
@@ -86,11 +77,7 @@ fn pool(kind: Kind, heads: Heads, blocks: usize, dtype: DType, device: &Device) 
                 .map(|(k, v)| (of(k) | (of(v) << 16)) as i32)
                 .collect();
             let scales = ints(scales, [kv, slots], device);
-            KvPool::Int8 {
-                keys,
-                values,
-                scales,
-            }
+            KvPool::Int8 { keys, values, scales }
         }
     }
 }
@@ -99,11 +86,7 @@ fn pool(kind: Kind, heads: Heads, blocks: usize, dtype: DType, device: &Device) 
 fn contents(pool: &KvPool) -> Contents {
     match pool.clone() {
         KvPool::Float { keys, values: v } => [values(keys), values(v)],
-        KvPool::Int8 {
-            keys,
-            values,
-            scales,
-        } => {
+        KvPool::Int8 { keys, values, scales } => {
             let words = keys.dims()[2];
             let scales = int_values(scales);
             let widened = |tensor, half: u32| {

@@ -13,7 +13,8 @@ use firebrick_engine::world::World;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Bits of the weights, and of what a rank's optimizer keeps of each parameter: its elements, both moments and the master.
+/// Bits of the weights, and of what a rank's optimizer keeps of each parameter: its elements, both moments and the
+/// master.
 #[derive(Debug, PartialEq)]
 struct Kept {
     weights: Vec<Vec<u32>>,
@@ -34,10 +35,7 @@ fn kept(learner: &Learner) -> Kept {
         let master = learner.optimizer.master(index).expect("a master");
         [first, second, master.unwrap_or_default()].map(|values| bits(&values))
     });
-    Kept {
-        weights: weights.collect(),
-        state: state.collect(),
-    }
+    Kept { weights: weights.collect(), state: state.collect() }
 }
 
 /// What ranks keep, put together in their order.
@@ -85,9 +83,7 @@ fn loaded(memory: &MemoryConfig, precision: Precision, size: usize, dir: &Path) 
         model.decoder = model.decoder.in_precision(precision);
         let mut learner = learner(&model, memory, None, &world);
         learner.model.make_whole().expect("whole weights");
-        let Learner {
-            model, optimizer, ..
-        } = &mut learner;
+        let Learner { model, optimizer, .. } = &mut learner;
         load_masters(dir, &mut model.decoder, optimizer).expect("masters");
         load_optimizer(dir, 2, &model.decoder, optimizer).expect("moments");
         kept(&learner)
@@ -149,10 +145,7 @@ fn ranks_that_share_matrices_save_and_load_what_others_do_to_the_bit() {
                 let again = dir.join(to);
                 saved_again(memory, precision, *size, [&dir, &again]);
                 let found = of_one_rank(precision, &again);
-                assert!(
-                    found == expected,
-                    "{precision}: saved by {from}, loaded by {to}"
-                );
+                assert!(found == expected, "{precision}: saved by {from}, loaded by {to}");
             }
         }
     }
@@ -173,9 +166,7 @@ fn trained(memory: &MemoryConfig, precision: Precision, size: usize, dir: &Path)
 fn saved_again(memory: &MemoryConfig, precision: Precision, size: usize, [from, to]: [&Path; 2]) {
     std::fs::create_dir_all(to).unwrap();
     on_meshes(memory, precision, size, |learner, _, world| {
-        let Learner {
-            model, optimizer, ..
-        } = learner;
+        let Learner { model, optimizer, .. } = learner;
         load_masters(from, &mut model.decoder, optimizer).expect("masters");
         load_optimizer(from, 2, &model.decoder, optimizer).expect("moments");
         save_optimizer(to, optimizer, &model.decoder, true, world).expect("saved");
@@ -220,10 +211,7 @@ fn a_checkpoint_of_several_ranks_that_is_damaged_is_refused_by_name() {
     *bad.last_mut().unwrap() ^= 1;
     std::fs::write(&file, &bad).unwrap();
     let message = load();
-    assert!(
-        message.contains("are not those that were written") && message.contains("step folder"),
-        "{message}"
-    );
+    assert!(message.contains("are not those that were written") && message.contains("step folder"), "{message}");
     std::fs::write(&file, &good[..good.len() - 4]).unwrap();
     let message = load();
     assert!(message.contains("ends before the elements"), "{message}");
@@ -266,21 +254,12 @@ fn blocks_that_do_not_make_up_their_tensor_are_refused_by_name() {
         damage(index["tensors"].as_array_mut().unwrap());
         let message = load(&index).expect_err(expected).to_string();
         let name = tensors[blocks[0]]["name"].as_str().unwrap();
-        assert!(
-            message.contains(expected) && message.contains(name),
-            "{message}"
-        );
+        assert!(message.contains(expected) && message.contains(name), "{message}");
     };
     let first = blocks[0];
-    refused(
-        &|all| all[first]["block"][0] = json!([100_000, 100_001]),
-        "lies beside it",
-    );
+    refused(&|all| all[first]["block"][0] = json!([100_000, 100_001]), "lies beside it");
     refused(&|all| drop(all.remove(first)), "and its blocks");
     let other = blocks[1];
     assert_eq!(tensors[first]["name"], tensors[other]["name"]);
-    refused(
-        &|all| all[other]["block"] = all[first]["block"].clone(),
-        "overlap",
-    );
+    refused(&|all| all[other]["block"] = all[first]["block"].clone(), "overlap");
 }

@@ -35,32 +35,15 @@ fn compare(model: &Model) -> usize {
                 let found = on_ranks(model, &rows, &memory, None, size).swap_remove(0);
                 // without ZeRO nothing is exchanged in rounds
                 let rounds = found.rounds.max(1) as u64;
-                let expected = unit_messages::of_update(
-                    model.decoder.arch(),
-                    model.decoder.lora(),
-                    &plan,
-                    size as u64,
-                    rounds,
-                );
+                let expected =
+                    unit_messages::of_update(model.decoder.arch(), model.decoder.lora(), &plan, size as u64, rounds);
                 for (kind, own) in KINDS {
                     let expected = expected.of(kind, Along::Data);
-                    let label = format!(
-                        "{} of {}, {stage}, {order:?}, {size} ranks",
-                        own.name(),
-                        model.name
-                    );
+                    let label = format!("{} of {}, {stage}, {order:?}, {size} ranks", own.name(), model.name);
                     assert_eq!(own.name(), kind.name());
                     let updates = UPDATES as u64;
-                    assert_eq!(
-                        found.operations[own as usize],
-                        updates * expected.messages,
-                        "{label}"
-                    );
-                    assert_eq!(
-                        found.bytes[own as usize],
-                        updates * expected.bytes,
-                        "bytes: {label}"
-                    );
+                    assert_eq!(found.operations[own as usize], updates * expected.messages, "{label}");
+                    assert_eq!(found.bytes[own as usize], updates * expected.bytes, "bytes: {label}");
                 }
                 cases += 1;
             }

@@ -1,5 +1,5 @@
-//! Gathers of weights that run ahead of the computation (`memory.prefetch` under `ZeRO-3`): when they are asked for, what runs beside them,
-//! how many bytes they hold, and that nothing else changes.
+//! Gathers of weights that run ahead of the computation (`memory.prefetch` under `ZeRO-3`): when they are asked for,
+//! what runs beside them, how many bytes they hold, and that nothing else changes.
 
 use super::{model, staged};
 use crate::support::checked;
@@ -7,8 +7,8 @@ use crate::support::model::Model;
 use crate::support::zero::{UPDATES, on_ranks, rows, runtime};
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::collective::{
-    Background, Collective, CollectiveError, Element, Failure, Flat, Gathering, OperationKind,
-    Result, Settings, Threads, Traffic,
+    Background, Collective, CollectiveError, Element, Failure, Flat, Gathering, OperationKind, Result, Settings,
+    Threads, Traffic,
 };
 use firebrick_engine::executor::{BoundaryKind, BoundaryLog, Residency, Runtime};
 use firebrick_engine::learner::Learner;
@@ -116,21 +116,14 @@ impl Watch {
     fn computed(&self) -> usize {
         let log = self.log.lock().unwrap();
         let rows = log.as_ref().map(|log| log.rows().rows).unwrap_or_default();
-        let ends = [
-            BoundaryKind::Forward,
-            BoundaryKind::Head,
-            BoundaryKind::Backward,
-        ];
+        let ends = [BoundaryKind::Forward, BoundaryKind::Head, BoundaryKind::Backward];
         let places = rows.iter().map(|(row, _)| row.moment.boundary.place);
         places.filter(|place| ends.contains(place)).count()
     }
 
     fn begin(&self) {
         let before = self.computed();
-        *self.pass.lock().unwrap() = Pass {
-            before,
-            ..Pass::default()
-        };
+        *self.pass.lock().unwrap() = Pass { before, ..Pass::default() };
     }
 
     /// A gather is asked for.
@@ -141,8 +134,8 @@ impl Watch {
         pass.asked.push(computed - before);
     }
 
-    /// A gather is about to take place: not before the computation of the visit has ended at whose beginning it was started, which therefore
-    /// does not wait for it. The embedding is the first visit, and counts as computed.
+    /// A gather is about to take place: not before the computation of the visit has ended at whose beginning it was
+    /// started, which therefore does not wait for it. The embedding is the first visit, and counts as computed.
     fn hold(&self, prefetch: usize) -> Result<()> {
         let (visit, before) = {
             let mut pass = self.pass.lock().unwrap();
@@ -170,18 +163,15 @@ fn learner(model: &Model, memory: &MemoryConfig, runtime: Runtime) -> Learner {
     learner
 }
 
-/// What the first rank had computed when it asked for each gather of a scoring pass and of a training pass, in which each gather takes as
-/// long as the visit that computes when it is started.
+/// What the first rank had computed when it asked for each gather of a scoring pass and of a training pass, in which
+/// each gather takes as long as the visit that computes when it is started.
 fn asked(memory: &MemoryConfig) -> [Vec<usize>; 2] {
     let model = model();
     let rows: Vec<_> = rows(&model).into_iter().take(2).collect();
     let found = Threads::run(2, Settings::default(), |group| {
         let watch = Arc::new(Watch::default());
         let (holds, asks, prefetch) = (Arc::clone(&watch), Arc::clone(&watch), memory.prefetch);
-        let slow = Background::over(Arc::new(Tapped {
-            group,
-            asked: Box::new(move || holds.hold(prefetch)),
-        }));
+        let slow = Background::over(Arc::new(Tapped { group, asked: Box::new(move || holds.hold(prefetch)) }));
         let world = World::new(Arc::new(Tapped {
             group: slow,
             asked: Box::new(move || {
@@ -304,9 +294,7 @@ fn gathers_ahead_hold_the_bytes_of_as_many_visits_and_are_accounted_for() {
         let units = model.decoder.units();
         let of = |units: &[firebrick_models::decoder::Unit]| -> u64 {
             let specs = units.iter().flat_map(|unit| &unit.specs);
-            specs
-                .map(|s| 4 * s.numel().div_ceil(512) as u64 * 512)
-                .sum()
+            specs.map(|s| 4 * s.numel().div_ceil(512) as u64 * 512).sum()
         };
         let last = units.len() - 1;
         let mut visits = vec![of(&units[..1])];

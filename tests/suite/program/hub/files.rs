@@ -43,14 +43,7 @@ fn weights_that_are_others_than_the_hub_states_are_refused_and_not_kept() {
     let (bench, hub) = (Bench::new(), Hub::serve(shared));
     let cache = bench.path("cache");
     let wanted = sha256(&model()["model.safetensors"]);
-    refused(
-        &generate(&hub, &cache),
-        &[
-            "model.safetensors",
-            "its SHA-256 is",
-            &format!("the Hub states {wanted}"),
-        ],
-    );
+    refused(&generate(&hub, &cache), &["model.safetensors", "its SHA-256 is", &format!("the Hub states {wanted}")]);
     let snapshot = cache.join("hub/models--owner--tiny/snapshots").join(COMMIT);
     assert!(!snapshot.join("model.safetensors").exists());
     assert!(snapshot.join("config.json").exists());
@@ -74,9 +67,7 @@ fn planning_checking_and_a_dry_run_fetch_no_weights() {
     for (command, more) in [("plan", &[][..]), ("train", &["--dry-run"])] {
         let hub = Hub::serve(repos());
         let cache = bench.path(command);
-        let output = hub
-            .reach(configured(&bench, command, more), &cache)
-            .output();
+        let output = hub.reach(configured(&bench, command, more), &cache).output();
         let output = output.unwrap();
         succeeded(&output);
         assert!(!stderr(&output).contains("model.safetensors"), "{command}");
@@ -127,19 +118,13 @@ fn a_check_that_stays_offline_looks_at_the_rest_and_says_what_it_left_out() {
     assert!(hub.shared.requests.lock().unwrap().is_empty());
     // what was fetched once is looked at
     succeeded(&check(&[]));
-    assert_eq!(
-        succeeded(&check(&["--offline"])),
-        "config.yaml: no mistakes\n"
-    );
+    assert_eq!(succeeded(&check(&["--offline"])), "config.yaml: no mistakes\n");
     assert!(hub.ranges_of("model.safetensors").is_empty());
     // a name that the Hub does not have is marked where it is written
     bench.write("config.yaml", &text("owner/none"));
     let output = check(&[]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(
-        said.starts_with("config.yaml:2:3: ") && said.contains("owner/none"),
-        "{said}"
-    );
+    assert!(said.starts_with("config.yaml:2:3: ") && said.contains("owner/none"), "{said}");
     assert!(said.contains("  2 |   path: owner/none"), "{said}");
 }

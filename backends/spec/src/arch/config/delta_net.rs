@@ -13,9 +13,9 @@ pub(super) fn read(f: &Fields<'_>, mixers: &[Mixer]) -> Result<Option<GatedDelta
         return Ok(None);
     }
     if !mixers.contains(&Mixer::Attention) {
-        return Err(f.error(
-            "`layer_types` has no full_attention: models of linear attention alone are not supported".into(),
-        ));
+        return Err(
+            f.error("`layer_types` has no full_attention: models of linear attention alone are not supported".into())
+        );
     }
     if mixers.len() > MOST_LAYERS {
         return Err(f.error(format!(
@@ -38,10 +38,7 @@ pub(super) fn read(f: &Fields<'_>, mixers: &[Mixer]) -> Result<Option<GatedDelta
         )));
     }
     if own.conv_kernel_dim < 2 {
-        return Err(f.error(format!(
-            "`linear_conv_kernel_dim` must be at least 2, found {}",
-            own.conv_kernel_dim
-        )));
+        return Err(f.error(format!("`linear_conv_kernel_dim` must be at least 2, found {}", own.conv_kernel_dim)));
     }
     Ok(Some(own))
 }
@@ -61,9 +58,7 @@ mod tests {
             "model_type": "qwen3_5_text", "vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 8,
             "num_attention_heads": 2, "num_key_value_heads": 1
         });
-        let (Value::Object(all), Value::Object(own)) = (&mut config, own) else {
-            panic!("objects")
-        };
+        let (Value::Object(all), Value::Object(own)) = (&mut config, own) else { panic!("objects") };
         all.extend(own);
         Arch::from_config(all, Path::new("config.json")).map_err(|e| e.to_string())
     }
@@ -85,22 +80,10 @@ mod tests {
         for (own, named) in [
             (json!({ "layer_types": all }), "no full_attention"),
             (json!({"layer_types": ["full_attention"]}), "8 layers"),
-            (
-                json!({"layer_types": vec!["sliding_attention"; 8]}),
-                "known: full_attention, linear_attention",
-            ),
-            (
-                json!({"linear_num_value_heads": 7}),
-                "linear_num_value_heads",
-            ),
-            (
-                json!({"linear_conv_kernel_dim": 1}),
-                "linear_conv_kernel_dim",
-            ),
-            (
-                json!({"partial_rotary_factor": 0.001}),
-                "partial_rotary_factor",
-            ),
+            (json!({"layer_types": vec!["sliding_attention"; 8]}), "known: full_attention, linear_attention"),
+            (json!({"linear_num_value_heads": 7}), "linear_num_value_heads"),
+            (json!({"linear_conv_kernel_dim": 1}), "linear_conv_kernel_dim"),
+            (json!({"partial_rotary_factor": 0.001}), "partial_rotary_factor"),
         ] {
             let message = parse(own).expect_err(named);
             assert!(message.contains(named), "{named}: {message}");
@@ -112,17 +95,10 @@ mod tests {
         let arch = parse(json!({})).expect("a valid config");
         let all = LoraConfig::default().in_arch(&arch);
         assert_eq!(all.target_modules, TargetModule::all());
-        let llama = Arch {
-            mixers: vec![Mixer::Attention; 8],
-            delta_net: None,
-            ..arch
-        };
+        let llama = Arch { mixers: vec![Mixer::Attention; 8], delta_net: None, ..arch };
         let own = LoraConfig::default().in_arch(&llama).target_modules;
         assert!(!own.contains(&TargetModule::DeltaQkv) && own.contains(&TargetModule::Down));
         let message = LoraConfig::check_names(&[TargetModule::DeltaOut], &llama).unwrap_err();
-        assert!(
-            message.contains("out_proj") && message.contains("q_proj"),
-            "{message}"
-        );
+        assert!(message.contains("out_proj") && message.contains("q_proj"), "{message}");
     }
 }

@@ -6,15 +6,8 @@ use crate::arch::{ExpertLayout, Experts, Family, FeedForward, MAX_EXPERT_LAYERS}
 use serde_json::Value;
 
 /// The feed-forwards of all layers.
-pub(super) fn feed_forwards(
-    f: &Fields<'_>,
-    family: Family,
-    layers: usize,
-) -> Result<Vec<FeedForward>> {
-    if !matches!(
-        family,
-        Family::Qwen3Moe | Family::Qwen3_5Moe | Family::GptOss
-    ) {
+pub(super) fn feed_forwards(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<FeedForward>> {
+    if !matches!(family, Family::Qwen3Moe | Family::Qwen3_5Moe | Family::GptOss) {
         return Ok(vec![FeedForward::Dense; layers]);
     }
     if layers > MAX_EXPERT_LAYERS {
@@ -29,11 +22,7 @@ pub(super) fn feed_forwards(
     let dense = dense_layers(f)?;
     let step = f.size("decoder_sparse_step")?.unwrap_or(1);
     let of = |layer: usize| {
-        if dense.contains(&layer) || !(layer + 1).is_multiple_of(step) {
-            FeedForward::Dense
-        } else {
-            experts
-        }
+        if dense.contains(&layer) || !(layer + 1).is_multiple_of(step) { FeedForward::Dense } else { experts }
     };
     Ok((0..layers).map(of).collect())
 }
@@ -47,27 +36,18 @@ fn experts(f: &Fields<'_>, family: Family) -> Result<Experts> {
         Family::GptOss => [128, 4, 2880],
         _ => [128, 8, 768],
     };
-    let width_key = if gpt_oss {
-        "intermediate_size"
-    } else {
-        "moe_intermediate_size"
-    };
+    let width_key = if gpt_oss { "intermediate_size" } else { "moe_intermediate_size" };
     let count = match f.size("num_experts")? {
         Some(count) => count,
         None => f.size("num_local_experts")?.unwrap_or(count),
     };
     // a route has 16 bits for an expert
     if count >= usize::from(u16::MAX) {
-        return Err(f.error(format!(
-            "`num_experts` ({count}) must be below {}",
-            u16::MAX
-        )));
+        return Err(f.error(format!("`num_experts` ({count}) must be below {}", u16::MAX)));
     }
     let per_token = f.size("num_experts_per_tok")?.unwrap_or(per_token);
     if per_token > count {
-        return Err(f.error(format!(
-            "`num_experts_per_tok` ({per_token}) must be at most `num_experts` ({count})"
-        )));
+        return Err(f.error(format!("`num_experts_per_tok` ({per_token}) must be at most `num_experts` ({count})")));
     }
     Ok(Experts {
         count,
@@ -95,11 +75,7 @@ fn dense_layers(f: &Fields<'_>) -> Result<Vec<usize>> {
     let list = f.typed("mlp_only_layers", "a list", |v| v.as_array().cloned())?;
     let layer = |entry: &Value| {
         let index = entry.as_u64().and_then(|n| usize::try_from(n).ok());
-        index.ok_or_else(|| {
-            f.error(format!(
-                "`mlp_only_layers` must list indices of layers, found {entry}"
-            ))
-        })
+        index.ok_or_else(|| f.error(format!("`mlp_only_layers` must list indices of layers, found {entry}")))
     };
     list.unwrap_or_default().iter().map(layer).collect()
 }
@@ -117,9 +93,7 @@ mod tests {
             "num_hidden_layers": 6, "num_attention_heads": 2, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
             "moe_intermediate_size": 12
         });
-        let (Value::Object(config), Value::Object(changes)) = (&mut config, changes) else {
-            panic!("objects")
-        };
+        let (Value::Object(config), Value::Object(changes)) = (&mut config, changes) else { panic!("objects") };
         config.extend(changes.clone());
         Arch::from_config(config, Path::new("config.json"))
     }
@@ -147,20 +121,10 @@ mod tests {
 
     #[test]
     fn more_experts_a_token_than_there_are_and_unknown_lists_are_refused_by_name() {
-        let message = parse(&json!({"num_experts_per_tok": 5}))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("`num_experts_per_tok` (5)") && message.contains("(4)"),
-            "{message}"
-        );
-        let message = parse(&json!({"mlp_only_layers": ["first"]}))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains("mlp_only_layers") && message.contains("first"),
-            "{message}"
-        );
+        let message = parse(&json!({"num_experts_per_tok": 5})).unwrap_err().to_string();
+        assert!(message.contains("`num_experts_per_tok` (5)") && message.contains("(4)"), "{message}");
+        let message = parse(&json!({"mlp_only_layers": ["first"]})).unwrap_err().to_string();
+        assert!(message.contains("mlp_only_layers") && message.contains("first"), "{message}");
     }
 
     #[test]

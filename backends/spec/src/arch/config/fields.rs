@@ -12,38 +12,25 @@ pub(super) struct Fields<'a> {
 
 impl Fields<'_> {
     pub fn error(&self, detail: String) -> Error {
-        Error::Config {
-            path: self.path.to_owned(),
-            detail,
-        }
+        Error::Config { path: self.path.to_owned(), detail }
     }
 
     pub fn present(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
-    pub fn typed<T>(
-        &self,
-        key: &str,
-        kind: &str,
-        read: impl Fn(&Value) -> Option<T>,
-    ) -> Result<Option<T>> {
+    pub fn typed<T>(&self, key: &str, kind: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>> {
         self.present(key)
-            .map(|v| {
-                read(v).ok_or_else(|| self.error(format!("`{key}` must be {kind}, found {v}")))
-            })
+            .map(|v| read(v).ok_or_else(|| self.error(format!("`{key}` must be {kind}, found {v}"))))
             .transpose()
     }
 
     pub fn size(&self, key: &str) -> Result<Option<usize>> {
-        self.typed(key, "a positive whole number", |v| {
-            v.as_u64().filter(|&n| n > 0).map(|n| n as usize)
-        })
+        self.typed(key, "a positive whole number", |v| v.as_u64().filter(|&n| n > 0).map(|n| n as usize))
     }
 
     pub fn required(&self, key: &str) -> Result<usize> {
-        self.size(key)?
-            .ok_or_else(|| self.error(format!("`{key}` is missing; expected a positive integer")))
+        self.size(key)?.ok_or_else(|| self.error(format!("`{key}` is missing; expected a positive integer")))
     }
 
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
@@ -54,10 +41,9 @@ impl Fields<'_> {
     pub fn by_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<Value>>> {
         let list = self.typed(key, "a list", |v| v.as_array().cloned())?;
         match list {
-            Some(list) if list.len() < layers => Err(self.error(format!(
-                "`{key}` has {} entries for {layers} layers",
-                list.len()
-            ))),
+            Some(list) if list.len() < layers => {
+                Err(self.error(format!("`{key}` has {} entries for {layers} layers", list.len())))
+            }
             list => Ok(list),
         }
     }
@@ -67,8 +53,6 @@ impl Fields<'_> {
     }
 
     pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
-        Ok(self
-            .typed(key, "true or false", Value::as_bool)?
-            .unwrap_or(default))
+        Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 }

@@ -54,9 +54,7 @@ fn mixers(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Mixer>> {
     let mixer = types.iter().map(|t| match t.as_str() {
         Some("full_attention") => Ok(Mixer::Attention),
         Some("linear_attention") => Ok(Mixer::GatedDeltaNet),
-        _ => Err(f.error(format!(
-            "`layer_types` names {t}; known: full_attention, linear_attention"
-        ))),
+        _ => Err(f.error(format!("`layer_types` names {t}; known: full_attention, linear_attention"))),
     });
     mixer.collect()
 }
@@ -66,10 +64,7 @@ fn check_length(f: &Fields<'_>, types: &[Value], layers: usize) -> Result<()> {
     if types.len() == layers {
         return Ok(());
     }
-    Err(f.error(format!(
-        "`layer_types` has {} entries for {layers} layers",
-        types.len()
-    )))
+    Err(f.error(format!("`layer_types` has {} entries for {layers} layers", types.len())))
 }
 
 /// The window of the layers that have one.
@@ -100,20 +95,13 @@ fn layer_types(f: &Fields<'_>, family: Family, layers: usize) -> Result<Option<V
     let sliding = types.iter().map(|t| match t.as_str() {
         Some("full_attention") => Ok(false),
         Some("sliding_attention") => Ok(true),
-        _ => Err(f.error(format!(
-            "`layer_types` names {t}; known: full_attention, sliding_attention"
-        ))),
+        _ => Err(f.error(format!("`layer_types` names {t}; known: full_attention, sliding_attention"))),
     });
     sliding.collect::<Result<Vec<bool>>>().map(Some)
 }
 
 /// Which layers have the window where no list says so.
-fn sliding_layers(
-    f: &Fields<'_>,
-    family: Family,
-    layers: usize,
-    rotary: &[bool],
-) -> Result<Vec<bool>> {
+fn sliding_layers(f: &Fields<'_>, family: Family, layers: usize, rotary: &[bool]) -> Result<Vec<bool>> {
     // every so-manieth layer sees everything
     let except = |every: usize| (0..layers).map(|i| (i + 1) % every != 0).collect();
     Ok(match family {
@@ -125,9 +113,7 @@ fn sliding_layers(
         Family::SmolLm3 => rotary.iter().map(|rotary| !rotary).collect(),
         Family::Qwen2 | Family::Qwen3 => {
             let on = f.flag("use_sliding_window", false)?;
-            let from = f
-                .typed("max_window_layers", "a whole number", Value::as_u64)?
-                .unwrap_or(28) as usize;
+            let from = f.typed("max_window_layers", "a whole number", Value::as_u64)?.unwrap_or(28) as usize;
             (0..layers).map(|i| on && i >= from).collect()
         }
     })
@@ -145,9 +131,7 @@ fn rotary(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<bool>> {
     let rotates = list[..layers].iter().map(|entry| match entry.as_u64() {
         Some(0) => Ok(false),
         Some(1) => Ok(true),
-        _ => Err(f.error(format!(
-            "`no_rope_layers` must be of 0 and 1, found {entry}"
-        ))),
+        _ => Err(f.error(format!("`no_rope_layers` must be of 0 and 1, found {entry}"))),
     });
     rotates.collect()
 }
@@ -168,18 +152,13 @@ mod tests {
         }) else {
             unreachable!("an object")
         };
-        let Value::Object(changes) = changes else {
-            panic!("an object")
-        };
+        let Value::Object(changes) = changes else { panic!("an object") };
         config.extend(changes);
         Arch::from_config(&config, Path::new("config.json"))
     }
 
     fn plain(theta: f64) -> Rope {
-        Rope {
-            theta,
-            scaling: RopeScaling::Default,
-        }
+        Rope { theta, scaling: RopeScaling::Default }
     }
 
     #[test]
@@ -196,10 +175,7 @@ mod tests {
         let (older, newer) = (parse(older).unwrap(), parse(newer).unwrap());
         assert_eq!(older, newer);
         assert_eq!(older.windows, [Some(16), Some(16), None].repeat(2));
-        let global = Rope {
-            theta: 5e5,
-            scaling: RopeScaling::Linear { factor: 8.0 },
-        };
+        let global = Rope { theta: 5e5, scaling: RopeScaling::Linear { factor: 8.0 } };
         let of_three = [plain(2e4), plain(2e4), global].map(Some);
         assert_eq!(older.ropes[..3], of_three);
         assert_eq!(older.ropes[3..], of_three);
@@ -212,10 +188,7 @@ mod tests {
             ropes.map(|rope| rope.is_some()).collect::<Vec<bool>>()
         };
         let all = |list: [u8; 6]| list.map(|x| x == 1).to_vec();
-        assert_eq!(
-            rotary(json!({"model_type": "smollm3"})),
-            all([1, 1, 1, 0, 1, 1])
-        );
+        assert_eq!(rotary(json!({"model_type": "smollm3"})), all([1, 1, 1, 0, 1, 1]));
         let listed = json!({"model_type": "smollm3", "no_rope_layers": [0, 1, 0, 1, 1, 1]});
         assert_eq!(rotary(listed), all([0, 1, 0, 1, 1, 1]));
         let wrong = json!({"model_type": "smollm3", "no_rope_layers": [2, 1, 0, 1, 1, 1]});
@@ -233,8 +206,7 @@ mod tests {
 
     #[test]
     fn olmo_3_stretches_the_layers_without_a_window_alone() {
-        let yarn =
-            json!({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32});
+        let yarn = json!({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32});
         let arch = parse(json!({"model_type": "olmo3", "rope_scaling": yarn})).unwrap();
         let full = [false, false, false, true, false, false];
         for (layer, full) in full.into_iter().enumerate() {
@@ -249,17 +221,8 @@ mod tests {
 
     #[test]
     fn yarn_is_read_for_every_family_and_lengthens_the_context() {
-        let yarn =
-            json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
-        for family in [
-            "llama",
-            "mistral",
-            "qwen2",
-            "qwen3",
-            "gemma2",
-            "smollm3",
-            "ministral3",
-        ] {
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
+        for family in ["llama", "mistral", "qwen2", "qwen3", "gemma2", "smollm3", "ministral3"] {
             let arch = parse(json!({"model_type": family, "rope_scaling": yarn})).unwrap();
             let Some(RopeScaling::Yarn(own)) = arch.ropes[0].as_ref().map(|r| &r.scaling) else {
                 panic!("{family}: {:?}", arch.ropes[0]);
@@ -276,10 +239,7 @@ mod tests {
     fn ministral_3_without_rotary_settings_has_those_of_its_release() {
         let arch = parse(json!({"model_type": "ministral3"})).unwrap();
         let scaling = arch.query_scaling.unwrap();
-        assert_eq!(
-            (scaling.beta.to_bits(), scaling.original),
-            (0.1f64.to_bits(), 16_384)
-        );
+        assert_eq!((scaling.beta.to_bits(), scaling.original), (0.1f64.to_bits(), 16_384));
         assert_eq!(arch.max_positions, 262_144);
         assert_eq!(arch.windows, vec![None; 6]);
     }

@@ -4,58 +4,28 @@ use serde_json::{Map, Value, json};
 
 /// Classes of models that see images, the `model_type` of their language models, and the class of these.
 const NESTED: [(&str, &str, &str); 5] = [
-    (
-        "Gemma3ForConditionalGeneration",
-        "gemma3_text",
-        "Gemma3ForCausalLM",
-    ),
-    (
-        "Mistral3ForConditionalGeneration",
-        "ministral3",
-        "Ministral3ForCausalLM",
-    ),
-    (
-        "Mistral3ForConditionalGeneration",
-        "mistral",
-        "MistralForCausalLM",
-    ),
-    (
-        "Qwen3_5ForConditionalGeneration",
-        "qwen3_5_text",
-        "Qwen3_5ForCausalLM",
-    ),
-    (
-        "Qwen3_5MoeForConditionalGeneration",
-        "qwen3_5_moe_text",
-        "Qwen3_5MoeForCausalLM",
-    ),
+    ("Gemma3ForConditionalGeneration", "gemma3_text", "Gemma3ForCausalLM"),
+    ("Mistral3ForConditionalGeneration", "ministral3", "Ministral3ForCausalLM"),
+    ("Mistral3ForConditionalGeneration", "mistral", "MistralForCausalLM"),
+    ("Qwen3_5ForConditionalGeneration", "qwen3_5_text", "Qwen3_5ForCausalLM"),
+    ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
 ];
 
 /// Classes whose models are written again as they were read, around a language model that was trained.
-const KEPT: [&str; 2] = [
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
-];
+const KEPT: [&str; 2] = ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"];
 
 /// Whether a config is of such a class.
 pub(super) fn is_kept(config: &Map<String, Value>) -> bool {
     let class = config.get("architectures").and_then(|all| all.get(0));
-    class
-        .and_then(Value::as_str)
-        .is_some_and(|class| KEPT.contains(&class))
+    class.and_then(Value::as_str).is_some_and(|class| KEPT.contains(&class))
 }
 
 /// Keys that stand beside `text_config` and hold for the language model where it has none of its own.
-const SHARED: [&str; 6] = [
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "pad_token_id",
-    "tie_word_embeddings",
-    "torch_dtype",
-];
+const SHARED: [&str; 6] =
+    ["bos_token_id", "dtype", "eos_token_id", "pad_token_id", "tie_word_embeddings", "torch_dtype"];
 
-/// The config of the language model in `config`, as that of a model by itself; `None` where `config` is no such model's.
+/// The config of the language model in `config`, as that of a model by itself; `None` where `config` is no such
+/// model's.
 pub(super) fn language_model(config: &Map<String, Value>) -> Option<Map<String, Value>> {
     let class = config.get("architectures")?.get(0)?.as_str()?;
     let text = config.get("text_config")?.as_object()?;

@@ -15,21 +15,16 @@ struct RopeTables {
 }
 
 impl RopeTables {
-    /// The tables of a config in either style: `rope_parameters`, of all layers or by their type, or `rope_scaling` beside
-    /// `rope_theta`.
+    /// The tables of a config in either style: `rope_parameters`, of all layers or by their type, or `rope_scaling`
+    /// beside `rope_theta`.
     fn read(f: &Fields<'_>, family: Family) -> Result<Self> {
         let by_type = matches!(family, Family::Gemma3 | Family::Olmo3);
         let newer = f.object("rope_parameters")?;
-        let typed = |table: &Map<String, Value>, key: &str| {
-            table.get(key).and_then(Value::as_object).cloned()
-        };
+        let typed = |table: &Map<String, Value>, key: &str| table.get(key).and_then(Value::as_object).cloned();
         if let Some(table) = newer.as_ref().filter(|_| by_type) {
             let [full, sliding] = ["full_attention", "sliding_attention"].map(|t| typed(table, t));
             if full.is_some() || sliding.is_some() {
-                return Ok(Self {
-                    full: full.unwrap_or_default(),
-                    sliding: Some(sliding.unwrap_or_default()),
-                });
+                return Ok(Self { full: full.unwrap_or_default(), sliding: Some(sliding.unwrap_or_default()) });
             }
         }
         let older = f.object("rope_scaling")?;
@@ -101,16 +96,11 @@ fn rope(
     max_positions: usize,
     may_be_partial: bool,
 ) -> Result<Rope> {
-    let r = Fields {
-        path: f.path,
-        map: table,
-    };
+    let r = Fields { path: f.path, map: table };
     let theta = r.number("rope_theta")?.unwrap_or(theta);
     let partial = rotary_factor(f, &r)?.unwrap_or(1.0);
     if !may_be_partial && (partial - 1.0).abs() > f64::EPSILON {
-        return Err(f.error(format!(
-            "`partial_rotary_factor` {partial} is not supported; only 1.0 is"
-        )));
+        return Err(f.error(format!("`partial_rotary_factor` {partial} is not supported; only 1.0 is")));
     }
     let scaling = scaling(f, &r, max_positions)?;
     Ok(Rope { theta, scaling })
@@ -129,10 +119,7 @@ pub(super) fn partial_rotary(f: &Fields<'_>, family: Family, head_dim: usize) ->
         return Ok(head_dim);
     }
     let table = RopeTables::read(f, family)?.full;
-    let table = Fields {
-        path: f.path,
-        map: &table,
-    };
+    let table = Fields { path: f.path, map: &table };
     let factor = rotary_factor(f, &table)?.unwrap_or(0.25);
     let dims = (head_dim as f64 * factor) as usize;
     if dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
@@ -144,26 +131,13 @@ pub(super) fn partial_rotary(f: &Fields<'_>, family: Family, head_dim: usize) ->
 }
 
 fn scaling(f: &Fields<'_>, r: &Fields<'_>, max_positions: usize) -> Result<RopeScaling> {
-    let kind = r
-        .present("rope_type")
-        .or_else(|| r.present("type"))
-        .map_or(Some("default"), Value::as_str);
-    let required = |key: &str| {
-        r.number(key)?
-            .ok_or_else(|| f.error(format!("rotary scaling {kind:?} needs `{key}`")))
-    };
-    let original = r
-        .size("original_max_position_embeddings")?
-        .unwrap_or(max_positions);
+    let kind = r.present("rope_type").or_else(|| r.present("type")).map_or(Some("default"), Value::as_str);
+    let required = |key: &str| r.number(key)?.ok_or_else(|| f.error(format!("rotary scaling {kind:?} needs `{key}`")));
+    let original = r.size("original_max_position_embeddings")?.unwrap_or(max_positions);
     Ok(match kind {
         Some("default") => RopeScaling::Default,
-        Some("linear") => RopeScaling::Linear {
-            factor: required("factor")?,
-        },
-        Some("dynamic") => RopeScaling::Dynamic {
-            factor: required("factor")?,
-            original,
-        },
+        Some("linear") => RopeScaling::Linear { factor: required("factor")? },
+        Some("dynamic") => RopeScaling::Dynamic { factor: required("factor")?, original },
         Some("llama3") => RopeScaling::Llama3 {
             factor: required("factor")?,
             low: required("low_freq_factor")?,
@@ -206,23 +180,13 @@ fn yarn(f: &Fields<'_>, r: &Fields<'_>, factor: f64, original: usize) -> Result<
 }
 
 /// The growth of queries with their position.
-pub(super) fn query_scaling(
-    f: &Fields<'_>,
-    family: Family,
-    max_positions: usize,
-) -> Result<Option<QueryScaling>> {
+pub(super) fn query_scaling(f: &Fields<'_>, family: Family, max_positions: usize) -> Result<Option<QueryScaling>> {
     if family != Family::Ministral3 {
         return Ok(None);
     }
     let table = RopeTables::read(f, family)?.full;
-    let r = Fields {
-        path: f.path,
-        map: &table,
-    };
+    let r = Fields { path: f.path, map: &table };
     let original = r.size("original_max_position_embeddings")?;
     let beta = r.number("llama_4_scaling_beta")?;
-    Ok(beta.map(|beta| QueryScaling {
-        beta,
-        original: original.unwrap_or(max_positions),
-    }))
+    Ok(beta.map(|beta| QueryScaling { beta, original: original.unwrap_or(max_positions) }))
 }

@@ -22,8 +22,8 @@ struct Scratch<T> {
     shares: Vec<T>,
 }
 
-/// With P = softmax(S): dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − rowsum(P ∘ dP)), dQ = dS K, dK = dSᵀ Q. The gradient of a sink is the sum of
-/// −p rowsum(P ∘ dP) over the rows of its head, where p is its share of a row.
+/// With P = softmax(S): dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − rowsum(P ∘ dP)), dQ = dS K, dK = dSᵀ Q. The gradient of
+/// a sink is the sum of −p rowsum(P ∘ dP) over the rows of its head, where p is its share of a row.
 pub(super) fn backward<T: Real>(
     shape: &AttentionShape,
     [q, k, v]: [&FlexTensor; 3],
@@ -51,39 +51,25 @@ pub(super) fn backward<T: Real>(
     let rows = sinks.map_or(0, |_| shape.families.all.len());
     let mut d_sinks = vec![T::ZERO; rows * heads.query];
     let d_sinks_start = SharedPtr(d_sinks.as_mut_ptr());
-    let empty = || Scratch {
-        p: Vec::new(),
-        ds: Vec::new(),
-        raw: Vec::new(),
-        shares: Vec::new(),
-    };
-    tasks
-        .par_iter()
-        .for_each_init(empty, |scratch, &(index, kv, family)| {
-            let pass = BackwardPass {
-                shape,
-                heads,
-                kv,
-                inputs: [q, k, v, g],
-                sinks,
-                targets,
-            };
-            for head in kv * heads.group()..(kv + 1) * heads.group() {
-                let mut d_sink = T::ZERO;
-                for rows in family.sequences() {
-                    for block in rows.blocks(shape.window) {
-                        d_sink += pass.block(head, &rows, &block, scratch);
-                    }
-                }
-                if sinks.is_some() {
-                    // SAFETY: the buffer has the family's row, and no other task writes this head of it.
-                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                    unsafe {
-                        *d_sinks_start.get().add(index * heads.query + head) = d_sink;
-                    }
+    let empty = || Scratch { p: Vec::new(), ds: Vec::new(), raw: Vec::new(), shares: Vec::new() };
+    tasks.par_iter().for_each_init(empty, |scratch, &(index, kv, family)| {
+        let pass = BackwardPass { shape, heads, kv, inputs: [q, k, v, g], sinks, targets };
+        for head in kv * heads.group()..(kv + 1) * heads.group() {
+            let mut d_sink = T::ZERO;
+            for rows in family.sequences() {
+                for block in rows.blocks(shape.window) {
+                    d_sink += pass.block(head, &rows, &block, scratch);
                 }
             }
-        });
+            if sinks.is_some() {
+                // SAFETY: the buffer has the family's row, and no other task writes this head of it.
+                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                unsafe {
+                    *d_sinks_start.get().add(index * heads.query + head) = d_sink;
+                }
+            }
+        }
+    });
     let d_sinks = sinks.map(|_| {
         let sum = |head: usize| d_sinks.chunks(heads.query).map(|row| row[head]).sum();
         let sums: Vec<T> = (0..heads.query).map(sum).collect();
@@ -106,7 +92,8 @@ struct BackwardPass<'a, T> {
 }
 
 impl<T: Real> BackwardPass<'_, T> {
-    /// One head's block of queries: its dQ, and what it adds to dK and dV. Gives what it adds to the gradient of the head's sink.
+    /// One head's block of queries: its dQ, and what it adds to dK and dV. Gives what it adds to the gradient of the
+    /// head's sink.
     fn block(&self, head: usize, rows: &Rows, block: &Block, scratch: &mut Scratch<T>) -> T {
         let (heads, one) = (self.heads, Parallelism::None);
         let (q_row, kv_row) = (heads.q_row(), heads.kv_row());
@@ -114,35 +101,16 @@ impl<T: Real> BackwardPass<'_, T> {
         let [dq, dk, dv] = self.targets;
         let (m, n) = (block.queries.len(), block.keys.len());
         let query = heads.query(rows.own_row(block.queries.start), head);
-        let (queries, d_out) = (
-            Matrix::row_major(&q[query..], q_row),
-            Matrix::row_major(&g[query..], q_row),
-        );
+        let (queries, d_out) = (Matrix::row_major(&q[query..], q_row), Matrix::row_major(&g[query..], q_row));
         scratch.p.resize(m * n, T::ZERO);
         scratch.ds.resize(m * n, T::ZERO);
         for (tokens, row) in rows.runs(&block.keys) {
             let (column, key) = (tokens.start - block.keys.start, heads.key(row, self.kv));
-            let size = Size {
-                m,
-                k: heads.dim,
-                n: tokens.len(),
-            };
+            let size = Size { m, k: heads.dim, n: tokens.len() };
             let keys = Matrix::row_major(&k[key..], kv_row).transposed();
-            multiply(
-                size,
-                Target::new(&mut scratch.p[column..], n, false),
-                queries,
-                keys,
-                one,
-            );
+            multiply(size, Target::new(&mut scratch.p[column..], n, false), queries, keys, one);
             let values = Matrix::row_major(&v[key..], kv_row).transposed();
-            multiply(
-                size,
-                Target::new(&mut scratch.ds[column..], n, false),
-                d_out,
-                values,
-                one,
-            );
+            multiply(size, Target::new(&mut scratch.ds[column..], n, false), d_out, values, one);
         }
         let d_sink = self.score_gradients(block, scratch, self.sinks.map(|all| all[head]));
         // SAFETY: no other task writes dQ of this head and these rows.
@@ -150,47 +118,23 @@ impl<T: Real> BackwardPass<'_, T> {
         let dq = unsafe { dq.get().add(query) };
         for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
             let (column, key) = (tokens.start - block.keys.start, heads.key(row, self.kv));
-            let (p, ds) = (
-                Matrix::row_major(&scratch.p[column..], n),
-                Matrix::row_major(&scratch.ds[column..], n),
-            );
+            let (p, ds) = (Matrix::row_major(&scratch.p[column..], n), Matrix::row_major(&scratch.ds[column..], n));
             let keys = Matrix::row_major(&k[key..], kv_row);
-            let target = Target {
-                start: dq,
-                row: q_row,
-                add: i > 0,
-            };
-            multiply(
-                Size {
-                    m,
-                    k: tokens.len(),
-                    n: heads.dim,
-                },
-                target,
-                ds,
-                keys,
-                one,
-            );
+            let target = Target { start: dq, row: q_row, add: i > 0 };
+            multiply(Size { m, k: tokens.len(), n: heads.dim }, target, ds, keys, one);
             // SAFETY: no other task writes dK and dV of this key head and this family's rows.
             #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let (dk, dv) = unsafe { (dk.get().add(key), dv.get().add(key)) };
-            let size = Size {
-                m: tokens.len(),
-                k: m,
-                n: heads.dim,
-            };
-            let target = |start| Target {
-                start,
-                row: kv_row,
-                add: true,
-            };
+            let size = Size { m: tokens.len(), k: m, n: heads.dim };
+            let target = |start| Target { start, row: kv_row, add: true };
             multiply(size, target(dk), ds.transposed(), queries, one);
             multiply(size, target(dv), p.transposed(), d_out, one);
         }
         d_sink
     }
 
-    /// Turns raw scores into probabilities and dP into the gradient of the raw scores, in place; gives that of the sink.
+    /// Turns raw scores into probabilities and dP into the gradient of the raw scores, in place; gives that of the
+    /// sink.
     fn score_gradients(&self, block: &Block, scratch: &mut Scratch<T>, sink: Option<T>) -> T {
         let (shape, n) = (self.shape, block.keys.len());
         let Scratch { p, ds, raw, shares } = scratch;

@@ -21,11 +21,7 @@ pub(super) struct Heads {
 impl Heads {
     pub(super) fn of(q: &FlexTensor, k: &FlexTensor) -> Self {
         let ([_, heads, dim], [_, kv, _]) = (dims(q), dims(k));
-        Self {
-            query: heads,
-            kv,
-            dim,
-        }
+        Self { query: heads, kv, dim }
     }
 
     pub(super) fn group(self) -> usize {
@@ -65,19 +61,13 @@ impl Rows {
     }
 
     /// Tokens as runs of consecutive rows: each run's tokens and its first row.
-    pub(super) fn runs(
-        &self,
-        tokens: &Range<usize>,
-    ) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
+    pub(super) fn runs(&self, tokens: &Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
         let shared = self.prefix.len();
         let first = tokens.start.min(shared)..tokens.end.min(shared);
         let second = tokens.start.max(shared)..tokens.end.max(shared);
-        [
-            (first.clone(), self.prefix.start + first.start),
-            (second.clone(), self.own.start + second.start - shared),
-        ]
-        .into_iter()
-        .filter(|(tokens, _)| !tokens.is_empty())
+        [(first.clone(), self.prefix.start + first.start), (second.clone(), self.own.start + second.start - shared)]
+            .into_iter()
+            .filter(|(tokens, _)| !tokens.is_empty())
     }
 
     /// Blocks of the sequence's own queries.
@@ -86,10 +76,7 @@ impl Rows {
         (first..end).step_by(BLOCK).map(move |start| {
             let end = (start + BLOCK).min(end);
             let oldest = window.map_or(0, |w| (start + 1).saturating_sub(w));
-            Block {
-                queries: start..end,
-                keys: oldest..end,
-            }
+            Block { queries: start..end, keys: oldest..end }
         })
     }
 }
@@ -97,14 +84,9 @@ impl Rows {
 impl Family {
     /// Every sequence of queries: the prefix by itself, then each member after it.
     pub(super) fn sequences(&self) -> impl Iterator<Item = Rows> + '_ {
-        let prefix = Rows {
-            prefix: self.prefix.start..self.prefix.start,
-            own: self.prefix.clone(),
-        };
-        std::iter::once(prefix).chain(self.members.iter().map(|own| Rows {
-            prefix: self.prefix.clone(),
-            own: own.clone(),
-        }))
+        let prefix = Rows { prefix: self.prefix.start..self.prefix.start, own: self.prefix.clone() };
+        std::iter::once(prefix)
+            .chain(self.members.iter().map(|own| Rows { prefix: self.prefix.clone(), own: own.clone() }))
     }
 }
 
@@ -115,8 +97,8 @@ pub(super) struct Block {
     pub(super) keys: Range<usize>,
 }
 
-/// Turns the scores of a block into probabilities, row by row, in place; masked keys get 0. Where a sink takes part, its share of each row
-/// is written to `shares`.
+/// Turns the scores of a block into probabilities, row by row, in place; masked keys get 0. Where a sink takes part,
+/// its share of each row is written to `shares`.
 #[inline(always)]
 pub(super) fn probabilities<T: Real>(
     scores: &mut [T],

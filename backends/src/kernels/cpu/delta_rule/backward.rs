@@ -1,7 +1,8 @@
-//! The gradient of the chunked form. Only the inputs are saved: states, U and N are computed again, and kept for the chunks of one head
-//! at a time.
+//! The gradient of the chunked form. Only the inputs are saved: states, U and N are computed again, and kept for the
+//! chunks of one head at a time.
 //!
-//! With dO the gradient of a chunk's output and dS′ that of the state after it (L is `lower`, `strict` without the diagonal):
+//! With dO the gradient of a chunk's output and dS′ that of the state after it (L is `lower`, `strict` without the
+//! diagonal):
 //!
 //! - `dN = Pᵀ dO + (e^(c_last − c) K) dS′`, `dR = (I + A)⁻ᵀ dN`, `dA = −strict(dR Nᵀ)`, `dP = L(dO Nᵀ)`
 //! - `dV = β dR`, `d(KS) = −β eᶜ dR =: E`, `d(QS) = eᶜ dO =: F`
@@ -9,8 +10,8 @@
 //! - `dQ = F Sᵀ + (dP ∘ D) K`
 //! - `dK = E Sᵀ + (G + Gᵀ) K + (dP ∘ D)ᵀ Q + e^(c_last − c) ∘ (N dS′ᵀ)` with `G = dA ∘ β D`
 //! - `dβᵢ = dRᵢ · Uᵢ + Σⱼ dA ∘ (K Kᵀ) ∘ D`
-//! - of c: row sums less column sums of `dA ∘ A + dP ∘ P`, `(F Sᵀ)ᵢ · Qᵢ + (E Sᵀ)ᵢ · Kᵢ` for the factor eᶜ, and what the factors of the
-//!   new state give. A token's g enters all later c, so that its gradient is the sum of theirs.
+//! - of c: row sums less column sums of `dA ∘ A + dP ∘ P`, `(F Sᵀ)ᵢ · Qᵢ + (E Sᵀ)ᵢ · Kᵢ` for the factor eᶜ, and what
+//!   the factors of the new state give. A token's g enters all later c, so that its gradient is the sum of theirs.
 
 use super::chunk::{CHUNK, Keys, Scratch, prefetch_rows, sized};
 use super::factors::Factors;
@@ -39,28 +40,17 @@ pub(super) fn backward<T: Real>(
     let mut d_beta = vec![T::ZERO; rows * heads.values];
     let targets = [&mut d_qkv, &mut d_g, &mut d_beta].map(|t| SharedPtr(t.as_mut_ptr()));
     // value heads of one key head add to the same gradients
-    let tasks: Vec<(&StateRows, usize)> = sequences
-        .iter()
-        .flat_map(|sequence| (0..heads.keys).map(move |head| (sequence, head)))
-        .collect();
+    let tasks: Vec<(&StateRows, usize)> =
+        sequences.iter().flat_map(|sequence| (0..heads.keys).map(move |head| (sequence, head))).collect();
     tasks.par_iter().for_each_init(
         || (Scratch::default(), Buffers::default()),
         |(scratch, buffers), (sequence, key_head)| {
-            let pass = Pass {
-                inputs,
-                d_out,
-                key_head: *key_head,
-                targets,
-            };
+            let pass = Pass { inputs, d_out, key_head: *key_head, targets };
             pass.sequence(sequence.rows.clone(), scratch, buffers);
         },
     );
     let [_, values] = dims(&tensors[1]);
-    [
-        tensor(d_qkv, [rows, channels]),
-        tensor(d_g, [rows, values]),
-        tensor(d_beta, [rows, values]),
-    ]
+    [tensor(d_qkv, [rows, channels]), tensor(d_g, [rows, values]), tensor(d_beta, [rows, values])]
 }
 
 /// Buffers of one thread.
@@ -70,7 +60,8 @@ struct Buffers<T> {
     keys: Vec<Keys<T>>,
     /// Of each chunk, what the way forward gives for one value head.
     found: Vec<Found<T>>,
-    /// dQ and below it dK of each chunk, as they are after division by norms, of all value heads of the key head, `[2 m, key_dim]`.
+    /// dQ and below it dK of each chunk, as they are after division by norms, of all value heads of the key head, `[2
+    /// m, key_dim]`.
     d_qk: Vec<Vec<T>>,
     chunk: ChunkBuffers<T>,
 }
@@ -128,17 +119,9 @@ struct Chunk<'a, T> {
 impl<T: Real> Pass<'_, T> {
     fn sequence(&self, rows: Range<usize>, scratch: &mut Scratch<T>, own: &mut Buffers<T>) {
         let heads = self.inputs.heads;
-        let chunks: Vec<Range<usize>> = rows
-            .clone()
-            .step_by(CHUNK)
-            .map(|start| start..(start + CHUNK).min(rows.end))
-            .collect();
-        let Buffers {
-            keys,
-            found,
-            d_qk,
-            chunk: buffers,
-        } = own;
+        let chunks: Vec<Range<usize>> =
+            rows.clone().step_by(CHUNK).map(|start| start..(start + CHUNK).min(rows.end)).collect();
+        let Buffers { keys, found, d_qk, chunk: buffers } = own;
         keys.resize_with(chunks.len(), Keys::default);
         found.resize_with(chunks.len(), Found::default);
         d_qk.resize_with(chunks.len(), Vec::new);
@@ -158,12 +141,7 @@ impl<T: Real> Pass<'_, T> {
             }
             buffers.d_state.fill(T::ZERO);
             for (i, rows) in chunks.iter().enumerate().rev() {
-                let chunk = Chunk {
-                    head,
-                    rows: rows.clone(),
-                    keys: &keys[i],
-                    found: &found[i],
-                };
+                let chunk = Chunk { head, rows: rows.clone(), keys: &keys[i], found: &found[i] };
                 self.chunk(&chunk, scratch, buffers, &mut d_qk[i]);
             }
         }
@@ -173,21 +151,12 @@ impl<T: Real> Pass<'_, T> {
     }
 
     /// The gradient of one chunk of a value head; the gradient of the state becomes that of the state before the chunk.
-    fn chunk(
-        &self,
-        chunk: &Chunk<'_, T>,
-        scratch: &mut Scratch<T>,
-        own: &mut ChunkBuffers<T>,
-        d_qk: &mut [T],
-    ) {
+    fn chunk(&self, chunk: &Chunk<'_, T>, scratch: &mut Scratch<T>, own: &mut ChunkBuffers<T>, d_qk: &mut [T]) {
         let (inputs, heads) = (&self.inputs, self.inputs.heads);
         let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
         let (first, stride) = (chunk.rows.start, inputs.out_row());
-        let d_out = Matrix {
-            start: self.d_out[first * stride + chunk.head * width..].as_ptr(),
-            row: stride,
-            column: 1,
-        };
+        let d_out =
+            Matrix { start: self.d_out[first * stride + chunk.head * width..].as_ptr(), row: stride, column: 1 };
         prefetch_rows(d_out.start, stride, m, width);
         let values = self.targets[0].get();
         let values = values.wrapping_add(inputs.value(first, chunk.head));
@@ -202,12 +171,7 @@ impl<T: Real> Pass<'_, T> {
         lower_transposed_times([m, width], Target::new(d_n, width, false), p, d_out);
         let kept = Matrix::row_major(&scratch.kept, dim);
         let d_state = Matrix::row_major(&own.d_state, width);
-        product(
-            [m, dim, width],
-            Target::new(d_n, width, true),
-            kept,
-            d_state,
-        );
+        product([m, dim, width], Target::new(d_n, width, true), kept, d_state);
         solve_transposed(&scratch.minus_a, d_n, m, width);
 
         let d_p = Target::new(sized(&mut own.d_p, m * m), m, false);
@@ -224,14 +188,11 @@ impl<T: Real> Pass<'_, T> {
         Self::through_keys(chunk, heads, scratch, own, d_qk);
     }
 
-    /// The gradients of values and of what is read of the state, and, from those, the first part of those of queries and keys.
+    /// The gradients of values and of what is read of the state, and, from those, the first part of those of queries
+    /// and keys.
     fn through_reads(&self, chunk: &Chunk<'_, T>, scratch: &Scratch<T>, own: &mut ChunkBuffers<T>) {
         let inputs = &self.inputs;
-        let (dim, width, m) = (
-            inputs.heads.key_dim,
-            inputs.heads.value_dim,
-            chunk.rows.len(),
-        );
+        let (dim, width, m) = (inputs.heads.key_dim, inputs.heads.value_dim, chunk.rows.len());
         let (f, e) = sized(&mut own.d_read, 2 * m * width).split_at_mut(m * width);
         let d_r = &own.d_n;
         vectorised(
@@ -266,12 +227,7 @@ impl<T: Real> Pass<'_, T> {
     }
 
     /// Gradients of β and g: sums over rows. Turns dA and dP into factors of K and Q.
-    fn through_decays(
-        &self,
-        chunk: &Chunk<'_, T>,
-        scratch: &Scratch<T>,
-        own: &mut ChunkBuffers<T>,
-    ) {
+    fn through_decays(&self, chunk: &Chunk<'_, T>, scratch: &Scratch<T>, own: &mut ChunkBuffers<T>) {
         let heads = self.inputs.heads;
         let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
         let kk = &chunk.keys.products[m * m..];
@@ -341,10 +297,7 @@ impl<T: Real> Pass<'_, T> {
     ) {
         let (dim, width, m) = (heads.key_dim, heads.value_dim, chunk.rows.len());
         let (queries, keys) = chunk.keys.split();
-        let (queries, keys) = (
-            Matrix::row_major(queries, dim),
-            Matrix::row_major(keys, dim),
-        );
+        let (queries, keys) = (Matrix::row_major(queries, dim), Matrix::row_major(keys, dim));
         let (d_q, d_k) = own.d_qk.split_at_mut(m * dim);
         let d_p = Matrix::row_major(&own.d_p, m);
         lower_times([m, dim], Target::new(d_q, dim, true), d_p, keys);
@@ -382,10 +335,7 @@ impl<T: Real> Pass<'_, T> {
         let (heads, m) = (self.inputs.heads, rows.len());
         let dim = heads.key_dim;
         let root = T::of((dim as f64).sqrt());
-        let targets = [
-            self.inputs.query(rows.start, self.key_head),
-            self.inputs.key(rows.start, self.key_head),
-        ];
+        let targets = [self.inputs.query(rows.start, self.key_head), self.inputs.key(rows.start, self.key_head)];
         let targets = targets.map(|at| self.targets[0].get().wrapping_add(at));
         for target in targets {
             prefetch_rows(target, heads.channels(), m, dim);
@@ -423,18 +373,9 @@ fn solve_transposed<T: Real>(minus_a: &[T], x: &mut [T], m: usize, width: usize)
         let end = (start + SOLVED).min(m);
         let (own, after) = x[start * width..].split_at_mut((end - start) * width);
         if end < m {
-            let a = Matrix {
-                start: minus_a[end * m + start..].as_ptr(),
-                row: 1,
-                column: m,
-            };
+            let a = Matrix { start: minus_a[end * m + start..].as_ptr(), row: 1, column: m };
             let out = Target::new(own, width, true);
-            product(
-                [end - start, m - end, width],
-                out,
-                a,
-                Matrix::row_major(after, width),
-            );
+            product([end - start, m - end, width], out, a, Matrix::row_major(after, width));
         }
         vectorised(
             #[inline(always)]

@@ -57,9 +57,7 @@ impl<T: Real> Keys<T> {
         let inverse = sized(&mut self.inverse, 2 * m);
         let (queries, keys) = qk.split_at_mut(m * dim);
         // rows lie pages apart: plain copies keep several loads under way at a time
-        let both = queries
-            .chunks_exact_mut(dim)
-            .zip(keys.chunks_exact_mut(dim));
+        let both = queries.chunks_exact_mut(dim).zip(keys.chunks_exact_mut(dim));
         for ((query, key), row) in both.zip(rows) {
             query.copy_from_slice(&inputs.qkv[inputs.query(row, key_head)..][..dim]);
             key.copy_from_slice(&inputs.qkv[inputs.key(row, key_head)..][..dim]);
@@ -83,12 +81,7 @@ impl<T: Real> Keys<T> {
         let (queries, keys) = self.qk.split_at(m * dim);
         let keys_t = Matrix::row_major(keys, dim).transposed();
         for (out, own) in [(of_queries, queries), (of_keys, keys)] {
-            lower_of(
-                [m, dim],
-                Target::new(out, m, false),
-                Matrix::row_major(own, dim),
-                keys_t,
-            );
+            lower_of([m, dim], Target::new(out, m, false), Matrix::row_major(own, dim), keys_t);
         }
     }
 
@@ -125,13 +118,7 @@ pub(super) struct Scratch<T> {
 
 impl<T: Real> Scratch<T> {
     /// Decays of a value head, P and −A. Matrices have their lower blocks.
-    pub fn decays(
-        &mut self,
-        inputs: &Inputs<'_, T>,
-        head: usize,
-        rows: Range<usize>,
-        keys: &Keys<T>,
-    ) {
+    pub fn decays(&mut self, inputs: &Inputs<'_, T>, head: usize, rows: Range<usize>, keys: &Keys<T>) {
         let m = rows.len();
         let values = inputs.heads.values;
         let mut sum = T::ZERO;
@@ -227,12 +214,7 @@ impl<T: Real> Scratch<T> {
             if start > 0 {
                 let a = Matrix::row_major(&self.minus_a[start * m..], m);
                 let out = Target::new(own, width, true);
-                product(
-                    [end - start, start, width],
-                    out,
-                    a,
-                    Matrix::row_major(before, width),
-                );
+                product([end - start, start, width], out, a, Matrix::row_major(before, width));
             }
             let minus_a = &self.minus_a;
             vectorised(
@@ -297,12 +279,7 @@ impl<T: Real> Scratch<T> {
         );
         let kept = Matrix::row_major(&self.kept, dim).transposed();
         let out = Target::new(state, width, true);
-        product(
-            [dim, m, width],
-            out,
-            kept,
-            Matrix::row_major(&self.n, width),
-        );
+        product([dim, m, width], out, kept, Matrix::row_major(&self.n, width));
     }
 
     /// [`Self::advance`], and the output of the rows, the first of which begins at `out`.
@@ -332,15 +309,8 @@ impl<T: Real> Scratch<T> {
                 }
             },
         );
-        let out = Target {
-            start: out,
-            row: stride,
-            add: true,
-        };
-        let (p, n) = (
-            Matrix::row_major(&self.p, m),
-            Matrix::row_major(&self.n, width),
-        );
+        let out = Target { start: out, row: stride, add: true };
+        let (p, n) = (Matrix::row_major(&self.p, m), Matrix::row_major(&self.n, width));
         lower_times([m, width], out, p, n);
     }
 }

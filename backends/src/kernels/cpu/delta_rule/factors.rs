@@ -14,8 +14,8 @@ pub(super) struct Factors<'a, T> {
 }
 
 impl<T: Real> Factors<'_, T> {
-    /// Takes column sums of `dA ∘ A + dP ∘ P` off those of c, and turns dP into dP ∘ D and dA into G. Gives the row's sum of
-    /// `dA ∘ (K Kᵀ) ∘ D` and that of `dA ∘ A + dP ∘ P`.
+    /// Takes column sums of `dA ∘ A + dP ∘ P` off those of c, and turns dP into dP ∘ D and dA into G. Gives the row's
+    /// sum of `dA ∘ (K Kᵀ) ∘ D` and that of `dA ∘ A + dP ∘ P`.
     #[inline(always)]
     pub fn row(mut self, i: usize, beta: T) -> [T; 2] {
         self.d_a[i] = T::ZERO;
@@ -28,13 +28,12 @@ impl<T: Real> Factors<'_, T> {
         sums.map(reduce_lanes)
     }
 
-    /// As many columns as there are lanes, or fewer. They are copied: of so many slices the compiler would not believe that none overlaps
-    /// another.
+    /// As many columns as there are lanes, or fewer. They are copied: of so many slices the compiler would not believe
+    /// that none overlaps another.
     #[inline(always)]
     fn columns(&mut self, columns: Range<usize>, beta: T, sums: &mut [[T; LANES]; 2]) {
         let count = columns.len();
-        let [mut d_p, mut d_a, mut d_c] =
-            [&*self.d_p, &*self.d_a, &*self.d_c].map(|own| lanes(&own[columns.clone()]));
+        let [mut d_p, mut d_a, mut d_c] = [&*self.d_p, &*self.d_a, &*self.d_c].map(|own| lanes(&own[columns.clone()]));
         let [decay, kk, p] = [self.decay, self.kk, self.p].map(|own| lanes(&own[columns.clone()]));
         let [of_beta, of_row] = sums;
         for lane in 0..LANES {

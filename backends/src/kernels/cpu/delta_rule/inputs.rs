@@ -19,12 +19,7 @@ pub(super) struct Inputs<'a, T> {
 
 impl<'a, T: Real> Inputs<'a, T> {
     pub fn of([qkv, g, beta]: &'a [FlexTensor; 3], heads: DeltaHeads) -> Self {
-        Self {
-            heads,
-            qkv: elements(qkv),
-            g: elements(g),
-            beta: elements(beta),
-        }
+        Self { heads, qkv: elements(qkv), g: elements(g), beta: elements(beta) }
     }
 
     /// Offset of a row's query of a key head.

@@ -12,7 +12,8 @@ pub(super) fn product<T: Real>([m, k, n]: [usize; 3], out: Target<T>, a: Matrix<
     multiply(Size { m, k, n }, out, a, b, Parallelism::None);
 }
 
-/// Columns of a row of an `[m, m]` triangular matrix that its products read and write: up to the end of the block on the diagonal.
+/// Columns of a row of an `[m, m]` triangular matrix that its products read and write: up to the end of the block on
+/// the diagonal.
 pub(super) fn columns(row: usize, m: usize) -> usize {
     ((row / BLOCK + 1) * BLOCK).min(m)
 }
@@ -31,12 +32,7 @@ pub(super) fn lower_of<T: Real>([m, k]: [usize; 2], out: Target<T>, a: Matrix<T>
 }
 
 /// The product of a lower triangular matrix, `[m, m]`, and `x`, `[m, n]`.
-pub(super) fn lower_times<T: Real>(
-    [m, n]: [usize; 2],
-    out: Target<T>,
-    lower: Matrix<T>,
-    x: Matrix<T>,
-) {
+pub(super) fn lower_times<T: Real>([m, n]: [usize; 2], out: Target<T>, lower: Matrix<T>, x: Matrix<T>) {
     for [start, end] in blocks(m) {
         let lower = lower.part(start, 0);
         product([end - start, end, n], out.part(start), lower, x);
@@ -44,12 +40,7 @@ pub(super) fn lower_times<T: Real>(
 }
 
 /// The product of a lower triangular matrix, `[m, m]`, transposed, and `x`, `[m, n]`.
-pub(super) fn lower_transposed_times<T: Real>(
-    [m, n]: [usize; 2],
-    out: Target<T>,
-    lower: Matrix<T>,
-    x: Matrix<T>,
-) {
+pub(super) fn lower_transposed_times<T: Real>([m, n]: [usize; 2], out: Target<T>, lower: Matrix<T>, x: Matrix<T>) {
     for [start, end] in blocks(m) {
         let upper = lower.part(start, start).transposed();
         let x = x.part(start, 0);

@@ -1,5 +1,5 @@
-//! The gated delta rule for one token of a sequence. The states of a batch do not fit the caches, one head's does: each is read from memory
-//! once and written once.
+//! The gated delta rule for one token of a sequence. The states of a batch do not fit the caches, one head's does: each
+//! is read from memory once and written once.
 
 use super::chunk::{prefetch_rows, sized};
 use super::inputs::{Inputs, inverse_norm};
@@ -10,7 +10,8 @@ use std::ops::Range;
 /// Rows of a state that are read or written at a time, so that a sum over them stays in a register.
 const TOGETHER: usize = 4;
 
-/// Distance of the prefetched rows from those that are read, in units of [`TOGETHER`]. Behind a state is that of the next head.
+/// Distance of the prefetched rows from those that are read, in units of [`TOGETHER`]. Behind a state is that of the
+/// next head.
 const AHEAD: usize = 2;
 
 /// One token of the heads that share a key, each with its state.
@@ -36,13 +37,7 @@ pub(super) fn step<T: Real>(
                 let head = key_head * heads.group() + i;
                 let at = row * heads.values + head;
                 let (decay, beta) = (inputs.g[at].exp(), inputs.beta[at]);
-                let vectors = Vectors {
-                    q,
-                    k,
-                    q_scale,
-                    k_scale,
-                    decay,
-                };
+                let vectors = Vectors { q, k, q_scale, k_scale, decay };
                 vectors.held(state, delta);
                 let v = &inputs.qkv[inputs.value(row, head)..][..width];
                 for (d, &v) in delta.iter_mut().zip(v) {
@@ -135,8 +130,8 @@ impl<T: Real> Vectors<'_, T> {
         self.write_columns(whole..width, &mut rows, [q, k], delta, out);
     }
 
-    /// As many columns as there are lanes, or fewer. Sums and changes are copied: of so many slices the compiler would not believe that
-    /// none overlaps another.
+    /// As many columns as there are lanes, or fewer. Sums and changes are copied: of so many slices the compiler would
+    /// not believe that none overlaps another.
     #[inline(always)]
     fn write_columns<const N: usize>(
         &self,

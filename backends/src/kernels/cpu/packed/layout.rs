@@ -43,11 +43,7 @@ impl Debug for PanelMatrix {
             Lines::Exact(_) => "f32",
             Lines::Int8(..) => "int8",
         };
-        write!(
-            f,
-            "PanelMatrix of [{}, {}] in {kind}",
-            self.outputs, self.inner
-        )
+        write!(f, "PanelMatrix of [{}, {}] in {kind}", self.outputs, self.inner)
     }
 }
 
@@ -74,18 +70,11 @@ impl PanelMatrix {
             }
         });
         // SAFETY: all elements were written.
-        #[allow(
-            unsafe_code,
-            reason = "zeroing a large buffer first would cost a pass over memory"
-        )]
+        #[allow(unsafe_code, reason = "zeroing a large buffer first would cost a pass over memory")]
         unsafe {
             lines.set_len(count);
         }
-        Some(Self {
-            lines: Lines::Exact(lines),
-            outputs,
-            inner,
-        })
+        Some(Self { lines: Lines::Exact(lines), outputs, inner })
     }
 
     /// A copy of a matrix in 8 bits; see [`crate::kernels::PackedWeights::quantize`].
@@ -106,18 +95,13 @@ impl PanelMatrix {
                 }
             }
         });
-        Some(Self {
-            lines: Lines::Int8(codes, scales),
-            outputs,
-            inner,
-        })
+        Some(Self { lines: Lines::Int8(codes, scales), outputs, inner })
     }
 }
 
 /// A tensor as these kernels take it: the CPU backend's f32 without a graph.
 pub(super) fn untracked_f32(tensor: &Tensor<2>) -> Option<FlexTensor> {
-    let supported =
-        is_full_precision(tensor) && tensor.dtype() == DType::F32 && !tensor.device().is_autodiff();
+    let supported = is_full_precision(tensor) && tensor.dtype() == DType::F32 && !tensor.device().is_autodiff();
     supported.then(|| detached(tensor.clone()))
 }
 
@@ -132,9 +116,7 @@ fn rows(matrix: &FlexTensor, panel: usize) -> impl Iterator<Item = &[f32]> {
 /// The scale of a row's codes: its absmax over 127, or NaN where a value is not finite.
 fn scale(row: &[f32]) -> f32 {
     if row.iter().all(|value| value.is_finite()) {
-        row.iter()
-            .fold(0.0_f32, |most, value| most.max(value.abs()))
-            / MAX_CODE
+        row.iter().fold(0.0_f32, |most, value| most.max(value.abs())) / MAX_CODE
     } else {
         f32::NAN
     }
@@ -149,9 +131,7 @@ fn encode(row: &[f32], scale: f32, codes: &mut Vec<i8>) {
         #[inline(always)]
         || {
             for (code, &value) in codes.iter_mut().zip(row) {
-                *code = (value / divisor)
-                    .round_ties_even()
-                    .clamp(-MAX_CODE, MAX_CODE) as i8;
+                *code = (value / divisor).round_ties_even().clamp(-MAX_CODE, MAX_CODE) as i8;
             }
         },
     );

@@ -2,9 +2,7 @@
 
 use super::layout::{PanelMatrix, WIDTH};
 use crate::kernels::cpu::glu::sigmoid;
-use crate::kernels::cpu::parallel::{
-    SharedPtr, UninitBuffer, dims, elements, for_each_init, tensor,
-};
+use crate::kernels::cpu::parallel::{SharedPtr, UninitBuffer, dims, elements, for_each_init, tensor};
 use crate::kernels::cpu::widest::with_widest;
 use burn::backend::flex::FlexTensor;
 use pulp::{Simd, WithSimd};
@@ -25,23 +23,13 @@ pub(super) enum Epilogue<'a> {
 }
 
 /// The products of `x`, `[rows, inputs]`, with several matrices of as many inputs.
-pub(super) fn products(
-    x: &FlexTensor,
-    w: &[&PanelMatrix],
-    epilogue: &Epilogue<'_>,
-) -> Vec<FlexTensor> {
+pub(super) fn products(x: &FlexTensor, w: &[&PanelMatrix], epilogue: &Epilogue<'_>) -> Vec<FlexTensor> {
     let [rows, inner] = dims(x);
-    assert!(
-        w.iter().all(|w| w.inner == inner),
-        "matrices of another inner dimension"
-    );
+    assert!(w.iter().all(|w| w.inner == inner), "matrices of another inner dimension");
     // without inputs there is no sum that anything would write
     assert!(inner > 0, "matrices without inputs");
     let x: &[f32] = elements(x);
-    let mut out: Vec<UninitBuffer<f32>> = w
-        .iter()
-        .map(|w| UninitBuffer::new(rows * w.outputs))
-        .collect();
+    let mut out: Vec<UninitBuffer<f32>> = w.iter().map(|w| UninitBuffer::new(rows * w.outputs)).collect();
     let targets: Vec<SharedPtr<f32>> = out.iter_mut().map(UninitBuffer::pointer).collect();
     let tasks: Vec<(usize, usize)> = w
         .iter()
@@ -50,14 +38,7 @@ pub(super) fn products(
         .collect();
     let work = |sums: &mut Tile, task: usize| {
         let (matrix, panel) = tasks[task];
-        let work = Work {
-            x,
-            inner,
-            w: w[matrix],
-            panel,
-            epilogue,
-            out: targets[matrix],
-        };
+        let work = Work { x, inner, w: w[matrix], panel, epilogue, out: targets[matrix] };
         with_widest(InTile { work, sums });
     };
     let outputs: usize = w.iter().map(|w| w.outputs).sum();
@@ -117,8 +98,8 @@ impl WithSimd for InTile<'_> {
 }
 
 impl Work<'_> {
-    /// The products of all rows with this panel of a matrix, as many rows at a time as there are sums. `end` gets the offset of each row's
-    /// sums in the output.
+    /// The products of all rows with this panel of a matrix, as many rows at a time as there are sums. `end` gets the
+    /// offset of each row's sums in the output.
     #[inline(always)]
     fn pass<S: Simd>(
         &self,

@@ -7,7 +7,8 @@ use pulp::Simd;
 /// Most rows whose sums of two vectors of outputs fit in registers, with vectors of 16 elements and with narrower ones.
 const ROWS: [usize; 2] = [13, 6];
 
-/// Most rows whose sums of a whole panel do, with vectors of 8 elements. So few sums of two vectors would wait for each other.
+/// Most rows whose sums of a whole panel do, with vectors of 8 elements. So few sums of two vectors would wait for each
+/// other.
 const WHOLE: usize = 2;
 
 /// Inputs whose weights stay in the first cache while all rows are multiplied with them.
@@ -47,14 +48,7 @@ impl PanelMatrix {
 
     /// The products of the first `out.len()` rows with a panel, put into `out`. `after` is what will be read next.
     #[inline(always)]
-    pub(super) fn sums<S: Simd>(
-        &self,
-        simd: S,
-        x: &[f32],
-        panel: usize,
-        after: *const u8,
-        out: &mut [[f32; WIDTH]],
-    ) {
+    pub(super) fn sums<S: Simd>(&self, simd: S, x: &[f32], panel: usize, after: *const u8, out: &mut [[f32; WIDTH]]) {
         out.fill([0.0; WIDTH]);
         let place = panel * self.inner..(panel + 1) * self.inner;
         match &self.lines {
@@ -78,10 +72,7 @@ trait Input: Copy {
     ///
     /// # Safety
     /// There must be as many outputs from `left` on.
-    #[allow(
-        unsafe_code,
-        reason = "bounds checks of every vector would take a third of the time"
-    )]
+    #[allow(unsafe_code, reason = "bounds checks of every vector would take a third of the time")]
     unsafe fn vectors<S: Simd, const V: usize>(&self, left: usize) -> [S::f32s; V];
 }
 
@@ -120,41 +111,25 @@ impl Input for LineI8 {
     }
 }
 
-/// Adds the products of rows with a panel to `out`: some of the inputs after the others, and of these as many outputs at a time as rows have
-/// sums in registers. Their weights stay in the first cache while they are multiplied with all rows.
+/// Adds the products of rows with a panel to `out`: some of the inputs after the others, and of these as many outputs
+/// at a time as rows have sums in registers. Their weights stay in the first cache while they are multiplied with all
+/// rows.
 #[inline(always)]
-fn by_chunks<S: Simd, I: Input>(
-    simd: S,
-    x: &[f32],
-    panel: &[I],
-    after: *const u8,
-    out: &mut [[f32; WIDTH]],
-) {
+fn by_chunks<S: Simd, I: Input>(simd: S, x: &[f32], panel: &[I], after: *const u8, out: &mut [[f32; WIDTH]]) {
     let inner = panel.len();
     let blocks = out.len().div_ceil(ROWS[usize::from(S::F32_LANES < 16)]);
     let whole = S::F32_LANES * 4 == WIDTH && out.len() <= WHOLE;
     let strips = if whole { 1 } else { WIDTH / (2 * S::F32_LANES) };
     for (i, lines) in panel.chunks(CHUNK).enumerate() {
         let at = i * CHUNK;
-        let next = if at + CHUNK < inner {
-            panel[at + CHUNK..].as_ptr().cast()
-        } else {
-            after
-        };
-        let mut ahead = Ahead {
-            lines: next,
-            pass: 0,
-            passes: strips * blocks,
-        };
+        let next = if at + CHUNK < inner { panel[at + CHUNK..].as_ptr().cast() } else { after };
+        let mut ahead = Ahead { lines: next, pass: 0, passes: strips * blocks };
         for strip in 0..strips {
             let left = strip * 2 * S::F32_LANES;
             let mut first = 0;
             for block in 0..blocks {
                 let end = first + (out.len() - first).div_ceil(blocks - block);
-                let rows = Rows {
-                    x: &x[first * inner + at..],
-                    stride: inner,
-                };
+                let rows = Rows { x: &x[first * inner + at..], stride: inner };
                 let out = &mut out[first..end];
                 match end - first {
                     2 if whole => add::<S, I, 2, 4>(simd, rows, lines, left, ahead, out),
@@ -198,25 +173,16 @@ fn add<S: Simd, I: Input, const R: usize, const V: usize>(
     out: &mut [[f32; WIDTH]],
 ) {
     let Rows { x, stride } = rows;
-    assert!(
-        x.len() >= (R - 1) * stride + lines.len(),
-        "fewer inputs than lines"
-    );
+    assert!(x.len() >= (R - 1) * stride + lines.len(), "fewer inputs than lines");
     assert!(out.len() >= R, "fewer sums than rows");
-    assert!(
-        left + V * S::F32_LANES <= WIDTH,
-        "more outputs than a line has"
-    );
+    assert!(left + V * S::F32_LANES <= WIDTH, "more outputs than a line has");
     let share = ahead.share::<I>();
     let (groups, rest) = lines.as_chunks::<STEP>();
     let before = ahead.pass * share * groups.len();
     let mut wanted = ahead.lines.wrapping_add(before * CACHE_LINE);
-    // SAFETY: there are R rows of sums, `x` has R rows of as many elements as there are lines, and V vectors from `left` on are in a
-    // line.
-    #[allow(
-        unsafe_code,
-        reason = "bounds checks of every vector would take a third of the time"
-    )]
+    // SAFETY: there are R rows of sums, `x` has R rows of as many elements as there are lines, and V vectors from
+    // `left` on are in a line.
+    #[allow(unsafe_code, reason = "bounds checks of every vector would take a third of the time")]
     unsafe {
         let mut sums: [[S::f32s; V]; R] = std::array::from_fn(
             #[inline(always)]

@@ -7,9 +7,7 @@ use super::vectors::Vectors;
 use crate::kernels::cpu::autodiff::{
     detached, detached_int, dispatch_float, is_full_precision, to_int_tensor, to_tensor,
 };
-use crate::kernels::cpu::parallel::{
-    SharedPtr, dims, elements, elements_mut, for_each_init, tensor,
-};
+use crate::kernels::cpu::parallel::{SharedPtr, dims, elements, elements_mut, for_each_init, tensor};
 use crate::kernels::cpu::team::leads;
 use crate::kernels::cpu::widest::with_widest;
 use crate::kernels::paged::{KvPool, PagedAttentionShape};
@@ -47,13 +45,8 @@ pub(in crate::kernels::cpu) fn paged_attention(
     let _span = span("decode attention", 0.0);
     let fresh = qkv.each_ref().map(|t| detached(t.clone()));
     let angles = angles.each_ref().map(|t| detached(t.clone()));
-    let inputs = Inputs {
-        fresh: &fresh,
-        angles: &angles,
-        sinks: shape.sinks.map(|t| detached(t.clone())),
-        runs,
-        shape,
-    };
+    let inputs =
+        Inputs { fresh: &fresh, angles: &angles, sinks: shape.sinks.map(|t| detached(t.clone())), runs, shape };
     let (out, pool) = match pool {
         KvPool::Float { keys, values } => {
             let pool = [detached(keys), detached(values)];
@@ -61,20 +54,12 @@ pub(in crate::kernels::cpu) fn paged_attention(
             let [keys, values] = pool.map(to_tensor);
             (out, KvPool::Float { keys, values })
         }
-        KvPool::Int8 {
-            keys,
-            values,
-            scales,
-        } => {
+        KvPool::Int8 { keys, values, scales } => {
             let pool = [detached_int(keys), detached_int(values)];
             let pool = (pool, detached_int(scales));
             let (out, (codes, scales)) = dispatch_float!(dtype, over_codes(&inputs, pool));
             let ([keys, values], scales) = (codes.map(to_int_tensor), to_int_tensor(scales));
-            let pool = KvPool::Int8 {
-                keys,
-                values,
-                scales,
-            };
+            let pool = KvPool::Int8 { keys, values, scales };
             (out, pool)
         }
     };
@@ -95,15 +80,10 @@ struct Inputs<'a> {
     shape: &'a PagedAttentionShape<'a>,
 }
 
-fn over_floats<T: Vectors>(
-    inputs: &Inputs<'_>,
-    mut pool: [FlexTensor; 2],
-) -> (FlexTensor, [FlexTensor; 2]) {
+fn over_floats<T: Vectors>(inputs: &Inputs<'_>, mut pool: [FlexTensor; 2]) -> (FlexTensor, [FlexTensor; 2]) {
     let size @ [heads, slots, dim] = dims(&pool[0]);
     assert_eq!(dims(&pool[1]), size, "keys and values");
-    let [keys, values] = pool
-        .each_mut()
-        .map(|t| SharedPtr(elements_mut::<T>(t).as_mut_ptr()));
+    let [keys, values] = pool.each_mut().map(|t| SharedPtr(elements_mut::<T>(t).as_mut_ptr()));
     let out = attend(inputs, [heads, slots, dim], Plain { keys, values });
     (out, pool)
 }
@@ -118,23 +98,13 @@ where
     let size @ [heads, slots, words] = dims(&codes[0]);
     assert_eq!(dims(&codes[1]), size, "keys and values");
     assert_eq!(dims(&scales), [heads, slots], "scales");
-    let [keys, values] = codes
-        .each_mut()
-        .map(|t| SharedPtr(elements_mut::<i32>(t).as_mut_ptr().cast::<i8>()));
-    let pool = Int8 {
-        keys,
-        values,
-        scales: SharedPtr(elements_mut(&mut scales).as_mut_ptr()),
-    };
+    let [keys, values] = codes.each_mut().map(|t| SharedPtr(elements_mut::<i32>(t).as_mut_ptr().cast::<i8>()));
+    let pool = Int8 { keys, values, scales: SharedPtr(elements_mut(&mut scales).as_mut_ptr()) };
     let out = attend::<T, Int8>(inputs, [heads, slots, words * 4], pool);
     (out, (codes, scales))
 }
 
-fn attend<T: Vectors, P: Storage<T>>(
-    inputs: &Inputs<'_>,
-    [kv, slots, dim]: [usize; 3],
-    pool: P,
-) -> FlexTensor {
+fn attend<T: Vectors, P: Storage<T>>(inputs: &Inputs<'_>, [kv, slots, dim]: [usize; 3], pool: P) -> FlexTensor {
     let ([q, k, v], [cos, sin]) = (inputs.fresh, inputs.angles);
     let [rows, width] = dims(q);
     let (runs, heads) = (inputs.runs, width / dim);
@@ -160,12 +130,7 @@ fn attend<T: Vectors, P: Storage<T>>(
     };
     let work = |scratch: &mut Scratch<T>, task: usize| {
         let (head, part) = runs.task(kv, task);
-        with_widest(Task {
-            step: &step,
-            head,
-            part,
-            scratch,
-        });
+        with_widest(Task { step: &step, head, part, scratch });
     };
     let tasks = runs.tasks(kv);
     let few = if leads() { LARGE_FOR_TEAM } else { LARGE };

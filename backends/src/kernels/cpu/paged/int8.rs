@@ -3,10 +3,7 @@
 use crate::kernels::cpu::real::Real;
 
 // codes are read as the bytes of words that have the first in the lowest bits
-const _: () = assert!(
-    cfg!(target_endian = "little"),
-    "not for big-endian machines"
-);
+const _: () = assert!(cfg!(target_endian = "little"), "not for big-endian machines");
 
 /// The largest code.
 const MAX_CODE: f32 = 127.0;
@@ -14,18 +11,14 @@ const MAX_CODE: f32 = 127.0;
 /// What is neither a number nor infinite in bf16.
 const NAN: u16 = 0x7FC0;
 
-/// The scale of some numbers, as the bits of a bf16: their largest magnitude over 127, rounded up, so that no code is larger. NaN where
-/// a number is not finite, so that none is read back as finite.
+/// The scale of some numbers, as the bits of a bf16: their largest magnitude over 127, rounded up, so that no code is
+/// larger. NaN where a number is not finite, so that none is read back as finite.
 #[inline(always)]
 pub(super) fn scale<T: Real>(numbers: &[T]) -> u16 {
     // magnitudes are ordered as their bits are, infinity and NaN above all numbers
     let bits = numbers.iter().map(|x| x.as_f32().to_bits() & 0x7FFF_FFFF);
     let most = f32::from_bits(bits.fold(0, u32::max));
-    if most.is_finite() {
-        (((most / MAX_CODE).to_bits() + 0xFFFF) >> 16) as u16
-    } else {
-        NAN
-    }
+    if most.is_finite() { (((most / MAX_CODE).to_bits() + 0xFFFF) >> 16) as u16 } else { NAN }
 }
 
 /// Writes the codes of some numbers, each with its index, and gives their scale.
@@ -77,20 +70,14 @@ mod tests {
     fn scales_are_the_largest_magnitude_over_127_rounded_up_to_bf16() {
         assert_eq!(wide(scale(&[0.5_f32, -127.0, 3.0])), 1.0);
         // 1 + 2⁻⁷ is the next bf16 after 1
-        assert_eq!(
-            wide(scale(&[127.0_f32.next_up() * (1.0 + 1e-6)])),
-            1.007_812_5
-        );
+        assert_eq!(wide(scale(&[127.0_f32.next_up() * (1.0 + 1e-6)])), 1.007_812_5);
         assert_eq!(scale(&[0.0_f32, -0.0]), 0);
         assert_eq!(scale::<f32>(&[]), 0);
         for i in 1..2000 {
             let most = i as f32 * 0.0137;
             let exact = most / 127.0;
             let found = wide(scale(&[most]));
-            assert!(
-                found >= exact && found <= exact * (1.0 + 1.0 / 128.0),
-                "{most}"
-            );
+            assert!(found >= exact && found <= exact * (1.0 + 1.0 / 128.0), "{most}");
         }
         assert_eq!(wide(scale(&[254.0_f64, 1e-300])), 2.0);
     }

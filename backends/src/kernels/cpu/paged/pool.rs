@@ -1,5 +1,5 @@
-//! Writing, copying and reading rows of a pool. These compute nothing that a model could compute otherwise, so that they do not ask
-//! whether kernels are enabled.
+//! Writing, copying and reading rows of a pool. These compute nothing that a model could compute otherwise, so that
+//! they do not ask whether kernels are enabled.
 
 use super::int8::{encode, key_scale, pack_scales, value_scale};
 use super::storage::{Kind, key_start};
@@ -29,16 +29,9 @@ macro_rules! dispatch_stored {
 }
 
 /// See [`crate::kernels::write_kv`].
-pub(in crate::kernels::cpu) fn write_kv(
-    pool: KvPool,
-    kv: [&Tensor<3>; 2],
-    slots: &SlotMapping,
-) -> KvPool {
+pub(in crate::kernels::cpu) fn write_kv(pool: KvPool, kv: [&Tensor<3>; 2], slots: &SlotMapping) -> KvPool {
     let (slots, all) = (&slots.slots, pool.slots());
-    assert!(
-        slots.iter().all(|&slot| (slot as usize) < all),
-        "a slot outside the pool"
-    );
+    assert!(slots.iter().all(|&slot| (slot as usize) < all), "a slot outside the pool");
     if slots.is_empty() {
         return pool;
     }
@@ -51,25 +44,14 @@ pub(in crate::kernels::cpu) fn write_kv(
                 let into = detached(into);
                 to_tensor(dispatch_stored!(dtype, write_rows(kind, into, rows, slots)))
             };
-            KvPool::Float {
-                keys: write(Kind::Key, keys, &k),
-                values: write(Kind::Value, values, &v),
-            }
+            KvPool::Float { keys: write(Kind::Key, keys, &k), values: write(Kind::Value, values, &v) }
         }
-        KvPool::Int8 {
-            keys,
-            values,
-            scales,
-        } => {
+        KvPool::Int8 { keys, values, scales } => {
             let mut pool = [detached_int(keys), detached_int(values)];
             let mut scales = detached_int(scales);
             encode_rows(&mut pool, &mut scales, &rows(DType::F32), slots);
             let [keys, values] = pool.map(to_int_tensor);
-            KvPool::Int8 {
-                keys,
-                values,
-                scales: to_int_tensor(scales),
-            }
+            KvPool::Int8 { keys, values, scales: to_int_tensor(scales) }
         }
     }
 }
@@ -78,10 +60,7 @@ pub(in crate::kernels::cpu) fn write_kv(
 pub(in crate::kernels::cpu) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
     let blocks = pool.slots() / BLOCK_SIZE;
     let inside = |block: u32| (block as usize) < blocks;
-    assert!(
-        pairs.iter().all(|&(from, to)| inside(from) && inside(to)),
-        "a block outside the pool"
-    );
+    assert!(pairs.iter().all(|&(from, to)| inside(from) && inside(to)), "a block outside the pool");
     if pairs.is_empty() {
         return pool;
     }
@@ -90,15 +69,8 @@ pub(in crate::kernels::cpu) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) -
         to_tensor(dispatch_stored!(t.dtype(), copy_rows(t, pairs)))
     };
     match pool {
-        KvPool::Float { keys, values } => KvPool::Float {
-            keys: float(keys),
-            values: float(values),
-        },
-        KvPool::Int8 {
-            keys,
-            values,
-            scales,
-        } => {
+        KvPool::Float { keys, values } => KvPool::Float { keys: float(keys), values: float(values) },
+        KvPool::Int8 { keys, values, scales } => {
             let codes = |t| to_int_tensor(copy_rows::<i32>(detached_int(t), pairs));
             KvPool::Int8 {
                 keys: codes(keys),
@@ -110,29 +82,16 @@ pub(in crate::kernels::cpu) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) -
 }
 
 /// See [`crate::kernels::gather_kv`].
-pub(in crate::kernels::cpu) fn gather_kv(
-    pool: &KvPool,
-    slots: &SlotMapping,
-    dtype: DType,
-) -> [Tensor<3>; 2] {
+pub(in crate::kernels::cpu) fn gather_kv(pool: &KvPool, slots: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
     let (slots, all) = (&slots.slots, pool.slots());
-    assert!(
-        slots.iter().all(|&slot| (slot as usize) < all),
-        "a slot outside the pool"
-    );
+    assert!(slots.iter().all(|&slot| (slot as usize) < all), "a slot outside the pool");
     match pool {
-        KvPool::Float { keys, values } => {
-            [(Kind::Key, keys), (Kind::Value, values)].map(|(kind, t)| {
-                let t = detached(t.clone());
-                let rows = dispatch_stored!(t.dtype(), gather_rows(kind, &t, slots));
-                to_tensor::<3>(rows).cast(dtype)
-            })
-        }
-        KvPool::Int8 {
-            keys,
-            values,
-            scales,
-        } => {
+        KvPool::Float { keys, values } => [(Kind::Key, keys), (Kind::Value, values)].map(|(kind, t)| {
+            let t = detached(t.clone());
+            let rows = dispatch_stored!(t.dtype(), gather_rows(kind, &t, slots));
+            to_tensor::<3>(rows).cast(dtype)
+        }),
+        KvPool::Int8 { keys, values, scales } => {
             let scales = detached_int(scales.clone());
             let decode = |kind, t: &Tensor<3, _>| {
                 let codes = detached_int(t.clone());
@@ -184,12 +143,7 @@ fn write_rows<E: Element + bytemuck::Pod>(
 }
 
 /// The same in 8 bits.
-fn encode_rows(
-    [keys, values]: &mut [FlexTensor; 2],
-    scales: &mut FlexTensor,
-    [k, v]: &[FlexTensor; 2],
-    slots: &[u32],
-) {
+fn encode_rows([keys, values]: &mut [FlexTensor; 2], scales: &mut FlexTensor, [k, v]: &[FlexTensor; 2], slots: &[u32]) {
     let [heads, all, words] = dims(keys);
     let dim = words * 4;
     assert_eq!(dims(k), [slots.len(), heads, dim], "keys");
@@ -251,11 +205,7 @@ fn copy_rows<E: Element + bytemuck::Pod>(mut pool: FlexTensor, pairs: &[(u32, u3
 }
 
 /// The rows of some slots, `[heads, tokens, dim]`.
-fn gather_rows<E: Element + bytemuck::Pod>(
-    kind: Kind,
-    pool: &FlexTensor,
-    slots: &[u32],
-) -> FlexTensor {
+fn gather_rows<E: Element + bytemuck::Pod>(kind: Kind, pool: &FlexTensor, slots: &[u32]) -> FlexTensor {
     let [heads, all, dim] = dims(pool);
     let rows: &[E] = elements(pool);
     let mut out = vec![E::zeroed(); heads * slots.len() * dim];

@@ -1,10 +1,7 @@
-//! Products of a few queries with blocks of keys, and sums of rows of values. A number is loaded once for up to four queries, which share a
-//! key head. What is computed of a token does not depend on how blocks are divided into runs.
+//! Products of a few queries with blocks of keys, and sums of rows of values. A number is loaded once for up to four
+//! queries, which share a key head. What is computed of a token does not depend on how blocks are divided into runs.
 
-#![allow(
-    clippy::needless_range_loop,
-    reason = "loops of a constant length over registers, which are unrolled"
-)]
+#![allow(clippy::needless_range_loop, reason = "loops of a constant length over registers, which are unrolled")]
 
 use super::vectors::{Stored, Vectors};
 use firebrick_spec::BLOCK_SIZE;
@@ -24,8 +21,8 @@ fn tiles(queries: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).map(move |tile| tile * queries / count..(tile + 1) * queries / count)
 }
 
-/// The products of queries, `[queries, dim]`, with the keys of blocks, `[dim, BLOCK_SIZE]` each: that of query i and key t becomes
-/// `out[i * stride + t]`.
+/// The products of queries, `[queries, dim]`, with the keys of blocks, `[dim, BLOCK_SIZE]` each: that of query i and
+/// key t becomes `out[i * stride + t]`.
 #[inline(always)]
 pub(super) fn dots<S: Simd, T: Vectors, N: Stored<T>>(
     simd: S,
@@ -84,17 +81,12 @@ fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize, const
     let (lanes, block) = (T::lanes::<S>(), BLOCK_SIZE * dim);
     let vectors = BLOCK_SIZE / lanes;
     let enough = queries.len() >= Q * dim && keys.len() >= B * block && dim.is_multiple_of(P);
-    assert!(
-        enough && out.len() >= (Q - 1) * stride + B * BLOCK_SIZE,
-        "a tile"
-    );
+    assert!(enough && out.len() >= (Q - 1) * stride + B * BLOCK_SIZE, "a tile");
     // as many vectors of a block as there are where one has a single number
     let mut sums = [[[[T::splat(simd, T::ZERO); BLOCK_SIZE]; B]; P]; Q];
-    // SAFETY: there are Q queries of `dim` numbers and B blocks of `dim` rows, each of `vectors` vectors, and as many products.
-    #[allow(
-        unsafe_code,
-        reason = "bounds checks of every vector would cost as much as the products"
-    )]
+    // SAFETY: there are Q queries of `dim` numbers and B blocks of `dim` rows, each of `vectors` vectors, and as many
+    // products.
+    #[allow(unsafe_code, reason = "bounds checks of every vector would cost as much as the products")]
     unsafe {
         for at in (0..dim).step_by(P) {
             for p in 0..P {
@@ -125,7 +117,8 @@ fn tile<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const P: usize, const
     }
 }
 
-/// Adds rows of `dim` numbers to each of several sums, `[queries, dim]`: row t times `weights[i * stride + t]` to sum i.
+/// Adds rows of `dim` numbers to each of several sums, `[queries, dim]`: row t times `weights[i * stride + t]` to sum
+/// i.
 #[inline(always)]
 pub(super) fn add_weighted<S: Simd, T: Vectors, N: Stored<T>>(
     simd: S,
@@ -194,16 +187,11 @@ fn add_columns<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const V: usize
 ) {
     let (tokens, lanes) = (rows.len() / dim, T::lanes::<S>());
     let enough = sums.len() >= Q * dim && start + V * lanes <= dim;
-    assert!(
-        enough && weights.len() >= (Q - 1) * stride + tokens,
-        "columns of rows"
-    );
+    assert!(enough && weights.len() >= (Q - 1) * stride + tokens, "columns of rows");
     let mut own = [[T::splat(simd, T::ZERO); V]; Q];
-    // SAFETY: there are Q sums and `tokens` rows of `dim` numbers, as many weights, and V vectors of numbers from `start` on.
-    #[allow(
-        unsafe_code,
-        reason = "bounds checks of every vector would cost as much as the products"
-    )]
+    // SAFETY: there are Q sums and `tokens` rows of `dim` numbers, as many weights, and V vectors of numbers from
+    // `start` on.
+    #[allow(unsafe_code, reason = "bounds checks of every vector would cost as much as the products")]
     unsafe {
         for q in 0..Q {
             for v in 0..V {
@@ -222,10 +210,7 @@ fn add_columns<S: Simd, T: Vectors, N: Stored<T>, const Q: usize, const V: usize
         }
         for q in 0..Q {
             for v in 0..V {
-                T::store::<S>(
-                    sums.as_mut_ptr().add(q * dim + start + v * lanes),
-                    own[q][v],
-                );
+                T::store::<S>(sums.as_mut_ptr().add(q * dim + start + v * lanes), own[q][v]);
             }
         }
     }

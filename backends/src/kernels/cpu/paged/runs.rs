@@ -50,8 +50,8 @@ impl SlotRuns {
     /// For a step of `rows` rows.
     ///
     /// # Panics
-    /// Where a row is outside the step or in two sequences, a sequence has too few blocks for its tokens or none, or another one reads
-    /// the block that it writes its new token to.
+    /// Where a row is outside the step or in two sequences, a sequence has too few blocks for its tokens or none, or
+    /// another one reads the block that it writes its new token to.
     pub(in crate::kernels) fn new(shared: &[SharedBlocks], rows: usize) -> Self {
         let mut all = Self::default();
         for group in shared {
@@ -80,17 +80,10 @@ impl SlotRuns {
         let mut read = shared.iter().flat_map(|group| {
             let own = group.members.iter();
             let own = own.flat_map(|own| &own.blocks[..(own.tokens - 1) / BLOCK_SIZE]);
-            let prefix = if group.members.is_empty() {
-                &[]
-            } else {
-                group.blocks.as_slice()
-            };
+            let prefix = if group.members.is_empty() { &[] } else { group.blocks.as_slice() };
             prefix.iter().chain(own)
         });
-        assert!(
-            !read.any(|&block| written[block as usize]),
-            "a sequence writes to a block that another reads"
-        );
+        assert!(!read.any(|&block| written[block as usize]), "a sequence writes to a block that another reads");
     }
 
     fn push(&mut self, SharedBlocks { blocks, members }: &SharedBlocks) {
@@ -114,21 +107,12 @@ impl SlotRuns {
 
     /// Adds a sequence whose runs begin at `first`, `before` tokens of them already there.
     fn push_sequence(&mut self, first: usize, before: usize, own: &SequenceBlocks) {
-        let SequenceBlocks {
-            row,
-            ref blocks,
-            tokens,
-        } = *own;
-        assert!(
-            0 < tokens && tokens <= blocks.len() * BLOCK_SIZE,
-            "{tokens} tokens in {} blocks",
-            blocks.len()
-        );
+        let SequenceBlocks { row, ref blocks, tokens } = *own;
+        assert!(0 < tokens && tokens <= blocks.len() * BLOCK_SIZE, "{tokens} tokens in {} blocks", blocks.len());
         self.extend(first, blocks, tokens);
         self.sequences.push(Sequence {
             row,
-            last: blocks[(tokens - 1) / BLOCK_SIZE] as usize * BLOCK_SIZE
-                + (tokens - 1) % BLOCK_SIZE,
+            last: blocks[(tokens - 1) / BLOCK_SIZE] as usize * BLOCK_SIZE + (tokens - 1) % BLOCK_SIZE,
             tokens: before + tokens,
             runs: first..self.runs.len(),
         });
@@ -166,7 +150,8 @@ impl SlotRuns {
         self.parts.len() * heads
     }
 
-    /// The head and the sequences of a task. Those that read the same prefix follow each other, so that it stays in a core's cache.
+    /// The head and the sequences of a task. Those that read the same prefix follow each other, so that it stays in a
+    /// core's cache.
     pub(super) fn task(&self, heads: usize, index: usize) -> (usize, &Part) {
         let whole = &self.parts[index / heads].whole;
         let within = index - whole.start * heads;
@@ -180,33 +165,21 @@ impl SlotRuns {
 
     /// The slots of a part's prefix, without its first `hidden` tokens, in pieces of at most [`PIECE`].
     #[inline]
-    pub(super) fn prefix(
-        &self,
-        part: &Part,
-        hidden: usize,
-    ) -> impl Iterator<Item = Range<usize>> + Clone {
+    pub(super) fn prefix(&self, part: &Part, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         pieces(hidden, &self.runs[part.prefix.clone()])
     }
 
-    /// The slots of the blocks of a sequence's own tokens, without the first `hidden` tokens, which are whole blocks. The last block may
-    /// have slots without tokens.
+    /// The slots of the blocks of a sequence's own tokens, without the first `hidden` tokens, which are whole blocks.
+    /// The last block may have slots without tokens.
     #[inline]
-    pub(super) fn own_blocks(
-        &self,
-        own: &Sequence,
-        hidden: usize,
-    ) -> impl Iterator<Item = Range<usize>> + Clone {
+    pub(super) fn own_blocks(&self, own: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         let pieces = self.own(own, hidden);
         pieces.map(|piece| piece.start..piece.end.next_multiple_of(BLOCK_SIZE))
     }
 
     /// The slots of a sequence's own tokens, as those of a prefix.
     #[inline]
-    pub(super) fn own(
-        &self,
-        own: &Sequence,
-        hidden: usize,
-    ) -> impl Iterator<Item = Range<usize>> + Clone {
+    pub(super) fn own(&self, own: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
         pieces(hidden, &self.runs[own.runs.clone()])
     }
 }

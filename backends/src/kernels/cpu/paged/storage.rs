@@ -1,7 +1,7 @@
 //! A pool's memory as kernels read and write it.
 //!
-//! The values of a block lie token by token, `[BLOCK_SIZE, dim]`. Its keys are transposed, `[dim, BLOCK_SIZE]`: the dot products of a query
-//! with all of them are sums of vectors, without horizontal additions.
+//! The values of a block lie token by token, `[BLOCK_SIZE, dim]`. Its keys are transposed, `[dim, BLOCK_SIZE]`: the dot
+//! products of a query with all of them are sums of vectors, without horizontal additions.
 
 use super::int8::{encode, key_scale, pack_scales, value_scale};
 use super::vectors::{Stored, Vectors};
@@ -118,8 +118,7 @@ where
     #[inline(always)]
     unsafe fn rescale(self, kind: Kind, first: usize, factors: &mut [T]) {
         // SAFETY: the caller's promise.
-        let scales =
-            unsafe { std::slice::from_raw_parts(self.scales.get().add(first), factors.len()) };
+        let scales = unsafe { std::slice::from_raw_parts(self.scales.get().add(first), factors.len()) };
         for (factor, &word) in factors.iter_mut().zip(scales) {
             let scale = match kind {
                 Kind::Key => key_scale(word),

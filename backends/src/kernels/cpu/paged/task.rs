@@ -1,7 +1,8 @@
 //! Attention of some sequences' query heads of one key head.
 //!
-//! What sequences share is copied next to each other and read for all of them as matrix products. A sequence's own keys and values are
-//! read where they are, once for all queries of the head, and prefetched: the processor's own prefetcher does not know the next block.
+//! What sequences share is copied next to each other and read for all of them as matrix products. A sequence's own keys
+//! and values are read where they are, once for all queries of the head, and prefetched: the processor's own prefetcher
+//! does not know the next block.
 
 use super::products::{add_weighted, dots};
 use super::runs::{Part, Sequence, SlotRuns};
@@ -52,13 +53,7 @@ pub(super) struct Scratch<T> {
 
 impl<T> Scratch<T> {
     pub(super) fn new() -> Self {
-        Self {
-            queries: Vec::new(),
-            scores: Vec::new(),
-            mixed: Vec::new(),
-            prefix: Vec::new(),
-            key: Vec::new(),
-        }
+        Self { queries: Vec::new(), scores: Vec::new(), mixed: Vec::new(), prefix: Vec::new(), key: Vec::new() }
     }
 }
 
@@ -84,12 +79,9 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     #[inline(always)]
     fn read(&self, kind: Kind, head: usize, run: &Range<usize>) -> &[P::Number] {
         assert!(run.end <= self.slots, "a slot outside the pool");
-        // SAFETY: the pool has the slots. No task writes what another reads: each sequence alone reads the block that it writes to, and
-        // each of its heads is one task's.
-        #[allow(
-            unsafe_code,
-            reason = "tasks read and write disjoint parts of one tensor"
-        )]
+        // SAFETY: the pool has the slots. No task writes what another reads: each sequence alone reads the block that
+        // it writes to, and each of its heads is one task's.
+        #[allow(unsafe_code, reason = "tasks read and write disjoint parts of one tensor")]
         unsafe {
             let first = (head * self.slots + run.start) * self.dim;
             let start = self.pool.start(kind).get().add(first);
@@ -102,10 +94,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
     fn rescale(&self, kind: Kind, head: usize, run: &Range<usize>, factors: &mut [T]) {
         assert!(run.end <= self.slots && factors.len() == run.len());
         // SAFETY: as in `read`.
-        #[allow(
-            unsafe_code,
-            reason = "tasks read and write disjoint parts of one tensor"
-        )]
+        #[allow(unsafe_code, reason = "tasks read and write disjoint parts of one tensor")]
         unsafe {
             let first = head * self.slots + run.start;
             self.pool.rescale(kind, first, factors);
@@ -127,10 +116,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
                 let mut scales = [T::ONE; BLOCK_SIZE];
                 self.rescale(Kind::Key, head, &slots, &mut scales);
                 let keys = self.read(Kind::Key, head, &slots);
-                for (to, keys) in into
-                    .chunks_exact_mut(tokens)
-                    .zip(keys.chunks_exact(BLOCK_SIZE))
-                {
+                for (to, keys) in into.chunks_exact_mut(tokens).zip(keys.chunks_exact(BLOCK_SIZE)) {
                     let to = to[at..][..BLOCK_SIZE].iter_mut();
                     for ((to, &x), &scale) in to.zip(keys).zip(&scales) {
                         *to = x.widen();
@@ -182,13 +168,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
         let (dim, group) = (self.dim, self.heads / self.kv);
         let members = self.runs.members(part);
         let queries = members.len() * group;
-        let Scratch {
-            queries: q,
-            scores,
-            mixed,
-            prefix,
-            key,
-        } = scratch;
+        let Scratch { queries: q, scores, mixed, prefix, key } = scratch;
         q.resize(queries * dim, T::ZERO);
         for (own, q) in members.iter().zip(q.chunks_exact_mut(group * dim)) {
             self.append_kv(head, own, q, key);
@@ -211,13 +191,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             let scores = &mut scores[i * group * width..][..group * width];
             let q = &q[i * group * dim..][..group * dim];
             let mixed = &mut mixed[i * group * dim..][..group * dim];
-            let place = Place {
-                head,
-                own,
-                hidden,
-                shared,
-                width,
-            };
+            let place = Place { head, own, hidden, shared, width };
             self.score(simd, &place, q, scores);
             let skipped = whole_blocks(hidden);
             // what is before its own tokens is hidden where some of them are
@@ -238,8 +212,7 @@ impl<T: Vectors, P: Storage<T>> Step<'_, T, P> {
             let at = (own.row * self.heads + head * group) * dim;
             // SAFETY: no other task writes these heads of this row.
             #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-            let out =
-                unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), mixed.len()) };
+            let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), mixed.len()) };
             out.copy_from_slice(mixed);
         }
     }
@@ -397,11 +370,7 @@ fn fill_outside<T: Copy>(values: &mut [T], range: &Range<usize>, value: T) {
 
 /// Products of all queries with the keys of a prefix, `[dim, tokens]`.
 fn score_all<T: Vectors>(q: &[T], keys: &[T], dim: usize, scores: &mut [T], width: usize) {
-    let size = Size {
-        m: q.len() / dim,
-        k: dim,
-        n: keys.len() / dim,
-    };
+    let size = Size { m: q.len() / dim, k: dim, n: keys.len() / dim };
     let out = target(scores, width, false);
     let (q, keys) = (matrix(q, dim, 1), matrix(keys, size.n, 1));
     multiply(size, out, q, keys, Parallelism::None);
@@ -409,28 +378,16 @@ fn score_all<T: Vectors>(q: &[T], keys: &[T], dim: usize, scores: &mut [T], widt
 
 /// Adds the values of a prefix to all sums, each times its weight.
 fn mix_all<T: Vectors>(scores: &[T], width: usize, values: &[T], dim: usize, mixed: &mut [T]) {
-    let size = Size {
-        m: mixed.len() / dim,
-        k: values.len() / dim,
-        n: dim,
-    };
+    let size = Size { m: mixed.len() / dim, k: values.len() / dim, n: dim };
     let out = target(mixed, dim, true);
     let (scores, values) = (matrix(scores, width, 1), matrix(values, dim, 1));
     multiply(size, out, scores, values, Parallelism::None);
 }
 
 fn matrix<T>(values: &[T], row: usize, column: usize) -> Matrix<T> {
-    Matrix {
-        start: values.as_ptr(),
-        row,
-        column,
-    }
+    Matrix { start: values.as_ptr(), row, column }
 }
 
 fn target<T>(values: &mut [T], row: usize, add: bool) -> Target<T> {
-    Target {
-        start: values.as_mut_ptr(),
-        row,
-        add,
-    }
+    Target { start: values.as_mut_ptr(), row, add }
 }

@@ -11,22 +11,14 @@ pub(super) trait Vectors: Real {
     fn lanes<S: Simd>() -> usize;
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
     /// `a · b + c`.
-    fn mul_add<S: Simd>(
-        simd: S,
-        a: Self::Vector<S>,
-        b: Self::Vector<S>,
-        c: Self::Vector<S>,
-    ) -> Self::Vector<S>;
+    fn mul_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>, c: Self::Vector<S>) -> Self::Vector<S>;
     fn plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
 
     /// The numbers at an address.
     ///
     /// # Safety
     /// There is a vector of them.
-    #[allow(
-        unsafe_code,
-        reason = "bounds checks of every vector would cost as much as the products"
-    )]
+    #[allow(unsafe_code, reason = "bounds checks of every vector would cost as much as the products")]
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> Self::Vector<S> {
         // SAFETY: the caller's promise; a vector is as many numbers side by side.

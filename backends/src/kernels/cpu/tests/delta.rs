@@ -1,8 +1,9 @@
-//! Gated `DeltaNet`'s kernels against their formulas, token by token in f64: values, states, and gradients against differences of values.
+//! Gated `DeltaNet`'s kernels against their formulas, token by token in f64: values, states, and gradients against
+//! differences of values.
 
 use crate::kernels::{
-    DeltaHeads, SequenceRows, StateRows, causal_convolution, continue_convolution,
-    continue_delta_rule, gated_delta_rule, gated_rms_norm,
+    DeltaHeads, SequenceRows, StateRows, causal_convolution, continue_convolution, continue_delta_rule,
+    gated_delta_rule, gated_rms_norm,
 };
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -38,14 +39,9 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
 /// A formula of some tensors: their values and columns, and what it gives.
 type Formula<'a> = &'a dyn Fn(&[Vec<f64>]) -> Vec<f64>;
 
-/// Holds a kernel against its formula in f64 and in f32: values, and gradients in f64 against differences of the formula in a random
-/// direction for each input, in f32 against those in f64.
-fn hold(
-    what: &str,
-    inputs: &[(Vec<f64>, usize)],
-    kernel: &dyn Fn(&[Tensor<2>]) -> Tensor<2>,
-    formula: Formula<'_>,
-) {
+/// Holds a kernel against its formula in f64 and in f32: values, and gradients in f64 against differences of the
+/// formula in a random direction for each input, in f32 against those in f64.
+fn hold(what: &str, inputs: &[(Vec<f64>, usize)], kernel: &dyn Fn(&[Tensor<2>]) -> Tensor<2>, formula: Formula<'_>) {
     let plain: Vec<Vec<f64>> = inputs.iter().map(|(v, _)| v.clone()).collect();
     let expected = formula(&plain);
     let weights = numbers(expected.len(), 77);
@@ -60,10 +56,7 @@ fn hold(
         let columns = out.dims()[1];
         let label = format!("{what} in {dtype:?}");
         assert_near(&label, &values(out), &expected, tolerance);
-        let leaves: Vec<Tensor<2>> = own
-            .iter()
-            .map(|t| t.clone().autodiff().require_grad())
-            .collect();
+        let leaves: Vec<Tensor<2>> = own.iter().map(|t| t.clone().autodiff().require_grad()).collect();
         let upstream = tensor(&weights, columns, dtype).autodiff();
         let tape = (kernel(&leaves) * upstream).sum().backward();
         let gradients = leaves.iter().map(|leaf| leaf.grad(&tape).expect("a leaf"));
@@ -101,11 +94,7 @@ fn sequences(skipped: usize, lengths: &[usize], begins: bool) -> SequenceRows {
     let mut row = skipped;
     let own = lengths.iter().enumerate().map(|(slot, &n)| {
         row += n;
-        StateRows {
-            rows: row - n..row,
-            slot,
-            begins,
-        }
+        StateRows { rows: row - n..row, slot, begins }
     });
     SequenceRows::new(own.collect(), &Device::flex())
 }
@@ -120,10 +109,7 @@ fn convolved(x: &[f64], w: &[f64], rows: usize, sequences: &[StateRows]) -> Vec<
     let taps = w.len() / channels;
     let mut out = vec![0.0; x.len()];
     for StateRows { rows, .. } in sequences {
-        for (row, c) in rows
-            .clone()
-            .flat_map(|row| (0..channels).map(move |c| (row, c)))
-        {
+        for (row, c) in rows.clone().flat_map(|row| (0..channels).map(move |c| (row, c))) {
             let sum: f64 = (0..taps)
                 .filter(|back| row >= rows.start + back)
                 .map(|back| w[c * taps + taps - 1 - back] * x[(row - back) * channels + c])
@@ -135,11 +121,7 @@ fn convolved(x: &[f64], w: &[f64], rows: usize, sequences: &[StateRows]) -> Vec<
 }
 
 /// The delta rule token by token, and the states after each sequence.
-fn recurrent(
-    [qkv, g, beta]: [&[f64]; 3],
-    heads: DeltaHeads,
-    sequences: &[StateRows],
-) -> (Vec<f64>, Vec<f64>) {
+fn recurrent([qkv, g, beta]: [&[f64]; 3], heads: DeltaHeads, sequences: &[StateRows]) -> (Vec<f64>, Vec<f64>) {
     let (dk, dv, channels) = (heads.key_dim, heads.value_dim, heads.channels());
     let rows = qkv.len() / channels;
     let mut out = vec![0.0; rows * heads.values * dv];
@@ -192,24 +174,9 @@ fn rule_inputs(rows: usize, heads: DeltaHeads) -> [(Vec<f64>, usize); 3] {
 }
 
 const HEADS: [DeltaHeads; 3] = [
-    DeltaHeads {
-        keys: 1,
-        values: 1,
-        key_dim: 4,
-        value_dim: 4,
-    },
-    DeltaHeads {
-        keys: 2,
-        values: 4,
-        key_dim: 6,
-        value_dim: 10,
-    },
-    DeltaHeads {
-        keys: 2,
-        values: 2,
-        key_dim: 17,
-        value_dim: 5,
-    },
+    DeltaHeads { keys: 1, values: 1, key_dim: 4, value_dim: 4 },
+    DeltaHeads { keys: 2, values: 4, key_dim: 6, value_dim: 10 },
+    DeltaHeads { keys: 2, values: 2, key_dim: 17, value_dim: 5 },
 ];
 
 #[test]
@@ -223,10 +190,7 @@ fn the_convolution_is_its_formula_within_each_sequence() {
     ] {
         let all = sequences(skipped, &lengths, true);
         let rows = skipped + lengths.iter().sum::<usize>();
-        let inputs = [
-            (numbers(rows * channels, 4), channels),
-            (numbers(channels * taps, 5), taps),
-        ];
+        let inputs = [(numbers(rows * channels, 4), channels), (numbers(channels * taps, 5), taps)];
         hold(
             &format!("convolution over {lengths:?}"),
             &inputs,
@@ -238,9 +202,10 @@ fn the_convolution_is_its_formula_within_each_sequence() {
 
 #[test]
 fn the_delta_rule_in_chunks_is_the_rule_token_by_token() {
-    for (heads, (skipped, lengths)) in HEADS.into_iter().flat_map(|heads| {
-        [(0, vec![1, 2]), (2, vec![70, 3, 64]), (0, vec![150])].map(|own| (heads, own))
-    }) {
+    for (heads, (skipped, lengths)) in HEADS
+        .into_iter()
+        .flat_map(|heads| [(0, vec![1, 2]), (2, vec![70, 3, 64]), (0, vec![150])].map(|own| (heads, own)))
+    {
         let all = sequences(skipped, &lengths, true);
         let inputs = rule_inputs(skipped + lengths.iter().sum::<usize>(), heads);
         hold(
@@ -255,26 +220,16 @@ fn the_delta_rule_in_chunks_is_the_rule_token_by_token() {
 #[test]
 fn the_gated_norm_is_its_formula() {
     let (rows, n) = (131, 10);
-    let inputs = [
-        (numbers(rows * n, 6), n),
-        (numbers(rows * n, 7), n),
-        (numbers(n, 8), n),
-    ];
-    hold(
-        "gated norm",
-        &inputs,
-        &|t| gated_rms_norm(&t[0], &t[1], &t[2], 1e-6).expect("floats on the CPU"),
-        &|v| {
-            let rows = v[0].chunks(n).zip(v[1].chunks(n));
-            let row = |(x, z): (&[f64], &[f64])| {
-                let mean = x.iter().map(|x| x * x).sum::<f64>() / n as f64;
-                let own = x.iter().zip(z).zip(&v[2]);
-                own.map(|((x, z), w)| x / (mean + 1e-6).sqrt() * w * silu(*z))
-                    .collect::<Vec<f64>>()
-            };
-            rows.flat_map(row).collect()
-        },
-    );
+    let inputs = [(numbers(rows * n, 6), n), (numbers(rows * n, 7), n), (numbers(n, 8), n)];
+    hold("gated norm", &inputs, &|t| gated_rms_norm(&t[0], &t[1], &t[2], 1e-6).expect("floats on the CPU"), &|v| {
+        let rows = v[0].chunks(n).zip(v[1].chunks(n));
+        let row = |(x, z): (&[f64], &[f64])| {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / n as f64;
+            let own = x.iter().zip(z).zip(&v[2]);
+            own.map(|((x, z), w)| x / (mean + 1e-6).sqrt() * w * silu(*z)).collect::<Vec<f64>>()
+        };
+        rows.flat_map(row).collect()
+    });
 }
 
 #[test]
@@ -298,17 +253,13 @@ fn sequences_that_continue_from_states_give_what_whole_ones_give() {
         let taken: Vec<usize> = (0..3).map(|i| most.min(lengths[i] - done[i])).collect();
         let piece = |all: &[f64], columns: usize| {
             let own = whole.iter().zip(&done).zip(&taken);
-            let own = own.flat_map(|((s, done), n)| {
-                all[(s.rows.start + done) * columns..][..n * columns].to_vec()
-            });
+            let own = own.flat_map(|((s, done), n)| all[(s.rows.start + done) * columns..][..n * columns].to_vec());
             own.collect::<Vec<f64>>()
         };
         let layout = sequences(0, &taken, begins);
         let x = tensor(&piece(qkv, *channels), *channels, dtype);
-        let (g, beta) = (
-            tensor(&piece(g, *values_of), *values_of, dtype),
-            tensor(&piece(beta, *values_of), *values_of, dtype),
-        );
+        let (g, beta) =
+            (tensor(&piece(g, *values_of), *values_of, dtype), tensor(&piece(beta, *values_of), *values_of, dtype));
         let (out, next) = continue_delta_rule([&x, &g, &beta], pool, heads, &layout).expect("f64");
         pool = next;
         let columns = heads.values * heads.value_dim;
@@ -324,9 +275,7 @@ fn sequences_that_continue_from_states_give_what_whole_ones_give() {
     }
     assert_eq!(done, lengths);
     assert_near("states", &values(pool), &states, 1e-12);
-    let kept: Vec<f64> = whole
-        .iter()
-        .flat_map(|s| qkv[(s.rows.end - 3) * channels..s.rows.end * channels].to_vec())
-        .collect();
+    let kept: Vec<f64> =
+        whole.iter().flat_map(|s| qkv[(s.rows.end - 3) * channels..s.rows.end * channels].to_vec()).collect();
     assert_near("last inputs", &values(last), &kept, 1e-12);
 }

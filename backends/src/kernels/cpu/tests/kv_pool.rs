@@ -41,9 +41,7 @@ pub(super) fn addresses(pool: &KvPool) -> [usize; 2] {
     let float = |t: &Tensor<3>| detached(t.clone()).bytes().as_ptr() as usize;
     match pool {
         KvPool::Float { keys, values } => [keys, values].map(float),
-        KvPool::Int8 { keys, values, .. } => {
-            [keys, values].map(|t| detached_int(t.clone()).bytes().as_ptr() as usize)
-        }
+        KvPool::Int8 { keys, values, .. } => [keys, values].map(|t| detached_int(t.clone()).bytes().as_ptr() as usize),
     }
 }
 
@@ -172,10 +170,7 @@ fn what_is_not_finite_stays_so_in_8_bits() {
         unreachable!("the last is in 8 bits");
     };
     let k = numbers([2, heads, dim], 1);
-    let bad = k.clone().slice_assign(
-        [0..1, 1..2, 3..4],
-        k.clone().slice([0..1, 1..2, 3..4]) / 0.0,
-    );
+    let bad = k.clone().slice_assign([0..1, 1..2, 3..4], k.clone().slice([0..1, 1..2, 3..4]) / 0.0);
     let pool = write_kv(pool, [&k, &bad], &mapping(&[4, 5]));
     let [keys, read] = gather_kv(&pool, &mapping(&[4, 5]), DType::F32).map(values);
     assert!(keys.iter().all(|x| x.is_finite()));

@@ -7,15 +7,9 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 const KNOWN: &str = "f32 on the CPU";
 
-/// Rows, inputs and outputs: fewer and more rows than a group has, inputs that end within a chunk and within a step of it.
-const SHAPES: [[usize; 3]; 6] = [
-    [1, 3, 5],
-    [11, 33, 71],
-    [64, 128, 200],
-    [150, 40, 32],
-    [70, 303, 45],
-    [2, 513, 96],
-];
+/// Rows, inputs and outputs: fewer and more rows than a group has, inputs that end within a chunk and within a step of
+/// it.
+const SHAPES: [[usize; 3]; 6] = [[1, 3, 5], [11, 33, 71], [64, 128, 200], [150, 40, 32], [70, 303, 45], [2, 513, 96]];
 
 #[test]
 fn products_with_panels_are_their_formulas() {
@@ -37,10 +31,7 @@ fn products_with_panels_are_their_formulas() {
         assert_same("gated", &found, &(silu(plain(&a)) * plain(&b)));
         assert!(pa.bytes() >= 4 * outer * inner && pa.bytes() <= 4 * (outer + 31) * inner);
         let wide = x.cast(DType::F64);
-        assert!(
-            pa.linear(&wide).is_none() && PackedWeights::pack(&wide).is_none(),
-            "f32 alone"
-        );
+        assert!(pa.linear(&wide).is_none() && PackedWeights::pack(&wide).is_none(), "f32 alone");
     }
 }
 
@@ -89,9 +80,7 @@ fn reference(x: &Tensor<2>, w: &[f64]) -> Tensor<2> {
     let [rows, inner] = x.dims();
     let (x, outer) = (values(x), w.len() / inner);
     let dot = |x: &[f32], w: &[f64]| x.iter().zip(w).map(|(&x, w)| f64::from(x) * w).sum::<f64>();
-    let products = x
-        .chunks(inner)
-        .flat_map(|x| w.chunks(inner).map(move |w| dot(x, w) as f32));
+    let products = x.chunks(inner).flat_map(|x| w.chunks(inner).map(move |w| dot(x, w) as f32));
     let products: Vec<f32> = products.collect();
     Tensor::from_data(TensorData::new(products, [rows, outer]), &Device::flex())
 }

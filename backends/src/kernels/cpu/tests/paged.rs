@@ -3,8 +3,8 @@
 use super::kv_pool::{addresses, contents};
 use super::numbers;
 use crate::kernels::{
-    BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SequenceBlocks, SharedBlocks,
-    SlotMapping, gather_kv, paged_attention, write_kv,
+    BlockTables, KvPool, PagedAttentionShape, RotaryAngles, SequenceBlocks, SharedBlocks, SlotMapping, gather_kv,
+    paged_attention, write_kv,
 };
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_spec::BLOCK_SIZE;
@@ -68,11 +68,7 @@ fn tables(groups: Groups, step: usize) -> (Vec<SharedBlocks>, usize) {
             .iter()
             .map(|&tokens| {
                 row -= 1;
-                SequenceBlocks {
-                    row,
-                    blocks: blocks(tokens.div_ceil(BLOCK_SIZE)),
-                    tokens,
-                }
+                SequenceBlocks { row, blocks: blocks(tokens.div_ceil(BLOCK_SIZE)), tokens }
             })
             .collect(),
     });
@@ -103,9 +99,7 @@ fn inputs(case: &Case, dtype: Type, step: usize) -> Inputs {
         pool: write_kv(pool, [&k, &v], &slots),
         qkv: [heads, kv, kv].map(|n| numbers([rows, n * dim], 16 + n as u32).cast(dtype) * 2.0),
         angles: RotaryAngles::new(&angle.clone().cos().cast(dtype), &angle.sin().cast(dtype)),
-        sinks: case
-            .sinks
-            .then(|| numbers([1, heads], 19).cast(dtype) * 3.0),
+        sinks: case.sinks.then(|| numbers([1, heads], 19).cast(dtype) * 3.0),
     }
 }
 
@@ -187,31 +181,15 @@ fn assert_close(what: &str, found: &[f64], expected: &[f64], bound: f64) {
 }
 
 const CASES: [Case; 9] = {
-    const fn case(
-        groups: Groups,
-        heads: [usize; 3],
-        window: Option<usize>,
-        softcap: Option<f64>,
-    ) -> Case {
-        Case {
-            groups,
-            heads,
-            window,
-            softcap,
-            sinks: false,
-        }
+    const fn case(groups: Groups, heads: [usize; 3], window: Option<usize>, softcap: Option<f64>) -> Case {
+        Case { groups, heads, window, softcap, sinks: false }
     }
     [
         case(&[(0, &[1])], [1, 1, 4], None, None),
         case(&[(0, &[16, 17]), (2, &[5])], [4, 2, 8], None, None),
         // more members than a task has, and prefixes of one member and of none
         case(
-            &[
-                (4, &[70, 1, 33, 16, 90, 5, 8, 20, 64, 3, 48]),
-                (1, &[40]),
-                (3, &[]),
-                (0, &[200]),
-            ],
+            &[(4, &[70, 1, 33, 16, 90, 5, 8, 20, 64, 3, 48]), (1, &[40]), (3, &[]), (0, &[200])],
             [8, 4, 32],
             None,
             None,
@@ -234,15 +212,8 @@ fn attention_over_a_pool_is_its_formula() {
         (Type::Int8(DType::F32), 5e-6),
         (Type::Int8(DType::F64), 1e-13),
     ];
-    let with_sinks = CASES.map(|case| Case {
-        sinks: true,
-        ..case
-    });
-    for (case, (dtype, bound)) in CASES
-        .iter()
-        .chain(&with_sinks)
-        .flat_map(|case| types.map(|dtype| (case, dtype)))
-    {
+    let with_sinks = CASES.map(|case| Case { sinks: true, ..case });
+    for (case, (dtype, bound)) in CASES.iter().chain(&with_sinks).flat_map(|case| types.map(|dtype| (case, dtype))) {
         let inputs = inputs(case, dtype, 60);
         let [heads, kv, dim] = case.heads;
         let (found, after) = inputs.run(case, inputs.pool.clone());
@@ -257,10 +228,7 @@ fn attention_over_a_pool_is_its_formula() {
                 let last = slots[slots.len() - 1];
                 written.push(last);
                 let of = |all: &[f64], n: usize| all[own.row * n..(own.row + 1) * n].to_vec();
-                let new = [
-                    rotated(&of(&k, kv * dim), &inputs, own.row, dim),
-                    of(&v, kv * dim),
-                ];
+                let new = [rotated(&of(&k, kv * dim), &inputs, own.row, dim), of(&v, kv * dim)];
                 let mapping = |slots: &[u32]| SlotMapping::new(slots.to_vec(), &Device::flex());
                 let stored = gather_kv(&after, &mapping(&[last]), DType::F64);
                 for (stored, new) in stored.iter().map(values).zip(&new) {
@@ -285,18 +253,12 @@ fn attention_over_a_pool_is_its_formula() {
                 }
             }
         }
-        assert!(
-            found[..2 * heads * dim].iter().all(|&x| x == 0.0),
-            "rows in no sequence"
-        );
+        assert!(found[..2 * heads * dim].iter().all(|&x| x == 0.0), "rows in no sequence");
         for (before, after) in contents(&inputs.pool).iter().zip(contents(&after)) {
             let rows = before.chunks(dim).zip(after.chunks(dim)).enumerate();
             for (i, (before, after)) in rows {
                 let slot = (i % (BLOCKS * BLOCK_SIZE)) as u32;
-                assert!(
-                    before == after || written.contains(&slot),
-                    "slot {slot} changed"
-                );
+                assert!(before == after || written.contains(&slot), "slot {slot} changed");
             }
         }
     }
@@ -317,9 +279,9 @@ fn assert_rounded(what: &str, found: &[f64], exact: &[f64], dim: usize) {
 
 #[test]
 fn attention_depends_neither_on_where_blocks_are_nor_on_threads() {
-    for (case, dtype) in CASES.iter().flat_map(|case| {
-        [Type::Float(DType::F32), Type::Int8(DType::F32)].map(|dtype| (case, dtype))
-    }) {
+    for (case, dtype) in
+        CASES.iter().flat_map(|case| [Type::Float(DType::F32), Type::Int8(DType::F32)].map(|dtype| (case, dtype)))
+    {
         let alone = |threads: usize, step: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
             let pool = pool.build().expect("a pool of threads");
@@ -370,11 +332,7 @@ fn a_pool_in_half_precision_is_given_back() {
 }
 
 fn own(row: usize, blocks: &[u32], tokens: usize) -> SequenceBlocks {
-    SequenceBlocks {
-        row,
-        blocks: blocks.to_vec(),
-        tokens,
-    }
+    SequenceBlocks { row, blocks: blocks.to_vec(), tokens }
 }
 
 fn refused(shared: Vec<SharedBlocks>) -> bool {
@@ -384,32 +342,17 @@ fn refused(shared: Vec<SharedBlocks>) -> bool {
 #[test]
 fn tables_that_one_sequence_would_spoil_for_another_are_refused() {
     let two = |prefix: &[u32], a, b| {
-        let shared = SharedBlocks {
-            blocks: prefix.to_vec(),
-            members: vec![a, b],
-        };
+        let shared = SharedBlocks { blocks: prefix.to_vec(), members: vec![a, b] };
         refused(vec![shared])
     };
     assert!(!two(&[3], own(0, &[1], 16), own(1, &[2], 1)));
     // blocks that are there in advance
     assert!(!two(&[3], own(0, &[1, 4], 16), own(1, &[2, 4], 1)));
-    assert!(
-        two(&[3], own(0, &[1], 16), own(1, &[1], 1)),
-        "one last block"
-    );
+    assert!(two(&[3], own(0, &[1], 16), own(1, &[1], 1)), "one last block");
     assert!(two(&[1], own(0, &[1], 16), own(1, &[2], 1)), "a prefix");
-    assert!(
-        two(&[3], own(0, &[1], 16), own(1, &[1, 2], 17)),
-        "read by another"
-    );
+    assert!(two(&[3], own(0, &[1], 16), own(1, &[1, 2], 17)), "read by another");
     assert!(two(&[3], own(0, &[1], 16), own(0, &[2], 1)), "one row");
-    assert!(
-        two(&[3], own(0, &[1], 16), own(2, &[2], 1)),
-        "a row outside"
-    );
-    assert!(
-        two(&[3], own(0, &[1], 17), own(1, &[2], 1)),
-        "too few blocks"
-    );
+    assert!(two(&[3], own(0, &[1], 16), own(2, &[2], 1)), "a row outside");
+    assert!(two(&[3], own(0, &[1], 17), own(1, &[2], 1)), "too few blocks");
     assert!(two(&[3], own(0, &[1], 0), own(1, &[2], 1)), "no token");
 }

@@ -59,17 +59,8 @@ pub(super) fn block_of(table: &[i32], at: usize) -> Block {
 
 /// One head of a block's rows, of `wide` elements (or vectors) each.
 #[cube]
-pub(super) fn block_rows(
-    block: &Block,
-    heads: usize,
-    head: usize,
-    #[comptime] wide: usize,
-) -> Rows {
-    Rows {
-        at: (block.from * heads + head) * wide,
-        count: block.count,
-        pitch: heads * wide,
-    }
+pub(super) fn block_rows(block: &Block, heads: usize, head: usize, #[comptime] wide: usize) -> Rows {
+    Rows { at: (block.from * heads + head) * wide, count: block.count, pitch: heads * wide }
 }
 
 /// The same of a part's next rows, at most `tile`.
@@ -91,11 +82,7 @@ pub(super) fn tile_rows(
 /// A part without the rows before `row`.
 #[cube]
 pub(super) fn from_row(part: &Part, row: i32) -> Part {
-    Part {
-        row,
-        end: part.end,
-        shift: part.shift,
-    }
+    Part { row, end: part.end, shift: part.shift }
 }
 
 /// The keys of a span that any query of a block sees: from the first query's window to the last query.
@@ -105,25 +92,18 @@ pub(super) fn visible_keys(table: &[i32], at: usize, block: &Block, window: i32)
     let start = table[at + 2];
     let row = first + max(block.position - window + 1 - start, 0);
     let after = block.position + block.count as i32 - start;
-    Part {
-        row,
-        end: min(table[at + 1], first + after),
-        shift: start - first,
-    }
+    Part { row, end: min(table[at + 1], first + after), shift: start - first }
 }
 
-/// The queries of a span that see any key of a block: from the first key to the last whose window includes the last key.
+/// The queries of a span that see any key of a block: from the first key to the last whose window includes the last
+/// key.
 #[cube]
 pub(super) fn visible_queries(table: &[i32], at: usize, block: &Block, window: i32) -> Part {
     let first = table[at];
     let start = table[at + 2];
     let row = first + max(block.position - start, 0);
     let after = max(block.position + block.count as i32 - 1 + window - start, 0);
-    Part {
-        row,
-        end: min(table[at + 1], first + after),
-        shift: start - first,
-    }
+    Part { row, end: min(table[at + 1], first + after), shift: start - first }
 }
 
 /// Whether a query sees a key, given their positions.

@@ -1,5 +1,5 @@
-//! What queries and keys of a chunk get, given the states and gradients at its ends. A unit has a row of a value head's state. Forward and
-//! back are kernels of their own: one of both takes longer to compile than two of half its size.
+//! What queries and keys of a chunk get, given the states and gradients at its ends. A unit has a row of a value head's
+//! state. Forward and back are kernels of their own: one of both takes longer to compile than two of half its size.
 
 use super::super::launch::row_sum;
 use super::sizes::{PARTS, Sizes};
@@ -21,13 +21,7 @@ struct Part {
 }
 
 #[cube]
-fn part_of(
-    table: &[i32],
-    layout: &RuleLayout,
-    task: usize,
-    known: bool,
-    #[comptime] sizes: Sizes,
-) -> Part {
+fn part_of(table: &[i32], layout: &RuleLayout, task: usize, known: bool, #[comptime] sizes: Sizes) -> Part {
     let at = layout.chunks_at + task / layout.values * CHUNK_FIELDS;
     Part {
         start: table[at] as usize,
@@ -88,7 +82,8 @@ fn load_values(
     sync_cube();
 }
 
-/// A row of S after a token, given that before; gives the row's parts of dq and of dk. `at` is where the token's vectors are.
+/// A row of S after a token, given that before; gives the row's parts of dq and of dk. `at` is where the token's
+/// vectors are.
 #[cube]
 fn step(
     state: &mut Array<f32>,
@@ -165,21 +160,8 @@ fn run_through<F: Float>(
             row = part.start + (tiles - 1 - index) * tile;
         }
         let count = min(part.end - row, tile);
-        load_keys::<F>(
-            qkv, place, layout, row, count, stage, norms, dim, tile, units,
-        );
-        load_values(
-            d_out,
-            beta,
-            vectors,
-            layout,
-            row,
-            count,
-            part.head,
-            value_stage,
-            width,
-            units,
-        );
+        load_keys::<F>(qkv, place, layout, row, count, stage, norms, dim, tile, units);
+        load_values(d_out, beta, vectors, layout, row, count, part.head, value_stage, width, units);
         for done in 0..count {
             let mut token = done;
             if comptime!(back) {
@@ -209,9 +191,9 @@ fn run_through<F: Float>(
     }
 }
 
-/// Gradients of the normed queries and keys that a value head reads, `[rows, values, 2, key_dim]`, and behind them, `[chunks, values]`, the
-/// sum of products of the state after a chunk and its gradient. A cube has a value head of a chunk. Forward writes these, and then back adds
-/// what keys get of what comes later.
+/// Gradients of the normed queries and keys that a value head reads, `[rows, values, 2, key_dim]`, and behind them,
+/// `[chunks, values]`, the sum of products of the state after a chunk and its gradient. A cube has a value head of a
+/// chunk. Forward writes these, and then back adds what keys get of what comes later.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn delta_rule_chunks<F: Float>(
     qkv: &[F],

@@ -102,7 +102,8 @@ fn of_values<F: Float>(
     (of_query - of_value, row_sum(lanes, of_beta, units))
 }
 
-/// Gradients of queries, keys and values, and of β; of g what each token adds. Some units have a key head of a row, with its value heads.
+/// Gradients of queries, keys and values, and of β; of g what each token adds. Some units have a key head of a row,
+/// with its value heads.
 #[cube(launch, address_type = "dynamic")]
 pub(crate) fn delta_rule_rows<F: Float>(
     qkv: &[F],
@@ -132,8 +133,7 @@ pub(crate) fn delta_rule_rows<F: Float>(
         let own = row * layout.values + head + i;
         let place = place_of(&layout, head + i, sizes);
         let (of_g, of_beta) = of_values::<F>(
-            qkv, d_qk, vectors, d_qkv, &mut lanes, &place, &layout, row, own, beta[own], is_row,
-            sizes, units,
+            qkv, d_qk, vectors, d_qkv, &mut lanes, &place, &layout, row, own, beta[own], is_row, sizes, units,
         );
         if is_row && UNIT_POS_X == 0 {
             d_g[own] = of_g;
@@ -144,43 +144,14 @@ pub(crate) fn delta_rule_rows<F: Float>(
     let query = row * place.channels + place.query;
     let key = row * place.channels + place.key;
     let first = (row * layout.values + head) * comptime!(2 * dim);
-    through_norm::<F>(
-        qkv,
-        d_qk,
-        d_qkv,
-        &mut lanes,
-        query,
-        first,
-        group,
-        layout.scale,
-        is_row,
-        dim,
-        units,
-    );
-    through_norm::<F>(
-        qkv,
-        d_qk,
-        d_qkv,
-        &mut lanes,
-        key,
-        first + dim,
-        group,
-        1.0f32,
-        is_row,
-        dim,
-        units,
-    );
+    through_norm::<F>(qkv, d_qk, d_qkv, &mut lanes, query, first, group, layout.scale, is_row, dim, units);
+    through_norm::<F>(qkv, d_qk, d_qkv, &mut lanes, key, first + dim, group, 1.0f32, is_row, dim, units);
 }
 
-/// The gradient of g: in a chunk of a value head the sum of what tokens from each on add, and of the products after the chunk.
+/// The gradient of g: in a chunk of a value head the sum of what tokens from each on add, and of the products after the
+/// chunk.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn delta_rule_decays(
-    d_qk: &[f32],
-    table: &[i32],
-    d_g: &mut [f32],
-    tasks: usize,
-    layout: RuleLayout,
-) {
+pub(crate) fn delta_rule_decays(d_qk: &[f32], table: &[i32], d_g: &mut [f32], tasks: usize, layout: RuleLayout) {
     let task = ABSOLUTE_POS;
     if task < tasks {
         let at = layout.chunks_at + task / layout.values * CHUNK_FIELDS;

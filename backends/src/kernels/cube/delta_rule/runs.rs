@@ -1,9 +1,7 @@
 //! Runs through sequences, from their first tokens to their last or back. A unit has a column of a value head's state.
 
 use super::sizes::{Keep, PARTS, Sizes};
-use super::tile::{
-    RuleLayout, clear, column_at, load_keys, place_of, read_column, run_of, total, write_column,
-};
+use super::tile::{RuleLayout, clear, column_at, load_keys, place_of, read_column, run_of, total, write_column};
 use crate::kernels::delta::CHUNK;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
@@ -76,18 +74,7 @@ pub(crate) fn delta_rule_forward<F: Float>(
             write_column(&state, states, first, run.writes && begins, sizes);
         }
         let count = min(run.end - row, tile);
-        load_keys::<F>(
-            qkv,
-            &place,
-            &layout,
-            row,
-            count,
-            &mut stage,
-            &mut norms,
-            dim,
-            tile,
-            comptime!(sizes.units()),
-        );
+        load_keys::<F>(qkv, &place, &layout, row, count, &mut stage, &mut norms, dim, tile, comptime!(sizes.units()));
         for token in 0..count {
             let own = (row + token) * values + run.head;
             let value = qkv[(row + token) * place.channels + place.value + run.column];
@@ -178,39 +165,15 @@ pub(crate) fn delta_rule_reverse<F: Float>(
         let after = before + count;
         let ends = after == length || after % CHUNK == 0;
         let first = column_at(&run, run.chunk + before / CHUNK, values, sizes);
-        write_column(
-            &d_state,
-            states,
-            layout.states_at + first,
-            run.writes && ends,
-            sizes,
-        );
+        write_column(&d_state, states, layout.states_at + first, run.writes && ends, sizes);
         let row = run.start + before;
-        load_keys::<F>(
-            qkv,
-            &place,
-            &layout,
-            row,
-            count,
-            &mut stage,
-            &mut norms,
-            dim,
-            tile,
-            comptime!(sizes.units()),
-        );
+        load_keys::<F>(qkv, &place, &layout, row, count, &mut stage, &mut norms, dim, tile, comptime!(sizes.units()));
         for done in 0..count {
             let token = count - 1 - done;
             let own = (row + token) * values + run.head;
             let at = own * comptime!(sizes.value_dim) + run.column;
-            let d_delta = step_back(
-                &mut d_state,
-                &stage,
-                token * comptime!(2 * dim),
-                g[own].exp(),
-                beta[own],
-                d_out[at],
-                dim,
-            );
+            let d_delta =
+                step_back(&mut d_state, &stage, token * comptime!(2 * dim), g[own].exp(), beta[own], d_out[at], dim);
             if run.writes {
                 vectors[layout.vectors_at + at] = d_delta;
             }

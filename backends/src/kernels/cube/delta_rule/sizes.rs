@@ -30,9 +30,7 @@ pub(crate) enum Keep {
 impl Sizes {
     /// `None` for heads that are too wide.
     pub(super) fn of(heads: DeltaHeads) -> Option<Self> {
-        let DeltaHeads {
-            key_dim, value_dim, ..
-        } = heads;
+        let DeltaHeads { key_dim, value_dim, .. } = heads;
         let fits = |dim| (1..=WIDEST).contains(&dim);
         let grouped = heads.keys > 0 && heads.values.is_multiple_of(heads.keys);
         let own = Self { key_dim, value_dim };
@@ -50,11 +48,7 @@ impl Sizes {
 
     /// Units of a cube that has all rows of a state: a power of two.
     pub(super) const fn row_units(self) -> usize {
-        if self.key_dim > 32 {
-            self.key_dim.next_power_of_two()
-        } else {
-            32
-        }
+        if self.key_dim > 32 { self.key_dim.next_power_of_two() } else { 32 }
     }
 
     /// Tokens whose queries and keys are in shared memory at a time: they divide a chunk.
@@ -84,12 +78,7 @@ mod tests {
     use crate::kernels::delta::CHUNK;
 
     fn heads(key_dim: usize, value_dim: usize) -> DeltaHeads {
-        DeltaHeads {
-            keys: 2,
-            values: 4,
-            key_dim,
-            value_dim,
-        }
+        DeltaHeads { keys: 2, values: 4, key_dim, value_dim }
     }
 
     #[test]

@@ -121,8 +121,8 @@ pub(crate) fn write_column(
     }
 }
 
-/// Copies queries and keys of `count` rows from `row` on to shared memory, divided by their norms, queries also by √`key_dim`: of each
-/// token the query, then the key; zeros for tokens beyond `count`. All units of the cube call this.
+/// Copies queries and keys of `count` rows from `row` on to shared memory, divided by their norms, queries also by
+/// √`key_dim`: of each token the query, then the key; zeros for tokens beyond `count`. All units of the cube call this.
 #[cube]
 pub(crate) fn load_keys<F: Float>(
     qkv: &[F],

@@ -1,5 +1,6 @@
-//! On SIMT units, in f32. A cube has some rows and a panel; a unit has four outputs, some inputs, and all the rows: it widens four
-//! words in registers and reads each row's inputs once for sixteen products. Then the units of an output sum their results.
+//! On SIMT units, in f32. A cube has some rows and a panel; a unit has four outputs, some inputs, and all the rows: it
+//! widens four words in registers and reads each row's inputs once for sixteen products. Then the units of an output
+//! sum their results.
 
 use super::super::launch::UNITS;
 use super::codes::{Epilogue, PANEL, WORD, code, silu};
@@ -20,7 +21,8 @@ const ACROSS: usize = PANEL / WORD;
 /// Words of an output that are multiplied at a time, each by its own unit.
 const CHUNK: usize = UNITS / ACROSS;
 
-/// Rows that are reduced at a time, and parts of the units of an output: shared memory stays below the 16 KiB that WebGPU guarantees.
+/// Rows that are reduced at a time, and parts of the units of an output: shared memory stays below the 16 KiB that
+/// WebGPU guarantees.
 const TOGETHER: usize = 4;
 const PARTS: usize = CHUNK / TOGETHER;
 
@@ -75,7 +77,8 @@ fn accumulate<N: Size>(
     }
 }
 
-/// Sums the results of all units that share an output, for some rows. The result is valid in the first unit of each output.
+/// Sums the results of all units that share an output, for some rows. The result is valid in the first unit of each
+/// output.
 #[cube]
 fn reduce_units<N: Size>(
     sums: &mut Array<Vector<f32, N>>,
@@ -203,9 +206,5 @@ fn clear<N: Size>(sums: &mut Array<Vector<f32, N>>, #[comptime] count: usize) {
 /// Vectors of shared memory: enough for a chunk of the rows, and for the sums of all units of some rows.
 const fn shared_vectors(most: usize) -> usize {
     let (staged, each) = (most * CHUNK, if most < TOGETHER { most } else { TOGETHER });
-    if staged > each * UNITS {
-        staged
-    } else {
-        each * UNITS
-    }
+    if staged > each * UNITS { staged } else { each * UNITS }
 }

@@ -1,14 +1,10 @@
-//! On tensor cores, in half precision: a cube has a tile of rows and some panels, both in shared memory a chunk of inputs at a time, and
-//! each plane an accumulator of each panel. Codes are integers below 128, which f16 and bf16 hold exactly.
+//! On tensor cores, in half precision: a cube has a tile of rows and some panels, both in shared memory a chunk of
+//! inputs at a time, and each plane an accumulator of each panel. Codes are integers below 128, which f16 and bf16 hold
+//! exactly.
 
-#![allow(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "an accumulator is in the registers of a plane"
-)]
+#![allow(clippy::trivially_copy_pass_by_ref, reason = "an accumulator is in the registers of a plane")]
 
-use super::super::cmma::{
-    ALIGNMENT, PLANE, SIDE, VECTOR, load_fragment, shared_aligned, zero_accumulator,
-};
+use super::super::cmma::{ALIGNMENT, PLANE, SIDE, VECTOR, load_fragment, shared_aligned, zero_accumulator};
 use super::super::launch::{UNITS, cubes_to_fill};
 use super::codes::{Epilogue, PANEL, WORD, code, silu};
 use burn_cubecl::cubecl;
@@ -44,19 +40,13 @@ const fn shared_bytes(epilogue: Epilogue, wide: usize) -> usize {
 /// The least shared memory that the kernels need, in bytes.
 pub(super) const LEAST_SHARED: usize = shared_bytes(Epilogue::SwiGlu, 1);
 
-/// Panels of a cube, of `panels`: as many as shared memory allows while cubes still fill the GPU, since every cube reads the rows
-/// again.
+/// Panels of a cube, of `panels`: as many as shared memory allows while cubes still fill the GPU, since every cube
+/// reads the rows again.
 pub(super) fn wide(panels: usize, tiles: usize, epilogue: Epilogue, like: &CubeTensor) -> usize {
-    let most = if epilogue == Epilogue::SwiGlu {
-        PANELS / 2
-    } else {
-        PANELS
-    };
+    let most = if epilogue == Epilogue::SwiGlu { PANELS / 2 } else { PANELS };
     let shared = like.client.properties().hardware.max_shared_memory_size;
     let wanted = cubes_to_fill(like);
-    let fits = |&wide: &usize| {
-        tiles * panels.div_ceil(wide) >= wanted && shared_bytes(epilogue, wide) <= shared
-    };
+    let fits = |&wide: &usize| tiles * panels.div_ceil(wide) >= wanted && shared_bytes(epilogue, wide) <= shared;
     [most, most / 2].into_iter().find(fits).unwrap_or(1)
 }
 
@@ -108,8 +98,7 @@ fn stage_codes<F: Float>(
         }
         #[unroll]
         for j in 0..WORD {
-            staged[comptime!(place * PANEL * PITCH) + output * PITCH + own * WORD + j] =
-                F::cast_from(code(packed, j));
+            staged[comptime!(place * PANEL * PITCH) + output * PITCH + own * WORD + j] = F::cast_from(code(packed, j));
         }
     }
 }
@@ -144,12 +133,7 @@ fn accumulate<F: Float, N: Size>(
 #[cube]
 fn store(sum: &Matrix<f32>, sums: &mut Shared<[f32]>, across: usize, along: usize) {
     let at = across * comptime!(SIDE * SUM_PITCH) + along * SIDE;
-    cmma::store(
-        &mut sums[at..comptime!(ROWS * SUM_PITCH)],
-        sum,
-        SUM_PITCH as u32,
-        MatrixLayout::RowMajor,
-    );
+    cmma::store(&mut sums[at..comptime!(ROWS * SUM_PITCH)], sum, SUM_PITCH as u32, MatrixLayout::RowMajor);
 }
 
 /// A cube has `wide` panels, and with `SwiGlu` as many of the second matrix.
@@ -175,8 +159,7 @@ pub(super) fn multiply<F: Float, N: Size>(
     let mut inputs = shared_aligned::<Vector<F, N>>(comptime!(ROWS * PITCH / VECTOR));
     let mut weights = shared_aligned::<F>(comptime!(staged * PANEL * PITCH));
     let mut shared = shared_aligned::<f32>(comptime!(ROWS * SUM_PITCH));
-    let mut up_shared =
-        shared_aligned::<f32>(comptime!(if gated { ROWS * SUM_PITCH } else { VECTOR }));
+    let mut up_shared = shared_aligned::<f32>(comptime!(if gated { ROWS * SUM_PITCH } else { VECTOR }));
     let mut sums = Sequence::<Matrix<f32>>::new();
     #[unroll]
     for _ in 0..staged {
@@ -198,14 +181,7 @@ pub(super) fn multiply<F: Float, N: Size>(
             let own = min(panel + i, panels - 1);
             stage_codes::<F>(codes, &mut weights, i, own, chunk, words);
             if gated {
-                stage_codes::<F>(
-                    up_codes,
-                    &mut weights,
-                    comptime!(wide + i),
-                    own,
-                    chunk,
-                    words,
-                );
+                stage_codes::<F>(up_codes, &mut weights, comptime!(wide + i), own, chunk, words);
             }
         }
         sync_cube();
@@ -219,12 +195,7 @@ pub(super) fn multiply<F: Float, N: Size>(
         sync_cube();
         store(sums.index(own), &mut shared, across, along);
         if gated {
-            store(
-                sums.index(comptime!(wide + own)),
-                &mut up_shared,
-                across,
-                along,
-            );
+            store(sums.index(comptime!(wide + own)), &mut up_shared, across, along);
         }
         sync_cube();
         let mut i = UNIT_POS as usize;

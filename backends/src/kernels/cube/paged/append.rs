@@ -20,21 +20,12 @@ fn rounded<F: Float>(x: f32) -> f32 {
 pub(super) fn rotated<F: Float>(a: F, b: F, cos: f32, sin: f32) -> (f32, f32) {
     let a = f32::cast_from(a);
     let b = f32::cast_from(b);
-    (
-        rounded::<F>(a * cos - b * sin),
-        rounded::<F>(b * cos + a * sin),
-    )
+    (rounded::<F>(a * cos - b * sin), rounded::<F>(b * cos + a * sin))
 }
 
 /// An element of a query, key or value: with its bias, rounded as their sum would be where it is stored.
 #[cube]
-pub(super) fn element<F: Float>(
-    x: &[F],
-    bias: &[F],
-    at: usize,
-    bias_at: usize,
-    #[comptime] biased: bool,
-) -> F {
+pub(super) fn element<F: Float>(x: &[F], bias: &[F], at: usize, bias_at: usize, #[comptime] biased: bool) -> F {
     let mut y = x[at];
     if biased {
         y = F::cast_from(f32::cast_from(y) + f32::cast_from(bias[bias_at]));
@@ -112,7 +103,8 @@ fn largest_of(lanes: &Shared<[u32]>, first: usize) -> u32 {
     largest
 }
 
-/// Replaces the new key and value in shared memory by their codes. Gives the bits of both scales, the key's in the low half.
+/// Replaces the new key and value in shared memory by their codes. Gives the bits of both scales, the key's in the low
+/// half.
 #[cube]
 pub(super) fn encode_new(fresh: &mut Shared<[f32]>, #[comptime] dim: usize) -> u32 {
     let mut lanes = Shared::<[u32]>::new_slice(comptime!(2 * REDUCERS));

@@ -23,13 +23,15 @@ pub(super) struct Place {
     pub base: usize,
     /// Offset of the row's blocks in the table.
     pub blocks: usize,
-    /// Columns that are seen. Those before `cached` are read from the pool; the one after them, if any, is in shared memory.
+    /// Columns that are seen. Those before `cached` are read from the pool; the one after them, if any, is in shared
+    /// memory.
     pub from: usize,
     pub to: usize,
     pub cached: usize,
 }
 
-/// The work of a task, with all columns of its row. `task % chunks` is the chunk of query heads; the last column is the new one.
+/// The work of a task, with all columns of its row. `task % chunks` is the chunk of query heads; the last column is the
+/// new one.
 #[cube]
 pub(super) fn place_of(
     table: &[i32],
@@ -128,7 +130,8 @@ fn load<P: Numeric>(
     }
 }
 
-/// Products of a tile's keys and all queries, as a partial sum of each lane. `factors` gets the scales of codes of the tile's values.
+/// Products of a tile's keys and all queries, as a partial sum of each lane. `factors` gets the scales of codes of the
+/// tile's values.
 #[cube]
 fn multiply<P: Numeric>(
     keys: &[P],
@@ -161,15 +164,7 @@ fn multiply<P: Numeric>(
         let mut i = lane;
         while i < elements {
             let d = i * comptime!(pack(coded));
-            load::<P>(
-                keys,
-                at * elements + i,
-                fresh,
-                d,
-                cached,
-                &mut numbers,
-                coded,
-            );
+            load::<P>(keys, at * elements + i, fresh, d, cached, &mut numbers, coded);
             #[unroll]
             for j in 0..comptime!(pack(coded)) {
                 #[unroll]
@@ -201,9 +196,9 @@ fn multiply<P: Numeric>(
     sync_cube();
 }
 
-/// One step of the online softmax over a tile, of which a unit has one key and one query. `partial` gets the weights of the tile's
-/// values, query by query, followed by the factors that rescale each query's accumulators. Returns the maximum, and the sum of the
-/// unit's weights.
+/// One step of the online softmax over a tile, of which a unit has one key and one query. `partial` gets the weights of
+/// the tile's values, query by query, followed by the factors that rescale each query's accumulators. Returns the
+/// maximum, and the sum of the unit's weights.
 #[cube]
 fn online_softmax(
     partial: &mut Shared<[f32]>,
@@ -293,15 +288,7 @@ fn accumulate_values<P: Numeric>(
             for e in 0..each {
                 let i = unit % width + comptime!(e * width);
                 if i < elements {
-                    load::<P>(
-                        values,
-                        at + i,
-                        fresh,
-                        dim + i * pack,
-                        cached,
-                        &mut numbers,
-                        coded,
-                    );
+                    load::<P>(values, at + i, fresh, dim + i * pack, cached, &mut numbers, coded);
                     #[unroll]
                     for h in 0..heads {
                         let weight = partial[h * KEYS + column - tile];
@@ -318,9 +305,9 @@ fn accumulate_values<P: Numeric>(
     sync_cube();
 }
 
-/// Attention over the columns of a place, written from `first` on: the weighted mean of the values (`whole`), or, for a part of the
-/// columns, their weighted sum, followed by each head's maximum and sum of weights. A pool has elements of type `P`: floats, or, where
-/// it is `coded`, words of four codes, which `scales` belong to.
+/// Attention over the columns of a place, written from `first` on: the weighted mean of the values (`whole`), or, for a
+/// part of the columns, their weighted sum, followed by each head's maximum and sum of weights. A pool has elements of
+/// type `P`: floats, or, where it is `coded`, words of four codes, which `scales` belong to.
 #[cube]
 pub(super) fn attend_columns<P: Numeric, O: Float>(
     keys: &[P],
@@ -378,24 +365,11 @@ pub(super) fn attend_columns<P: Numeric, O: Float>(
             dim,
         );
         slot = next;
-        let (now, sum) = online_softmax(
-            &mut partial,
-            &mut scores,
-            &factors,
-            place,
-            tile,
-            largest,
-            total,
-            cap,
-            capped,
-            coded,
-            heads,
-        );
+        let (now, sum) =
+            online_softmax(&mut partial, &mut scores, &factors, place, tile, largest, total, cap, capped, coded, heads);
         largest = now;
         total = sum;
-        accumulate_values::<P>(
-            values, fresh, &partial, &slots, &mut mixed, place, tile, coded, heads, dim,
-        );
+        accumulate_values::<P>(values, fresh, &partial, &slots, &mut mixed, place, tile, coded, heads, dim);
         tile += KEYS;
     }
     write_output::<O>(

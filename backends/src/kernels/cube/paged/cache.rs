@@ -1,8 +1,6 @@
 //! Slots of a pool: written, copied, read.
 
-use super::super::launch::{
-    RowGrid, UNITS, address, detached, dims, elem, elementwise, empty, integers,
-};
+use super::super::launch::{RowGrid, UNITS, address, detached, dims, elem, elementwise, empty, integers};
 use super::codes::{encoded, magnitude, placed, scale_bits, scale_of, widen};
 use super::pool::CubePool;
 use super::tile::pack;
@@ -19,21 +17,14 @@ use firebrick_spec::BLOCK_SIZE;
 /// Slots on the device, which must all be in a pool of `slots` slots.
 fn mapped(mapping: &SlotMapping, slots: usize) -> CubeTensor {
     for &slot in &mapping.slots {
-        assert!(
-            (slot as usize) < slots,
-            "slot {slot} of a pool of {slots} slots"
-        );
+        assert!((slot as usize) < slots, "slot {slot} of a pool of {slots} slots");
     }
     let on_device = mapping.on_device.as_ref();
     integers(on_device.expect("slots for the pool's device"))
 }
 
 /// See [`crate::kernels::write_kv`].
-pub(in crate::kernels::cube) fn write_kv(
-    pool: KvPool,
-    kv: [&Tensor<3>; 2],
-    mapping: &SlotMapping,
-) -> KvPool {
+pub(in crate::kernels::cube) fn write_kv(pool: KvPool, kv: [&Tensor<3>; 2], mapping: &SlotMapping) -> KvPool {
     let [tokens, heads, dim] = kv[0].dims();
     assert_eq!(tokens, mapping.len(), "a slot for every token");
     if tokens == 0 {
@@ -64,11 +55,7 @@ pub(in crate::kernels::cube) fn write_kv(
                 elem(keys),
             );
         }
-        CubePool::Int8 {
-            keys,
-            values,
-            scales,
-        } => {
+        CubePool::Int8 { keys, values, scales } => {
             let [k, v] = kv.map(|x| detached(x.clone()));
             let grid = RowGrid::of(dim);
             let dtype = elem(&k);
@@ -106,16 +93,12 @@ pub(in crate::kernels::cube) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) 
     let both = pairs.iter().flat_map(|&(from, to)| [from, to]);
     let both: Vec<i32> = both
         .map(|block| {
-            assert!(
-                (block as usize) < blocks,
-                "block {block} of a pool of {blocks} blocks"
-            );
+            assert!((block as usize) < blocks, "block {block} of a pool of {blocks} blocks");
             block as i32
         })
         .collect();
     let shape = [both.len()];
-    let both: Tensor<1, Int> =
-        Tensor::from_data(TensorData::new(both, shape), (&pool.device(), DType::I32));
+    let both: Tensor<1, Int> = Tensor::from_data(TensorData::new(both, shape), (&pool.device(), DType::I32));
     let both = integers(&both);
     let pool = CubePool::open_writable(pool);
     let copied = |tensor: &CubeTensor, each: usize| {
@@ -142,11 +125,7 @@ pub(in crate::kernels::cube) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) 
             copied(keys, each);
             copied(values, each);
         }
-        CubePool::Int8 {
-            keys,
-            values,
-            scales,
-        } => {
+        CubePool::Int8 { keys, values, scales } => {
             copied(keys, each);
             copied(values, each);
             copied(scales, 1);
@@ -156,11 +135,7 @@ pub(in crate::kernels::cube) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) 
 }
 
 /// See [`crate::kernels::gather_kv`].
-pub(in crate::kernels::cube) fn gather_kv(
-    pool: &KvPool,
-    mapping: &SlotMapping,
-    dtype: DType,
-) -> [Tensor<3>; 2] {
+pub(in crate::kernels::cube) fn gather_kv(pool: &KvPool, mapping: &SlotMapping, dtype: DType) -> [Tensor<3>; 2] {
     let tokens = mapping.len();
     if tokens == 0 {
         let [heads, dim] = match pool {
@@ -194,11 +169,7 @@ pub(in crate::kernels::cube) fn gather_kv(
             );
             out
         }),
-        CubePool::Int8 {
-            keys,
-            values,
-            scales,
-        } => [(keys, false), (values, true)].map(|(from, high)| {
+        CubePool::Int8 { keys, values, scales } => [(keys, false), (values, true)].map(|(from, high)| {
             let out = empty(from, [heads, tokens, each * pack(true)], dtype);
             let (count, dim) = elementwise(&out, heads * tokens * each);
             gather_int8::launch(
@@ -393,11 +364,7 @@ pub(super) fn gather_int8<F: Float>(
         let bits = u32::reinterpret(scales[slot]) >> comptime!(if high { 16u32 } else { 0u32 });
         let scale = scale_of(bits);
         let mut numbers = Array::<f32>::new(comptime!(pack(true)));
-        widen::<i32>(
-            pool[slot * words + ABSOLUTE_POS % words],
-            &mut numbers,
-            true,
-        );
+        widen::<i32>(pool[slot * words + ABSOLUTE_POS % words], &mut numbers, true);
         #[unroll]
         for j in 0..comptime!(pack(true)) {
             out[ABSOLUTE_POS * comptime!(pack(true)) + j] = F::cast_from(numbers[j] * scale);

@@ -1,5 +1,5 @@
-//! The 8-bit codes of a pool. A token's key in one head, and its value, has a scale: the largest magnitude over 127, rounded up to
-//! bf16.
+//! The 8-bit codes of a pool. A token's key in one head, and its value, has a scale: the largest magnitude over 127,
+//! rounded up to bf16.
 
 use super::super::packed::codes::code;
 use super::tile::pack;
@@ -19,7 +19,8 @@ pub(super) fn magnitude(x: f32) -> u32 {
     u32::reinterpret(x) & 0x7FFF_FFFFu32
 }
 
-/// The bits in bf16 of the scale of numbers, given those of the largest magnitude; of NaN where one of them is not finite.
+/// The bits in bf16 of the scale of numbers, given those of the largest magnitude; of NaN where one of them is not
+/// finite.
 #[cube]
 pub(super) fn scale_bits(largest: u32) -> u32 {
     let mut bits = 0x7FC0u32;

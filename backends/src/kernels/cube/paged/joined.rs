@@ -1,5 +1,5 @@
-//! The same kernels for new tokens whose query, key and value are neighbours, `[queries | keys | values]`, as one product made them, with
-//! their biases still to be added. The output has a buffer of its own.
+//! The same kernels for new tokens whose query, key and value are neighbours, `[queries | keys | values]`, as one
+//! product made them, with their biases still to be added. The output has a buffer of its own.
 
 use super::super::launch::UNITS;
 use super::append::{NewToken, element, encode_new, load_new, rotated, write_codes, write_new};
@@ -10,12 +10,7 @@ use cubecl::prelude::*;
 /// The new key and value of a place in tensors of their own, without biases.
 #[cube]
 pub(super) fn separate(place: &Place, #[comptime] dim: usize) -> NewToken {
-    NewToken {
-        key: place.key_head * dim,
-        value: place.key_head * dim,
-        key_bias: 0usize,
-        value_bias: 0usize,
-    }
+    NewToken { key: place.key_head * dim, value: place.key_head * dim, key_bias: 0usize, value_bias: 0usize }
 }
 
 /// The new key and value of a place in joined rows.
@@ -24,12 +19,7 @@ fn joined(place: &Place, kv: usize, group: usize, #[comptime] dim: usize) -> New
     let start = place.row * (group + 2) * kv * dim;
     let key = (kv * group + place.key_head - place.row * kv) * dim;
     let value = key + kv * dim;
-    NewToken {
-        key: start + key,
-        value: start + value,
-        key_bias: key,
-        value_bias: value,
-    }
+    NewToken { key: start + key, value: start + value, key_bias: key, value_bias: value }
 }
 
 /// Over a pool in a float type, with a cube for all columns of some query heads.
@@ -63,16 +53,12 @@ pub(super) fn attend<F: Float>(
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let task = min(CUBE_POS, tasks - 1);
     let row = task / (chunks * kv);
-    let place = place_of(
-        table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim,
-    );
+    let place = place_of(table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim);
     let writes = CUBE_POS < tasks;
     // in the joined rows, a row's queries are followed by its keys and values
     let first = place.first + row * 2 * kv * dim;
     let first_bias = place.first - row * kv * group * dim;
-    load_queries::<F>(
-        qkv, bias, angles, &mut query, &place, first, first_bias, scale, biased, heads, dim,
-    );
+    load_queries::<F>(qkv, bias, angles, &mut query, &place, first, first_bias, scale, biased, heads, dim);
     let new = joined(&place, kv, group, dim);
     load_new::<F>(qkv, qkv, bias, angles, &mut fresh, row, &new, biased, dim);
     if writes && task % chunks < 1 && place.to > 0 {
@@ -132,15 +118,11 @@ pub(super) fn attend_int8<F: Float>(
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let task = min(CUBE_POS, tasks - 1);
     let row = task / (chunks * kv);
-    let place = place_of(
-        table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim,
-    );
+    let place = place_of(table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim);
     let writes = CUBE_POS < tasks;
     let first = place.first + row * 2 * kv * dim;
     let first_bias = place.first - row * kv * group * dim;
-    load_queries::<F>(
-        qkv, bias, angles, &mut query, &place, first, first_bias, scale, biased, heads, dim,
-    );
+    load_queries::<F>(qkv, bias, angles, &mut query, &place, first, first_bias, scale, biased, heads, dim);
     let new = joined(&place, kv, group, dim);
     load_new::<F>(qkv, qkv, bias, angles, &mut fresh, row, &new, biased, dim);
     let fresh_scales = encode_new(&mut fresh, dim);
@@ -190,13 +172,7 @@ fn rotate_queries<F: Float>(
         let angle = place.row * dim + i % half;
         let own = i / half * dim + i % half;
         let x = element::<F>(qkv, bias, first + own, first_bias + own, biased);
-        let y = element::<F>(
-            qkv,
-            bias,
-            first + own + half,
-            first_bias + own + half,
-            biased,
-        );
+        let y = element::<F>(qkv, bias, first + own + half, first_bias + own + half, biased);
         let (a, b) = rotated::<F>(x, y, angles[angle], angles[angle + half]);
         out[place.first + own] = F::cast_from(a);
         out[place.first + own + half] = F::cast_from(b);
@@ -204,7 +180,8 @@ fn rotate_queries<F: Float>(
     }
 }
 
-/// Writes rotated queries to the output, and new keys and values to a pool in a float type. A cube has a key head of a row.
+/// Writes rotated queries to the output, and new keys and values to a pool in a float type. A cube has a key head of a
+/// row.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn append<F: Float>(
     qkv: &[F],
@@ -227,9 +204,7 @@ pub(super) fn append<F: Float>(
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let task = min(CUBE_POS, tasks - 1);
     let row = table[rows + task / kv] as usize;
-    let place = place_of(
-        table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim,
-    );
+    let place = place_of(table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim);
     let new = joined(&place, kv, group, dim);
     load_new::<F>(qkv, qkv, bias, angles, &mut fresh, row, &new, biased, dim);
     if CUBE_POS < tasks && place.to > 0 {
@@ -263,9 +238,7 @@ pub(super) fn append_int8<F: Float>(
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let task = min(CUBE_POS, tasks - 1);
     let row = table[rows + task / kv] as usize;
-    let place = place_of(
-        table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim,
-    );
+    let place = place_of(table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim);
     let new = joined(&place, kv, group, dim);
     load_new::<F>(qkv, qkv, bias, angles, &mut fresh, row, &new, biased, dim);
     let fresh_scales = encode_new(&mut fresh, dim);

@@ -1,6 +1,6 @@
-//! Split-KV decode attention, for few rows with many columns: each row's columns are divided among cubes (Flash-Decoding; Dao, Haziza,
-//! Massa and Sizov, 2023). Three kernels: rotate queries and append the new token, attend to parts of the columns, combine the
-//! parts.
+//! Split-KV decode attention, for few rows with many columns: each row's columns are divided among cubes
+//! (Flash-Decoding; Dao, Haziza, Massa and Sizov, 2023). Three kernels: rotate queries and append the new token, attend
+//! to parts of the columns, combine the parts.
 
 use super::super::launch::UNITS;
 use super::append::{encode_new, load_new, rotated, write_codes, write_new};
@@ -17,13 +17,7 @@ pub(super) const fn numbers(heads: usize, dim: usize) -> usize {
 
 /// Rotates the queries of a key head of a row in place.
 #[cube]
-fn rotate_queries<F: Float>(
-    q: &mut [F],
-    angles: &[f32],
-    place: &Place,
-    group: usize,
-    #[comptime] dim: usize,
-) {
+fn rotate_queries<F: Float>(q: &mut [F], angles: &[f32], place: &Place, group: usize, #[comptime] dim: usize) {
     let half = comptime!(dim / 2);
     let mut i = UNIT_POS as usize;
     while i < group * half {
@@ -58,9 +52,7 @@ pub(super) fn append<F: Float>(
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let task = min(CUBE_POS, tasks - 1);
     let row = table[rows + task / kv] as usize;
-    let place = place_of(
-        table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim,
-    );
+    let place = place_of(table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim);
     let new = separate(&place, dim);
     load_new::<F>(k, v, k, angles, &mut fresh, row, &new, false, dim);
     if CUBE_POS < tasks && place.to > 0 {
@@ -93,9 +85,7 @@ pub(super) fn append_int8<F: Float>(
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let task = min(CUBE_POS, tasks - 1);
     let row = table[rows + task / kv] as usize;
-    let place = place_of(
-        table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim,
-    );
+    let place = place_of(table, row, task, rows, stride, kv, group, 1usize, slots, 1usize, 1usize, dim);
     let new = separate(&place, dim);
     load_new::<F>(k, v, k, angles, &mut fresh, row, &new, false, dim);
     let fresh_scales = encode_new(&mut fresh, dim);
@@ -177,9 +167,7 @@ pub(super) fn attend<F: Float>(
     let place_in = min(CUBE_POS, tasks * parts - 1);
     let task = place_in / parts;
     let row = table[rows + task / (chunks * kv)] as usize;
-    let whole = place_of(
-        table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim,
-    );
+    let whole = place_of(table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim);
     let place = part_of(&whole, place_in % parts, parts);
     load_rotated::<F>(q, &mut query, &place, scale, heads, dim);
     attend_columns::<F, f32>(
@@ -234,9 +222,7 @@ pub(super) fn attend_int8<F: Float>(
     let place_in = min(CUBE_POS, tasks * parts - 1);
     let task = place_in / parts;
     let row = table[rows + task / (chunks * kv)] as usize;
-    let whole = place_of(
-        table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim,
-    );
+    let whole = place_of(table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim);
     let place = part_of(&whole, place_in % parts, parts);
     load_rotated::<F>(q, &mut query, &place, scale, heads, dim);
     attend_columns::<i32, f32>(

@@ -36,24 +36,10 @@ pub(super) fn attend<F: Float>(
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let task = min(CUBE_POS, tasks - 1);
     let row = task / (chunks * kv);
-    let place = place_of(
-        table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim,
-    );
+    let place = place_of(table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim);
     let writes = CUBE_POS < tasks;
     // there is no bias
-    load_queries::<F>(
-        &*q,
-        k,
-        angles,
-        &mut query,
-        &place,
-        place.first,
-        0usize,
-        scale,
-        false,
-        heads,
-        dim,
-    );
+    load_queries::<F>(&*q, k, angles, &mut query, &place, place.first, 0usize, scale, false, heads, dim);
     let new = separate(&place, dim);
     load_new::<F>(k, v, k, angles, &mut fresh, row, &new, false, dim);
     if writes && task % chunks < 1 && place.to > 0 {
@@ -112,24 +98,10 @@ pub(super) fn attend_int8<F: Float>(
     let mut fresh = Shared::<[f32]>::new_slice(comptime!(2 * dim));
     let task = min(CUBE_POS, tasks - 1);
     let row = task / (chunks * kv);
-    let place = place_of(
-        table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim,
-    );
+    let place = place_of(table, row, task, rows, stride, kv, group, chunks, slots, window, heads, dim);
     let writes = CUBE_POS < tasks;
     // there is no bias
-    load_queries::<F>(
-        &*q,
-        k,
-        angles,
-        &mut query,
-        &place,
-        place.first,
-        0usize,
-        scale,
-        false,
-        heads,
-        dim,
-    );
+    load_queries::<F>(&*q, k, angles, &mut query, &place, place.first, 0usize, scale, false, heads, dim);
     let new = separate(&place, dim);
     load_new::<F>(k, v, k, angles, &mut fresh, row, &new, false, dim);
     let fresh_scales = encode_new(&mut fresh, dim);

@@ -1,8 +1,8 @@
-//! Products of few rows, as decoding steps have them: codes are widened in registers as they are multiplied, and the matrix is read once
-//! for some rows, in its few bits.
+//! Products of few rows, as decoding steps have them: codes are widened in registers as they are multiplied, and the
+//! matrix is read once for some rows, in its few bits.
 //!
-//! A cube has some rows and 32 outputs, four of each unit. The units of an output take the words of its codes in turns, 32 at a time, and
-//! multiply a row's inputs with four outputs at once. Then they sum their results.
+//! A cube has some rows and 32 outputs, four of each unit. The units of an output take the words of its codes in turns,
+//! 32 at a time, and multiply a row's inputs with four outputs at once. Then they sum their results.
 
 use super::super::launch::UNITS;
 use super::super::packed::codes::code;
@@ -29,7 +29,8 @@ const GROUPS: usize = UNITS / LANES;
 /// Outputs of a cube.
 pub(super) const OUTPUTS: usize = GROUPS * VECTOR;
 
-/// Rows that are summed over the units of an output at a time: shared memory stays below the 16 KiB that WebGPU guarantees.
+/// Rows that are summed over the units of an output at a time: shared memory stays below the 16 KiB that WebGPU
+/// guarantees.
 const TOGETHER: usize = 2;
 
 /// Most rows of a cube: their inputs fit in shared memory, and their sums in registers.
@@ -47,7 +48,8 @@ const fn together(most: usize) -> usize {
     if most < TOGETHER { most } else { TOGETHER }
 }
 
-/// Copies the inputs of a turn to shared memory, with zeros beyond the last: the vectors of one place in a word lie side by side.
+/// Copies the inputs of a turn to shared memory, with zeros beyond the last: the vectors of one place in a word lie
+/// side by side.
 #[cube]
 fn stage<F: Float, N: Size>(
     x: &[F],
@@ -91,8 +93,7 @@ fn absmax(
     let scales = u32::reinterpret(words[scales_at + block / BYTES]);
     let scale = (scales >> ((block % BYTES) as u32 * 8)) & 255u32;
     let entry = f32::reinterpret(words[scale_map_at + scale as usize]);
-    entry * f32::reinterpret(words[groups_at + block / NF4_GROUP])
-        + f32::reinterpret(words[offset_at])
+    entry * f32::reinterpret(words[groups_at + block / NF4_GROUP]) + f32::reinterpret(words[offset_at])
 }
 
 /// The numbers of a word of four outputs, before scales.
@@ -122,7 +123,8 @@ fn unpack<N: Size>(
     }
 }
 
-/// Sums the results of all units that share an output, for some rows. The result is valid in the first units, one of each row and group.
+/// Sums the results of all units that share an output, for some rows. The result is valid in the first units, one of
+/// each row and group.
 #[cube]
 fn reduce_units<N: Size>(
     sums: &mut Array<Vector<f32, N>>,
@@ -157,7 +159,8 @@ fn reduce_units<N: Size>(
     sum
 }
 
-/// `x · Wᵀ` of rows `[rows, inner]`, with `numbers` of a word: four of `int8`, eight of `nf4`. Words begin where rows of the matrix do.
+/// `x · Wᵀ` of rows `[rows, inner]`, with `numbers` of a word: four of `int8`, eight of `nf4`. Words begin where rows
+/// of the matrix do.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn multiply<F: Float, N: Size>(
     x: &[F],
@@ -178,8 +181,7 @@ pub(super) fn multiply<F: Float, N: Size>(
 ) {
     let nibbles = comptime!(numbers == NIBBLES);
     let vectors = comptime!(numbers / VECTOR);
-    let mut shared =
-        Shared::<[Vector<f32, N>]>::new_slice(comptime!(shared_vectors(most, numbers)));
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(shared_vectors(most, numbers)));
     let mut map = Shared::<[f32]>::new_slice(CODE_MAP);
     let unit = UNIT_POS as usize;
     if nibbles && unit < CODE_MAP {
@@ -196,16 +198,7 @@ pub(super) fn multiply<F: Float, N: Size>(
     }
     let mut turn = 0usize;
     while turn < words_of_row {
-        stage(
-            x,
-            &mut shared,
-            first,
-            rows,
-            turn,
-            words_of_row,
-            most,
-            numbers,
-        );
+        stage(x, &mut shared, first, rows, turn, words_of_row, most, numbers);
         sync_cube();
         let word = turn + lane;
         if word < words_of_row {
@@ -233,8 +226,7 @@ pub(super) fn multiply<F: Float, N: Size>(
                     let inputs = shared[comptime!((m * vectors + v) * LANES) + lane];
                     #[unroll]
                     for j in 0..VECTOR {
-                        products += Vector::<f32, N>::new(inputs.extract(j))
-                            * weights[comptime!(v * VECTOR + j)];
+                        products += Vector::<f32, N>::new(inputs.extract(j)) * weights[comptime!(v * VECTOR + j)];
                     }
                 }
                 if nibbles {

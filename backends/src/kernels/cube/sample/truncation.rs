@@ -191,10 +191,5 @@ pub(super) fn truncated_support<F: Float>(
             tied = weight;
         }
     }
-    Support {
-        rank,
-        ties,
-        tied,
-        least: min_p,
-    }
+    Support { rank, ties, tied, least: min_p }
 }

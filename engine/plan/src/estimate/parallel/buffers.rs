@@ -1,12 +1,14 @@
 //! What messages between devices take on their way.
 //!
-//! On the host, through which values pass, three times a unit's gradients in f32 while these are summed (the message, what is sent of it, what
-//! is received, and a device's part of the sum), and three times its weights while these are gathered (what is sent and received, and what is
-//! put together); on the device, where devices share matrices or sequences, one d-wide activation of a micro-batch throughout.
+//! On the host, through which values pass, three times a unit's gradients in f32 while these are summed (the message,
+//! what is sent of it, what is received, and a device's part of the sum), and three times its weights while these are
+//! gathered (what is sent and received, and what is put together); on the device, where devices share matrices or
+//! sequences, one d-wide activation of a micro-batch throughout.
 //!
-//! Over NCCL all on the device: twice a unit's gradients (the message and what is received) and three times a device's part of their sum in f32;
-//! twice a unit's weights (what is received, and what is made of it); twice that d-wide activation, and with matrices three times its part in
-//! f32. What lies on the host takes what it takes without NCCL, and on the device what is sent and received.
+//! Over NCCL all on the device: twice a unit's gradients (the message and what is received) and three times a device's
+//! part of their sum in f32; twice a unit's weights (what is received, and what is made of it); twice that d-wide
+//! activation, and with matrices three times its part in f32. What lies on the host takes what it takes without NCCL,
+//! and on the device what is sent and received.
 
 use super::super::sizes::{F32, Sizes};
 use super::super::usage::MemoryUsage;
@@ -14,15 +16,15 @@ use super::Parallel;
 use firebrick_spec::{Category, Home};
 
 impl Parallel {
-    /// Whether devices sum the gradients of a whole optimizer step at its end, in buffers that are counted: through the host those of whole
-    /// gradients are not, since a plan is then one device's.
+    /// Whether devices sum the gradients of a whole optimizer step at its end, in buffers that are counted: through the
+    /// host those of whole gradients are not, since a plan is then one device's.
     #[must_use]
     pub fn sums_at_the_end(&self) -> bool {
         self.replicas() > 1 && !self.sums_on_the_way() && (self.nccl || self.shares())
     }
 
-    /// Bytes on the device of the communication between devices, for `tokens` of a micro-batch: what is sent; over NCCL also what comes and,
-    /// where matrices are shared, what stands between that and its sum.
+    /// Bytes on the device of the communication between devices, for `tokens` of a micro-batch: what is sent; over NCCL
+    /// also what comes and, where matrices are shared, what stands between that and its sum.
     #[must_use]
     pub fn buffers(&self, sizes: &Sizes, tokens: u64, hidden: u64) -> u64 {
         let numbers = self.between(tokens * hidden);
@@ -51,20 +53,14 @@ impl Parallel {
                 (2 * whole + sums, staged)
             }
         };
-        MemoryUsage::default()
-            .on_device(Category::Communication, device)
-            .on_host(Category::Communication, host)
+        MemoryUsage::default().on_device(Category::Communication, device).on_host(Category::Communication, host)
     }
 
-    /// Bytes on the device while so many that lie on the host are gathered there: what comes, and a device's share of it. Stages give each
-    /// other their layers through the host alone.
+    /// Bytes on the device while so many that lie on the host are gathered there: what comes, and a device's share of
+    /// it. Stages give each other their layers through the host alone.
     pub(in super::super) fn staged(&self, bytes: u64) -> u64 {
         let devices = self.replicas().max(self.tensor);
-        if self.nccl && devices > 1 {
-            bytes + bytes.div_ceil(devices)
-        } else {
-            0
-        }
+        if self.nccl && devices > 1 { bytes + bytes.div_ceil(devices) } else { 0 }
     }
 
     /// What the replicas take while they gather so many bytes of weights that they share out and keep at `home`.
@@ -79,13 +75,12 @@ impl Parallel {
             // what comes, and the weights that are made of it
             (true, Home::Device) => (2 * whole, 0),
         };
-        MemoryUsage::default()
-            .on_device(Category::Communication, device)
-            .on_host(Category::Communication, host)
+        MemoryUsage::default().on_device(Category::Communication, device).on_host(Category::Communication, host)
     }
 }
 
-/// Bytes of what stands between the blocks of one device's share of a sum and that sum, over so many devices: a term and two sums, in f32.
+/// Bytes of what stands between the blocks of one device's share of a sum and that sum, over so many devices: a term
+/// and two sums, in f32.
 fn sums_on_device(numbers: u64, devices: u64) -> u64 {
     3 * F32 * numbers.div_ceil(devices)
 }
@@ -109,33 +104,19 @@ mod tests {
         let arch = Arch::from_config(&config, Path::new("test")).expect("an architecture");
         let sizes = Sizes::of(&arch, None);
         let of = |held: MemoryUsage| [held.device.total(), held.host.total()];
-        [
-            [parallel.buffers(&sizes, 1000, 128), 0],
-            of(parallel.summing(1000, home)),
-            of(parallel.gathering(1000, home)),
-        ]
+        [[parallel.buffers(&sizes, 1000, 128), 0], of(parallel.summing(1000, home)), of(parallel.gathering(1000, home))]
     }
 
     fn sharded(zero: Zero) -> Parallel {
-        Parallel {
-            data: 4,
-            zero,
-            ..Parallel::default()
-        }
+        Parallel { data: 4, zero, ..Parallel::default() }
     }
 
     fn tensor(parallel: Parallel) -> Parallel {
-        Parallel {
-            tensor: 2,
-            ..parallel
-        }
+        Parallel { tensor: 2, ..parallel }
     }
 
     fn over_nccl(parallel: Parallel) -> Parallel {
-        Parallel {
-            nccl: true,
-            ..parallel
-        }
+        Parallel { nccl: true, ..parallel }
     }
 
     const NONE: [u64; 2] = [0, 0];
@@ -157,8 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn over_nccl_messages_are_on_the_device_and_pass_through_the_host_only_where_values_lie_there()
-    {
+    fn over_nccl_messages_are_on_the_device_and_pass_through_the_host_only_where_values_lie_there() {
         let on = |parallel, home| buffers(over_nccl(parallel), home);
         for home in [Home::Device, Home::Host] {
             assert_eq!(on(Parallel::default(), home), [NONE; 3]);

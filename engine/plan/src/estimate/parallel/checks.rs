@@ -13,12 +13,8 @@ impl Parallel {
     pub fn check(&self, workload: &Workload) -> Result<()> {
         let bad = |what: String| Err(Error::Config(what));
         let arch = &workload.arch;
-        let degrees = [
-            ("data", self.data),
-            ("tensor", self.tensor),
-            ("pipeline", self.pipeline),
-            ("sequence", self.sequence),
-        ];
+        let degrees =
+            [("data", self.data), ("tensor", self.tensor), ("pipeline", self.pipeline), ("sequence", self.sequence)];
         if let Some((name, _)) = degrees.iter().find(|(_, n)| *n == 0) {
             return bad(format!("the {name}-parallel degree should be at least 1"));
         }
@@ -73,9 +69,7 @@ impl Parallel {
         self.check_critic(workload)?;
         self.check_cluster()?;
         self.check_stages("model", arch)?;
-        workload
-            .critic_arch()
-            .map_or(Ok(()), |critic| self.check_stages("critic", critic))
+        workload.critic_arch().map_or(Ok(()), |critic| self.check_stages("critic", critic))
     }
 
     /// Refuses a degree of the critic's own that the devices, its heads or the work cannot be divided by.
@@ -83,11 +77,8 @@ impl Parallel {
         let (Some(sequence), Some(critic)) = (self.critic_sequence, workload.critic_arch()) else {
             return Ok(());
         };
-        let refuse = |why: String| {
-            Err(Error::Config(format!(
-                "the critic's sequence-parallel degree is {sequence}; {why}"
-            )))
-        };
+        let refuse =
+            |why: String| Err(Error::Config(format!("the critic's sequence-parallel degree is {sequence}; {why}")));
         let (replicas, rollouts) = (self.replicas(), workload.mini_rollouts());
         if sequence == 0 || !replicas.is_multiple_of(sequence) {
             return refuse(format!(

@@ -91,13 +91,7 @@ fn the_table_of_public_models_on_the_page_is_this_one() {
     let known = |row: &Vec<String>| models.iter().any(|model| model.name == row[0]);
     let found: Vec<Vec<String>> = cells.filter(known).collect();
     let expected: Vec<Vec<String>> = models.iter().map(PublicModel::cells).collect();
-    let rows = expected
-        .iter()
-        .map(|row| format!("| {} |", row.join(" | ")));
+    let rows = expected.iter().map(|row| format!("| {} |", row.join(" | ")));
     let table: Vec<String> = rows.collect();
-    assert!(
-        found == expected,
-        "the rows of docs/planner.md are to be:\n{}",
-        table.join("\n")
-    );
+    assert!(found == expected, "the rows of docs/planner.md are to be:\n{}", table.join("\n"));
 }

@@ -1,6 +1,6 @@
 use crate::estimate::{
-    Along, Estimate, EstimatePhase, MessageKind, Parallel, Sizes, Workload, Zero, estimate,
-    estimate_parallel, estimate_stages,
+    Along, Estimate, EstimatePhase, MessageKind, Parallel, Sizes, Workload, Zero, estimate, estimate_parallel,
+    estimate_stages,
 };
 use crate::test_support::device;
 use crate::{MemoryConfig, Plan};
@@ -28,12 +28,7 @@ fn workload(tied: bool) -> Workload {
 }
 
 fn checkpointed() -> MemoryConfig {
-    MemoryConfig {
-        gradient_checkpointing: true,
-        train_tokens: 512,
-        score_tokens: 512,
-        ..MemoryConfig::default()
-    }
+    MemoryConfig { gradient_checkpointing: true, train_tokens: 512, score_tokens: 512, ..MemoryConfig::default() }
 }
 
 fn plan(workload: &Workload) -> Plan {
@@ -42,10 +37,7 @@ fn plan(workload: &Workload) -> Plan {
 }
 
 fn in_stages(pipeline: u64) -> Parallel {
-    Parallel {
-        pipeline,
-        ..Parallel::default()
-    }
+    Parallel { pipeline, ..Parallel::default() }
 }
 
 fn of_stages(workload: &Workload, parallel: &Parallel) -> Vec<Estimate> {
@@ -70,11 +62,7 @@ fn stages_have_all_parameters_between_them_and_tied_ends_twice() {
             });
             let own: Vec<Sizes> = own.collect();
             let sum = |of: fn(&Sizes) -> u64| own.iter().map(of).sum::<u64>();
-            let twice = if tied && stages > 1 {
-                whole.embedding
-            } else {
-                0
-            };
+            let twice = if tied && stages > 1 { whole.embedding } else { 0 };
             assert_eq!(sum(Sizes::total), whole.total() + twice);
             assert_eq!(sum(|own| own.layers), whole.layers);
             assert_eq!(sum(|own| own.projection), whole.projection);
@@ -114,21 +102,14 @@ fn a_stage_keeps_inputs_of_as_many_micro_batches_as_there_are_stages_from_it_on(
     let kept = |estimate: &Estimate| held(estimate, EstimatePhase::Backward, Category::KeptInputs);
     let row = 4 * 512 * 128;
     // in the last layer's backward, whose own input is still there
-    let alone = kept(&estimate(
-        &workload,
-        &plan(&workload),
-        &device(Backend::Cuda),
-    ));
+    let alone = kept(&estimate(&workload, &plan(&workload), &device(Backend::Cuda)));
     assert_eq!(alone, 10 * row);
     let stages = of_stages(&workload, &in_stages(5));
     let kept: Vec<u64> = stages.iter().map(kept).collect();
     assert_eq!(kept, [5, 4, 3, 2, 1].map(|under_way| under_way * 2 * row));
     // and no more than there are micro-batches; gradients are elsewhere, so that the first backward pass has the peak
     let few = Workload::grpo(arch(false), [256, 256], 1, 2);
-    let memory = MemoryConfig {
-        grad_offload: true,
-        ..checkpointed()
-    };
+    let memory = MemoryConfig { grad_offload: true, ..checkpointed() };
     let plan = memory.plans(&few.arch, false, None, 2).expect("a plan");
     let profile = device(Backend::Cuda);
     let first = estimate_stages(&few, &plan, &profile, &in_stages(5)).swap_remove(0);
@@ -166,10 +147,7 @@ fn an_estimate_is_that_of_the_stage_that_binds_whichever_stages_are_alike() {
             let own = stages[place].phase(phase.name).expect("a phase");
             assert_eq!(phase.total_bytes, own.total_bytes, "{}", phase.name);
             let theirs = stages.iter().filter_map(|own| own.phase(phase.name));
-            assert_eq!(
-                Some(phase.total_bytes),
-                theirs.map(|own| own.total_bytes).max()
-            );
+            assert_eq!(Some(phase.total_bytes), theirs.map(|own| own.total_bytes).max());
         }
         for seconds in &all.seconds.by_phase() {
             let each = stages.iter().map(|own| own.seconds.by_phase());
@@ -200,23 +178,15 @@ fn stages_send_rows_forward_gradients_back_and_their_units_before_sampling() {
             let tie = if place % 3 == 0 { ends } else { 0 };
             assert_eq!(
                 send(place, EstimatePhase::Backward),
-                [
-                    directions * micros + tie,
-                    directions * micros * rows + tie * table
-                ]
+                [directions * micros + tie, directions * micros * rows + tie * table]
             );
         }
         // empty messages say that rows were taken
         assert_eq!(send(0, EstimatePhase::Score), [micros, micros * rows]);
-        assert_eq!(
-            send(1, EstimatePhase::Score),
-            [2 * micros - 1, micros * rows]
-        );
+        assert_eq!(send(1, EstimatePhase::Score), [2 * micros - 1, micros * rows]);
         assert_eq!(send(3, EstimatePhase::Score), [micros - 1, 0]);
         let whole = Sizes::of(&workload.arch, None);
-        let gathered = stages
-            .iter()
-            .map(|own| sent(own, MessageKind::Exchange, EstimatePhase::Rollout));
+        let gathered = stages.iter().map(|own| sent(own, MessageKind::Exchange, EstimatePhase::Rollout));
         let gathered: Vec<[u64; 2]> = gathered.collect();
         assert!(gathered.iter().all(|own| own[0] == 22));
         let bytes = gathered.iter().map(|own| own[1]).sum::<u64>();
@@ -228,14 +198,10 @@ fn stages_send_rows_forward_gradients_back_and_their_units_before_sampling() {
 fn replicas_of_a_stage_share_out_the_state_of_its_layers() {
     let workload = workload(false);
     let of = |zero| {
-        let parallel = Parallel {
-            data: 2,
-            zero,
-            ..in_stages(2)
-        };
+        let parallel = Parallel { data: 2, zero, ..in_stages(2) };
         of_stages(&workload, &parallel).swap_remove(0)
     };
-    let [all, shared] = [Zero::Off, Zero::Stage1]
-        .map(|zero| held(&of(zero), EstimatePhase::Optimizer, Category::Moments));
+    let [all, shared] =
+        [Zero::Off, Zero::Stage1].map(|zero| held(&of(zero), EstimatePhase::Optimizer, Category::Moments));
     assert_eq!(shared, all / 2);
 }

@@ -10,11 +10,7 @@ use firebrick_spec::{Backend, Category};
 fn large_vocabulary() -> Workload {
     let policy = arch(32_000);
     Workload {
-        critic: Some(CriticWork {
-            arch: policy.clone().with_value_head(),
-            clips: true,
-            starts_from_policy: true,
-        }),
+        critic: Some(CriticWork { arch: policy.clone().with_value_head(), clips: true, starts_from_policy: true }),
         ..Workload::grpo(policy, [256, 256], 8, 8)
     }
 }
@@ -22,11 +18,7 @@ fn large_vocabulary() -> Workload {
 #[test]
 fn logits_of_one_chunk_are_there_at_a_time() {
     let head = |head_rows| {
-        let memory = MemoryConfig {
-            head_rows,
-            train_tokens: 1024,
-            ..MemoryConfig::default()
-        };
+        let memory = MemoryConfig { head_rows, train_tokens: 1024, ..MemoryConfig::default() };
         let estimate = under(&large_vocabulary(), &memory, &device(Backend::Cpu));
         held(&estimate, EstimatePhase::Backward, Category::Head)
     };
@@ -38,17 +30,12 @@ fn logits_of_one_chunk_are_there_at_a_time() {
 
 #[test]
 fn the_head_of_a_critic_holds_no_logits() {
-    let memory = MemoryConfig {
-        train_tokens: 1024,
-        ..MemoryConfig::default()
-    };
+    let memory = MemoryConfig { train_tokens: 1024, ..MemoryConfig::default() };
     let estimate = under(&large_vocabulary(), &memory, &device(Backend::Cpu));
     let (policy, critic) = (
         held(&estimate, EstimatePhase::Backward, Category::Head),
         held(&estimate, EstimatePhase::CriticBackward, Category::Head),
     );
     assert!(policy > 20 * critic, "{policy} and {critic}");
-    assert!(
-        total(&estimate, EstimatePhase::CriticBackward) < total(&estimate, EstimatePhase::Backward)
-    );
+    assert!(total(&estimate, EstimatePhase::CriticBackward) < total(&estimate, EstimatePhase::Backward));
 }

@@ -5,8 +5,7 @@ use crate::estimate::{EstimatePhase, MessageKind, Parallel, Workload, estimate_p
 use crate::test_support::device;
 use crate::{MemoryConfig, OptimizerOffload, ParamOffload, Zero};
 use firebrick_spec::{
-    Backend, Cluster, DeviceProfile, KernelRates, LinkKind, LinkSpec, LogitRates, Precision,
-    RowsRate,
+    Backend, Cluster, DeviceProfile, KernelRates, LinkKind, LinkSpec, LogitRates, Precision, RowsRate,
 };
 
 #[test]
@@ -18,61 +17,34 @@ fn recomputing_adds_a_forward_which_is_a_third_of_forward_and_backward() {
     assert!(more > 0.25 && more < 0.34, "{more}");
 }
 
-/// A step's backward passes with streamed weights and inputs on the host, on a device as fast as every other of the test but for its
-/// backend, over a link that takes about as long as the computation.
+/// A step's backward passes with streamed weights and inputs on the host, on a device as fast as every other of the
+/// test but for its backend, over a link that takes about as long as the computation.
 fn offloaded_backward(backend: Backend, prefetch: usize, link: f64) -> f64 {
-    let memory = MemoryConfig {
-        activation_offload: true,
-        param_offload: ParamOffload::Streamed,
-        prefetch,
-        ..checkpointed()
-    };
-    let profile = DeviceProfile {
-        backend,
-        host_link: Some(link),
-        ..device(Backend::Cuda)
-    };
+    let memory =
+        MemoryConfig { activation_offload: true, param_offload: ParamOffload::Streamed, prefetch, ..checkpointed() };
+    let profile = DeviceProfile { backend, host_link: Some(link), ..device(Backend::Cuda) };
     under(&workload(), &memory, &profile).seconds.backward
 }
 
 #[test]
 fn copies_hide_behind_computation_only_where_they_have_a_queue_of_their_own() {
-    for backend in [
-        Backend::Cuda,
-        Backend::Wgpu,
-        Backend::Vulkan,
-        Backend::Metal,
-    ] {
+    for backend in [Backend::Cuda, Backend::Wgpu, Backend::Vulkan, Backend::Metal] {
         let instant = offloaded_backward(backend, 1, f64::INFINITY);
         let in_place = offloaded_backward(backend, 0, 1e9);
         let ahead = offloaded_backward(backend, 1, 1e9);
         let copies = in_place - instant;
         assert!(copies > 0.0 && ahead > 0.0);
-        let expected = if backend == Backend::Cuda {
-            instant.max(copies)
-        } else {
-            instant + copies
-        };
-        assert!(
-            (ahead - expected).abs() < 1e-9 * expected,
-            "{}: {ahead} instead of {expected} s",
-            backend.name()
-        );
+        let expected = if backend == Backend::Cuda { instant.max(copies) } else { instant + copies };
+        assert!((ahead - expected).abs() < 1e-9 * expected, "{}: {ahead} instead of {expected} s", backend.name());
     }
 }
 
 #[test]
 fn in_half_precision_an_idle_optimizer_copies_masters_beside_its_moments() {
-    let half = Workload {
-        arch: arch(512).in_precision(Precision::Bf16),
-        ..workload()
-    };
+    let half = Workload { arch: arch(512).in_precision(Precision::Bf16), ..workload() };
     let copies = |workload: &Workload| {
         let seconds = |optimizer_offload| {
-            let memory = MemoryConfig {
-                optimizer_offload,
-                ..MemoryConfig::default()
-            };
+            let memory = MemoryConfig { optimizer_offload, ..MemoryConfig::default() };
             on_cuda(workload, &memory).seconds.optimizer
         };
         seconds(OptimizerOffload::Idle) - seconds(OptimizerOffload::None)
@@ -82,32 +54,23 @@ fn in_half_precision_an_idle_optimizer_copies_masters_beside_its_moments() {
     assert!((ratio - 12.0 / 8.0).abs() < 1e-6, "{ratio}");
 }
 
-/// What two devices that share out weights send and how long a step's backward passes take, over links of a rate, through the hosts.
+/// What two devices that share out weights send and how long a step's backward passes take, over links of a rate,
+/// through the hosts.
 fn sharded(prefetch: usize, link: Option<&str>) -> (f64, f64) {
     sharded_over(LinkKind::Host, prefetch, link)
 }
 
 fn sharded_over(kind: LinkKind, prefetch: usize, link: Option<&str>) -> (f64, f64) {
     let workload = workload();
-    let memory = MemoryConfig {
-        zero_stage: 3,
-        prefetch,
-        ..checkpointed()
-    };
-    let plan = memory
-        .plans(&workload.arch, false, None, 8)
-        .expect("a plan");
+    let memory = MemoryConfig { zero_stage: 3, prefetch, ..checkpointed() };
+    let plan = memory.plans(&workload.arch, false, None, 8).expect("a plan");
     let cluster = link.map(|link| {
         let link: LinkSpec = link.parse().expect("a link");
         let mut cluster = Cluster::new(1, 2, link, link);
         cluster.link.kind = kind;
         cluster
     });
-    let mut parallel = Parallel {
-        data: 2,
-        zero: Zero::Stage3,
-        ..Parallel::default()
-    };
+    let mut parallel = Parallel { data: 2, zero: Zero::Stage3, ..Parallel::default() };
     if let Some(cluster) = cluster {
         parallel = parallel.on(cluster, Backend::Cuda);
     }
@@ -169,11 +132,7 @@ fn measured(change: impl FnOnce(&mut DeviceProfile, &mut KernelRates)) -> Device
         attention_flops: [instant; 2],
         decode_attention_flops: instant,
         elementwise_bandwidth: instant,
-        logits: LogitRates {
-            scored: instant,
-            differentiated: instant,
-            drawn: instant,
-        },
+        logits: LogitRates { scored: instant, differentiated: instant, drawn: instant },
         operation: 0.0,
     };
     change(&mut profile, &mut rates);
@@ -182,23 +141,16 @@ fn measured(change: impl FnOnce(&mut DeviceProfile, &mut KernelRates)) -> Device
 }
 
 #[test]
-fn with_measured_kernels_products_take_two_operations_a_parameter_and_token_and_three_times_that_in_training()
- {
+fn with_measured_kernels_products_take_two_operations_a_parameter_and_token_and_three_times_that_in_training() {
     let profile = measured(|profile, _| profile.matmul_flops.f32 = 1e12);
     let seconds = under(&workload(), &MemoryConfig::default(), &profile).seconds;
     let sizes = Sizes::of(&arch(512), None);
-    let forward =
-        2.0 * (sizes.body() as f64 * 64.0 * 512.0 + sizes.projection as f64 * 64.0 * 256.0);
+    let forward = 2.0 * (sizes.body() as f64 * 64.0 * 512.0 + sizes.projection as f64 * 64.0 * 256.0);
     for (found, passes) in [(seconds.score, 1.0), (seconds.backward, 3.0)] {
         let expected = passes * forward / 1e12;
-        assert!(
-            (found / expected - 1.0).abs() < 1e-9,
-            "{found} instead of {expected}"
-        );
+        assert!((found / expected - 1.0).abs() < 1e-9, "{found} instead of {expected}");
     }
-    let again = under(&workload(), &checkpointed(), &profile)
-        .seconds
-        .backward;
+    let again = under(&workload(), &checkpointed(), &profile).seconds.backward;
     let body = 2.0 * sizes.body() as f64 * 64.0 * 512.0 / 1e12;
     assert!(((again - seconds.backward) / body - 1.0).abs() < 1e-9);
 }
@@ -207,10 +159,7 @@ fn with_measured_kernels_products_take_two_operations_a_parameter_and_token_and_
 fn small_micro_batches_read_the_matrices_once_more_each() {
     let profile = measured(|_, rates| rates.product_bandwidth = 1e9);
     let seconds = |micro_batch_size| {
-        let memory = MemoryConfig {
-            micro_batch_size,
-            ..MemoryConfig::default()
-        };
+        let memory = MemoryConfig { micro_batch_size, ..MemoryConfig::default() };
         under(&workload(), &memory, &profile).seconds.backward
     };
     // 64 micro-batches in place of two, and 64 chunks of the head in place of sixteen
@@ -218,10 +167,7 @@ fn small_micro_batches_read_the_matrices_once_more_each() {
     let sizes = Sizes::of(&arch(512), None);
     let numbers = 62 * sizes.body() + 48 * sizes.projection;
     let expected = 3.0 * 4.0 * numbers as f64 / 1e9;
-    assert!(
-        (more / expected - 1.0).abs() < 0.01,
-        "{more} instead of {expected}"
-    );
+    assert!((more / expected - 1.0).abs() < 0.01, "{more} instead of {expected}");
 }
 
 #[test]
@@ -241,24 +187,17 @@ fn blocks_of_queries_look_at_the_keys_up_to_their_end() {
 fn shorter_sequences_take_less_time_and_as_many_bytes() {
     let profile = measured(|profile, rates| {
         profile.matmul_flops.f32 = 1e12;
-        rates.panels = vec![RowsRate {
-            rows: 1,
-            flops: 1e10,
-        }];
+        rates.panels = vec![RowsRate { rows: 1, flops: 1e10 }];
         rates.few_rows.clone_from(&rates.panels);
     });
     let memory = MemoryConfig::default();
     let longest = under(&workload(), &memory, &profile);
-    let shorter = Workload {
-        mean_lengths: Some([128.0, 128.0]),
-        ..workload()
-    };
+    let shorter = Workload { mean_lengths: Some([128.0, 128.0]), ..workload() };
     let found = under(&shorter, &memory, &profile);
     assert_eq!(found.phases, longest.phases);
-    for (found, longest) in [
-        (found.seconds.score, longest.seconds.score),
-        (found.seconds.backward, longest.seconds.backward),
-    ] {
+    for (found, longest) in
+        [(found.seconds.score, longest.seconds.score), (found.seconds.backward, longest.seconds.backward)]
+    {
         assert!((found / longest - 0.5).abs() < 1e-9, "{found} of {longest}");
     }
     // prompts and decoded tokens are half as many, all but the first

@@ -14,11 +14,7 @@ fn request(model: &str, budget: u64) -> Request {
     Request {
         workload: Workload::grpo(arch, [512, 512], 128, 8),
         // few sizes of chunks to search
-        memory: MemoryConfig {
-            head_rows: 256,
-            attention_rows: 64,
-            ..MemoryConfig::default()
-        },
+        memory: MemoryConfig { head_rows: 256, attention_rows: 64, ..MemoryConfig::default() },
         max_num_seqs: 256,
         profile: profile.with_kernels(kernels(Backend::Cuda)),
         budget: Some(budget),
@@ -42,10 +38,7 @@ fn cluster(nodes: u64, devices: u64, links: [&str; 2]) -> Cluster {
 const FAST: [&str; 2] = ["nvlink4", "infiniband-ndr"];
 
 fn estimated() -> Degrees {
-    Degrees {
-        estimated: true,
-        ..Degrees::default()
-    }
+    Degrees { estimated: true, ..Degrees::default() }
 }
 
 #[test]
@@ -90,9 +83,7 @@ fn more_kinds_to_choose_from_are_never_slower_and_tensors_stay_in_a_machine() {
 fn leaving_degrees_out_by_their_time_without_memory_limits_finds_what_trying_all_finds() {
     let asked = unified(request("Qwen2.5-1.5B", 48 * GIB));
     for links in [FAST, ["pcie4", "ethernet-10g"]] {
-        let candidates = asked
-            .candidates(cluster(2, 2, links), &estimated())
-            .expect("some");
+        let candidates = asked.candidates(cluster(2, 2, links), &estimated()).expect("some");
         assert!(candidates.len() > 20, "{}", candidates.len());
         let [all, pruned] = [false, true].map(|prunes| {
             let best = best_of(candidates.clone(), prunes).expect("searches");
@@ -122,21 +113,14 @@ fn slow_links_between_machines_make_a_step_longer_and_change_the_choice() {
         let sent = &found.fit.estimate.communication;
         sent.iter().map(|own| own.bytes).sum()
     };
-    assert!(
-        sent(&slow) <= sent(&fast),
-        "less is sent where that is slow"
-    );
+    assert!(sent(&slow) <= sent(&fast), "less is sent where that is slow");
 }
 
 #[test]
 fn messages_are_among_the_seconds_of_their_phase() {
     let asked = request("Qwen2.5-1.5B", 80 * GIB);
     let two = cluster(2, 8, FAST);
-    let stage = Degrees {
-        zero: Some(Zero::Stage3),
-        rollout_tensor: Some(1),
-        ..Degrees::default()
-    };
+    let stage = Degrees { zero: Some(Zero::Stage3), rollout_tensor: Some(1), ..Degrees::default() };
     let found = asked.fit_cluster(two, &stage).expect("fits");
     let mut without = found.request.clone();
     without.parallel.cluster = None;
@@ -146,50 +130,27 @@ fn messages_are_among_the_seconds_of_their_phase() {
     for ((phase, with), (_, without)) in pairs.zip(silent.seconds.by_phase()) {
         let own = sent.iter().filter(|own| own.phase == phase);
         let waits: f64 = own.map(|own| own.seconds).sum();
-        assert!(
-            (with - without - waits).abs() < 1e-9 * with.max(1.0),
-            "{phase}"
-        );
+        assert!((with - without - waits).abs() < 1e-9 * with.max(1.0), "{phase}");
     }
     let gathers = sent.iter().filter(|own| own.kind == MessageKind::AllGather);
-    assert!(
-        gathers
-            .clone()
-            .any(|own| own.phase == EstimatePhase::Rollout)
-    );
-    assert!(
-        gathers
-            .clone()
-            .any(|own| own.phase == EstimatePhase::Backward)
-    );
+    assert!(gathers.clone().any(|own| own.phase == EstimatePhase::Rollout));
+    assert!(gathers.clone().any(|own| own.phase == EstimatePhase::Backward));
     assert_eq!(sent.len(), silent.communication.len());
 }
 
 #[test]
-fn a_model_of_70_billion_is_sampled_by_groups_and_the_message_says_by_how_much_one_gpu_is_too_small()
- {
+fn a_model_of_70_billion_is_sampled_by_groups_and_the_message_says_by_how_much_one_gpu_is_too_small() {
     let asked = request("Llama-3.1-70B", 80 * GIB);
     let one = cluster(1, 8, FAST);
     // few degrees to try
-    let replicas = Degrees {
-        data: Some(8),
-        ..Degrees::default()
-    };
+    let replicas = Degrees { data: Some(8), ..Degrees::default() };
     let found = asked.fit_cluster(one, &replicas).expect("fits");
     let parallel = found.request.parallel;
-    assert!(
-        found.request.is_run() && parallel.samples_on_groups(),
-        "{parallel}"
-    );
+    assert!(found.request.is_run() && parallel.samples_on_groups(), "{parallel}");
     assert!(found.fit.estimate.peak_bytes <= asked.allowed().expect("a budget"));
-    let by_itself = Degrees {
-        rollout_tensor: Some(1),
-        ..replicas
-    };
+    let by_itself = Degrees { rollout_tensor: Some(1), ..replicas };
     let error = asked.fit_cluster(one, &by_itself);
-    let Err(Error::Infeasible(found)) = error else {
-        panic!("{error:?}")
-    };
+    let Err(Error::Infeasible(found)) = error else { panic!("{error:?}") };
     assert!(found.over_by().is_some_and(|bytes| bytes > 50 * GIB));
     let message = found.to_string();
     assert!(message.contains("data 8 (ZeRO-"), "{message}");
@@ -218,25 +179,14 @@ fn degrees_that_cannot_be_are_refused_by_name() {
         error.to_string()
     };
     let two = cluster(2, 8, FAST);
-    let of_tensor = |tensor| Degrees {
-        tensor: Some(tensor),
-        ..Degrees::default()
-    };
-    assert!(
-        refused(two, of_tensor(3)).contains("16 devices, which no degrees make up with tensor 3")
-    );
+    let of_tensor = |tensor| Degrees { tensor: Some(tensor), ..Degrees::default() };
+    assert!(refused(two, of_tensor(3)).contains("16 devices, which no degrees make up with tensor 3"));
     assert!(refused(two, of_tensor(16)).contains("shared inside a machine"));
     assert!(refused(two, of_tensor(8)).contains("12 heads"));
-    let many = Degrees {
-        data: Some(2048),
-        ..Degrees::default()
-    };
+    let many = Degrees { data: Some(2048), ..Degrees::default() };
     let message = refused(cluster(256, 8, FAST), many);
     assert!(message.contains("1024 sequences"), "{message}");
-    let data = Degrees {
-        data: Some(5),
-        ..Degrees::default()
-    };
+    let data = Degrees { data: Some(5), ..Degrees::default() };
     assert!(refused(two, data).contains("data 5"));
 }
 
@@ -244,12 +194,7 @@ fn degrees_that_cannot_be_are_refused_by_name() {
 fn sampling_on_groups_divides_the_weights_of_that_phase_alone() {
     let plain = request("Qwen3-8B", 80 * GIB);
     let of = |rollout_tensor| {
-        let parallel = Parallel {
-            data: 8,
-            zero: Zero::Stage2,
-            rollout_tensor,
-            ..Parallel::default()
-        };
+        let parallel = Parallel { data: 8, zero: Zero::Stage2, rollout_tensor, ..Parallel::default() };
         let mut request = plain.clone().spread(parallel).expect("divides");
         request.max_num_seqs = 1024;
         request.memory.zero_stage = 2;
@@ -263,31 +208,14 @@ fn sampling_on_groups_divides_the_weights_of_that_phase_alone() {
         let phase = estimate.phase(phase).expect("a phase");
         phase.categories[&firebrick_spec::Category::Parameters]
     };
-    assert_eq!(
-        held(&shared, EstimatePhase::Rollout),
-        held(&whole, EstimatePhase::Rollout).div_ceil(4)
-    );
-    assert_eq!(
-        held(&shared, EstimatePhase::Backward),
-        held(&whole, EstimatePhase::Backward)
-    );
+    assert_eq!(held(&shared, EstimatePhase::Rollout), held(&whole, EstimatePhase::Rollout).div_ceil(4));
+    assert_eq!(held(&shared, EstimatePhase::Backward), held(&whole, EstimatePhase::Backward));
     assert!(of(Some(4)).seconds.rollout < whole.seconds.rollout);
     let experts = request("Qwen3-30B-A3B", 80 * GIB);
-    let of_experts = Parallel {
-        data: 8,
-        rollout_tensor: Some(4),
-        ..Parallel::default()
-    };
+    let of_experts = Parallel { data: 8, rollout_tensor: Some(4), ..Parallel::default() };
     let on_paper = experts.spread(of_experts).expect("divides");
-    assert!(
-        on_paper.parallel.is_run() && !on_paper.is_run(),
-        "experts are not divided"
-    );
-    let wrong = Parallel {
-        data: 8,
-        rollout_tensor: Some(3),
-        ..Parallel::default()
-    };
+    assert!(on_paper.parallel.is_run() && !on_paper.is_run(), "experts are not divided");
+    let wrong = Parallel { data: 8, rollout_tensor: Some(3), ..Parallel::default() };
     let error = plain.spread(wrong).expect_err("divides nothing");
     assert!(error.to_string().contains("of sampling is 3"), "{error}");
 }
@@ -296,29 +224,17 @@ fn sampling_on_groups_divides_the_weights_of_that_phase_alone() {
 fn what_several_ranks_refuse_is_never_chosen() {
     let mut free = unified(request("Qwen2.5-1.5B", 80 * GIB));
     free.workload.clips = false;
-    let found = free
-        .fit_cluster(cluster(1, 4, FAST), &Degrees::default())
-        .expect("fits");
+    let found = free.fit_cluster(cluster(1, 4, FAST), &Degrees::default()).expect("fits");
     assert!(!found.fit.plan.policy().optimizer.in_backward);
-    let replicated = Degrees {
-        zero: Some(Zero::Off),
-        ..Degrees::default()
-    };
+    let replicated = Degrees { zero: Some(Zero::Off), ..Degrees::default() };
     free.budget = Some(60 * GIB);
     let found = free.fit_cluster(cluster(1, 4, FAST), &replicated);
     assert!(!found.expect("fits").fit.plan.policy().optimizer.in_backward);
     let mut coded = free;
-    coded.workload.arch = coded
-        .workload
-        .arch
-        .with_base(Some(firebrick_spec::BaseFormat::Nf4));
+    coded.workload.arch = coded.workload.arch.with_base(Some(firebrick_spec::BaseFormat::Nf4));
     let lora = firebrick_spec::lora::LoraConfig::default();
     coded.workload.lora = Some(lora.in_arch(&coded.workload.arch));
     let candidates = coded.candidates(cluster(1, 4, FAST), &Degrees::default());
-    let stages: Vec<Zero> = candidates
-        .expect("some")
-        .iter()
-        .map(|(_, request)| request.parallel.zero)
-        .collect();
+    let stages: Vec<Zero> = candidates.expect("some").iter().map(|(_, request)| request.parallel.zero).collect();
     assert!(stages.contains(&Zero::Stage2) && !stages.contains(&Zero::Stage3));
 }

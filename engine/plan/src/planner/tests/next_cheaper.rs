@@ -6,28 +6,13 @@ use super::*;
 fn the_next_cheaper_plan_is_smaller_by_what_was_mispredicted() {
     let free = request(arch(8, 512, 32_000), Backend::Cpu);
     let first = free.fit().expect("fits");
-    let predicted = first
-        .estimate
-        .phase(EstimatePhase::Backward)
-        .expect("a phase")
-        .total_bytes;
-    let failure = Failure {
-        phase: Some(EstimatePhase::Backward),
-        used: Some(predicted * 5 / 4),
-        limit: Some(predicted),
-    };
-    let next = free
-        .next_cheaper(&first.plan, &failure)
-        .expect("a cheaper one");
-    let after = next
-        .estimate
-        .phase(EstimatePhase::Backward)
-        .expect("a phase")
-        .total_bytes;
+    let predicted = first.estimate.phase(EstimatePhase::Backward).expect("a phase").total_bytes;
+    let failure =
+        Failure { phase: Some(EstimatePhase::Backward), used: Some(predicted * 5 / 4), limit: Some(predicted) };
+    let next = free.next_cheaper(&first.plan, &failure).expect("a cheaper one");
+    let after = next.estimate.phase(EstimatePhase::Backward).expect("a phase").total_bytes;
     assert!(after <= predicted * 4 / 5, "{after} of {predicted}");
-    let again = free
-        .next_cheaper(&next.plan, &Failure::default())
-        .expect("another");
+    let again = free.next_cheaper(&next.plan, &Failure::default()).expect("another");
     assert!(again.estimate.peak_bytes as f64 <= 0.91 * next.estimate.peak_bytes as f64);
 }
 
@@ -42,13 +27,8 @@ fn the_next_cheaper_plan_saves_a_tenth_of_what_plans_decide_about() {
     let before = backward(&first).expect("a phase");
     let overhead = before.categories[&Category::Overhead];
     assert!(2 * overhead > before.total_bytes, "{before:?}");
-    let failure = Failure {
-        phase: Some(EstimatePhase::Backward),
-        ..Failure::default()
-    };
-    let next = small
-        .next_cheaper(&first.plan, &failure)
-        .expect("a cheaper one");
+    let failure = Failure { phase: Some(EstimatePhase::Backward), ..Failure::default() };
+    let next = small.next_cheaper(&first.plan, &failure).expect("a cheaper one");
     let after = backward(&next).expect("a phase").total_bytes;
     let saved = before.total_bytes - after;
     assert!(10 * saved >= before.total_bytes - overhead, "{saved} saved");

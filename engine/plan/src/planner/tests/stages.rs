@@ -9,10 +9,7 @@ fn in_stages(pipeline: u64) -> Request {
     let mut request = request(arch(8, 512, 8_000), Backend::Cpu);
     request.memory.pipeline_model_parallel_size = pipeline as usize;
     request.memory.micro_batch_size = Some(1);
-    let parallel = Parallel {
-        pipeline,
-        ..Parallel::default()
-    };
+    let parallel = Parallel { pipeline, ..Parallel::default() };
     request.spread(parallel).expect("layers for all")
 }
 
@@ -54,10 +51,7 @@ fn stages_hold_a_run_whose_state_one_device_does_not_hold() {
 fn the_plan_after_one_that_ran_out_is_smaller_on_every_stage() {
     let asked = in_stages(2);
     let current = asked.as_configured().expect("a plan").plan;
-    let failure = Failure {
-        phase: Some(EstimatePhase::Backward),
-        ..Failure::default()
-    };
+    let failure = Failure { phase: Some(EstimatePhase::Backward), ..Failure::default() };
     let next = asked.next_cheaper(&current, &failure).expect("a plan").plan;
     let bytes = |plan: &Plan| {
         let stages = of_stages(&asked, plan).into_iter();

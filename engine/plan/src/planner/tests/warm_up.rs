@@ -13,20 +13,12 @@ fn small() -> Request {
 
 /// The same after a warm-up of so many examples a step, and tokens of one.
 fn warmed(mut request: Request, batch: u64, length: u64) -> Request {
-    request.workload.warm_up = Some(WarmUp {
-        batch,
-        length,
-        clips: true,
-        scales_loss: false,
-    });
+    request.workload.warm_up = Some(WarmUp { batch, length, clips: true, scales_loss: false });
     request
 }
 
 fn is_of_the_warm_up(phase: EstimatePhase) -> bool {
-    matches!(
-        phase,
-        EstimatePhase::WarmupBackward | EstimatePhase::WarmupOptimizer
-    )
+    matches!(phase, EstimatePhase::WarmupBackward | EstimatePhase::WarmupOptimizer)
 }
 
 fn bytes(estimate: &Estimate, phase: EstimatePhase) -> u64 {
@@ -55,16 +47,9 @@ fn a_warm_up_is_predicted_as_supervised_training_of_its_batch_is() {
     let without = small().estimate(&plan);
     assert!(without.phases.iter().all(|p| !is_of_the_warm_up(p.name)));
     assert!(bytes(&found, EstimatePhase::WarmupBackward) > 2 * without.peak_bytes);
-    assert_eq!(
-        found.peak_bytes,
-        bytes(&found, EstimatePhase::WarmupBackward)
-    );
+    assert_eq!(found.peak_bytes, bytes(&found, EstimatePhase::WarmupBackward));
     // what is left is the steps, to the byte
-    let steps: Vec<_> = found
-        .phases
-        .into_iter()
-        .filter(|p| !is_of_the_warm_up(p.name))
-        .collect();
+    let steps: Vec<_> = found.phases.into_iter().filter(|p| !is_of_the_warm_up(p.name)).collect();
     assert_eq!(steps, without.phases);
     assert_eq!(found.seconds, without.seconds);
 }
@@ -79,23 +64,14 @@ fn a_critic_waits_without_state_while_the_policy_warms_up() {
         phase.categories.get(&category).copied().unwrap_or(0)
     };
     let weights = |phase| held(phase, Category::Critic);
-    assert_eq!(
-        weights(EstimatePhase::WarmupBackward),
-        weights(EstimatePhase::Backward)
-    );
+    assert_eq!(weights(EstimatePhase::WarmupBackward), weights(EstimatePhase::Backward));
     assert!(weights(EstimatePhase::Backward) > 0);
     let moments = |phase| held(phase, Category::Moments);
     let alone = warmed(small(), 64, 24);
     let plan = alone.as_configured().expect("a plan").plan;
     let own = alone.estimate(&plan);
-    let own = &own
-        .phase(EstimatePhase::Backward)
-        .expect("a phase")
-        .categories;
-    assert_eq!(
-        moments(EstimatePhase::WarmupBackward),
-        own[&Category::Moments]
-    );
+    let own = &own.phase(EstimatePhase::Backward).expect("a phase").categories;
+    assert_eq!(moments(EstimatePhase::WarmupBackward), own[&Category::Moments]);
     assert!(moments(EstimatePhase::Backward) > 3 * moments(EstimatePhase::WarmupBackward) / 2);
 }
 
@@ -134,10 +110,7 @@ fn a_budget_below_the_warm_up_is_refused_with_a_smaller_warm_up_as_advice() {
 /// A request without clipping, and a budget under which one device updates segments in the backward pass.
 fn updating_on_the_way() -> Request {
     let mut request = request(arch(4, 256, 512), Backend::Cpu);
-    request.workload = Workload {
-        clips: false,
-        ..Workload::grpo(request.workload.arch, [16, 16], 4, 2)
-    };
+    request.workload = Workload { clips: false, ..Workload::grpo(request.workload.arch, [16, 16], 4, 2) };
     request.max_num_seqs = 8;
     let plain = request.as_configured().expect("a plan").estimate.peak_bytes;
     let budgets = (5..10).rev().map(|tenths| plain * tenths / 10);
@@ -150,9 +123,7 @@ fn updating_on_the_way() -> Request {
             let fit = request.fit();
             fit.is_ok_and(|fit| fit.plan.policy().optimizer.in_backward)
         });
-    found
-        .next()
-        .expect("a budget that wants updates in the backward pass")
+    found.next().expect("a budget that wants updates in the backward pass")
 }
 
 #[test]
@@ -165,20 +136,12 @@ fn segments_are_not_updated_on_the_way_where_a_run_would_refuse_it() {
     };
     let cases = [
         ("ranks that are planned as one", several(&|r| r.ranks = 2)),
-        (
-            "ranks that share sequences",
-            several(&|r| r.parallel.sequence = 2),
-        ),
+        ("ranks that share sequences", several(&|r| r.parallel.sequence = 2)),
         ("a warm-up that clips", warmed(alone.clone(), 1, 8)),
         (
             "a warm-up whose loss is scaled",
             several(&|r| {
-                r.workload.warm_up = Some(WarmUp {
-                    batch: 1,
-                    length: 8,
-                    clips: false,
-                    scales_loss: true,
-                });
+                r.workload.warm_up = Some(WarmUp { batch: 1, length: 8, clips: false, scales_loss: true });
             }),
         ),
     ];
@@ -190,20 +153,7 @@ fn segments_are_not_updated_on_the_way_where_a_run_would_refuse_it() {
         }
     }
     let harmless = several(&|r| {
-        r.workload.warm_up = Some(WarmUp {
-            batch: 1,
-            length: 8,
-            clips: false,
-            scales_loss: false,
-        });
+        r.workload.warm_up = Some(WarmUp { batch: 1, length: 8, clips: false, scales_loss: false });
     });
-    assert!(
-        harmless
-            .fit()
-            .expect("a plan")
-            .plan
-            .policy()
-            .optimizer
-            .in_backward
-    );
+    assert!(harmless.fit().expect("a plan").plan.policy().optimizer.in_backward);
 }

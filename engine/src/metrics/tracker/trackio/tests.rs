@@ -1,14 +1,7 @@
 use super::*;
 
 fn tracked<'a>(folder: &'a Path, config: &'a Value, last_step: Option<u64>) -> TrackedRun<'a> {
-    TrackedRun {
-        folder,
-        project: "my.project",
-        name: "first",
-        config,
-        yaml: "",
-        last_step,
-    }
+    TrackedRun { folder, project: "my.project", name: "first", config, yaml: "", last_step }
 }
 
 fn metrics(value: f64) -> Metrics {
@@ -18,9 +11,7 @@ fn metrics(value: f64) -> Metrics {
 /// Runs, steps and metrics in the order in which Trackio reads them.
 fn rows(database: &Path) -> Vec<(String, i64, String)> {
     let connection = Connection::open(database).unwrap();
-    let mut statement = connection
-        .prepare("SELECT run_id, step, metrics FROM metrics ORDER BY timestamp, id")
-        .unwrap();
+    let mut statement = connection.prepare("SELECT run_id, step, metrics FROM metrics ORDER BY timestamp, id").unwrap();
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
     let rows: Vec<_> = rows.unwrap().map(Result::unwrap).collect();
     rows
@@ -50,19 +41,10 @@ fn a_resumed_run_goes_on_in_its_own_rows_and_another_has_others() {
     let rows = rows(&trackio.join("myproject.db"));
     let own: Vec<_> = rows.iter().filter(|row| row.0 == rows[0].0).collect();
     let found: Vec<_> = own.iter().map(|row| (row.1, row.2.as_str())).collect();
-    assert_eq!(
-        found,
-        [
-            (0, r#"{"actor/lr":0.0}"#),
-            (1, r#"{"actor/lr":1.0}"#),
-            (2, r#"{"actor/lr":"NaN"}"#)
-        ]
-    );
+    assert_eq!(found, [(0, r#"{"actor/lr":0.0}"#), (1, r#"{"actor/lr":1.0}"#), (2, r#"{"actor/lr":"NaN"}"#)]);
     assert_eq!(rows.len(), 4, "{rows:?}");
     let connection = Connection::open(trackio.join("myproject.db")).unwrap();
-    let configs: i64 = connection
-        .query_row("SELECT COUNT(*) FROM configs", [], |row| row.get(0))
-        .unwrap();
+    let configs: i64 = connection.query_row("SELECT COUNT(*) FROM configs", [], |row| row.get(0)).unwrap();
     assert_eq!(configs, 2);
 }
 
@@ -70,9 +52,7 @@ fn a_resumed_run_goes_on_in_its_own_rows_and_another_has_others() {
 fn rows_of_a_time_in_which_the_database_was_locked_are_written_afterwards() {
     let temp = tempfile::tempdir().unwrap();
     let mut tracker = Trackio::in_folder(temp.path());
-    tracker
-        .begin(&tracked(temp.path(), &Value::Null, None))
-        .unwrap();
+    tracker.begin(&tracked(temp.path(), &Value::Null, None)).unwrap();
     let path = temp.path().join("myproject.db");
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
@@ -113,27 +93,12 @@ fn the_folder_is_the_one_that_trackio_uses() {
         })
     };
     let expect = |path: &str| Some(PathBuf::from(path));
-    assert_eq!(
-        found(&[("TRACKIO_DIR", "/t"), ("HF_HOME", "/h")]),
-        expect("/t")
-    );
-    assert_eq!(
-        found(&[("TRACKIO_DIR", ""), ("HF_HOME", "/h")]),
-        expect("/h/trackio")
-    );
-    assert_eq!(
-        found(&[("XDG_CACHE_HOME", "/c"), ("HOME", "/u")]),
-        expect("/c/huggingface/trackio")
-    );
-    assert_eq!(
-        found(&[("HOME", "/u")]),
-        expect("/u/.cache/huggingface/trackio")
-    );
+    assert_eq!(found(&[("TRACKIO_DIR", "/t"), ("HF_HOME", "/h")]), expect("/t"));
+    assert_eq!(found(&[("TRACKIO_DIR", ""), ("HF_HOME", "/h")]), expect("/h/trackio"));
+    assert_eq!(found(&[("XDG_CACHE_HOME", "/c"), ("HOME", "/u")]), expect("/c/huggingface/trackio"));
+    assert_eq!(found(&[("HOME", "/u")]), expect("/u/.cache/huggingface/trackio"));
     assert_eq!(found(&[]), None);
-    let mut homeless = Trackio {
-        folder: None,
-        ..Trackio::new()
-    };
+    let mut homeless = Trackio { folder: None, ..Trackio::new() };
     let error = homeless.begin(&tracked(Path::new("."), &Value::Null, None));
     assert!(error.unwrap_err().to_string().contains("TRACKIO_DIR"));
     assert_eq!(file_stem("my.model v2"), "mymodelv2");

@@ -57,14 +57,8 @@ fn what_is_no_answer_of_a_command_is_not_taken_for_one() {
         ("print('thinking…', flush=True)", "which is no JSON object"),
         ("answer(reward=1)", "which has no `id`"),
         ("answer(id=77, reward=1)", "id 77, which it was not asked"),
-        (
-            "answer(id=json.loads(line)['id'], reward='1')",
-            "neither a number nor null",
-        ),
-        (
-            "answer(id=json.loads(line)['id'], error='too hard')",
-            "too hard",
-        ),
+        ("answer(id=json.loads(line)['id'], reward='1')", "neither a number nor null"),
+        ("answer(id=json.loads(line)['id'], error='too hard')", "too hard"),
         ("sys.exit('enough')", "enough"),
     ] {
         let outcomes = by_command(how, &["a", "bb"]);
@@ -74,10 +68,8 @@ fn what_is_no_answer_of_a_command_is_not_taken_for_one() {
         }
     }
     // each answer twice: what is left of the first call must not be taken for the second's
-    let program = ECHO.replace(
-        "HOW",
-        "q = json.loads(line)\n    for _ in range(2): answer(id=q['id'], reward=len(q['completion']))",
-    );
+    let program = ECHO
+        .replace("HOW", "q = json.loads(line)\n    for _ in range(2): answer(id=q['id'], reward=len(q['completion']))");
     let program = Program::open("judge", &command(&program), &Rows(vec![row("")]));
     let program = program.expect("opens");
     assert_eq!(rewards(&program, &["a"]), [Some(1.0)]);
@@ -94,8 +86,5 @@ fn a_command_that_cannot_work_is_refused() {
     assert!(refused(&program(missing)).contains("cannot run `no-such-program`"));
     let ends = json!({"kind": "command", "command": ["sh", "-c", "echo no licence >&2; exit 9"]});
     let message = refused(&program(ends));
-    assert!(
-        message.contains("exit status: 9") && message.contains("no licence"),
-        "{message}"
-    );
+    assert!(message.contains("exit status: 9") && message.contains("no licence"), "{message}");
 }

@@ -27,25 +27,15 @@ def raises(completions, **kwargs):
         let program = bench.open("f", &json!({"workers": workers}));
         let outcomes = said(&program, &prompt(row("")), &["a", "bad", "ccc", "dd"]);
         let lost = outcomes[1].as_ref().expect_err("lost");
-        assert!(
-            lost.contains("its process ended (exit status: 3)"),
-            "{lost}"
-        );
+        assert!(lost.contains("its process ended (exit status: 3)"), "{lost}");
         assert!(lost.contains("about to die of bad"), "{lost}");
         let left: Vec<_> = outcomes.iter().flatten().map(|v| v.reward).collect();
         assert_eq!(left, [Some(1.0), Some(3.0), Some(2.0)]);
         assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS);
     }
-    let outcomes = said(
-        &bench.open("raises", &json!({})),
-        &prompt(row("")),
-        &["a", "b", "cc"],
-    );
+    let outcomes = said(&bench.open("raises", &json!({})), &prompt(row("")), &["a", "b", "cc"]);
     let lost = outcomes[1].as_ref().expect_err("lost");
-    assert!(
-        lost.contains("in raises") && lost.ends_with("KeyError: 'b'"),
-        "{lost}"
-    );
+    assert!(lost.contains("in raises") && lost.ends_with("KeyError: 'b'"), "{lost}");
     assert!(!lost.contains("<string>"), "frames of the worker: {lost}");
     assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
 }
@@ -82,11 +72,7 @@ def floods(completions, **kwargs):
     };
     for function in ["dies", "miscounts", "floods"] {
         let program = bench.open(function, &json!({}));
-        assert_eq!(
-            rewards(&program, &["a", "bb", "ccc"]),
-            LENGTHS,
-            "{function}"
-        );
+        assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS, "{function}");
     }
     let started = Instant::now();
     let program = bench.open("hangs", &json!({"timeout": 2.0}));
@@ -126,10 +112,7 @@ def f(completions, **kwargs):
 fn assert_ends(pid: &str) {
     let deadline = Instant::now() + Duration::from_secs(20);
     let alive = || {
-        let status = std::process::Command::new("ps")
-            .args(["-o", "stat=", "-p", pid])
-            .output()
-            .expect("ps");
+        let status = std::process::Command::new("ps").args(["-o", "stat=", "-p", pid]).output().expect("ps");
         let state = String::from_utf8_lossy(&status.stdout).trim().to_owned();
         !state.is_empty() && !state.starts_with('Z')
     };
@@ -158,12 +141,7 @@ def f(completions, **kwargs):
     }
     drop(program);
     let files = std::fs::read_dir(bench.0.path()).expect("a folder");
-    let names = files.map(|f| {
-        f.expect("a file")
-            .file_name()
-            .into_string()
-            .expect("a name")
-    });
+    let names = files.map(|f| f.expect("a file").file_name().into_string().expect("a name"));
     let logs: Vec<String> = names.filter(|name| name.starts_with("log")).collect();
     assert!(!logs.is_empty());
     let calls: usize = logs.iter().map(|name| bench.lines(name).len()).sum();
@@ -191,9 +169,8 @@ def f(completions, **kwargs):
     };
     let program = bench.open("f", &json!({"workers": 3}));
     let prompt = prompt(row(""));
-    let groups: Vec<Vec<String>> = (0..24)
-        .map(|group| (0..4).map(|i| (group * 10 + i).to_string()).collect())
-        .collect();
+    let groups: Vec<Vec<String>> =
+        (0..24).map(|group| (0..4).map(|i| (group * 10 + i).to_string()).collect()).collect();
     let mut asked = Asked::default();
     for group in &groups {
         let answers: Vec<Answer<'_>> = group

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 /// Brackets of tuples and sets within one another.
 const DEPTH: usize = 12;
 
-/// An answer of items with commas, semicolons, `and` or `or` between them, up to a token. None where the grammar has no such
-/// answer.
+/// An answer of items with commas, semicolons, `and` or `or` between them, up to a token. None where the grammar has no
+/// such answer.
 pub(super) fn answer(parser: &mut Parser<'_>, end: usize) -> Option<Value> {
     let mut items = elements(parser, end, DEPTH)?;
     match items.len() {
@@ -82,10 +82,7 @@ fn assigned(mut sides: Vec<Value>) -> Option<Value> {
     if variables.is_empty() {
         return Some(value);
     }
-    Some(Value::Assigned {
-        name,
-        value: Box::new(value),
-    })
+    Some(Value::Assigned { name, value: Box::new(value) })
 }
 
 /// The interval that an inequality leaves to its variable.
@@ -107,21 +104,13 @@ fn interval(sides: &[Value], signs: &[char]) -> Option<Value> {
     let closed = |sign: char| matches!(sign, '≤' | '≥');
     let least = || Expr::Negative(Box::new(Expr::Infinity));
     let (low, high, ends) = match (exprs.as_slice(), signs) {
-        ([x, c], [sign]) if name(x) && constant(c) && below(*sign) => {
-            (least(), (*c).clone(), [false, closed(*sign)])
-        }
-        ([x, c], [sign]) if name(x) && constant(c) => {
-            ((*c).clone(), Expr::Infinity, [closed(*sign), false])
-        }
+        ([x, c], [sign]) if name(x) && constant(c) && below(*sign) => (least(), (*c).clone(), [false, closed(*sign)]),
+        ([x, c], [sign]) if name(x) && constant(c) => ((*c).clone(), Expr::Infinity, [closed(*sign), false]),
         ([c, x], [sign]) if name(x) && constant(c) && below(*sign) => {
             ((*c).clone(), Expr::Infinity, [closed(*sign), false])
         }
-        ([c, x], [sign]) if name(x) && constant(c) => {
-            (least(), (*c).clone(), [false, closed(*sign)])
-        }
-        ([a, x, b], [first, second])
-            if name(x) && constant(a) && constant(b) && below(*first) == below(*second) =>
-        {
+        ([c, x], [sign]) if name(x) && constant(c) => (least(), (*c).clone(), [false, closed(*sign)]),
+        ([a, x, b], [first, second]) if name(x) && constant(a) && constant(b) && below(*first) == below(*second) => {
             let ends = [closed(*first), closed(*second)];
             if below(*first) {
                 ((*a).clone(), (*b).clone(), ends)
@@ -131,11 +120,7 @@ fn interval(sides: &[Value], signs: &[char]) -> Option<Value> {
         }
         _ => return None,
     };
-    Some(Value::Intervals(vec![Interval {
-        low,
-        high,
-        closed: ends,
-    }]))
+    Some(Value::Intervals(vec![Interval { low, high, closed: ends }]))
 }
 
 /// Sets or intervals with signs of union between them, or something alone.
@@ -163,18 +148,10 @@ pub(super) fn open_interval(value: Value) -> Value {
     let Value::Tuple(parts) = &value else {
         return value;
     };
-    let [
-        Value::Quantity { expr: low, .. },
-        Value::Quantity { expr: high, .. },
-    ] = parts.as_slice()
-    else {
+    let [Value::Quantity { expr: low, .. }, Value::Quantity { expr: high, .. }] = parts.as_slice() else {
         return value;
     };
-    Value::Intervals(vec![Interval {
-        low: low.clone(),
-        high: high.clone(),
-        closed: [false, false],
-    }])
+    Value::Intervals(vec![Interval { low: low.clone(), high: high.clone(), closed: [false, false] }])
 }
 
 fn side(parser: &mut Parser<'_>, depth: usize) -> Option<Value> {
@@ -226,11 +203,7 @@ fn ordered(parts: Vec<Value>, square: [bool; 2]) -> Option<Value> {
         Value::Quantity { expr, .. } => Some(expr),
         _ => None,
     });
-    Some(Value::Intervals(vec![Interval {
-        low: ends.next()??,
-        high: ends.next()??,
-        closed: square,
-    }]))
+    Some(Value::Intervals(vec![Interval { low: ends.next()??, high: ends.next()??, closed: square }]))
 }
 
 /// All real numbers: `\mathbb{R}`.
@@ -312,11 +285,7 @@ fn quantity(parser: &mut Parser<'_>) -> Option<Value> {
         let base = unit.starts_with("base ").then(|| unit.clone());
         base.or_else(|| units::unit(&unit).map(str::to_owned))
     });
-    Some(Value::Quantity {
-        expr,
-        percent: percent || spelt_percent,
-        unit,
-    })
+    Some(Value::Quantity { expr, percent: percent || spelt_percent, unit })
 }
 
 /// Words before an equals sign.

@@ -68,9 +68,7 @@ fn values(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
     let each = |gold: &Value, found: &Value| values(gold, found, tolerance);
     match (gold, found) {
         (Value::Other, _) | (_, Value::Other) => Undecided(GRAMMAR),
-        (Value::Assigned { .. }, _) | (_, Value::Assigned { .. }) => {
-            assignments(gold, found, tolerance)
-        }
+        (Value::Assigned { .. }, _) | (_, Value::Assigned { .. }) => assignments(gold, found, tolerance),
         (Value::Quantity { .. }, Value::Quantity { .. }) => quantities(gold, found, tolerance),
         (Value::Matrix(a), Value::Matrix(b)) => {
             let shape = |rows: &[Vec<Value>]| (rows.len(), rows.first().map(Vec::len));
@@ -95,15 +93,11 @@ fn values(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
         }
         (Value::Set(a) | Value::List(a), Value::Set(b) | Value::List(b)) => any_order(a, b, each),
         (Value::Set(one) | Value::List(one), other @ Value::Quantity { .. })
-        | (other @ Value::Quantity { .. }, Value::Set(one) | Value::List(one)) => {
-            match one.as_slice() {
-                [one] => each(one, other),
-                _ => Different,
-            }
-        }
-        (Value::Intervals(a), Value::Intervals(b)) => {
-            any_order(a, b, |a, b| intervals(a, b, tolerance))
-        }
+        | (other @ Value::Quantity { .. }, Value::Set(one) | Value::List(one)) => match one.as_slice() {
+            [one] => each(one, other),
+            _ => Different,
+        },
+        (Value::Intervals(a), Value::Intervals(b)) => any_order(a, b, |a, b| intervals(a, b, tolerance)),
         (Value::Intervals(_), Value::Tuple(pair)) if pair.len() == 2 => {
             each_interval(gold, &open_interval(found.clone()), tolerance)
         }
@@ -116,9 +110,7 @@ fn values(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
 
 fn each_interval(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
     match (gold, found) {
-        (Value::Intervals(a), Value::Intervals(b)) => {
-            any_order(a, b, |a, b| intervals(a, b, tolerance))
-        }
+        (Value::Intervals(a), Value::Intervals(b)) => any_order(a, b, |a, b| intervals(a, b, tolerance)),
         _ => Different,
     }
 }
@@ -188,26 +180,16 @@ fn intervals(gold: &Interval, found: &Interval, tolerance: f64) -> Comparison {
 fn assignments(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
     match (gold, found) {
         (Value::Assigned { name: a, value: x }, Value::Assigned { name: b, value: y }) => {
-            let right = if a == b || (a.is_name() && b.is_name()) {
-                values(x, y, tolerance)
-            } else {
-                Different
-            };
+            let right = if a == b || (a.is_name() && b.is_name()) { values(x, y, tolerance) } else { Different };
             match (x.as_ref(), y.as_ref()) {
-                (Value::Quantity { expr: x, .. }, Value::Quantity { expr: y, .. })
-                    if right != Equal =>
-                {
+                (Value::Quantity { expr: x, .. }, Value::Quantity { expr: y, .. }) if right != Equal => {
                     curves([a, x], [b, y])
                 }
                 _ => right,
             }
         }
-        (Value::Assigned { name, value }, other) if name.is_name() => {
-            values(value, other, tolerance)
-        }
-        (other, Value::Assigned { name, value }) if name.is_name() => {
-            values(other, value, tolerance)
-        }
+        (Value::Assigned { name, value }, other) if name.is_name() => values(value, other, tolerance),
+        (other, Value::Assigned { name, value }) if name.is_name() => values(other, value, tolerance),
         _ => Undecided("one of the two is an equation, the other is none"),
     }
 }
@@ -224,8 +206,7 @@ fn curves(gold: [&Expr; 2], found: [&Expr; 2]) -> Comparison {
     let mut ratio = None;
     let mut seen = 0;
     for point in points(&names) {
-        let side =
-            |[left, right]: [&Expr; 2]| Some(numeric(left, &point)? - numeric(right, &point)?);
+        let side = |[left, right]: [&Expr; 2]| Some(numeric(left, &point)? - numeric(right, &point)?);
         let (Some(a), Some(b)) = (side(gold), side(found)) else {
             continue;
         };
@@ -239,26 +220,12 @@ fn curves(gold: [&Expr; 2], found: [&Expr; 2]) -> Comparison {
         }
         seen += 1;
     }
-    if seen < ENOUGH {
-        Undecided(UNDEFINED)
-    } else {
-        Equal
-    }
+    if seen < ENOUGH { Undecided(UNDEFINED) } else { Equal }
 }
 
 fn quantities(gold: &Value, found: &Value, tolerance: f64) -> Comparison {
-    let (
-        Value::Quantity {
-            expr: a,
-            percent: p,
-            unit: u,
-        },
-        Value::Quantity {
-            expr: b,
-            percent: q,
-            unit: v,
-        },
-    ) = (gold, found)
+    let (Value::Quantity { expr: a, percent: p, unit: u }, Value::Quantity { expr: b, percent: q, unit: v }) =
+        (gold, found)
     else {
         return Different;
     };
@@ -289,11 +256,7 @@ fn exprs(gold: &Expr, found: &Expr, tolerance: f64) -> Comparison {
         (a, b) => return if a == b { Equal } else { Different },
     }
     if let (Some(a), Some(b)) = (exact(gold), exact(found)) {
-        return if a == b || within(&a, &b, tolerance) {
-            Equal
-        } else {
-            Different
-        };
+        return if a == b || within(&a, &b, tolerance) { Equal } else { Different };
     }
     let mut names = BTreeSet::new();
     gold.variables(&mut names);
@@ -318,22 +281,14 @@ fn sampled(gold: &Expr, found: &Expr, names: &BTreeSet<String>, tolerance: f64) 
             continue;
         }
         let size = a.abs().max(b.abs());
-        let limit = if names.is_empty() {
-            tolerance.max(CLOSE)
-        } else {
-            CLOSE
-        };
+        let limit = if names.is_empty() { tolerance.max(CLOSE) } else { CLOSE };
         if (a - b).abs() > (limit * size).max(TINY) {
             return Different;
         }
         seen += 1;
     }
     let enough = if names.is_empty() { 1 } else { ENOUGH };
-    if seen < enough {
-        Undecided(UNDEFINED)
-    } else {
-        Equal
-    }
+    if seen < enough { Undecided(UNDEFINED) } else { Equal }
 }
 
 /// Values of variables, the same for the same names: positive ones first, then both signs.
@@ -357,8 +312,7 @@ fn within(gold: &BigRational, found: &BigRational, tolerance: f64) -> bool {
     if tolerance <= 0.0 {
         return false;
     }
-    BigRational::from_float(tolerance)
-        .is_some_and(|tolerance| (gold - found).abs() <= gold.abs() * tolerance)
+    BigRational::from_float(tolerance).is_some_and(|tolerance| (gold - found).abs() <= gold.abs() * tolerance)
 }
 
 /// Whether an expression is infinity, and which one.
@@ -377,10 +331,8 @@ fn imaginary(expr: &Expr) -> bool {
         Expr::Number(_) | Expr::Pi | Expr::Euler | Expr::Infinity | Expr::Variable(_) => false,
         Expr::Negative(inner) | Expr::Apply(_, inner) => imaginary(inner),
         Expr::Sum(parts) | Expr::Product(parts) => parts.iter().any(imaginary),
-        Expr::Quotient(pair)
-        | Expr::Power(pair)
-        | Expr::Root(pair)
-        | Expr::Log(pair)
-        | Expr::Binomial(pair) => pair.iter().any(imaginary),
+        Expr::Quotient(pair) | Expr::Power(pair) | Expr::Root(pair) | Expr::Log(pair) | Expr::Binomial(pair) => {
+            pair.iter().any(imaginary)
+        }
     }
 }

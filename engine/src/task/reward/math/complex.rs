@@ -52,11 +52,7 @@ impl Complex {
             return Self::real(1.0);
         }
         if self.is_zero() {
-            return if exponent.re > 0.0 {
-                self
-            } else {
-                Self::real(f64::NAN)
-            };
+            return if exponent.re > 0.0 { self } else { Self::real(f64::NAN) };
         }
         let whole = exponent.im == 0.0 && exponent.re.fract() == 0.0;
         if self.im == 0.0 && (self.re > 0.0 || whole) && exponent.im == 0.0 {
@@ -64,38 +60,24 @@ impl Complex {
         }
         if whole && exponent.re.abs() <= 64.0 {
             let power = (0..exponent.re.abs() as u32).fold(Self::real(1.0), |all, _| all * self);
-            return if exponent.re > 0.0 {
-                power
-            } else {
-                Self::real(1.0) / power
-            };
+            return if exponent.re > 0.0 { power } else { Self::real(1.0) / power };
         }
         (self.ln() * exponent).exp()
     }
 
     pub fn sqrt(self) -> Self {
         if self.im == 0.0 {
-            return if self.re >= 0.0 {
-                Self::real(self.re.sqrt())
-            } else {
-                Self::new(0.0, (-self.re).sqrt())
-            };
+            return if self.re >= 0.0 { Self::real(self.re.sqrt()) } else { Self::new(0.0, (-self.re).sqrt()) };
         }
         self.pow(Self::real(0.5))
     }
 
     pub fn sin(self) -> Self {
-        Self::new(
-            self.re.sin() * self.im.cosh(),
-            self.re.cos() * self.im.sinh(),
-        )
+        Self::new(self.re.sin() * self.im.cosh(), self.re.cos() * self.im.sinh())
     }
 
     pub fn cos(self) -> Self {
-        Self::new(
-            self.re.cos() * self.im.cosh(),
-            -self.re.sin() * self.im.sinh(),
-        )
+        Self::new(self.re.cos() * self.im.cosh(), -self.re.sin() * self.im.sinh())
     }
 
     /// Half the difference of the exponentials, or half their sum.
@@ -127,10 +109,7 @@ impl Mul for Complex {
         if self.im == 0.0 && other.im == 0.0 {
             return Self::real(self.re * other.re);
         }
-        Self::new(
-            self.re * other.re - self.im * other.im,
-            self.re * other.im + self.im * other.re,
-        )
+        Self::new(self.re * other.re - self.im * other.im, self.re * other.im + self.im * other.re)
     }
 }
 

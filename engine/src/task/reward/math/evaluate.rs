@@ -11,19 +11,10 @@ use std::collections::BTreeMap;
 pub(super) fn exact(expr: &Expr) -> Option<BigRational> {
     match expr {
         Expr::Number(number) => Some(number.clone()),
-        Expr::Pi
-        | Expr::Euler
-        | Expr::Imaginary
-        | Expr::Infinity
-        | Expr::Variable(_)
-        | Expr::Log(_) => None,
+        Expr::Pi | Expr::Euler | Expr::Imaginary | Expr::Infinity | Expr::Variable(_) | Expr::Log(_) => None,
         Expr::Negative(inner) => Some(-exact(inner)?),
-        Expr::Sum(parts) => parts
-            .iter()
-            .try_fold(BigRational::zero(), |sum, part| bounded(sum + exact(part)?)),
-        Expr::Product(parts) => parts
-            .iter()
-            .try_fold(BigRational::one(), |all, part| bounded(all * exact(part)?)),
+        Expr::Sum(parts) => parts.iter().try_fold(BigRational::zero(), |sum, part| bounded(sum + exact(part)?)),
+        Expr::Product(parts) => parts.iter().try_fold(BigRational::one(), |all, part| bounded(all * exact(part)?)),
         Expr::Quotient(pair) => {
             let below = exact(&pair[1])?;
             (!below.is_zero()).then(|| bounded(exact(&pair[0])? / below))?
@@ -63,12 +54,8 @@ pub(super) fn numeric(expr: &Expr, variables: &BTreeMap<String, f64>) -> Option<
         Expr::Infinity => return None,
         Expr::Variable(name) => Complex::real(*variables.get(name)?),
         Expr::Negative(inner) => -value(inner)?,
-        Expr::Sum(parts) => parts
-            .iter()
-            .try_fold(Complex::default(), |sum, part| Some(sum + value(part)?))?,
-        Expr::Product(parts) => parts
-            .iter()
-            .try_fold(Complex::real(1.0), |all, part| Some(all * value(part)?))?,
+        Expr::Sum(parts) => parts.iter().try_fold(Complex::default(), |sum, part| Some(sum + value(part)?))?,
+        Expr::Product(parts) => parts.iter().try_fold(Complex::real(1.0), |all, part| Some(all * value(part)?))?,
         Expr::Quotient(pair) => value(&pair[0])? / value(&pair[1])?,
         Expr::Power(pair) => value(&pair[0])?.pow(value(&pair[1])?),
         Expr::Root(pair) => nth_root(value(&pair[0])?, value(&pair[1])?),

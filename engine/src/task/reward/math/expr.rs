@@ -95,11 +95,7 @@ impl Expr {
                     part.variables(into);
                 }
             }
-            Self::Quotient(pair)
-            | Self::Power(pair)
-            | Self::Root(pair)
-            | Self::Log(pair)
-            | Self::Binomial(pair) => {
+            Self::Quotient(pair) | Self::Power(pair) | Self::Root(pair) | Self::Log(pair) | Self::Binomial(pair) => {
                 pair[0].variables(into);
                 pair[1].variables(into);
             }
@@ -110,9 +106,7 @@ impl Expr {
     pub fn is_name(&self) -> bool {
         match self {
             Self::Variable(_) => true,
-            Self::Product(parts) => {
-                parts.len() == 2 && parts.iter().all(|part| matches!(part, Self::Variable(_)))
-            }
+            Self::Product(parts) => parts.len() == 2 && parts.iter().all(|part| matches!(part, Self::Variable(_))),
             _ => false,
         }
     }

@@ -27,14 +27,7 @@ const LONGEST_LAST: usize = 200;
 const LAYERS: usize = 8;
 
 /// What begins the answer within its line, in lower case.
-const MARKS: [&str; 6] = [
-    "answer is",
-    "answer:",
-    "answer =",
-    "answer**:",
-    "answer:**",
-    "answer to the question is",
-];
+const MARKS: [&str; 6] = ["answer is", "answer:", "answer =", "answer**:", "answer:**", "answer to the question is"];
 
 /// The answer of a completion, of what follows its reasoning where that is marked with `</think>`.
 pub(crate) fn extract(text: &str, source: AnswerSource) -> Option<&str> {
@@ -109,9 +102,7 @@ pub(crate) fn answer_line(text: &str) -> Option<&str> {
             return Some(undress(&line[at + 4..])).filter(|answer| !answer.is_empty());
         }
         let lower = line.to_ascii_lowercase();
-        let ends = MARKS
-            .iter()
-            .filter_map(|mark| Some(lower.rfind(mark)? + mark.len()));
+        let ends = MARKS.iter().filter_map(|mark| Some(lower.rfind(mark)? + mark.len()));
         // ASCII's lower case changes no byte's place
         let answer = said(&line[ends.max()?..]);
         (!answer.is_empty()).then_some(answer)
@@ -124,10 +115,7 @@ fn said(text: &str) -> &str {
     if let Some(formula) = formula(text, 40) {
         return undress(formula);
     }
-    let sentence = text
-        .match_indices(". ")
-        .map(|(at, _)| at)
-        .find(|&at| !text[..at].is_empty());
+    let sentence = text.match_indices(". ").map(|(at, _)| at).find(|&at| !text[..at].is_empty());
     undress(&text[..sentence.unwrap_or(text.len())])
 }
 
@@ -153,10 +141,7 @@ fn unescaped(text: &str, mark: &str) -> Option<usize> {
 /// Whether a text between two dollars is rather an amount and what follows it: `$5 and not $`.
 fn amount(text: &str) -> bool {
     let digits = text.starts_with(|c: char| c.is_ascii_digit());
-    digits
-        && text
-            .split_whitespace()
-            .any(|word| word.len() > 2 && word.bytes().all(|b| b.is_ascii_lowercase()))
+    digits && text.split_whitespace().any(|word| word.len() > 2 && word.bytes().all(|b| b.is_ascii_lowercase()))
 }
 
 /// The formula that follows the last mention of some words.
@@ -186,13 +171,8 @@ fn undress(text: &str) -> &str {
             .trim_start_matches(['"', '`', '='])
             .trim();
         let own = ["$$", "$"].iter().fold(own, |own, dollar| {
-            let inner = own
-                .strip_prefix(dollar)
-                .and_then(|t| t.strip_suffix(dollar));
-            inner
-                .filter(|inner| !inner.is_empty())
-                .unwrap_or(own)
-                .trim()
+            let inner = own.strip_prefix(dollar).and_then(|t| t.strip_suffix(dollar));
+            inner.filter(|inner| !inner.is_empty()).unwrap_or(own).trim()
         });
         if own.len() == text.len() {
             return text;

@@ -53,17 +53,7 @@ const SILENT: [&str; 19] = [
 ];
 
 /// Commands whose argument is text.
-const UPRIGHT: [&str; 9] = [
-    "text",
-    "textbf",
-    "textit",
-    "textrm",
-    "mathrm",
-    "mbox",
-    "operatorname",
-    "mathsf",
-    "unit",
-];
+const UPRIGHT: [&str; 9] = ["text", "textbf", "textit", "textrm", "mathrm", "mbox", "operatorname", "mathsf", "unit"];
 
 /// Commands and the symbol that each stands for.
 const SYMBOLS: [(&str, char); 32] = [
@@ -106,13 +96,7 @@ pub(super) fn tokens(text: &str) -> Option<Vec<Token>> {
     if text.len() > MAX_BYTES {
         return None;
     }
-    let mut lexer = Lexer {
-        chars: text.chars().collect(),
-        at: 0,
-        depth: 0,
-        spaced: false,
-        tokens: Vec::new(),
-    };
+    let mut lexer = Lexer { chars: text.chars().collect(), at: 0, depth: 0, spaced: false, tokens: Vec::new() };
     while lexer.at < lexer.chars.len() {
         lexer.step()?;
     }
@@ -301,10 +285,7 @@ impl Lexer {
         ];
         marks.iter().find_map(|(mark, allowed)| {
             let here = |(i, c): (usize, &char)| self.peek(i) == Some(*c);
-            let digit = |i: usize| {
-                self.peek(mark.len() + i)
-                    .is_some_and(|c| c.is_ascii_digit())
-            };
+            let digit = |i: usize| self.peek(mark.len() + i).is_some_and(|c| c.is_ascii_digit());
             let fits = *allowed && mark.iter().enumerate().all(here);
             (fits && (0..3).all(digit) && !digit(3)).then_some(mark.len())
         })
@@ -321,13 +302,8 @@ impl Lexer {
         }
         let point = self.peek(0) == Some('.');
         let overline: Vec<char> = "\\overline{".chars().collect();
-        let repeats =
-            |lexer: &Self| (0..overline.len()).all(|i| lexer.peek(i) == Some(overline[i]));
-        if point
-            && self
-                .peek(1)
-                .is_some_and(|c| c.is_ascii_digit() || c == '\\')
-        {
+        let repeats = |lexer: &Self| (0..overline.len()).all(|i| lexer.peek(i) == Some(overline[i]));
+        if point && self.peek(1).is_some_and(|c| c.is_ascii_digit() || c == '\\') {
             self.at += 1;
             fraction = self.digits();
             if repeats(self) {
@@ -359,9 +335,9 @@ fn plain(c: char) -> Option<char> {
         '（' => '(',
         '）' => ')',
         '，' => ',',
-        '+' | '-' | '*' | '/' | '^' | '_' | '(' | ')' | '[' | ']' | '{' | '}' | ',' | ';' | '='
-        | '<' | '>' | '≤' | '≥' | '≠' | '!' | '%' | '|' | '&' | '±' | '∓' | '∪' | '∈' | '°'
-        | '√' | '∞' | 'π' | '∅' | ':' | '\'' | '"' | '.' | '?' | '€' | '£' => c,
+        '+' | '-' | '*' | '/' | '^' | '_' | '(' | ')' | '[' | ']' | '{' | '}' | ',' | ';' | '=' | '<' | '>' | '≤'
+        | '≥' | '≠' | '!' | '%' | '|' | '&' | '±' | '∓' | '∪' | '∈' | '°' | '√' | '∞' | 'π' | '∅' | ':' | '\''
+        | '"' | '.' | '?' | '€' | '£' => c,
         _ => return None,
     })
 }

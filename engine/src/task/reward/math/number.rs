@@ -16,11 +16,7 @@ pub(super) fn bounded(number: BigRational) -> Option<BigRational> {
 pub(super) fn decimal(whole: &str, fraction: &str, repeating: &str) -> Option<BigRational> {
     let digits = |text: &str| -> Option<BigInt> {
         let own: String = text.chars().filter(char::is_ascii_digit).collect();
-        if own.is_empty() {
-            Some(BigInt::zero())
-        } else {
-            own.parse().ok()
-        }
+        if own.is_empty() { Some(BigInt::zero()) } else { own.parse().ok() }
     };
     let ten = |exponent: usize| BigInt::from(10).pow(exponent as u32);
     let shift = ten(fraction.len());
@@ -68,10 +64,7 @@ pub(super) fn root(number: &BigRational, index: u32) -> Option<BigRational> {
         let root = part.nth_root(index);
         (Pow::pow(root.clone(), index) == *part).then_some(root)
     };
-    Some(BigRational::new(
-        exact(number.numer())?,
-        exact(number.denom())?,
-    ))
+    Some(BigRational::new(exact(number.numer())?, exact(number.denom())?))
 }
 
 /// The factorial of a small whole number.

@@ -24,17 +24,9 @@ impl Parsed {
     /// Reads a text; what the grammar does not have is [`Value::Other`].
     pub fn new(source: &str) -> Self {
         let Some(tokens) = tokens(source) else {
-            return Self {
-                value: words(source).unwrap_or(Value::Other),
-                text: source.split_whitespace().collect(),
-            };
+            return Self { value: words(source).unwrap_or(Value::Other), text: source.split_whitespace().collect() };
         };
-        Self {
-            text: spelt(&tokens),
-            value: read(&tokens)
-                .or_else(|| words(source))
-                .unwrap_or(Value::Other),
-        }
+        Self { text: spelt(&tokens), value: read(&tokens).or_else(|| words(source)).unwrap_or(Value::Other) }
     }
 
     /// Whether it is mathematics: a number, an expression or a collection, no word.
@@ -83,9 +75,7 @@ fn both_signs(plus: Value, minus: Value) -> Option<Value> {
             }
             Some(Value::List(all))
         }
-        (first @ Value::Quantity { .. }, second @ Value::Quantity { .. }) => {
-            Some(Value::List(vec![first, second]))
-        }
+        (first @ Value::Quantity { .. }, second @ Value::Quantity { .. }) => Some(Value::List(vec![first, second])),
         _ => None,
     }
 }
@@ -96,9 +86,7 @@ fn words(source: &str) -> Option<Value> {
         return None;
     }
     let commands = ["\\text{", "\\textbf{", "\\mathrm{", "\\textit{", "\\mbox{"];
-    let plain = commands.iter().fold(source.to_owned(), |text, command| {
-        text.replace(command, "{")
-    });
+    let plain = commands.iter().fold(source.to_owned(), |text, command| text.replace(command, "{"));
     let mark = |c: char| " \n.,;:'\"-/!?(){}$*`’".contains(c);
     if !plain.chars().all(|c| c.is_alphabetic() || mark(c)) {
         return None;
@@ -108,9 +96,7 @@ fn words(source: &str) -> Option<Value> {
         .filter(|word| !word.is_empty())
         .map(str::to_lowercase)
         .collect();
-    let spoken = words
-        .iter()
-        .any(|word| word.chars().any(char::is_alphabetic));
+    let spoken = words.iter().any(|word| word.chars().any(char::is_alphabetic));
     spoken.then(|| Value::Words(words.join(" ")))
 }
 
@@ -157,11 +143,7 @@ fn written(value: &Value) -> String {
         parts.join(", ")
     };
     match value {
-        Value::Quantity {
-            expr,
-            percent,
-            unit,
-        } => {
+        Value::Quantity { expr, percent, unit } => {
             let percent = if *percent { "%" } else { "" };
             let unit = unit.as_deref().map(|unit| format!(" {unit}"));
             format!("{}{percent}{}", number(expr), unit.unwrap_or_default())

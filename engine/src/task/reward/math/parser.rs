@@ -1,5 +1,5 @@
-//! From tokens to an expression, by recursive descent. No token is looked at twice by the same rule, and brackets nest at most
-//! [`DEPTH`] deep: time is linear and the stack is bounded.
+//! From tokens to an expression, by recursive descent. No token is looked at twice by the same rule, and brackets nest
+//! at most [`DEPTH`] deep: time is linear and the stack is bounded.
 
 use super::brackets::{Bracket, brackets};
 use super::expr::{Expr, Function, one_or, times, variable};
@@ -130,21 +130,13 @@ impl<'t> Parser<'t> {
                 break;
             }
         }
-        Some(if negative {
-            Expr::Negative(Box::new(all))
-        } else {
-            all
-        })
+        Some(if negative { Expr::Negative(Box::new(all)) } else { all })
     }
 
     fn signed(&mut self) -> Option<Expr> {
         let negative = self.signs();
         let factor = self.factor()?;
-        Some(if negative {
-            Expr::Negative(Box::new(factor))
-        } else {
-            factor
-        })
+        Some(if negative { Expr::Negative(Box::new(factor)) } else { factor })
     }
 
     /// A factor, or a mixed number: a whole number before a fraction of two whole numbers.
@@ -153,10 +145,8 @@ impl<'t> Parser<'t> {
         let fraction = matches!(self.kind(1), Some(Kind::Command(name)) if name == "frac");
         let (over, under) = (self.kind(1), self.kind(3));
         let slash = matches!(self.kind(2), Some(Kind::Symbol('/')));
-        let spelt = matches!(
-            (over, under),
-            (Some(Kind::Number(_, true)), Some(Kind::Number(_, true)))
-        ) && slash
+        let spelt = matches!((over, under), (Some(Kind::Number(_, true)), Some(Kind::Number(_, true))))
+            && slash
             && self.spaced(1);
         let first = self.factor()?;
         if whole && fraction {
@@ -165,11 +155,7 @@ impl<'t> Parser<'t> {
                 &part,
                 Expr::Quotient(pair) if pair.iter().all(|p| matches!(p, Expr::Number(_)))
             );
-            return Some(if is_fraction {
-                Expr::Sum(vec![first, part])
-            } else {
-                times(first, part)
-            });
+            return Some(if is_fraction { Expr::Sum(vec![first, part]) } else { times(first, part) });
         }
         if whole && spelt {
             let over = self.factor()?;
@@ -251,8 +237,7 @@ impl<'t> Parser<'t> {
     fn degrees(&mut self) -> bool {
         let bare = self.symbol() == Some('°');
         let symbol = |kind: Option<&Kind>, c| matches!(kind, Some(Kind::Symbol(s)) if *s == c);
-        let braced =
-            symbol(self.kind(0), '{') && symbol(self.kind(1), '°') && symbol(self.kind(2), '}');
+        let braced = symbol(self.kind(0), '{') && symbol(self.kind(1), '°') && symbol(self.kind(2), '}');
         if bare || braced {
             self.at += if bare { 1 } else { 3 };
             self.unit = Some("deg".into());
@@ -272,11 +257,7 @@ impl<'t> Parser<'t> {
             }
             _ => exponent,
         };
-        Some(if negative {
-            Expr::Negative(Box::new(exponent))
-        } else {
-            exponent
-        })
+        Some(if negative { Expr::Negative(Box::new(exponent)) } else { exponent })
     }
 
     /// Runs a rule one level deeper; none where that is too deep.
@@ -329,8 +310,7 @@ impl<'t> Parser<'t> {
                 let bars = std::mem::replace(&mut self.in_bars, true);
                 let inner = self.nested(Self::sum)?;
                 self.in_bars = bars;
-                self.take('|')
-                    .then(|| Expr::Apply(Function::Abs, Box::new(inner)))
+                self.take('|').then(|| Expr::Apply(Function::Abs, Box::new(inner)))
             }
             Kind::Symbol('√') => {
                 self.at += 1;
@@ -423,11 +403,7 @@ impl<'t> Parser<'t> {
     /// A logarithm with its base, 10 where none is given; `ln` is a function of its own.
     fn logarithm(&mut self) -> Option<Expr> {
         self.at += 1;
-        let base = if self.take('_') {
-            self.argument()?
-        } else {
-            Expr::whole(10)
-        };
+        let base = if self.take('_') { self.argument()? } else { Expr::whole(10) };
         let of = self.nested(Self::operand)?;
         Some(Expr::Log(Box::new([base, of])))
     }
@@ -435,11 +411,7 @@ impl<'t> Parser<'t> {
     /// A function with its argument: `\sin^2 x`, `\sin 2x`, `sin(x)`.
     fn function(&mut self, function: Function) -> Option<Expr> {
         self.at += 1;
-        let exponent = if self.take('^') {
-            Some(self.argument()?)
-        } else {
-            None
-        };
+        let exponent = if self.take('^') { Some(self.argument()?) } else { None };
         let unit = self.unit.take();
         let mut of = self.nested(Self::operand)?;
         if self.unit.as_deref() == Some("deg") {
@@ -466,10 +438,7 @@ impl<'t> Parser<'t> {
             };
             Function::named(name).is_some() || name == "log"
         };
-        while self.starts_factor(&all)
-            && !function(self.kind(0))
-            && !matches!(self.symbol(), Some('(' | '[' | '|'))
-        {
+        while self.starts_factor(&all) && !function(self.kind(0)) && !matches!(self.symbol(), Some('(' | '[' | '|')) {
             all = times(all, self.factor()?);
         }
         Some(all)

@@ -7,10 +7,7 @@ use std::fmt::Write;
 use std::time::Instant;
 
 /// 300 ground truths with completions over all forms, and whether the completion is right.
-const PAIRS: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../tests/fixtures/rewards/math_pairs.jsonl"
-));
+const PAIRS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/rewards/math_pairs.jsonl"));
 
 #[derive(Deserialize)]
 struct Pair {
@@ -20,21 +17,15 @@ struct Pair {
     right: bool,
 }
 
-const MATH: Math = Math {
-    source: AnswerSource::Any,
-    tolerance: 0.0,
-};
+const MATH: Math = Math { source: AnswerSource::Any, tolerance: 0.0 };
 
 fn pairs() -> Vec<Pair> {
     let lines = PAIRS.lines();
-    lines
-        .map(|line| serde_json::from_str(line).expect("a pair"))
-        .collect()
+    lines.map(|line| serde_json::from_str(line).expect("a pair")).collect()
 }
 
 fn verdict(gold: &str, completion: &str) -> RuleVerdict {
-    MATH.judge(gold, completion)
-        .expect("a ground truth that can be read")
+    MATH.judge(gold, completion).expect("a ground truth that can be read")
 }
 
 fn right(gold: &str, answer: &str) -> bool {
@@ -53,17 +44,8 @@ fn every_pair_made_by_hand_is_judged_right_or_declared_undecided() {
             (verdict.value > 0.5) == pair.right && verdict.undecided.is_none()
         };
         if !fits {
-            let Pair {
-                form,
-                gold,
-                completion,
-                right,
-            } = &pair;
-            writeln!(
-                wrong,
-                "{form}: {gold} | {completion} | {right}: {verdict:?}"
-            )
-            .expect("text");
+            let Pair { form, gold, completion, right } = &pair;
+            writeln!(wrong, "{form}: {gold} | {completion} | {right}: {verdict:?}").expect("text");
         }
         seen += 1;
     }
@@ -98,10 +80,7 @@ fn equal_numbers_are_read_as_equal_texts() {
 
 #[test]
 fn a_tolerance_is_relative_to_the_ground_truth() {
-    let near = Math {
-        tolerance: 0.01,
-        ..MATH
-    };
+    let near = Math { tolerance: 0.01, ..MATH };
     let value = |gold: &str, answer: &str| {
         let text = format!("\\boxed{{{answer}}}");
         near.judge(gold, &text).expect("judged").value > 0.5
@@ -113,10 +92,7 @@ fn a_tolerance_is_relative_to_the_ground_truth() {
 
 #[test]
 fn trl_reads_boxes_and_formulas_after_final_answer_alone() {
-    let latex = Math {
-        source: AnswerSource::Latex,
-        ..MATH
-    };
+    let latex = Math { source: AnswerSource::Latex, ..MATH };
     let value = |text: &str| latex.judge("7", text).expect("judged").value > 0.5;
     assert!(value("\\boxed{7}") && value("The final answer is $7$. I hope it is correct."));
     // a dollar behind a backslash is an amount's and ends no formula

@@ -44,11 +44,7 @@ pub(super) struct Interval {
 impl Value {
     /// An expression without percent and unit.
     pub fn plain(expr: Expr) -> Self {
-        Self::Quantity {
-            expr,
-            percent: false,
-            unit: None,
-        }
+        Self::Quantity { expr, percent: false, unit: None }
     }
 }
 

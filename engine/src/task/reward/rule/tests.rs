@@ -6,10 +6,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 
 /// verl's and TRL's scores: `tests/fixtures/scripts/make_rule_scores.py`.
-const SCORES: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../tests/fixtures/rewards/rule_scores.jsonl"
-));
+const SCORES: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/rewards/rule_scores.jsonl"));
 
 #[derive(Deserialize)]
 struct Scored {
@@ -32,12 +29,7 @@ fn refused(json: &str) -> String {
 }
 
 fn completion<'a>(text: &'a str, tokens: &'a [u32]) -> Completion<'a> {
-    Completion {
-        text,
-        tokens,
-        finished: true,
-        max_tokens: 1_000,
-    }
+    Completion { text, tokens, finished: true, max_tokens: 1_000 }
 }
 
 fn pays(json: &str, answer: &str, text: &str) -> f64 {
@@ -61,10 +53,7 @@ fn scores_are_those_of_verl_and_trl() {
         for (rule, expected) in rules.iter().zip(expected) {
             let judged = rule.score(&scored.gold, &completion(&scored.completion, &[]));
             let reward = judged.expect("judged");
-            assert!(
-                (reward.total - expected).abs() < 1e-12,
-                "{expected}: {reward:?} of {line}"
-            );
+            assert!((reward.total - expected).abs() < 1e-12, "{expected}: {reward:?} of {line}");
         }
         seen += 1;
     }
@@ -117,12 +106,8 @@ fn json_has_to_fit_the_schema() {
     }
     assert!(pays(rule, "", &"[".repeat(1_000_000)) < 0.5);
     let error = refused(r#"{"kind": "json_schema", "schema": {"type": "no such type"}}"#);
-    assert!(
-        error.contains("`rewards.json_schema.schema`: it is no JSON schema"),
-        "{error}"
-    );
-    let error =
-        refused(r#"{"kind": "json_schema", "schema": {"$ref": "https://example.com/a.json"}}"#);
+    assert!(error.contains("`rewards.json_schema.schema`: it is no JSON schema"), "{error}");
+    let error = refused(r#"{"kind": "json_schema", "schema": {"$ref": "https://example.com/a.json"}}"#);
     assert!(error.contains("no JSON schema that can be used"), "{error}");
 }
 
@@ -150,14 +135,8 @@ fn the_letter_settled_on_is_the_choice() {
         assert!((pays(rule, "B", text) - expected).abs() < 1e-12, "{text}");
     }
     assert!(pays(rule, "(B)", "\\boxed{B}") > 0.5);
-    let error = rewards(rule)
-        .check_answer("E")
-        .expect_err("refused")
-        .to_string();
-    assert!(
-        error.contains("\"E\" is none of the letters ABCD"),
-        "{error}"
-    );
+    let error = rewards(rule).check_answer("E").expect_err("refused").to_string();
+    assert!(error.contains("\"E\" is none of the letters ABCD"), "{error}");
     assert!(refused(r#"{"kind": "choice", "letters": "AA"}"#).contains("different upper-case"));
 }
 
@@ -170,15 +149,9 @@ fn countdown_rows_of_others_are_read_and_broken_ones_named() {
     let some = r#"{"kind": "countdown", "use_all": false}"#;
     assert!(pays(some, answer, "<answer>2 * 3</answer>") > 0.5);
     assert!(pays(some, answer, "<answer>3 + 3</answer>") < 0.5);
-    let error = rewards(rule)
-        .check_answer("6")
-        .expect_err("refused")
-        .to_string();
+    let error = rewards(rule).check_answer("6").expect_err("refused").to_string();
     assert!(error.contains("\"6\" is no countdown problem"), "{error}");
-    assert!(
-        error.contains(r#"`answer: '{{"target": {target}, "numbers": {nums}}}'`"#),
-        "{error}"
-    );
+    assert!(error.contains(r#"`answer: '{{"target": {target}, "numbers": {nums}}}'`"#), "{error}");
 }
 
 #[test]
@@ -189,9 +162,7 @@ fn saying_the_same_again_costs_its_share() {
     assert!((pays(words, "", "a b A b") + 1.0 / 3.0).abs() < 1e-12);
     assert!(pays(words, "", "a").abs() < 1e-12 && pays(words, "", "").abs() < 1e-12);
     let tokens = rewards(r#"{"kind": "repetition", "ngram_size": 1, "unit": "tokens"}"#);
-    let judged = tokens
-        .score("", &completion("", &[7, 7, 7, 8]))
-        .expect("judged");
+    let judged = tokens.score("", &completion("", &[7, 7, 7, 8])).expect("judged");
     assert!((judged.total + 0.5).abs() < 1e-12);
     assert!(refused(r#"{"kind": "repetition", "ngram_size": 0}"#).contains("expected 1 to 64"));
 }
@@ -217,9 +188,7 @@ fn a_ground_truth_that_its_own_rule_pays_nothing_is_an_error() {
         (r#"{"kind": "trl_accuracy"}"#, "so \\boxed{5}"),
         (r#"{"kind": "exact"}"#, " yes "),
     ] {
-        rewards(json)
-            .check_answer(answer)
-            .expect("a ground truth of its own");
+        rewards(json).check_answer(answer).expect("a ground truth of its own");
     }
 }
 
@@ -231,11 +200,7 @@ fn a_reward_says_what_was_read_and_whether_it_is_right() {
     assert_eq!(reward.correct, Some(true));
     let read = |at: usize| {
         let own = &reward.readings[at];
-        (
-            own.reward.as_str(),
-            own.parsed.as_deref(),
-            own.gold.as_deref(),
-        )
+        (own.reward.as_str(), own.parsed.as_deref(), own.gold.as_deref())
     };
     assert_eq!(read(0), ("math", Some("1/2"), Some("1/2")));
     assert_eq!(read(1), ("verl_math", Some("\\frac{1}{2}"), Some("0.5")));
@@ -244,12 +209,7 @@ fn a_reward_says_what_was_read_and_whether_it_is_right() {
     assert_eq!(unsure.correct, Some(false));
     assert!(unsure.readings[0].undecided.is_some());
     let form = rewards(r#"{"kind": "format", "tags": ["a"]}"#);
-    assert_eq!(
-        form.score("", &completion("", &[]))
-            .expect("judged")
-            .correct,
-        None
-    );
+    assert_eq!(form.score("", &completion("", &[])).expect("judged").correct, None);
 }
 
 #[test]
@@ -261,14 +221,10 @@ fn every_rule_judges_a_megabyte() {
            {"kind": "trl_think_format"}, {"kind": "format", "tags": ["a", "b"]}, {"kind": "repetition"},
            {"kind": "json_schema", "schema": {"type": "array"}}, {"kind": "number"}, {"kind": "exact"}"#,
     );
-    for piece in [
-        "\\boxed{", "#### 1", "<a>", "[", "\\frac", "\\sqrt", "1 ", "(1+", "```", "{\"a\":", "é",
-    ] {
+    for piece in ["\\boxed{", "#### 1", "<a>", "[", "\\frac", "\\sqrt", "1 ", "(1+", "```", "{\"a\":", "é"] {
         let text = piece.repeat(1_000_000 / piece.len());
         others.score("5", &completion(&text, &[])).expect("judged");
-        of_letters
-            .score("B", &completion(&text, &[]))
-            .expect("judged");
+        of_letters.score("B", &completion(&text, &[])).expect("judged");
         let problem = r#"{"target": 6, "numbers": [1, 2, 3]}"#;
         let judged = countdown.score(problem, &completion(&text, &[]));
         assert!(judged.expect("judged").total < 0.5);

@@ -9,10 +9,7 @@ fn listed(folder: &Path, path: &str, setting: &'static str) -> Result<Vec<String
     let files = RowFiles::from(path).list(folder, setting);
     let short = |text: String| text.replace(&format!("{}/", folder.display()), "");
     let files = files.map_err(|error| short(error.to_string()))?.concat();
-    Ok(files
-        .iter()
-        .map(|file| short(file.display().to_string()))
-        .collect())
+    Ok(files.iter().map(|file| short(file.display().to_string())).collect())
 }
 
 #[test]
@@ -32,28 +29,13 @@ fn folders_and_patterns_stand_for_their_files() {
     }
     let of = |path, setting| listed(folder.path(), path, setting);
     assert_eq!(of("verl", TRAIN).expect("files"), ["verl/train.parquet"]);
-    assert_eq!(
-        of("verl", "task.validation").expect("files"),
-        ["verl/test.parquet"]
-    );
-    assert_eq!(
-        of("parts", TRAIN).expect("files"),
-        ["parts/a.jsonl", "parts/b.jsonl"]
-    );
-    assert_eq!(
-        of("parts/*.jsonl", TRAIN).expect("files"),
-        ["parts/a.jsonl", "parts/b.jsonl"]
-    );
+    assert_eq!(of("verl", "task.validation").expect("files"), ["verl/test.parquet"]);
+    assert_eq!(of("parts", TRAIN).expect("files"), ["parts/a.jsonl", "parts/b.jsonl"]);
+    assert_eq!(of("parts/*.jsonl", TRAIN).expect("files"), ["parts/a.jsonl", "parts/b.jsonl"]);
     let text = of("*/none*.jsonl", TRAIN).expect_err("refused");
-    assert!(
-        text.contains("`task.train`: no file matches */none*.jsonl"),
-        "{text}"
-    );
+    assert!(text.contains("`task.train`: no file matches */none*.jsonl"), "{text}");
     let text = of("both", TRAIN).expect_err("refused");
-    assert!(
-        text.contains("several formats: train.jsonl, train.parquet"),
-        "{text}"
-    );
+    assert!(text.contains("several formats: train.jsonl, train.parquet"), "{text}");
 }
 
 #[test]
@@ -74,10 +56,7 @@ fn sources_are_read_from_a_path_a_list_and_a_list_with_weights() {
     assert!(refused("3").contains("expected a path, or a list of paths"));
     let some = parse(r#"[{"path": "a", "weight": 1}, "b"]"#).expect("parses");
     let text = some.weights(TRAIN).expect_err("refused").to_string();
-    assert!(
-        text.contains("for each of the 2 sources or for none, found 1"),
-        "{text}"
-    );
+    assert!(text.contains("for each of the 2 sources or for none, found 1"), "{text}");
 }
 
 #[test]

@@ -1,18 +1,17 @@
 //! The backward pass: dQ of blocks of queries; dK and dV of blocks of keys.
 
 use super::super::blocks::{
-    Block, Part, Rows, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows,
-    visible_keys, visible_queries,
+    Block, Part, Rows, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows, visible_keys,
+    visible_queries,
 };
-use super::tile::{
-    OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile,
-};
+use super::tile::{OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// Turns products of queries and keys (`scores`) into probabilities P, and products of values and output gradients (`upstream`) into
-/// the gradients dS of the former, in place; both are 0 where a key is masked. `numbers` has every query's logsumexp and Δ.
+/// Turns products of queries and keys (`scores`) into probabilities P, and products of values and output gradients
+/// (`upstream`) into the gradients dS of the former, in place; both are 0 where a key is masked. `numbers` has every
+/// query's logsumexp and Δ.
 #[cube]
 fn score_gradients(
     scores: &mut Array<f32>,

@@ -2,12 +2,9 @@
 
 use super::super::super::launch::UNITS;
 use super::super::blocks::{
-    Block, MASKED, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows,
-    visible_keys,
+    Block, MASKED, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows, visible_keys,
 };
-use super::tile::{
-    LANES, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile,
-};
+use super::tile::{LANES, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
@@ -41,15 +38,11 @@ fn score(
     }
 }
 
-/// One step of the online softmax, over a tile of scores, which become weights. A unit has a quarter of a row; it is given the row's
-/// maximum and the sum of its own weights so far, and returns both. `stage` gets the factors that rescale the rows' accumulators.
+/// One step of the online softmax, over a tile of scores, which become weights. A unit has a quarter of a row; it is
+/// given the row's maximum and the sum of its own weights so far, and returns both. `stage` gets the factors that
+/// rescale the rows' accumulators.
 #[cube]
-fn online_softmax(
-    tile: &mut Shared<[f32]>,
-    stage: &mut Shared<[f32]>,
-    largest: f32,
-    total: f32,
-) -> (f32, f32) {
+fn online_softmax(tile: &mut Shared<[f32]>, stage: &mut Shared<[f32]>, largest: f32, total: f32) -> (f32, f32) {
     let unit = UNIT_POS as usize;
     let lane = unit % LANES;
     let first = unit / LANES * TILE_PITCH + lane;
@@ -184,8 +177,6 @@ pub(crate) fn attention_forward<F: Float>(
         }
         entry += 1;
     }
-    finish_softmax(
-        &mut mixed, &mut stage, lse, largest, total, &block, heads, head, writes, each,
-    );
+    finish_softmax(&mut mixed, &mut stage, lse, largest, total, &block, heads, head, writes, each);
     store::<F>(&mut mixed, out, &own, writes, dim);
 }

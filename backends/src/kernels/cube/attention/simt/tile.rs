@@ -1,6 +1,6 @@
-//! Tiles of scores: products of a block's rows with rows of the other side (keys of queries, or queries of keys), by slices of both
-//! in shared memory, and products of such a tile with rows of the other side. Each unit has 4 × 2 elements of a tile. Shared
-//! memory stays below 16 KiB, which WebGPU guarantees.
+//! Tiles of scores: products of a block's rows with rows of the other side (keys of queries, or queries of keys), by
+//! slices of both in shared memory, and products of such a tile with rows of the other side. Each unit has 4 × 2
+//! elements of a tile. Shared memory stays below 16 KiB, which WebGPU guarantees.
 
 use super::super::super::launch::UNITS;
 use super::super::blocks::Rows;
@@ -135,13 +135,7 @@ pub(super) fn accumulate<F: Float>(
 
 /// Writes a unit's accumulators of the block's rows.
 #[cube]
-pub(super) fn store<F: Float>(
-    sums: &mut Array<f32>,
-    out: &mut [F],
-    rows: &Rows,
-    writes: bool,
-    #[comptime] dim: usize,
-) {
+pub(super) fn store<F: Float>(sums: &mut Array<f32>, out: &mut [F], rows: &Rows, writes: bool, #[comptime] dim: usize) {
     let each = comptime!(dim.div_ceil(SIDE));
     let unit = UNIT_POS as usize;
     #[unroll]

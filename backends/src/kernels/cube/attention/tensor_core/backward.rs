@@ -2,17 +2,16 @@
 
 use super::super::super::cmma::{VECTOR, shared_aligned};
 use super::super::blocks::{
-    Block, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows,
-    visible_keys, visible_queries,
+    Block, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows, visible_keys, visible_queries,
 };
 use super::tile::{LANES, Sizes, multiply_accumulate, products, stage, store, zero_sums};
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-/// From products of queries and keys (`scores`) and of values and output gradients (`upstream`), the probabilities P and the
-/// gradients dS of the former; both are 0 where a key is masked. `numbers` has every query's logsumexp and Δ. A block of queries
-/// needs no P.
+/// From products of queries and keys (`scores`) and of values and output gradients (`upstream`), the probabilities P
+/// and the gradients dS of the former; both are 0 where a key is masked. `numbers` has every query's logsumexp and Δ. A
+/// block of queries needs no P.
 #[cube]
 fn score_gradients<F: Float>(
     scores: &Shared<[f32]>,
@@ -103,21 +102,9 @@ pub(crate) fn query_backward<F: Float, N: Size>(
         let mut row = keys.row;
         while row < keys.end {
             let part = from_row(&keys, row);
-            let other = tile_rows(
-                &part,
-                heads / group,
-                head / group,
-                wide,
-                comptime!(sizes.tile()),
-            );
+            let other = tile_rows(&part, heads / group, head / group, wide, comptime!(sizes.tile()));
             stage(k, &other, &mut keys_staged, comptime!(sizes.tile()), sizes);
-            stage(
-                v,
-                &other,
-                &mut values_staged,
-                comptime!(sizes.tile()),
-                sizes,
-            );
+            stage(v, &other, &mut values_staged, comptime!(sizes.tile()), sizes);
             sync_cube();
             products(&own_queries, &keys_staged, &mut scores, sizes);
             products(&own_gradients, &values_staged, &mut upstream, sizes);
@@ -147,16 +134,7 @@ pub(crate) fn query_backward<F: Float, N: Size>(
     }
     let rows = block_rows(&block, heads, head, comptime!(sizes.dim));
     let writes = CUBE_POS < blocks * heads;
-    store(
-        &sums,
-        &mut scores,
-        &no_factors,
-        d_q,
-        &rows,
-        writes,
-        false,
-        sizes,
-    );
+    store(&sums, &mut scores, &no_factors, d_q, &rows, writes, false, sizes);
 }
 
 /// dK and dV of a block of keys of one key head.
@@ -185,8 +163,7 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
     let mut own_keys = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
     let mut own_values = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(BLOCK)));
     let mut queries_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
-    let mut gradients_staged =
-        shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
+    let mut gradients_staged = shared_aligned::<Vector<F, N>>(comptime!(sizes.staged(sizes.tile())));
     let mut scores = shared_aligned::<f32>(comptime!(sizes.scores()));
     let mut upstream = shared_aligned::<f32>(comptime!(sizes.scores()));
     let mut probabilities = shared_aligned::<F>(comptime!(sizes.weights()));
@@ -196,10 +173,7 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
     let mut value_sums = zero_sums(sizes);
     let scoring = Scoring { window, scale, cap };
     let kv_heads = heads / group;
-    let block = block_of(
-        table,
-        keys + min(CUBE_POS / kv_heads, blocks - 1) * BLOCK_FIELDS,
-    );
+    let block = block_of(table, keys + min(CUBE_POS / kv_heads, blocks - 1) * BLOCK_FIELDS);
     let kv_head = CUBE_POS % kv_heads;
     let wide = comptime!(sizes.dim / VECTOR);
     let own = block_rows(&block, kv_heads, kv_head, wide);
@@ -214,20 +188,8 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
             while row < queries.end {
                 let part = from_row(&queries, row);
                 let other = tile_rows(&part, heads, head, wide, comptime!(sizes.tile()));
-                stage(
-                    q,
-                    &other,
-                    &mut queries_staged,
-                    comptime!(sizes.tile()),
-                    sizes,
-                );
-                stage(
-                    gradient,
-                    &other,
-                    &mut gradients_staged,
-                    comptime!(sizes.tile()),
-                    sizes,
-                );
+                stage(q, &other, &mut queries_staged, comptime!(sizes.tile()), sizes);
+                stage(gradient, &other, &mut gradients_staged, comptime!(sizes.tile()), sizes);
                 sync_cube();
                 products(&own_keys, &queries_staged, &mut scores, sizes);
                 products(&own_values, &gradients_staged, &mut upstream, sizes);
@@ -260,24 +222,6 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
     }
     let rows = block_rows(&block, kv_heads, kv_head, comptime!(sizes.dim));
     let writes = CUBE_POS < blocks * kv_heads;
-    store(
-        &key_sums,
-        &mut scores,
-        &no_factors,
-        d_k,
-        &rows,
-        writes,
-        false,
-        sizes,
-    );
-    store(
-        &value_sums,
-        &mut scores,
-        &no_factors,
-        d_v,
-        &rows,
-        writes,
-        false,
-        sizes,
-    );
+    store(&key_sums, &mut scores, &no_factors, d_k, &rows, writes, false, sizes);
+    store(&value_sums, &mut scores, &no_factors, d_v, &rows, writes, false, sizes);
 }

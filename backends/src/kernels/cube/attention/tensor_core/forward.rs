@@ -2,23 +2,21 @@
 
 use super::super::super::cmma::{VECTOR, shared_aligned};
 use super::super::blocks::{
-    Block, MASKED, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows,
-    visible_keys,
+    Block, MASKED, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows, visible_keys,
 };
-use super::tile::{
-    LANES, Sizes, load_sums, multiply_accumulate, products, stage, store, store_sums, zero_sums,
-};
+use super::tile::{LANES, Sizes, load_sums, multiply_accumulate, products, stage, store, store_sums, zero_sums};
 use crate::kernels::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::cmma::Matrix;
 use cubecl::prelude::*;
 
-/// How far a row's maximum may exceed the reference score of its weights before accumulators are rescaled (lazy rescaling, as in
-/// `FlashAttention` 4). Weights of e⁸ fit in every half precision, and scores rarely grow by as much after the first tiles.
+/// How far a row's maximum may exceed the reference score of its weights before accumulators are rescaled (lazy
+/// rescaling, as in `FlashAttention` 4). Weights of e⁸ fit in every half precision, and scores rarely grow by as much
+/// after the first tiles.
 const SLACK: f32 = 8.0;
 
-/// Turns the products of a tile into scores, in place, and masks keys that a query does not see. Returns the maximum of a unit's part
-/// of its row.
+/// Turns the products of a tile into scores, in place, and masks keys that a query does not see. Returns the maximum of
+/// a unit's part of its row.
 #[cube]
 fn score(
     scores: &mut Shared<[f32]>,
@@ -48,8 +46,9 @@ fn score(
     top
 }
 
-/// One step of the online softmax: turns scores into weights. A unit is given the reference score of its row (`before`) and the sum of
-/// its own weights so far, and returns both. `factors` gets each row's factor for the accumulators, and `moved` whether any is not 1.
+/// One step of the online softmax: turns scores into weights. A unit is given the reference score of its row (`before`)
+/// and the sum of its own weights so far, and returns both. `factors` gets each row's factor for the accumulators, and
+/// `moved` whether any is not 1.
 #[cube]
 fn online_softmax<F: Float>(
     scores: &Shared<[f32]>,
@@ -189,47 +188,19 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         let mut row = keys.row;
         while row < keys.end {
             let part = from_row(&keys, row);
-            let other = tile_rows(
-                &part,
-                heads / group,
-                head / group,
-                wide,
-                comptime!(sizes.tile()),
-            );
+            let other = tile_rows(&part, heads / group, head / group, wide, comptime!(sizes.tile()));
             stage(k, &other, &mut keys_staged, comptime!(sizes.tile()), sizes);
-            stage(
-                v,
-                &other,
-                &mut values_staged,
-                comptime!(sizes.tile()),
-                sizes,
-            );
+            stage(v, &other, &mut values_staged, comptime!(sizes.tile()), sizes);
             if UNIT_POS == 0 {
                 moved[0] = 0u32;
             }
             sync_cube();
             products(&own, &keys_staged, &mut scores, sizes);
             sync_cube();
-            tops[UNIT_POS as usize] = score(
-                &mut scores,
-                &block,
-                &part,
-                other.count,
-                &scoring,
-                capped,
-                sizes,
-            );
+            tops[UNIT_POS as usize] = score(&mut scores, &block, &part, other.count, &scoring, capped, sizes);
             sync_cube();
-            let (now, sum) = online_softmax(
-                &scores,
-                &mut weights,
-                &tops,
-                &mut factors,
-                &mut moved,
-                reference,
-                total,
-                sizes,
-            );
+            let (now, sum) =
+                online_softmax(&scores, &mut weights, &tops, &mut factors, &mut moved, reference, total, sizes);
             reference = now;
             total = sum;
             sync_cube();
@@ -243,26 +214,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         entry += 1;
     }
     let writes = CUBE_POS < blocks * heads;
-    finish_softmax(
-        &mut tops,
-        &mut factors,
-        lse,
-        reference,
-        total,
-        &block,
-        heads,
-        head,
-        writes,
-    );
+    finish_softmax(&mut tops, &mut factors, lse, reference, total, &block, heads, head, writes);
     let rows = block_rows(&block, heads, head, comptime!(sizes.dim));
-    store(
-        &sums,
-        &mut scores,
-        &factors,
-        out,
-        &rows,
-        writes,
-        true,
-        sizes,
-    );
+    store(&sums, &mut scores, &factors, out, &rows, writes, true, sizes);
 }

@@ -1,8 +1,7 @@
-//! Rows of both sides in shared memory, their products, and the accumulators that planes keep in registers from tile to tile.
+//! Rows of both sides in shared memory, their products, and the accumulators that planes keep in registers from tile to
+//! tile.
 
-use super::super::super::cmma::{
-    ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, load_fragment, zero_accumulator,
-};
+use super::super::super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, load_fragment, zero_accumulator};
 use super::super::super::launch::UNITS;
 use super::super::blocks::Rows;
 use crate::kernels::families::BLOCK;
@@ -117,30 +116,13 @@ pub(super) fn products<F: Float, N: Size>(
             let column = comptime!(k * SIDE / VECTOR);
             let a = matrix / across * rows + column;
             let b = matrix % across * rows + column;
-            let a = load_fragment::<F, Vector<F, N>>(
-                MatrixIdent::A,
-                MatrixLayout::RowMajor,
-                own,
-                a,
-                pitch,
-            );
-            let b = load_fragment::<F, Vector<F, N>>(
-                MatrixIdent::B,
-                MatrixLayout::ColMajor,
-                other,
-                b,
-                pitch,
-            );
+            let a = load_fragment::<F, Vector<F, N>>(MatrixIdent::A, MatrixLayout::RowMajor, own, a, pitch);
+            let b = load_fragment::<F, Vector<F, N>>(MatrixIdent::B, MatrixLayout::ColMajor, other, b, pitch);
             cmma::execute(&a, &b, &sum, &sum);
         }
         let score_pitch = comptime!(sizes.score_pitch());
         let at = matrix / across * comptime!(SIDE * score_pitch) + matrix % across * SIDE;
-        cmma::store(
-            &mut scores[at..comptime!(sizes.scores())],
-            &sum,
-            score_pitch as u32,
-            MatrixLayout::RowMajor,
-        );
+        cmma::store(&mut scores[at..comptime!(sizes.scores())], &sum, score_pitch as u32, MatrixLayout::RowMajor);
     }
 }
 
@@ -174,22 +156,9 @@ pub(super) fn multiply_accumulate<F: Float, N: Size>(
             #[unroll]
             for k in 0..comptime!(sizes.tile() / SIDE) {
                 let a = matrix / along * comptime!(SIDE * weight_pitch) + comptime!(k * SIDE);
-                let b =
-                    matrix % along * comptime!(SIDE / VECTOR) + comptime!(k * sizes.staged(SIDE));
-                let a = load_fragment::<F, F>(
-                    MatrixIdent::A,
-                    MatrixLayout::RowMajor,
-                    weights,
-                    a,
-                    weight_pitch as u32,
-                );
-                let b = load_fragment::<F, Vector<F, N>>(
-                    MatrixIdent::B,
-                    MatrixLayout::RowMajor,
-                    other,
-                    b,
-                    pitch,
-                );
+                let b = matrix % along * comptime!(SIDE / VECTOR) + comptime!(k * sizes.staged(SIDE));
+                let a = load_fragment::<F, F>(MatrixIdent::A, MatrixLayout::RowMajor, weights, a, weight_pitch as u32);
+                let b = load_fragment::<F, Vector<F, N>>(MatrixIdent::B, MatrixLayout::RowMajor, other, b, pitch);
                 let sum = sums.index(i);
                 cmma::execute(&a, &b, sum, sum);
             }
@@ -218,11 +187,7 @@ pub(super) fn store_sums(
 ) {
     #[unroll]
     for i in 0..comptime!(sizes.sums()) {
-        let (at, there) = place(
-            UNIT_POS as usize / PLANE + comptime!(i * PLANES),
-            part,
-            sizes,
-        );
+        let (at, there) = place(UNIT_POS as usize / PLANE + comptime!(i * PLANES), part, sizes);
         if there {
             cmma::store(
                 &mut scores[at..comptime!(sizes.scores())],
@@ -244,11 +209,7 @@ pub(super) fn load_sums(
 ) {
     #[unroll]
     for i in 0..comptime!(sizes.sums()) {
-        let (at, there) = place(
-            UNIT_POS as usize / PLANE + comptime!(i * PLANES),
-            part,
-            sizes,
-        );
+        let (at, there) = place(UNIT_POS as usize / PLANE + comptime!(i * PLANES), part, sizes);
         if there {
             cmma::load_with_layout(
                 sums.index_mut(i),
