@@ -10,6 +10,8 @@
 #[allow(dead_code, reason = "each bench uses its own part")]
 #[path = "support/allocator.rs"]
 mod allocator;
+#[path = "support/results.rs"]
+mod results;
 #[path = "support/mod.rs"]
 mod support;
 #[path = "support/workload.rs"]
@@ -28,6 +30,7 @@ use firebrick::engine::plan::{MemoryConfig, ModelPlan};
 use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams, SchedulerConfig};
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder, Prepack};
+use results::{Figures, rounded};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
@@ -71,6 +74,12 @@ fn main() {
     let decoder = Decoder::random(arch(options.small, half), 1, &device);
     let layers = decoder.arch().num_layers;
     println!("{} ({}), {layers} layers, {rows} sequences, {}", info.name, info.device, decoder.arch().precision);
+    let mut rows_of_figures = Vec::new();
+    let mut figure = |name: &str, step: &Step| {
+        let [per_layer, ms] = [step.kernels / layers as f64, 1e3 * step.seconds];
+        let name = format!("{}, {name}", info.name);
+        rows_of_figures.push(vec![name.into(), rounded(step.kernels, 0), rounded(per_layer, 1), rounded(ms, 2)]);
+    };
     for case in &CASES {
         // a CPU captures nothing
         if case.captured && is_cpu(&device) {
@@ -85,6 +94,7 @@ fn main() {
             step.seconds * 1e3
         );
         print_names(&step);
+        figure(case.name.split(" (").next().unwrap_or_default(), &step);
         options.write(&json!({
             "case": "decoding step", "name": case.name, "rows": rows, "layers": layers, "kernels": step.kernels,
             "kernels_per_layer": per_layer, "seconds": step.seconds
@@ -99,9 +109,20 @@ fn main() {
         micro.seconds * 1e3
     );
     print_names(&micro);
+    figure("micro-batch", &micro);
     options.write(&json!({
         "case": "micro-batch", "kernels": micro.kernels, "layers": layers, "seconds": micro.seconds
     }));
+    Figures {
+        bench: "launches",
+        title: "Kernels of a decoding step",
+        command: "cargo bench --bench launches -- --device cuda",
+        what: "The 0.5B shape in bf16 with 64 sequences on the CUDA emulator, which skips kernels: time is the host's. \
+               Four layers and 8 sequences on wgpu.",
+        columns: &["case", "kernels", "kernels per layer", "time, ms"],
+        rows: rows_of_figures,
+    }
+    .write();
 }
 
 /// The shape of Qwen2.5-0.5B, or one that a software driver gets through in seconds.

@@ -8,6 +8,8 @@
 mod allocator;
 #[path = "support/plot.rs"]
 mod plot;
+#[path = "support/results.rs"]
+mod results;
 #[path = "support/workload.rs"]
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod workload;
@@ -15,6 +17,7 @@ mod workload;
 use firebrick::models::generate::{Generator, SamplingParams};
 use firebrick::models::{Decoder, Prepack};
 use plot::{COLOURS, Chart, Line};
+use results::{Figures, rounded};
 use std::path::Path;
 use std::time::Instant;
 use workload::{VOCAB, prompts};
@@ -23,6 +26,8 @@ const RUNS: usize = 3;
 
 /// Runs of what is compared by turns.
 const TURNS: usize = 15;
+
+const COMMAND: &str = "cargo bench --no-default-features --bench sampling_cost";
 
 const PANELS: Prepack = Prepack { panels: true, quantization: None };
 
@@ -91,6 +96,7 @@ fn main() {
     for (n, seconds) in by_sequences {
         println!("| {n} | {seconds:.3} | {:.0} |", (n * 64) as f64 / seconds);
     }
+    write([different, together], &by_tokens, &by_sequences);
     let chart = |title, x, points: &[(usize, f64)], colour| {
         let most = points.iter().map(|p| p.1).fold(0.0, f64::max);
         let last = points.last().expect("points").0;
@@ -110,4 +116,47 @@ fn main() {
         chart("64 new tokens each", "sequences at a time", &by_sequences, COLOURS[1]),
     ];
     plot::draw(&picture, &charts);
+}
+
+/// Writes the figures, if that is asked for.
+fn write([different, together]: [f64; 2], by_tokens: &[(usize, f64)], by_sequences: &[(usize, f64)]) {
+    Figures {
+        bench: "sampling_ragged",
+        title: "Sampling of different lengths",
+        command: COMMAND,
+        what: "64 completions of 8 prompts on a CPU, which end by chance at 63 tokens on average, compared with as many \
+               tokens in completions of one length.",
+        columns: &["case", "different, s per 1,000 tokens", "equal, s per 1,000 tokens", "ratio"],
+        rows: vec![vec![
+            "8 prompts × 8".into(),
+            rounded(different, 3),
+            rounded(together, 3),
+            rounded(different / together, 2),
+        ]],
+    }
+    .write();
+    let row =
+        |&(new, seconds): &(usize, f64)| vec![new.into(), rounded(seconds, 3), rounded(1e3 * seconds / new as f64, 2)];
+    Figures {
+        bench: "sampling_by_length",
+        title: "Sampling by new tokens",
+        command: COMMAND,
+        what: "A decoder of 6.5 M parameters on a CPU, 16 sequences, prompts of 32 tokens, packed weights; medians of \
+               three.",
+        columns: &["new tokens", "time, s", "ms per token"],
+        rows: by_tokens.iter().map(row).collect(),
+    }
+    .write();
+    let row = |&(sequences, seconds): &(usize, f64)| {
+        vec![sequences.into(), rounded(seconds, 3), rounded((sequences * 64) as f64 / seconds, 0)]
+    };
+    Figures {
+        bench: "sampling_by_batch",
+        title: "Sampling by sequences at a time",
+        command: COMMAND,
+        what: "A decoder of 6.5 M parameters on a CPU, 64 new tokens per sequence.",
+        columns: &["sequences", "time, s", "tokens/s"],
+        rows: by_sequences.iter().map(row).collect(),
+    }
+    .write();
 }

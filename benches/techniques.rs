@@ -7,6 +7,8 @@
 //! TOKENS`, `--precision bf16`; `--only 'NAME;NAME'` leaves out techniques, `--json FILE` writes a line for each.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
+#[path = "support/results.rs"]
+mod results;
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod support;
 
@@ -26,6 +28,7 @@ use firebrick::engine::plan::{Granularity, MemoryConfig, MomentKind, OptimizerOf
 use firebrick::engine::sequence::{Sequence, TokenColumns};
 use firebrick::models::adapter::LoraConfig;
 use firebrick::models::{Arch, Decoder};
+use results::{Figures, rounded};
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -313,6 +316,7 @@ fn main() {
     let adapters = LoraConfig::default();
     let with_adapters = decoder.with_fresh_adapters(adapters, 1).expect("adapters");
     let mut plain = None;
+    let mut rows_of_figures = Vec::new();
     for (name, turn_on) in chosen(&options, &info) {
         let mut memory = MemoryConfig::default();
         turn_on(&mut memory);
@@ -325,6 +329,7 @@ fn main() {
                 let base = *plain.get_or_insert(found.seconds);
                 let time = (!info.software).then_some(found.seconds / base);
                 print_row(&name, &found, time, on_cpu);
+                rows_of_figures.push(figures(&name, &found, time));
                 options.write(&line(&name, &found, time));
             }
             Err(panic) => {
@@ -337,7 +342,44 @@ fn main() {
     }
     if on_cpu && !options.small && options.own("--only").is_none() {
         head_alone(&decoder);
+        Figures {
+            bench: "techniques",
+            title: "Memory techniques on a CPU",
+            command: "cargo bench --no-default-features --bench techniques",
+            what: "An update of 4 × 256 tokens of a decoder of 25.6 M parameters, whose tensors on the device are in \
+                   accounts. Offloaded tensors stay in the heap of a CPU. A row with … adds to gradient checkpointing.",
+            columns: &COLUMNS,
+            rows: rows_of_figures,
+        }
+        .write();
     }
+}
+
+/// Columns of the figures.
+const COLUMNS: [&str; 9] = [
+    "plan",
+    "parameters, MiB",
+    "gradients, MiB",
+    "moments, MiB",
+    "checkpointed activations, MiB",
+    "live graph, MiB",
+    "accounts, MiB",
+    "peak heap, MiB",
+    "relative time",
+];
+
+/// A row of [`COLUMNS`].
+fn figures(name: &str, found: &Measured, time: Option<f64>) -> Vec<Value> {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let accounts =
+        [Category::Parameters, Category::Gradients, Category::Moments, Category::KeptInputs, Category::LiveGraph];
+    let accounts =
+        accounts.map(|category| mib(found.device.iter().find(|own| own.0 == category).map_or(0, |own| own.1)));
+    let mut row = vec![name.into()];
+    row.extend(accounts.map(|account| rounded(account, 1)));
+    row.extend([accounts.iter().sum::<f64>(), mib(found.heap)].map(|bytes| rounded(bytes, 1)));
+    row.push(time.map_or(Value::Null, |time| rounded(time, 2)));
+    row
 }
 
 fn print_row(name: &str, found: &Measured, time: Option<f64>, on_cpu: bool) {

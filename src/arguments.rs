@@ -15,10 +15,13 @@ use std::path::PathBuf;
 /// Train language models with reinforcement learning, on CPUs and GPUs.
 #[derive(Debug, Parser)]
 #[command(version, about, max_term_width = 100)]
-#[command(
-    after_help = "Exit codes: 0 success, 1 the run failed, 2 the configuration, a file or an argument is invalid.\n\
-                        Set FIREBRICK_LOG=info (or debug) for more log output."
-)]
+#[command(after_help = "Examples:
+  firebrick new --model tiny --data arithmetic    write run.yaml
+  firebrick train run.yaml                        train, with a live view
+  firebrick COMMAND --help                        show the options of a command
+
+Exit codes: 0 success; 1 the run failed; 2 the configuration, a file or an argument is invalid.
+Set FIREBRICK_LOG=info (or debug) for more log output.")]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
@@ -26,56 +29,83 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Train with reinforcement learning, after a supervised warm-up if one is configured
+    /// Train with reinforcement learning, after the supervised warm-up if one is configured
+    #[command(after_help = "Examples:
+  firebrick train run.yaml
+  firebrick train run.yaml trainer.steps=20 --device cuda
+  firebrick train run.yaml --resume")]
     Train(RunArgs),
-    /// Supervised fine-tuning on chats, on prompts with completions, or on the task's solutions
+    /// Fine-tune on chats, on prompts with completions, or on the task's solutions
+    #[command(after_help = "Example:
+  firebrick sft chat.yaml sft.epochs=3")]
     Sft(RunArgs),
-    /// Predict the memory and time of a run, and find the fastest plan within a budget
+    /// Predict memory and time of a run, or find the fastest plan within a budget
+    #[command(after_help = "Examples:
+  firebrick plan run.yaml --budget 8GiB --output plan.json
+  firebrick plan run.yaml --nodes 2 --gpus 8 --budget 80GiB")]
     Plan(PlanArgs),
-    /// Describe a task's rows: columns, token lengths, duplicates, and prompts as the model reads them
+    /// Show a task's data: columns, token lengths, duplicates, and prompts as the model reads them
     Data(DataArgs),
-    /// Write a new configuration, from five answers or options
+    /// Write a new configuration from questions or options
+    #[command(after_help = "Examples:
+  firebrick new --model tiny --data arithmetic
+  firebrick new --model Qwen/Qwen2.5-0.5B-Instruct --data train.jsonl --reward math --memory auto")]
     New(NewArgs),
     /// Check a configuration, explain its keys, or print its schema
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Profile training steps: time by phase and by kernel family, optionally as a trace
+    /// Profile training steps by phase and kernel, optionally as a trace
     Bench(BenchArgs),
-    /// Print what held memory in a run, when, and what was predicted
+    /// Show the memory use of a run over time, compared with the prediction
     Memory(MemoryArgs),
-    /// Show the live view of a run in another process, or of one that has ended
+    /// Show the live view of a running or finished run
     Watch(WatchArgs),
-    /// Write one HTML file that shows runs: curves, memory, time, samples, plan and settings
+    /// Write an HTML report of runs: curves, memory, time, samples, plan and settings
+    #[command(after_help = "Example:
+  firebrick report runs/first runs/second --open")]
     Report(ReportArgs),
-    /// Convert a configuration of verl, TRL or NeMo RL, with a table of what became of every key
+    /// Convert a configuration of verl, TRL or NeMo RL, and list how each key was translated
+    #[command(after_help = "Example:
+  firebrick import run_grpo.sh --from verl --output run.yaml")]
     Import(ImportArgs),
-    /// Compute the mean reward of a checkpoint on the task's held-out prompts
+    /// Evaluate a checkpoint on the task's validation prompts: reward, accuracy and pass@k
+    #[command(after_help = "Example:
+  firebrick eval run.yaml --model runs/first/checkpoints/step-000100/model --samples samples.jsonl")]
     Eval(EvalArgs),
-    /// Sample from a checkpoint
+    /// Sample completions from a checkpoint
+    #[command(after_help = "Example:
+  firebrick generate --model Qwen/Qwen2.5-0.5B-Instruct --chat --prompt \"What is 2+2?\"")]
     Generate(GenerateArgs),
-    /// Compute log-probabilities and entropies of given tokens under a checkpoint
+    /// Compute log-probabilities and entropies of tokens under a checkpoint
     Logprobs(LogprobsArgs),
-    /// List the available devices
+    /// List the available devices, or measure them
     Devices(DevicesArgs),
-    /// Check devices, drivers, limits, disk, memory and programs, and print the commands that fix what is wrong
+    /// Check devices, drivers, limits, disk, memory and programs, and print commands that fix problems
     Doctor(DoctorArgs),
-    /// Print a script that completes commands and options in a shell
+    /// Print a shell completion script
+    #[command(after_help = "Example:
+  firebrick completions bash > ~/.local/share/bash-completion/completions/firebrick")]
     Completions(CompletionsArgs),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Print the JSON Schema of configurations, for editors
+    #[command(after_help = "Example:
+  firebrick config schema > firebrick.schema.json")]
     Schema,
-    /// Explain a key: meaning, values, default, and its name in verl and TRL
+    /// Explain a key: meaning, values, default, and names in verl and TRL
+    #[command(after_help = "Examples:
+  firebrick config explain rollout.n
+  firebrick config explain num_generations")]
     Explain(ExplainArgs),
-    /// Find all mistakes in a configuration, with their lines; exits with 1 if there are any
+    /// Find all mistakes in a configuration, with their lines; exit code 2 if there are any
     Check(CheckArgs),
 }
 
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// The key's path, `memory.head_rows`, or its end; without one, all sections
+    /// Path of the key (`memory.head_rows`), its last part, or its name in verl or TRL; without it, list all sections
     pub key: Option<String>,
 }
 
@@ -83,29 +113,29 @@ pub struct ExplainArgs {
 pub struct CheckArgs {
     /// Configuration file (YAML)
     pub config: PathBuf,
-    /// Configuration values that override the file's
+    /// Values that override the file's
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Fetch nothing: of the Hub, look at what the cache has, and say what was left out
+    /// Download nothing from the Hub; list what is not in the cache as unchecked
     #[arg(long)]
     pub offline: bool,
 }
 
-/// Answers that are given here are not asked for; without a terminal the others are the questions' defaults.
+/// Options answer questions in advance; without a terminal, the other questions take their defaults.
 #[derive(Debug, Args)]
 pub struct NewArgs {
-    /// Checkpoint folder or name on the Hub, or `tiny` for a small model from random weights
+    /// Model: a checkpoint folder, a name on the Hub, or tiny (a small model with random weights)
     #[arg(long)]
     pub model: Option<String>,
-    /// Rows to train on (a JSON or Parquet file, a folder, a pattern, a dataset of the Hub), `arithmetic` or
-    /// `countdown`
+    /// Training data: a JSON or Parquet file, a folder, a glob pattern or a dataset of the Hub; or arithmetic,
+    /// countdown
     #[arg(long)]
     pub data: Option<String>,
-    /// What judges completions: exact, contains, number, gsm8k, math, regex:PATTERN, `python:FILE:FUNCTION` or
-    /// model:FOLDER; of generated problems correct or partial
+    /// Reward: exact, contains, number, gsm8k, math, regex:PATTERN, `python:FILE:FUNCTION` or model:FOLDER; for
+    /// generated problems: correct or partial
     #[arg(long)]
     pub reward: Option<String>,
-    /// Device memory: a size as 8GiB, auto, or a preset (constrained, balanced, fast, huge)
+    /// Device memory: a size such as 8GiB, auto, or a preset (constrained, balanced, fast, huge)
     #[arg(long)]
     pub memory: Option<String>,
     /// Device to run on: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
@@ -118,7 +148,7 @@ pub struct NewArgs {
 
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Shell to complete for
     pub shell: clap_complete::Shell,
 }
 
@@ -127,27 +157,27 @@ pub struct CompletionsArgs {
 pub struct RunArgs {
     /// Configuration file (YAML)
     pub config: PathBuf,
-    /// Configuration values that override the file's: `trainer.steps=20 rollout.n=4`
+    /// Values that override the file's, such as trainer.steps=20
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Continue from the latest checkpoint of the run in `output`
+    /// Continue from the latest checkpoint in the run folder
     #[arg(long)]
     pub resume: bool,
-    /// Check everything that comes before the first step, and write nothing: open the device, plan, check every row,
-    /// render prompts, grade the reference answers, compare disk space, say how long a step will take
+    /// Do everything before the first step, write nothing, and print the result: device, plan, rows, prompts, rewards
+    /// of the reference answers, disk space, predicted time per step
     #[arg(long, conflicts_with = "resume")]
     pub dry_run: bool,
-    /// Run this plan (written by `firebrick plan --output`) instead of the `memory` section's settings
+    /// Run the plan in this file (see `firebrick plan --output`) instead of the settings in `memory`
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
-    /// Trace N steps (phases, segments, copies, kernels, memory) into `profile.pftrace` of the run folder, for
-    /// <https://ui.perfetto.dev>. The first step is left out if there are more
+    /// Trace N steps (phases, segments, copies, kernels, memory) to `profile.pftrace` in the run folder, for
+    /// <https://ui.perfetto.dev>; the first step is skipped if there are more
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub profile: u64,
-    /// Device to run on, overrides the file's: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
+    /// Device to run on, instead of the file's: cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], auto
     #[arg(long)]
     pub device: Option<DeviceSpec>,
-    /// Print lines instead of the live view; the default if stdout is not a terminal
+    /// Print lines instead of the live view (default if stdout is not a terminal)
     #[arg(long)]
     pub plain: bool,
     /// Print warnings and errors only
@@ -159,10 +189,10 @@ pub struct RunArgs {
 pub struct WatchArgs {
     /// Run folder
     pub run: PathBuf,
-    /// Print the view once, as text, instead of keeping it up to date; the default if stdout is not a terminal
+    /// Print the view once as text (default if stdout is not a terminal)
     #[arg(long)]
     pub once: bool,
-    /// Columns and rows of the view that is printed once
+    /// Size of the view with --once
     #[arg(long, value_name = "COLUMNSxROWS")]
     pub size: Option<Size>,
 }
@@ -192,11 +222,11 @@ impl std::str::FromStr for Size {
 pub struct PlanArgs {
     /// Configuration file (YAML)
     pub config: PathBuf,
-    /// Configuration values that override the file's: `rollout.n=4 device=cuda:0`
+    /// Values that override the file's, such as rollout.n=4
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Device memory to stay within, overrides the file's `memory.budget`: 8GiB, a number of bytes, or auto. Without a
-    /// budget the file's settings are estimated as they are
+    /// Device memory to fit in, instead of the file's `memory.budget`: 8GiB, bytes, or auto. Without a budget, estimate
+    /// the file's settings
     #[arg(long)]
     pub budget: Option<Budget>,
     /// Print one JSON object instead of tables
@@ -211,20 +241,20 @@ pub struct PlanArgs {
     pub parallel: ParallelArgs,
 }
 
-/// What a plan prints beside what a user needs.
+/// Additional output of a plan.
 #[derive(Clone, Copy, Debug, Args)]
 #[allow(clippy::struct_excessive_bools, reason = "options that are given one by one")]
 pub struct PlanDetails {
-    /// Also print the bytes of every phase by category
+    /// Also print the bytes of each phase by category
     #[arg(long, conflicts_with = "json")]
     pub phases: bool,
-    /// Print what each technique saves and costs on its own, with its settings
+    /// Print the memory that each technique saves by itself, its cost and its settings
     #[arg(long, conflicts_with = "json")]
     pub techniques: bool,
-    /// Print other group sizes with the same rollouts per step, with peak and time of each
+    /// Print peak and time of other group sizes with the same rollouts per step
     #[arg(long, conflicts_with = "json")]
     pub batches: bool,
-    /// Print rules of thumb for this model, and what public models need
+    /// Print rules of thumb for this model, and the memory that public models need
     #[arg(long, conflicts_with = "json")]
     pub models: bool,
 }
@@ -238,12 +268,12 @@ impl PlanDetails {
 
 #[derive(Debug, Args)]
 pub struct DataArgs {
-    /// Configuration file (YAML); uses its task and its model's tokenizer
+    /// Configuration file (YAML) with the task and the model's tokenizer
     pub config: PathBuf,
-    /// Configuration values that override the file's: `task.train=data/*.parquet`
+    /// Values that override the file's, such as task.limit=1000
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Prompts to show
+    /// Number of prompts to show
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub samples: usize,
     /// Print one JSON object instead of text
@@ -255,16 +285,16 @@ pub struct DataArgs {
 pub struct BenchArgs {
     /// Configuration file (YAML) of the run to profile
     pub config: PathBuf,
-    /// Configuration values that override the file's: `rollout.n=4 device=cuda:0`
+    /// Values that override the file's, such as rollout.n=4
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Steps to measure, after one warm-up step
+    /// Number of steps to measure, after one warm-up step
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// Write all spans to this file, for Perfetto or Chrome's trace viewer
+    /// Write a trace to this file, for Perfetto or Chrome's trace viewer
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Device to run on, overrides the file's
+    /// Device to run on, instead of the file's
     #[arg(long)]
     pub device: Option<DeviceSpec>,
     /// Print one JSON object instead of tables
@@ -274,8 +304,7 @@ pub struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub struct MemoryArgs {
-    /// Run folder. It has a timeline if the run had `memory.snapshot=N` (N steps; with `memory.trace=N` also the last N
-    /// allocations), or ended out of memory
+    /// Run folder with a memory timeline, which a run writes with `memory.snapshot=N` or when it ends out of memory
     pub run: PathBuf,
     /// Print one JSON object instead of tables
     #[arg(long)]
@@ -284,39 +313,36 @@ pub struct MemoryArgs {
 
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Run folders; several are drawn over each other
+    /// Run folders; several are compared in one report
     #[arg(required = true, value_name = "RUN")]
     pub runs: Vec<PathBuf>,
     /// File to write; by default report.html in the run folder, or in the current folder for several runs
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Samples per run whose texts are in the report, in whole groups; rewards and other numbers are those of all
-    /// samples
+    /// Number of samples per run to include with prompt and completion; statistics use all samples
     #[arg(long, value_name = "N", default_value_t = 400)]
     pub samples: usize,
-    /// Open the report in the system's browser
+    /// Open the report in a browser
     #[arg(long)]
     pub open: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Files of one run, later ones over earlier ones: verl's YAML and launch scripts, TRL's arguments as YAML, JSON,
-    /// Python or a launch script, NeMo RL's YAML; of a page in Markdown its code block, by a line of it where there are
-    /// several: guide.md:40
+    /// Files of one run; later ones override earlier ones. YAML or launch scripts of verl; YAML, JSON, Python or launch
+    /// scripts of TRL; YAML of NeMo RL; or a Markdown page (FILE:LINE chooses a code block)
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Write the configuration to this file and the table to stdout; by default, the configuration to stdout and the
-    /// table to stderr
+    /// Write the configuration to this file and the table to stdout; by default, they go to stdout and stderr
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Engine that the files are for: verl, trl, nemo or `grpo_guide`; by default, found by their keys
+    /// Source engine: verl, trl, nemo or `grpo_guide`; by default, detected from the keys
     #[arg(long, value_name = "ENGINE")]
     pub from: Option<Engine>,
-    /// Number of rows of the training data, for runs whose length is given in epochs
+    /// Number of rows of training data, to convert epochs into steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub rows: Option<u64>,
-    /// Number of devices of the imported run, for batch sizes per device; by default, as the files say, or one
+    /// Number of devices of the imported run, to convert batch sizes per device; by default as in the files, or 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub devices: Option<u64>,
     /// Print one JSON object with the configuration and the table
@@ -326,24 +352,24 @@ pub struct ImportArgs {
 
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// Configuration file (YAML); uses its model and its task's validation split
+    /// Configuration file (YAML) with the model and the task
     pub config: PathBuf,
-    /// Configuration values that override the file's
+    /// Values that override the file's
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Evaluate this checkpoint folder instead of the configured model
+    /// Evaluate this checkpoint (a folder, or a model of the Hub) instead of the configured model
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// Apply the PEFT adapter in this folder
     #[arg(long)]
     pub adapter: Option<PathBuf>,
-    /// Device to run on, overrides the file's
+    /// Device to run on, instead of the file's
     #[arg(long)]
     pub device: Option<DeviceSpec>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
-    /// Write every completion with its reward into this file, one JSON object per line
+    /// Write every completion with its reward to this file, one JSON object per line
     #[arg(long)]
     pub samples: Option<PathBuf>,
 }
@@ -357,16 +383,16 @@ fn base_format() -> impl TypedValueParser<Value = BaseFormat> {
 
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// Checkpoint folder
+    /// Checkpoint folder, or a model of the Hub
     #[arg(long)]
     pub model: PathBuf,
     /// Apply the PEFT adapter in this folder
     #[arg(long)]
     pub adapter: Option<PathBuf>,
-    /// Load the layers' matrices in few bits, as `model.lora.base` does
+    /// Quantize the layers' weights when loading, as `model.lora.base` does
     #[arg(long, value_name = "FORMAT", value_parser = base_format())]
     pub base: Option<BaseFormat>,
-    /// Prompt text; can be repeated
+    /// Prompt; can be repeated
     #[arg(long, required = true)]
     pub prompt: Vec<String>,
     /// Format each prompt as a user message with the model's chat template
@@ -406,25 +432,25 @@ pub struct GenerateArgs {
 
 #[derive(Debug, Args)]
 pub struct LogprobsArgs {
-    /// Checkpoint folder
+    /// Checkpoint folder, or a model of the Hub
     #[arg(long)]
     pub model: PathBuf,
     /// Apply the PEFT adapter in this folder
     #[arg(long)]
     pub adapter: Option<PathBuf>,
-    /// Load the layers' matrices in few bits, as `model.lora.base` does
+    /// Quantize the layers' weights when loading, as `model.lora.base` does
     #[arg(long, value_name = "FORMAT", value_parser = base_format())]
     pub base: Option<BaseFormat>,
     /// Input file (JSON Lines): `{"input_ids": [...]}` or `{"prompt": "...", "completion": "..."}`
     #[arg(long)]
     pub input: PathBuf,
-    /// Output file (JSON Lines): `{"logprobs": [T-1 numbers], "entropy": [T numbers]}`, in nats, in the same order
+    /// Output file (JSON Lines), in the same order: `{"logprobs": [T-1 values], "entropy": [T values]}` in nats
     #[arg(long)]
     pub output: PathBuf,
     /// Device to run on
     #[arg(long, default_value_t = DeviceSpec::Auto)]
     pub device: DeviceSpec,
-    /// Temperature that logits are divided by
+    /// Divisor of the logits
     #[arg(long, default_value_t = 1.0)]
     pub temperature: f64,
     /// Maximum number of tokens per forward pass
@@ -434,8 +460,7 @@ pub struct LogprobsArgs {
 
 #[derive(Debug, Args)]
 pub struct DevicesArgs {
-    /// Measure matrix products, memory bandwidth and copies on every hardware device, and save the results for the
-    /// planner
+    /// Measure matmuls, memory bandwidth and copies on every hardware device, and save the results for the planner
     #[arg(long)]
     pub measure: bool,
     /// Print one JSON array instead of a table
@@ -445,7 +470,7 @@ pub struct DevicesArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Folder for runs, whose disk is checked
+    /// Folder for runs, to check its disk
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub output: PathBuf,
     /// Print one JSON array instead of text

@@ -182,7 +182,7 @@ impl Look {
         if share.is_some() && !is_here {
             config.rollout.gpu_memory_utilization = None;
             self.left_out.push(format!(
-                "rollout.gpu_memory_utilization: {} is not here, and its memory is not known",
+                "rollout.gpu_memory_utilization: {} is not available, and its memory is unknown",
                 config.device
             ));
         }

@@ -1,10 +1,8 @@
 //! What a key of the configuration is: its type, range, default and unit, verl's and TRL's words for it, and where it
 //! is documented.
 
-mod documents;
 mod words;
 
-use documents::section;
 use firebrick::engine::config::{Key, keys, nearest_keys};
 use firebrick::engine::objective::Algorithm;
 use serde_json::Value;
@@ -44,7 +42,7 @@ pub fn explain(name: &str) -> Result<String, String> {
 pub fn overview() -> String {
     let all = keys();
     let top: Vec<&Key> = all.iter().filter(|key| !key.path.contains('.')).collect();
-    format!("{}\n`firebrick config explain KEY` tells more of one.\n", list(&top))
+    format!("{}\n`firebrick config explain KEY` describes one key.\n", list(&top))
 }
 
 /// The key that verl or TRL calls so, with that said before it.
@@ -85,7 +83,7 @@ fn told(key: &Key, all: &[Key]) -> String {
     fact("of", &kinds(key));
     fact("verl", words.verl);
     fact("TRL", words.trl);
-    fact("docs", &section(&key.path).link());
+    fact("docs", &page_of(&key.path));
     if !key.values.is_empty() {
         text.push_str("\n  values\n");
         for (name, what) in &key.values {
@@ -105,8 +103,8 @@ fn told(key: &Key, all: &[Key]) -> String {
     text
 }
 
-/// What a key is; a critic's own memory is told by the policy's.
-fn summary(key: &Key, all: &[Key]) -> String {
+/// What a key is; a key of `memory.critic` has the description of the policy's key too.
+pub fn summary(key: &Key, all: &[Key]) -> String {
     let policys = key.path.strip_prefix("memory.critic.");
     let policys = policys.and_then(|own| all.iter().find(|k| k.path == format!("memory.{own}")));
     match policys {
@@ -122,8 +120,16 @@ fn kinds(key: &Key) -> String {
     format!("kind: {}", key.kinds.join(", "))
 }
 
+/// The page and the heading that document a key.
+fn page_of(path: &str) -> String {
+    let section = path.split('.').next().unwrap_or(path);
+    let is_top = !keys().iter().any(|key| key.path == section && key.is_section);
+    let anchor = if is_top { "top-level" } else { section };
+    format!("docs/reference/configuration.md#{anchor}")
+}
+
 /// A value as YAML has it.
-fn written(value: &Value) -> String {
+pub fn written(value: &Value) -> String {
     match value {
         Value::String(text) if text.is_empty() => "\"\"".to_owned(),
         Value::String(text) => text.clone(),
@@ -191,13 +197,13 @@ mod tests {
     fn a_key_is_told_with_all_that_is_known_of_it() {
         let text = explain("memory.head_rows").unwrap();
         for part in [
-            "memory.head_rows\n  Rows that the head projects at a time.",
+            "memory.head_rows\n  Rows (tokens) per chunk of logits",
             "takes    integer, at least 1",
             "default  1024",
             "unit     rows (tokens)",
             "verl     actor_rollout_ref.actor.entropy_from_logits_with_chunking",
             "TRL      use_liger_kernel",
-            "docs     docs/configuration.md#memory",
+            "docs     docs/reference/configuration.md#memory",
         ] {
             assert!(text.contains(part), "{part:?} is not in:\n{text}");
         }

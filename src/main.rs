@@ -12,6 +12,8 @@ mod new_config;
 mod output;
 mod planned;
 mod progress;
+#[cfg(test)]
+mod reference;
 mod report_page;
 mod table;
 

@@ -171,7 +171,7 @@ fn check_ranks(spread: &Spread, backend: Backend) -> anyhow::Result<()> {
         return Ok(());
     }
     Err(UserError(format!(
-        "several ranks run on cpu and cuda devices, not on {}; plan for device=cuda, or leave out --nodes and --gpus",
+        "several ranks run on cpu and cuda devices, not on {}; plan for device=cuda, or omit --nodes and --gpus",
         backend.name()
     ))
     .into())
@@ -181,8 +181,8 @@ fn check_ranks(spread: &Spread, backend: Backend) -> anyhow::Result<()> {
 fn whole(profile: &DeviceProfile) -> anyhow::Result<Budget> {
     let capacity = profile.capacity_bytes.ok_or_else(|| {
         UserError(format!(
-            "degrees are chosen within the memory of each device, and how much {} has is not known here; give it with --budget, as in \
-             --budget 80GiB",
+            "degrees are chosen within the memory of each device, and the memory of {} is unknown; set it with \
+             --budget, as in --budget 80GiB",
             profile.name
         ))
     })?;

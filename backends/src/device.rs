@@ -258,9 +258,7 @@ pub fn allow_tf32(allow: bool) {
             use cubek_std::config::{CubekConfig, MatmulConfig, RuntimeConfig};
             let config = CubekConfig { matmul: MatmulConfig { allow_tf32: allow } };
             if !CubekConfig::try_set(config) {
-                tracing::warn!(
-                    "this program had used a GPU before: whether f32 products are rounded to TF32 was decided then"
-                );
+                tracing::warn!("this program has used a GPU before: TF32 rounding of f32 matmuls was set then");
             }
         }
         tracing::debug!("TF32 allowed: {allow}");

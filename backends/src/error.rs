@@ -53,8 +53,9 @@ pub enum Error {
     },
     /// The device has no memory left for a program that has put nothing on it yet.
     #[error(
-        "out of memory: {what}. This was while {device} was opened, with nothing of this run on it: other programs have its memory \
-         (`nvidia-smi` lists those on an NVIDIA GPU); end them, or choose another `device` (`firebrick devices` lists them)"
+        "out of memory: {what}. This happened while opening {device}, before the run allocated anything on it: other \
+         programs use its memory (`nvidia-smi` lists them on an NVIDIA GPU); end them, or choose another `device` \
+         (`firebrick devices` lists them)"
     )]
     NoRoom {
         /// The device as named.

@@ -46,7 +46,7 @@ pub fn look_up(device: DeviceSpec) -> (DeviceProfile, Option<DeviceInfo>) {
     match crate::device::open(device) {
         Ok((_, info)) => (of(&info), Some(info)),
         Err(e) => {
-            tracing::warn!("{e}; planning for a middling device of its kind");
+            tracing::warn!("{e}; planning for a typical device of its kind");
             (assumed(device.backend()), None)
         }
     }
@@ -76,7 +76,7 @@ fn cached(info: &DeviceInfo) -> Option<DeviceProfile> {
     let text = std::fs::read_to_string(&path).ok()?;
     serde_json::from_str(&text)
         .inspect_err(|e| {
-            tracing::warn!("{} is passed over ({e}); `firebrick devices --measure` writes it anew", path.display());
+            tracing::warn!("{} is ignored ({e}); `firebrick devices --measure` writes it again", path.display());
         })
         .ok()
 }

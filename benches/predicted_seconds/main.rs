@@ -9,6 +9,8 @@
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 mod cases;
+#[path = "../support/results.rs"]
+mod results;
 mod step;
 #[allow(dead_code, reason = "each bench uses its own part")]
 #[path = "../support/mod.rs"]
@@ -22,6 +24,7 @@ use firebrick::backends::profile::measure;
 use firebrick::backends::trace;
 use firebrick::engine::plan::estimate::{EstimatePhase, Seconds, estimate};
 use firebrick::spec::DeviceProfile;
+use results::{Figures, rounded};
 use serde_json::json;
 use step::{PHASES, Steps, Taken};
 use support::{Options, fail};
@@ -73,7 +76,8 @@ fn main() {
             }
         }
     }
-    let Count { phases, off, worst } = count;
+    write(&count);
+    let Count { phases, off, worst, .. } = count;
     println!(
         "\n{off} of {phases} phases are more than {:.0} % off; the furthest is {:.0} %",
         100.0 * TOLERANCE,
@@ -92,6 +96,29 @@ struct Count {
     off: usize,
     /// The largest distance.
     worst: f64,
+    /// The distances, each with its phase.
+    all: Vec<(EstimatePhase, f64)>,
+}
+
+/// Writes the figures by phase, if that is asked for.
+fn write(count: &Count) {
+    let row = |phase: EstimatePhase| {
+        let offs: Vec<f64> = count.all.iter().filter(|own| own.0 == phase).map(|own| 100.0 * own.1).collect();
+        let [least, most] = [f64::min, f64::max].map(|choose| offs.iter().copied().reduce(choose));
+        let beyond = offs.iter().filter(|off| off.abs() > 100.0 * TOLERANCE).count();
+        let [least, most] = [least?, most?].map(|off| rounded(off, 0));
+        Some(vec![phase.name().into(), offs.len().into(), least, most, beyond.into()])
+    };
+    Figures {
+        bench: "predicted_seconds",
+        title: "Predicted and measured time",
+        command: "cargo bench --no-default-features --bench predicted_seconds",
+        what: "Phases above a tenth of a GRPO step, 13 plans of each of three models, predicted from profiles of the same \
+               minutes.",
+        columns: &["phase", "cases", "off, least, %", "off, most, %", "beyond 25 %"],
+        rows: PHASES.into_iter().filter_map(row).collect(),
+    }
+    .write();
 }
 
 fn measured(device: &Device, info: &DeviceInfo) -> DeviceProfile {
@@ -132,6 +159,7 @@ fn compare(
         count.phases += 1;
         count.off += usize::from(off.abs() > TOLERANCE);
         count.worst = count.worst.max(off.abs());
+        count.all.push((phase, off));
     }
 }
 

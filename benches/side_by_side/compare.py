@@ -1,6 +1,7 @@
 """Run both sides in turn and print the ratios; see `run` beside this file."""
 
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
@@ -14,6 +15,9 @@ from sizes import SIZES, Size
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT / "benches/support"))
+import results
+
 CONFIG = """\
 model: {path: FOLDER/model}
 task:
@@ -207,6 +211,37 @@ def compare(firebrick: str, name: str, folder: Path, args: argparse.Namespace) -
     }
 
 
+def figures(name: str, mine: dict, peers: dict[str, dict]) -> list:
+    """A size's row of `COLUMNS`; nothing of a peer that did not run."""
+    parts = ["sampling, s", "update, s", "step, s", "sampling, tokens/s", "peak memory, MiB"]
+    columns = lambda side: [results.significant(cells(side)[part]) for part in parts] if side else [None] * len(parts)
+    row = [f"`{name}`", *columns(mine)]
+    for peer in PEERS:
+        row += columns(peers.get(peer))
+    static = ratios(mine, peers["static"]) if "static" in peers else {}
+    return row + [results.significant(static.get(part)) for part in ("step, s", "peak memory, MiB")]
+
+
+COLUMNS = ["size", "sampling, s", "update, s", "step, s", "sampling, tokens/s", "peak, MiB"]
+COLUMNS += [f"TRL {peer} {part}" for peer in PEERS for part in ("sampling, s", "update, s", "step, s", "tokens/s", "peak, MiB")]
+COLUMNS += ["speed-up", "memory / TRL"]
+
+
+def write_figures(folder: Path | None, rows: list[list]) -> None:
+    versions = f"TRL {importlib.metadata.version('trl')}, PyTorch {importlib.metadata.version('torch')}" if folder else ""
+    results.write(
+        folder,
+        "grpo_step",
+        "A GRPO step on a CPU",
+        "benches/side_by_side/run --size base ragged long real",
+        "Medians in f32; ratios are to TRL's static batches. `base`: hidden size 256, 6 layers, 8 prompts × 8 completions of 64 + 64 tokens; "
+        "`ragged`: at most 256 new tokens, mean 63; `long`: 2 × 8 of at most 1,024; `real`: a 0.5B model's shape, 2 × 2 of 32 + 16.",
+        COLUMNS,
+        rows,
+        peer=versions,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Firebrick beside TRL on one machine. Ratios of time are TRL's seconds over Firebrick's, and Firebrick's "
@@ -223,6 +258,7 @@ def main() -> None:
         help="how TRL samples (default: both ways, one after the other; none: Firebrick alone)",
     )
     parser.add_argument("--timeout", type=float, default=3600, help="seconds that a side may take (default: 3600)")
+    results.add_argument(parser)
     parser.add_argument("--keep", type=Path, help="keep checkpoints, logs and runs in this folder")
     args = parser.parse_args()
     if args.steps is not None and args.steps < 2:
@@ -238,6 +274,7 @@ def main() -> None:
             result[name] = compare(firebrick, name, folder, args)
         if args.json:
             args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_figures(args.results, [figures(name, size["firebrick"], size["trl"]) for name, size in result.items()])
 
 
 if __name__ == "__main__":

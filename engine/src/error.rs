@@ -138,8 +138,8 @@ pub enum Error {
     },
     /// The device is lost: every later call on it fails, until a new process opens it.
     #[error(
-        "the device was lost in the {phase} phase of step {step}: {detail}\nnothing more runs on it in this process; the run \
-         goes on from its last checkpoint with --resume, and the system's log may say why the device was lost"
+        "the device was lost in the {phase} phase of step {step}: {detail}\nthis process cannot use the device any \
+         more; restart with --resume to continue from the last checkpoint, and check the system log for the cause"
     )]
     DeviceLost {
         /// Name of the phase.

@@ -98,8 +98,8 @@ fn concat<'c>(
             let values = part.as_deref().unwrap_or_default();
             assert!(
                 values.len() == count,
-                "the column `{name}` has {} numbers for {count} scored tokens of a sequence: whoever computes a column fills it \
-                 in for every sequence",
+                "the column `{name}` has {} values for {count} scored tokens of a sequence: a column is computed for \
+                 every sequence or for none",
                 values.len()
             );
             values
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "`advantage` has 0 numbers for 1 scored tokens")]
+    #[should_panic(expected = "`advantage` has 0 values for 1 scored tokens")]
     fn a_column_that_one_sequence_lacks_is_refused() {
         let (a, b) = (columns(&[1.0], Some(&[0.5])), columns(&[3.0], None));
         let _ = TokenColumns::concat(&[&a, &b], &[1, 1]);

@@ -151,10 +151,10 @@ pub enum Error {
     #[error("sampling: {0}")]
     Sampling(String),
     /// A model that ranks cannot share while it is trained.
-    #[error("memory.tensor_model_parallel_size divides a model's matrices, and {0}")]
+    #[error("memory.tensor_model_parallel_size shards a model's matrices, but {0}")]
     Shared(String),
     /// A model that cannot be cut into stages while it is trained.
-    #[error("memory.pipeline_model_parallel_size divides a model's layers, and {0}")]
+    #[error("memory.pipeline_model_parallel_size splits a model's layers, but {0}")]
     Stages(String),
     /// The device failed or a value could not be read back.
     #[error("the device failed while {doing}: {detail}")]

@@ -144,7 +144,7 @@ impl ForwardContext {
     /// The sequences as linear attention takes them; asked in architectures that have it.
     pub(crate) fn delta(&self) -> &DeltaLayout {
         let own = self.delta.as_ref();
-        own.unwrap_or_else(|| unreachable!("laid out where there are such layers"))
+        own.unwrap_or_else(|| unreachable!("laid out if there are such layers"))
     }
 
     /// Whether the backward pass recomputes attention scores outside of the autodiff graph.

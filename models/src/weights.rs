@@ -277,7 +277,7 @@ impl Weights {
                 return products;
             }
             // falling back to the exact weights would silently sample from another policy
-            assert!(packed.iter().all(|w| w.is_exact()), "8-bit weights are made where kernels read them");
+            assert!(packed.iter().all(|w| w.is_exact()), "8-bit weights are made only if kernels read them");
         }
         if slots.iter().any(|&slot| self.quantized(slot).is_some()) {
             return slots.map(|slot| match self.quantized(slot) {

@@ -9,50 +9,46 @@ use firebrick::spec::LinkSpec;
 
 /// Plans for several devices.
 #[derive(Debug, Args)]
-#[command(
-    next_help_heading = "Several devices (bytes of each; training runs on data-parallel ones with tensor- or sequence-parallel ones or stages of a pipeline, sampling on groups too)"
-)]
+#[command(next_help_heading = "Parallelism (all sizes are per device)")]
 pub struct ParallelArgs {
-    /// Number of machines with --gpus devices each: chooses the degrees below that are not given, with the least
-    /// estimated time within --budget per device. By default `trainer.nnodes`, or one
+    /// Number of machines. With this or --gpus, degrees that are not given are chosen for the shortest time within
+    /// --budget per device. Default: `trainer.nnodes`, or 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub nodes: Option<u64>,
-    /// Number of devices per machine; by default `trainer.n_gpus_per_node`, or one
+    /// Number of devices per machine. Default: `trainer.n_gpus_per_node`, or 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub gpus: Option<u64>,
-    /// Also choose combinations of tensor parallelism, Ulysses and pipelines, which `firebrick train` does not run yet
+    /// Also consider combinations of tensor, Ulysses and pipeline parallelism, which `firebrick train` does not support
     #[arg(long)]
     pub allow_estimated: bool,
-    /// Link between the devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through memory, as `train`
-    /// does), or a rate of one direction such as 50GB/s. By default, the link that the device is usually sold with
+    /// Link between devices of a machine: nvlink2 to nvlink5, pcie3 to pcie5, host (through host memory, as ranks
+    /// without NCCL do), or a rate per direction such as 50GB/s. Default: the measured link, or the usual one of the
+    /// device
     #[arg(long, value_name = "LINK")]
     pub link: Option<LinkSpec>,
-    /// Link between machines: infiniband-hdr or -ndr (a port per device), roce-100g to -400g, ethernet-10g to -100g (a
-    /// port per machine), a number of ports per machine such as 4xinfiniband-ndr, host, or a rate per device such as
-    /// 50GB/s
+    /// Link between machines: infiniband-hdr, infiniband-ndr, roce-100g to roce-400g (one port per device),
+    /// ethernet-10g to ethernet-100g (one port per machine), N ports per machine such as 4xinfiniband-ndr, host, or a
+    /// rate per device such as 50GB/s
     #[arg(long, value_name = "LINK")]
     pub node_link: Option<LinkSpec>,
-    /// Number of data-parallel replicas; by default, the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` say,
-    /// over the sequence-, tensor- and pipeline-parallel degrees, or one
+    /// Data-parallel degree. Default: ranks of `trainer.nnodes` and `trainer.n_gpus_per_node`, divided by the other
+    /// degrees
     #[arg(long, visible_alias = "fsdp-size", value_name = "N")]
     pub data_parallel: Option<u64>,
-    /// What the replicas shard, by stage: 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does). Overrides
+    /// Sharding stage: replicas shard 1 optimizer state, 2 also gradients, 3 also weights (as FSDP does). Overrides
     /// `memory.zero_stage`
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero_stage: Option<u8>,
-    /// Tensor-parallel degree: devices that share every matrix. Overrides `memory.tensor_model_parallel_size`
+    /// Tensor-parallel degree of training. Overrides `memory.tensor_model_parallel_size`
     #[arg(long, visible_alias = "tensor-model-parallel-size", value_name = "N")]
     pub tensor_parallel: Option<u64>,
-    /// Tensor-parallel degree while completions are sampled, if it differs. Overrides
-    /// `rollout.tensor_model_parallel_size`
+    /// Tensor-parallel degree of sampling. Overrides `rollout.tensor_model_parallel_size`
     #[arg(long, visible_alias = "rollout-tensor-model-parallel-size", value_name = "N")]
     pub rollout_tensor_parallel: Option<u64>,
-    /// Pipeline-parallel degree: stages that layers are divided into in training and scoring; each device samples from
-    /// the whole policy. Overrides `memory.pipeline_model_parallel_size`
+    /// Pipeline stages of training and scoring. Overrides `memory.pipeline_model_parallel_size`
     #[arg(long, visible_alias = "pipeline-model-parallel-size", value_name = "N")]
     pub pipeline_parallel: Option<u64>,
-    /// Sequence-parallel degree (Ulysses): devices that share every sequence. Overrides
-    /// `memory.ulysses_sequence_parallel_size`
+    /// Sequence-parallel degree (Ulysses). Overrides `memory.ulysses_sequence_parallel_size`
     #[arg(long, visible_alias = "ulysses-sequence-parallel-size", value_name = "N")]
     pub sequence_parallel: Option<u64>,
 }

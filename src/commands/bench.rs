@@ -209,7 +209,7 @@ fn report(collected: &Collected, work: &Work<'_>, profile: &DeviceProfile) -> Re
 fn tables(report: &Report) -> String {
     let mut text = format!(
         "{}: {} steps after one warm-up step, {:.3} s per step\n\
-         sampling {:.0} tokens/s, update {:.0} tokens/s, model {:.1} GFLOP/s: {:.0} % of the matrix-product rate{}\n\n",
+         sampling {:.0} tokens/s, update {:.0} tokens/s, model {:.1} GFLOP/s: {:.0} % of the matmul rate{}\n\n",
         report.device,
         report.steps,
         report.seconds_per_step,
@@ -223,7 +223,7 @@ fn tables(report: &Report) -> String {
             Origin::Assumed => " (assumed; run firebrick devices --measure for a measured rate)",
         }
     );
-    for (title, lines) in [("PHASE", &report.phases), ("KERNEL FAMILY, OWN TIME", &report.families)] {
+    for (title, lines) in [("PHASE", &report.phases), ("KERNEL FAMILY, SELF TIME", &report.families)] {
         let mut table = Table::new(1, &[title, "CALLS", "MS", "SHARE", "GFLOP/S"]);
         for line in lines {
             let rate = line.flops_per_second;
@@ -238,7 +238,7 @@ fn tables(report: &Report) -> String {
         text += &table.render();
         text += "\n";
     }
-    text + "Own time excludes nested families. Time in no family is spent in the backend's tensor operations.\n"
+    text + "Self time excludes nested families. Time in no family is spent in the backend's tensor operations.\n"
 }
 
 /// Spans in the Trace Event Format (complete events), which Perfetto and Chrome's trace viewer open.

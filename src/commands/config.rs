@@ -36,7 +36,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
         said.push_str(&shown(&args.config, &text, problem));
     }
     for what in &left_out {
-        let _ = writeln!(said, "not looked at: {what}");
+        let _ = writeln!(said, "not checked: {what}");
     }
     if problems.is_empty() {
         let _ = writeln!(said, "{name}: no mistakes");
@@ -47,7 +47,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<()> {
         1 => "1 mistake".to_owned(),
         n => format!("{n} mistakes"),
     };
-    anyhow::bail!("{name}: {count}")
+    Err(UserError(format!("{name}: {count}")).into())
 }
 
 /// `file:line:column: message`, and the line.

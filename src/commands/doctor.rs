@@ -25,7 +25,7 @@ fn report(checks: &[Check]) -> String {
     for check in checks {
         // writing to a string cannot fail
         let _ = writeln!(text, "{:<8} {:<width$}  {}", check.status.name(), check.name, check.found);
-        if let Some(command) = &check.mend {
+        if let Some(command) = &check.fix {
             let _ = writeln!(text, "{:<8} {:<width$}  $ {command}", "", "");
         }
     }

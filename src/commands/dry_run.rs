@@ -15,7 +15,8 @@ pub fn run(builder: TrainerBuilder) -> anyhow::Result<()> {
     wrong.extend(dry.references.as_ref().and_then(unrewarded));
     if let Some(free) = free.filter(|free| *free < dry.disk_bytes) {
         wrong.push(format!(
-            "the run will write about {} below {}, where {} are free; choose another `output`, or lower trainer.max_ckpt_to_keep",
+            "the run will write about {} to {}, which has {} free; choose another `output`, or lower \
+             trainer.max_ckpt_to_keep",
             Bytes(dry.disk_bytes),
             dry.output.display(),
             Bytes(free)
@@ -38,7 +39,7 @@ fn text(dry: &DryRun, free: Option<u64>) -> String {
     };
     let filtered = match dry.filtered {
         0 => String::new(),
-        n => format!(" ({n} longer ones left out: rollout.prompt_length)"),
+        n => format!(" ({n} longer ones skipped: rollout.prompt_length)"),
     };
     line("data", format!("{prompts}{filtered}, {} for validation", dry.validation));
     let peak = dry.estimate.peak_phase().map_or("", |phase| phase.name.name());
@@ -82,8 +83,9 @@ fn unrewarded(references: &References) -> Option<String> {
     (*unrewarded > 0).then(|| {
         let shown: Vec<String> = first.iter().map(|answer| format!("  {answer:?}")).collect();
         format!(
-            "{unrewarded} of {graded} reference answers earn nothing under the task's own rewards, so no completion may ever do. Look at \
-             the rules and at where the answers come from (task.answer_field, task.answer_extract). The first:\n{}",
+            "{unrewarded} of {graded} reference answers earn nothing under the rewards of the task, so completions may \
+             never earn a reward. Check the rules and the source of the answers (task.answer_field, \
+             task.answer_extract). The first:\n{}",
             shown.join("\n")
         )
     })

@@ -70,9 +70,9 @@ fn heading(report: &TimelineReport) -> String {
     };
     let why = match report.reason {
         Reason::Snapshot => "memory.snapshot",
-        Reason::Ended => "memory.snapshot, cut short by the end of the run",
+        Reason::Ended => "memory.snapshot, ended early by the end of the run",
         Reason::OutOfMemory => "the latest of a run that ended out of memory",
-        Reason::Failed => "memory.snapshot, cut short by the error",
+        Reason::Failed => "memory.snapshot, ended early by the error",
     };
     let mut text = format!("device  {}\nsteps   {steps}; {} boundaries: {why}\n", report.device, report.boundaries);
     if report.dropped > 0 {
@@ -179,7 +179,7 @@ fn phases(report: &TimelineReport) -> String {
             maybe(phase.predicted_bytes),
         ]);
     }
-    table.render() + "between: the most in use at any time of the phase, where that is counted\n"
+    table.render() + "between: the maximum in use at any time of the phase, if it is counted\n"
 }
 
 /// The largest live allocations of a trace.
@@ -188,7 +188,8 @@ fn live_table(live: &LiveAllocations) -> String {
         TraceSource::Heap => "allocations",
         TraceSource::Accounts => "holds of accounts",
     };
-    let mut text = format!("{} traced {what} were live together at most, {} in all\n", live.count, bytes(live.bytes));
+    let mut text =
+        format!("at most {} traced {what} were live at the same time, {} in total\n", live.count, bytes(live.bytes));
     let mut table = Table::new(1, &["MADE IN", "BYTES", "COUNT", "BY"]).ends_with_text();
     let mut groups = live.groups.iter();
     for group in groups.by_ref().take(GROUPS) {
@@ -308,7 +309,7 @@ mod tests {
             "gradients  1.00 MiB   1.00 MiB     3.00 MiB  -2.00 MiB",
             "step before: step 1, update_actor, update of unit 4, 0.250 s",
             "update_actor  step 2, graph of segment 1",
-            "2 traced allocations were live together at most, 3.00 MiB in all",
+            "at most 2 traced allocations were live at the same time, 3.00 MiB in total",
             "update_actor  2.00 MiB      1  engine::executor::head < engine::learner",
             "set-up        1.00 MiB      1  unknown",
         ] {

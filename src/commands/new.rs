@@ -123,7 +123,8 @@ fn answer<T>(
     let Some(input) = &mut asker.input else {
         let default = question.default.ok_or_else(|| {
             UserError(format!(
-                "without a terminal nothing can be asked for, and {option} has no default: give it (see `firebrick new --help`)"
+                "without a terminal no question can be asked, and {option} has no default: give it (see `firebrick new \
+                 --help`)"
             ))
         })?;
         asker.taken.push(format!("{option} {default}"));

@@ -94,14 +94,17 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
         let path = path.display();
         match (request.is_run(), request.parallel.devices()) {
             (false, _) => {
-                format!("written to {path}; `firebrick train` cannot run it: docs/clusters.md says which degrees it runs, and of which models\n")
+                format!(
+                    "written to {path}; `firebrick train` cannot run it: docs/guides/multi_gpu.md lists the degrees and \
+                     models that it supports\n"
+                )
             }
             (true, 1) => {
                 format!("written to {path}; run it with `firebrick train ... --plan {path}`\n")
             }
-            (true, ranks) => format!(
-                "written to {path}; run it with `mpirun -n {ranks} firebrick train ... --plan {path}`\n"
-            ),
+            (true, ranks) => {
+                format!("written to {path}; run it with `mpirun -n {ranks} firebrick train ... --plan {path}`\n")
+            }
         }
     }));
     parts.retain(|part| !part.is_empty());
@@ -186,7 +189,7 @@ fn preset_lines(report: &PlanReport) -> String {
     let name = preset.name.map_or("none", Preset::name);
     let mut text = format!("preset  {name} sets {}\n", preset.settings().join(" "));
     for left in &preset.left_out {
-        let _ = writeln!(text, "        left out: {}, because {}", left.setting(), left.because);
+        let _ = writeln!(text, "        omitted: {}, because {}", left.setting(), left.because);
     }
     text
 }

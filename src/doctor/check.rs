@@ -34,17 +34,17 @@ pub struct Check {
     pub status: Status,
     pub found: String,
     /// A command.
-    pub mend: Option<String>,
+    pub fix: Option<String>,
 }
 
 impl Check {
     pub fn new(name: impl Into<String>, status: Status, found: impl Into<String>) -> Self {
-        Self { name: name.into(), status, found: found.into(), mend: None }
+        Self { name: name.into(), status, found: found.into(), fix: None }
     }
 
     /// The same with the command that mends it.
     pub fn mended_by(mut self, command: impl Into<String>) -> Self {
-        self.mend = Some(command.into());
+        self.fix = Some(command.into());
         self
     }
 }

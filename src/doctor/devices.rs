@@ -45,7 +45,7 @@ fn auto(reports: &[BackendReport]) -> Check {
     match (best, devices.next()) {
         (Some(best), _) => Check::new("auto", Status::Ok, format!("takes {}", best.device)),
         (None, Some(other)) => {
-            Check::new("auto", Status::Warning, format!("takes nothing here; {} has to be named", other.device))
+            Check::new("auto", Status::Warning, format!("selects no device; name {} explicitly", other.device))
                 .mended_by(format!("firebrick train CONFIG --device {}", other.device))
         }
         (None, None) => Check::new("auto", Status::Failed, "no device can be opened: nothing can train")

@@ -31,9 +31,7 @@ pub fn driver(machine: &Machine) -> Check {
         (Some(text), Some(_)) => {
             let line = text.lines().next().unwrap_or_default();
             // "… Kernel Module  570.86.15  …", or "… Open Kernel Module for x86_64  580.159.04  …"
-            let is_version = |word: &&str| {
-                word.contains('.') && word.chars().all(|c| c == '.' || c.is_ascii_digit())
-            };
+            let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c == '.' || c.is_ascii_digit());
             let version = line.split_whitespace().find(is_version).unwrap_or(line);
             Check::new(NAME, Status::Ok, format!("version {version}"))
         }
@@ -41,16 +39,15 @@ pub fn driver(machine: &Machine) -> Check {
         (Some(_), None) => Check::new(
             NAME,
             Status::Warning,
-            "its kernel module is loaded, and libcuda.so.1 is not found: a container has to be given the driver's libraries",
+            "its kernel module is loaded, but libcuda.so.1 is not found; if this is a container, mount the driver \
+             libraries (NVIDIA Container Toolkit)",
         )
         .mended_by("docker run --gpus all IMAGE"),
-        (None, None) if has_card(machine) => Check::new(
-            NAME,
-            Status::Warning,
-            "there is an NVIDIA card, and no driver for it",
-        )
-        .mended_by(machine.install(&DRIVER)),
-        (None, None) => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA card"),
+        (None, None) if has_card(machine) => {
+            Check::new(NAME, Status::Warning, "there is an NVIDIA GPU, but no driver for it")
+                .mended_by(machine.install(&DRIVER))
+        }
+        (None, None) => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA GPU"),
     }
 }
 
@@ -70,7 +67,7 @@ pub fn toolkit(machine: &Machine) -> Check {
             let missing = missing.unwrap_or_else(|| "not found".into());
             Check::new(NAME, Status::Warning, missing).mended_by(machine.install(&TOOLKIT))
         }
-        _ => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA card"),
+        _ => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA GPU"),
     }
 }
 
@@ -93,9 +90,9 @@ pub fn nccl(machine: &Machine, opened: Option<Result<NcclInstallation, String>>)
         (_, None) if has_card(machine) => Check::new(
             NAME,
             Status::Missing,
-            "no libnccl.so.2; one GPU needs none, and values between several pass through host memory without it",
+            "no libnccl.so.2; not needed for one GPU; several GPUs exchange values through host memory without it",
         )
         .mended_by(machine.install(&NCCL)),
-        (_, None) => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA card"),
+        (_, None) => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA GPU"),
     }
 }

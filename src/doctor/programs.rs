@@ -19,7 +19,7 @@ pub fn python(machine: &Machine) -> Check {
     };
     let found = |version: &str| format!("{version} ({})", program.display());
     let Some(version) = machine.version(&program) else {
-        return Check::new(NAME, Status::Warning, found("it does not say its version"))
+        return Check::new(NAME, Status::Warning, found("it does not report its version"))
             .mended_by(machine.install(&PYTHON));
     };
     let minor = version.strip_prefix("Python 3.");
@@ -68,7 +68,7 @@ pub fn mpi(machine: &Machine) -> Check {
             .mended_by(machine.install(&MPI));
     };
     let Some(version) = machine.version(&program) else {
-        let found = format!("{} does not say its version", program.display());
+        let found = format!("{} does not report its version", program.display());
         return Check::new(NAME, Status::Warning, found).mended_by(machine.install(&MPI));
     };
     let found = format!("{version} ({})", program.display());
@@ -78,7 +78,7 @@ pub fn mpi(machine: &Machine) -> Check {
     Check::new(
         NAME,
         Status::Missing,
-        format!("{found} is there, but this program is built for one rank; one device needs no more"),
+        format!("{found} is installed, but this program is built for one rank; not needed for one device"),
     )
     .mended_by(install("mpi"))
 }

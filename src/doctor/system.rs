@@ -53,14 +53,14 @@ pub fn locked_memory(machine: &Machine) -> Check {
         )
         .mended_by("ulimit -l unlimited"),
         Limit::At(most) => {
-            Check::new(NAME, Status::Ok, format!("at most {}; enough without an NVIDIA card", Bytes(most)))
+            Check::new(NAME, Status::Ok, format!("at most {}; enough without an NVIDIA GPU", Bytes(most)))
         }
         Limit::Unknown => unknown(NAME),
     }
 }
 
 fn unknown(name: &str) -> Check {
-    Check::new(name, Status::Missing, "the system does not say (no /proc/self/limits)")
+    Check::new(name, Status::Missing, "the system does not report it (no /proc/self/limits)")
 }
 
 /// Bytes of an entry of `/proc/meminfo`.
@@ -75,7 +75,7 @@ pub fn memory(machine: &Machine) -> Check {
     const NAME: &str = "memory";
     let text = machine.read("/proc/meminfo").unwrap_or_default();
     let (Some(total), Some(available)) = (meminfo(&text, "MemTotal:"), meminfo(&text, "MemAvailable:")) else {
-        return Check::new(NAME, Status::Missing, "the system does not say (no /proc/meminfo)");
+        return Check::new(NAME, Status::Missing, "the system does not report it (no /proc/meminfo)");
     };
     let number = |path: &str| machine.read(path)?.trim().parse::<u64>().ok();
     let group = number("/sys/fs/cgroup/memory.max").map(|most| {

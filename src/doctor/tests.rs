@@ -44,14 +44,14 @@ impl Fake {
     }
 }
 
-/// The check has this status, says this, and is mended by a command that holds this.
-fn is(check: &Check, status: Status, found: &str, mend: Option<&str>) {
+/// The check has this status, says this, and is fixed by a command that holds this.
+fn is(check: &Check, status: Status, found: &str, fix: Option<&str>) {
     assert_eq!(check.status, status, "{check:?}");
     assert!(check.found.contains(found), "{check:?}");
-    match (mend, &check.mend) {
+    match (fix, &check.fix) {
         (None, None) => {}
         (Some(wanted), Some(command)) => assert!(command.contains(wanted), "{check:?}"),
-        _ => panic!("mended by {mend:?}: {check:?}"),
+        _ => panic!("fixed by {fix:?}: {check:?}"),
     }
 }
 
@@ -88,7 +88,7 @@ fn devices_are_listed_and_a_backend_that_is_not_built_names_its_command() {
     is(&found[2], Status::Ok, "a processor, 1.00 GiB, f32", None);
     is(&found[3], Status::Ok, "takes cpu", None);
     let software = devices::checks(&[cpu(true)]);
-    is(&software[1], Status::Warning, "has to be named", Some("--device cpu"));
+    is(&software[1], Status::Warning, "name cpu explicitly", Some("--device cpu"));
     let nothing = devices::checks(&[without]);
     is(&nothing[1], Status::Failed, "nothing can train", Some("cargo install"));
 }
@@ -107,7 +107,7 @@ fn a_build_with_a_feature_more_keeps_those_that_it_has() {
 fn a_driver_is_wanted_where_there_is_a_card() {
     let fake = Fake::new();
     let driver = || nvidia::driver(&fake.machine());
-    is(&driver(), Status::Ok, "no NVIDIA card", None);
+    is(&driver(), Status::Ok, "no NVIDIA GPU", None);
     fake.card();
     is(&driver(), Status::Warning, "no driver", Some("install nvidia-driver"));
     let module = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\nGCC version: 12\n";
@@ -126,7 +126,7 @@ fn a_driver_is_wanted_where_there_is_a_card() {
 fn a_toolkit_is_wanted_where_there_is_a_card_with_all_that_kernels_need() {
     let fake = Fake::new();
     let toolkit = || nvidia::toolkit(&fake.machine());
-    is(&toolkit(), Status::Ok, "no NVIDIA card", None);
+    is(&toolkit(), Status::Ok, "no NVIDIA GPU", None);
     fake.card();
     is(&toolkit(), Status::Warning, "no CUDA toolkit found", Some("cuda"));
     fake.file("/usr/local/cuda/include/cuda_fp16.h", "");
@@ -142,7 +142,7 @@ fn a_toolkit_is_wanted_where_there_is_a_card_with_all_that_kernels_need() {
 fn nccl_is_missing_where_there_is_a_card_and_says_its_version_and_file() {
     let fake = Fake::new();
     let nccl = |opened| nvidia::nccl(&fake.machine(), opened);
-    is(&nccl(None), Status::Ok, "no NVIDIA card", None);
+    is(&nccl(None), Status::Ok, "no NVIDIA GPU", None);
     fake.card();
     is(&nccl(Some(Err("cannot be opened".into()))), Status::Missing, "no libnccl.so.2", Some("libnccl2"));
     fake.file("/usr/lib/x86_64-linux-gnu/libnccl.so.2", "");
@@ -170,8 +170,8 @@ fn vulkan_needs_a_loader_and_a_driver() {
 #[test]
 fn limits_are_those_of_the_process() {
     let fake = Fake::new();
-    is(&system::open_files(&fake.machine()), Status::Missing, "does not say", None);
-    is(&system::locked_memory(&fake.machine()), Status::Missing, "does not say", None);
+    is(&system::open_files(&fake.machine()), Status::Missing, "does not report", None);
+    is(&system::locked_memory(&fake.machine()), Status::Missing, "does not report", None);
     let limits = |files: &str, locked: &str| {
         let text = format!(
             "Limit                     Soft Limit           Hard Limit           Units     \n\
@@ -198,7 +198,7 @@ fn limits_are_those_of_the_process() {
 fn memory_is_what_the_system_and_the_control_group_leave() {
     let fake = Fake::new();
     let memory = || system::memory(&fake.machine());
-    is(&memory(), Status::Missing, "does not say", None);
+    is(&memory(), Status::Missing, "does not report", None);
     fake.file("/proc/meminfo", "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n");
     is(&memory(), Status::Ok, "8.00 GiB available of 16.0 GiB", None);
     fake.file("/sys/fs/cgroup/memory.max", "max\n");
@@ -249,19 +249,19 @@ fn programs_are_looked_for_in_path_and_asked_for_their_version() {
     fake.program("pacman", "pacman");
     is(&mpi(), Status::Missing, "one device needs none", Some("pacman -S openmpi"));
     fake.program("python3", "");
-    is(&python(), Status::Warning, "does not say", Some("pacman -S python"));
+    is(&python(), Status::Warning, "does not report", Some("pacman -S python"));
     fake.program("python3", "Python 3.6.9");
     is(&python(), Status::Warning, "3.6.9: older", Some("pacman -S python"));
     fake.program("python3", "Python 3.12.1");
     is(&python(), Status::Ok, "Python 3.12.1", None);
     fake.program("mpiexec", "");
-    is(&mpi(), Status::Warning, "does not say", Some("openmpi"));
+    is(&mpi(), Status::Warning, "does not report", Some("openmpi"));
     fake.program("mpirun", "mpirun (Open MPI) 4.1.4");
     if cfg!(feature = "mpi") {
         is(&mpi(), Status::Ok, "Open MPI", None);
     } else {
-        let (said, mend) = ("built for one rank", Some("--locked"));
-        is(&mpi(), Status::Missing, said, mend);
-        assert!(mpi().mend.is_some_and(|command| command.ends_with("mpi")));
+        let (said, fix) = ("built for one rank", Some("--locked"));
+        is(&mpi(), Status::Missing, said, fix);
+        assert!(mpi().fix.is_some_and(|command| command.ends_with("mpi")));
     }
 }

@@ -92,7 +92,7 @@ impl Live {
         if let Some(screen) = self.screen.take() {
             screen.leave();
             let spent = self.feed.spent().as_secs_f64();
-            tracing::debug!("training spent {spent:.4} s on telling the live view");
+            tracing::debug!("live view overhead: {spent:.4} s");
         }
     }
 }

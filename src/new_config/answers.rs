@@ -125,7 +125,7 @@ impl Reward {
             return match text {
                 "correct" => Ok(Self::Generated { partial: false }),
                 "partial" => Ok(Self::Generated { partial: true }),
-                _ => Err(format!("reward: generated problems are judged by `correct` or `partial`, not by `{text}`")),
+                _ => Err(format!("reward: generated problems are graded by `correct` or `partial`, not by `{text}`")),
             };
         };
         if let Some(path) = text.strip_prefix("model:") {
@@ -176,7 +176,8 @@ impl Answers {
     pub fn check(&self) -> Result<(), String> {
         match (&self.model, &self.data) {
             (Model::Tiny, Data::Rows(_)) => Err(
-                "model: `tiny` has no tokenizer and reads generated problems alone; give a checkpoint folder, or --data arithmetic"
+                "model: `tiny` has no tokenizer and reads only generated problems; give a checkpoint folder, or --data \
+                 arithmetic"
                     .into(),
             ),
             (Model::Folder { chats: false, path, .. }, Data::Rows(rows)) if rows.is_chat => Err(format!(

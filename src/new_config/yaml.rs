@@ -96,7 +96,7 @@ fn checkpoint(path: &Path) -> String {
 
 fn task(answers: &Answers) -> String {
     let mut text = match &answers.data {
-        Data::Arithmetic => "\n# Generated sums such as 07+35=042; those of validation are never trained on.\n\
+        Data::Arithmetic => "\n# Generated sums such as 07+35=042; validation problems are never trained on.\n\
              task:\n  kind: arithmetic\n  difficulty: 2          # digits\n  zero_pad: true\n  validation_size: 500\n"
             .to_owned(),
         Data::Countdown => countdown(answers),
@@ -112,7 +112,7 @@ fn task(answers: &Answers) -> String {
             format!("    - kind: regex\n      pattern: {}\n", quoted(pattern))
         }
         Reward::Python { file, function } => format!(
-            "    # called in processes of python3; written for TRL or verl (docs/tasks.md)\n    - kind: python\n      file: {}\n      \
+            "    # called in processes of python3; written for TRL or verl (docs/guides/rewards.md)\n    - kind: python\n      file: {}\n      \
              function: {}\n",
             place(file),
             quoted(function)
@@ -127,7 +127,7 @@ fn task(answers: &Answers) -> String {
 fn generated(data: &Data, partial: bool) -> String {
     match data {
         Data::Countdown => format!(
-            "  format_score: {:<8} # for an expression of the right numbers that misses the target\n",
+            "  format_score: {:<8} # for an expression that uses the given integers and misses the target\n",
             if partial { "0.1" } else { "0.0" }
         ),
         _ => format!("  partial: {partial:<12}  # whether right characters of a wrong sum are worth something\n"),
@@ -141,9 +141,14 @@ fn countdown(answers: &Answers) -> String {
         Model::Folder { .. } => (3, 50, "words"),
     };
     format!(
-        "\n# Generated puzzles: reach a target with these numbers and + - * /. Those of validation are never trained on.\n\
-         task:\n  kind: countdown\n  numbers: {numbers}             # of a problem\n  max_number: {largest}\n  style: {style:<12}    # or `words` and \
-         `short`: an instruction, or the bare numbers\n"
+        r"
+# Generated puzzles: reach a target with the given integers and + - * /. Validation problems are never trained on.
+task:
+  kind: countdown
+  numbers: {numbers}             # integers per problem
+  max_number: {largest}
+  style: {style:<12}    # or `words` and `short`: an instruction, or the bare integers
+"
     )
 }
 
@@ -203,12 +208,12 @@ fn learning(answers: &Answers) -> String {
     };
     format!(
         "
-# GRPO: completions of one prompt are compared with each other. Others: dapo, gspo, rloo, ppo, … (docs/objectives.md).
+# GRPO: completions of one prompt are compared with each other. Others: dapo, gspo, rloo, ppo, … (docs/guides/algorithms.md).
 objective: grpo
 rollout:
   n: 8                    # completions a prompt
   temperature: 1.0
-  prompt_length: {prompt:<5}    # tokens; longer prompts are left out and counted
+  prompt_length: {prompt:<5}    # tokens; longer prompts are skipped and counted
   response_length: {response:<5}  # tokens
   max_num_seqs: 128       # sampled at a time
 optim:
@@ -234,7 +239,7 @@ fn tiny(data: &Data) -> String {
 }
 
 const TINY: &str = "
-# Demonstrations first, until about a third of the answers is right; the rest comes from rewards alone.
+# Demonstrations first, until about a third of the answers is right; the rest is learned only from rewards.
 warmup:
   sft:
     steps: 400
@@ -246,7 +251,7 @@ warmup:
       weight_decay: 0.0
       lr_scheduler: {lr_scheduler_type: constant_with_warmup, warmup_steps: 30}
 
-# GRPO: completions of one prompt are compared with each other. Others: dapo, gspo, rloo, … (docs/objectives.md).
+# GRPO: completions of one prompt are compared with each other. Others: dapo, gspo, rloo, … (docs/guides/algorithms.md).
 objective: grpo
 rollout:
   n: 8                    # completions a prompt
@@ -283,7 +288,7 @@ fn memory(answers: &Answers) -> String {
             "# The fastest plan that is predicted to stay within this many device bytes is made and run."
         }
         Memory::Preset(_) => {
-            "# Starting values of many settings (docs/memory.md#presets). With `budget: 8GiB` instead, a plan is made."
+            "# Starting values of many settings (docs/guides/memory.md#presets). With `budget: 8GiB` instead, a plan is made."
         }
     };
     format!("\n{why}\nmemory:\n  {setting}\n")

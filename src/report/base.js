@@ -175,4 +175,4 @@ function runChoice(redraw) {
 /** One line that says why something is not shown. */
 function absent(text) { return el("p", { class: "absent" }, text); }
 
-function noteOf(run, file) { return run.notes.find((note) => note.includes(file)) || `${file} says nothing of this.`; }
+function noteOf(run, file) { return run.notes.find((note) => note.includes(file)) || `${file} has no data for this.`; }

@@ -125,7 +125,7 @@ function peakTables(report) {
   const below = [];
   const parts = [
     table(["Held at the peak", "Bytes", "Share"], holders, `The peak: ${bytes(peak.bytes)} in step ${peak.when.step}, ${peak.when.phase}`),
-    table(["Category", "At the peak", "Predicted", "A step before"], categories, "By category beside the prediction"),
+    table(["Category", "At the peak", "Predicted", "A step before"], categories, "By category, with the prediction"),
   ];
   if (report.live) {
     const rows = report.live.groups.map((group) => [allocatedBy(group), group.phase || "set-up", bytes(group.bytes), integer(group.count)]);

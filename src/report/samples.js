@@ -139,9 +139,9 @@ function statedSelection(samples) {
   const shown = samples.shown === samples.total
     ? `All ${plural(samples.total, "sample")} of ${plural(samples.total_groups, "group")}.`
     : `Shown ${integer(samples.shown)} of ${integer(samples.total)} samples, ${integer(samples.groups.length)} of ${integer(samples.total_groups)} groups: the first and the last, groups evenly between, the best, the worst, the most truncated, ${samples.total_with_tokens ? "some without spread, and some whose tokens were kept" : "and some without spread"}.`;
-  const cut = samples.cut ? ` ${plural(samples.cut, "text")} longer than ${bytes(samples.longest_bytes)} ${samples.cut === 1 ? "is" : "are"} cut in the middle.` : "";
+  const cut = samples.cut ? ` ${plural(samples.cut, "string")} longer than ${bytes(samples.longest_bytes)} ${samples.cut === 1 ? "is" : "are"} shortened in the middle.` : "";
   const all = ` Of all samples ${percent(samples.truncated / Math.max(1, samples.total))} are truncated; of all groups ${percent(samples.no_spread / Math.max(1, samples.total_groups))} have no spread.`;
-  const tokens = samples.total_with_tokens ? ` Tokens were kept of ${plural(samples.total_with_tokens, "sample")}; ${samples.with_tokens === samples.total_with_tokens ? "all of them are" : `those of ${integer(samples.with_tokens)} are`} in this report.` : "";
+  const tokens = samples.total_with_tokens ? ` Tokens were kept of ${plural(samples.total_with_tokens, "sample")}; ${samples.with_tokens === samples.total_with_tokens ? "all of them are" : `${integer(samples.with_tokens)} of them are`} in this report.` : "";
   return shown + all + cut + tokens;
 }
 

@@ -83,7 +83,7 @@ function plannedTime(run) {
     return measured.length && predicted[name] > 0 ? [name, phases.join(", "), seconds(Math.abs(predicted[name])), seconds(measured.reduce((a, b) => a + b, 0))] : null;
   }).filter(Boolean);
   const from = { assumed: "assumed, not measured: run firebrick devices --measure" }[run.plan.profile] || run.plan.profile;
-  return rows.length ? table(["The plan's part", "Phases", "Predicted", "Measured"], rows, `Time of a step as the plan predicted it (the device's numbers: ${from})`) : null;
+  return rows.length ? table(["The plan's part", "Phases", "Predicted", "Measured"], rows, `Time of a step as the plan predicted it (device profile: ${from})`) : null;
 }
 
 // From dark to light and through blue to yellow, as cividis: read by any colour vision and in grey.

@@ -24,7 +24,7 @@ def live(options, folder, run):
     """Trains to the end; gives the screen of a step in the middle."""
     window = Window(folder, COLUMNS, ROWS)
     try:
-        train(window, options, run, "trainer.seed=1", "trainer.log_tokens=1", "update.old_log_probs=trainer", "memory.budget=160MiB", "memory.snapshot=1")
+        train(window, options, run)
         screen = window.wait(lambda screen: steps(screen) >= STEP, options.most_seconds)
         if steps(screen) < STEP:
             raise SystemExit(f"error: step {STEP} was not reached in {options.most_seconds} s\n{screen}")

@@ -1,4 +1,4 @@
-//! The layout of the code: every file looks down. The order of rooms stands in `docs/design.md`.
+//! The layout of the code: every file looks down. The order of rooms stands in `docs/internals/architecture.md`.
 
 mod functions;
 mod imports;
@@ -84,7 +84,7 @@ fn workspace() -> Vec<Crate> {
 }
 
 fn design() -> Rooms {
-    let page = std::fs::read_to_string(root().join("docs/design.md")).expect("docs/design.md");
+    let page = std::fs::read_to_string(root().join("docs/internals/architecture.md")).expect("docs/internals/architecture.md");
     Rooms::of_page(&page)
 }
 

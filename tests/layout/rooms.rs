@@ -1,4 +1,4 @@
-//! The order of rooms, as `docs/design.md` has it.
+//! The order of rooms, as `docs/internals/architecture.md` has it.
 
 /// Rooms from the lowest to the highest: paths of folders and files from the workspace's root, without `.rs`.
 pub struct Rooms(Vec<String>);
@@ -9,7 +9,7 @@ impl Rooms {
     /// # Panics
     /// If the page has no such block.
     pub fn of_page(page: &str) -> Self {
-        let (_, section) = page.split_once("## Rooms\n").expect("docs/design.md has a heading `## Rooms`");
+        let (_, section) = page.split_once("## Rooms\n").expect("docs/internals/architecture.md has a heading `## Rooms`");
         let block = section.split("```").nth(1).expect("a fenced block under it");
         let lines = block.lines().skip(1);
         let first = |line: &str| line.split_whitespace().next().map(str::to_owned);

@@ -115,7 +115,7 @@ fn values_over_nccl_are_refused_on_cpus_by_name_and_nobody_else_minds() {
         Threads::run(2, Settings::default(), |rank| run(asked.clone(), Start::Fresh, rank).unwrap_err().to_string());
     for rank in refused {
         let said = rank.unwrap();
-        assert!(said.contains("trainer.ddp_backend: nccl cannot be"), "{said}");
+        assert!(said.contains("trainer.ddp_backend: nccl is unavailable"), "{said}");
         assert!(said.contains("set `device: cuda`"), "{said}");
     }
     let [auto, mpi] = ["auto", "mpi"].map(|backend| {

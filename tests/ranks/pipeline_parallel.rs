@@ -87,7 +87,7 @@ fn what_stages_do_not_do_is_refused_before_anything_is_loaded() {
         (
             8,
             &[DEEP, "memory.pipeline_model_parallel_size=8"],
-            "it has 4 layers, at least one of which a stage needs; set it to 4 or less",
+            "it has 4 layers, and every stage needs at least one; set it to 4 or less",
         ),
         (2, &experts, "layer 0 has 4 experts"),
         (
@@ -116,7 +116,7 @@ fn settings_that_do_not_go_with_stages_are_refused_when_they_are_read() {
                 "memory.param_offload=streamed",
                 "memory.order=segment_major",
             ],
-            "leave out memory.order: segment_major",
+            "remove memory.order: segment_major",
         ),
     ];
     for (overrides, part) in cases {

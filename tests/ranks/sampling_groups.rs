@@ -127,7 +127,7 @@ fn groups_that_cannot_sample_together_are_refused_before_anything_is_loaded() {
         (1, &[TOGETHER], "this run's 1 ranks"),
         (4, &[&key(4)], "attention has 2 heads; set it to a number that divides 2"),
         (2, &experts, "layer 0 has 4 experts"),
-        (2, &[TOGETHER, "rollout.quantization=int8"], "leave out rollout.quantization"),
+        (2, &[TOGETHER, "rollout.quantization=int8"], "remove rollout.quantization"),
         (
             2,
             &[

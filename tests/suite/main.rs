@@ -12,7 +12,6 @@ mod documents;
 mod import;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod kernels;
-mod names;
 mod parity;
 mod program;
 mod turns;

@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 /// Tokens of a block of the KV cache (vLLM's `block_size`).
 pub const BLOCK_SIZE: usize = 16;
 
-/// How keys and values are stored in the cache (vLLM's `kv_cache_dtype`).
+/// Format of keys and values in the cache (vLLM's `kv_cache_dtype`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum KvCacheDtype {
-    /// In the precision of the model that samples.
+    /// The precision of the sampler.
     #[default]
     Auto,
-    /// In 8 bits per number, with a scale for each token and head.
+    /// 8 bits per element, with a scale per token and head.
     Int8,
 }
 

@@ -240,8 +240,8 @@ impl FromStr for LinkSpec {
             None => {
                 let names = LinkKind::NAMED.map(LinkKind::name).join(", ");
                 Err(format!(
-                    "{text:?} is no link; known are {names}, so many ports a machine as in 4xinfiniband-ndr, and rates of one direction \
-                     as in 50GB/s or 400Gbit/s"
+                    "unknown link {text:?}; known: {names}, a number of ports per machine as in 4xinfiniband-ndr, and \
+                     rates of one direction as in 50GB/s or 400Gbit/s"
                 ))
             }
         }

@@ -127,8 +127,8 @@ impl LoraConfig {
         match arch.expert_layers().next() {
             None => Err(format!("this model ({model}) has no experts, so no {name}")),
             Some(_) if !arch.stacks_experts() => Err(format!(
-                "experts of this model ({model}) are modules of their own, not the parameter {name}: list gate_proj, up_proj, down_proj \
-                 in target_modules"
+                "experts of this model ({model}) are separate modules, not the parameter {name}: list gate_proj, \
+                 up_proj, down_proj in target_modules"
             )),
             Some(_) => Ok(()),
         }

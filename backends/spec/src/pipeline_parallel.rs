@@ -37,19 +37,19 @@ impl PipelineStage {
         let layers = arch.num_layers;
         if stages > layers {
             return Err(format!(
-                "it has {layers} layers, at least one of which a stage needs; set it to {layers} or less"
+                "it has {layers} layers, and every stage needs at least one; set it to {layers} or less"
             ));
         }
         if let Some((layer, own)) = arch.expert_layers().next() {
             return Err(format!(
-                "layer {layer} has {} experts, whose routes are not sent between stages; set it to 1, and share weights out with \
-                 memory.zero_stage: 3",
+                "layer {layer} has {} experts, whose routes are not sent between stages; set it to 1, and shard \
+                 weights with memory.zero_stage: 3",
                 own.count
             ));
         }
         if let Some(base) = arch.base {
             return Err(format!(
-                "its base is in {base}, whose codes are not sent between stages; set it to 1, or leave model.lora.base out"
+                "its base is in {base}, whose codes are not sent between stages; set it to 1, or remove model.lora.base"
             ));
         }
         Ok(())

@@ -7,17 +7,17 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The float type that a model's parameters and activations have.
+/// The float type of a model's parameters and activations. In exactness tests `F32` is the device's type, f64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// Four bytes, or the device's own type where that is another one (f64 in exactness tests).
+    /// 4 bytes.
     #[default]
     F32,
-    /// Two bytes with the range of f32 and 8 bits of mantissa.
+    /// 2 bytes with 8 bits of mantissa and the range of f32.
     Bf16,
-    /// Two bytes with 11 bits of mantissa; gradients below 6e-8 vanish, so the loss is scaled.
+    /// 2 bytes with 11 bits of mantissa; the loss is scaled.
     F16,
 }
 

@@ -2,13 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The number format of the weights that sampling reads, where it has fewer bits than that of the trained ones.
+/// The format of the weights that sampling reads, if it has fewer bits than that of the trained ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Quantization {
-    /// Matrices of attention and MLP in 8 bits with one scale for each row (absmax). Activations, embedding, norms,
-    /// biases, adapters and the head stay as they are.
+    /// 8-bit attention and MLP weights with one scale per row (absmax).
     Int8,
 }
 

@@ -22,16 +22,14 @@ pub const CPU_TILE: usize = 1 << 20;
 /// Bytes of a word of a buffer.
 const WORD: usize = 4;
 
-/// The number format of a frozen base under adapters, where it has fewer bits than the model's precision.
+/// The format of a frozen base model under adapters, if it has fewer bits than the model's precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum BaseFormat {
-    /// 8 bits a number and one scale for each row (absmax), as bitsandbytes' `load_in_8bit` stores weights (LLM.int8,
-    /// arXiv:2208.07339).
+    /// 8 bits, one scale per row (bitsandbytes' `load_in_8bit`, arXiv:2208.07339).
     Int8,
-    /// `NormalFloat`: 4 bits a number in blocks of 64, whose scales are quantised to 8 bits (double quantisation), as
-    /// bitsandbytes' `load_in_4bit` stores weights with `bnb_4bit_quant_type: nf4` and `bnb_4bit_use_double_quant`.
+    /// 4-bit `NormalFloat` in blocks of 64, double quantization (bitsandbytes' `load_in_4bit`).
     Nf4,
 }
 

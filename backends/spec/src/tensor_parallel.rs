@@ -48,20 +48,21 @@ impl TensorShare {
         }
         if let Some((layer, own)) = arch.expert_layers().next() {
             return Err(format!(
-                "layer {layer} has {} experts, whose matrices are not divided; set it to 1, and bound memory with memory.param_offload",
+                "layer {layer} has {} experts, whose matrices are not sharded; set it to 1, and bound memory with \
+                 memory.param_offload",
                 own.count
             ));
         }
         if arch.count(Mixer::GatedDeltaNet) > 0 || arch.attention_gate {
-            return Err("its gated DeltaNet layers and gated attention are not divided; set it to 1".into());
+            return Err("its gated DeltaNet layers and gated attention are not sharded; set it to 1".into());
         }
         if let Some(base) = arch.base {
             return Err(format!(
-                "its base is in {base}, whose blocks are not divided; set it to 1, or leave model.lora.base out"
+                "its base is in {base}, whose blocks are not sharded; set it to 1, or remove model.lora.base"
             ));
         }
         if arch.head != HeadKind::LanguageModel {
-            return Err("it gives one number a token and does not sample".into());
+            return Err("it returns one score per token and does not sample".into());
         }
         let [heads, keys] = [arch.num_heads, arch.num_kv_heads];
         if !heads.is_multiple_of(ranks) {
@@ -90,14 +91,12 @@ impl TensorShare {
         let as_language_model = Arch { head: HeadKind::LanguageModel, ..arch.clone() };
         Self::check(&as_language_model, ranks)?;
         if arch.qk_norm == Some(QkNorm::Projection) {
-            return Err(
-                "its queries and keys are normed over all heads, which no device has; set it to 1, and share weights out with \
+            return Err("its Q/K norms span all heads, so tensor parallelism is not supported; set it to 1, and use \
                  memory.zero_stage: 3"
-                    .into(),
-            );
+                .into());
         }
         if arch.attention_sinks {
-            return Err("its attention sinks are not divided; set it to 1".into());
+            return Err("its attention sinks are not sharded; set it to 1".into());
         }
         let width = arch.intermediate_size;
         if !width.is_multiple_of(ranks) {

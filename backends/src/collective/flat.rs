@@ -262,7 +262,7 @@ fn sums<T: AnyBitPattern, W: Copy + Add<Output = W> + AddAssign>(
 
 /// The error of a sum of bytes.
 pub(super) fn no_sum() -> CollectiveError {
-    CollectiveError::Values("bytes have no sum: give numbers, or gather the bytes".into())
+    CollectiveError::Values("bytes have no sum: pass floats, or gather the bytes".into())
 }
 
 /// The part of `len` values that a rank of `size` has: equal parts, but for the last ones, which may be shorter or

@@ -122,7 +122,8 @@ impl Header {
     pub fn decode(bytes: &[u8], from: usize) -> Result<Self> {
         let foreign = || {
             CollectiveError::Transport(format!(
-                "rank {from} sent {} bytes that are no header of this version: build the same program on every machine",
+                "rank {from} sent {} bytes that are not a header of this version: build the same program on every \
+                 machine",
                 bytes.len()
             ))
         };

@@ -42,9 +42,9 @@ impl Launch {
     fn other_size(self, found: usize) -> CollectiveError {
         let Self { by, size, .. } = self;
         CollectiveError::Transport(format!(
-            "{by} started {size} processes, but the MPI library of this program sees a world of {found}: the program was built for \
-             another MPI than the one that starts it. Build it where this mpirun's mpicc comes first in PATH (or set MPICC), or start it \
-             with the mpirun of its own MPI"
+            "{by} started {size} processes, but the MPI library of this program sees a world of {found}: the program \
+             was built for another MPI than the one that starts it. Build it with this mpirun's mpicc first in PATH \
+             (or set MPICC), or start it with the mpirun of the MPI that it was built for"
         ))
     }
 }
@@ -75,9 +75,9 @@ fn world_of(launch: Launch, settings: Settings) -> Result<Arc<dyn Collective>> {
 fn world_of(launch: Launch, _settings: Settings) -> Result<Arc<dyn Collective>> {
     let Launch { by, size, .. } = launch;
     Err(CollectiveError::Transport(format!(
-        "{by} started {size} processes, but this build cannot speak MPI: each would train on its own. Build it with \
-         `cargo build --release --features mpi`, which needs an MPI and libclang (on Debian: apt-get install libopenmpi-dev openmpi-bin \
-         libclang-dev), or start one process"
+        "{by} started {size} processes, but this build does not support MPI: each would train by itself. Build it with \
+         `cargo build --release --features mpi`, which needs an MPI and libclang (on Debian: apt-get install \
+         libopenmpi-dev openmpi-bin libclang-dev), or start one process"
     )))
 }
 

@@ -91,7 +91,7 @@ impl Collective for Staged {
             let (len, size) = (blocks.len(), op.group.ranks.len());
             if !len.is_multiple_of(size) {
                 return Err(CollectiveError::Values(format!(
-                    "all_to_all of {len} values cannot be cut into equal blocks for {size} ranks"
+                    "all_to_all of {len} values cannot be split into equal blocks for {size} ranks"
                 )));
             }
             op.state.traffic.count(OperationKind::AllToAll);

@@ -32,7 +32,7 @@ pub fn adamw(
 ) -> AdamWOutput {
     let kernels = kernels(&value.device());
     let updated = kernels.adamw(value, rows, gradient, moments, stored, step);
-    updated.expect("`has_adamw` says that there is a kernel")
+    updated.expect("`has_adamw` reports that there is a kernel")
 }
 
 /// Quantises a matrix to 8 bits per element, block by block (arXiv:2110.02861).

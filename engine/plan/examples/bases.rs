@@ -1,5 +1,5 @@
 //! The largest public model whose adapters train on a GPU of a size, by the number format of the frozen base: the table
-//! of docs/models.md.
+//! of docs/reference/models.md.
 //!
 //! `cargo run --release -p firebrick-plan --example bases`
 

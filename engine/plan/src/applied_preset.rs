@@ -94,8 +94,7 @@ impl AppliedPreset {
         let rollout = |key: &str| written.get("rollout").and_then(|section| section.get(key));
         let sampled = rollout(PRECISION).and_then(Value::as_str);
         if sampled == Some(Precision::F32.name()) && !written.contains_key(PRECISION) {
-            let because =
-                "rollout.precision: f32 is written, and nothing is sampled in more digits than it is trained in";
+            let because = "rollout.precision is f32, and rollout.precision must not exceed precision";
             if let Some(value) = values.remove(PRECISION) {
                 self.note(PRECISION, value, because);
             }
@@ -105,7 +104,7 @@ impl AppliedPreset {
         if limited && rollout(share).is_none() {
             let rollout = values.get_mut("rollout").and_then(Value::as_object_mut);
             if let Some(value) = rollout.and_then(|rollout| rollout.remove(share)) {
-                let because = "rollout.kv_cache_memory_bytes is written, and limits keys and values itself";
+                let because = "rollout.kv_cache_memory_bytes is set, and limits the KV cache itself";
                 self.note(SHARE, value, because);
             }
         }
@@ -199,8 +198,8 @@ fn no_share(device: &DeviceAbilities, planned: bool) -> Option<String> {
         return Some("memory.budget or memory.plan decides what stays on the device while sampling".into());
     }
     match (device.backend, device.capacity_bytes) {
-        (Backend::Cpu, _) => Some("the CPU has no memory of its own to take a share of".into()),
-        (_, None) => Some(format!("{} does not say how much memory it has", device.name)),
+        (Backend::Cpu, _) => Some("the CPU has no separate memory to take a share of".into()),
+        (_, None) => Some(format!("{} does not report the size of its memory", device.name)),
         (_, Some(_)) => None,
     }
 }

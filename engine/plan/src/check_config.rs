@@ -32,22 +32,27 @@ impl MemoryConfig {
         let halves = self.recompute_granularity == Granularity::Half;
         if !self.gradient_checkpointing && (chosen || self.checkpoint_every != 1) {
             return bad(
-                "checkpoint_every, checkpoint_layers and checkpoint_ratio say which layers to checkpoint; turn on \
+                "checkpoint_every, checkpoint_layers and checkpoint_ratio select the layers to checkpoint; turn on \
                  memory.gradient_checkpointing too",
             );
         }
         if !self.gradient_checkpointing && halves {
-            return bad("recompute_granularity: half goes with memory.gradient_checkpointing: true");
+            return bad("recompute_granularity: half requires memory.gradient_checkpointing: true");
         }
         if halves && (chosen || self.checkpoint_every != 1) {
-            return bad("recompute_granularity: half cuts every layer in two; it goes with neither checkpoint_every, \
-                 checkpoint_layers nor checkpoint_ratio");
+            return bad(
+                "recompute_granularity: half splits every layer in two; it cannot be combined with checkpoint_every, \
+                 checkpoint_layers or checkpoint_ratio",
+            );
         }
         if self.checkpoint_layers.is_some() && self.checkpoint_ratio.is_some() {
             return bad("checkpoint_layers and checkpoint_ratio are two ways to choose layers; give one");
         }
         if chosen && self.checkpoint_every != 1 {
-            return bad("checkpoint_every cuts all layers; it does not go with checkpoint_layers or checkpoint_ratio");
+            return bad(
+                "checkpoint_every divides all layers into segments; it cannot be combined with checkpoint_layers or \
+                 checkpoint_ratio",
+            );
         }
         match self.checkpoint_ratio {
             Some(ratio) if !(0.0..=1.0).contains(&ratio) => {
@@ -111,7 +116,7 @@ impl MemoryConfig {
             );
         }
         if self.activation_offload_group > 1 && !self.activation_offload {
-            return bad("activation_offload_group goes with memory.activation_offload: true");
+            return bad("activation_offload_group requires memory.activation_offload: true");
         }
         if self.param_offload == ParamOffload::Streamed && !self.gradient_checkpointing {
             return bad(
@@ -122,29 +127,29 @@ impl MemoryConfig {
         let fetched = self.param_offload == ParamOffload::Streamed || self.zero() == Zero::Stage3;
         if self.order == Order::SegmentMajor && !fetched {
             return bad(
-                "order: segment_major shares the fetches of weights among micro-batches and costs memory otherwise: it goes with \
-                 memory.param_offload: streamed, or with memory.zero_stage: 3",
+                "order: segment_major shares the fetches of weights among micro-batches and costs memory otherwise: it \
+                 requires memory.param_offload: streamed or memory.zero_stage: 3",
             );
         }
         if self.pipeline_model_parallel_size > 1 {
             if self.zero() > Zero::Stage1 {
                 return bad(
-                    "pipeline_model_parallel_size goes with a zero_stage of at most 1: a stage adds up gradients of several micro-batches \
-                     under way, and its layers are all the weights that it has",
+                    "pipeline_model_parallel_size requires a zero_stage of at most 1: a stage accumulates gradients of \
+                     several micro-batches in flight, and holds only the weights of its layers",
                 );
             }
             if self.order == Order::SegmentMajor {
                 return bad(
-                    "pipeline_model_parallel_size takes micro-batches one after the other through a stage: leave out \
+                    "pipeline_model_parallel_size runs micro-batches through a stage one after the other: remove \
                      memory.order: segment_major",
                 );
             }
         }
         if self.offload_fraction < 1.0 && self.optimizer_offload != OptimizerOffload::Cpu {
-            return bad("offload_fraction goes with memory.optimizer_offload: cpu");
+            return bad("offload_fraction requires memory.optimizer_offload: cpu");
         }
         if !self.reshard_after_forward && self.zero() != Zero::Stage3 {
-            return bad("reshard_after_forward: false goes with memory.zero_stage: 3");
+            return bad("reshard_after_forward: false requires memory.zero_stage: 3");
         }
         if self.zero() == Zero::Stage3 && self.reshard_after_forward && !self.gradient_checkpointing {
             return bad(
@@ -154,8 +159,8 @@ impl MemoryConfig {
         }
         if self.step_in_backward && self.zero() != Zero::Off {
             return bad(
-                "step_in_backward updates a unit before other ranks have its gradient, and zero_stage shares out what is updated \
-                 among ranks; set one of them to its default",
+                "step_in_backward updates a unit before other ranks have its gradient, and zero_stage shards the \
+                 update over ranks; set one of them to its default",
             );
         }
         if self.step_in_backward && self.optimizer_offload == OptimizerOffload::Idle {

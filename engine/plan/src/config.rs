@@ -5,115 +5,110 @@ use crate::{CriticMemory, Granularity, MomentKind, OptimizerOffload, Order, Pack
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Settings of a model that is not trained.
+/// Memory settings of a model that is not trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct RoleMemory {
-    /// Where its weights live.
+    /// Location of the reference policy's weights.
     pub param_offload: ParamOffload,
-    /// Most tokens of a micro-batch; the policy's `score_tokens` where absent.
+    /// Maximum tokens per micro-batch of the reference policy. `null`: `memory.score_tokens`.
     pub score_tokens: Option<usize>,
 }
 
-/// The `memory` section of a configuration.
+/// The `memory` section of a configuration. In code, [`MemoryConfig::from`] sets a preset's values in this section, and
+/// the builder of a run's configuration its other values; the field `preset` by itself sets nothing.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 #[allow(clippy::struct_excessive_bools, reason = "switches that a user sets one by one")]
 pub struct MemoryConfig {
-    /// Starting values of the keys below and of some beside this section, under a name people know. In code,
-    /// [`MemoryConfig::from`] sets the former and the builder of a run's configuration the latter; this field alone
-    /// sets nothing.
+    /// Starting values, also of `precision`, `rollout.gpu_memory_utilization` and `rollout.max_num_seqs` if the device
+    /// supports them.
     pub preset: Option<Preset>,
-    /// A plan that `firebrick plan --output` wrote, to be run as it is (also `train --plan FILE`).
+    /// File from `firebrick plan --output`, run as it is regardless of other keys.
     pub plan: Option<std::path::PathBuf>,
-    /// Device bytes that the planner may use: `8GiB`, plain bytes, or `auto`: available memory on the CPU, what CUDA's
-    /// driver has free, another GPU's capacity. Without it the settings below are taken as they are.
+    /// Device memory for a plan: a size, or `auto` (CPU: available, CUDA: free, other GPUs: total memory). The planner
+    /// chooses what to recompute and offload; sizes are upper limits. `null`: the keys apply as they are.
     pub budget: Option<Budget>,
-    /// Host bytes that the planner may use.
+    /// Host memory for a plan. `null`: no limit.
     pub host_budget: Option<Bytes>,
-    /// Share of the budget that the planner leaves free for what no prediction knows.
+    /// Fraction of the budget to leave free.
     pub margin: f64,
-    /// Device bytes above which a run counts as out of memory: what a smaller device would do.
+    /// Device memory above which the run counts as out of memory.
     pub limit: Option<Bytes>,
-    /// Whether work that runs out of memory (loading, sampling, scoring, an update, moving or saving weights) is done
-    /// again under the next cheaper plan.
+    /// Repeat a phase that runs out of memory under a cheaper plan.
     pub recover: bool,
-    /// Keep segment inputs and recompute on the way back, instead of keeping the whole graph
-    /// (verl's `enable_gradient_checkpointing`).
+    /// Keep only the inputs of segments and recompute activations in the backward pass: less memory, about a third more
+    /// time.
     pub gradient_checkpointing: bool,
-    /// Layers a segment (`NeMo` RL's `checkpoint_every`, Megatron's `recompute_num_layers`).
+    /// Layers per segment. Needs `gradient_checkpointing`. Set at most one of this key, `checkpoint_layers`,
+    /// `checkpoint_ratio` and `recompute_granularity: half`.
     pub checkpoint_every: usize,
-    /// Only these layers (`NeMo` RL's `checkpoint_layers`).
+    /// Indices of recomputed layers: `[0, 4, 8]`. `null`: all.
     pub checkpoint_layers: Option<Vec<usize>>,
-    /// Only this share of the layers, spread evenly.
+    /// Fraction of recomputed layers, evenly spaced. `null`: all.
     pub checkpoint_ratio: Option<f64>,
-    /// What is recomputed as one piece (Megatron's `recompute_granularity`).
+    /// Unit of recomputation.
     pub recompute_granularity: Granularity,
-    /// Kept inputs go to the host (verl's `enable_activation_offload`).
+    /// Store checkpointed activations on the host. Needs `gradient_checkpointing`.
     pub activation_offload: bool,
-    /// Kept inputs copied together.
+    /// Activations per copy. Needs `activation_offload`.
     pub activation_offload_group: usize,
-    /// Where the policy's weights live.
+    /// Location of the policy's weights outside rollout. `streamed` needs `gradient_checkpointing` of all layers.
     pub param_offload: ParamOffload,
-    /// With streamed weights: which of micro-batches and segments is the outer loop.
+    /// Outer loop with streamed weights or `zero_stage: 3`.
     pub order: Order,
-    /// Gradients leave the device as soon as they are complete (Megatron's `grad_offload`).
+    /// Accumulate gradients on the host.
     pub grad_offload: bool,
-    /// Where the optimizer's state lives.
+    /// Location of the optimizer's state.
     pub optimizer_offload: OptimizerOffload,
-    /// Share of the state on the host with `optimizer_offload: cpu` (Megatron's `optimizer_offload_fraction`).
+    /// Fraction of parameters updated on the host with `optimizer_offload: cpu`.
     pub offload_fraction: f64,
-    /// How moments are stored; `block8` is 8-bit `AdamW`.
+    /// Format of optimizer moments; arithmetic is f32.
     pub moments: MomentKind,
-    /// Update each segment in the backward pass of the last micro-batch.
+    /// Update each segment in the last backward pass and free its gradient. Needs `optim.clip_grad: null`, no loss
+    /// scale and one rank; not with `optimizer_offload: idle`.
     pub step_in_backward: bool,
-    /// What the ranks of a data parallel run share out of policy and critic (`DeepSpeed`'s `zero_optimization.stage`):
-    /// 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too. One rank has it all, whatever the stage.
+    /// What data-parallel ranks shard: 1 optimizer state, 2 also gradients, 3 also weights (FSDP). With `budget`, the
+    /// lowest stage.
     pub zero_stage: u8,
-    /// With `zero_stage: 3`: free a segment's gathered weights after its forward pass, and gather them again for its
-    /// backward (FSDP's `reshard_after_forward`).
+    /// With `zero_stage: 3`, free gathered weights after the forward pass. Needs `gradient_checkpointing` of all
+    /// layers; `false` gathers half as often.
     pub reshard_after_forward: bool,
-    /// Consecutive ranks that share the rows of every micro-batch (verl's key of this name, Ulysses, arXiv:2309.14509):
-    /// each works on a part of the tokens, and on some of the heads where attention wants all tokens. 1: none do. It
-    /// divides the ranks and the model's query heads; policy, reference and critic have the same.
+    /// Ulysses degree: consecutive ranks that split the tokens of each micro-batch. Must divide the ranks and query
+    /// heads.
     pub ulysses_sequence_parallel_size: usize,
-    /// Consecutive ranks that share every matrix in training (Megatron's key of this name, arXiv:1909.08053): each has
-    /// some heads, some of the MLP and some of the vocabulary. 1: none do. It divides the ranks and the model's heads;
-    /// policy, reference and critic have the same. Sampling has a degree of its own,
-    /// `rollout.tensor_model_parallel_size`.
+    /// Tensor-parallel degree of training: consecutive ranks that shard each layer. Must divide the ranks, heads and
+    /// MLP width.
     pub tensor_model_parallel_size: usize,
-    /// Stages that the layers of models are divided into in training, each on ranks of its own (Megatron's key of this
-    /// name, 1F1B, arXiv:1806.03377). 1: each rank has all layers. It divides the ranks, and is at most the number of
-    /// layers; policy, reference and critic have the same.
+    /// Pipeline stages of training (1F1B). Must divide the ranks and be at most the layers; `zero_stage` at most 1.
     pub pipeline_model_parallel_size: usize,
-    /// Copies in flight between host and device; 0 copies in place.
+    /// Host copies in flight, and segments gathered ahead with `zero_stage: 3`. 0: synchronous.
     pub prefetch: usize,
-    /// Rows that the head projects at a time.
+    /// Rows (tokens) per chunk of logits; full logits are never stored.
     pub head_rows: usize,
-    /// Queries that attention scores at a time in sequences longer than that; 0 scores all at once.
+    /// Queries per chunk of attention scores; 0: all.
     pub attention_rows: usize,
-    /// How sequences lie in the rows of a micro-batch.
+    /// Layout of sequences in a micro-batch.
     pub packing: Packing,
-    /// Most tokens of a training micro-batch; hard (verl's `ppo_max_token_len_per_gpu`). Padding counts where there is
-    /// any.
+    /// Maximum tokens per training micro-batch, at least `rollout.prompt_length` + `rollout.response_length`. Padding
+    /// counts.
     pub train_tokens: usize,
-    /// Most tokens of a forward-only micro-batch (verl's `log_prob_max_token_len_per_gpu`).
+    /// Maximum tokens per forward-only micro-batch (old and reference log-probs); lower limit as `train_tokens`.
     pub score_tokens: usize,
-    /// Most sequences of a micro-batch, where a fixed size is wanted (verl's `ppo_micro_batch_size_per_gpu`).
+    /// Maximum sequences per micro-batch. `null`: no limit.
     pub micro_batch_size: Option<usize>,
-    /// In every step whose number this divides, each phase begins by giving the pools' free pages back (`PyTorch`'s
-    /// `empty_cache`); 1: always, 0: never.
+    /// Every this many steps, return free pages to the device before each phase (`torch.cuda.empty_cache`). 0: never.
     pub cleanup_every: u64,
-    /// The run's first so many steps leave a memory timeline (`PyTorch`'s memory snapshot); 0: none. The first steps
-    /// after the start or the resumption.
+    /// First steps, after a start or resumption, recorded in `memory_timeline.json`. 0: only if the run ends out of
+    /// memory.
     pub snapshot: u64,
-    /// Allocations and releases that the timeline has, the last ones (verl's `trace_alloc_max_entries`); 0: none.
+    /// Latest allocations and releases to include in the timeline.
     pub trace: usize,
-    /// The reference policy's own settings.
+    /// Memory settings of the reference policy.
     pub reference: RoleMemory,
-    /// The critic's own settings: any of the keys above that belong to a model. What it leaves out is the policy's.
+    /// Memory settings of the critic, by default the policy's. With `budget`, sizes are upper limits.
     pub critic: CriticMemory,
 }
 

@@ -49,7 +49,7 @@ macro_rules! overrides {
                 let mut properties = serde_json::Map::new();
                 $(
                     let mut own = generator.subschema_for::<$kind>();
-                    let what = concat!("The critic's own `memory.", stringify!($key), "`; the policy's where absent.");
+                    let what = concat!("The critic's `memory.", stringify!($key), "`; defaults to the policy's.");
                     own.insert("description".into(), what.into());
                     properties.insert(stringify!($key).into(), own.into());
                 )*
@@ -142,7 +142,7 @@ fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
 
 fn refuse_key_of_run<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     IgnoredAny::deserialize(deserializer)?;
-    Err(D::Error::custom("this key is the run's and not a model's; it stands in `memory` alone"))
+    Err(D::Error::custom("this key applies to the run and not to one model; set it only in `memory`"))
 }
 
 impl CriticMemory {
@@ -215,8 +215,8 @@ mod tests {
     fn settings_of_the_critic_that_make_no_sense_are_refused_by_name() {
         for (settings, part) in [
             (json!({"trian_tokens": 3}), "unknown field `trian_tokens`"),
-            (json!({"budget": 3}), "stands in `memory` alone"),
-            (json!({"ulysses_sequence_parallel_size": 2}), "stands in `memory` alone"),
+            (json!({"budget": 3}), "set it only in `memory`"),
+            (json!({"ulysses_sequence_parallel_size": 2}), "set it only in `memory`"),
             (json!({"head_rows": "many"}), "head_rows"),
             (json!({"offload_fraction": 0.5}), "memory.critic, whose keys"),
         ] {

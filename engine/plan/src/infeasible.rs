@@ -41,20 +41,16 @@ impl fmt::Display for Infeasible {
             write!(f, " on {spread}, which comes closest")?;
         }
         match (self.smallest_bytes, self.over_by(), self.host_budget_bytes) {
-            (Some(smallest), Some(over), _) => write!(
-                f,
-                ": the most frugal one needs {}, {} too much; {}",
-                Bytes(smallest),
-                Bytes(over),
-                self.largest
-            )?,
-            (_, _, Some(host)) => write!(f, ": none keeps within memory.host_budget, {}; raise it", Bytes(host))?,
+            (Some(smallest), Some(over), _) => {
+                write!(f, ": the smallest one needs {}, {} too much; {}", Bytes(smallest), Bytes(over), self.largest)?
+            }
+            (_, _, Some(host)) => write!(f, ": none stays within memory.host_budget, {}; raise it", Bytes(host))?,
             _ => {}
         }
         if self.advice.is_empty() {
             return write!(f, ". No single change of model, length or batch would be enough");
         }
-        write!(f, ". One of these would do:")?;
+        write!(f, ". One of these changes is enough:")?;
         self.advice.iter().try_for_each(|line| write!(f, "\n  {line}"))
     }
 }

@@ -3,7 +3,7 @@
 use crate::Layout;
 use serde::{Deserialize, Serialize};
 
-/// What is run again as one piece.
+/// Unit of recomputation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -11,47 +11,47 @@ pub enum Granularity {
     /// Whole layers.
     #[default]
     Block,
-    /// Attention and MLP halves: half the live graph, twice the kept inputs.
+    /// Attention and MLP separately: half the live activations, twice the checkpointed.
     Half,
 }
 
-/// Where weights live.
+/// Location of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ParamOffload {
-    /// On the device, always.
+    /// On the device.
     #[default]
     None,
-    /// On the host in phases that do not use the model (verl's `param_offload`).
+    /// On the host in phases that do not use them.
     Idle,
-    /// On the host, visiting the device segment by segment.
+    /// On the host, copied to the device segment by segment.
     Streamed,
 }
 
-/// Where the optimizer's state lives.
+/// Location of the optimizer's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerOffload {
-    /// On the device, always.
+    /// On the device.
     #[default]
     None,
-    /// On the host outside the update (verl's `optimizer_offload`).
+    /// On the host between updates.
     Idle,
-    /// On the host, always; the update is computed there (Megatron's `optimizer_cpu_offload`).
+    /// On the host, which also computes the update.
     Cpu,
 }
 
-/// How the sequences of a micro-batch lie in its rows.
+/// Layout of the sequences of a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Packing {
-    /// Whichever was measured to be faster.
+    /// The same as `packed`.
     #[default]
     Auto,
-    /// One behind the other, without padding (verl's `use_remove_padding`).
+    /// Concatenated without padding.
     Packed,
     /// Each padded to the longest of its micro-batch.
     Padded,

@@ -28,30 +28,29 @@ pub struct Segment {
     pub weights: Home,
 }
 
-/// How moments are stored.
+/// Format in which moments are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MomentKind {
-    /// Four bytes each.
+    /// 4 bytes each.
     #[default]
     F32,
-    /// Two bytes each.
+    /// 2 bytes each.
     Bf16,
-    /// One byte each and a scale a block of 256: 8-bit `AdamW` (arXiv:2110.02861).
+    /// 1 byte each, with a scale per 256 (8-bit `AdamW`).
     Block8,
 }
 
-/// In which order micro-batches and segments meet.
+/// Nesting of the loops over micro-batches and segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// One micro-batch after the other through all segments.
+    /// One micro-batch after the other.
     #[default]
     MicroMajor,
-    /// One segment after the other over all micro-batches: streamed weights are fetched once for all of them, and every
-    /// micro-batch's kept inputs are alive at once.
+    /// One segment after the other: weights are fetched once, and activations of all micro-batches are kept.
     SegmentMajor,
 }
 

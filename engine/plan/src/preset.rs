@@ -4,19 +4,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// Starting values of the `memory` section, of the run's precision and of its sampling. Keys that are written win,
-/// wherever they stand.
+/// Starting values of the `memory` section, of the run's precision and of its sampling. Keys that are set win.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Preset {
-    /// One small device: everything that saves memory and costs moderate time.
+    /// One small device: checkpointing, offload, 8-bit moments, small chunks and micro-batches, bf16.
     Constrained,
-    /// Checkpointing, state on the device.
+    /// Checkpointing, with all state on the device.
     Balanced,
-    /// Nothing recomputed, nothing moved.
+    /// No recomputation, no offload.
     Fast,
-    /// A model larger than the device: weights visit it.
+    /// Weights that barely fit: streamed, everything else on the host, bf16.
     Huge,
 }
 

@@ -139,7 +139,7 @@ impl MemoryConfig {
         }
         own.check().map_err(|e| match e {
             Error::Config(detail) => {
-                Error::Config(format!("memory.critic, whose keys stand over the policy's: {detail}"))
+                Error::Config(format!("memory.critic, whose keys override the policy's: {detail}"))
             }
             other => other,
         })?;

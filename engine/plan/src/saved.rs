@@ -112,9 +112,10 @@ impl PlannedFor {
         let made_for = format!("was made for {parallel}, and this run");
         if !parallel.is_run() {
             return refuse(format!(
-                "is arithmetic for {parallel}, and the trainer has tensor or sequence parallelism or stages of a pipeline, and samples on \
-                 groups without stages; leave all but one of --tensor-parallel, --sequence-parallel and --pipeline-parallel out of \
-                 `firebrick plan` to make a plan that it runs"
+                "is an estimate for {parallel}, which the trainer does not run: it combines data parallelism with one \
+                 of tensor, sequence and pipeline parallelism, and samples on groups without stages; pass only one of \
+                 --tensor-parallel, --sequence-parallel and --pipeline-parallel to `firebrick plan` to make a plan \
+                 that it runs"
             ));
         }
         let Self { ranks, sequence, critic_sequence, tensor, pipeline, sampling } = *self;

@@ -37,7 +37,8 @@ impl FromStr for Bytes {
         match number.parse::<f64>() {
             Ok(n) if n.is_finite() && n >= 0.0 => Ok(Self((n * unit as f64) as u64)),
             _ => Err(format!(
-                "{text:?} is no size; write plain bytes or a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB, as in 8GiB"
+                "invalid size {text:?}; expected bytes or a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB, as in \
+                 8GiB"
             )),
         }
     }

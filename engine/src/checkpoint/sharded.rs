@@ -188,7 +188,7 @@ impl ShardedTensors {
         for shard in index.tensors {
             // a name with a folder in it would lead out of the checkpoint
             if shard.file.contains(['/', '\\']) {
-                return Err(this.damaged(&format!("{} is no file of it", shard.file)));
+                return Err(this.damaged(&format!("{} is not one of its files", shard.file)));
             }
             if !this.files.contains_key(&shard.file) {
                 let path = dir.join(&shard.file);
@@ -248,7 +248,7 @@ impl ShardedTensors {
             let numel = rows[1].saturating_sub(rows[0]) * width;
             let [start, end] = shard.range;
             if rows[1] > shape[0] || columns[1] > shape[1] || start > end || end > numel {
-                return Err(self.damaged(&format!("a block of tensor {name} lies beside it")));
+                return Err(self.damaged(&format!("a block of tensor {name} is outside its shape")));
             }
             for (element, value) in (start..end).zip(values(self.bytes(shard)?)) {
                 let (row, column) = (rows[0] + element / width, columns[0] + element % width);
@@ -274,7 +274,7 @@ impl ShardedTensors {
         match bytes {
             Some(bytes) if crc32c::crc32c(bytes) == shard.crc32c => Ok(bytes),
             Some(_) => Err(self.damaged(&format!(
-                "the elements {start} to {end} of {} in {} are not those that were written",
+                "the elements {start} to {end} of {} in {} differ from the elements that were written",
                 shard.name, shard.file
             ))),
             None => {

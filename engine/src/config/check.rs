@@ -24,6 +24,7 @@ impl RunConfig {
         found.push(self.check_steps());
         found.push(self.rollout.check(self.precision).map_err(Error::Config));
         found.extend([self.check_sampling(), self.check_groups()]);
+        found.push(self.trainer.logger.check(cfg!(feature = "trackio")).map_err(Error::Config));
         match self.objective.build() {
             Ok(objective) => {
                 found.push(self.check_objective(&objective));
@@ -48,7 +49,7 @@ impl RunConfig {
             (Some(_), Some(_)) => bad("model: set either `path` or `arch`, not both"),
             (None, None) => bad("model: set `path` (a checkpoint folder) or `arch` (random initialization)"),
             (Some(_), None) if self.model.tokenizer.is_some() => {
-                bad("model.tokenizer requires model.arch; a checkpoint at model.path has its own tokenizer")
+                bad("model.tokenizer requires model.arch; a checkpoint at model.path has a tokenizer")
             }
             _ if self.output.as_os_str().is_empty() => bad("output must name the run folder"),
             _ => Ok(()),
@@ -60,12 +61,12 @@ impl RunConfig {
         lora.map_or(Ok(()), |lora| lora.check(self.model.path.is_some()))?;
         match (self.base(), self.rollout.quantization) {
             (Some(base), Some(_)) => Err(Error::Config(format!(
-                "rollout.quantization quantises the weights that are trained beside, but with model.lora.base: {base} the sampler \
-                 reads the base in {base} already; remove rollout.quantization"
+                "rollout.quantization has no effect with model.lora.base: the sampler already uses the {base} weights; \
+                 remove it"
             ))),
             (Some(base), None) if self.memory.zero() == Zero::Stage3 => Err(Error::Config(format!(
-                "memory.zero_stage: 3 shares out weights as numbers, and those of model.lora.base: {base} are codes; take \
-                 memory.zero_stage: 2"
+                "memory.zero_stage: 3 cannot shard quantized weights (model.lora.base: {base}); use memory.zero_stage: \
+                 2"
             ))),
             _ => Ok(()),
         }

@@ -9,38 +9,38 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The critic of PPO: where it comes from and how it learns. Names are verl's.
+/// The `critic` section, for PPO. Names are verl's.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CriticConfig {
-    /// Where it comes from.
+    /// Model that the critic starts from.
     pub model: CriticModel,
-    /// Its optimizer.
+    /// Optimizer of the critic.
     pub optim: OptimConfig,
-    /// Steps at the start of the run in which the critic alone is updated (verl's `critic_warmup`).
+    /// First steps, in which only the critic is updated.
     pub warmup: u64,
-    /// How far a value may move in a step before its gradient ends.
+    /// Clip range of value changes per step; a large value disables clipping.
     pub cliprange_value: f64,
-    /// How token losses become one number.
+    /// Reduction of the token losses.
     pub loss_agg_mode: LossAggMode,
-    /// Ranks that share the tokens of every micro-batch of the critic's: as many as the policy's
-    /// where absent (verl's name).
+    /// Ulysses degree of the critic. Must divide the ranks and its query heads. `null`:
+    /// `memory.ulysses_sequence_parallel_size`.
     pub ulysses_sequence_parallel_size: Option<usize>,
-    /// The policy itself with a value head beside its projection: one forward and backward, one optimizer, one plan.
+    /// Use a value head on the policy, with one optimizer and memory plan, instead of a second model. Rejects `model`,
+    /// `optim`, `warmup`, `ulysses_sequence_parallel_size` and `memory.critic`.
     pub shared_trunk: bool,
-    /// With a shared trunk: the value loss's weight beside the policy's loss (TRL's name).
+    /// Weight of the value loss with `shared_trunk`.
     pub vf_coef: f64,
-    /// With a shared trunk: the value head's full learning rate; `optim.lr` where absent.
+    /// Peak learning rate of the value head with `shared_trunk`. `null`: `optim.lr`.
     pub head_lr: Option<f64>,
 }
 
-/// Where a critic comes from.
+/// Model that a critic starts from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CriticModel {
-    /// A Hugging Face checkpoint folder: a causal language model, which gets a value head, or a
-    /// `…ForSequenceClassification` or `…ForTokenClassification` model with one label. Absent: the policy as it is
-    /// before the first RL step, with a value head.
+    /// Causal language model, or `…ForSequenceClassification` or `…ForTokenClassification` model with one label, that
+    /// shares the policy's tokens. `null`: the policy before the first RL step, with a new value head.
     pub path: Option<PathBuf>,
 }
 
@@ -116,8 +116,8 @@ impl CriticConfig {
         }
         if self.ulysses_sequence_parallel_size.is_some() {
             return bad(
-                "ulysses_sequence_parallel_size is a separate model's, but critic.shared_trunk: true uses the policy's; remove it, or \
-                 set memory.ulysses_sequence_parallel_size",
+                "ulysses_sequence_parallel_size applies to a separate critic, but critic.shared_trunk: true uses the \
+                 policy's; remove it, or set memory.ulysses_sequence_parallel_size",
             );
         }
         if self.warmup > 0 {

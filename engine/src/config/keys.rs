@@ -132,7 +132,7 @@ impl Key {
         let default = schema.get("default").filter(|default| !default.is_object());
         // a tag says what the section is that it stands in
         let description = match (description, schema["const"].as_str()) {
-            ("", Some(_)) => "Which kind it is; the other keys follow from it.",
+            ("", Some(_)) => "Kind of the section, which determines its other keys.",
             (description, _) => description,
         };
         Self {
@@ -218,7 +218,7 @@ mod tests {
         let home = key(&all, "memory.param_offload");
         let names: Vec<&str> = home.values.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["none", "idle", "streamed"]);
-        assert!(home.values[2].1.as_ref().is_some_and(|what| what.contains("visiting the device")));
+        assert!(home.values[2].1.as_ref().is_some_and(|what| what.contains("segment by segment")));
         assert_eq!(home.default, Some("none".into()));
         assert!(key(&all, "output").is_required && !n.is_required);
         assert!(key(&all, "memory.reference").is_section);

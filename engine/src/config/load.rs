@@ -1,6 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
+use super::schema::defaults_by_place;
 use super::yaml::mistake;
 use crate::hub::HubName;
 use crate::objective::Algorithm;
@@ -148,6 +149,21 @@ fn lay_over(under: &mut Map<String, Value>, over: Map<String, Value>) {
     }
 }
 
+/// Fills in the defaults that a section has in its place and not by its type, where a file sets other keys of it.
+fn lay_place_defaults_under(root: &mut Map<String, Value>) {
+    let mut whole = Value::Object(std::mem::take(root));
+    for (pointer, value) in defaults_by_place() {
+        if let Some((section, key)) = pointer.rsplit_once('/')
+            && let Some(Value::Object(section)) = whole.pointer_mut(section)
+        {
+            section.entry(key).or_insert_with(|| value.clone());
+        }
+    }
+    if let Value::Object(map) = whole {
+        *root = map;
+    }
+}
+
 /// Puts an algorithm's settings under those that stand beside its name.
 fn expand_objective(root: &mut Map<String, Value>) {
     let Some(Value::Object(section)) = root.get_mut("objective") else {
@@ -172,6 +188,7 @@ fn typed(root: Map<String, Value>) -> Result<RunConfig> {
 pub(super) fn read(mut root: Map<String, Value>) -> Result<RunConfig> {
     let applied_preset = AppliedPreset::lay_under(&mut root);
     expand_objective(&mut root);
+    lay_place_defaults_under(&mut root);
     let mut config: RunConfig = serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
         let path = e.path().to_string();
         Error::Config(describe(&path, &e.into_inner().to_string()))

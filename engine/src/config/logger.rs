@@ -3,21 +3,21 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where a run is reported.
+/// Destination of metrics and progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Logger {
-    /// The terminal: progress and a summary. Warnings and errors are printed without it too.
+    /// Progress and summary in the terminal; warnings and errors always appear.
     Console,
-    /// The files of the run folder. They are always written: resuming and reports read them.
+    /// Files of the run folder, always written.
     File,
-    /// `TensorBoard`'s event files, in `tensorboard/` of the run folder.
+    /// `TensorBoard` event files in the run folder.
     Tensorboard,
     /// Trackio's local database.
     Trackio,
 }
 
-/// Where a run is reported: one word or a list. [`Logger::File`] is always among them.
+/// Destinations of metrics and progress: one or a list. [`Logger::File`] is always among them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(from = "OneOrMany", into = "Vec<Logger>")]
 pub struct Loggers(Vec<Logger>);
@@ -25,7 +25,8 @@ pub struct Loggers(Vec<Logger>);
 #[derive(Clone, Deserialize, JsonSchema)]
 #[serde(
     untagged,
-    expecting = "must be one of console, file, tensorboard and trackio, or a list of them; other trackers are not here"
+    expecting = "must be one of console, file, tensorboard and trackio, or a list of them; other trackers are not \
+                 supported"
 )]
 enum OneOrMany {
     One(Logger),
@@ -73,6 +74,19 @@ impl Loggers {
         self.0.contains(&logger)
     }
 
+    /// Refuses a tracker that a build does not have.
+    ///
+    /// # Errors
+    /// The message, with the Cargo feature that adds the tracker.
+    pub(super) fn check(&self, has_trackio: bool) -> Result<(), String> {
+        if self.has(Logger::Trackio) && !has_trackio {
+            return Err("trainer.logger: this build has no trackio; remove it, use tensorboard, or build with \
+                        `--features trackio` (it compiles SQLite)"
+                .into());
+        }
+        Ok(())
+    }
+
     /// All of them, in the order in which they were given.
     pub fn iter(&self) -> impl Iterator<Item = Logger> {
         self.0.iter().copied()
@@ -96,6 +110,14 @@ mod tests {
             assert_eq!(serde_json::to_value(loggers).unwrap(), resolved);
         }
         assert!(Loggers::default().has(Logger::Console));
+    }
+
+    #[test]
+    fn trackio_needs_a_build_that_has_it() {
+        let loggers = Loggers::new([Logger::Console, Logger::Trackio]);
+        assert_eq!(loggers.check(true), Ok(()));
+        assert!(loggers.check(false).unwrap_err().contains("--features trackio"));
+        assert_eq!(Loggers::default().check(false), Ok(()));
     }
 
     #[test]

@@ -12,45 +12,43 @@ use std::path::{Path, PathBuf};
 /// PEFT's word for every projection.
 const ALL_LINEAR: &str = "all-linear";
 
-/// The `model.lora` section: low-rank adapters are trained, and the model's own weights stay as they are.
-///
-/// Names are those of verl's `model.lora`; PEFT's and verl's flat ones (`r`, `lora_alpha`, …) are read too.
+/// The `model.lora` section, under the names of verl's `model.lora`. PEFT's and verl's flat names (`r`, `lora_alpha`,
+/// …) are also accepted.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraSettings {
-    /// Rank of the adapters.
+    /// Adapter rank. `null`: 16.
     #[serde(alias = "r", alias = "lora_rank")]
     pub rank: Option<usize>,
-    /// Numerator of their scale, alpha / rank.
+    /// Numerator of the adapter scale, `alpha / rank`. `null`: 32.
     #[serde(alias = "lora_alpha")]
     pub alpha: Option<f64>,
-    /// Scale by alpha / √rank instead.
+    /// Scale by `alpha / √rank`. `null`: false.
     pub use_rslora: Option<bool>,
-    /// Share of an adapter's inputs that training drops; scoring and sampling drop none.
+    /// Dropout probability of adapter inputs in training; slow, since masks are drawn on the host. `null`: 0.
     #[serde(alias = "lora_dropout")]
     pub dropout: Option<f64>,
-    /// Modules with adapters.
+    /// `all-linear`, or a list of `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; in Qwen
+    /// 3 with experts also each expert's. `null`: `all-linear`.
     pub target_modules: Option<TargetModules>,
-    /// Parameters of all experts of a layer, of which every expert has an adapter: `[mlp.experts.gate_up_proj,
-    /// mlp.experts.down_proj]`. Where experts are modules of their own, they are among `target_modules`.
+    /// Adapters per expert in Qwen 3.5 and gpt-oss: `mlp.experts.gate_up_proj`, `mlp.experts.down_proj`.
     pub target_parameters: Option<Vec<String>>,
-    /// A PEFT adapter folder to continue from. What it says of itself need not be said again.
+    /// PEFT adapter folder to continue from. Its settings apply to keys that are `null`; only `dropout` may differ.
     pub path: Option<PathBuf>,
-    /// Write a merged model into every checkpoint, beside the adapter.
+    /// Also write a merged model into checkpoints, as `merged/`.
     pub merge: bool,
-    /// Keep the matrices of layers in few bits (`QLoRA`): `int8`, or `nf4` in blocks of 64 with double quantisation.
-    /// They are quantised as the model is read, and widened as they are multiplied; reference policy and sampler use
-    /// the same. transformers: `load_in_8bit`, `load_in_4bit` with `bnb_4bit_quant_type: nf4`.
+    /// Quantize the frozen attention, MLP and expert weights (`QLoRA`), which matmuls dequantize. `null`: not
+    /// quantized.
     pub base: Option<BaseFormat>,
 }
 
-/// Modules with adapters: `all-linear`, or their names.
+/// Modules with adapters.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(untagged, expecting = "must be all-linear or a list of module names")]
 pub enum TargetModules {
-    /// A word for several modules; the one there is is `all-linear`.
+    /// `all-linear`: all modules.
     Word(String),
-    /// Names: `[q_proj, v_proj]`.
+    /// A list of modules.
     Names(Vec<String>),
 }
 

@@ -7,26 +7,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// The policy: a checkpoint, or a random start.
+/// The `model` section: a checkpoint, or a model with random weights.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
-    /// A Hugging Face checkpoint folder, or a model of the Hub: `owner/name`, `owner/name@revision`.
+    /// Hugging Face checkpoint folder, or Hub model: `owner/name`, `owner/name@revision`.
     pub path: Option<PathBuf>,
-    /// Instead of `path`: the config of a model that starts from random weights, under transformers' names
-    /// (`model_type`, `hidden_size`, …). `vocab_size` follows the tokenizer.
+    /// Instead of `path`: transformers' configuration of a model with random weights (`model_type`, `hidden_size`, …).
+    /// `vocab_size` follows the tokenizer.
     pub arch: Option<Map<String, Value>>,
-    /// With `arch`: a folder with tokenizer files. Without it, one token a character of the task's alphabet.
+    /// With `arch`: tokenizer folder. `null`: one token per character, if the task defines its characters.
     pub tokenizer: Option<PathBuf>,
-    /// A Jinja file that takes the place of the tokenizer's own chat template. TRL: `chat_template_path`.
+    /// Jinja file that replaces the tokenizer's chat template.
     pub chat_template: Option<PathBuf>,
-    /// Variables that the chat template is given besides its own, such as Qwen3's `enable_thinking: false`. verl:
-    /// `data.apply_chat_template_kwargs`, TRL: `chat_template_kwargs`.
+    /// Chat template variables, such as `enable_thinking: false`.
     pub chat_template_kwargs: Map<String, Value>,
-    /// In a model with experts: the coefficient of the auxiliary loss that balances their load. 0, the default, is
-    /// none; a checkpoint's own coefficient is not read.
+    /// Coefficient of the load-balancing loss of experts. A checkpoint's coefficient is ignored. Models without experts
+    /// need 0.
     pub router_aux_loss_coef: f64,
-    /// Train low-rank adapters beside the model at `path`, and leave its own weights as they are.
+    /// Train adapters (`LoRA`) instead of the weights of the model at `path`, which is then also the reference policy.
     pub lora: Option<LoraSettings>,
 }
 

@@ -63,7 +63,8 @@ pub(crate) fn check_resume_compat(earlier: &RunConfig, now: &RunConfig, mode: Mo
         return Ok(());
     }
     let detail = format!(
-        "the configuration differs from the run's own in {}; change it back, or start a new run with another `output`",
+        "the configuration differs from that of the run in {}; change it back, or start a new run with another \
+         `output`",
         changed.join(", ")
     );
     Err(Error::Resume { path: now.output.clone(), detail })

@@ -10,83 +10,78 @@ use firebrick_models::{KvCacheDtype, Quantization};
 use firebrick_spec::{Arch, CudaGraphs};
 use serde::{Deserialize, Serialize};
 
-/// Sampling parameters, under verl's and vLLM's names.
+/// The `rollout` section, under verl's and vLLM's names.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutConfig {
-    /// Completions a prompt: the group size.
+    /// Completions per prompt (group size).
     pub n: usize,
-    /// Logits are divided by this, in training too. Must be above 0.
+    /// Divisor of the logits in sampling and training.
     pub temperature: f64,
-    /// Only the `k` likeliest tokens; −1 is all.
+    /// Sample from the k likeliest tokens; −1 disables it.
     pub top_k: i64,
-    /// Only the likeliest tokens that together hold this probability.
+    /// Sample from the likeliest tokens whose probabilities add up to this.
     pub top_p: f64,
-    /// Only tokens at least this share as likely as the likeliest.
+    /// Sample from tokens at least this fraction as likely as the likeliest.
     pub min_p: f64,
-    /// Most tokens of a prompt; longer ones are left out and counted.
+    /// Maximum prompt tokens. Longer prompts are skipped and counted.
     pub prompt_length: usize,
-    /// Most tokens of a completion.
+    /// Maximum completion tokens, over all turns and tool responses.
     pub response_length: usize,
-    /// Texts that end a completion.
+    /// Strings that end a completion, besides the end tokens.
     pub stop: Vec<String>,
-    /// Most sequences sampled at a time: the engine's slots.
+    /// Maximum sequences sampled at a time.
     pub max_num_seqs: usize,
-    /// Consecutive ranks that sample together, each with its share of every matrix.
+    /// Tensor-parallel degree of sampling: consecutive ranks. Must divide the ranks and the heads.
     pub tensor_model_parallel_size: usize,
-    /// Most tokens of one forward of prompts: longer ones are run in chunks, between which decoding continues.
+    /// Maximum prompt tokens per forward pass, at least `max_num_seqs`. Longer prompts are prefilled in chunks.
     pub max_num_batched_tokens: usize,
-    /// Most tokens of a sequence, prompt and completion; prompt and response length together where absent.
+    /// Maximum tokens of prompt and completion, above `prompt_length`. `null`: `prompt_length` + `response_length`.
     pub max_model_len: Option<usize>,
-    /// The float type that completions are sampled in, where that is another than the run's `precision`: a rounded copy
-    /// of the weights is made for each round of sampling.
+    /// Float type of sampling, `bf16` or `f16`; log-probs then differ from the trainer's. `null`: the run's.
     pub precision: Option<Precision>,
-    /// How the layers' matrices are kept while completions are sampled, where that is in fewer bits than they are
-    /// trained in.
+    /// Quantize weights for sampling; log-probs then differ from the trainer's. On the CPU only in f32; not with
+    /// `model.lora.base` or experts. `null`: none.
     pub quantization: Option<Quantization>,
-    /// Decoding steps run kernel by kernel, and none is captured as a graph. Where absent, steps are captured on CUDA,
-    /// and wherever `cudagraph_capture_sizes` are given. No token changes.
+    /// Disable graph capture of decoding steps, which does not change tokens. `null`: capture on CUDA, and on other
+    /// GPUs with `cudagraph_capture_sizes`. `false`: capture on any GPU, rejected on the CPU.
     pub enforce_eager: Option<bool>,
-    /// The numbers of sequences whose decoding steps are captured as graphs; steps of fewer are padded. Where absent,
-    /// the powers of four below `max_num_seqs`, and that.
+    /// Batch sizes captured as graphs, 1 to `max_num_seqs`; smaller batches are padded. `null`: the powers of four
+    /// below `max_num_seqs`, and `max_num_seqs`.
     pub cudagraph_capture_sizes: Option<Vec<usize>>,
-    /// Whether a token is run before the host has seen the one before it: where absent, on devices that work
-    /// beside the program. No token changes.
+    /// Launch a decoding step before the host has read the last tokens, which does not change tokens. `null`: on
+    /// hardware GPUs.
     pub async_scheduling: Option<bool>,
-    /// Most bytes of keys and values. Where they run short, the youngest sequences wait and are computed again.
+    /// Maximum KV cache. When it is full, the youngest sequences are preempted. `null`: as `max_num_seqs` needs.
     pub kv_cache_memory_bytes: Option<Bytes>,
-    /// How keys and values are stored: `auto` in the sampler's precision, `int8` in 8 bits with a scale for each token
-    /// and head.
+    /// Format of keys and values.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Instead: the share of the device's total memory that weights, keys, values and temporaries may have while
-    /// sampling.
+    /// Instead of `kv_cache_memory_bytes`: fraction of device memory for weights, KV cache and temporaries in sampling.
     pub gpu_memory_utilization: Option<f64>,
-    /// Whether matrices are copied into a layout for products with few rows while completions are sampled; by a rule
-    /// where absent.
+    /// Copy weights for faster decoding: repacked on a CPU (f32), fused on a GPU. `null`: if all weights are trained
+    /// and `memory.budget` is unset.
     pub pack_weights: Option<bool>,
-    /// Whether the pages of the cache are given back to the device before training.
+    /// Return KV cache memory to the device before training.
     pub free_cache: bool,
-    /// In a model with experts: whether tokens are scored and trained on by the experts that they were sampled with, so
-    /// that ratios compare the same network. Otherwise routers choose anew.
+    /// Score and train tokens with the experts that sampled them. Models without experts reject it.
     pub router_replay: bool,
-    /// Groups whose rewards are all equal are replaced by fresh prompts.
+    /// Replacement of groups with equal rewards (DAPO).
     pub dynamic_sampling: DynamicSampling,
-    /// How validation samples.
+    /// Sampling in validation and `firebrick eval`.
     pub val_kwargs: ValidationSampling,
-    /// Rollouts of several turns, where the task has an environment.
+    /// Multi-turn rollouts; the task needs an environment.
     pub multi_turn: MultiTurn,
 }
 
-/// Limits of rollouts of several turns, under verl's names (`rollout.multi_turn`).
+/// Limits of multi-turn rollouts, under verl's names (`rollout.multi_turn`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MultiTurn {
-    /// Most turns of the model; without a limit as many as `response_length` has room for. TRL's
-    /// `max_tool_calling_iterations` is one less: the tool calls of the last turn are not run.
+    /// Maximum model turns; tool calls of the last are not run. `null`: as many as fit in `response_length`.
     pub max_assistant_turns: Option<usize>,
-    /// Most characters of what a tool answers; longer answers are cut, and end with `...`.
+    /// Maximum characters of a tool response; longer ones are truncated and end with `...`. `null`: no limit.
     pub max_tool_response_length: Option<usize>,
-    /// How the model writes tool calls.
+    /// Format of tool calls.
     pub format: ToolParser,
 }
 
@@ -145,8 +140,8 @@ impl RolloutConfig {
         match (self.router_replay, experts) {
             (true, false) => refuse("rollout.router_replay is true, but the model has no experts; remove the key"),
             (true, true) if arch.windows.iter().all(Option::is_some) => refuse(
-                "rollout.router_replay is true, but every layer of the model has a sliding window: the cache gives blocks back, and \
-                 routes with them; set rollout.router_replay: false",
+                "rollout.router_replay is true, but every layer of the model has a sliding window, and sliding-window \
+                 layers evict KV blocks together with their recorded expert routes; set rollout.router_replay: false",
             ),
             _ if experts && self.quantization.is_some() => {
                 refuse("rollout.quantization is not built for experts; remove the key to sample in the run's precision")
@@ -156,17 +151,17 @@ impl RolloutConfig {
     }
 }
 
-/// How validation samples, under verl's names (`rollout.val_kwargs`).
+/// Sampling in validation, under verl's names (`rollout.val_kwargs`).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ValidationSampling {
-    /// Completions a prompt.
+    /// Completions per prompt; above 1 needs a temperature.
     pub n: usize,
-    /// Logits are divided by this; 0 is greedy.
+    /// Divisor of the logits; 0 is greedy.
     pub temperature: f64,
-    /// Only the `k` likeliest tokens; −1 is all.
+    /// Sample from the k likeliest tokens; −1 disables it.
     pub top_k: i64,
-    /// Only the likeliest tokens that together hold this probability.
+    /// Sample from the likeliest tokens whose probabilities add up to this.
     pub top_p: f64,
 }
 
@@ -237,17 +232,17 @@ impl RolloutConfig {
     }
 }
 
-/// Replacing groups that teach nothing (DAPO, arXiv:2503.14476), under the names of verl's `algorithm.filter_groups`.
+/// Replacement of groups whose rewards are all equal, under the names of verl's `algorithm.filter_groups`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DynamicSampling {
-    /// Whether groups without spread are replaced by fresh prompts.
+    /// Replace groups without differences by new prompts; needs `rollout.n` above 1.
     pub enable: bool,
-    /// What has to differ in a group: `score`, the reward, or a part of it by its name.
+    /// What must differ in a group: `score` (total reward) or one reward's name.
     pub metric: String,
-    /// Most times that prompts are drawn in a step. After the last, groups without spread fill up the batch.
+    /// Maximum rounds of prompts per step. Afterwards, groups of equal rewards fill the batch.
     pub max_num_gen_batches: usize,
-    /// Prompts drawn for every group that is missing, at least 1; those left over are dropped.
+    /// Prompts drawn per missing group.
     pub oversampling: f64,
 }
 
@@ -322,7 +317,8 @@ impl RolloutConfig {
         let sampled = self.precision(run);
         if let (Some(setting), Backend::Cpu) = (self.asks_for_graphs(), backend) {
             return Err(Error::Config(format!(
-                "rollout.{setting} asks for captured graphs, and the CPU launches no kernels that a graph could replay: it always runs eagerly; remove it"
+                "rollout.{setting} requires captured graphs, but the CPU launches no kernels that a graph could replay \
+                 and always runs eagerly; remove it"
             )));
         }
         match (self.quantization, backend) {
@@ -350,8 +346,8 @@ impl RolloutConfig {
     pub fn check_graphs_of(&self, arch: &Arch) -> Result<()> {
         match self.asks_for_graphs() {
             Some(setting) if !arch.decodes_in_kernels() => Err(Error::Config(format!(
-                "rollout.{setting} asks for captured graphs, and {} decodes layer by layer (experts, gated attention or linear \
-                 attention): nothing can be captured; remove it",
+                "rollout.{setting} requires captured graphs, but {} decodes layer by layer (experts, gated attention \
+                 or linear attention): nothing can be captured; remove it",
                 arch.family.model_type()
             ))),
             _ => Ok(()),

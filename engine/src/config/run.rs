@@ -19,58 +19,59 @@ use std::path::PathBuf;
 /// How a device is spelled, for the schema.
 const DEVICE: &str = r"^(auto|(cpu|cuda|wgpu|vulkan|metal)(:[0-9]+)?)$";
 
-/// Everything a run is made of. Written back complete as `config.yaml` in the run folder.
-///
-/// [`RunConfig::builder`] makes one in code; [`RunConfig::resolve`] checks one whose fields were set by hand.
+/// A training run. `config.yaml` in the run folder is the resolved configuration with every default.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// The policy.
+    /// The policy model.
     pub model: ModelConfig,
-    /// Prompts and rewards. Absent only where a program brings a task of its own.
+    /// Prompts and rewards. Optional with `sft.train`.
     #[serde(default)]
     pub task: Option<TaskConfig>,
-    /// The run folder.
+    /// Run folder, relative to the working directory.
     pub output: PathBuf,
-    /// The algorithm.
+    /// RL algorithm: a name, or a section that overrides the named algorithm's settings.
     #[serde(default)]
     pub objective: ObjectiveConfig,
-    /// Sampling during training and validation.
+    /// Sampling of completions.
     #[serde(default)]
     pub rollout: RolloutConfig,
-    /// How rollouts become optimizer steps.
+    /// Division of rollouts into optimizer steps.
     #[serde(default)]
     pub update: UpdateConfig,
-    /// The optimizer of the RL steps.
+    /// `AdamW` optimizer. Steps whose gradient norm is not finite are skipped; ten in a row end the run.
     #[serde(default)]
     pub optim: OptimConfig,
-    /// The critic, where the objective has one.
+    /// Critic, only for PPO. All weights of a separate critic are trained, also with `model.lora`.
     #[serde(default)]
     pub critic: Option<CriticConfig>,
-    /// Length and rhythm of the run.
+    /// Length, validation, checkpoints, ranks and logging.
     #[serde(default)]
     pub trainer: TrainerConfig,
-    /// What runs before the first RL step.
+    /// Training before the first RL step.
     #[serde(default)]
     pub warmup: WarmupConfig,
-    /// Settings of `firebrick sft`.
+    /// Supervised training with `firebrick sft`. `null`: `warmup.sft`.
     #[serde(default)]
     pub sft: Option<SftConfig>,
-    /// What is kept between forward and backward, and the token budgets.
+    /// Recomputation, offload, sharding and micro-batch sizes. Loss, gradients and update do not depend on them (up to
+    /// rounding), except for `moments`, a `preset` that sets `precision`, and micro-batch sizes with
+    /// `model.router_aux_loss_coef` above 0.
     #[serde(default)]
     pub memory: MemoryConfig,
-    /// What computes.
+    /// `cpu`, `cuda[:n]`, `wgpu[:n]`, `vulkan[:n]`, `metal[:n]`, or `auto`: the best hardware GPU, else the CPU.
     #[serde(default)]
     #[schemars(with = "String", regex(pattern = DEVICE))]
     pub device: DeviceSpec,
-    /// The float type of parameters and activations, for every model of the run. Masters, moments, accumulated
-    /// gradients, norms, softmax, log-probs and losses stay in f32.
+    /// Float type of parameters and activations of all models. Master weights, moments, accumulated gradients, norms,
+    /// softmax, log-probs and losses stay in f32. The device must compute in it.
     #[serde(default)]
     pub precision: Precision,
-    /// Whether f32 matrix products may be rounded to TF32 (10 bits) where the device has it. Off: f32 means f32.
+    /// Let NVIDIA GPUs round f32 matmul operands to TF32 (10 bits of mantissa), which is faster.
     #[serde(default)]
     pub allow_tf32: bool,
-    /// Whether a run on a GPU is repeatable to the bit, as one on the CPU always is: no float is added with atomics.
+    /// Bitwise reproducible runs on the same kind of GPU (on the CPU always). `false`: the embedding's gradient uses
+    /// atomics.
     #[serde(default = "yes")]
     pub deterministic: bool,
     /// Which values `memory.preset` set, for a device that cannot do them. No part of the file: what is written there
@@ -164,7 +165,7 @@ impl RunConfig {
         }
         self.applied_preset.leave_out(key, because);
         if let (Some(name), Some(left)) = (self.applied_preset.name, self.applied_preset.left_out.last()) {
-            tracing::warn!("memory.preset: {name} is taken without {}: {because}", left.setting());
+            tracing::warn!("memory.preset: {name} is applied without {}: {because}", left.setting());
         }
     }
 

@@ -13,6 +13,7 @@ use super::load::SECTIONS;
 use super::run::RunConfig;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
+use std::sync::OnceLock;
 
 /// The JSON Schema (draft 7, without references) of a configuration file.
 ///
@@ -20,8 +21,8 @@ use serde_json::{Map, Value, json};
 /// [`RunConfig::problems`] finds it.
 #[must_use]
 pub fn schema() -> Value {
-    let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
-    let mut schema = settings.into_generator().into_root_schema_for::<RunConfig>().to_value();
+    let mut schema = derived();
+    place_defaults(&mut schema, "", &mut Vec::new());
     tidy(&mut schema);
     name_objective(&mut schema);
     limits::set(&mut schema, "");
@@ -33,6 +34,47 @@ pub fn schema() -> Value {
     }
     schema["title"] = "Firebrick configuration".into();
     schema
+}
+
+/// The schema as the derives make it: a section has its default as one object.
+fn derived() -> Value {
+    let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
+    settings.into_generator().into_root_schema_for::<RunConfig>().to_value()
+}
+
+/// Defaults that a section has in its place and not by its type, as `critic.optim.lr`: JSON pointers and values. A file
+/// that sets one key of such a section keeps them for the others.
+pub(super) fn defaults_by_place() -> &'static [(String, Value)] {
+    static FOUND: OnceLock<Vec<(String, Value)>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let mut found = Vec::new();
+        place_defaults(&mut derived(), "", &mut found);
+        found
+    })
+}
+
+/// Gives the keys of a section the defaults that the section has in its place, and adds those that differ from the
+/// type's to `found`.
+fn place_defaults(schema: &mut Value, prefix: &str, found: &mut Vec<(String, Value)>) {
+    let Some(map) = schema.as_object_mut() else {
+        return;
+    };
+    for word in ["anyOf", "oneOf"] {
+        for one in map.get_mut(word).and_then(Value::as_array_mut).into_iter().flatten() {
+            place_defaults(one, prefix, found);
+        }
+    }
+    let whole = map.get("default").and_then(Value::as_object).cloned().unwrap_or_default();
+    for (name, own) in map.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
+        let pointer = format!("{prefix}/{name}");
+        if let (Some(value), Some(own)) = (whole.get(name), own.as_object_mut()) {
+            let before = own.insert("default".to_owned(), value.clone());
+            if !value.is_object() && before.is_some_and(|before| before != *value) {
+                found.push((pointer.clone(), value.clone()));
+            }
+        }
+        place_defaults(own, &pointer, found);
+    }
 }
 
 /// Removes what only Rust knows: number formats, links of documentation, and whole sections as defaults, whose keys
@@ -96,7 +138,7 @@ fn name_objective(schema: &mut Value) {
     let mut name = whole["properties"]["name"].clone();
     if let Some(name) = name.as_object_mut() {
         name.remove("default");
-        name.insert("description".into(), "The algorithm's name alone.".into());
+        name.insert("description".into(), "The name of the algorithm.".into());
     }
     *section = json!({"description": description, "anyOf": [name, whole]});
 }

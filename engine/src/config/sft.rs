@@ -8,27 +8,26 @@ use std::path::PathBuf;
 /// Optimizer steps where neither `steps` nor `epochs` is given.
 const DEFAULT_STEPS: u64 = 100;
 
-/// Supervised training, on rows of a file or on the task's solutions.
+/// Settings of supervised training.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SftConfig {
-    /// Optimizer steps; 100 where `epochs` is absent too.
+    /// Optimizer steps. `null`, without `epochs`: 100.
     pub steps: Option<u64>,
-    /// Instead of `steps`: passes over the examples, every example once in each.
+    /// Passes over the examples, instead of `steps`; not for endless tasks.
     pub epochs: Option<u64>,
-    /// Examples a step.
+    /// Examples per step.
     pub batch_size: usize,
-    /// Rows to learn from instead of the task's solutions, of `messages` or of `prompt` and `completion`: a JSON or
-    /// Parquet file, a folder, a pattern, or a dataset of the Hub.
+    /// Rows with `messages`, or `prompt` and `completion`: a file, folder, glob pattern or Hub dataset. `null`: the
+    /// task's solutions.
     pub train: Option<PathBuf>,
-    /// In `sft`: rows of the same kind for `val/loss`; the task's held-out solutions where absent.
+    /// Rows for `val/loss`, only in `sft`. `null`: the task's held-out solutions.
     pub validation: Option<PathBuf>,
-    /// Most tokens of a row; longer ones are left out and counted. The model's context where absent.
+    /// Maximum tokens of a row; longer ones are skipped and counted. `null`: the model's context.
     pub max_length: Option<usize>,
-    /// In `warmup.sft`: validation reward that ends the warm-up early, looked at every ten steps, so that RL starts
-    /// from about the same place whatever the seed.
+    /// Validation reward that ends `warmup.sft` early, checked every ten steps.
     pub until_reward: Option<f64>,
-    /// The optimizer.
+    /// Optimizer of supervised training.
     pub optim: OptimConfig,
 }
 
@@ -91,10 +90,10 @@ impl SftConfig {
     }
 }
 
-/// What runs before the first RL step.
+/// Training before the first RL step.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WarmupConfig {
-    /// Supervised training, on rows of a file or on the task's solutions.
+    /// Supervised training on rows or the task's solutions.
     pub sft: Option<SftConfig>,
 }

@@ -3,55 +3,55 @@
 use super::logger::Loggers;
 use serde::{Deserialize, Serialize};
 
-/// What carries values between ranks: transformers' `ddp_backend`, of whose names these two are known here.
+/// Transport between ranks: transformers' `ddp_backend`, of whose names these are supported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DdpBackend {
-    /// NCCL where every rank has an NVIDIA GPU of its own and libnccl, host memory and MPI elsewhere.
+    /// `nccl` if every rank has libnccl and a separate NVIDIA GPU, else `mpi`.
     #[default]
     Auto,
-    /// NCCL, from GPU to GPU; refused where a rank cannot.
+    /// NCCL, from GPU to GPU.
     Nccl,
-    /// Host memory and MPI.
+    /// MPI, through host memory.
     Mpi,
 }
 
-/// Length and rhythm of a run.
+/// The `trainer` section.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainerConfig {
-    /// RL steps, the warm-up apart.
+    /// RL steps after the warm-up.
     pub steps: u64,
-    /// Prompts a step.
+    /// Prompts per step.
     pub train_batch_size: usize,
-    /// Seed of everything random.
+    /// Seed of weights, shuffling and sampling.
     pub seed: u64,
-    /// Steps between validations; 0: before the first and after the last only.
+    /// Steps between validations, which always run before the first step and after the last; 0: only then.
     pub test_freq: u64,
-    /// Validation prompts used; all where absent.
+    /// Maximum validation prompts. `null`: all.
     pub val_max_samples: Option<usize>,
-    /// Steps between checkpoints; 0: after the last only; −1: never.
+    /// Steps between checkpoints. 0: only after the last; −1: never.
     pub save_freq: i64,
-    /// Checkpoints kept; the oldest are removed.
+    /// Checkpoints to keep; older ones are deleted.
     pub max_ckpt_to_keep: usize,
-    /// Machines of the run. With `n_gpus_per_node` it says how many ranks there have to be; unchecked where both are
-    /// absent.
+    /// Machines. A run must have `nnodes` · `n_gpus_per_node` ranks, an unset one counting as 1. `null` for both: not
+    /// checked.
     #[schemars(range(min = 1))]
     pub nnodes: Option<usize>,
-    /// Ranks on each machine: one a device.
+    /// Ranks per machine, one per device.
     #[schemars(range(min = 1))]
     pub n_gpus_per_node: Option<usize>,
-    /// What carries values between ranks. One rank alone sends none.
+    /// Transport between ranks.
     pub ddp_backend: DdpBackend,
-    /// Largest weight file of a checkpoint, in bytes.
+    /// Maximum size of weight files, in bytes.
     pub max_shard_bytes: u64,
-    /// Groups a step that are kept with their tokens, in `tokens.jsonl`; 0: none.
+    /// Groups per step written to `tokens.jsonl`; groups with different rewards first.
     pub log_tokens: usize,
-    /// Where the run is reported.
+    /// Destinations of metrics and progress.
     pub logger: Loggers,
-    /// What the run belongs to, for trackers.
+    /// Project in trackers.
     pub project_name: String,
-    /// The run's name for trackers; that of its folder where absent.
+    /// Name in trackers. `null`: the run folder's name.
     pub experiment_name: Option<String>,
 }
 

@@ -2,23 +2,23 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Where `old` log-probs come from.
+/// Source of the old log-probs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OldLogProbs {
-    /// Recomputed by the trainer's forward (the default): exact for the policy being trained.
+    /// A forward pass of the trainer.
     Trainer,
-    /// The sampler's own full-distribution ones: one forward saved.
+    /// The sampler, which saves that pass.
     Sampler,
 }
 
-/// How rollouts become optimizer steps.
+/// How rollouts are divided into optimizer steps.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpdateConfig {
     /// Passes over a step's rollouts.
     pub ppo_epochs: usize,
-    /// Prompts (groups) an optimizer step; all of the step's where absent.
+    /// Prompts per optimizer step; must divide `trainer.train_batch_size`. `null`: all.
     pub ppo_mini_batch_size: Option<usize>,
     /// Source of the old log-probs.
     pub old_log_probs: OldLogProbs,

@@ -7,10 +7,7 @@ pub(crate) fn mistake(text: &str, error: &serde_saphyr::Error) -> (Option<Place>
     let error = error.without_snippet();
     let spans = Spans::of(text);
     if let (serde_saphyr::Error::DuplicateMappingKey { .. }, Some(twice)) = (error, &spans.twice) {
-        let said = format!(
-            "`{}` stands twice in its section, first in line {}; remove one of the two",
-            twice.key, twice.first.line
-        );
+        let said = format!("duplicate key `{}`, first in line {}; remove one of the two", twice.key, twice.first.line);
         return (Some(twice.again), said);
     }
     // the parser stops where the next line cannot go on with a list; what is to be mended is the line that began it
@@ -102,7 +99,7 @@ mod tests {
     fn a_key_that_stands_twice_is_named_with_both_lines() {
         let (place, said) = of("output: a\nmodel: {path: m}\noutput: b\n");
         assert_eq!(place, Some((3, 1)));
-        assert_eq!(said, "`output` stands twice in its section, first in line 1; remove one of the two");
+        assert_eq!(said, "duplicate key `output`, first in line 1; remove one of the two");
         let (place, said) = of("task:\n  kind: a\n  kind: b\n");
         assert_eq!(place, Some((3, 3)));
         assert!(said.contains("`kind`") && said.contains("line 2"), "{said}");

@@ -170,8 +170,8 @@ impl PromptDataset {
         let longer = looked - kept.len() as u64;
         if looked < len {
             tracing::warn!(
-                "prompt lengths are known of {looked} of {len} training rows, evenly spread: the longest has {} tokens; {longer} \
-                 are longer than rollout.prompt_length, and such rows are left out when they are drawn",
+                "prompt lengths are known for {looked} of {len} training rows, evenly spread: the longest has {} \
+                 tokens; {longer} are longer than rollout.prompt_length, and such rows are skipped when they are drawn",
                 self.longest
             );
             self.kept = Kept::Sampled(len);

@@ -188,7 +188,7 @@ impl<'r> Fetcher<'r> {
                 }
                 Transit::Sharded => {
                     let Some((weights, hold)) = gathered.remove(&unit) else {
-                        unreachable!("weights are shared out where the plan says so")
+                        unreachable!("weights are sharded if the plan shards them")
                     };
                     fetched.weights.push(weights);
                     fetched.holds.push(hold);

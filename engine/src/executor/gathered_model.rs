@@ -169,7 +169,7 @@ impl ResidentModel {
     /// Bytes of those of a range of a parameter's values that are in this rank's shard of it.
     fn own_values(&self, index: usize, wanted: &Range<usize>) -> Result<Vec<u8>> {
         let Some(SharedOut::Shards(shards)) = self.shared_out() else {
-            unreachable!("shards are asked for where there are some")
+            unreachable!("shards are requested only if there are some")
         };
         let [rows, cols] = self.rows_cols(index);
         let shard = shards.partition().range(rows * cols);

@@ -39,7 +39,7 @@ use std::collections::VecDeque;
 pub fn check_stages(role: Role, arch: &Arch, stages: usize) -> Result<()> {
     PipelineStage::check(arch, stages).map_err(|why| {
         Error::Ranks(format!(
-            "memory.pipeline_model_parallel_size: {stages} divides the layers of the {}, and {why}",
+            "memory.pipeline_model_parallel_size: {stages} splits the layers of the {}, but {why}",
             role.name()
         ))
     })
@@ -64,7 +64,7 @@ impl<'a> Neighbours<'a> {
                 Ok(Self { runtime, stage, hidden: arch.hidden_size, stored: arch.precision.dtype(decoder.device()) })
             }
             _ => Err(Error::Ranks(format!(
-                "the model is cut into {} stages, and the ranks into {}",
+                "the model is split into {} stages, and the ranks into {}",
                 decoder.stage().map_or(1, |stage| stage.stages()),
                 world.stages()
             ))),

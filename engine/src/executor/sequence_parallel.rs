@@ -38,26 +38,26 @@ pub fn check_shared_sequences(
     (key, degree): (&str, usize),
     router_aux_loss_coef: f64,
 ) -> Result<()> {
-    let refuse = |why: String| Err(Error::Ranks(format!("{key}: {degree} divides {why}")));
+    let refuse = |why: String| Err(Error::Ranks(format!("{key}: {degree} shards {why}")));
     if degree <= 1 {
         return Ok(());
     }
     if arch.count(Mixer::GatedDeltaNet) > 0 {
         return refuse(format!(
-            "the tokens of a sequence over ranks, and the {name}'s gated DeltaNet layers carry a state from token to token; set it to 1, \
-             and bound memory with memory.train_tokens and memory.gradient_checkpointing"
+            "the tokens of a sequence over ranks, but the {name}'s gated DeltaNet layers carry a state from token to \
+             token; set it to 1, and bound memory with memory.train_tokens and memory.gradient_checkpointing"
         ));
     }
     if !arch.num_heads.is_multiple_of(degree) {
         return refuse(format!(
-            "attention's heads over ranks, and the {name} has {heads} of them; set it to a number that divides {heads}",
+            "attention's heads over ranks, but the {name} has {heads} of them; set it to a number that divides {heads}",
             heads = arch.num_heads
         ));
     }
     if arch.expert_layers().count() > 0 && router_aux_loss_coef > 0.0 {
         return refuse(format!(
-            "a micro-batch's tokens over ranks, and model.router_aux_loss_coef balances the experts of a whole one; set \
-             model.router_aux_loss_coef to 0, or {key} to 1"
+            "a micro-batch's tokens over ranks, but model.router_aux_loss_coef balances the experts of a whole one; \
+             set model.router_aux_loss_coef to 0, or {key} to 1"
         ));
     }
     Ok(())

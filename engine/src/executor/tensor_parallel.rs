@@ -34,7 +34,7 @@ use std::ops::Range;
 pub fn check_shared_matrices(role: Role, arch: &Arch, degree: usize) -> Result<()> {
     TensorShare::check_training(arch, degree).map_err(|why| {
         Error::Ranks(format!(
-            "memory.tensor_model_parallel_size: {degree} divides the matrices of the {}, and {why}",
+            "memory.tensor_model_parallel_size: {degree} shards the matrices of the {}, but {why}",
             role.name()
         ))
     })

@@ -106,7 +106,7 @@ impl Hub {
             self.cached(name).ok_or_else(|| format!("the cache {} does not have it", self.folder.display()))?;
         let all = files_below(&folder);
         let cache = folder.display();
-        let files = choose(&all).map_err(|why| format!("of what the cache {cache} has: {why}"))?;
+        let files = choose(&all).map_err(|why| format!("in the cache {cache}: {why}"))?;
         match missing_part(&folder, &files) {
             Some(what) => Err(format!("the cache {cache} lacks {what}")),
             None => Ok((folder, files)),
@@ -163,7 +163,7 @@ impl Hub {
                 Err(Failure::Unreachable(why)) => last = why,
             }
         }
-        Err(name.error(format!("cannot download {file}: {last}; run the same again, which continues where this ended")))
+        Err(name.error(format!("cannot download {file}: {last}; run the same command again to continue the download")))
     }
 
     /// Files of downloads that did not end.
@@ -220,8 +220,9 @@ fn advice(name: &HubName, why: &str) -> String {
         RepoKind::Dataset => " --repo-type dataset",
     };
     format!(
-        "{why}. There is no local folder {repo} either. Connect to the network, or run `hf download {repo}{kind}` where there \
-         is one, copy the cache folder here, and set HF_HOME to where it lies; or set the path of a local copy"
+        "{why}. There is no local folder {repo} either. Connect to the network, or run `hf download {repo}{kind}` on a \
+         machine with a network, copy the cache folder here, and set HF_HOME to its path; or set the path of a local \
+         copy"
     )
 }
 

@@ -14,7 +14,8 @@ pub(super) fn ranks(asked: &SourceKey, key: &str) -> MappedKey {
         Some(n) => set_noted(
             key,
             n,
-            "a run has as many ranks as `mpirun -n N` starts, and is refused on another number; on one device leave it out",
+            "a run has as many ranks as `mpirun -n N` starts, and rejects another number; remove the key for one \
+             device",
         ),
     }
 }
@@ -24,7 +25,8 @@ pub(super) fn devices(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("one device, as here"),
         Some(n) => cannot(format!(
-            "training is data, tensor, pipeline and sequence parallel, each as its own key says; `firebrick plan CONFIG {} {n}` estimates what each of {n} devices would hold",
+            "training is data, tensor, pipeline and sequence parallel, each with a separate key; `firebrick plan \
+             CONFIG {} {n}` estimates what each of {n} devices would hold",
             degree(asked.key)
         )),
     }
@@ -37,7 +39,7 @@ pub(super) fn training_groups(asked: &SourceKey) -> MappedKey {
         Some(n) => set_noted(
             "memory.tensor_model_parallel_size",
             n,
-            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; on one device leave it out",
+            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
         ),
     }
 }
@@ -49,14 +51,14 @@ pub(super) fn training_stages(asked: &SourceKey) -> MappedKey {
         Some(n) => set_noted(
             "memory.pipeline_model_parallel_size",
             n,
-            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; on one device leave it out",
+            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
         ),
     }
 }
 
 /// The same of a model that is not the policy, whose degree `policy` says: all have the policy's.
 pub(super) fn same_training_groups(asked: &SourceKey, policy: &str) -> MappedKey {
-    same_degree(asked, policy, "share matrices over the same ranks", "memory.tensor_model_parallel_size")
+    same_degree(asked, policy, "shard matrices over the same ranks", "memory.tensor_model_parallel_size")
 }
 
 /// The same of stages.
@@ -69,7 +71,7 @@ fn same_degree(asked: &SourceKey, policy: &str, what: &str, key: &str) -> Mapped
     match asked.whole().map_or(1, |n| n.max(1)) {
         n if n == shared => not_needed("policy, reference and critic have the same"),
         n => cannot(format!(
-            "policy, reference and critic {what}: {policy} says {shared}, and this {n}; give both one number ({key})"
+            "policy, reference and critic {what}: {policy} is {shared}, and this is {n}; set both to one value ({key})"
         )),
     }
 }
@@ -81,7 +83,7 @@ pub(super) fn sampling_groups(asked: &SourceKey) -> MappedKey {
         Some(n) => set_noted(
             "rollout.tensor_model_parallel_size",
             n,
-            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; on one device leave it out",
+            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
         ),
     }
 }
@@ -112,7 +114,7 @@ fn degree(key: &str) -> &'static str {
 pub(super) fn precision(asked: &SourceKey) -> MappedKey {
     match asked.text().and_then(float_type) {
         Some(precision) => set("precision", precision),
-        None if asked.is_absent() || asked.text() == Some("auto") => not_needed("the run's precision says it"),
+        None if asked.is_absent() || asked.text() == Some("auto") => not_needed("set by the run's precision"),
         None => asked.wrong("a float type: float32, bfloat16 or float16"),
     }
 }
@@ -133,7 +135,8 @@ pub(super) fn model(asked: &SourceKey) -> MappedKey {
         Some(name) => {
             let path = path(asked.facts, name);
             let is_name = !path.starts_with(['/', '.']) && path.matches('/').count() == 1;
-            let note = if is_name { "a folder beside the configuration, or else fetched from the Hub" } else { "" };
+            let note =
+                if is_name { "a folder next to the configuration file, or else downloaded from the Hub" } else { "" };
             set_noted("model.path", path, note)
         }
         None if asked.is_absent() => not_needed("has no value in the files"),
@@ -176,8 +179,8 @@ pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64, drops_last: bool)
     let known = if is_gsm8k { Some(GSM8K_ROWS) } else { None };
     let Some(rows) = facts.rows.or(known) else {
         return cannot(
-            "a run's length is in steps here, and the files do not say how many rows there are: pass --rows N, or set \
-             trainer.steps to epochs x rows / trainer.train_batch_size",
+            "the length of a run is in steps here, and the files do not specify the number of rows: pass --rows N, or \
+             set trainer.steps to epochs x rows / trainer.train_batch_size",
         );
     };
     let each = if drops_last { rows / prompts.max(1) } else { rows.div_ceil(prompts.max(1)) };
@@ -203,7 +206,7 @@ pub(super) fn trackers(asked: &SourceKey) -> MappedKey {
     loggers.dedup();
     let note = match foreign[..] {
         [] => String::new(),
-        _ => format!("no {} here; trackio stands in its place", foreign.join(", ")),
+        _ => format!("no {} here; trackio is used instead", foreign.join(", ")),
     };
     set_noted("trainer.logger", json!(loggers), note)
 }
@@ -226,7 +229,8 @@ pub(super) fn python_reward(file: Option<String>, function: &str) -> MappedKey {
             set("task.rewards[]", json!({"kind": "python", "file": file, "function": function, "name": function}))
         }
         None => cannot(format!(
-            "put `{function}` into a file of its own, and write rewards: [{{kind: python, file: FILE, function: {function}}}]"
+            "put `{function}` into a separate file, and write rewards: \
+             [{{kind: python, file: FILE, function: {function}}}]"
         )),
     }
 }

@@ -81,8 +81,8 @@ impl Engine {
             _ => {
                 let keys: Vec<&str> = facts.keys().take(3).collect();
                 Err(ImportError::UnknownEngine(format!(
-                    "no key of the files is one of verl, TRL or NeMo RL; the first are {}. If they are an engine's all the same, \
-                     name it: --from verl, trl or nemo",
+                    "no key of the files is one of verl, TRL or NeMo RL; the first keys are {}. To choose an engine \
+                     anyway, pass --from verl, trl or nemo",
                     if keys.is_empty() { "none".to_owned() } else { keys.join(", ") }
                 )))
             }

@@ -84,22 +84,22 @@ fn idle(assembly: &Assembly, own: &str) -> Option<String> {
         let value = text(assembly, other, default);
         if !values.contains(&value) {
             let with = values.join(", ");
-            return Some(format!("nothing reads it with {other}: {value}; it goes with {with}"));
+            return Some(format!("ignored with {other}: {value}; it applies with {with}"));
         }
     }
     let switched = SWITCHED.iter().find(|(start, _)| own.starts_with(start));
     if let Some((_, switch)) = switched {
         let on = assembly.get(&format!("objective.{switch}"));
         if on.is_none_or(|on| on.is_null() || on == false) {
-            return Some(format!("nothing reads it: {switch} is off"));
+            return Some(format!("ignored: {switch} is off"));
         }
     }
     let scaled = text(assembly, "loss_agg_mode", "token-mean") == "seq-mean-token-sum-norm";
     if own == "loss_scale_factor" && !scaled {
-        return Some("nothing reads it: it goes with loss_agg_mode: seq-mean-token-sum-norm".into());
+        return Some("ignored: it applies with loss_agg_mode: seq-mean-token-sum-norm".into());
     }
     let kl = assembly.get("objective.kl_loss_coef").and_then(Value::as_f64).unwrap_or(0.0);
-    (own == "use_bias_correction_kl" && kl == 0.0).then(|| "nothing reads it: there is no KL in the loss".into())
+    (own == "use_bias_correction_kl" && kl == 0.0).then(|| "ignored: there is no KL in the loss".into())
 }
 
 fn unread(assembly: &Assembly) -> Vec<(String, String)> {

@@ -103,7 +103,8 @@ pub(super) fn chosen(
     if let Some(line) = line {
         let inside = |block: &&CodeBlock| (block.line..=block.end + 1).contains(&line);
         return blocks.iter().find(inside).cloned().ok_or_else(|| {
-            let detail = format!("no code block is there; those with settings begin in lines {}", listed());
+            let detail =
+                format!("there is no code block at this line; code blocks with settings begin in lines {}", listed());
             ImportError::at(file, Some(line), detail)
         });
     }
@@ -112,8 +113,8 @@ pub(super) fn chosen(
         [] => Err(ImportError::at(
             file,
             None,
-            "is a page, and none of its code blocks has settings that can be read: put them into a file of their own, .yaml, .json, .py \
-             or .sh by what they are",
+            "is a page, and none of its code blocks has settings that can be read: put them into a separate file, \
+             .yaml, .json, .py or .sh according to their format",
         )),
         [first, ..] => Err(ImportError::at(
             file,

@@ -130,7 +130,7 @@ impl Work {
         if let Some((key, owner)) = taken {
             let value = self.assembly.get(&key).cloned().unwrap_or_default();
             return KeyOutcome::Cannot {
-                why: format!("it is {key} too, which {owner} has set to {value}; keep one of the two"),
+                why: format!("it sets {key} too, which {owner} has set to {value}; keep one of the two"),
             };
         }
         for (key, value) in &settings {
@@ -231,7 +231,7 @@ impl Work {
         let critic = assembly.whole("critic.warmup");
         let steps = of(assembly, "trainer.steps", 100);
         if let Some(warmup) = critic.filter(|warmup| *warmup >= steps) {
-            assembly.adjusted.push(format!("critic.warmup is left out: {warmup} steps are the whole run of {steps}"));
+            assembly.adjusted.push(format!("critic.warmup is omitted: {warmup} steps are the whole run of {steps}"));
             assembly.remove("critic.warmup");
         }
     }
@@ -254,12 +254,12 @@ impl Work {
             } else if let Some(key) = self.assembly.named_in(&said) {
                 // a default of theirs, or what followed from several keys
                 self.assembly.remove(&key);
-                self.assembly.adjusted.push(format!("{key} is left out: {said}"));
+                self.assembly.adjusted.push(format!("{key} is omitted: {said}"));
             } else {
                 return Some(said);
             }
         }
-        Some("too many settings are refused".into())
+        Some("too many settings are rejected".into())
     }
 
     fn config(&self) -> String {

@@ -4,42 +4,37 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::{Curve, LrSchedule, Shape};
 
-/// Settings of a learning-rate schedule. An option that the chosen type has no use for is refused.
+/// Settings of a learning-rate schedule. Keys that the chosen type does not use are rejected.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedulerConfig {
-    /// The shape. The name is transformers' and TRL's; verl: `optim.lr_scheduler_type`.
+    /// Factor of `lr` after warm-up; p is the progress from 0 to 1. All optimizer steps in an RL step have one rate.
     pub lr_scheduler_type: SchedulerType,
-    /// Optimizer steps of linear warm-up from 0. `constant` ignores warm-up, as transformers does.
-    /// verl: `optim.lr_warmup_steps`.
+    /// RL or supervised steps of linear warm-up from 0.
     pub warmup_steps: u64,
-    /// Warm-up as a share of all steps, rounded up; only where `warmup_steps` is 0. verl:
-    /// `optim.lr_warmup_steps_ratio`.
+    /// Warm-up as a fraction of all steps, instead of `warmup_steps`.
     pub warmup_ratio: f64,
-    /// Waves of a cosine: 0.5 falls once from 1 to 0 (`cosine`, `cosine_with_min_lr`, and the decay
-    /// of `warmup_stable_decay`). For `cosine_with_restarts`: how often it falls, 1.
+    /// Cosine cycles c. `null`: 0.5 (falls once); `cosine_with_restarts`: 1.
     pub num_cycles: Option<f64>,
-    /// Exponent of `polynomial`: 1.
+    /// Exponent of `polynomial`. `null`: 1.
     pub power: Option<f64>,
-    /// Last rate of `polynomial`, as a rate: 1e-7.
+    /// Final rate of `polynomial`. `null`: 1e-7.
     pub lr_end: Option<f64>,
-    /// Least rate of `cosine_with_min_lr`, as a rate.
+    /// Minimum rate of `cosine_with_min_lr`; set this or `min_lr_rate`.
     pub min_lr: Option<f64>,
-    /// Least rate of `cosine_with_min_lr`, as a share of the learning rate. verl:
-    /// `optim.min_lr_ratio`.
+    /// Minimum rate of `cosine_with_min_lr` as a fraction of `lr`.
     pub min_lr_rate: Option<f64>,
-    /// Time scale of `inverse_sqrt`, in steps: the warm-up, or 10,000 without one.
+    /// Steps t of `inverse_sqrt`. `null`: the warm-up, or 10,000.
     pub timescale: Option<u64>,
-    /// Steps of decay of `warmup_stable_decay`.
+    /// Decay steps of `warmup_stable_decay`; required there.
     pub num_decay_steps: Option<u64>,
-    /// Steps between warm-up and decay of `warmup_stable_decay`: those that are left.
+    /// Plateau of `warmup_stable_decay`. `null`: the remaining steps.
     pub num_stable_steps: Option<u64>,
-    /// Warm-up curve of `warmup_stable_decay`: linear.
+    /// Warm-up of `warmup_stable_decay`. `null`: `linear`.
     pub warmup_type: Option<Curve>,
-    /// Decay curve of `warmup_stable_decay`: cosine.
+    /// Decay of `warmup_stable_decay`. `null`: `cosine`.
     pub decay_type: Option<Curve>,
-    /// Where the warm-up of `warmup_stable_decay` starts and its decay ends, as a share of the
-    /// learning rate: 0.
+    /// First and last factor of `warmup_stable_decay`. `null`: 0.
     pub min_lr_ratio: Option<f64>,
 }
 
@@ -47,24 +42,24 @@ pub struct LrSchedulerConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SchedulerType {
-    /// One rate; no warm-up.
+    /// 1, without warm-up.
     #[default]
     Constant,
-    /// One rate after warm-up.
+    /// 1, after warm-up.
     ConstantWithWarmup,
-    /// Falls to 0 at the last step.
+    /// `1 − p`.
     Linear,
-    /// Falls to 0 as half a cosine.
+    /// `(1 + cos(2π c p)) / 2`.
     Cosine,
-    /// Falls to 0 `num_cycles` times, starting again at the full rate.
+    /// `(1 + cos(π (c p mod 1))) / 2`, at the end 0.
     CosineWithRestarts,
-    /// Falls to `min_lr` or `min_lr_rate` as half a cosine.
+    /// `m + (1 − m) · cosine`; m is `min_lr / lr` or `min_lr_rate`.
     CosineWithMinLr,
-    /// Falls to `lr_end` as a power.
+    /// `e + (1 − e) (1 − p)^power`; e is `lr_end / lr`.
     Polynomial,
-    /// Falls as one over the square root of the step.
+    /// `1 / √(1 + s / t)` after s steps.
     InverseSqrt,
-    /// Rises, stays, falls: warm-up, a plateau, and a decay of `num_decay_steps`.
+    /// 1, then a decay.
     WarmupStableDecay,
 }
 

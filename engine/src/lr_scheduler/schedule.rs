@@ -35,7 +35,7 @@ pub enum Curve {
     /// A cosine.
     #[serde(rename = "cosine")]
     Cosine,
-    /// One less a square root.
+    /// 1 − √p.
     #[serde(rename = "1-sqrt")]
     OneMinusSqrt,
 }

@@ -5,6 +5,7 @@
 //! [`Ledger`] reads memory at the ends of phases; a [`MemoryTimeline`] has what was held at every boundary of some
 //! steps.
 
+mod described;
 mod events;
 mod expert_load;
 pub mod ledger;
@@ -19,6 +20,7 @@ mod token_log;
 pub mod tracker;
 mod validation;
 
+pub use described::{Described, METRICS, described};
 pub use events::{Control, Event, Observer, Silent};
 pub use expert_load::ExpertLoad;
 pub use ledger::{Growth, Leak, Ledger, LedgerEntry};

@@ -162,7 +162,7 @@ impl TokenLog {
 
     /// Writes the file anew: the header and these lines.
     fn write(&mut self, run: &RunDir, lines: &[&str]) -> Result<()> {
-        let header = serde_json::to_string(&self.header).expect("three numbers");
+        let header = serde_json::to_string(&self.header).expect("three integers");
         let text: String = [header.as_str()].iter().chain(lines).flat_map(|line| [line, "\n"]).collect();
         self.bytes = text.len() as u64;
         run.write(Self::FILE, text.as_bytes())
@@ -176,7 +176,7 @@ impl TokenLog {
             let mut text = String::new();
             for rollout in groups.iter().copied().flatten() {
                 let record = record(step, rollout, &self.tokenizer, most)?;
-                text += &serde_json::to_string(&record).expect("numbers and texts");
+                text += &serde_json::to_string(&record).expect("floats, integers and strings");
                 text.push('\n');
             }
             if most == 0 || text.len() as u64 <= self.settings.max_bytes / STEP_SHARE {

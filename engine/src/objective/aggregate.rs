@@ -4,18 +4,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How per-token losses of an optimizer step become one number (verl's `loss_agg_mode`).
+/// How the token losses L of an optimizer step are reduced to one (verl's `loss_agg_mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossAggMode {
-    /// Σ L / Σ tokens (DAPO, arXiv:2503.14476; TRL's `dapo`).
+    /// ΣL / tokens (DAPO).
     TokenMean,
-    /// Σ of each sequence's sum, over sequences.
+    /// Mean over sequences of sums.
     SeqMeanTokenSum,
-    /// Mean over sequences of each sequence's mean (GRPO's paper; TRL's `grpo`).
+    /// Mean over sequences of means (GRPO's paper).
     SeqMeanTokenMean,
-    /// Σ L / `loss_scale_factor`, by default the longest possible completion (verl). Dr. GRPO (arXiv:2503.20783) and
-    /// TRL's `dr_grpo` divide by the number of sequences too: a factor of sequences · longest completion.
+    /// ΣL / `loss_scale_factor` (Dr. GRPO).
     SeqMeanTokenSumNorm,
 }
 

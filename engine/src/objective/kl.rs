@@ -3,29 +3,29 @@
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// An estimator of the KL, with d = logp − ref (verl's `kl_loss_type`). Those with a `+` have the value of the
-/// estimator and the gradient of k2, whose expectation is the gradient of the KL.
+/// An estimator of the KL, with d = logp − ref (verl's `kl_loss_type`). A `+` keeps the value and takes the gradient of
+/// k2, whose expectation is the gradient of the KL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlType {
-    /// d.
+    /// `d`.
     #[serde(alias = "kl")]
     K1,
-    /// d² / 2.
+    /// `d² / 2`.
     #[serde(alias = "mse", alias = "k2+", alias = "mse+")]
     K2,
-    /// e^{−d} + d − 1, with −d clamped to ±20 and the result to ±10.
+    /// `e^(−d) + d − 1`, clamped to ±10.
     #[serde(alias = "low_var_kl")]
     K3,
-    /// |d|.
+    /// `|d|`.
     Abs,
-    /// d, with k2's gradient.
+    /// `d` with the gradient of `k2`, whose expectation is the KL's gradient.
     #[serde(rename = "k1+", alias = "kl+")]
     K1Plus,
-    /// k3, with k2's gradient.
+    /// `k3` with the gradient of `k2`.
     #[serde(rename = "k3+", alias = "low_var_kl+")]
     K3Plus,
-    /// |d|, with k2's gradient.
+    /// `|d|` with the gradient of `k2`.
     #[serde(rename = "abs+")]
     AbsPlus,
 }

@@ -15,20 +15,19 @@ use serde::{Deserialize, Serialize};
 pub struct OptimConfig {
     /// Peak learning rate.
     pub lr: f64,
-    /// Decay of the first and second moment.
+    /// Decay of first and second moment, from 0 to below 1.
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
     pub eps: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Whether norm weights and biases decay too, as verl's optimizer does. Off, as in transformers' trainers.
+    /// Also decay norm weights and biases, as verl does.
     pub decay_norms_and_biases: bool,
-    /// Gradients are scaled down to this global norm (verl's `clip_grad`, TRL's `max_grad_norm`); `null` turns it off.
+    /// Maximum global gradient norm. `null` disables clipping.
     pub clip_grad: Option<f64>,
-    /// What the loss is multiplied by before its gradients are taken: a number, or `dynamic`. Absent: `dynamic` in f16,
-    /// and no scaling in other precisions.
+    /// Factor of the loss in the backward pass. `null`: `dynamic` in f16, else none.
     pub loss_scale: Option<LossScale>,
-    /// How the rate changes over the run.
+    /// Learning-rate schedule. Keys that its type does not use are rejected.
     pub lr_scheduler: LrSchedulerConfig,
 }
 
@@ -58,7 +57,7 @@ impl OptimConfig {
             return bad("lr must be 0 or above");
         }
         if self.betas.iter().any(|b| !(0.0..1.0).contains(b)) {
-            return bad("betas must be two numbers of at least 0 and below 1");
+            return bad("betas must be two values of at least 0 and below 1");
         }
         if !(self.eps > 0.0 && self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
             return bad("eps must be above 0 and weight_decay 0 or above");

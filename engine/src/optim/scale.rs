@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(untagged)]
 pub enum LossScale {
-    /// Always this one.
+    /// Constant factor.
     Fixed(f64),
-    /// As large as gradients allow.
+    /// Adaptive factor.
     Named(Named),
 }
 
-/// Scales that have a name.
+/// Scales with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Named {
-    /// Begins at 65,536, halves when a gradient overflows and doubles after 2,000 steps without: torch's `GradScaler`.
+    /// Starts at 65,536, halves on overflow and doubles after 2,000 steps without (`GradScaler`).
     Dynamic,
 }
 

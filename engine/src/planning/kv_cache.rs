@@ -17,7 +17,7 @@ use firebrick_spec::{Arch, Category, TensorShare};
 pub fn cache_bytes_of_share(request: &Request, plan: &Plan, share: f64) -> Result<u64> {
     let Some(capacity) = request.profile.capacity_bytes else {
         return Err(Error::Config(format!(
-            "rollout.gpu_memory_utilization is a share of the device's memory, and {} does not say how much it has; give \
+            "rollout.gpu_memory_utilization is a share of the device's memory, but {} does not report its size; set \
              rollout.kv_cache_memory_bytes",
             request.profile.name
         )));
@@ -83,7 +83,7 @@ pub fn engine_limits(
     let least = least_cache_bytes(config, arch, max_num_seqs);
     if let Some(bytes) = kv_cache_bytes.filter(|&bytes| bytes < least) {
         return Err(Error::Config(format!(
-            "the KV cache may have {bytes} bytes, and sequences of {longest} tokens (rollout.prompt_length and \
+            "the KV cache is limited to {bytes} bytes, but sequences of {longest} tokens (rollout.prompt_length and \
              rollout.response_length) need at least {least}; raise rollout.kv_cache_memory_bytes or \
              rollout.gpu_memory_utilization, or shorten the sequences"
         )));

@@ -47,7 +47,7 @@ pub fn cache_bytes(config: &RunConfig, arch: &Arch, request: &Request, plan: &Pl
     match usable_share(config, arch, request, plan, share) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(because) => {
-            tracing::warn!("the preset's share of the device is no limit under this plan: {}", reason(because));
+            tracing::warn!("the preset's share of the device does not limit this plan: {}", reason(because));
             Ok(None)
         }
     }

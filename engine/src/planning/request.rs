@@ -69,8 +69,7 @@ pub fn request(
         (Some(Budget::Auto), Some(free)) => Some(free),
         (Some(Budget::Auto), None) => {
             return Err(Error::Config(format!(
-                "memory.budget is auto, and {} does not say how much memory it has free; give a number, as in \
-                 memory.budget=8GiB",
+                "memory.budget is auto, but {} does not report its free memory; set a size, as in memory.budget=8GiB",
                 profile.name
             )));
         }

@@ -33,9 +33,9 @@ impl Met {
             Self::Missing => Some(format!("There is no {name}.")),
             Self::Read { broken: 0 } => None,
             Self::Read { broken: 1 } => Some(format!(
-                "{name}: 1 line could not be read and is left out (a run that was killed leaves such a line)."
+                "{name}: 1 line could not be read and is skipped (a run that was killed leaves such a line)."
             )),
-            Self::Read { broken } => Some(format!("{name}: {broken} lines could not be read and are left out.")),
+            Self::Read { broken } => Some(format!("{name}: {broken} lines could not be read and are skipped.")),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! [`Report::read`] reads any number of runs. Scalars are those of all steps, in columns of six significant digits;
 //! texts are those of a stated selection of samples, cut where they are long, so that the size is bounded. A run need
 //! not have ended: what is missing or cut off is said in [`RunReport::notes`]. [`Report::to_json`] is what
-//! `docs/report.md` calls the data block.
+//! `docs/guides/monitoring.md` calls the data block.
 //!
 //! A view of a run in progress is told [`ViewUpdate`]: of the run's own events, or by a [`Follower`] of its folder.
 

@@ -91,7 +91,7 @@ impl Report {
     /// The report as JSON that can stand inside an HTML element: no `<` in it.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let text = serde_json::to_string(self).expect("keys are strings, and numbers finite or none");
+        let text = serde_json::to_string(self).expect("keys are strings, and values finite or none");
         // only strings hold these, and there an escape means the same
         text.replace('<', "\\u003c").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
     }
@@ -106,7 +106,9 @@ fn run(folder: &Path, room: Room) -> Result<RunReport> {
         Ok(config) => config.task,
         Err(_) => {
             notes.push(
-                "config.yaml was written by another version: what graders read in completions is not shown.".into(),
+                "config.yaml was written by another version, so the answers that graders parsed from completions are \
+                 not shown."
+                    .into(),
             );
             None
         }

@@ -144,7 +144,7 @@ fn ready(event: &Event<'_>, folder: &Path) -> Vec<ViewUpdate> {
     }
     if *filtered > 0 {
         news.push(ViewUpdate::Warning(format!(
-            "{filtered} training prompts are longer than rollout.prompt_length and are left out"
+            "{filtered} training prompts are longer than rollout.prompt_length and are skipped"
         )));
     }
     if *validation == 0 {

@@ -162,8 +162,8 @@ impl RewardModel {
         if config.input == RewardInput::Tokens {
             if policy.vocab_size() > arch.vocab_size {
                 return refused(format!(
-                    "`input: tokens` passes it the policy's token ids, of which there are {}, but its embedding has {} rows; \
-                     use `input: text` or `chat`, which use its own tokenizer",
+                    "`input: tokens` passes it the policy's token ids, of which there are {}, but its embedding has {} \
+                     rows; use `input: text` or `chat`, which use the reward model's tokenizer",
                     policy.vocab_size(),
                     arch.vocab_size
                 ));
@@ -172,8 +172,8 @@ impl RewardModel {
             return match differing {
                 None => Ok(None),
                 Some((id, [own, other])) => refused(format!(
-                    "`input: tokens` passes it the policy's token ids, but id {id} is {own} to it and {other} to the policy; \
-                     use `input: text` or `chat`, which use its own tokenizer"
+                    "`input: tokens` passes it the policy's token ids, but id {id} is {own} to it and {other} to the \
+                     policy; use `input: text` or `chat`, which use the reward model's tokenizer"
                 )),
             };
         }

@@ -99,8 +99,8 @@ impl Drop for Program {
 /// Has the objects of the task's environments kept for a function that looks at them. Where these are no Python
 /// objects, refuses a function that cannot do without, and says once that another one gets none.
 fn check_environments(name: &str, protocol: &Protocol, task: &dyn Task) -> Result<(), String> {
-    const INSTEAD: &str = "the environments of this task are no objects of a Python class; what they are worth is the part `environment` \
-                           of the reward, and the tools' answers stand in `completions`";
+    const INSTEAD: &str = "the environments of this task are not objects of a Python class; their reward is the part \
+                           `environment`, and `completions` has the tools' answers";
     let (Protocol::Trl { environments, .. }, Some(own)) = (protocol, task.environments()) else {
         return Ok(());
     };

@@ -49,7 +49,7 @@ pub fn write_json(to: &mut Writer, value: &impl Serialize) {
 pub fn read_json<T: DeserializeOwned>(from: &mut Reader<'_>) -> Result<T> {
     let text = from.text()?;
     serde_json::from_str(&text).map_err(|e| {
-        Error::Ranks(format!("what a rank says of a rollout cannot be read ({e}): run the same build on every rank"))
+        Error::Ranks(format!("the rollout data of another rank cannot be read ({e}): run the same build on every rank"))
     })
 }
 

@@ -26,19 +26,19 @@ pub fn alphabet() -> &'static str {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ArithmeticConfig {
-    /// Digits of the operands, 1 to 6: both are drawn from 0 up to this many nines.
+    /// Digits of the operands; 2 means 0 to 99.
     pub difficulty: u32,
-    /// Which of `+`, `-` and `*` occur: a text such as `"+-"`, or a list.
+    /// Any of `+`, `-`, `*` (in `countdown` also `/`): a quoted string such as `"+-"`, or, except in `countdown`, a
+    /// list.
     pub operations: Operations,
-    /// Seed of the order of the training problems. The validation problems do not depend on it.
+    /// Seed of the order of training problems, or, for rows, of the choice of held-out rows.
     pub seed: u64,
-    /// Problems held out for validation. Absent: 200, or a fifth of the problems if that is less.
+    /// Problems or rows for validation. `null` holds out 200 problems, or at most a fifth of all; of rows, it takes all
+    /// of `validation`, or none of `train`.
     pub validation_size: Option<u64>,
-    /// Whether training pays the share of right characters instead of all or nothing. Validation
-    /// always counts right answers.
+    /// Reward the fraction of correct characters in training.
     pub partial: bool,
-    /// Whether operands and answers are written with leading zeros, so that every digit has its place: easier for a
-    /// very small model.
+    /// Write leading zeros (`07+35=042`), which is easier for very small models.
     pub zero_pad: bool,
 }
 

@@ -15,15 +15,15 @@ use super::traits::Task;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum TaskConfig {
-    /// Generated sums: learnable by a very small model, with nothing to download.
+    /// Generated problems such as `37+5=`, for very small models.
     Arithmetic(ArithmeticConfig),
-    /// Generated problems: reach a number with other numbers.
+    /// Generated puzzles: reach a target with given integers.
     Countdown(CountdownConfig),
-    /// Generated products that are too long for a model's head, with a calculator as a tool.
+    /// Generated multi-turn problems with a calculator tool.
     Calculator(CalculatorConfig),
-    /// Rows of Parquet and JSON files.
+    /// Rows of Parquet or JSON files.
     Dataset(Box<JsonlConfig>),
-    /// The same under its first name, which metrics keep.
+    /// The same as `dataset`, under an older name.
     Jsonl(Box<JsonlConfig>),
 }
 

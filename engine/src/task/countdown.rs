@@ -28,32 +28,32 @@ const LARGEST: i64 = 10_000;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CountdownConfig {
-    /// Numbers of a problem, 2 to 6.
+    /// Given integers, 2 to 6.
     pub numbers: usize,
-    /// Largest of them; the smallest is 1.
+    /// Largest given integer.
     pub max_number: i64,
-    /// Largest target; the smallest is 1.
+    /// Largest target.
     pub max_target: i64,
-    /// Which of `+`, `-`, `*` and `/` solutions are made with.
+    /// Operations of the generated solutions. Answers may use all four.
     pub operations: String,
-    /// How a problem is put.
+    /// Form of prompts and answers.
     pub style: CountdownStyle,
-    /// What training pays for an expression that uses every number once and misses the target.
+    /// Training reward, 0 to 1, if every integer is used once but the target is missed.
     pub format_score: f64,
-    /// Seed of the training problems. The validation problems do not depend on it.
+    /// Seed of the training problems.
     pub seed: u64,
-    /// Problems held out for validation.
+    /// Held-out problems.
     pub validation_size: usize,
 }
 
-/// How a problem is put.
+/// Form of prompts and answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CountdownStyle {
-    /// In words, the answer between `<answer>` and `</answer>`.
+    /// An instruction; the answer is between `<answer>` and `</answer>`.
     #[default]
     Words,
-    /// As `3,5,8=16:`, the answer being the expression alone: for a model that starts from random weights.
+    /// `3,5,8=16:`; the answer is the expression.
     Short,
 }
 
@@ -95,7 +95,7 @@ impl Countdown {
     pub fn new(config: &CountdownConfig) -> Result<Self, TaskError> {
         let refused = |key: &str, detail: String| TaskError::config(format!("task.{key}"), detail);
         if !(2..=6).contains(&config.numbers) {
-            let detail = format!("expected 2 to 6 numbers, found {}", config.numbers);
+            let detail = format!("expected 2 to 6, found {}", config.numbers);
             return Err(refused("numbers", detail));
         }
         for (key, most) in [("max_number", config.max_number), ("max_target", config.max_target)] {
@@ -185,12 +185,15 @@ impl Countdown {
         };
         let target = problem.target;
         match self.config.style {
-            CountdownStyle::Words => format!(
-                "Using the numbers [{}], write an expression that equals {target}. You can use the operations + - * / and \
-                 brackets, and each number has to be used exactly once. Write the expression between <answer> and </answer>, \
-                 for example <answer>(1 + 2) / 3</answer>.\n",
-                numbers(", ")
-            ),
+            CountdownStyle::Words => {
+                let list = numbers(", ");
+                let opening = format!(r"Using the numbers [{list}], write an expression that equals {target}.");
+                format!(
+                    "{opening} You can use the operations + - * / and brackets, and each number has to be used exactly \
+                     once. Write the expression between <answer> and </answer>, for example \
+                     <answer>(1 + 2) / 3</answer>.\n"
+                )
+            }
             CountdownStyle::Short => format!("{}={target}:", numbers(",")),
         }
     }

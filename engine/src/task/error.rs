@@ -32,8 +32,8 @@ pub enum TaskError {
     },
     /// A dataset file ends too early or is damaged.
     #[error(
-        "{}: cannot be read after row {rows}: {detail}; the file is incomplete, damaged, or not of the format that its name \
-         says. Fetch or write it again",
+        "{}: cannot be read after row {rows}: {detail}; the file is incomplete, damaged, or not in the format that its \
+         name indicates. Download or write it again",
         path.display()
     )]
     Damaged {

@@ -139,7 +139,8 @@ impl JsonlConfig {
             let Some(name) = &source.set else { continue };
             if name == task {
                 let detail = format!(
-                    "a set has the name of the task, `{name}`, under which metrics have all sets together; give one of them another name"
+                    "validation set `{name}` has the same name as the task, which is reserved for the aggregate; \
+                     rename one"
                 );
                 return Err(TaskError::config(VALIDATION, detail));
             }
@@ -273,14 +274,14 @@ fn playable(example: &Example, place: &RowLocation) -> Result<(), TaskError> {
     match &example.prompt {
         PromptText::Text(_) => Err(bad(
             "task.environment",
-            "the prompt is a text; expected a conversation (`messages`), which an environment can answer in",
+            "the prompt is plain text; expected a conversation (`messages`), in which an environment can answer",
         )),
         PromptText::Chat(messages) if !messages.iter().any(|m| m.role == "user") => Err(bad(
             "task.environment",
-            "the conversation has no message of the user, to which an environment could add what it says first",
+            "the conversation has no user message, to which an environment could add its first text",
         )),
         PromptText::Chat(_) if example.fields.get(TOOLS).is_some_and(|own| !own.is_null()) => {
-            Err(bad(TOOLS, "the row has tools of its own, and so has the environment; remove the column"))
+            Err(bad(TOOLS, "the row has tools, and so has the environment; remove the column"))
         }
         PromptText::Chat(_) => Ok(()),
     }

@@ -42,7 +42,7 @@ impl Operation {
     }
 }
 
-/// A set of operations, none twice; written as a text such as `"+-"`.
+/// A set of operations without repeats, written as a string such as `"+-"`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(try_from = "TextOrList", into = "String")]
 pub struct Operations(Vec<Operation>);

@@ -74,7 +74,7 @@ impl RewardConfig {
         }
         match clip {
             Some([low, high]) if !low.is_finite() || !high.is_finite() || low >= high => {
-                let detail = format!("expected two finite numbers in ascending order, found [{low}, {high}]");
+                let detail = format!("expected two finite values in ascending order, found [{low}, {high}]");
                 Err(TaskError::config(setting("clip"), detail))
             }
             _ => Ok(()),
@@ -203,8 +203,8 @@ impl Rewards {
             if value < 1.0 {
                 let read = rule.reading(&own);
                 return Err(failed(format!(
-                    "it gives the ground truth itself {value} instead of 1: of {answer:?}, completed as {own:?}, it reads {}; \
-                     set `answer_extract`, or use another rule",
+                    "it scores its ground truth {value} instead of 1 (answer {answer:?}, completion {own:?}, parsed as \
+                     {}); set `answer_extract`, or use another rule",
                     read.map_or_else(|| "nothing".into(), |read| format!("{read:?}"))
                 )));
             }
@@ -265,7 +265,7 @@ impl Rewards {
             if part.judge().is_none() {
                 continue;
             }
-            let Some(scores) = judges.next() else { unreachable!("one list of scores a judge") };
+            let Some(scores) = judges.next() else { unreachable!("one list of scores per reward model or program") };
             for (reward, &score) in rewards.iter_mut().zip(scores) {
                 reward.parts.insert(place, (part.name.clone(), score));
                 reward.weights.insert(place, part.options.weight);

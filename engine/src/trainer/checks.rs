@@ -29,8 +29,8 @@ pub(super) fn check_size(config: &TrainerConfig, world: &World) -> Result<()> {
     };
     let (nodes, gpus) = (config.nnodes.unwrap_or(1), config.n_gpus_per_node.unwrap_or(1));
     Err(Error::Ranks(format!(
-        "trainer.nnodes is {nodes} and trainer.n_gpus_per_node is {gpus}, {ranks} ranks in all, and this run has {found}; start it with \
-         `mpirun -n {ranks} firebrick train …` (docs/clusters.md), or leave both keys out"
+        "trainer.nnodes is {nodes} and trainer.n_gpus_per_node is {gpus}, {ranks} ranks in all, and this run has \
+         {found}; start it with `mpirun -n {ranks} firebrick train …` (docs/guides/multi_gpu.md), or remove both keys"
     )))
 }
 
@@ -42,8 +42,8 @@ pub(super) fn check_device(world: &World, asked: DeviceSpec, info: &DeviceInfo) 
     let backend = info.device.backend();
     if backend == Backend::Cuda && asked == DeviceSpec::Auto {
         return Err(Error::Ranks(
-            "`device: auto` chooses the same card on every rank of a machine; set `device: cuda`, with which the ranks of a machine take \
-             its cards one after the other"
+            "`device: auto` selects the same GPU on every rank of a machine; set `device: cuda`, which gives each rank \
+             of a machine a different GPU"
                 .into(),
         ));
     }
@@ -88,19 +88,21 @@ pub(super) fn check_matrices(config: &RunConfig, policy: &Arch, critic: Option<&
     }
     if memory.ulysses_sequence_parallel_size > 1 {
         return refuse(format!(
-            "and memory.ulysses_sequence_parallel_size: {}: ranks share matrices or sequences, not both; set one of them to 1",
+            "and memory.ulysses_sequence_parallel_size: {}: ranks shard matrices or sequences, not both; set one of \
+             them to 1",
             memory.ulysses_sequence_parallel_size
         ));
     }
     if let Some(own) = config.critic_sequences().filter(|&own| own > 1) {
         return refuse(format!(
-            "and {CRITIC_SEQUENCES}: {own}: ranks share matrices or sequences, not both; set one of them to 1"
+            "and {CRITIC_SEQUENCES}: {own}: ranks shard matrices or sequences, not both; set one of them to 1"
         ));
     }
     let drops = config.model.lora.as_ref().and_then(|lora| lora.dropout);
     if drops.is_some_and(|share| share > 0.0) {
         return refuse(
-            "divides what goes into adapters, of which each rank would drop others; set model.lora.dropout to 0".into(),
+            "shards the inputs of adapters, and each rank would drop different ones; set model.lora.dropout to 0"
+                .into(),
         );
     }
     Ok(())
@@ -143,14 +145,14 @@ pub(super) fn check_sampling_groups(config: &RunConfig, policy: &Arch, task: &dy
     let key = format!("rollout.tensor_model_parallel_size: {degree}");
     let refuse = |why: String| Err(Error::Ranks(format!("{key} {why}")));
     if let Err(why) = TensorShare::check(policy, degree) {
-        return refuse(format!("shares the policy's matrices while it samples, and {why}"));
+        return refuse(format!("shards the policy's matrices for sampling, but {why}"));
     }
     if rollout.quantization.is_some() {
-        return refuse("shares matrices in the sampler's precision alone; leave out rollout.quantization".into());
+        return refuse("shards matrices only in the sampler's precision; remove rollout.quantization".into());
     }
     if let Some(setting) = rollout.asks_for_graphs() {
         return refuse(format!(
-            "sends messages between layers, which no captured graph holds; leave out rollout.{setting}"
+            "communicates between layers, which captured graphs do not support; remove rollout.{setting}"
         ));
     }
     if task.environments().is_some() {
@@ -174,7 +176,9 @@ pub(super) fn chosen_objective(
         let by_part = matches!(configured.advantages(), Advantages::NormalizeThenSum { .. });
         if by_part && task.rewards().is_some_and(Rewards::shapes) {
             return Err(Error::Config(
-                "objective.multi_objective_aggregation: normalize_then_sum normalises every reward in its group, whatever `normalize` and `clip` of a reward say; remove those, or use sum_then_normalize"
+                "objective.multi_objective_aggregation: normalize_then_sum normalizes every reward in its group, \
+                 regardless of `normalize` and `clip` of a reward; remove `normalize` and `clip`, or use \
+                 sum_then_normalize"
                     .into(),
             ));
         }
@@ -240,8 +244,8 @@ fn check_optimizer(
     if optim.betas[1] > 0.99 {
         // a change of 1 − β₂ is below half of bf16's last digit
         tracing::warn!(
-            "bf16 second moments cannot shrink where {section}.betas[1] is above 0.99 (it is {}): steps get smaller than \
-             they should; memory.moments: block8 saves more and does not have that",
+            "bf16 second moments cannot shrink if {section}.betas[1] is above 0.99 (it is {}): steps get smaller than \
+             they should; memory.moments: block8 saves more memory and does not have this problem",
             optim.betas[1]
         );
     }
@@ -252,7 +256,7 @@ fn check_optimizer(
 pub(super) fn check_limit(config: &RunConfig, device: &Device) -> Result<()> {
     if config.memory.limit.is_some() && read(device).source == ReadingSource::None {
         return Err(Error::Config(
-            "memory.limit needs bytes to be counted, and this program does not count its heap: make \
+            "memory.limit requires a backend that reports memory use, and this program does not count its heap: make \
              firebrick::backends::allocator::CountingAllocator its global allocator"
                 .into(),
         ));
@@ -270,8 +274,9 @@ pub(super) fn check_quantised(config: &RunConfig, mode: Mode, plan: &Plan, info:
     let most = plan.rollout.max_num_seqs.min(together);
     if mode == Mode::Rl && rollout.quantization.is_some() && most > few {
         tracing::warn!(
-            "rollout.quantization: int8 with {most} sequences at a time: above {few} every token widens whole matrices on {}, \
-             which moves more bytes than the weights have; set rollout.max_num_seqs: {few}, or leave the key out",
+            "rollout.quantization: int8 with {most} sequences at a time: above {few} every token dequantizes whole \
+             matrices on {}, which moves more bytes than the weights have; set rollout.max_num_seqs: {few}, or remove \
+             the key",
             backend.name()
         );
     }

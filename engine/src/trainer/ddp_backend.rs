@@ -32,7 +32,8 @@ pub(super) fn connect(
             Ok(joined)
         }
         Err(why) if asked == DdpBackend::Nccl => Err(Error::Ranks(format!(
-            "trainer.ddp_backend: nccl cannot be: {why} (or `trainer.ddp_backend: mpi`, through host memory; docs/clusters.md)"
+            "trainer.ddp_backend: nccl is unavailable: {why} (or `trainer.ddp_backend: mpi`, through host memory; \
+             docs/guides/multi_gpu.md)"
         ))),
         Err(why) => {
             if info.device.backend() == Backend::Cuda {

@@ -219,9 +219,7 @@ pub(crate) fn judged(
     if let Some((answer, reason)) = lost.first()
         && lost.len() == answers.len()
     {
-        return Err(
-            answer.failed(format!("no completion of the validation has all its rewards; of this one, {reason}"))
-        );
+        return Err(answer.failed(format!("no validation completion has all its rewards; first failure: {reason}")));
     }
     let each = answers.iter().zip(samples).zip(rewards).zip(judged);
     let evaluated = each.map(|(((answer, sample), reward), note)| {

@@ -55,8 +55,8 @@ impl Trainer {
         if let Some(share) = share {
             self.warned_of_cut_completions = true;
             tracing::warn!(
-                "step {}: {:.0} % of the completions were cut after rollout.response_length = {} tokens, and none of these was \
-                 rewarded; raise rollout.response_length, or ask for shorter answers",
+                "step {}: {:.0} % of the completions were truncated at rollout.response_length = {} tokens, and none \
+                 of them was rewarded; raise rollout.response_length, or ask for shorter answers",
                 self.phase_step,
                 100.0 * share,
                 self.config.rollout.response_length

@@ -275,7 +275,7 @@ impl Trainer {
             sample: rollout.sample,
             prompt: prompt.text.clone(),
             completion: rollout.text.clone(),
-            reason: format!("no group of the step has all its rewards; of this one, {reason}"),
+            reason: format!("no prompt group has all its rewards; first failure: {reason}"),
         })
     }
 

@@ -58,7 +58,7 @@ impl Opened {
                 let stage = fit.plan.policy().zero;
                 if stage > configured {
                     tracing::info!(
-                        "memory.zero_stage: {} within the budget, where {} was set",
+                        "memory.zero_stage: {} is used to fit the budget; {} was set",
                         stage.number(),
                         configured.number()
                     );

@@ -48,7 +48,7 @@ pub(super) fn turn_template(
     let example = task.example(split, 0)?;
     let PromptText::Chat(messages) = &example.prompt else {
         return bad(
-            "an environment answers in a conversation, and the task's prompts are texts; write them as messages",
+            "an environment answers in a conversation, but the task's prompts are plain text; write them as messages",
         );
     };
     let tools = example.fields.get(TOOLS).unwrap_or(environments.tools());

@@ -140,8 +140,8 @@ impl<'a> Episodes<'a> {
         let episode = &mut self.all[index];
         if *first != said {
             episode.outcome.lost = Some(format!(
-                "`reset` said {:?}, and for another rollout of the same row {:?}; a group has one prompt, so it has to say the same for \
-                 the same row",
+                "`reset` returned {:?}, and for another rollout of the same row {:?}; a group has one prompt, so it \
+                 has to return the same text for the same row",
                 said.0, first.0
             ));
             return false;
@@ -162,7 +162,7 @@ impl<'a> Episodes<'a> {
         let (found, most) = (tokens.len(), self.limits.prompt_length);
         if found > most {
             let reason = format!(
-                "with what its environment says at the beginning, the prompt has {found} tokens, and rollout.prompt_length is {most}"
+                "with its environment's first text, the prompt has {found} tokens, and rollout.prompt_length is {most}"
             );
             for episode in &mut self.all[at * self.n..(at + 1) * self.n] {
                 episode.outcome.lost = Some(reason.clone());

@@ -60,8 +60,8 @@ impl TurnTemplate {
         let Some(end) = told.strip_prefix(&own.before) else {
             let (wrote, expected) = difference(&told, &own.before);
             return Err(refused(&format!(
-                "it writes a turn of the assistant otherwise than the model is asked for one: {wrote} in place of {expected}, the \
-                 generation prompt and the words of the turn"
+                "it writes an assistant turn differently from the generation prompt: {wrote} in place of {expected}, \
+                 the generation prompt followed by the words of the turn"
             )));
         };
         end.clone_into(&mut own.end);
@@ -70,7 +70,7 @@ impl TurnTemplate {
         let answer = tool(ANSWER);
         let between = own.between_text(std::slice::from_ref(&answer))?;
         if !between.contains(ANSWER) {
-            return Err(refused("it leaves out what a tool answers, messages of the role `tool`"));
+            return Err(refused("it omits tool answers (messages of the role `tool`)"));
         }
         let mut longer = own.probe.clone();
         longer.extend([answer.clone(), second.clone()]);

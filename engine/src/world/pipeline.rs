@@ -19,14 +19,15 @@ impl World {
         if stages == 0 || !ranks.is_multiple_of(stages) {
             return Err(Error::Ranks(format!(
                 "memory.pipeline_model_parallel_size is {stages}, which does not divide this run's {ranks} ranks into stages; start a \
-                 multiple of {} ranks (docs/clusters.md), or set it to a number that divides {ranks}",
+                 multiple of {} ranks (docs/guides/multi_gpu.md), or set it to a number that divides {ranks}",
                 stages.max(1)
             )));
         }
         if stages > 1 && self.sequence_size() * self.tensor_size() > 1 {
             return Err(Error::Ranks(format!(
                 "memory.pipeline_model_parallel_size is {stages}, memory.tensor_model_parallel_size {} and \
-                 memory.ulysses_sequence_parallel_size {}: ranks share layers, matrices or sequences; set two of them to 1",
+                 memory.ulysses_sequence_parallel_size {}: ranks shard layers, matrices or sequences; set two of them \
+                 to 1",
                 self.tensor_size(),
                 self.sequence_size()
             )));

@@ -21,7 +21,7 @@ impl World {
         if degree == 0 || !ranks.is_multiple_of(degree) {
             return Err(Error::Ranks(format!(
                 "rollout.tensor_model_parallel_size is {degree}, which does not divide this run's {ranks} ranks into groups; start a \
-                 multiple of {} ranks (docs/clusters.md), or set it to a number that divides {ranks}",
+                 multiple of {} ranks (docs/guides/multi_gpu.md), or set it to a number that divides {ranks}",
                 degree.max(1)
             )));
         }

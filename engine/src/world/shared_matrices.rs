@@ -20,14 +20,14 @@ impl World {
         if degree == 0 || !ranks.is_multiple_of(degree) {
             return Err(Error::Ranks(format!(
                 "memory.tensor_model_parallel_size is {degree}, which does not divide this run's {ranks} ranks into groups; start a \
-                 multiple of {} ranks (docs/clusters.md), or set it to a number that divides {ranks}",
+                 multiple of {} ranks (docs/guides/multi_gpu.md), or set it to a number that divides {ranks}",
                 degree.max(1)
             )));
         }
         if degree > 1 && self.sequence_size() > 1 {
             return Err(Error::Ranks(format!(
-                "memory.tensor_model_parallel_size is {degree} and memory.ulysses_sequence_parallel_size is {}: ranks share matrices or \
-                 sequences, not both; set one of them to 1",
+                "memory.tensor_model_parallel_size is {degree} and memory.ulysses_sequence_parallel_size is {}: ranks \
+                 shard matrices or sequences, not both; set one of them to 1",
                 self.sequence_size()
             )));
         }

@@ -21,7 +21,7 @@ impl World {
         if degree == 0 || !ranks.is_multiple_of(degree) {
             return Err(Error::Ranks(format!(
                 "memory.ulysses_sequence_parallel_size is {degree}, which does not divide this run's {ranks} ranks into groups; start a \
-                 multiple of {} ranks (docs/clusters.md), or set it to a number that divides {ranks}",
+                 multiple of {} ranks (docs/guides/multi_gpu.md), or set it to a number that divides {ranks}",
                 degree.max(1)
             )));
         }
@@ -43,14 +43,15 @@ impl World {
         if degree == 0 || !ranks.is_multiple_of(degree) {
             return Err(Error::Ranks(format!(
                 "{CRITIC_KEY} is {degree}, which does not divide this run's {ranks} ranks into groups; start a multiple of {} ranks \
-                 (docs/clusters.md), or set it to a number that divides {ranks}",
+                 (docs/guides/multi_gpu.md), or set it to a number that divides {ranks}",
                 degree.max(1)
             )));
         }
         if degree > 1 && self.tensor_size() * self.stages() > 1 {
             return Err(Error::Ranks(format!(
-                "{CRITIC_KEY} is {degree}, memory.tensor_model_parallel_size {} and memory.pipeline_model_parallel_size {}: ranks share \
-                 sequences, matrices or layers; set two of them to 1",
+                "{CRITIC_KEY} is {degree}, memory.tensor_model_parallel_size {} and \
+                 memory.pipeline_model_parallel_size {}: ranks shard sequences, matrices or layers; set two of them to \
+                 1",
                 self.tensor_size(),
                 self.stages()
             )));

@@ -134,7 +134,7 @@ impl AttentionMetadata {
     /// The sequences as linear attention takes them; asked in architectures that have it.
     pub(crate) fn delta(&self) -> &DeltaLayout {
         let own = self.delta.as_ref();
-        own.unwrap_or_else(|| unreachable!("laid out where there are such layers"))
+        own.unwrap_or_else(|| unreachable!("laid out if there are such layers"))
     }
 }
 

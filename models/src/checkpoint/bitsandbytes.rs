@@ -22,12 +22,13 @@ const BESIDE_MODULE: [&str; 2] = [".SCB", ".weight_format"];
 const STATES: [&str; 2] = [".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"];
 
 /// What is read of bitsandbytes' checkpoints.
-pub(super) const NOT_READ: &str = "is quantised by bitsandbytes, which is read of matrices of dense layers alone; take the checkpoint \
-                                   that it was made from, which is quantised as it is read";
+pub(super) const NOT_READ: &str = "is quantized by bitsandbytes, which is supported only for matrices of dense layers; \
+                                   use the checkpoint that it was made from, which is quantized when it is loaded";
 
 /// What to do with a checkpoint that bitsandbytes has quantised.
-pub(super) const NEEDS_BASE: &str = "is quantised to 4 bits by bitsandbytes; set model.lora.base to nf4 to train adapters beside it \
-                                     (--base nf4 where a command has no configuration), or take the checkpoint that it was made from";
+pub(super) const NEEDS_BASE: &str = "is quantized to 4 bits by bitsandbytes; set model.lora.base to nf4 to train \
+                                     adapters on it (--base nf4 if a command has no configuration), or use the \
+                                     checkpoint that it was made from";
 
 /// A tensor as a file has it.
 pub(super) struct RawTensor<'a> {
@@ -81,7 +82,7 @@ pub(super) fn read<'a>(
 ) -> Result<HostTensor, String> {
     let part = |suffix: &str| {
         tensor(&format!("{weight}{suffix}"))
-            .ok_or_else(|| format!("has no {weight}{suffix} beside it; download or copy it again"))
+            .ok_or_else(|| format!("has no {weight}{suffix} next to it; download or copy it again"))
     };
     if tensor(&format!("{weight}{}", STATES[1])).is_some() {
         return Err(format!("is in fp4; {READ}"));
@@ -110,9 +111,9 @@ pub(super) fn read<'a>(
 }
 
 /// What is read.
-const READ: &str = "of bitsandbytes' formats only nf4 in blocks of 64 with double quantisation is read \
-                    (bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true); take the checkpoint that this one was made from, \
-                    which is quantised as it is read";
+const READ: &str = "of bitsandbytes' formats only nf4 in blocks of 64 with double quantization is supported \
+                    (bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true); use the checkpoint that this one was \
+                    made from, which is quantized when it is loaded";
 
 fn check(state: &QuantState, shape: [usize; 2]) -> Result<(), String> {
     if state.quant_type != BaseFormat::Nf4.name() {
@@ -123,7 +124,7 @@ fn check(state: &QuantState, shape: [usize; 2]) -> Result<(), String> {
     }
     match (state.nested_blocksize, state.nested_dtype.as_deref()) {
         (Some(NF4_GROUP), Some("float32")) if state.nested_offset.is_some() => {}
-        (None, _) => return Err(format!("has scales that are not quantised; {READ}")),
+        (None, _) => return Err(format!("has scales that are not quantized; {READ}")),
         (Some(group), kind) => {
             let kind = kind.unwrap_or("no type");
             return Err(format!("has scales in groups of {group} of type {kind}; {READ}"));

@@ -52,11 +52,11 @@ pub(super) fn read<'a>(
         ))
     };
     if !input.is_multiple_of(BLOCK) {
-        return Err(format!("is in MXFP4 with {input} inputs, which are no blocks of {BLOCK}"));
+        return Err(format!("is in MXFP4 with {input} inputs, which is not a multiple of {BLOCK}"));
     }
     let (codes, scales) = (part(BLOCKS, &[BYTES])?, part(SCALES, &[])?);
     if scales.contains(&NAN) {
-        return Err("is in MXFP4 with a scale that is no number".into());
+        return Err("is in MXFP4 with a scale that is not a number".into());
     }
     let mut values = Vec::with_capacity(experts * out * input);
     for (codes, &scale) in codes.chunks_exact(BYTES).zip(scales) {
@@ -115,7 +115,7 @@ mod tests {
         for (message, part) in [
             (wrong(&[], &fits, [1, 1, 32]), "without its w_scales"),
             (wrong(&[127], &[1, 1, 2, 8], [1, 1, 32]), "w_blocks of type U8 and shape [1, 1, 2, 8]"),
-            (wrong(&[255], &fits, [1, 1, 32]), "no number"),
+            (wrong(&[255], &fits, [1, 1, 32]), "not a number"),
             (wrong(&[127], &fits, [1, 1, 16]), "16 inputs"),
         ] {
             assert!(message.contains(part), "{part} is not in: {message}");

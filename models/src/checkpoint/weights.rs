@@ -228,7 +228,7 @@ impl<'a> Folder<'a> {
         let refuse =
             |detail: String| Error::QuantizedWeight { path: self.dir.to_owned(), tensor: spec.name.clone(), detail };
         let ([rows, input], &[experts, ..]) = (spec.rows_cols(), &spec.shape[..]) else {
-            return Err(refuse("is in MXFP4, which is read of experts alone".into()));
+            return Err(refuse("is in MXFP4, which is supported only for experts".into()));
         };
         let shape = [experts, rows / experts, input];
         let read = mxfp4::read(&spec.name, shape, |name| self.raw(name));
@@ -283,8 +283,8 @@ impl<'a> Folder<'a> {
             }
             (true, BaseFormat::Int8) => Err(refuse(NEEDS_BASE.into())),
             (false, _) if quantised => Err(refuse(
-                "is not quantised, but others of the checkpoint are (by llm_int8_skip_modules, say); take the checkpoint that it \
-                 was made from, which is quantised as it is read"
+                "is not quantized, but other matrices of the checkpoint are (for example because of \
+                 llm_int8_skip_modules); use the checkpoint that it was made from, which is quantized when it is loaded"
                     .into(),
             )),
             (false, _) => Ok(NewParam::quantized(&self.values(spec)?, layout, device)),

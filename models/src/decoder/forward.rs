@@ -58,7 +58,7 @@ impl Decoder {
                 layer::mlp(&self.arch, layer, weights, x, ctx, lora)
             }
             UnitKind::Embedding | UnitKind::Head => {
-                unreachable!("embedding and head have methods of their own")
+                unreachable!("embedding and head have separate methods")
             }
         }
     }

@@ -27,7 +27,7 @@ pub(super) fn files(alphabet: &str, words: &[&str]) -> Result<Files> {
 
     let own = [PAD, EOS];
     if let Some(word) = words.iter().find(|w| w.chars().count() < 2 || own.contains(w)) {
-        return wrong(format!("{word:?} is no token of several characters of its own"));
+        return wrong(format!("{word:?} is not a token of several characters other than the special tokens"));
     }
     let first = own.len() + alphabet.chars().count();
     let tokens = own.map(str::to_owned).into_iter();

@@ -23,9 +23,9 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or another role that the template knows.
+    /// Role, such as `system`, `user` or `assistant`.
     pub role: String,
-    /// The text of the message.
+    /// Text of the message.
     pub content: String,
 }
 

@@ -26,7 +26,7 @@ pub fn machines(cluster: Cluster, links: Links) -> String {
 pub fn runs(request: &Request) -> String {
     let parallel = &request.parallel;
     if !request.is_run() {
-        return "an estimate: `firebrick train` does not run these degrees yet, and rejects this plan".to_owned();
+        return "an estimate: `firebrick train` does not support these degrees, and rejects this plan".to_owned();
     }
     let start = match parallel.devices() {
         1 => "run by `firebrick train`".to_owned(),
@@ -36,7 +36,7 @@ pub fn runs(request: &Request) -> String {
     if parallel.cluster.is_none_or(is_own) {
         start
     } else {
-        format!("{start}, whose messages pass through host memory for now: --link host --node-link host")
+        format!("{start} over NCCL; without NCCL, values pass through host memory: --link host --node-link host")
     }
 }
 

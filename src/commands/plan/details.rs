@@ -60,16 +60,17 @@ pub fn decisions(request: &Request, report: &PlanReport) -> String {
     }
     let why = match request.budget {
         Some(_) => {
-            "Savings and costs of each technique on its own, the others unchanged. Together they are the fastest plan within the budget:"
+            "Savings and costs of each technique by itself, with the others unchanged. Together they are the fastest \
+             plan within the budget:"
         }
-        None => "Savings and costs of each technique on its own, the others unchanged:",
+        None => "Savings and costs of each technique by itself, with the others unchanged:",
     };
     format!("{why}\n{}", table.render())
 }
 
 /// What each technique saves and costs on its own, for the step that was asked about.
 pub fn techniques(request: &Request) -> anyhow::Result<String> {
-    let mut techniques = Table::new(1, &["EACH TECHNIQUE ON ITS OWN, for this step", "BYTES", "TIME"]);
+    let mut techniques = Table::new(1, &["EACH TECHNIQUE BY ITSELF, for this step", "BYTES", "TIME"]);
     for cost in rules::techniques(&request.workload, &request.memory, &request.profile, &request.parallel)? {
         let percent = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
         techniques.row(vec![format!("memory.{}", cost.settings), percent(cost.bytes), percent(cost.time)]);
@@ -110,9 +111,10 @@ pub fn models(request: &Request) -> anyhow::Result<String> {
     let models = public_models(&gpu)?;
     let smallest: Vec<String> = rules::SMALLEST_DEVICE.iter().map(|(size, gib)| format!("{size} {gib} GiB")).collect();
     Ok(format!(
-        "{}the rules multiply the bytes of the weights; beside them, this step under the preset's memory settings, in the run's \
-         precision{}\nsmallest device by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple of the weights' bytes in \
-         that precision, smallest device sold that holds them, time relative to `fast`; 32 rollouts of 512 + 512 tokens, no reference\n",
+        "{}the rules multiply the bytes of the weights; next to them, this step under the preset's memory settings, in \
+         the run's precision{}\nsmallest device by rule, bf16, all techniques: {}\n\n{}on one device: bytes, multiple \
+         of the weights' bytes in that precision, smallest device sold that holds them, time relative to `fast`; 32 \
+         rollouts of 512 + 512 tokens, no reference\n",
         rule.render(),
         elsewhere(request),
         smallest.join(", "),

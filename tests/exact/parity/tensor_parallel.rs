@@ -163,7 +163,7 @@ fn models_whose_matrices_cannot_be_shared_are_refused_by_name() {
         ("gemma2", 4, "attention has 2 heads"),
         ("qwen3_5", 2, "gated DeltaNet"),
         ("qwen3-moe", 2, "experts"),
-        ("olmo3", 2, "normed over all heads"),
+        ("olmo3", 2, "span all heads"),
     ] {
         let message = refused(&model(name).decoder, ranks);
         assert!(message.contains("memory.tensor_model_parallel_size"), "{message}");

@@ -18,9 +18,6 @@ use serde_json::Value;
 
 use crate::support::{checked, fixtures};
 
-/// The terms of the guides, as `tests/suite/names` has them.
-const TERMS: &str = include_str!("../names/terms.tsv");
-
 /// Bytes of the device that runs are planned for.
 const CAPACITY: u64 = 141 << 30;
 
@@ -164,24 +161,6 @@ fn every_block_and_preset_of_the_guides_is_accounted_for_accepted_and_planned() 
 }
 
 #[test]
-fn every_key_of_the_guides_has_an_answer() {
-    let terms = TERMS.lines().skip(1).map(|line| line.split('\t').collect::<Vec<_>>());
-    let keys: Vec<&str> =
-        terms.filter(|cells| cells[2] == "key" && cells[3].contains('.')).map(|cells| cells[3]).collect();
-    let is_section = |key: &str| keys.iter().any(|other| other.starts_with(&format!("{key}.")));
-    // an attribute of a model in Python is no setting
-    let leaves: Vec<&&str> = keys.iter().filter(|key| !is_section(key) && !key.starts_with("self.")).collect();
-    for key in &leaves {
-        let file = SourceFile::new("key.sh", format!("{key}=true\n"));
-        let engine = if key.starts_with("policy.") { Engine::Nemo } else { Engine::Verl };
-        let options = Options { engine: Some(engine), ..Options::default() };
-        let imported = import(&[file], &options, &environment).unwrap_or_else(|e| panic!("{key}: {e}"));
-        assert_eq!(unknown(&imported), [""; 0], "{key}");
-    }
-    checked("keys of the guides", leaves.len());
-}
-
-#[test]
 fn every_key_of_the_engines_own_configurations_has_an_answer() {
     let path = folder().join("keys.tsv");
     let text = std::fs::read_to_string(&path).expect("keys.tsv");
@@ -253,17 +232,17 @@ fn an_imported_configuration_says_the_same_when_it_is_written_out_and_read_again
 
 #[test]
 fn the_example_of_the_page_is_what_is_written() {
-    let page = std::fs::read_to_string(crate::support::project().join("docs/coming_from.md")).expect("the page");
+    let page = std::fs::read_to_string(crate::support::project().join("docs/guides/migrate.md")).expect("the page");
     let blocks = |language: &str| -> Vec<String> {
         let fence = format!("```{language}\n");
         let after = page.split(&fence).skip(1);
         after.map(|rest| rest.split("```").next().unwrap_or_default().to_owned()).collect()
     };
-    let script = blocks("sh").into_iter().find(|block| block.contains("verl.trainer.main_ppo")).expect("a script");
+    let script = blocks("console").into_iter().find(|block| block.contains("verl.trainer.main_ppo")).expect("a script");
     let imported = import(&[SourceFile::new("run.sh", script)], &Options::default(), &environment).expect("verl");
     let mut config = accepted("the page's script", &imported);
     let shown = blocks("yaml").remove(0);
-    let shown = parse(&shown, &[]).unwrap_or_else(|e| panic!("docs/coming_from.md: {e}"));
+    let shown = parse(&shown, &[]).unwrap_or_else(|e| panic!("docs/guides/migrate.md: {e}"));
     // the script names no run folder
     config.output.clone_from(&shown.output);
     assert_eq!(config, shown, "{}", imported.config);

@@ -188,13 +188,13 @@ fn other_formats_of_bitsandbytes_are_refused_with_the_reason() {
         (Box::new(|t| renamed(t, STATE, &fp4)), "is in fp4"),
         (Box::new(|t| state(t, json!({"quant_type": "fp4"}))), "is in fp4"),
         (Box::new(|t| state(t, json!({"blocksize": 128}))), "has blocks of 128"),
-        (Box::new(|t| state(t, json!({"nested_blocksize": null}))), "has scales that are not quantised"),
+        (Box::new(|t| state(t, json!({"nested_blocksize": null}))), "has scales that are not quantized"),
         (Box::new(|t| state(t, json!({"nested_blocksize": 512}))), "in groups of 512 of type float32"),
         (Box::new(|t| state(t, json!({"shape": [64, 160]}))), "has shape [64, 160]"),
         (Box::new(|t| state(t, json!({"dtype": null}))), "has an invalid .quant_state"),
         (
             Box::new(|t| drop(t.remove(&format!("{WEIGHT}.nested_absmax")))),
-            "has no model.layers.0.mlp.up_proj.weight.nested_absmax beside it",
+            "has no model.layers.0.mlp.up_proj.weight.nested_absmax next to it",
         ),
         (
             Box::new(|t| t.get_mut(&format!("{WEIGHT}.quant_map")).unwrap().2[3] ^= 1),
@@ -228,7 +228,7 @@ fn other_formats_of_bitsandbytes_are_refused_with_the_reason() {
                 let zeros = (Dtype::F32, vec![160, 64], vec![0; 4 * 160 * 64]);
                 t.insert(WEIGHT.to_owned(), zeros);
             }),
-            "is not quantised, but others of the checkpoint are",
+            "is not quantized, but other matrices of the checkpoint are",
         ),
     ];
     let count = cases.len();

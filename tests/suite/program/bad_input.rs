@@ -157,7 +157,7 @@ fn resuming_nothing_or_another_run_is_refused() {
     refused(&bench.firebrick("train", &["--resume"]), &["cannot resume", "without --resume"]);
     super::succeeded(&bench.firebrick("train", &["trainer.steps=1"]));
     let output = bench.firebrick("train", &["optim.lr=0.5", "--resume"]);
-    refused(&output, &["differs from the run's own in optim"]);
+    refused(&output, &["differs from that of the run in optim"]);
 }
 
 #[test]

@@ -16,14 +16,14 @@ fn a_configuration_without_mistakes_is_said_to_have_none() {
 }
 
 #[test]
-fn every_mistake_is_printed_with_its_line_and_the_exit_code_is_one() {
+fn every_mistake_is_printed_with_its_line_and_the_exit_code_is_two() {
     let bench = Bench::new();
     let text = bench.read("config.yaml");
     let wrong =
         text.replace("rollout: {n: 4,", "rollout: {n: four,").replace("trainer: {steps: 3,", "trainer: {stepz: 3,");
     bench.write("config.yaml", &format!("{wrong}memory:\n  margin: 2\n"));
     let output = check(&bench, &[]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("3 mistakes"), "{}", stderr(&output));
     let said = String::from_utf8(output.stdout).unwrap();
     for part in [
@@ -47,7 +47,7 @@ fn what_only_a_plan_finds_is_a_mistake_too() {
         ("task={kind: jsonl, train: nowhere.jsonl, rewards: [{kind: exact}]}", "nowhere.jsonl"),
     ] {
         let output = check(&bench, &[setting]);
-        assert_eq!(output.status.code(), Some(1), "{setting}");
+        assert_eq!(output.status.code(), Some(2), "{setting}");
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
@@ -133,7 +133,7 @@ fn what_is_no_yaml_is_shown_where_it_is_to_be_mended() {
     let bench = Bench::new();
     for (text, line, part) in [
         ("model:\n  path: [a, b\noutput: o\n", 2, "`[` is never closed"),
-        ("output: a\nmodel: {path: m}\noutput: b\n", 3, "`output` stands twice"),
+        ("output: a\nmodel: {path: m}\noutput: b\n", 3, "duplicate key `output`"),
     ] {
         bench.write("config.yaml", text);
         let found = mistakes(&check(&bench, &[]));
@@ -156,7 +156,7 @@ fn the_schema_is_json_and_an_explanation_names_what_others_call_a_key() {
     let schema: Value = serde_json::from_str(&succeeded(&firebrick(&["config", "schema"]))).unwrap();
     assert_eq!(schema["properties"]["rollout"]["properties"]["n"]["default"], 8);
     let said = succeeded(&firebrick(&["config", "explain", "rollout.n"]));
-    for part in ["default  8", "num_generations", "docs/configuration.md#rollout"] {
+    for part in ["default  8", "num_generations", "docs/reference/configuration.md#rollout"] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
     let all = succeeded(&firebrick(&["config", "explain"]));

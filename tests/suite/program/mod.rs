@@ -7,6 +7,7 @@ mod config;
 mod data;
 mod dry_run;
 mod expert_adapters;
+mod families;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod gpu_memory;
 mod hub;

@@ -16,7 +16,7 @@ fn a_plan_for_several_devices_is_not_run() {
         &[
             "plan.json",
             "4 devices: tensor 2 x pipeline 2",
-            "leave all but one of --tensor-parallel, --sequence-parallel and --pipeline-parallel out",
+            "pass only one of --tensor-parallel, --sequence-parallel and --pipeline-parallel",
         ],
     );
 }

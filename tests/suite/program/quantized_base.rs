@@ -98,7 +98,7 @@ fn what_a_base_in_few_bits_does_not_go_with_is_refused_with_what_to_do() {
     let train = |more: &[&str]| bench.firebrick("train", &[&LORA[..], &[&path], more].concat());
     refused(
         &train(&["model.lora.base=nf4", "rollout.quantization=int8"]),
-        &["model.lora.base: nf4", "remove rollout.quantization"],
+        &["rollout.quantization has no effect with model.lora.base", "nf4 weights; remove it"],
     );
     refused(
         &train(&["model.lora.base=nf4", "memory.zero_stage=3", "memory.gradient_checkpointing=true"]),

@@ -1,11 +1,12 @@
 //! Whole runs: what they leave behind, and that a killed one continues as if nothing had happened.
 
 use super::{Bench, stderr, succeeded};
+use firebrick::engine::metrics::described;
 use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Metrics that are promised to repeat: everything but times and bytes.
+/// Metrics that are promised to repeat: everything but times and bytes. Every metric must have a description.
 pub(super) fn metrics(bench: &Bench, run: &str) -> Vec<Value> {
     let timed = |key: &str| ["timing", "perf/"].iter().any(|p| key.starts_with(p)) || key.ends_with("per_second");
     bench
@@ -13,6 +14,9 @@ pub(super) fn metrics(bench: &Bench, run: &str) -> Vec<Value> {
         .lines()
         .map(|line| {
             let mut line: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
+            for key in line.keys() {
+                assert!(described(key).is_some(), "{key} has no description in engine/src/metrics/described.rs");
+            }
             line.retain(|key, _| !timed(key));
             Value::Object(line)
         })

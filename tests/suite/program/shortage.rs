@@ -278,7 +278,7 @@ mod cuda {
         assert!(!refused.status.success());
         let said = stderr(&refused);
         assert!(is_documented(&said), "{said}");
-        assert!(said.contains("while cuda:0 was opened") && said.contains("`nvidia-smi`"), "{said}");
+        assert!(said.contains("while opening cuda:0") && said.contains("`nvidia-smi`"), "{said}");
         assert!(!bench.path("full").exists(), "a folder of no run");
     }
 

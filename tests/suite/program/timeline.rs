@@ -112,11 +112,6 @@ fn agrees(timeline: &Timeline, line: &Value) {
     assert!(seen.values().all(|&bytes| bytes == 0), "{step} {phase}: {seen:?}");
 }
 
-/// A timeline as it is written.
-pub(super) fn timeline_of(bench: &Bench, run: &str) -> Value {
-    Timeline::read(bench, run).0
-}
-
 /// Checks every phase of some steps, and gives how many they were.
 pub(super) fn checked_phases(bench: &Bench, run: &str, steps: &[u64]) -> usize {
     let timeline = Timeline::read(bench, run);
@@ -254,7 +249,7 @@ fn a_run_that_ends_out_of_memory_leaves_its_last_boundaries() {
 
     let run = bench.path("run");
     let printed = succeeded(&firebrick(&["memory", run.to_str().unwrap()]));
-    for part in ["ended out of memory", "update_actor", "error   out of memory", "live together"] {
+    for part in ["ended out of memory", "update_actor", "error   out of memory", "live at the same time"] {
         assert!(printed.contains(part), "{part:?} is not in:\n{printed}");
     }
 }
@@ -293,7 +288,7 @@ fn a_trace_on_the_cpu_names_the_functions_that_allocate() {
         "in no account",
         "PREDICTED",
         "update_actor",
-        "traced allocations were live together",
+        "traced allocations were live at the same time",
         "MADE IN",
     ] {
         assert!(printed.contains(part), "{part:?} is not in:\n{printed}");
@@ -328,10 +323,10 @@ fn a_timeline_that_cannot_be_written_or_read_is_told_and_ends_no_run() {
         bench.read(&format!("other/{FILE}"))
     };
     for (text, part) in [
-        (whole[..whole.len() / 2].to_owned(), "it is cut off"),
+        (whole[..whole.len() / 2].to_owned(), "it is truncated"),
         ("no JSON".to_owned(), "it is not JSON"),
         (whole.replacen("\"version\":1", "\"version\":2", 1), "reads up to 1"),
-        (whole.replacen("\"format\":\"", "\"format\":\"other.", 1), "no memory timeline"),
+        (whole.replacen("\"format\":\"", "\"format\":\"other.", 1), "not a memory timeline"),
     ] {
         bench.write(&format!("run/{FILE}"), &text);
         refused(&memory(), &[FILE, part]);
@@ -351,7 +346,7 @@ fn values_that_make_no_sense_are_refused() {
         ("memory.trace=-5", "memory.trace"),
         ("memory.trace=1000001", "memory.trace is 1000001"),
         ("memory.snapshots=1", "did you mean `snapshot`"),
-        ("memory.critic={snapshot: 1}", "stands in `memory` alone"),
+        ("memory.critic={snapshot: 1}", "set it only in `memory`"),
     ] {
         refused(&train(&bench, "run", &[setting]), &[part]);
     }

@@ -110,7 +110,7 @@ fn the_doctor_finds_a_device_and_says_what_an_empty_path_lacks() {
     assert_eq!(of("cpu")["status"], "ok");
     for name in ["Python", "MPI"] {
         assert_eq!(of(name)["status"], "missing", "{}", of(name));
-        assert!(of(name)["mend"].as_str().unwrap().contains("install"));
+        assert!(of(name)["fix"].as_str().unwrap().contains("install"));
     }
     let told = succeeded(&firebrick(&["doctor"]));
     assert!(told.contains("run folder") && told.contains("auto"), "{told}");

@@ -139,7 +139,7 @@ fn a_ground_truth_that_its_rule_refuses_stops_the_run_with_its_row() {
     assert!(!refused.status.success());
     let message = stderr(&refused);
     assert!(message.contains("rows.jsonl, line 2"), "{message}");
-    assert!(message.contains("gives the ground truth itself 0"), "{message}");
+    assert!(message.contains("scores its ground truth 0"), "{message}");
 }
 
 #[test]

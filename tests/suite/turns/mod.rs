@@ -371,7 +371,7 @@ fn what_an_environment_says_first_is_in_the_prompt_and_the_same_for_a_group() {
     let builder = Trainer::builder(config(&folder.path().join("fickle"), &[]));
     let mut trainer = builder.task(fickle).build().expect("a trainer");
     let message = trainer.step().map(|_| ()).expect_err("no group is whole").to_string();
-    assert!(message.contains("has to say the same for the same row"), "{message}");
+    assert!(message.contains("has to return the same text for the same row"), "{message}");
     let long = Chat { says: Some("!".repeat(40)), ..Chat::new(Fails::Never) };
     let builder = Trainer::builder(config(&folder.path().join("long"), &["trainer.test_freq=0"]));
     let mut trainer = builder.task(long).build().expect("a trainer");

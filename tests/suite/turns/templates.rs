@@ -82,7 +82,7 @@ fn a_template_that_writes_the_last_turn_otherwise_is_refused() {
         "{%- elif m.role == 'assistant' and loop.last -%}{{ '<assistant>' + 'o' + m.content + '<eos>\\n' }}{%- else -%}{{",
     );
     let found = refused(&thinks, &[1]);
-    assert!(found.contains("otherwise than the model is asked for one"), "{found}");
+    assert!(found.contains("differently from the generation prompt"), "{found}");
     // only where a second turn follows the first answer
     let later = QWEN
         .replace("'<' + m.role + '>' + m.content", "'<' + m.role + '>' + ('o' if loop.index > 3 else '') + m.content");
@@ -103,7 +103,7 @@ fn a_template_that_ends_turns_otherwise_than_sampling_is_refused() {
 fn a_template_that_leaves_tools_out_is_refused() {
     let silent = QWEN.replace("'<tool>' + m.content + '</tool>'", "''");
     let found = refused(&silent, &[1]);
-    assert!(found.contains("it leaves out what a tool answers"), "{found}");
+    assert!(found.contains("it omits tool answers"), "{found}");
 }
 
 #[test]

@@ -31,9 +31,10 @@ impl Arch {
             check_one_label(&f)?;
         }
         if f.flag("use_bidirectional_attention", false)? {
-            return Err(
-                f.error("`use_bidirectional_attention` is true: such a model embeds texts and generates none".into())
-            );
+            return Err(f.error(
+                "`use_bidirectional_attention` is true: such a model computes embeddings and does not generate text"
+                    .into(),
+            ));
         }
         let gemma = family.is_gemma();
         let hidden_size = f.required("hidden_size")?;

@@ -74,7 +74,7 @@ impl Card {
     /// # Errors
     /// Why it cannot be used, with what to do.
     pub fn of(device: &Device) -> Result<Self, String> {
-        let no_gpu = || "its device is no NVIDIA GPU; set `device: cuda` on every rank".to_owned();
+        let no_gpu = || "its device is not an NVIDIA GPU; set `device: cuda` on every rank".to_owned();
         let probe = cube_probe(device).ok_or_else(no_gpu)?;
         let CubeDevice::Cuda(cuda) = &probe.device else {
             return Err(no_gpu());

@@ -53,8 +53,8 @@ impl Wait<'_> {
             }
             if Instant::now() >= self.deadline {
                 return Err(self.error(format!(
-                    "it has not ended after {} s, though every rank has begun it; see whether the links between the GPUs work \
-                     (NCCL_DEBUG=INFO says which it uses)",
+                    "it has not ended after {} s, though every rank has begun it; check the links between the GPUs \
+                     (NCCL_DEBUG=INFO prints which it uses)",
                     self.seconds
                 )));
             }

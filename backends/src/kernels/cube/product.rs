@@ -135,7 +135,7 @@ fn multiply(a: &CubeTensor, b: &CubeTensor) -> CubeTensor {
     let many_rows = m >= MANY_ROWS && a.dtype != DType::F32;
     let done = many_rows && launched(&many.into(), [a, b], &out).is_ok();
     if !done && let Err(why) = launched(&Strategy::Auto, [a, b], &out) {
-        panic!("a product of {m} × {k} × {n} cannot be launched: {why}");
+        panic!("a matmul of {m} × {k} × {n} cannot be launched: {why}");
     }
     out
 }

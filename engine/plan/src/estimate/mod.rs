@@ -4,7 +4,7 @@
 //! One file an idea: [`sizes`] counts parameters, [`states`] weights and what the optimizer holds, [`activations`] what
 //! a half of a layer keeps, `head` the logits, `train` is a micro-batch forward and backward, `sample` is rollout and
 //! scoring, [`parallel`] several devices, `stages` those of a pipeline, [`time`] seconds, [`rules`] rules of thumb.
-//! `docs/planner.md` has the formulas in one place.
+//! `docs/internals/planner.md` has the formulas in one place.
 
 pub mod activations;
 mod base;

@@ -1,4 +1,4 @@
-//! What docs/memory.md says of settings, formulas and rules of thumb, as far as arithmetic can tell. That the
+//! What docs/guides/memory.md says of settings, formulas and rules of thumb, as far as arithmetic can tell. That the
 //! arithmetic is right is the business of `tests/memory`, which counts bytes.
 
 mod critic;

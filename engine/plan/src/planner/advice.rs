@@ -166,7 +166,7 @@ fn smaller_warm_up(request: &Request, warm: WarmUp, all: &mut Vec<Change>) {
         if length > 1 {
             let mut changed = request.clone();
             changed.workload.warm_up = Some(WarmUp { length, ..warm });
-            let text = format!("warmup.sft.max_length={length}: longer rows are left out");
+            let text = format!("warmup.sft.max_length={length}: longer rows are skipped");
             all.push(("warm-up length", text, changed));
         }
     }
@@ -179,7 +179,7 @@ fn shorter_examples(request: &Request, examples: Examples, all: &mut Vec<Change>
         if length > 1 {
             let mut changed = request.clone();
             changed.workload.examples = Some(Examples { length, ..examples });
-            let text = format!("sft.max_length={length}: longer rows are left out");
+            let text = format!("sft.max_length={length}: longer rows are skipped");
             all.push(("length", text, changed));
         }
     }

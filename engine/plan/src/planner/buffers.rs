@@ -127,7 +127,7 @@ fn buffers(workload: &Workload, plan: &Plan, kernels: &KernelTable) -> Vec<Buffe
     if workload.samples() {
         let each = Each::of(&workload.arch, workload, kernels);
         all.push(Buffer {
-            what: "what sampling holds of a layer's keys, or of logits".into(),
+            what: "the sampling buffer of a layer's keys, or of logits".into(),
             bytes: each.sequence * (plan.rollout.max_num_seqs as u64).min(workload.rollouts().max(1)),
             smaller: "lower rollout.max_num_seqs, or lengths",
         });
@@ -159,7 +159,7 @@ impl Request {
             return Ok(());
         }
         Err(Error::Plan(format!(
-            "{} holds no tensor above {} in one piece, and there would be larger ones:{too_large}",
+            "{} cannot hold a tensor above {} in one piece, and the plan has larger tensors:{too_large}",
             self.profile.name,
             Bytes(limit)
         )))

@@ -186,7 +186,7 @@ impl Request {
             let candidates = self.candidates(cluster, &all)?;
             if let Some(request) = first_that_fits(&candidates)? {
                 advice.push(format!(
-                    "--allow-estimated: {} fits on paper, which `firebrick train` does not run yet",
+                    "--allow-estimated: {} fits, but only as an estimate: `firebrick train` does not run it",
                     request.parallel
                 ));
             }
@@ -218,12 +218,12 @@ fn impossible(cluster: Cluster, asked: &Degrees) -> Error {
     ];
     let given: Vec<String> = given.iter().filter_map(|(name, degree)| degree.map(|n| format!("{name} {n}"))).collect();
     Error::Config(format!(
-        "{} machines of {} have {} devices, which no degrees make up with {}; matrices and sequences are shared inside a machine, and \
-         stages of a pipeline go with a ZeRO stage of at most 1",
+        "{} machines of {} have {} devices, and no degrees match them with {}; tensor and sequence parallelism stay \
+         inside a machine, and pipeline stages require a ZeRO stage of at most 1",
         cluster.nodes,
         cluster.devices_per_node,
         cluster.devices(),
-        if given.is_empty() { "what was asked for".to_owned() } else { given.join(", ") }
+        if given.is_empty() { "the requested degrees".to_owned() } else { given.join(", ") }
     ))
 }
 

@@ -126,8 +126,8 @@ impl List<'_> {
         let m = &self.fit.memory;
         if m.param_offload != ParamOffload::None {
             let what = match m.param_offload {
-                ParamOffload::Streamed => "weights visit the device segment by segment",
-                _ => "weights leave the device in phases that do not use them",
+                ParamOffload::Streamed => "weights are streamed to the device segment by segment",
+                _ => "weights are offloaded in phases that do not use them",
             };
             let settings = spelled_one("param_offload", m.param_offload);
             self.add(what, settings, |c| {
@@ -143,12 +143,12 @@ impl List<'_> {
         }
         if m.reference.param_offload != ParamOffload::None {
             let settings = spelled_one("reference.param_offload", m.reference.param_offload);
-            self.add("the reference waits on the host", settings, |c| {
+            self.add("the reference is offloaded to the host", settings, |c| {
                 c.memory.reference.param_offload = ParamOffload::None;
             });
         }
         if m.grad_offload {
-            let what = "gradients leave the device as they are complete";
+            let what = "gradients are offloaded as they are complete";
             self.add(what, spelled_one("grad_offload", true), |c| {
                 c.memory.grad_offload = false;
             });
@@ -156,7 +156,7 @@ impl List<'_> {
         if m.optimizer_offload != OptimizerOffload::None {
             let (what, mut settings) = match m.optimizer_offload {
                 OptimizerOffload::Cpu => ("the host keeps the moments and computes the update", String::new()),
-                _ => ("moments wait on the host between updates", String::new()),
+                _ => ("moments are offloaded to the host between updates", String::new()),
             };
             settings.push_str(&spelled_one("optimizer_offload", m.optimizer_offload));
             if m.offload_fraction < 1.0 {
@@ -188,7 +188,7 @@ impl List<'_> {
             };
             settings.push(' ');
             settings.push_str(&more);
-            let what = "segments keep their inputs and run again on the way back";
+            let what = "segments keep their inputs and are recomputed in the backward pass";
             self.add(what, settings, |c| {
                 c.memory.gradient_checkpointing = false;
                 c.memory.checkpoint_every = 1;
@@ -209,7 +209,7 @@ impl List<'_> {
         }
         if m.activation_offload {
             let settings = spelled_one("activation_offload", true);
-            self.add("kept inputs wait on the host", settings, |c| {
+            self.add("checkpointed activations are offloaded to the host", settings, |c| {
                 c.memory.activation_offload = false;
                 c.memory.activation_offload_group = 1;
             });
@@ -222,7 +222,7 @@ impl List<'_> {
         if m.moments != base.moments {
             let asked = base.moments;
             let settings = spelled_one("moments", m.moments);
-            self.add("moments are stored in fewer bits", settings, |c| {
+            self.add("moments are stored in a smaller type", settings, |c| {
                 c.memory.moments = asked;
             });
         }

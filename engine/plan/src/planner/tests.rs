@@ -263,11 +263,11 @@ fn a_report_reads_back_and_its_plan_is_the_one_that_train_takes() {
         (r#"{"parallel": {"data": 1, "pipeline": 2}}"#, "memory.pipeline_model_parallel_size is 1; set it to 2"),
         (
             r#"{"parallel": {"data": 1, "pipeline": 2, "tensor": 2}}"#,
-            "is arithmetic for 4 devices: tensor 2 x pipeline 2",
+            "is an estimate for 4 devices: tensor 2 x pipeline 2",
         ),
         (
             r#"{"parallel": {"data": 2, "pipeline": 2, "rollout_tensor": 2}}"#,
-            "is arithmetic for 4 devices: data 2 x pipeline 2 x tensor 2 in sampling",
+            "is an estimate for 4 devices: data 2 x pipeline 2 x tensor 2 in sampling",
         ),
         (r#"{"parallel": {"data": 1, "tensor": 2}}"#, "memory.tensor_model_parallel_size is 1; set it to 2"),
         (r#"{"parallel": {"data": 2, "rollout_tensor": 2}}"#, "rollout.tensor_model_parallel_size is 1; set it to 2"),

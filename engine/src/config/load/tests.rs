@@ -56,10 +56,10 @@ fn objective_settings_that_make_no_sense_are_refused_with_the_reason() {
     for (overrides, reason) in [
         (&["objective.tau_pos=2"][..], "policy_loss: sapo"),
         (&["objective=sapo", "objective.clip_ratio_high=0.3"], "that clips"),
-        (&["objective.importance_sampling_level=sequence", "objective.policy_loss=vespo"], "one of their own"),
+        (&["objective.importance_sampling_level=sequence", "objective.policy_loss=vespo"], "a different one"),
         (&["objective=rloo", "objective.scale_rewards=none"], "grpo or pass_at_k"),
         (&["objective.gamma=0.9"], "adv_estimator: reinforce_plus_plus or gae"),
-        (&["objective=remax", "objective.normalize_advantages=true"], "one advantage a completion"),
+        (&["objective=remax", "objective.normalize_advantages=true"], "one advantage per completion"),
         (&["objective.kl_ctrl.kl_coef=0.1"], "use_kl_in_reward"),
         (&["objective.use_bias_correction_kl=true"], "kl_loss_coef above 0"),
         (&["objective.entropy_target=1"], "use_adaptive_entropy"),
@@ -75,7 +75,7 @@ fn objective_settings_that_make_no_sense_are_refused_with_the_reason() {
             "k1 kinds",
         ),
         (&["objective=vespo", "objective.rollout_is=sequence"], "token_truncate"),
-        (&["objective=gmpo", "objective.top_entropy_quantile=0.2"], "one term a sequence"),
+        (&["objective=gmpo", "objective.top_entropy_quantile=0.2"], "one term per sequence"),
         (&["objective.top_entropy_quantile=0"], "above 0 and at most 1"),
         (&["objective.loss_scale_factor=8"], "seq-mean-token-sum-norm"),
         (&["objective=opo", "objective.multi_objective_aggregation=normalize_then_sum"], "adv_estimator: grpo"),
@@ -186,13 +186,13 @@ fn memory_settings_that_make_no_sense_together_are_refused_with_the_reason() {
     for (overrides, reason) in [
         (&["memory.activation_offload=true"][..], "turn on memory.gradient_checkpointing"),
         (&["memory.param_offload=streamed"], "a kept graph would hold on to them"),
-        (&["memory.order=segment_major"], "goes with memory.param_offload: streamed"),
-        (&["memory.offload_fraction=0.5"], "goes with memory.optimizer_offload: cpu"),
+        (&["memory.order=segment_major"], "requires memory.param_offload: streamed"),
+        (&["memory.offload_fraction=0.5"], "requires memory.optimizer_offload: cpu"),
         (&["memory.offload_fraction=1.5"], "between 0 and 1"),
-        (&["memory.activation_offload_group=2"], "goes with memory.activation_offload"),
+        (&["memory.activation_offload_group=2"], "requires memory.activation_offload"),
         (&["memory.checkpoint_every=2"], "turn on memory.gradient_checkpointing"),
         (&["memory.checkpoint_layers=[0]"], "turn on memory.gradient_checkpointing"),
-        (&["memory.recompute_granularity=half"], "goes with memory.gradient_checkpointing"),
+        (&["memory.recompute_granularity=half"], "requires memory.gradient_checkpointing"),
         (&["memory.step_in_backward=true", "memory.optimizer_offload=idle"], "optimizer_offload: cpu"),
         (&["memory.head_rows=0"], "memory.head_rows should be at least 1"),
         (&["memory.margin=1"], "between 0 and 0.9"),
@@ -264,4 +264,47 @@ fn names_of_the_hub_stay_and_paths_become_absolute() {
     let task = serde_json::to_value(&config.task).unwrap();
     let paths = [at("rows/a.jsonl"), at("data/*.parquet")];
     assert_eq!(task["train"], serde_json::json!(paths));
+}
+
+#[test]
+fn a_section_with_one_key_set_keeps_the_defaults_of_its_place() {
+    let with = |overrides: &[&str]| {
+        let overrides: Vec<String> = overrides.iter().map(|&s| s.to_owned()).collect();
+        parse(MINIMAL, &overrides).unwrap_or_else(|e| panic!("{overrides:?}: {e}"))
+    };
+    let critic = with(&["objective=ppo", "critic.optim.weight_decay=0"]).critic.unwrap();
+    let expected = crate::optim::OptimConfig { lr: 1e-5, weight_decay: 0.0, ..Default::default() };
+    assert_eq!(critic.optim, expected);
+    assert_eq!(with(&["warmup.sft.optim.weight_decay=0"]).warmup.sft.unwrap().optim, expected);
+    assert_eq!(with(&["optim.weight_decay=0"]).optim.lr, 1e-6);
+    let given = with(&["objective=ppo", "critic.optim={lr: 3e-6}"]);
+    assert_eq!(given.critic.unwrap().optim.lr, 3e-6);
+}
+
+#[test]
+fn an_empty_section_is_the_same_as_none() {
+    let mut checked = 0;
+    for key in crate::config::keys() {
+        let optional = ["null", "list"].iter().any(|word| key.takes.contains(word));
+        let (parent, _) = key.path.rsplit_once('.').unwrap_or_default();
+        if !key.is_section || optional || !key.kinds.is_empty() || ["model", "task"].contains(&&*key.path) {
+            continue;
+        }
+        let with = |section: &str| {
+            let overrides = [format!("{section}={{}}")];
+            let read = mapping(MINIMAL).and_then(|mut root| {
+                override_all(&mut root, &overrides)?;
+                read(root)
+            });
+            read.unwrap_or_else(|e| panic!("{section}: {e}"))
+        };
+        let expected = if parent.is_empty() { read(mapping(MINIMAL).unwrap()).unwrap() } else { with(parent) };
+        let found = with(&key.path);
+        let optional_parent = parent == "model" || parent.starts_with("task");
+        if !optional_parent {
+            assert_eq!(found, expected, "{}", key.path);
+            checked += 1;
+        }
+    }
+    assert!(checked > 10, "{checked}");
 }

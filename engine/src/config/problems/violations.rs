@@ -80,7 +80,7 @@ fn describe(error: &ValidationError<'_>, found: &mut Vec<Violation>) {
         Kind::Maximum { limit } => push(bound(&key, "at most", limit, error)),
         Kind::ExclusiveMaximum { limit } => push(bound(&key, "below", limit, error)),
         Kind::Pattern { .. } => push(format!(
-            "{key}: {} is not written as it should be{}",
+            "{key}: {} has an invalid format{}",
             shown(error.instance()),
             example(error.schema_path().as_str())
         )),

@@ -23,7 +23,10 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("grpo.val_at_end", NotNeeded("validation always runs after the last step")),
     ("grpo.val_start_at", NotNeeded("validation runs at its interval from the start")),
     ("grpo.max_val_samples", By(|a| size(a, "trainer.val_max_samples"))),
-    ("grpo.val_batch_size", NotNeeded("validation samples rollout.max_num_seqs at a time, whatever its size")),
+    (
+        "grpo.val_batch_size",
+        NotNeeded("validation samples rollout.max_num_seqs sequences at a time, regardless of its size"),
+    ),
     (
         "grpo.val_num_generations_per_prompt",
         By(|a| {
@@ -35,7 +38,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         }),
     ),
     ("grpo.stop_at_validation_metric", Off("a run ends after trainer.steps")),
-    ("grpo.stop_at_validation_threshold", NotNeeded("stop_at_validation_metric says whether a run ends early")),
+    ("grpo.stop_at_validation_threshold", NotNeeded("stop_at_validation_metric controls whether a run ends early")),
     ("grpo.overlong_filtering", By(|a| set("objective.mask_truncated_completions", a.is_on()))),
     ("grpo.seed", Same("trainer.seed")),
     ("grpo.use_dynamic_sampling", By(|a| set("rollout.dynamic_sampling.enable", a.is_on()))),
@@ -44,22 +47,22 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("grpo.reward_shaping.enabled", By(shaping)),
     (
         "grpo.reward_shaping.**",
-        NotNeeded("reward_shaping.enabled says whether there is a penalty; its reward has length and penalty"),
+        NotNeeded("reward_shaping.enabled controls whether there is a penalty; its reward has length and penalty"),
     ),
     ("grpo.reward_scaling.enabled", Off("scale a reward by its `weight`, bound it by its `clip` (task.rewards)")),
-    ("grpo.reward_scaling.**", NotNeeded("reward_scaling.enabled says whether rewards are scaled")),
+    ("grpo.reward_scaling.**", NotNeeded("reward_scaling.enabled controls whether rewards are scaled")),
     ("grpo.adv_estimator.name", By(estimator)),
-    ("grpo.adv_estimator.**", NotNeeded("grpo's own normalize_rewards and use_leave_one_out_baseline count")),
+    ("grpo.adv_estimator.**", NotNeeded("normalize_rewards and use_leave_one_out_baseline of `grpo` apply")),
     ("grpo.advantage_clip_low", Off("advantages are not clipped; a reward's `clip` bounds it")),
     ("grpo.advantage_clip_high", Off("advantages are not clipped; a reward's `clip` bounds it")),
     (
         "grpo.seq_logprob_error_threshold",
-        Off("objective.rollout_rs leaves out what sampler and trainer disagree about"),
+        Off("objective.rollout_rs rejects tokens or sequences on which sampler and trainer disagree"),
     ),
     ("grpo.invalid_tool_call_advantage", Off(ONE_TURN)),
     ("grpo.malformed_thinking_advantage", Off("a reward {kind: regex} pays for a form")),
     ("grpo.async_grpo.enabled", Off("every step is sampled from the weights that it updates")),
-    ("grpo.async_grpo.**", NotNeeded("async_grpo.enabled says whether sampling runs ahead")),
+    ("grpo.async_grpo.**", NotNeeded("async_grpo.enabled controls whether sampling runs ahead")),
     ("reward_penalties.**", Off("a penalty is a reward with a negative weight (task.rewards)")),
     ("loss_fn.reference_policy_kl_penalty", By(kl)),
     ("loss_fn.reference_policy_kl_type", Same("objective.kl_loss_type")),
@@ -84,7 +87,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "loss_fn.truncated_importance_sampling_ratio",
         By(|a| {
             if a.is_off() {
-                not_needed("no bound of its own")
+                not_needed("no separate bound")
             } else {
                 set("objective.rollout_is_threshold", plain(a.value))
             }
@@ -94,7 +97,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "loss_fn.truncated_importance_sampling_ratio_min",
         By(|a| {
             if a.is_off() {
-                not_needed("no bound of its own")
+                not_needed("no separate bound")
             } else {
                 set("objective.rollout_is_threshold_lower", plain(a.value))
             }
@@ -102,7 +105,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ),
     (
         "loss_fn.truncated_importance_sampling_type",
-        Off("objective.rollout_is names the kinds that there are (docs/objectives.md)"),
+        Off("objective.rollout_is takes the kinds that docs/guides/algorithms.md lists"),
     ),
     ("loss_fn.use_on_policy_kl_approximation", Off("objective.use_bias_correction_kl multiplies the KL by the ratio")),
     ("loss_fn.force_on_policy_ratio", NotNeeded("one optimizer step a round has a ratio of 1")),
@@ -123,7 +126,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("loss_fn.positive_example_nll_weight", Off("no likelihood of right completions in the loss")),
     (
         "checkpointing.enabled",
-        By(|a| if a.is_on() { not_needed("save_period says how often") } else { set("trainer.save_freq", -1) }),
+        By(|a| if a.is_on() { not_needed("save_period sets the interval") } else { set("trainer.save_freq", -1) }),
     ),
     (
         "checkpointing.checkpoint_dir",
@@ -131,12 +134,12 @@ pub(super) const TABLE: &[KeyRule] = &[
     ),
     ("checkpointing.keep_top_k", By(|a| size(a, "trainer.max_ckpt_to_keep"))),
     ("checkpointing.save_period", By(save)),
-    ("checkpointing.**", NotNeeded("checkpoints are kept by their age; val-core metrics say which is best")),
+    ("checkpointing.**", NotNeeded("checkpoints are kept by their age; val-core metrics show which is best")),
     ("data.max_input_seq_length", By(|a| size(a, "rollout.prompt_length"))),
     ("data.shuffle", NotNeeded("rows are drawn in shuffled epochs")),
     ("data.num_workers", NotNeeded(ONE_PROCESS)),
-    ("data.dataset_name", Off("write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)")),
-    ("data.train.**", Off("write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)")),
+    ("data.dataset_name", Off("write the dataset's name on the Hub, or its files, as task.train (docs/guides/data.md)")),
+    ("data.train.**", Off("write the dataset's name on the Hub, or its files, as task.train (docs/guides/data.md)")),
     ("data.validation.**", Off("write its name on the Hub, or its files, as task.validation")),
     ("data.train.data_path", By(|a| rows(a, "task.train"))),
     ("data.train.input_key", By(question)),
@@ -146,8 +149,8 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.validation.data_path", By(|a| rows(a, "task.validation"))),
     ("data.prompt_file", Off("write the prompt as task.messages or task.prompt")),
     ("data.system_prompt_file", Off("write the text as task.system_prompt")),
-    ("data.**", NotNeeded("task says where rows come from, and what a prompt is made of")),
-    ("env.**", Off("say in task.rewards what grades a completion (docs/tasks.md)")),
+    ("data.**", NotNeeded("task specifies the source of the rows and the content of a prompt")),
+    ("env.**", Off("specify in task.rewards how completions are graded (docs/guides/rewards.md)")),
     ("logger.log_dir", NotNeeded("a run is its folder: `output`")),
     ("logger.wandb_enabled", By(|a| tracked(a, "wandb"))),
     ("logger.tensorboard_enabled", By(|a| tracked(a, "tensorboard"))),
@@ -181,7 +184,7 @@ fn ground_truth(asked: &SourceKey) -> MappedKey {
 /// A share of the rows for validation; it does not count where there are rows of their own.
 fn held_out(asked: &SourceKey) -> MappedKey {
     if asked.facts.value("data.validation.data_path").is_some() {
-        return not_needed("data.validation has rows of its own");
+        return not_needed("data.validation has separate rows");
     }
     match asked.number() {
         Some(0.0) => not_needed("nothing is held out, as here by default"),
@@ -203,7 +206,7 @@ fn steps(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         // its configurations write a number that is never reached
         Some(n) if n >= 1_000_000 && asked.facts.number("grpo.max_num_epochs").is_some() => {
-            not_needed("max_num_epochs says it")
+            not_needed("set by max_num_epochs")
         }
         Some(n) if n > 0 => set("trainer.steps", n),
         _ => asked.wrong("a number of steps"),
@@ -223,7 +226,8 @@ fn passes(asked: &SourceKey) -> MappedKey {
 fn leave_one_out(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return cannot(
-            "the mean of a group has all of it, or with objective.adv_estimator: rloo all others and no deviation",
+            "the mean of a group is over all its completions; with objective.adv_estimator: rloo it is over the other \
+             completions, and advantages are not divided by a deviation",
         );
     }
     not_needed("the mean of the whole group, as here")
@@ -245,7 +249,7 @@ fn estimator(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("grpo") => set("objective.adv_estimator", "grpo"),
         Some("reinforce_plus_plus") => set("objective.adv_estimator", "reinforce_plus_plus_baseline"),
-        _ => cannot("docs/objectives.md has the estimators that there are"),
+        _ => cannot("docs/guides/algorithms.md lists the estimators"),
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("policy.loss_scaling", By(loss_scale)),
     (
         "policy.gradient_accumulation_steps",
-        NotNeeded("as many micro-batches run as the tokens of an optimizer step need (memory.train_tokens)"),
+        NotNeeded("the number of micro-batches follows from the tokens of an optimizer step (memory.train_tokens)"),
     ),
     ("policy.model_parallel", By(parallel)),
     ("policy.tensor_parallel_size", By(devices)),
@@ -25,7 +25,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         By(|a| if a.is_on() { set("memory.optimizer_offload", "cpu") } else { not_needed("off, as here by default") }),
     ),
     ("policy.offload_activations", By(offload)),
-    ("policy.pin_memory", By(|a| built_in(a, "what waits on the host lies in pinned memory on CUDA"))),
+    ("policy.pin_memory", By(|a| built_in(a, "offloaded tensors are in pinned host memory on CUDA"))),
     ("policy.use_flash_attention", By(|a| built_in(a, "no tokens x tokens tensor exists, on any backend"))),
     ("policy.attention_heads", By(model_size)),
     ("policy.attention_head_dim", By(model_size)),
@@ -45,9 +45,9 @@ pub(super) fn recomputes(asked: &SourceKey) -> bool {
 fn recomputed(asked: &SourceKey, key: &str) -> MappedKey {
     let both = asked.facts.is_written("policy.checkpoint_every") && asked.facts.is_written("policy.checkpoint_layers");
     match asked.value {
-        _ if !recomputes(asked) => not_needed("gradient_checkpointing is off: nothing reads it"),
+        _ if !recomputes(asked) => not_needed("gradient_checkpointing is off, so the key is ignored"),
         _ if both && key == "memory.checkpoint_every" => {
-            cannot("with memory.checkpoint_layers a list says which layers recompute, each by itself")
+            cannot("memory.checkpoint_layers lists the layers that are recomputed, each separately")
         }
         value => set(key, plain(value)),
     }
@@ -56,9 +56,9 @@ fn recomputed(asked: &SourceKey, key: &str) -> MappedKey {
 fn mixed(asked: &SourceKey) -> MappedKey {
     let named = asked.facts.text("policy.precision").is_some();
     match (asked.is_on(), named) {
-        (true, true) => not_needed("precision says the type; masters, moments and sums stay in f32"),
-        (true, false) => set_noted("precision", "bf16", "the type that mixed precision has as a rule"),
-        (false, _) => not_needed("off: precision says the type"),
+        (true, true) => not_needed("precision sets the type; master weights, moments and sums stay in f32"),
+        (true, false) => set_noted("precision", "bf16", "the usual type of mixed precision"),
+        (false, _) => not_needed("off: precision sets the type"),
     }
 }
 
@@ -75,7 +75,7 @@ fn loss_scale(asked: &SourceKey) -> MappedKey {
 fn parallel(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return cannot(
-            "it says no number: memory.tensor_model_parallel_size: N makes N ranks share every matrix in training",
+            "it has no degree: memory.tensor_model_parallel_size: N shards every matrix over N ranks in training",
         );
     }
     not_needed("one device, as here")
@@ -85,7 +85,7 @@ fn offload(asked: &SourceKey) -> MappedKey {
     match (asked.is_on(), recomputes(asked)) {
         (false, _) => not_needed("off, as here by default"),
         (true, true) => set("memory.activation_offload", true),
-        (true, false) => cannot("kept inputs are what moves: turn gradient_checkpointing on too"),
+        (true, false) => cannot("only checkpointed activations are offloaded: turn gradient_checkpointing on too"),
     }
 }
 

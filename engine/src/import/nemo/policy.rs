@@ -7,13 +7,13 @@ use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_need
 use serde_json::json;
 
 const ONE_EXECUTOR: &str = "one executor runs every plan: there is no backend to choose";
-const OWN_ENGINE: &str = "the sampling engine is our own, and holds the very weights that are trained";
+const OWN_ENGINE: &str = "the sampling engine is built in, and samples from the weights that are trained";
 
 pub(super) const TABLE: &[KeyRule] = &[
     ("policy.model_name", By(model)),
     ("policy.tokenizer.name", By(tokenizer)),
-    ("policy.tokenizer.**", Off("the model's own tokenizer and chat template are used, without arguments")),
-    ("policy.hf_config_overrides.**", Off("the model's config.json says what the model is: edit it in the folder")),
+    ("policy.tokenizer.**", Off("the model's tokenizer and chat template are used, without arguments")),
+    ("policy.hf_config_overrides.**", Off("the model's config.json defines the model: edit it in the folder")),
     ("policy.train_global_batch_size", By(global_batch)),
     ("policy.train_micro_batch_size", By(|a| size(a, "memory.micro_batch_size"))),
     ("policy.logprob_batch_size", NotNeeded("scoring is bounded by tokens: memory.score_tokens")),
@@ -34,10 +34,10 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("policy.dtensor_cfg.lora_cfg.enabled", By(lora)),
     (
         "policy.dtensor_cfg.lora_cfg.**",
-        NotNeeded("lora_cfg.enabled says whether adapters are trained; rank, alpha and dropout are in it"),
+        NotNeeded("lora_cfg.enabled controls whether adapters are trained; rank, alpha and dropout are in it"),
     ),
     ("policy.dtensor_cfg.**", NotNeeded(ONE_EXECUTOR)),
-    ("policy.megatron_cfg.**", NotNeeded("Megatron's own settings: dtensor_cfg's and `policy`'s are read")),
+    ("policy.megatron_cfg.**", NotNeeded("a setting of Megatron: only dtensor_cfg's and `policy`'s are read")),
     (
         "policy.megatron_cfg.enabled",
         Off(
@@ -61,11 +61,11 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("policy.optimizer.kwargs.**", NotNeeded("the update is computed for all parameters of a unit at once")),
     (
         "policy.scheduler.**",
-        Off("write the schedule as optim.lr_scheduler (docs/configuration.md): warm-up and decay are one there"),
+        Off("write the schedule as optim.lr_scheduler (docs/reference/configuration.md): warm-up and decay are one there"),
     ),
     (
         "policy.scheduler",
-        Off("write the schedule as optim.lr_scheduler (docs/configuration.md): warm-up and decay are one there"),
+        Off("write the schedule as optim.lr_scheduler (docs/reference/configuration.md): warm-up and decay are one there"),
     ),
     ("policy.draft.**", Off("no draft model samples ahead")),
     ("policy.generation.backend", NotNeeded(OWN_ENGINE)),
@@ -77,13 +77,13 @@ pub(super) const TABLE: &[KeyRule] = &[
         "policy.generation.stop_strings",
         By(|a| if a.is_off() { not_needed("none, as here by default") } else { set("rollout.stop", plain(a.value)) }),
     ),
-    ("policy.generation.stop_token_ids", NotNeeded("the model's own end tokens end a completion")),
+    ("policy.generation.stop_token_ids", NotNeeded("the model's end tokens end a completion")),
     ("policy.generation.vllm_cfg.tensor_parallel_size", By(sampling_groups)),
     ("policy.generation.vllm_cfg.pipeline_parallel_size", By(devices)),
     ("policy.generation.vllm_cfg.expert_parallel_size", By(devices)),
     (
         "policy.generation.vllm_cfg.gpu_memory_utilization",
-        NotNeeded("sampling takes what training leaves: both take turns in one pool"),
+        NotNeeded("sampling uses the memory that training leaves free: the two alternate in one pool"),
     ),
     (
         "policy.generation.vllm_cfg.enforce_eager",
@@ -103,9 +103,9 @@ pub(super) const TABLE: &[KeyRule] = &[
 
 fn tokenizer(asked: &SourceKey) -> MappedKey {
     if asked.text() == asked.facts.text("policy.model_name") {
-        return not_needed("the model's own, as here");
+        return not_needed("the model's, as here");
     }
-    cannot("a model's own tokenizer is used: put these files into the model's folder")
+    cannot("the model's tokenizer is used: put these files into the model's folder")
 }
 
 /// Completions an optimizer step, which are prompts here.
@@ -157,13 +157,13 @@ fn of_batching(asked: &SourceKey, section: &str, key: &str) -> MappedKey {
     if asked.facts.is_on(&format!("policy.{section}.enabled")) {
         return size(asked, key);
     }
-    not_needed(format!("{section} is off: nothing reads it"))
+    not_needed(format!("{section} is off, so the key is ignored"))
 }
 
 fn optimizer(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(name) if name.ends_with("AdamW") => not_needed("AdamW, as here"),
-        _ => cannot("AdamW is the optimizer; its numbers are keys of `optim`"),
+        _ => cannot("AdamW is the optimizer; its parameters are keys of `optim`"),
     }
 }
 
@@ -188,7 +188,8 @@ fn streamed(asked: &SourceKey) -> MappedKey {
             String::new(),
         ),
         (true, false) => cannot(
-            "weights visit the device segment by segment only where segments are recomputed: turn activation_checkpointing on too",
+            "weights are streamed segment by segment only if segments are recomputed: turn activation_checkpointing on \
+             too",
         ),
     }
 }

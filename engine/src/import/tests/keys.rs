@@ -51,7 +51,7 @@ fn ranks_that_share_matrices_are_the_policys() {
     let same = verl(&format!("{key}=4 {reference}=4"));
     assert!(matches!(outcome(&same, reference), KeyOutcome::NotNeeded { why } if why.contains("the same")));
     let other = verl(&format!("{key}=4 {reference}=2"));
-    let why = "give both one number";
+    let why = "set both to one value";
     assert!(matches!(outcome(&other, reference), KeyOutcome::Cannot { why: found } if found.contains(why)));
 }
 
@@ -62,7 +62,7 @@ fn stages_are_the_policys() {
     assert_eq!(at(&found, "/memory/pipeline_model_parallel_size"), 4);
     let reference = "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size";
     let other = verl(&format!("{key}=4 {reference}=2"));
-    assert!(matches!(outcome(&other, reference), KeyOutcome::Cannot { why } if why.contains("give both one number")));
+    assert!(matches!(outcome(&other, reference), KeyOutcome::Cannot { why } if why.contains("set both to one value")));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn ranks_that_share_sequences_are_the_policys_and_bound_tokens_together() {
     let same = verl(&format!("{key}=4 {reference}=4"));
     assert!(matches!(outcome(&same, reference), KeyOutcome::NotNeeded { why } if why.contains("the same")));
     let other = verl(&format!("{key}=4 {reference}=2"));
-    let why = "give both one number";
+    let why = "set both to one value";
     assert!(matches!(outcome(&other, reference), KeyOutcome::Cannot { why: found } if found.contains(why)));
 }
 

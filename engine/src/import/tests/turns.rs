@@ -60,7 +60,7 @@ fn limits_of_several_turns_are_mapped_and_tools_say_what_to_do() {
     assert_eq!(at(&off, "/rollout/multi_turn"), Value::Null);
     let custom = verl("actor_rollout_ref.rollout.agent.default_agent_loop=react_agent");
     let key = "actor_rollout_ref.rollout.agent.default_agent_loop";
-    cannot(&custom, key, "an agent loop is a program of its own");
+    cannot(&custom, key, "an agent loop is a separate program");
 }
 
 #[test]

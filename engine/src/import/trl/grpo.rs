@@ -6,7 +6,7 @@ use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 use serde_json::{Value, json};
 
-const OWN_ENGINE: &str = "the sampling engine is our own, and holds the very weights that are trained";
+const OWN_ENGINE: &str = "the sampling engine is built in, and samples from the weights that are trained";
 const SHOWN: &str = "`firebrick report RUN` shows samples, and samples.jsonl has all of them";
 
 pub(super) const TABLE: &[KeyRule] = &[
@@ -35,7 +35,10 @@ pub(super) const TABLE: &[KeyRule] = &[
         "vllm_enable_sleep_mode",
         NotNeeded("rollout.free_cache gives the cache's pages back before training, by default"),
     ),
-    ("vllm_gpu_memory_utilization", NotNeeded("sampling takes what training leaves: both take turns in one pool")),
+    (
+        "vllm_gpu_memory_utilization",
+        NotNeeded("sampling uses the memory that training leaves free: the two alternate in one pool"),
+    ),
     ("vllm_max_model_length", By(model_length)),
     ("vllm_max_model_len", By(model_length)),
     ("vllm_tensor_parallel_size", By(sampling_groups)),
@@ -66,14 +69,14 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("importance_sampling_level", By(level)),
     ("loss_type", By(loss)),
     ("scale_rewards", By(scale)),
-    ("reward_weights", NotNeeded("they are the `weight` of each reward of reward_funcs, where it has a counterpart")),
+    ("reward_weights", NotNeeded("they are the `weight` of each reward of reward_funcs, if it has a counterpart")),
     ("multi_objective_aggregation", Same("objective.multi_objective_aggregation")),
     ("mask_truncated_completions", Same("objective.mask_truncated_completions")),
     ("normalize_advantages", Same("objective.normalize_advantages")),
-    ("reward_clip_range", Off("a reward's own `clip: [low, high]` bounds it (task.rewards)")),
-    ("sync_ref_model", Off("the reference is the policy before the first step, all along")),
-    ("ref_model_mixup_alpha", NotNeeded("sync_ref_model says whether the reference moves")),
-    ("ref_model_sync_steps", NotNeeded("sync_ref_model says whether the reference moves")),
+    ("reward_clip_range", Off("the reward's `clip: [low, high]` bounds it (task.rewards)")),
+    ("sync_ref_model", Off("the reference is always the policy before the first step")),
+    ("ref_model_mixup_alpha", NotNeeded("sync_ref_model controls whether the reference is updated")),
+    ("ref_model_sync_steps", NotNeeded("sync_ref_model controls whether the reference is updated")),
     ("top_entropy_quantile", Same("objective.top_entropy_quantile")),
     ("entropy_coef", Same("objective.entropy_coeff")),
     ("use_adaptive_entropy", Same("objective.use_adaptive_entropy")),
@@ -137,7 +140,7 @@ fn group(asked: &SourceKey) -> MappedKey {
     match (asked.whole(), batch.prompts()) {
         (Some(n), _) if n < 1 => asked.wrong("a number of completions"),
         (Some(n), Some(_)) => set("rollout.n", n),
-        (Some(_), None) => cannot(format!("{} are no whole groups; TRL refuses that too", batch.note())),
+        (Some(_), None) => cannot(format!("{} are not a whole number of groups; TRL rejects that too", batch.note())),
         (None, _) => asked.wrong("a number of completions"),
     }
 }
@@ -153,7 +156,7 @@ fn shuffle(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("rows are drawn in shuffled epochs");
     }
-    cannot("rows are always drawn in shuffled epochs; which ones a step sees depends on trainer.seed alone")
+    cannot("rows are always drawn in shuffled epochs; the rows of a step depend only on trainer.seed")
 }
 
 fn top_k(asked: &SourceKey) -> MappedKey {
@@ -201,7 +204,7 @@ fn corrects(asked: &SourceKey) -> bool {
 
 fn correction(asked: &SourceKey) -> MappedKey {
     if corrects(asked) {
-        return not_needed("vllm_importance_sampling_mode says how");
+        return not_needed("set by vllm_importance_sampling_mode");
     }
     not_needed("there is no correction: it is off, or use_vllm is")
 }
@@ -242,7 +245,7 @@ fn epsilon(asked: &SourceKey) -> MappedKey {
         return asked.wrong("a number");
     };
     if is_cispo(asked) {
-        return not_needed("cispo bounds ratios from above alone: epsilon_high");
+        return not_needed("cispo bounds ratios only from above: epsilon_high");
     }
     let mut sides = vec![("objective.clip_ratio_low".to_owned(), json!(epsilon))];
     if asked.facts.value("epsilon_high").is_none() {
@@ -268,7 +271,7 @@ fn epsilon_high(asked: &SourceKey) -> MappedKey {
 fn delta(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(delta) => set("objective.clip_ratio_c", delta),
-        None => not_needed("no bound where the advantage is negative"),
+        None => not_needed("no bound if the advantage is negative"),
     }
 }
 
@@ -293,15 +296,15 @@ fn loss(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("grpo") => settings("clip", "seq-mean-token-mean", ""),
         Some("dapo") => settings("clip", "token-mean", ""),
-        Some("bnpo") => settings("clip", "token-mean", "over the whole step, where TRL divides in each micro-batch"),
+        Some("bnpo") => settings("clip", "token-mean", "over the whole step, while TRL divides in each micro-batch"),
         Some("dr_grpo") => settings("clip", "seq-mean-token-sum-norm", ""),
         Some("luspo") => settings("clip", "seq-mean-token-sum", ""),
         Some("cispo") => settings("cispo", "token-mean", ""),
         Some("sapo") => settings("sapo", "seq-mean-token-mean", ""),
         Some("vespo") => settings("vespo", "token-mean", ""),
-        Some(name) => cannot(format!(
-            "no loss {name} here; the run has the clipped one. docs/objectives.md has those that there are"
-        )),
+        Some(name) => {
+            cannot(format!("no loss {name} here; the run uses the clipped loss. docs/guides/algorithms.md lists the losses"))
+        }
         None => asked.wrong("the name of a loss"),
     }
 }
@@ -319,7 +322,7 @@ fn scale(asked: &SourceKey) -> MappedKey {
 pub(super) fn per_device(asked: &SourceKey) -> MappedKey {
     let batch = BatchSizes::of(asked.facts);
     let (Some(prompts), Some(each)) = (batch.prompts(), asked.whole().filter(|n| *n > 0)) else {
-        return cannot(format!("{} are no whole groups; TRL refuses that too", batch.note()));
+        return cannot(format!("{} are not a whole number of groups; TRL rejects that too", batch.note()));
     };
     let mut all = vec![
         ("trainer.train_batch_size".to_owned(), json!(prompts)),
@@ -330,7 +333,8 @@ pub(super) fn per_device(asked: &SourceKey) -> MappedKey {
         Some(mini) => all.push(("update.ppo_mini_batch_size".into(), json!(mini))),
         None => {
             note = format!(
-                "{note}; {} completions an optimizer step are no whole groups, so that a round is one step here",
+                "{note}; {} completions per optimizer step are not a whole number of groups, so a round is one step \
+                 here",
                 batch.mini
             );
         }
@@ -351,7 +355,7 @@ fn set_if_whole(asked: &SourceKey, batch: &BatchSizes) -> MappedKey {
             set_noted("update.ppo_mini_batch_size", mini, format!("{} completions an optimizer step", batch.mini))
         }
         (Some(_), None) => cannot(format!(
-            "{} completions an optimizer step are no whole groups: a round of sampling is one step here",
+            "{} completions per optimizer step are not a whole number of groups: a round of sampling is one step here",
             batch.mini
         )),
         (None, _) => asked.wrong("a number of micro-batches"),

@@ -8,17 +8,17 @@ use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_need
 use serde_json::json;
 
 const NO_PYTHON: &str = "no Python is run: model families are built in";
-const FILES: &str = "write the dataset's name on the Hub, or its files, as task.train (docs/tasks.md)";
+const FILES: &str = "write the dataset's name on the Hub, or its files, as task.train (docs/guides/data.md)";
 const SPLIT: &str = "task.train and task.validation are files";
-const OWN_KERNELS: &str = "attention is a kernel of our own";
+const OWN_KERNELS: &str = "attention is a built-in kernel";
 const LAUNCH: &str = "one process: nothing is launched";
-const BITS: &str = "load_in_4bit says whether weights are in 4 bits";
+const BITS: &str = "load_in_4bit controls whether weights are in 4 bits";
 
 pub(super) const MODEL: &[KeyRule] = &[
     ("model_name_or_path", By(model)),
     ("model_revision", Off("a model is a folder: download that revision")),
-    ("dtype", NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in")),
-    ("torch_dtype", NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in")),
+    ("dtype", NotNeeded("master weights are f32, and bf16 or fp16 sets the compute type")),
+    ("torch_dtype", NotNeeded("master weights are f32, and bf16 or fp16 sets the compute type")),
     ("trust_remote_code", Off(NO_PYTHON)),
     ("attn_implementation", NotNeeded(OWN_KERNELS)),
     ("use_peft", By(peft)),
@@ -27,26 +27,26 @@ pub(super) const MODEL: &[KeyRule] = &[
     ("lora_dropout", By(|a| adapters(a, "dropout"))),
     ("lora_target_modules", By(|a| adapters(a, "target_modules"))),
     ("use_rslora", By(|a| adapters(a, "use_rslora"))),
-    ("lora_modules_to_save", Off("adapters alone are trained")),
+    ("lora_modules_to_save", Off("only adapters are trained")),
     ("lora_target_parameters", By(|a| adapters(a, "target_parameters"))),
     ("lora_task_type", NotNeeded("the policy is a causal language model")),
     ("use_dora", Off("adapters are plain LoRA")),
     ("load_in_8bit", By(|a| base(a, "int8"))),
     ("load_in_4bit", By(|a| base(a, "nf4"))),
     ("bnb_4bit_quant_type", By(code_of_bits)),
-    ("bnb_4bit_compute_dtype", NotNeeded("weights are widened to the run's precision")),
+    ("bnb_4bit_compute_dtype", NotNeeded("weights are dequantized to the run's precision")),
     ("bnb_4bit_quant_storage", NotNeeded(BITS)),
-    ("use_bnb_nested_quant", NotNeeded("scales of nf4 are always quantised too")),
-    ("model_init_kwargs.dtype", NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in")),
-    ("model_init_kwargs.torch_dtype", NotNeeded("master weights are f32, and bf16 or fp16 says what is computed in")),
+    ("use_bnb_nested_quant", NotNeeded("scales of nf4 are always quantized too")),
+    ("model_init_kwargs.dtype", NotNeeded("master weights are f32, and bf16 or fp16 sets the compute type")),
+    ("model_init_kwargs.torch_dtype", NotNeeded("master weights are f32, and bf16 or fp16 sets the compute type")),
     ("model_init_kwargs.attn_implementation", NotNeeded(OWN_KERNELS)),
     ("model_init_kwargs.use_cache", NotNeeded("sampling always has a cache")),
-    ("model_init_kwargs.device_map", NotNeeded("device says where the model is")),
+    ("model_init_kwargs.device_map", NotNeeded("device selects the device of the model")),
     (
         "model_init_kwargs.output_router_logits",
         NotNeeded("router_aux_loss_coef becomes model.router_aux_loss_coef with it"),
     ),
-    ("model_init_kwargs.**", Off("the model's config.json says what the model is: edit it in the folder")),
+    ("model_init_kwargs.**", Off("the model's config.json defines the model: edit it in the folder")),
     ("dataset_name", Off(FILES)),
     ("dataset_config", Off(FILES)),
     ("datasets", Off(FILES)),
@@ -56,7 +56,7 @@ pub(super) const MODEL: &[KeyRule] = &[
     ("ignore_bias_buffers", NotNeeded("models have no such buffers")),
     ("reward_model_name_or_path", By(functions)),
     ("reward_funcs", By(functions)),
-    ("config", NotNeeded("import the file it names beside this one")),
+    ("config", NotNeeded("import the file it names together with this one")),
 ];
 
 pub(super) const TRAINER: &[KeyRule] = &[
@@ -68,9 +68,9 @@ pub(super) const TRAINER: &[KeyRule] = &[
     ("PPOTrainer.reward_model", By(object)),
     ("PPOTrainer.value_model", By(object)),
     ("PPOTrainer.ref_model", NotNeeded("the reference is the policy before the first step")),
-    ("GRPOTrainer.args", NotNeeded("its arguments stand in this table")),
-    ("RLOOTrainer.args", NotNeeded("its arguments stand in this table")),
-    ("PPOTrainer.args", NotNeeded("its arguments stand in this table")),
+    ("GRPOTrainer.args", NotNeeded("its arguments are listed in this table")),
+    ("RLOOTrainer.args", NotNeeded("its arguments are listed in this table")),
+    ("PPOTrainer.args", NotNeeded("its arguments are listed in this table")),
     ("GRPOTrainer.train_dataset", Off(FILES)),
     ("RLOOTrainer.train_dataset", Off(FILES)),
     ("PPOTrainer.train_dataset", Off(FILES)),
@@ -80,24 +80,20 @@ pub(super) const TRAINER: &[KeyRule] = &[
     ("GRPOTrainer.peft_config", By(peft_config)),
     ("RLOOTrainer.peft_config", By(peft_config)),
     ("PPOTrainer.peft_config", By(peft_config)),
-    ("GRPOTrainer.processing_class", NotNeeded("a model's own tokenizer is used")),
-    ("RLOOTrainer.processing_class", NotNeeded("a model's own tokenizer is used")),
-    ("PPOTrainer.processing_class", NotNeeded("a model's own tokenizer is used")),
-    ("GRPOTrainer.reward_processing_classes", NotNeeded("a reward model reads texts by its own tokenizer")),
+    ("GRPOTrainer.processing_class", NotNeeded("the model's tokenizer is used")),
+    ("RLOOTrainer.processing_class", NotNeeded("the model's tokenizer is used")),
+    ("PPOTrainer.processing_class", NotNeeded("the model's tokenizer is used")),
+    ("GRPOTrainer.reward_processing_classes", NotNeeded("a reward model encodes its input with its tokenizer")),
     ("GRPOTrainer.callbacks", Off("an Observer in Rust sees every step (src/lib.rs)")),
     ("RLOOTrainer.callbacks", Off("an Observer in Rust sees every step (src/lib.rs)")),
     ("PPOTrainer.callbacks", Off("an Observer in Rust sees every step (src/lib.rs)")),
     (
         "GRPOTrainer.tools",
-        Off(
-            "functions are no tools here: write them as methods of a class with `reset`, and name it in task.environment",
-        ),
+        Off("functions are not tools here: write them as methods of a class with `reset`, and name it in \
+             task.environment"),
     ),
     ("GRPOTrainer.environment_factory", By(environment)),
-    (
-        "GRPOTrainer.rollout_func",
-        Off("rollouts are this engine's own; turns are answered by a class, task.environment"),
-    ),
+    ("GRPOTrainer.rollout_func", Off("rollouts are built in; turns are answered by a class, task.environment")),
     ("GRPOTrainer.optimizers", Off("AdamW is the optimizer")),
     ("load_dataset.split", NotNeeded(SPLIT)),
     ("load_dataset.**", Off(FILES)),
@@ -108,7 +104,7 @@ pub(super) const TRAINER: &[KeyRule] = &[
     ("LoraConfig.target_parameters", By(|a| with_lora(a, "target_parameters"))),
     ("LoraConfig.use_rslora", By(|a| with_lora(a, "use_rslora"))),
     ("LoraConfig.task_type", NotNeeded("the policy is a causal language model")),
-    ("LoraConfig.bias", Off("biases are not trained beside adapters")),
+    ("LoraConfig.bias", Off("biases are not trained with adapters")),
     ("LoraConfig.**", Off("adapters are plain LoRA, started as PEFT starts them")),
 ];
 
@@ -119,20 +115,20 @@ pub(super) const ACCELERATE: &[KeyRule] = &[
     ("mixed_precision", By(mixed)),
     ("distributed_type", NotNeeded(LAUNCH)),
     ("compute_environment", NotNeeded(LAUNCH)),
-    ("config_file", NotNeeded("import the file it names beside this one")),
+    ("config_file", NotNeeded("import the file it names together with this one")),
     ("deepspeed_config.offload_optimizer_device", By(|a| offload(a, "memory.optimizer_offload", "cpu"))),
     ("deepspeed_config.offload_param_device", By(|a| offload(a, "memory.param_offload", "streamed"))),
-    ("deepspeed_config.gradient_accumulation_steps", NotNeeded("the trainer's own gradient_accumulation_steps counts")),
+    ("deepspeed_config.gradient_accumulation_steps", NotNeeded("the trainer's gradient_accumulation_steps applies")),
     ("deepspeed_config.zero_stage", Same("memory.zero_stage")),
     (
         "deepspeed_config.**",
-        NotNeeded("memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard"),
+        NotNeeded("memory.zero_stage shards state over the ranks of `mpirun`; one rank has nothing to shard"),
     ),
     ("fsdp_config.fsdp_offload_params", By(|a| offload(a, "memory.param_offload", "streamed"))),
     ("fsdp_config.fsdp_activation_checkpointing", By(|a| offload(a, "memory.gradient_checkpointing", true))),
     (
         "fsdp_config.**",
-        NotNeeded("memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard"),
+        NotNeeded("memory.zero_stage shards state over the ranks of `mpirun`; one rank has nothing to shard"),
     ),
     ("machine_rank", NotNeeded(LAUNCH)),
     ("main_process_ip", NotNeeded(LAUNCH)),
@@ -140,7 +136,7 @@ pub(super) const ACCELERATE: &[KeyRule] = &[
     ("main_training_function", NotNeeded(LAUNCH)),
     ("rdzv_backend", NotNeeded(LAUNCH)),
     ("same_network", NotNeeded(LAUNCH)),
-    ("gpu_ids", NotNeeded("device says which: cuda:0")),
+    ("gpu_ids", NotNeeded("device selects it: cuda:0")),
     ("downcast_bf16", NotNeeded(LAUNCH)),
     ("debug", NotNeeded(LAUNCH)),
     ("dynamo_config.**", NotNeeded("kernels are compiled by the backend")),
@@ -213,7 +209,7 @@ fn base(asked: &SourceKey, format: &str) -> MappedKey {
         return not_needed("off, as here by default");
     }
     if !asked.facts.is_on("use_peft") {
-        return cannot("weights in few bits are not trained; train adapters beside them: use_peft");
+        return cannot("quantized weights are not trained; train adapters instead: use_peft");
     }
     set("model.lora.base", format)
 }
@@ -241,7 +237,7 @@ fn trainer_model(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(name) if name.contains('/') && !name.contains(['(', ' ']) => model(asked),
         _ if asked.facts.value("model_name_or_path").is_some() || asked.facts.value("sft_model_path").is_some() => {
-            not_needed("model_name_or_path says it")
+            not_needed("set by model_name_or_path")
         }
         _ => cannot("it is an object of the program: write the model's folder as model.path"),
     }
@@ -249,7 +245,7 @@ fn trainer_model(asked: &SourceKey) -> MappedKey {
 
 fn object(asked: &SourceKey) -> MappedKey {
     if asked.facts.value("reward_model_path").is_some() {
-        return not_needed("reward_model_path and the critic's section say it");
+        return not_needed("set by reward_model_path and the critic's section");
     }
     cannot("it is an object of the program: write its folder into the configuration (task.rewards, critic.model.path)")
 }
@@ -264,7 +260,7 @@ fn peft_config(asked: &SourceKey) -> MappedKey {
             )
         }
         Some(_) if asked.facts.keys().any(|key| key.starts_with("LoraConfig.") || key == "use_peft") => {
-            not_needed("its arguments stand in this table")
+            not_needed("its arguments are listed in this table")
         }
         None => not_needed("no adapters, as here by default"),
         Some(_) => cannot("it is an object of the program: write rank and alpha under model.lora"),
@@ -273,7 +269,7 @@ fn peft_config(asked: &SourceKey) -> MappedKey {
 
 fn mixed(asked: &SourceKey) -> MappedKey {
     if asked.text() == Some("no") || asked.facts.is_on("bf16") || asked.facts.is_on("fp16") {
-        return not_needed("the trainer's own bf16 or fp16 counts");
+        return not_needed("the trainer's bf16 or fp16 applies");
     }
     precision(asked)
 }
@@ -286,7 +282,8 @@ fn offload(asked: &SourceKey, key: &str, value: impl Into<serde_json::Value>) ->
         asked.facts.is_on("gradient_checkpointing") || asked.facts.is_on("fsdp_config.fsdp_activation_checkpointing");
     if key == "memory.param_offload" && !recomputes {
         return cannot(
-            "weights visit the device segment by segment only where segments are recomputed: turn gradient_checkpointing on too",
+            "weights are streamed segment by segment only if segments are recomputed: turn gradient_checkpointing on \
+             too",
         );
     }
     set(key, value)

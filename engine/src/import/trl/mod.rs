@@ -82,7 +82,9 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     }
     if !facts.is_written("max_prompt_length") {
         into.adjusted.push(
-            "rollout.prompt_length is 512, and longer prompts are left out: TRL keeps them all; raise it to the longest".into(),
+            "rollout.prompt_length is 512, and longer prompts are skipped: TRL keeps all prompts; raise it to the \
+             longest"
+                .into(),
         );
     }
     let needs_answer = |reward: &Value| {

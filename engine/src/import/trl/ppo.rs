@@ -20,7 +20,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("kl_estimator", Same("objective.kl_penalty")),
     ("cliprange", By(clip)),
     ("cliprange_value", Same("critic.cliprange_value")),
-    ("vf_coef", NotNeeded("the critic has an optimizer of its own, to whose AdamW a constant factor is nothing")),
+    ("vf_coef", NotNeeded("the critic has a separate optimizer, and a constant factor does not change AdamW updates")),
     ("gamma", Same("objective.gamma")),
     ("lam", Same("objective.lam")),
     ("whiten_rewards", Off("rewards are not whitened; a reward's `normalize: true` subtracts its running mean")),
@@ -29,13 +29,13 @@ pub(super) const TABLE: &[KeyRule] = &[
         Off("{kind: length, max: TOKENS} as a reward, with a weight, pays less to completions that ran into the limit"),
     ),
     ("stop_token", By(stop)),
-    ("stop_token_id", Off("rollout.stop takes texts that end a completion, beside the model's end tokens")),
+    ("stop_token_id", Off("rollout.stop takes strings that end a completion, in addition to the model's end tokens")),
     ("local_rollout_forward_batch_size", NotNeeded("rollout.max_num_seqs are sampled at a time")),
     ("num_sample_generations", NotNeeded("samples.jsonl has every completion")),
     // PPOTrainer makes the run's name of it
     ("exp_name", By(|a| tracked(a, "trainer.experiment_name"))),
     ("model_adapter_name", Off("one set of adapters: model.lora")),
-    ("ref_adapter_name", Off("the reference is the base model where adapters are trained")),
+    ("ref_adapter_name", Off("the reference is the base model if adapters are trained")),
     ("world_size", NotNeeded(FOLLOWS)),
     ("num_total_batches", NotNeeded(FOLLOWS)),
     ("micro_batch_size", NotNeeded(FOLLOWS)),
@@ -75,7 +75,7 @@ fn episodes(asked: &SourceKey) -> MappedKey {
             n.div_ceil(batch.completions.max(1)),
             format!("{n} completions, {} a step", batch.completions),
         ),
-        _ => not_needed("num_train_epochs says it"),
+        _ => not_needed("set by num_train_epochs"),
     }
 }
 
@@ -106,7 +106,7 @@ fn clip(asked: &SourceKey) -> MappedKey {
 fn stop(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("eos") | None => not_needed("an end token ends a completion"),
-        Some(_) => cannot("rollout.stop takes texts that end a completion, beside the model's end tokens"),
+        Some(_) => cannot("rollout.stop takes strings that end a completion, in addition to the model's end tokens"),
     }
 }
 

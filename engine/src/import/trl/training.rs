@@ -11,7 +11,7 @@ use serde_json::json;
 const RHYTHM: &str = "every step's metrics are written to metrics.jsonl";
 const ONE_PROCESS: &str = "rows are read once, in the one process";
 const HUB: &str = "checkpoints stay in the run folder; `hf upload` puts one on the hub";
-const RANKS: &str = "`mpirun` starts ranks, and memory.zero_stage says what they share out (docs/clusters.md)";
+const RANKS: &str = "`mpirun` starts ranks, and memory.zero_stage sets what they shard (docs/guides/multi_gpu.md)";
 const COMPILED: &str = "kernels are compiled by the backend";
 
 pub(super) const TABLE: &[KeyRule] = &[
@@ -21,12 +21,15 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("project", By(|a| tracked(a, "trainer.project_name"))),
     ("trackio_space_id", NotNeeded("trackers are local")),
     ("do_train", NotNeeded("`firebrick train` trains")),
-    ("do_eval", NotNeeded("validation runs where there are rows for it")),
+    ("do_eval", NotNeeded("validation runs if there are rows for it")),
     ("do_predict", NotNeeded("`firebrick generate` samples")),
     ("per_device_train_batch_size", By(per_device)),
-    ("per_device_eval_batch_size", NotNeeded("validation samples rollout.max_num_seqs at a time, whatever its size")),
+    (
+        "per_device_eval_batch_size",
+        NotNeeded("validation samples rollout.max_num_seqs sequences at a time, regardless of its size"),
+    ),
     ("gradient_accumulation_steps", By(accumulation)),
-    ("eval_accumulation_steps", NotNeeded("validation keeps texts and rewards alone")),
+    ("eval_accumulation_steps", NotNeeded("validation keeps only completions and rewards")),
     ("auto_find_batch_size", NotNeeded("memory.budget: auto plans a step within what the device has")),
     ("learning_rate", By(learning_rate)),
     ("weight_decay", By(|a| both(a, "weight_decay"))),
@@ -35,7 +38,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("adam_epsilon", By(|a| both(a, "eps"))),
     ("max_grad_norm", By(clip)),
     ("optim", By(optimizer)),
-    ("optim_args", Off("AdamW's numbers are keys of `optim`")),
+    ("optim_args", Off("AdamW's parameters are keys of `optim`")),
     ("optim_target_modules", Off("all weights are trained, or adapters: model.lora")),
     ("lr_scheduler_type", By(|a| both(a, "lr_scheduler.lr_scheduler_type"))),
     ("lr_scheduler_kwargs.**", By(schedule)),
@@ -78,9 +81,9 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("eval_steps", By(eval)),
     ("eval_on_start", NotNeeded("validation always runs before the first step")),
     ("eval_delay", NotNeeded("validation runs at its interval from the start")),
-    ("load_best_model_at_end", Off("checkpoints stay where they are: choose one by its val-core metric")),
-    ("metric_for_best_model", NotNeeded("checkpoints stay where they are: choose one by its val-core metric")),
-    ("greater_is_better", NotNeeded("checkpoints stay where they are: choose one by its val-core metric")),
+    ("load_best_model_at_end", Off("checkpoints stay in the run folder: choose one by its val-core metric")),
+    ("metric_for_best_model", NotNeeded("checkpoints stay in the run folder: choose one by its val-core metric")),
+    ("greater_is_better", NotNeeded("checkpoints stay in the run folder: choose one by its val-core metric")),
     ("resume_from_checkpoint", NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint")),
     ("report_to", By(trackers)),
     ("logging_steps", NotNeeded(RHYTHM)),
@@ -88,9 +91,9 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("logging_strategy", NotNeeded(RHYTHM)),
     ("logging_dir", NotNeeded(RHYTHM)),
     ("logging_nan_inf_filter", NotNeeded("an update whose norm is not finite is skipped and counted")),
-    ("log_level", NotNeeded("FIREBRICK_LOG=info says more")),
-    ("log_level_replica", NotNeeded("FIREBRICK_LOG=info says more")),
-    ("disable_tqdm", NotNeeded("progress is drawn on terminals alone")),
+    ("log_level", NotNeeded("FIREBRICK_LOG=info logs more")),
+    ("log_level_replica", NotNeeded("FIREBRICK_LOG=info logs more")),
+    ("disable_tqdm", NotNeeded("progress is drawn only on terminals")),
     ("include_num_input_tokens_seen", NotNeeded("perf/total_num_tokens counts them")),
     ("remove_unused_columns", NotNeeded("a row keeps all its fields")),
     ("dataloader_num_workers", NotNeeded(ONE_PROCESS)),
@@ -103,7 +106,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("length_column_name", NotNeeded("micro-batches are balanced by their work")),
     ("neftune_noise_alpha", Off("no noise is added to embeddings")),
     ("label_smoothing_factor", Off("nothing is smoothed")),
-    ("average_tokens_across_devices", NotNeeded("divisors are those of the whole step")),
+    ("average_tokens_across_devices", NotNeeded("divisors cover the whole step")),
     ("push_to_hub", Off(HUB)),
     ("hub_model_id", NotNeeded(HUB)),
     ("hub_strategy", NotNeeded(HUB)),
@@ -220,7 +223,7 @@ fn passes(asked: &SourceKey) -> MappedKey {
 fn steps(asked: &SourceKey) -> MappedKey {
     match asked.whole().and_then(|n| u64::try_from(n).ok()) {
         Some(n) if n > 0 => in_rounds(asked, n, "trainer.steps"),
-        _ => not_needed("num_train_epochs says it"),
+        _ => not_needed("set by num_train_epochs"),
     }
 }
 
@@ -232,7 +235,7 @@ fn half(asked: &SourceKey, ours: &str) -> MappedKey {
     if asked.facts.is_on(other) && (ours == "bf16" || asked.facts.is_written(other)) {
         return not_needed(format!("{other} is on"));
     }
-    not_needed("off: f32, unless another key says more")
+    not_needed("off: f32, unless another key sets the precision")
 }
 
 fn cpu(asked: &SourceKey) -> MappedKey {
@@ -256,7 +259,7 @@ fn cleanup(asked: &SourceKey) -> MappedKey {
 fn save_strategy(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("no") => set("trainer.save_freq", -1),
-        Some("steps") => not_needed("save_steps says how often"),
+        Some("steps") => not_needed("save_steps sets the interval"),
         Some("epoch") => cannot(
             "checkpoints are written every trainer.save_freq steps and after the last; an epoch is rows / trainer.train_batch_size",
         ),
@@ -284,11 +287,11 @@ fn keep(asked: &SourceKey) -> MappedKey {
 
 fn eval_strategy(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some("steps") => not_needed("eval_steps says how often"),
+        Some("steps") => not_needed("eval_steps sets the interval"),
         Some("epoch") => {
             cannot("validation runs every trainer.test_freq steps; an epoch is rows / trainer.train_batch_size")
         }
-        _ => not_needed("validation runs before the first step and after the last, where there are rows for it"),
+        _ => not_needed("validation runs before the first step and after the last, if there are rows for it"),
     }
 }
 

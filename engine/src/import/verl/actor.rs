@@ -19,7 +19,7 @@ pub(super) const CHUNKS: &str =
 
 pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.actor.strategy", NotNeeded(ONE_EXECUTOR)),
-    ("actor_rollout_ref.actor.rollout_n", NotNeeded("rollout.n says it")),
+    ("actor_rollout_ref.actor.rollout_n", NotNeeded("set by rollout.n")),
     ("actor_rollout_ref.actor.ppo_mini_batch_size", By(mini_batch)),
     ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", By(|a| micro_batch(a, 1))),
     ("actor_rollout_ref.actor.ppo_micro_batch_size", By(global_micro_batch)),
@@ -70,7 +70,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "actor_rollout_ref.actor.sum_pi_squared_checkpointing",
         Off("no estimator here needs the sum of squared probabilities"),
     ),
-    ("actor_rollout_ref.actor.freeze_vision_tower", NotNeeded("models read text alone")),
+    ("actor_rollout_ref.actor.freeze_vision_tower", NotNeeded("models read only text")),
     ("actor_rollout_ref.actor.grad_clip", Same("optim.clip_grad")),
     ("actor_rollout_ref.actor.checkpoint.**", NotNeeded("a checkpoint has the model and all that --resume needs")),
     ("actor_rollout_ref.actor.profiler.**", NotNeeded(PROFILER)),
@@ -116,7 +116,8 @@ pub(super) const TABLE: &[KeyRule] = &[
     (
         "actor_rollout_ref.actor.fsdp_config.reshard_after_forward",
         NotNeeded(
-            "one rank has nothing to shard; on several, memory.zero_stage: 3 shares weights out and memory.reshard_after_forward is this setting",
+            "one rank has nothing to shard; on several, memory.zero_stage: 3 shards weights, and \
+             memory.reshard_after_forward is this setting",
         ),
     ),
     ("actor_rollout_ref.actor.fsdp_config.fsdp_size", By(shards)),
@@ -126,7 +127,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.actor.fsdp_config.seed", NotNeeded("trainer.seed seeds everything")),
     (
         "actor_rollout_ref.actor.fsdp_config.forward_prefetch",
-        NotNeeded("memory.prefetch says how many copies are in flight"),
+        NotNeeded("memory.prefetch sets the number of copies in flight"),
     ),
     (
         "actor_rollout_ref.actor.fsdp_config.full_determinism",
@@ -175,7 +176,7 @@ fn micro_batch(asked: &SourceKey, devices: i64) -> MappedKey {
         Some(n) if n > 0 => set_noted(
             "memory.micro_batch_size",
             (n / devices).max(1),
-            "sequences; without it memory.train_tokens alone cuts a step, which changes no number",
+            "sequences; without it only memory.train_tokens splits a step into micro-batches, with the same results",
         ),
         _ if asked.is_off() => not_needed("has no value in the files"),
         _ => asked.wrong("a number of sequences"),
@@ -214,7 +215,7 @@ fn shared_sequences(asked: &SourceKey) -> MappedKey {
         Some(n) => set_noted(
             "memory.ulysses_sequence_parallel_size",
             n,
-            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; on one device leave it out",
+            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
         ),
     }
 }
@@ -225,8 +226,8 @@ pub(super) fn same_shared_sequences(asked: &SourceKey) -> MappedKey {
     match asked.whole().map_or(1, |n| n.max(1)) {
         n if n == policy => not_needed("policy and reference have the same"),
         n => cannot(format!(
-            "policy and reference share sequences over the same ranks: {SHARED} says {policy}, and this {n}; give both one number \
-             (memory.ulysses_sequence_parallel_size)"
+            "policy and reference shard sequences over the same ranks: {SHARED} is {policy}, and this is {n}; set both \
+             to one value (memory.ulysses_sequence_parallel_size)"
         )),
     }
 }

@@ -50,7 +50,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "algorithm.use_pf_ppo",
         Off("no filter of rollouts by reward; rollout.dynamic_sampling drops groups without spread"),
     ),
-    ("algorithm.pf_ppo.**", NotNeeded("use_pf_ppo says whether there is a filter")),
+    ("algorithm.pf_ppo.**", NotNeeded("use_pf_ppo controls whether there is a filter")),
     ("algorithm.group_by_agent_id", Off("completions of one prompt are a group")),
 ];
 
@@ -70,7 +70,7 @@ fn estimator(asked: &SourceKey) -> MappedKey {
             | "gpg"),
         ) => set("objective.adv_estimator", name),
         Some(name) => {
-            cannot(format!("no estimator {name} here; the run has grpo. docs/objectives.md has those that there are"))
+            cannot(format!("no estimator {name} here; the run uses grpo. docs/guides/algorithms.md lists the estimators"))
         }
         None => asked.wrong("the name of an estimator"),
     }
@@ -78,7 +78,7 @@ fn estimator(asked: &SourceKey) -> MappedKey {
 
 fn in_reward(asked: &SourceKey, key: &str) -> MappedKey {
     if !asked.facts.is_on("algorithm.use_kl_in_reward") {
-        return not_needed("use_kl_in_reward is off: nothing reads it");
+        return not_needed("use_kl_in_reward is off, so the key is ignored");
     }
     set(key, plain(asked.value))
 }
@@ -98,9 +98,10 @@ fn metric(asked: &SourceKey) -> MappedKey {
 
 fn rounds(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
-        Some(n) if n <= 0 => {
-            cannot("a step's rounds of sampling have a limit, 10 by default, so that it ends where no group has spread")
-        }
+        Some(n) if n <= 0 => cannot(
+            "a step's rounds of sampling have a limit, 10 by default, so that the step ends even if no group has \
+             spread",
+        ),
         _ => size(asked, "rollout.dynamic_sampling.max_num_gen_batches"),
     }
 }
@@ -133,7 +134,8 @@ fn weights(asked: &SourceKey) -> MappedKey {
 fn rejection(asked: &SourceKey) -> MappedKey {
     if bypasses(asked) && !asked.is_off() {
         return cannot(
-            "rejection compares sampler and trainer, and bypass_mode leaves out what it needs: turn that off",
+            "rejection compares sampler and trainer, and bypass_mode skips the forward pass that it needs: turn \
+             bypass_mode off",
         );
     }
     if asked.is_off() {
@@ -146,7 +148,7 @@ fn rejection(asked: &SourceKey) -> MappedKey {
 fn correction(asked: &SourceKey, of: &str, key: &str) -> MappedKey {
     let off = asked.facts.value(&format!("{CORRECTION}.{of}")).is_none_or(|value| value == "null" || value == "none");
     if off || bypasses(asked) {
-        return not_needed(format!("{of} is off: nothing reads it"));
+        return not_needed(format!("{of} is off, so the key is ignored"));
     }
     if asked.is_absent() {
         return not_needed("has no value in the files");
@@ -158,7 +160,8 @@ fn bypass(asked: &SourceKey) -> MappedKey {
     match (asked.is_on(), bypasses(asked)) {
         (true, true) => set("update.old_log_probs", "sampler"),
         (true, false) => cannot(
-            "with loss_type reinforce the weights are those of trainer over sampler, which takes the forward that bypass_mode leaves out: it stays",
+            "with loss_type reinforce the weights are ratios of trainer to sampler, which need the forward pass that \
+             bypass_mode skips: the pass stays on",
         ),
         (false, _) => not_needed("off, as here by default"),
     }
@@ -171,6 +174,6 @@ fn bypass_loss(asked: &SourceKey) -> MappedKey {
             "with rollout_is as its weights".into(),
         ),
         Some("ppo_clip") | None => not_needed("the clipped loss, as here"),
-        Some(_) => not_needed("bypass_mode is off: nothing reads it"),
+        Some(_) => not_needed("bypass_mode is off, so the key is ignored"),
     }
 }

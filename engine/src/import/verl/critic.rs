@@ -6,7 +6,7 @@ use crate::import::common::{devices, path, same_training_groups, same_training_s
 use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off};
 use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 
-const AS_POLICY: &str = "what is said of the policy holds";
+const AS_POLICY: &str = "the remark on the same key of the policy applies";
 const ONE_EXECUTOR: &str = "one executor runs every plan: there is no wrapper to choose";
 
 pub(super) const TABLE: &[KeyRule] = &[
@@ -68,7 +68,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("critic.shuffle", Off("mini-batches are taken in the order of the step's prompts")),
     ("critic.data_loader_seed", NotNeeded("mini-batches are not shuffled; trainer.seed seeds everything")),
     ("critic.strategy", NotNeeded(ONE_EXECUTOR)),
-    ("critic.rollout_n", NotNeeded("rollout.n says it")),
+    ("critic.rollout_n", NotNeeded("set by rollout.n")),
     ("critic.ulysses_sequence_parallel_size", By(shared_sequences)),
     ("critic.checkpoint.**", NotNeeded("a checkpoint has the critic and all that --resume needs")),
     ("critic.profiler.**", NotNeeded("`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto")),
@@ -104,7 +104,7 @@ fn of_critic(asked: &SourceKey, key: &str) -> MappedKey {
 fn enable(asked: &SourceKey) -> MappedKey {
     match (asked.value.as_bool(), has_critic(asked)) {
         (Some(on), has) if on != has => cannot("a critic is there with adv_estimator gae, and with no other"),
-        _ => not_needed("adv_estimator says it"),
+        _ => not_needed("set by adv_estimator"),
     }
 }
 
@@ -113,7 +113,7 @@ fn critic_path(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         _ if !has_critic(asked) => not_needed(NO_CRITIC),
         own if own.is_some() && own == model => {
-            not_needed("the policy's own folder: a critic without a path is a copy of the policy with a value head")
+            not_needed("the policy's folder: a critic without a path is a copy of the policy with a value head")
         }
         Some(folder) => set("critic.model.path", path(asked.facts, folder)),
         None => not_needed("has no value in the files"),

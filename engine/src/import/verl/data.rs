@@ -14,7 +14,10 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.val_max_samples", By(|a| limit(a, "trainer.val_max_samples"))),
     ("data.train_batch_size", Same("trainer.train_batch_size")),
     ("data.gen_batch_size", By(generated)),
-    ("data.val_batch_size", NotNeeded("validation samples rollout.max_num_seqs at a time, whatever its size")),
+    (
+        "data.val_batch_size",
+        NotNeeded("validation samples rollout.max_num_seqs sequences at a time, regardless of its size"),
+    ),
     ("data.max_prompt_length", Same("rollout.prompt_length")),
     ("data.max_response_length", Same("rollout.response_length")),
     ("data.filter_overlong_prompts", By(overlong)),
@@ -41,16 +44,16 @@ pub(super) const TABLE: &[KeyRule] = &[
     (
         "data.custom_cls.path",
         Off(
-            "rows come from files, or from a Task in Rust (docs/tasks.md); write what the class makes of a row into the file",
+            "rows come from files, or from a Task in Rust (docs/guides/data.md); write what the class makes of a row into the file",
         ),
     ),
     ("data.custom_cls.name", NotNeeded("it names the class at data.custom_cls.path")),
     (
         "data.sampler.class_path",
-        Off("rows are drawn in shuffled epochs; an order of your own is a Task in Rust (docs/tasks.md)"),
+        Off("rows are drawn in shuffled epochs; for another order write a Task in Rust (docs/guides/data.md)"),
     ),
     ("data.sampler.class_name", NotNeeded("it names the class at data.sampler.class_path")),
-    ("data.datagen.path", Off("rows come from files, or from a Task in Rust (docs/tasks.md)")),
+    ("data.datagen.path", Off("rows come from files, or from a Task in Rust (docs/guides/data.md)")),
     ("data.datagen.name", NotNeeded("it names the class at data.datagen.path")),
     (
         "data.tool_config_path",
@@ -82,7 +85,7 @@ fn generated(asked: &SourceKey) -> MappedKey {
             set_noted("rollout.dynamic_sampling.oversampling", drawn / prompts, "gen_batch_size / train_batch_size")
         }
         (Some(_), _) => cannot(
-            "fewer prompts than data.train_batch_size are drawn; here a round draws at least those that are missing",
+            "fewer prompts than data.train_batch_size are drawn; here a round draws at least the missing prompts",
         ),
         _ if asked.is_absent() => not_needed("has no value in the files"),
         _ => asked.wrong("a number of prompts"),
@@ -91,19 +94,20 @@ fn generated(asked: &SourceKey) -> MappedKey {
 
 fn overlong(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
-        return not_needed("longer prompts are always left out and counted");
+        return not_needed("longer prompts are always skipped and counted");
     }
-    not_needed("longer prompts are left out and counted all the same, where verl would cut them or stop")
+    not_needed("longer prompts are skipped and counted, while verl would truncate them or stop")
 }
 
 fn truncation(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some("error") => not_needed("longer prompts are left out and counted: none is cut"),
+        Some("error") => not_needed("longer prompts are skipped and counted: none is truncated"),
         Some(_) if asked.facts.is_on("data.filter_overlong_prompts") => {
-            not_needed("longer prompts are left out before")
+            not_needed("longer prompts are filtered out before")
         }
         Some(side) => cannot(format!(
-            "no prompt is cut ({side}): longer ones are left out and counted. To keep them, raise rollout.prompt_length"
+            "no prompt is truncated ({side}): longer ones are skipped and counted. To keep them, raise \
+             rollout.prompt_length"
         )),
         None => asked.wrong("error, left, right or middle"),
     }
@@ -127,15 +131,15 @@ fn shuffle(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("rows are drawn in shuffled epochs");
     }
-    cannot("rows are always drawn in shuffled epochs; which ones a step sees depends on trainer.seed alone")
+    cannot("rows are always drawn in shuffled epochs; the rows of a step depend only on trainer.seed")
 }
 
 fn tokenizer(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(own) => cannot(format!(
-            "a model's own tokenizer is used: put the files of {} into the model's folder",
+            "the model's tokenizer is used: put the files of {} into the model's folder",
             path(asked.facts, own)
         )),
-        None => not_needed("the model's own, as here"),
+        None => not_needed("the model's, as here"),
     }
 }

@@ -15,7 +15,7 @@ pub(super) fn entropy(asked: &SourceKey) -> MappedKey {
 /// Whether there is a KL to the reference in the loss.
 pub(super) fn kl_switch(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
-        return not_needed("objective.kl_loss_coef above 0 says it");
+        return not_needed("set by objective.kl_loss_coef above 0");
     }
     set("objective.kl_loss_coef", 0.0)
 }
@@ -24,7 +24,7 @@ pub(super) fn kl_part(asked: &SourceKey, key: &str) -> MappedKey {
     if asked.facts.is_on("actor_rollout_ref.actor.use_kl_loss") {
         return set(key, plain(asked.value));
     }
-    not_needed("use_kl_loss is off: nothing reads it")
+    not_needed("use_kl_loss is off, so the key is ignored")
 }
 
 const MODE: &str = "actor_rollout_ref.actor.policy_loss.loss_mode";
@@ -63,9 +63,9 @@ pub(super) fn policy_loss(asked: &SourceKey) -> MappedKey {
         Some("sapo") => settings("sapo", "token"),
         Some("clip_cov") => settings("clip_cov", "token"),
         Some("kl_cov") => settings("kl_cov", "token"),
-        Some(name) => cannot(format!(
-            "no loss {name} here; the run has the clipped one. docs/objectives.md has those that there are"
-        )),
+        Some(name) => {
+            cannot(format!("no loss {name} here; the run uses the clipped loss. docs/guides/algorithms.md lists the losses"))
+        }
         None => asked.wrong("the name of a loss"),
     }
 }
@@ -78,7 +78,7 @@ pub(super) fn clip(asked: &SourceKey, key: &str) -> MappedKey {
             set_noted(&key, 1.0, "ratios are above 0, so that 1 bounds as little")
         }
         Some(ratio) => set(&key, ratio),
-        None if asked.is_absent() => not_needed("clip_ratio says it"),
+        None if asked.is_absent() => not_needed("set by clip_ratio"),
         None => asked.wrong("a number"),
     }
 }
@@ -96,7 +96,7 @@ pub(super) fn dual_clip(asked: &SourceKey) -> MappedKey {
 pub(super) fn aggregation(asked: &SourceKey) -> MappedKey {
     if BY_SEQUENCE.contains(&mode(asked)) {
         return not_needed(format!(
-            "verl's {} is a mean over sequences of means over tokens, whatever it says",
+            "verl's {} is a mean over sequences of means over tokens, regardless of this key",
             mode(asked)
         ));
     }

@@ -22,7 +22,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ),
     (
         "actor_rollout_ref.model.fused_kernel_options.**",
-        NotNeeded("norms, attention and the head are fused kernels of our own"),
+        NotNeeded("norms, attention and the head are built-in fused kernels"),
     ),
     ("actor_rollout_ref.model.tiled_mlp.**", By(tiled)),
     ("actor_rollout_ref.model.use_shm", NotNeeded("weights are read from the folder, once")),
@@ -32,12 +32,12 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.model.external_lib", Off(NO_PYTHON)),
     (
         "actor_rollout_ref.model.custom_chat_template",
-        Off("the model's own chat template is used: write yours into tokenizer_config.json"),
+        Off("the model's chat template is used: write yours into tokenizer_config.json"),
     ),
-    ("actor_rollout_ref.model.override_config.attn_implementation", NotNeeded("attention is a kernel of our own")),
+    ("actor_rollout_ref.model.override_config.attn_implementation", NotNeeded("attention is a built-in kernel")),
     (
         "actor_rollout_ref.model.override_config.**",
-        Off("the model's config.json says what the model is: edit it in the folder"),
+        Off("the model's config.json defines the model: edit it in the folder"),
     ),
     ("actor_rollout_ref.model.lora_rank", By(|a| lora(a, "rank"))),
     ("actor_rollout_ref.model.lora_alpha", By(|a| lora(a, "alpha"))),
@@ -80,7 +80,7 @@ fn lora(asked: &SourceKey, key: &str) -> MappedKey {
         return not_needed("lora_rank is 0: no adapters are trained");
     }
     if from.iter().any(|key| asked.facts.value(key).is_some()) {
-        return not_needed("the adapter folder says it");
+        return not_needed("set by the adapter folder");
     }
     if asked.is_absent() {
         return not_needed("has no value in the files");
@@ -112,16 +112,16 @@ fn megatron_targets(asked: &SourceKey) -> MappedKey {
 fn adapter(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(folder) => set("model.lora.path", path(asked.facts, folder)),
-        None => not_needed("adapters start anew"),
+        None => not_needed("adapters are newly initialized"),
     }
 }
 
 fn own_files(asked: &SourceKey) -> MappedKey {
     let model = asked.facts.text("actor_rollout_ref.model.path");
     match asked.text() {
-        None => not_needed("the model's own, as here"),
-        own if own == model => not_needed("the model's own, as here"),
-        Some(_) => cannot("the model's own files are read: put these into its folder"),
+        None => not_needed("the model's, as here"),
+        own if own == model => not_needed("the model's, as here"),
+        Some(_) => cannot("the model's files are read: put these into its folder"),
     }
 }
 
@@ -137,7 +137,9 @@ fn offload(asked: &SourceKey) -> MappedKey {
     match (asked.is_on(), recomputes) {
         (false, _) => not_needed("off, as here by default"),
         (true, true) => set("memory.activation_offload", true),
-        (true, false) => cannot("kept inputs are what moves: turn enable_gradient_checkpointing on too"),
+        (true, false) => {
+            cannot("only checkpointed activations are offloaded: turn enable_gradient_checkpointing on too")
+        }
     }
 }
 
@@ -145,7 +147,7 @@ fn padding(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
         return not_needed("rows are packed without padding by default");
     }
-    not_needed("rows are packed all the same: it changes no number (memory.packing: padded would pad them)")
+    not_needed("rows are packed anyway, with the same results (memory.packing: padded would pad them)")
 }
 
 fn liger(asked: &SourceKey) -> MappedKey {

@@ -6,11 +6,11 @@ use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_need
 
 const SECTION: &str = "actor_rollout_ref.rollout.multi_turn";
 const CLASSES: &str = "verl's tools and interactions are not read: write the tools as methods of one class, and name it in task.environment \
-     (docs/tasks.md#several-turns)";
-const LOOP: &str = "an agent loop is a program of its own around verl's sampling server: write what answers a turn as a class, and name it \
-     in task.environment (docs/tasks.md#several-turns)";
+     (docs/guides/environments.md)";
+const LOOP: &str = "an agent loop is a separate program around verl's sampling server: write the code that answers a \
+                    turn as a class, and name it in task.environment (docs/guides/environments.md)";
 const OFF: &str = "multi_turn.enable is off";
-const SERVER: &str = "there is no sampling server: the engine holds the very weights that are trained";
+const SERVER: &str = "there is no sampling server: the built-in engine samples from the weights that are trained";
 
 /// Characters of a tool's answer where verl's files say nothing.
 const ANSWER: i64 = 256;
@@ -29,9 +29,8 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.rollout.multi_turn.interaction_config_path", Off(CLASSES)),
     (
         "actor_rollout_ref.rollout.multi_turn.use_inference_chat_template",
-        Off(
-            "tokens are only ever appended, as the model sampled them; a template that writes earlier turns otherwise is refused",
-        ),
+        Off("tokens are only ever appended, as the model sampled them; a template that writes earlier turns \
+             differently is rejected"),
     ),
     (
         "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode",
@@ -39,7 +38,10 @@ pub(super) const TABLE: &[KeyRule] = &[
             "the template is checked at set-up, and environment/template_mismatch counts rollouts whose tokens it would not write",
         ),
     ),
-    ("actor_rollout_ref.rollout.multi_turn.num_repeat_rollouts", Off("rollout.n says how many rollouts a prompt has")),
+    (
+        "actor_rollout_ref.rollout.multi_turn.num_repeat_rollouts",
+        Off("rollout.n sets the number of rollouts per prompt"),
+    ),
     // verl of 2024 and 2025
     ("actor_rollout_ref.rollout.multi_turn.max_turns", By(|a| turns(a, 0))),
     ("actor_rollout_ref.rollout.multi_turn.completion_callback", Off(LOOP)),
@@ -48,7 +50,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.rollout.agent.agent_loop_manager_class", Off(LOOP)),
     (
         "actor_rollout_ref.rollout.agent.num_workers",
-        NotNeeded("task.environment.workers says how many processes environments live in"),
+        NotNeeded("task.environment.workers sets the number of environment processes"),
     ),
     ("actor_rollout_ref.rollout.agent.custom_async_server.**", Off(SERVER)),
     ("actor_rollout_ref.rollout.val_kwargs.temperature", By(|a| sampled(a, "rollout.val_kwargs.temperature"))),
@@ -102,7 +104,8 @@ fn calls(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         _ if !is_on(asked) => not_needed(OFF),
         Some(1) => cannot(
-            "all calls of a turn are answered, where verl answers the first alone; a tool that refuses a second call has the same effect",
+            "all calls of a turn are answered, while verl answers only the first; a tool that refuses a second call \
+             has the same effect",
         ),
         _ => not_needed("all calls of a turn are answered"),
     }
@@ -120,10 +123,10 @@ fn answer_length(asked: &SourceKey) -> MappedKey {
 fn side(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         _ if !is_on(asked) => not_needed(OFF),
-        Some("right") => not_needed("long answers are cut at their end"),
-        Some(side @ ("left" | "middle")) => {
-            cannot(format!("long answers are cut at their end, not {side}; have the tool return what matters first"))
-        }
+        Some("right") => not_needed("long answers are truncated at their end"),
+        Some(side @ ("left" | "middle")) => cannot(format!(
+            "long answers are truncated at their end, not {side}; have the tool return what matters first"
+        )),
         _ if asked.is_absent() => not_needed("has no value in the files"),
         _ => asked.wrong("left, middle or right"),
     }
@@ -180,14 +183,14 @@ fn draws(asked: &SourceKey) -> bool {
 }
 
 fn do_sample(asked: &SourceKey) -> MappedKey {
-    not_needed(if draws(asked) { "rollout.val_kwargs.temperature says it" } else { GREEDY })
+    not_needed(if draws(asked) { "set by rollout.val_kwargs.temperature" } else { GREEDY })
 }
 
 fn completions(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 1 && draws(asked) => set("rollout.val_kwargs.n", n),
         Some(n) if n > 1 => {
-            cannot("greedy completions of a prompt are all the same: set rollout.val_kwargs.temperature beside n")
+            cannot("greedy completions of a prompt are all the same: set rollout.val_kwargs.temperature as well as n")
         }
         Some(1) => not_needed("one completion of a validation prompt, as here by default"),
         None if asked.is_absent() => not_needed("has no value in the files"),

@@ -38,14 +38,14 @@ fn streams(asked: &SourceKey) -> bool {
 
 pub(super) fn params(asked: &SourceKey) -> MappedKey {
     if asked.is_on() && streams(asked) {
-        return not_needed("weights wait on the host all along (memory.param_offload: streamed)");
+        return not_needed("weights are always on the host (memory.param_offload: streamed)");
     }
     idle(asked, "memory.param_offload")
 }
 
 pub(super) fn state(asked: &SourceKey) -> MappedKey {
     if asked.is_on() && (asked.facts.is_on(ON_CPU) || streams(asked)) {
-        return not_needed("the optimizer is on the host all along (memory.optimizer_offload: cpu)");
+        return not_needed("the optimizer is always on the host (memory.optimizer_offload: cpu)");
     }
     idle(asked, "memory.optimizer_offload")
 }
@@ -61,7 +61,8 @@ pub(super) fn streamed(asked: &SourceKey) -> MappedKey {
     }
     if !asked.facts.is_on("actor_rollout_ref.model.enable_gradient_checkpointing") {
         return cannot(
-            "weights visit the device segment by segment only where segments are recomputed: turn enable_gradient_checkpointing on too",
+            "weights are streamed segment by segment only if segments are recomputed: turn \
+             enable_gradient_checkpointing on too",
         );
     }
     let all = [
@@ -77,7 +78,7 @@ pub(super) fn streamed(asked: &SourceKey) -> MappedKey {
 
 pub(super) fn shards(asked: &SourceKey) -> MappedKey {
     if asked.whole() == Some(-1) {
-        not_needed("memory.zero_stage shares state out over the ranks of `mpirun`; one rank has nothing to shard")
+        not_needed("memory.zero_stage shards state over the ranks of `mpirun`; one rank has nothing to shard")
     } else {
         devices(asked)
     }
@@ -87,7 +88,7 @@ pub(super) fn masters(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("fp32" | "float32") | None => not_needed("master weights are f32"),
         Some(_) => {
-            cannot("master weights are f32 whatever the precision; memory.moments saves bytes of the optimizer's state")
+            cannot("master weights are f32 in every precision; memory.moments saves bytes of the optimizer's state")
         }
     }
 }
@@ -101,7 +102,7 @@ pub(super) fn granularity(asked: &SourceKey) -> MappedKey {
             ],
             String::new(),
         ),
-        Some("selective") => not_needed("attention keeps no scores, whatever is recomputed"),
+        Some("selective") => not_needed("attention keeps no scores, regardless of recomputation"),
         _ if asked.is_absent() => not_needed("has no value in the files"),
         _ => asked.wrong("full or selective"),
     }
@@ -109,7 +110,7 @@ pub(super) fn granularity(asked: &SourceKey) -> MappedKey {
 
 pub(super) fn method(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some("uniform") => not_needed("segments have equal numbers of layers (memory.checkpoint_every)"),
+        Some("uniform") => not_needed("all segments have the same number of layers (memory.checkpoint_every)"),
         Some("block") => cannot("layers that recompute are listed: memory.checkpoint_layers: [0, 1, …]"),
         _ if asked.is_absent() => not_needed("has no value in the files"),
         _ => asked.wrong("uniform or block"),

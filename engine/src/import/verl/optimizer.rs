@@ -18,7 +18,7 @@ pub(super) fn warmup_steps(asked: &SourceKey, ours: &str) -> MappedKey {
     match asked.whole() {
         _ if ours.starts_with("critic") && !has_critic(asked) => not_needed(NO_CRITIC),
         Some(steps) if steps > 0 => warmed_up(asked, ours, "warmup_steps", steps.into()),
-        _ => not_needed("the ratio says it"),
+        _ => not_needed("set by the ratio"),
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn schedule(asked: &SourceKey, ours: &str) -> MappedKey {
         Some("cosine") => set(&key, if floor { "cosine_with_min_lr" } else { "cosine" }),
         Some("linear") => set(&key, "linear"),
         None => not_needed("has no value in the files"),
-        Some(name) => cannot(format!("no schedule {name}: docs/configuration.md has those that there are")),
+        Some(name) => cannot(format!("no schedule {name}: docs/reference/configuration.md lists the schedules")),
     }
 }
 

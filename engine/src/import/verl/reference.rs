@@ -10,7 +10,7 @@ use crate::import::key_mapping::KeyRule;
 
 pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.ref.strategy", NotNeeded(ONE_EXECUTOR)),
-    ("actor_rollout_ref.ref.rollout_n", NotNeeded("rollout.n says it")),
+    ("actor_rollout_ref.ref.rollout_n", NotNeeded("set by rollout.n")),
     ("actor_rollout_ref.ref.fsdp_config.param_offload", By(|a| idle(a, "memory.reference.param_offload"))),
     ("actor_rollout_ref.ref.megatron.param_offload", By(|a| idle(a, "memory.reference.param_offload"))),
     ("actor_rollout_ref.ref.fsdp_config.**", NotNeeded(ONE_EXECUTOR)),
@@ -43,7 +43,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.ref.router_replay._target_", NotNeeded("a class of verl's")),
     (
         "actor_rollout_ref.ref.router_replay.**",
-        Off("rollout.router_replay replays routes in the policy; the reference takes its own experts"),
+        Off("rollout.router_replay replays routes in the policy; the reference routes tokens itself"),
     ),
     (
         "actor_rollout_ref.ref.model.path",

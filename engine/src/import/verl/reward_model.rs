@@ -8,20 +8,25 @@ use serde_json::{Value, json};
 pub(super) const TABLE: &[KeyRule] = &[
     ("reward_model.enable", By(judge)),
     ("reward_model.model.path", By(judge_path)),
-    ("reward_model.model.input_tokenizer", NotNeeded("a reward model reads texts by its own tokenizer")),
+    ("reward_model.model.input_tokenizer", NotNeeded("a reward model encodes its input with its tokenizer")),
     ("reward_model.reward_manager", By(manager)),
     ("reward_model.reward_kwargs.overlong_buffer_cfg.enable", By(overlong)),
     (
         "reward_model.reward_kwargs.overlong_buffer_cfg.**",
-        NotNeeded("overlong_buffer_cfg.enable says whether there is a penalty; its reward has len and penalty_factor"),
+        NotNeeded(
+            "overlong_buffer_cfg.enable controls whether there is a penalty; its reward has len and penalty_factor",
+        ),
     ),
     ("reward_model.overlong_buffer.enable", By(overlong)),
     (
         "reward_model.overlong_buffer.**",
-        NotNeeded("overlong_buffer.enable says whether there is a penalty; its reward has len and penalty_factor"),
+        NotNeeded("overlong_buffer.enable controls whether there is a penalty; its reward has len and penalty_factor"),
     ),
     ("reward_model.reward_kwargs.max_resp_len", NotNeeded("rollout.response_length is the limit")),
-    ("reward_model.reward_kwargs.**", Off("a rule's options stand beside its kind in task.rewards (docs/tasks.md)")),
+    (
+        "reward_model.reward_kwargs.**",
+        Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)"),
+    ),
     ("reward_model.sandbox_fusion.**", Off("no completions are run as programs")),
     (
         "reward_model.n_gpus_per_node",
@@ -52,18 +57,20 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("reward.reward_kwargs.overlong_buffer_cfg.enable", By(overlong)),
     (
         "reward.reward_kwargs.overlong_buffer_cfg.**",
-        NotNeeded("overlong_buffer_cfg.enable says whether there is a penalty; its reward has len and penalty_factor"),
+        NotNeeded(
+            "overlong_buffer_cfg.enable controls whether there is a penalty; its reward has len and penalty_factor",
+        ),
     ),
     ("reward.reward_kwargs.max_resp_len", NotNeeded("rollout.response_length is the limit")),
-    ("reward.reward_kwargs.**", Off("a rule's options stand beside its kind in task.rewards (docs/tasks.md)")),
+    ("reward.reward_kwargs.**", Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)")),
     ("reward.reward_model.enable", By(judge)),
     ("reward.reward_model.model_path", By(judge_path)),
     ("reward.reward_model.**", NotNeeded(JUDGE)),
     ("reward.sandbox_fusion.url", Off("no completions are run as programs")),
-    ("reward.sandbox_fusion.**", NotNeeded("sandbox_fusion.url says whether completions are run as programs")),
+    ("reward.sandbox_fusion.**", NotNeeded("sandbox_fusion.url controls whether completions are run as programs")),
 ];
 
-const WORKERS: &str = "`workers` of a Python reward says how many processes call it";
+const WORKERS: &str = "`workers` of a Python reward sets the number of processes that call it";
 
 fn judge(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
@@ -80,7 +87,7 @@ fn judge(asked: &SourceKey) -> MappedKey {
 fn judge_path(asked: &SourceKey) -> MappedKey {
     let sections = ["reward_model.enable", "reward.reward_model.enable"];
     not_needed(if sections.iter().any(|key| asked.facts.is_on(key)) {
-        "it stands in the reward of reward_model.enable"
+        "it is in the reward of reward_model.enable"
     } else {
         "reward_model.enable is off"
     })
@@ -91,7 +98,7 @@ fn manager(asked: &SourceKey) -> MappedKey {
         Some("naive" | "dapo" | "batch" | "prime") | None => {
             not_needed("task.rewards grade every completion, while others are still sampled")
         }
-        Some(name) => cannot(format!("no reward manager {name}: say in task.rewards what grades a completion")),
+        Some(name) => cannot(format!("no reward manager {name}: specify in task.rewards how completions are graded")),
     }
 }
 

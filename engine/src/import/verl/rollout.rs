@@ -7,7 +7,7 @@ use crate::import::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::import::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 use serde_json::Value;
 
-const OWN_ENGINE: &str = "the sampling engine is our own, and holds the very weights that are trained";
+const OWN_ENGINE: &str = "the sampling engine is built in, and samples from the weights that are trained";
 
 pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.rollout.name", NotNeeded(OWN_ENGINE)),
@@ -70,7 +70,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.rollout.enable_rollout_routing_replay", By(replay)),
     ("actor_rollout_ref.rollout.skip_rollout", Off("completions are always sampled; none are read from a folder")),
     ("actor_rollout_ref.rollout.over_sample_rate", Off("every completion of a step is waited for")),
-    ("actor_rollout_ref.rollout.limit_images", NotNeeded("models read text alone")),
+    ("actor_rollout_ref.rollout.limit_images", NotNeeded("models read only text")),
     (
         "actor_rollout_ref.rollout.profiler.**",
         NotNeeded("`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto"),
@@ -114,7 +114,7 @@ fn sampled(asked: &SourceKey) -> MappedKey {
 
 fn length(asked: &SourceKey, theirs: &str, ours: &str) -> MappedKey {
     if asked.facts.is_written(theirs) || asked.is_absent() {
-        return not_needed(format!("{theirs} says it"));
+        return not_needed(format!("set by {theirs}"));
     }
     set(ours, plain(asked.value))
 }
@@ -130,7 +130,7 @@ fn dtype(asked: &SourceKey) -> MappedKey {
     let run = asked.facts.text("actor_rollout_ref.actor.fsdp_config.dtype").and_then(float_type);
     match asked.text().and_then(float_type) {
         own if own.is_some() && own == run => not_needed("completions are sampled in the run's precision"),
-        Some("f32") => cannot("nothing is sampled in more digits than it is trained in: set precision: f32 for both"),
+        Some("f32") => cannot("rollout.precision must not exceed precision: set precision: f32 for both"),
         Some(own) => set("rollout.precision", own),
         None => not_needed("completions are sampled in the run's precision"),
     }
@@ -152,12 +152,13 @@ fn share(asked: &SourceKey) -> MappedKey {
         return set_noted(
             "rollout.gpu_memory_utilization",
             share,
-            "of the device's total memory; remove it on a CPU, which knows no share",
+            "of the device's total memory; remove it on a CPU, which has no memory of this kind",
         );
     }
     not_needed(
-        "sampling takes what training leaves: both take turns in one pool. rollout.gpu_memory_utilization would bound all that is there \
-         while sampling, which in verl is beside the training state",
+        "sampling uses the memory that training leaves free: the two alternate in one pool. \
+         rollout.gpu_memory_utilization would bound all memory in use while sampling; in verl it does not count the \
+         training state",
     )
 }
 
@@ -176,7 +177,7 @@ fn captures(asked: &SourceKey) -> MappedKey {
         return if asked.is_absent() {
             not_needed("has no value in the files")
         } else {
-            asked.wrong("a list of numbers")
+            asked.wrong("a list of integers")
         };
     };
     let most = asked.facts.whole("actor_rollout_ref.rollout.max_num_seqs").unwrap_or(256);
@@ -186,7 +187,7 @@ fn captures(asked: &SourceKey) -> MappedKey {
         return cannot(format!("none of the sizes is from 1 to rollout.max_num_seqs ({most})"));
     }
     let left = sizes.len() - within.len();
-    let note = if left == 0 { String::new() } else { format!("{left} above rollout.max_num_seqs left out") };
+    let note = if left == 0 { String::new() } else { format!("{left} above rollout.max_num_seqs omitted") };
     set_noted("rollout.cudagraph_capture_sizes", within, note)
 }
 

@@ -34,7 +34,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "trainer.max_critic_ckpt_to_keep",
         NotNeeded("a checkpoint has policy and critic; trainer.max_ckpt_to_keep counts it once"),
     ),
-    ("trainer.del_local_ckpt_after_load", Off("checkpoints stay where they are")),
+    ("trainer.del_local_ckpt_after_load", Off("checkpoints stay in the run folder")),
     ("trainer.log_val_generations", NotNeeded("`firebrick report RUN` shows samples")),
     ("trainer.rollout_data_dir", NotNeeded("samples.jsonl in the run folder has every completion")),
     ("trainer.validation_data_dir", NotNeeded("metrics.jsonl has the validations")),
@@ -63,8 +63,8 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("transfer_queue.**", NotNeeded(RAY)),
     ("ray_kwargs.**", NotNeeded(RAY)),
     ("ray_init.**", NotNeeded(RAY)),
-    ("hydra.**", NotNeeded("Hydra's own settings")),
-    ("defaults", NotNeeded("verl's own defaults are known, and stand in the table where they set something here")),
+    ("hydra.**", NotNeeded("a setting of Hydra")),
+    ("defaults", NotNeeded("verl's defaults are known, and are listed in the table if they set something here")),
     ("--config-name", By(config_name)),
     ("--config-path", By(config_file)),
     ("--config-dir", By(config_file)),
@@ -89,7 +89,7 @@ fn passes(asked: &SourceKey) -> MappedKey {
 fn steps(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.steps", n),
-        _ if asked.is_off() => not_needed("total_epochs says it"),
+        _ if asked.is_off() => not_needed("set by total_epochs"),
         _ => asked.wrong("a number of steps"),
     }
 }
@@ -112,7 +112,7 @@ fn save(asked: &SourceKey) -> MappedKey {
 fn test(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.test_freq", n),
-        Some(_) => not_needed("validation runs before the first step and after the last, where there are rows for it"),
+        Some(_) => not_needed("validation runs before the first step and after the last, if there are rows for it"),
         None => asked.wrong("a number of steps"),
     }
 }
@@ -143,7 +143,7 @@ fn device(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("cuda") => set("device", "cuda"),
         Some("cpu") => set("device", "cpu"),
-        Some(name) => cannot(format!("no device {name}: `firebrick devices` lists those that there are")),
+        Some(name) => cannot(format!("no device {name}: `firebrick devices` lists the devices")),
         None => not_needed("auto, as here by default"),
     }
 }
@@ -153,14 +153,14 @@ fn trace(asked: &SourceKey) -> MappedKey {
         || asked.facts.text("global_profiler.tool") == Some("torch_memory");
     match asked.whole() {
         Some(n) if n > 0 && on => set("memory.trace", n.min(1_000_000)),
-        _ => not_needed("the profiler is off: nothing reads it"),
+        _ => not_needed("the profiler is off, so the key is ignored"),
     }
 }
 
 fn config_name(asked: &SourceKey) -> MappedKey {
     let name = asked.text().map(|name| name.trim_end_matches(".yaml"));
     match name {
-        Some("ppo_trainer" | "ppo_megatron_trainer") => not_needed("verl's own defaults are known"),
+        Some("ppo_trainer" | "ppo_megatron_trainer") => not_needed("verl's defaults are known"),
         _ => cannot(format!(
             "the script starts from the file {}: import it first, `firebrick import FILE SCRIPT`",
             asked.value

@@ -1,4 +1,4 @@
-//! The file `memory_timeline.json`: columns of numbers, names once. `docs/memory_timeline.md` describes it.
+//! The file `memory_timeline.json`: columns of numbers, names once. `docs/reference/run_folder.md` describes it.
 
 use crate::executor::BoundaryKind;
 use crate::plan::estimate::{EstimatePhase, PhaseEstimate};
@@ -215,11 +215,11 @@ impl MemoryTimeline {
     /// Reads the text of a file; `path` is for messages.
     pub(super) fn parse(text: &str, path: &Path) -> Result<Self> {
         let file: Value = serde_json::from_str(text).map_err(|e| {
-            let detail = if e.is_eof() { format!("it is cut off: {e}") } else { format!("it is not JSON: {e}") };
+            let detail = if e.is_eof() { format!("it is truncated: {e}") } else { format!("it is not JSON: {e}") };
             bad(path, detail)
         })?;
         if file["format"] != FORMAT {
-            let detail = format!("it is no memory timeline: `format` is not {FORMAT:?}");
+            let detail = format!("it is not a memory timeline: `format` is not {FORMAT:?}");
             return Err(bad(path, detail));
         }
         match file["version"].as_u64() {
@@ -230,7 +230,7 @@ impl MemoryTimeline {
                 );
                 return Err(bad(path, detail));
             }
-            _ => return Err(bad(path, "`version` is no number from 1".into())),
+            _ => return Err(bad(path, "`version` is not an integer of at least 1".into())),
         }
         let timeline: Self =
             serde_path_to_error::deserialize(file).map_err(|e| bad(path, format!("{}: {}", e.path(), e.inner())))?;

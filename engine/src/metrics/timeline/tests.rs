@@ -128,11 +128,11 @@ fn what_is_no_timeline_of_this_version_is_refused_with_the_reason() {
         edit(&mut value);
         value.to_string()
     };
-    refused(&whole[..whole.len() / 2], "it is cut off");
-    refused("", "it is cut off");
+    refused(&whole[..whole.len() / 2], "it is truncated");
+    refused("", "it is truncated");
     refused("{]", "not JSON");
-    refused("[1]", "no memory timeline");
-    refused("{\"steps\": 3}", "no memory timeline");
+    refused("[1]", "not a memory timeline");
+    refused("{\"steps\": 3}", "not a memory timeline");
     refused(&edited(|v| v["version"] = json!(2)), "version 2");
     refused(&edited(|v| v["version"] = json!("x")), "`version`");
     refused(&edited(|v| v["version"] = json!(0)), "`version`");

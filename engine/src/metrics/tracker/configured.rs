@@ -1,6 +1,7 @@
 //! The trackers that a configuration names.
 
 use super::tensorboard::TensorBoard;
+#[cfg(feature = "trackio")]
 use super::trackio::Trackio;
 use super::traits::Tracker;
 use crate::config::{Logger, TrainerConfig};
@@ -13,7 +14,11 @@ pub fn configured(config: &TrainerConfig) -> Vec<Box<dyn Tracker>> {
         match logger {
             Logger::Console | Logger::File => None,
             Logger::Tensorboard => Some(Box::new(TensorBoard::new())),
+            #[cfg(feature = "trackio")]
             Logger::Trackio => Some(Box::new(Trackio::new())),
+            // `Loggers::check` refuses it before a run
+            #[cfg(not(feature = "trackio"))]
+            Logger::Trackio => None,
         }
     };
     config.logger.iter().filter_map(tracker).collect()

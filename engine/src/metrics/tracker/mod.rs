@@ -6,11 +6,13 @@ mod event_file;
 mod guarded;
 mod markdown;
 mod tensorboard;
+#[cfg(feature = "trackio")]
 mod trackio;
 mod traits;
 
 pub use configured::configured;
 pub use guarded::Trackers;
 pub use tensorboard::TensorBoard;
+#[cfg(feature = "trackio")]
 pub use trackio::Trackio;
 pub use traits::{TrackedRun, Tracker, TrackerResult};

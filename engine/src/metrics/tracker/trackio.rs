@@ -179,7 +179,7 @@ fn write(
     if !begun {
         transaction.execute_batch(SCHEMA)?;
         let last = run.last_step.map_or(-1, |step| step as i64);
-        transaction.execute("DELETE FROM metrics WHERE run_id = ?1 AND step > ?2", params![run.id, last])?;
+        transaction.execute(r"DELETE FROM metrics WHERE run_id = ?1 AND step > ?2", params![run.id, last])?;
         transaction.execute(
             &format!(
                 "INSERT INTO configs (created_at, run_id, run_name, config) VALUES ({TIME}, ?2, ?3, ?4)

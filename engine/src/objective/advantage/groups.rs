@@ -2,16 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which standard deviation (Bessel-corrected) a reward's deviation from the mean is divided by (TRL's
-/// `scale_rewards`).
+/// Standard deviation (Bessel-corrected) that a reward's deviation from the mean is divided by (TRL's `scale_rewards`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {
-    /// By the group's (GRPO; verl's `norm_adv_by_std_in_grpo: true`).
+    /// Of the group (GRPO).
     Group,
-    /// By the whole step's (TRL's `batch`).
+    /// Of the step.
     Batch,
-    /// Not at all (Dr. GRPO, arXiv:2503.20783).
+    /// No division (Dr. GRPO).
     None,
 }
 

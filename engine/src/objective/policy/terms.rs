@@ -5,17 +5,17 @@ use crate::objective::token_loss::{Metric, Reduction, TokenInputs};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// What the probability ratio is of.
+/// Level of the probability ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ImportanceSamplingLevel {
-    /// Each token.
+    /// Per token.
     Token,
-    /// The sequence: the geometric mean of its tokens' ratios (GSPO).
+    /// Geometric mean over the sequence (GSPO).
     Sequence,
-    /// The same in value; each token's gradient goes to itself alone (GSPO-token).
+    /// As `sequence`, with per-token gradients (GSPO-token).
     SequenceToken,
-    /// The sequence as one action: the product of its tokens' ratios (RLOO).
+    /// All ratios of the sequence multiplied (RLOO).
     SequenceProduct,
 }
 

@@ -62,8 +62,8 @@ fn advantages(r: &SettingsReader<'_>) -> Result<Advantages> {
         MultiObjectiveAggregation::NormalizeThenSum => {
             if name != AdvEstimator::Grpo || with_kl {
                 return refuse(
-                    "objective: multi_objective_aggregation: normalize_then_sum goes with adv_estimator: grpo and no \
-                     use_kl_in_reward: it normalises each reward by itself",
+                    "objective: multi_objective_aggregation: normalize_then_sum requires adv_estimator: grpo and no \
+                     use_kl_in_reward: it normalizes each reward by itself",
                 );
             }
             Ok(Advantages::NormalizeThenSum { eps })
@@ -220,8 +220,8 @@ fn entropy_bonus(r: &SettingsReader<'_>) -> Result<Option<EntropyBonus>> {
     let (min, max) = (*read!(r, entropy_coef_min), *read!(r, entropy_coef_max));
     if !(min..=max).contains(&coef) {
         return refuse(
-            "objective: entropy_coeff is where the adaptive weight starts, and should lie between entropy_coef_min and \
-             entropy_coef_max",
+            "objective: entropy_coeff is the initial value of the adaptive weight, and should be between \
+             entropy_coef_min and entropy_coef_max",
         );
     }
     Ok(Some(EntropyBonus::Adaptive(AdaptiveEntropy {
@@ -238,12 +238,12 @@ fn refuse_together(objective: &PolicyGradient) -> Result<()> {
     let by_sequence = |c: &RolloutCorrection| c.level == CorrectionLevel::Sequence;
     match objective.loss {
         PolicyLoss::GeoMean { .. } if objective.top_entropy.is_some() => refuse(
-            "objective: top_entropy_quantile picks tokens, and policy_loss: geo_mean has one term a sequence; take another of \
-             the two",
+            "objective: top_entropy_quantile picks tokens, and policy_loss: geo_mean has one term per sequence; change \
+             one of the two",
         ),
         PolicyLoss::GeoMean { .. } if objective.advantages.by_token() => refuse(
-            "objective: policy_loss: geo_mean takes one advantage a sequence, and adv_estimator: reinforce_plus_plus and gae \
-             give one a token",
+            "objective: policy_loss: geo_mean takes one advantage per sequence, but adv_estimator: reinforce_plus_plus \
+             and gae give one per token",
         ),
         PolicyLoss::Vespo(_) if objective.correction.as_ref().is_some_and(by_sequence) => refuse(
             "objective: policy_loss: vespo multiplies the corrections of a sequence's tokens itself; take rollout_is: \

@@ -6,36 +6,36 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AdvEstimator {
-    /// Less the group's mean, over its standard deviation.
+    /// (R − mean) / (std + `adv_eps`).
     Grpo,
-    /// Less the mean of the group's others. A group of one keeps its reward.
+    /// R − mean of the others; R in a group of one.
     Rloo,
-    /// The same; a group of one has no advantage.
+    /// As `rloo`; 0 in a group of one.
     RlooVectorized,
-    /// Returns by token, normalised over the step.
+    /// Returns by token, normalized over the step.
     ReinforcePlusPlus,
-    /// Less the group's mean, normalised over the step.
+    /// R − mean, normalized over the step.
     ReinforcePlusPlusBaseline,
-    /// Returns by token less the reward of the greedy completion.
+    /// Returns − R of the greedy completion.
     Remax,
-    /// Less the group's mean weighted by length.
+    /// R − length-weighted mean.
     Opo,
-    /// The lead of the group's best, for the best alone (verl's `grpo_passk`).
+    /// Best: (R − second best) / (std + `adv_eps`); others: 0.
     #[serde(alias = "grpo_passk")]
     PassAtK,
-    /// Less the group's mean, times the step's completions over those with a reward.
+    /// (R − mean) · completions / completions with R ≠ 0.
     Gpg,
-    /// By a critic: generalised advantage estimation, normalised over the step (PPO).
+    /// Generalized advantage estimation, normalized over the step.
     Gae,
 }
 
-/// What happens to several rewards (TRL's `multi_objective_aggregation`).
+/// How several rewards are combined (TRL's `multi_objective_aggregation`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MultiObjectiveAggregation {
-    /// Their weighted sum is one reward.
+    /// Their weighted sum is normalized.
     SumThenNormalize,
-    /// Each is normalised in its group, their weighted sum over the step (GDPO, arXiv:2601.05242).
+    /// Each is normalized in its group, their weighted sum over the step (GDPO).
     NormalizeThenSum,
 }
 
@@ -43,24 +43,24 @@ pub enum MultiObjectiveAggregation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyLossMode {
-    /// PPO's clipped ratio, with clip-higher and dual clip.
+    /// `max(−A r, −A clip(r))`, with dual clip.
     #[serde(alias = "vanilla")]
     Clip,
-    /// The clipped ratio as a constant weight of the log-prob.
+    /// `−sg(clip(r)) A logp`.
     Cispo,
-    /// A sigmoid of the ratio.
+    /// `−σ(τ (r − 1)) · 4/τ · A`.
     Sapo,
-    /// The geometric mean of the ratios of a sequence.
+    /// `−A` times the geometric mean of clipped ratios.
     #[serde(alias = "gmpo")]
     GeoMean,
-    /// The log-prob itself.
+    /// `−A logp`.
     #[serde(alias = "gpg")]
     Reinforce,
-    /// A KL penalty on the tokens of largest covariance.
+    /// `−A r`, plus `ppo_kl_coef · |logp − old|` for high-covariance tokens.
     KlCov,
-    /// Some tokens of large covariance left out.
+    /// `clip` without some high-covariance tokens.
     ClipCov,
-    /// A smooth weight of the ratio of whole sequences.
+    /// `−sg(φ) A logp`, `φ = e^λ w^k e^(−λ w)`; w is the sequence's ratio.
     Vespo,
 }
 
@@ -68,14 +68,14 @@ pub enum PolicyLossMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutIs {
-    /// A weight a token, bounded by the thresholds.
+    /// Per token, truncated to the bounds.
     #[serde(alias = "token")]
     TokenTruncate,
-    /// A weight a token, 0 outside the thresholds.
+    /// Per token, 0 outside the bounds.
     TokenMask,
-    /// The product over the sequence, bounded by the thresholds.
+    /// Per sequence, truncated to the bounds.
     #[serde(alias = "sequence")]
     SequenceTruncate,
-    /// The product over the sequence, 0 outside the thresholds.
+    /// Per sequence, 0 outside the bounds.
     SequenceMask,
 }

@@ -10,124 +10,122 @@ use crate::objective::kl::KlType;
 use crate::objective::policy::ImportanceSamplingLevel;
 use serde::{Deserialize, Serialize};
 
-/// The flat settings of a policy-gradient objective, as a configuration file has them: a name, and every setting that
-/// it sets. Those that are not written are the named algorithm's own. [`build`](Self::build) makes a
-/// [`PolicyGradient`](crate::objective::PolicyGradient) of them and refuses what does not go together.
+/// The settings of a policy-gradient objective, as a configuration file has them: a name, and every setting that it
+/// sets. Keys that are not set have the values of the named algorithm; in code, [`Algorithm::settings`] returns them,
+/// and the field `name` by itself sets nothing. [`build`](Self::build) makes a
+/// [`PolicyGradient`](crate::objective::PolicyGradient) of them and rejects invalid combinations.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a part of the objective that there is or is not")]
 pub struct ObjectiveConfig {
-    /// The algorithm whose settings stand under those that are written. In code, [`Algorithm::settings`] gives them;
-    /// this field alone sets nothing.
+    /// Algorithm that sets all keys that are not given.
     pub name: Algorithm,
 
-    /// How rewards become advantages (verl's `adv_estimator`).
+    /// How the rewards R of a group (the completions of a prompt) become advantages.
     pub adv_estimator: AdvEstimator,
-    /// Division of the advantage by the standard deviation: `group`, `batch` or `none`
-    /// (TRL's name; verl's `norm_adv_by_std_in_grpo` is `group` or `none`).
+    /// Standard deviation that advantages are divided by (`grpo`, `pass_at_k`).
     pub scale_rewards: ScaleRewards,
-    /// Added to the standard deviation (verl 1e-6, TRL 1e-4).
+    /// Added to the standard deviation.
     pub adv_eps: f64,
-    /// Discount of later rewards, where advantages are by token.
+    /// Discount by token (`reinforce_plus_plus`, `gae`).
     pub gamma: f64,
-    /// With a critic: how far an advantage looks beyond the next value; 0: no further, 1: to the end (verl's name).
+    /// λ of `gae`: 0 looks ahead to the next value, 1 to the end.
     pub lam: f64,
-    /// Advantages less their mean over the step, over their standard deviation (TRL's, of RLOO).
+    /// Normalize advantages over the step: zero mean, unit standard deviation.
     pub normalize_advantages: bool,
-    /// Several rewards: summed and normalised, or each normalised by itself and summed (TRL's name).
+    /// How several rewards are combined.
     pub multi_objective_aggregation: MultiObjectiveAggregation,
-    /// Takes the coefficient of `kl_ctrl` · KL to the reference policy off each token's reward (verl's name).
+    /// Subtract `kl_ctrl.kl_coef` · KL to the reference policy from each token's reward.
     pub use_kl_in_reward: bool,
-    /// Its estimator (verl's name).
+    /// KL estimator of `use_kl_in_reward`; d = logp − reference.
     pub kl_penalty: KlType,
-    /// Its coefficient, fixed or adaptive (verl's `kl_ctrl`; TRL's `beta` of RLOO is `kl_coef`).
+    /// Coefficient of `use_kl_in_reward`.
     pub kl_ctrl: KlControlConfig,
-    /// Leaves completions that ran into the length limit out of the loss (TRL's name; DAPO's overlong filtering).
+    /// Exclude truncated completions from the loss (DAPO's overlong filtering).
     pub mask_truncated_completions: bool,
 
-    /// The policy loss (verl's `policy_loss.loss_mode`).
+    /// Policy loss; A is the advantage, r the ratio, sg stops the gradient.
     pub policy_loss: PolicyLossMode,
-    /// What the probability ratio is of (TRL's name).
+    /// Level of the ratio r (`clip`, `cispo`, `sapo`).
     pub importance_sampling_level: ImportanceSamplingLevel,
-    /// ε below 1.
+    /// Clip range of the ratio below 1.
     pub clip_ratio_low: f64,
-    /// ε above 1.
+    /// Clip range of the ratio above 1.
     pub clip_ratio_high: f64,
-    /// Dual clip; `null` turns it off.
+    /// Dual clip c: with a negative advantage A, the loss is at most −A·c. `null` disables it.
     pub clip_ratio_c: Option<f64>,
-    /// SAPO's temperature where the advantage is positive (verl's name).
+    /// SAPO: τ for positive advantages.
     pub tau_pos: f64,
-    /// SAPO's temperature elsewhere.
+    /// SAPO: τ for other advantages.
     pub tau_neg: f64,
-    /// KL-Cov: the share of the step's tokens that are penalized (verl's name).
+    /// KL-Cov: fraction of tokens that are penalized.
     pub kl_cov_ratio: f64,
-    /// KL-Cov: the weight of their penalty (verl's name).
+    /// KL-Cov: penalty weight.
     pub ppo_kl_coef: f64,
-    /// Clip-Cov: the share of the step's tokens that are left out (verl's name).
+    /// Clip-Cov: fraction of tokens that are excluded.
     pub clip_cov_ratio: f64,
-    /// Clip-Cov: least covariance of a token to be left out.
+    /// Clip-Cov: smallest covariance of excluded tokens.
     pub clip_cov_lb: f64,
-    /// Clip-Cov: its largest.
+    /// Clip-Cov: largest covariance of excluded tokens.
     pub clip_cov_ub: f64,
-    /// VESPO: power of the ratio where the advantage is not negative (TRL's name).
+    /// VESPO: k for advantages of at least 0.
     pub vespo_k_pos: f64,
-    /// VESPO: decay in the ratio there.
+    /// VESPO: λ for advantages of at least 0.
     pub vespo_lambda_pos: f64,
-    /// VESPO: power of the ratio where the advantage is negative.
+    /// VESPO: k for negative advantages.
     pub vespo_k_neg: f64,
-    /// VESPO: decay in the ratio there.
+    /// VESPO: λ for negative advantages.
     pub vespo_lambda_neg: f64,
-    /// Leaves tokens with a negative advantage out of the policy loss in sequences whose mean log-prob under the
-    /// sampler is more than this above that under the policy (TRL's name). `null`: none.
+    /// Exclude tokens with negative advantages in sequences whose mean of sampler logp − logp is above this. `null`:
+    /// none.
     pub off_policy_mask_threshold: Option<f64>,
-    /// Share of the step's tokens, those of highest entropy, that the policy loss and the entropy bonus look at (TRL's
-    /// name).
+    /// Fraction of tokens, by highest entropy, that policy loss and entropy bonus use.
     pub top_entropy_quantile: f64,
 
-    /// How token losses become one number.
+    /// Reduction of the token losses L. Divisors are counted over the whole optimizer step.
     pub loss_agg_mode: LossAggMode,
-    /// What `seq-mean-token-sum-norm` divides by. `null`: sequences · longest possible completion (Dr. GRPO, TRL);
-    /// verl's own default is the longest possible completion alone.
+    /// Divisor of `seq-mean-token-sum-norm`. `null`: sequences · `rollout.response_length`; verl: only the latter.
     pub loss_scale_factor: Option<f64>,
 
-    /// Weight of the KL to the reference policy in the loss (verl's `kl_loss_coef`, TRL's `beta`). 0: no reference
-    /// model.
+    /// Weight of the KL to the reference policy (the policy before the first RL step, or the base model with
+    /// `model.lora`) in the loss. 0 loads no reference model, unless `use_kl_in_reward` needs it.
     pub kl_loss_coef: f64,
-    /// Its estimator.
+    /// KL estimator of the loss; d = logp − reference.
     pub kl_loss_type: KlType,
-    /// Multiplies it by the probability ratio (TRL's name).
+    /// Multiply the KL loss by the ratio, so that `k3` is unbiased off policy.
     pub use_bias_correction_kl: bool,
 
-    /// Weight of the entropy bonus (verl's `entropy_coeff`, TRL's `entropy_coef`); its start where it is adaptive.
+    /// Weight of the entropy bonus, or its initial value with `use_adaptive_entropy`.
     pub entropy_coeff: f64,
-    /// Moves the weight by `entropy_coef_delta` an optimizer step: up while the entropy is at or below
-    /// `entropy_target`, down while it is above, where there is no bonus at all (TRL's name).
+    /// Raise the entropy weight in each optimizer step while entropy is at or below `entropy_target`; above it, lower
+    /// the weight and give no bonus.
     pub use_adaptive_entropy: bool,
-    /// Target entropy of the adaptive weight, in nats.
+    /// Target entropy in nats.
     pub entropy_target: f64,
-    /// Least adaptive weight.
+    /// Smallest adaptive entropy weight.
     pub entropy_coef_min: f64,
-    /// Largest adaptive weight.
+    /// Largest adaptive entropy weight.
     pub entropy_coef_max: f64,
-    /// Its change an optimizer step.
+    /// Change of the adaptive entropy weight per optimizer step.
     pub entropy_coef_delta: f64,
 
-    /// Importance-sampling correction of the policy loss between the trainer's old log-probs and those that the tokens
-    /// were drawn with. `null`: none.
+    /// Importance weight w = exp(old − sampler) of the policy loss; needs `update.old_log_probs: trainer`. `null`:
+    /// none.
     pub rollout_is: Option<RolloutIs>,
-    /// Its largest weight (verl's name; TRL's `vllm_importance_sampling_clip_max`).
+    /// Upper bound of w (`rollout_is`).
     pub rollout_is_threshold: f64,
-    /// Its least weight (TRL's `vllm_importance_sampling_clip_min`). `null`: 0.
+    /// Lower bound of w (`rollout_is`). `null`: 0.
     pub rollout_is_threshold_lower: Option<f64>,
-    /// Divides the weights by their mean over the step (verl's name).
+    /// Divide w (`rollout_is`) by its mean over the step.
     pub rollout_is_batch_normalize: bool,
-    /// Leaves out tokens or sequences whose log-probs under sampler and trainer are too far apart, by one criterion or
-    /// several, joined by commas (verl's name). `null`: none.
+    /// Criteria, joined by commas, that exclude tokens or sequences on which sampler and trainer diverge: `token_k1` to
+    /// `token_k3`, `seq_sum_k1` to `seq_sum_k3`, `seq_mean_k1` to `seq_mean_k3`, `seq_max_k2`, `seq_max_k3`. `null`:
+    /// none.
     pub rollout_rs: Option<RejectionCriteria>,
-    /// Largest divergence, for all criteria or each; for the `k1` kinds the largest ratio of sampler and trainer, or
-    /// both bounds.
+    /// Largest divergence, one for all criteria or one each. For `k1` criteria the largest ratio, or both bounds:
+    /// `"0.5_2,0.1"`.
     pub rollout_rs_threshold: Option<RejectionThresholds>,
-    /// For the `k1` kinds the least ratio, where the threshold has none. `null`: 1 / `rollout_rs_threshold`.
+    /// Smallest ratio of `k1` criteria. `null`: 1 / `rollout_rs_threshold`.
     pub rollout_rs_threshold_lower: Option<f64>,
 }
 

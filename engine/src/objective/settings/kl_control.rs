@@ -2,29 +2,29 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Whether the coefficient moves (verl's `kl_ctrl.type`).
+/// Whether the coefficient adapts (verl's `kl_ctrl.type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlControl {
-    /// It stays.
+    /// Constant.
     #[default]
     Fixed,
-    /// It follows the measured KL.
+    /// `β *= 1 + clip(KL / target_kl − 1, ±0.2) · completions / horizon` after every step.
     Adaptive,
 }
 
-/// Settings of the controller, under verl's names (`algorithm.kl_ctrl`).
+/// Settings of the KL coefficient, under verl's names (`algorithm.kl_ctrl`).
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KlControlConfig {
-    /// Whether the coefficient moves.
+    /// Whether the coefficient adapts.
     #[serde(rename = "type")]
     pub kind: KlControl,
-    /// The coefficient, or the one it starts from.
+    /// Coefficient; the initial one of `adaptive`.
     pub kl_coef: f64,
-    /// KL of a completion token that an adaptive coefficient aims at.
+    /// Target KL per token of `adaptive`.
     pub target_kl: f64,
-    /// Completions over which an adaptive coefficient can change by a fifth of itself.
+    /// Horizon of `adaptive`, in completions.
     pub horizon: f64,
 }
 

@@ -15,12 +15,12 @@ const GOES_WITH: [(&[&str], &str); 18] = [
     (&["lam"], "objective.adv_estimator: gae"),
     (
         &["normalize_advantages"],
-        "an objective.adv_estimator that gives one advantage a completion and does not normalise them itself",
+        "an objective.adv_estimator that gives one advantage per completion and does not normalize it",
     ),
     (&["kl_ctrl", "kl_penalty"], "objective.use_kl_in_reward"),
     (
         &["importance_sampling_level"],
-        "objective.policy_loss: clip, cispo or sapo; the others have no ratio or one of their own",
+        "objective.policy_loss: clip, cispo or sapo; the others have no ratio or a different one",
     ),
     (&["clip_ratio_low", "clip_ratio_high"], "an objective.policy_loss that clips: clip, cispo, geo_mean or clip_cov"),
     (&["clip_ratio_c"], "objective.policy_loss: clip"),
@@ -80,7 +80,7 @@ impl<'a> SettingsReader<'a> {
         let idle = |key: &&&str| !read.contains(**key) && own[**key] != base[**key] && !own[**key].is_null();
         for (keys, with) in GOES_WITH {
             if let Some(key) = keys.iter().find(idle) {
-                return refuse(format!("objective.{key} goes with {with}"));
+                return refuse(format!("objective.{key} requires {with}"));
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Criteria that all have to hold, joined by commas where there are several (verl's spelling of `rollout_rs`).
+/// Criteria that all must hold, joined by commas if there are several (verl's spelling of `rollout_rs`).
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct RejectionCriteria(pub Vec<RolloutRs>);
@@ -33,7 +33,7 @@ impl From<RejectionCriteria> for String {
     }
 }
 
-/// What each criterion allows: a number for all of them, or one each joined by commas, `lower_upper` for the k1 kinds
+/// Bound of each criterion: one value for all of them, or one each joined by commas, `lower_upper` for the k1 kinds
 /// (verl's spelling).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(try_from = "Written", into = "Written")]
@@ -74,8 +74,8 @@ impl TryFrom<Written> for RejectionThresholds {
             let parsed = part.trim().parse::<f64>().ok().filter(|n| n.is_finite());
             parsed.ok_or_else(|| {
                 format!(
-                    "{text:?} should be numbers joined by commas, one a criterion of rollout_rs, such as \"2\" or, with a lower \
-                     bound for the k1 kinds, \"0.5_2\""
+                    "{text:?} should be values joined by commas, one per criterion of rollout_rs, such as \"2\" or, \
+                     with a lower bound for the k1 kinds, \"0.5_2\""
                 )
             })
         };

@@ -62,7 +62,7 @@ impl Protocol {
             Ok(Opening::Refused { refused }) => Err(refused),
             Ok(Opening::Ready { style, .. }) if style == "verl" => Ok(Self::Verl),
             Ok(Opening::Ready { needs, columns, environments, .. }) => Ok(Self::Trl { columns, needs, environments }),
-            Err(_) => Err(format!("its worker said {}", shortened(line))),
+            Err(_) => Err(format!("its worker wrote {}", shortened(line))),
         }
     }
 }
@@ -74,7 +74,7 @@ pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<Vec<Prog
             Ok(samples.into_iter().map(Item::outcome).collect())
         }
         Ok(Reply::Failed { id: own, error }) if own == id => Ok(vec![Err(error); len]),
-        _ => Err(format!("it answered {}, which is no answer", shortened(line))),
+        _ => Err(format!("it answered {}, which is not a valid answer", shortened(line))),
     }
 }
 
@@ -91,7 +91,7 @@ impl Item {
 pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> {
     let nonsense = |what: &str| Err(format!("it answered {}, {what}", shortened(line)));
     let Ok(mut answer) = serde_json::from_str::<Map<String, Value>>(line) else {
-        return nonsense("which is no JSON object");
+        return nonsense("which is not a JSON object");
     };
     let Some(id) = answer.remove("id").and_then(|id| id.as_u64()) else {
         return nonsense("which has no `id`");

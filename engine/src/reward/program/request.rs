@@ -129,7 +129,7 @@ pub(super) fn check_rows(protocol: &Protocol, task: &dyn Task) -> Result<(), Str
                 if let Some(name) = needs.iter().find(|name| !columns.contains(*name)) {
                     let columns: Vec<String> = columns.iter().map(|c| format!("`{c}`")).collect();
                     return Err(format!(
-                        "it needs `{name}`, which is no column of the {} rows; they have {}",
+                        "it needs `{name}`, which is not a column of the {} rows; they have {}",
                         split.name(),
                         columns.join(", ")
                     ));

@@ -246,7 +246,7 @@ def any_of_them(completions, **kwargs):
         Program::open("judge", &settings, &calculator)
     };
     let refused = open("needs").expect_err("refused").to_string();
-    for part in ["reward `judge`", "it needs `environments`", "no objects"] {
+    for part in ["reward `judge`", "it needs `environments`", "not objects"] {
         assert!(refused.contains(part), "{part:?} is not in {refused}");
     }
     for function in ["takes", "any_of_them"] {
@@ -278,7 +278,7 @@ fn a_function_that_cannot_be_used_is_refused_with_the_reason() {
     refused("h", json!({}), "no function `h` in it; its functions are `f`, `g`");
     refused("g", json!({}), "its parameters are `x`, `y`; expected TRL's");
     refused("compute_score", json!({}), "it needs `tokenizer`");
-    refused("f", json!({}), "it needs `colour`, which is no column of the train rows");
+    refused("f", json!({}), "it needs `colour`, which is not a column of the train rows");
     refused("v", json!({"kwargs": {"w": 1}}), "`kwargs` names `w`");
     let settings = bench.settings("v", &json!({}));
     let bare = Rows(vec![row("42"), Example::text("p", "")]);

@@ -29,16 +29,15 @@ const TEMPLATE: &str = "{%- for message in messages -%}
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CalculatorConfig {
-    /// Digits of both operands, 1 to 9. The first is at least 4, so that all products have twice as many: where a digit
-    /// is copied from is then the same distance away for every problem, which a very small model learns soon.
+    /// Digits of both operands, 1 to 9. The first is at least 4, so that all results of `*` have the same length.
     pub digits: u32,
-    /// Which of `+`, `-` and `*` occur: a text such as `"+*"`, or a list.
+    /// Any of `+`, `-`, `*`, as in `arithmetic`.
     pub operations: Operations,
-    /// Whether there is a calculator; without one the problems have to be solved in the head.
+    /// Offer the tool `calculate(expression)`; otherwise a rollout is one turn.
     pub tool: bool,
-    /// Seed of the order of the training problems. The validation problems do not depend on it.
+    /// Seed of the order of training problems.
     pub seed: u64,
-    /// Problems held out for validation.
+    /// Held-out problems.
     pub validation_size: u64,
 }
 
@@ -186,7 +185,7 @@ impl CalculatorTool {
                 "type": "function",
                 "function": {
                     "name": "calculate",
-                    "description": "Computes an expression of numbers with + - * / and brackets.",
+                    "description": r"Computes an expression of numbers with + - * / and brackets.",
                     "parameters": {
                         "type": "object",
                         "properties": {

@@ -6,33 +6,33 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// What answers the turns of a task's rollouts.
+/// Environment of multi-turn rollouts.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum EnvironmentConfig {
-    /// A class in a Python file, as TRL's `environment_factory`.
+    /// A Python class, as for TRL's `environment_factory`.
     Python(PythonEnvironmentConfig),
 }
 
-/// An environment class in a Python file, of TRL's shape: `reset(**row)`, public methods that are the tools, and, where
-/// there is one, `get_reward()`.
+/// A Python class with `reset(**row)`, public methods that are the tools, and optionally `get_reward()`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PythonEnvironmentConfig {
-    /// The file. It can import what lies in its folder.
+    /// Python file; it can import from its folder.
     pub file: PathBuf,
-    /// The class, or a function without required parameters that makes an environment (TRL's `environment_factory`).
+    /// Class with `reset(**row)`, tools as public methods and optionally `get_reward()`, or a function that returns an
+    /// instance.
     pub class: String,
-    /// Arguments that it is made with.
+    /// Keyword arguments of the class.
     #[serde(default)]
     pub kwargs: Map<String, Value>,
-    /// The interpreter: a program on the path, or a file.
+    /// Interpreter: a program on the `PATH`, or a path.
     #[serde(default = "default_python")]
     pub python: String,
-    /// Processes that the environments live in.
+    /// Worker processes.
     #[serde(default = "default_workers")]
     pub workers: usize,
-    /// Seconds that one call may take: `reset`, the tools of a turn, `get_reward`.
+    /// Time limit per call in seconds, at most 86,400.
     #[serde(default = "default_timeout")]
     pub timeout: f64,
 }

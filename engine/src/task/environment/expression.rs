@@ -18,7 +18,7 @@ pub(super) fn calculate(text: &str) -> Result<String, String> {
     let value = reader.sum()?;
     match reader.rest.chars().next() {
         None => written(&value),
-        Some(found) => Err(format!("unexpected {found:?}; expected numbers, + - * / and brackets")),
+        Some(found) => Err(format!("unexpected {found:?}; expected a number, + - * / or a bracket")),
     }
 }
 

@@ -53,7 +53,7 @@ def documentation(name, method):
     """Description, arguments and return value as a docstring in Google's format has them."""
     text = inspect.getdoc(method)
     if not text or not text.strip():
-        raise Refused(f"the tool `{name}` has no docstring; it says what the tool does and, under `Args:`, what its parameters are")
+        raise Refused(f"the tool `{name}` has no docstring; describe the tool in it and, under `Args:`, its parameters")
     sections, current = {"": []}, ""
     for line in text.splitlines():
         word = line.strip().rstrip(":")

@@ -3,16 +3,14 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// How a model writes its tool calls, under vLLM's names of their parsers.
+/// Format in which a model writes tool calls, under vLLM's names of their parsers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolParser {
-    /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them between other text: Hermes, Qwen 2.5,
-    /// Qwen 3 and many others.
+    /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Qwen and others).
     #[default]
     Hermes,
-    /// The turn is `{"name": …, "parameters": {…}}`, or several of these with `;` between them, behind `<|python_tag|>`
-    /// or not: Llama 3.1 and later.
+    /// `{"name": …, "parameters": {…}}` as the turn, several separated by `;` (Llama 3.1 and later).
     #[serde(rename = "llama3_json")]
     Llama3Json,
 }
@@ -63,7 +61,7 @@ fn hermes(text: &str) -> ToolCalls {
         let (inside, behind) = after.split_once(CLOSE).unwrap_or((after, ""));
         calls.push(match serde_json::from_str(inside.trim()) {
             Ok(value) => call(value),
-            Err(error) => Err(format!("the tool call is no JSON: {error}")),
+            Err(error) => Err(format!("the tool call is not JSON: {error}")),
         });
         rest = behind;
     }
@@ -94,7 +92,7 @@ fn llama3(text: &str) -> ToolCalls {
                 rest = rest.strip_prefix(';').unwrap_or(rest).trim_start();
             }
             Some(Err(error)) => {
-                calls.push(Err(format!("the tool call is no JSON: {error}")));
+                calls.push(Err(format!("the tool call is not JSON: {error}")));
                 break;
             }
             None => break,
@@ -167,7 +165,7 @@ mod tests {
     #[test]
     fn what_is_no_call_says_why() {
         for (parser, text, reason) in [
-            (ToolParser::Hermes, "<tool_call>add(1)</tool_call>", "is no JSON"),
+            (ToolParser::Hermes, "<tool_call>add(1)</tool_call>", "is not JSON"),
             (ToolParser::Hermes, "<tool_call>[1]</tool_call>", "is [1]"),
             (ToolParser::Hermes, "<tool_call>{}</tool_call>", "no `name`"),
             (
@@ -175,8 +173,8 @@ mod tests {
                 "<tool_call>{\"name\": \"f\", \"arguments\": 3}</tool_call>",
                 "arguments of `f` are 3",
             ),
-            (ToolParser::Llama3Json, "{\"name\": \"add\"", "is no JSON"),
-            (ToolParser::Llama3Json, "<|python_tag|>print(1)", "is no JSON"),
+            (ToolParser::Llama3Json, "{\"name\": \"add\"", "is not JSON"),
+            (ToolParser::Llama3Json, "<|python_tag|>print(1)", "is not JSON"),
         ] {
             let calls = parser.parse(text);
             assert_eq!(calls.len(), 1, "{text}");

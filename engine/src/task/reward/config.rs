@@ -22,169 +22,167 @@ pub struct RewardConfig {
     pub options: RewardOptions,
 }
 
-/// What judges a completion.
+/// Rule, model or program that scores a completion.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RewardKind {
-    /// 1 if the number the completion concludes with is the answer (verl's GSM8K rule), else 0.
+    /// verl's GSM8K rule: a number in the last 300 characters equals the answer, compared as decimals.
     Gsm8k {
-        /// Which number is the conclusion. verl: `method`.
+        /// How the number is found.
         #[serde(default)]
         method: Gsm8kMethod,
     },
-    /// 1 if the completion is the answer, both trimmed, else 0.
+    /// The trimmed completion equals the answer.
     Exact {
-        /// Whether upper and lower case are the same.
+        /// Ignore case.
         #[serde(default)]
         ignore_case: bool,
     },
-    /// 1 if the completion contains the answer (trimmed), else 0.
+    /// The completion contains the answer.
     Contains {
-        /// Whether upper and lower case are the same.
+        /// Ignore case.
         #[serde(default)]
         ignore_case: bool,
     },
-    /// With a capture group: 1 if group 1 of the last match is the answer, both trimmed, else 0.
-    /// Without one: 1 if the pattern matches (a format reward), else 0.
+    /// Group 1 of the last match equals the answer; without a group, the pattern matches anywhere.
     Regex {
-        /// The pattern, in Rust's regex syntax; `.` also matches a line break.
+        /// Pattern in the syntax of Rust's `regex`; `.` matches line breaks.
         pattern: String,
     },
-    /// 1 if the last number in the completion is the answer, else 0.
+    /// The last number in the completion equals the answer.
     Number {
-        /// Largest absolute difference that still counts as equal.
+        /// Largest difference that counts as equal: absolute in `number`, relative in `math`.
         #[serde(default = "default_tolerance")]
         tolerance: f64,
     },
-    /// 1 if the completion's answer, read as mathematics, is the ground truth, else 0.
+    /// The answer equals the ground truth mathematically. It is read from the last `\boxed{}`, after `####` or `answer
+    /// is`, or from the last line.
     Math {
-        /// Largest relative difference of two numbers that still counts as equal; 0 compares exactly.
+        /// Largest relative difference that counts as equal; 0 is exact.
         #[serde(default)]
         tolerance: f64,
     },
-    /// verl's `gsm8k.compute_score`, compared as texts.
+    /// verl's `gsm8k.compute_score`, which compares strings.
     VerlGsm8k {
-        /// Which number is the conclusion.
+        /// How the number is found.
         #[serde(default)]
         method: Gsm8kMethod,
-        /// The value of a completion that concludes with another number.
+        /// Score of a different number.
         #[serde(default)]
         format_score: f64,
     },
-    /// verl's `math_reward.compute_score`: the last `\\boxed{}` is the answer after the MATH dataset's normalisation.
+    /// verl's `math_reward.compute_score`: the last `\boxed{}` equals the answer after MATH's normalization.
     VerlMath {},
-    /// TRL's `accuracy_reward`: as `math`, with the answer in `\\boxed{}` or in the formula after `final answer is`.
+    /// TRL's `accuracy_reward`: `math` for the last `\boxed{}` or the formula after `final answer is`.
     TrlAccuracy {},
-    /// TRL's `think_format_reward`.
+    /// TRL's `think_format_reward`: one `<think>`, at the start, and `</think>` after it.
     TrlThinkFormat {},
-    /// 1 if the completion has tags in order, each once, else 0.
+    /// The completion has the tags in order, each once.
     Format {
-        /// Their names, without brackets.
+        /// Tag names: `[think, answer]`.
         tags: Vec<String>,
-        /// Whether nothing but space may stand outside of them.
+        /// Allow only whitespace outside the tags.
         #[serde(default = "yes")]
         only: bool,
-        /// Whether the prompt ends with the first tag, so that completions begin inside it.
+        /// The prompt ends with the first opening tag.
         #[serde(default)]
         opened: bool,
     },
-    /// 1 if the completion's JSON fits a schema, else 0.
+    /// The text after `</think>`, or its last fenced code block, is JSON that matches a schema.
     JsonSchema {
-        /// The schema.
+        /// JSON Schema, without remote references, look-around or back-references.
         schema: Value,
     },
-    /// 1 if the letter that the completion settles on is the answer, else 0.
+    /// The chosen letter is the answer. It is read from the last `\boxed{}`, the last answer line, or the start of the
+    /// last line.
     Choice {
-        /// The letters.
+        /// Possible letters.
         #[serde(default = "default_letters")]
         letters: String,
     },
-    /// 1 if the completion's expression reaches the target with the given numbers, else 0.
+    /// The expression reaches the target with the given integers; the answer is `{"target": 24, "numbers": [2, 3, 4]}`.
     Countdown {
-        /// Whether every number has to be used.
+        /// Every integer must be used.
         #[serde(default = "yes")]
         use_all: bool,
     },
-    /// A penalty between 0 and −1: the share of n-grams that stood before.
+    /// From 0 to −1: minus the fraction of repeated n-grams.
     Repetition {
-        /// Words or tokens of an n-gram.
+        /// Units per n-gram, at most 64.
         #[serde(default = "default_ngram")]
         ngram_size: usize,
-        /// What it is made of.
+        /// Unit of n-grams.
         #[serde(default)]
         unit: RepetitionUnit,
     },
-    /// A penalty between 0 and −1 by the completion's tokens. Set exactly one of `target`, `max`
-    /// and `buffer`; a negative weight makes it a bonus.
+    /// From 0 to −1 by the length in tokens. Set one of `target`, `max` and `buffer`.
     Length {
-        /// Tokens. 0 at this length, falling linearly to −1 at zero tokens and at twice as many.
+        /// Length that scores 0, falling linearly to −1 at zero and at twice this length.
         #[serde(default)]
         target: Option<usize>,
-        /// Tokens. 0 up to this length, −1 beyond.
+        /// Maximum length that scores 0; longer completions score −1.
         #[serde(default)]
         max: Option<usize>,
-        /// Tokens. DAPO's soft overlong penalty: 0 up to the completion limit less this buffer,
-        /// then linearly down to −1 at the limit. verl: `overlong_buffer.len`, and its
-        /// `penalty_factor` is our weight.
+        /// Tokens before `rollout.response_length` over which the score falls from 0 to −1 (DAPO's soft overlong
+        /// penalty).
         #[serde(default)]
         buffer: Option<usize>,
     },
-    /// The score of a reward model, a `…ForSequenceClassification` checkpoint with one label.
+    /// Score of a reward model: a `…ForSequenceClassification` checkpoint with one label.
     Model(RewardModelConfig),
-    /// A function in a Python file, as it was written for TRL or verl.
+    /// A Python function written for TRL or verl.
     Python(PythonRewardConfig),
-    /// A program of any language, JSON lines in and out.
+    /// A program that reads and writes JSON lines.
     Command(CommandRewardConfig),
 }
 
-/// A reward model: which, where it computes, and what it reads.
+/// A reward model.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RewardModelConfig {
-    /// The checkpoint's folder.
+    /// Checkpoint folder or Hub model of the reward model.
     pub path: PathBuf,
-    /// Where it computes; the run's own device where absent.
+    /// Device of the reward model. `null`: the run's.
     #[serde(default)]
     #[schemars(with = "Option<String>")]
     pub device: Option<DeviceSpec>,
-    /// What it reads.
+    /// Form of the reward model's input.
     #[serde(default)]
     pub input: RewardInput,
-    /// Most tokens of one of its forward batches, a hard limit; `memory.score_tokens` where absent.
+    /// Maximum tokens per batch of the reward model. `null`: `memory.score_tokens`.
     #[serde(default)]
     pub score_tokens: Option<usize>,
-    /// Whether its weights wait on the host while others work, or visit the device segment by segment.
+    /// Location of the reward model's weights.
     #[serde(default)]
     pub param_offload: ParamOffload,
 }
 
-/// What a reward model reads of a prompt and its completion.
+/// Form of a reward model's input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardInput {
-    /// `chat` where the prompt is a conversation and the model has a chat template, else `text`.
+    /// `chat` for conversations if the reward model has a chat template, else `text`.
     #[default]
     Auto,
-    /// The conversation with the completion as the assistant's turn, by the reward model's own chat template. A prompt
-    /// that is plain text is the user's turn.
+    /// The conversation in the reward model's chat template. A plain-text prompt is the user's turn.
     Chat,
-    /// The prompt's text and the completion's, by the reward model's own tokenizer.
+    /// Text of prompt and completion, with the reward model's tokenizer.
     Text,
-    /// The policy's token ids as they are: the vocabularies must be the same.
+    /// The policy's token ids; needs the same vocabulary.
     Tokens,
 }
 
-/// What becomes of a reward's number: `weight · clip(normalise(value))`.
+/// Options of every reward: it counts as `weight · clip(normalize(value))`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardOptions {
-    /// Factor in the sum (TRL: `reward_weights`).
+    /// Factor in the sum; may be negative.
     pub weight: f64,
-    /// Name in metrics and samples; the kind if absent.
+    /// Unique name in metrics and samples. `null`: the `kind`.
     pub name: Option<String>,
-    /// Whether the mean of all its values so far is subtracted and their standard deviation divided by, in training.
+    /// In training, subtract the run's mean so far and divide by its standard deviation.
     pub normalize: bool,
-    /// Least and greatest value that counts in training, after normalisation (TRL: `score_clip`).
+    /// In training, clip values to `[low, high]` after normalization.
     pub clip: Option<[f64; 2]>,
 }
 
@@ -197,22 +195,22 @@ impl Default for RewardOptions {
     }
 }
 
-/// How the GSM8K reward finds a completion's conclusion, within its last 300 characters.
+/// How the number that a completion concludes with is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Gsm8kMethod {
-    /// The last number written as `#### 42`.
+    /// The last number written `#### 42`.
     #[default]
     Strict,
     /// The last number.
     Flexible,
 }
 
-/// What the repetition penalty counts.
+/// Unit of n-grams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RepetitionUnit {
-    /// Words: what stands between spaces, in lower case.
+    /// Words in lower case.
     #[default]
     Words,
     /// The policy's tokens.

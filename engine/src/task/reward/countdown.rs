@@ -33,14 +33,14 @@ impl CountdownProblem {
     pub fn parse(answer: &str) -> Result<Self, String> {
         let problem: Self = serde_json::from_str(answer.trim()).map_err(|error| {
             format!(
-                "the ground truth {answer:?} is no countdown problem ({error}); expected JSON such as {}, for example \
-                 `answer: '{{{{\"target\": {{target}}, \"numbers\": {{nums}}}}}}'`",
+                "the ground truth {answer:?} is not a countdown problem ({error}); expected JSON such as {}, for \
+                 example `answer: '{{{{\"target\": {{target}}, \"numbers\": {{nums}}}}}}'`",
                 "{\"target\": 24, \"numbers\": [2, 3, 4]}"
             )
         })?;
         match problem.numbers.len() {
             1..=NUMBERS => Ok(problem),
-            found => Err(format!("a countdown problem has 1 to {NUMBERS} numbers, found {found}")),
+            found => Err(format!("a countdown problem has 1 to {NUMBERS} integers, found {found}")),
         }
     }
 
@@ -77,7 +77,7 @@ impl CountdownProblem {
 impl fmt::Display for CountdownProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (target, numbers) = (self.target, &self.numbers);
-        write!(f, "{{\"target\": {target}, \"numbers\": {numbers:?}}}")
+        write!(f, r#"{{"target": {target}, "numbers": {numbers:?}}}"#)
     }
 }
 

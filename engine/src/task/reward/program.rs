@@ -12,38 +12,38 @@ use crate::task::TaskError;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PythonRewardConfig {
-    /// The file. It can import what lies in its folder. verl: `custom_reward_function.path`.
+    /// Python file; it can import from its folder.
     pub file: PathBuf,
-    /// The function. verl: `custom_reward_function.name`.
+    /// Function in the file. With a parameter `solution_str` it has verl's signature, otherwise TRL's.
     #[serde(default = "default_function")]
     pub function: String,
-    /// Arguments that are passed by name beside the others. verl: `custom_reward_function.reward_kwargs`.
+    /// Additional keyword arguments.
     #[serde(default)]
     pub kwargs: Map<String, Value>,
-    /// The interpreter: a program on the path, or a file.
+    /// Interpreter: a program on the `PATH`, or a path.
     #[serde(default = "default_python")]
     pub python: String,
-    /// Processes that call the function.
+    /// Worker processes.
     #[serde(default = "default_workers")]
     pub workers: usize,
-    /// Seconds that a call may take: the completions of one prompt, or one completion where a call is repeated.
+    /// Time limit in seconds per prompt's completions, at most 86,400.
     #[serde(default = "default_timeout")]
     pub timeout: f64,
 }
 
-/// A program that judges completions: JSON lines in, JSON lines out.
+/// A program that scores completions: JSON lines in, JSON lines out.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CommandRewardConfig {
-    /// The program and its arguments.
+    /// Program and arguments. A program with a `/` is a path relative to the configuration file.
     pub command: Vec<String>,
-    /// Where it runs; where this program runs if absent.
+    /// Working directory. `null`: the current one.
     #[serde(default)]
     pub folder: Option<PathBuf>,
-    /// Processes of it.
+    /// Worker processes.
     #[serde(default = "default_workers")]
     pub workers: usize,
-    /// Seconds that it may take for the completions of one prompt, or for one completion where they are repeated.
+    /// Time limit in seconds per prompt's completions, at most 86,400.
     #[serde(default = "default_timeout")]
     pub timeout: f64,
 }

@@ -28,7 +28,7 @@ impl Schema {
     pub fn new(schema: &Value, setting: &str) -> Result<Self, TaskError> {
         let options = jsonschema::options().offline().with_pattern_options(PatternOptions::regex());
         let validator = options.build(schema).map_err(|error| {
-            TaskError::config(format!("{setting}.schema"), format!("it is no JSON schema that can be used: {error}"))
+            TaskError::config(format!("{setting}.schema"), format!("it is not a valid JSON schema: {error}"))
         })?;
         Ok(Self { validator: Arc::new(validator) })
     }

@@ -155,16 +155,16 @@ impl JsonSchema for RowFiles {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "A file, a folder, a pattern, a dataset of the Hub, or a list of these, with weights.",
+            "description": "A file, folder, glob pattern or Hub dataset, or a list of these, with weights.",
             "anyOf": [
                 {"type": "string"},
                 {"type": "array", "minItems": 1, "items": {"anyOf": [
                     {"type": "string"},
                     {"type": "object", "required": ["path"], "additionalProperties": false, "properties": {
-                        "path": {"type": "string", "description": "A file, a folder, a pattern or a dataset of the Hub."},
+                        "path": {"type": "string", "description": "A file, folder, glob pattern or Hub dataset."},
                         "weight": {
                             "type": "number", "exclusiveMinimum": 0,
-                            "description": "How often rows are drawn from it, in proportion to the other sources."
+                            "description": "Weight of this source when rows are drawn. Set it for all sources, or for none."
                         }
                     }}
                 ]}}
@@ -180,7 +180,7 @@ pub(crate) fn validation_schema(generator: &mut SchemaGenerator) -> Schema {
         "anyOf": [
             sources,
             {
-                "type": "object", "minProperties": 1, "description": "Sets of rows under their names.",
+                "type": "object", "minProperties": 1, "description": "Paths of each validation set by its name.",
                 "additionalProperties": {"anyOf": [
                     {"type": "string"},
                     {"type": "array", "minItems": 1, "items": {"type": "string"}}
@@ -233,8 +233,9 @@ impl RowFiles {
     pub(crate) fn list(&self, base: &Path, setting: &'static str) -> Result<Vec<Vec<PathBuf>>, TaskError> {
         let named = self.0.iter().find_map(|source| source.set.as_ref());
         if let Some(name) = named.filter(|_| setting != VALIDATION) {
-            let detail =
-                format!("names a set, `{name}`, which `task.validation` alone has; write a path, or a list of paths");
+            let detail = format!(
+                "names a set, `{name}`, which only `task.validation` supports; write a path, or a list of paths"
+            );
             return Err(TaskError::config(setting, detail));
         }
         self.0.iter().map(|source| list(&source.path, base, setting)).collect()
@@ -246,7 +247,7 @@ fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, 
     let validates = setting.ends_with("validation");
     if HubName::is_one(text, base) {
         let name = HubName::of_path(Path::new(text), RepoKind::Dataset).ok_or_else(|| {
-            let detail = format!("{text:?} is no dataset: write hf://datasets/owner/name/file");
+            let detail = format!("{text:?} is not a dataset: write hf://datasets/owner/name/file");
             TaskError::config(setting, detail)
         })?;
         let choose = |files: &[String]| choose(files, &name.inside, validates);
@@ -342,7 +343,7 @@ fn of_split(rows: &[&String], validates: bool) -> Result<Vec<String>, String> {
     chosen.ok_or_else(|| {
         let wanted = if validates { "`validation` or `test`" } else { "`train`" };
         let names: Vec<String> = rows.iter().map(|file| (*file).clone()).collect();
-        format!("no file name says {wanted}: it has {}; name the file", some(&names))
+        format!("no file name contains {wanted}: it has {}; name the file", some(&names))
     })
 }
 
@@ -354,13 +355,13 @@ fn alone(files: Vec<String>) -> Result<Vec<String>, String> {
     if folders.len() > 1 {
         let folders: Vec<&str> = folders.into_iter().collect();
         return Err(format!(
-            "its rows lie in several folders ({}); name one after the repository, as in hf://datasets/owner/name/{}",
+            "its rows are in several folders ({}); name one after the repository, as in hf://datasets/owner/name/{}",
             folders.join(", "),
             folders.last().unwrap_or(&"folder")
         ));
     }
     if kinds.len() > 1 {
-        return Err(format!("its rows are there in several formats: {}; name the files", some(&files)));
+        return Err(format!("its rows are in several formats: {}; name the files", some(&files)));
     }
     Ok(files)
 }

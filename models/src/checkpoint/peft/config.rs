@@ -100,8 +100,8 @@ fn targets(config: &Map<String, Value>, known: &Known) -> Result<Vec<TargetModul
     };
     if !parameters.is_empty() && known.parameters.is_empty() {
         return Err(format!(
-            "`target_parameters` is {}, but this model has no experts in one parameter; experts that are modules of their own are in \
-             `target_modules`",
+            "`target_parameters` is {}, but this model has no experts in one parameter; experts that are separate \
+             modules are in `target_modules`",
             shown(config, "target_parameters")
         ));
     }

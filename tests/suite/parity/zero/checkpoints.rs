@@ -211,7 +211,10 @@ fn a_checkpoint_of_several_ranks_that_is_damaged_is_refused_by_name() {
     *bad.last_mut().unwrap() ^= 1;
     std::fs::write(&file, &bad).unwrap();
     let message = load();
-    assert!(message.contains("are not those that were written") && message.contains("step folder"), "{message}");
+    assert!(
+        message.contains("differ from the elements that were written") && message.contains("step folder"),
+        "{message}"
+    );
     std::fs::write(&file, &good[..good.len() - 4]).unwrap();
     let message = load();
     assert!(message.contains("ends before the elements"), "{message}");
@@ -257,7 +260,7 @@ fn blocks_that_do_not_make_up_their_tensor_are_refused_by_name() {
         assert!(message.contains(expected) && message.contains(name), "{message}");
     };
     let first = blocks[0];
-    refused(&|all| all[first]["block"][0] = json!([100_000, 100_001]), "lies beside it");
+    refused(&|all| all[first]["block"][0] = json!([100_000, 100_001]), "is outside its shape");
     refused(&|all| drop(all.remove(first)), "and its blocks");
     let other = blocks[1];
     assert_eq!(tensors[first]["name"], tensors[other]["name"]);

@@ -109,8 +109,8 @@ fn a_check_that_stays_offline_looks_at_the_rest_and_says_what_it_left_out() {
     bench.write("config.yaml", &text("owner/tiny"));
     let said = succeeded(&check(&["--offline"]));
     for part in [
-        "not looked at: model.path: model owner/tiny, being offline",
-        "not looked at: task.train: dataset owner/rows, being offline",
+        "not checked: model.path: model owner/tiny, being offline",
+        "not checked: task.train: dataset owner/rows, being offline",
         "no mistakes",
     ] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");

@@ -14,7 +14,7 @@ pub(super) fn read(f: &Fields<'_>, mixers: &[Mixer]) -> Result<Option<GatedDelta
     }
     if !mixers.contains(&Mixer::Attention) {
         return Err(
-            f.error("`layer_types` has no full_attention: models of linear attention alone are not supported".into())
+            f.error("`layer_types` has no full_attention: models with only linear attention are not supported".into())
         );
     }
     if mixers.len() > MOST_LAYERS {

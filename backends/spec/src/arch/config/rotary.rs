@@ -173,7 +173,7 @@ fn yarn(f: &Fields<'_>, r: &Fields<'_>, factor: f64, original: usize) -> Result<
     let positive = [factor, yarn.beta_fast, yarn.beta_slow, attention_factor];
     if positive.iter().any(|x| !x.is_finite() || *x <= 0.0) || yarn.beta_fast < yarn.beta_slow {
         return Err(f.error(format!(
-            "rotary scaling \"yarn\" needs positive numbers and `beta_fast` no smaller than `beta_slow`, found {yarn:?}"
+            "rotary scaling \"yarn\" needs positive values and `beta_fast` no smaller than `beta_slow`, found {yarn:?}"
         )));
     }
     Ok(yarn)

@@ -21,14 +21,14 @@ impl Parallel {
         let rollouts = workload.mini_rollouts();
         if self.data > rollouts {
             return bad(format!(
-                "the data-parallel degree is {}; an optimizer step has {rollouts} sequences to share out",
+                "the data-parallel degree is {}; an optimizer step has {rollouts} sequences to distribute",
                 self.data
             ));
         }
         if self.zero > Zero::Off && self.replicas() == 1 {
             return bad(
-                "ZeRO shares state out among data-parallel devices, and there is one: the data-parallel degree should be \
-                 at least 2, or the ZeRO stage 0"
+                "ZeRO shards state over data-parallel devices, and there is only one: the data-parallel degree should \
+                 be at least 2, or the ZeRO stage 0"
                     .into(),
             );
         }
@@ -48,7 +48,8 @@ impl Parallel {
         }
         if self.sequence > 1 && arch.delta_net.is_some() {
             return bad(format!(
-                "the sequence-parallel degree is {}, and a state of linear attention goes from token to token: devices cannot share a sequence",
+                "the sequence-parallel degree is {}, but linear attention carries a state from token to token: a \
+                 sequence cannot be sharded",
                 self.sequence
             ));
         }
@@ -82,7 +83,7 @@ impl Parallel {
         let (replicas, rollouts) = (self.replicas(), workload.mini_rollouts());
         if sequence == 0 || !replicas.is_multiple_of(sequence) {
             return refuse(format!(
-                "it should divide the {replicas} devices that the data- and the sequence-parallel degree make"
+                "it should divide the {replicas} devices of the data- and sequence-parallel degrees"
             ));
         }
         if replicas / sequence > rollouts {
@@ -98,9 +99,7 @@ impl Parallel {
             ));
         }
         if sequence > 1 && critic.delta_net.is_some() {
-            return refuse(
-                "a state of linear attention goes from token to token: devices cannot share a sequence".into(),
-            );
+            return refuse("linear attention carries a state from token to token: a sequence cannot be sharded".into());
         }
         Ok(())
     }
@@ -133,7 +132,8 @@ impl Parallel {
         let widest = self.tensor.max(self.rollout_tensor.unwrap_or(1));
         if !each.is_multiple_of(widest) {
             return Err(Error::Config(format!(
-                "the tensor-parallel degree is {widest}; devices that share matrices lie in one machine, so it should divide the {each} of each"
+                "the tensor-parallel degree is {widest}; tensor-parallel devices are in one machine, so it should \
+                 divide the {each} of each"
             )));
         }
         Ok(())

@@ -77,21 +77,3 @@ fn sequences_longer_than_a_preset_s_micro_batch_are_estimated_all_the_same() {
     let rules = of_run(&workload, 2, &gpu(), &Parallel::default()).expect("plans");
     assert!(rules.iter().all(|rule| rule.need.device_bytes > 0));
 }
-
-#[test]
-fn the_table_of_public_models_on_the_page_is_this_one() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/planner.md");
-    let text = std::fs::read_to_string(page).expect("docs/planner.md");
-    let models = models();
-    let rows = text.lines().filter_map(|line| line.strip_prefix("| "));
-    let cells = rows.map(|row| {
-        let row = row.trim_end_matches(" |");
-        row.split(" | ").map(str::to_owned).collect::<Vec<_>>()
-    });
-    let known = |row: &Vec<String>| models.iter().any(|model| model.name == row[0]);
-    let found: Vec<Vec<String>> = cells.filter(known).collect();
-    let expected: Vec<Vec<String>> = models.iter().map(PublicModel::cells).collect();
-    let rows = expected.iter().map(|row| format!("| {} |", row.join(" | ")));
-    let table: Vec<String> = rows.collect();
-    assert!(found == expected, "the rows of docs/planner.md are to be:\n{}", table.join("\n"));
-}

@@ -180,8 +180,8 @@ fn degrees_that_cannot_be_are_refused_by_name() {
     };
     let two = cluster(2, 8, FAST);
     let of_tensor = |tensor| Degrees { tensor: Some(tensor), ..Degrees::default() };
-    assert!(refused(two, of_tensor(3)).contains("16 devices, which no degrees make up with tensor 3"));
-    assert!(refused(two, of_tensor(16)).contains("shared inside a machine"));
+    assert!(refused(two, of_tensor(3)).contains("16 devices, and no degrees match them with tensor 3"));
+    assert!(refused(two, of_tensor(16)).contains("stay inside a machine"));
     assert!(refused(two, of_tensor(8)).contains("12 heads"));
     let many = Degrees { data: Some(2048), ..Degrees::default() };
     let message = refused(cluster(256, 8, FAST), many);

@@ -54,7 +54,7 @@ fn what_is_no_answer_of_a_command_is_not_taken_for_one() {
         return;
     }
     for (how, reason) in [
-        ("print('thinking…', flush=True)", "which is no JSON object"),
+        ("print('thinking…', flush=True)", "which is not a JSON object"),
         ("answer(reward=1)", "which has no `id`"),
         ("answer(id=77, reward=1)", "id 77, which it was not asked"),
         ("answer(id=json.loads(line)['id'], reward='1')", "neither a number nor null"),

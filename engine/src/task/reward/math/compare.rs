@@ -40,7 +40,7 @@ const ELEMENTS: usize = 64;
 /// Variables of two expressions.
 const VARIABLES: usize = 12;
 
-const GRAMMAR: &str = "one of the two is no answer that this rule can read, and their texts differ";
+const GRAMMAR: &str = "one of the two is not an answer that this rule can read, and the strings differ";
 const UNDEFINED: &str = "the expressions are not both defined at enough points to compare them";
 
 /// Compares an answer with the ground truth. Numbers within `tolerance` of the gold's size are equal.

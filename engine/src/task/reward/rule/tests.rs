@@ -106,9 +106,9 @@ fn json_has_to_fit_the_schema() {
     }
     assert!(pays(rule, "", &"[".repeat(1_000_000)) < 0.5);
     let error = refused(r#"{"kind": "json_schema", "schema": {"type": "no such type"}}"#);
-    assert!(error.contains("`rewards.json_schema.schema`: it is no JSON schema"), "{error}");
+    assert!(error.contains("`rewards.json_schema.schema`: it is not a valid JSON schema"), "{error}");
     let error = refused(r#"{"kind": "json_schema", "schema": {"$ref": "https://example.com/a.json"}}"#);
-    assert!(error.contains("no JSON schema that can be used"), "{error}");
+    assert!(error.contains("not a valid JSON schema"), "{error}");
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn countdown_rows_of_others_are_read_and_broken_ones_named() {
     assert!(pays(some, answer, "<answer>2 * 3</answer>") > 0.5);
     assert!(pays(some, answer, "<answer>3 + 3</answer>") < 0.5);
     let error = rewards(rule).check_answer("6").expect_err("refused").to_string();
-    assert!(error.contains("\"6\" is no countdown problem"), "{error}");
+    assert!(error.contains("\"6\" is not a countdown problem"), "{error}");
     assert!(error.contains(r#"`answer: '{{"target": {target}, "numbers": {nums}}}'`"#), "{error}");
 }
 
@@ -176,10 +176,10 @@ fn a_ground_truth_that_its_own_rule_pays_nothing_is_an_error() {
     let text = error(r#"{"kind": "verl_gsm8k"}"#, "1,000");
     assert_eq!(
         text,
-        "reward `verl_gsm8k` failed on this sample: it gives the ground truth itself 0 instead of 1: of \"1,000\", completed as \
-         \"#### 1,000\", it reads \"1000\"; set `answer_extract`, or use another rule"
+        "reward `verl_gsm8k` failed on this sample: it scores its ground truth 0 instead of 1 (answer \"1,000\", \
+         completion \"#### 1,000\", parsed as \"1000\"); set `answer_extract`, or use another rule"
     );
-    assert!(error(r#"{"kind": "verl_math"}"#, "5}").contains("gives the ground truth itself 0"));
+    assert!(error(r#"{"kind": "verl_math"}"#, "5}").contains("scores its ground truth 0"));
     for (json, answer) in [
         (r#"{"kind": "verl_gsm8k"}"#, "1000"),
         (r#"{"kind": "verl_math"}"#, "\\frac12"),
