@@ -3,6 +3,7 @@
 use super::fill;
 use crate::arguments::Arguments;
 use clap::{Arg, Command, CommandFactory};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 pub fn render() -> String {
@@ -13,10 +14,11 @@ pub fn render() -> String {
     let about = program.get_about().map(ToString::to_string).unwrap_or_default();
     let _ = write!(page, "\n{}", fill("", &sentence(&about)));
     if let Some(after) = program.get_after_help() {
-        let _ = write!(page, "\n{}", fill("", &after.to_string()));
+        let _ = write!(page, "\n```text\n{}\n```\n", after.to_string().trim_end());
     }
+    let mut described = BTreeMap::new();
     for command in program.get_subcommands().filter(|command| is_listed(command)) {
-        add(&mut page, command, 2);
+        add(&mut page, command, 2, &mut described);
     }
     page
 }
@@ -25,7 +27,8 @@ fn is_listed(command: &Command) -> bool {
     !command.is_hide_set() && command.get_name() != "help"
 }
 
-fn add(page: &mut String, command: &Command, level: usize) {
+/// Adds a command. `described` has the arguments of the commands before it and the command that each is described in.
+fn add(page: &mut String, command: &Command, level: usize, described: &mut BTreeMap<String, String>) {
     let name = command.get_bin_name().unwrap_or_else(|| command.get_name());
     let positional: Vec<String> = command.get_positionals().map(usage).collect();
     let _ = write!(page, "\n{} {name}\n\n", "#".repeat(level));
@@ -36,6 +39,7 @@ fn add(page: &mut String, command: &Command, level: usize) {
     }
     let listed = |arg: &&Arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str());
     let mut first = true;
+    let mut repeated = BTreeMap::new();
     for arg in command.get_arguments().filter(listed) {
         if std::mem::take(&mut first) {
             page.push('\n');
@@ -47,13 +51,22 @@ fn add(page: &mut String, command: &Command, level: usize) {
         if !defaults.is_empty() && arg.get_action().takes_values() {
             let _ = write!(text, " Default: `{}`.", defaults.join(" "));
         }
+        if let Some(before) = described.get(&text) {
+            let flags: &mut Vec<String> = repeated.entry(before.clone()).or_default();
+            flags.push(format!("`{}`", flag(arg)));
+            continue;
+        }
         page.push_str(&fill("- ", &text));
+        described.insert(text, name.to_owned());
+    }
+    for (before, flags) in repeated {
+        page.push_str(&fill("- ", &format!("As in `{before}`: {}.", flags.join(", "))));
     }
     if let Some(after) = command.get_after_help() {
         let _ = write!(page, "\n```text\n{}\n```\n", after.to_string().trim_end());
     }
     for below in command.get_subcommands().filter(|below| is_listed(below)) {
-        add(page, below, level + 1);
+        add(page, below, level + 1, described);
     }
 }
 

@@ -12,8 +12,8 @@ A configuration is a YAML file of the keys below. `key.path=value` on the comman
 relative to the file, or on the command line to the working folder. `firebrick config explain KEY` prints one key with its \
 names in verl and TRL, `firebrick config check FILE` finds all mistakes of a file, and `firebrick config schema` prints the \
 JSON Schema that editors read.\n\n\
-This page is generated from the schema. An entry is a key, what the key takes, its default, and what the key does. Without a \
-default, the key is off or follows from other keys.\n";
+This page is generated from the schema. An entry is a key, its type and default, and what the key does. `int ≥1` is an \
+integer of at least 1, `?` allows `null`, and `[dataset|jsonl]` names the kinds of section that have the key. Without a default, the key is off or follows from other keys.\n";
 
 /// Sections whose keys another section describes: prefix, and the prefix of the keys that are the same.
 const SAME: [(&str, &str); 5] = [
@@ -64,21 +64,27 @@ fn described_elsewhere(key: &Key, all: &[Key]) -> bool {
 fn entry(key: &Key, name: &str, all: &[Key]) -> String {
     let mut facts = Vec::new();
     if !key.kinds.is_empty() {
-        facts.push(format!("kind {}", key.kinds.join(", ")));
+        facts.push(format!("[{}]", key.kinds.join("|")));
     }
     if !key.is_section {
-        let takes = if key.values.is_empty() { key.takes.clone() } else { String::new() };
-        facts.extend(Some(takes).filter(|takes| !takes.is_empty()));
+        facts.extend(Some(short(&key.takes)).filter(|_| key.values.is_empty()));
         let default = key.default.as_ref().filter(|default| !default.is_null());
-        facts.extend(default.map(|default| format!("default `{}`", written(default))));
+        facts.extend(default.map(|default| format!("`{}`", written(default))));
     }
     if key.is_required {
         facts.push("required".to_owned());
     }
-    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join("; ")) };
+    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
     let mut text = format!("`{name}`{facts}: {}", summary(key, all));
     if let Some((_, other)) = SAME.iter().find(|(prefix, _)| key.is_section && format!("{}.", key.path) == *prefix) {
         let _ = write!(text, " Keys as in `{}`; other defaults are listed here.", other.trim_end_matches('.'));
+    }
+    let twin = all.iter().take_while(|other| other.path != key.path).find(|other| {
+        other.values.len() > 1 && other.values == key.values && key.values.iter().any(|(_, what)| what.is_some())
+    });
+    if let Some(twin) = twin {
+        let _ = write!(text, " Values as in `{}`.", twin.path);
+        return fill("- ", &text);
     }
     let (described, plain): (Vec<_>, Vec<_>) = key.values.iter().partition(|(_, what)| what.is_some());
     if !plain.is_empty() {
@@ -90,6 +96,27 @@ fn entry(key: &Key, name: &str, all: &[Key]) -> String {
         lines.push_str(&fill("  - ", &format!("`{value}`: {}", what.as_deref().unwrap_or_default())));
     }
     lines
+}
+
+/// What a key takes, in the words of a type: `int ≥1`, `bool?`.
+fn short(takes: &str) -> String {
+    let (types, ranges) = takes.split_once(", ").unwrap_or((takes, ""));
+    let mut types: Vec<&str> = types.split(" or ").filter(|word| *word != "false").collect();
+    let optional = if types.contains(&"null") { "?" } else { "" };
+    types.retain(|word| *word != "null");
+    let name = |word: &str| match word {
+        "integer" => "int".to_owned(),
+        "true" => "bool".to_owned(),
+        "text" => "string".to_owned(),
+        other => other.replace(' ', "_"),
+    };
+    let mut text = types.into_iter().map(name).collect::<Vec<_>>().join("|") + optional;
+    for range in ranges.split(", ").filter(|range| !range.is_empty()) {
+        let signs = [("at least ", "≥"), ("at most ", "≤"), ("above ", ">"), ("below ", "<")];
+        let sign = signs.iter().find_map(|(word, sign)| Some(format!(" {sign}{}", range.strip_prefix(word)?)));
+        text.push_str(&sign.unwrap_or_else(|| format!(" {range}")));
+    }
+    text
 }
 
 /// The settings of each algorithm that are not GRPO's.
@@ -118,5 +145,17 @@ fn differences(prefix: &str, base: &Value, other: &Value, found: &mut Vec<String
         } else if base[key] != *value && path != "name" {
             found.push(format!("`{path}: {}`", written(value)));
         }
+    }
+}
+
+#[test]
+fn types_are_short() {
+    for (takes, expected) in [
+        ("integer, at least 1", "int ≥1"),
+        ("number or null, above 0, at most 1", "number? >0 ≤1"),
+        ("true or false or null", "bool?"),
+        ("number or text or null", "number|string?"),
+    ] {
+        assert_eq!(short(takes), expected);
     }
 }

@@ -43,6 +43,11 @@ pub fn checked(what: &str, cases: usize) {
     report(&format!("{cases} {what} checked"));
 }
 
+/// Whether this is the nightly test of that name, which takes all cases of a table in place of a sample.
+pub fn is_campaign(name: &str) -> bool {
+    std::env::var("FIREBRICK_CAMPAIGN").is_ok_and(|set| set == name)
+}
+
 /// Points of a campaign: `FIREBRICK_CAMPAIGN_POINTS`, so many (`200`) or some of them (`50..100`), where it is set.
 pub fn campaign_points() -> Option<std::ops::Range<u64>> {
     let set = std::env::var("FIREBRICK_CAMPAIGN_POINTS").ok()?;

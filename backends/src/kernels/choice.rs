@@ -39,8 +39,8 @@ pub fn table(backend: Backend) -> KernelTable {
 
 /// Whether models on a backend run an operation through its kernel.
 ///
-/// On the CPU every kernel was measured against tensor operations. On GPUs the choice is by bytes moved and operations
-/// until a real one has been measured: a kernel that loses there gets a line of its own here.
+/// On the CPU a kernel is used if it is faster than tensor operations. On GPUs the choice is by bytes moved and
+/// operations: a kernel that is slower on a backend gets a separate arm here.
 pub(super) fn used(operation: Operation, backend: Backend) -> bool {
     match operation {
         // the CPU updates in tensor operations, or on the host's own path

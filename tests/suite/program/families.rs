@@ -18,8 +18,8 @@ const FAMILIES: [(&str, &str); 13] = [
     ("smollm3", "smollm3"),
     ("olmo3", "olmo3"),
     ("ministral3", "ministral3"),
-    ("qwen3_5", "qwen3_5_text"),
-    ("qwen3_5-moe", "qwen3_5_moe_text"),
+    ("qwen3_5", "qwen3_5"),
+    ("qwen3_5-moe", "qwen3_5_moe"),
     ("gpt-oss", "gpt_oss"),
 ];
 

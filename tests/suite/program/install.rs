@@ -149,6 +149,11 @@ fn a_release_is_installed_from_a_folder_and_from_a_url_without_symbols_and_start
 
 #[test]
 fn the_same_program_gives_the_same_archive() {
+    let released = || {
+        let release = Release::new();
+        release.scripted("0.1.0", "cpu", "echo firebrick 0.1.0");
+        release
+    };
     let (one, other) = (released(), released());
     let list = |release: &Release| fs::read_to_string(release.dist().join("SHA256SUMS")).unwrap();
     assert_eq!(list(&one), list(&other));

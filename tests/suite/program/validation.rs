@@ -127,7 +127,7 @@ fn named_validation_files_are_sets_of_their_own_whatever_their_rows_say() {
     assert!((all - mean).abs() < 1e-12);
     assert!(value("large/acc/mean@1").is_some());
     assert!(value("one/reward").is_none() && value("two/reward").is_none());
-    refused(&run("{sums: data/small.jsonl}"), &["task.validation", "the name of the task, `sums`"]);
+    refused(&run("{sums: data/small.jsonl}"), &["task.validation", "validation set `sums`"]);
 }
 
 #[test]

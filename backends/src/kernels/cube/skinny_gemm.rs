@@ -32,7 +32,7 @@ const SHARED: usize = PLANES * SUMS * 4 + PLANES * SIDE * SIDE * 2 + 2 * ALIGNME
 pub(super) fn product(x: &CubeTensor, w: &CubeTensor) -> Option<CubeTensor> {
     let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
     let fits = (1..=MOST_ROWS).contains(&rows) && inner % SIDE == 0 && outputs >= SIDE;
-    // other backends' tensor cores have run none of this
+    // the kernel is restricted to CUDA's tensor cores
     let on_cuda = matches!(x.device, CubeDevice::Cuda(_));
     if !fits || !on_cuda || !has_tensor_cores(x, SHARED) {
         return None;

@@ -44,16 +44,16 @@ pub(super) const TABLE: &[KeyRule] = &[
     (
         "data.custom_cls.path",
         Off(
-            "rows come from files, or from a Task in Rust (docs/guides/data.md); write what the class makes of a row into the file",
+            "rows come from files, or from a Task in Rust (docs/guides/rewards.md); write what the class makes of a row into the file",
         ),
     ),
     ("data.custom_cls.name", NotNeeded("it names the class at data.custom_cls.path")),
     (
         "data.sampler.class_path",
-        Off("rows are drawn in shuffled epochs; for another order write a Task in Rust (docs/guides/data.md)"),
+        Off("rows are drawn in shuffled epochs; for another order write a Task in Rust (docs/guides/rewards.md)"),
     ),
     ("data.sampler.class_name", NotNeeded("it names the class at data.sampler.class_path")),
-    ("data.datagen.path", Off("rows come from files, or from a Task in Rust (docs/guides/data.md)")),
+    ("data.datagen.path", Off("rows come from files, or from a Task in Rust (docs/guides/rewards.md)")),
     ("data.datagen.name", NotNeeded("it names the class at data.datagen.path")),
     (
         "data.tool_config_path",

@@ -124,7 +124,7 @@ fn a_check_that_stays_offline_looks_at_the_rest_and_says_what_it_left_out() {
     bench.write("config.yaml", &text("owner/none"));
     let output = check(&[]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.starts_with("config.yaml:2:3: ") && said.contains("owner/none"), "{said}");
     assert!(said.contains("  2 |   path: owner/none"), "{said}");
 }
