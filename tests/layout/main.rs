@@ -84,7 +84,8 @@ fn workspace() -> Vec<Crate> {
 }
 
 fn design() -> Rooms {
-    let page = std::fs::read_to_string(root().join("docs/internals/architecture.md")).expect("docs/internals/architecture.md");
+    let page =
+        std::fs::read_to_string(root().join("docs/internals/architecture.md")).expect("docs/internals/architecture.md");
     Rooms::of_page(&page)
 }
 

@@ -9,7 +9,8 @@ impl Rooms {
     /// # Panics
     /// If the page has no such block.
     pub fn of_page(page: &str) -> Self {
-        let (_, section) = page.split_once("## Rooms\n").expect("docs/internals/architecture.md has a heading `## Rooms`");
+        let (_, section) =
+            page.split_once("## Rooms\n").expect("docs/internals/architecture.md has a heading `## Rooms`");
         let block = section.split("```").nth(1).expect("a fenced block under it");
         let lines = block.lines().skip(1);
         let first = |line: &str| line.split_whitespace().next().map(str::to_owned);

@@ -147,6 +147,17 @@ pub fn optimizers() -> Vec<(String, MemoryConfig)> {
     table.iter().map(|parts| settings(parts)).collect()
 }
 
+/// A third of a table's cases, the next third at the next call: CI's fixed sample where `plans.rs` compares every case.
+/// The nightly test `techniques` takes all.
+pub fn sample<T>(turn: &mut usize, table: Vec<T>) -> Vec<T> {
+    if super::is_campaign("techniques") {
+        return table;
+    }
+    let first = *turn % 3;
+    *turn += 1;
+    table.into_iter().skip(first).step_by(3).collect()
+}
+
 /// A combination drawn at random: each technique with even odds, one way of keeping.
 pub fn drawn(random: &mut Stream) -> (String, MemoryConfig) {
     let mut parts = vec![KEEPS[random.below(KEEPS.len() as u32) as usize]];

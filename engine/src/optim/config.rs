@@ -53,8 +53,8 @@ impl OptimConfig {
     /// `Error::Config` with the first setting that is out of range, and the range.
     pub fn check(&self, section: &str) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("{section}.{what}")));
-        if !(self.lr.is_finite() && self.lr >= 0.0) {
-            return bad("lr must be 0 or above");
+        if !(self.lr.is_finite() && self.lr > 0.0) {
+            return bad("lr must be above 0");
         }
         if self.betas.iter().any(|b| !(0.0..1.0).contains(b)) {
             return bad("betas must be two values of at least 0 and below 1");

@@ -14,6 +14,7 @@ use firebrick_models::unit::{ParamSpec, TargetModule};
 use super::plans::{Gradients, HEAD_ROWS, TEMPERATURE, WholeSequences, assert_same, models, objective, plans};
 use crate::support::checked;
 use crate::support::model::Model;
+use crate::support::techniques::sample;
 
 /// The models with adapters whose B is not zero beside some of their projections, and rows that know which samples they
 /// are.
@@ -53,7 +54,7 @@ fn run(model: &Model, plan: &ModelPlan, loss: &dyn TokenLoss, micros: &[Vec<&Seq
 
 #[test]
 fn every_plan_gives_the_loss_and_gradients_of_the_plain_one_beside_adapters() {
-    let mut cases = 0;
+    let (mut cases, mut turn) = (0, 0);
     for (model, rows) in adapted() {
         let whole = vec![rows.iter().collect()];
         let alone: Vec<Vec<&Sequence>> = rows.iter().map(|row| vec![row]).collect();
@@ -65,7 +66,7 @@ fn every_plan_gives_the_loss_and_gradients_of_the_plain_one_beside_adapters() {
             let adapters = model.decoder.specs().filter(|spec| spec.slot.is_adapter());
             let adapters = adapters.flat_map(ParamSpec::tensors);
             assert_eq!(expected.1.len(), adapters.count(), "{}", model.name);
-            for (name, plan) in plans(&model) {
+            for (name, plan) in sample(&mut turn, plans(&model)) {
                 let label = format!("{}, adapters, {name}, loss {kind}", model.name);
                 assert_same(&label, &run(&model, &plan, loss, micros), &expected);
                 cases += 1;

@@ -25,6 +25,7 @@ use tempfile::TempDir;
 
 use super::plans::{Gradients, HEAD_ROWS, TEMPERATURE, TOLERANCE, assert_same, models, objective, plans};
 use crate::support::model::{Model, by_tensor};
+use crate::support::techniques::sample;
 use crate::support::{assert_close, assert_gradient, checked, techniques, values};
 
 /// Narrow enough that some values are clipped.
@@ -99,13 +100,13 @@ fn a_critics_gradients_are_those_of_one_graph_over_all_of_it() {
 
 #[test]
 fn every_plan_gives_a_critic_the_loss_and_gradients_of_the_plain_one() {
-    let mut cases = 0;
+    let (mut cases, mut turn) = (0, 0);
     for (model, rows) in critics() {
         let plain = model.plain(HEAD_ROWS);
         let expected = model.backward(&plain, TEMPERATURE, LOSS, &whole(&rows));
         // where a row's values depend on the rest of its batch, so does the loss
         let micros = if model.manifest.is_local() { rows.iter().map(|row| vec![row]).collect() } else { whole(&rows) };
-        for (name, plan) in plans(&model) {
+        for (name, plan) in sample(&mut turn, plans(&model)) {
             let found = model.backward(&plan, TEMPERATURE, LOSS, &micros);
             let label = format!("{}, critic, {name}", model.name);
             assert_same(&label, &found, &expected);
@@ -266,7 +267,7 @@ fn step(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig) -
 
 #[test]
 fn policy_critic_reference_and_reward_model_do_the_same_together_under_every_technique() {
-    let mut cases = 0;
+    let (mut cases, mut turn) = (0, 0);
     for (model, rows) in models() {
         if !model.manifest.is_local() {
             continue;
@@ -276,7 +277,8 @@ fn policy_critic_reference_and_reward_model_do_the_same_together_under_every_tec
         let expected = step(&model, judge, &rows, &MemoryConfig::default());
         let alone = [&techniques::KEEPS[1..], &techniques::ANYWHERE].concat();
         let alone = alone.iter().map(|t| techniques::settings(&[*t]));
-        for (name, memory) in techniques::optimizers().into_iter().chain(alone) {
+        let table = techniques::optimizers().into_iter().chain(alone).collect();
+        for (name, memory) in sample(&mut turn, table) {
             let found = step(&model, judge, &rows, &memory);
             for (a, b) in found.scored.iter().zip(&expected.scored) {
                 assert_close(&format!("{}, {name}: scores", model.name), *a, *b, 1e-6);

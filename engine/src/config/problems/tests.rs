@@ -56,7 +56,7 @@ update: {ppo_mini_batch_size: 5}
         (12, "memory.param_offload: unknown value `sometimes`"),
         (13, "memory.checkpoint_every, checkpoint_layers and checkpoint_ratio"),
         (14, "memory.budget: the text \"8 parsecs\" has an invalid format; write it as in 8GiB"),
-        (16, "optim.lr must be at least 0, found -1"),
+        (16, "optim.lr must be above 0, found -1"),
         (17, "update.ppo_mini_batch_size (5 prompts) must divide"),
     ];
     let lines: Vec<usize> = all.iter().map(|(line, _)| *line).collect();

@@ -42,7 +42,7 @@ pub(super) const LIMITS: [(&str, &[Limit]); 87] = [
     ("rollout.multi_turn.max_tool_response_length", &[AtLeast(1.0)]),
     ("update.ppo_epochs", &[AtLeast(1.0)]),
     ("update.ppo_mini_batch_size", &[AtLeast(1.0)]),
-    ("optim.lr", &[AtLeast(0.0)]),
+    ("optim.lr", &[Above(0.0)]),
     ("optim.eps", &[Above(0.0)]),
     ("optim.weight_decay", &[AtLeast(0.0)]),
     ("optim.clip_grad", &[Above(0.0)]),

@@ -138,7 +138,10 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.max_input_seq_length", By(|a| size(a, "rollout.prompt_length"))),
     ("data.shuffle", NotNeeded("rows are drawn in shuffled epochs")),
     ("data.num_workers", NotNeeded(ONE_PROCESS)),
-    ("data.dataset_name", Off("write the dataset's name on the Hub, or its files, as task.train (docs/guides/data.md)")),
+    (
+        "data.dataset_name",
+        Off("write the dataset's name on the Hub, or its files, as task.train (docs/guides/data.md)"),
+    ),
     ("data.train.**", Off("write the dataset's name on the Hub, or its files, as task.train (docs/guides/data.md)")),
     ("data.validation.**", Off("write its name on the Hub, or its files, as task.validation")),
     ("data.train.data_path", By(|a| rows(a, "task.train"))),

@@ -61,11 +61,15 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("policy.optimizer.kwargs.**", NotNeeded("the update is computed for all parameters of a unit at once")),
     (
         "policy.scheduler.**",
-        Off("write the schedule as optim.lr_scheduler (docs/reference/configuration.md): warm-up and decay are one there"),
+        Off(
+            "write the schedule as optim.lr_scheduler (docs/reference/configuration.md): warm-up and decay are one there",
+        ),
     ),
     (
         "policy.scheduler",
-        Off("write the schedule as optim.lr_scheduler (docs/reference/configuration.md): warm-up and decay are one there"),
+        Off(
+            "write the schedule as optim.lr_scheduler (docs/reference/configuration.md): warm-up and decay are one there",
+        ),
     ),
     ("policy.draft.**", Off("no draft model samples ahead")),
     ("policy.generation.backend", NotNeeded(OWN_ENGINE)),

@@ -302,9 +302,9 @@ fn loss(asked: &SourceKey) -> MappedKey {
         Some("cispo") => settings("cispo", "token-mean", ""),
         Some("sapo") => settings("sapo", "seq-mean-token-mean", ""),
         Some("vespo") => settings("vespo", "token-mean", ""),
-        Some(name) => {
-            cannot(format!("no loss {name} here; the run uses the clipped loss. docs/guides/algorithms.md lists the losses"))
-        }
+        Some(name) => cannot(format!(
+            "no loss {name} here; the run uses the clipped loss. docs/guides/algorithms.md lists the losses"
+        )),
         None => asked.wrong("the name of a loss"),
     }
 }

@@ -69,9 +69,9 @@ fn estimator(asked: &SourceKey) -> MappedKey {
             | "opo"
             | "gpg"),
         ) => set("objective.adv_estimator", name),
-        Some(name) => {
-            cannot(format!("no estimator {name} here; the run uses grpo. docs/guides/algorithms.md lists the estimators"))
-        }
+        Some(name) => cannot(format!(
+            "no estimator {name} here; the run uses grpo. docs/guides/algorithms.md lists the estimators"
+        )),
         None => asked.wrong("the name of an estimator"),
     }
 }

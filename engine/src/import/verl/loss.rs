@@ -63,9 +63,9 @@ pub(super) fn policy_loss(asked: &SourceKey) -> MappedKey {
         Some("sapo") => settings("sapo", "token"),
         Some("clip_cov") => settings("clip_cov", "token"),
         Some("kl_cov") => settings("kl_cov", "token"),
-        Some(name) => {
-            cannot(format!("no loss {name} here; the run uses the clipped loss. docs/guides/algorithms.md lists the losses"))
-        }
+        Some(name) => cannot(format!(
+            "no loss {name} here; the run uses the clipped loss. docs/guides/algorithms.md lists the losses"
+        )),
         None => asked.wrong("the name of a loss"),
     }
 }

@@ -62,7 +62,10 @@ pub(super) const TABLE: &[KeyRule] = &[
         ),
     ),
     ("reward.reward_kwargs.max_resp_len", NotNeeded("rollout.response_length is the limit")),
-    ("reward.reward_kwargs.**", Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)")),
+    (
+        "reward.reward_kwargs.**",
+        Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)"),
+    ),
     ("reward.reward_model.enable", By(judge)),
     ("reward.reward_model.model_path", By(judge_path)),
     ("reward.reward_model.**", NotNeeded(JUDGE)),
