@@ -112,6 +112,12 @@ fn agrees(timeline: &Timeline, line: &Value) {
     assert!(seen.values().all(|&bytes| bytes == 0), "{step} {phase}: {seen:?}");
 }
 
+/// A timeline as it is written.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+pub(super) fn timeline_of(bench: &Bench, run: &str) -> Value {
+    Timeline::read(bench, run).0
+}
+
 /// Checks every phase of some steps, and gives how many they were.
 pub(super) fn checked_phases(bench: &Bench, run: &str, steps: &[u64]) -> usize {
     let timeline = Timeline::read(bench, run);

@@ -276,9 +276,11 @@ fn a_section_with_one_key_set_keeps_the_defaults_of_its_place() {
     let expected = crate::optim::OptimConfig { lr: 1e-5, weight_decay: 0.0, ..Default::default() };
     assert_eq!(critic.optim, expected);
     assert_eq!(with(&["warmup.sft.optim.weight_decay=0"]).warmup.sft.unwrap().optim, expected);
-    assert_eq!(with(&["optim.weight_decay=0"]).optim.lr, 1e-6);
+    let policy = crate::optim::OptimConfig { weight_decay: 0.0, ..Default::default() };
+    assert_eq!(with(&["optim.weight_decay=0"]).optim, policy);
     let given = with(&["objective=ppo", "critic.optim={lr: 3e-6}"]);
-    assert_eq!(given.critic.unwrap().optim.lr, 3e-6);
+    let critic = crate::optim::OptimConfig { lr: 3e-6, ..Default::default() };
+    assert_eq!(given.critic.unwrap().optim, critic);
 }
 
 #[test]
