@@ -330,7 +330,7 @@ pub struct ReportArgs {
 #[derive(Debug, Args)]
 pub struct ImportArgs {
     /// Files of one run; later ones override earlier ones. YAML or launch scripts of verl; YAML, JSON, Python or launch
-    /// scripts of TRL; YAML of NeMo RL; or a Markdown page (FILE:LINE chooses a code block)
+    /// scripts of TRL; YAML of NeMo RL; or a Markdown page (`FILE:LINE` chooses a code block)
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Write the configuration to this file and the table to stdout; by default, they go to stdout and stderr

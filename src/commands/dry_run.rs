@@ -63,7 +63,7 @@ fn text(dry: &DryRun, free: Option<u64>) -> String {
     line("disk", format!("about {} for checkpoints, {free}", Bytes(dry.disk_bytes)));
     match &dry.references {
         Some(References { graded, unrewarded, .. }) => {
-            line("references", format!("{graded} graded, {unrewarded} of them earn nothing"))
+            line("references", format!("{graded} graded, {unrewarded} of them earn nothing"));
         }
         None => line("references", "none to grade".to_owned()),
     }

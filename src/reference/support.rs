@@ -60,7 +60,8 @@ struct Algorithm {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Device {
-    device: String,
+    #[serde(rename = "device")]
+    name: String,
     tests: String,
     hardware: String,
 }
@@ -99,7 +100,7 @@ impl Support {
         table(&mut page, "Families and algorithms", ["families", "algorithms", "CPU", "wgpu", "CUDA"], families);
         let algorithms = self.algorithms.iter().map(|a| [&*a.algorithms, &a.compared]);
         table(&mut page, "Algorithms", ["algorithms", "compared with"], algorithms);
-        let devices = self.devices.iter().map(|d| [&*d.device, &d.tests, &d.hardware]);
+        let devices = self.devices.iter().map(|d| [&*d.name, &d.tests, &d.hardware]);
         table(&mut page, "Devices", ["device", "tests", "hardware"], devices);
         let other = self.other.iter().map(|o| [&*o.what, &o.state]);
         table(&mut page, "Data, rewards and tools", ["what", "state"], other);

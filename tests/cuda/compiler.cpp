@@ -88,14 +88,17 @@ static std::string read(const std::string &path)
 
 static int compile(program &made)
 {
-	std::string here = folder(), text = rewritten(made.source);
+	std::string here = folder();
 	const char *asked = getenv("STAND_IN_FLAGS");
 	std::string flags = asked ? asked : "";
 	std::ostringstream stem;
-	stem << here << "/kernels/" << std::hex << std::hash<std::string>()(text + flags);
+	stem << here << "/kernels/" << std::hex << std::hash<std::string>()(made.source + flags);
 	made.library = stem.str() + ".so";
 	if (access(made.library.c_str(), R_OK) == 0)
 		return OK;
+	/* after the look-up, since regular expressions take longer than everything else that a cached kernel needs; tests/cuda/run
+	   empties the folder when this file changes */
+	std::string text = rewritten(made.source);
 	/* several processes and threads may be at the same kernel */
 	static std::atomic<unsigned> count;
 	std::string own = stem.str() + "." + std::to_string(getpid()) + "-" + std::to_string(count++), code = own + ".cpp", log = own + ".log", library = own + ".so";

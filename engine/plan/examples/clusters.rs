@@ -1,4 +1,4 @@
-//! Plans for clusters of H100s on paper: the tables of docs/guides/multi_gpu.md and BENCHMARKS.md.
+//! Plans for clusters of H100s on paper: the tables of `docs/guides/multi_gpu.md` and BENCHMARKS.md.
 //!
 //! `cargo run --release -p firebrick-plan --example clusters` prints a model of 70 billion parameters on 8 to 1,024
 //! GPUs, the guides' sizes by model, and their presets for several GPUs; with the name of a table (`scale`, `sizes`,

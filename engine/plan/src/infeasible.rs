@@ -42,7 +42,7 @@ impl fmt::Display for Infeasible {
         }
         match (self.smallest_bytes, self.over_by(), self.host_budget_bytes) {
             (Some(smallest), Some(over), _) => {
-                write!(f, ": the smallest one needs {}, {} too much; {}", Bytes(smallest), Bytes(over), self.largest)?
+                write!(f, ": the smallest one needs {}, {} too much; {}", Bytes(smallest), Bytes(over), self.largest)?;
             }
             (_, _, Some(host)) => write!(f, ": none stays within memory.host_budget, {}; raise it", Bytes(host))?,
             _ => {}

@@ -355,19 +355,19 @@ impl Collective for NcclRanks {
     }
 
     fn all_gather(&self, own: Flat) -> Result<Flat> {
-        self.run(OperationKind::AllGather, own, |ranks, own| ranks.all_gather(own))
+        self.run(OperationKind::AllGather, own, Collective::all_gather)
     }
 
     fn reduce_scatter(&self, all: Flat) -> Result<Flat> {
-        self.run(OperationKind::ReduceScatter, all, |ranks, all| ranks.reduce_scatter(all))
+        self.run(OperationKind::ReduceScatter, all, Collective::reduce_scatter)
     }
 
     fn all_reduce(&self, own: Flat) -> Result<Flat> {
-        self.run(OperationKind::AllReduce, own, |ranks, own| ranks.all_reduce(own))
+        self.run(OperationKind::AllReduce, own, Collective::all_reduce)
     }
 
     fn all_to_all(&self, blocks: Flat) -> Result<Flat> {
-        self.run(OperationKind::AllToAll, blocks, |ranks, blocks| ranks.all_to_all(blocks))
+        self.run(OperationKind::AllToAll, blocks, Collective::all_to_all)
     }
 
     fn buffers_home(&self) -> Home {
@@ -379,19 +379,19 @@ impl Collective for NcclRanks {
     }
 
     fn all_gather_tensor(&self, own: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::AllGather, own, |ranks, own| ranks.all_gather_tensor(own))
+        self.run(OperationKind::AllGather, own, Collective::all_gather_tensor)
     }
 
     fn reduce_scatter_tensor(&self, all: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::ReduceScatter, all, |ranks, all| ranks.reduce_scatter_tensor(all))
+        self.run(OperationKind::ReduceScatter, all, Collective::reduce_scatter_tensor)
     }
 
     fn all_reduce_tensor(&self, own: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::AllReduce, own, |ranks, own| ranks.all_reduce_tensor(own))
+        self.run(OperationKind::AllReduce, own, Collective::all_reduce_tensor)
     }
 
     fn all_to_all_tensor(&self, blocks: Tensor<1>) -> TensorResult {
-        self.run(OperationKind::AllToAll, blocks, |ranks, blocks| ranks.all_to_all_tensor(blocks))
+        self.run(OperationKind::AllToAll, blocks, Collective::all_to_all_tensor)
     }
 
     fn send(&self, to: usize, own: Flat) -> Result<()> {

@@ -213,7 +213,7 @@ fn whole_rows(params: &LaunchParams, pool: &CubePool, tasks: usize) {
             launch!(whole::attend, [out, k, v], [keys, values], [], []);
         }
         (NewTokens::Separate { k, v }, CubePool::Int8 { keys, values, scales }) => {
-            launch!(whole::attend_int8, [out, k, v], [keys, values, scales], [], [])
+            launch!(whole::attend_int8, [out, k, v], [keys, values, scales], [], []);
         }
         (NewTokens::Joined { qkv, bias }, CubePool::Float { keys, values }) => {
             let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));
@@ -259,7 +259,7 @@ fn append(params: &LaunchParams, pool: &CubePool) {
             launch!(split::append, [out, k, v], [keys, values], [], []);
         }
         (NewTokens::Separate { k, v }, CubePool::Int8 { keys, values, scales }) => {
-            launch!(split::append_int8, [out, k, v], [keys, values, scales], [], [])
+            launch!(split::append_int8, [out, k, v], [keys, values, scales], [], []);
         }
         (NewTokens::Joined { qkv, bias }, CubePool::Float { keys, values }) => {
             let (biased, bias) = (bias.is_some(), bias.as_ref().unwrap_or(qkv));

@@ -1,5 +1,5 @@
 //! Messages about weights and gradients of data-parallel devices, unit by unit, as the trainer sends them
-//! (docs/guides/multi_gpu.md).
+//! (`docs/guides/multi_gpu.md`).
 //!
 //! A message of shards has every parameter's filled up to the length of the longest ([`Partition::part`]); one that
 //! sums gradients has besides, for each device, a number a parameter that counts who had a gradient of it.

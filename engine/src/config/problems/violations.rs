@@ -68,7 +68,7 @@ fn describe(error: &ValidationError<'_>, found: &mut Vec<Violation>) {
             alternatives(error, context, found);
         }
         Kind::Type { kind } => {
-            push(format!("{key} must be {}, found {}", types(kind).join(" or "), shown(error.instance())))
+            push(format!("{key} must be {}, found {}", types(kind).join(" or "), shown(error.instance())));
         }
         Kind::Constant { expected_value } => push(unknown_value(&key, error.instance(), &[word(expected_value)])),
         Kind::Enum { options } => {
