@@ -1,7 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
-use super::schema::defaults_by_place;
+use super::schema::{SECTIONS, defaults_by_place};
 use super::yaml::mistake;
 use crate::hub::HubName;
 use crate::objective::Algorithm;
@@ -9,10 +9,6 @@ use crate::plan::AppliedPreset;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
-
-/// Sections that `null` turns off.
-pub(super) const SECTIONS: [&str; 9] =
-    ["task", "objective", "rollout", "update", "optim", "critic", "warmup", "sft", "memory"];
 
 /// Keys that name files of this machine.
 const LOCAL: [&str; 4] = ["/memory/plan", "/model/chat_template", "/task/environment/file", "/task/environment/python"];

@@ -9,11 +9,14 @@ mod limits;
 
 pub(super) use aliases::SAME_AS;
 
-use super::load::SECTIONS;
 use super::run::RunConfig;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 use std::sync::OnceLock;
+
+/// Sections that `null` turns off.
+pub(super) const SECTIONS: [&str; 9] =
+    ["task", "objective", "rollout", "update", "optim", "critic", "warmup", "sft", "memory"];
 
 /// The JSON Schema (draft 7, without references) of a configuration file.
 ///
