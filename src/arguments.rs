@@ -7,8 +7,8 @@ pub use parallel::ParallelArgs;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use firebrick::backends::DeviceSpec;
-use firebrick::engine::import::Engine;
 use firebrick::engine::plan::size::Budget;
+use firebrick::import::Engine;
 use firebrick::models::BaseFormat;
 use std::path::PathBuf;
 

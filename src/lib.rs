@@ -162,6 +162,7 @@ pub use burn;
 pub use firebrick_backends as backends;
 pub use firebrick_engine as engine;
 pub use firebrick_engine::{Error, Result};
+pub use firebrick_import as import;
 pub use firebrick_models as models;
 pub use firebrick_plan as plan;
 pub use firebrick_spec as spec;

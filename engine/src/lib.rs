@@ -9,7 +9,6 @@ pub mod data;
 pub mod error;
 pub mod executor;
 pub mod hub;
-pub mod import;
 pub mod learner;
 pub mod lr_scheduler;
 pub mod metrics;

@@ -5,7 +5,7 @@ use crate::arguments::ImportArgs;
 use crate::output;
 use crate::table::Table;
 use firebrick::engine::Error;
-use firebrick::engine::import::{Imported, ImportedKey, KeyOutcome, Options, SourceFile, import};
+use firebrick::import::{Imported, ImportedKey, KeyOutcome, Options, SourceFile, import};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;

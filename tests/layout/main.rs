@@ -14,12 +14,13 @@ use rooms::Rooms;
 use types::shared_names;
 
 /// The workspace's crates: the name that others import each by, and the folder of its sources.
-const CRATES: [(&str, &str); 6] = [
+const CRATES: [(&str, &str); 7] = [
     ("firebrick_spec", "backends/spec/src"),
     ("firebrick_backends", "backends/src"),
     ("firebrick_models", "models/src"),
     ("firebrick_plan", "engine/plan/src"),
     ("firebrick_engine", "engine/src"),
+    ("firebrick_import", "engine/import/src"),
     ("firebrick", "src"),
 ];
 

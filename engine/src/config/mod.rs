@@ -38,8 +38,8 @@ pub use rollout::{DynamicSampling, MultiTurn, RolloutConfig, ValidationSampling}
 pub use run::RunConfig;
 pub use schema::schema;
 pub use sft::{SftConfig, WarmupConfig};
-pub use spans::Place;
-pub(crate) use spans::Spans;
+
+pub use spans::{Place, Spans};
 pub use trainer::{DdpBackend, TrainerConfig};
 pub use update::{OldLogProbs, UpdateConfig};
-pub(crate) use yaml::mistake;
+pub use yaml::mistake;

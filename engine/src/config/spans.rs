@@ -26,7 +26,7 @@ impl Place {
 
 /// Places of keys and values by JSON pointer.
 #[derive(Debug, Default)]
-pub(crate) struct Spans {
+pub struct Spans {
     keys: HashMap<String, Place>,
     values: HashMap<String, Place>,
     /// The first key that its section has twice.
@@ -37,7 +37,7 @@ pub(crate) struct Spans {
 
 /// A key that stands twice in a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Twice {
+pub struct Twice {
     /// The key.
     pub key: String,
     /// Where it stands first.

@@ -3,7 +3,7 @@
 use super::spans::{Place, Spans};
 
 /// What is wrong with a text that the parser refused, and where.
-pub(crate) fn mistake(text: &str, error: &serde_saphyr::Error) -> (Option<Place>, String) {
+pub fn mistake(text: &str, error: &serde_saphyr::Error) -> (Option<Place>, String) {
     let error = error.without_snippet();
     let spans = Spans::of(text);
     if let (serde_saphyr::Error::DuplicateMappingKey { .. }, Some(twice)) = (error, &spans.twice) {

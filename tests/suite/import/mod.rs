@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use firebrick_backends::device::Backend;
 use firebrick_backends::profile;
 use firebrick_engine::config::{Mode, RunConfig, parse};
-use firebrick_engine::import::{Engine, Imported, KeyOutcome, Options, SourceFile, import};
 use firebrick_engine::plan::estimate::rules;
 use firebrick_engine::planning;
 use firebrick_engine::task::{RewardKind, TaskConfig};
+use firebrick_import::{Engine, Imported, KeyOutcome, Options, SourceFile, import};
 use serde_json::Value;
 
 use crate::support::{checked, fixtures};

@@ -1,0 +1,269 @@
+//! From files to a configuration and its account.
+
+use super::account::{Imported, ImportedKey, KeyOutcome, Setting};
+use super::assembly::Assembly;
+use super::engine::Engine;
+use super::entry::Given;
+use super::error::ImportError;
+use super::facts::{Fact, Facts};
+use super::key_mapping::{KeyRule, MappedKey, SourceKey, judge, rule};
+use super::objective;
+use super::source::SourceFile;
+use firebrick_engine::config;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Settings of ours that `null` turns off; elsewhere it says nothing.
+const NULLABLE: [&str; 3] = ["objective.clip_ratio_c", "optim.clip_grad", "critic.optim.clip_grad"];
+
+/// Most settings that are taken back because nothing accepts them.
+const REFUSALS: usize = 32;
+
+/// What an import is told beside the files.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Whose files they are; by their keys where absent.
+    pub engine: Option<Engine>,
+    /// Rows of the training data, for lengths in epochs.
+    pub rows: Option<u64>,
+    /// Devices of the other engine's run, for batch sizes a device.
+    pub devices: Option<u64>,
+}
+
+/// Reads files of another engine, later ones over earlier ones. `environment` gives the variables that scripts read.
+///
+/// # Errors
+/// [`ImportError`] for a file that cannot be read and for files of no engine that is known. What cannot be done here is
+/// no error: it stands in the table.
+pub fn import(
+    files: &[SourceFile],
+    options: &Options,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Imported, ImportError> {
+    let mut entries = Vec::new();
+    for file in files {
+        entries.extend(file.entries(environment)?);
+    }
+    let mut facts = Facts::new(entries);
+    (facts.rows, facts.devices, facts.home) = (options.rows, options.devices, environment("HOME"));
+    let engine = match options.engine {
+        Some(engine) => engine,
+        None => Engine::of(&facts)?,
+    };
+    let defaults = engine.defaults(&facts);
+    facts.lay_under(&defaults);
+    facts.follow_references(environment);
+    let mut work = Work::new(engine.tables());
+    for fact in facts.all() {
+        work.take(fact, &facts);
+    }
+    engine.finish(&facts, &mut work.assembly);
+    Ok(work.finish(engine))
+}
+
+/// The rows so far, and the configuration that they make.
+struct Work {
+    tables: &'static [&'static [KeyRule]],
+    assembly: Assembly,
+    rows: Vec<ImportedKey>,
+    /// Our keys by the row that set them, where it is written.
+    owners: BTreeMap<String, usize>,
+}
+
+impl Work {
+    fn new(tables: &'static [&'static [KeyRule]]) -> Self {
+        Self { tables, assembly: Assembly::default(), rows: Vec::new(), owners: BTreeMap::new() }
+    }
+
+    fn take(&mut self, fact: &Fact, facts: &Facts) {
+        let outcome = self.outcome(fact, facts);
+        let value = match &fact.given {
+            Given::Value(value) => value.clone(),
+            Given::Open { text, .. } => text.clone().into(),
+        };
+        self.rows.push(ImportedKey {
+            key: fact.key.clone(),
+            value,
+            place: fact.place.clone(),
+            replaces: fact.replaces.clone(),
+            outcome,
+        });
+    }
+
+    fn outcome(&mut self, fact: &Fact, facts: &Facts) -> KeyOutcome {
+        if fact.key.ends_with("_target_") {
+            return KeyOutcome::NotNeeded { why: "it names a Python class of the other engine".into() };
+        }
+        let Some((_, answer)) = rule(self.tables, &fact.key) else {
+            return KeyOutcome::Unknown { nearest: self.nearest(&fact.key) };
+        };
+        let value = match &fact.given {
+            Given::Value(value) => value,
+            Given::Open { text, needs } => {
+                return KeyOutcome::Cannot {
+                    why: format!("its value `{text}` needs {needs}; set it, or write our key by hand"),
+                };
+            }
+        };
+        if value == "???" {
+            return KeyOutcome::NotNeeded { why: "has no value in the files".into() };
+        }
+        let asked = SourceKey { key: &fact.key, value, facts };
+        match judge(answer, &asked) {
+            MappedKey::NotNeeded(why) => KeyOutcome::NotNeeded { why },
+            MappedKey::Cannot(why) => KeyOutcome::Cannot { why },
+            MappedKey::Set(settings, note) => self.set(fact, settings, note),
+        }
+    }
+
+    /// Puts settings, unless another key of the files has put others there.
+    fn set(&mut self, fact: &Fact, mut settings: Vec<(String, Value)>, note: String) -> KeyOutcome {
+        settings.retain(|(key, value)| !value.is_null() || NULLABLE.contains(&key.as_str()));
+        if settings.is_empty() {
+            return KeyOutcome::NotNeeded { why: "has no value in the files".into() };
+        }
+        let taken = settings.iter().find_map(|(key, value)| {
+            let owner = &self.rows[*self.owners.get(key)?];
+            let differs = self.assembly.get(key).is_some_and(|own| own != value);
+            differs.then(|| (key.clone(), owner.key.clone()))
+        });
+        if let Some((key, owner)) = taken {
+            let value = self.assembly.get(&key).cloned().unwrap_or_default();
+            return KeyOutcome::Cannot {
+                why: format!("it sets {key} too, which {owner} has set to {value}; keep one of the two"),
+            };
+        }
+        for (key, value) in &settings {
+            if fact.place.is_some() && !key.ends_with("[]") {
+                self.owners.insert(key.clone(), self.rows.len());
+            }
+            self.assembly.put(key, value.clone());
+        }
+        let settings = settings.into_iter().map(|(key, value)| Setting { key, value }).collect();
+        KeyOutcome::Mapped { settings, note }
+    }
+
+    /// The key of the tables that is spelled most alike.
+    fn nearest(&self, key: &str) -> Option<String> {
+        let all = self.tables.iter().flat_map(|table| table.iter());
+        let all = all.map(|(known, _)| *known).filter(|known| !known.ends_with("**"));
+        let alike = all.map(|known| (strsim::jaro_winkler(known, key), known));
+        let (similarity, nearest) = alike.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        (similarity > 0.93).then(|| nearest.to_owned())
+    }
+
+    fn finish(mut self, engine: Engine) -> Imported {
+        for (key, why) in objective::resolve(&mut self.assembly) {
+            self.take_back(&key, &why);
+        }
+        self.complete();
+        self.fit();
+        let problem = self.accept();
+        let config = self.config();
+        let (rows, assumed): (Vec<ImportedKey>, Vec<ImportedKey>) =
+            self.rows.into_iter().partition(|row| row.place.is_some());
+        let sets = |row: &ImportedKey| matches!(row.outcome, KeyOutcome::Mapped { .. });
+        Imported {
+            engine,
+            config,
+            rows,
+            assumed: assumed.into_iter().filter(sets).collect(),
+            missing: self.assembly.missing,
+            adjusted: self.assembly.adjusted,
+            problem,
+        }
+    }
+
+    /// Takes a setting out of the row that made it.
+    fn take_back(&mut self, key: &str, why: &str) {
+        self.assembly.remove(key);
+        for row in &mut self.rows {
+            let KeyOutcome::Mapped { settings, .. } = &mut row.outcome else {
+                continue;
+            };
+            settings.retain(|setting| setting.key != key);
+            if settings.is_empty() {
+                row.outcome = KeyOutcome::NotNeeded { why: why.to_owned() };
+            }
+        }
+    }
+
+    /// Puts what a run needs and the files do not say.
+    fn complete(&mut self) {
+        let assembly = &mut self.assembly;
+        assembly.need("model.path", "models/MODEL", "the model's folder");
+        if !assembly.has("task.kind") {
+            assembly.put("task.kind", json!("dataset"));
+        }
+        assembly.need("task.train", "train.jsonl", "the file of training rows");
+        if assembly.rewards.is_empty() {
+            assembly.need("task.rewards", json!([{"kind": "exact"}]), "what grades a completion");
+            assembly.need("task.answer_field", "answer", "the field that has the answer");
+        }
+        assembly.need("trainer.steps", 100, "the number of steps: epochs x rows / trainer.train_batch_size");
+        assembly.need("output", "runs/imported", "the run folder");
+    }
+
+    /// Makes sizes fit each other: a longest sequence fits every token budget.
+    fn fit(&mut self) {
+        let of = |assembly: &Assembly, key: &str, default: u64| assembly.whole(key).unwrap_or(default);
+        let assembly = &mut self.assembly;
+        let longest = of(assembly, "rollout.prompt_length", 512) + of(assembly, "rollout.response_length", 256);
+        let budgets = [
+            ("memory.train_tokens", Some(16_384)),
+            ("memory.score_tokens", Some(32_768)),
+            ("memory.reference.score_tokens", None),
+            ("memory.critic.train_tokens", None),
+            ("memory.critic.score_tokens", None),
+        ];
+        for (key, default) in budgets {
+            if assembly.whole(key).or(default).is_some_and(|budget| budget < longest) {
+                assembly.put(key, longest.into());
+                assembly.adjusted.push(format!("{key} is {longest}: a prompt and its completion have to fit it"));
+            }
+        }
+        let (slots, forward) = ("rollout.max_num_seqs", "rollout.max_num_batched_tokens");
+        let (seqs, tokens) = (of(assembly, slots, 256), of(assembly, forward, 2048));
+        if tokens < seqs {
+            assembly.put(forward, seqs.into());
+            assembly.adjusted.push(format!("{forward} is {seqs}: it may not be below {slots}"));
+        }
+        let critic = assembly.whole("critic.warmup");
+        let steps = of(assembly, "trainer.steps", 100);
+        if let Some(warmup) = critic.filter(|warmup| *warmup >= steps) {
+            assembly.adjusted.push(format!("critic.warmup is omitted: {warmup} steps are the whole run of {steps}"));
+            assembly.remove("critic.warmup");
+        }
+    }
+
+    /// Reads the configuration, and takes back settings that it is refused for. Gives what is left to say against it.
+    fn accept(&mut self) -> Option<String> {
+        for _ in 0..REFUSALS {
+            let config = self.config();
+            let Err(error) = config::parse(&config, &[]) else {
+                return None;
+            };
+            let said = error.to_string();
+            let named = |key: &&String| said.contains(key.as_str()) && self.assembly.has(key);
+            let owned = self.owners.keys().find(named).cloned();
+            if let Some(key) = owned {
+                if let Some(owner) = self.owners.remove(&key) {
+                    self.rows[owner].outcome = KeyOutcome::Cannot { why: format!("{key} would be refused: {said}") };
+                }
+                self.assembly.remove(&key);
+            } else if let Some(key) = self.assembly.named_in(&said) {
+                // a default of theirs, or what followed from several keys
+                self.assembly.remove(&key);
+                self.assembly.adjusted.push(format!("{key} is omitted: {said}"));
+            } else {
+                return Some(said);
+            }
+        }
+        Some("too many settings are rejected".into())
+    }
+
+    fn config(&self) -> String {
+        let nested = Value::Object(self.assembly.nested());
+        serde_saphyr::to_string(&nested).unwrap_or_default()
+    }
+}
