@@ -105,7 +105,7 @@ fn row(answer: &str) -> Example {
         "reward_model": {"ground_truth": [answer, 7]}, "extra_info": {"index": 3},
     });
     let Value::Object(fields) = fields else { unreachable!() };
-    Example { fields, ..Example::text("p", "") }
+    Example { fields: fields.into(), ..Example::text("p", "") }
 }
 
 fn prompt(example: Example) -> Prompt {
