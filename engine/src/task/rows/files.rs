@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::format::{kind_of, with_rows};
 use super::saved;
-use crate::hub::{Hub, HubName, RepoKind};
+use crate::hub::{Hub, HubName, RepoKind, expand_home};
 use crate::task::TaskError;
 
 /// The setting whose sources may have names.
@@ -255,7 +255,7 @@ fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, 
         let files = Hub::from_env().dataset(&name, &choose);
         return files.map_err(|error| TaskError::Hub { setting, error });
     }
-    let path = base.join(text);
+    let path = base.join(expand_home(Path::new(text)));
     if path.is_dir() {
         return in_folder(&path, setting, validates);
     }
