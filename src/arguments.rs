@@ -1,17 +1,16 @@
 //! The command line.
 
+mod home;
 mod parallel;
 
 pub use parallel::ParallelArgs;
 
-use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
-use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
 use firebrick::backends::DeviceSpec;
-use firebrick::engine::hub::expand_home;
 use firebrick::engine::plan::size::Budget;
 use firebrick::import::Engine;
 use firebrick::models::BaseFormat;
-use std::any::TypeId;
 use std::path::PathBuf;
 
 /// Train language models with reinforcement learning, on CPUs and GPUs.
@@ -27,26 +26,6 @@ Set FIREBRICK_LOG=info (or debug) for more log output.")]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
-}
-
-impl Arguments {
-    /// The arguments of this process. In every path a leading `~/` is the home folder.
-    pub fn of_command_line() -> Self {
-        let matches = with_home(Self::command()).get_matches();
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
-    }
-}
-
-/// A command whose paths are read with the home folder, and so are those of its subcommands.
-fn with_home(command: clap::Command) -> clap::Command {
-    let of_paths = |arg: Arg| {
-        if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() {
-            arg.value_parser(PathBufValueParser::new().map(|path| expand_home(&path)))
-        } else {
-            arg
-        }
-    };
-    command.mut_args(of_paths).mut_subcommands(with_home)
 }
 
 #[derive(Debug, Subcommand)]
@@ -498,40 +477,4 @@ pub struct DoctorArgs {
     /// Print one JSON array instead of text
     #[arg(long)]
     pub json: bool,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::parser::ValuesRef;
-    use std::path::Path;
-
-    #[test]
-    fn a_leading_tilde_is_the_home_folder_in_every_path_of_the_command_line() {
-        fn check(command: &clap::Command, seen: &mut usize) {
-            for arg in command.get_arguments().filter(|arg| arg.get_value_parser().type_id() == TypeId::of::<PathBuf>())
-            {
-                let id = arg.get_id().as_str();
-                let mut given = Vec::new();
-                if let Some(long) = arg.get_long() {
-                    given.push(format!("--{long}"));
-                }
-                given.push("~/place".to_owned());
-                // only this argument, so that what else a command needs does not matter
-                let alone = clap::Command::new("test").no_binary_name(true).arg(arg.clone().required(false));
-                let found = with_home(alone).try_get_matches_from(given).unwrap();
-                let paths: ValuesRef<'_, PathBuf> = found.get_many(id).unwrap();
-                let home = expand_home(Path::new("~/place"));
-                assert!(!home.starts_with("~") && paths.into_iter().all(|path| *path == home), "{id}");
-                *seen += 1;
-            }
-            for inner in command.get_subcommands() {
-                check(inner, seen);
-            }
-        }
-        let (mut seen, mut command) = (0, Arguments::command());
-        command.build();
-        check(&command, &mut seen);
-        assert!(seen > 20, "{seen}");
-    }
 }

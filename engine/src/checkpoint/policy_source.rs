@@ -230,9 +230,9 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
             ));
         }
     };
-    if let Some(path) = &config.path
-        && let Ok(arch) = model_folder(path, ModelFiles::Config).and_then(|dir| Ok(Checkpoint::architecture(&dir)?))
-    {
+    // whoever reads no weights may have a folder without a config
+    let folder = config.path.as_ref().and_then(|path| model_folder(path, ModelFiles::Config).ok());
+    if let Some(arch) = folder.and_then(|folder| Checkpoint::architecture(&folder).ok()) {
         tokenizer = tokenizer.for_embedding(arch.vocab_size);
     }
     if let Some(file) = &config.chat_template {

@@ -18,8 +18,6 @@ struct Column {
     name: String,
     numbers: bool,
     booleans: bool,
-    /// Whether a cell has digits: a column of nothing but `nan` is text.
-    has_digits: bool,
 }
 
 /// Gives every row of a file.
@@ -61,7 +59,7 @@ fn columns(names: &StringRecord) -> Result<Vec<Column>, Unread> {
         if columns.iter().any(|own| own.name == name) {
             return Err(Unread::Refused(format!("line 1: two columns are named `{name}`; rename one")));
         }
-        columns.push(Column { name, numbers: true, booleans: true, has_digits: false });
+        columns.push(Column { name, numbers: true, booleans: true });
     }
     Ok(columns)
 }
@@ -73,13 +71,12 @@ impl Column {
         }
         self.numbers &= number(cell).is_some();
         self.booleans &= boolean(cell).is_some();
-        self.has_digits |= cell.bytes().any(|b| b.is_ascii_digit());
     }
 
     fn value(&self, cell: &str) -> Value {
         let typed = match self {
             _ if cell.is_empty() => Some(Value::Null),
-            Self { numbers: true, has_digits: true, .. } => number(cell),
+            Self { numbers: true, .. } => number(cell),
             Self { booleans: true, .. } => boolean(cell),
             _ => None,
         };

@@ -169,7 +169,7 @@ pub(super) fn check(path: &Path, first: &[u8]) -> Result<(), Unread> {
     };
     let found = BEGINNINGS.iter().find(|(bytes, _)| first.starts_with(bytes)).map(|(_, content)| *content);
     let rename = |what: &str, ending: &str| {
-        format!("its content is {what}, not what its name says; rename it to end in {ending}")
+        format!("its content is {what}, not what its name indicates; rename it to end in {ending}")
     };
     Err(Unread::Refused(match found {
         None => return Ok(()),
