@@ -56,7 +56,7 @@ struct Change {
 
 /// The column of the text before marks were put into it.
 fn column_before(text: &[u8], changes: &[Change], line: usize, column: usize) -> usize {
-    let begins: usize = text.split_inclusive(|&b| b == b'\n').take(line - 1).map(<[u8]>::len).sum();
+    let begins: usize = text.split_inclusive(|&b| b == b'\n').take(line.saturating_sub(1)).map(<[u8]>::len).sum();
     let before = changes.iter().filter(|own| own.end > begins && own.end <= begins + column);
     column.saturating_sub(before.map(|own| own.longer).sum())
 }

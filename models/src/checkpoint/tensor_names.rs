@@ -105,7 +105,10 @@ pub(super) fn check_names<P>(dir: &Path, arch: &Arch, place: &BTreeMap<String, P
     let extra: Vec<&String> = place
         .keys()
         .filter(|n| !known.contains(n) && !ignorable(arch, n))
-        .filter(|n| !bitsandbytes::weight_beside(n).is_some_and(|own| known.contains(&own)))
+        .filter(|n| {
+            let is_part = |own: String| known.contains(&own) && bitsandbytes::is_quantised(&own, has);
+            !bitsandbytes::weight_beside(n).is_some_and(is_part)
+        })
         .filter(|n| !mxfp4::weight_of(n).is_some_and(|own| known.contains(&own.to_owned())))
         .collect();
     match extra.first() {

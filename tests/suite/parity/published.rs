@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use firebrick_engine::checkpoint::check_ends;
 use firebrick_models::checkpoint::{ExportOptions, export};
 use firebrick_models::decoder::Param;
 use firebrick_models::{Checkpoint, Decoder, Tokenizer};
@@ -193,6 +194,10 @@ fn a_tokenizer_with_a_token_beyond_the_embedding_is_used_and_a_text_with_it_refu
     let tokenizer = Tokenizer::from_dir(dir.path()).expect("a tokenizer");
     assert_eq!(tokenizer.vocab_size(), 513);
     assert_eq!(tokenizer.encode("<image_soft_token>", false).expect("known"), [512]);
+    let (checkpoint, _) = open(dir.path());
+    assert!(check_ends(&[511], checkpoint.arch()).is_ok());
+    let error = check_ends(&[1, 512], checkpoint.arch()).expect_err("beyond").to_string();
+    assert!(error.contains("end token 512") && error.contains("512 rows"), "{error}");
     let tokenizer = tokenizer.for_embedding(512);
     assert_eq!(tokenizer.vocab_size(), 512);
     assert!(tokenizer.encode("hello", true).is_ok());

@@ -1,7 +1,6 @@
 //! What Python reads from a file comes out of it, and what cannot be read is named.
 
 use super::*;
-use crate::task::rows::{RowFiles, Rows};
 use firebrick_spec::json;
 
 /// Files and values of `make_rows.py`.
