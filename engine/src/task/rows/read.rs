@@ -190,6 +190,12 @@ pub(super) fn parse(line: &[u8], place: &RowLocation) -> Result<Fields, TaskErro
             "a list; a file that is one JSON list has to be called .json".to_owned()
         }
         Ok(value) => format!("the value {}", json::to_text(&value)),
+        // the first line of a list or an object that is written over several
+        Err(fault) if fault.reason.starts_with("EOF") && matches!(line.trim_ascii(), b"[" | b"{") => {
+            "the beginning of a JSON list or object; a file that is one JSON list has to be called .json, and any other \
+             has one object per line"
+                .to_owned()
+        }
         Err(fault) => format!("invalid JSON at column {} ({})", fault.column, fault.reason),
     };
     let place = place.clone();
