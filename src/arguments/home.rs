@@ -47,9 +47,9 @@ mod tests {
                 // only this argument, so that what else a command needs does not matter
                 let alone = clap::Command::new("test").no_binary_name(true).arg(arg.clone().required(false));
                 let found = with_home(alone).try_get_matches_from(given).unwrap();
-                let paths: ValuesRef<'_, PathBuf> = found.get_many(id).unwrap();
+                let mut paths: ValuesRef<'_, PathBuf> = found.get_many(id).unwrap();
                 let home = expand_home(Path::new("~/place"));
-                assert!(!home.starts_with("~") && paths.into_iter().all(|path| *path == home), "{id}");
+                assert!(!home.starts_with("~") && paths.all(|path| *path == home), "{id}");
                 *seen += 1;
             }
             for inner in command.get_subcommands() {

@@ -325,7 +325,9 @@ fn a_leading_tilde_is_the_home_folder_in_every_path_of_a_configuration() {
         own || key == "task.rewards.command"
     };
     let all = crate::config::keys::keys();
-    let text = |key: &&crate::config::keys::Key| !key.is_section && key.values.is_empty() && key.takes.contains("text");
+    let text = |key: &&crate::config::keys::Key| {
+        !key.is_section && key.values.is_empty() && (key.takes.contains("text") || key.takes.contains("list"))
+    };
     let unknown: Vec<&str> = all
         .iter()
         .filter(text)
