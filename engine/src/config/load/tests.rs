@@ -312,7 +312,38 @@ fn an_empty_section_is_the_same_as_none() {
 }
 
 /// Keys that take text which is no path. A new key of text is put here, or into `PATHS`.
-const NO_PATHS: &[&str] = &[];
+const NO_PATHS: &[&str] = &[
+    "device",
+    "model.lora.target_modules",
+    "task.operations",
+    "task.name",
+    "task.prompt",
+    "task.messages.role",
+    "task.messages.content",
+    "task.prompt_field",
+    "task.system_prompt",
+    "task.answer",
+    "task.answer_field",
+    "task.answer_extract.regex",
+    "task.solution",
+    "task.solution_field",
+    "task.environment.class",
+    "task.rewards.name",
+    "task.rewards.pattern",
+    "task.rewards.letters",
+    "task.rewards.device",
+    "task.rewards.function",
+    "objective.rollout_rs",
+    "objective.rollout_rs_threshold",
+    "rollout.stop",
+    "rollout.kv_cache_memory_bytes",
+    "rollout.dynamic_sampling.metric",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "memory.budget",
+    "memory.host_budget",
+    "memory.limit",
+];
 
 #[test]
 fn a_leading_tilde_is_the_home_folder_in_every_path_of_a_configuration() {
