@@ -167,7 +167,14 @@ pub(super) fn check(path: &Path, first: &[u8]) -> Result<(), Unread> {
         (Layout::Arrow, _) => Some(Content::Arrow),
         (Layout::Lines | Layout::List | Layout::Csv(_), _) => None,
     };
-    let found = BEGINNINGS.iter().find(|(bytes, _)| first.starts_with(bytes)).map(|(_, content)| *content);
+    // the names of a CSV file may begin as another file does
+    let is_text = |b: &u8| *b >= b' ' || b"\t\r\n".contains(b);
+    let is_csv = matches!(format_of(path).0, Layout::Csv(_)) && first.iter().all(is_text);
+    let found = BEGINNINGS.iter().find(|(bytes, _)| {
+        let may_be_name = bytes.iter().all(u8::is_ascii_alphanumeric);
+        first.starts_with(bytes) && !(is_csv && may_be_name)
+    });
+    let found = found.map(|(_, content)| *content);
     let rename = |what: &str, ending: &str| {
         format!("its content is {what}, not what its name indicates; rename it to end in {ending}")
     };

@@ -57,6 +57,11 @@ fn columns_of_csv_are_what_pandas_reads_and_numbers_stay_as_they_are_written() {
     assert_eq!(read(&fixture("rows.csv")).expect("rows").get(1).expect("a row").place.line, 4);
     assert_eq!(written(&fixture("rows.tsv")), [r#"{"a":1,"b":"x,y"}"#]);
     let folder = folder();
+    // as Parquet, Arrow, bzip2 and ORC begin
+    for name in ["PARENT", "PAR1", "ARROW1", "BZh", "ORCID"] {
+        let file = write(folder.path(), "names.csv", format!("{name},b\n1,2\n").as_bytes());
+        assert_eq!(written(&file), [format!(r#"{{"{name}":1,"b":2}}"#)]);
+    }
     let text = std::fs::read(fixture("rows.csv")).expect("read");
     for (name, bytes) in [("a.csv.gz", gzip(&text)), ("a.csv.zst", zstandard(&text))] {
         assert_eq!(written(&write(folder.path(), name, &bytes)), rows);
