@@ -1,5 +1,6 @@
 //! The command line.
 
+mod home;
 mod parallel;
 
 pub use parallel::ParallelArgs;
@@ -127,7 +128,7 @@ pub struct NewArgs {
     /// Model: a checkpoint folder, a name on the Hub, or tiny (a small model with random weights)
     #[arg(long)]
     pub model: Option<String>,
-    /// Training data: a JSON or Parquet file, a folder, a glob pattern or a dataset of the Hub; or arithmetic,
+    /// Training data: a JSON, CSV, Parquet or Arrow file, a folder, a glob pattern or a dataset of the Hub; or arithmetic,
     /// countdown
     #[arg(long)]
     pub data: Option<String>,

@@ -18,7 +18,6 @@ mod report_page;
 mod table;
 
 use arguments::{Arguments, Command};
-use clap::Parser;
 use firebrick::backends::allocator::{CountingAllocator, keep_freed_memory, on_refusal};
 use firebrick::backends::device::panic_message;
 use firebrick::backends::environment::without_display_server;
@@ -63,7 +62,7 @@ fn main() -> ExitCode {
     without_display_server();
     on_refusal(report_refusal);
     keep_freed_memory();
-    let arguments = Arguments::parse();
+    let arguments = Arguments::of_command_line();
     let filter = EnvFilter::try_from_env("FIREBRICK_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -29,6 +29,14 @@ pub enum Error {
     /// The model, its weights or its tokenizer.
     #[error(transparent)]
     Model(#[from] firebrick_models::Error),
+    /// The tokenizer or the chat template, about a row.
+    #[error("{place}: {error}")]
+    Row {
+        /// The row.
+        place: String,
+        /// What is wrong with it.
+        error: firebrick_models::Error,
+    },
     /// The device.
     #[error(transparent)]
     Device(#[from] firebrick_backends::Error),
@@ -223,6 +231,14 @@ impl From<firebrick_plan::Error> for Error {
 }
 
 impl Error {
+    /// An error of the tokenizer or the chat template with the row that it is about.
+    pub(crate) fn in_row(self, place: &dyn std::fmt::Display) -> Self {
+        match self {
+            Self::Model(error) => Self::Row { place: place.to_string(), error },
+            other => other,
+        }
+    }
+
     /// Wraps an I/O error with the action and the path it happened on.
     pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
@@ -259,7 +275,7 @@ impl Error {
             | Self::Ranks(_)
             | Self::Resume { .. } => true,
             Self::Device(e) => e.is_users(),
-            Self::Model(e) => e.is_users(),
+            Self::Model(e) | Self::Row { error: e, .. } => e.is_users(),
             Self::Reward { .. }
             | Self::NonFinite { .. }
             | Self::OutOfMemory(_)

@@ -2,6 +2,7 @@
 
 mod bitsandbytes;
 mod export;
+mod ignored;
 mod json;
 mod mxfp4;
 mod peft;
@@ -25,6 +26,17 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Whether a model's head is its embedding.
+const TIED: &str = "tie_word_embeddings";
+
+/// Writes into a config that it is not; also into that of the language model inside of it.
+fn untie(config: &mut Map<String, Value>) {
+    config.insert(TIED.to_owned(), json!(false));
+    if let Some(Value::Object(inner)) = config.get_mut("text_config") {
+        inner.insert(TIED.to_owned(), json!(false));
+    }
+}
+
 /// The configs of a checkpoint folder and the element types of its tensors, without its weights: enough to write the
 /// same model again.
 #[derive(Clone, Debug)]
@@ -47,7 +59,7 @@ impl Checkpoint {
     /// and `Error::Truncated` for a broken file, `Error::UnsupportedDtype`.
     pub fn open(dir: &Path) -> Result<Self> {
         let mut described = Self::describe(dir)?;
-        described.dtypes = weights::dtypes(dir)?;
+        described.dtypes = weights::dtypes(dir, &described.arch)?;
         Ok(described)
     }
 
@@ -58,12 +70,16 @@ impl Checkpoint {
     /// As [`Self::architecture`]; `Error::Io` and `Error::Config` for a `generation_config.json` that cannot be read.
     pub fn describe(dir: &Path) -> Result<Self> {
         let (config, arch) = Self::config(dir)?;
-        let around = read_object(dir, "config.json")?.filter(Arch::keeps_what_surrounds);
+        let mut around = read_object(dir, "config.json")?.filter(Arch::keeps_what_surrounds);
+        if let Some(around) = around.as_mut().filter(|_| config.get(TIED) == Some(&json!(false))) {
+            untie(around);
+        }
         let generation = read_object(dir, "generation_config.json")?;
         Ok(Self { dir: dir.to_owned(), config, around, generation, arch, dtypes: BTreeMap::new() })
     }
 
-    /// The architecture in a folder's `config.json`; no other file is read.
+    /// The architecture in a folder's `config.json`. Of a head that the config ties to the embedding it is looked up
+    /// whether the weights, if they are there, have another one.
     ///
     /// # Errors
     /// `Error::NoFolder`, `Error::MissingFile` without a `config.json`, `Error::Io` and `Error::Config` where it cannot
@@ -95,7 +111,18 @@ impl Checkpoint {
         if config.get("quantization_config").is_some_and(widened) {
             config.remove("quantization_config");
         }
-        let arch = Arch::from_config(&config, &dir.join("config.json"))?;
+        let mut arch = Arch::from_config(&config, &dir.join("config.json"))?;
+        if ignored::has_own_head(dir, &arch) {
+            ignored::report_once(dir, || {
+                tracing::warn!(
+                    "{}: config.json ties the head to the embedding, but the files have another lm_head.weight, which is \
+                 used, as in transformers 5; the model is written with tie_word_embeddings: false",
+                    dir.display()
+                )
+            });
+            arch.tied = false;
+            untie(&mut config);
+        }
         Ok((config, arch))
     }
 

@@ -3,6 +3,7 @@
 use super::{Loaded, load};
 use crate::arguments::GenerateArgs;
 use crate::output;
+use firebrick::engine::checkpoint::check_ends;
 use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick::models::random::DrawKey;
 use firebrick::models::tokenizer::Message;
@@ -14,6 +15,7 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     if stop_ids.is_empty() {
         stop_ids.extend(tokenizer.eos_id());
     }
+    check_ends(&stop_ids, checkpoint.arch())?;
     let sampling = SamplingParams {
         temperature: args.temperature,
         top_k: args.top_k,

@@ -18,6 +18,7 @@ pub mod report;
 pub mod train;
 pub mod watch;
 
+use firebrick::engine::checkpoint::check_arch;
 use firebrick::engine::hub::{ModelFiles, model_folder};
 use firebrick::models::checkpoint::load_adapter;
 use firebrick::models::{BaseFormat, Checkpoint, Decoder, Tokenizer};
@@ -52,8 +53,8 @@ pub fn load(
 ) -> anyhow::Result<Loaded> {
     let dir = model_folder(dir, ModelFiles::All)?;
     let checkpoint = Checkpoint::open(&dir)?.with_base(base);
-    let tokenizer = Tokenizer::from_dir(&dir)?;
-    firebrick::engine::checkpoint::check_arch(checkpoint.arch(), &tokenizer)?;
+    let tokenizer = Tokenizer::from_dir(&dir)?.for_embedding(checkpoint.arch().vocab_size);
+    check_arch(checkpoint.arch())?;
     let (device, _) = firebrick::backends::device::open(device)?;
     let decoder = checkpoint.load(&device)?;
     let decoder = match adapter {

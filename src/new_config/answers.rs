@@ -2,7 +2,7 @@
 
 use super::rows::Rows;
 use firebrick::backends::DeviceSpec;
-use firebrick::engine::hub::{ModelFiles, model_folder};
+use firebrick::engine::hub::{ModelFiles, expand_home, model_folder};
 use firebrick::engine::plan::Preset;
 use firebrick::engine::plan::size::Budget;
 use firebrick::models::{Checkpoint, Tokenizer};
@@ -77,7 +77,7 @@ impl Model {
         if text == "tiny" {
             return Ok(Self::Tiny);
         }
-        let path = PathBuf::from(text);
+        let path = expand_home(Path::new(text));
         let of = |e: &dyn Display| format!("model: {e}; give a checkpoint folder, or `tiny`");
         let folder = model_folder(&path, ModelFiles::Tokenizer).map_err(|e| of(&e))?;
         let arch = Checkpoint::architecture(&folder).map_err(|e| of(&e))?;
@@ -95,7 +95,7 @@ impl Data {
         match text {
             "arithmetic" => Ok(Self::Arithmetic),
             "countdown" => Ok(Self::Countdown),
-            _ => Rows::look(text).map(Self::Rows),
+            _ => Rows::look(&expand_home(Path::new(text)).to_string_lossy()).map(Self::Rows),
         }
     }
 
@@ -129,7 +129,7 @@ impl Reward {
             };
         };
         if let Some(path) = text.strip_prefix("model:") {
-            return Ok(Self::Model(path.into()));
+            return Ok(Self::Model(expand_home(Path::new(path))));
         }
         if let Some(pattern) = text.strip_prefix("regex:") {
             return Ok(Self::Regex(pattern.to_owned()));
@@ -151,10 +151,11 @@ fn python(place: &str) -> Result<Reward, String> {
         .rsplit_once(':')
         .filter(|(file, function)| !file.is_empty() && !function.is_empty())
         .ok_or_else(|| format!("reward: expected python:FILE:FUNCTION, found `python:{place}`"))?;
-    if !Path::new(file).is_file() {
-        return Err(format!("reward: there is no file {file}"));
+    let file = expand_home(Path::new(file));
+    if !file.is_file() {
+        return Err(format!("reward: there is no file {}", file.display()));
     }
-    Ok(Reward::Python { file: file.into(), function: function.to_owned() })
+    Ok(Reward::Python { file, function: function.to_owned() })
 }
 
 impl Memory {

@@ -47,7 +47,7 @@ impl Rows {
         let files = RowFiles::from(text);
         let row = files.first_row(here).map_err(|e| {
             format!(
-                "data: {e}; give rows (a JSON Lines, JSON or Parquet file, a pattern, a folder, or a dataset of the Hub), `arithmetic` or \
+                "data: {e}; give rows (a JSON Lines, JSON, CSV, Parquet or Arrow file, a pattern, a folder, or a dataset of the Hub), `arithmetic` or \
                  `countdown`"
             )
         })?;

@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 const INTRODUCTION: &str = "# Configuration\n\n\
 A configuration is a YAML file of the keys below. `key.path=value` on the command line overrides a key. Relative paths are \
-relative to the file, or on the command line to the working folder. `firebrick config explain KEY` prints one key with its \
+relative to the file, or on the command line to the working folder; `~/` is the home folder. `firebrick config explain KEY` prints one key with its \
 names in verl and TRL, `firebrick config check FILE` finds all mistakes of a file, and `firebrick config schema` prints the \
 JSON Schema that editors read.\n\n\
 This page is generated from the schema. An entry is a key, its type and default, and what the key does. `int ≥1` is an \

@@ -8,6 +8,7 @@ pub mod arch;
 pub mod backend;
 pub mod capture;
 pub mod error;
+pub mod json;
 pub mod kernels;
 pub mod kv_cache;
 pub mod links;

@@ -8,6 +8,6 @@ mod sharded;
 pub mod trainer_state;
 
 pub use critic_source::{CriticSource, critic_architecture};
-pub use policy_source::{PolicySource, architecture, check_arch, tokenizer_of};
+pub use policy_source::{PolicySource, architecture, check_arch, check_ends, tokenizer_of};
 pub use run_dir::RunDir;
 pub use trainer_state::TrainerState;

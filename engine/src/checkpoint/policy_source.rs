@@ -52,11 +52,13 @@ impl PolicySource {
             (None, Some(arch)) => Self::create(arch, &tokenizer)?,
             (None, None) => unreachable!("the configuration was checked"),
         };
-        check_arch(checkpoint.arch(), &tokenizer)?;
+        check_arch(checkpoint.arch())?;
+        let tokenizer = tokenizer.for_embedding(checkpoint.arch().vocab_size);
         let mut stop_ids = checkpoint.eos_ids();
         if stop_ids.is_empty() {
             stop_ids.extend(tokenizer.eos_id());
         }
+        check_ends(&stop_ids, checkpoint.arch())?;
         Ok(Self { checkpoint, tokenizer: Arc::new(tokenizer), stop_ids })
     }
 
@@ -228,6 +230,11 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
             ));
         }
     };
+    // whoever reads no weights may have a folder without a config
+    let folder = config.path.as_ref().and_then(|path| model_folder(path, ModelFiles::Config).ok());
+    if let Some(arch) = folder.and_then(|folder| Checkpoint::architecture(&folder).ok()) {
+        tokenizer = tokenizer.for_embedding(arch.vocab_size);
+    }
     if let Some(file) = &config.chat_template {
         let template = std::fs::read_to_string(file).map_err(Error::io("read", file))?;
         tokenizer = tokenizer.with_chat_template(&template, file)?;
@@ -264,24 +271,31 @@ fn described(config: &RunConfig) -> Result<Arch> {
     Ok(PolicySource::open(&config.model, task.as_ref())?.checkpoint.arch().clone())
 }
 
-/// Refuses what is no causal language model, and a tokenizer that knows more tokens than the model.
+/// Refuses what is no causal language model.
 ///
 /// # Errors
 /// `Error::Config` with what is wrong.
-pub fn check_arch(arch: &Arch, tokenizer: &Tokenizer) -> Result<()> {
+pub fn check_arch(arch: &Arch) -> Result<()> {
     if arch.head != HeadKind::LanguageModel {
         return Err(Error::Config(
             "expected a causal language model, but this checkpoint has a classification head (as reward models and critics \
              do)".into(),
         ));
     }
-    if tokenizer.vocab_size() > arch.vocab_size {
-        return Err(Error::Config(format!(
-            "the tokenizer has {} tokens, but the model's embedding has {} rows (vocab_size); does the tokenizer belong to \
-             another model?",
-            tokenizer.vocab_size(),
-            arch.vocab_size
-        )));
-    }
     Ok(())
+}
+
+/// Refuses end tokens that the model can never draw.
+///
+/// # Errors
+/// `Error::Config` with the first one.
+pub fn check_ends(ids: &[u32], arch: &Arch) -> Result<()> {
+    let rows = arch.vocab_size;
+    match ids.iter().find(|&&id| id as usize >= rows) {
+        None => Ok(()),
+        Some(id) => Err(Error::Config(format!(
+            "the end token {id} (eos_token_id of generation_config.json or config.json, or the tokenizer's eos_token) is \
+             beyond the model's embedding of {rows} rows (vocab_size), so the model can never write it; name another one"
+        ))),
+    }
 }

@@ -3,27 +3,48 @@
 use super::RunConfig;
 use super::schema::{SECTIONS, defaults_by_place};
 use super::yaml::mistake;
-use crate::hub::HubName;
+use crate::hub::{HubName, expand_home};
 use crate::objective::Algorithm;
 use crate::plan::AppliedPreset;
 use crate::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Keys that name files of this machine.
-const LOCAL: [&str; 4] = ["/memory/plan", "/model/chat_template", "/task/environment/file", "/task/environment/python"];
+/// What a path of a configuration is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Named {
+    /// A file or a folder of this machine.
+    Local,
+    /// The same, or what is fetched from the Hub; also several of them.
+    Hub,
+    /// A program: by its name alone it is looked for on the path.
+    Program,
+    /// An argument of a program, or a folder that is relative to where the program runs: only its home folder is
+    /// resolved.
+    Kept,
+}
 
-/// Keys that name files, or what is fetched from the Hub.
-const FILES: [&str; 9] = [
-    "/model/path",
-    "/critic/model/path",
-    "/model/lora/path",
-    "/model/tokenizer",
-    "/sft/train",
-    "/sft/validation",
-    "/task/train",
-    "/task/validation",
-    "/warmup/sft/train",
+/// All keys that name files, as JSON pointers; `*` is each entry of a list.
+const PATHS: [(&str, Named); 19] = [
+    ("/output", Named::Kept),
+    ("/model/path", Named::Hub),
+    ("/model/tokenizer", Named::Hub),
+    ("/model/chat_template", Named::Local),
+    ("/model/lora/path", Named::Hub),
+    ("/critic/model/path", Named::Hub),
+    ("/task/train", Named::Hub),
+    ("/task/validation", Named::Hub),
+    ("/task/environment/file", Named::Local),
+    ("/task/environment/python", Named::Program),
+    ("/task/rewards/*/path", Named::Hub),
+    ("/task/rewards/*/file", Named::Local),
+    ("/task/rewards/*/python", Named::Program),
+    ("/task/rewards/*/folder", Named::Local),
+    ("/task/rewards/*/command", Named::Program),
+    ("/sft/train", Named::Hub),
+    ("/sft/validation", Named::Hub),
+    ("/warmup/sft/train", Named::Hub),
+    ("/memory/plan", Named::Local),
 ];
 
 /// Reads a configuration file and applies overrides. Paths in the file are relative to its folder, those in overrides
@@ -70,54 +91,61 @@ pub(super) fn mapping(text: &str) -> Result<Map<String, Value>> {
     }
 }
 
+/// Makes the paths of a configuration absolute: relative ones are below `base`, and `~/` is the home folder.
 pub(super) fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Result<()> {
-    let mut whole = Value::Object(std::mem::take(root));
-    let rewards = whole.pointer("/task/rewards").and_then(Value::as_array);
-    let count = rewards.map_or(0, Vec::len);
-    let models = (0..count).map(|i| format!("/task/rewards/{i}/path"));
-    let keys = ["file", "folder", "python", "command/0"];
-    let programs = (0..count).flat_map(|i| keys.map(|key| format!("/task/rewards/{i}/{key}")));
-    let files: Vec<String> = FILES.map(str::to_owned).into_iter().chain(models).collect();
-    for pointer in files {
-        if let Some(named) = whole.pointer_mut(&pointer) {
-            resolve_file(named, base)?;
+    for (pointer, named) in PATHS {
+        let keys: Vec<&str> = pointer.split('/').skip(1).collect();
+        let Some((first, rest)) = keys.split_first() else { continue };
+        if let Some(section) = root.get_mut(*first) {
+            resolve_below(section, rest, named, base)?;
         }
-    }
-    let local: Vec<String> = LOCAL.map(str::to_owned).into_iter().chain(programs).collect();
-    for pointer in local {
-        // a program by its name alone is looked for on the path
-        let program = pointer.ends_with("/python") || pointer.ends_with("/command/0");
-        if let Some(Value::String(file)) = whole.pointer_mut(&pointer)
-            && !(program && Path::new(file).components().count() == 1)
-        {
-            *file = absolute(file, base)?;
-        }
-    }
-    if let Value::Object(map) = whole {
-        *root = map;
     }
     Ok(())
 }
 
-fn absolute(file: &str, base: &Path) -> Result<String> {
-    let path = base.join(file);
-    let path = std::path::absolute(&path).map_err(Error::io("resolve", path))?;
-    Ok(path.to_string_lossy().into_owned())
+fn resolve_below(at: &mut Value, keys: &[&str], named: Named, base: &Path) -> Result<()> {
+    match (keys.split_first(), at) {
+        (None, at) => resolve(at, named, base),
+        (Some((&"*", rest)), Value::Array(list)) => {
+            list.iter_mut().try_for_each(|one| resolve_below(one, rest, named, base))
+        }
+        (Some((key, rest)), Value::Object(section)) => match section.get_mut(*key) {
+            Some(next) => resolve_below(next, rest, named, base),
+            None => Ok(()),
+        },
+        // what has another shape is refused when it is read
+        _ => Ok(()),
+    }
 }
 
-/// Makes a path absolute: one alone, or in a list of paths or of `{path, weight}`, or under the names of sets. Names of
-/// the Hub stay as they are.
-fn resolve_file(named: &mut Value, base: &Path) -> Result<()> {
-    match named {
-        Value::String(file) if !HubName::is_one(file, base) => {
-            *file = absolute(file, base)?;
+/// Resolves a path: one by itself, or in a list of paths or of `{path, weight}`, or under the names of sets. Of a list
+/// that is a command only the first entry is a program. Names of the Hub stay as they are.
+fn resolve(value: &mut Value, named: Named, base: &Path) -> Result<()> {
+    match value {
+        Value::String(text) => {
+            *text = expand_home(Path::new(&text)).to_string_lossy().into_owned();
+            let stays = match named {
+                Named::Local => false,
+                Named::Hub => HubName::is_one(text, base),
+                Named::Program => Path::new(text).components().count() == 1,
+                Named::Kept => true,
+            };
+            if !stays {
+                let path = base.join(&text);
+                let path = std::path::absolute(&path).map_err(Error::io("resolve", path))?;
+                *text = path.to_string_lossy().into_owned();
+            }
             Ok(())
         }
-        Value::Array(list) => list.iter_mut().try_for_each(|one| resolve_file(one, base)),
+        Value::Array(list) if named == Named::Program => list.iter_mut().enumerate().try_for_each(|(at, one)| {
+            let named = if at == 0 { Named::Program } else { Named::Kept };
+            resolve(one, named, base)
+        }),
+        Value::Array(list) => list.iter_mut().try_for_each(|one| resolve(one, named, base)),
         Value::Object(entry) => match entry.get_mut("path") {
-            Some(path @ Value::String(_)) => resolve_file(path, base),
+            Some(path @ Value::String(_)) => resolve(path, named, base),
             Some(_) => Ok(()),
-            None => entry.values_mut().try_for_each(|one| resolve_file(one, base)),
+            None => entry.values_mut().try_for_each(|one| resolve(one, named, base)),
         },
         _ => Ok(()),
     }

@@ -271,7 +271,8 @@ impl PromptDataset {
 
     fn prompt(&self, split: Split, index: u64) -> Result<Prompt> {
         let example = self.task.example(split, index)?;
-        let (text, tokens) = encode_prompt(&self.tokenizer, &example)?;
+        let encoded = encode_prompt(&self.tokenizer, &example);
+        let (text, tokens) = encoded.map_err(|error| error.in_row(&format_args!("{} prompt {index}", split.name())))?;
         if tokens.is_empty() {
             return Err(Error::Config(format!("{} prompt {index} is empty", split.name())));
         }

@@ -221,7 +221,7 @@ struct Piece {
 impl Piece {
     fn add(&mut self, example: &Example) {
         self.prompts.push(fingerprint(example));
-        for (name, value) in &example.fields {
+        for (name, value) in example.fields.iter() {
             let column = self.column(name);
             column.values += u64::from(!value.is_null());
             if !value.is_null() && column.kinds.len() < KINDS {

@@ -158,7 +158,9 @@ fn encoded(
     let (all, mut shortest) = (rows.len() as usize, usize::MAX);
     let mut kept = Vec::with_capacity(all);
     for at in 0..rows.len() {
-        let sequence = sequence(rows.get(at)?, setting, source)?;
+        let row = rows.get(at)?;
+        let place = row.place.clone();
+        let sequence = sequence(row, setting, source).map_err(|error| error.in_row(&place))?;
         shortest = shortest.min(sequence.tokens.len());
         firebrick_models::generate::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
         if sequence.tokens.len() <= most {

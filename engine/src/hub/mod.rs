@@ -7,10 +7,12 @@
 
 mod cache;
 mod fetch;
+mod home;
 mod name;
 mod progress;
 mod settings;
 
+pub use home::expand_home;
 pub use name::{HubName, RepoKind};
 pub use progress::{Download, on_download};
 pub use settings::{Hub, stay_offline};

@@ -31,7 +31,22 @@ const MAIN: &str = "main";
 const SCHEME: &str = "hf://";
 
 /// Endings of local files, which a repository's name does not have.
-const FILE_ENDINGS: [&str; 9] = ["json", "jsonl", "ndjson", "parquet", "gz", "zst", "safetensors", "csv", "txt"];
+const FILE_ENDINGS: [&str; 14] = [
+    "json",
+    "jsonl",
+    "ndjson",
+    "parquet",
+    "pq",
+    "arrow",
+    "feather",
+    "csv",
+    "tsv",
+    "txt",
+    "gz",
+    "zst",
+    "zstd",
+    "safetensors",
+];
 
 impl HubName {
     /// The repository that a path names. A URL (`hf://…`) always does; `owner/name` and `owner/name@revision` do where

@@ -1,8 +1,9 @@
 //! Where the Hub is, and where what comes from it is kept: the variables that Python's `huggingface_hub` reads.
 
+use super::home::expand_home;
 use hf_hub::Cache;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where repositories come from without `HF_ENDPOINT`.
@@ -53,9 +54,10 @@ impl Hub {
             variable("XDG_CACHE_HOME")
                 .map_or_else(|| std::env::home_dir().unwrap_or_default().join(".cache"), PathBuf::from)
         };
-        let home = variable("HF_HOME").map_or_else(|| user_cache().join("huggingface"), PathBuf::from);
+        let path = |text: String| expand_home(Path::new(&text));
+        let home = variable("HF_HOME").map_or_else(|| user_cache().join("huggingface"), path);
         let folder = variable("HF_HUB_CACHE").or_else(|| variable("HUGGINGFACE_HUB_CACHE"));
-        let token_file = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
+        let token_file = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), path);
         let token = variable("HF_TOKEN")
             .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
             .or_else(|| std::fs::read_to_string(token_file).ok())
@@ -64,7 +66,7 @@ impl Hub {
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
-            folder: folder.map_or_else(|| home.join("hub"), PathBuf::from),
+            folder: folder.map_or_else(|| home.join("hub"), path),
             token: token.filter(|token| !token.is_empty()),
             offline: ["1", "on", "yes", "true"].contains(&offline.as_str()),
         }

@@ -181,14 +181,7 @@ impl RewardModel {
             let advice = "it has no tokenizer, so only `input: tokens` is possible";
             refusal(name, &config.path, format!("{e}; {advice}"))
         })?;
-        if own.vocab_size() > arch.vocab_size {
-            return refused(format!(
-                "its tokenizer has {} tokens, but its embedding has {} rows (vocab_size); does the tokenizer belong to \
-                 another model?",
-                own.vocab_size(),
-                arch.vocab_size
-            ));
-        }
+        let own = own.for_embedding(arch.vocab_size);
         if config.input == RewardInput::Chat && !own.has_chat_template() {
             return refused(
                 "`input: chat` needs a chat template, but its tokenizer has none; use `input: text`".into(),

@@ -288,7 +288,7 @@ mod tests {
             prompt: PromptText::Text("37+5=".into()),
             answer: "42".into(),
             solution: None,
-            fields: serde_json::Map::new(),
+            fields: crate::task::Fields::default(),
         };
         let pays = |text, finished| task.reward(&example, &answered(text, finished)).expect("judged").total > 0.5;
         assert!(pays("42", true) && pays(" 42\n", true));

@@ -44,6 +44,14 @@ pub enum TaskError {
         /// What the reader said.
         detail: String,
     },
+    /// A dataset file has a format, or something inside of it, that is not read.
+    #[error("{}: {detail}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// What it has, and what to do.
+        detail: String,
+    },
     /// A row is not there any more as it was checked.
     #[error("{place}: the file was changed after the run had checked it ({detail}); start the run again")]
     Changed {
@@ -53,10 +61,7 @@ pub enum TaskError {
         detail: String,
     },
     /// A dataset file has no rows.
-    #[error(
-        "the dataset {} (setting `{setting}`) has no rows; expected one JSON object per line",
-        path.display()
-    )]
+    #[error("the dataset {} (setting `{setting}`) has no rows; expected at least one", path.display())]
     Empty {
         /// The setting that names the file.
         setting: &'static str,
@@ -159,6 +164,7 @@ impl TaskError {
             | Self::Regex { setting, .. }
             | Self::Config { setting, .. } => Some(setting),
             Self::Damaged { .. }
+            | Self::Unsupported { .. }
             | Self::Changed { .. }
             | Self::NotARow { .. }
             | Self::Reward { .. }

@@ -2,7 +2,8 @@
 
 use firebrick_models::tokenizer::Message;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+
+use super::fields::Fields;
 
 /// The field of a row that a chat template is given as its tools: a list of JSON schemas, as in transformers and TRL.
 pub const TOOLS: &str = "tools";
@@ -38,14 +39,19 @@ pub struct Example {
     /// A demonstration of a good completion, for supervised training.
     pub solution: Option<String>,
     /// The row that the example was made from, for rewards of one's own and for the sample log.
-    pub fields: Map<String, Value>,
+    pub fields: Fields,
 }
 
 impl Example {
     /// A text prompt and the ground truth that its completions are compared with; no demonstration, no row.
     #[must_use]
     pub fn text(prompt: impl Into<String>, answer: impl Into<String>) -> Self {
-        Self { prompt: PromptText::Text(prompt.into()), answer: answer.into(), solution: None, fields: Map::new() }
+        Self {
+            prompt: PromptText::Text(prompt.into()),
+            answer: answer.into(),
+            solution: None,
+            fields: Fields::default(),
+        }
     }
 }
 

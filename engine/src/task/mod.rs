@@ -11,6 +11,7 @@ pub mod countdown;
 pub mod environment;
 mod error;
 mod example;
+mod fields;
 pub mod jsonl;
 mod number;
 mod operation;
@@ -33,6 +34,7 @@ pub use self::environment::{
 };
 pub use self::error::{RowLocation, TaskError, Unit};
 pub use self::example::{Example, PromptText, Split, TOOLS};
+pub use self::fields::Fields;
 pub use self::jsonl::{Jsonl, JsonlConfig};
 pub use self::problems::TaskProblem;
 pub use self::reading::Reading;

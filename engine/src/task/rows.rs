@@ -1,6 +1,10 @@
-//! Rows of dataset files: JSON Lines, JSON lists and Parquet, plain or compressed, from local paths or the Hub.
+//! Rows of dataset files: JSON Lines, JSON lists, CSV, Parquet and Arrow, plain or compressed, from local paths or the
+//! Hub.
 
+mod arrow;
 mod block;
+mod columns;
+mod csv;
 mod files;
 mod first;
 mod format;
@@ -8,8 +12,10 @@ mod order;
 mod parquet;
 mod raw;
 mod read;
+mod saved;
 mod store;
 mod text;
+mod times;
 
 pub(crate) use files::validation_schema;
 pub use files::{RowFiles, RowSource};

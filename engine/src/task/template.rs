@@ -1,14 +1,17 @@
 //! Templates with fields in braces, and dotted paths into a row.
 
+use firebrick_spec::json;
 use serde_json::{Map, Value};
 
 use super::error::{RowLocation, TaskError};
+use super::fields::Fields;
+pub(super) use super::fields::lookup;
 
 /// One row of a dataset with the line it came from.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub place: RowLocation,
-    pub fields: Map<String, Value>,
+    pub fields: Fields,
 }
 
 impl Row {
@@ -25,18 +28,19 @@ impl Row {
         })
     }
 
-    /// The value at a dotted path as text: strings as they are, numbers and booleans as JSON writes
-    /// them, lists and objects as JSON. A null has no text.
+    /// The value at a dotted path as text: strings as they are, numbers as the row has them, booleans, lists and objects
+    /// as JSON. A null has no text.
     ///
     /// # Errors
     /// As [`Self::get`]; for a null an error that names the row and the field.
     pub fn text(&self, path: &str, setting: &str) -> Result<String, TaskError> {
-        match self.get(path, setting)? {
+        let plain = self.get(path, setting)?;
+        match self.fields.at(path).unwrap_or(plain) {
             Value::String(text) => Ok(text.clone()),
             Value::Null => {
                 Err(self.bad(setting, format!("field `{path}` is null; expected text, a number or a boolean")))
             }
-            other => Ok(other.to_string()),
+            other => Ok(json::to_text(other)),
         }
     }
 
@@ -49,16 +53,6 @@ impl Row {
     pub fn bad(&self, setting: &str, detail: impl Into<String>) -> TaskError {
         TaskError::BadField { place: self.place.clone(), setting: setting.to_owned(), detail: detail.into() }
     }
-}
-
-pub(super) fn lookup<'a>(fields: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
-    if let Some(value) = fields.get(path) {
-        return Some(value);
-    }
-    path.match_indices('.').find_map(|(dot, _)| {
-        let inner = fields.get(&path[..dot])?.as_object()?;
-        lookup(inner, &path[dot + 1..])
-    })
 }
 
 /// The fields of a row, one level of nesting shown, for a message.
@@ -154,9 +148,10 @@ mod tests {
     use super::*;
     use crate::task::error::Unit;
 
-    fn row(json: &str) -> Row {
-        let Ok(Value::Object(fields)) = serde_json::from_str(json) else { panic!("{json}") };
-        Row { place: RowLocation { path: "data.jsonl".into(), line: 3, unit: Unit::Line }, fields }
+    fn row(text: &str) -> Row {
+        let Ok(Value::Object(fields)) = json::parse(text.as_bytes()) else { panic!("{text}") };
+        let place = RowLocation { path: "data.jsonl".into(), line: 3, unit: Unit::Line };
+        Row { place, fields: fields.into() }
     }
 
     fn rendered(template: &str, json: &str) -> String {
@@ -172,6 +167,18 @@ mod tests {
         assert_eq!(rendered("Q: {q}\nA:", r#"{"q": "1+1?"}"#), "Q: 1+1?\nA:");
         assert_eq!(rendered("{{{q}}} is {n}", r#"{"q": "x", "n": 0.5}"#), "{x} is 0.5");
         assert_eq!(rendered("{a.b} {a.c.d}", r#"{"a": {"b": true, "c.d": [1, 2]}}"#), "true [1,2]");
+    }
+
+    #[test]
+    fn a_number_is_written_as_the_row_has_it() {
+        for number in ["12345678901234567890123", "-0", "1E3", "1.50", "1e-05", "9007199254740993", "NaN", "-Infinity"]
+        {
+            assert_eq!(
+                rendered("{n} {a.n}", &format!(r#"{{"n": {number}, "a": {{"n": {number}}}}}"#)),
+                format!("{number} {number}")
+            );
+            assert_eq!(rendered("{n}", &format!(r#"{{"n": [{number}]}}"#)), format!("[{number}]"));
+        }
     }
 
     #[test]

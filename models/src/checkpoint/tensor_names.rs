@@ -8,11 +8,6 @@ use crate::{Arch, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What names begin with where the language model is a part of one that sees images, and in a model by itself: as the
-/// Hub's files have it, and as transformers 5 names its modules.
-const NESTED: [(&str, &str); 3] =
-    [("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model.")];
-
 /// The name that a tensor of the language model has in a model of a class that is [written
 /// again](Arch::keeps_what_surrounds).
 pub(super) fn nested_name(name: &str) -> String {
@@ -34,18 +29,59 @@ pub(super) fn is_beside(name: &str) -> bool {
 const VISION: [&str; 4] =
     ["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
 
-/// Tensors by the names that they have in a language model by itself.
-pub(super) fn unnested<P>(all: BTreeMap<String, P>) -> BTreeMap<String, P> {
-    let inner = |name: &str| {
-        let mut known = NESTED.iter();
-        known.find_map(|(nested, own)| Some(format!("{own}{}", name.strip_prefix(nested)?)))
-    };
-    if !all.keys().any(|name| inner(name).is_some()) {
-        return all;
+/// The embedding, by which it is found what the names of a file begin with.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The head of a language model.
+pub(super) const HEAD: &str = "lm_head.weight";
+
+/// What is before the names of a file and not before those of a language model by itself.
+struct Prefix {
+    /// Before `embed_tokens`, `layers` and `norm`.
+    body: String,
+    /// Before the head.
+    whole: String,
+}
+
+impl Prefix {
+    /// Of a file with some names: none where they are those of a language model by itself, or cannot be told. Known are
+    /// parts of models that see images (`language_model.model.`, `model.language_model.`), models without their head
+    /// (``), and wrappers (`base_model.model.model.`, `module.model.`, `_orig_mod.model.`).
+    fn of<'a>(names: impl Iterator<Item = &'a String>) -> Option<Self> {
+        let embedding = EMBEDDING.strip_prefix("model.").unwrap_or(EMBEDDING);
+        let bodies = names.filter_map(|name| name.strip_suffix(embedding)).filter(|body| {
+            // a whole part of a name
+            body.is_empty() || body.ends_with('.')
+        });
+        let [body] = &bodies.collect::<Vec<_>>()[..] else { return None };
+        if *body == "model." {
+            return None;
+        }
+        let whole = body.strip_suffix("model.").filter(|rest| rest.is_empty() || rest.ends_with('.'));
+        Some(Self { body: (*body).to_owned(), whole: whole.unwrap_or_default().to_owned() })
     }
+
+    fn inner(&self, name: &str) -> String {
+        const BODY: [&str; 3] = ["embed_tokens.", "layers.", "norm."];
+        let body = name.strip_prefix(&self.body).filter(|rest| BODY.iter().any(|part| rest.starts_with(part)));
+        match body {
+            Some(rest) => format!("model.{rest}"),
+            None => name.strip_prefix(&self.whole).unwrap_or(name).to_owned(),
+        }
+    }
+}
+
+/// Tensors by the names that they have in a language model by itself, and how many were parts that see.
+pub(super) fn unnested<P>(all: Vec<(String, P)>) -> (Vec<(String, P)>, usize) {
+    let Some(prefix) = Prefix::of(all.iter().map(|(name, _)| name)) else {
+        return (all, 0);
+    };
+    let count = all.len();
     let sees = |name: &str| VISION.iter().any(|part| name.starts_with(part));
-    let own = all.into_iter().filter(|(name, _)| !sees(name));
-    own.map(|(name, place)| (inner(&name).unwrap_or(name), place)).collect()
+    let own =
+        all.into_iter().filter(|(name, _)| !sees(name) && !sees(name.strip_prefix(&prefix.whole).unwrap_or(name)));
+    let own: Vec<(String, P)> = own.map(|(name, place)| (prefix.inner(&name), place)).collect();
+    let seeing = count - own.len();
+    (own, seeing)
 }
 
 /// Refuses files that lack a tensor, or have one that no part of the model is.
@@ -61,11 +97,18 @@ pub(super) fn check_names<P>(dir: &Path, arch: &Arch, place: &BTreeMap<String, P
     if let Some(first) = missing.first() {
         return Err(Error::MissingTensor { path: dir.to_owned(), tensor: (*first).clone(), count: missing.len() });
     }
+    if let Some(both) = wanted.iter().find(|n| has(n) && mxfp4::is_quantised(n, has)) {
+        let detail = "is there as it is and in MXFP4; remove one of the two".into();
+        return Err(Error::QuantizedWeight { path: dir.to_owned(), tensor: both.clone(), detail });
+    }
     let known: BTreeSet<&String> = wanted.iter().collect();
     let extra: Vec<&String> = place
         .keys()
         .filter(|n| !known.contains(n) && !ignorable(arch, n))
-        .filter(|n| !bitsandbytes::weight_beside(n).is_some_and(|own| known.contains(&own)))
+        .filter(|n| {
+            let is_part = |own: String| known.contains(&own) && bitsandbytes::is_quantised(&own, has);
+            !bitsandbytes::weight_beside(n).is_some_and(is_part)
+        })
         .filter(|n| !mxfp4::weight_of(n).is_some_and(|own| known.contains(&own.to_owned())))
         .collect();
     match extra.first() {
@@ -76,11 +119,68 @@ pub(super) fn check_names<P>(dir: &Path, arch: &Arch, place: &BTreeMap<String, P
     }
 }
 
-/// Tensors that older exports carry and no architecture needs: derived values, the tied head's copy, and the head of
-/// the language model that a scorer was made from.
+/// Tensors that are in files and not in a model: frequencies, which follow from the config; the copy of a tied head, which
+/// [is compared](super::weights::has_own_head); the head of the language model that a scorer was made from; and what is
+/// written again as it was read.
 fn ignorable(arch: &Arch, name: &str) -> bool {
-    let scores = matches!(arch.head, HeadKind::Scalar { .. });
-    name.ends_with("rotary_emb.inv_freq")
-        || ((arch.tied || scores) && name == "lm_head.weight")
+    is_frequencies(name)
+        || (name == HEAD && (arch.tied || is_scorer(arch)))
         || (arch.family.is_qwen3_5() && is_beside(name))
+}
+
+/// Whether a tensor has rotary frequencies, as exports of transformers before 4.32 do.
+pub(super) fn is_frequencies(name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq")
+}
+
+/// Whether a model scores sequences.
+pub(super) fn is_scorer(arch: &Arch) -> bool {
+    matches!(arch.head, HeadKind::Scalar { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_without_or_with_other_prefixes_are_those_of_the_model_by_itself() {
+        for (embedding, norm, head) in [
+            ("embed_tokens.weight", "norm.weight", "lm_head.weight"),
+            ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"),
+            (
+                "base_model.model.model.embed_tokens.weight",
+                "base_model.model.model.norm.weight",
+                "base_model.model.lm_head.weight",
+            ),
+            ("module.model.embed_tokens.weight", "module.model.norm.weight", "module.lm_head.weight"),
+            ("_orig_mod.model.embed_tokens.weight", "_orig_mod.model.norm.weight", "_orig_mod.lm_head.weight"),
+            (
+                "language_model.model.embed_tokens.weight",
+                "language_model.model.norm.weight",
+                "language_model.lm_head.weight",
+            ),
+            ("language_model.embed_tokens.weight", "language_model.norm.weight", "lm_head.weight"),
+            ("model.language_model.embed_tokens.weight", "model.language_model.norm.weight", "lm_head.weight"),
+            ("model.model.embed_tokens.weight", "model.model.norm.weight", "model.lm_head.weight"),
+        ] {
+            let all = [embedding, norm, head, "score.weight"].map(|name| (name.to_owned(), ()));
+            let (own, seeing) = unnested(all.to_vec());
+            let names: Vec<&str> = own.iter().map(|(name, ())| name.as_str()).collect();
+            assert_eq!(names, [EMBEDDING, "model.norm.weight", HEAD, "score.weight"], "{embedding}");
+            assert_eq!(seeing, 0);
+        }
+    }
+
+    #[test]
+    fn names_that_may_mean_two_models_stay() {
+        let all = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"].map(|name| (name.to_owned(), ()));
+        assert_eq!(unnested(all.to_vec()).0, all);
+    }
+
+    #[test]
+    fn parts_that_see_are_counted() {
+        let names = ["language_model.model.embed_tokens.weight", "vision_tower.a", "multi_modal_projector.b"];
+        let (own, seeing) = unnested(names.map(|name| (name.to_owned(), ())).to_vec());
+        assert_eq!((own.len(), seeing), (1, 2));
+    }
 }

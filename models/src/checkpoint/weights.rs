@@ -1,9 +1,10 @@
 //! Weights from safetensors: one file or shards behind an index, memory-mapped, checked exactly.
 
 use super::bitsandbytes::{self, NEEDS_BASE, NOT_READ, RawTensor};
+use super::ignored;
 use super::json::read_object;
 use super::mxfp4;
-use super::tensor_names::{check_names, is_beside, unnested};
+use super::tensor_names::{EMBEDDING, HEAD, check_names, is_beside, unnested};
 use crate::decoder::{NewParam, RankPart, fresh_head};
 use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::{Arch, Decoder, Error, Result};
@@ -85,15 +86,24 @@ impl WeightFile {
                 found: info.shape.clone(),
             });
         }
-        let (start, end) = info.data_offsets;
-        let bytes = &self.map.bytes()[self.data_start + start..self.data_start + end];
-        let pairs = bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
-        Ok(match stored(&self.path, &spec.name, info.dtype)? {
-            StoredDtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-            StoredDtype::BF16 => pairs.map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
-            StoredDtype::F16 => pairs.map(|b| f16::from_le_bytes(b).to_f32()).collect(),
-        })
+        let Some(raw) = self.raw(&spec.name) else { unreachable!("the entry is of this file") };
+        floats(&self.path, &spec.name, &raw)
     }
+}
+
+/// The numbers of a tensor.
+fn floats(path: &Path, name: &str, raw: &RawTensor<'_>) -> Result<Vec<f32>> {
+    let pairs = raw.bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+    Ok(match stored(path, name, raw.dtype)? {
+        StoredDtype::F32 => raw.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        StoredDtype::BF16 => pairs.map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+        StoredDtype::F16 => pairs.map(|b| f16::from_le_bytes(b).to_f32()).collect(),
+    })
+}
+
+/// Whether two tensors have the same shape and numbers, in one element type.
+pub(super) fn same(a: &RawTensor<'_>, b: &RawTensor<'_>) -> bool {
+    a.shape == b.shape && a.dtype == b.dtype && a.bytes == b.bytes
 }
 
 /// Where the data starts and what it holds. The crate's own reader refuses a file that is cut off without naming the
@@ -184,31 +194,67 @@ fn open(dir: &Path) -> Result<(Vec<WeightFile>, BTreeMap<String, Place>)> {
         });
     };
     let files = names.into_iter().map(|n| WeightFile::open(dir.join(n))).collect::<Result<Vec<_>>>()?;
-    let place = files.iter().enumerate().flat_map(|(file, f)| {
+    let places = files.iter().enumerate().flat_map(|(file, f)| {
         f.names().map(move |name| {
             let own = name.clone();
             (own, Place { file, name })
         })
     });
-    let place = unnested(place.collect());
+    let (places, seeing) = unnested(places.collect());
+    if seeing > 0 {
+        tracing::debug!("{}: skipped {seeing} tensors of the parts that see images", dir.display());
+    }
+    let mut place: BTreeMap<String, Place> = BTreeMap::new();
+    for (name, own) in places {
+        let Some(first) = place.get(&name) else {
+            place.insert(name, own);
+            continue;
+        };
+        // a tensor in two files, or under two names
+        let [one, other] = [first, &own].map(|own| files[own.file].raw(&own.name));
+        if !one.zip(other).is_some_and(|(one, other)| same(&one, &other)) {
+            let [one, other] = [first, &own].map(|own| format!("{} in {}", own.name, files[own.file].path.display()));
+            return Err(Error::Config {
+                path: dir.to_owned(),
+                detail: format!("has two tensors for {name} that differ: {one}, and {other}; remove one"),
+            });
+        }
+    }
     Ok((files, place))
 }
 
 /// The weight files of a folder.
-struct Folder<'a> {
-    dir: &'a Path,
+pub(super) struct Folder<'a> {
+    pub(super) dir: &'a Path,
     files: Vec<WeightFile>,
     place: BTreeMap<String, Place>,
 }
 
 impl<'a> Folder<'a> {
-    fn open(dir: &'a Path) -> Result<Self> {
-        let (files, place) = open(dir)?;
+    pub(super) fn open(dir: &'a Path, arch: &Arch) -> Result<Self> {
+        let (files, mut place) = open(dir)?;
+        // of a tied pair a file may have either
+        if arch.tied
+            && !place.contains_key(EMBEDDING)
+            && let Some(head) = place.remove(HEAD)
+        {
+            place.insert(EMBEDDING.to_owned(), head);
+        }
         Ok(Self { dir, files, place })
     }
 
+    /// The names of its tensors, as a language model by itself has them.
+    pub(super) fn names(&self) -> impl Iterator<Item = &String> {
+        self.place.keys()
+    }
+
+    /// The numbers of a tensor; none where there is no such tensor, or no floats.
+    pub(super) fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        floats(self.dir, name, &self.raw(name)?).ok()
+    }
+
     /// A tensor by the name that it has in a language model by itself.
-    fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+    pub(super) fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
         let own = self.place.get(name)?;
         self.files[own.file].raw(&own.name)
     }
@@ -294,8 +340,8 @@ impl<'a> Folder<'a> {
 
 /// Element types by tensor name: of a matrix that bitsandbytes has quantised the one that it had before, and BF16 of
 /// one in MXFP4, which is what transformers widens it to.
-pub(super) fn dtypes(dir: &Path) -> Result<BTreeMap<String, StoredDtype>> {
-    let folder = Folder::open(dir)?;
+pub(super) fn dtypes(dir: &Path, arch: &Arch) -> Result<BTreeMap<String, StoredDtype>> {
+    let folder = Folder::open(dir, arch)?;
     let own = folder.place.iter().filter(|(name, _)| !is_beside(name) && bitsandbytes::weight_beside(name).is_none());
     let dtype = |(name, place): (&String, &Place)| {
         if folder.is_quantised(name) {
@@ -325,8 +371,9 @@ pub(super) fn load(
     value_head: Option<u64>,
     device: &Device,
 ) -> Result<Decoder> {
-    let folder = Folder::open(dir)?;
+    let folder = Folder::open(dir, arch)?;
     check_names(dir, arch, &folder.place)?;
+    ignored::report(&folder, arch);
     let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
     let read = |spec: &ParamSpec| folder.param(arch, spec, quantised, device);
     let Some(seed) = value_head else {

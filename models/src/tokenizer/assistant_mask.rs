@@ -54,7 +54,7 @@ impl Tokenizer {
             detail: format!("cannot encode {text:?}: {cause}"),
         })?;
         let assistant_mask = overlapping(encoding.get_offsets(), &spans);
-        Ok(ChatTokens { tokens: encoding.get_ids().to_vec(), assistant_mask })
+        Ok(ChatTokens { tokens: self.embedded(encoding.get_ids().to_vec())?, assistant_mask })
     }
 
     /// The spans that the template marks, without those of turns before `from`.

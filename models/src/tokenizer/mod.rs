@@ -35,6 +35,8 @@ pub struct Tokenizer {
     settings: Settings,
     template: ChatTemplate,
     vocab_size: usize,
+    /// Rows of the embedding that ids are looked up in, where it is known.
+    rows: Option<usize>,
     clean_up: bool,
 }
 
@@ -96,7 +98,7 @@ impl Tokenizer {
         let vocab_size = backend.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let clean_up = settings.cleans_up(matches!(backend.get_model(), ModelWrapper::BPE(_)));
         let origin = origin.to_owned();
-        Ok(Self { origin, files, backend, settings, template, vocab_size, clean_up })
+        Ok(Self { origin, files, backend, settings, template, vocab_size, rows: None, clean_up })
     }
 
     /// Token ids of `text`. Special tokens written out in `text` become their ids either way;
@@ -104,10 +106,11 @@ impl Tokenizer {
     /// beginning-of-sequence token) are added. A rendered chat already has them.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] when the vocabulary has no way to write a character, naming it.
+    /// [`Error::Tokenizer`] when the vocabulary has no way to write a character, naming it, and for a token
+    /// [beyond the embedding](Tokenizer::for_embedding).
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
         match self.backend.encode_fast(text, add_special_tokens) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Ok(encoding) => self.embedded(encoding.get_ids().to_vec()),
             Err(cause) => Err(Error::Tokenizer {
                 path: self.origin.clone(),
                 detail: match self.unknown_character(text) {
@@ -134,10 +137,34 @@ impl Tokenizer {
         Ok(if self.clean_up { clean_up_spaces(&text) } else { text })
     }
 
-    /// The largest token id + 1, added tokens included. A model's embedding may have more rows.
+    /// The largest token id + 1, added tokens included, up to the rows of [its embedding](Tokenizer::for_embedding). A
+    /// model's embedding may have more rows.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
-        self.vocab_size
+        self.rows.map_or(self.vocab_size, |rows| rows.min(self.vocab_size))
+    }
+
+    /// The same tokenizer of a model whose embedding has so many rows. Published models have tokens beyond it, such as
+    /// the placeholders of images in Gemma 3's models of text: a text that uses one is an error.
+    #[must_use]
+    pub fn for_embedding(mut self, rows: usize) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// These ids, unless one is beyond the embedding.
+    fn embedded(&self, ids: Vec<u32>) -> Result<Vec<u32>> {
+        let beyond = |id: &&u32| self.rows.is_some_and(|rows| **id as usize >= rows);
+        let Some(&id) = ids.iter().find(beyond) else { return Ok(ids) };
+        Err(Error::Tokenizer {
+            path: self.origin.clone(),
+            detail: format!(
+                "the token {:?} has id {id}, but the model's embedding has {} rows (vocab_size); remove it from the row, \
+                 the prompt or the chat template that uses it",
+                self.backend.id_to_token(id).unwrap_or_default(),
+                self.rows.unwrap_or_default()
+            ),
+        })
     }
 
     /// Id of the beginning-of-sequence token, when one is named.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use firebrick_spec::json;
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
@@ -100,10 +101,15 @@ fn object(dir: &Path, name: &str, files: &Files) -> Result<Map<String, Value>> {
     let Some(bytes) = files.get(name) else {
         return Ok(Map::new());
     };
-    serde_json::from_slice(bytes).map_err(|cause| Error::Config {
+    let wrong = |found: String| Error::Config {
         path: dir.join(name),
-        detail: format!("expected a JSON object of tokenizer settings: {cause}"),
-    })
+        detail: format!("expected a JSON object of tokenizer settings, found {found}"),
+    };
+    let value = json::parse(bytes).map_err(|fault| wrong(fault.to_string()))?;
+    match json::plain_config(&value) {
+        Value::Object(map) => Ok(map),
+        other => Err(wrong(other.to_string())),
+    }
 }
 
 fn declared_tokens(dir: &Path, config: &Map<String, Value>) -> Result<BTreeMap<u32, AddedToken>> {

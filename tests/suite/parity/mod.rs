@@ -13,6 +13,7 @@ pub(crate) mod models;
 mod mxfp4;
 mod nested;
 mod optim;
+mod published;
 mod quantized_checkpoint;
 mod rewards;
 mod routers;

@@ -187,7 +187,7 @@ impl Task for Chat {
             }]),
             answer: String::new(),
             solution: None,
-            fields,
+            fields: fields.into(),
         })
     }
 

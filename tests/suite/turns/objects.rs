@@ -133,8 +133,10 @@ fn an_object_that_cannot_be_copied_says_why() {
         let EnvironmentConfig::Python(config) = serde_json::from_value(config).expect("settings");
         let environments = PythonEnvironments::open(&config).expect("opened");
         let ended = || {
-            let example =
-                Example { fields: json!({"row": 3}).as_object().cloned().expect("an object"), ..Example::text("", "") };
+            let example = Example {
+                fields: json!({"row": 3}).as_object().cloned().expect("an object").into(),
+                ..Example::text("", "")
+            };
             let mut own = environments.make(0);
             own.reset(&example).expect("reset");
             assert_eq!(own.reward().expect("nothing"), None);

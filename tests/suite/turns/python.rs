@@ -153,7 +153,7 @@ fn open(folder: &Path, class: &str, more: &Value) -> Result<PythonEnvironments, 
 }
 
 fn example(row: &Value) -> Example {
-    Example { fields: row.as_object().cloned().unwrap_or_default(), ..Example::text("", "") }
+    Example { fields: row.as_object().cloned().unwrap_or_default().into(), ..Example::text("", "") }
 }
 
 fn turn(calls: &[(&str, Value)]) -> Turn {

@@ -310,3 +310,89 @@ fn an_empty_section_is_the_same_as_none() {
     }
     assert!(checked > 10, "{checked}");
 }
+
+/// Keys that take text which is no path. A new key of text is put here, or into `PATHS`.
+const NO_PATHS: &[&str] = &[
+    "device",
+    "model.lora.target_modules",
+    "task.operations",
+    "task.name",
+    "task.prompt",
+    "task.messages.role",
+    "task.messages.content",
+    "task.prompt_field",
+    "task.system_prompt",
+    "task.answer",
+    "task.answer_field",
+    "task.answer_extract.regex",
+    "task.solution",
+    "task.solution_field",
+    "task.environment.class",
+    "task.rewards.name",
+    "task.rewards.pattern",
+    "task.rewards.letters",
+    "task.rewards.device",
+    "task.rewards.function",
+    "objective.rollout_rs",
+    "objective.rollout_rs_threshold",
+    "rollout.stop",
+    "rollout.kv_cache_memory_bytes",
+    "rollout.dynamic_sampling.metric",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "memory.budget",
+    "memory.host_budget",
+    "memory.limit",
+];
+
+#[test]
+fn a_leading_tilde_is_the_home_folder_in_every_path_of_a_configuration() {
+    let dotted =
+        |pointer: &str| pointer.split('/').filter(|key| !key.is_empty() && *key != "*").collect::<Vec<_>>().join(".");
+    let paths: Vec<String> = PATHS.iter().map(|(pointer, _)| dotted(pointer)).collect();
+    let is_path = |key: &str| {
+        let own =
+            paths.iter().any(|path| key == path || key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')));
+        own || key == "task.rewards.command"
+    };
+    let all = crate::config::keys::keys();
+    let text = |key: &&crate::config::keys::Key| {
+        !key.is_section && key.values.is_empty() && (key.takes.contains("text") || key.takes.contains("list"))
+    };
+    let unknown: Vec<&str> = all
+        .iter()
+        .filter(text)
+        .map(|key| key.path.as_str())
+        .filter(|key| !is_path(key) && !NO_PATHS.contains(key))
+        .collect();
+    assert!(unknown.is_empty(), "neither in PATHS nor in NO_PATHS: {unknown:?}");
+    for path in &paths {
+        assert!(all.iter().any(|key| key.path == *path || key.path.starts_with(&format!("{path}."))), "no key {path}");
+    }
+}
+
+#[test]
+fn paths_are_resolved_against_the_home_folder_in_whatever_form_they_have() {
+    let home = expand_home(Path::new("~")).to_string_lossy().into_owned();
+    let text = "output: ~/runs/x\nmodel: {path: ~/m, tokenizer: owner/name, lora: {path: ~/a}}\ntask:\n  kind: dataset\n  \
+                train: [~/a.jsonl, {path: ~/b.csv, weight: 2}]\n  validation: {one: ~/c.jsonl, two: [~/d, e/f.json]}\n  \
+                rewards:\n  - {kind: command, command: [python3, ~/r.py, --x=~/y], folder: ~/w}\n  \
+                - {kind: python, file: ~/r.py, python: ~/venv/bin/python}\n";
+    let mut root = mapping(text).unwrap();
+    resolve_files(&mut root, Path::new("/base")).unwrap();
+    let found = Value::Object(root);
+    let expected = serde_json::json!({
+        "output": format!("{home}/runs/x"),
+        "model": {"path": format!("{home}/m"), "tokenizer": "owner/name", "lora": {"path": format!("{home}/a")}},
+        "task": {
+            "kind": "dataset",
+            "train": [format!("{home}/a.jsonl"), {"path": format!("{home}/b.csv"), "weight": 2}],
+            "validation": {"one": format!("{home}/c.jsonl"), "two": [format!("{home}/d"), "/base/e/f.json"]},
+            "rewards": [
+                {"kind": "command", "command": ["python3", format!("{home}/r.py"), "--x=~/y"], "folder": format!("{home}/w")},
+                {"kind": "python", "file": format!("{home}/r.py"), "python": format!("{home}/venv/bin/python")},
+            ],
+        },
+    });
+    assert_eq!(found, expected);
+}

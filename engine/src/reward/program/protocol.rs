@@ -1,6 +1,7 @@
 //! Which of the conversations a program has, and what its answers mean.
 
 use super::verdict::{ProgramResult, Verdict};
+use firebrick_spec::json::to_text;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -114,7 +115,7 @@ pub(super) fn command_line(id: u64, sample: &Map<String, Value>) -> String {
     let mut line = Map::new();
     line.insert("id".to_owned(), json!(id));
     line.extend(sample.clone());
-    format!("{}\n", Value::Object(line))
+    format!("{}\n", to_text(&Value::Object(line)))
 }
 
 /// The beginning of a line, quoted.

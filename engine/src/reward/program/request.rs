@@ -2,15 +2,16 @@
 
 use super::super::Answer;
 use super::protocol::Protocol;
-use crate::task::{Example, PromptText, Split, Task};
+use crate::task::{Example, Fields, PromptText, Split, Task};
 use firebrick_models::tokenizer::Message;
+use firebrick_spec::json::to_text;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
 /// Rows of a split that are looked at before the first step.
 const CHECKED: u64 = 10_000;
 
-/// What is sent of a completion, or what its row lacks. `task` is the task's name.
+/// What is sent of a completion, with [marks](firebrick_spec::json), or what its row lacks. `task` is the task's name.
 pub(super) fn sample(protocol: &Protocol, task: &str, answer: &Answer<'_>) -> Result<Map<String, Value>, String> {
     let example = &answer.prompt.example;
     let value = match protocol {
@@ -25,10 +26,10 @@ pub(super) fn sample(protocol: &Protocol, task: &str, answer: &Answer<'_>) -> Re
             })
         }
         Protocol::Verl => json!({
-            "data_source": example.fields.get("data_source").unwrap_or(&json!(task)),
+            "data_source": example.fields.column("data_source").unwrap_or(&json!(task)),
             "solution_str": answer.text,
             "ground_truth": ground_truth(example)?,
-            "extra_info": extra_info(example.fields.get("extra_info"), answer.turns),
+            "extra_info": extra_info(example.fields.column("extra_info"), answer.turns),
         }),
         Protocol::Lines => {
             let (prompt, _) = conversation(&example.prompt, answer);
@@ -38,7 +39,7 @@ pub(super) fn sample(protocol: &Protocol, task: &str, answer: &Answer<'_>) -> Re
                 "completion_ids": answer.tokens,
                 "finished": answer.finished,
                 "answer": example.answer,
-                "row": example.fields,
+                "row": only(&example.fields, None),
             })
         }
     };
@@ -76,21 +77,21 @@ fn extra_info(own: Option<&Value>, turns: &[Message]) -> Value {
 }
 
 /// Some of a row's columns; all of them where none are named.
-fn only(row: &Map<String, Value>, columns: Option<&[String]>) -> Map<String, Value> {
+fn only(row: &Fields, columns: Option<&[String]>) -> Map<String, Value> {
     let wanted = |name: &String| columns.is_none_or(|names| names.contains(name));
-    let own = row.iter().filter(|(name, _)| wanted(name));
+    let own = row.columns().filter(|(name, _)| wanted(name));
     own.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// The ground truth: `reward_model.ground_truth` as the row has it, be it text or not, unless the task's answer is
 /// another.
 fn ground_truth(example: &Example) -> Result<Value, String> {
-    let in_row = example.fields.get("reward_model");
+    let in_row = example.fields.column("reward_model");
     let in_row = in_row.and_then(|model| model.get("ground_truth"));
     let is_answer = |value: &&Value| {
         let same = match value {
             Value::String(text) => *text == example.answer,
-            other => other.to_string() == example.answer,
+            other => to_text(other) == example.answer,
         };
         same || example.answer.is_empty()
     };
@@ -124,7 +125,7 @@ pub(super) fn check_rows(protocol: &Protocol, task: &dyn Task) -> Result<(), Str
                 let mut columns = BTreeSet::new();
                 for example in examples {
                     let (_, example) = example.map_err(|e| e.to_string())?;
-                    columns.extend(example.fields.into_iter().map(|(name, _)| name));
+                    columns.extend(example.fields.keys().cloned());
                 }
                 if let Some(name) = needs.iter().find(|name| !columns.contains(*name)) {
                     let columns: Vec<String> = columns.iter().map(|c| format!("`{c}`")).collect();

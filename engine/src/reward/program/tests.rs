@@ -105,7 +105,7 @@ fn row(answer: &str) -> Example {
         "reward_model": {"ground_truth": [answer, 7]}, "extra_info": {"index": 3},
     });
     let Value::Object(fields) = fields else { unreachable!() };
-    Example { fields, ..Example::text("p", "") }
+    Example { fields: fields.into(), ..Example::text("p", "") }
 }
 
 fn prompt(example: Example) -> Prompt {
@@ -289,4 +289,40 @@ fn a_function_that_cannot_be_used_is_refused_with_the_reason() {
     refused("f", json!({}), "rewards.py\", line 1");
     std::fs::write(bench.path("rewards.py"), "import os\nos._exit(7)\n").expect("written");
     refused("f", json!({}), "its process ended (exit status: 7)");
+}
+
+#[test]
+fn functions_get_the_numbers_that_python_reads_in_the_row() {
+    let Some(bench) = Bench::new(
+        r#"
+import math
+def check(big, minus, large, price, gone, far, nested):
+    assert (big, minus, large) == (12345678901234567890123, 0, 1000.0), (big, minus, large)
+    assert type(big) is int and type(minus) is int and type(large) is float
+    assert price == 1.5 and math.isnan(gone) and far == [-math.inf, 1e-05], (price, gone, far)
+    assert nested == {"n": 9007199254740993}, nested
+    return 1.0
+def trl(completions, big, minus, large, price, gone, far, nested, **columns):
+    return [check(big[0], minus[0], large[0], price[0], gone[0], far[0], nested[0])] * len(completions)
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    assert ground_truth == 12345678901234567890123 and type(ground_truth) is int, ground_truth
+    del extra_info["num_turns"], extra_info["rollout_reward_scores"]
+    return check(**extra_info)
+"#,
+    ) else {
+        return;
+    };
+    let numbers = r#""big":12345678901234567890123,"minus":-0,"large":1E3,"price":1.50,"gone":NaN,"far":[-Infinity,1e-05],
+        "nested":{"n":9007199254740993}"#;
+    let text = format!(
+        r#"{{{numbers},"reward_model":{{"ground_truth":12345678901234567890123}},"extra_info":{{{numbers}}}}}"#
+    );
+    let Ok(Value::Object(fields)) = firebrick_spec::json::parse(text.as_bytes()) else { panic!("{text}") };
+    let example = Example { fields: fields.into(), ..Example::text("p", "12345678901234567890123") };
+    let task = Rows(vec![example.clone()]);
+    for function in ["trl", "verl"] {
+        let program = Program::open("judge", &bench.settings(function, &json!({})), &task).expect("opens");
+        let outcomes = said(&program, &prompt(example.clone()), &["a"]);
+        assert_eq!(outcomes.into_iter().map(|o| o.unwrap().reward).collect::<Vec<_>>(), [Some(1.0)], "{function}");
+    }
 }

@@ -5,6 +5,7 @@ use super::queue::Call;
 use super::verdict::ProgramResult;
 use crate::process::{Process, Silence, failure, with_stderr};
 use crate::task::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
+use firebrick_spec::json::to_text;
 use serde_json::json;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -109,7 +110,7 @@ impl Worker {
         self.next += 1;
         let own: Vec<_> = samples.iter().map(|&at| &call.samples[at]).collect();
         let request = json!({"id": id, "samples": own, "trainer_state": call.trainer_state});
-        self.process.send(format!("{request}\n"));
+        self.process.send(format!("{}\n", to_text(&request)));
         let line = self.process.line(deadline, wanted)?;
         function_reply(&line, id, samples.len()).map_err(Silence::Unreadable)
     }

@@ -145,7 +145,12 @@ impl Task for Calculator {
         if self.config.tool {
             fields.insert(crate::task::TOOLS.to_owned(), self.tools.tools.clone());
         }
-        Ok(Example { prompt: PromptText::Chat(vec![prompt]), solution: Some(answer.clone()), answer, fields })
+        Ok(Example {
+            prompt: PromptText::Chat(vec![prompt]),
+            solution: Some(answer.clone()),
+            answer,
+            fields: fields.into(),
+        })
     }
 
     fn demonstration(&self, example: &Example) -> Option<Vec<Message>> {

@@ -113,9 +113,9 @@ impl Environment for PythonEnvironment {
         let own = (session.started, session.number());
         drop(session);
         self.own = Some(own);
-        let mut row = example.fields.clone();
-        // its own tools, for the template
-        row.remove(TOOLS);
+        // its own tools are for the template
+        let row = example.fields.columns().filter(|(name, _)| *name != TOOLS);
+        let row: Map<String, Value> = row.map(|(name, value)| (name.clone(), value.clone())).collect();
         let mut fields = self.ask("reset", ("row", &json!(row)))?;
         match fields.remove("text") {
             Some(Value::String(text)) => Ok(Some(text)),

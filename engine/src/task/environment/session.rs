@@ -3,6 +3,7 @@
 use super::EnvironmentError;
 use super::config::PythonEnvironmentConfig;
 use crate::process::{Process, Silence, failure, with_stderr};
+use firebrick_spec::json::to_text;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
@@ -94,7 +95,7 @@ impl Session {
         let id = self.requests;
         self.requests += 1;
         let request = json!({"id": id, "op": op, "environment": environment, more.0: more.1});
-        process.send(format!("{request}\n"));
+        process.send(format!("{}\n", to_text(&request)));
         let time = Duration::from_secs_f64(self.config.timeout);
         let said = process
             .line(Instant::now() + time, &|| true)

@@ -10,8 +10,9 @@ use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use super::format::{has_rows, kind_of};
-use crate::hub::{Hub, HubName, RepoKind};
+use super::format::{kind_of, with_rows};
+use super::saved;
+use crate::hub::{Hub, HubName, RepoKind, expand_home};
 use crate::task::TaskError;
 
 /// The setting whose sources may have names.
@@ -254,7 +255,7 @@ fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, 
         let files = Hub::from_env().dataset(&name, &choose);
         return files.map_err(|error| TaskError::Hub { setting, error });
     }
-    let path = base.join(text);
+    let path = base.join(expand_home(Path::new(text)));
     if path.is_dir() {
         return in_folder(&path, setting, validates);
     }
@@ -273,6 +274,10 @@ fn list(text: &str, base: &Path, setting: &'static str) -> Result<Vec<PathBuf>, 
 }
 
 fn in_folder(folder: &Path, setting: &'static str, validates: bool) -> Result<Vec<PathBuf>, TaskError> {
+    let split = |splits: &[String]| of_split(&splits.iter().collect::<Vec<_>>(), validates);
+    if let Some(files) = saved::files(folder, &split) {
+        return files.map_err(|detail| TaskError::config(setting, format!("{}: {detail}", folder.display())));
+    }
     let read = |error| TaskError::Read { setting, path: folder.to_owned(), error };
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(read)? {
@@ -308,13 +313,12 @@ fn choose(files: &[String], inside: &str, validates: bool) -> Result<Vec<String>
     }
     let below = |file: &&String| {
         let rest = file.strip_prefix(inside);
-        let is_below = rest.is_some_and(|rest| inside.is_empty() || rest.starts_with('/'));
-        is_below && has_rows(Path::new(file.as_str()))
+        rest.is_some_and(|rest| inside.is_empty() || rest.starts_with('/'))
     };
-    let rows: Vec<&String> = files.iter().filter(below).collect();
+    let rows = with_rows(&files.iter().filter(below).collect::<Vec<_>>());
     if rows.is_empty() {
         let place = if inside.is_empty() { String::new() } else { format!(" in {inside}") };
-        return Err(format!("no Parquet or JSON files{place}; it has {}", some(files)));
+        return Err(format!("no Parquet, JSON, Arrow or CSV files{place}; it has {}", some(files)));
     }
     alone(of_split(&rows, validates)?)
 }

@@ -23,7 +23,7 @@ impl RowFiles {
     /// Where the files are not there, cannot be read, or have no rows.
     pub fn first_row(&self, base: &Path) -> Result<Map<String, Value>, TaskError> {
         let first = self.first(base, TRAIN)?;
-        Ok(first.map(|row| row.fields).unwrap_or_default())
+        Ok(first.map(|row| row.fields.into()).unwrap_or_default())
     }
 
     /// The files of a setting that cannot be had or opened, each with its reason: no row is read. Relative paths are

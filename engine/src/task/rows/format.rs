@@ -1,6 +1,8 @@
-//! What a dataset file is, by its name.
+//! What a dataset file is, by its name and by its first bytes.
 
 use std::path::Path;
+
+use super::raw::Unread;
 
 /// How rows are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +11,11 @@ pub(super) enum Layout {
     Lines,
     /// One JSON list, or lines where the file does not begin with a bracket.
     List,
+    /// Lines of fields behind a line of names, separated by this character.
+    Csv(u8),
     Parquet,
+    /// Arrow's file or stream, as Feather and `datasets` have it.
+    Arrow,
 }
 
 /// How the file is compressed as a whole.
@@ -20,36 +26,78 @@ pub(super) enum Compression {
     Zstd,
 }
 
+/// What is read, for messages.
+const READ: &str = "supported are JSON Lines, JSON lists, CSV and TSV (also as .gz or .zst), Parquet and Arrow";
+
+/// Endings of compressions and formats that are not read, with their names.
+const NOT_READ: [(&str, &str); 26] = [
+    ("xz", "xz"),
+    ("lzma", "LZMA"),
+    ("bz2", "bzip2"),
+    ("lz4", "LZ4"),
+    ("br", "Brotli"),
+    ("sz", "Snappy"),
+    ("snappy", "Snappy"),
+    ("z", "compress"),
+    ("zip", "zip"),
+    ("7z", "7-Zip"),
+    ("rar", "RAR"),
+    ("tar", "tar"),
+    ("tgz", "tar"),
+    ("xlsx", "Excel"),
+    ("xls", "Excel"),
+    ("pkl", "pickle"),
+    ("pickle", "pickle"),
+    ("npy", "NumPy"),
+    ("npz", "NumPy"),
+    ("orc", "ORC"),
+    ("avro", "Avro"),
+    ("h5", "HDF5"),
+    ("hdf5", "HDF5"),
+    ("db", "SQLite"),
+    ("sqlite", "SQLite"),
+    ("tfrecord", "TFRecord"),
+];
+
 /// The format of a file by its name.
 pub(super) fn format_of(path: &Path) -> (Layout, Compression) {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = name.to_lowercase();
     let ends = |ending: &str| name.strip_suffix(ending);
-    let (stem, compression) = match (ends(".gz"), ends(".zst").or_else(|| ends(".zstd"))) {
-        (Some(stem), _) => (stem, Compression::Gzip),
-        (None, Some(stem)) => (stem, Compression::Zstd),
-        (None, None) => (name.as_str(), Compression::None),
+    let compression = match (ends(".gz"), ends(".zst").or_else(|| ends(".zstd"))) {
+        (Some(_), _) => Compression::Gzip,
+        (None, Some(_)) => Compression::Zstd,
+        (None, None) => Compression::None,
     };
-    let layout = match stem.rsplit_once('.').map_or("", |(_, ending)| ending) {
+    let layout = match kind_of(&name) {
         "parquet" | "pq" => Layout::Parquet,
+        "arrow" | "feather" => Layout::Arrow,
+        "csv" => Layout::Csv(b','),
+        "tsv" => Layout::Csv(b'\t'),
         "json" => Layout::List,
         _ => Layout::Lines,
     };
     (layout, compression)
 }
 
-/// Endings of the files that are rows, where a folder is looked through.
-const ROWS: [&str; 5] = ["jsonl", "ndjson", "json", "parquet", "pq"];
+/// Endings of the files that are rows, where a folder is looked through: those of the second line count where there are
+/// none of the first.
+const ROWS: [&[&str]; 2] = [&["jsonl", "ndjson", "json", "parquet", "pq"], &["arrow", "feather", "csv", "tsv"]];
 
 /// Files that describe a dataset, and are none of its rows.
 const DESCRIPTIONS: [&str; 5] =
     ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"];
 
-/// Whether a file found in a folder is taken for rows.
-pub(super) fn has_rows(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let name = name.to_lowercase();
-    !name.starts_with('.') && !DESCRIPTIONS.contains(&name.as_str()) && ROWS.contains(&kind_of(&name))
+/// Those of the files found in a folder that are taken for rows.
+pub(super) fn with_rows<'a>(files: &[&'a String]) -> Vec<&'a String> {
+    let has_rows = |file: &str, endings: &[&str]| {
+        let name = file.rsplit('/').next().unwrap_or(file).to_lowercase();
+        !name.starts_with('.') && !DESCRIPTIONS.contains(&name.as_str()) && endings.contains(&kind_of(&name))
+    };
+    let of = |endings: &&[&str]| -> Vec<&'a String> {
+        files.iter().copied().filter(|file| has_rows(file.as_str(), endings)).collect()
+    };
+    ROWS.iter().map(of).find(|found| !found.is_empty()).unwrap_or_default()
 }
 
 /// The ending that says how rows are written, without that of a compression.
@@ -58,4 +106,101 @@ pub(super) fn kind_of(name: &str) -> &str {
     let stem = compressed.iter().find_map(|ending| name.strip_suffix(ending));
     let stem = stem.unwrap_or(name);
     stem.rsplit_once('.').map_or("", |(_, ending)| ending)
+}
+
+/// What files begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    Gzip,
+    Zstd,
+    Parquet,
+    Arrow,
+    /// What is not read.
+    Other(&'static str),
+}
+
+const BEGINNINGS: [(&[u8], Content); 24] = [
+    (b"\x1F\x8B", Content::Gzip),
+    (b"\x28\xB5\x2F\xFD", Content::Zstd),
+    (b"PAR1", Content::Parquet),
+    (b"ARROW1", Content::Arrow),
+    (b"\xFF\xFF\xFF\xFF", Content::Arrow),
+    (b"PARE", Content::Other("encrypted Parquet")),
+    (b"\xFF\xFE", Content::Other("text in UTF-16; write it in UTF-8")),
+    (b"\xFE\xFF", Content::Other("text in UTF-16; write it in UTF-8")),
+    (b"\xFD7zXZ\0", Content::Other("compressed with xz")),
+    (b"BZh", Content::Other("compressed with bzip2")),
+    (b"\x04\x22\x4D\x18", Content::Other("compressed with LZ4")),
+    (b"PK\x03\x04", Content::Other("a zip archive")),
+    (b"7z\xBC\xAF\x27\x1C", Content::Other("a 7-Zip archive")),
+    (b"ORC", Content::Other("ORC")),
+    (b"Obj\x01", Content::Other("Avro")),
+    (b"SQLite format 3", Content::Other("an SQLite database")),
+    (b"\x89HDF", Content::Other("HDF5")),
+    (b"\x93NUMPY", Content::Other("a NumPy array")),
+    (b"\x80\x02", Content::Other("a Python pickle")),
+    (b"\x80\x04", Content::Other("a Python pickle")),
+    (b"\x80\x05", Content::Other("a Python pickle")),
+    (b"version https://git-lfs", Content::Other("a pointer of Git LFS; fetch the file with `git lfs pull`")),
+    (b"<!DOCTYPE", Content::Other("a web page; download the file again")),
+    (b"<html", Content::Other("a web page; download the file again")),
+];
+
+/// Bytes of a file that [`check`] looks at.
+pub(super) const FIRST_BYTES: usize = 32;
+
+/// Refuses a file that is not read, or that is not what its name says, from its first bytes.
+pub(super) fn check(path: &Path, first: &[u8]) -> Result<(), Unread> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
+    if let Some((_, what)) = NOT_READ.iter().find(|(own, _)| *own == ending) {
+        return Err(Unread::Refused(format!("its format is {what} (.{ending}), which is not supported; {READ}")));
+    }
+    let wanted = match format_of(path) {
+        (Layout::Parquet | Layout::Arrow, Compression::Gzip | Compression::Zstd) => {
+            let detail = "Parquet and Arrow files inside of a compressed file are not supported; decompress it";
+            return Err(Unread::Refused(detail.into()));
+        }
+        (_, Compression::Gzip) => Some(Content::Gzip),
+        (_, Compression::Zstd) => Some(Content::Zstd),
+        (Layout::Parquet, _) => Some(Content::Parquet),
+        (Layout::Arrow, _) => Some(Content::Arrow),
+        (Layout::Lines | Layout::List | Layout::Csv(_), _) => None,
+    };
+    // the names of a CSV file may begin as another file does
+    let is_text = |b: &u8| *b >= b' ' || b"\t\r\n".contains(b);
+    let is_csv = matches!(format_of(path).0, Layout::Csv(_)) && first.iter().all(is_text);
+    let found = BEGINNINGS.iter().find(|(bytes, _)| {
+        let may_be_name = bytes.iter().all(u8::is_ascii_alphanumeric);
+        first.starts_with(bytes) && !(is_csv && may_be_name)
+    });
+    let found = found.map(|(_, content)| *content);
+    let rename = |what: &str, ending: &str| {
+        format!("its content is {what}, not what its name indicates; rename it to end in {ending}")
+    };
+    Err(Unread::Refused(match found {
+        None => return Ok(()),
+        found if found == wanted => return Ok(()),
+        Some(Content::Gzip) => rename("compressed with gzip", ".gz"),
+        Some(Content::Zstd) => rename("compressed with Zstandard", ".zst"),
+        Some(Content::Parquet) => rename("Parquet", ".parquet"),
+        Some(Content::Arrow) => rename("Arrow", ".arrow"),
+        Some(Content::Other(what)) => format!("it is {what}; {READ}"),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_csv_rows_only_where_it_has_no_others() {
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            let all: Vec<&String> = names.iter().collect();
+            with_rows(&all).into_iter().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(of(&["a.csv", "b.jsonl.gz", "README.md", "state.json"]), ["b.jsonl.gz"]);
+        assert_eq!(of(&["a.csv", "x/b.arrow", "README.md", "x/state.json"]), ["a.csv", "x/b.arrow"]);
+    }
 }

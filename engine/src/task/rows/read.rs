@@ -1,20 +1,25 @@
 //! From a file to blocks of rows: one thread reads, all cores parse, check and compress, a bounded number of rows at a
 //! time.
 
+use std::fs::File;
+use std::io::Read;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
+use firebrick_backends::device::panic_message;
+use firebrick_spec::json;
 use rayon::prelude::*;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::block::{Block, packed, placed};
-use super::format::{Compression, Layout, format_of};
-use super::raw::{Raw, RawContent, Unread};
-use super::{parquet, text};
-use crate::task::TaskError;
+use super::format::{self, Compression, FIRST_BYTES, Layout, format_of};
+use super::raw::{Raw, RawContent, Sink, Unread};
+use super::{arrow, csv, parquet, text};
 use crate::task::error::{RowLocation, Unit};
 use crate::task::template::Row;
+use crate::task::{Fields, TaskError};
 
 /// Most rows of a block.
 const BLOCK_ROWS: usize = 256;
@@ -46,7 +51,11 @@ pub(super) fn blocks(path: &Path, limit: u64, check: &Check<'_>) -> Result<Vec<B
             let rows = match message {
                 Message::Rows(rows) => rows,
                 Message::Broken { rows, why } => {
-                    return Err(TaskError::Damaged { path: path.to_owned(), rows, detail: why.0 });
+                    let path = path.to_owned();
+                    return Err(match why {
+                        Unread::Damaged(detail) => TaskError::Damaged { path, rows, detail },
+                        Unread::Refused(detail) => TaskError::Unsupported { path, detail },
+                    });
                 }
             };
             let done: Vec<Result<Block, TaskError>> =
@@ -80,20 +89,29 @@ fn send(path: &Path, limit: u64, at_a_time: usize, sender: &SyncSender<Message>)
         }
         ControlFlow::Continue(())
     };
-    let (layout, compression) = format_of(path);
-    let read = match (layout, compression) {
-        (Layout::Parquet, Compression::None) => parquet::rows(path, &mut sink),
-        (Layout::Parquet, _) => {
-            Err(Unread("a Parquet file cannot be read through a compression; decompress it".to_owned()))
-        }
-        (Layout::List, _) => text::open(path, compression).and_then(|b| text::list(b, &mut sink)),
-        (Layout::Lines, _) => text::open(path, compression).and_then(|b| text::lines(b, &mut sink)),
-    };
+    // the readers of binary files assert what a damaged file need not keep
+    let read = catch_unwind(AssertUnwindSafe(|| read(path, &mut sink)));
+    let read = read.unwrap_or_else(|panic| Err(Unread::Damaged(panic_message(panic.as_ref()))));
     // whoever hung up has an error of their own
     let _ = sender.send(Message::Rows(std::mem::take(&mut gathered.blocks)));
     if let Err(why) = read {
         let rows = gathered.rows;
         let _ = sender.send(Message::Broken { rows, why });
+    }
+}
+
+/// Gives every row of a file.
+fn read(path: &Path, sink: &mut Sink<'_>) -> Result<(), Unread> {
+    let mut first = Vec::new();
+    File::open(path)?.take(FIRST_BYTES as u64).read_to_end(&mut first)?;
+    format::check(path, &first)?;
+    let (layout, compression) = format_of(path);
+    match layout {
+        Layout::Parquet => parquet::rows(path, sink),
+        Layout::Arrow => arrow::rows(path, sink),
+        Layout::Csv(separator) => csv::rows(path, compression, separator, sink),
+        Layout::List => text::list(text::open(path, compression)?, sink),
+        Layout::Lines => text::lines(text::open(path, compression)?, sink),
     }
 }
 
@@ -133,17 +151,20 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
         let place = raw.place(path);
         unit = place.unit;
         let fields = match raw.content {
-            RawContent::Line { offset, text: line } => {
+            RawContent::Text { offset, text: line } => {
                 let fields = parse(&line, &place)?;
                 spans.push((offset, line.len() as u32));
-                if !stays {
-                    text.extend(line.trim_ascii());
+                match line.trim_ascii() {
+                    _ if stays => {}
+                    // an entry of a list may be of several lines
+                    own if own.contains(&b'\n') => text.extend(fields.to_text().bytes()),
+                    own => text.extend(own),
                 }
                 fields
             }
             RawContent::Fields(fields) => {
-                let line = serde_json::to_vec(&fields);
-                text.extend(line.map_err(|e| TaskError::NotARow { place: place.clone(), found: e.to_string() })?);
+                let fields = Fields::from(fields);
+                text.extend(fields.to_text().bytes());
                 fields
             }
         };
@@ -161,21 +182,22 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
 }
 
 /// One line as fields.
-pub(super) fn parse(line: &[u8], place: &RowLocation) -> Result<Map<String, Value>, TaskError> {
+pub(super) fn parse(line: &[u8], place: &RowLocation) -> Result<Fields, TaskError> {
     // without the line break, so that an end that comes too early is on this line
-    let found = match serde_json::from_slice(line.trim_ascii_end()) {
-        Ok(Value::Object(fields)) => return Ok(fields),
-        Ok(Value::Array(_)) => "a list; a file that is one JSON list has to be called .json".to_owned(),
-        Ok(value) => format!("the value {value}"),
-        Err(error) => format!("invalid JSON at column {} ({})", error.column(), kind(&error)),
+    let found = match json::parse(line.trim_ascii_end()) {
+        Ok(Value::Object(fields)) => return Ok(fields.into()),
+        Ok(Value::Array(_)) if place.unit == Unit::Line => {
+            "a list; a file that is one JSON list has to be called .json".to_owned()
+        }
+        Ok(value) => format!("the value {}", json::to_text(&value)),
+        // the first line of a list or an object that is written over several
+        Err(fault) if fault.reason.starts_with("EOF") && matches!(line.trim_ascii(), b"[" | b"{") => {
+            "the beginning of a JSON list or object; a file that is one JSON list has to be called .json, and any other \
+             has one object per line"
+                .to_owned()
+        }
+        Err(fault) => format!("invalid JSON at column {} ({})", fault.column, fault.reason),
     };
     let place = place.clone();
     Err(TaskError::NotARow { place, found })
-}
-
-/// What the JSON reader said, without its own `line 1`: the line is that of the file.
-fn kind(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    let said = text.split(" at line ").next();
-    said.unwrap_or_default().to_owned()
 }

@@ -12,6 +12,7 @@ use ::parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+mod formats;
 mod sources;
 
 use super::*;
@@ -113,7 +114,7 @@ fn zstandard(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn all(rows: &Rows) -> Vec<Value> {
-    let row = |at| Value::Object(rows.get(at).expect("a row").fields);
+    let row = |at| Value::Object(rows.get(at).expect("a row").fields.into());
     (0..rows.len()).map(row).collect()
 }
 
@@ -196,7 +197,7 @@ fn verls_parquet_becomes_nested_rows_under_every_compression() {
             "extra_info": {"index": 100, "difficulty": null},
         });
         let row = read.get(2100).expect("a row");
-        assert_eq!(Value::Object(row.fields), expected);
+        assert_eq!(Value::Object(row.fields.into()), expected);
         assert!(row.place.to_string().ends_with("train.parquet, row 2101"));
     }
 }
@@ -258,9 +259,6 @@ fn a_bad_line_is_named_with_what_it_has() {
     );
     assert!(refused("[1]").contains("line 1: expected one JSON object per line, found a list"));
     assert!(refused("3").ends_with("found the value 3"));
-    let list = write(folder.path(), "a.json", b"[{\"a\": 1}, 3]");
-    let text = read(&list).expect_err("refused").to_string();
-    assert!(text.contains("cannot be read after row 1: invalid type: integer `3`"), "{text}");
 }
 
 #[test]
@@ -284,7 +282,7 @@ fn an_empty_file_and_a_missing_file_name_the_setting() {
     let folder = folder();
     assert_eq!(
         refused(&write(folder.path(), "a.jsonl", b"\n \n")),
-        "the dataset FILE (setting `task.train`) has no rows; expected one JSON object per line"
+        "the dataset FILE (setting `task.train`) has no rows; expected at least one"
     );
     let text = read(Path::new("no/such.jsonl")).expect_err("missing").to_string();
     assert!(text.starts_with("cannot read the dataset no/such.jsonl (setting `task.train`): "));

@@ -4,13 +4,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use flate2::read::MultiGzDecoder;
-use serde::Deserializer as _;
-use serde::de::{SeqAccess, Visitor};
-use serde_json::{Map, Value};
-
 use super::format::Compression;
 use super::raw::{Raw, Sink, Unread};
+use flate2::read::MultiGzDecoder;
 
 /// Bytes that are asked of a file at a time.
 const BUFFER: usize = 1 << 18;
@@ -56,44 +52,74 @@ pub(super) fn lines(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<
 pub(super) fn list(mut bytes: Box<dyn BufRead>, sink: &mut Sink<'_>) -> Result<(), Unread> {
     let first = bytes.fill_buf()?;
     let text = first.strip_prefix(MARK).unwrap_or(first);
-    let is_list = text.trim_ascii_start().first() == Some(&b'[');
-    if !is_list {
+    let blank = text.iter().take_while(|b| b.is_ascii_whitespace()).count();
+    if text.get(blank) != Some(&b'[') {
         return lines(bytes, sink);
     }
-    let mark = first.len() - text.len();
-    bytes.consume(mark);
-    let mut entries = Entries { sink, number: 0, stopped: false };
-    let mut reader = serde_json::Deserializer::from_reader(bytes);
-    let read = reader.deserialize_seq(&mut entries);
-    match read {
-        _ if entries.stopped => Ok(()),
-        Ok(()) => Ok(reader.end()?),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Takes the entries of a list one by one, so that it is never held whole.
-struct Entries<'s, 'r> {
-    sink: &'s mut Sink<'r>,
-    number: usize,
-    stopped: bool,
-}
-
-impl<'de> Visitor<'de> for &mut Entries<'_, '_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a list of JSON objects")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while let Some(fields) = list.next_element::<Map<String, Value>>()? {
-            self.number += 1;
-            if (self.sink)(Raw::row(self.number, fields)).is_break() {
-                self.stopped = true;
-                return Ok(());
-            }
+    let before = first.len() - text.len() + blank + 1;
+    bytes.consume(before);
+    let mut entries = Entries::default();
+    loop {
+        let chunk = bytes.fill_buf()?;
+        if chunk.is_empty() && !entries.ended {
+            return Err(Unread::Damaged(format!("the list ends within row {}", entries.number + 1)));
         }
-        Ok(())
+        if entries.ended {
+            return match chunk.iter().find(|b| !b.is_ascii_whitespace()) {
+                Some(_) => Err(Unread::Damaged("there is more text after the list".into())),
+                None if chunk.is_empty() => Ok(()),
+                None => {
+                    let len = chunk.len();
+                    bytes.consume(len);
+                    continue;
+                }
+            };
+        }
+        let (used, entry) = entries.take(chunk);
+        bytes.consume(used);
+        if let Some(entry) = entry
+            && sink(Raw::entry(entries.number, entry)).is_break()
+        {
+            return Ok(());
+        }
+    }
+}
+
+/// Takes the entries of a list one by one, so that it is never held whole. They are parsed later.
+#[derive(Default)]
+struct Entries {
+    /// The text of the one that has begun.
+    text: Vec<u8>,
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+    /// Entries that were given.
+    number: usize,
+    ended: bool,
+}
+
+impl Entries {
+    /// Takes bytes until an entry or the list ends: how many, and the entry.
+    fn take(&mut self, bytes: &[u8]) -> (usize, Option<Vec<u8>>) {
+        for (at, &byte) in bytes.iter().enumerate() {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_string => self.escaped = true,
+                b'"' => self.in_string = !self.in_string,
+                _ if self.in_string => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' if self.depth > 0 => self.depth -= 1,
+                b']' | b',' if self.depth == 0 => {
+                    self.ended = byte == b']';
+                    let is_empty_list = self.ended && self.number == 0 && self.text.is_empty();
+                    self.number += usize::from(!is_empty_list);
+                    return (at + 1, (!is_empty_list).then(|| std::mem::take(&mut self.text)));
+                }
+                _ if byte.is_ascii_whitespace() && self.text.is_empty() => continue,
+                _ => {}
+            }
+            self.text.push(byte);
+        }
+        (bytes.len(), None)
     }
 }

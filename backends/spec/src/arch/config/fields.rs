@@ -34,7 +34,7 @@ impl Fields<'_> {
     }
 
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, "a number", Value::as_f64)
+        self.typed(key, "a finite number", Value::as_f64)
     }
 
     /// A list with one entry for each layer.

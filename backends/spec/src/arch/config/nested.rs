@@ -21,8 +21,10 @@ pub(super) fn is_kept(config: &Map<String, Value>) -> bool {
 }
 
 /// Keys that stand beside `text_config` and hold for the language model where it has none of its own.
-const SHARED: [&str; 6] =
-    ["bos_token_id", "dtype", "eos_token_id", "pad_token_id", "tie_word_embeddings", "torch_dtype"];
+const SHARED: [&str; 5] = ["bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype"];
+
+/// Whether the head is the embedding: transformers 5 reads that of the whole model, whatever `text_config` has.
+const TIED: &str = "tie_word_embeddings";
 
 /// The config of the language model in `config`, as that of a model by itself; `None` where `config` is no such
 /// model's.
@@ -37,6 +39,8 @@ pub(super) fn language_model(config: &Map<String, Value>) -> Option<Map<String, 
             own.entry(key).or_insert_with(|| value.clone());
         }
     }
+    let tied = config.get(TIED).filter(|own| !own.is_null());
+    own.insert(TIED.into(), tied.cloned().unwrap_or_else(|| json!(!class.starts_with("Qwen3_5"))));
     if model_type == "gemma3_text" {
         // published configs leave out what is transformers' default
         for (key, value) in [
@@ -92,6 +96,38 @@ mod tests {
         }));
         let arch = arch.expect("a language model");
         assert!(arch.tied && arch.query_scaling.is_some());
+    }
+
+    /// As transformers 5.24 has `tie_word_embeddings` of the whole model.
+    #[test]
+    fn the_whole_models_tie_counts_and_not_that_of_its_text_config() {
+        let tied = |class: &str, model_type: &str, outer: Option<bool>, inner: Option<bool>| {
+            let mut config = json!({
+                "architectures": [class],
+                "text_config": {
+                    "model_type": model_type, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+                }
+            });
+            for (section, value) in [("/text_config", inner), ("", outer)] {
+                if let Some(value) = value {
+                    config.pointer_mut(section).expect("a section")["tie_word_embeddings"] = value.into();
+                }
+            }
+            flat(&config).expect("a language model").tied
+        };
+        for inner in [None, Some(true), Some(false)] {
+            for (class, model_type, default) in [
+                ("Gemma3ForConditionalGeneration", "gemma3_text", true),
+                ("Mistral3ForConditionalGeneration", "ministral3", true),
+                ("Qwen3_5ForConditionalGeneration", "qwen3_5_text", false),
+            ] {
+                assert_eq!(tied(class, model_type, None, inner), default, "{class} {inner:?}");
+                for outer in [true, false] {
+                    assert_eq!(tied(class, model_type, Some(outer), inner), outer, "{class} {outer} {inner:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -16,24 +16,65 @@ struct RopeTables {
 
 impl RopeTables {
     /// The tables of a config in either style: `rope_parameters`, of all layers or by their type, or `rope_scaling`
-    /// beside `rope_theta`.
+    /// beside `rope_theta`. Of both, transformers 5 takes `rope_scaling`, which where tables are by type is laid over
+    /// the one of the layers without a window.
     fn read(f: &Fields<'_>, family: Family) -> Result<Self> {
-        let by_type = matches!(family, Family::Gemma3 | Family::Olmo3);
         let newer = f.object("rope_parameters")?;
-        let typed = |table: &Map<String, Value>, key: &str| table.get(key).and_then(Value::as_object).cloned();
-        if let Some(table) = newer.as_ref().filter(|_| by_type) {
-            let [full, sliding] = ["full_attention", "sliding_attention"].map(|t| typed(table, t));
-            if full.is_some() || sliding.is_some() {
-                return Ok(Self { full: full.unwrap_or_default(), sliding: Some(sliding.unwrap_or_default()) });
-            }
+        let older = f.object("rope_scaling")?.filter(|table| !table.is_empty());
+        if !matches!(family, Family::Gemma3 | Family::Olmo3) {
+            let full = match (older, newer) {
+                (Some(older), Some(newer)) => {
+                    check_lost(f, family, &older, &newer)?;
+                    older
+                }
+                (Some(own), None) | (None, Some(own)) => own,
+                (None, None) => default_table(family),
+            };
+            return Ok(Self { full, sliding: None });
         }
-        let older = f.object("rope_scaling")?;
-        let full = newer.or(older).unwrap_or_else(|| default_table(family));
-        Ok(Self {
-            full,
-            // scaling is that of the layers without a window
-            sliding: by_type.then(Map::new),
-        })
+        let newer = newer.unwrap_or_default();
+        let [full, sliding] = ["full_attention", "sliding_attention"].map(|t| newer.get(t).and_then(Value::as_object));
+        if full.is_none() && sliding.is_none() && !newer.is_empty() {
+            return Err(f.error(
+                "`rope_parameters` has neither `full_attention` nor `sliding_attention`, one of which this family \
+                 needs; put its keys into them"
+                    .into(),
+            ));
+        }
+        let mut full = full.cloned().unwrap_or_default();
+        full.extend(older.unwrap_or_default());
+        Ok(Self { full, sliding: Some(sliding.cloned().unwrap_or_default()) })
+    }
+}
+
+/// Refuses a `rope_scaling` that replaces `rope_parameters` and lacks a setting of it: transformers 5 would take its
+/// default, which whoever added `rope_scaling` did not mean.
+fn check_lost(f: &Fields<'_>, family: Family, older: &Map<String, Value>, newer: &Map<String, Value>) -> Result<()> {
+    let [older, newer] = [older, newer].map(|map| Fields { path: f.path, map });
+    let defaults =
+        [("rope_theta", Some(base(family))), ("partial_rotary_factor", Some(1.0)), ("llama_4_scaling_beta", None)];
+    for (key, default) in defaults {
+        let default = if key == "partial_rotary_factor" && family.is_qwen3_5() { Some(0.25) } else { default };
+        let Some(lost) = newer.number(key)? else { continue };
+        let is_set = older.present(key).is_some() || f.present(key).is_some();
+        if !is_set && default != Some(lost) {
+            return Err(f.error(format!(
+                "has both `rope_parameters` and `rope_scaling`, of which `rope_scaling` counts (as in transformers 5), \
+                 but `{key}` ({lost}) is only in `rope_parameters`; put all settings into one of the two"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// transformers' default of `rope_theta`.
+fn base(family: Family) -> f64 {
+    match family {
+        Family::Gemma3 => 1e6,
+        Family::Olmo3 => 5e5,
+        Family::SmolLm3 => 2e6,
+        Family::GptOss => 1.5e5,
+        _ => 1e4,
     }
 }
 
@@ -62,15 +103,7 @@ pub(super) fn ropes(
 ) -> Result<Vec<Option<Rope>>> {
     let tables = RopeTables::read(f, family)?;
     let theta = |key: &str, default: f64| -> Result<f64> { Ok(f.number(key)?.unwrap_or(default)) };
-    let base = match family {
-        Family::Gemma3 | Family::Ministral3 => 1e6,
-        Family::Olmo3 => 5e5,
-        Family::SmolLm3 => 2e6,
-        Family::Qwen3_5 | Family::Qwen3_5Moe => 1e7,
-        Family::GptOss => 1.5e5,
-        _ => 1e4,
-    };
-    let full_theta = theta("rope_theta", base)?;
+    let full_theta = theta("rope_theta", base(family))?;
     let partial = family.is_qwen3_5();
     let full = rope(f, &tables.full, full_theta, max_positions, partial)?;
     let sliding = match (&tables.sliding, family) {
@@ -189,4 +222,85 @@ pub(super) fn query_scaling(f: &Fields<'_>, family: Family, max_positions: usize
     let original = r.size("original_max_position_embeddings")?;
     let beta = r.number("llama_4_scaling_beta")?;
     Ok(beta.map(|beta| QueryScaling { beta, original: original.unwrap_or(max_positions) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Arch;
+    use std::path::Path;
+
+    fn parse(family: &str, keys: &Value) -> Result<Arch> {
+        let mut config = json!({"model_type": family, "vocab_size": 8, "hidden_size": 16, "intermediate_size": 32,
+            "num_hidden_layers": 6, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8});
+        let (Value::Object(config), Value::Object(keys)) = (&mut config, keys) else { panic!("objects") };
+        config.extend(keys.clone());
+        Arch::from_config(config, Path::new("config.json"))
+    }
+
+    /// What transformers 5.24 makes of both keys: the base, and the factor of the scaling, of the first and last layer.
+    #[test]
+    fn of_two_keys_for_one_setting_the_one_that_transformers_takes_counts() {
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128});
+        let linear = json!({"type": "linear", "factor": 2.0, "rope_theta": 9e5});
+        let plain = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+        let by_type = json!({"sliding_attention": plain(1e4), "full_attention": plain(3e6)});
+        for (family, keys, first, last) in [
+            ("llama", json!({"rope_scaling": yarn, "rope_parameters": plain(1e4)}), (1e4, 4.0), (1e4, 4.0)),
+            (
+                "llama",
+                json!({"rope_scaling": yarn, "rope_parameters": plain(5e5), "rope_theta": 7e5}),
+                (7e5, 4.0),
+                (7e5, 4.0),
+            ),
+            ("llama", json!({"rope_scaling": linear, "rope_parameters": plain(5e5)}), (9e5, 2.0), (9e5, 2.0)),
+            ("llama", json!({"rope_scaling": {}, "rope_parameters": linear}), (9e5, 2.0), (9e5, 2.0)),
+            ("llama", json!({"rope_scaling": null, "rope_parameters": plain(5e5)}), (5e5, 1.0), (5e5, 1.0)),
+            ("llama", json!({"rope_theta": 7e5, "rope_parameters": plain(5e5)}), (5e5, 1.0), (5e5, 1.0)),
+            ("llama", json!({"rope_theta": 7e5, "rope_parameters": {"rope_type": "default"}}), (7e5, 1.0), (7e5, 1.0)),
+            ("qwen3", json!({"rope_scaling": yarn, "rope_theta": 1e6}), (1e6, 4.0), (1e6, 4.0)),
+            ("ministral3", json!({"rope_scaling": yarn}), (1e4, 4.0), (1e4, 4.0)),
+            ("qwen3_5_text", json!({"rope_parameters": {"rope_type": "default"}}), (1e4, 1.0), (1e4, 1.0)),
+            ("gemma3_text", json!({"rope_scaling": yarn, "rope_parameters": by_type}), (1e4, 1.0), (3e6, 4.0)),
+            ("gemma3_text", json!({"rope_scaling": linear, "rope_parameters": by_type}), (1e4, 1.0), (9e5, 2.0)),
+            (
+                "gemma3_text",
+                json!({"rope_theta": 5e6, "rope_local_base_freq": 2e4, "rope_parameters": by_type}),
+                (1e4, 1.0),
+                (3e6, 1.0),
+            ),
+        ] {
+            let arch = parse(family, &keys).unwrap_or_else(|e| panic!("{family} {keys}: {e}"));
+            let of = |layer: usize| {
+                let rope = arch.ropes[layer].clone().unwrap();
+                let factor = match rope.scaling {
+                    RopeScaling::Yarn(yarn) => yarn.factor,
+                    RopeScaling::Linear { factor } => factor,
+                    _ => 1.0,
+                };
+                (rope.theta, factor)
+            };
+            assert_eq!((of(0), of(5)), (first, last), "{family} {keys}");
+        }
+    }
+
+    #[test]
+    fn a_setting_that_only_the_replaced_key_has_is_refused_with_both_keys() {
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128});
+        for (family, lost) in [
+            ("llama", json!({"rope_theta": 5e5})),
+            ("qwen3_5_text", json!({"partial_rotary_factor": 0.5})),
+            ("ministral3", json!({"llama_4_scaling_beta": 0.1})),
+        ] {
+            let key = lost.as_object().unwrap().keys().next().unwrap().clone();
+            let keys = json!({"rope_scaling": yarn, "rope_parameters": lost});
+            let message = parse(family, &keys).unwrap_err().to_string();
+            for part in ["`rope_scaling`", "`rope_parameters`", &key] {
+                assert!(message.contains(part), "{part} is not in: {message}");
+            }
+        }
+        // transformers drops a table without types where layers have them
+        let flat = json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0}});
+        assert!(parse("gemma3_text", &flat).unwrap_err().to_string().contains("`full_attention`"));
+    }
 }
