@@ -1,29 +1,124 @@
 //! Checkpoints of a run: the policy, what its optimizer keeps, the critic, where the run stands.
+//!
+//! An update can ruin the weights, and only the next one shows it, by gradients that are not finite. So while updates
+//! are skipped no checkpoint is written, and the one before the newest stays until an update after the newest has been
+//! applied.
 
 use super::{CRITIC, Trainer};
 use crate::Result;
-use crate::checkpoint::{RunDir, trainer_state};
+use crate::checkpoint::{RunDir, TrainerState, trainer_state};
 use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype, WholeModel};
 use std::path::{Path, PathBuf};
 
+/// The newest checkpoints of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Saved {
+    /// The step of the newest.
+    newest: Option<u64>,
+    /// Applied optimizer steps in it, of the policy and of the critic.
+    updates: [u64; 2],
+    /// The step of the newest one before it that was continued from, so that its weights are known to work.
+    good: Option<u64>,
+    /// Whether that one is beyond the number of those to keep.
+    spares: bool,
+}
+
+impl Saved {
+    /// The checkpoints that a session finds which continues from a state.
+    pub fn at_start(run: &RunDir, resumed: Option<&TrainerState>) -> Result<Self> {
+        let Some(state) = resumed else {
+            return Ok(Self::default());
+        };
+        let found = run.checkpoints()?;
+        let earlier = found.iter().rev().map(|(step, _)| *step).find(|step| *step < state.step);
+        let updates = [state.optimizer_steps, state.critic_steps];
+        Ok(Self { newest: Some(state.step), updates, good: earlier, spares: false })
+    }
+}
+
 impl Trainer {
     /// Writes a checkpoint of the run as it stands after its last step, and removes the oldest beyond
-    /// `trainer.max_ckpt_to_keep`.
+    /// `trainer.max_ckpt_to_keep`. While updates are skipped it does neither.
     pub(super) fn save(&mut self) -> Result<()> {
-        if self.saved == Some(self.state.step) {
+        let step = self.state.step;
+        if self.saved.newest == Some(step) {
+            return Ok(());
+        }
+        if self.skips_updates() {
+            tracing::warn!(
+                "step {step}: no checkpoint is written, because updates are skipped and the weights may be ruined; \
+                 {}",
+                self.way_back()
+            );
             return Ok(());
         }
         let phase = Phase::SaveCheckpoint;
         let written = self.recovering(phase, Self::write_checkpoint);
-        let written = written.map_err(|error| self.failed(phase, self.state.step, error));
-        let keep = self.config.trainer.max_ckpt_to_keep;
-        let pruned = written.and_then(|path| self.recorder.run().prune(keep).map(|()| path));
+        let written = written.map_err(|error| self.failed(phase, step, error));
+        let good = if self.newest_works() { self.saved.newest } else { self.saved.good };
+        let pruned = written.and_then(|path| self.prune(good).map(|spares| (path, spares)));
         // rank 0 writes; the others continue once it is there
-        let path = self.world.together(pruned)?;
-        self.saved = Some(self.state.step);
+        let (path, spares) = self.world.together(pruned)?;
+        let updates = [self.state.optimizer_steps, self.state.critic_steps];
+        self.saved = Saved { newest: Some(step), updates, good, spares };
         self.recorder.event(Event::Saved { path });
         Ok(())
+    }
+
+    /// Removes the oldest checkpoints, not the one of a step. Gives whether that one is beyond those to keep.
+    fn prune(&self, spared: Option<u64>) -> Result<bool> {
+        let (run, keep) = (self.recorder.run(), self.config.trainer.max_ckpt_to_keep);
+        run.prune(keep, spared)?;
+        Ok(spared.is_some_and(|_| run.checkpoints().is_ok_and(|found| found.len() > keep)))
+    }
+
+    /// Removes the checkpoint that was kept until the newest was known to work, once it is.
+    pub(super) fn release_spared(&mut self) -> Result<()> {
+        if self.saved.spares && self.newest_works() {
+            self.saved.spares = false;
+            let pruned = self.prune(None).map(drop);
+            self.world.together(pruned)?;
+        }
+        Ok(())
+    }
+
+    /// Whether updates have been applied after the newest checkpoint, so that its weights gave finite gradients.
+    fn newest_works(&self) -> bool {
+        let applied = |own: u64, saved: u64| own > saved;
+        // while the critic trains by itself the policy is what it was
+        let waits = self.critic.is_some() && self.actor_lr().is_none();
+        let policy = waits || applied(self.learner.optimizer.steps(), self.saved.updates[0]);
+        let critic = self.critic.as_ref().is_none_or(|own| applied(own.optimizer.steps(), self.saved.updates[1]));
+        self.saved.newest.is_some() && policy && critic
+    }
+
+    /// Whether the last update of a model was skipped for gradients that were not finite. One that only overflowed
+    /// under its loss scale is, where the next, at half the scale, did too.
+    fn skips_updates(&self) -> bool {
+        !self.skipped_in_a_row.is_empty() || self.overflows_in_a_row.values().any(|&count| count > 1)
+    }
+
+    /// Which checkpoint a run can continue from whose weights may be ruined.
+    pub(super) fn way_back(&self) -> String {
+        let path = |step: u64| self.recorder.run().path().join(RunDir::checkpoint_name(step)).display().to_string();
+        match (self.saved.newest, self.saved.good) {
+            (Some(newest), _) if self.newest_works() => {
+                format!("continue with --resume from the last good checkpoint, {}", path(newest))
+            }
+            (Some(newest), Some(good)) => format!(
+                "the last good checkpoint is {}: delete {}, which may have the same weights, and continue with --resume",
+                path(good),
+                path(newest)
+            ),
+            (Some(newest), None) => {
+                format!(
+                    "start again if --resume fails too: the only checkpoint, {}, may have the same weights",
+                    path(newest)
+                )
+            }
+            (None, _) => "start again: no checkpoint was written before".to_owned(),
+        }
     }
 
     /// Writes all files of a checkpoint. What a failed attempt has written is removed by the next.

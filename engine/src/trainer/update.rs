@@ -115,6 +115,7 @@ impl Trainer {
         let outcome = updated.outcome;
         if outcome.applied {
             self.skipped_in_a_row.remove(&phase);
+            self.overflows_in_a_row.remove(&phase);
             return Ok(());
         }
         self.state.skipped_steps += 1;
@@ -125,12 +126,17 @@ impl Trainer {
                 "step {step}, {phase}: gradients overflow under a loss scale of {scale}; the update is skipped, and the scale \
                  is {next} from now on"
             );
+            // before the first update the scale is looked for, and the weights are those that the run began with
+            if self.learner_of(phase).optimizer.steps() > 0 {
+                *self.overflows_in_a_row.entry(phase).or_default() += 1;
+            }
             return Ok(());
         }
-        let count = self.skipped_in_a_row.entry(phase).or_default();
-        *count += 1;
+        let skipped = self.skipped_in_a_row.entry(phase).or_default();
+        *skipped += 1;
+        let count = *skipped;
         tracing::warn!("step {step}, {phase}: the gradient norm is {}; the update is skipped", outcome.grad_norm);
-        if *count < MAX_SKIPPED {
+        if count < MAX_SKIPPED {
             return Ok(());
         }
         Err(Error::NonFinite {
@@ -140,7 +146,8 @@ impl Trainer {
                 Some(Role::Policy | Role::Reference | Role::RewardModel) | None => "optim",
             },
             step,
-            count: *count,
+            count,
+            way_back: self.way_back(),
         })
     }
 
