@@ -1,7 +1,7 @@
 //! What a run is made of, put together and opened.
 
 use super::load::Loaded;
-use super::save::Saved;
+use super::saved::Saved;
 use super::setup::Opened;
 use super::{Start, Trainer};
 use crate::Result;

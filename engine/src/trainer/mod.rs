@@ -20,6 +20,7 @@ mod rl;
 mod rollout;
 mod sampler;
 mod save;
+mod saved;
 mod score;
 mod sequences;
 mod setup;
@@ -33,8 +34,6 @@ mod wire;
 
 #[cfg(test)]
 mod tests;
-
-use save::Saved;
 
 pub use builder::TrainerBuilder;
 pub use dry_run::{DryRun, References};
@@ -71,6 +70,7 @@ use firebrick_backends::accounts::MemoryGuard;
 use firebrick_backends::memory::peak_resident_bytes;
 use firebrick_models::Decoder;
 use firebrick_spec::DeviceProfile;
+use saved::Saved;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;

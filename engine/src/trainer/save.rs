@@ -4,38 +4,13 @@
 //! are skipped no checkpoint is written, and the one before the newest stays until an update after the newest has been
 //! applied.
 
+use super::saved::Saved;
 use super::{CRITIC, Trainer};
 use crate::Result;
-use crate::checkpoint::{RunDir, TrainerState, trainer_state};
+use crate::checkpoint::{RunDir, trainer_state};
 use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype, WholeModel};
 use std::path::{Path, PathBuf};
-
-/// The newest checkpoints of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Saved {
-    /// The step of the newest.
-    newest: Option<u64>,
-    /// Applied optimizer steps in it, of the policy and of the critic.
-    updates: [u64; 2],
-    /// The step of the newest one before it that was continued from, so that its weights are known to work.
-    good: Option<u64>,
-    /// Whether that one is beyond the number of those to keep.
-    spares: bool,
-}
-
-impl Saved {
-    /// The checkpoints that a session finds which continues from a state.
-    pub fn at_start(run: &RunDir, resumed: Option<&TrainerState>) -> Result<Self> {
-        let Some(state) = resumed else {
-            return Ok(Self::default());
-        };
-        let found = run.checkpoints()?;
-        let earlier = found.iter().rev().map(|(step, _)| *step).find(|step| *step < state.step);
-        let updates = [state.optimizer_steps, state.critic_steps];
-        Ok(Self { newest: Some(state.step), updates, good: earlier, spares: false })
-    }
-}
 
 impl Trainer {
     /// Writes a checkpoint of the run as it stands after its last step, and removes the oldest beyond

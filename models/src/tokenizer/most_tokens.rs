@@ -59,3 +59,43 @@ fn is_plain(part: &Value) -> bool {
         _ => true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Stream;
+    use std::path::Path;
+
+    #[test]
+    fn no_text_of_as_many_characters_has_more_tokens() {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(models).unwrap() {
+            let Ok(tokenizer) = Tokenizer::from_dir(&entry.unwrap().path()) else { continue };
+            seen += 1;
+            let mut draws = Stream::new(seen, 0);
+            for length in [1, 7, 40] {
+                let most = tokenizer.most_tokens(&"a".repeat(length), 0);
+                for _ in 0..50 {
+                    let text: String = (0..length).map(|_| char::from(b' ' + draws.below(95) as u8)).collect();
+                    // a character without a token
+                    let Ok(found) = tokenizer.encode(&text, true) else { continue };
+                    assert!(
+                        found.len() <= most,
+                        "{text:?} has {} tokens, more than {most}: {tokenizer:?}",
+                        found.len()
+                    );
+                }
+            }
+        }
+        assert!(seen > 3, "{seen} tokenizers");
+    }
+
+    #[test]
+    fn with_a_token_a_character_the_longest_text_is_the_bound() {
+        let tokenizer = Tokenizer::characters_and_words("0123456789+=", &["<user>"]).unwrap();
+        let text = "<user>99+99=";
+        let tokens = tokenizer.encode(text, false).unwrap().len();
+        assert_eq!(tokenizer.most_tokens(text, tokens), 7);
+    }
+}
