@@ -129,9 +129,12 @@ pub enum Error {
     /// A gradient that was not finite after part of it had been applied.
     #[error(
         "a non-finite gradient occurred after memory.step_in_backward had updated other segments, so the step is only partly \
-         applied; resume from the last checkpoint, with a lower optim.lr or without step_in_backward"
+         applied. Lower optim.lr or remove step_in_backward, and {way_back}"
     )]
-    PartlyApplied,
+    PartlyApplied {
+        /// Which checkpoint to continue from.
+        way_back: String,
+    },
     /// A plan that cannot be made, or not be executed on this model.
     #[error(transparent)]
     Plan(firebrick_plan::Error),
@@ -276,7 +279,7 @@ impl Error {
             Self::Reward { .. }
             | Self::NonFinite { .. }
             | Self::OutOfMemory(_)
-            | Self::PartlyApplied
+            | Self::PartlyApplied { .. }
             | Self::Phase { .. }
             | Self::DeviceLost { .. } => false,
         }

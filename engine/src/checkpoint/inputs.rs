@@ -106,8 +106,7 @@ impl Inputs {
         let mut keys: Vec<&String> = self.0.keys().chain(now.0.keys()).collect();
         keys.sort_unstable();
         keys.dedup();
-        let none = Vec::new();
-        let of = |own: &'_ Self, key: &String| -> Vec<InputFile> { own.0.get(key).unwrap_or(&none).clone() };
+        let of = |own: &Self, key: &str| own.0.get(key).cloned().unwrap_or_default();
         keys.into_iter()
             .filter_map(|key| {
                 let found = differences(&of(self, key), &of(now, key));
@@ -146,7 +145,8 @@ impl InputFile {
             let file = File::open(&path)?;
             let bytes = file.metadata()?.len();
             let sampled = bytes > WHOLE && path.extension().is_some_and(|ending| ending == "safetensors");
-            Ok((bytes, if sampled { crc_of_sample(file, bytes)? } else { crc_of_all(file)? }))
+            let crc = if sampled { crc_of_sample(file, bytes)? } else { crc_of_all(file)? };
+            Ok::<_, std::io::Error>((bytes, crc))
         };
         let (bytes, crc32c) = read().map_err(Error::io("read", &path))?;
         Ok(Self { path, bytes, crc32c })

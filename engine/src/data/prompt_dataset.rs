@@ -1,5 +1,7 @@
 //! A task's examples as token prompts: rendered, encoded, over-long ones left out and counted.
 
+mod bound;
+
 use crate::task::{Example, Permutation, PromptText, Split, TOOLS, Task, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
@@ -316,8 +318,6 @@ pub(super) fn sample(len: u64) -> Vec<u64> {
     let at = |i: u64| u128::from(i) * u128::from(len) / u128::from(SAMPLED_ROWS);
     (0..SAMPLED_ROWS).map(|i| at(i) as u64).collect()
 }
-
-mod bound;
 
 #[cfg(test)]
 mod tests;

@@ -155,7 +155,7 @@ impl TrainerBuilder {
         if !ended {
             recorder.plans(&planned.request, &planned.plan)?;
         }
-        let saved = Saved::at_start(recorder.run(), resumed.then_some(&state))?;
+        let saved = Saved::at_start(recorder.run(), &opened.world, resumed.then_some(&state))?;
         let (accounts, log) = (&loaded.policy.runtime.accounts, &loaded.log);
         let mut snapshots = Snapshots::new(
             log,

@@ -58,7 +58,7 @@ impl Opened {
         let made = || {
             let run = RunDir::create(output, &self.config.to_yaml()?)?;
             self.inputs()?.keep(&run)?;
-            Ok(run)
+            Ok::<_, Error>(run)
         };
         self.world.together(if self.world.writes() { made() } else { Ok(RunDir::of_another(output)) })
     }

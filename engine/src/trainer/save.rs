@@ -32,27 +32,25 @@ impl Trainer {
         let written = self.recovering(phase, Self::write_checkpoint);
         let written = written.map_err(|error| self.failed(phase, step, error));
         let good = if self.newest_works() { self.saved.newest } else { self.saved.good };
-        let pruned = written.and_then(|path| self.prune(good).map(|spares| (path, spares)));
+        let pruned = written.and_then(|path| self.prune(good).map(|()| path));
         // rank 0 writes; the others continue once it is there
-        let (path, spares) = self.world.together(pruned)?;
+        let path = self.world.together(pruned)?;
         let updates = [self.state.optimizer_steps, self.state.critic_steps];
-        self.saved = Saved { newest: Some(step), updates, good, spares };
+        self.saved = Saved { newest: Some(step), updates, good, spares: good.is_some() };
         self.recorder.event(Event::Saved { path });
         Ok(())
     }
 
-    /// Removes the oldest checkpoints, not the one of a step. Gives whether that one is beyond those to keep.
-    fn prune(&self, spared: Option<u64>) -> Result<bool> {
-        let (run, keep) = (self.recorder.run(), self.config.trainer.max_ckpt_to_keep);
-        run.prune(keep, spared)?;
-        Ok(spared.is_some_and(|_| run.checkpoints().is_ok_and(|found| found.len() > keep)))
+    /// Removes the oldest checkpoints, not the one of a step.
+    fn prune(&self, spared: Option<u64>) -> Result<()> {
+        self.recorder.run().prune(self.config.trainer.max_ckpt_to_keep, spared)
     }
 
     /// Removes the checkpoint that was kept until the newest was known to work, once it is.
     pub(super) fn release_spared(&mut self) -> Result<()> {
         if self.saved.spares && self.newest_works() {
             self.saved.spares = false;
-            let pruned = self.prune(None).map(drop);
+            let pruned = self.prune(None);
             self.world.together(pruned)?;
         }
         Ok(())
@@ -60,12 +58,11 @@ impl Trainer {
 
     /// Whether updates have been applied after the newest checkpoint, so that its weights gave finite gradients.
     fn newest_works(&self) -> bool {
-        let applied = |own: u64, saved: u64| own > saved;
+        let applied = [self.state.optimizer_steps, self.state.critic_steps];
+        let [policy, critic] = [0, 1].map(|own| applied[own] > self.saved.updates[own]);
         // while the critic trains by itself the policy is what it was
         let waits = self.critic.is_some() && self.actor_lr().is_none();
-        let policy = waits || applied(self.learner.optimizer.steps(), self.saved.updates[0]);
-        let critic = self.critic.as_ref().is_none_or(|own| applied(own.optimizer.steps(), self.saved.updates[1]));
-        self.saved.newest.is_some() && policy && critic
+        self.saved.newest.is_some() && (policy || waits) && (critic || self.critic.is_none())
     }
 
     /// Whether the last update of a model was skipped for gradients that were not finite. One that only overflowed

@@ -86,7 +86,11 @@ impl Trainer {
         let (seed, skipped) = (self.config.trainer.seed, self.state.skipped_steps);
         let learner = self.learner_of(phase);
         learner.dropout = DropoutStep { seed, step: learner.optimizer.steps() + skipped };
-        let gradients = self.recovering(phase, |t| t.learner_of(phase).accumulate(sequences, temperature, loss, lr))?;
+        let gradients = self.recovering(phase, |t| t.learner_of(phase).accumulate(sequences, temperature, loss, lr));
+        let gradients = gradients.map_err(|error| match error {
+            Error::PartlyApplied { .. } => Error::PartlyApplied { way_back: self.way_back() },
+            error => error,
+        })?;
         let updated = self.once(phase, |t| t.learner_of(phase).apply(gradients, lr))?;
         self.check_after(phase)?;
         report.add(&updated);
