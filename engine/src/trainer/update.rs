@@ -3,7 +3,7 @@
 use super::sequences::{critic_sequence, replayed, sequence};
 use super::{MAX_SKIPPED, Trainer};
 use crate::batch::DropoutStep;
-use crate::config::{CriticConfig, OldLogProbs};
+use crate::config::{CriticConfig, Mode, OldLogProbs};
 use crate::executor::HeadLoss;
 use crate::learner::{Learner, Updated};
 use crate::metrics::{Phase, UpdateReport};
@@ -145,14 +145,21 @@ impl Trainer {
         }
         Err(Error::NonFinite {
             phase: phase.name(),
-            section: match phase.updates() {
-                Some(Role::Critic) => "critic.optim",
-                Some(Role::Policy | Role::Reference | Role::RewardModel) | None => "optim",
-            },
+            section: self.optimizer_section(phase),
             step,
             count,
             way_back: self.way_back(),
         })
+    }
+
+    /// The section of the optimizer of a phase.
+    fn optimizer_section(&self, phase: Phase) -> &'static str {
+        match (phase.updates(), self.state.mode) {
+            (Some(Role::Critic), _) => "critic.optim",
+            (_, Mode::Rl) if phase != Phase::WarmUp => "optim",
+            (_, Mode::Sft) if self.config.sft.is_some() => "sft.optim",
+            (_, Mode::Rl | Mode::Sft) => "warmup.sft.optim",
+        }
     }
 
     /// Whether the update's own forward measures the mismatch of sampler and trainer: nobody computed the sampler's
