@@ -161,9 +161,13 @@ pub struct RunArgs {
     /// Values that override the file's, such as trainer.steps=20
     #[arg(value_name = "KEY.PATH=VALUE")]
     pub overrides: Vec<String>,
-    /// Continue from the latest checkpoint in the run folder
+    /// Continue from the latest checkpoint in the run folder; start a new run if there is none
     #[arg(long)]
     pub resume: bool,
+    /// With --resume: continue although files that the run reads (rows, base weights, chat template, rewards) have
+    /// changed since it began
+    #[arg(long, requires = "resume")]
+    pub allow_changed_inputs: bool,
     /// Do everything before the first step, write nothing, and print the result: device, plan, rows, prompts, rewards
     /// of the reference answers, disk space, predicted time per step
     #[arg(long, conflicts_with = "resume")]

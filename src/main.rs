@@ -23,7 +23,6 @@ use firebrick::backends::device::panic_message;
 use firebrick::backends::environment::without_display_server;
 use firebrick::backends::out_of_memory::OutOfMemory;
 use firebrick::engine::config::Mode;
-use firebrick::engine::trainer::Start;
 use log::Log;
 use output::Stderr;
 use std::backtrace::Backtrace;
@@ -100,8 +99,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Train(args) => commands::train::run(&args, Mode::Rl, start(args.resume)),
-        Command::Sft(args) => commands::train::run(&args, Mode::Sft, start(args.resume)),
+        Command::Train(args) => commands::train::run(&args, Mode::Rl),
+        Command::Sft(args) => commands::train::run(&args, Mode::Sft),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Data(args) => commands::data::run(&args),
         Command::New(args) => commands::new::run(&args),
@@ -118,10 +117,6 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Completions(args) => commands::completions::run(args.shell),
     }
-}
-
-fn start(resume: bool) -> Start {
-    if resume { Start::Resume } else { Start::Fresh }
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {

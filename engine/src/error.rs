@@ -83,6 +83,16 @@ pub enum Error {
         /// The run folder.
         path: PathBuf,
     },
+    /// Another process writes the run folder.
+    #[error(
+        "{writer} writes the run in {}; wait until it has ended, or end it, or choose another `output`", path.display()
+    )]
+    RunBusy {
+        /// The run folder.
+        path: PathBuf,
+        /// Who writes it, as it is told.
+        writer: String,
+    },
     /// There is nothing to resume, or it does not fit.
     #[error("cannot resume {}: {detail}", path.display())]
     Resume {
@@ -110,7 +120,7 @@ pub enum Error {
     /// Gradients stayed non-finite.
     #[error(
         "the gradient norm was not finite for {count} optimizer steps of {phase} in a row, last at step {step}; none of them \
-         was applied. Lower {section}.lr, check the rewards in samples.jsonl, and resume from the last checkpoint"
+         was applied. Lower {section}.lr, check the rewards in samples.jsonl, and {way_back}"
     )]
     NonFinite {
         /// The phase that updates.
@@ -121,13 +131,18 @@ pub enum Error {
         step: u64,
         /// Skipped steps in a row.
         count: u64,
+        /// Which checkpoint to continue from.
+        way_back: String,
     },
     /// A gradient that was not finite after part of it had been applied.
     #[error(
         "a non-finite gradient occurred after memory.step_in_backward had updated other segments, so the step is only partly \
-         applied; resume from the last checkpoint, with a lower optim.lr or without step_in_backward"
+         applied. Lower optim.lr or remove step_in_backward, and {way_back}"
     )]
-    PartlyApplied,
+    PartlyApplied {
+        /// Which checkpoint to continue from.
+        way_back: String,
+    },
     /// A plan that cannot be made, or not be executed on this model.
     #[error(transparent)]
     Plan(firebrick_plan::Error),
@@ -269,6 +284,7 @@ impl Error {
             | Self::LrScheduler(_)
             | Self::Budget { .. }
             | Self::RunExists { .. }
+            | Self::RunBusy { .. }
             | Self::Plan(_)
             | Self::Timeline { .. }
             | Self::Report { .. }
@@ -279,7 +295,7 @@ impl Error {
             Self::Reward { .. }
             | Self::NonFinite { .. }
             | Self::OutOfMemory(_)
-            | Self::PartlyApplied
+            | Self::PartlyApplied { .. }
             | Self::Phase { .. }
             | Self::DeviceLost { .. } => false,
         }

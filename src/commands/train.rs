@@ -11,7 +11,7 @@ use firebrick::engine::metrics::profile::Profiler;
 use firebrick::engine::trainer::{Start, Trainer};
 use std::sync::Arc;
 
-pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
+pub fn run(args: &RunArgs, mode: Mode) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
     if let Some(device) = args.device {
         config.device = device;
@@ -46,7 +46,7 @@ pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
     let console = Console::new(show, args.plain, &config, mode);
     let mut trainer = Trainer::builder(config)
         .mode(mode)
-        .start(start)
+        .start(start(args))
         .profile(args.profile)
         .observer(console)
         .world(Arc::clone(&world))
@@ -57,6 +57,14 @@ pub fn run(args: &RunArgs, mode: Mode, start: Start) -> anyhow::Result<()> {
         output::message(&format!("profile: open {} at https://ui.perfetto.dev", trace.display()));
     }
     Ok(())
+}
+
+fn start(args: &RunArgs) -> Start {
+    match (args.resume, args.allow_changed_inputs) {
+        (false, _) => Start::Fresh,
+        (true, false) => Start::Resume,
+        (true, true) => Start::ResumeChanged,
+    }
 }
 
 /// An error of a run; of several ranks with the rank that has it.

@@ -1,5 +1,6 @@
 //! The run folder: its files, and checkpoints that are complete or absent.
 
+use super::run_lock::RunLock;
 use crate::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
@@ -18,9 +19,17 @@ pub struct RunDir {
     path: PathBuf,
     /// Whether this rank writes it: all writes of another succeed and do nothing.
     writes: bool,
+    /// Keeps other processes from writing it.
+    _lock: Option<RunLock>,
 }
 
 impl RunDir {
+    /// Whether a folder holds a run.
+    #[must_use]
+    pub fn holds_run(path: &Path) -> bool {
+        path.join(CONFIG).is_file()
+    }
+
     /// Refuses a folder that already holds a run.
     ///
     /// # Errors
@@ -35,11 +44,14 @@ impl RunDir {
     /// Makes a new run folder; one that already holds a run is refused.
     ///
     /// # Errors
-    /// `Error::RunExists`, and `Error::Io` where the folder or its configuration cannot be written.
+    /// `Error::RunExists`, `Error::RunBusy` where another process is making one there, and `Error::Io` where the folder
+    /// or its configuration cannot be written.
     pub fn create(path: &Path, config_yaml: &str) -> Result<Self> {
         Self::check_free(path)?;
         fs::create_dir_all(path.join(CHECKPOINTS)).map_err(Error::io("create the run folder", path))?;
-        let dir = Self { path: path.to_owned(), writes: true };
+        let dir = Self::locked(path)?;
+        // another process may have been faster
+        Self::check_free(path)?;
         dir.write(CONFIG, config_yaml.as_bytes())?;
         Ok(dir)
     }
@@ -47,20 +59,27 @@ impl RunDir {
     /// Opens a run folder to continue it.
     ///
     /// # Errors
-    /// `Error::Resume` where it holds no run; `Error::Io` where its folder of checkpoints cannot be made.
+    /// `Error::Resume` where it holds no run; `Error::RunBusy` where another process writes it; `Error::Io` where its
+    /// folder of checkpoints cannot be made.
     pub fn open(path: &Path) -> Result<Self> {
-        if !path.join(CONFIG).is_file() {
+        if !Self::holds_run(path) {
             let detail = "it contains no run (no config.yaml); start one without --resume".into();
             return Err(Error::Resume { path: path.to_owned(), detail });
         }
+        let dir = Self::locked(path)?;
         fs::create_dir_all(path.join(CHECKPOINTS)).map_err(Error::io("create", path))?;
-        Ok(Self { path: path.to_owned(), writes: true })
+        Ok(dir)
+    }
+
+    fn locked(path: &Path) -> Result<Self> {
+        let lock = RunLock::take(path)?;
+        Ok(Self { path: path.to_owned(), writes: true, _lock: Some(lock) })
     }
 
     /// The folder of a run that another rank writes. It is read; what is written to it is not.
     #[must_use]
     pub fn of_another(path: &Path) -> Self {
-        Self { path: path.to_owned(), writes: false }
+        Self { path: path.to_owned(), writes: false, _lock: None }
     }
 
     /// Its path.
@@ -248,16 +267,16 @@ impl RunDir {
         Ok(found)
     }
 
-    /// Removes the oldest checkpoints beyond `keep`.
+    /// Removes the oldest checkpoints beyond `keep`, not the one of the step `spared`.
     ///
     /// # Errors
     /// `Error::Io` where a folder cannot be read or removed.
-    pub fn prune(&self, keep: usize) -> Result<()> {
+    pub fn prune(&self, keep: usize, spared: Option<u64>) -> Result<()> {
         if !self.writes {
             return Ok(());
         }
         let found = self.checkpoints()?;
-        for (_, path) in found.iter().rev().skip(keep) {
+        for (_, path) in found.iter().rev().skip(keep).filter(|(step, _)| Some(*step) != spared) {
             discard(path)?;
         }
         // what a process did not live to remove
@@ -365,8 +384,13 @@ mod tests {
         for step in [10, 20, 30] {
             run.publish(&RunDir::checkpoint_name(step), |_| Ok(())).unwrap();
         }
-        run.prune(2).unwrap();
+        run.prune(2, None).unwrap();
         assert!(!half.exists());
-        assert_eq!(run.checkpoints().unwrap().iter().map(|c| c.0).collect::<Vec<_>>(), [20, 30]);
+        let steps = || run.checkpoints().unwrap().iter().map(|c| c.0).collect::<Vec<_>>();
+        assert_eq!(steps(), [20, 30]);
+        run.prune(1, Some(20)).unwrap();
+        assert_eq!(steps(), [20, 30]);
+        run.prune(1, None).unwrap();
+        assert_eq!(steps(), [30]);
     }
 }

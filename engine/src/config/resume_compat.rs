@@ -4,8 +4,9 @@ use crate::config::{Mode, RunConfig};
 use crate::{Error, Result};
 use serde_json::Value;
 
-/// Keys of `rollout` that are about memory and time alone.
-const ENGINE_KEYS: [&str; 10] = [
+/// Keys beside `memory` and `device` that are about memory, time and the division of work: they change no token and no
+/// update.
+const FREE: [&str; 13] = [
     "/rollout/tensor_model_parallel_size",
     "/rollout/max_num_seqs",
     "/rollout/max_num_batched_tokens",
@@ -16,56 +17,178 @@ const ENGINE_KEYS: [&str; 10] = [
     "/rollout/pack_weights",
     "/rollout/gpu_memory_utilization",
     "/rollout/free_cache",
+    "/critic/ulysses_sequence_parallel_size",
+    "/model/lora/merge",
+    "/task/environment/workers",
 ];
+
+/// The same of each reward.
+const FREE_OF_REWARDS: [&str; 4] = ["workers", "device", "score_tokens", "param_offload"];
+
+/// Most characters of a value that a message shows.
+const SHOWN: usize = 40;
 
 /// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too.
 pub(crate) fn check_resume_compat(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()> {
-    let value = |config: &RunConfig| {
-        let mut value = serde_json::to_value(config).unwrap_or(Value::Null);
-        if mode == Mode::Sft {
-            let section = if config.sft.is_some() { "/sft" } else { "/warmup/sft" };
-            // how long, but not by what it is counted
-            for key in ["steps", "epochs"] {
-                let length = value.pointer_mut(&format!("{section}/{key}"));
-                if let Some(length) = length.filter(|l| l.is_number()) {
-                    *length = Value::Bool(true);
-                }
-            }
-        }
-        // how many are sampled at a time, and where, changes no token
-        for key in ENGINE_KEYS {
-            value.pointer_mut(key).map(Value::take);
-        }
-        value
-    };
-    let (before, after) = (value(earlier), value(now));
+    let whole = [earlier, now].map(|config| serde_json::to_value(config).unwrap_or(Value::Null));
+    let [before, after] = [(earlier, &whole[0]), (now, &whole[1])].map(|(config, value)| compared(config, value, mode));
     let used: &[&str] = match mode {
         Mode::Rl => &["model", "task", "objective", "rollout", "update", "optim", "critic", "warmup"],
         Mode::Sft if now.sft.is_some() => &["model", "task", "sft"],
         Mode::Sft => &["model", "task", "warmup"],
     };
-    let mut changed: Vec<String> = used
-        .iter()
-        .chain(&["precision", "allow_tf32", "deterministic"])
-        .filter(|k| before[**k] != after[**k])
-        .map(|k| (*k).to_owned())
-        .collect();
     let trainer: &[&str] = match mode {
-        Mode::Rl => &["seed", "train_batch_size"],
-        Mode::Sft => &["seed"],
+        Mode::Rl => &["trainer/seed", "trainer/train_batch_size"],
+        Mode::Sft => &["trainer/seed"],
     };
-    for key in trainer {
-        if before["trainer"][*key] != after["trainer"][*key] {
-            changed.push(format!("trainer.{key}"));
-        }
+    let mut changed = Vec::new();
+    for key in used.iter().chain(&["precision", "allow_tf32", "deterministic"]).chain(trainer) {
+        let path = format!("/{key}");
+        let of = |own: &Value| own.pointer(&path).cloned().unwrap_or_default();
+        differences(&path, &of(&before), &of(&after), &mut changed);
     }
     if changed.is_empty() {
         return Ok(());
     }
+    let named: Vec<String> = changed.iter().map(|path| described(path, &whole)).collect();
     let detail = format!(
         "the configuration differs from that of the run in {}; change it back, or start a new run with another \
          `output`",
-        changed.join(", ")
+        named.join(", ")
     );
     Err(Error::Resume { path: now.output.clone(), detail })
+}
+
+/// A configuration without what may change.
+fn compared(config: &RunConfig, whole: &Value, mode: Mode) -> Value {
+    let mut value = whole.clone();
+    if mode == Mode::Sft {
+        let section = if config.sft.is_some() { "/sft" } else { "/warmup/sft" };
+        // how long, but not by what it is counted
+        for key in ["steps", "epochs"] {
+            let length = value.pointer_mut(&format!("{section}/{key}"));
+            if let Some(length) = length.filter(|l| l.is_number()) {
+                *length = Value::Bool(true);
+            }
+        }
+    }
+    for key in FREE {
+        value.pointer_mut(key).map(Value::take);
+    }
+    let rewards = value.pointer_mut("/task/rewards").and_then(Value::as_array_mut);
+    for reward in rewards.into_iter().flatten().filter_map(Value::as_object_mut) {
+        for key in FREE_OF_REWARDS {
+            reward.remove(key);
+        }
+    }
+    value
+}
+
+/// Adds the places below a path at which two values differ.
+fn differences(path: &str, before: &Value, after: &Value, found: &mut Vec<String>) {
+    match (before, after) {
+        (Value::Object(one), Value::Object(other)) => {
+            let new = other.keys().filter(|key| !one.contains_key(*key));
+            for key in one.keys().chain(new) {
+                let of = |own: &serde_json::Map<String, Value>| own.get(key).cloned().unwrap_or_default();
+                differences(&format!("{path}/{key}"), &of(one), &of(other), found);
+            }
+        }
+        (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
+            for (at, (one, other)) in one.iter().zip(other).enumerate() {
+                differences(&format!("{path}/{at}"), one, other, found);
+            }
+        }
+        _ if before != after => found.push(path.to_owned()),
+        _ => {}
+    }
+}
+
+/// A key with what it was and what it is, where that is short.
+fn described(path: &str, [before, after]: &[Value; 2]) -> String {
+    let key = path.trim_start_matches('/').replace('/', ".");
+    let [before, after] = [before, after].map(|whole| whole.pointer(path).unwrap_or(&Value::Null).to_string());
+    if before.len().max(after.len()) > SHOWN {
+        return key;
+    }
+    format!("{key} ({after}, it was {before})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    const CONFIG: &str = "
+model: {path: base, lora: {rank: 4}}
+task:
+  kind: dataset
+  train: rows.jsonl
+  prompt: '{q}'
+  rewards: [{kind: python, file: reward.py, workers: 2}, {kind: model, path: judge}]
+output: run
+objective: ppo
+critic: {ulysses_sequence_parallel_size: 1}
+trainer: {steps: 4}
+";
+
+    fn resumed(more: &[&str], mode: Mode) -> std::result::Result<(), String> {
+        let more: Vec<String> = more.iter().map(|&own| own.to_owned()).collect();
+        let [before, now] = [&[][..], &more].map(|own| parse(CONFIG, own).unwrap());
+        check_resume_compat(&before, &now, mode).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn settings_that_change_no_result_may_change() {
+        for key in [
+            "critic.ulysses_sequence_parallel_size=2",
+            "memory.ulysses_sequence_parallel_size=2",
+            "memory.tensor_model_parallel_size=2",
+            "rollout.tensor_model_parallel_size=2",
+            "rollout.max_num_seqs=8",
+            "model.lora.merge=true",
+            "task.rewards.0.workers=4",
+            "task.rewards.1.score_tokens=100",
+            "memory.budget=1GiB",
+            "device=cpu",
+            "trainer.steps=9",
+            "trainer.test_freq=2",
+        ] {
+            resumed(&[key], Mode::Rl).expect(key);
+        }
+    }
+
+    #[test]
+    fn what_changes_results_is_refused_by_its_key_with_both_values() {
+        for (key, named) in [
+            ("optim.lr=0.5", "optim.lr (0.5, it was "),
+            ("critic.cliprange_value=0.25", "critic.cliprange_value (0.25, it was 0.5)"),
+            ("model.lora.rank=8", "model.lora.rank (8, it was 4)"),
+            ("task.rewards.0.file=other.py", "task.rewards.0.file (\"other.py\", it was \"reward.py\")"),
+            ("task.train=others.jsonl", "task.train"),
+            ("trainer.seed=7", "trainer.seed (7, it was 0)"),
+            ("rollout.kv_cache_dtype=int8", "rollout.kv_cache_dtype"),
+        ] {
+            let message = resumed(&[key], Mode::Rl).expect_err(key);
+            assert!(message.contains(named), "{key}: {message}");
+        }
+    }
+
+    #[test]
+    fn the_length_of_supervised_training_may_change_and_not_its_unit() {
+        resumed(&[], Mode::Rl).unwrap();
+        let of = |from: &str, to: &str| {
+            let config = |sft: &str| {
+                parse(&format!("model: {{path: base}}\noutput: run\nsft: {{train: rows.jsonl, {sft}}}\n"), &[]).unwrap()
+            };
+            check_resume_compat(&config(from), &config(to), Mode::Sft).map_err(|error| error.to_string())
+        };
+        of("epochs: 2", "epochs: 4").unwrap();
+        of("steps: 2", "steps: 4").unwrap();
+        let message = of("epochs: 2", "steps: 4").unwrap_err();
+        assert!(
+            message.contains("sft.steps (4, it was null)") && message.contains("sft.epochs (null, it was 2)"),
+            "{message}"
+        );
+    }
 }

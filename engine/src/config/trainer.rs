@@ -32,7 +32,7 @@ pub struct TrainerConfig {
     pub val_max_samples: Option<usize>,
     /// Steps between checkpoints. 0: only after the last; −1: never.
     pub save_freq: i64,
-    /// Checkpoints to keep; older ones are deleted.
+    /// Checkpoints to keep; older ones are deleted, with 1 only after the first update from the newest succeeds.
     pub max_ckpt_to_keep: usize,
     /// Machines. A run must have `nnodes` · `n_gpus_per_node` ranks, an unset one counting as 1. `null` for both: not
     /// checked.

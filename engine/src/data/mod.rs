@@ -16,7 +16,7 @@ use crate::config::{Mode, RunConfig, mode_of, needs_no_task, sft_of};
 use crate::hub::ModelFiles;
 use crate::task::Task;
 use crate::{Error, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A run's prompts and demonstrations.
@@ -82,6 +82,14 @@ impl Data {
         let examples = SftDataset::new(&sft, section, source, &prompts)?;
         sft.optim.lr_scheduler.build(sft.optim.lr, examples.steps)?;
         Ok(Self { prompts, demonstrations: Some(Arc::new(examples)) })
+    }
+
+    /// The files of rows that it was read from, each with the key that names it.
+    #[must_use]
+    pub fn files(&self) -> Vec<(&'static str, PathBuf)> {
+        let mut files = self.prompts.task().files();
+        files.extend(self.demonstrations.iter().flat_map(|own| own.files.iter().cloned()));
+        files
     }
 
     /// What memory planning wants to know.

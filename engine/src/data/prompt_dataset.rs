@@ -1,5 +1,7 @@
 //! A task's examples as token prompts: rendered, encoded, over-long ones left out and counted.
 
+mod bound;
+
 use crate::task::{Example, Permutation, PromptText, Split, TOOLS, Task, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
@@ -32,8 +34,10 @@ pub struct PromptDataset {
     pub validation: Vec<Prompt>,
     /// Their indices in the split.
     held_out: Vec<u64>,
-    /// Tokens of the longest prompt that was kept.
+    /// Tokens of the longest prompt that was kept, among those that were encoded.
     longest: usize,
+    /// Most tokens of a prompt that is drawn.
+    most: usize,
 }
 
 /// The training examples that can be drawn.
@@ -55,10 +59,22 @@ impl Kept {
             Self::Sampled(len) => Some(*len),
         }
     }
+
+    /// The index in the split.
+    fn index(&self, at: u64) -> u64 {
+        match self {
+            Self::Listed(kept) => kept[at as usize],
+            Self::Endless | Self::Sampled(_) => at,
+        }
+    }
 }
 
-/// Draws of an endless task that are looked at for the length of its prompts.
+/// Draws of an endless task whose prompts are looked at before the first step.
 const GLANCE: u64 = 256;
+
+/// Examples of an endless task that are tried in place of one that is too long, and how far they are from it.
+const TRIES: u64 = 1000;
+const APART: u32 = 44;
 
 /// Training rows that are encoded before the first step: of more, as many evenly spread ones.
 pub const SAMPLED_ROWS: u64 = 10_000;
@@ -79,9 +95,9 @@ impl PromptDataset {
         max_validation: Option<usize>,
     ) -> Result<Self> {
         let mut dataset = Self::held_out(task, tokenizer, max_prompt, max_validation)?;
-        dataset.kept = Kept::Endless;
-        if let Some(len) = dataset.task.len(Split::Train) {
-            dataset.keep_fitting(len)?;
+        match dataset.task.len(Split::Train) {
+            Some(len) => dataset.keep_fitting(len)?,
+            None => dataset.glance_at_endless()?,
         }
         Ok(dataset)
     }
@@ -122,6 +138,7 @@ impl PromptDataset {
             validation: Vec::new(),
             held_out: Vec::new(),
             longest: 0,
+            most: max_prompt,
         };
         for index in 0..wanted {
             let prompt = dataset.prompt(Split::Validation, index)?;
@@ -143,6 +160,37 @@ impl PromptDataset {
         Ok(dataset)
     }
 
+    /// Refuses an endless task all of whose first prompts are too long; fewer are told of.
+    fn glance_at_endless(&mut self) -> Result<()> {
+        self.kept = Kept::Endless;
+        self.most = self.declared()?;
+        let mut shortest = usize::MAX;
+        let mut longer = 0;
+        for index in 0..GLANCE {
+            let tokens = self.prompt(Split::Train, index)?.tokens.len();
+            shortest = shortest.min(tokens);
+            longer += u64::from(tokens > self.max_prompt);
+        }
+        if shortest > self.max_prompt {
+            return Err(self.all_longer(GLANCE, shortest));
+        }
+        if longer > 0 {
+            tracing::warn!(
+                "{longer} of {GLANCE} training prompts are longer than rollout.prompt_length, and such prompts are \
+                 replaced when they are drawn"
+            );
+        }
+        Ok(())
+    }
+
+    fn all_longer(&self, looked: u64, shortest: usize) -> Error {
+        Error::Config(format!(
+            "all {looked} training prompts are longer than rollout.prompt_length = {} tokens (the shortest has \
+             {shortest}); raise it",
+            self.max_prompt
+        ))
+    }
+
     fn keep_fitting(&mut self, len: u64) -> Result<()> {
         if len == 0 {
             return Err(Error::Config("the task has no training examples".into()));
@@ -161,60 +209,22 @@ impl PromptDataset {
         }
         let looked = sample.len() as u64;
         if kept.is_empty() {
-            return Err(Error::Config(format!(
-                "all {looked} training prompts are longer than rollout.prompt_length = {} tokens (the shortest has {shortest}); \
-                 raise it",
-                self.max_prompt
-            )));
+            return Err(self.all_longer(looked, shortest));
         }
         let longer = looked - kept.len() as u64;
         if looked < len {
-            tracing::warn!(
-                "prompt lengths are known for {looked} of {len} training rows, evenly spread: the longest has {} \
-                 tokens; {longer} are longer than rollout.prompt_length, and such rows are skipped when they are drawn",
-                self.longest
-            );
             self.kept = Kept::Sampled(len);
+            if longer > 0 {
+                tracing::warn!(
+                    "{longer} of {looked} training rows, evenly spread over {len}, are longer than rollout.prompt_length; \
+                 such rows are replaced when they are drawn"
+                );
+            }
         } else {
             self.filtered = longer;
             self.kept = Kept::Listed(kept);
         }
         Ok(())
-    }
-
-    /// Tokens of the longest prompt; of an endless task or many rows, of the longest in a sample.
-    ///
-    /// # Errors
-    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
-    pub fn longest(&self) -> Result<usize> {
-        let adds = |own: &dyn crate::task::Environments| own.adds_to_prompts();
-        if self.task.environments().is_some_and(adds) {
-            return Ok(self.max_prompt);
-        }
-        let mut longest = self.longest;
-        if let Kept::Endless = self.kept {
-            for index in 0..GLANCE {
-                let tokens = self.prompt(Split::Train, index)?.tokens.len();
-                longest = longest.max(tokens.min(self.max_prompt));
-            }
-        }
-        Ok(longest)
-    }
-
-    /// Training prompts for a look at their lengths: all of a finite task, a sample of an endless one or of many rows.
-    pub fn glance(&self) -> impl Iterator<Item = Result<Prompt>> + '_ {
-        let indices = match &self.kept {
-            Kept::Endless => (0..GLANCE).collect(),
-            Kept::Listed(kept) => kept.clone(),
-            Kept::Sampled(len) => sample(*len),
-        };
-        let most = self.max_prompt;
-        let fits = move |prompt: &Result<Prompt>| {
-            let prompt = prompt.as_ref();
-            prompt.map_or(true, |prompt| prompt.tokens.len() <= most)
-        };
-        let prompts = indices.into_iter();
-        prompts.map(move |index| self.prompt(Split::Train, index)).filter(fits)
     }
 
     /// The task, shared.
@@ -238,33 +248,40 @@ impl PromptDataset {
     /// The prompt of the `draw`-th draw: epochs shuffled by `seed`, the same for the same draw always.
     ///
     /// # Errors
-    /// `Error::Config` for a task without training examples, and for a prompt longer than `rollout.prompt_length`;
-    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
+    /// As [`draw_as`](Self::draw_as).
     pub fn draw(&self, seed: u64, draw: u64) -> Result<Prompt> {
+        self.draw_as(seed, draw, |prompt| Ok(Some(prompt)))
+    }
+
+    /// What `make` makes of the prompt of the `draw`-th draw. In place of a prompt that is too long, or of which it
+    /// makes nothing, there is another one, found by the draw's number alone.
+    ///
+    /// # Errors
+    /// `Error::Config` for a task without training examples, and where no example will do; `Error::Task` and
+    /// `Error::Model` where an example cannot be read or encoded; those of `make`.
+    pub fn draw_as<T>(&self, seed: u64, draw: u64, make: impl Fn(Prompt) -> Result<Option<T>>) -> Result<T> {
         let len = self.kept.len();
-        let index =
+        let first =
             shuffled_index(len, seed, draw).ok_or_else(|| Error::Config("the task has no training examples".into()))?;
-        let index = match &self.kept {
-            Kept::Listed(kept) => kept[index as usize],
-            Kept::Endless | Kept::Sampled(_) => index,
-        };
-        let prompt = self.prompt(Split::Train, index)?;
-        if prompt.tokens.len() <= self.max_prompt {
-            return Ok(prompt);
-        }
-        if let Kept::Sampled(len) = self.kept {
-            // another one in its place, found by the draw's number alone
-            let others = Permutation::new(len, seed ^ SPARE, draw);
-            for at in 0..len {
-                let other = self.prompt(Split::Train, others.of(at))?;
-                if other.tokens.len() <= self.max_prompt {
-                    return Ok(other);
-                }
+        let others = len.map(|len| Permutation::new(len, seed ^ SPARE, draw));
+        let other = |at: u64| others.map_or(first ^ ((at + 1) << APART), |own| own.of(at));
+        let mut found = None;
+        for at in std::iter::once(first).chain((0..len.unwrap_or(TRIES)).map(other)) {
+            let prompt = self.prompt(Split::Train, self.kept.index(at))?;
+            let tokens = prompt.tokens.len();
+            found.get_or_insert(tokens);
+            if tokens > self.most {
+                continue;
+            }
+            if let Some(made) = make(prompt)? {
+                return Ok(made);
             }
         }
         Err(Error::Config(format!(
-            "training prompt {index} has {} tokens, but rollout.prompt_length is {}; raise it",
-            prompt.tokens.len(),
+            "training prompt {} has {} tokens, but rollout.prompt_length is {}, and no other prompt fits in its place; \
+             raise it",
+            self.kept.index(first),
+            found.unwrap_or_default(),
             self.max_prompt
         )))
     }

@@ -6,7 +6,7 @@
 
 use crate::checkpoint::PolicySource;
 use crate::config::SftConfig;
-use crate::data::{Prompt, PromptDataset};
+use crate::data::{Prompt, PromptDataset, SAMPLED_ROWS};
 use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use crate::sequence::{SampleId, Sequence};
 use crate::task::recipe::{message, read_tools};
@@ -14,10 +14,10 @@ use crate::task::rows::{RowFiles, Rows};
 use crate::task::template::Row;
 use crate::task::{Completion, Example, PromptText, Reward, Split, TOOLS, Task, TaskError, shuffled_index};
 use crate::{Error, Result};
-use firebrick_models::tokenizer::{ChatTokens, Message};
+use firebrick_models::tokenizer::{ChatOptions, ChatTokens, Message};
 use serde_json::Value;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Supervised training draws from here on, far from the draws of RL: an endless task gives it other examples, a finite
 /// one other epochs.
@@ -37,6 +37,10 @@ pub struct SftDataset {
     pub filtered: u64,
     /// Optimizer steps.
     pub steps: u64,
+    /// The files of its rows, each with the key that names it.
+    pub files: Vec<(&'static str, PathBuf)>,
+    /// Most tokens of an example of the task.
+    most: usize,
 }
 
 impl SftDataset {
@@ -46,9 +50,11 @@ impl SftDataset {
     /// `Error::Task` for a row that cannot be read, `Error::Model` for one that cannot be encoded, `Error::Config`
     /// where none is short enough, or epochs of an endless task are asked for.
     pub fn new(config: &SftConfig, section: &'static str, source: &PolicySource, data: &PromptDataset) -> Result<Self> {
-        let mut filtered = 0;
+        let (mut filtered, mut files) = (0, Vec::new());
         let mut of_file = |file: &Path, setting| {
-            let (rows, dropped) = encoded(config, file, setting, source)?;
+            let paths = RowFiles::from(file).list(Path::new("."), setting)?.concat();
+            let (rows, dropped) = encoded(config, &paths, setting, source)?;
+            files.extend(paths.into_iter().map(|path| (setting, path)));
             filtered += dropped;
             Ok::<_, Error>(rows)
         };
@@ -75,23 +81,33 @@ impl SftDataset {
             examples,
             validation: weighted(validation),
             filtered,
+            files,
+            most: if data.examples().is_none() { declared(source, data)? } else { source.trained_context() },
         })
     }
 
-    /// Tokens of the longest example: of a file's rows and all that is validated, or of the task's solutions, of which
-    /// an endless task has those of a first look.
+    /// Most tokens of an example: of the longest of a file's rows, of all that is validated, and of the task's solutions
+    /// where all are known; else the model's context.
     ///
     /// # Errors
     /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
     pub fn longest(&self, source: &PolicySource, data: &PromptDataset) -> Result<usize> {
         let read = self.rows.iter().flatten().chain(&self.validation);
-        let mut longest = read.map(|s| s.tokens.len()).max().unwrap_or(0);
-        if self.rows.is_none() {
-            for prompt in data.glance() {
-                longest = longest.max(solved(&prompt?, data.task(), source)?.tokens.len());
-            }
+        let longest = read.map(|s| s.tokens.len()).max().unwrap_or(0);
+        if self.rows.is_some() {
+            return Ok(longest);
         }
-        Ok(longest)
+        // of few rows, one that is too long is refused here; of many, it is replaced when it is drawn
+        let many = data.examples().is_some_and(|rows| rows > SAMPLED_ROWS);
+        let solutions = data.largest(|prompt| {
+            let sequence = example(prompt, data.task(), source)?;
+            match sequence.tokens.len() {
+                length if length <= self.most => Ok(length),
+                _ if many => Ok(0),
+                _ => Err(too_long(prompt, &sequence, source)),
+            }
+        })?;
+        Ok(longest.max(solutions.unwrap_or(self.most)))
     }
 
     /// The examples of a step, their weights being the mean over its scored tokens; and how many epochs are over with
@@ -115,7 +131,10 @@ impl SftDataset {
                     let index = shuffled_index(self.examples, seed, draw);
                     rows[index.unwrap_or_default() as usize].clone()
                 }
-                None => solved(&data.draw(seed, draw)?, data.task(), source)?,
+                None => data.draw_as(seed, draw, |prompt| {
+                    let sequence = example(&prompt, data.task(), source)?;
+                    Ok((sequence.tokens.len() <= self.most).then_some(sequence))
+                })?,
             };
             let id = SampleId { prompt_index: draw, sample: 0 };
             Ok(Sequence { id, ..sequence })
@@ -147,14 +166,13 @@ impl SftDataset {
 /// A file's rows that fit, and the number of those that do not.
 fn encoded(
     config: &SftConfig,
-    file: &Path,
+    files: &[PathBuf],
     setting: &'static str,
     source: &PolicySource,
 ) -> Result<(Vec<Sequence>, u64)> {
     let context = source.trained_context();
     let most = config.max_length.unwrap_or(context).min(context);
-    let files = RowFiles::from(file).list(Path::new("."), setting)?.concat();
-    let rows = Rows::read(&files, setting, None, &|_| Ok(()))?;
+    let rows = Rows::read(files, setting, None, &|_| Ok(()))?;
     let (all, mut shortest) = (rows.len() as usize, usize::MAX);
     let mut kept = Vec::with_capacity(all);
     for at in 0..rows.len() {
@@ -240,19 +258,48 @@ fn completed(prompt: &[u32], completion: &str, source: &PolicySource) -> Result<
     Ok(Sequence::completion(prompt, &completion))
 }
 
-/// A task's prompt with its demonstration, or its solution.
+/// A task's prompt with its demonstration, or its solution; within the model's context.
 fn solved(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Sequence> {
+    let sequence = example(prompt, task, source)?;
+    if sequence.tokens.len() > source.trained_context() {
+        return Err(too_long(prompt, &sequence, source));
+    }
+    Ok(sequence)
+}
+
+fn too_long(prompt: &Prompt, sequence: &Sequence, source: &PolicySource) -> Error {
+    let what = format!("prompt {:?} with its solution", prompt.text);
+    let (length, context) = (sequence.tokens.len(), source.trained_context());
+    firebrick_models::Error::TooLong { what, length, context }.into()
+}
+
+/// The same of any length.
+fn example(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Sequence> {
     let sequence = match demonstrated(prompt, task, source)? {
         Some(sequence) => sequence,
         None => of_solution(prompt, source)?,
     };
-    let (length, context) = (sequence.tokens.len(), source.trained_context());
-    if length > context {
-        let what = format!("prompt {:?} with its solution", prompt.text);
-        return Err(firebrick_models::Error::TooLong { what, length, context }.into());
-    }
     firebrick_models::generate::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
     Ok(sequence)
+}
+
+/// Most tokens of an example of an endless task: as far as it says, else the model's context.
+fn declared(source: &PolicySource, data: &PromptDataset) -> Result<usize> {
+    let context = source.trained_context();
+    let Some(prompt) = data.longest_example()? else {
+        return Ok(context);
+    };
+    let sequence = example(&prompt, data.task(), source)?;
+    let tokenizer = &source.tokenizer;
+    let text = match (data.task().demonstration(&prompt.example), &prompt.example.prompt) {
+        (Some(demonstration), PromptText::Chat(messages)) => {
+            let options = ChatOptions { tools: prompt.example.fields.get(TOOLS), ..ChatOptions::default() };
+            tokenizer.render_chat_with(&[messages.as_slice(), &demonstration].concat(), options)?
+        }
+        // with a character for the token that ends it
+        _ => format!("{}{} ", prompt.text, prompt.example.solution.as_deref().unwrap_or_default()),
+    };
+    Ok(tokenizer.most_tokens(&text, sequence.tokens.len()).min(context))
 }
 
 /// A prompt with a demonstration of several turns, where the task has one: the assistant's are scored.

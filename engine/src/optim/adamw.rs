@@ -426,7 +426,7 @@ impl GradientHook for StepInBackward<'_> {
         let range = decoder.units()[unit].range.clone();
         let squares = gradients.sum_of_squares(range)?;
         if !squares.is_finite() {
-            return Err(Error::PartlyApplied);
+            return Err(Error::PartlyApplied { way_back: "resume from the last checkpoint".into() });
         }
         self.squares += squares;
         self.optimizer.update_unit(decoder, unit, 1.0, self.lr, |index| Ok(gradients.take(index)))

@@ -7,6 +7,7 @@ use crate::objective::{Needs, Objective};
 use crate::reward;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
 use crate::{Error, Result};
+use firebrick_plan::Plan;
 use firebrick_plan::estimate::{CriticWork, Examples, RewardWork, WarmUp, Workload};
 use firebrick_spec::Arch;
 
@@ -144,7 +145,8 @@ pub fn reward_work(rewards: &Rewards, config: &RunConfig) -> Result<Vec<RewardWo
         .collect()
 }
 
-/// Sets a workload's lengths and counts to those of the prompts and examples that were read.
+/// Sets a workload's lengths and counts to those of the prompts and examples that were read. The lengths are bounds: no
+/// sequence of the run is longer.
 pub fn observe(workload: &mut Workload, stats: DatasetStats) {
     workload.prompt_length = workload.prompt_length.min(stats.longest_prompt as u64);
     workload.validation = stats.validation as u64;
@@ -160,4 +162,37 @@ pub fn observe(workload: &mut Workload, stats: DatasetStats) {
             }
         }
     }
+}
+
+/// Refuses a plan under which the longest sequence of a workload fits into no micro-batch: each pass is over whole
+/// sequences.
+///
+/// # Errors
+/// `Error::Budget` with the key that is too small, or `Error::Plan` for a plan that was read from a file.
+pub fn check_longest(plan: &Plan, workload: &Workload, from_file: bool) -> Result<()> {
+    let scored = workload.scored_length() as usize;
+    let trained = workload.longest_pass() as usize;
+    let policy = plan.policy();
+    let scores = |used: bool| if used { scored } else { 0 };
+    let mut limits = vec![
+        ("memory.train_tokens", policy.train_tokens, trained),
+        ("memory.score_tokens", policy.score_tokens, scores(workload.policy_scores())),
+    ];
+    if let Some(reference) = plan.reference() {
+        limits.push(("memory.score_tokens", reference.score_tokens, scores(workload.reference)));
+    }
+    if let Some(critic) = plan.critic().filter(|_| workload.critic.is_some()) {
+        limits.push(("memory.critic.train_tokens", critic.train_tokens, scored));
+        limits.push(("memory.critic.score_tokens", critic.score_tokens, scored));
+    }
+    let Some((key, budget, tokens)) = limits.into_iter().find(|(_, budget, tokens)| budget < tokens) else {
+        return Ok(());
+    };
+    if from_file {
+        return Err(Error::Plan(firebrick_plan::Error::Plan(format!(
+            "it is for sequences of at most {budget} tokens ({key}), and this run has sequences of up to {tokens}; make \
+             one for this configuration with `firebrick plan CONFIG --output FILE`"
+        ))));
+    }
+    Err(Error::Budget { tokens, budget, key })
 }

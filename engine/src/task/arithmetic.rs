@@ -123,6 +123,22 @@ impl Arithmetic {
     }
 }
 
+impl Arithmetic {
+    fn example_of(&self, a: u64, operation: Operation, b: u64) -> Example {
+        let result = operation.apply(a as i64, b as i64);
+        let digits = self.padded_digits.unwrap_or(0);
+        let answer = format!("{result:0width$}", width = operation.width(digits));
+        let symbol = operation.symbol().to_string();
+        let fields = [("a", json!(a)), ("b", json!(b)), ("operation", json!(symbol))];
+        Example {
+            prompt: PromptText::Text(format!("{a:0digits$}{symbol}{b:0digits$}=")),
+            solution: Some(answer.clone()),
+            answer,
+            fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+        }
+    }
+}
+
 impl Task for Arithmetic {
     fn name(&self) -> &'static str {
         "arithmetic"
@@ -144,17 +160,15 @@ impl Task for Arithmetic {
         let b = problem % self.operands;
         let a = problem / self.operands % self.operands;
         let operation = self.operations[(problem / self.operands / self.operands) as usize];
-        let result = operation.apply(a as i64, b as i64);
-        let digits = self.padded_digits.unwrap_or(0);
-        let answer = format!("{result:0width$}", width = operation.width(digits));
-        let symbol = operation.symbol().to_string();
-        let fields = [("a", json!(a)), ("b", json!(b)), ("operation", json!(symbol))];
-        Ok(Example {
-            prompt: PromptText::Text(format!("{a:0digits$}{symbol}{b:0digits$}=")),
-            solution: Some(answer.clone()),
-            answer,
-            fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-        })
+        Ok(self.example_of(a, operation, b))
+    }
+
+    fn longest(&self) -> Option<Example> {
+        let most = self.operands - 1;
+        let all = self.operations.iter().flat_map(|&own| [0, most].map(|a| self.example_of(a, own, most)));
+        let longest = all.clone().max_by_key(|own| own.answer.len())?;
+        // the longest prompt with the longest answer, which may be those of two problems
+        Some(Example { prompt: all.last()?.prompt, ..longest })
     }
 
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {

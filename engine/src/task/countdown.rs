@@ -260,6 +260,23 @@ impl Term {
     }
 }
 
+impl Countdown {
+    fn example_of(&self, puzzle: Puzzle) -> Example {
+        let Puzzle { problem, solution } = puzzle;
+        let solution = match self.config.style {
+            CountdownStyle::Words => format!("<answer>{solution}</answer>"),
+            CountdownStyle::Short => solution,
+        };
+        let fields = [("numbers", json!(problem.numbers)), ("target", json!(problem.target))];
+        Example {
+            prompt: PromptText::Text(self.prompt(&problem)),
+            answer: problem.to_string(),
+            solution: Some(solution),
+            fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+        }
+    }
+}
+
 impl Task for Countdown {
     fn name(&self) -> &'static str {
         "countdown"
@@ -293,18 +310,15 @@ impl Task for Countdown {
                 })?
             }
         };
-        let Puzzle { problem, solution } = puzzle;
-        let solution = match self.config.style {
-            CountdownStyle::Words => format!("<answer>{solution}</answer>"),
-            CountdownStyle::Short => solution,
-        };
-        let fields = [("numbers", json!(problem.numbers)), ("target", json!(problem.target))];
-        Ok(Example {
-            prompt: PromptText::Text(self.prompt(&problem)),
-            answer: problem.to_string(),
-            solution: Some(solution),
-            fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-        })
+        Ok(self.example_of(puzzle))
+    }
+
+    fn longest(&self) -> Option<Example> {
+        let CountdownConfig { numbers, max_number, max_target, .. } = self.config;
+        let problem = CountdownProblem { target: max_target, numbers: vec![max_number; numbers] };
+        // each operation has a sign and at most two pairs of brackets
+        let solution = problem.numbers.iter().map(i64::to_string).collect::<Vec<_>>().join("(()+)");
+        Some(self.example_of(Puzzle { problem, solution }))
     }
 
     fn reward(&self, example: &Example, completion: &Completion<'_>) -> Result<Reward, TaskError> {

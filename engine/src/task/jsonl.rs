@@ -332,6 +332,12 @@ impl Task for Jsonl {
         Ok(example)
     }
 
+    fn files(&self) -> Vec<(&'static str, PathBuf)> {
+        let train = self.train.paths().map(|path| (TRAIN, path));
+        let validation = self.validation.iter().flat_map(Rows::paths).map(|path| (VALIDATION, path));
+        train.chain(validation).map(|(key, path)| (key, path.to_owned())).collect()
+    }
+
     fn held_bytes(&self) -> u64 {
         let rows = std::iter::once(&self.train).chain(&self.validation);
         let orders = [&self.train_order, &self.validation_order];

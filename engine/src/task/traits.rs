@@ -1,6 +1,7 @@
 //! The trait that a task implements.
 
 use firebrick_models::tokenizer::Message;
+use std::path::PathBuf;
 
 use super::completion::{Completion, Reward};
 use super::environment::Environments;
@@ -31,6 +32,18 @@ pub trait Task: Send + Sync {
     /// The set that a held-out example belongs to in metrics, where the task names one. Otherwise it is the one that
     /// its row's `data_source` names (verl), or one with the task's name.
     fn validation_set(&self, _: u64) -> Option<&str> {
+        None
+    }
+
+    /// The files that its examples are read from, each with the key of the configuration that names it. A run that is
+    /// resumed refuses other ones.
+    fn files(&self) -> Vec<(&'static str, PathBuf)> {
+        Vec::new()
+    }
+
+    /// Of an endless task an example than which none has a prompt or a solution of more characters, so that memory can
+    /// be planned for it. `None`: memory is planned for the longest prompts and solutions that are allowed.
+    fn longest(&self) -> Option<Example> {
         None
     }
 

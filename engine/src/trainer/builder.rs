@@ -1,6 +1,7 @@
 //! What a run is made of, put together and opened.
 
 use super::load::Loaded;
+use super::saved::Saved;
 use super::setup::Opened;
 use super::{Start, Trainer};
 use crate::Result;
@@ -142,15 +143,19 @@ impl TrainerBuilder {
         opened.check_ranks(&planned)?;
         let (mut loaded, state, resumed) = Loaded::begin(&opened, &mut planned, self.start)?;
         let folder = loaded.folder(&opened)?;
+        let ended = resumed && state.step >= planned.steps;
         let mut trackers = tracker::configured(&opened.config.trainer);
         trackers.append(&mut self.trackers);
-        if !opened.world.writes() {
+        if ended || !opened.world.writes() {
             trackers.clear();
         }
         let trackers = begin_trackers(trackers, &folder, &opened.config, resumed.then_some(state.step))?;
         let tokens = TokenSettings::new(opened.config.trainer.log_tokens);
         let recorder = Recorder::new(folder, self.observer, trackers).keep_tokens(tokens, &opened.source.tokenizer)?;
-        recorder.plans(&planned.request, &planned.plan)?;
+        if !ended {
+            recorder.plans(&planned.request, &planned.plan)?;
+        }
+        let saved = Saved::at_start(recorder.run(), &opened.world, resumed.then_some(&state))?;
         let (accounts, log) = (&loaded.policy.runtime.accounts, &loaded.log);
         let mut snapshots = Snapshots::new(
             log,
@@ -162,6 +167,7 @@ impl TrainerBuilder {
         let profiler = Profiler::new(log, self.profile, state.step..planned.steps);
         let predicted = planned.request.predict(planned.plan.clone());
         snapshots.planned(predicted.estimate.phases);
+        let length_key = opened.length_key();
         Ok(Trainer {
             world: opened.world,
             ledger: Ledger::new(state.peak_bytes, &opened.device, accounts, log),
@@ -185,7 +191,8 @@ impl TrainerBuilder {
             replans: planned.replans,
             objective: opened.objective,
             recorder,
-            saved: resumed.then_some(state.step),
+            saved,
+            length_key,
             state,
             steps: planned.steps,
             lr_schedule: planned.schedules.policy,
@@ -194,6 +201,7 @@ impl TrainerBuilder {
             started: false,
             timings: PhaseTimings::default(),
             skipped_in_a_row: BTreeMap::new(),
+            overflows_in_a_row: BTreeMap::new(),
             warned_of_cut_completions: false,
             phase_step: 0,
         })

@@ -1,7 +1,6 @@
 //! Weights and state of a run: loaded fresh, or from the checkpoint that it continues from.
 
 use super::recover::{agreed_attempt, attempt};
-use super::resume::resume;
 use super::setup::{Opened, PlannedRun};
 use super::{CRITIC, REFERENCE, Start};
 use crate::Result;
@@ -101,10 +100,7 @@ impl Loaded {
                 }
                 (None, None)
             }
-            Start::Resume => {
-                let (folder, checkpoint) = resume(config, opened.mode, &opened.world)?;
-                (Some(folder), checkpoint)
-            }
+            Start::Resume | Start::ResumeChanged => opened.resume(start, planned.steps)?,
         };
         let rows =
             runtime.accounts.hold(Category::Buffers, Home::Host, opened.data.prompts.task().held_bytes() as usize);
@@ -154,11 +150,7 @@ impl Loaded {
     pub fn folder(&mut self, opened: &Opened) -> Result<RunDir> {
         match self.folder.take() {
             Some(folder) => Ok(folder),
-            None => opened.world.together(if opened.world.writes() {
-                RunDir::create(&opened.config.output, &opened.config.to_yaml()?)
-            } else {
-                Ok(RunDir::of_another(&opened.config.output))
-            }),
+            None => opened.new_folder(),
         }
     }
 }

@@ -20,6 +20,7 @@ mod rl;
 mod rollout;
 mod sampler;
 mod save;
+mod saved;
 mod score;
 mod sequences;
 mod setup;
@@ -69,6 +70,7 @@ use firebrick_backends::accounts::MemoryGuard;
 use firebrick_backends::memory::peak_resident_bytes;
 use firebrick_models::Decoder;
 use firebrick_spec::DeviceProfile;
+use saved::Saved;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -91,8 +93,10 @@ const MAX_SKIPPED: u64 = 10;
 pub enum Start {
     /// A new run folder.
     Fresh,
-    /// The newest complete checkpoint of the output folder.
+    /// The newest complete checkpoint of the output folder; a new run where it holds none.
     Resume,
+    /// The same, also where files that the run reads have changed since it began.
+    ResumeChanged,
 }
 
 /// A run: policy, data, optimizer, plan, and where it stands.
@@ -139,12 +143,15 @@ pub struct Trainer {
     resumed: bool,
     /// Whether what comes before the first step is done.
     started: bool,
-    /// The step of the newest checkpoint.
-    saved: Option<u64>,
+    /// The newest checkpoints.
+    saved: Saved,
     /// Seconds of the phases since they were last reported.
     timings: PhaseTimings,
-    /// Optimizer steps skipped in a row, by phase.
+    /// Optimizer steps skipped in a row, by phase: for gradients that were not finite, or that only overflowed.
     skipped_in_a_row: BTreeMap<Phase, u64>,
+    overflows_in_a_row: BTreeMap<Phase, u64>,
+    /// The key that says how long the run is.
+    length_key: String,
     /// Whether this session has said that most completions are cut.
     warned_of_cut_completions: bool,
     /// The step that phases belong to: 0 before the first.
@@ -160,8 +167,34 @@ impl Trainer {
     /// Where a file cannot be written, a reward cannot be computed, the device fails, memory runs out under every plan,
     /// or gradients stay non-finite. The run can then continue from its last checkpoint.
     pub fn run(&mut self) -> Result<Summary> {
-        let done = self.leaving_timeline(Self::begin).and_then(|()| self.run_steps());
+        let done = if self.has_nothing_to_do() {
+            self.end_again()
+        } else {
+            self.leaving_timeline(Self::begin).and_then(|()| self.run_steps())
+        };
         self.telling(done)
+    }
+
+    /// Whether it continues from a checkpoint that is not before its last step.
+    fn has_nothing_to_do(&self) -> bool {
+        self.resumed && !self.started && self.state.step >= self.steps
+    }
+
+    /// Says that a resumed run had ended before. What it left stays as it is.
+    fn end_again(&mut self) -> Result<Summary> {
+        let run = self.recorder.run();
+        tracing::warn!(
+            "nothing to train: the run in {} has finished {} steps, and {} ends it after {}; raise {} to continue",
+            run.path().display(),
+            self.state.step,
+            self.length_key,
+            self.steps,
+            self.length_key
+        );
+        // it may have been killed between the last checkpoint and the end
+        let ended = run.path().join("summary.json").exists();
+        let ended = self.world.of_main(vec![u8::from(ended)])?;
+        if ended.first() == Some(&0) { self.finish() } else { Ok(self.summary()) }
     }
 
     fn run_steps(&mut self) -> Result<Summary> {
@@ -210,6 +243,7 @@ impl Trainer {
         let mut report = stepped?;
         report.seconds = seconds;
         self.count_step(report.seconds);
+        self.release_spared()?;
         report.step = self.state.step;
         report.timings = std::mem::take(&mut self.timings);
         let leak = self.ledger.close_step();

@@ -78,7 +78,7 @@ impl Trainer {
     }
 
     /// Learning rate of the policy in this step; none while the critic trains alone.
-    fn actor_lr(&self) -> Option<f64> {
+    pub(super) fn actor_lr(&self) -> Option<f64> {
         let warmup = self.config.critic.as_ref().map_or(0, |c| c.warmup);
         (self.state.step >= warmup).then(|| self.lr_schedule.lr(self.state.step))
     }

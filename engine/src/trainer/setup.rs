@@ -118,6 +118,7 @@ impl Opened {
         let (config, mode) = (&self.config, self.mode);
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
+        planning::check_longest(&plan, &request.workload, config.memory.plan.is_some())?;
         request.memory.set_zero(plan.policy().zero);
         request.parallel = self.parallel(plan.policy().zero, cluster(&self.world, &request.profile)?);
         planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;

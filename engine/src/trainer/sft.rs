@@ -35,6 +35,9 @@ impl Trainer {
         let mut warm = std::mem::replace(&mut self.learner.optimizer, rl);
         self.learner.optimizer.adopt_masters(&mut warm);
         self.demonstrations = None;
+        // of an optimizer that is gone
+        self.skipped_in_a_row.remove(&Phase::WarmUp);
+        self.overflows_in_a_row.remove(&Phase::WarmUp);
         warmed
     }
 

@@ -3,7 +3,7 @@
 use super::sequences::{critic_sequence, replayed, sequence};
 use super::{MAX_SKIPPED, Trainer};
 use crate::batch::DropoutStep;
-use crate::config::{CriticConfig, OldLogProbs};
+use crate::config::{CriticConfig, Mode, OldLogProbs};
 use crate::executor::HeadLoss;
 use crate::learner::{Learner, Updated};
 use crate::metrics::{Phase, UpdateReport};
@@ -86,7 +86,11 @@ impl Trainer {
         let (seed, skipped) = (self.config.trainer.seed, self.state.skipped_steps);
         let learner = self.learner_of(phase);
         learner.dropout = DropoutStep { seed, step: learner.optimizer.steps() + skipped };
-        let gradients = self.recovering(phase, |t| t.learner_of(phase).accumulate(sequences, temperature, loss, lr))?;
+        let gradients = self.recovering(phase, |t| t.learner_of(phase).accumulate(sequences, temperature, loss, lr));
+        let gradients = gradients.map_err(|error| match error {
+            Error::PartlyApplied { .. } => Error::PartlyApplied { way_back: self.way_back() },
+            error => error,
+        })?;
         let updated = self.once(phase, |t| t.learner_of(phase).apply(gradients, lr))?;
         self.check_after(phase)?;
         report.add(&updated);
@@ -115,6 +119,7 @@ impl Trainer {
         let outcome = updated.outcome;
         if outcome.applied {
             self.skipped_in_a_row.remove(&phase);
+            self.overflows_in_a_row.remove(&phase);
             return Ok(());
         }
         self.state.skipped_steps += 1;
@@ -125,23 +130,36 @@ impl Trainer {
                 "step {step}, {phase}: gradients overflow under a loss scale of {scale}; the update is skipped, and the scale \
                  is {next} from now on"
             );
+            // before the first update the scale is looked for, and the weights are those that the run began with
+            if self.learner_of(phase).optimizer.steps() > 0 {
+                *self.overflows_in_a_row.entry(phase).or_default() += 1;
+            }
             return Ok(());
         }
-        let count = self.skipped_in_a_row.entry(phase).or_default();
-        *count += 1;
+        let skipped = self.skipped_in_a_row.entry(phase).or_default();
+        *skipped += 1;
+        let count = *skipped;
         tracing::warn!("step {step}, {phase}: the gradient norm is {}; the update is skipped", outcome.grad_norm);
-        if *count < MAX_SKIPPED {
+        if count < MAX_SKIPPED {
             return Ok(());
         }
         Err(Error::NonFinite {
             phase: phase.name(),
-            section: match phase.updates() {
-                Some(Role::Critic) => "critic.optim",
-                Some(Role::Policy | Role::Reference | Role::RewardModel) | None => "optim",
-            },
+            section: self.optimizer_section(phase),
             step,
-            count: *count,
+            count,
+            way_back: self.way_back(),
         })
+    }
+
+    /// The section of the optimizer of a phase.
+    fn optimizer_section(&self, phase: Phase) -> &'static str {
+        match (phase.updates(), self.state.mode) {
+            (Some(Role::Critic), _) => "critic.optim",
+            (_, Mode::Rl) if phase != Phase::WarmUp => "optim",
+            (_, Mode::Sft) if self.config.sft.is_some() => "sft.optim",
+            (_, Mode::Rl | Mode::Sft) => "warmup.sft.optim",
+        }
     }
 
     /// Whether the update's own forward measures the mismatch of sampler and trainer: nobody computed the sampler's

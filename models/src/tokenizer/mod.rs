@@ -8,6 +8,7 @@ mod assistant_mask;
 mod char_level;
 mod chat_template;
 mod files;
+mod most_tokens;
 mod settings;
 mod tojson;
 

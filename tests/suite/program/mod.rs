@@ -26,6 +26,7 @@ mod quantization;
 mod quantized_base;
 mod readings;
 mod report;
+mod resume;
 mod rewards;
 mod rollout;
 mod runs;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::task::rows::tests::write_verl;
-use crate::task::{Arithmetic, ArithmeticConfig, TaskConfig};
+use crate::task::{Completion, Reward, TaskConfig, TaskError};
 use parquet::basic::Compression;
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -106,8 +106,6 @@ fn rows_that_are_too_long_are_left_out_when_they_are_drawn() {
     }
     // what takes the place of a long row may be drawn again, which is rare
     assert!(drawn.len() > 1900, "{}", drawn.len());
-    let glance = data.glance().count() as u64;
-    assert!((SAMPLED_ROWS * 8 / 10..=SAMPLED_ROWS).contains(&glance), "{glance}");
     let text = dataset(&config, folder.path(), characters(), 4).err().expect("refused").to_string();
     assert!(text.contains("all 10000 training prompts") && text.contains("the shortest has 5"), "{text}");
 }
@@ -120,12 +118,97 @@ fn rows_up_to_the_sample_are_all_encoded_and_counted() {
     assert_eq!((data.examples(), data.filtered), (Some(900), 100));
 }
 
+/// A task of so many rows of five characters, and one of so many more.
+fn one_long(folder: &Path, rows: usize, long: usize) -> Value {
+    let line = |i: usize| format!("{{\"prompt\": \"{}\"}}", "x".repeat(if i == rows - 1 { long } else { 5 }));
+    let text = (0..rows).map(line).collect::<Vec<_>>().join("\n");
+    std::fs::write(folder.join("many.jsonl"), text).expect("written");
+    json!({"kind": "dataset", "train": "many.jsonl", "rewards": [{"kind": "length", "max": 3}]})
+}
+
 #[test]
-fn an_endless_task_is_glanced_at() {
-    let task = Arithmetic::new(&ArithmeticConfig::default()).expect("a task");
-    let tokenizer = Tokenizer::characters(task.alphabet().expect("one")).expect("a tokenizer");
-    let data = PromptDataset::new(Arc::new(task), Arc::new(tokenizer), 16, None).expect("prompts");
-    assert_eq!(data.examples(), None);
-    assert_eq!(data.glance().count() as u64, GLANCE);
-    assert!(data.longest().expect("a length") >= 4);
+fn the_longest_row_is_a_bound_however_many_rows_there_are() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for (rows, long, most, bound) in [
+        // one that the sample does not have
+        (12_000, 400, 450, 400),
+        // one that is never drawn
+        (12_000, 400, 300, 5),
+        // too many to look at all
+        (100_001, 9, 450, 450),
+    ] {
+        let config = one_long(folder.path(), rows, long);
+        let data = dataset(&config, folder.path(), characters(), most).expect("prompts");
+        assert_eq!(data.longest().expect("a length"), bound, "{rows} rows, one of {long}");
+    }
+}
+
+/// A task without end whose every 300th prompt is long.
+struct Rare {
+    declares: bool,
+}
+
+impl Task for Rare {
+    fn name(&self) -> &'static str {
+        "rare"
+    }
+
+    fn len(&self, split: Split) -> Option<u64> {
+        (split == Split::Validation).then_some(0)
+    }
+
+    fn example(&self, _: Split, index: u64) -> std::result::Result<Example, TaskError> {
+        Ok(Example::text("x".repeat(if index % 300 == 299 { 30 } else { 5 }), ""))
+    }
+
+    fn longest(&self) -> Option<Example> {
+        self.declares.then(|| Example::text("x".repeat(30), ""))
+    }
+
+    fn reward(&self, _: &Example, _: &Completion<'_>) -> std::result::Result<Reward, TaskError> {
+        Ok(Reward::single("none", 0.0))
+    }
+}
+
+#[test]
+fn prompts_of_an_endless_task_are_within_the_bound_whatever_is_drawn_later() {
+    for (declares, most, bound) in [(true, 40, 30), (false, 40, 40), (true, 10, 10), (false, 10, 10)] {
+        let tokenizer = Arc::new(characters());
+        let data = PromptDataset::new(Arc::new(Rare { declares }), tokenizer, most, None).expect("prompts");
+        assert_eq!(data.longest().expect("a length"), bound);
+        for draw in 290..310 {
+            let tokens = data.draw(0, draw).expect("a prompt").tokens.len();
+            assert_eq!(tokens, if draw == 299 && most > 30 { 30 } else { 5 }, "draw {draw}");
+        }
+    }
+    let tokenizer = Arc::new(characters());
+    let text = PromptDataset::new(Arc::new(Rare { declares: false }), tokenizer, 4, None).err().expect("refused");
+    assert!(text.to_string().contains("the shortest has 5"), "{text}");
+}
+
+#[test]
+fn generated_prompts_are_as_long_as_the_longest_that_their_task_names() {
+    let tasks = [
+        json!({"kind": "arithmetic"}),
+        json!({"kind": "arithmetic", "difficulty": 3, "operations": "+-*"}),
+        json!({"kind": "arithmetic", "difficulty": 2, "operations": "-", "zero_pad": true}),
+        json!({"kind": "countdown", "style": "short"}),
+        json!({"kind": "countdown", "numbers": 6, "style": "short", "max_target": 500}),
+        json!({"kind": "countdown", "numbers": 3}),
+        json!({"kind": "calculator", "digits": 3, "operations": "+-*"}),
+    ];
+    for config in tasks {
+        let task: TaskConfig = serde_json::from_value(config.clone()).expect("a task");
+        let task = task.build(Path::new(".")).expect("builds");
+        let longest = task.longest().expect("one");
+        let length = |own: &Example| match &own.prompt {
+            PromptText::Text(text) => text.len(),
+            PromptText::Chat(messages) => messages.iter().map(|own| own.content.len()).sum(),
+        };
+        let solution = |own: &Example| own.solution.as_ref().map_or(0, String::len);
+        let all: Vec<Example> = (0..2000).map(|at| task.example(Split::Train, at).expect("an example")).collect();
+        let found = all.iter().map(length).max().expect("some");
+        assert_eq!(found, length(&longest), "{config}");
+        assert!(all.iter().map(solution).max().expect("some") <= solution(&longest), "{config}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::expression::calculate;
 use super::{Environment, EnvironmentError, Environments, Observation, TOOL, Turn};
-use crate::task::operation::Operations;
+use crate::task::operation::{Operation, Operations};
 use crate::task::{Completion, Example, Permutation, PromptText, Reward, Split, Task, TaskError};
 use firebrick_models::tokenizer::Message;
 use serde::{Deserialize, Serialize};
@@ -109,6 +109,19 @@ impl Calculator {
     }
 }
 
+impl Calculator {
+    fn example_of(&self, a: i64, operation: Operation, b: i64) -> Example {
+        let answer = operation.apply(a, b).to_string();
+        let expression = format!("{a}{}{b}", operation.symbol());
+        let prompt = Message { role: "user".to_owned(), content: expression.clone() };
+        let Value::Object(mut fields) = json!({"expression": expression}) else { unreachable!("an object") };
+        if self.config.tool {
+            fields.insert(crate::task::TOOLS.to_owned(), self.tools.tools.clone());
+        }
+        Example { prompt: PromptText::Chat(vec![prompt]), solution: Some(answer.clone()), answer, fields }
+    }
+}
+
 impl Task for Calculator {
     fn name(&self) -> &'static str {
         "calculator"
@@ -138,19 +151,15 @@ impl Task for Calculator {
         let of = |number: u64| (self.least + number % self.operands) as i64;
         let (a, b) = (of(problem), of(problem / self.operands));
         let operation = self.config.operations.all()[(problem / self.operands / self.operands) as usize];
-        let answer = operation.apply(a, b).to_string();
-        let expression = format!("{a}{}{b}", operation.symbol());
-        let prompt = Message { role: "user".to_owned(), content: expression.clone() };
-        let Value::Object(mut fields) = json!({"expression": expression}) else { unreachable!("an object") };
-        if self.config.tool {
-            fields.insert(crate::task::TOOLS.to_owned(), self.tools.tools.clone());
-        }
-        Ok(Example {
-            prompt: PromptText::Chat(vec![prompt]),
-            solution: Some(answer.clone()),
-            answer,
-            fields: fields.into(),
-        })
+        Ok(self.example_of(a, operation, b))
+    }
+
+    fn longest(&self) -> Option<Example> {
+        // all operands have as many digits
+        let [least, most] = [0, self.operands - 1].map(|own| (self.least + own) as i64);
+        let all = self.config.operations.all().iter();
+        let all = all.flat_map(|&own| [least, most].map(|a| self.example_of(a, own, most)));
+        all.max_by_key(|own| own.answer.len())
     }
 
     fn demonstration(&self, example: &Example) -> Option<Vec<Message>> {

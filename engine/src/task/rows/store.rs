@@ -34,7 +34,7 @@ pub(crate) struct Rows {
 
 impl std::fmt::Debug for Rows {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let files: Vec<&Path> = self.files.iter().map(|file| file.path.as_path()).collect();
+        let files: Vec<&Path> = self.paths().collect();
         f.debug_struct("Rows").field("files", &files).field("len", &self.len).finish_non_exhaustive()
     }
 }
@@ -74,6 +74,11 @@ impl Rows {
             self.len += rows;
         }
         Ok(())
+    }
+
+    /// The files that were read.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
     }
 
     /// The number of rows.
