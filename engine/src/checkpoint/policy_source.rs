@@ -228,9 +228,9 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
             ));
         }
     };
-    if let Some(file) = &config.chat_template {
-        let template = std::fs::read_to_string(file).map_err(Error::io("read", file))?;
-        tokenizer = tokenizer.with_chat_template(&template, file)?;
+    if let Some(template) = config.template()? {
+        let file = config.chat_template.as_deref().filter(|file| file.is_file());
+        tokenizer = tokenizer.with_chat_template(&template, file.unwrap_or(Path::new("model.chat_template")))?;
     }
     Ok(tokenizer.with_chat_template_kwargs(&config.chat_template_kwargs)?)
 }

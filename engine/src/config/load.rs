@@ -1,6 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
+use super::model::is_template;
 use super::schema::{SECTIONS, defaults_by_place};
 use super::yaml::mistake;
 use crate::hub::HubName;
@@ -89,6 +90,7 @@ pub(super) fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Resul
         let program = pointer.ends_with("/python") || pointer.ends_with("/command/0");
         if let Some(Value::String(file)) = whole.pointer_mut(&pointer)
             && !(program && Path::new(file).components().count() == 1)
+            && !(pointer == "/model/chat_template" && is_template(file))
         {
             *file = absolute(file, base)?;
         }
