@@ -97,6 +97,12 @@ impl Assembly {
         self.missing.push(Missing { key: key.to_owned(), stands_in, what: what.to_owned() });
     }
 
+    /// Says that the first reward stands in for what grades completions.
+    pub fn replace_rewards(&mut self, what: &str) {
+        let stands_in = self.rewards.first().cloned().unwrap_or_default();
+        self.missing.push(Missing { key: REWARDS.to_owned(), stands_in, what: what.to_owned() });
+    }
+
     /// The configuration as nested sections.
     pub fn nested(&self) -> Map<String, Value> {
         let mut root = Map::new();

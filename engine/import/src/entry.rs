@@ -4,6 +4,9 @@ use serde::Serialize;
 use serde_json::Value;
 use std::fmt;
 
+/// The key of the program that a command starts: a module, or a file.
+pub(super) const PROGRAM: &str = "(program)";
+
 /// The value of an environment variable, for scripts that read one.
 pub(super) type EnvironmentLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
 

@@ -4,6 +4,7 @@
 use super::entry::{Entry, EnvironmentLookup, Given, SourceLocation};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Most times that a value may refer to another that refers on.
 const REFERENCES: usize = 16;
@@ -17,6 +18,8 @@ pub(super) struct Fact {
     pub place: Option<SourceLocation>,
     /// Where it stood before, and what it was there.
     pub replaces: Vec<SourceLocation>,
+    /// The section whose later value takes this key away.
+    pub taken_by: Option<String>,
 }
 
 /// All keys.
@@ -30,12 +33,15 @@ pub(super) struct Facts {
     pub devices: Option<u64>,
     /// The user's home folder.
     pub home: Option<String>,
+    /// What leads from the configuration's folder to the working folder, where that is another.
+    pub way_back: Option<String>,
 }
 
 impl Facts {
     /// Entries in the order in which they count, later ones over earlier ones.
     pub fn new(entries: Vec<Entry>) -> Self {
-        let mut this = Self { list: Vec::new(), index: BTreeMap::new(), rows: None, devices: None, home: None };
+        let mut this =
+            Self { list: Vec::new(), index: BTreeMap::new(), rows: None, devices: None, home: None, way_back: None };
         for entry in entries {
             if entry.removes {
                 // the key stays accounted for, without a value
@@ -48,15 +54,20 @@ impl Facts {
     }
 
     fn put(&mut self, key: String, given: Given, place: SourceLocation) {
+        // a value in the place of a section
+        let below = format!("{key}.");
+        for fact in self.list.iter_mut().filter(|fact| fact.key.starts_with(&below)) {
+            (fact.given, fact.taken_by) = (Given::Value(Value::Null), Some(key.clone()));
+        }
         if let Some(&at) = self.index.get(&key) {
             let fact = &mut self.list[at];
-            fact.given = given;
+            (fact.given, fact.taken_by) = (given, None);
             let before = fact.place.replace(place);
             fact.replaces.extend(before);
             return;
         }
         self.index.insert(key.clone(), self.list.len());
-        self.list.push(Fact { key, given, place: Some(place), replaces: Vec::new() });
+        self.list.push(Fact { key, given, place: Some(place), replaces: Vec::new(), taken_by: None });
     }
 
     /// Puts the engine's own defaults under what is written.
@@ -69,6 +80,7 @@ impl Facts {
                     given: Given::Value(value.clone()),
                     place: None,
                     replaces: Vec::new(),
+                    taken_by: None,
                 });
             }
         }
@@ -97,6 +109,17 @@ impl Facts {
     pub fn is_written(&self, key: &str) -> bool {
         let place = self.index.get(key).and_then(|&at| self.list[at].place.as_ref());
         place.is_some() && self.value(key).is_some()
+    }
+
+    /// Whether a key that begins so is written.
+    pub fn has_below(&self, start: &str) -> bool {
+        self.list.iter().any(|fact| fact.place.is_some() && fact.key.starts_with(start))
+    }
+
+    /// Whether a file of that name is among those that are read.
+    pub fn reads(&self, name: &str) -> bool {
+        let is_it = |place: &SourceLocation| Path::new(&place.file).file_name() == Path::new(name).file_name();
+        self.list.iter().any(|fact| fact.place.iter().chain(&fact.replaces).any(is_it))
     }
 
     pub fn whole(&self, key: &str) -> Option<i64> {

@@ -1,6 +1,6 @@
 //! Launch scripts: the settings on the command line that starts a training program.
 
-use super::entry::{Entry, EnvironmentLookup, Given, SourceLocation};
+use super::entry::{Entry, EnvironmentLookup, Given, PROGRAM, SourceLocation};
 use super::error::ImportError;
 use super::literal::{hydra, word as literal_word};
 use super::shell_words::{Command, Word, commands, flat};
@@ -100,8 +100,18 @@ fn given(word: &Word, text: &str, read: fn(&str) -> Value) -> Given {
     }
 }
 
+/// The program that a command starts: the module behind `-m`, or a Python file.
+fn program(words: &[Word]) -> Option<&str> {
+    let module = words.iter().skip_while(|word| word.text != "-m").nth(1);
+    let file = words.iter().find(|word| word.text.rsplit_once('.').is_some_and(|(_, ending)| ending == "py"));
+    Some(module.or(file)?.text.as_str())
+}
+
 fn overrides(file: &str, command: &Command, into: &mut Vec<Entry>) {
     let place = &SourceLocation { file: file.to_owned(), line: Some(command.line) };
+    if let Some(program) = program(&command.words) {
+        into.push(Entry::new(PROGRAM, Given::Value(program.into()), place));
+    }
     for word in &command.words {
         if word.text.starts_with("--config") {
             let (flag, value) = word.text.split_once('=').unwrap_or((word.text.as_str(), ""));
