@@ -35,13 +35,22 @@ pub(super) struct Facts {
     pub home: Option<String>,
     /// What leads from the configuration's folder to the working folder, where that is another.
     pub way_back: Option<String>,
+    /// Functions and classes that the files define, by name.
+    pub definitions: BTreeMap<String, SourceLocation>,
 }
 
 impl Facts {
     /// Entries in the order in which they count, later ones over earlier ones.
     pub fn new(entries: Vec<Entry>) -> Self {
-        let mut this =
-            Self { list: Vec::new(), index: BTreeMap::new(), rows: None, devices: None, home: None, way_back: None };
+        let mut this = Self {
+            list: Vec::new(),
+            index: BTreeMap::new(),
+            rows: None,
+            devices: None,
+            home: None,
+            way_back: None,
+            definitions: BTreeMap::new(),
+        };
         for entry in entries {
             if entry.removes {
                 // the key stays accounted for, without a value
@@ -130,6 +139,11 @@ impl Facts {
         self.value(key).and_then(number)
     }
 
+    /// Where a function or class of the files is defined.
+    pub fn definition(&self, name: &str) -> Option<&SourceLocation> {
+        self.definitions.get(name)
+    }
+
     /// Whether a key is true.
     pub fn is_on(&self, key: &str) -> bool {
         self.value(key).and_then(truth) == Some(true)
@@ -165,13 +179,13 @@ impl Facts {
             {
                 let text = text.clone();
                 let needs = format!("the value of {text}, which refers to itself");
-                fact.given = Given::Open { text, needs };
+                fact.given = Given::open(text, needs);
             }
         }
     }
 
     fn followed(&self, key: &str, text: &str, environment: EnvironmentLookup) -> Given {
-        let open = |needs: String| Given::Open { text: text.to_owned(), needs };
+        let open = |needs: String| Given::open(text, needs);
         // the innermost reference is the last that begins
         let Some((before, rest)) = text.rsplit_once("${") else {
             return open(format!("the value of {text}"));

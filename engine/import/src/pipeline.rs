@@ -43,11 +43,14 @@ pub fn import(
     options: &Options,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Imported, ImportError> {
-    let mut entries = Vec::new();
+    let (mut entries, mut definitions) = (Vec::new(), BTreeMap::new());
     for file in files {
-        entries.extend(file.entries(environment)?);
+        let reading = file.read(environment)?;
+        entries.extend(reading.entries);
+        definitions.extend(reading.definitions);
     }
     let mut facts = Facts::new(entries);
+    facts.definitions = definitions;
     (facts.rows, facts.devices, facts.home) = (options.rows, options.devices, environment("HOME"));
     facts.way_back.clone_from(&options.way_back);
     let engine = match options.engine {
@@ -114,7 +117,7 @@ impl Work {
         let value = match &fact.given {
             Given::Value(value) => value,
             Given::Open { .. } if matches!(answer, KeyMapping::NotNeeded(_)) => &Value::Null,
-            Given::Open { text, needs } => {
+            Given::Open { text, needs, .. } => {
                 return KeyOutcome::Cannot {
                     why: format!("its value `{text}` needs {needs}; set it, or write our key by hand"),
                 };

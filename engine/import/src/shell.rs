@@ -95,7 +95,7 @@ fn starts_trl(command: &Command) -> bool {
 
 fn given(word: &Word, text: &str, read: fn(&str) -> Value) -> Given {
     match &word.needs {
-        Some(needs) => Given::Open { text: text.to_owned(), needs: needs.clone() },
+        Some(needs) => Given::open(text, needs),
         None => Given::Value(read(text)),
     }
 }
