@@ -45,6 +45,8 @@ pub(super) struct Assembly {
     pub missing: Vec<Missing>,
     /// What was changed, and why.
     pub adjusted: Vec<String>,
+    /// Whether the environment makes the prompts, and there are no rows.
+    pub has_no_rows: bool,
 }
 
 impl Assembly {

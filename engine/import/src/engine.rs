@@ -69,6 +69,14 @@ impl Engine {
         }
     }
 
+    /// Why the files are of a run that is not imported, where they are.
+    pub(super) fn refusal(self, facts: &Facts) -> Option<String> {
+        match self {
+            Self::Trl => trl::refusal(facts),
+            Self::Verl | Self::Nemo | Self::GrpoGuide => None,
+        }
+    }
+
     /// Settings that follow from several keys together.
     pub(super) fn finish(self, facts: &Facts, into: &mut Assembly) {
         match self {

@@ -144,6 +144,11 @@ impl Facts {
         self.definitions.get(name)
     }
 
+    /// Where a key is written.
+    pub fn place(&self, key: &str) -> Option<&SourceLocation> {
+        self.list[*self.index.get(key)?].place.as_ref()
+    }
+
     /// Whether a key is true.
     pub fn is_on(&self, key: &str) -> bool {
         self.value(key).and_then(truth) == Some(true)

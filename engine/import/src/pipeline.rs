@@ -64,7 +64,7 @@ pub fn import(
     facts.lay_under(&defaults);
     facts.follow_references(environment);
     let mut work = Work::new(engine.tables());
-    for fact in facts.all() {
+    for fact in facts.all().filter(|fact| fact.key != PROGRAM) {
         work.take(fact, &facts);
     }
     engine.finish(&facts, &mut work.assembly);
@@ -213,8 +213,10 @@ impl Work {
         if !assembly.has("task.kind") {
             assembly.put("task.kind", json!("dataset"));
         }
-        assembly.need("task.train", "train.jsonl", "the file of training rows");
-        if assembly.rewards.is_empty() {
+        if !assembly.has_no_rows {
+            assembly.need("task.train", "train.jsonl", "the file of training rows");
+        }
+        if assembly.rewards.is_empty() && !assembly.has("task.rewards") {
             assembly.need("task.rewards", json!([{"kind": "exact"}]), "what grades a completion");
             assembly.need("task.answer_field", "answer", "the field that has the answer");
         }

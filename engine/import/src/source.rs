@@ -85,7 +85,7 @@ impl SourceFile {
                 moved(&mut place);
                 ImportError::Unreadable { place, detail }
             }
-            other @ ImportError::UnknownEngine(_) => other,
+            other => other,
         })?;
         reading.entries.iter_mut().for_each(|entry| moved(&mut entry.place));
         reading.definitions.iter_mut().for_each(|(_, place)| moved(place));
