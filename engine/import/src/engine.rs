@@ -65,15 +65,8 @@ impl Engine {
         match self {
             Self::Verl => verl::refusal(facts),
             Self::Nemo => nemo::refusal(facts),
-            Self::Trl | Self::GrpoGuide => None,
-        }
-    }
-
-    /// Why the files are of a run that is not imported, where they are.
-    pub(super) fn refusal(self, facts: &Facts) -> Option<String> {
-        match self {
             Self::Trl => trl::refusal(facts),
-            Self::Verl | Self::Nemo | Self::GrpoGuide => None,
+            Self::GrpoGuide => None,
         }
     }
 

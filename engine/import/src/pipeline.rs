@@ -64,7 +64,7 @@ pub fn import(
     facts.lay_under(&defaults);
     facts.follow_references(environment);
     let mut work = Work::new(engine.tables());
-    for fact in facts.all().filter(|fact| fact.key != PROGRAM) {
+    for fact in facts.all() {
         work.take(fact, &facts);
     }
     engine.finish(&facts, &mut work.assembly);

@@ -191,6 +191,7 @@ mod tests {
             prompt_index: 7,
             sample: 3,
             prompt: vec![1, 2],
+            prompt_text: Some("a prompt".into()),
             completion: vec![3, u32::MAX],
             inserted: std::iter::once(1..2).collect(),
             turns: vec![Message { role: "tool".into(), content: "5".into() }],

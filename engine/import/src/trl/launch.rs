@@ -4,6 +4,7 @@
 use super::batch::devices;
 use super::rewards::functions;
 use crate::common::{model, path, precision, ranks};
+use crate::entry::PROGRAM;
 use crate::facts::Facts;
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
@@ -68,6 +69,7 @@ pub(super) const MODEL: &[KeyRule] = &[
     ("reward_model_name_or_path", By(functions)),
     ("reward_funcs", By(functions)),
     ("config", By(other_file)),
+    (PROGRAM, NotNeeded("it names the algorithm")),
 ];
 
 pub(super) const TRAINER: &[KeyRule] = &[
