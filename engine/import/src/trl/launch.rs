@@ -294,7 +294,8 @@ fn environment(asked: &SourceKey) -> MappedKey {
         let file = path(asked.facts, &place.file);
         return set("task.environment", json!({"kind": "python", "file": file, "class": name}));
     }
-    match name.rsplit_once('.') {
+    let is_name = name.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c));
+    match name.rsplit_once('.').filter(|_| is_name) {
         Some((module, class)) => {
             let file = format!("{}.py", module.replace('.', "/"));
             set("task.environment", json!({"kind": "python", "file": path(asked.facts, &file), "class": class}))
