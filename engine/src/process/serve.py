@@ -48,28 +48,46 @@ def load(file):
         return execute("user_" + parts[0] if parts[0] in sys.modules else parts[0], file)
     # as with `python FILE`, it may name its neighbours without the package
     sys.path.append(own)
-    try:
-        package = importlib.import_module(".".join(parts[:-1]))
-        if own not in map(os.path.abspath, getattr(package, "__path__", [])):
-            raise ImportError(f"the module `{package.__name__}` is {getattr(package, '__file__', 'built in')}; rename the folder {own}")
-    except Exception as error:
-        try:
-            # one that needs nothing of its package can do without
-            return execute("user_" + parts[-1] if parts[-1] in sys.modules else parts[-1], file)
-        except ImportError:
-            raise error from None
     if parts[-1] == "__init__":
-        return package
+        parts.pop()
+    package, failed = None, None
+    if parts[:-1]:
+        try:
+            package = importlib.import_module(".".join(parts[:-1]))
+        except Exception as error:
+            # a file that needs nothing of what its packages do can do without
+            package, failed = bare(folder, parts[:-1]), error
     name = ".".join(parts)
-    module = sys.modules.get(name) or execute(name, file)
-    setattr(package, parts[-1], module)
+    expected = os.path.join(folder, *parts[:-1])
+    found = sys.modules.get(name)
+    if package and expected not in map(os.path.abspath, getattr(package, "__path__", [])) or found and getattr(found, "__file__", None) != file:
+        raise Refused(f"its name would be `{name}`, which is another module here; rename the folder {os.path.join(folder, parts[0])}")
+    try:
+        module = found or execute(name, file)
+    except ImportError as error:
+        raise failed or error
+    if package:
+        setattr(package, parts[-1], module)
     return module
+
+
+def bare(folder, parts):
+    """Packages without what their `__init__.py` does."""
+    for at, part in enumerate(parts):
+        name, folder = ".".join(parts[: at + 1]), os.path.join(folder, part)
+        if name not in sys.modules:
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = [folder]
+    return sys.modules[name]
 
 
 def execute(name, file):
     """Runs a file as a module."""
     loader = importlib.machinery.SourceFileLoader(name, file)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    folders = [os.path.dirname(file)] if os.path.basename(file) == "__init__.py" else None
+    module = importlib.util.module_from_spec(
+        importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=folders)
+    )
     sys.modules[name] = module  # so that what it defines can be pickled
     try:
         loader.exec_module(module)

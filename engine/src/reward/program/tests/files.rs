@@ -41,10 +41,12 @@ fn a_file_of_a_package_is_a_module_of_it() {
         ("outer/inner/above.py", &above),
         ("outer/inner/absolute.py", &absolute),
         ("outer/inner/neighbour.py", &neighbour),
-        // a package that lacks something that its file does not need
+        // a package that needs what is not there, and files of it that do not
         ("heavy/__init__.py", "import no_such_package\n"),
         ("heavy/plain.py", &format!("WEIGHT = 7\n{length}")),
+        ("heavy/text.py", "WEIGHT = 6\n"),
         ("heavy/relative.py", &relative),
+        ("heavy/asks.py", &format!("from . import NAME\n{length}")),
         ("bare/relative.py", &relative),
         ("bare/text.py", "WEIGHT = 1\n"),
     ]) else {
@@ -57,13 +59,12 @@ fn a_file_of_a_package_is_a_module_of_it() {
         ("outer/inner/neighbour.py", "f", 3.0),
         ("outer/inner/__init__.py", "grade", 5.0),
         ("heavy/plain.py", "f", 7.0),
+        ("heavy/relative.py", "f", 6.0),
     ] {
         let program = bench.in_file(file, function, json!({}));
         assert_eq!(rewards(&program, &["a", "bb"]), [Some(weight), Some(2.0 * weight)], "{file}");
     }
-    for (file, part) in
-        [("heavy/relative.py", "No module named 'no_such_package'"), ("bare/relative.py", "__init__.py")]
-    {
+    for (file, part) in [("heavy/asks.py", "No module named 'no_such_package'"), ("bare/relative.py", "__init__.py")] {
         let message = bench.refused("f", &json!({"file": bench.path(file)}));
         assert!(message.contains(part), "{file}: {message}");
     }
