@@ -65,7 +65,8 @@ def load(file):
     try:
         module = found or execute(name, file)
     except ImportError as error:
-        raise failed or error
+        # what the file itself lacks says more than what its packages lack
+        raise failed if failed and not isinstance(error, ModuleNotFoundError) else error
     if package:
         setattr(package, parts[-1], module)
     return module
