@@ -21,7 +21,8 @@ use std::path::PathBuf;
   firebrick train run.yaml                        train, with a live view
   firebrick COMMAND --help                        show the options of a command
 
-Exit codes: 0 success; 1 the run failed; 2 the configuration, a file or an argument is invalid.
+Exit codes: 0 success; 1 the run failed; 2 the configuration, a file or an argument is invalid; 3 an
+import is incomplete.
 Set FIREBRICK_LOG=info (or debug) for more log output.")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -67,7 +68,9 @@ pub enum Command {
     Report(ReportArgs),
     /// Convert a configuration of verl, TRL or NeMo RL, and list how each key was translated
     #[command(after_help = "Example:
-  firebrick import run_grpo.sh --from verl --output run.yaml")]
+  firebrick import run_grpo.sh --from verl --output run.yaml
+
+Exit code 3: results may depend on keys that the configuration could not be given; it is written without them.")]
     Import(ImportArgs),
     /// Evaluate a checkpoint on the task's validation prompts: reward, accuracy and pass@k
     #[command(after_help = "Example:
@@ -338,7 +341,8 @@ pub struct ImportArgs {
     /// scripts of TRL; YAML of NeMo RL; or a Markdown page (`FILE:LINE` chooses a code block)
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Write the configuration to this file and the table to stdout; by default, they go to stdout and stderr
+    /// Write the configuration to this file, with paths relative to its folder, and the table to stdout; by default, they
+    /// go to stdout and stderr
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Source engine: verl, trl, nemo or `grpo_guide`; by default, detected from the keys

@@ -101,10 +101,7 @@ impl Look {
             let key = if lora.path.is_some() { "model.lora.path" } else { "model.lora" };
             self.take(key, lora.shape(arch));
         }
-        if let Some(file) = &model.chat_template {
-            let opened = std::fs::File::open(file).map_err(Error::io("read", file));
-            self.take("model.chat_template", opened);
-        }
+        self.take("model.chat_template", model.template());
         let critic = config.critic.as_ref().and_then(|own| own.model.path.as_ref());
         if let Some(path) = critic {
             self.model("critic.model.path", path);

@@ -38,6 +38,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const EXIT_USER: u8 = 2;
 /// The run failed.
 const EXIT_FAILED: u8 = 1;
+/// An import lacks what results may depend on.
+const EXIT_INCOMPLETE: u8 = 3;
 
 /// Called when an allocation fails; the process then aborts. Must not allocate.
 fn report_refusal(bytes: usize) {
@@ -129,5 +131,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             || cause.downcast_ref::<engine::hub::HubError>().is_some()
             || cause.downcast_ref::<commands::UserError>().is_some()
     });
+    if error.is::<commands::import::Incomplete>() {
+        return EXIT_INCOMPLETE;
+    }
     if users { EXIT_USER } else { EXIT_FAILED }
 }

@@ -56,6 +56,8 @@ pub struct Rollout {
     pub sample: usize,
     /// Prompt tokens.
     pub prompt: Vec<u32>,
+    /// Text of its prompt where that is not its group's.
+    pub prompt_text: Option<String>,
     /// Completion tokens, the stop id included; of several turns all of them, and what stands between.
     pub completion: Vec<u32>,
     /// Those of them that the policy did not sample: what an environment wrote. They are never scored.
@@ -225,6 +227,7 @@ mod tests {
             prompt_index: 0,
             sample: 0,
             prompt: vec![1],
+            prompt_text: None,
             completion: vec![2, 3],
             inserted: Vec::new(),
             turns: Vec::new(),

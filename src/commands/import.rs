@@ -8,7 +8,7 @@ use firebrick::engine::Error;
 use firebrick::import::{Imported, ImportedKey, KeyOutcome, Options, SourceFile, import};
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Component, Path};
 
 /// Longest value in the table, in characters.
 const LONGEST: usize = 60;
@@ -18,7 +18,8 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     for path in &args.files {
         files.push(source(path)?);
     }
-    let options = Options { engine: args.from, rows: args.rows, devices: args.devices };
+    let way_back = args.output.as_deref().map(way_back).transpose()?.flatten();
+    let options = Options { engine: args.from, rows: args.rows, devices: args.devices, way_back };
     let environment = |name: &str| std::env::var(name).ok();
     let imported = import(&files, &options, &environment).map_err(|e| UserError(e.to_string()))?;
     let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
@@ -29,6 +30,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     if args.json {
         let mut whole = serde_json::to_value(&imported)?;
         whole["config"] = json!(config);
+        whole["gaps"] = imported.gaps().map(|row| row.key.as_str()).collect();
         output::print(&(serde_json::to_string_pretty(&whole)? + "\n"))?;
     } else if args.output.is_some() {
         output::print(&table(&imported))?;
@@ -36,10 +38,42 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         output::message(table(&imported).trim_end());
         output::print(&config)?;
     }
-    match imported.problem {
-        Some(problem) => Err(UserError(format!("the imported configuration is not accepted: {problem}")).into()),
-        None => Ok(()),
+    if let Some(problem) = imported.problem {
+        return Err(UserError(format!("the imported configuration is not accepted: {problem}")).into());
     }
+    let gaps: Vec<&str> = imported.gaps().map(|row| row.key.as_str()).collect();
+    if gaps.is_empty() { Ok(()) } else { Err(Incomplete(gaps.join(", ")).into()) }
+}
+
+/// Keys that results may depend on and that the configuration does not have.
+#[derive(Debug)]
+pub struct Incomplete(String);
+
+impl std::fmt::Display for Incomplete {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "the configuration is incomplete: results may depend on keys that it does not have: {}. The table and the \
+             comments at its head say what to write instead",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for Incomplete {}
+
+/// What leads from the folder of a file to the working folder, where that is another.
+fn way_back(file: &Path) -> anyhow::Result<Option<String>> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty() && *folder != Path::new("."));
+    let Some(folder) = folder else {
+        return Ok(None);
+    };
+    let steps: Vec<Component> = folder.components().filter(|part| *part != Component::CurDir).collect();
+    if steps.iter().all(|part| matches!(part, Component::Normal(_))) && !folder.is_symlink() {
+        return Ok(Some(vec![".."; steps.len()].join("/")));
+    }
+    let here = std::env::current_dir()?;
+    Ok(Some(here.to_string_lossy().into_owned()))
 }
 
 /// A file, or with a line behind it, `guide.md:40`, a code block of a page.
@@ -64,6 +98,12 @@ fn heading(imported: &Imported, files: &[&str]) -> String {
     let mut text = format!("# Imported from {} ({}) by `firebrick import`.\n", files.join(", "), imported.engine);
     for missing in &imported.missing {
         let _ = writeln!(text, "# Replace {}: {}.", missing.key, missing.what);
+    }
+    for gap in imported.gaps() {
+        let why = cannot(&gap.outcome).unwrap_or_else(|| "unknown".into());
+        let place = gap.place.as_ref().map(|place| format!(" ({place})")).unwrap_or_default();
+        let line = format!("# Missing: {}{place}: {why}.", theirs(gap)).replace(['\n', '\r'], " ");
+        text += &(line.trim_end_matches('.').to_owned() + ".\n");
     }
     text
 }

@@ -25,6 +25,14 @@ pub struct Imported {
     pub problem: Option<String>,
 }
 
+impl Imported {
+    /// Keys of the files that results may depend on and that the configuration does not have, in their order.
+    pub fn gaps(&self) -> impl Iterator<Item = &ImportedKey> {
+        let is_gap = |row: &&ImportedKey| matches!(row.outcome, KeyOutcome::Cannot { .. } | KeyOutcome::Unknown { .. });
+        self.rows.iter().filter(is_gap)
+    }
+}
+
 /// A key of another engine, and what became of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ImportedKey {
@@ -52,12 +60,12 @@ pub enum KeyOutcome {
         /// What there is to say of them; often nothing.
         note: String,
     },
-    /// Nothing here needs it.
+    /// Nothing here needs it for the same results.
     NotNeeded {
         /// Why.
         why: String,
     },
-    /// Nothing here does it.
+    /// Nothing here does it, and results depend on it.
     Cannot {
         /// Why, and what to do instead.
         why: String,

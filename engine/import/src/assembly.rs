@@ -45,6 +45,8 @@ pub(super) struct Assembly {
     pub missing: Vec<Missing>,
     /// What was changed, and why.
     pub adjusted: Vec<String>,
+    /// Whether the environment makes the prompts, and there are no rows.
+    pub has_no_rows: bool,
 }
 
 impl Assembly {
@@ -95,6 +97,12 @@ impl Assembly {
         let stands_in = stands_in.into();
         self.put(key, stands_in.clone());
         self.missing.push(Missing { key: key.to_owned(), stands_in, what: what.to_owned() });
+    }
+
+    /// Says that the first reward stands in for what grades completions.
+    pub fn replace_rewards(&mut self, what: &str) {
+        let stands_in = self.rewards.first().cloned().unwrap_or_default();
+        self.missing.push(Missing { key: REWARDS.to_owned(), stands_in, what: what.to_owned() });
     }
 
     /// The configuration as nested sections.

@@ -2,7 +2,12 @@
 
 use super::facts::{Facts, truth};
 use super::key_mapping::{MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
+use firebrick_engine::hub::HubName;
 use serde_json::{Value, json};
+use std::path::Path;
+
+/// Endings of files with rows or programs.
+const FILES: [&str; 6] = ["parquet", "jsonl", "json", "gz", "py", "jinja"];
 
 /// Rows of the training split of GSM8K.
 const GSM8K_ROWS: u64 = 7_473;
@@ -24,9 +29,9 @@ pub(super) fn ranks(asked: &SourceKey, key: &str) -> MappedKey {
 pub(super) fn devices(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("one device, as here"),
-        Some(n) => cannot(format!(
-            "training is data, tensor, pipeline and sequence parallel, each with a separate key; `firebrick plan \
-             CONFIG {} {n}` estimates what each of {n} devices would hold",
+        Some(n) => not_needed(format!(
+            "results do not depend on it: training is data, tensor, pipeline and sequence parallel, each with a separate \
+             key; `firebrick plan CONFIG {} {n}` estimates what each of {n} devices would hold",
             degree(asked.key)
         )),
     }
@@ -56,6 +61,18 @@ pub(super) fn training_stages(asked: &SourceKey) -> MappedKey {
     }
 }
 
+/// Ranks that share the tokens of every sequence.
+pub(super) fn shared_sequences(asked: &SourceKey) -> MappedKey {
+    match asked.whole() {
+        None | Some(-1..=1) => not_needed("each rank has its sequences, as here by default"),
+        Some(n) => set_noted(
+            "memory.ulysses_sequence_parallel_size",
+            n,
+            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
+        ),
+    }
+}
+
 /// The same of a model that is not the policy, whose degree `policy` says: all have the policy's.
 pub(super) fn same_training_groups(asked: &SourceKey, policy: &str) -> MappedKey {
     same_degree(asked, policy, "shard matrices over the same ranks", "memory.tensor_model_parallel_size")
@@ -70,8 +87,9 @@ fn same_degree(asked: &SourceKey, policy: &str, what: &str, key: &str) -> Mapped
     let shared = asked.facts.whole(policy).unwrap_or(1).max(1);
     match asked.whole().map_or(1, |n| n.max(1)) {
         n if n == shared => not_needed("policy, reference and critic have the same"),
-        n => cannot(format!(
-            "policy, reference and critic {what}: {policy} is {shared}, and this is {n}; set both to one value ({key})"
+        n => not_needed(format!(
+            "policy, reference and critic {what}, with the same results: {policy} is {shared} and this is {n}, and the \
+             former applies ({key})"
         )),
     }
 }
@@ -93,6 +111,16 @@ pub(super) fn arguments(asked: &SourceKey, start: &str) -> MappedKey {
     match asked.key.strip_prefix(start) {
         Some(name) if !asked.is_absent() => set(&format!("model.chat_template_kwargs.{name}"), plain(asked.value)),
         _ => not_needed("has no value in the files"),
+    }
+}
+
+/// A chat template: its text, or a file with it.
+pub(super) fn template(asked: &SourceKey, key: &str) -> MappedKey {
+    match asked.text() {
+        Some(text) if text.contains("{{") || text.contains("{%") => set(key, text),
+        Some(file) => set(key, path(asked.facts, file)),
+        None if asked.is_off() => not_needed("the tokenizer's, as here by default"),
+        None => asked.wrong("a template"),
     }
 }
 
@@ -144,12 +172,23 @@ pub(super) fn model(asked: &SourceKey) -> MappedKey {
     }
 }
 
-/// A path, with the user's home folder in place of `~`.
+/// A path as it is in the configuration: with the user's home folder in place of `~`, and from the configuration's
+/// folder where it was from the working folder. Names of the Hub stay.
 pub(super) fn path(facts: &Facts, text: &str) -> String {
-    match (text.strip_prefix("~/"), &facts.home) {
-        (Some(rest), Some(home)) => format!("{home}/{rest}"),
+    match (text.strip_prefix("~/"), &facts.home, &facts.way_back) {
+        (Some(rest), Some(home), _) => format!("{home}/{rest}"),
+        (_, _, Some(back)) if is_relative(text) => format!("{back}/{text}"),
         _ => text.to_owned(),
     }
+}
+
+/// Whether a text is a path from the working folder.
+fn is_relative(text: &str) -> bool {
+    !text.is_empty()
+        && !text.contains("://")
+        && !Path::new(text).is_absolute()
+        && (Path::new(text).extension().is_some_and(|ending| FILES.iter().any(|own| ending == *own))
+            || !HubName::is_one(text, Path::new(".")))
 }
 
 /// Files of rows under a key of ours: one, or a list.

@@ -1,6 +1,7 @@
 //! The engines whose files are read.
 
 use super::assembly::Assembly;
+use super::entry::PROGRAM;
 use super::error::ImportError;
 use super::facts::Facts;
 use super::key_mapping::{KeyRule, rule};
@@ -52,9 +53,20 @@ impl Engine {
     /// What it does where a file does not say, as far as that differs from here.
     pub(super) fn defaults(self, facts: &Facts) -> Vec<(&'static str, Value)> {
         match self {
-            Self::Verl => verl::defaults(),
+            Self::Verl => verl::defaults(facts),
             Self::Trl => trl::defaults(facts),
-            Self::Nemo | Self::GrpoGuide => Vec::new(),
+            Self::Nemo => nemo::defaults(facts),
+            Self::GrpoGuide => Vec::new(),
+        }
+    }
+
+    /// Why the files are of a run that is not imported, where they are.
+    pub(super) fn refusal(self, facts: &Facts) -> Option<String> {
+        match self {
+            Self::Verl => verl::refusal(facts),
+            Self::Nemo => nemo::refusal(facts),
+            Self::Trl => trl::refusal(facts),
+            Self::GrpoGuide => None,
         }
     }
 
@@ -63,7 +75,8 @@ impl Engine {
         match self {
             Self::Verl => verl::finish(facts, into),
             Self::Trl => trl::finish(facts, into),
-            Self::Nemo | Self::GrpoGuide => {}
+            Self::Nemo => nemo::finish(facts, into),
+            Self::GrpoGuide => {}
         }
     }
 
@@ -71,7 +84,7 @@ impl Engine {
     pub(super) fn of(facts: &Facts) -> Result<Self, ImportError> {
         let known = |engine: Self| {
             let tables = engine.tables();
-            facts.keys().filter(|key| rule(tables, key).is_some()).count()
+            facts.keys().filter(|key| *key != PROGRAM && rule(tables, key).is_some()).count()
         };
         let most = Self::ALL.into_iter().map(|engine| (known(engine), engine));
         // of equals the first

@@ -4,6 +4,9 @@ use serde::Serialize;
 use serde_json::Value;
 use std::fmt;
 
+/// The key of the program that a command starts: a module, or a file.
+pub(super) const PROGRAM: &str = "(program)";
+
 /// The value of an environment variable, for scripts that read one.
 pub(super) type EnvironmentLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
 
@@ -36,7 +39,42 @@ pub(super) enum Given {
         text: String,
         /// A variable, a command's output, an expression.
         needs: String,
+        /// The values that it may have, of branches and loops.
+        candidates: Vec<Candidate>,
     },
+}
+
+/// A value that a key may have.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Candidate {
+    /// Nothing where the key may be absent.
+    pub value: Option<Value>,
+    /// Where it is given; nothing where the key is absent.
+    pub place: Option<SourceLocation>,
+}
+
+impl Given {
+    /// What is written, and what it would take to know its value.
+    pub fn open(text: impl Into<String>, needs: impl Into<String>) -> Self {
+        Self::Open { text: text.into(), needs: needs.into(), candidates: Vec::new() }
+    }
+}
+
+/// What a file says, and what there is to say of it.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    /// Keys with values, in the order in which they count.
+    pub entries: Vec<Entry>,
+    /// Functions and classes that a program defines, by name.
+    pub definitions: Vec<(String, SourceLocation)>,
+    /// What was passed over.
+    pub notes: Vec<String>,
+}
+
+impl From<Vec<Entry>> for Reading {
+    fn from(entries: Vec<Entry>) -> Self {
+        Self { entries, ..Self::default() }
+    }
 }
 
 /// A key with its value.

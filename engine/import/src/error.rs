@@ -13,6 +13,9 @@ pub enum ImportError {
         /// What was expected, what was found, what to do.
         detail: String,
     },
+    /// The files are of a run that is none of reinforcement learning, or of one that cannot be done.
+    #[error("{0}")]
+    OtherRun(String),
     /// No key of the files is one of an engine.
     #[error("{0}")]
     UnknownEngine(String),

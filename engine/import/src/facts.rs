@@ -4,6 +4,7 @@
 use super::entry::{Entry, EnvironmentLookup, Given, SourceLocation};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Most times that a value may refer to another that refers on.
 const REFERENCES: usize = 16;
@@ -17,6 +18,8 @@ pub(super) struct Fact {
     pub place: Option<SourceLocation>,
     /// Where it stood before, and what it was there.
     pub replaces: Vec<SourceLocation>,
+    /// The section whose later value takes this key away.
+    pub taken_by: Option<String>,
 }
 
 /// All keys.
@@ -30,12 +33,24 @@ pub(super) struct Facts {
     pub devices: Option<u64>,
     /// The user's home folder.
     pub home: Option<String>,
+    /// What leads from the configuration's folder to the working folder, where that is another.
+    pub way_back: Option<String>,
+    /// Functions and classes that the files define, by name.
+    pub definitions: BTreeMap<String, SourceLocation>,
 }
 
 impl Facts {
     /// Entries in the order in which they count, later ones over earlier ones.
     pub fn new(entries: Vec<Entry>) -> Self {
-        let mut this = Self { list: Vec::new(), index: BTreeMap::new(), rows: None, devices: None, home: None };
+        let mut this = Self {
+            list: Vec::new(),
+            index: BTreeMap::new(),
+            rows: None,
+            devices: None,
+            home: None,
+            way_back: None,
+            definitions: BTreeMap::new(),
+        };
         for entry in entries {
             if entry.removes {
                 // the key stays accounted for, without a value
@@ -48,15 +63,20 @@ impl Facts {
     }
 
     fn put(&mut self, key: String, given: Given, place: SourceLocation) {
+        // a value in the place of a section
+        let below = format!("{key}.");
+        for fact in self.list.iter_mut().filter(|fact| fact.key.starts_with(&below)) {
+            (fact.given, fact.taken_by) = (Given::Value(Value::Null), Some(key.clone()));
+        }
         if let Some(&at) = self.index.get(&key) {
             let fact = &mut self.list[at];
-            fact.given = given;
+            (fact.given, fact.taken_by) = (given, None);
             let before = fact.place.replace(place);
             fact.replaces.extend(before);
             return;
         }
         self.index.insert(key.clone(), self.list.len());
-        self.list.push(Fact { key, given, place: Some(place), replaces: Vec::new() });
+        self.list.push(Fact { key, given, place: Some(place), replaces: Vec::new(), taken_by: None });
     }
 
     /// Puts the engine's own defaults under what is written.
@@ -69,6 +89,7 @@ impl Facts {
                     given: Given::Value(value.clone()),
                     place: None,
                     replaces: Vec::new(),
+                    taken_by: None,
                 });
             }
         }
@@ -99,12 +120,33 @@ impl Facts {
         place.is_some() && self.value(key).is_some()
     }
 
+    /// Whether a key that begins so is written.
+    pub fn has_below(&self, start: &str) -> bool {
+        self.list.iter().any(|fact| fact.place.is_some() && fact.key.starts_with(start))
+    }
+
+    /// Whether a file of that name is among those that are read.
+    pub fn reads(&self, name: &str) -> bool {
+        let is_it = |place: &SourceLocation| Path::new(&place.file).file_name() == Path::new(name).file_name();
+        self.list.iter().any(|fact| fact.place.iter().chain(&fact.replaces).any(is_it))
+    }
+
     pub fn whole(&self, key: &str) -> Option<i64> {
         self.value(key).and_then(whole)
     }
 
     pub fn number(&self, key: &str) -> Option<f64> {
         self.value(key).and_then(number)
+    }
+
+    /// Where a function or class of the files is defined.
+    pub fn definition(&self, name: &str) -> Option<&SourceLocation> {
+        self.definitions.get(name)
+    }
+
+    /// Where a key is written.
+    pub fn place(&self, key: &str) -> Option<&SourceLocation> {
+        self.list[*self.index.get(key)?].place.as_ref()
     }
 
     /// Whether a key is true.
@@ -142,13 +184,13 @@ impl Facts {
             {
                 let text = text.clone();
                 let needs = format!("the value of {text}, which refers to itself");
-                fact.given = Given::Open { text, needs };
+                fact.given = Given::open(text, needs);
             }
         }
     }
 
     fn followed(&self, key: &str, text: &str, environment: EnvironmentLookup) -> Given {
-        let open = |needs: String| Given::Open { text: text.to_owned(), needs };
+        let open = |needs: String| Given::open(text, needs);
         // the innermost reference is the last that begins
         let Some((before, rest)) = text.rsplit_once("${") else {
             return open(format!("the value of {text}"));

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// Settings that only some objectives read: prefix of the key, and the values of another setting that they go with.
 const GOES_WITH: [(&str, &str, &[&str]); 12] = [
-    ("scale_rewards", "adv_estimator", &["grpo", "pass_at_k"]),
+    ("scale_rewards", "adv_estimator", &["grpo", "grpo_leave_one_out", "pass_at_k"]),
     ("gamma", "adv_estimator", &["reinforce_plus_plus", "gae"]),
     ("lam", "adv_estimator", &["gae"]),
     ("importance_sampling_level", "policy_loss", &["clip", "cispo", "sapo"]),

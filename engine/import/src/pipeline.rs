@@ -3,10 +3,10 @@
 use super::account::{Imported, ImportedKey, KeyOutcome, Setting};
 use super::assembly::Assembly;
 use super::engine::Engine;
-use super::entry::Given;
+use super::entry::{Given, PROGRAM};
 use super::error::ImportError;
 use super::facts::{Fact, Facts};
-use super::key_mapping::{KeyRule, MappedKey, SourceKey, judge, rule};
+use super::key_mapping::{KeyMapping, KeyRule, MappedKey, SourceKey, judge, rule};
 use super::objective;
 use super::source::SourceFile;
 use firebrick_engine::config;
@@ -28,6 +28,9 @@ pub struct Options {
     pub rows: Option<u64>,
     /// Devices of the other engine's run, for batch sizes a device.
     pub devices: Option<u64>,
+    /// The way to the working folder from the folder that the configuration goes to, where that is another: what leads
+    /// relative paths to the same files.
+    pub way_back: Option<String>,
 }
 
 /// Reads files of another engine, later ones over earlier ones. `environment` gives the variables that scripts read.
@@ -40,16 +43,23 @@ pub fn import(
     options: &Options,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Imported, ImportError> {
-    let mut entries = Vec::new();
+    let (mut entries, mut definitions) = (Vec::new(), BTreeMap::new());
     for file in files {
-        entries.extend(file.entries(environment)?);
+        let reading = file.read(environment)?;
+        entries.extend(reading.entries);
+        definitions.extend(reading.definitions);
     }
     let mut facts = Facts::new(entries);
+    facts.definitions = definitions;
     (facts.rows, facts.devices, facts.home) = (options.rows, options.devices, environment("HOME"));
+    facts.way_back.clone_from(&options.way_back);
     let engine = match options.engine {
         Some(engine) => engine,
         None => Engine::of(&facts)?,
     };
+    if let Some(other) = engine.refusal(&facts) {
+        return Err(ImportError::OtherRun(other));
+    }
     let defaults = engine.defaults(&facts);
     facts.lay_under(&defaults);
     facts.follow_references(environment);
@@ -77,6 +87,10 @@ impl Work {
 
     fn take(&mut self, fact: &Fact, facts: &Facts) {
         let outcome = self.outcome(fact, facts);
+        // a program is no key: it is worth a row where results may depend on it
+        if fact.key == PROGRAM && !matches!(outcome, KeyOutcome::Cannot { .. }) {
+            return;
+        }
         let value = match &fact.given {
             Given::Value(value) => value.clone(),
             Given::Open { text, .. } => text.clone().into(),
@@ -94,12 +108,16 @@ impl Work {
         if fact.key.ends_with("_target_") {
             return KeyOutcome::NotNeeded { why: "it names a Python class of the other engine".into() };
         }
+        if let Some(section) = &fact.taken_by {
+            return KeyOutcome::NotNeeded { why: format!("{section} is given a value later, in place of the section") };
+        }
         let Some((_, answer)) = rule(self.tables, &fact.key) else {
             return KeyOutcome::Unknown { nearest: self.nearest(&fact.key) };
         };
         let value = match &fact.given {
             Given::Value(value) => value,
-            Given::Open { text, needs } => {
+            Given::Open { .. } if matches!(answer, KeyMapping::NotNeeded(_)) => &Value::Null,
+            Given::Open { text, needs, .. } => {
                 return KeyOutcome::Cannot {
                     why: format!("its value `{text}` needs {needs}; set it, or write our key by hand"),
                 };
@@ -195,8 +213,10 @@ impl Work {
         if !assembly.has("task.kind") {
             assembly.put("task.kind", json!("dataset"));
         }
-        assembly.need("task.train", "train.jsonl", "the file of training rows");
-        if assembly.rewards.is_empty() {
+        if !assembly.has_no_rows {
+            assembly.need("task.train", "train.jsonl", "the file of training rows");
+        }
+        if assembly.rewards.is_empty() && !assembly.has("task.rewards") {
             assembly.need("task.rewards", json!([{"kind": "exact"}]), "what grades a completion");
             assembly.need("task.answer_field", "answer", "the field that has the answer");
         }
@@ -209,6 +229,7 @@ impl Work {
         let of = |assembly: &Assembly, key: &str, default: u64| assembly.whole(key).unwrap_or(default);
         let assembly = &mut self.assembly;
         let longest = of(assembly, "rollout.prompt_length", 512) + of(assembly, "rollout.response_length", 256);
+        let longest = longest.min(of(assembly, "rollout.max_model_len", longest));
         let budgets = [
             ("memory.train_tokens", Some(16_384)),
             ("memory.score_tokens", Some(32_768)),

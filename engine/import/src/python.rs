@@ -171,7 +171,7 @@ fn read(tokens: &[PythonToken], names: &Names) -> Given {
         Some(value) => Given::Value(value),
         None => {
             let text = written(tokens);
-            Given::Open { needs: format!("the value of the expression `{text}`"), text }
+            Given::open(&text, format!("the value of the expression `{text}`"))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Launch scripts: the settings on the command line that starts a training program.
 
-use super::entry::{Entry, EnvironmentLookup, Given, SourceLocation};
+use super::entry::{Entry, EnvironmentLookup, Given, PROGRAM, SourceLocation};
 use super::error::ImportError;
 use super::literal::{hydra, word as literal_word};
 use super::shell_words::{Command, Word, commands, flat};
@@ -95,13 +95,25 @@ fn starts_trl(command: &Command) -> bool {
 
 fn given(word: &Word, text: &str, read: fn(&str) -> Value) -> Given {
     match &word.needs {
-        Some(needs) => Given::Open { text: text.to_owned(), needs: needs.clone() },
+        Some(needs) => Given::open(text, needs),
         None => Given::Value(read(text)),
     }
 }
 
+/// The program that a command starts: the module behind `-m`, a Python file, or a command of `trl`.
+fn program(words: &[Word]) -> Option<&str> {
+    let after = |own: &str| words.iter().skip_while(|word| word.text != own).nth(1);
+    let module =
+        after("trl").or_else(|| words.iter().rposition(|word| word.text == "-m").and_then(|at| words.get(at + 1)));
+    let file = words.iter().find(|word| word.text.rsplit_once('.').is_some_and(|(_, ending)| ending == "py"));
+    Some(module.or(file)?.text.as_str())
+}
+
 fn overrides(file: &str, command: &Command, into: &mut Vec<Entry>) {
     let place = &SourceLocation { file: file.to_owned(), line: Some(command.line) };
+    if let Some(program) = program(&command.words) {
+        into.push(Entry::new(PROGRAM, Given::Value(program.into()), place));
+    }
     for word in &command.words {
         if word.text.starts_with("--config") {
             let (flag, value) = word.text.split_once('=').unwrap_or((word.text.as_str(), ""));
@@ -119,19 +131,22 @@ fn overrides(file: &str, command: &Command, into: &mut Vec<Entry>) {
 /// `--key value`, `--key=value` and `--key` alone, which is true; several values of one key are a list.
 fn flags(file: &str, command: &Command, into: &mut Vec<Entry>) {
     let place = &SourceLocation { file: file.to_owned(), line: Some(command.line) };
+    if let Some(program) = program(&command.words) {
+        into.push(Entry::new(PROGRAM, Given::Value(program.into()), place));
+    }
     let mut words = command.words.iter().peekable();
     while let Some(word) = words.next() {
         let Some(flag) = word.text.strip_prefix("--") else {
             continue;
         };
         if let Some((key, value)) = flag.split_once('=') {
-            into.push(Entry::new(key, given(word, value, hydra), place));
+            into.push(Entry::new(key.replace('-', "_"), given(word, value, hydra), place));
             continue;
         }
         let mut values = Vec::new();
-        while let Some(value) = words.next_if(|next| !next.text.starts_with("--")) {
+        while let Some(value) = words.next_if(|next| !next.text.starts_with("--") && next.text != "-m") {
             // what follows the program's own name belongs to no flag
-            if value.text.rsplit_once('.').is_some_and(|(_, ending)| ending == "py") && !values.is_empty() {
+            if value.text.rsplit_once('.').is_some_and(|(_, ending)| ending == "py") {
                 break;
             }
             values.push(value);
@@ -141,6 +156,6 @@ fn flags(file: &str, command: &Command, into: &mut Vec<Entry>) {
             [one] => given(one, &one.text, hydra),
             _ => Given::Value(values.iter().map(|one| literal_word(&one.text)).collect()),
         };
-        into.push(Entry::new(flag, given, place));
+        into.push(Entry::new(flag.replace('-', "_"), given, place));
     }
 }

@@ -1,7 +1,7 @@
 //! Files by what they are: scripts, YAML, JSON, Python.
 
 use super::engine::Engine;
-use super::entry::{Entry, EnvironmentLookup, SourceLocation};
+use super::entry::{EnvironmentLookup, Reading, SourceLocation};
 use super::error::ImportError;
 use super::key_mapping::rule;
 use super::page::CodeBlock;
@@ -33,7 +33,7 @@ impl SourceFile {
     }
 
     /// What the file says.
-    pub(super) fn entries(&self, environment: EnvironmentLookup) -> Result<Vec<Entry>, ImportError> {
+    pub(super) fn read(&self, environment: EnvironmentLookup) -> Result<Reading, ImportError> {
         let (name, text) = (&self.name, &self.text);
         if text.len() > yaml::LARGEST {
             return Err(ImportError::at(
@@ -63,7 +63,7 @@ impl SourceFile {
     }
 
     /// The block of a page that has settings.
-    fn of_page(&self, blocks: &[CodeBlock], environment: EnvironmentLookup) -> Result<Vec<Entry>, ImportError> {
+    fn of_page(&self, blocks: &[CodeBlock], environment: EnvironmentLookup) -> Result<Reading, ImportError> {
         let read = |block: &CodeBlock| {
             let language = match block.language.trim_start_matches('.') {
                 "shell" | "console" | "zsh" => "sh",
@@ -74,23 +74,22 @@ impl SourceFile {
         };
         let has_settings = |block: &CodeBlock| {
             // JSON, YAML and Python of something else are no settings: their keys are in no engine's tables
-            read(block).is_ok_and(|entries| entries.iter().any(|own| is_known(&own.key)))
+            read(block).is_ok_and(|reading| reading.entries.iter().any(|own| is_known(&own.key)))
         };
         let block = page::chosen(&self.name, blocks, self.line, has_settings)?;
         let moved = |place: &mut SourceLocation| {
             place.line = place.line.map(|line| line + block.line);
         };
-        let mut entries = read(&block).map_err(|error| match error {
+        let mut reading = read(&block).map_err(|error| match error {
             ImportError::Unreadable { mut place, detail } => {
                 moved(&mut place);
                 ImportError::Unreadable { place, detail }
             }
-            other @ ImportError::UnknownEngine(_) => other,
+            other => other,
         })?;
-        for entry in &mut entries {
-            moved(&mut entry.place);
-        }
-        Ok(entries)
+        reading.entries.iter_mut().for_each(|entry| moved(&mut entry.place));
+        reading.definitions.iter_mut().for_each(|(_, place)| moved(place));
+        Ok(reading)
     }
 }
 
@@ -101,27 +100,27 @@ fn is_known(key: &str) -> bool {
 }
 
 /// A text by what its ending, or its block's language, says that it is.
-fn read_as(kind: &str, name: &str, text: &str, environment: EnvironmentLookup) -> Result<Vec<Entry>, ImportError> {
+fn read_as(kind: &str, name: &str, text: &str, environment: EnvironmentLookup) -> Result<Reading, ImportError> {
     match kind {
-        "sh" | "bash" | "slurm" | "sbatch" => shell::entries(name, text, environment),
-        "yaml" | "yml" => yaml::entries(name, text),
-        "json" => yaml::json_entries(name, text),
-        "py" => python::entries(name, text),
+        "sh" | "bash" | "slurm" | "sbatch" => shell::entries(name, text, environment).map(Reading::from),
+        "yaml" | "yml" => yaml::entries(name, text).map(Reading::from),
+        "json" => yaml::json_entries(name, text).map(Reading::from),
+        "py" => python::entries(name, text).map(Reading::from),
         _ => guessed(name, text, environment),
     }
 }
 
 /// A text of which nothing says what it is.
-fn guessed(name: &str, text: &str, environment: EnvironmentLookup) -> Result<Vec<Entry>, ImportError> {
+fn guessed(name: &str, text: &str, environment: EnvironmentLookup) -> Result<Reading, ImportError> {
     let first = text.trim_start();
     let has = |part: &str| text.contains(part);
     if first.starts_with('{') {
-        yaml::json_entries(name, text)
+        yaml::json_entries(name, text).map(Reading::from)
     } else if ["GRPOConfig(", "RLOOConfig(", "PPOConfig("].iter().any(|call| has(call)) {
-        python::entries(name, text)
+        python::entries(name, text).map(Reading::from)
     } else if first.starts_with("#!") || has("python") || shell::looks_like_overrides(text) {
-        shell::entries(name, text, environment)
+        shell::entries(name, text, environment).map(Reading::from)
     } else {
-        yaml::entries(name, text)
+        yaml::entries(name, text).map(Reading::from)
     }
 }

@@ -15,7 +15,7 @@ fn environment(name: &str) -> Option<String> {
 }
 
 fn entries(name: &str, text: &str) -> Vec<Entry> {
-    SourceFile::new(name, text).entries(&environment).unwrap_or_else(|e| panic!("{e}"))
+    SourceFile::new(name, text).read(&environment).unwrap_or_else(|e| panic!("{e}")).entries
 }
 
 fn value(entries: &[Entry], key: &str) -> Value {

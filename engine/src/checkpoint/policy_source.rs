@@ -235,9 +235,9 @@ pub fn tokenizer_of(config: &ModelConfig, task: &dyn Task) -> Result<Tokenizer> 
     if let Some(arch) = folder.and_then(|folder| Checkpoint::architecture(&folder).ok()) {
         tokenizer = tokenizer.for_embedding(arch.vocab_size);
     }
-    if let Some(file) = &config.chat_template {
-        let template = std::fs::read_to_string(file).map_err(Error::io("read", file))?;
-        tokenizer = tokenizer.with_chat_template(&template, file)?;
+    if let Some(template) = config.template()? {
+        let file = config.chat_template.as_deref().filter(|file| file.is_file());
+        tokenizer = tokenizer.with_chat_template(&template, file.unwrap_or(Path::new("model.chat_template")))?;
     }
     Ok(tokenizer.with_chat_template_kwargs(&config.chat_template_kwargs)?)
 }

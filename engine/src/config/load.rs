@@ -1,6 +1,7 @@
 //! YAML plus `key.path=value` overrides into a [`RunConfig`], with unknown keys refused and the nearest one named.
 
 use super::RunConfig;
+use super::model::is_template;
 use super::schema::{SECTIONS, defaults_by_place};
 use super::yaml::mistake;
 use crate::hub::{HubName, expand_home};
@@ -19,6 +20,8 @@ enum Named {
     Hub,
     /// A program: by its name alone it is looked for on the path.
     Program,
+    /// A chat template: its file, or its Jinja text, which is kept.
+    Template,
     /// An argument of a program, or a folder that is relative to where the program runs: only its home folder is
     /// resolved.
     Kept,
@@ -29,7 +32,7 @@ const PATHS: [(&str, Named); 19] = [
     ("/output", Named::Kept),
     ("/model/path", Named::Hub),
     ("/model/tokenizer", Named::Hub),
-    ("/model/chat_template", Named::Local),
+    ("/model/chat_template", Named::Template),
     ("/model/lora/path", Named::Hub),
     ("/critic/model/path", Named::Hub),
     ("/task/train", Named::Hub),
@@ -129,6 +132,7 @@ fn resolve(value: &mut Value, named: Named, base: &Path) -> Result<()> {
                 Named::Hub => HubName::is_one(text, base),
                 Named::Program => Path::new(text).components().count() == 1,
                 Named::Kept => true,
+                Named::Template => is_template(text),
             };
             if !stays {
                 let path = base.join(&text);

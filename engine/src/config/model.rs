@@ -18,7 +18,7 @@ pub struct ModelConfig {
     pub arch: Option<Map<String, Value>>,
     /// With `arch`: tokenizer folder. `null`: one token per character, if the task defines its characters.
     pub tokenizer: Option<PathBuf>,
-    /// Jinja file that replaces the tokenizer's chat template.
+    /// Chat template in place of the tokenizer's: a Jinja file, or the template itself.
     pub chat_template: Option<PathBuf>,
     /// Chat template variables, such as `enable_thinking: false`.
     pub chat_template_kwargs: Map<String, Value>,
@@ -29,7 +29,24 @@ pub struct ModelConfig {
     pub lora: Option<LoraSettings>,
 }
 
+/// Whether a text is a template itself, and not the name of its file.
+pub(crate) fn is_template(text: &str) -> bool {
+    text.contains("{{") || text.contains("{%")
+}
+
 impl ModelConfig {
+    /// The chat template that takes the place of the tokenizer's, if there is one.
+    ///
+    /// # Errors
+    /// `Error::Io` where its file cannot be read.
+    pub fn template(&self) -> Result<Option<String>> {
+        let read = |file: &PathBuf| match file.to_str().filter(|text| is_template(text)) {
+            Some(text) => Ok(text.to_owned()),
+            None => std::fs::read_to_string(file).map_err(Error::io("read", file)),
+        };
+        self.chat_template.as_ref().map(read).transpose()
+    }
+
     /// Refuses what cannot work with any model.
     pub(crate) fn check(&self) -> Result<()> {
         let coefficient = self.router_aux_loss_coef;

@@ -26,8 +26,10 @@ pub struct TrainerConfig {
     pub train_batch_size: usize,
     /// Seed of weights, shuffling and sampling.
     pub seed: u64,
-    /// Steps between validations, which always run before the first step and after the last; 0: only then.
+    /// Steps between validations, which always run after the last step; 0: only then.
     pub test_freq: u64,
+    /// Validate before the first step too.
+    pub val_before_train: bool,
     /// Maximum validation prompts. `null`: all.
     pub val_max_samples: Option<usize>,
     /// Steps between checkpoints. 0: only after the last; −1: never.
@@ -71,6 +73,7 @@ impl Default for TrainerConfig {
             train_batch_size: 32,
             seed: 0,
             test_freq: 0,
+            val_before_train: true,
             val_max_samples: None,
             save_freq: 0,
             max_ckpt_to_keep: 3,

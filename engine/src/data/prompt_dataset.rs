@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// An example with its prompt's tokens and text.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Prompt {
     /// Where it came from, with its ground truth.
     pub example: Example,

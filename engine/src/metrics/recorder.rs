@@ -231,7 +231,7 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<SampleRecord<'_>> {
                 step,
                 prompt_index: r.prompt_index,
                 sample: r.sample,
-                prompt: &prompt.text,
+                prompt: r.prompt_text.as_deref().unwrap_or(&prompt.text),
                 completion: &r.text,
                 turns: &r.turns,
                 num_turns: (!r.turns.is_empty()).then(|| r.num_turns()),

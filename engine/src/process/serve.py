@@ -5,8 +5,10 @@ goes to stderr. It runs in the main thread, so that its signal handlers work, an
 because the trainer is done or was killed, this process and all that it started end too.
 """
 
+import ast
 import asyncio
 import atexit
+import importlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -30,17 +32,92 @@ class Refused(Exception):
 
 
 def load(file):
-    """Runs the file as a module that can import its neighbours."""
+    """Imports a file: of a package under its dotted name, so that relative imports work, else as `python FILE` has it, with its folder on
+    `sys.path`. It is never `__main__`."""
     file = os.path.abspath(file)
-    sys.path.insert(0, os.path.dirname(file))
-    name = os.path.splitext(os.path.basename(file))[0]
-    if name in sys.modules:  # of the standard library, say
-        name = "user_" + name
-    loader = importlib.machinery.SourceFileLoader(name, file)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
-    sys.modules[name] = module  # so that what it defines can be pickled
-    loader.exec_module(module)
+    refuse_start(file)
+    own = folder = os.path.dirname(file)
+    parts = [os.path.splitext(os.path.basename(file))[0]]
+    while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.basename(folder):
+        folder, package = os.path.split(folder)
+        parts.insert(0, package)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if folder == own:
+        # one of the standard library may have the name
+        return execute("user_" + parts[0] if parts[0] in sys.modules else parts[0], file)
+    # as with `python FILE`, it may name its neighbours without the package
+    sys.path.append(own)
+    if parts[-1] == "__init__":
+        parts.pop()
+    package, failed = None, None
+    if parts[:-1]:
+        try:
+            package = importlib.import_module(".".join(parts[:-1]))
+        except Exception as error:
+            # a file that needs nothing of what its packages do can do without
+            package, failed = bare(folder, parts[:-1]), error
+    name = ".".join(parts)
+    expected = os.path.join(folder, *parts[:-1])
+    found = sys.modules.get(name)
+    if package and expected not in map(os.path.abspath, getattr(package, "__path__", [])) or found and getattr(found, "__file__", None) != file:
+        raise Refused(f"its name would be `{name}`, which is another module here; rename the folder {os.path.join(folder, parts[0])}")
+    try:
+        module = found or execute(name, file)
+    except ImportError as error:
+        # what the file itself lacks says more than what its packages lack
+        raise failed if failed and not isinstance(error, ModuleNotFoundError) else error
+    if package:
+        setattr(package, parts[-1], module)
     return module
+
+
+def bare(folder, parts):
+    """Packages without what their `__init__.py` does."""
+    for at, part in enumerate(parts):
+        name, folder = ".".join(parts[: at + 1]), os.path.join(folder, part)
+        if name not in sys.modules:
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = [folder]
+    return sys.modules[name]
+
+
+def execute(name, file):
+    """Runs a file as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, file)
+    folders = [os.path.dirname(file)] if os.path.basename(file) == "__init__.py" else None
+    module = importlib.util.module_from_spec(
+        importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=folders)
+    )
+    sys.modules[name] = module  # so that what it defines can be pickled
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def refuse_start(file):
+    """Refuses a file that starts a training when it is imported."""
+    with open(file, "rb") as source:
+        body = ast.parse(source.read(), file).body
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    run = [own for own in body if not isinstance(own, defined) and not (isinstance(own, ast.If) and "__name__" in ast.unparse(own.test))]
+    for call in (part for own in run for part in ast.walk(own) if isinstance(part, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "train" and "rainer" in ast.unparse(call.func.value):
+            raise Refused(f'line {call.lineno} starts a training when the file is loaded; put it under `if __name__ == "__main__":`')
+
+
+def find(module, name, kind, is_one):
+    """What a dotted name stands for in a module."""
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if callable(found):
+        return found
+    own = [n for n, one in vars(module).items() if is_one(one) and getattr(one, "__module__", None) == module.__name__]
+    raise Refused(f"there is no {kind} `{name}` in it; " + (f"its {kind}{'es' if kind[-1] == 's' else 's'} are {listed(own)}" if own else "it defines none"))
 
 
 def number(value):
@@ -76,7 +153,13 @@ def told(error):
     frames = traceback.extract_tb(error.__traceback__)
     frames = [f for f in frames if f.filename != "<string>" and not f.filename.startswith("<frozen importlib")]
     lines = ["Traceback (most recent call last):\n"] + traceback.format_list(frames) if frames else []
-    return "".join(lines + traceback.format_exception_only(type(error), error)).rstrip()
+    if isinstance(error, ModuleNotFoundError):
+        advice = "\nset `python` to the interpreter of an environment that has it"
+    elif isinstance(error, ImportError) and "no known parent package" in str(error):
+        advice = "\nadd an empty `__init__.py` to the folder of the file"
+    else:
+        advice = ""
+    return "".join(lines + traceback.format_exception_only(type(error), error)).rstrip() + advice
 
 
 def leads():

@@ -94,6 +94,7 @@ pub fn write_rollout(to: &mut Writer, rollout: &Rollout) {
         prompt_index,
         sample,
         prompt,
+        prompt_text,
         completion,
         inserted,
         turns,
@@ -116,6 +117,7 @@ pub fn write_rollout(to: &mut Writer, rollout: &Rollout) {
     to.number(*prompt_index);
     to.number(*sample as u64);
     to.tokens(prompt);
+    to.option(prompt_text.as_deref(), Writer::text);
     to.tokens(completion);
     write_ranges(to, inserted);
     write_json(to, turns);
@@ -153,6 +155,7 @@ pub fn read_rollout(from: &mut Reader<'_>) -> Result<Rollout> {
         prompt_index: from.number()?,
         sample: from.count()?,
         prompt: from.tokens()?,
+        prompt_text: from.option(Reader::text)?,
         completion: from.tokens()?,
         inserted: read_ranges(from)?,
         turns: read_json(from)?,
@@ -188,6 +191,7 @@ mod tests {
             prompt_index: 7,
             sample: 3,
             prompt: vec![1, 2],
+            prompt_text: Some("a prompt".into()),
             completion: vec![3, u32::MAX],
             inserted: std::iter::once(1..2).collect(),
             turns: vec![Message { role: "tool".into(), content: "5".into() }],

@@ -26,8 +26,11 @@ pub const TOOL: &str = "tool";
 
 /// What answers the turns of one rollout.
 pub trait Environment: Send {
+    /// Seeds what the next reset draws at random: rollouts of a group have the same seed.
+    fn seed(&mut self, _seed: u32) {}
+
     /// Begins anew with an example. The text, if there is one, is appended to the last message of the prompt that the
-    /// user wrote; it depends on the example alone, as all rollouts of a group have the same prompt.
+    /// user wrote. It should depend on the example and the seed alone.
     ///
     /// # Errors
     /// Where it cannot begin.

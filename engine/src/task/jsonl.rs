@@ -11,7 +11,7 @@ pub use config::{Extract, JsonlConfig};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::error::RowLocation;
+use super::error::{RowLocation, Unit};
 use super::recipe::Recipe;
 use super::rows::{Indices, Order, RowFiles, Rows, split};
 use super::template::Row;
@@ -166,6 +166,8 @@ pub struct Jsonl {
     environments: Option<PythonEnvironments>,
     train: Rows,
     train_order: Order,
+    /// Without `train`, the row of every prompt: the environment makes them, without end.
+    endless: Option<Row>,
     /// Where absent, rows of `train` are held out.
     validation: Option<Rows>,
     validation_order: Order,
@@ -198,6 +200,8 @@ impl Jsonl {
                 None => Ok(()),
             }
         };
+        let endless = config.train.is_empty().then(|| row_of_none(config)).transpose()?;
+        endless.clone().map_or(Ok(()), &check)?;
         let weights = config.weights()?;
         let sources = config.train.list(base, TRAIN)?;
         let validation_files = config.validation_files(base)?;
@@ -221,6 +225,7 @@ impl Jsonl {
         Ok(Self {
             name,
             sets,
+            endless,
             train_order: order(&train, kept, &sources, weights)?,
             train,
             validation,
@@ -229,6 +234,10 @@ impl Jsonl {
             rewards,
             environments,
         })
+    }
+
+    fn endless(&self, split: Split) -> Option<&Row> {
+        self.endless.as_ref().filter(|_| split == Split::Train)
     }
 
     fn order(&self, split: Split) -> (&Rows, &Order) {
@@ -240,6 +249,19 @@ impl Jsonl {
             }
         }
     }
+}
+
+/// The row of a task without rows: an empty message of the user, as in TRL, to which the environment adds the prompt.
+pub(super) fn row_of_none(config: &JsonlConfig) -> Result<Row, TaskError> {
+    if config.environment.is_none() {
+        let detail = "expected rows: a file, a folder or a Hub dataset; only a task with `environment` can omit it";
+        return Err(TaskError::config(TRAIN, detail));
+    }
+    let prompt = serde_json::json!([{"role": "user", "content": ""}]);
+    Ok(Row {
+        place: RowLocation { path: "the empty prompt of a task without `train`".into(), line: 1, unit: Unit::Row },
+        fields: [("prompt".to_owned(), prompt)].into_iter().collect(),
+    })
 }
 
 /// Whether a row makes an example whose answer every reward can read.
@@ -313,18 +335,21 @@ impl Task for Jsonl {
     }
 
     fn len(&self, split: Split) -> Option<u64> {
-        Some(self.order(split).1.len())
+        self.endless(split).is_none().then(|| self.order(split).1.len())
     }
 
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
         let (rows, order) = self.order(split);
-        let row = order.row(index).ok_or_else(|| TaskError::NoSuchExample {
-            task: self.name.clone(),
-            split: split.name(),
-            index,
-            len: order.len(),
-        })?;
-        let mut example = self.recipe.example(rows.get(row)?)?;
+        let row = match self.endless(split) {
+            Some(row) => row.clone(),
+            None => rows.get(order.row(index).ok_or_else(|| TaskError::NoSuchExample {
+                task: self.name.clone(),
+                split: split.name(),
+                index,
+                len: order.len(),
+            })?)?,
+        };
+        let mut example = self.recipe.example(row)?;
         if let Some(environments) = &self.environments {
             let tools = environments.tools().clone();
             example.fields.insert(TOOLS.to_owned(), tools);

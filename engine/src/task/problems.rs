@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::jsonl::checked;
+use super::jsonl::{checked, row_of_none};
 use super::recipe::Recipe;
 use super::template::Row;
 use super::{EnvironmentConfig, JsonlConfig, PythonEnvironments, Rewards, RowFiles, TaskConfig, TaskError};
@@ -76,6 +76,15 @@ fn problems(config: &JsonlConfig, base: &Path) -> Vec<TaskProblem> {
             None
         }
     };
+    if config.train.is_empty() {
+        match row_of_none(config) {
+            Ok(row) => {
+                let faults = recipe.iter().flat_map(|own| faults(&row, own, rewards.as_ref()));
+                found.extend(faults.map(TaskProblem::new));
+            }
+            Err(error) => found.push(TaskProblem::new(error)),
+        }
+    }
     let mut told: Vec<String> = Vec::new();
     for (setting, files) in sources(config) {
         let missing = files.missing(base, setting);

@@ -23,7 +23,9 @@ impl Trainer {
                 self.keep_reference()?;
                 self.begin_critic()?;
             }
-            self.validate()?;
+            if self.config.trainer.val_before_train {
+                self.validate()?;
+            }
             self.recorder.end_line(0)?;
         }
         self.started = true;

@@ -127,10 +127,10 @@ pub(crate) fn validation_samples(
     let dealt = Dealt::new(world, lengths, n * rollout.response_length);
     let part = dealt.sampled.clone();
     let own = &data.validation[part.clone()];
-    let playing = Playing::begin(turns, task, rollout, source, own, n)?;
-    let prompts = playing.prompts();
     // step 0 is no step of training
     let key = |prompt_index| DrawKey { seed: 0, step: 0, prompt_index, sample: 0 };
+    let playing = Playing::begin(turns, task, rollout, source, own, n, key(part.start as u32))?;
+    let prompts = playing.prompts();
     let requests: Vec<GenerationRequest> = prompts
         .as_deref()
         .unwrap_or(own)
@@ -158,8 +158,9 @@ pub(crate) fn answers<'a>(
     let numbered = samples.iter().enumerate();
     numbered
         .map(|(at, sample)| {
+            let own = outcomes.and_then(|own| own[at].prompt.as_deref());
             Ok(Answer {
-                prompt: &prompts[sample.request],
+                prompt: own.unwrap_or(&prompts[sample.request]),
                 text: source.tokenizer.decode(&sample.tokens, true)?,
                 last_turn: last_turn(&source.tokenizer, sample)?,
                 turns: outcomes.map_or(&[][..], |own| own[at].turns.as_slice()),

@@ -156,17 +156,24 @@ pub(super) fn all_played(
     )?;
     let (played, outcomes): (Vec<_>, Vec<_>) = all.into_iter().unzip();
     let played = with_additions(prompts, played.iter().flatten());
-    Ok((played, outcomes.concat()))
+    let mut outcomes = outcomes.concat();
+    let n = outcomes.len() / prompts.len().max(1);
+    for (at, outcome) in outcomes.iter_mut().enumerate() {
+        if let Some(prompt) = &mut outcome.prompt {
+            *prompt = Arc::new(with_addition(&prompts[at / n], prompt));
+        }
+    }
+    Ok((played, outcomes))
 }
 
 /// Prompts with the texts and tokens that they have on the ranks that sampled from them.
 fn with_additions<'p>(prompts: &[Prompt], played: impl IntoIterator<Item = &'p Prompt>) -> Vec<Prompt> {
-    let pairs = prompts.iter().zip(played);
-    let both = pairs.map(|(own, played)| Prompt {
-        example: Example { prompt: played.example.prompt.clone(), ..own.example.clone() },
-        ..played.clone()
-    });
-    both.collect()
+    prompts.iter().zip(played).map(|(own, played)| with_addition(own, played)).collect()
+}
+
+fn with_addition(own: &Prompt, played: &Prompt) -> Prompt {
+    let example = Example { prompt: played.example.prompt.clone(), ..own.example.clone() };
+    Prompt { example, ..played.clone() }
 }
 
 /// Adds what other programs' rewards cost: ranks wait for theirs at the same time.

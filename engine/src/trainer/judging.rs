@@ -34,13 +34,18 @@ impl Ended {
 /// What a completion has of its environment.
 #[derive(Clone, Copy, Default)]
 pub(super) struct EnvironmentView<'a> {
+    prompt: Option<&'a Prompt>,
     turns: &'a [Message],
     object: Option<&'a Value>,
 }
 
 impl<'a> EnvironmentView<'a> {
     pub fn of(outcome: Option<&'a Outcome>) -> Self {
-        outcome.map_or_else(Self::default, |own| Self { turns: &own.turns, object: own.object.as_ref() })
+        outcome.map_or_else(Self::default, |own| Self {
+            prompt: own.prompt.as_deref(),
+            turns: &own.turns,
+            object: own.object.as_ref(),
+        })
     }
 }
 
@@ -81,7 +86,7 @@ pub(super) fn answer<'a>(
     first: u64,
 ) -> Answer<'a> {
     Answer {
-        prompt: &prompts[sample.request],
+        prompt: view.prompt.unwrap_or(&prompts[sample.request]),
         text,
         last_turn: None,
         turns: view.turns,

@@ -173,6 +173,7 @@ impl Trainer {
             prompt_index,
             sample: s.sample,
             prompt,
+            prompt_text: None,
             completion: s.tokens,
             inserted: s.inserted,
             turns: Vec::new(),
@@ -273,7 +274,7 @@ impl Trainer {
             step: self.state.step + 1,
             prompt_index: rollout.prompt_index,
             sample: rollout.sample,
-            prompt: prompt.text.clone(),
+            prompt: rollout.prompt_text.as_ref().unwrap_or(&prompt.text).clone(),
             completion: rollout.text.clone(),
             reason: format!("no prompt group has all its rewards; first failure: {reason}"),
         })
@@ -283,21 +284,22 @@ impl Trainer {
     fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64, dealt: &Dealt) -> Result<Sampled> {
         let rollout = &self.config.rollout;
         let (template, task) = (self.turns.as_ref(), self.data.task());
-        let playing = Playing::begin(template, task, rollout, &self.source, prompts, rollout.n)?;
+        let step = self.state.step + 1;
+        let key = |prompt_index: u64| DrawKey {
+            seed: self.config.trainer.seed,
+            step: step as u32,
+            prompt_index: prompt_index as u32,
+            sample: 0,
+        };
+        let playing = Playing::begin(template, task, rollout, &self.source, prompts, rollout.n, key(first))?;
         let prompts = playing.prompts().map_or_else(|| Arc::clone(prompts), Arc::new);
         let sampling = rollout.sampling(self.source.stop_ids.clone());
-        let step = self.state.step + 1;
         let requests: Vec<GenerationRequest> = prompts
             .iter()
             .zip(first..)
             .map(|(prompt, index)| GenerationRequest {
                 tokens: prompt.tokens.clone(),
-                key: DrawKey {
-                    seed: self.config.trainer.seed,
-                    step: step as u32,
-                    prompt_index: index as u32,
-                    sample: 0,
-                },
+                key: key(index),
                 max_new_tokens: None,
             })
             .collect();
@@ -341,6 +343,10 @@ impl Trainer {
 /// Adds to a rollout what came of its environment.
 fn add_outcome(rollout: &mut Rollout, outcome: Outcome) {
     rollout.turns = outcome.turns;
+    if let Some(prompt) = outcome.prompt {
+        rollout.prompt.clone_from(&prompt.tokens);
+        rollout.prompt_text = Some(prompt.text.clone());
+    }
     if let Some(reason) = outcome.lost {
         rollout.reward_error = Some(format!("environment: {reason}"));
     }

@@ -8,6 +8,8 @@ use crate::task::{PromptText, Split, TOOLS, Task};
 use crate::turns::{Episodes, Limits, Outcome, TurnTemplate};
 use crate::{Error, Result};
 use firebrick_models::generate::{Generated, GenerationRequest, Generator, Next, Sample, SchedulerConfig, Turns};
+use firebrick_models::random::DrawKey;
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 /// The template of a run whose task has environments, checked with its first conversation; none where the task has
@@ -73,7 +75,7 @@ fn limits(rollout: &RolloutConfig, source: &PolicySource) -> Limits {
 pub(super) struct Playing<'a>(Option<RefCell<Episodes<'a>>>);
 
 impl<'a> Playing<'a> {
-    /// Resets the environments of a task that has some.
+    /// Resets the environments of a task that has some; `first` is the key of the first prompt.
     pub fn begin(
         template: Option<&'a TurnTemplate>,
         task: &'a dyn Task,
@@ -81,13 +83,14 @@ impl<'a> Playing<'a> {
         source: &PolicySource,
         prompts: &[Prompt],
         n: usize,
+        first: DrawKey,
     ) -> Result<Self> {
         let (Some(template), Some(environments)) = (template, task.environments()) else {
             return Ok(Self(None));
         };
         let limits = limits(rollout, source);
         let tokenizer = &source.tokenizer;
-        let begun = Episodes::begin(environments, template, limits, prompts, n, tokenizer)?;
+        let begun = Episodes::begin(environments, template, limits, prompts, n, first, tokenizer)?;
         Ok(Self(Some(RefCell::new(begun))))
     }
 
@@ -117,8 +120,19 @@ impl<'a> Playing<'a> {
         };
         // a turn is prefilled from the end of the one before
         let limits = SchedulerConfig { keep_completions: true, ..*limits };
-        let mut turns = Shared(episodes);
-        Ok(generator.run_turns(requests, n, &limits, &mut turns, ended)?)
+        let apart = episodes.borrow().requests(requests);
+        let mut turns = Shared { episodes, group: apart.as_ref().map(|_| n) };
+        let Some(requests) = apart else {
+            return Ok(generator.run_turns(requests, n, &limits, &mut turns, ended)?);
+        };
+        // each rollout is a request: its places in its group are put back
+        let mut ended = ended;
+        let mut ended = |sample: &Sample| ended(&placed(sample, Some(n)));
+        let mut generated = generator.run_turns(&requests, 1, &limits, &mut turns, &mut ended)?;
+        for sample in &mut generated.samples {
+            (sample.request, sample.sample) = (sample.request / n, sample.request % n);
+        }
+        Ok(generated)
     }
 
     /// What came of the rollouts, in the order of prompts and samples; none without environments.
@@ -129,14 +143,32 @@ impl<'a> Playing<'a> {
 }
 
 /// Episodes that are looked at between their turns.
-struct Shared<'e, 'a>(&'e RefCell<Episodes<'a>>);
+struct Shared<'e, 'a> {
+    episodes: &'e RefCell<Episodes<'a>>,
+    /// Rollouts of a group, where each rollout is a request.
+    group: Option<usize>,
+}
 
 impl Turns for Shared<'_, '_> {
     fn turn(&mut self, sample: &Sample, room: usize) -> Next {
-        self.0.borrow_mut().turn(sample, room)
+        self.episodes.borrow_mut().turn(&placed(sample, self.group), room)
     }
 
     fn awaited(&mut self) -> Vec<((usize, usize), Next)> {
-        self.0.borrow_mut().awaited()
+        let mut all = self.episodes.borrow_mut().awaited();
+        if let Some(n) = self.group {
+            for ((request, sample), _) in &mut all {
+                (*request, *sample) = (*request * n + *sample, 0);
+            }
+        }
+        all
+    }
+}
+
+/// A sample with its prompt and its place in the group, where each rollout was a request.
+fn placed(sample: &Sample, group: Option<usize>) -> Cow<'_, Sample> {
+    match group {
+        None => Cow::Borrowed(sample),
+        Some(n) => Cow::Owned(Sample { request: sample.request / n, sample: sample.request % n, ..sample.clone() }),
     }
 }

@@ -68,7 +68,9 @@ pub(super) fn read_prompt(from: &mut Reader<'_>) -> Result<Prompt> {
 /// Writes what came of a rollout.
 pub(super) fn write_outcome(to: &mut Writer, outcome: &Outcome) {
     // a new field has to be written and read here
-    let Outcome { turns, reward, object, tool_calls, failed_calls, retries, lost, differs_from_template } = outcome;
+    let Outcome { prompt, turns, reward, object, tool_calls, failed_calls, retries, lost, differs_from_template } =
+        outcome;
+    to.option(prompt.as_deref(), write_prompt);
     write_json(to, turns);
     to.option(*reward, Writer::float);
     write_json(to, object);
@@ -82,6 +84,7 @@ pub(super) fn write_outcome(to: &mut Writer, outcome: &Outcome) {
 /// Reads it.
 pub(super) fn read_outcome(from: &mut Reader<'_>) -> Result<Outcome> {
     Ok(Outcome {
+        prompt: from.option(|r| Ok(Arc::new(read_prompt(r)?)))?,
         turns: read_json(from)?,
         reward: from.option(Reader::float)?,
         object: read_json(from)?,

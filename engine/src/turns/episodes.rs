@@ -7,9 +7,12 @@ use crate::Result;
 use crate::data::{Prompt, encode_prompt};
 use crate::task::{Environment, EnvironmentError, Environments, Example, PromptText, ToolParser, Turn};
 use firebrick_models::Tokenizer;
-use firebrick_models::generate::{FinishReason, Next, Sample, Turns};
+use firebrick_models::generate::{FinishReason, GenerationRequest, Next, Sample, Turns};
+use firebrick_models::random::{DrawKey, Stream};
 use firebrick_models::tokenizer::Message;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 /// Times that a rollout is tried whose environment fails by itself.
 const TRIES: usize = 2;
@@ -37,8 +40,8 @@ pub struct Episodes<'a> {
     /// The examples as the task has them, for resets.
     examples: Vec<Example>,
     prompts: Vec<Prompt>,
-    /// What environments have added to each prompt.
-    first: Vec<Option<FirstWords>>,
+    /// Seeds of each prompt's environments.
+    seeds: Vec<u32>,
     n: usize,
     all: Vec<Episode>,
     pool: Option<Pool>,
@@ -52,11 +55,14 @@ struct Episode {
     environment: Option<Box<dyn Environment>>,
     /// Failures of its own environments.
     failures: usize,
+    /// What its environment returned when it was reset.
+    said: Option<FirstWords>,
     outcome: Outcome,
 }
 
 impl<'a> Episodes<'a> {
-    /// Begins the rollouts of prompts: resets an environment for each, and adds to the prompts what they say.
+    /// Begins the rollouts of prompts, of which `key` is the first's: resets an environment for each, and adds to the
+    /// prompts what they say.
     ///
     /// # Errors
     /// Where a prompt cannot be rendered again.
@@ -66,18 +72,22 @@ impl<'a> Episodes<'a> {
         limits: Limits,
         prompts: &[Prompt],
         n: usize,
+        key: DrawKey,
         tokenizer: &Tokenizer,
     ) -> Result<Self> {
         let workers = environments.workers();
         let examples: Vec<Example> = prompts.iter().map(|own| own.example.clone()).collect();
-        let begun = reset_all(environments, &examples, n);
+        let indices = u64::from(key.prompt_index)..;
+        let seeds: Vec<u32> =
+            indices.take(prompts.len()).map(|index| Stream::new(key.seed, index).next_u32()).collect();
+        let begun = reset_all(environments, &examples, &seeds, n);
         let mut own = Self {
             environments,
             template,
             limits,
             examples,
             prompts: prompts.to_vec(),
-            first: vec![None; prompts.len()],
+            seeds,
             n,
             all: Vec::with_capacity(prompts.len() * n),
             pool: (workers > 0).then(|| Pool::new(workers)),
@@ -88,9 +98,7 @@ impl<'a> Episodes<'a> {
             for begun in begun.by_ref().take(n) {
                 own.add(begun);
             }
-            if let Some(FirstWords(Some(text))) = own.first[at].clone() {
-                own.add_to_prompt(at, &text, tokenizer)?;
-            }
+            own.add_to_prompts(at, tokenizer)?;
         }
         Ok(own)
     }
@@ -99,6 +107,26 @@ impl<'a> Episodes<'a> {
     #[must_use]
     pub fn prompts(&self) -> &[Prompt] {
         &self.prompts
+    }
+
+    /// A request for each rollout, where those of a group have different prompts.
+    #[must_use]
+    pub fn requests(&self, of_prompts: &[GenerationRequest]) -> Option<Vec<GenerationRequest>> {
+        self.all.iter().find(|own| own.outcome.prompt.is_some())?;
+        let requests = (0..self.all.len()).map(|index| {
+            let group = &of_prompts[index / self.n];
+            GenerationRequest {
+                tokens: self.prompt(index).tokens.clone(),
+                key: DrawKey { sample: group.key.sample + (index % self.n) as u32, ..group.key },
+                max_new_tokens: group.max_new_tokens,
+            }
+        });
+        Some(requests.collect())
+    }
+
+    /// The prompt of a rollout.
+    fn prompt(&self, index: usize) -> &Prompt {
+        self.all[index].outcome.prompt.as_deref().unwrap_or(&self.prompts[index / self.n])
     }
 
     /// What came of a rollout.
@@ -116,12 +144,12 @@ impl<'a> Episodes<'a> {
     /// Adds a rollout with its environment.
     fn add(&mut self, begun: Begun) {
         let index = self.all.len();
-        self.all.push(Episode { environment: None, failures: 0, outcome: Outcome::default() });
+        self.all.push(Episode { environment: None, failures: 0, said: None, outcome: Outcome::default() });
         self.take(index, begun);
     }
 
     /// Gives a rollout the environment that began, or fresh ones, as often as it may be tried. False where its tries
-    /// are used up, or where it says something else than the others of its group.
+    /// are used up, or where it says something else than before, to a prompt that is sampled from already.
     fn take(&mut self, index: usize, mut begun: Begun) -> bool {
         let prompt = index / self.n;
         let (environment, said) = loop {
@@ -134,15 +162,13 @@ impl<'a> Episodes<'a> {
                 return false;
             }
             episode.outcome.retries += 1;
-            begun = reset(self.environments, &self.examples[prompt], index);
+            begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
         };
-        let first = self.first[prompt].get_or_insert_with(|| said.clone());
         let episode = &mut self.all[index];
-        if *first != said {
+        if let Some(before) = episode.said.replace(said.clone()).filter(|before| *before != said) {
             episode.outcome.lost = Some(format!(
-                "`reset` returned {:?}, and for another rollout of the same row {:?}; a group has one prompt, so it \
-                 has to return the same text for the same row",
-                said.0, first.0
+                "its environment failed, and `reset` of the next one returned {said} after {before}; draw at random with \
+                 `random`, `numpy.random` or `torch`, which are seeded before `reset`"
             ));
             return false;
         }
@@ -150,32 +176,36 @@ impl<'a> Episodes<'a> {
         true
     }
 
-    /// Adds a text to the last message of the user in a prompt. Where it gets too long, the group is lost.
-    fn add_to_prompt(&mut self, at: usize, text: &str, tokenizer: &Tokenizer) -> Result<()> {
-        let mut example = self.prompts[at].example.clone();
-        if let PromptText::Chat(messages) = &mut example.prompt
-            && let Some(last) = messages.iter_mut().rev().find(|m| m.role == "user")
-        {
-            last.content.push_str(text);
+    /// Adds what resets returned to the prompt of a group: what the first did, to all; another's words, to its own. What
+    /// gets too long is lost.
+    fn add_to_prompts(&mut self, at: usize, tokenizer: &Tokenizer) -> Result<()> {
+        let most = self.limits.prompt_length;
+        let group = &mut self.all[at * self.n..(at + 1) * self.n];
+        let Some(first) = group.iter().find_map(|own| own.said.clone()) else { return Ok(()) };
+        let plain = self.prompts[at].clone();
+        let shared = with_words(&plain, &first, most, tokenizer)?;
+        if let Ok(prompt) = &shared {
+            self.prompts[at] = prompt.clone();
         }
-        let (rendered, tokens) = encode_prompt(tokenizer, &example)?;
-        let (found, most) = (tokens.len(), self.limits.prompt_length);
-        if found > most {
-            let reason = format!(
-                "with its environment's first text, the prompt has {found} tokens, and rollout.prompt_length is {most}"
-            );
-            for episode in &mut self.all[at * self.n..(at + 1) * self.n] {
-                episode.outcome.lost = Some(reason.clone());
+        for episode in group {
+            let own = match &episode.said {
+                Some(said) if *said != first => {
+                    with_words(&plain, said, most, tokenizer)?.map(|own| Some(Arc::new(own)))
+                }
+                Some(_) => shared.clone().map(|_| None),
+                None => continue,
+            };
+            match own {
+                Ok(prompt) => episode.outcome.prompt = prompt,
+                Err(reason) => episode.outcome.lost = Some(reason),
             }
-            return Ok(());
         }
-        self.prompts[at] = Prompt { example, text: rendered, tokens };
         Ok(())
     }
 
     /// The messages of a rollout, the prompt's first.
     fn messages(&self, index: usize) -> Vec<Message> {
-        let mut messages = match &self.prompts[index / self.n].example.prompt {
+        let mut messages = match &self.prompt(index).example.prompt {
             PromptText::Chat(messages) => messages.clone(),
             PromptText::Text(_) => Vec::new(),
         };
@@ -258,14 +288,14 @@ impl<'a> Episodes<'a> {
             return Next::End;
         }
         episode.outcome.restart();
-        let begun = reset(self.environments, &self.examples[index / self.n], index);
+        let prompt = index / self.n;
+        let begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
         if self.take(index, begun) { Next::Restart } else { Next::End }
     }
 
     /// Compares a whole rollout with what the template writes of it.
     fn finish(&mut self, index: usize, completion: &[u32]) {
-        let prompt = &self.prompts[index / self.n].tokens;
-        let tokens = [prompt, completion].concat();
+        let tokens = [&self.prompt(index).tokens, completion].concat();
         let writes = self.template.writes(&tokens, &self.messages(index));
         self.all[index].outcome.differs_from_template = !writes.unwrap_or(false);
     }
@@ -275,20 +305,54 @@ impl<'a> Episodes<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FirstWords(Option<String>);
 
+impl fmt::Display for FirstWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(text) => write!(f, "{text:?}"),
+            None => f.write_str("None"),
+        }
+    }
+}
+
+/// A prompt with words added to its user's last message, or why it is too long.
+fn with_words(
+    prompt: &Prompt,
+    words: &FirstWords,
+    most: usize,
+    tokenizer: &Tokenizer,
+) -> Result<Result<Prompt, String>> {
+    let Some(text) = &words.0 else { return Ok(Ok(prompt.clone())) };
+    let mut example = prompt.example.clone();
+    if let PromptText::Chat(messages) = &mut example.prompt
+        && let Some(last) = messages.iter_mut().rev().find(|m| m.role == "user")
+    {
+        last.content.push_str(text);
+    }
+    let (text, tokens) = encode_prompt(tokenizer, &example)?;
+    let found = tokens.len();
+    if found > most {
+        return Ok(Err(format!(
+            "with its environment's first text, the prompt has {found} tokens, and rollout.prompt_length is {most}"
+        )));
+    }
+    Ok(Ok(Prompt { example, text, tokens }))
+}
+
 /// An environment that was reset, and what it said; or why it could not begin.
 type Begun = Result<(Box<dyn Environment>, FirstWords), EnvironmentError>;
 
 /// A fresh environment for the rollout with this number.
-fn reset(environments: &dyn Environments, example: &Example, index: usize) -> Begun {
+fn reset(environments: &dyn Environments, example: &Example, seed: u32, index: usize) -> Begun {
     let mut environment = environments.make(index % environments.workers().max(1));
+    environment.seed(seed);
     let said = environment.reset(example)?;
     Ok((environment, FirstWords(said)))
 }
 
 /// Environments of all rollouts, those of each worker in a thread.
-fn reset_all(environments: &dyn Environments, examples: &[Example], n: usize) -> Vec<Begun> {
+fn reset_all(environments: &dyn Environments, examples: &[Example], seeds: &[u32], n: usize) -> Vec<Begun> {
     let all = examples.len() * n;
-    let one = |index: usize| reset(environments, &examples[index / n], index);
+    let one = |index: usize| reset(environments, &examples[index / n], seeds[index / n], index);
     let workers = environments.workers();
     if workers == 0 {
         return (0..all).map(one).collect();

@@ -1,8 +1,10 @@
 //! What came of rollouts over several turns.
 
+use crate::data::Prompt;
 use crate::task::Observation;
 use firebrick_models::tokenizer::Message;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// What an environment said to a turn.
 pub(super) enum Played {
@@ -16,6 +18,8 @@ pub(super) enum Played {
 /// What came of a rollout beside its tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
+    /// Its prompt where its environment began otherwise than the first of its group.
+    pub prompt: Option<Arc<Prompt>>,
     /// The messages after the prompt: the model's turns, and what stands between them.
     pub turns: Vec<Message>,
     /// What its environment said that it was worth.
@@ -37,7 +41,7 @@ pub struct Outcome {
 impl Outcome {
     /// Forgets what was said, for another try.
     pub(super) fn restart(&mut self) {
-        *self = Self { retries: self.retries + 1, ..Self::default() };
+        *self = Self { prompt: self.prompt.take(), retries: self.retries + 1, ..Self::default() };
     }
 }
 

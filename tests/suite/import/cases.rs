@@ -250,7 +250,7 @@ fn trl() -> Vec<Case> {
                 "task.rewards.1.weight": 0.5, "task.answer_field": "solution", "trainer.max_ckpt_to_keep": 1,
             }),
         )
-        .without(&["task.train", "trainer.steps"]),
+        .without(&["trainer.steps"]),
         case(
             &["trl/gspo_qwen3_4b.py"],
             "Qwen3-4B",

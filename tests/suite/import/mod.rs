@@ -3,6 +3,7 @@
 
 mod cases;
 mod checked;
+mod trl;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -55,6 +55,16 @@ fn several_completions_a_prompt_give_verls_statistics_in_training_and_eval() {
 }
 
 #[test]
+fn without_val_before_train_only_the_steps_are_followed_by_a_validation() {
+    let bench = Bench::new();
+    succeeded(&bench.firebrick("train", &["trainer.steps=2", "trainer.test_freq=1", "trainer.val_before_train=false"]));
+    let metrics = lines(&bench.read("run/metrics.jsonl"));
+    let validated = |line: &&Value| line.get("val-core/arithmetic/reward").is_some();
+    let steps: Vec<u64> = metrics.iter().filter(validated).map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [1, 2]);
+}
+
+#[test]
 fn more_than_one_greedy_completion_is_refused() {
     let bench = Bench::new();
     let refused = bench.firebrick("eval", &SAMPLED[..1]);

@@ -1,48 +1,20 @@
 //! How many completions and prompts TRL's batch sizes are.
 
+use super::class::{Class, class};
 use crate::facts::Facts;
-use crate::python::CLASS;
+use crate::key_mapping::{MappedKey, not_needed};
 
-/// Which of TRL's configurations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
-    Grpo,
-    Rloo,
-    Ppo,
+/// The devices of the other engine's run, where that is known: of all machines.
+pub(super) fn devices(facts: &Facts) -> Option<u64> {
+    let count = |key: &str| positive(facts, key);
+    let machines = ["num_machines", "nnodes", "num_nodes"].into_iter().find_map(count).unwrap_or(1);
+    let named = facts.text("include").map(|own| own.split(',').filter(|id| !id.is_empty()).count() as u64);
+    let each = ["nproc_per_node", "num_gpus"].into_iter().find_map(count).or(named);
+    facts.devices.or_else(|| count("num_processes")).or(each.map(|each| each * machines))
 }
 
-impl Class {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Grpo => "GRPOConfig",
-            Self::Rloo => "RLOOConfig",
-            Self::Ppo => "PPOConfig",
-        }
-    }
-}
-
-/// Keys that one class alone has, for files that do not name theirs.
-const OF_PPO: [&str; 7] = [
-    "num_ppo_epochs",
-    "total_episodes",
-    "cliprange",
-    "kl_coef",
-    "num_mini_batches",
-    "sft_model_path",
-    "whiten_rewards",
-];
-const OF_RLOO: [&str; 2] = ["normalize_advantages", "reward_clip_range"];
-
-/// The class of the files' arguments.
-pub(super) fn class(facts: &Facts) -> Class {
-    let has = |keys: &[&str]| facts.keys().any(|key| keys.contains(&key));
-    match facts.text(CLASS) {
-        Some("PPOConfig") => Class::Ppo,
-        Some("RLOOConfig") => Class::Rloo,
-        None if has(&OF_PPO) => Class::Ppo,
-        None if has(&OF_RLOO) => Class::Rloo,
-        Some(_) | None => Class::Grpo,
-    }
+fn positive(facts: &Facts, key: &str) -> Option<u64> {
+    facts.whole(key).and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0)
 }
 
 /// The batches of a step of ours: TRL counts completions a device, and optimizer steps.
@@ -56,15 +28,15 @@ pub(super) struct BatchSizes {
     pub mini: u64,
     /// Passes over a round's completions.
     pub passes: u64,
-    /// Devices that were counted.
-    pub devices: u64,
+    /// Devices, where their number is known; one is counted otherwise.
+    pub devices: Option<u64>,
 }
 
 impl BatchSizes {
     pub fn of(facts: &Facts) -> Self {
-        let count = |key: &str| facts.whole(key).and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
-        let devices = facts.devices.or_else(|| count("num_processes")).unwrap_or(1);
-        let each = count("per_device_train_batch_size").unwrap_or(8) * devices;
+        let count = |key: &str| positive(facts, key);
+        let devices = devices(facts);
+        let each = count("per_device_train_batch_size").unwrap_or(8) * devices.unwrap_or(1);
         let accumulated = count("gradient_accumulation_steps").unwrap_or(1);
         let mini = each * accumulated;
         if class(facts) == Class::Ppo {
@@ -78,13 +50,8 @@ impl BatchSizes {
         }
         let completions = count("generation_batch_size")
             .unwrap_or_else(|| each * count("steps_per_generation").unwrap_or(accumulated));
-        Self {
-            completions,
-            group: count("num_generations").unwrap_or(8),
-            mini,
-            passes: count("num_iterations").unwrap_or(1),
-            devices,
-        }
+        let group = count("num_generations").unwrap_or(if class(facts) == Class::Rloo { 2 } else { 8 });
+        Self { completions, group, mini, passes: count("num_iterations").unwrap_or(1), devices }
     }
 
     /// Prompts of a round, where they are whole.
@@ -100,6 +67,22 @@ impl BatchSizes {
         (whole && mini <= prompts && prompts.is_multiple_of(mini)).then_some(mini)
     }
 
+    /// Why prompts are not whole, and what to do.
+    pub fn broken(&self) -> String {
+        let what = if self.devices.is_some() {
+            "TRL rejects that too"
+        } else {
+            "pass --devices N with the devices of that run"
+        };
+        format!("{} are not a whole number of groups: {what}", self.note())
+    }
+
+    /// A key that a broken batch is not to be blamed for.
+    pub fn part_of_broken(&self) -> Option<MappedKey> {
+        let why = "a part of trainer.train_batch_size, which needs the devices of that run";
+        self.prompts().is_none().then(|| not_needed(why))
+    }
+
     /// Optimizer steps of a round of sampling, as TRL counts them.
     pub fn optimizer_steps(&self) -> u64 {
         (self.completions / self.mini.max(1)).max(1) * self.passes
@@ -112,12 +95,8 @@ impl BatchSizes {
 
     /// How completions became prompts.
     pub fn note(&self) -> String {
-        format!(
-            "{} completions a round on {} device{}, {} a prompt",
-            self.completions,
-            self.devices,
-            if self.devices == 1 { "" } else { "s" },
-            self.group
-        )
+        let devices = self.devices.unwrap_or(1);
+        let plural = if devices == 1 { "" } else { "s" };
+        format!("{} completions a round on {devices} device{plural}, {} a prompt", self.completions, self.group)
     }
 }

@@ -1,6 +1,7 @@
 //! The arguments of `GRPOConfig` and `RLOOConfig`.
 
-use super::batch::{BatchSizes, Class, class};
+use super::batch::BatchSizes;
+use super::class::{Class, class};
 use crate::common::{arguments, sampling_groups, size};
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
@@ -12,7 +13,7 @@ const SHOWN: &str = "`firebrick report RUN` shows samples, and samples.jsonl has
 pub(super) const TABLE: &[KeyRule] = &[
     (crate::python::CLASS, By(algorithm)),
     ("num_generations", By(group)),
-    ("num_generations_eval", NotNeeded("validation completes every prompt greedily, once")),
+    ("num_generations_eval", By(validation)),
     ("max_prompt_length", By(|a| size(a, "rollout.prompt_length"))),
     ("max_completion_length", By(|a| size(a, "rollout.response_length"))),
     ("generation_batch_size", By(generation)),
@@ -24,7 +25,14 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("top_k", By(top_k)),
     ("min_p", Same("rollout.min_p")),
     ("repetition_penalty", By(penalty)),
-    ("generation_kwargs.**", Off("sampling parameters are keys of `rollout`")),
+    ("generation_kwargs.temperature", Same("rollout.temperature")),
+    ("generation_kwargs.top_p", Same("rollout.top_p")),
+    ("generation_kwargs.top_k", By(top_k)),
+    ("generation_kwargs.min_p", Same("rollout.min_p")),
+    ("generation_kwargs.repetition_penalty", By(penalty)),
+    ("generation_kwargs.stop", By(stop)),
+    ("generation_kwargs.stop_strings", By(stop)),
+    ("generation_kwargs.**", Off("sampling parameters are keys of `rollout`, which has none of this name")),
     ("chat_template_kwargs.**", By(|a| arguments(a, "chat_template_kwargs."))),
     ("cache_implementation", NotNeeded(OWN_ENGINE)),
     ("ds3_gather_for_generation", NotNeeded(OWN_ENGINE)),
@@ -103,7 +111,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("num_completions_to_print", NotNeeded(SHOWN)),
     ("log_unique_prompts", NotNeeded(SHOWN)),
     ("wandb_log_unique_prompts", NotNeeded(SHOWN)),
-    ("log_completions_hub_repo", Off("samples stay in the run folder: samples.jsonl")),
+    ("log_completions_hub_repo", NotNeeded("samples stay in the run folder: samples.jsonl")),
 ];
 
 /// TRL adds the auxiliary loss where the model is asked for its routers' logits.
@@ -136,12 +144,9 @@ fn algorithm(asked: &SourceKey) -> MappedKey {
 }
 
 fn group(asked: &SourceKey) -> MappedKey {
-    let batch = BatchSizes::of(asked.facts);
-    match (asked.whole(), batch.prompts()) {
-        (Some(n), _) if n < 1 => asked.wrong("a number of completions"),
-        (Some(n), Some(_)) => set("rollout.n", n),
-        (Some(_), None) => cannot(format!("{} are not a whole number of groups; TRL rejects that too", batch.note())),
-        (None, _) => asked.wrong("a number of completions"),
+    match asked.whole() {
+        Some(n) if n > 0 => set("rollout.n", n),
+        _ => asked.wrong("a number of completions"),
     }
 }
 
@@ -149,7 +154,8 @@ fn generation(asked: &SourceKey) -> MappedKey {
     if asked.is_absent() {
         return not_needed("has no value in the files");
     }
-    not_needed(format!("it is in trainer.train_batch_size: {}", BatchSizes::of(asked.facts).note()))
+    let batch = BatchSizes::of(asked.facts);
+    batch.part_of_broken().unwrap_or_else(|| not_needed(format!("it is in trainer.train_batch_size: {}", batch.note())))
 }
 
 fn shuffle(asked: &SourceKey) -> MappedKey {
@@ -176,6 +182,29 @@ fn tool_turns(asked: &SourceKey) -> MappedKey {
         ),
         _ if asked.is_off() => not_needed("no limit, as here by default"),
         _ => asked.wrong("a whole number above 0"),
+    }
+}
+
+/// TRL samples completions in validation as in training.
+fn validation(asked: &SourceKey) -> MappedKey {
+    match asked.whole() {
+        Some(n) if n > 0 => MappedKey::Set(
+            vec![
+                ("rollout.val_kwargs.n".to_owned(), json!(n)),
+                ("rollout.val_kwargs.temperature".to_owned(), json!(asked.facts.number("temperature").unwrap_or(1.0))),
+            ],
+            String::new(),
+        ),
+        _ => not_needed("has no value in the files"),
+    }
+}
+
+fn stop(asked: &SourceKey) -> MappedKey {
+    match asked.value {
+        Value::String(text) => set("rollout.stop", json!([text])),
+        Value::Array(texts) if texts.iter().all(Value::is_string) => set("rollout.stop", texts.clone()),
+        _ if asked.is_off() => not_needed("has no value in the files"),
+        _ => asked.wrong("strings"),
     }
 }
 
@@ -321,8 +350,11 @@ fn scale(asked: &SourceKey) -> MappedKey {
 /// The prompts of a step, out of the completions of a device.
 pub(super) fn per_device(asked: &SourceKey) -> MappedKey {
     let batch = BatchSizes::of(asked.facts);
-    let (Some(prompts), Some(each)) = (batch.prompts(), asked.whole().filter(|n| *n > 0)) else {
-        return cannot(format!("{} are not a whole number of groups; TRL rejects that too", batch.note()));
+    let Some(each) = asked.whole().filter(|n| *n > 0) else {
+        return asked.wrong("a number of completions");
+    };
+    let Some(prompts) = batch.prompts() else {
+        return cannot(batch.broken());
     };
     let mut all = vec![
         ("trainer.train_batch_size".to_owned(), json!(prompts)),
@@ -349,6 +381,9 @@ pub(super) fn accumulation(asked: &SourceKey) -> MappedKey {
 }
 
 fn set_if_whole(asked: &SourceKey, batch: &BatchSizes) -> MappedKey {
+    if let Some(part) = batch.part_of_broken() {
+        return part;
+    }
     match (asked.whole(), batch.mini_prompts()) {
         (Some(n), _) if n < 1 => asked.wrong("a number of micro-batches"),
         (Some(_), Some(mini)) => {

@@ -2,8 +2,10 @@
 //! from transformers' `TrainingArguments`, a trainer's own arguments, PEFT's, and Accelerate's.
 
 mod batch;
+mod class;
 mod grpo;
 mod launch;
+mod open_r1;
 mod ppo;
 mod rewards;
 mod training;
@@ -11,12 +13,14 @@ mod training;
 use super::assembly::Assembly;
 use super::facts::Facts;
 use super::key_mapping::KeyRule;
-use batch::{Class, class};
+use batch::{BatchSizes, devices};
+pub(super) use class::refusal;
+use class::{Class, class};
 use serde_json::{Value, json};
 
 /// All tables.
 pub(super) const TABLES: &[&[KeyRule]] =
-    &[grpo::TABLE, ppo::TABLE, training::TABLE, launch::MODEL, launch::TRAINER, launch::ACCELERATE];
+    &[grpo::TABLE, ppo::TABLE, training::TABLE, launch::MODEL, launch::TRAINER, launch::ACCELERATE, open_r1::TABLE];
 
 /// What TRL does where a file does not say, as far as it sets something here.
 pub(super) fn defaults(facts: &Facts) -> Vec<(&'static str, Value)> {
@@ -73,6 +77,15 @@ pub(super) fn defaults(facts: &Facts) -> Vec<(&'static str, Value)> {
 /// What follows from several keys.
 pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     into.put("task.kind", json!("dataset"));
+    into.rewards.extend(rewards::of_parts(facts));
+    let batch = BatchSizes::of(facts);
+    if batch.prompts().is_none() {
+        let what = format!("completions of a round / num_generations: {}", batch.broken());
+        into.need("trainer.train_batch_size", batch.completions.div_ceil(batch.group), &what);
+    } else if devices(facts).is_none() {
+        into.adjusted
+            .push("the files do not give the number of devices, taken to be 1: pass --devices N for another".into());
+    }
     if class(facts) == Class::Grpo {
         into.put("objective.adv_eps", json!(1e-4));
     }
@@ -88,12 +101,16 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
         );
     }
     let needs_answer = |reward: &Value| {
-        reward["kind"] != "length"
-            && reward["kind"] != "model"
-            && reward["kind"] != "python"
-            && reward["name"] != "format"
+        !["length", "model", "python", "trl_think_format", "regex"].iter().any(|kind| reward["kind"] == *kind)
     };
-    if into.rewards.is_empty() {
+    let is_named = |key: &str| facts.keys().any(|own| own == key || own.ends_with(&format!("Trainer.{key}")));
+    // an environment may own its rows and its reward
+    let plays = into.has("task.environment");
+    into.has_no_rows = plays && !is_named("train_dataset") && !is_named("dataset_name");
+    let lists = ["reward_funcs", "reward_model_name_or_path", "reward_model_path"];
+    if into.rewards.is_empty() && plays && !lists.into_iter().any(is_named) {
+        into.put("task.rewards", json!([]));
+    } else if into.rewards.is_empty() {
         into.need("task.rewards", json!([{"kind": "exact"}]), "what grades a completion, in place of reward_funcs");
         into.need("task.answer_field", "answer", "the column that has the answer");
     } else if into.rewards.iter().any(needs_answer) {

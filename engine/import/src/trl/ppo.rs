@@ -1,6 +1,7 @@
 //! The arguments that `PPOConfig` alone has.
 
-use super::batch::{BatchSizes, Class, class};
+use super::batch::BatchSizes;
+use super::class::{Class, class};
 use crate::common::{model, path, size, tracked};
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted};

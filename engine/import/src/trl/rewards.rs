@@ -1,65 +1,267 @@
-//! TRL's reward functions by name.
+//! TRL's and open-r1's reward functions, by name or as a program writes them.
 
-use crate::common::{path, python_reward};
+use crate::common::path;
+use crate::facts::Facts;
 use crate::key_mapping::{MappedKey, SourceKey, cannot, not_needed};
-use serde_json::{Value, json};
+use crate::literal::hydra;
+use serde_json::{Map, Value, json};
 
-/// Names in a list of functions, as a file or a program writes it.
-fn names(value: &Value) -> Vec<String> {
-    let texts: Vec<&str> = match value {
-        Value::String(text) => vec![text.as_str()],
-        Value::Array(list) => list.iter().filter_map(Value::as_str).collect(),
-        _ => Vec::new(),
-    };
-    let each = texts.iter().flat_map(|text| text.split(['[', ']', '(', ')', ',', ' ', '"', '\'']));
-    each.filter(|name| !name.is_empty()).map(str::to_owned).collect()
+/// Where open-r1 has its functions.
+const OPEN_R1_REWARDS: &str = "src/open_r1/rewards.py";
+/// The `format_reward` of open-r1.
+const OPEN_R1_FORMAT: &str = r"\A<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(?m:$)";
+
+/// An element of a list: a name, and what it is called with.
+#[derive(Debug, PartialEq)]
+struct Written<'t> {
+    name: &'t str,
+    /// Of the call that makes the function.
+    arguments: Option<Map<String, Value>>,
+    /// Of the function.
+    kwargs: Map<String, Value>,
 }
 
-/// A reward of ours for a function of TRL's, or why there is none.
-fn reward(asked: &SourceKey, name: &str) -> Result<Value, String> {
-    let last = name.rsplit('.').next().unwrap_or(name);
-    match last {
-        "accuracy_reward" | "reasoning_accuracy_reward" => Ok(json!({"kind": "trl_accuracy", "name": "accuracy"})),
-        "think_format_reward" => Ok(json!({"kind": "trl_think_format", "name": "format"})),
-        _ if name.contains('/') => Ok(json!({"kind": "model", "name": last, "path": path(asked.facts, name)})),
-        _ => {
-            let file = name.rsplit_once('.').map(|(module, _)| format!("{}.py", module.replace('.', "/")));
-            match python_reward(file, last) {
-                MappedKey::Set(settings, _) => {
-                    settings.into_iter().next().map(|(_, reward)| reward).ok_or_else(String::new)
+/// Pieces of a text between commas that neither brackets nor quotes hold; the commas of a lambda's parameters are its own.
+fn pieces(text: &str) -> Vec<&str> {
+    let (mut depth, mut quote, mut start, mut found) = (0_usize, None, 0, Vec::new());
+    for (at, c) in text.char_indices() {
+        match (quote, c) {
+            (Some(open), c) if c == open => quote = None,
+            (Some(_), _) => {}
+            (None, '"' | '\'') => quote = Some(c),
+            (None, '(' | '[' | '{') => depth += 1,
+            (None, ')' | ']' | '}') => depth = depth.saturating_sub(1),
+            (None, ',') if depth == 0 => {
+                let own = &text[start..at];
+                if !(own.trim_start().starts_with("lambda") && !own.contains(':')) {
+                    found.push(own);
+                    start = at + 1;
                 }
-                MappedKey::NotNeeded(why) | MappedKey::Cannot(why) => Err(why),
             }
+            (None, _) => {}
         }
     }
+    found.push(&text[start..]);
+    found.into_iter().map(str::trim).filter(|own| !own.is_empty()).collect()
 }
+
+/// What stands between a call's brackets, where the text is one.
+fn call(text: &str) -> Option<(&str, &str)> {
+    let (name, rest) = text.split_once('(')?;
+    Some((name.trim(), rest.strip_suffix(')')?))
+}
+
+fn keywords<'t>(parts: impl IntoIterator<Item = &'t str>) -> Result<Map<String, Value>, String> {
+    let each = parts.into_iter().map(|part| {
+        let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not passed by name"))?;
+        let value = match hydra(value) {
+            Value::String(text) if text == value.trim() => {
+                return Err(format!("its argument `{part}` is known only to the running program"));
+            }
+            value => value,
+        };
+        Ok((name.trim().to_owned(), value))
+    });
+    each.collect()
+}
+
+impl<'t> Written<'t> {
+    fn of(text: &'t str) -> Result<Self, String> {
+        let plain = Self { name: text.trim_matches(['"', '\'']), arguments: None, kwargs: Map::new() };
+        match call(text) {
+            None => Ok(plain),
+            Some(("partial" | "functools.partial", inner)) => {
+                let parts = pieces(inner);
+                let (name, more) = parts.split_first().ok_or("`partial` has no function")?;
+                Ok(Self { name, kwargs: keywords(more.iter().copied())?, ..plain })
+            }
+            Some((name, inner)) => Ok(Self { name, arguments: Some(keywords(pieces(inner))?), ..plain }),
+        }
+    }
+
+    fn python(&self, facts: &Facts, file: &str) -> Value {
+        let last = self.name.rsplit('.').next().unwrap_or(self.name);
+        let mut reward = json!({"kind": "python", "file": path(facts, file), "function": last, "name": last});
+        if let Some(arguments) = &self.arguments {
+            reward["arguments"] = arguments.clone().into();
+        }
+        if !self.kwargs.is_empty() {
+            reward["kwargs"] = self.kwargs.clone().into();
+        }
+        reward
+    }
+}
+
+/// Names in a list of functions, as a file or a program writes it.
+fn elements(value: &Value) -> Vec<&str> {
+    match value {
+        Value::String(text) => {
+            let text = text.trim();
+            let inner = |open, close| text.strip_prefix(open).and_then(|own: &str| own.strip_suffix(close));
+            pieces(inner('[', ']').or_else(|| inner('(', ')')).unwrap_or(text))
+        }
+        Value::Array(list) => list.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A reward of ours for a function, and what there is to say of it; or why there is none.
+fn reward(asked: &SourceKey, text: &str) -> Result<(Value, String), String> {
+    let facts = asked.facts;
+    let is_word = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-\"'".contains(c));
+    if text.starts_with("lambda") {
+        let place = facts.place(asked.key).map(|place| format!(" ({place})")).unwrap_or_default();
+        return Err(format!(
+            "a lambda{place} has no name that a configuration could have: write `{text}` as a function with `def`"
+        ));
+    }
+    if call(text).is_none() && !is_word(text) {
+        return Err(format!("`{text}` is known only to the running program: write each reward under task.rewards"));
+    }
+    let written = Written::of(text).map_err(|why| format!("`{text}`: {why}; write it under task.rewards"))?;
+    if let Some(place) = facts.definition(written.name) {
+        let note = "code that starts the training must be under `if __name__ == \"__main__\":`";
+        return Ok((written.python(facts, &place.file), note.to_owned()));
+    }
+    let plain = |reward: Value| Ok((reward, String::new()));
+    let last = written.name.rsplit('.').next().unwrap_or(written.name);
+    match last {
+        "accuracy_reward" | "reasoning_accuracy_reward" => plain(json!({"kind": "trl_accuracy", "name": "accuracy"})),
+        "think_format_reward" => plain(json!({"kind": "trl_think_format", "name": "format"})),
+        "get_soft_overlong_punishment" => {
+            // TRL's script has these numbers
+            let of = |key: &str, default: u64| {
+                let own = written.arguments.as_ref().and_then(|own| own.get(key)).and_then(Value::as_u64);
+                own.unwrap_or(default)
+            };
+            let (limit, buffer) = (of("max_completion_len", 1280), of("soft_punish_cache", 256));
+            plain(json!({"kind": "length", "name": "soft_overlong", "buffer": buffer, "limit": limit, "clip": [-1, 0]}))
+        }
+        _ if written.name.contains('/') => {
+            plain(json!({"kind": "model", "name": last, "path": path(facts, written.name)}))
+        }
+        _ => match written.name.rsplit_once('.') {
+            Some((module, _)) => plain(written.python(facts, &format!("{}.py", module.replace('.', "/")))),
+            None => open_r1(facts, written.name).unwrap_or_else(|| {
+                Err(format!(
+                    "no file defines `{name}`: import the file that does together with this one, or write rewards: \
+                     [{{kind: python, file: FILE, function: {name}}}]",
+                    name = written.name
+                ))
+            }),
+        },
+    }
+}
+
+/// The rewards that open-r1 has under short names.
+fn open_r1(facts: &Facts, name: &str) -> Option<Result<(Value, String), String>> {
+    let of = |key: &str, default: Value| facts.value(key).cloned().unwrap_or(default);
+    let (function, arguments) = match name {
+        "accuracy" => {
+            let note = "open-r1's accuracy_reward: as TRL's";
+            return Some(Ok((json!({"kind": "trl_accuracy", "name": name}), note.into())));
+        }
+        "format" => {
+            let note = "open-r1's format_reward";
+            return Some(Ok((json!({"kind": "regex", "name": name, "pattern": OPEN_R1_FORMAT}), note.into())));
+        }
+        "tag_count" => ("tag_count_reward", None),
+        "reasoning_steps" => ("reasoning_steps_reward", None),
+        "length" => ("len_reward", None),
+        "code_format" => ("get_code_format_reward", Some(json!({"language": of("code_language", json!("python"))}))),
+        "cosine" => (
+            "get_cosine_scaled_reward",
+            Some(json!({
+                "min_value_wrong": of("cosine_min_value_wrong", json!(0.0)),
+                "max_value_wrong": of("cosine_max_value_wrong", json!(-0.5)),
+                "min_value_correct": of("cosine_min_value_correct", json!(0.5)),
+                "max_value_correct": of("cosine_max_value_correct", json!(1.0)),
+                "max_len": of("cosine_max_len", json!(1000)),
+            })),
+        ),
+        "repetition_penalty" => (
+            "get_repetition_penalty_reward",
+            Some(json!({
+                "ngram_size": of("repetition_n_grams", json!(3)),
+                "max_penalty": of("repetition_max_penalty", json!(-1.0)),
+            })),
+        ),
+        "soft_overlong_punishment" => (
+            "get_soft_overlong_punishment",
+            Some(json!({
+                "max_completion_len": of("max_completion_len", json!(16_384)),
+                "soft_punish_cache": of("soft_punish_cache", json!(4096)),
+            })),
+        ),
+        "code" | "binary_code" | "ioi_code" | "cf_code" => {
+            return Some(Err(format!(
+                "open-r1's `{name}` runs programs in a sandbox that its script sets up: write a function that calls it, \
+                 and name that under task.rewards ({{kind: python, file, function}})"
+            )));
+        }
+        _ => return None,
+    };
+    let mut reward =
+        json!({"kind": "python", "file": path(facts, OPEN_R1_REWARDS), "function": function, "name": name});
+    if let Some(arguments) = arguments {
+        reward["arguments"] = arguments;
+    }
+    Some(Ok((reward, format!("`{name}` is of open-r1: its file is taken from a checkout in this folder"))))
+}
+
+/// Rewards of a list of functions, what there is to say of them, and why some are missing.
+#[derive(Default)]
+struct Found {
+    rewards: Vec<Value>,
+    notes: Vec<String>,
+    missing: Vec<String>,
+}
+
+impl Found {
+    fn of(asked: &SourceKey) -> Self {
+        let weights = asked.facts.value("reward_weights").and_then(Value::as_array);
+        let mut found = Self::default();
+        for (at, element) in elements(asked.value).into_iter().enumerate() {
+            match reward(asked, element) {
+                Ok((mut reward, note)) => {
+                    if let Some(weight) = weights.and_then(|weights| weights.get(at)) {
+                        reward["weight"] = weight.clone();
+                    }
+                    found.rewards.push(reward);
+                    if !note.is_empty() && !found.notes.contains(&note) {
+                        found.notes.push(note);
+                    }
+                }
+                Err(why) => found.missing.push(why),
+            }
+        }
+        found
+    }
+}
+
+/// The keys that list functions.
+const LISTS: [&str; 4] =
+    ["reward_model_name_or_path", "reward_funcs", "GRPOTrainer.reward_funcs", "RLOOTrainer.reward_funcs"];
 
 /// The rewards of a trainer or a launch script.
 pub(super) fn functions(asked: &SourceKey) -> MappedKey {
-    let names = names(asked.value);
-    if names.is_empty() {
-        return if asked.is_off() {
-            not_needed("has no value in the files")
-        } else {
-            asked.wrong("names of reward functions")
-        };
+    if asked.is_off() {
+        return not_needed("has no value in the files");
     }
-    let weights = asked.facts.value("reward_weights").and_then(Value::as_array);
-    let (mut rewards, mut left) = (Vec::new(), Vec::new());
-    for (at, name) in names.iter().enumerate() {
-        match reward(asked, name) {
-            Ok(mut reward) => {
-                if let Some(weight) = weights.and_then(|weights| weights.get(at)) {
-                    reward["weight"] = weight.clone();
-                }
-                rewards.push(("task.rewards[]".to_owned(), reward));
-            }
-            Err(why) => left.push(why),
-        }
+    let found = Found::of(asked);
+    if !found.missing.is_empty() {
+        return cannot(found.missing.join("; "));
     }
-    let why = left.join("; ");
-    if rewards.is_empty() {
-        return cannot(why);
+    if found.rewards.is_empty() {
+        return asked.wrong("names of reward functions");
     }
-    MappedKey::Set(rewards, if why.is_empty() { why } else { format!("but: {why}") })
+    let settings = found.rewards.into_iter().map(|reward| ("task.rewards[]".to_owned(), reward));
+    MappedKey::Set(settings.collect(), found.notes.join("; "))
+}
+
+/// Of lists that are not mapped as a whole, the rewards that there are.
+pub(super) fn of_parts(facts: &Facts) -> Vec<Value> {
+    let lists = LISTS.into_iter().filter_map(|key| Some(SourceKey { key, value: facts.value(key)?, facts }));
+    let found = lists.map(|asked| Found::of(&asked)).filter(|found| !found.missing.is_empty());
+    found.flat_map(|found| found.rewards).collect()
 }

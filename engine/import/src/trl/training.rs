@@ -1,6 +1,7 @@
 //! What TRL's configurations inherit from transformers' `TrainingArguments`.
 
-use super::batch::{BatchSizes, Class, class};
+use super::batch::BatchSizes;
+use super::class::{Class, class};
 use super::grpo::{accumulation, per_device};
 use super::ppo::learning_rate;
 use crate::common::{epochs, path, tracked, trackers};
@@ -16,7 +17,7 @@ const COMPILED: &str = "kernels are compiled by the backend";
 
 pub(super) const TABLE: &[KeyRule] = &[
     ("output_dir", By(folder)),
-    ("overwrite_output_dir", Off("a run never overwrites another: choose another `output`, or --resume")),
+    ("overwrite_output_dir", NotNeeded("a run never overwrites another: choose another `output`, or --resume")),
     ("run_name", By(|a| tracked(a, "trainer.experiment_name"))),
     ("project", By(|a| tracked(a, "trainer.project_name"))),
     ("trackio_space_id", NotNeeded("trackers are local")),
@@ -73,15 +74,15 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("save_strategy", By(save_strategy)),
     ("save_steps", By(save)),
     ("save_total_limit", By(keep)),
-    ("save_only_model", Off("a checkpoint has all that --resume needs")),
+    ("save_only_model", NotNeeded("a checkpoint has all that --resume needs")),
     ("save_safetensors", NotNeeded("weights are written as safetensors")),
     ("save_on_each_node", NotNeeded("one process writes one run folder")),
     ("eval_strategy", By(eval_strategy)),
     ("evaluation_strategy", By(eval_strategy)),
     ("eval_steps", By(eval)),
-    ("eval_on_start", NotNeeded("validation always runs before the first step")),
+    ("eval_on_start", Same("trainer.val_before_train")),
     ("eval_delay", NotNeeded("validation runs at its interval from the start")),
-    ("load_best_model_at_end", Off("checkpoints stay in the run folder: choose one by its val-core metric")),
+    ("load_best_model_at_end", NotNeeded("checkpoints stay in the run folder: choose one by its val-core metric")),
     ("metric_for_best_model", NotNeeded("checkpoints stay in the run folder: choose one by its val-core metric")),
     ("greater_is_better", NotNeeded("checkpoints stay in the run folder: choose one by its val-core metric")),
     ("resume_from_checkpoint", NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint")),
@@ -107,13 +108,13 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("neftune_noise_alpha", Off("no noise is added to embeddings")),
     ("label_smoothing_factor", Off("nothing is smoothed")),
     ("average_tokens_across_devices", NotNeeded("divisors cover the whole step")),
-    ("push_to_hub", Off(HUB)),
+    ("push_to_hub", NotNeeded(HUB)),
     ("hub_model_id", NotNeeded(HUB)),
     ("hub_strategy", NotNeeded(HUB)),
     ("hub_token", NotNeeded(HUB)),
     ("hub_private_repo", NotNeeded(HUB)),
-    ("deepspeed", Off(RANKS)),
-    ("fsdp", Off(RANKS)),
+    ("deepspeed", NotNeeded(RANKS)),
+    ("fsdp", NotNeeded(RANKS)),
     ("ddp_timeout", NotNeeded(RANKS)),
     ("ddp_find_unused_parameters", NotNeeded(RANKS)),
     ("ddp_backend", By(ddp_backend)),
@@ -214,8 +215,10 @@ fn passes(asked: &SourceKey) -> MappedKey {
     if longer("max_steps") || longer("total_episodes") {
         return not_needed("max_steps or total_episodes is given");
     }
-    match (asked.number(), BatchSizes::of(asked.facts).prompts()) {
+    let batch = BatchSizes::of(asked.facts);
+    match (asked.number(), batch.prompts()) {
         (Some(n), Some(prompts)) if n > 0.0 => epochs(asked.facts, n, prompts, true),
+        (Some(_), None) => cannot(batch.broken()),
         _ => asked.wrong("a number of passes over the rows"),
     }
 }
@@ -260,11 +263,10 @@ fn save_strategy(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("no") => set("trainer.save_freq", -1),
         Some("steps") => not_needed("save_steps sets the interval"),
-        Some("epoch") => cannot(
-            "checkpoints are written every trainer.save_freq steps and after the last; an epoch is rows / trainer.train_batch_size",
-        ),
         _ if asked.value.as_bool() == Some(false) => set("trainer.save_freq", -1),
-        _ => cannot("checkpoints are written every trainer.save_freq steps and after the last"),
+        _ => not_needed(
+            "checkpoints are written after the last step and every trainer.save_freq steps; an epoch is rows / trainer.train_batch_size",
+        ),
     }
 }
 
@@ -274,14 +276,14 @@ fn save(asked: &SourceKey) -> MappedKey {
     }
     match asked.number() {
         Some(n) if n >= 1.0 => in_rounds(asked, n as u64, "trainer.save_freq"),
-        _ => cannot("an interval in steps: trainer.save_freq"),
+        _ => not_needed("checkpoints are written after the last step and every trainer.save_freq steps"),
     }
 }
 
 fn keep(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.max_ckpt_to_keep", n),
-        _ => cannot("a number of checkpoints is kept: trainer.max_ckpt_to_keep, 3 by default"),
+        _ => not_needed("a number of checkpoints is kept: trainer.max_ckpt_to_keep, 3 by default"),
     }
 }
 
@@ -289,7 +291,7 @@ fn eval_strategy(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("steps") => not_needed("eval_steps sets the interval"),
         Some("epoch") => {
-            cannot("validation runs every trainer.test_freq steps; an epoch is rows / trainer.train_batch_size")
+            not_needed("validation runs every trainer.test_freq steps; an epoch is rows / trainer.train_batch_size")
         }
         _ => not_needed("validation runs before the first step and after the last, if there are rows for it"),
     }

@@ -1,12 +1,13 @@
 //! verl's `actor_rollout_ref.actor`.
 
-use super::loss::{aggregation, clip, dual_clip, entropy, kl_part, kl_switch, policy_loss};
+use super::loss::{aggregation, clip, dual_clip, entropy, kl_part, kl_switch, loss_scale, policy_loss};
 use super::offload::{
     cpu_optimizer, fraction, grads, granularity, layers, masters, method, narrow_moments, overlap, params, shards,
     state, streamed,
 };
 use super::optimizer::{cycles, min_lr, optimizer, schedule, warmup_ratio, warmup_steps};
-use crate::common::{built_in, devices, precision, size, training_groups, training_stages};
+use super::version::is_before_0_4;
+use crate::common::{built_in, devices, precision, shared_sequences, size, training_groups, training_stages};
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted};
 use serde_json::Value;
@@ -29,7 +30,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ),
     ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", By(train_tokens)),
     ("actor_rollout_ref.actor.ppo_epochs", Same("update.ppo_epochs")),
-    ("actor_rollout_ref.actor.shuffle", Off("mini-batches are taken in the order of the step's prompts")),
+    ("actor_rollout_ref.actor.shuffle", By(shuffle)),
     (
         "actor_rollout_ref.actor.data_loader_seed",
         NotNeeded("mini-batches are not shuffled; trainer.seed seeds everything"),
@@ -49,7 +50,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.actor.policy_loss.kl_cov_ratio", Same("objective.kl_cov_ratio")),
     ("actor_rollout_ref.actor.policy_loss.ppo_kl_coef", Same("objective.ppo_kl_coef")),
     ("actor_rollout_ref.actor.loss_agg_mode", By(aggregation)),
-    ("actor_rollout_ref.actor.loss_scale_factor", Same("objective.loss_scale_factor")),
+    ("actor_rollout_ref.actor.loss_scale_factor", By(loss_scale)),
     ("actor_rollout_ref.actor.entropy_coeff", By(entropy)),
     ("actor_rollout_ref.actor.calculate_entropy", NotNeeded("the entropy is always reported")),
     ("actor_rollout_ref.actor.use_kl_loss", By(kl_switch)),
@@ -59,17 +60,21 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.actor.use_torch_compile", NotNeeded(KERNELS)),
     ("actor_rollout_ref.actor.use_fused_kernels", NotNeeded("norms, attention and the head are fused kernels")),
     ("actor_rollout_ref.actor.use_remove_padding", NotNeeded("rows are packed without padding by default")),
-    ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", By(shared_sequences)),
+    (SHARED, By(shared_sequences)),
+    (FSDP_SHARED, By(shared_sequences)),
+    // as other engines call it
+    ("actor_rollout_ref.actor.megatron.context_parallel_size", By(shared_sequences)),
     ("actor_rollout_ref.actor.entropy_from_logits_with_chunking", NotNeeded(CHUNKS)),
     ("actor_rollout_ref.actor.entropy_checkpointing", NotNeeded(CHUNKS)),
-    (
-        "actor_rollout_ref.actor.calculate_sum_pi_squared",
-        Off("no estimator here needs the sum of squared probabilities"),
-    ),
-    (
-        "actor_rollout_ref.actor.sum_pi_squared_checkpointing",
-        Off("no estimator here needs the sum of squared probabilities"),
-    ),
+    ("actor_rollout_ref.actor.calculate_sum_pi_squared", NotNeeded(SQUARES)),
+    ("actor_rollout_ref.actor.sum_pi_squared_checkpointing", NotNeeded(SQUARES)),
+    ("actor_rollout_ref.actor.entropy_from_logits_chunk_size", NotNeeded(CHUNKS)),
+    ("actor_rollout_ref.actor.pad_to_length", NotNeeded("rows are packed without padding by default")),
+    ("actor_rollout_ref.actor.tis_imp_ratio_cap", By(truncated)),
+    ("actor_rollout_ref.actor.qat.enable", Off("weights are trained as they are, without quantization")),
+    ("actor_rollout_ref.actor.qat.**", NotNeeded("qat.enable controls whether weights are quantized in training")),
+    ("actor_rollout_ref.actor.state_masking", NotNeeded("what a tool answers is never trained on")),
+    ("actor_rollout_ref.actor.use_token_level_loss", By(token_level)),
     ("actor_rollout_ref.actor.freeze_vision_tower", NotNeeded("models read only text")),
     ("actor_rollout_ref.actor.grad_clip", Same("optim.clip_grad")),
     ("actor_rollout_ref.actor.checkpoint.**", NotNeeded("a checkpoint has the model and all that --resume needs")),
@@ -142,7 +147,6 @@ pub(super) const TABLE: &[KeyRule] = &[
     (TENSOR, By(training_groups)),
     (STAGES, By(training_stages)),
     ("actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size", By(devices)),
-    ("actor_rollout_ref.actor.megatron.context_parallel_size", By(devices)),
     ("actor_rollout_ref.actor.megatron.expert_model_parallel_size", By(devices)),
     ("actor_rollout_ref.actor.megatron.expert_tensor_parallel_size", By(devices)),
     ("actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity", By(granularity)),
@@ -154,6 +158,39 @@ pub(super) const TABLE: &[KeyRule] = &[
     ),
     ("actor_rollout_ref.actor.megatron.**", NotNeeded(ONE_EXECUTOR)),
 ];
+
+const SQUARES: &str = "no estimator here needs the sum of squared probabilities";
+
+/// The order of mini-batches, which says nothing where a step has one.
+fn shuffle(asked: &SourceKey) -> MappedKey {
+    let count = |key: &str, default: i64| asked.facts.whole(key).unwrap_or(default);
+    let one = count("data.train_batch_size", 1024) <= count("actor_rollout_ref.actor.ppo_mini_batch_size", 256);
+    match asked.is_on() {
+        false => not_needed("off, as here"),
+        true if one => not_needed("a step has one mini-batch"),
+        true => cannot("mini-batches are taken in the order of the step's prompts"),
+    }
+}
+
+/// Truncated importance weights of 2025.
+fn truncated(asked: &SourceKey) -> MappedKey {
+    match asked.number() {
+        Some(cap) if cap > 0.0 => MappedKey::Set(
+            vec![
+                ("objective.rollout_is".into(), "token_truncate".into()),
+                ("objective.rollout_is_threshold".into(), cap.into()),
+            ],
+            String::new(),
+        ),
+        _ if asked.is_off() => not_needed("off, as here by default"),
+        _ => asked.wrong("a number"),
+    }
+}
+
+/// DeepScaleR's switch.
+fn token_level(asked: &SourceKey) -> MappedKey {
+    set("objective.loss_agg_mode", if asked.is_on() { "token-mean" } else { "seq-mean-token-mean" })
+}
 
 /// Prompts an optimizer step, in both engines.
 fn mini_batch(asked: &SourceKey) -> MappedKey {
@@ -208,26 +245,14 @@ fn train_tokens(asked: &SourceKey) -> MappedKey {
     tokens_of_ranks(asked, "memory.train_tokens", policy_sharing(asked))
 }
 
-/// Ranks that share the tokens of every sequence.
-fn shared_sequences(asked: &SourceKey) -> MappedKey {
-    match asked.whole() {
-        None | Some(-1..=1) => not_needed("each rank has its sequences, as here by default"),
-        Some(n) => set_noted(
-            "memory.ulysses_sequence_parallel_size",
-            n,
-            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
-        ),
-    }
-}
-
 /// The same of the reference: it has the policy's.
 pub(super) fn same_shared_sequences(asked: &SourceKey) -> MappedKey {
     let policy = policy_sharing(asked);
     match asked.whole().map_or(1, |n| n.max(1)) {
         n if n == policy => not_needed("policy and reference have the same"),
-        n => cannot(format!(
-            "policy and reference shard sequences over the same ranks: {SHARED} is {policy}, and this is {n}; set both \
-             to one value (memory.ulysses_sequence_parallel_size)"
+        n => not_needed(format!(
+            "policy and reference shard sequences over the same ranks, with the same results: {SHARED} is {policy} and \
+             this is {n}, and the former applies (memory.ulysses_sequence_parallel_size)"
         )),
     }
 }
@@ -241,9 +266,13 @@ pub(super) const STAGES: &str = "actor_rollout_ref.actor.megatron.pipeline_model
 /// The policy's key.
 const SHARED: &str = "actor_rollout_ref.actor.ulysses_sequence_parallel_size";
 
+/// The same since 2026.
+const FSDP_SHARED: &str = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size";
+
 /// Ranks that share the policy's sequences.
 pub(super) fn policy_sharing(asked: &SourceKey) -> i64 {
-    asked.facts.whole(SHARED).unwrap_or(1).max(1)
+    let keys = [SHARED, FSDP_SHARED, "actor_rollout_ref.actor.megatron.context_parallel_size"];
+    keys.iter().filter_map(|key| asked.facts.whole(key)).max().unwrap_or(1).max(1)
 }
 
 /// Most tokens of a micro-batch that so many ranks share, of which the source counts those of one.
@@ -259,17 +288,20 @@ pub(super) fn tokens_of_ranks(asked: &SourceKey, key: &str, ranks: i64) -> Mappe
 /// The ε on both sides, which recent verl reads only where those of each side are null.
 fn clip_ratio(asked: &SourceKey) -> MappedKey {
     let sides = ["actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_high"];
-    if sides.iter().all(|side| asked.facts.is_written(side)) {
+    let given = |side: &str| asked.facts.is_written(side) && asked.facts.number(side).is_some_and(|ratio| ratio >= 0.0);
+    if sides.iter().all(|side| given(side)) {
         return not_needed("clip_ratio_low and clip_ratio_high are given");
     }
     let Some(ratio) = asked.number() else {
         return asked.wrong("a number");
     };
     let ours = ["objective.clip_ratio_low", "objective.clip_ratio_high"];
-    let set = sides.iter().zip(ours).filter(|(theirs, _)| !asked.facts.is_written(theirs));
+    let set = sides.iter().zip(ours).filter(|(theirs, _)| !given(theirs));
     let set = set.map(|(_, ours)| (ours.to_owned(), Value::from(ratio)));
-    MappedKey::Set(
-        set.collect(),
-        "verl of 2026 reads clip_ratio_low and clip_ratio_high instead, which are 0.2 there".into(),
-    )
+    let note = if is_before_0_4(asked.facts) {
+        ""
+    } else {
+        "verl since 0.4 reads clip_ratio_low and clip_ratio_high instead, which are 0.2 there"
+    };
+    MappedKey::Set(set.collect(), note.into())
 }

@@ -1,5 +1,7 @@
 //! verl's `algorithm` section.
 
+use super::grader;
+use super::version::{OLD, is_before_0_4};
 use crate::common::size;
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
@@ -15,7 +17,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "algorithm.norm_adv_by_std_in_grpo",
         By(|a| set("objective.scale_rewards", if a.is_on() { "group" } else { "none" })),
     ),
-    ("algorithm.use_kl_in_reward", By(|a| set("objective.use_kl_in_reward", a.is_on()))),
+    ("algorithm.use_kl_in_reward", By(kl_in_reward)),
     ("algorithm.kl_penalty", By(|a| in_reward(a, "objective.kl_penalty"))),
     ("algorithm.kl_ctrl.type", By(|a| in_reward(a, "objective.kl_ctrl.type"))),
     ("algorithm.kl_ctrl.kl_coef", By(|a| in_reward(a, "objective.kl_ctrl.kl_coef"))),
@@ -52,6 +54,10 @@ pub(super) const TABLE: &[KeyRule] = &[
     ),
     ("algorithm.pf_ppo.**", NotNeeded("use_pf_ppo controls whether there is a filter")),
     ("algorithm.group_by_agent_id", Off("completions of one prompt are a group")),
+    // Search-R1 and DeepScaleR
+    ("algorithm.no_think_rl", NotNeeded("Search-R1 reads it nowhere in training")),
+    ("algorithm.state_masking.**", NotNeeded("what a tool answers is never trained on")),
+    ("algorithm.mask_truncated_samples", By(|a| set("objective.mask_truncated_completions", a.is_on()))),
 ];
 
 fn estimator(asked: &SourceKey) -> MappedKey {
@@ -76,6 +82,11 @@ fn estimator(asked: &SourceKey) -> MappedKey {
     }
 }
 
+fn kl_in_reward(asked: &SourceKey) -> MappedKey {
+    let of_old = !asked.facts.is_written(asked.key) && is_before_0_4(asked.facts);
+    set_noted("objective.use_kl_in_reward", asked.is_on(), if of_old { OLD } else { "" })
+}
+
 fn in_reward(asked: &SourceKey, key: &str) -> MappedKey {
     if !asked.facts.is_on("algorithm.use_kl_in_reward") {
         return not_needed("use_kl_in_reward is off, so the key is ignored");
@@ -83,12 +94,22 @@ fn in_reward(asked: &SourceKey, key: &str) -> MappedKey {
     set(key, plain(asked.value))
 }
 
+/// As good as no limit of a step's rounds of sampling.
+const ROUNDS: i64 = 1_000_000;
+
 /// What has to differ in a group.
 fn metric(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some("acc" | "score" | "seq_reward" | "seq_final_reward") => {
-            set_noted("rollout.dynamic_sampling.metric", "score", "a completion's reward")
+        Some("acc" | "score") => {
+            set_noted("rollout.dynamic_sampling.metric", grader(asked.facts), "the comparison with the ground truth")
         }
+        Some("reward" | "seq_reward") => {
+            set_noted("rollout.dynamic_sampling.metric", "score", "a completion's whole reward")
+        }
+        Some("seq_final_reward") if !asked.facts.is_on("algorithm.use_kl_in_reward") => {
+            set_noted("rollout.dynamic_sampling.metric", "score", "a completion's whole reward")
+        }
+        _ if !asked.facts.is_on("algorithm.filter_groups.enable") => not_needed("filter_groups is off"),
         Some(name) => cannot(format!(
             "`{name}` is no reward of the task: groups are compared by the whole reward, or by a part that task.rewards names"
         )),
@@ -98,10 +119,7 @@ fn metric(asked: &SourceKey) -> MappedKey {
 
 fn rounds(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
-        Some(n) if n <= 0 => cannot(
-            "a step's rounds of sampling have a limit, 10 by default, so that the step ends even if no group has \
-             spread",
-        ),
+        Some(n) if n <= 0 => set_noted("rollout.dynamic_sampling.max_num_gen_batches", ROUNDS, "no limit in verl"),
         _ => size(asked, "rollout.dynamic_sampling.max_num_gen_batches"),
     }
 }
@@ -159,7 +177,7 @@ fn correction(asked: &SourceKey, of: &str, key: &str) -> MappedKey {
 fn bypass(asked: &SourceKey) -> MappedKey {
     match (asked.is_on(), bypasses(asked)) {
         (true, true) => set("update.old_log_probs", "sampler"),
-        (true, false) => cannot(
+        (true, false) => not_needed(
             "with loss_type reinforce the weights are ratios of trainer to sampler, which need the forward pass that \
              bypass_mode skips: the pass stays on",
         ),

@@ -28,14 +28,21 @@ pub(super) const TABLE: &[KeyRule] = &[
         "critic.megatron.pipeline_model_parallel_size",
         By(|a| if has_critic(a) { same_training_stages(a, STAGES) } else { not_needed(NO_CRITIC) }),
     ),
-    ("critic.megatron.context_parallel_size", By(devices)),
+    ("critic.megatron.context_parallel_size", By(shared_sequences)),
     ("critic.megatron.expert_model_parallel_size", By(devices)),
     ("critic.megatron.expert_tensor_parallel_size", By(devices)),
     ("critic.megatron.**", NotNeeded(ONE_EXECUTOR)),
     ("critic.model.lora_rank", Off("all of a critic's weights are trained")),
-    ("critic.model.trust_remote_code", Off("no Python is run: model families are built in")),
-    ("critic.model.external_lib", Off("no Python is run: model families are built in")),
+    ("critic.model.trust_remote_code", NotNeeded("no Python is run: model families are built in")),
+    ("critic.model.external_lib", Off("no Python is run: what the library changes is not read")),
     ("critic.model.**", NotNeeded(AS_POLICY)),
+    // verl of 2026 has them outside `model`
+    ("critic.fsdp.param_offload", By(|a| idle_critic(a, "memory.critic.param_offload"))),
+    ("critic.fsdp.optimizer_offload", By(|a| idle_critic(a, "memory.critic.optimizer_offload"))),
+    ("critic.fsdp.ulysses_sequence_parallel_size", By(shared_sequences)),
+    ("critic.fsdp.**", NotNeeded(AS_POLICY)),
+    ("critic.loss_scale_factor", Off("critic.loss_agg_mode divides by sequences and the response length")),
+    ("critic.nccl_timeout", NotNeeded("ranks wait for each other without a limit")),
     ("critic.optim.lr", By(|a| of_critic(a, "critic.optim.lr"))),
     ("critic.optim.weight_decay", By(|a| of_critic(a, "critic.optim.weight_decay"))),
     ("critic.optim.betas", By(|a| of_critic(a, "critic.optim.betas"))),
@@ -65,7 +72,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("critic.use_dynamic_bsz", NotNeeded("micro-batches are always packed by tokens (memory.critic.train_tokens)")),
     ("critic.ppo_max_token_len_per_gpu", By(|a| tokens(a, "memory.critic.train_tokens"))),
     ("critic.forward_max_token_len_per_gpu", By(|a| tokens(a, "memory.critic.score_tokens"))),
-    ("critic.shuffle", Off("mini-batches are taken in the order of the step's prompts")),
+    ("critic.shuffle", NotNeeded("the remark on actor.shuffle applies")),
     ("critic.data_loader_seed", NotNeeded("mini-batches are not shuffled; trainer.seed seeds everything")),
     ("critic.strategy", NotNeeded(ONE_EXECUTOR)),
     ("critic.rollout_n", NotNeeded("set by rollout.n")),
@@ -75,6 +82,8 @@ pub(super) const TABLE: &[KeyRule] = &[
 ];
 
 const SHARED: &str = "critic.ulysses_sequence_parallel_size";
+const ALL_SHARED: [&str; 3] =
+    [SHARED, "critic.fsdp.ulysses_sequence_parallel_size", "critic.megatron.context_parallel_size"];
 
 /// Ranks that share the critic's sequences.
 fn shared_sequences(asked: &SourceKey) -> MappedKey {
@@ -87,7 +96,7 @@ fn shared_sequences(asked: &SourceKey) -> MappedKey {
 
 /// Where nothing is said of the critic, as many as share the policy's.
 fn sharing(asked: &SourceKey) -> i64 {
-    let own = asked.facts.whole(SHARED);
+    let own = ALL_SHARED.iter().filter_map(|key| asked.facts.whole(key)).max();
     own.map_or_else(|| policy_sharing(asked), |n| n.max(1))
 }
 
@@ -103,7 +112,8 @@ fn of_critic(asked: &SourceKey, key: &str) -> MappedKey {
 
 fn enable(asked: &SourceKey) -> MappedKey {
     match (asked.value.as_bool(), has_critic(asked)) {
-        (Some(on), has) if on != has => cannot("a critic is there with adv_estimator gae, and with no other"),
+        (Some(true), false) => not_needed("no other estimator than gae reads its values"),
+        (Some(false), true) => cannot("gae needs a critic: set another adv_estimator"),
         _ => not_needed("set by adv_estimator"),
     }
 }

@@ -1,18 +1,18 @@
 //! verl's `data` section.
 
-use crate::common::{arguments, path, rows};
+use crate::common::{arguments, path, rows, size};
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
-use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted};
+use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 
 const ROWS: &str = "rows are text; images, video and sound are not trained on";
-const ONE_PROCESS: &str = "rows are read once, in the one process";
+const ONE_PROCESS: &str = "rows are read once, before the first step";
 
 pub(super) const TABLE: &[KeyRule] = &[
     ("data.train_files", By(|a| rows(a, "task.train"))),
     ("data.val_files", By(|a| rows(a, "task.validation"))),
     ("data.train_max_samples", By(|a| limit(a, "task.limit"))),
     ("data.val_max_samples", By(|a| limit(a, "trainer.val_max_samples"))),
-    ("data.train_batch_size", Same("trainer.train_batch_size")),
+    ("data.train_batch_size", By(trained)),
     ("data.gen_batch_size", By(generated)),
     (
         "data.val_batch_size",
@@ -26,7 +26,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.prompt_key", By(prompt_key)),
     ("data.reward_fn_key", By(reward_key)),
     ("data.shuffle", By(shuffle)),
-    ("data.validation_shuffle", Off("validation draws its rows in their order, which changes no mean")),
+    ("data.validation_shuffle", NotNeeded("validation draws its rows in their order, which changes no mean")),
     ("data.seed", Same("task.seed")),
     ("data.tokenizer", By(tokenizer)),
     ("data.image_key", NotNeeded(ROWS)),
@@ -40,7 +40,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.dataloader_num_workers", NotNeeded(ONE_PROCESS)),
     ("data.use_shm", NotNeeded(ONE_PROCESS)),
     ("data.cache_dir", NotNeeded(ONE_PROCESS)),
-    ("data.trust_remote_code", Off("no Python is run: model families are built in")),
+    ("data.trust_remote_code", NotNeeded("no Python is run: model families are built in")),
     (
         "data.custom_cls.path",
         Off(
@@ -63,6 +63,13 @@ pub(super) const TABLE: &[KeyRule] = &[
         "data.need_tools_kwargs",
         Off("verl's classes of tools and interactions are not read; write them as one class and set task.environment"),
     ),
+    ("data.mm_processor_kwargs.**", NotNeeded(ROWS)),
+    // Search-R1
+    ("data.shuffle_train_dataloader", By(shuffle)),
+    ("data.train_data_num", By(|a| limit(a, "task.limit"))),
+    ("data.val_data_num", By(|a| limit(a, "trainer.val_max_samples"))),
+    ("data.max_start_length", NotNeeded("max_prompt_length is the limit of a prompt")),
+    ("data.max_obs_length", Off("rollout.multi_turn.max_tool_response_length counts characters of a tool's answer")),
     ("data.apply_chat_template_kwargs.**", By(|a| arguments(a, "data.apply_chat_template_kwargs."))),
 ];
 
@@ -74,19 +81,25 @@ fn limit(asked: &SourceKey, key: &str) -> MappedKey {
     }
 }
 
+/// Prompts of a step. Without DAPO's filter, all that are drawn are trained on.
+fn trained(asked: &SourceKey) -> MappedKey {
+    match asked.facts.whole("data.gen_batch_size") {
+        Some(_) if !asked.facts.is_on("algorithm.filter_groups.enable") => {
+            not_needed("gen_batch_size prompts are drawn, and without algorithm.filter_groups all are trained on")
+        }
+        _ => set("trainer.train_batch_size", plain(asked.value)),
+    }
+}
+
 /// DAPO's larger batches of prompts, of which those without spread are left out.
 fn generated(asked: &SourceKey) -> MappedKey {
     let prompts = asked.facts.number("data.train_batch_size");
     match (asked.number(), prompts) {
+        (Some(_), _) if !asked.facts.is_on("algorithm.filter_groups.enable") => size(asked, "trainer.train_batch_size"),
         (Some(drawn), Some(prompts)) if drawn >= prompts && prompts > 0.0 => {
-            if !asked.facts.is_on("algorithm.filter_groups.enable") {
-                return not_needed("without algorithm.filter_groups only data.train_batch_size counts here");
-            }
             set_noted("rollout.dynamic_sampling.oversampling", drawn / prompts, "gen_batch_size / train_batch_size")
         }
-        (Some(_), _) => cannot(
-            "fewer prompts than data.train_batch_size are drawn; here a round draws at least the missing prompts",
-        ),
+        (Some(_), _) => not_needed("a round draws the prompts that are missing in data.train_batch_size, at least"),
         _ if asked.is_absent() => not_needed("has no value in the files"),
         _ => asked.wrong("a number of prompts"),
     }

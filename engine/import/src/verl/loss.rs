@@ -1,15 +1,21 @@
 //! The parts of verl's `actor` that are about the loss: its name, its clip, how it is added up, the KL beside it.
 
 use super::algorithm::CORRECTION;
+use super::version::{OLD, is_before_0_4, is_since_0_4};
 use crate::key_mapping::{MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 use serde_json::Value;
 
 /// The entropy bonus.
 pub(super) fn entropy(asked: &SourceKey) -> MappedKey {
-    match asked.number() {
-        Some(weight) => set("objective.entropy_coeff", weight),
-        None => asked.wrong("a number"),
-    }
+    let Some(weight) = asked.number() else {
+        return asked.wrong("a number");
+    };
+    let note = match asked.facts {
+        facts if facts.is_written(asked.key) || is_since_0_4(facts) => "",
+        facts if is_before_0_4(facts) => OLD,
+        _ => "0.001 in verl before 0.4: nothing in the files tells the version",
+    };
+    set_noted("objective.entropy_coeff", weight, note)
 }
 
 /// Whether there is a KL to the reference in the loss.
@@ -77,6 +83,7 @@ pub(super) fn clip(asked: &SourceKey, key: &str) -> MappedKey {
         Some(low) if key.ends_with("low") && low > 1.0 => {
             set_noted(&key, 1.0, "ratios are above 0, so that 1 bounds as little")
         }
+        Some(ratio) if ratio < 0.0 => not_needed("set by clip_ratio"),
         Some(ratio) => set(&key, ratio),
         None if asked.is_absent() => not_needed("set by clip_ratio"),
         None => asked.wrong("a number"),
@@ -84,6 +91,9 @@ pub(super) fn clip(asked: &SourceKey, key: &str) -> MappedKey {
 }
 
 pub(super) fn dual_clip(asked: &SourceKey) -> MappedKey {
+    if asked.is_absent() && is_before_0_4(asked.facts) {
+        return MappedKey::Set(vec![("objective.clip_ratio_c".into(), Value::Null)], OLD.into());
+    }
     if mode(asked) == "gspo" {
         return MappedKey::Set(
             vec![("objective.clip_ratio_c".into(), Value::Null)],
@@ -91,6 +101,22 @@ pub(super) fn dual_clip(asked: &SourceKey) -> MappedKey {
         );
     }
     set("objective.clip_ratio_c", plain(asked.value))
+}
+
+/// Both divide by the sequences of an optimizer step too.
+pub(super) fn loss_scale(asked: &SourceKey) -> MappedKey {
+    let count = |key: &str, default: i64| asked.facts.whole(key).unwrap_or(default);
+    let prompts = count("actor_rollout_ref.actor.ppo_mini_batch_size", 256).min(count("data.train_batch_size", 1024));
+    let sequences = prompts * count("actor_rollout_ref.rollout.n", 1);
+    match asked.number() {
+        Some(factor) if factor > 0.0 => set_noted(
+            "objective.loss_scale_factor",
+            plain(&(factor * sequences as f64).into()),
+            format!("{factor} x {sequences} sequences of an optimizer step, which verl divides by too"),
+        ),
+        _ if asked.is_off() => not_needed("sequences x response length, as here by default"),
+        _ => asked.wrong("a number above 0"),
+    }
 }
 
 pub(super) fn aggregation(asked: &SourceKey) -> MappedKey {

@@ -13,8 +13,10 @@ mod reference;
 mod reward_model;
 mod rollout;
 mod trainer;
+mod version;
 
 use super::assembly::Assembly;
+use super::entry::PROGRAM;
 use super::facts::Facts;
 use super::key_mapping::KeyRule;
 use serde_json::{Value, json};
@@ -33,20 +35,25 @@ pub(super) const TABLES: &[&[KeyRule]] = &[
     trainer::TABLE,
 ];
 
-/// What verl does where a file does not say (`ppo_trainer.yaml`), as far as it sets something here.
-pub(super) fn defaults() -> Vec<(&'static str, Value)> {
-    vec![
+/// What verl does where a file does not say (`ppo_trainer.yaml` of its versions), as far as it sets something here.
+pub(super) fn defaults(facts: &Facts) -> Vec<(&'static str, Value)> {
+    let old = version::is_before_0_4(facts);
+    // verl before 0.4 took the KL off the reward wherever it was not in the loss
+    let in_loss = facts.is_on("actor_rollout_ref.actor.use_kl_loss");
+    let kl_in_reward = old && !in_loss && !version::is_deepscaler(facts);
+    let mut all = vec![
         ("algorithm.adv_estimator", json!("gae")),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", json!("vanilla")),
         ("actor_rollout_ref.actor.clip_ratio_low", json!(0.2)),
         ("actor_rollout_ref.actor.clip_ratio_high", json!(0.2)),
-        ("actor_rollout_ref.actor.clip_ratio_c", json!(3.0)),
+        ("actor_rollout_ref.actor.clip_ratio_c", if old { Value::Null } else { json!(3.0) }),
         ("actor_rollout_ref.actor.loss_agg_mode", json!("token-mean")),
+        ("actor_rollout_ref.actor.entropy_coeff", if old { json!(0.001) } else { json!(0) }),
         ("actor_rollout_ref.actor.policy_loss.ppo_kl_coef", json!(0.1)),
         ("actor_rollout_ref.actor.use_kl_loss", json!(false)),
         ("actor_rollout_ref.actor.kl_loss_coef", json!(0.001)),
         ("actor_rollout_ref.actor.kl_loss_type", json!("low_var_kl")),
-        ("algorithm.use_kl_in_reward", json!(false)),
+        ("algorithm.use_kl_in_reward", json!(kl_in_reward)),
         ("algorithm.kl_ctrl.kl_coef", json!(0.001)),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", json!(256)),
         ("actor_rollout_ref.actor.fsdp_config.dtype", json!("bfloat16")),
@@ -57,7 +64,37 @@ pub(super) fn defaults() -> Vec<(&'static str, Value)> {
         ("data.max_prompt_length", json!(512)),
         ("data.max_response_length", json!(512)),
         ("trainer.save_freq", json!(-1)),
-    ]
+    ];
+    if version::is_search_r1(facts) {
+        all.push(("actor_rollout_ref.rollout.top_p", json!(0.95)));
+    }
+    if version::is_deepscaler(facts) {
+        all.push(("actor_rollout_ref.rollout.val_temperature", json!(0.6)));
+        all.push(("actor_rollout_ref.rollout.n_val", json!(8)));
+    }
+    all
+}
+
+/// Why the files are not of a run that is imported: supervised training, or what only samples.
+pub(super) fn refusal(facts: &Facts) -> Option<String> {
+    let program = facts.text(PROGRAM).unwrap_or_default();
+    let is_sft = program.contains("sft_trainer")
+        || ["model.partial_pretrain", "data.prompt_dict_keys", "data.response_dict_keys", "data.multiturn."]
+            .iter()
+            .any(|start| facts.has_below(start));
+    if is_sft {
+        return Some(
+            "the files are of supervised training (verl's sft_trainer), which is not imported: write a configuration with \
+             a section `sft` for `firebrick sft` (docs/reference/configuration.md)"
+                .into(),
+        );
+    }
+    ["main_generation", "main_eval"].iter().any(|name| program.contains(name)).then(|| {
+        format!(
+            "{program} trains nothing, and its files are not imported: `firebrick generate` samples from a model, \
+             `firebrick eval` evaluates one"
+        )
+    })
 }
 
 /// What follows from several keys: the rows' form, what grades them, the run folder.
@@ -70,33 +107,30 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     }
     into.put("task.answer_field", json!("reward_model.ground_truth"));
     // what only adds to a reward is none by itself
-    let grades = |reward: &Value| reward["kind"] != "length";
-    if !into.rewards.iter().any(grades) {
-        let files = facts.value("data.train_files").map(Value::to_string).unwrap_or_default();
-        let sections = ["custom_reward_function.path", "reward.custom_reward_function.path"];
-        let custom = sections.iter().any(|key| facts.text(key).is_some());
-        let (reward, sure) = guess(&files.to_ascii_lowercase());
+    if !into.rewards.iter().any(|reward| reward["kind"] != "length") {
+        let (reward, sure) = guess(facts);
         into.rewards.insert(0, reward);
-        if custom || !sure {
-            into.missing.push(super::assembly::Missing {
-                key: "task.rewards".into(),
-                stands_in: into.rewards[0].clone(),
-                what: if custom {
-                    "what grades a completion, in place of the Python function".into()
-                } else {
-                    "what grades a completion: verl chooses a function for each row by its data_source".into()
-                },
-            });
+        if !sure {
+            into.replace_rewards("what grades a completion: verl chooses a function for each row by its data_source");
         }
     }
     output(facts, into);
 }
 
+/// The name of the reward that compares with the ground truth.
+fn grader(facts: &Facts) -> String {
+    if let Some(function) = reward_model::custom_function(facts) {
+        return function.to_owned();
+    }
+    let (reward, _) = guess(facts);
+    reward["kind"].as_str().unwrap_or_default().to_owned()
+}
+
 /// What verl grades the rows of a file by, as its name tells it, and whether it does.
-fn guess(files: &str) -> (Value, bool) {
-    let several = files.contains(',');
+fn guess(facts: &Facts) -> (Value, bool) {
+    let files = facts.value("data.train_files").map(Value::to_string).unwrap_or_default().to_ascii_lowercase();
     if files.contains("gsm8k") {
-        return (json!({"kind": "gsm8k", "method": "strict"}), !several);
+        return (json!({"kind": "gsm8k", "method": "strict"}), !files.contains(','));
     }
     if ["math", "aime", "dapo"].iter().any(|word| files.contains(word)) {
         return (json!({"kind": "verl_math"}), false);

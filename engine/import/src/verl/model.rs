@@ -1,6 +1,6 @@
 //! verl's `actor_rollout_ref.model`.
 
-use crate::common::{built_in, model, path, precision};
+use crate::common::{built_in, model, path, precision, template};
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set};
 use serde_json::Value;
@@ -28,12 +28,9 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.model.use_shm", NotNeeded("weights are read from the folder, once")),
     ("actor_rollout_ref.model.torch_dtype", By(precision)),
     ("actor_rollout_ref.model.dtype", By(precision)),
-    ("actor_rollout_ref.model.trust_remote_code", Off(NO_PYTHON)),
-    ("actor_rollout_ref.model.external_lib", Off(NO_PYTHON)),
-    (
-        "actor_rollout_ref.model.custom_chat_template",
-        Off("the model's chat template is used: write yours into tokenizer_config.json"),
-    ),
+    ("actor_rollout_ref.model.trust_remote_code", NotNeeded(NO_PYTHON)),
+    ("actor_rollout_ref.model.external_lib", Off("no Python is run: what the library changes is not read")),
+    ("actor_rollout_ref.model.custom_chat_template", By(|a| template(a, "model.chat_template"))),
     ("actor_rollout_ref.model.override_config.attn_implementation", NotNeeded("attention is a built-in kernel")),
     (
         "actor_rollout_ref.model.override_config.**",
@@ -61,9 +58,10 @@ pub(super) const TABLE: &[KeyRule] = &[
         Off("name the modules that are to have adapters in model.lora.target_modules"),
     ),
     ("actor_rollout_ref.model.lora.**", NotNeeded("adapters are plain LoRA, started as PEFT starts them")),
-    ("actor_rollout_ref.model.mtp.**", Off("no extra heads that predict several tokens")),
-    ("actor_rollout_ref.hybrid_engine", NotNeeded("one program samples and trains")),
-    ("actor_rollout_ref.nccl_timeout", NotNeeded("nothing is sent between devices")),
+    ("actor_rollout_ref.model.mtp.enable", Off("no extra heads that predict several tokens")),
+    ("actor_rollout_ref.model.mtp.**", NotNeeded("mtp.enable controls whether there are extra heads")),
+    ("actor_rollout_ref.hybrid_engine", NotNeeded("each rank samples and trains")),
+    ("actor_rollout_ref.nccl_timeout", NotNeeded("ranks wait for each other without a limit")),
 ];
 
 /// Whether adapters are trained.
@@ -138,7 +136,7 @@ fn offload(asked: &SourceKey) -> MappedKey {
         (false, _) => not_needed("off, as here by default"),
         (true, true) => set("memory.activation_offload", true),
         (true, false) => {
-            cannot("only checkpointed activations are offloaded: turn enable_gradient_checkpointing on too")
+            not_needed("only checkpointed activations are offloaded: turn enable_gradient_checkpointing on too")
         }
     }
 }

@@ -1,7 +1,7 @@
 //! verl's rollouts of several turns (`actor_rollout_ref.rollout.multi_turn`), its agent loops, and how validation
 //! samples.
 
-use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
+use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 
 const SECTION: &str = "actor_rollout_ref.rollout.multi_turn";
@@ -58,6 +58,9 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.rollout.val_kwargs.top_k", By(top_k)),
     ("actor_rollout_ref.rollout.val_kwargs.do_sample", By(do_sample)),
     ("actor_rollout_ref.rollout.val_kwargs.n", By(completions)),
+    // DeepScaleR validates with a temperature of its own, whatever do_sample says
+    ("actor_rollout_ref.rollout.val_temperature", Same("rollout.val_kwargs.temperature")),
+    ("actor_rollout_ref.rollout.n_val", Same("rollout.val_kwargs.n")),
 ];
 
 fn is_on(asked: &SourceKey) -> bool {
@@ -189,9 +192,7 @@ fn do_sample(asked: &SourceKey) -> MappedKey {
 fn completions(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 1 && draws(asked) => set("rollout.val_kwargs.n", n),
-        Some(n) if n > 1 => {
-            cannot("greedy completions of a prompt are all the same: set rollout.val_kwargs.temperature as well as n")
-        }
+        Some(n) if n > 1 => not_needed("greedy completions of a prompt are all the same: one has the same mean"),
         Some(1) => not_needed("one completion of a validation prompt, as here by default"),
         None if asked.is_absent() => not_needed("has no value in the files"),
         _ => asked.wrong("a whole number above 0"),

@@ -60,7 +60,7 @@ pub(super) fn streamed(asked: &SourceKey) -> MappedKey {
         return not_needed("off, as here by default");
     }
     if !asked.facts.is_on("actor_rollout_ref.model.enable_gradient_checkpointing") {
-        return cannot(
+        return not_needed(
             "weights are streamed segment by segment only if segments are recomputed: turn \
              enable_gradient_checkpointing on too",
         );
@@ -111,7 +111,7 @@ pub(super) fn granularity(asked: &SourceKey) -> MappedKey {
 pub(super) fn method(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("uniform") => not_needed("all segments have the same number of layers (memory.checkpoint_every)"),
-        Some("block") => cannot("layers that recompute are listed: memory.checkpoint_layers: [0, 1, …]"),
+        Some("block") => not_needed("layers that recompute are listed: memory.checkpoint_layers: [0, 1, …]"),
         _ if asked.is_absent() => not_needed("has no value in the files"),
         _ => asked.wrong("uniform or block"),
     }

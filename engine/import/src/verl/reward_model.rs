@@ -1,6 +1,7 @@
 //! verl's `reward_model`, `reward_manager` and `custom_reward_function`.
 
 use crate::common::{path, python_reward};
+use crate::facts::Facts;
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set};
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "reward_model.overlong_buffer.**",
         NotNeeded("overlong_buffer.enable controls whether there is a penalty; its reward has len and penalty_factor"),
     ),
-    ("reward_model.reward_kwargs.max_resp_len", NotNeeded("rollout.response_length is the limit")),
+    ("reward_model.reward_kwargs.max_resp_len", NotNeeded(LIMIT)),
     (
         "reward_model.reward_kwargs.**",
         Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)"),
@@ -61,7 +62,7 @@ pub(super) const TABLE: &[KeyRule] = &[
             "overlong_buffer_cfg.enable controls whether there is a penalty; its reward has len and penalty_factor",
         ),
     ),
-    ("reward.reward_kwargs.max_resp_len", NotNeeded("rollout.response_length is the limit")),
+    ("reward.reward_kwargs.max_resp_len", NotNeeded(LIMIT)),
     (
         "reward.reward_kwargs.**",
         Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)"),
@@ -73,6 +74,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("reward.sandbox_fusion.**", NotNeeded("sandbox_fusion.url controls whether completions are run as programs")),
 ];
 
+const LIMIT: &str = "it is the `limit` of the length reward where it is not rollout.response_length";
 const WORKERS: &str = "`workers` of a Python reward sets the number of processes that call it";
 
 fn judge(asked: &SourceKey) -> MappedKey {
@@ -98,9 +100,13 @@ fn judge_path(asked: &SourceKey) -> MappedKey {
 
 fn manager(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some("naive" | "dapo" | "batch" | "prime") | None => {
+        Some("naive" | "dapo" | "prime") | None => {
             not_needed("task.rewards grade every completion, while others are still sampled")
         }
+        Some("batch") => not_needed(
+            "a Python reward with the parameters of verl's batch manager (data_sources, solution_strs, …) is called with \
+             all completions of a prompt",
+        ),
         Some(name) => cannot(format!("no reward manager {name}: specify in task.rewards how completions are graded")),
     }
 }
@@ -117,8 +123,21 @@ fn overlong(asked: &SourceKey) -> MappedKey {
     ) else {
         return cannot("its len is missing: write rewards: [{kind: length, buffer: TOKENS}]");
     };
-    set("task.rewards[]", json!({"kind": "length", "buffer": buffer, "weight": factor}))
+    let mut reward = json!({"kind": "length", "buffer": buffer, "weight": factor});
+    let limit = asked.facts.whole(&format!("{}.max_resp_len", section.trim_end_matches(".overlong_buffer_cfg")));
+    if let Some(limit) = limit.filter(|limit| asked.facts.whole("data.max_response_length") != Some(*limit)) {
+        reward["limit"] = limit.into();
+    }
+    set("task.rewards[]", reward)
 }
+
+/// The function of the files that grades completions.
+pub(super) fn custom_function(facts: &Facts) -> Option<&str> {
+    let section = SECTIONS.into_iter().find(|section| facts.text(&format!("{section}.path")).is_some())?;
+    Some(facts.text(&format!("{section}.name")).unwrap_or("compute_score"))
+}
+
+const SECTIONS: [&str; 2] = ["custom_reward_function", "reward.custom_reward_function"];
 
 fn custom(asked: &SourceKey) -> MappedKey {
     let Some(file) = asked.text() else {
@@ -149,4 +168,4 @@ fn put(arguments: &mut Value, name: &str, value: Value) {
     }
 }
 
-const JUDGE: &str = "a reward model scores in batches by tokens (score_tokens of the reward), in the one process";
+const JUDGE: &str = "a reward model scores in batches by tokens (score_tokens of the reward)";

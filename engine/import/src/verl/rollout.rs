@@ -12,7 +12,9 @@ const OWN_ENGINE: &str = "the sampling engine is built in, and samples from the 
 pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.rollout.name", NotNeeded(OWN_ENGINE)),
     ("actor_rollout_ref.rollout.mode", NotNeeded(OWN_ENGINE)),
-    ("actor_rollout_ref.rollout.n", Same("rollout.n")),
+    ("actor_rollout_ref.rollout.n", By(group)),
+    // Search-R1: rollouts of a prompt, each of which is a group of rollout.n
+    ("actor_rollout_ref.rollout.n_agent", By(group)),
     ("actor_rollout_ref.rollout.temperature", Same("rollout.temperature")),
     ("actor_rollout_ref.rollout.top_k", By(top_k)),
     ("actor_rollout_ref.rollout.top_p", Same("rollout.top_p")),
@@ -75,7 +77,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "actor_rollout_ref.rollout.profiler.**",
         NotNeeded("`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto"),
     ),
-    ("actor_rollout_ref.rollout.mtp.**", Off("no extra heads that predict several tokens")),
+    ("actor_rollout_ref.rollout.mtp.**", NotNeeded("model.mtp.enable controls whether there are extra heads")),
     ("actor_rollout_ref.rollout.engine_kwargs.**", NotNeeded(OWN_ENGINE)),
     ("actor_rollout_ref.rollout.load_format", NotNeeded(OWN_ENGINE)),
     ("actor_rollout_ref.rollout.layered_summon", NotNeeded(OWN_ENGINE)),
@@ -86,9 +88,27 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.rollout.skip_dump_dir", NotNeeded(OWN_ENGINE)),
     ("actor_rollout_ref.rollout.checkpoint_engine.**", NotNeeded(OWN_ENGINE)),
     ("actor_rollout_ref.rollout.trace.**", NotNeeded("samples.jsonl has every completion")),
+    ("actor_rollout_ref.rollout.micro_rollout_batch_size", NotNeeded("rollout.max_num_seqs are sampled at a time")),
+    ("actor_rollout_ref.rollout.swap_space", NotNeeded(OWN_ENGINE)),
+    ("actor_rollout_ref.rollout.model_path", NotNeeded(OWN_ENGINE)),
+    ("actor_rollout_ref.rollout.compute_reward", NotNeeded("rewards are computed while others are still sampled")),
+    ("actor_rollout_ref.rollout.use_fire_sampling", Off("the first token is sampled at rollout.temperature too")),
+    ("actor_rollout_ref.rollout.full_determinism", NotNeeded("a run repeats to the bit unless deterministic: false")),
+    ("actor_rollout_ref.rollout.moe_load_balance_metrics_interval", NotNeeded("it is about metrics")),
+    ("actor_rollout_ref.rollout.disaggregation.**", NotNeeded(OWN_ENGINE)),
+    ("actor_rollout_ref.rollout.nnodes", NotNeeded(OWN_ENGINE)),
+    ("actor_rollout_ref.rollout.n_gpus_per_node", NotNeeded(OWN_ENGINE)),
     ("actor_rollout_ref.rollout.prometheus.**", NotNeeded("metrics.jsonl has the sampling engine's metrics")),
     ("actor_rollout_ref.rollout.update_weights_bucket_megabytes", NotNeeded(OWN_ENGINE)),
 ];
+
+fn group(asked: &SourceKey) -> MappedKey {
+    let count = |key| asked.facts.whole(key).unwrap_or(1);
+    match count("actor_rollout_ref.rollout.n") * count("actor_rollout_ref.rollout.n_agent") {
+        n if n > 0 => set("rollout.n", n),
+        _ => asked.wrong("a number of completions"),
+    }
+}
 
 fn replay(asked: &SourceKey) -> MappedKey {
     if asked.is_on() {
@@ -184,7 +204,7 @@ fn captures(asked: &SourceKey) -> MappedKey {
     let within: Vec<Value> =
         sizes.iter().filter(|size| size.as_i64().is_some_and(|n| n > 0 && n <= most)).cloned().collect();
     if within.is_empty() {
-        return cannot(format!("none of the sizes is from 1 to rollout.max_num_seqs ({most})"));
+        return not_needed(format!("none of the sizes is from 1 to rollout.max_num_seqs ({most})"));
     }
     let left = sizes.len() - within.len();
     let note = if left == 0 { String::new() } else { format!("{left} above rollout.max_num_seqs omitted") };

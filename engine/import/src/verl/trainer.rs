@@ -1,10 +1,11 @@
 //! verl's `trainer`, its profiler, and what Hydra and Ray are told.
 
 use crate::common::{epochs, path, ranks, tracked, trackers};
+use crate::entry::PROGRAM;
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted};
 
-const RAY: &str = "one process: nothing is started or waited for";
+const RAY: &str = "ranks are processes that `mpirun` starts: there is no Ray to configure";
 const PROFILER: &str = "`firebrick train CONFIG --profile N` writes a trace of N steps for Perfetto; memory.snapshot and memory.trace \
      record memory";
 
@@ -16,11 +17,11 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("trainer.project_name", By(|a| tracked(a, "trainer.project_name"))),
     ("trainer.experiment_name", By(|a| tracked(a, "trainer.experiment_name"))),
     ("trainer.default_local_dir", By(folder)),
-    ("trainer.default_hdfs_dir", Off("runs are written to folders")),
+    ("trainer.default_hdfs_dir", NotNeeded("runs are written to folders: copy them where they are to be")),
     ("trainer.logger", By(trackers)),
     ("trainer.save_freq", By(save)),
     ("trainer.test_freq", By(test)),
-    ("trainer.val_before_train", By(before)),
+    ("trainer.val_before_train", By(|a| set("trainer.val_before_train", a.is_on()))),
     ("trainer.val_only", Off("`firebrick eval CONFIG` validates and trains nothing")),
     ("trainer.critic_warmup", By(warmup)),
     ("trainer.resume_mode", NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint")),
@@ -34,7 +35,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "trainer.max_critic_ckpt_to_keep",
         NotNeeded("a checkpoint has policy and critic; trainer.max_ckpt_to_keep counts it once"),
     ),
-    ("trainer.del_local_ckpt_after_load", Off("checkpoints stay in the run folder")),
+    ("trainer.del_local_ckpt_after_load", NotNeeded("checkpoints stay in the run folder")),
     ("trainer.log_val_generations", NotNeeded("`firebrick report RUN` shows samples")),
     ("trainer.rollout_data_dir", NotNeeded("samples.jsonl in the run folder has every completion")),
     ("trainer.validation_data_dir", NotNeeded("metrics.jsonl has the validations")),
@@ -68,11 +69,25 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("--config-name", By(config_name)),
     ("--config-path", By(config_file)),
     ("--config-dir", By(config_file)),
+    (PROGRAM, By(program)),
+    ("trainer.val_generations_to_log_to_wandb", NotNeeded("`firebrick report RUN` shows samples")),
+    ("trainer.use_v1", NotNeeded("it chooses between two programs of verl that train alike")),
+    // Search-R1, simpleRL, DeepScaleR
+    ("max_turns", By(search)),
+    ("do_search", By(search)),
+    ("retriever.**", NotNeeded("do_search controls whether there is a search engine")),
+    ("trainer.remove_previous_ckpt", NotNeeded("trainer.max_ckpt_to_keep removes older ones")),
+    ("trainer.remove_clip", Off("ratios are clipped: objective.clip_ratio_low and clip_ratio_high")),
+    ("trainer.rejection_sample", Off("rollout.dynamic_sampling replaces groups without differences")),
+    ("trainer.rejection_sample_multiplier", NotNeeded("rejection_sample controls whether groups are left out")),
     ("model_engine", NotNeeded("one executor runs every plan: there is no engine to choose")),
 ];
 
+/// Prompts that verl's loader draws at a time.
 fn prompts(asked: &SourceKey) -> u64 {
-    asked.facts.whole("data.train_batch_size").and_then(|n| u64::try_from(n).ok()).unwrap_or(1024)
+    let keys = ["data.gen_batch_size", "data.train_batch_size"];
+    let drawn = keys.iter().find_map(|key| asked.facts.whole(key));
+    drawn.and_then(|n| u64::try_from(n).ok()).unwrap_or(1024)
 }
 
 fn passes(asked: &SourceKey) -> MappedKey {
@@ -117,13 +132,6 @@ fn test(asked: &SourceKey) -> MappedKey {
     }
 }
 
-fn before(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        return not_needed("validation always runs before the first step");
-    }
-    cannot("validation always runs before the first step; trainer.val_max_samples makes it short")
-}
-
 fn warmup(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 && asked.facts.text("algorithm.adv_estimator") == Some("gae") => set("critic.warmup", n),
@@ -135,7 +143,7 @@ fn warmup(asked: &SourceKey) -> MappedKey {
 fn keep(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(n) if n > 0 => set("trainer.max_ckpt_to_keep", n),
-        _ => cannot("a number of checkpoints is kept: trainer.max_ckpt_to_keep, 3 by default"),
+        _ => not_needed("a number of checkpoints is kept: trainer.max_ckpt_to_keep, 3 by default"),
     }
 }
 
@@ -143,7 +151,7 @@ fn device(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some("cuda") => set("device", "cuda"),
         Some("cpu") => set("device", "cpu"),
-        Some(name) => cannot(format!("no device {name}: `firebrick devices` lists the devices")),
+        Some(name) => not_needed(format!("no device {name}: `firebrick devices` lists the devices")),
         None => not_needed("auto, as here by default"),
     }
 }
@@ -157,10 +165,34 @@ fn trace(asked: &SourceKey) -> MappedKey {
     }
 }
 
+/// Programs of verl that train as its main one does.
+const MAIN: [&str; 3] = ["main_ppo", "main_ppo_v0", "main_dapo"];
+
+fn program(asked: &SourceKey) -> MappedKey {
+    let name = asked.text().unwrap_or_default();
+    let last = name.trim_end_matches(".py").rsplit(['.', '/']).next().unwrap_or_default();
+    if MAIN.contains(&last) && !name.contains("experimental") {
+        return not_needed("`firebrick train` trains");
+    }
+    cannot("it is not verl's own trainer (verl.trainer.main_ppo): what it does in another way is not read")
+}
+
+fn search(asked: &SourceKey) -> MappedKey {
+    let off = asked.facts.value("do_search").is_some() && !asked.facts.is_on("do_search");
+    if off {
+        return not_needed("do_search is off: completions have one turn");
+    }
+    cannot(
+        "Search-R1's search engine is not read: write it as a class, and set task.environment \
+         (docs/guides/environments.md)",
+    )
+}
+
 fn config_name(asked: &SourceKey) -> MappedKey {
     let name = asked.text().map(|name| name.trim_end_matches(".yaml"));
     match name {
         Some("ppo_trainer" | "ppo_megatron_trainer") => not_needed("verl's defaults are known"),
+        Some(name) if asked.facts.reads(&format!("{name}.yaml")) => not_needed("it is among the files"),
         _ => cannot(format!(
             "the script starts from the file {}: import it first, `firebrick import FILE SCRIPT`",
             asked.value

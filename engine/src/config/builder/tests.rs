@@ -28,7 +28,7 @@ fn a_model_an_output_and_a_task_are_a_configuration() {
 
 #[test]
 fn a_built_configuration_is_written_as_a_parsed_one() {
-    let rewards = vec![RewardKind::Length { target: None, max: Some(3), buffer: None }.into()];
+    let rewards = vec![RewardKind::Length { target: None, max: Some(3), buffer: None, limit: None }.into()];
     let built = RunConfig::builder()
         .model_arch([("model_type", "llama".into()), ("hidden_size", 64.into())])
         .tokenizer("tok")

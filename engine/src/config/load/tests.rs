@@ -234,6 +234,17 @@ fn settings_that_cannot_work_are_refused_by_key() {
 }
 
 #[test]
+fn a_chat_template_in_the_configuration_is_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.yaml");
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let task = "{kind: dataset, train: a.jsonl, rewards: [{kind: length, max: 3}]}";
+    let text = format!("model: {{path: m, chat_template: \"{template}\"}}\noutput: o\ntask: {task}\n");
+    std::fs::write(&file, text).unwrap();
+    assert_eq!(load(&file, &[]).unwrap().model.template().unwrap().as_deref(), Some(template));
+}
+
+#[test]
 fn names_of_the_hub_stay_and_paths_become_absolute() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(folder.path().join("models/local")).unwrap();

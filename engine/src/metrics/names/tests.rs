@@ -13,6 +13,7 @@ fn rollout(mask: Vec<bool>, advantages: Vec<f64>) -> Rollout {
         prompt_index: 0,
         sample: 0,
         prompt: vec![1, 2],
+        prompt_text: None,
         completion: vec![3; mask.len()],
         inserted: Vec::new(),
         turns: Vec::new(),

@@ -34,6 +34,7 @@ fn rollout(prompt_index: u64, sample: usize, reward: f64, tokens: usize) -> Roll
         prompt_index,
         sample,
         prompt: vec![2],
+        prompt_text: None,
         completion: (0..tokens as u32).map(|at| 2 + at % 10).collect(),
         text: String::new(),
         columns: TokenColumns {

@@ -96,7 +96,8 @@ fn sample(rollout: &Rollout, report: &RolloutReport) -> String {
         // writing to a string cannot fail
         let _ = write!(text, ", {name} {value}");
     }
-    for (title, part) in [("answer", &prompt.example.answer), ("prompt", &prompt.text), ("completion", &rollout.text)] {
+    let asked = rollout.prompt_text.as_ref().unwrap_or(&prompt.text);
+    for (title, part) in [("answer", &prompt.example.answer), ("prompt", asked), ("completion", &rollout.text)] {
         let _ = write!(text, "\n\n**{title}**\n\n{}", code_block(part, TEXT_CHARS));
     }
     text

@@ -3,7 +3,7 @@
 use super::gae::{Gae, gae};
 use super::gpg::gpg;
 use super::groups::{ScaleRewards, normalized};
-use super::grpo::grpo;
+use super::grpo::{grpo, grpo_leave_one_out};
 use super::inputs::AdvantageInputs;
 use super::opo::opo;
 use super::pass_at_k::pass_at_k;
@@ -41,6 +41,13 @@ pub enum GroupEstimator {
     /// Less the group's mean, over a standard deviation (arXiv:2402.03300).
     Grpo {
         /// Which standard deviation.
+        scale: ScaleRewards,
+        /// Added to it.
+        eps: f64,
+    },
+    /// Less the mean of the group's others, over their standard deviation (`NeMo RL`).
+    GrpoLeaveOneOut {
+        /// Which standard deviation; of the group means of the others.
         scale: ScaleRewards,
         /// Added to it.
         eps: f64,
@@ -89,6 +96,7 @@ impl GroupEstimator {
         let (rewards, groups) = (inputs.sequence_rewards(), inputs.groups);
         match self {
             Self::Grpo { scale, eps } => grpo(&rewards, groups, scale, eps),
+            Self::GrpoLeaveOneOut { scale, eps } => grpo_leave_one_out(&rewards, groups, scale, eps),
             Self::Rloo => rloo(&rewards, groups),
             Self::RlooVectorized => rloo_vectorized(&rewards, groups),
             Self::Opo => opo(&rewards, groups, &inputs.lengths()),

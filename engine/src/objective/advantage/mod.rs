@@ -18,7 +18,7 @@ pub use estimator::{AdvantageEstimator, GroupEstimator};
 pub use gae::{Gae, gae};
 pub use gpg::gpg;
 pub use groups::{ScaleRewards, frac_reward_zero_std, normalized};
-pub use grpo::grpo;
+pub use grpo::{grpo, grpo_leave_one_out};
 pub use inputs::AdvantageInputs;
 pub use multi_reward::normalize_then_sum;
 pub use opo::opo;
@@ -33,6 +33,38 @@ pub(in crate::objective) use groups::mean;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_oneself_mean_and_deviation_are_those_of_nemo_rl() {
+        // nemo_rl/algorithms/advantage_estimator.py, `GRPOAdvantageEstimator` on each group
+        let rewards = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.2, 0.4, 0.9, 1.0, 0.0, 0.7];
+        let groups = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4];
+        let spread = 3.0_f64.sqrt() / 3.0 + 1e-6;
+        let third = 1.0 / 3.0;
+        let expected = [
+            1.0,
+            -third / spread,
+            -third / spread,
+            -third / spread,
+            2.0 * third / spread,
+            2.0 * third / spread,
+            -2.0 * third / spread,
+            -2.0 * third / spread,
+            -1.272_788_606_145_968,
+            -0.303_045_151_122_002_25,
+            4.242_610_687_331_417,
+            1.0,
+            -1.0,
+            0.0,
+        ];
+        let found = grpo_leave_one_out(&rewards, &groups, ScaleRewards::Group, 1e-6);
+        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+            assert!((found - expected).abs() < 1e-9, "{i}: {found} for {expected}");
+        }
+        let plain = grpo_leave_one_out(&rewards[..12], &groups[..12], ScaleRewards::None, 1e-6);
+        let undivided = rloo(&rewards[..12], &groups[..12]);
+        assert!(plain.iter().zip(undivided).all(|(a, b)| (a - b).abs() < 1e-12), "{plain:?}");
+    }
 
     #[test]
     fn a_group_with_equal_rewards_has_no_advantage_and_is_counted() {

@@ -76,6 +76,9 @@ fn estimator(r: &SettingsReader<'_>, name: AdvEstimator, eps: f64) -> Result<Adv
         |baseline| AdvantageEstimator::Group { baseline, normalize: read!(r, normalize_advantages).then_some(eps) };
     Ok(match name {
         AdvEstimator::Grpo => group(GroupEstimator::Grpo { scale: *read!(r, scale_rewards), eps }),
+        AdvEstimator::GrpoLeaveOneOut => {
+            group(GroupEstimator::GrpoLeaveOneOut { scale: *read!(r, scale_rewards), eps })
+        }
         AdvEstimator::PassAtK => group(GroupEstimator::PassAtK { scale: *read!(r, scale_rewards), eps }),
         AdvEstimator::Rloo => group(GroupEstimator::Rloo),
         AdvEstimator::RlooVectorized => group(GroupEstimator::RlooVectorized),

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum AdvEstimator {
     /// (R − mean) / (std + `adv_eps`).
     Grpo,
+    /// As `grpo`, with mean and std of the group's others, and no division where these are equal (`NeMo RL`).
+    GrpoLeaveOneOut,
     /// R − mean of the others; R in a group of one.
     Rloo,
     /// As `rloo`; 0 in a group of one.

@@ -23,7 +23,8 @@ pub struct ObjectiveConfig {
 
     /// How the rewards R of a group (the completions of a prompt) become advantages.
     pub adv_estimator: AdvEstimator,
-    /// Standard deviation that advantages are divided by (`grpo`, `pass_at_k`).
+    /// Standard deviation that advantages are divided by (`grpo`, `grpo_leave_one_out`,
+    /// `pass_at_k`).
     pub scale_rewards: ScaleRewards,
     /// Added to the standard deviation.
     pub adv_eps: f64,
@@ -84,7 +85,7 @@ pub struct ObjectiveConfig {
 
     /// Reduction of the token losses L. Divisors are counted over the whole optimizer step.
     pub loss_agg_mode: LossAggMode,
-    /// Divisor of `seq-mean-token-sum-norm`. `null`: sequences · `rollout.response_length`; verl: only the latter.
+    /// Divisor of `seq-mean-token-sum-norm`. `null`: sequences · `rollout.response_length`.
     pub loss_scale_factor: Option<f64>,
 
     /// Weight of the KL to the reference policy (the policy before the first RL step, or the base model with

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 const GOES_WITH: [(&[&str], &str); 18] = [
     (
         &["scale_rewards"],
-        "objective.adv_estimator: grpo or pass_at_k, and multi_objective_aggregation: sum_then_normalize",
+        "objective.adv_estimator: grpo, grpo_leave_one_out or pass_at_k, and multi_objective_aggregation: sum_then_normalize",
     ),
     (&["gamma"], "objective.adv_estimator: reinforce_plus_plus or gae"),
     (&["lam"], "objective.adv_estimator: gae"),

@@ -61,7 +61,7 @@ impl Protocol {
     pub fn of_function(line: &str) -> Result<Self, String> {
         match serde_json::from_str(line) {
             Ok(Opening::Refused { refused }) => Err(refused),
-            Ok(Opening::Ready { style, .. }) if style == "verl" => Ok(Self::Verl),
+            Ok(Opening::Ready { style, .. }) if style != "trl" => Ok(Self::Verl),
             Ok(Opening::Ready { needs, columns, environments, .. }) => Ok(Self::Trl { columns, needs, environments }),
             Err(_) => Err(format!("its worker wrote {}", shortened(line))),
         }

@@ -3,6 +3,7 @@
 
 mod commands;
 mod failures;
+mod files;
 
 use super::{Program, ProgramResult, Progress};
 use crate::data::Prompt;

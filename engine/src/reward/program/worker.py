@@ -6,6 +6,8 @@
 #                -> list[float | None], a group of completions at a time
 #     verl   compute_score(data_source, solution_str, ground_truth, extra_info=None)
 #                -> float | {"score": float, ...} | None, a completion at a time
+#            compute_score(data_sources, solution_strs, ground_truths, extra_infos)
+#                -> a list of these, a group of completions at a time
 #
 # Either may be `async def`.
 
@@ -16,13 +18,17 @@ import pickle
 TRL = ["prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"]
 # What verl passes.
 VERL = ["data_source", "solution_str", "ground_truth", "extra_info"]
+# The same for a group, each a list (`reward_manager=batch`).
+BATCH = {name + "s": name for name in VERL}
 # Columns that TRL does not pass under their own names.
 NOT_PASSED = ["prompt", "completion", "completion_ids"]
+
+
 class Function:
     """A reward function, and how it is called."""
 
-    def __init__(self, file, name, kwargs):
-        self.function = find(load(file), name)
+    def __init__(self, file, name, kwargs, arguments):
+        self.function = made(load(file), name, arguments)
         self.kwargs = kwargs
         parameters = inspect.signature(self.function).parameters.values()
         variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -30,7 +36,7 @@ class Function:
         self.takes = [p.name for p in parameters if p.kind not in variadic]
         needs = [p.name for p in parameters if p.kind not in variadic and p.default is inspect.Parameter.empty]
         self.style = self.style_of(parameters)
-        known = TRL if self.style == "trl" else VERL
+        known = {"trl": TRL, "verl": VERL, "batch": BATCH}[self.style]
         # what is left has to be a column of the rows
         self.needs = [name for name in needs if name not in known and name not in kwargs]
         # the objects of a task's environments, which are in other processes: copies of them
@@ -40,7 +46,7 @@ class Function:
                 self.environments = "needs" if "environments" in needs else "takes"
             elif self.takes_any and mentions(self.function, "environments"):
                 self.environments = "takes"
-        if self.style == "verl" and self.needs:
+        if self.style != "trl" and self.needs:
             raise Refused(f"it needs {listed(self.needs)}, which verl's signature has not; give them in `kwargs`")
         unknown = [name for name in kwargs if not self.takes_any and name not in self.takes]
         if unknown:
@@ -50,11 +56,14 @@ class Function:
         by_name = all(p.kind != inspect.Parameter.POSITIONAL_ONLY for p in parameters)
         if by_name and "solution_str" in self.takes:
             return "verl"
+        if by_name and "solution_strs" in self.takes:
+            return "batch"
         if by_name and (self.takes_any or "completions" in self.takes or "completion_ids" in self.takes):
             return "trl"
         raise Refused(
             f"its parameters are {listed(self.takes)}; expected TRL's (completions, …, **kwargs) "
-            "or verl's (data_source, solution_str, ground_truth, extra_info=None), to be passed by name"
+            "or verl's (data_source, solution_str, ground_truth, extra_info=None), to be passed by name; "
+            "for a function that returns the reward function, set `arguments`, {} for none"
         )
 
     def columns(self):
@@ -76,16 +85,27 @@ def mentions(function, text):
     return code is not None and is_in(code)
 
 
-def find(module, name):
-    function = getattr(module, name, None)
-    if callable(function):
-        return function
-    own = [
-        n for n, f in vars(module).items()
-        if inspect.isroutine(f) and getattr(f, "__module__", None) == module.__name__
-    ]
-    found = f"its functions are {listed(own)}" if own else "it defines none"
-    raise Refused(f"there is no function `{name}` in it; {found}")
+def made(module, name, arguments):
+    """The reward function of a name: a function, a method, an object of a class, or, with `arguments`, what the name returns."""
+    named = lambda name: find(module, name, "function", inspect.isroutine)
+    owner, _, method = name.rpartition(".")
+    if owner and inspect.isclass(named(owner)) and inspect.isfunction(inspect.getattr_static(named(owner), method, None)):
+        return getattr(returned(named(owner), owner, arguments), method)
+    found = named(name)
+    if inspect.isclass(found) or arguments is not None:
+        found = returned(found, name, arguments)
+    if not callable(found):
+        raise Refused(f"`{name}` returns {type(found).__name__}, expected a function; `kwargs` are the arguments of the reward function")
+    return found
+
+
+def returned(make, name, arguments):
+    arguments = arguments or {}
+    try:
+        inspect.signature(make).bind(**arguments)
+    except TypeError as error:
+        raise Refused(f"`arguments` do not fit `{name}{inspect.signature(make)}`: {error}")
+    return make(**arguments)
 
 
 def by_trl(function, request, loop):
@@ -120,18 +140,21 @@ def by_trl(function, request, loop):
         # as in TRL, one that takes all there is is told of none only where there are some
         if function.names_environments or environments is not None:
             arguments["environments"] = environments
-    values = function.call(arguments)
-    if inspect.isawaitable(values):
-        values = loop.run_until_complete(values)
-    values = list(values)
-    if len(values) != len(samples):
-        raise ValueError(f"it returned {len(values)} rewards for {len(samples)} completions")
+    values = one_each(function.call(arguments), samples, loop)
     for name, seen in logged.items():
         for note in notes:
             note.setdefault(name, plain(sum(seen) / len(seen)))
     # as in TRL, NaN is another way to say that it does not apply
     rewards = [None if v is None or math.isnan(v) else number(v) for v in values]
     return [{"reward": reward, "extra": note} for reward, note in zip(rewards, notes)]
+
+
+def one_each(values, samples, loop):
+    """What a function returned of a group."""
+    values = list(loop.run_until_complete(values) if inspect.isawaitable(values) else values)
+    if len(values) != len(samples):
+        raise ValueError(f"it returned {len(values)} rewards for {len(samples)} completions")
+    return values
 
 
 def copies(made):
@@ -173,6 +196,13 @@ def by_verl(function, request, loop):
     return [scored(result) for result in results]
 
 
+def by_batch(function, request, loop):
+    """Rewards of a group by verl's signature for batches."""
+    samples = request["samples"]
+    arguments = {**function.kwargs, **{many: [sample[one] for sample in samples] for many, one in BATCH.items()}}
+    return [scored(result) for result in one_each(function.call(arguments), samples, loop)]
+
+
 def scored(result):
     """An answer from what `compute_score` returned or raised."""
     try:
@@ -191,7 +221,7 @@ def scored(result):
 
 def begin(opening, loop):
     function = Function(**opening)
-    judge = by_trl if function.style == "trl" else by_verl
+    judge = {"trl": by_trl, "verl": by_verl, "batch": by_batch}[function.style]
 
     def handle(request):
         return {"samples": judge(function, request, loop)}

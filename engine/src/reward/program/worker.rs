@@ -41,7 +41,7 @@ impl Worker {
         }
         let process = Process::python(&config.python, SCRIPT, &format!("reward `{name}`"))?;
         let (file, function) = (&config.file, &config.function);
-        let opening = json!({"file": file, "name": function, "kwargs": config.kwargs});
+        let opening = json!({"file": file, "name": function, "kwargs": config.kwargs, "arguments": config.arguments});
         process.send(format!("{opening}\n"));
         let time = LOADING.max(Duration::from_secs_f64(config.timeout));
         match process.line(Instant::now() + time, wanted) {

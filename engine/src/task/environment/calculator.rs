@@ -118,7 +118,7 @@ impl Calculator {
         if self.config.tool {
             fields.insert(crate::task::TOOLS.to_owned(), self.tools.tools.clone());
         }
-        Example { prompt: PromptText::Chat(vec![prompt]), solution: Some(answer.clone()), answer, fields }
+        Example { prompt: PromptText::Chat(vec![prompt]), solution: Some(answer.clone()), answer, fields: fields.into() }
     }
 }
 

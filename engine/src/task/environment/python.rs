@@ -55,6 +55,7 @@ impl Environments for PythonEnvironments {
             session: Arc::clone(&self.sessions[worker % self.sessions.len()]),
             has_reward: self.abilities.has_reward,
             keeps: Arc::clone(&self.keeps),
+            seed: None,
             own: None,
         })
     }
@@ -78,6 +79,7 @@ struct PythonEnvironment {
     session: Arc<Mutex<Session>>,
     has_reward: bool,
     keeps: Arc<AtomicBool>,
+    seed: Option<u32>,
     /// The process that it lives in, and its number there; none before it is reset.
     own: Option<(u64, u64)>,
 }
@@ -106,6 +108,10 @@ impl PythonEnvironment {
 }
 
 impl Environment for PythonEnvironment {
+    fn seed(&mut self, seed: u32) {
+        self.seed = Some(seed);
+    }
+
     fn reset(&mut self, example: &Example) -> Result<Option<String>, EnvironmentError> {
         self.close();
         let mut session = self.session();
@@ -116,7 +122,7 @@ impl Environment for PythonEnvironment {
         // its own tools are for the template
         let row = example.fields.columns().filter(|(name, _)| *name != TOOLS);
         let row: Map<String, Value> = row.map(|(name, value)| (name.clone(), value.clone())).collect();
-        let mut fields = self.ask("reset", ("row", &json!(row)))?;
+        let mut fields = self.ask("reset", ("start", &json!({"row": row, "seed": self.seed})))?;
         match fields.remove("text") {
             Some(Value::String(text)) => Ok(Some(text)),
             _ => Ok(None),

@@ -5,6 +5,7 @@
 
 import base64
 import pickle
+import random
 import typing
 
 # Public methods that are no tools.
@@ -109,7 +110,7 @@ class Sessions:
 
     def __init__(self, opening, loop):
         self.file, self.module = opening["file"], load(opening["file"])
-        self.make = find(self.module, opening["name"])
+        self.make = find(self.module, opening["name"], "class", inspect.isclass)
         self.kwargs, self.loop = opening["kwargs"], loop
         self.environments = {}
         sample = self.make(**self.kwargs)
@@ -132,8 +133,10 @@ class Sessions:
                     print(told(error))
             return None
         if what == "reset":
+            if request["start"]["seed"] is not None:
+                seed(request["start"]["seed"])
             environment = self.environments[number_of] = self.make(**self.kwargs)
-            text = self.done(environment.reset(**request["row"]))
+            text = self.done(environment.reset(**request["start"]["row"]))
             if text is not None and not isinstance(text, str):
                 raise TypeError(f"reset returned {type(text).__name__}; expected str or None")
             return {"text": text}
@@ -166,13 +169,13 @@ class Sessions:
             return {"error": str(error) or type(error).__name__}
 
 
-def find(module, name):
-    make = getattr(module, name, None)
-    if callable(make):
-        return make
-    own = [n for n, c in vars(module).items() if inspect.isclass(c) and c.__module__ == module.__name__]
-    found = f"its classes are {listed(own)}" if own else "it defines none"
-    raise Refused(f"there is no class `{name}` in it; {found}")
+def seed(number):
+    """Seeds what environments draw at random."""
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(number)
 
 
 def begin(opening, loop):

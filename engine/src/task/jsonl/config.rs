@@ -14,7 +14,8 @@ pub struct JsonlConfig {
     #[serde(default)]
     pub name: Option<String>,
     /// Training rows: a file, folder, glob pattern or Hub dataset (`owner/name`, `hf://datasets/owner/name/path`), or a
-    /// list of these or of `{path, weight}`.
+    /// list of these or of `{path, weight}`. Optional with an environment: prompts are then what its `reset` returns.
+    #[serde(default, skip_serializing_if = "RowFiles::is_empty")]
     pub train: RowFiles,
     /// Validation rows: paths as in `train`, or a mapping from set names to paths.
     #[serde(default)]

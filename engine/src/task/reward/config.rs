@@ -127,6 +127,9 @@ pub enum RewardKind {
         /// penalty).
         #[serde(default)]
         buffer: Option<usize>,
+        /// With `buffer`: length that scores −1, instead of `rollout.response_length`; longer completions score less.
+        #[serde(default)]
+        limit: Option<usize>,
     },
     /// Score of a reward model: a `…ForSequenceClassification` checkpoint with one label.
     Model(RewardModelConfig),

@@ -12,14 +12,19 @@ use crate::task::TaskError;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PythonRewardConfig {
-    /// Python file; it can import from its folder.
+    /// Python file; it can import from its folder, or is a module of the package that it is in.
     pub file: PathBuf,
-    /// Function in the file. With a parameter `solution_str` it has verl's signature, otherwise TRL's.
+    /// Function in the file, or `Class.method`. With a parameter `solution_str` or `solution_strs` it has verl's
+    /// signature, otherwise TRL's.
     #[serde(default = "default_function")]
     pub function: String,
     /// Additional keyword arguments.
     #[serde(default)]
     pub kwargs: Map<String, Value>,
+    /// Arguments of a function or class that returns the reward function; `{}` for none. `null`: `function` is the
+    /// reward function.
+    #[serde(default)]
+    pub arguments: Option<Map<String, Value>>,
     /// Interpreter: a program on the `PATH`, or a path.
     #[serde(default = "default_python")]
     pub python: String,

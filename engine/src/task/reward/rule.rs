@@ -67,7 +67,9 @@ impl Rule {
             RewardKind::Repetition { ngram_size, unit } => {
                 Self::Repetition(Repetition::new(*ngram_size, *unit, setting)?)
             }
-            RewardKind::Length { target, max, buffer } => Self::Length(Length::new(*target, *max, *buffer, setting)?),
+            RewardKind::Length { target, max, buffer, limit } => {
+                Self::Length(Length::new(*target, *max, *buffer, *limit, setting)?)
+            }
             RewardKind::Model(_) | RewardKind::Python(_) | RewardKind::Command(_) => {
                 let detail = "a reward model or program is not a rule";
                 return Err(TaskError::config(setting, detail));

@@ -131,6 +131,19 @@ fn the_overlong_penalty_falls_linearly_inside_the_buffer() {
 }
 
 #[test]
+fn the_overlong_penalty_of_a_limit_of_its_own_falls_on_beyond_it() {
+    // NeMo RL's `apply_reward_shaping` and verl's DAPO manager: min(-(length - (limit - buffer)) / buffer, 0)
+    let own = r#"{"kind": "length", "buffer": 20, "limit": 60}"#;
+    for (tokens, expected) in [(40, 0.0), (45, -0.25), (60, -1.0), (80, -2.0)] {
+        let found = total(own, "", "", tokens).expect("judged");
+        assert!((found - expected).abs() < EQUAL, "{tokens} tokens: {found}");
+    }
+    for wrong in [r#"{"kind": "length", "buffer": 20, "limit": 10}"#, r#"{"kind": "length", "max": 20, "limit": 30}"#] {
+        assert!(refuses(wrong).contains("`rewards.length.limit`"), "{wrong}");
+    }
+}
+
+#[test]
 fn length_penalties_around_a_target_and_beyond_a_maximum() {
     let target = r#"{"kind": "length", "target": 40}"#;
     for (tokens, expected) in [(40, 0.0), (30, -0.25), (50, -0.25), (0, -1.0), (100, -1.0)] {

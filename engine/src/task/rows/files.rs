@@ -41,6 +41,14 @@ impl RowSource {
     }
 }
 
+impl RowFiles {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl From<&str> for RowFiles {
     fn from(path: &str) -> Self {
         Self(vec![RowSource::plain(path)])

@@ -1,0 +1,157 @@
+//! `NeMo RL`'s `data` and `env`: rows, prompts, and what grades completions.
+
+use super::policy::prompt_length;
+use crate::common::{path, rows};
+use crate::facts::Facts;
+use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
+use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set};
+use serde_json::json;
+
+const READ_ONCE: &str = "rows are read once, before the first step";
+const ROWS: &str = "write the dataset's name on the Hub, or its files, as task.train (docs/guides/data.md)";
+const GRADED: &str = "task.rewards grade completions, and are among the values to be replaced";
+
+pub(super) const TABLE: &[KeyRule] = &[
+    ("data.max_input_seq_length", By(length)),
+    ("data.shuffle", By(shuffle)),
+    ("data.num_workers", NotNeeded(READ_ONCE)),
+    ("data.use_multiple_dataloader", Off("task.train takes several files with weights: {path, weight}")),
+    ("data.dataset_name", By(dataset)),
+    ("data.train.**", Off(ROWS)),
+    ("data.train.dataset_name", By(dataset)),
+    ("data.default.dataset_name", By(dataset)),
+    ("data.train.data_path", By(|a| rows(a, "task.train"))),
+    ("data.train.split_validation_size", By(held_out)),
+    ("data.train.seed", By(seed)),
+    ("data.validation.**", Off("write its name on the Hub, or its files, as task.validation")),
+    ("data.validation.data_path", By(|a| rows(a, "task.validation"))),
+    ("data.train.input_key", By(question)),
+    ("data.default.input_key", By(question)),
+    ("data.train.output_key", By(ground_truth)),
+    ("data.default.output_key", By(ground_truth)),
+    ("data.train.prompt_file", By(prompt)),
+    ("data.default.prompt_file", By(prompt)),
+    ("data.prompt_file", By(prompt)),
+    ("data.train.system_prompt_file", By(system_prompt)),
+    ("data.default.system_prompt_file", By(system_prompt)),
+    ("data.system_prompt_file", By(system_prompt)),
+    ("data.validation.input_key", NotNeeded(AS_TRAINED)),
+    ("data.validation.output_key", NotNeeded(AS_TRAINED)),
+    ("data.validation.prompt_file", NotNeeded(AS_TRAINED)),
+    ("data.validation.system_prompt_file", NotNeeded(AS_TRAINED)),
+    ("data.train.env_name", NotNeeded(GRADED)),
+    ("data.validation.env_name", NotNeeded(GRADED)),
+    ("data.default.env_name", NotNeeded(GRADED)),
+    ("data.train.processor", NotNeeded(PROCESSED)),
+    ("data.validation.processor", NotNeeded(PROCESSED)),
+    ("data.default.processor", NotNeeded(PROCESSED)),
+    ("data.**", NotNeeded("task specifies the source of the rows and the content of a prompt")),
+    ("env.math.**", NotNeeded(GRADED)),
+    ("env.**", Off("specify in task.rewards how completions are graded (docs/guides/rewards.md)")),
+];
+
+const AS_TRAINED: &str = "rows of validation have the fields and prompts of training";
+const PROCESSED: &str = "task.messages makes a prompt of a row";
+
+/// A setting of the training rows, which has the default of all rows where it has no value of its own.
+fn of_rows<'a>(facts: &'a Facts, name: &str) -> Option<&'a str> {
+    ["data.train", "data.default", "data"].iter().find_map(|section| facts.text(&format!("{section}.{name}")))
+}
+
+fn length(asked: &SourceKey) -> MappedKey {
+    match (asked.whole().filter(|n| *n > 0), prompt_length(asked.facts)) {
+        (Some(own), Some(prompt)) if own == prompt => set("rollout.prompt_length", prompt),
+        (Some(_), _) => not_needed("no less than max_total_sequence_length, which has the lengths of both"),
+        _ if asked.is_off() => not_needed("has no value in the files"),
+        _ => asked.wrong("a number of tokens"),
+    }
+}
+
+fn shuffle(asked: &SourceKey) -> MappedKey {
+    if asked.is_on() {
+        return not_needed("rows are drawn in shuffled epochs");
+    }
+    cannot("rows are always drawn in shuffled epochs; the rows of a step depend only on trainer.seed")
+}
+
+/// A name is of a class that fetches rows; that of files is read from them.
+fn dataset(asked: &SourceKey) -> MappedKey {
+    let named = asked.text().is_some_and(|name| name != "ResponseDataset");
+    if !named || asked.facts.value("data.train.data_path").is_some() {
+        return not_needed("rows are those of data_path");
+    }
+    if asked.key == "data.default.dataset_name" && asked.facts.text("data.train.dataset_name").is_some() {
+        return not_needed("data.train has its own");
+    }
+    cannot(ROWS)
+}
+
+/// The prompt of a row: its question, within the text of a prompt file. Braces there are those of a template here.
+fn messages(facts: &Facts) -> Result<MappedKey, String> {
+    let field = of_rows(facts, "input_key").unwrap_or("input");
+    let content = match of_rows(facts, "prompt_file") {
+        Some(file) => {
+            let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {file}: {e}"))?;
+            if text.matches("{}").count() != 1 {
+                return Err(format!("{file}: expected one {{}}, where the question goes"));
+            }
+            text.replace("{}", &format!("{{{field}}}"))
+        }
+        None => format!("{{{field}}}"),
+    };
+    Ok(set("task.messages", json!([{"role": "user", "content": content}])))
+}
+
+fn prompt(asked: &SourceKey) -> MappedKey {
+    if asked.is_off() {
+        return not_needed("a prompt is the question");
+    }
+    messages(asked.facts).unwrap_or_else(|why| cannot(format!("{why}; write the prompt as task.messages")))
+}
+
+fn question(asked: &SourceKey) -> MappedKey {
+    match asked.text() {
+        Some(_) => messages(asked.facts).unwrap_or_else(|_| not_needed("the field is in the prompt of prompt_file")),
+        None if asked.is_absent() => not_needed("has no value in the files"),
+        None => asked.wrong("the name of a field"),
+    }
+}
+
+fn system_prompt(asked: &SourceKey) -> MappedKey {
+    let Some(file) = of_rows(asked.facts, "system_prompt_file") else {
+        return not_needed("none, as here by default");
+    };
+    match std::fs::read_to_string(file) {
+        Ok(text) => set("task.system_prompt", text),
+        Err(e) => cannot(format!("cannot read {}: {e}; write its text as task.system_prompt", path(asked.facts, file))),
+    }
+}
+
+fn ground_truth(asked: &SourceKey) -> MappedKey {
+    match of_rows(asked.facts, "output_key") {
+        Some(field) => set("task.answer_field", field),
+        None if asked.is_absent() => not_needed("has no value in the files"),
+        None => asked.wrong("the name of a field"),
+    }
+}
+
+/// A share of the rows for validation; it does not count where there are rows of their own.
+fn held_out(asked: &SourceKey) -> MappedKey {
+    if asked.facts.value("data.validation.data_path").is_some() {
+        return not_needed("data.validation has separate rows");
+    }
+    match asked.number() {
+        Some(0.0) => not_needed("nothing is held out, as here by default"),
+        Some(share) if 0.0 < share && share < 1.0 => set("task.validation_fraction", share),
+        _ => asked.wrong("a share of the rows, from 0 to 1"),
+    }
+}
+
+/// Which rows are held out.
+fn seed(asked: &SourceKey) -> MappedKey {
+    match asked.whole() {
+        Some(seed) if seed >= 0 => set("task.seed", seed),
+        _ if asked.is_absent() => not_needed("has no value in the files"),
+        _ => asked.wrong("a whole number, 0 or more"),
+    }
+}
