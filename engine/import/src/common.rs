@@ -1,8 +1,8 @@
 //! What several engines' keys become in the same way.
 
 use super::facts::{Facts, truth};
-use firebrick_engine::hub::HubName;
 use super::key_mapping::{MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
+use firebrick_engine::hub::HubName;
 use serde_json::{Value, json};
 use std::path::Path;
 

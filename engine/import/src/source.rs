@@ -85,7 +85,7 @@ impl SourceFile {
                 moved(&mut place);
                 ImportError::Unreadable { place, detail }
             }
-            other @ ImportError::UnknownEngine(_) => other,
+            other => other,
         })?;
         for entry in &mut entries {
             moved(&mut entry.place);

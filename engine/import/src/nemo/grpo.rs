@@ -211,7 +211,8 @@ fn clamped(asked: &SourceKey, here: f64) -> MappedKey {
     }
 }
 
-const IN_CORRECTION: &str = "use_importance_sampling_correction controls whether there are weights; theirs are in its row";
+const IN_CORRECTION: &str =
+    "use_importance_sampling_correction controls whether there are weights; theirs are in its row";
 
 /// As good as no bound of a weight.
 const UNBOUNDED: f64 = 1e9;

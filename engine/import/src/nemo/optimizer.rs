@@ -24,7 +24,10 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("policy.megatron_cfg.optimizer.adam_beta2", By(betas)),
     ("policy.megatron_cfg.optimizer.adam_eps", By(|a| of_megatron(a, "optim.eps"))),
     ("policy.megatron_cfg.optimizer.clip_grad", By(|a| of_megatron(a, "optim.clip_grad"))),
-    ("policy.megatron_cfg.optimizer.min_lr", NotNeeded("scheduler.lr_decay_style controls whether the rate falls to it")),
+    (
+        "policy.megatron_cfg.optimizer.min_lr",
+        NotNeeded("scheduler.lr_decay_style controls whether the rate falls to it"),
+    ),
     ("policy.megatron_cfg.optimizer.optimizer_cpu_offload", By(on_host)),
     ("policy.megatron_cfg.optimizer.optimizer_offload_fraction", By(share_on_host)),
     ("policy.megatron_cfg.optimizer.**", NotNeeded(FUSED)),
@@ -148,7 +151,9 @@ impl Schedule {
                 if shape == "cosine" && last > 0.0 {
                     all.extend([("lr_scheduler_type", json!("cosine_with_min_lr")), ("min_lr_rate", json!(last))]);
                 } else if last > 0.0 {
-                    return cannot("a linear fall over the run ends at 0: optim.lr_scheduler.lr_scheduler_type: linear");
+                    return cannot(
+                        "a linear fall over the run ends at 0: optim.lr_scheduler.lr_scheduler_type: linear",
+                    );
                 } else {
                     all.push(("lr_scheduler_type", json!(shape)));
                 }
@@ -177,7 +182,8 @@ fn megatron(asked: &SourceKey) -> Option<Schedule> {
     let count = |key: &str| facts.whole(&format!("{SCHEDULER}.{key}"));
     let share = |key: &str| facts.number(key).map_or(0.0, |own| own / rate);
     let warmup = count("lr_warmup_iters").unwrap_or(0);
-    let fall = |shape| Some((shape, count("lr_decay_iters").map(|all| all - warmup), share(&format!("{OPTIMIZER}.min_lr"))));
+    let fall =
+        |shape| Some((shape, count("lr_decay_iters").map(|all| all - warmup), share(&format!("{OPTIMIZER}.min_lr"))));
     let fall = match facts.text(&format!("{SCHEDULER}.lr_decay_style"))? {
         "constant" => None,
         "linear" => fall("linear"),

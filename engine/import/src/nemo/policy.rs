@@ -238,7 +238,9 @@ fn eight_bits(asked: &SourceKey) -> MappedKey {
 fn cache(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         None | Some("auto") => not_needed("in the precision of sampling, as here by default"),
-        Some(_) => cannot("keys and values are in the precision of sampling, or in 8 bits: rollout.kv_cache_dtype: int8"),
+        Some(_) => {
+            cannot("keys and values are in the precision of sampling, or in 8 bits: rollout.kv_cache_dtype: int8")
+        }
     }
 }
 

@@ -1,12 +1,12 @@
 //! verl's `actor_rollout_ref.actor`.
 
 use super::loss::{aggregation, clip, dual_clip, entropy, kl_part, kl_switch, loss_scale, policy_loss};
-use super::version::is_before_0_4;
 use super::offload::{
     cpu_optimizer, fraction, grads, granularity, layers, masters, method, narrow_moments, overlap, params, shards,
     state, streamed,
 };
 use super::optimizer::{cycles, min_lr, optimizer, schedule, warmup_ratio, warmup_steps};
+use super::version::is_before_0_4;
 use crate::common::{built_in, devices, precision, shared_sequences, size, training_groups, training_stages};
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set, set_noted};

@@ -95,9 +95,7 @@ fn trained(asked: &SourceKey) -> MappedKey {
 fn generated(asked: &SourceKey) -> MappedKey {
     let prompts = asked.facts.number("data.train_batch_size");
     match (asked.number(), prompts) {
-        (Some(_), _) if !asked.facts.is_on("algorithm.filter_groups.enable") => {
-            size(asked, "trainer.train_batch_size")
-        }
+        (Some(_), _) if !asked.facts.is_on("algorithm.filter_groups.enable") => size(asked, "trainer.train_batch_size"),
         (Some(drawn), Some(prompts)) if drawn >= prompts && prompts > 0.0 => {
             set_noted("rollout.dynamic_sampling.oversampling", drawn / prompts, "gen_batch_size / train_batch_size")
         }

@@ -69,7 +69,7 @@ impl Rule {
             }
             RewardKind::Length { target, max, buffer, limit } => {
                 Self::Length(Length::new(*target, *max, *buffer, *limit, setting)?)
-            },
+            }
             RewardKind::Model(_) | RewardKind::Python(_) | RewardKind::Command(_) => {
                 let detail = "a reward model or program is not a rule";
                 return Err(TaskError::config(setting, detail));
