@@ -54,7 +54,7 @@ impl std::fmt::Display for Incomplete {
         write!(
             f,
             "the configuration is incomplete: results may depend on keys that it does not have: {}. The table and the \
-             comments at its head say what to write instead",
+             comments at its head give the reasons, and what to write instead",
             self.0
         )
     }

@@ -78,10 +78,10 @@ fn shuffle(asked: &SourceKey) -> MappedKey {
 fn dataset(asked: &SourceKey) -> MappedKey {
     let named = asked.text().is_some_and(|name| name != "ResponseDataset");
     if !named || asked.facts.value("data.train.data_path").is_some() {
-        return not_needed("rows are those of data_path");
+        return not_needed("rows come from data_path");
     }
     if asked.key == "data.default.dataset_name" && asked.facts.text("data.train.dataset_name").is_some() {
-        return not_needed("data.train has its own");
+        return not_needed("data.train names a dataset");
     }
     cannot(ROWS)
 }
@@ -93,7 +93,7 @@ fn messages(facts: &Facts) -> Result<MappedKey, String> {
         Some(file) => {
             let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {file}: {e}"))?;
             if text.matches("{}").count() != 1 {
-                return Err(format!("{file}: expected one {{}}, where the question goes"));
+                return Err(format!("{file}: expected one {{}}, in place of the question"));
             }
             text.replace("{}", &format!("{{{field}}}"))
         }

@@ -28,7 +28,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         NotNeeded("validation samples rollout.max_num_seqs sequences at a time, regardless of its size"),
     ),
     ("grpo.val_num_generations_per_prompt", By(|a| size(a, "rollout.val_kwargs.n"))),
-    ("grpo.skip_reference_policy_logprobs_calculation", NotNeeded("a reference is there where a KL needs it")),
+    ("grpo.skip_reference_policy_logprobs_calculation", NotNeeded("a reference is loaded only if a KL needs it")),
     ("grpo.calculate_advantages_on_gpu", NotNeeded("advantages are computed in f64 on the host")),
     ("grpo.deduplicate_multimodal_data", NotNeeded("rows are text")),
     ("grpo.debug_payload_metrics", NotNeeded(SHOWN)),

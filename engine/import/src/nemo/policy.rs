@@ -83,7 +83,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "policy.generation.stop_strings",
         By(|a| if a.is_off() { not_needed("none, as here by default") } else { set("rollout.stop", plain(a.value)) }),
     ),
-    ("policy.generation.stop_token_ids", Off("the model's end tokens end a completion, and the texts of rollout.stop")),
+    ("policy.generation.stop_token_ids", Off("the model's end tokens end a completion, and the strings of rollout.stop")),
     ("policy.generation.vllm_cfg.tensor_parallel_size", By(sampling_groups)),
     ("policy.generation.vllm_cfg.pipeline_parallel_size", By(devices)),
     ("policy.generation.vllm_cfg.expert_parallel_size", By(devices)),
@@ -162,7 +162,7 @@ fn total_length(asked: &SourceKey) -> MappedKey {
     let mut note = String::new();
     if asked.facts.whole("data.max_input_seq_length").is_none_or(|own| own >= total) {
         all.push(("rollout.prompt_length".into(), json!(prompt)));
-        note = format!("prompts of more than {prompt} are skipped: raise rollout.prompt_length where there are such");
+        note = format!("prompts of more than {prompt} are skipped: raise rollout.prompt_length if there are any");
     }
     if asked.facts.whole("policy.generation.max_new_tokens").is_none() {
         all.push(("rollout.response_length".into(), json!(total)));
@@ -216,7 +216,7 @@ fn frozen_router(asked: &SourceKey) -> MappedKey {
 }
 
 fn router_bias(asked: &SourceKey) -> MappedKey {
-    off_or(asked, "a router's bias is not updated beside its gradient")
+    off_or(asked, "a router's bias is only updated by its gradient")
 }
 
 fn more_heads(asked: &SourceKey) -> MappedKey {

@@ -74,7 +74,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("reward.sandbox_fusion.**", NotNeeded("sandbox_fusion.url controls whether completions are run as programs")),
 ];
 
-const LIMIT: &str = "it is the `limit` of the length reward where it is not rollout.response_length";
+const LIMIT: &str = "it is the `limit` of the length reward, unless it is rollout.response_length";
 const WORKERS: &str = "`workers` of a Python reward sets the number of processes that call it";
 
 fn judge(asked: &SourceKey) -> MappedKey {

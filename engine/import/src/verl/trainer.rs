@@ -17,7 +17,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("trainer.project_name", By(|a| tracked(a, "trainer.project_name"))),
     ("trainer.experiment_name", By(|a| tracked(a, "trainer.experiment_name"))),
     ("trainer.default_local_dir", By(folder)),
-    ("trainer.default_hdfs_dir", NotNeeded("runs are written to folders: copy them where they are to be")),
+    ("trainer.default_hdfs_dir", NotNeeded("runs are written to folders, from which they can be copied")),
     ("trainer.logger", By(trackers)),
     ("trainer.save_freq", By(save)),
     ("trainer.test_freq", By(test)),
@@ -79,7 +79,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("trainer.remove_previous_ckpt", NotNeeded("trainer.max_ckpt_to_keep removes older ones")),
     ("trainer.remove_clip", Off("ratios are clipped: objective.clip_ratio_low and clip_ratio_high")),
     ("trainer.rejection_sample", Off("rollout.dynamic_sampling replaces groups without differences")),
-    ("trainer.rejection_sample_multiplier", NotNeeded("rejection_sample controls whether groups are left out")),
+    ("trainer.rejection_sample_multiplier", NotNeeded("rejection_sample controls whether groups are skipped")),
     ("model_engine", NotNeeded("one executor runs every plan: there is no engine to choose")),
 ];
 
@@ -174,7 +174,7 @@ fn program(asked: &SourceKey) -> MappedKey {
     if MAIN.contains(&last) && !name.contains("experimental") {
         return not_needed("`firebrick train` trains");
     }
-    cannot("it is not verl's own trainer (verl.trainer.main_ppo): what it does in another way is not read")
+    cannot("it is not verl.trainer.main_ppo: what it does in another way is not read")
 }
 
 fn search(asked: &SourceKey) -> MappedKey {
