@@ -38,7 +38,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         output::message(table(&imported).trim_end());
         output::print(&config)?;
     }
-    if let Some(problem) = imported.problem {
+    if let Some(problem) = &imported.problem {
         return Err(UserError(format!("the imported configuration is not accepted: {problem}")).into());
     }
     let gaps: Vec<&str> = imported.gaps().map(|row| row.key.as_str()).collect();

@@ -56,7 +56,9 @@ impl Facts {
     fn put(&mut self, key: String, given: Given, place: SourceLocation) {
         // a value in the place of a section
         let below = format!("{key}.");
-        for fact in self.list.iter_mut().filter(|fact| fact.key.starts_with(&below)) {
+        let keys = self.index.range(below.clone()..).take_while(|(own, _)| own.starts_with(&below));
+        for (_, &at) in keys {
+            let fact = &mut self.list[at];
             (fact.given, fact.taken_by) = (Given::Value(Value::Null), Some(key.clone()));
         }
         if let Some(&at) = self.index.get(&key) {

@@ -92,14 +92,33 @@ fn messages(facts: &Facts) -> Result<MappedKey, String> {
     let content = match of_rows(facts, "prompt_file") {
         Some(file) => {
             let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {file}: {e}"))?;
-            if text.matches("{}").count() != 1 {
-                return Err(format!("{file}: expected one {{}}, in place of the question"));
-            }
-            text.replace("{}", &format!("{{{field}}}"))
+            let asked = with_question(&text, field);
+            asked.ok_or_else(|| format!("{file}: expected one {{}}, in place of the question"))?
         }
         None => format!("{{{field}}}"),
     };
     Ok(set("task.messages", json!([{"role": "user", "content": content}])))
+}
+
+/// A text of Python's `format` with a field in its one place; doubled braces are braces in both.
+fn with_question(text: &str, field: &str) -> Option<String> {
+    let (mut whole, mut rest, mut places) = (String::new(), text, 0);
+    while let Some(at) = rest.find(['{', '}']) {
+        let (before, brace) = rest.split_at(at);
+        whole.push_str(before);
+        let pair = brace.get(..2)?;
+        match pair {
+            "{{" | "}}" => whole.push_str(pair),
+            "{}" => {
+                places += 1;
+                whole.extend(["{", field, "}"]);
+            }
+            _ => return None,
+        }
+        rest = &brace[2..];
+    }
+    whole.push_str(rest);
+    (places == 1).then_some(whole)
 }
 
 fn prompt(asked: &SourceKey) -> MappedKey {

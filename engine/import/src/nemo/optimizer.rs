@@ -96,10 +96,8 @@ fn betas(asked: &SourceKey) -> MappedKey {
 }
 
 fn on_host(asked: &SourceKey) -> MappedKey {
-    match asked.is_on() {
-        true if is_megatron(asked) => set("memory.optimizer_offload", "cpu"),
-        _ => not_needed("off, as here by default"),
-    }
+    let on = is_megatron(asked) && asked.is_on();
+    if on { set("memory.optimizer_offload", "cpu") } else { not_needed("off, as here by default") }
 }
 
 fn share_on_host(asked: &SourceKey) -> MappedKey {

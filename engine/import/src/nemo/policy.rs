@@ -83,7 +83,10 @@ pub(super) const TABLE: &[KeyRule] = &[
         "policy.generation.stop_strings",
         By(|a| if a.is_off() { not_needed("none, as here by default") } else { set("rollout.stop", plain(a.value)) }),
     ),
-    ("policy.generation.stop_token_ids", Off("the model's end tokens end a completion, and the strings of rollout.stop")),
+    (
+        "policy.generation.stop_token_ids",
+        Off("the model's end tokens end a completion, and the strings of rollout.stop"),
+    ),
     ("policy.generation.vllm_cfg.tensor_parallel_size", By(sampling_groups)),
     ("policy.generation.vllm_cfg.pipeline_parallel_size", By(devices)),
     ("policy.generation.vllm_cfg.expert_parallel_size", By(devices)),
@@ -208,11 +211,13 @@ fn frozen_router(asked: &SourceKey) -> MappedKey {
         number.is_some_and(|number| number.parse::<f64>().is_ok())
     };
     let experts = EXPERTS.iter().any(|own| name.contains(own)) || name.split('-').any(is_active);
-    match asked.is_on() {
-        true if is_megatron(asked) && experts => cannot("a router is trained with the rest of the model"),
-        true if is_megatron(asked) => not_needed("a model without experts has no router"),
-        _ => not_needed("off, as here"),
+    if !is_megatron(asked) || !asked.is_on() {
+        return not_needed("off, as here");
     }
+    if experts {
+        return cannot("a router is trained with the rest of the model");
+    }
+    not_needed("a model without experts has no router")
 }
 
 fn router_bias(asked: &SourceKey) -> MappedKey {

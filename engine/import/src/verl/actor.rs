@@ -1,5 +1,6 @@
 //! verl's `actor_rollout_ref.actor`.
 
+use super::data::prompts;
 use super::loss::{aggregation, clip, dual_clip, entropy, kl_part, kl_switch, loss_scale, policy_loss};
 use super::offload::{
     cpu_optimizer, fraction, grads, granularity, layers, masters, method, narrow_moments, overlap, params, shards,
@@ -161,15 +162,16 @@ pub(super) const TABLE: &[KeyRule] = &[
 
 const SQUARES: &str = "no estimator here needs the sum of squared probabilities";
 
-/// The order of mini-batches, which says nothing where a step has one.
+/// The order of mini-batches, of which a step may have one.
 fn shuffle(asked: &SourceKey) -> MappedKey {
-    let count = |key: &str, default: i64| asked.facts.whole(key).unwrap_or(default);
-    let one = count("data.train_batch_size", 1024) <= count("actor_rollout_ref.actor.ppo_mini_batch_size", 256);
-    match asked.is_on() {
-        false => not_needed("off, as here"),
-        true if one => not_needed("a step has one mini-batch"),
-        true => cannot("mini-batches are taken in the order of the step's prompts"),
+    let mini = asked.facts.whole("actor_rollout_ref.actor.ppo_mini_batch_size").unwrap_or(256);
+    if !asked.is_on() {
+        return not_needed("off, as here");
     }
+    if prompts(asked.facts) <= mini {
+        return not_needed("a step has one mini-batch");
+    }
+    cannot("mini-batches are taken in the order of the step's prompts")
 }
 
 /// Truncated importance weights of 2025.
@@ -194,7 +196,7 @@ fn token_level(asked: &SourceKey) -> MappedKey {
 
 /// Prompts an optimizer step, in both engines.
 fn mini_batch(asked: &SourceKey) -> MappedKey {
-    let prompts = asked.facts.whole("data.train_batch_size").unwrap_or(1024);
+    let prompts = prompts(asked.facts);
     match asked.whole() {
         Some(mini) if mini > 0 && mini <= prompts && prompts % mini == 0 => set("update.ppo_mini_batch_size", mini),
         Some(mini) if mini > 0 => cannot(format!(

@@ -1,6 +1,7 @@
 //! verl's `data` section.
 
 use crate::common::{arguments, path, rows, size};
+use crate::facts::Facts;
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 
@@ -81,7 +82,12 @@ fn limit(asked: &SourceKey, key: &str) -> MappedKey {
     }
 }
 
-/// Prompts of a step. Without DAPO's filter, all that are drawn are trained on.
+/// Prompts that a step trains on: all that verl's loader draws, but with DAPO's filter.
+pub(super) fn prompts(facts: &Facts) -> i64 {
+    let drawn = facts.whole("data.gen_batch_size").filter(|_| !facts.is_on("algorithm.filter_groups.enable"));
+    drawn.or_else(|| facts.whole("data.train_batch_size")).unwrap_or(1024)
+}
+
 fn trained(asked: &SourceKey) -> MappedKey {
     match asked.facts.whole("data.gen_batch_size") {
         Some(_) if !asked.facts.is_on("algorithm.filter_groups.enable") => {
