@@ -72,7 +72,11 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.actor.entropy_from_logits_chunk_size", NotNeeded(CHUNKS)),
     ("actor_rollout_ref.actor.pad_to_length", NotNeeded("rows are packed without padding by default")),
     ("actor_rollout_ref.actor.tis_imp_ratio_cap", By(truncated)),
-    ("actor_rollout_ref.actor.qat.enable", Off("weights are trained as they are, without quantization")),
+    ("actor_rollout_ref.actor.qat.enable", Off(NO_QAT)),
+    ("actor_rollout_ref.actor.fsdp_config.qat.enable", Off(NO_QAT)),
+    ("actor_rollout_ref.actor.megatron.qat.enable", Off(NO_QAT)),
+    ("actor_rollout_ref.actor.policy_loss.dro_beta", Off("docs/guides/algorithms.md lists the losses")),
+    ("actor_rollout_ref.actor.optim.zero_indexed_step", By(first_step)),
     ("actor_rollout_ref.actor.qat.**", NotNeeded("qat.enable controls whether weights are quantized in training")),
     ("actor_rollout_ref.actor.state_masking", NotNeeded("what a tool answers is never trained on")),
     ("actor_rollout_ref.actor.use_token_level_loss", By(token_level)),
@@ -160,7 +164,16 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.actor.megatron.**", NotNeeded(ONE_EXECUTOR)),
 ];
 
+const NO_QAT: &str = "weights are trained as they are, without quantization";
 const SQUARES: &str = "no estimator here needs the sum of squared probabilities";
+
+/// Whether a warm-up begins at 0.
+pub(super) fn first_step(asked: &SourceKey) -> MappedKey {
+    if asked.is_off() && !asked.is_absent() {
+        return cannot("a warm-up begins at 0: the rate of the first step is that of no step");
+    }
+    not_needed("schedules count steps from 0, as here")
+}
 
 /// The order of mini-batches, of which a step may have one.
 fn shuffle(asked: &SourceKey) -> MappedKey {

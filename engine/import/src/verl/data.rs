@@ -56,10 +56,8 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.sampler.class_name", NotNeeded("it names the class at data.sampler.class_path")),
     ("data.datagen.path", Off("rows come from files, or from a Task in Rust (docs/guides/rewards.md)")),
     ("data.datagen.name", NotNeeded("it names the class at data.datagen.path")),
-    (
-        "data.tool_config_path",
-        Off("verl's classes of tools and interactions are not read; write them as one class and set task.environment"),
-    ),
+    ("data.tool_config_path", NotNeeded("rollout.multi_turn.tool_config_path names it")),
+    ("data.function_tool_path", NotNeeded("rollout.multi_turn.function_tool_path names it")),
     (
         "data.need_tools_kwargs",
         Off("verl's classes of tools and interactions are not read; write them as one class and set task.environment"),

@@ -28,7 +28,13 @@ pub(super) const TABLE: &[KeyRule] = &[
         "reward_model.reward_kwargs.**",
         Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)"),
     ),
-    ("reward_model.sandbox_fusion.**", Off("no completions are run as programs")),
+    ("reward_model.sandbox_fusion.url", Off("no completions are run as programs")),
+    (
+        "reward_model.sandbox_fusion.**",
+        NotNeeded("sandbox_fusion.url controls whether completions are run as programs"),
+    ),
+    ("sandbox_fusion.url", Off("no completions are run as programs")),
+    ("sandbox_fusion.**", NotNeeded("sandbox_fusion.url controls whether completions are run as programs")),
     (
         "reward_model.n_gpus_per_node",
         NotNeeded("a reward model computes on the run's device, or on the `device` of its reward"),

@@ -71,6 +71,17 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("--config-dir", By(config_file)),
     (PROGRAM, By(program)),
     ("trainer.val_generations_to_log_to_wandb", NotNeeded("`firebrick report RUN` shows samples")),
+    ("trainer.v1.trainer_mode", By(mode)),
+    ("trainer.v1.**", NotNeeded("trainer_mode controls whether sampling runs ahead")),
+    ("trainer.controller_nsight_options.**", NotNeeded(PROFILER)),
+    ("trainer.worker_nsight_options.**", NotNeeded(PROFILER)),
+    ("trainer.checkpoint_callback_class", Off("no Python is run when a checkpoint is written")),
+    ("skip.rollout.enable", Off(SAMPLED)),
+    ("skip.async_rollout.enable", Off(SAMPLED)),
+    ("skip.rollout_tq.enable", Off(SAMPLED)),
+    ("skip.**", NotNeeded("its `enable` controls whether completions are read from a folder")),
+    ("distillation.enabled", Off("no distillation from a teacher")),
+    ("distillation.**", NotNeeded("distillation.enabled controls whether there is a teacher")),
     ("trainer.use_v1", NotNeeded("it chooses between two programs of verl that train alike")),
     // Search-R1, simpleRL, DeepScaleR
     ("max_turns", By(search)),
@@ -167,6 +178,15 @@ fn trace(asked: &SourceKey) -> MappedKey {
 
 /// Programs of verl that train as its main one does.
 const MAIN: [&str; 3] = ["main_ppo", "main_ppo_v0", "main_dapo"];
+
+const SAMPLED: &str = "completions are always sampled; none are read from a folder";
+
+fn mode(asked: &SourceKey) -> MappedKey {
+    match asked.text() {
+        Some("sync") | None => not_needed("every step is sampled from the weights that it updates"),
+        Some(_) => cannot("every step is sampled from the weights that it updates"),
+    }
+}
 
 fn program(asked: &SourceKey) -> MappedKey {
     let name = asked.text().unwrap_or_default();
