@@ -6,7 +6,6 @@ use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plai
 use serde_json::{Value, json};
 
 const ONE_TURN: &str = "its environments are not read; write one as a class and set task.environment";
-const READ_ONCE: &str = "rows are read once, before the first step";
 const MPI: &str = "ranks are processes that `mpirun` starts: nothing else is placed";
 const SHOWN: &str = "metrics.jsonl has all metrics, and `firebrick report RUN` draws them";
 
