@@ -47,6 +47,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.default.processor", NotNeeded(PROCESSED)),
     ("data.**", NotNeeded("task specifies the source of the rows and the content of a prompt")),
     ("env.math.**", NotNeeded(GRADED)),
+    ("env.dapo.**", NotNeeded(GRADED)),
     ("env.**", Off("specify in task.rewards how completions are graded (docs/guides/rewards.md)")),
 ];
 

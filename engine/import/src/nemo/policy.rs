@@ -70,6 +70,9 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("policy.sequence_packing.logprob_mb_tokens", By(|a| of_batching(a, "sequence_packing", "memory.score_tokens"))),
     ("policy.sequence_packing.**", NotNeeded("rows are packed without padding by default")),
     ("policy.make_sequence_length_divisible_by", NotNeeded("rows are packed without padding")),
+    ("policy.activation_checkpointing_enabled", By(recompute)),
+    ("policy.router_replay.enabled", By(replay)),
+    ("policy.router_replay.**", NotNeeded("router_replay.enabled controls whether routes are replayed")),
     ("policy.draft.**", Off("no draft model samples ahead")),
     ("policy.generation.backend", NotNeeded(OWN_ENGINE)),
     ("policy.generation.max_new_tokens", By(new_tokens)),
@@ -238,6 +241,10 @@ fn pretrained(asked: &SourceKey) -> MappedKey {
 
 fn eight_bits(asked: &SourceKey) -> MappedKey {
     off_or(asked, "training computes in f32, bf16 or f16")
+}
+
+fn replay(asked: &SourceKey) -> MappedKey {
+    if asked.is_on() { set("rollout.router_replay", true) } else { not_needed("off, as here by default") }
 }
 
 fn cache(asked: &SourceKey) -> MappedKey {

@@ -160,6 +160,17 @@ fn a_length_penalty_alone_is_no_reward_and_has_its_own_limit() {
 }
 
 #[test]
+fn a_scaled_reward_has_its_range_and_factor() {
+    let found = imported(
+        "run.yaml",
+        "grpo: {max_num_steps: 1, reward_scaling: {enabled: true, source_min: 0.0, source_max: 1.0, target_min: -1.0, \
+         target_max: 1.0}}\nenv: {dapo: {num_workers: 8}}\n",
+    );
+    assert_eq!(at(&found, "/task/rewards"), json!([{"kind": "verl_math", "weight": 2.0, "clip": [0.0, 1.0]}]));
+    assert_eq!(gaps(&found), [""; 0]);
+}
+
+#[test]
 fn what_a_file_leaves_out_is_nemo_rls() {
     let found = policy("precision: bfloat16");
     assert_eq!(at(&found, "/objective/adv_estimator"), "grpo_leave_one_out");
@@ -231,6 +242,18 @@ fn prompts_come_from_their_files() {
     assert_eq!(gaps(&found), [""; 0]);
     let absent = nemo("data: {default: {prompt_file: no/such.txt, system_prompt_file: null}}\n");
     assert_eq!(gaps(&absent), ["data.default.prompt_file"]);
+}
+
+#[test]
+fn transformer_engines_optimizer_is_adamw_with_moments_of_2_bytes() {
+    let found = policy(
+        "optimizer: {name: transformer_engine.pytorch.optimizers.fused_adam.FusedAdam, kwargs: {lr: 1.0e-6, \
+         master_weights: true, store_param_remainders: true, exp_avg_dtype: torch.bfloat16, exp_avg_sq_dtype: torch.bfloat16}}, \
+         router_replay: {enabled: true}",
+    );
+    assert_eq!(at(&found, "/memory/moments"), "bf16");
+    assert_eq!(at(&found, "/rollout/router_replay"), true);
+    assert_eq!(gaps(&found), [""; 0]);
 }
 
 #[test]
