@@ -113,6 +113,12 @@ impl Facts {
         place.is_some() && self.value(key).is_some()
     }
 
+    /// Whether a key is written, with a value that may be unknown.
+    pub fn is_given(&self, key: &str) -> bool {
+        let fact = self.index.get(key).map(|&at| &self.list[at]);
+        fact.is_some_and(|fact| fact.place.is_some() && fact.given != Given::Value(Value::Null))
+    }
+
     /// Whether a key that begins so is written.
     pub fn has_below(&self, start: &str) -> bool {
         self.list.iter().any(|fact| fact.place.is_some() && fact.key.starts_with(start))

@@ -82,8 +82,10 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
         if facts.is_on("grpo.reward_scaling.enabled") {
             let of = |key: &str, default: f64| facts.number(&format!("grpo.reward_scaling.{key}")).unwrap_or(default);
             let (low, high) = (of("source_min", 0.0), of("source_max", 1.0));
-            reward["weight"] = json!((of("target_max", 1.0) - of("target_min", 0.0)) / (high - low));
-            reward["clip"] = json!([low, high]);
+            if high > low {
+                reward["weight"] = json!((of("target_max", 1.0) - of("target_min", 0.0)) / (high - low));
+                reward["clip"] = json!([low, high]);
+            }
         }
         into.rewards.insert(0, reward);
         into.replace_rewards("what grades a completion, in place of NeMo RL's environment");
