@@ -38,7 +38,7 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
         output::message(table(&imported).trim_end());
         output::print(&config)?;
     }
-    if let Some(problem) = imported.problem {
+    if let Some(problem) = &imported.problem {
         return Err(UserError(format!("the imported configuration is not accepted: {problem}")).into());
     }
     let gaps: Vec<&str> = imported.gaps().map(|row| row.key.as_str()).collect();
@@ -54,7 +54,7 @@ impl std::fmt::Display for Incomplete {
         write!(
             f,
             "the configuration is incomplete: results may depend on keys that it does not have: {}. The table and the \
-             comments at its head say what to write instead",
+             comments at its head give the reasons, and what to write instead",
             self.0
         )
     }

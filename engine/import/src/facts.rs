@@ -65,7 +65,9 @@ impl Facts {
     fn put(&mut self, key: String, given: Given, place: SourceLocation) {
         // a value in the place of a section
         let below = format!("{key}.");
-        for fact in self.list.iter_mut().filter(|fact| fact.key.starts_with(&below)) {
+        let keys = self.index.range(below.clone()..).take_while(|(own, _)| own.starts_with(&below));
+        for (_, &at) in keys {
+            let fact = &mut self.list[at];
             (fact.given, fact.taken_by) = (Given::Value(Value::Null), Some(key.clone()));
         }
         if let Some(&at) = self.index.get(&key) {
@@ -118,6 +120,12 @@ impl Facts {
     pub fn is_written(&self, key: &str) -> bool {
         let place = self.index.get(key).and_then(|&at| self.list[at].place.as_ref());
         place.is_some() && self.value(key).is_some()
+    }
+
+    /// Whether a key is written, with a value that may be unknown.
+    pub fn is_given(&self, key: &str) -> bool {
+        let fact = self.index.get(key).map(|&at| &self.list[at]);
+        fact.is_some_and(|fact| fact.place.is_some() && fact.given != Given::Value(Value::Null))
     }
 
     /// Whether a key that begins so is written.

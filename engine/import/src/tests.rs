@@ -1,8 +1,10 @@
 //! What the readers make of texts, also of hostile ones.
 
 mod keys;
+mod nemo;
 mod pages;
 mod turns;
+mod versions;
 use super::arithmetic::evaluate;
 use super::entry::{Entry, Given};
 use super::literal::hydra;

@@ -166,7 +166,7 @@ fn losses() -> Vec<Case> {
             "Qwen2.5-7B",
             json!({
                 "objective.clip_ratio_low": 0.2, "objective.clip_ratio_high": 0.28, "objective.clip_ratio_c": 10.0,
-                "rollout.dynamic_sampling.enable": true, "rollout.dynamic_sampling.metric": "score",
+                "rollout.dynamic_sampling.enable": true, "rollout.dynamic_sampling.metric": "verl_math",
                 "rollout.dynamic_sampling.max_num_gen_batches": 10, "rollout.dynamic_sampling.oversampling": 3.0,
                 "task.rewards.1.kind": "length", "task.rewards.1.buffer": 4096, "task.rewards.1.weight": 1.0,
                 "memory.train_tokens": 40_960, "memory.ulysses_sequence_parallel_size": 4, "optim.lr_scheduler.warmup_steps": 10, "optim.weight_decay": 0.1,
@@ -313,10 +313,11 @@ fn nemo() -> Case {
             "memory.gradient_checkpointing": true, "precision": "bf16", "objective.kl_loss_coef": 0.01,
             "objective.clip_ratio_low": 0.2, "objective.clip_ratio_high": 0.28, "objective.clip_ratio_c": null, "optim.lr": 5e-6,
             "rollout.prompt_length": 512, "rollout.response_length": 512, "rollout.max_model_len": 1024,
-            "trainer.save_freq": 10, "trainer.test_freq": 10, "trainer.seed": 42, "output": "results/grpo",
+            "objective.adv_estimator": "grpo_leave_one_out", "optim.decay_norms_and_biases": true,
+            "rollout.val_kwargs.temperature": 1.0, "trainer.val_before_train": false, "trainer.save_freq": 10, "trainer.test_freq": 10, "trainer.seed": 42, "output": "results/grpo",
         }),
     )
-    .without(&["task.train", "task.rewards", "task.answer_field"])
+    .without(&["task.rewards", "task.answer_field", "task.train"])
 }
 
 impl Case {

@@ -1,11 +1,19 @@
 //! `firebrick import`: a configuration on stdout or in a file, the table, JSON, and what is refused.
 
-use super::{Bench, firebrick, refused, stderr, succeeded};
-use serde_json::Value;
+use super::{Bench, firebrick, program, refused, stderr, succeeded};
+use serde_json::{Value, json};
+use std::process::Output;
 
 const SCRIPT: &str = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=8 \\\n  \
     actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.n=4 actor_rollout_ref.model.path=$NO_SUCH_MODEL \\\n  \
     actor_rollout_ref.rollout.pipeline_model_parallel_size=2 actor_rollout_ref.rollout.nam=vllm trainer.total_training_steps=3 data.train_files=rows.jsonl\n";
+
+/// The import must have ended with the exit code for gaps; gives what it printed on stdout.
+fn incomplete(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(output));
+    assert!(stderr(output).contains("error: the configuration is incomplete"), "{}", stderr(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
 
 #[test]
 fn a_script_becomes_a_configuration_and_a_table_that_names_every_key() {
@@ -13,7 +21,8 @@ fn a_script_becomes_a_configuration_and_a_table_that_names_every_key() {
     let script = bench.write("run.sh", SCRIPT);
     let written = bench.path("run.yaml");
     let args = ["import", script.to_str().unwrap(), "--output", written.to_str().unwrap()];
-    let said = succeeded(&firebrick(&args));
+    let output = firebrick(&args);
+    let said = incomplete(&output);
     for part in [
         "9 keys of verl",
         "MAPPED",
@@ -29,8 +38,17 @@ fn a_script_becomes_a_configuration_and_a_table_that_names_every_key() {
     ] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
     }
+    // keys that results depend on are named at the end and in the configuration
+    let gaps = "actor_rollout_ref.model.path, actor_rollout_ref.rollout.nam.";
+    assert!(stderr(&output).contains(gaps), "{}", stderr(&output));
     let config = bench.read("run.yaml");
-    assert!(config.contains("# Replace model.path: the model's folder."), "{config}");
+    for part in [
+        "# Replace model.path: the model's folder.",
+        "# Missing: actor_rollout_ref.model.path=$NO_SUCH_MODEL (",
+        "# Missing: actor_rollout_ref.rollout.nam=vllm (",
+    ] {
+        assert!(config.contains(part), "{part:?} is not in:\n{config}");
+    }
     firebrick_engine::config::load(&written, &[]).expect("its own configuration");
 }
 
@@ -39,7 +57,7 @@ fn without_a_file_the_configuration_goes_to_stdout_and_the_table_to_stderr() {
     let bench = Bench::new();
     let script = bench.write("run.sh", SCRIPT);
     let output = firebrick(&["import", script.to_str().unwrap()]);
-    let config = succeeded(&output);
+    let config = incomplete(&output);
     firebrick_engine::config::parse(&config, &[]).expect("a configuration");
     assert!(stderr(&output).contains("MAPPED"), "{}", stderr(&output));
 }
@@ -48,9 +66,10 @@ fn without_a_file_the_configuration_goes_to_stdout_and_the_table_to_stderr() {
 fn json_has_the_configuration_and_every_row() {
     let bench = Bench::new();
     let script = bench.write("run.sh", SCRIPT);
-    let said = succeeded(&firebrick(&["import", script.to_str().unwrap(), "--json"]));
+    let said = incomplete(&firebrick(&["import", script.to_str().unwrap(), "--json"]));
     let json: Value = serde_json::from_str(&said).unwrap();
     assert_eq!(json["engine"], "verl");
+    assert_eq!(json["gaps"], json!(["actor_rollout_ref.model.path", "actor_rollout_ref.rollout.nam"]));
     let rows = json["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 9);
     let outcome = |key: &str| {
@@ -58,7 +77,7 @@ fn json_has_the_configuration_and_every_row() {
         row["outcome"].as_str().unwrap().to_owned()
     };
     assert_eq!(outcome("data.train_batch_size"), "mapped");
-    assert_eq!(outcome("actor_rollout_ref.rollout.pipeline_model_parallel_size"), "cannot");
+    assert_eq!(outcome("actor_rollout_ref.rollout.pipeline_model_parallel_size"), "not_needed");
     assert_eq!(outcome("actor_rollout_ref.rollout.nam"), "unknown");
     firebrick_engine::config::parse(json["config"].as_str().unwrap(), &[]).expect("a configuration");
 }
@@ -87,11 +106,54 @@ fn an_imported_configuration_is_planned() {
     let bench = Bench::new();
     let script = bench.write("run.sh", SCRIPT);
     let written = bench.path("config.yaml");
-    succeeded(&firebrick(&["import", script.to_str().unwrap(), "--output", written.to_str().unwrap()]));
+    incomplete(&firebrick(&["import", script.to_str().unwrap(), "--output", written.to_str().unwrap()]));
     let arch = "model.arch={model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, \
                 num_attention_heads: 4, vocab_size: 256, max_position_embeddings: 2048}";
     let said = succeeded(&bench.firebrick("plan", &["model.path=null", arch, "device=cpu"]));
     assert!(said.contains("8 prompts x 4 completions"), "{said}");
+}
+
+#[test]
+fn a_run_without_gaps_ends_with_0_and_its_paths_lead_to_the_same_files_from_another_folder() {
+    let bench = Bench::new();
+    std::fs::create_dir_all(bench.path("rows")).unwrap();
+    std::fs::create_dir_all(bench.path("elsewhere/deeper")).unwrap();
+    std::fs::create_dir_all(bench.path("models/mine")).unwrap();
+    bench.write(
+        "run.sh",
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=rows/a.parquet \\\n  \
+         data.val_files=[/srv/b.parquet,rows/c.parquet] actor_rollout_ref.model.path=models/mine \\\n  \
+         custom_reward_function.path=./grade.py custom_reward_function.name=f trainer.total_training_steps=3 \\\n  \
+         trainer.default_local_dir=checkpoints/a\n",
+    );
+    let import = |args: &[&str]| {
+        let mut program = program(&[&["import", "run.sh"], args].concat());
+        let output = program.current_dir(bench.path("")).output().unwrap();
+        succeeded(&output)
+    };
+    let here = import(&[]);
+    for part in ["train: rows/a.parquet", "path: models/mine", "file: ./grade.py"] {
+        assert!(here.contains(part), "{part:?} is not in:\n{here}");
+    }
+    import(&["--output", "elsewhere/deeper/run.yaml"]);
+    let config = bench.read("elsewhere/deeper/run.yaml");
+    for part in [
+        "train: ../../rows/a.parquet",
+        "- /srv/b.parquet",
+        "- ../../rows/c.parquet",
+        "path: ../../models/mine",
+        "file: ../.././grade.py",
+        // the run folder is from the working folder
+        "output: checkpoints/a",
+    ] {
+        assert!(config.contains(part), "{part:?} is not in:\n{config}");
+    }
+    bench.write(
+        "run.sh",
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B trainer.total_training_steps=3\n",
+    );
+    import(&["--output", "elsewhere/run.yaml"]);
+    assert!(bench.read("elsewhere/run.yaml").contains("path: Qwen/Qwen3-8B"));
 }
 
 #[test]

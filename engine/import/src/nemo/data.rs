@@ -47,6 +47,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.default.processor", NotNeeded(PROCESSED)),
     ("data.**", NotNeeded("task specifies the source of the rows and the content of a prompt")),
     ("env.math.**", NotNeeded(GRADED)),
+    ("env.dapo.**", NotNeeded(GRADED)),
     ("env.**", Off("specify in task.rewards how completions are graded (docs/guides/rewards.md)")),
 ];
 
@@ -78,10 +79,10 @@ fn shuffle(asked: &SourceKey) -> MappedKey {
 fn dataset(asked: &SourceKey) -> MappedKey {
     let named = asked.text().is_some_and(|name| name != "ResponseDataset");
     if !named || asked.facts.value("data.train.data_path").is_some() {
-        return not_needed("rows are those of data_path");
+        return not_needed("rows come from data_path");
     }
     if asked.key == "data.default.dataset_name" && asked.facts.text("data.train.dataset_name").is_some() {
-        return not_needed("data.train has its own");
+        return not_needed("data.train names a dataset");
     }
     cannot(ROWS)
 }
@@ -92,14 +93,33 @@ fn messages(facts: &Facts) -> Result<MappedKey, String> {
     let content = match of_rows(facts, "prompt_file") {
         Some(file) => {
             let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {file}: {e}"))?;
-            if text.matches("{}").count() != 1 {
-                return Err(format!("{file}: expected one {{}}, where the question goes"));
-            }
-            text.replace("{}", &format!("{{{field}}}"))
+            let asked = with_question(&text, field);
+            asked.ok_or_else(|| format!("{file}: expected one {{}}, in place of the question"))?
         }
         None => format!("{{{field}}}"),
     };
     Ok(set("task.messages", json!([{"role": "user", "content": content}])))
+}
+
+/// A text of Python's `format` with a field in its one place; doubled braces are braces in both.
+fn with_question(text: &str, field: &str) -> Option<String> {
+    let (mut whole, mut rest, mut places) = (String::new(), text, 0);
+    while let Some(at) = rest.find(['{', '}']) {
+        let (before, brace) = rest.split_at(at);
+        whole.push_str(before);
+        let pair = brace.get(..2)?;
+        match pair {
+            "{{" | "}}" => whole.push_str(pair),
+            "{}" => {
+                places += 1;
+                whole.extend(["{", field, "}"]);
+            }
+            _ => return None,
+        }
+        rest = &brace[2..];
+    }
+    whole.push_str(rest);
+    (places == 1).then_some(whole)
 }
 
 fn prompt(asked: &SourceKey) -> MappedKey {

@@ -6,7 +6,6 @@ use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plai
 use serde_json::{Value, json};
 
 const ONE_TURN: &str = "its environments are not read; write one as a class and set task.environment";
-const READ_ONCE: &str = "rows are read once, before the first step";
 const MPI: &str = "ranks are processes that `mpirun` starts: nothing else is placed";
 const SHOWN: &str = "metrics.jsonl has all metrics, and `firebrick report RUN` draws them";
 
@@ -28,7 +27,10 @@ pub(super) const TABLE: &[KeyRule] = &[
         NotNeeded("validation samples rollout.max_num_seqs sequences at a time, regardless of its size"),
     ),
     ("grpo.val_num_generations_per_prompt", By(|a| size(a, "rollout.val_kwargs.n"))),
-    ("grpo.skip_reference_policy_logprobs_calculation", NotNeeded("a reference is there where a KL needs it")),
+    ("grpo.num_val_generations_per_prompt", By(|a| size(a, "rollout.val_kwargs.n"))),
+    ("grpo.zero_variance_prompt_filtering", Off("rollout.dynamic_sampling replaces groups without differences")),
+    ("async_rl.**", Off("every step is sampled from the weights that it updates")),
+    ("grpo.skip_reference_policy_logprobs_calculation", NotNeeded("a reference is loaded only if a KL needs it")),
     ("grpo.calculate_advantages_on_gpu", NotNeeded("advantages are computed in f64 on the host")),
     ("grpo.deduplicate_multimodal_data", NotNeeded("rows are text")),
     ("grpo.debug_payload_metrics", NotNeeded(SHOWN)),
@@ -45,7 +47,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         "grpo.reward_shaping.**",
         NotNeeded("reward_shaping.enabled controls whether there is a penalty; its reward has lengths and penalty"),
     ),
-    ("grpo.reward_scaling.enabled", Off("scale a reward by its `weight`, bound it by its `clip` (task.rewards)")),
+    ("grpo.reward_scaling.enabled", By(scaled)),
     ("grpo.reward_scaling.**", NotNeeded("reward_scaling.enabled controls whether rewards are scaled")),
     ("grpo.adv_estimator.name", By(estimator)),
     ("grpo.adv_estimator.normalize_rewards", By(scale)),
@@ -166,6 +168,17 @@ fn estimator(asked: &SourceKey) -> MappedKey {
         _ => return cannot("docs/guides/algorithms.md lists the estimators"),
     };
     set("objective.adv_estimator", name)
+}
+
+/// What is added to all rewards of a group leaves their differences as they are.
+fn scaled(asked: &SourceKey) -> MappedKey {
+    match estimator_name(asked) {
+        _ if !asked.is_on() => not_needed("off, as here by default"),
+        "grpo" | "reinforce_plus_plus" if of_estimator(asked, "minus_baseline") => {
+            not_needed("the reward that is to be replaced has its range as `clip` and its factor as `weight`")
+        }
+        _ => cannot("scale a reward by its `weight`, bound it by its `clip` (task.rewards); nothing is added to it"),
+    }
 }
 
 const SHAPING: &str = "grpo.reward_shaping";

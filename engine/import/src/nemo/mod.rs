@@ -76,8 +76,18 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     }
     // what only adds to a reward is none by itself
     if !into.rewards.iter().any(|reward| reward["kind"] != "length") {
-        let kind = if facts.has_below("env.math.") { "math" } else { "exact" };
-        into.rewards.insert(0, json!({"kind": kind}));
+        let kinds = [("env.math.", "math"), ("env.dapo.", "verl_math")];
+        let kind = kinds.iter().find(|(env, _)| facts.has_below(env)).map_or("exact", |(_, kind)| kind);
+        let mut reward = json!({"kind": kind});
+        if facts.is_on("grpo.reward_scaling.enabled") {
+            let of = |key: &str, default: f64| facts.number(&format!("grpo.reward_scaling.{key}")).unwrap_or(default);
+            let (low, high) = (of("source_min", 0.0), of("source_max", 1.0));
+            if high > low {
+                reward["weight"] = json!((of("target_max", 1.0) - of("target_min", 0.0)) / (high - low));
+                reward["clip"] = json!([low, high]);
+            }
+        }
+        into.rewards.insert(0, reward);
         into.replace_rewards("what grades a completion, in place of NeMo RL's environment");
         into.need("task.answer_field", "answer", "the field that has the answer");
         // groups are compared by what the environment paid, without the penalty

@@ -1,5 +1,6 @@
 //! `NeMo RL`'s optimizers and schedules: Megatron's where `megatron_cfg.enabled`, else PyTorch's.
 
+use crate::common::float_type;
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set};
 use serde_json::{Value, json};
@@ -14,6 +15,10 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("policy.optimizer.kwargs.eps", By(|a| of_torch(a, "optim.eps"))),
     ("policy.optimizer.kwargs.foreach", NotNeeded(FUSED)),
     ("policy.optimizer.kwargs.fused", NotNeeded(FUSED)),
+    ("policy.optimizer.kwargs.master_weights", NotNeeded(FUSED)),
+    ("policy.optimizer.kwargs.store_param_remainders", NotNeeded(FUSED)),
+    ("policy.optimizer.kwargs.exp_avg_dtype", By(moments)),
+    ("policy.optimizer.kwargs.exp_avg_sq_dtype", By(moments)),
     ("policy.optimizer.kwargs.**", Off("`optim` has AdamW's lr, betas, eps and weight_decay")),
     ("policy.scheduler", By(torch_schedule)),
     ("policy.scheduler.**", Off("write it as optim.lr_scheduler (docs/reference/configuration.md)")),
@@ -81,8 +86,24 @@ fn name(asked: &SourceKey) -> MappedKey {
     let of_megatron = asked.key.starts_with(OPTIMIZER);
     match asked.text() {
         _ if of_megatron != is_megatron(asked) => not_needed(if of_megatron { OF_TORCH } else { OF_MEGATRON }),
-        Some(name) if name.ends_with("AdamW") || of_megatron && name == "adam" => not_needed("AdamW, as here"),
+        Some(name) if name.ends_with("AdamW") || name.ends_with("FusedAdam") || of_megatron && name == "adam" => {
+            not_needed("AdamW, as here")
+        }
         _ => cannot("AdamW is the optimizer; its parameters are keys of `optim`"),
+    }
+}
+
+/// Both moments in 2 bytes, as Transformer Engine's optimizer keeps them.
+fn moments(asked: &SourceKey) -> MappedKey {
+    let narrow = |key: &str| {
+        let own = asked.facts.text(&format!("policy.optimizer.kwargs.{key}"));
+        own.and_then(float_type) == Some("bf16")
+    };
+    match asked.text().and_then(float_type) {
+        _ if is_megatron(asked) => not_needed(OF_MEGATRON),
+        Some("bf16") if narrow("exp_avg_dtype") && narrow("exp_avg_sq_dtype") => set("memory.moments", "bf16"),
+        Some("f32") | None => not_needed("in f32, as here by default"),
+        Some(_) => cannot("both moments have one format: memory.moments"),
     }
 }
 
@@ -96,10 +117,8 @@ fn betas(asked: &SourceKey) -> MappedKey {
 }
 
 fn on_host(asked: &SourceKey) -> MappedKey {
-    match asked.is_on() {
-        true if is_megatron(asked) => set("memory.optimizer_offload", "cpu"),
-        _ => not_needed("off, as here by default"),
-    }
+    let on = is_megatron(asked) && asked.is_on();
+    if on { set("memory.optimizer_offload", "cpu") } else { not_needed("off, as here by default") }
 }
 
 fn share_on_host(asked: &SourceKey) -> MappedKey {

@@ -70,6 +70,9 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("policy.sequence_packing.logprob_mb_tokens", By(|a| of_batching(a, "sequence_packing", "memory.score_tokens"))),
     ("policy.sequence_packing.**", NotNeeded("rows are packed without padding by default")),
     ("policy.make_sequence_length_divisible_by", NotNeeded("rows are packed without padding")),
+    ("policy.activation_checkpointing_enabled", By(recompute)),
+    ("policy.router_replay.enabled", By(replay)),
+    ("policy.router_replay.**", NotNeeded("router_replay.enabled controls whether routes are replayed")),
     ("policy.draft.**", Off("no draft model samples ahead")),
     ("policy.generation.backend", NotNeeded(OWN_ENGINE)),
     ("policy.generation.max_new_tokens", By(new_tokens)),
@@ -83,7 +86,10 @@ pub(super) const TABLE: &[KeyRule] = &[
         "policy.generation.stop_strings",
         By(|a| if a.is_off() { not_needed("none, as here by default") } else { set("rollout.stop", plain(a.value)) }),
     ),
-    ("policy.generation.stop_token_ids", Off("the model's end tokens end a completion, and the texts of rollout.stop")),
+    (
+        "policy.generation.stop_token_ids",
+        Off("the model's end tokens end a completion, and the strings of rollout.stop"),
+    ),
     ("policy.generation.vllm_cfg.tensor_parallel_size", By(sampling_groups)),
     ("policy.generation.vllm_cfg.pipeline_parallel_size", By(devices)),
     ("policy.generation.vllm_cfg.expert_parallel_size", By(devices)),
@@ -162,7 +168,7 @@ fn total_length(asked: &SourceKey) -> MappedKey {
     let mut note = String::new();
     if asked.facts.whole("data.max_input_seq_length").is_none_or(|own| own >= total) {
         all.push(("rollout.prompt_length".into(), json!(prompt)));
-        note = format!("prompts of more than {prompt} are skipped: raise rollout.prompt_length where there are such");
+        note = format!("prompts of more than {prompt} are skipped: raise rollout.prompt_length if there are any");
     }
     if asked.facts.whole("policy.generation.max_new_tokens").is_none() {
         all.push(("rollout.response_length".into(), json!(total)));
@@ -208,15 +214,17 @@ fn frozen_router(asked: &SourceKey) -> MappedKey {
         number.is_some_and(|number| number.parse::<f64>().is_ok())
     };
     let experts = EXPERTS.iter().any(|own| name.contains(own)) || name.split('-').any(is_active);
-    match asked.is_on() {
-        true if is_megatron(asked) && experts => cannot("a router is trained with the rest of the model"),
-        true if is_megatron(asked) => not_needed("a model without experts has no router"),
-        _ => not_needed("off, as here"),
+    if !is_megatron(asked) || !asked.is_on() {
+        return not_needed("off, as here");
     }
+    if experts {
+        return cannot("a router is trained with the rest of the model");
+    }
+    not_needed("a model without experts has no router")
 }
 
 fn router_bias(asked: &SourceKey) -> MappedKey {
-    off_or(asked, "a router's bias is not updated beside its gradient")
+    off_or(asked, "a router's bias is only updated by its gradient")
 }
 
 fn more_heads(asked: &SourceKey) -> MappedKey {
@@ -233,6 +241,10 @@ fn pretrained(asked: &SourceKey) -> MappedKey {
 
 fn eight_bits(asked: &SourceKey) -> MappedKey {
     off_or(asked, "training computes in f32, bf16 or f16")
+}
+
+fn replay(asked: &SourceKey) -> MappedKey {
+    if asked.is_on() { set("rollout.router_replay", true) } else { not_needed("off, as here by default") }
 }
 
 fn cache(asked: &SourceKey) -> MappedKey {

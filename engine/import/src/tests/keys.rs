@@ -35,11 +35,17 @@ fn what_carries_values_between_ranks_is_named_as_in_transformers() {
 }
 
 #[test]
-fn degrees_that_are_not_data_parallel_are_estimates() {
-    let key = "actor_rollout_ref.actor.megatron.context_parallel_size";
+fn degrees_that_training_lacks_change_no_result_and_are_estimates() {
+    let key = "actor_rollout_ref.actor.megatron.expert_model_parallel_size";
     let found = verl(&format!("{key}=4"));
-    let why = "`firebrick plan CONFIG --sequence-parallel 4` estimates";
-    assert!(matches!(outcome(&found, key), KeyOutcome::Cannot { why: found } if found.contains(why)));
+    let why = "`firebrick plan CONFIG --tensor-parallel 4` estimates";
+    assert!(matches!(outcome(&found, key), KeyOutcome::NotNeeded { why: found } if found.contains(why)));
+}
+
+#[test]
+fn megatrons_context_is_shared_as_sequences_are() {
+    let found = verl("actor_rollout_ref.actor.megatron.context_parallel_size=4");
+    assert_eq!(at(&found, "/memory/ulysses_sequence_parallel_size"), 4);
 }
 
 #[test]
@@ -51,8 +57,8 @@ fn ranks_that_share_matrices_are_the_policys() {
     let same = verl(&format!("{key}=4 {reference}=4"));
     assert!(matches!(outcome(&same, reference), KeyOutcome::NotNeeded { why } if why.contains("the same")));
     let other = verl(&format!("{key}=4 {reference}=2"));
-    let why = "set both to one value";
-    assert!(matches!(outcome(&other, reference), KeyOutcome::Cannot { why: found } if found.contains(why)));
+    let why = "with the same results";
+    assert!(matches!(outcome(&other, reference), KeyOutcome::NotNeeded { why: found } if found.contains(why)));
 }
 
 #[test]
@@ -62,7 +68,9 @@ fn stages_are_the_policys() {
     assert_eq!(at(&found, "/memory/pipeline_model_parallel_size"), 4);
     let reference = "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size";
     let other = verl(&format!("{key}=4 {reference}=2"));
-    assert!(matches!(outcome(&other, reference), KeyOutcome::Cannot { why } if why.contains("set both to one value")));
+    assert!(
+        matches!(outcome(&other, reference), KeyOutcome::NotNeeded { why } if why.contains("with the same results"))
+    );
 }
 
 #[test]
@@ -88,8 +96,8 @@ fn ranks_that_share_sequences_are_the_policys_and_bound_tokens_together() {
     let same = verl(&format!("{key}=4 {reference}=4"));
     assert!(matches!(outcome(&same, reference), KeyOutcome::NotNeeded { why } if why.contains("the same")));
     let other = verl(&format!("{key}=4 {reference}=2"));
-    let why = "set both to one value";
-    assert!(matches!(outcome(&other, reference), KeyOutcome::Cannot { why: found } if found.contains(why)));
+    let why = "with the same results";
+    assert!(matches!(outcome(&other, reference), KeyOutcome::NotNeeded { why: found } if found.contains(why)));
 }
 
 #[test]

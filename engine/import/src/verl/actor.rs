@@ -1,5 +1,6 @@
 //! verl's `actor_rollout_ref.actor`.
 
+use super::data::prompts;
 use super::loss::{aggregation, clip, dual_clip, entropy, kl_part, kl_switch, loss_scale, policy_loss};
 use super::offload::{
     cpu_optimizer, fraction, grads, granularity, layers, masters, method, narrow_moments, overlap, params, shards,
@@ -71,7 +72,11 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.actor.entropy_from_logits_chunk_size", NotNeeded(CHUNKS)),
     ("actor_rollout_ref.actor.pad_to_length", NotNeeded("rows are packed without padding by default")),
     ("actor_rollout_ref.actor.tis_imp_ratio_cap", By(truncated)),
-    ("actor_rollout_ref.actor.qat.enable", Off("weights are trained as they are, without quantization")),
+    ("actor_rollout_ref.actor.qat.enable", Off(NO_QAT)),
+    ("actor_rollout_ref.actor.fsdp_config.qat.enable", Off(NO_QAT)),
+    ("actor_rollout_ref.actor.megatron.qat.enable", Off(NO_QAT)),
+    ("actor_rollout_ref.actor.policy_loss.dro_beta", Off("docs/guides/algorithms.md lists the losses")),
+    ("actor_rollout_ref.actor.optim.zero_indexed_step", By(first_step)),
     ("actor_rollout_ref.actor.qat.**", NotNeeded("qat.enable controls whether weights are quantized in training")),
     ("actor_rollout_ref.actor.state_masking", NotNeeded("what a tool answers is never trained on")),
     ("actor_rollout_ref.actor.use_token_level_loss", By(token_level)),
@@ -159,17 +164,27 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("actor_rollout_ref.actor.megatron.**", NotNeeded(ONE_EXECUTOR)),
 ];
 
+const NO_QAT: &str = "weights are trained as they are, without quantization";
 const SQUARES: &str = "no estimator here needs the sum of squared probabilities";
 
-/// The order of mini-batches, which says nothing where a step has one.
-fn shuffle(asked: &SourceKey) -> MappedKey {
-    let count = |key: &str, default: i64| asked.facts.whole(key).unwrap_or(default);
-    let one = count("data.train_batch_size", 1024) <= count("actor_rollout_ref.actor.ppo_mini_batch_size", 256);
-    match asked.is_on() {
-        false => not_needed("off, as here"),
-        true if one => not_needed("a step has one mini-batch"),
-        true => cannot("mini-batches are taken in the order of the step's prompts"),
+/// Whether a warm-up begins at 0.
+pub(super) fn first_step(asked: &SourceKey) -> MappedKey {
+    if asked.is_off() && !asked.is_absent() {
+        return cannot("a warm-up begins at 0: the rate of the first step is that of no step");
     }
+    not_needed("schedules count steps from 0, as here")
+}
+
+/// The order of mini-batches, of which a step may have one.
+fn shuffle(asked: &SourceKey) -> MappedKey {
+    let mini = asked.facts.whole("actor_rollout_ref.actor.ppo_mini_batch_size").unwrap_or(256);
+    if !asked.is_on() {
+        return not_needed("off, as here");
+    }
+    if prompts(asked.facts) <= mini {
+        return not_needed("a step has one mini-batch");
+    }
+    cannot("mini-batches are taken in the order of the step's prompts")
 }
 
 /// Truncated importance weights of 2025.
@@ -194,7 +209,7 @@ fn token_level(asked: &SourceKey) -> MappedKey {
 
 /// Prompts an optimizer step, in both engines.
 fn mini_batch(asked: &SourceKey) -> MappedKey {
-    let prompts = asked.facts.whole("data.train_batch_size").unwrap_or(1024);
+    let prompts = prompts(asked.facts);
     match asked.whole() {
         Some(mini) if mini > 0 && mini <= prompts && prompts % mini == 0 => set("update.ppo_mini_batch_size", mini),
         Some(mini) if mini > 0 => cannot(format!(

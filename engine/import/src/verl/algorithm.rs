@@ -46,6 +46,15 @@ pub(super) const TABLE: &[KeyRule] = &[
     ),
     ("algorithm.rollout_correction.bypass_mode", By(bypass)),
     ("algorithm.rollout_correction.loss_type", By(bypass_loss)),
+    (
+        "algorithm.rollout_correction.rollout_token_veto_threshold",
+        Off("objective.rollout_rs: seq_max_k2 excludes sequences by their worst token"),
+    ),
+    (
+        "algorithm.rollout_correction.use_policy_gradient",
+        Off("write objective.policy_loss: reinforce with objective.rollout_is (docs/guides/algorithms.md)"),
+    ),
+    ("algorithm.filter_groups.max_inflight_gen_batches", NotNeeded("one round of prompts is sampled at a time")),
     ("algorithm.rollout_is", By(correction_switch)),
     ("algorithm.rollout_is_threshold", Same("objective.rollout_is_threshold")),
     (

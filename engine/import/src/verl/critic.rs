@@ -1,6 +1,6 @@
 //! verl's `critic`.
 
-use super::actor::{STAGES, TENSOR, policy_sharing, tokens_of_ranks};
+use super::actor::{STAGES, TENSOR, first_step, policy_sharing, tokens_of_ranks};
 use super::optimizer::{NO_CRITIC, cycles, has_critic, min_lr, optimizer, schedule, warmup_ratio, warmup_steps};
 use crate::common::{devices, path, same_training_groups, same_training_stages, size};
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
@@ -55,6 +55,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("critic.optim.warmup_style", By(|a| schedule(a, "critic.optim"))),
     ("critic.optim.min_lr_ratio", By(|a| min_lr(a, "critic.optim"))),
     ("critic.optim.num_cycles", By(|a| cycles(a, "critic.optim"))),
+    ("critic.optim.zero_indexed_step", By(first_step)),
     ("critic.optim.total_training_steps", NotNeeded("the schedule is over trainer.steps")),
     ("critic.optim.override_optimizer_config.**", NotNeeded(AS_POLICY)),
     ("critic.grad_clip", By(|a| of_critic(a, "critic.optim.clip_grad"))),

@@ -1,6 +1,7 @@
 //! verl's `data` section.
 
 use crate::common::{arguments, path, rows, size};
+use crate::facts::Facts;
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 
@@ -55,10 +56,8 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("data.sampler.class_name", NotNeeded("it names the class at data.sampler.class_path")),
     ("data.datagen.path", Off("rows come from files, or from a Task in Rust (docs/guides/rewards.md)")),
     ("data.datagen.name", NotNeeded("it names the class at data.datagen.path")),
-    (
-        "data.tool_config_path",
-        Off("verl's classes of tools and interactions are not read; write them as one class and set task.environment"),
-    ),
+    ("data.tool_config_path", NotNeeded("rollout.multi_turn.tool_config_path names it")),
+    ("data.function_tool_path", NotNeeded("rollout.multi_turn.function_tool_path names it")),
     (
         "data.need_tools_kwargs",
         Off("verl's classes of tools and interactions are not read; write them as one class and set task.environment"),
@@ -81,7 +80,12 @@ fn limit(asked: &SourceKey, key: &str) -> MappedKey {
     }
 }
 
-/// Prompts of a step. Without DAPO's filter, all that are drawn are trained on.
+/// Prompts that a step trains on: all that verl's loader draws, but with DAPO's filter.
+pub(super) fn prompts(facts: &Facts) -> i64 {
+    let drawn = facts.whole("data.gen_batch_size").filter(|_| !facts.is_on("algorithm.filter_groups.enable"));
+    drawn.or_else(|| facts.whole("data.train_batch_size")).unwrap_or(1024)
+}
+
 fn trained(asked: &SourceKey) -> MappedKey {
     match asked.facts.whole("data.gen_batch_size") {
         Some(_) if !asked.facts.is_on("algorithm.filter_groups.enable") => {

@@ -1,6 +1,7 @@
 //! The parts of verl's `actor` that are about the loss: its name, its clip, how it is added up, the KL beside it.
 
 use super::algorithm::CORRECTION;
+use super::data::prompts;
 use super::version::{OLD, is_before_0_4, is_since_0_4};
 use crate::key_mapping::{MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
 use serde_json::Value;
@@ -106,7 +107,7 @@ pub(super) fn dual_clip(asked: &SourceKey) -> MappedKey {
 /// Both divide by the sequences of an optimizer step too.
 pub(super) fn loss_scale(asked: &SourceKey) -> MappedKey {
     let count = |key: &str, default: i64| asked.facts.whole(key).unwrap_or(default);
-    let prompts = count("actor_rollout_ref.actor.ppo_mini_batch_size", 256).min(count("data.train_batch_size", 1024));
+    let prompts = count("actor_rollout_ref.actor.ppo_mini_batch_size", 256).min(prompts(asked.facts));
     let sequences = prompts * count("actor_rollout_ref.rollout.n", 1);
     match asked.number() {
         Some(factor) if factor > 0.0 => set_noted(

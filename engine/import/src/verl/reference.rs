@@ -48,8 +48,5 @@ pub(super) const TABLE: &[KeyRule] = &[
         "actor_rollout_ref.ref.router_replay.**",
         Off("rollout.router_replay replays routes in the policy; the reference routes tokens itself"),
     ),
-    (
-        "actor_rollout_ref.ref.model.path",
-        Off("the reference is the policy before the first step; another model cannot be one"),
-    ),
+    ("actor_rollout_ref.ref.model.**", Off("the reference is the policy before the first step; another cannot be one")),
 ];

@@ -28,7 +28,13 @@ pub(super) const TABLE: &[KeyRule] = &[
         "reward_model.reward_kwargs.**",
         Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)"),
     ),
-    ("reward_model.sandbox_fusion.**", Off("no completions are run as programs")),
+    ("reward_model.sandbox_fusion.url", Off("no completions are run as programs")),
+    (
+        "reward_model.sandbox_fusion.**",
+        NotNeeded("sandbox_fusion.url controls whether completions are run as programs"),
+    ),
+    ("sandbox_fusion.url", Off("no completions are run as programs")),
+    ("sandbox_fusion.**", NotNeeded("sandbox_fusion.url controls whether completions are run as programs")),
     (
         "reward_model.n_gpus_per_node",
         NotNeeded("a reward model computes on the run's device, or on the `device` of its reward"),
@@ -74,7 +80,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("reward.sandbox_fusion.**", NotNeeded("sandbox_fusion.url controls whether completions are run as programs")),
 ];
 
-const LIMIT: &str = "it is the `limit` of the length reward where it is not rollout.response_length";
+const LIMIT: &str = "it is the `limit` of the length reward, unless it is rollout.response_length";
 const WORKERS: &str = "`workers` of a Python reward sets the number of processes that call it";
 
 fn judge(asked: &SourceKey) -> MappedKey {

@@ -17,7 +17,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("trainer.project_name", By(|a| tracked(a, "trainer.project_name"))),
     ("trainer.experiment_name", By(|a| tracked(a, "trainer.experiment_name"))),
     ("trainer.default_local_dir", By(folder)),
-    ("trainer.default_hdfs_dir", NotNeeded("runs are written to folders: copy them where they are to be")),
+    ("trainer.default_hdfs_dir", NotNeeded("runs are written to folders, from which they can be copied")),
     ("trainer.logger", By(trackers)),
     ("trainer.save_freq", By(save)),
     ("trainer.test_freq", By(test)),
@@ -71,6 +71,17 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("--config-dir", By(config_file)),
     (PROGRAM, By(program)),
     ("trainer.val_generations_to_log_to_wandb", NotNeeded("`firebrick report RUN` shows samples")),
+    ("trainer.v1.trainer_mode", By(mode)),
+    ("trainer.v1.**", NotNeeded("trainer_mode controls whether sampling runs ahead")),
+    ("trainer.controller_nsight_options.**", NotNeeded(PROFILER)),
+    ("trainer.worker_nsight_options.**", NotNeeded(PROFILER)),
+    ("trainer.checkpoint_callback_class", Off("no Python is run when a checkpoint is written")),
+    ("skip.rollout.enable", Off(SAMPLED)),
+    ("skip.async_rollout.enable", Off(SAMPLED)),
+    ("skip.rollout_tq.enable", Off(SAMPLED)),
+    ("skip.**", NotNeeded("its `enable` controls whether completions are read from a folder")),
+    ("distillation.enabled", Off("no distillation from a teacher")),
+    ("distillation.**", NotNeeded("distillation.enabled controls whether there is a teacher")),
     ("trainer.use_v1", NotNeeded("it chooses between two programs of verl that train alike")),
     // Search-R1, simpleRL, DeepScaleR
     ("max_turns", By(search)),
@@ -79,7 +90,7 @@ pub(super) const TABLE: &[KeyRule] = &[
     ("trainer.remove_previous_ckpt", NotNeeded("trainer.max_ckpt_to_keep removes older ones")),
     ("trainer.remove_clip", Off("ratios are clipped: objective.clip_ratio_low and clip_ratio_high")),
     ("trainer.rejection_sample", Off("rollout.dynamic_sampling replaces groups without differences")),
-    ("trainer.rejection_sample_multiplier", NotNeeded("rejection_sample controls whether groups are left out")),
+    ("trainer.rejection_sample_multiplier", NotNeeded("rejection_sample controls whether groups are skipped")),
     ("model_engine", NotNeeded("one executor runs every plan: there is no engine to choose")),
 ];
 
@@ -168,13 +179,22 @@ fn trace(asked: &SourceKey) -> MappedKey {
 /// Programs of verl that train as its main one does.
 const MAIN: [&str; 3] = ["main_ppo", "main_ppo_v0", "main_dapo"];
 
+const SAMPLED: &str = "completions are always sampled; none are read from a folder";
+
+fn mode(asked: &SourceKey) -> MappedKey {
+    match asked.text() {
+        Some("sync") | None => not_needed("every step is sampled from the weights that it updates"),
+        Some(_) => cannot("every step is sampled from the weights that it updates"),
+    }
+}
+
 fn program(asked: &SourceKey) -> MappedKey {
     let name = asked.text().unwrap_or_default();
     let last = name.trim_end_matches(".py").rsplit(['.', '/']).next().unwrap_or_default();
     if MAIN.contains(&last) && !name.contains("experimental") {
         return not_needed("`firebrick train` trains");
     }
-    cannot("it is not verl's own trainer (verl.trainer.main_ppo): what it does in another way is not read")
+    cannot("it is not verl.trainer.main_ppo: what it does in another way is not read")
 }
 
 fn search(asked: &SourceKey) -> MappedKey {

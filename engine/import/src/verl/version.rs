@@ -78,8 +78,8 @@ pub(super) fn is_before_0_4(facts: &Facts) -> bool {
     }
     // a KL coefficient is written for something: later files say with use_kl_in_reward or use_kl_loss for what
     let only_a_coefficient =
-        facts.has_below("algorithm.kl_ctrl.") && !facts.is_written("actor_rollout_ref.actor.use_kl_loss");
-    !is_since_0_4(facts) && (only_a_coefficient || BEFORE_0_4.iter().any(|key| facts.is_written(key)))
+        facts.has_below("algorithm.kl_ctrl.") && !facts.is_given("actor_rollout_ref.actor.use_kl_loss");
+    !is_since_0_4(facts) && (only_a_coefficient || BEFORE_0_4.iter().any(|key| facts.is_given(key)))
 }
 
 /// Whether a key is written that only verl since 0.4 has.
@@ -89,12 +89,12 @@ pub(super) fn is_since_0_4(facts: &Facts) -> bool {
 
 /// Whether DeepScaleR's trainer runs, which never takes the KL off the reward.
 pub(super) fn is_deepscaler(facts: &Facts) -> bool {
-    ["n_val", "val_temperature"].iter().any(|key| facts.is_written(&format!("actor_rollout_ref.rollout.{key}")))
+    ["n_val", "val_temperature"].iter().any(|key| facts.is_given(&format!("actor_rollout_ref.rollout.{key}")))
 }
 
 /// Whether the files are Search-R1's.
 pub(super) fn is_search_r1(facts: &Facts) -> bool {
     ["data.max_start_length", "data.max_obs_length", "actor_rollout_ref.rollout.n_agent"]
         .iter()
-        .any(|key| facts.is_written(key))
+        .any(|key| facts.is_given(key))
 }

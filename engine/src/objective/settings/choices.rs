@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum AdvEstimator {
     /// (R − mean) / (std + `adv_eps`).
     Grpo,
-    /// As `grpo`, with mean and std of the group's others, and no division where these are equal (`NeMo RL`).
+    /// As `grpo`, with mean and std of the others in the group; not divided if they are equal (`NeMo RL`).
     GrpoLeaveOneOut,
     /// R − mean of the others; R in a group of one.
     Rloo,
