@@ -66,6 +66,10 @@ fn split(name: &str, split: &SplitReport, report: &DataReport) -> String {
     if let Some(tokens) = &split.solution_tokens {
         text += &lengths("solution", tokens, split.looked_at);
     }
+    let what = format!("{name} rows");
+    if let Some(warning) = split.special_tokens.warning(&what, "task.special_tokens", report.special_tokens) {
+        let _ = writeln!(text, "warning: {warning}");
+    }
     text
 }
 
@@ -92,7 +96,13 @@ fn prompt(sample: &SampledPrompt, report: &DataReport) -> String {
     if let Some(messages) = &sample.messages {
         text += "  the chat template was given\n";
         for message in messages {
-            text += &quoted(&format!("{}: {}", message.role, message.content));
+            text += &quoted(&format!("{}: {}", message.role(), message.text()));
+            let is_text = |content: &serde_json::Value| content.is_string() || content.is_array();
+            for (name, value) in message.fields() {
+                if name != "role" && !(name == "content" && is_text(value)) {
+                    text += &quoted(&format!("  {name}: {value}"));
+                }
+            }
         }
         if let Some(tools) = &sample.tools {
             text += &quoted(&format!("tools: {tools}"));

@@ -6,7 +6,7 @@ use crate::output;
 use firebrick::engine::checkpoint::check_ends;
 use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick::models::random::DrawKey;
-use firebrick::models::tokenizer::Message;
+use firebrick::models::tokenizer::{ChatOptions, Control, Message};
 use serde_json::json;
 
 pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
@@ -28,10 +28,10 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut requests = Vec::with_capacity(args.prompt.len());
     for (index, prompt) in args.prompt.iter().enumerate() {
         let tokens = if args.chat {
-            let message = Message { role: "user".into(), content: prompt.clone() };
-            tokenizer.encode(&tokenizer.render_chat(&[message], true)?, false)?
+            tokenizer.encode_chat(&[Message::new("user", prompt.clone())], ChatOptions::prompt())?.1
         } else {
-            tokenizer.encode(prompt, true)?
+            // what is typed may be a prompt that is rendered already
+            tokenizer.encode_text(prompt, &Control::Everywhere, true)?
         };
         requests.push(GenerationRequest {
             tokens,

@@ -10,6 +10,7 @@ use firebrick::engine::plan::MemoryConfig;
 use firebrick::engine::sequence::Sequence;
 use firebrick::models::Tokenizer;
 use firebrick::models::generate::check_ids;
+use firebrick::models::tokenizer::Control;
 use serde::Deserialize;
 use serde_json::json;
 use std::fmt::Write;
@@ -27,7 +28,8 @@ impl Line {
         Ok(match self {
             Self::Ids { input_ids } => input_ids,
             Self::Text { prompt, completion } => {
-                [tokenizer.encode(&prompt, true)?, tokenizer.encode(&completion, false)?].concat()
+                let prompt = tokenizer.encode_text(&prompt, &Control::Everywhere, true)?;
+                [prompt, tokenizer.encode(&completion, false)?].concat()
             }
         })
     }

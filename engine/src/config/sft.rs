@@ -2,6 +2,7 @@
 
 use crate::optim::OptimConfig;
 use crate::{Error, Result};
+use firebrick_models::tokenizer::SpecialTokens;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -25,6 +26,8 @@ pub struct SftConfig {
     pub validation: Option<PathBuf>,
     /// Maximum tokens of a row; longer ones are skipped and counted. `null`: the model's context.
     pub max_length: Option<usize>,
+    /// How special tokens that the rows of `train` and `validation` spell are encoded: `text`, or `allow`: as these tokens.
+    pub special_tokens: SpecialTokens,
     /// Validation reward that ends `warmup.sft` early, checked every ten steps.
     pub until_reward: Option<f64>,
     /// Optimizer of supervised training.
@@ -40,6 +43,7 @@ impl Default for SftConfig {
             train: None,
             validation: None,
             max_length: None,
+            special_tokens: SpecialTokens::default(),
             until_reward: None,
             optim: OptimConfig { lr: 1e-5, ..OptimConfig::default() },
         }

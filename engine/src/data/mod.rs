@@ -4,12 +4,14 @@ mod lengths;
 mod prompt_dataset;
 mod report;
 mod sft_dataset;
+mod spelled;
 
 pub use lengths::{Bin, Lengths};
 pub(crate) use prompt_dataset::encode_prompt;
 pub use prompt_dataset::{Prompt, PromptDataset, SAMPLED_ROWS};
 pub use report::{Column, DataReport, SampledPrompt, SplitReport};
 pub use sft_dataset::{RowsAlone, SftDataset};
+pub use spelled::SpelledTokens;
 
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RunConfig, mode_of, needs_no_task, sft_of};

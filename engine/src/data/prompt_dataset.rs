@@ -2,12 +2,13 @@
 
 mod bound;
 
-use crate::task::{Example, Permutation, PromptText, Split, TOOLS, Task, shuffled_index};
+use super::spelled::{SpelledTokens, spelled_in};
+use crate::task::{Example, Permutation, PromptText, Split, Task, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
-use firebrick_models::tokenizer::ChatOptions;
 use rayon::prelude::*;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// An example with its prompt's tokens and text.
@@ -140,8 +141,10 @@ impl PromptDataset {
             longest: 0,
             most: max_prompt,
         };
+        let mut spelled = SpelledTokens::default();
         for index in 0..wanted {
             let prompt = dataset.prompt(Split::Validation, index)?;
+            spelled.add(spelled_in(&dataset.tokenizer, &prompt.example));
             if prompt.tokens.len() <= max_prompt {
                 dataset.longest = dataset.longest.max(prompt.tokens.len());
                 dataset.validation.push(prompt);
@@ -153,6 +156,7 @@ impl PromptDataset {
                 "all {wanted} validation prompts are longer than rollout.prompt_length = {max_prompt} tokens; raise it"
             )));
         }
+        dataset.warn_of(&spelled, Split::Validation)?;
         let dropped = wanted as usize - dataset.validation.len();
         if dropped > 0 {
             tracing::warn!("skipped {dropped} of {wanted} validation prompts longer than rollout.prompt_length");
@@ -196,17 +200,22 @@ impl PromptDataset {
             return Err(Error::Config("the task has no training examples".into()));
         }
         let sample = sample(len);
-        let lengths: Vec<Result<usize>> =
-            sample.par_iter().map(|&index| Ok(self.prompt(Split::Train, index)?.tokens.len())).collect();
-        let (mut kept, mut shortest) = (Vec::new(), usize::MAX);
-        for (&index, tokens) in sample.iter().zip(lengths) {
-            let tokens = tokens?;
+        let look = |&index: &u64| {
+            let prompt = self.prompt(Split::Train, index)?;
+            Ok((prompt.tokens.len(), spelled_in(&self.tokenizer, &prompt.example)))
+        };
+        let looks: Vec<Result<(usize, BTreeSet<String>)>> = sample.par_iter().map(look).collect();
+        let (mut kept, mut shortest, mut spelled) = (Vec::new(), usize::MAX, SpelledTokens::default());
+        for (&index, found) in sample.iter().zip(looks) {
+            let (tokens, own) = found?;
+            spelled.add(own);
             shortest = shortest.min(tokens);
             if tokens <= self.max_prompt {
                 self.longest = self.longest.max(tokens);
                 kept.push(index);
             }
         }
+        self.warn_of(&spelled, Split::Train)?;
         let looked = sample.len() as u64;
         if kept.is_empty() {
             return Err(self.all_longer(looked, shortest));
@@ -223,6 +232,22 @@ impl PromptDataset {
         } else {
             self.filtered = longer;
             self.kept = Kept::Listed(kept);
+        }
+        Ok(())
+    }
+
+    /// Reports special tokens that the rows of a split spell.
+    fn warn_of(&self, spelled: &SpelledTokens, split: Split) -> Result<()> {
+        if spelled.rows == 0 {
+            return Ok(());
+        }
+        let special_tokens = self.task.example(split, 0)?.special_tokens();
+        let what = match split {
+            Split::Train => "training rows",
+            Split::Validation => "validation rows",
+        };
+        if let Some(warning) = spelled.warning(what, "task.special_tokens", special_tokens) {
+            tracing::warn!("{warning}");
         }
         Ok(())
     }
@@ -300,14 +325,8 @@ impl PromptDataset {
 /// The text of an example's prompt, by the chat template where it is a conversation, and its tokens.
 pub(crate) fn encode_prompt(tokenizer: &Tokenizer, example: &Example) -> Result<(String, Vec<u32>)> {
     Ok(match &example.prompt {
-        PromptText::Text(text) => (text.clone(), tokenizer.encode(text, true)?),
-        PromptText::Chat(messages) => {
-            let options = ChatOptions { tools: example.fields.get(TOOLS), ..ChatOptions::prompt() };
-            let text = tokenizer.render_chat_with(messages, options)?;
-            // the template spells the special tokens out
-            let tokens = tokenizer.encode(&text, false)?;
-            (text, tokens)
-        }
+        PromptText::Text(text) => (text.clone(), tokenizer.encode_text(text, &example.control, true)?),
+        PromptText::Chat(messages) => tokenizer.encode_chat(messages, example.chat_options())?,
     })
 }
 

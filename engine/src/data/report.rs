@@ -2,12 +2,13 @@
 
 use super::lengths::Lengths;
 use super::prompt_dataset::{encode_prompt, sample};
+use super::spelled::{SpelledTokens, spelled_in};
 use crate::checkpoint::tokenizer_of;
 use crate::config::RunConfig;
 use crate::task::{Example, PromptText, Split, TOOLS, Task, TaskConfig};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
-use firebrick_models::tokenizer::Message;
+use firebrick_models::tokenizer::{Message, SpecialTokens};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -37,6 +38,8 @@ pub struct DataReport {
     pub shared_prompts: u64,
     /// Whether the tokenizer has a chat template.
     pub has_chat_template: bool,
+    /// How special tokens that rows spell are encoded: `task.special_tokens`.
+    pub special_tokens: SpecialTokens,
     /// Variables that the chat template is given with every conversation: `model.chat_template_kwargs`.
     pub chat_template_kwargs: Map<String, Value>,
     /// Some training prompts.
@@ -58,6 +61,8 @@ pub struct SplitReport {
     pub prompt_tokens: Option<Lengths>,
     /// Those of them that are longer than the limit.
     pub over_long: u64,
+    /// Special tokens that the text of examples spells.
+    pub special_tokens: SpelledTokens,
     /// Tokens of demonstrations with the end token, of the same examples; none where there are none.
     pub solution_tokens: Option<Lengths>,
 }
@@ -125,6 +130,12 @@ impl DataReport {
             samples: (0..shown).map(|i| look.sample(i)).collect::<Result<_>>()?,
             train,
             validation: Some(validation).filter(|split| split.looked_at > 0),
+            special_tokens: config
+                .task
+                .as_ref()
+                .and_then(TaskConfig::rows)
+                .map(|rows| rows.special_tokens)
+                .unwrap_or_default(),
             has_chat_template: tokenizer.has_chat_template(),
             chat_template_kwargs: tokenizer.chat_template_kwargs().clone(),
         })
@@ -168,6 +179,7 @@ impl Look<'_> {
             duplicates: (whole.prompts.len() - distinct.len()) as u64,
             prompt_tokens: Lengths::of(prompts),
             over_long: over_long as u64,
+            special_tokens: whole.spelled,
             solution_tokens: Lengths::of(solutions),
         };
         Ok((report, whole.prompts))
@@ -176,7 +188,9 @@ impl Look<'_> {
     fn piece(&self, split: Split, from: u64, end: u64) -> Result<Piece> {
         let mut piece = Piece::default();
         for index in from..(from + TOGETHER).min(end) {
-            piece.add(&self.task.example(split, index)?);
+            let example = self.task.example(split, index)?;
+            piece.spelled.add(spelled_in(self.tokenizer, &example));
+            piece.add(&example);
         }
         Ok(piece)
     }
@@ -185,8 +199,9 @@ impl Look<'_> {
     fn lengths(&self, split: Split, index: u64) -> Result<(usize, Option<usize>)> {
         let example = self.task.example(split, index)?;
         let (_, tokens) = encode_prompt(self.tokenizer, &example)?;
-        let solution = example.solution.as_deref();
-        let solution = solution.map(|text| Ok::<_, Error>(self.tokenizer.encode(text, false)?.len() + 1));
+        let (solution, control) = (example.solution.as_deref(), example.special_tokens().into());
+        let solution =
+            solution.map(|text| Ok::<_, Error>(self.tokenizer.encode_text(text, &control, false)?.len() + 1));
         Ok((tokens.len(), solution.transpose()?))
     }
 
@@ -216,6 +231,7 @@ impl Look<'_> {
 struct Piece {
     columns: Vec<Column>,
     prompts: Vec<u64>,
+    spelled: SpelledTokens,
 }
 
 impl Piece {
@@ -241,6 +257,7 @@ impl Piece {
 
     fn join(&mut self, other: Self) {
         self.prompts.extend(other.prompts);
+        self.spelled.join(other.spelled);
         for column in other.columns {
             let own = self.column(&column.name);
             own.values += column.values;
@@ -257,9 +274,7 @@ fn fingerprint(example: &Example) -> u64 {
     match &example.prompt {
         PromptText::Text(text) => text.hash(&mut hasher),
         PromptText::Chat(messages) => {
-            for message in messages {
-                (&message.role, &message.content).hash(&mut hasher);
-            }
+            serde_json::to_string(&(messages, example.fields.get(TOOLS))).unwrap_or_default().hash(&mut hasher);
         }
     }
     hasher.finish()
@@ -274,7 +289,7 @@ fn kind(value: &Value, depth: usize) -> String {
         Value::Number(_) => "integer".to_owned(),
         Value::String(_) => "text".to_owned(),
         Value::Array(list) => {
-            let is_message = |entry: &Value| entry.get("role").is_some() && entry.get("content").is_some();
+            let is_message = |entry: &Value| entry.get("role").is_some_and(Value::is_string);
             match list.first() {
                 None => "empty list".to_owned(),
                 Some(_) if list.iter().all(is_message) => "messages".to_owned(),

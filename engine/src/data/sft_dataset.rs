@@ -6,22 +6,29 @@
 
 use crate::checkpoint::PolicySource;
 use crate::config::SftConfig;
+use crate::data::spelled::{SpelledTokens, spelled_in_chat};
 use crate::data::{Prompt, PromptDataset, SAMPLED_ROWS};
 use crate::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use crate::sequence::{SampleId, Sequence};
-use crate::task::recipe::{message, read_tools};
+use crate::task::conversation::{check_text_only, message, read_template_kwargs, read_tools};
 use crate::task::rows::{RowFiles, Rows};
 use crate::task::template::Row;
-use crate::task::{Completion, Example, PromptText, Reward, Split, TOOLS, Task, TaskError, shuffled_index};
+use crate::task::{
+    Completion, Example, PromptText, Reward, Split, TEMPLATE_KWARGS, TOOLS, Task, TaskError, shuffled_index,
+};
 use crate::{Error, Result};
-use firebrick_models::tokenizer::{ChatOptions, ChatTokens, Message};
+use firebrick_models::tokenizer::{ChatOptions, ChatTokens, Message, SpecialTokens};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Supervised training draws from here on, far from the draws of RL: an endless task gives it other examples, a finite
 /// one other epochs.
 const SFT_DRAWS: u64 = 1 << 40;
+
+/// Columns of rows that are trained on.
+const READ: [&str; 5] = ["messages", "prompt", "completion", TOOLS, TEMPLATE_KWARGS];
 
 /// Examples of supervised training.
 #[derive(Debug)]
@@ -175,16 +182,19 @@ fn encoded(
     let rows = Rows::read(files, setting, None, &|_| Ok(()))?;
     let (all, mut shortest) = (rows.len() as usize, usize::MAX);
     let mut kept = Vec::with_capacity(all);
+    let mut looked = Looked::default();
     for at in 0..rows.len() {
         let row = rows.get(at)?;
         let place = row.place.clone();
-        let sequence = sequence(row, setting, source).map_err(|error| error.in_row(&place))?;
+        let sequence = sequence(row, setting, config.special_tokens, source, &mut looked);
+        let sequence = sequence.map_err(|error| error.in_row(&place))?;
         shortest = shortest.min(sequence.tokens.len());
         firebrick_models::generate::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
         if sequence.tokens.len() <= most {
             kept.push(sequence);
         }
     }
+    looked.report(setting, config.special_tokens);
     if kept.is_empty() {
         return Err(Error::Config(format!(
             "{setting}: all {all} rows are longer than {most} tokens (the shortest has {shortest}); raise max_length (the \
@@ -198,9 +208,49 @@ fn encoded(
     Ok((kept, dropped as u64))
 }
 
-fn sequence(mut row: Row, setting: &str, source: &PolicySource) -> Result<Sequence> {
+/// What was found in the rows of a file.
+#[derive(Default)]
+struct Looked {
+    spelled: SpelledTokens,
+    /// Rows with a value in a column that is not trained on.
+    unread: BTreeMap<String, u64>,
+}
+
+impl Looked {
+    fn add(&mut self, row: &Row, spelled: BTreeSet<String>) {
+        self.spelled.add(spelled);
+        let unread = row.fields.iter().filter(|(name, value)| !READ.contains(&name.as_str()) && !value.is_null());
+        for (name, _) in unread {
+            *self.unread.entry(name.clone()).or_default() += 1;
+        }
+    }
+
+    fn report(&self, setting: &str, special_tokens: SpecialTokens) {
+        // `sft.train` or `warmup.sft.train`
+        let section = setting.rsplit_once('.').map_or(setting, |(section, _)| section);
+        let rows = format!("rows of {setting}");
+        let key = format!("{section}.special_tokens");
+        if let Some(warning) = self.spelled.warning(&rows, &key, special_tokens) {
+            tracing::warn!("{warning}");
+        }
+        if !self.unread.is_empty() {
+            let columns: Vec<String> = self.unread.iter().map(|(name, n)| format!("`{name}` ({n} rows)")).collect();
+            tracing::warn!("columns of {setting} that are not trained on: {}", columns.join(", "));
+        }
+    }
+}
+
+fn sequence(
+    mut row: Row,
+    setting: &str,
+    special_tokens: SpecialTokens,
+    source: &PolicySource,
+    looked: &mut Looked,
+) -> Result<Sequence> {
+    check_text_only(&row, setting, |_| false)?;
     if !row.fields.get("prompt").is_some_and(Value::is_string) {
         read_tools(&mut row)?;
+        read_template_kwargs(&mut row)?;
     }
     let row = &row;
     let chat = |key: &str, list: &[Value]| {
@@ -211,9 +261,13 @@ fn sequence(mut row: Row, setting: &str, source: &PolicySource) -> Result<Sequen
         // a Parquet file has a null where a row has no such column
         row.fields.get(key).filter(|value| !value.is_null())
     });
-    let encode = |messages: &[Message], from| {
-        let tokenizer = &source.tokenizer;
-        tokenizer.encode_with_assistant_mask_and_tools(messages, from, row.fields.get(TOOLS))
+    let tokenizer = &source.tokenizer;
+    let tools = row.fields.get(TOOLS);
+    let mut encode = |messages: &[Message], from| {
+        looked.add(row, spelled_in_chat(tokenizer, messages, tools));
+        let kwargs = row.fields.get(TEMPLATE_KWARGS).and_then(Value::as_object);
+        let options = ChatOptions { tools, kwargs, special_tokens, ..ChatOptions::default() };
+        tokenizer.encode_with_assistant_mask_and(messages, from, options)
     };
     let encoded = match fields {
         [Some(Value::Array(list)), None, None] => encode(&chat("messages", list)?, 0),
@@ -224,11 +278,13 @@ fn sequence(mut row: Row, setting: &str, source: &PolicySource) -> Result<Sequen
             encode(&messages, from)
         }
         [None, Some(Value::String(prompt)), Some(Value::String(completion))] => {
-            let prompt = source.tokenizer.encode(prompt, true)?;
+            let spelled = [prompt, completion].into_iter().flat_map(|text| tokenizer.special_tokens_in(text));
+            looked.add(row, spelled.collect());
+            let prompt = tokenizer.encode_text(prompt, &special_tokens.into(), true)?;
             if prompt.is_empty() {
                 return Err(row.bad(setting, "its prompt has no tokens").into());
             }
-            return completed(&prompt, completion, source);
+            return completed(&prompt, completion, special_tokens, source);
         }
         _ => {
             let detail = "expected `messages` (a list), or `prompt` and `completion` (both strings or both lists of \
@@ -252,8 +308,13 @@ fn turns(encoded: ChatTokens) -> Option<Sequence> {
 }
 
 /// A prompt with its completion and the token that ends it, which are scored.
-fn completed(prompt: &[u32], completion: &str, source: &PolicySource) -> Result<Sequence> {
-    let mut completion = source.tokenizer.encode(completion, false)?;
+fn completed(
+    prompt: &[u32],
+    completion: &str,
+    special_tokens: SpecialTokens,
+    source: &PolicySource,
+) -> Result<Sequence> {
+    let mut completion = source.tokenizer.encode_text(completion, &special_tokens.into(), false)?;
     completion.extend(source.end_of_answer());
     Ok(Sequence::completion(prompt, &completion))
 }
@@ -293,7 +354,7 @@ fn declared(source: &PolicySource, data: &PromptDataset) -> Result<usize> {
     let tokenizer = &source.tokenizer;
     let text = match (data.task().demonstration(&prompt.example), &prompt.example.prompt) {
         (Some(demonstration), PromptText::Chat(messages)) => {
-            let options = ChatOptions { tools: prompt.example.fields.get(TOOLS), ..ChatOptions::default() };
+            let options = ChatOptions { add_generation_prompt: false, ..prompt.example.chat_options() };
             tokenizer.render_chat_with(&[messages.as_slice(), &demonstration].concat(), options)?
         }
         // with a character for the token that ends it
@@ -310,9 +371,8 @@ fn demonstrated(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Resu
         return Ok(None);
     };
     let whole = [messages.as_slice(), &demonstration].concat();
-    let tools = prompt.example.fields.get(TOOLS);
     let tokenizer = &source.tokenizer;
-    let encoded = tokenizer.encode_with_assistant_mask_and_tools(&whole, messages.len(), tools)?;
+    let encoded = tokenizer.encode_with_assistant_mask_and(&whole, messages.len(), prompt.example.chat_options())?;
     turns(encoded).map(Some).ok_or_else(|| {
         Error::Config(format!(
             "the task's demonstration for prompt {:?} has no turn of the assistant with text to train on",
@@ -330,7 +390,7 @@ fn of_solution(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
             prompt.text
         )));
     };
-    completed(&prompt.tokens, solution, source)
+    completed(&prompt.tokens, solution, prompt.example.special_tokens(), source)
 }
 
 /// The task's validation prompts with their solutions; none where it has none.

@@ -130,7 +130,7 @@ fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<f64>>
 fn row(model: &RewardModel, answer: &Answer<'_>) -> Result<Vec<u32>> {
     let prompt = answer.prompt;
     let row = model.read(&ScoredCompletion {
-        prompt: &prompt.example.prompt,
+        example: &prompt.example,
         prompt_text: &prompt.text,
         prompt_tokens: &prompt.tokens,
         completion: &answer.text,

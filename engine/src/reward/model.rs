@@ -8,7 +8,7 @@ use crate::hub::{ModelFiles, model_folder};
 use crate::learner::score_cut;
 use crate::plan::{MemoryConfig, Role, Zero};
 use crate::sequence::Sequence;
-use crate::task::{PromptText, RewardInput, RewardModelConfig};
+use crate::task::{Example, PromptText, RewardInput, RewardModelConfig};
 use crate::world::World;
 use crate::world::codec::Reader;
 use crate::{Error, Result};
@@ -17,7 +17,7 @@ use firebrick_backends::accounts::Accounts;
 use firebrick_backends::{Precision, PrecisionExt, device};
 use firebrick_models::arch::HeadKind;
 use firebrick_models::decoder::RankPart;
-use firebrick_models::tokenizer::Message;
+use firebrick_models::tokenizer::{ChatOptions, Control, Message};
 use firebrick_models::{Arch, Checkpoint, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct Surroundings<'a> {
     /// The run's precision.
     pub precision: Precision,
     /// The policy's tokenizer.
-    pub tokenizer: &'a Tokenizer,
+    pub tokenizer: &'a Arc<Tokenizer>,
     /// The ranks of the run.
     pub world: &'a World,
 }
@@ -45,7 +45,7 @@ pub struct Surroundings<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct ScoredCompletion<'a> {
     /// The prompt before tokenization.
-    pub prompt: &'a PromptText,
+    pub example: &'a Example,
     /// Its text, rendered.
     pub prompt_text: &'a str,
     /// Its tokens, the policy's.
@@ -65,6 +65,8 @@ pub struct RewardModel {
     runtime: Runtime,
     /// Its own; none where it reads the policy's ids.
     tokenizer: Option<Tokenizer>,
+    /// The policy's.
+    policy: Arc<Tokenizer>,
     pad: Option<u32>,
     context: usize,
 }
@@ -145,6 +147,7 @@ impl RewardModel {
             placed,
             runtime,
             tokenizer,
+            policy: Arc::clone(around.tokenizer),
             pad: checkpoint.pad_id(),
             context: arch.max_positions,
         })
@@ -204,19 +207,33 @@ impl RewardModel {
         let Some(tokenizer) = &self.tokenizer else {
             return Ok([reading.prompt_tokens, reading.completion_tokens].concat());
         };
-        let turn = |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
-        let mut messages = match (self.input, reading.prompt) {
-            (RewardInput::Chat, PromptText::Text(text)) => vec![turn("user", text)],
+        let example = reading.example;
+        let mut messages = match (self.input, &example.prompt) {
+            (RewardInput::Chat, PromptText::Text(text)) => vec![Message::new("user", text)],
             (RewardInput::Chat, PromptText::Chat(messages)) => messages.clone(),
             (RewardInput::Auto, PromptText::Chat(messages)) if tokenizer.has_chat_template() => messages.clone(),
             _ => {
                 let text = format!("{}{}", reading.prompt_text, reading.completion);
-                return Ok(tokenizer.encode(&text, true)?);
+                return Ok(tokenizer.encode_text(&text, &self.control(tokenizer, reading)?, true)?);
             }
         };
-        messages.push(turn("assistant", reading.completion));
-        let text = tokenizer.render_chat(&messages, false)?;
-        Ok(tokenizer.encode(&text, false)?)
+        messages.push(Message::new("assistant", reading.completion));
+        let options = ChatOptions { special_tokens: example.special_tokens(), ..ChatOptions::default() };
+        Ok(tokenizer.encode_chat(&messages, options)?.1)
+    }
+
+    /// Where its special tokens are control tokens in the policy's prompt followed by the completion: in what the
+    /// policy's chat template has written.
+    fn control(&self, tokenizer: &Tokenizer, reading: &ScoredCompletion<'_>) -> Result<Control> {
+        let (example, text) = (reading.example, reading.prompt_text);
+        let control = match &example.prompt {
+            PromptText::Text(_) => example.control.clone(),
+            PromptText::Chat(messages) => self.policy.control(text, messages, 0, example.chat_options(), tokenizer)?,
+        };
+        Ok(match control {
+            Control::Everywhere => Control::In(std::iter::once(0..text.len()).collect()),
+            within @ Control::In(_) => within,
+        })
     }
 
     /// Why a sequence of so many tokens cannot be scored, where it cannot.

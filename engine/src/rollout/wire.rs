@@ -194,7 +194,7 @@ mod tests {
             prompt_text: Some("a prompt".into()),
             completion: vec![3, u32::MAX],
             inserted: std::iter::once(1..2).collect(),
-            turns: vec![Message { role: "tool".into(), content: "5".into() }],
+            turns: vec![Message::new("tool", "5")],
             text: "ähnlich\n".into(),
             columns: TokenColumns {
                 sampler_logp: Some(vec![-0.1, f64::NEG_INFINITY]),

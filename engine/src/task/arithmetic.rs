@@ -4,6 +4,7 @@
 //! the validation problems first; training walks the others in shuffled epochs. So the two are
 //! disjoint by construction, for any seed, and in a space of any size.
 
+use firebrick_models::tokenizer::Control;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -135,6 +136,7 @@ impl Arithmetic {
             solution: Some(answer.clone()),
             answer,
             fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+            control: Control::Everywhere,
         }
     }
 }
@@ -298,12 +300,7 @@ mod tests {
     #[test]
     fn only_a_finished_exact_answer_is_right() {
         let task = task("{}");
-        let example = Example {
-            prompt: PromptText::Text("37+5=".into()),
-            answer: "42".into(),
-            solution: None,
-            fields: crate::task::Fields::default(),
-        };
+        let example = Example::text("37+5=", "42");
         let pays = |text, finished| task.reward(&example, &answered(text, finished)).expect("judged").total > 0.5;
         assert!(pays("42", true) && pays(" 42\n", true));
         assert!(!pays("42", false) && !pays("42.", true) && !pays("042", true) && !pays("", true));

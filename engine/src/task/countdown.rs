@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 
 use firebrick_models::random::{Stream, philox};
+use firebrick_models::tokenizer::Control;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -273,6 +274,7 @@ impl Countdown {
             answer: problem.to_string(),
             solution: Some(solution),
             fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+            control: Control::Everywhere,
         }
     }
 }

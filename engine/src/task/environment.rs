@@ -127,7 +127,7 @@ impl Observation {
     pub fn add(&mut self, said: Result<String, String>) {
         self.failed_calls += usize::from(said.is_err());
         let content = said.unwrap_or_else(|reason| serde_json::json!({"error": reason}).to_string());
-        self.messages.push(Message { role: TOOL.to_owned(), content });
+        self.messages.push(Message::new(TOOL, content));
     }
 }
 

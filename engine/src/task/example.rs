@@ -1,12 +1,16 @@
 //! The examples of a task: prompts, and what is known about their answers.
 
-use firebrick_models::tokenizer::Message;
+use firebrick_models::tokenizer::{ChatOptions, Control, Message, SpecialTokens};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::fields::Fields;
 
 /// The field of a row that a chat template is given as its tools: a list of JSON schemas, as in transformers and TRL.
 pub const TOOLS: &str = "tools";
+
+/// The field of a row with more variables for the chat template of its conversation.
+pub const TEMPLATE_KWARGS: &str = "chat_template_kwargs";
 
 /// Which of a task's examples: those to learn from, or those held out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
@@ -40,6 +44,8 @@ pub struct Example {
     pub solution: Option<String>,
     /// The row that the example was made from, for rewards of one's own and for the sample log.
     pub fields: Fields,
+    /// Where the spelling of a special token in the prompt is that token: nowhere in what a row gives.
+    pub control: Control,
 }
 
 impl Example {
@@ -51,6 +57,27 @@ impl Example {
             answer: answer.into(),
             solution: None,
             fields: Fields::default(),
+            control: Control::NOWHERE,
+        }
+    }
+
+    /// What the spelling of a special token in its conversation and its solution is.
+    #[must_use]
+    pub fn special_tokens(&self) -> SpecialTokens {
+        match self.control {
+            Control::Everywhere => SpecialTokens::Allow,
+            Control::In(_) => SpecialTokens::Text,
+        }
+    }
+
+    /// What the chat template is given with the messages of its conversation, for the assistant to continue.
+    #[must_use]
+    pub fn chat_options(&self) -> ChatOptions<'_> {
+        ChatOptions {
+            tools: self.fields.get(TOOLS),
+            kwargs: self.fields.get(TEMPLATE_KWARGS).and_then(Value::as_object),
+            special_tokens: self.special_tokens(),
+            ..ChatOptions::prompt()
         }
     }
 }

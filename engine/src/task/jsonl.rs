@@ -6,10 +6,12 @@
 
 mod config;
 
-pub use config::{Extract, JsonlConfig};
+pub use config::{Extract, JsonlConfig, MessageTemplate};
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+use firebrick_models::tokenizer::SpecialTokens;
 
 use super::error::{RowLocation, Unit};
 use super::recipe::Recipe;
@@ -36,6 +38,7 @@ impl JsonlConfig {
             messages: None,
             prompt_field: None,
             system_prompt: None,
+            special_tokens: SpecialTokens::default(),
             answer: None,
             answer_field: None,
             answer_extract: None,
@@ -298,7 +301,7 @@ fn playable(example: &Example, place: &RowLocation) -> Result<(), TaskError> {
             "task.environment",
             "the prompt is plain text; expected a conversation (`messages`), in which an environment can answer",
         )),
-        PromptText::Chat(messages) if !messages.iter().any(|m| m.role == "user") => Err(bad(
+        PromptText::Chat(messages) if !messages.iter().any(|m| m.role() == "user") => Err(bad(
             "task.environment",
             "the conversation has no user message, to which an environment could add its first text",
         )),

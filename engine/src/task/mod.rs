@@ -7,6 +7,7 @@
 pub mod arithmetic;
 mod completion;
 mod config;
+pub(crate) mod conversation;
 pub mod countdown;
 pub mod environment;
 mod error;
@@ -33,9 +34,9 @@ pub use self::environment::{
     PythonEnvironmentConfig, PythonEnvironments, ToolCall, ToolParser, Turn,
 };
 pub use self::error::{RowLocation, TaskError, Unit};
-pub use self::example::{Example, PromptText, Split, TOOLS};
+pub use self::example::{Example, PromptText, Split, TEMPLATE_KWARGS, TOOLS};
 pub use self::fields::Fields;
-pub use self::jsonl::{Jsonl, JsonlConfig};
+pub use self::jsonl::{Jsonl, JsonlConfig, MessageTemplate};
 pub use self::problems::TaskProblem;
 pub use self::reading::Reading;
 pub use self::reward::{

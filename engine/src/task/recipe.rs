@@ -1,14 +1,16 @@
 //! What turns a row into an example: the prompt, answer and solution settings, checked and
 //! compiled.
 
-use firebrick_models::tokenizer::Message;
+use firebrick_models::tokenizer::{Control, Message, SpecialTokens};
 use regex::Regex;
 use serde_json::Value;
+use std::ops::Range;
 
-use super::jsonl::{Extract, JsonlConfig};
+use super::conversation::{check_text_only, message, read_template_kwargs, read_tools};
+use super::jsonl::{Extract, JsonlConfig, MessageTemplate};
 use super::reward::compile;
 use super::template::{Row, Template, lookup};
-use super::{Example, PromptText, TOOLS, TaskError};
+use super::{Example, PromptText, TaskError};
 
 /// Where one text of an example comes from.
 #[derive(Debug)]
@@ -56,6 +58,7 @@ enum Prompt {
 pub(crate) struct Recipe {
     prompt: Prompt,
     system: Option<String>,
+    special_tokens: SpecialTokens,
     answer: Option<TextSource>,
     extract: Option<Extraction>,
     solution: Option<TextSource>,
@@ -68,6 +71,9 @@ enum Extraction {
 }
 
 const PROMPT_FIELD: &str = "task.prompt_field";
+
+/// Names the files of rows.
+const TRAIN: &str = "task.train";
 
 /// Where verl's rows have their ground truth.
 const GROUND_TRUTH: &str = "reward_model.ground_truth";
@@ -102,9 +108,9 @@ impl Prompt {
 }
 
 /// The messages as templates, or all that is wrong with them.
-fn parsed(messages: &[Message]) -> Result<Vec<(String, Template)>, Vec<TaskError>> {
+fn parsed(messages: &[MessageTemplate]) -> Result<Vec<(String, Template)>, Vec<TaskError>> {
     let mut wrong = Vec::new();
-    let parse = |(at, message): (usize, &Message)| {
+    let parse = |(at, message): (usize, &MessageTemplate)| {
         let setting = format!("task.messages[{at}].content");
         let template = sorted(Template::parse(&message.content, &setting), &mut wrong)?;
         Some((message.role.clone(), template))
@@ -147,7 +153,8 @@ impl Recipe {
         let solution = sorted(solution, &mut wrong);
         match (prompt, answer, extract, solution) {
             (Some(prompt), Some(answer), Some(extract), Some(solution)) => {
-                Ok(Self { prompt, system: config.system_prompt.clone(), answer, extract, solution })
+                let (system, special_tokens) = (config.system_prompt.clone(), config.special_tokens);
+                Ok(Self { prompt, system, special_tokens, answer, extract, solution })
             }
             _ => Err(wrong),
         }
@@ -190,20 +197,43 @@ impl Recipe {
             answer = extract.apply(&answer, &row)?;
         }
         let solution = self.solution.as_ref().map(|source| source.text(&row)).transpose()?;
-        let prompt = self.prompt(&row)?;
+        check_text_only(&row, TRAIN, |column| self.reads(column))?;
+        let (prompt, literals) = self.prompt(&row)?;
         if let PromptText::Chat(_) = prompt {
             read_tools(&mut row)?;
+            read_template_kwargs(&mut row)?;
         }
-        Ok(Example { prompt, answer, solution, fields: row.fields })
+        let control = match self.special_tokens {
+            SpecialTokens::Allow => Control::Everywhere,
+            SpecialTokens::Text => Control::In(literals),
+        };
+        Ok(Example { prompt, answer, solution, fields: row.fields, control })
     }
 
-    fn prompt(&self, row: &Row) -> Result<PromptText, TaskError> {
+    /// Whether a column is part of the prompt, the answer or the solution, as text.
+    fn reads(&self, column: &str) -> bool {
+        let reads = |own: &TextSource| match own {
+            TextSource::Template(template) => template.reads(column),
+            TextSource::Field { path, .. } => path == column,
+        };
+        let in_prompt = match &self.prompt {
+            Prompt::Text(template) => template.reads(column),
+            Prompt::Chat(messages) => messages.iter().any(|(_, content)| content.reads(column)),
+            Prompt::Field(path) => path == column,
+        };
+        in_prompt || [&self.answer, &self.solution].into_iter().flatten().any(reads)
+    }
+
+    /// A row's prompt; of plain text also the bytes that the configuration has written.
+    fn prompt(&self, row: &Row) -> Result<(PromptText, Vec<Range<usize>>), TaskError> {
         let mut chat = match &self.prompt {
-            Prompt::Text(template) => return Ok(PromptText::Text(template.render(row)?)),
+            Prompt::Text(template) => {
+                let (text, literals) = template.render_with_literals(row)?;
+                return Ok((PromptText::Text(text), literals));
+            }
             Prompt::Chat(messages) => {
-                let render = |(role, content): &(String, Template)| {
-                    Ok(Message { role: role.clone(), content: content.render(row)? })
-                };
+                let render =
+                    |(role, content): &(String, Template)| Ok(Message::new(role.clone(), content.render(row)?));
                 messages.iter().map(render).collect::<Result<Vec<_>, _>>()?
             }
             Prompt::Field(path) => match row.get(path, PROMPT_FIELD)? {
@@ -211,7 +241,7 @@ impl Recipe {
                     let detail = format!("field `{path}` is plain text, expected a list of messages");
                     return Err(row.bad("task.system_prompt", detail));
                 }
-                Value::String(text) => return Ok(PromptText::Text(text.clone())),
+                Value::String(text) => return Ok((PromptText::Text(text.clone()), Vec::new())),
                 Value::Array(list) if !list.is_empty() => {
                     list.iter().map(|value| message(value, path, PROMPT_FIELD, row)).collect::<Result<_, _>>()?
                 }
@@ -222,57 +252,19 @@ impl Recipe {
             },
         };
         if let Some(system) = &self.system {
-            if chat.first().is_some_and(|first| first.role == "system") {
+            if chat.first().is_some_and(|first| first.role() == "system") {
                 let detail = "the prompt already begins with a system message; remove one of the two";
                 return Err(row.bad("task.system_prompt", detail));
             }
-            chat.insert(0, Message { role: "system".to_owned(), content: system.clone() });
+            chat.insert(0, Message::new("system", system.clone()));
         }
-        Ok(PromptText::Chat(chat))
+        Ok((PromptText::Chat(chat), Vec::new()))
     }
 }
 
 /// Whether a row has verl's ground truth.
 fn verls_answer(row: &Row) -> bool {
     lookup(&row.fields, GROUND_TRUTH).is_some_and(|truth| !truth.is_null())
-}
-
-/// Makes the field `tools` of a conversation a list, as chat templates expect it: datasets hold it as a list, or as the
-/// JSON of one, since its entries differ in shape. A null or an empty list says that there are none.
-pub(crate) fn read_tools(row: &mut Row) -> Result<(), TaskError> {
-    let Some(value) = row.fields.get(TOOLS) else {
-        return Ok(());
-    };
-    let list = match value {
-        Value::String(json) if json.trim().is_empty() => Value::Null,
-        Value::String(json) => serde_json::from_str(json).unwrap_or_else(|_| value.clone()),
-        other => other.clone(),
-    };
-    let is_good = match &list {
-        Value::Null => true,
-        Value::Array(tools) => tools.iter().all(Value::is_object),
-        _ => false,
-    };
-    if !is_good {
-        let detail = format!(
-            "field `{TOOLS}` is {value}, expected a list of tools (JSON schemas), or the JSON of such a list; it is what the \
-             chat template is given, so rename a column that means something else"
-        );
-        return Err(row.bad(TOOLS, detail));
-    }
-    row.fields.insert(TOOLS.to_owned(), list);
-    Ok(())
-}
-
-/// A chat message of a row. Content other than text (images, tool calls) is not ours to drop.
-pub(crate) fn message(value: &Value, path: &str, setting: &str, row: &Row) -> Result<Message, TaskError> {
-    let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
-    if let (Some(role), Some(content)) = (text("role"), text("content")) {
-        return Ok(Message { role, content });
-    }
-    let detail =
-        format!("field `{path}` has the message {value}, expected an object with the strings `role` and `content`");
-    Err(row.bad(setting, detail))
 }
 
 impl Extraction {

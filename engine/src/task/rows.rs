@@ -19,6 +19,7 @@ mod times;
 
 pub(crate) use files::validation_schema;
 pub use files::{RowFiles, RowSource};
+pub(crate) use format::fills_structs;
 pub(crate) use order::{Indices, Order};
 pub(crate) use store::Rows;
 

@@ -1,5 +1,7 @@
 //! Templates with fields in braces, and dotted paths into a row.
 
+use std::ops::Range;
+
 use firebrick_spec::json;
 use serde_json::{Map, Value};
 
@@ -124,13 +126,28 @@ impl Template {
     }
 
     pub fn render(&self, row: &Row) -> Result<String, TaskError> {
-        self.pieces.iter().try_fold(String::new(), |mut text, piece| {
+        Ok(self.render_with_literals(row)?.0)
+    }
+
+    /// The same, and the bytes of it that the template has and not the row.
+    pub fn render_with_literals(&self, row: &Row) -> Result<(String, Vec<Range<usize>>), TaskError> {
+        let (mut text, mut literals) = (String::new(), Vec::new());
+        for piece in &self.pieces {
             match piece {
-                Piece::Literal(literal) => text.push_str(literal),
+                Piece::Literal(literal) => {
+                    literals.push(text.len()..text.len() + literal.len());
+                    text.push_str(literal);
+                }
                 Piece::Field(path) => text.push_str(&row.text(path, &self.setting)?),
             }
-            Ok(text)
-        })
+        }
+        Ok((text, literals))
+    }
+
+    /// Whether it has a field of a column.
+    pub fn reads(&self, column: &str) -> bool {
+        let is_of = |path: &str| path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        self.pieces.iter().any(|piece| matches!(piece, Piece::Field(path) if is_of(path)))
     }
 
     /// All fields that a row has no text for, where [`render`](Self::render) gives the first.

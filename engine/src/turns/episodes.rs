@@ -244,9 +244,7 @@ impl<'a> Episodes<'a> {
                 episode.environment = Some(done.environment);
                 episode.outcome.failed_calls += observation.failed_calls;
                 if let Some(most) = self.limits.max_tool_response_length {
-                    for message in &mut observation.messages {
-                        cut(&mut message.content, most);
-                    }
+                    observation.messages = observation.messages.into_iter().map(|own| shortened(own, most)).collect();
                 }
                 let last = tokens.last().copied();
                 let ended = last.filter(|id| self.limits.stop_ids.contains(id));
@@ -324,9 +322,9 @@ fn with_words(
     let Some(text) = &words.0 else { return Ok(Ok(prompt.clone())) };
     let mut example = prompt.example.clone();
     if let PromptText::Chat(messages) = &mut example.prompt
-        && let Some(last) = messages.iter_mut().rev().find(|m| m.role == "user")
+        && let Some(last) = messages.iter_mut().rev().find(|m| m.role() == "user")
     {
-        last.content.push_str(text);
+        last.push_text(text);
     }
     let (text, tokens) = encode_prompt(tokenizer, &example)?;
     let found = tokens.len();
@@ -426,10 +424,11 @@ impl Turns for Episodes<'_> {
     }
 }
 
-/// Cuts a text after some characters.
-fn cut(text: &mut String, most: usize) {
-    if let Some((at, _)) = text.char_indices().nth(most) {
-        text.truncate(at);
-        text.push_str("...");
+/// A message whose text ends after some characters.
+fn shortened(message: Message, most: usize) -> Message {
+    let text = message.text().into_owned();
+    match text.char_indices().nth(most) {
+        Some((at, _)) => message.with_content(format!("{}...", &text[..at])),
+        None => message,
     }
 }

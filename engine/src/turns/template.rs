@@ -74,7 +74,7 @@ impl TurnTemplate {
         }
         let mut longer = own.probe.clone();
         longer.extend([answer.clone(), second.clone()]);
-        let expected = format!("{}{between}{}", own.before, second.content);
+        let expected = format!("{}{between}{}", own.before, second.text());
         own.check_prefix(&longer, false, &expected, "once another turn follows")?;
         longer.push(answer);
         let expected = expected + &between;
@@ -110,8 +110,11 @@ impl TurnTemplate {
     /// # Errors
     /// `Error::Model` where the template refuses the messages.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let options = ChatOptions { add_generation_prompt, tools: Some(&self.tools) };
-        Ok(self.tokenizer.render_chat_with(messages, options)?)
+        Ok(self.tokenizer.render_chat_with(messages, self.options(add_generation_prompt))?)
+    }
+
+    fn options(&self, add_generation_prompt: bool) -> ChatOptions<'_> {
+        ChatOptions { add_generation_prompt, tools: Some(&self.tools), ..ChatOptions::default() }
     }
 
     /// What stands behind the last word of a turn where these messages and another turn follow.
@@ -140,7 +143,12 @@ impl TurnTemplate {
         let ended = ended.map(|id| self.tokenizer.decode(&[id], false));
         let ended = ended.transpose()?.unwrap_or_default();
         let rest = text.strip_prefix(&ended).unwrap_or(&text);
-        Ok(self.tokenizer.encode(rest, false)?)
+        let whole = [&self.probe, messages].concat();
+        let written = format!("{}{text}", self.before);
+        let control =
+            self.tokenizer.control(&written, &whole, self.probe.len(), self.options(true), &self.tokenizer)?;
+        let control = control.after(written.len() - rest.len());
+        Ok(self.tokenizer.encode_text(rest, &control, false)?)
     }
 
     /// The words of a turn, without the token that ended it.
@@ -168,11 +176,11 @@ impl TurnTemplate {
 
 /// A turn of the model.
 pub(super) fn turn(content: &str) -> Message {
-    Message { role: ASSISTANT.to_owned(), content: content.to_owned() }
+    Message::new(ASSISTANT, content)
 }
 
 fn tool(content: &str) -> Message {
-    Message { role: crate::task::environment::TOOL.to_owned(), content: content.to_owned() }
+    Message::new(crate::task::environment::TOOL, content)
 }
 
 fn refused(why: &str) -> Error {

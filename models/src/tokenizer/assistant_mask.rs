@@ -5,7 +5,6 @@
 //! prompt before it and the end of the conversation up to it, provided that both are prefixes of the
 //! whole. A template that formats an earlier turn differently when later turns follow is refused.
 
-use serde_json::Value;
 use std::ops::Range;
 
 use super::{ChatOptions, Message, Tokenizer};
@@ -31,39 +30,42 @@ impl Tokenizer {
     /// [`Error::ChatTemplate`] as in [`Tokenizer::render_chat`], and when the template does not allow
     /// to locate the assistant's turns exactly, with the reason.
     pub fn encode_with_assistant_mask(&self, messages: &[Message], from: usize) -> Result<ChatTokens> {
-        self.encode_with_assistant_mask_and_tools(messages, from, None)
+        self.encode_with_assistant_mask_and(messages, from, ChatOptions::default())
     }
 
-    /// The same of a conversation with tools: a list of JSON schemas.
+    /// The same with more of what a template may be given.
     ///
     /// # Errors
     /// As [`Tokenizer::encode_with_assistant_mask`].
-    pub fn encode_with_assistant_mask_and_tools(
+    pub fn encode_with_assistant_mask_and(
         &self,
         messages: &[Message],
         from: usize,
-        tools: Option<&Value>,
+        options: ChatOptions<'_>,
     ) -> Result<ChatTokens> {
+        let options = ChatOptions { add_generation_prompt: false, ..options };
         let (text, spans) = if self.template.marks_generation() {
-            self.marked(messages, from, tools)?
+            self.marked(messages, from, options)?
         } else {
-            self.between_prefixes(messages, from, tools)?
+            self.between_prefixes(messages, from, options)?
         };
-        let encoding = self.backend.encode(text.as_str(), false).map_err(|cause| Error::Tokenizer {
-            path: self.origin.clone(),
-            detail: format!("cannot encode {text:?}: {cause}"),
-        })?;
-        let assistant_mask = overlapping(encoding.get_offsets(), &spans);
-        Ok(ChatTokens { tokens: self.embedded(encoding.get_ids().to_vec())?, assistant_mask })
+        let control = self.control(&text, messages, 0, options, self)?;
+        let encoded = self.encode_with_offsets(&text, &control)?;
+        let assistant_mask = overlapping(&encoded.offsets, &spans);
+        Ok(ChatTokens { tokens: self.embedded(encoded.ids)?, assistant_mask })
     }
 
     /// The spans that the template marks, without those of turns before `from`.
-    fn marked(&self, messages: &[Message], from: usize, tools: Option<&Value>) -> Result<(String, Vec<Range<usize>>)> {
-        let options = ChatOptions { add_generation_prompt: false, tools };
+    fn marked(
+        &self,
+        messages: &[Message],
+        from: usize,
+        options: ChatOptions<'_>,
+    ) -> Result<(String, Vec<Range<usize>>)> {
         let named = self.settings.named();
         let (text, mut spans) = self.template.render_marked(named, messages, options)?;
         if from > 0 {
-            let turns = |m: &[Message]| m.iter().filter(|m| m.role == ASSISTANT).count();
+            let turns = |m: &[Message]| m.iter().filter(|m| m.role() == ASSISTANT).count();
             if spans.len() != turns(messages) {
                 return Err(self.inexact(&format!(
                     "it marks {} spans in {} assistant turns, so the completion's spans cannot be identified",
@@ -81,16 +83,15 @@ impl Tokenizer {
         &self,
         messages: &[Message],
         from: usize,
-        tools: Option<&Value>,
+        options: ChatOptions<'_>,
     ) -> Result<(String, Vec<Range<usize>>)> {
         let render = |messages: &[Message], add_generation_prompt| {
-            let options = ChatOptions { add_generation_prompt, tools };
-            self.render_chat_with(messages, options)
+            self.render_chat_with(messages, ChatOptions { add_generation_prompt, ..options })
         };
         let text = render(messages, false)?;
         let mut spans = Vec::new();
         for (i, message) in messages.iter().enumerate().skip(from) {
-            if message.role != ASSISTANT {
+            if message.role() != ASSISTANT {
                 continue;
             }
             if i == 0 {

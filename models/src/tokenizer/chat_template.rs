@@ -13,28 +13,14 @@ use std::path::{Path, PathBuf};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value, context};
-use serde::{Deserialize, Serialize};
 
+use super::message::Message;
+use super::parts::readable;
+use super::python_text;
 use super::settings::TemplateSource;
+use super::special_tokens::SpecialTokens;
 use super::tojson::tojson;
 use crate::error::{Error, Result};
-
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Message {
-    /// Role, such as `system`, `user` or `assistant`.
-    pub role: String,
-    /// Text of the message.
-    pub content: String,
-}
-
-impl Message {
-    /// The message as templates see it, its keys in the order of the fields.
-    fn variables(&self) -> Value {
-        context! { role => self.role.as_str(), content => self.content.as_str() }
-    }
-}
 
 /// What a template is given besides the messages.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +29,10 @@ pub struct ChatOptions<'a> {
     pub add_generation_prompt: bool,
     /// The tools that the assistant may call: a list of JSON schemas. Null and an empty list are none.
     pub tools: Option<&'a serde_json::Value>,
+    /// More variables, such as `enable_thinking`, for this conversation.
+    pub kwargs: Option<&'a serde_json::Map<String, serde_json::Value>>,
+    /// What the spelling of a special token in messages and tools is.
+    pub special_tokens: SpecialTokens,
 }
 
 impl ChatOptions<'_> {
@@ -58,8 +48,32 @@ impl ChatOptions<'_> {
     }
 }
 
-/// Variables of templates that are not a configuration's to set.
-const OWN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+/// Variables of templates that each conversation sets, and neither a configuration nor a row's variables.
+pub const CONVERSATION_VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+/// The reasoning of a turn, by the names that datasets have for it.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// A message as transformers gives it to templates: without the fields that are null, and with its reasoning under
+/// the names that templates read, whatever the dataset calls it.
+fn variables(message: &Message) -> Value {
+    let own = message.fields().iter().filter(|(_, value)| !value.is_null());
+    let mut fields: Vec<(&str, Value)> = own.map(|(name, value)| (name.as_str(), from_json(value))).collect();
+    let find = |fields: &[(&str, Value)], wanted: &str| fields.iter().position(|(name, _)| *name == wanted);
+    if let Some(at) = REASONING.iter().find_map(|name| find(&fields, name)) {
+        let reasoning = fields[at].1.clone();
+        match find(&fields, "reasoning_content") {
+            Some(at) => fields[at].1 = reasoning.clone(),
+            None => fields.push(("reasoning_content", reasoning.clone())),
+        }
+        match find(&fields, "thinking") {
+            // `{"thinking": …, **message}` has the key first, with the message's value
+            Some(at) => fields[..=at].rotate_right(1),
+            None => fields.insert(0, ("thinking", reasoning)),
+        }
+    }
+    Value::from_pairs(fields)
+}
 
 /// The name under which a template's own errors give their lines.
 const NAME: &str = "chat_template";
@@ -105,7 +119,7 @@ impl ChatTemplate {
 
     /// Gives every rendering more variables.
     pub(super) fn set_kwargs(&mut self, kwargs: &serde_json::Map<String, serde_json::Value>) -> Result<()> {
-        if let Some(name) = OWN.iter().find(|name| kwargs.contains_key(**name)) {
+        if let Some(name) = CONVERSATION_VARIABLES.iter().find(|name| kwargs.contains_key(**name)) {
             return Err(Error::ChatTemplate {
                 path: self.origin.clone(),
                 detail: format!("chat_template_kwargs: `{name}` is set by each conversation; remove it"),
@@ -194,20 +208,21 @@ impl ChatTemplate {
         }
         // as in transformers, what is given goes before what the tokenizer names
         let named = special_tokens.iter().map(|(role, token)| (role.as_str(), token.as_str().into()));
-        let given = self.kwargs.iter();
+        let given = self.kwargs.iter().chain(options.kwargs.into_iter().flatten());
         let given = given.map(|(name, value)| (name.as_str(), from_json(value)));
-        let variables = Value::from_pairs(named.chain(given));
-        let variables = context! {
-            messages => messages.iter().map(Message::variables).collect::<Vec<_>>(),
-            add_generation_prompt => options.add_generation_prompt,
-            tools => options.tools(),
-            documents => (),
-            ..variables
+        let shared = Value::from_pairs(named.chain(given));
+        let render = |messages: &[Message]| {
+            let variables = context! {
+                messages => messages.iter().map(variables).collect::<Vec<_>>(),
+                add_generation_prompt => options.add_generation_prompt,
+                tools => options.tools(),
+                documents => (),
+                ..shared.clone()
+            };
+            environment.get_template(NAME).and_then(|template| template.render(variables))
         };
-        environment
-            .get_template(NAME)
-            .and_then(|template| template.render(variables))
-            .map_err(|cause| failed(own_words(&cause)))
+        let messages = readable(messages, render).map_err(failed)?;
+        render(&messages).map_err(|cause| failed(own_words(&cause)))
     }
 }
 
@@ -236,11 +251,17 @@ fn compile(source: &str) -> Result<Environment<'static>, minijinja::Error> {
     environment.set_syntax(syntax);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_formatter(|out, state, value| match value.kind() {
-        // Python's names for these, which minijinja writes in lower case.
-        ValueKind::None => out.write_str("None").map_err(Into::into),
-        ValueKind::Bool if value.is_true() => out.write_str("True").map_err(Into::into),
-        ValueKind::Bool => out.write_str("False").map_err(Into::into),
+        // Python's text of these: minijinja writes JSON.
+        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
+            out.write_str(&python_text::text(value)).map_err(Into::into)
+        }
         _ => minijinja::escape_formatter(out, state, value),
+    });
+    environment.add_filter("string", python_text::text);
+    // Strings and dictionaries are sequences to Jinja: they have a length and items.
+    environment.add_test("sequence", |value: &Value| {
+        let kind = value.kind();
+        matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
     });
     // Templates ask this of `tools`; the engine's own answer for none is yes.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());

@@ -8,17 +8,26 @@ mod assistant_mask;
 mod char_level;
 mod chat_template;
 mod files;
+mod guarded;
+mod message;
 mod most_tokens;
+mod parts;
+mod python_text;
 mod settings;
+mod special_tokens;
 mod tojson;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer as Backend};
 
 pub use assistant_mask::ChatTokens;
-pub use chat_template::{ChatOptions, Message};
+pub use chat_template::{CONVERSATION_VARIABLES, ChatOptions};
+pub use guarded::Control;
+pub use message::Message;
+pub use special_tokens::SpecialTokens;
 
 use crate::error::{Error, Result};
 use chat_template::ChatTemplate;
@@ -39,6 +48,14 @@ pub struct Tokenizer {
     /// Rows of the embedding that ids are looked up in, where it is known.
     rows: Option<usize>,
     clean_up: bool,
+    /// Special tokens by their ids.
+    special: BTreeMap<u32, String>,
+    /// The characters that they begin with.
+    first_of_special: Vec<char>,
+    /// Bytes of the longest one.
+    longest_special: usize,
+    /// The special token that is put before every text.
+    begin: Option<u32>,
 }
 
 impl Tokenizer {
@@ -98,12 +115,34 @@ impl Tokenizer {
         let template = ChatTemplate::new(origin, settings.chat_template());
         let vocab_size = backend.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let clean_up = settings.cleans_up(matches!(backend.get_model(), ModelWrapper::BPE(_)));
-        let origin = origin.to_owned();
-        Ok(Self { origin, files, backend, settings, template, vocab_size, rows: None, clean_up })
+        let added = backend.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
+        let special: BTreeMap<u32, String> = added.map(|(id, token)| (id, token.content)).collect();
+        let firsts = special.values().filter_map(|token| token.chars().next());
+        // a normalizer may change its case
+        let mut first_of_special: Vec<char> =
+            firsts.flat_map(|c| c.to_lowercase().chain(c.to_uppercase()).chain([c])).collect();
+        first_of_special.sort_unstable();
+        first_of_special.dedup();
+        let around = backend.encode_fast("", true).map_err(|cause| broken(cause.to_string()))?;
+        let begin = around.get_ids().first().copied().filter(|id| special.contains_key(id));
+        Ok(Self {
+            origin: origin.to_owned(),
+            files,
+            backend,
+            settings,
+            template,
+            vocab_size,
+            rows: None,
+            clean_up,
+            longest_special: special.values().map(String::len).max().unwrap_or(0),
+            special,
+            first_of_special,
+            begin,
+        })
     }
 
-    /// Token ids of `text`. Special tokens written out in `text` become their ids either way;
-    /// `add_special_tokens` says whether those the checkpoint puts around a text (often a
+    /// Token ids of `text`. Special tokens written out in `text` become their ids either way, unlike in
+    /// [`Tokenizer::encode_text`]; `add_special_tokens` says whether those the checkpoint puts around a text (often a
     /// beginning-of-sequence token) are added. A rendered chat already has them.
     ///
     /// # Errors
@@ -112,17 +151,22 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
         match self.backend.encode_fast(text, add_special_tokens) {
             Ok(encoding) => self.embedded(encoding.get_ids().to_vec()),
-            Err(cause) => Err(Error::Tokenizer {
-                path: self.origin.clone(),
-                detail: match self.unknown_character(text) {
-                    Some(character) => format!(
-                        "the vocabulary has no token for {character:?} (U+{:04X}); add the character to the vocabulary or \
-                         remove it from the text",
-                        u32::from(character)
-                    ),
-                    None => format!("cannot encode {text:?}: {cause}"),
-                },
-            }),
+            Err(cause) => Err(self.unencodable(text, None, &cause)),
+        }
+    }
+
+    /// The error of a text that cannot be encoded, with the marks that it has.
+    fn unencodable(&self, text: &str, mark: Option<char>, cause: &tokenizers::Error) -> Error {
+        Error::Tokenizer {
+            path: self.origin.clone(),
+            detail: match self.unknown_character(text, mark) {
+                Some(character) => format!(
+                    "the vocabulary has no token for {character:?} (U+{:04X}); add the character to the vocabulary or \
+                     remove it from the text",
+                    u32::from(character)
+                ),
+                None => format!("cannot encode {text:?}: {cause}"),
+            },
         }
     }
 
@@ -280,13 +324,13 @@ impl Tokenizer {
 
     /// The first character that no token covers; special tokens are taken out first, as they are
     /// matched whole and their characters need not be in the vocabulary.
-    fn unknown_character(&self, text: &str) -> Option<char> {
+    fn unknown_character(&self, text: &str, mark: Option<char>) -> Option<char> {
         let mut rest = text.to_owned();
         for token in self.backend.get_added_tokens_decoder().values() {
             rest = rest.replace(&token.content, "");
         }
         let mut buffer = [0; 4];
-        rest.chars().find(|c| {
+        rest.chars().filter(|&c| Some(c) != mark).find(|c| {
             let one: &str = c.encode_utf8(&mut buffer);
             self.backend.encode_fast(one, false).is_err()
         })

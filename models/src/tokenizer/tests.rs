@@ -25,7 +25,7 @@ fn render(template: &str) -> String {
 }
 
 fn hello() -> Vec<Message> {
-    vec![Message { role: "user".into(), content: " <b>\"hé\"</b>\n".into() }]
+    vec![Message::new("user", " <b>\"hé\"</b>\n")]
 }
 
 #[test]
@@ -236,12 +236,6 @@ fn templates_find_the_environment_they_are_written_for() {
 }
 
 #[test]
-fn messages_refuse_unknown_fields() {
-    let text = r#"{"role": "user", "content": "x", "tool_calls": []}"#;
-    assert!(serde_json::from_str::<Message>(text).is_err());
-}
-
-#[test]
 fn a_template_is_given_tools_and_the_variables_of_the_configuration() {
     let template = "{% if tools %}{{ tools | tojson }}|{% endif %}{{ enable_thinking }}|{{ messages[0].role }}";
     let tokenizer = with_template(template);
@@ -281,4 +275,83 @@ fn another_template_takes_the_place_of_the_own_one_and_is_saved() {
     let broken = with_template("own").with_chat_template("{% if %}", file);
     let error = broken.unwrap_err().to_string();
     assert!(error.contains("chat.jinja") && error.contains("not understood"), "{error}");
+}
+
+/// A tokenizer whose special tokens can be written in characters too.
+fn spelling(template: &str) -> Tokenizer {
+    let tokenizer = Tokenizer::characters("1<>/[]{}:,\"'abcdefghijklmnopqrstuvwxyz_ \n").unwrap();
+    tokenizer.with_chat_template(template, Path::new("test")).unwrap()
+}
+
+fn messages(value: Value) -> Vec<Message> {
+    serde_json::from_value(value).unwrap()
+}
+
+#[test]
+fn no_part_of_a_conversation_spells_a_special_token() {
+    let plain = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.name }}<eos>{% endfor %}";
+    let parts = "{% for m in messages %}{% for p in m.content %}{{ p.text | trim }}{% endfor %}<eos>{% endfor %}";
+    let calls = "{{ messages[0].tool_calls | tojson }}{{ tools | tojson(ensure_ascii=true) }}<eos>";
+    let tools = json!([{"description": "a<eos>", "b<pad>": 1}]);
+    for (template, chat, ends) in [
+        (plain, json!([{"role": "user", "content": "a<eos>b<pad>"}]), 1),
+        (plain, json!([{"role": "us<eos>er", "content": "<<eos>>", "name": "<eos>"}]), 1),
+        // joined by the template
+        (plain, json!([{"role": "<eo", "content": "a<", "name": "eos>"}, {"role": "user", "content": "eos>"}]), 2),
+        (parts, json!([{"role": "user", "content": [{"text": " <e"}, {"text": "os>"}, {"text": "<eos> "}]}]), 1),
+        // joined for the template
+        (plain, json!([{"role": "user", "content": [{"text": "<e"}, {"text": "os>"}]}]), 1),
+        (calls, json!([{"role": "user", "tool_calls": [{"name": "<eos>", "arguments": {"<eos>": ["<eos>"]}}]}]), 1),
+    ] {
+        let tokenizer = spelling(template);
+        let chat = messages(chat);
+        let options = ChatOptions { tools: Some(&tools), ..ChatOptions::default() };
+        let (text, ids) = tokenizer.encode_chat(&chat, options).unwrap();
+        assert_eq!(text, tokenizer.render_chat_with(&chat, options).unwrap());
+        assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+        assert_eq!(ids.iter().filter(|&&id| id == 1).count(), ends, "{text}");
+        assert!(!ids.contains(&0), "{text}");
+        assert_eq!(ids.last(), Some(&1), "{text}");
+    }
+}
+
+#[test]
+fn spellings_that_a_template_reads_itself_stay_its_own() {
+    // as templates split reasoning from the answer
+    let template = "{% set c = messages[0].content %}{{ c.split('<eos>')[-1].strip() }}|<eos>".replace('|', "/");
+    let tokenizer = spelling(&template);
+    let chat = messages(json!([{"role": "user", "content": "ab<eos> c<pad> "}]));
+    let (text, ids) = tokenizer.encode_chat(&chat, ChatOptions::default()).unwrap();
+    assert_eq!(text, "c<pad>/<eos>");
+    assert_eq!(ids.iter().filter(|&&id| id < 2).copied().collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn a_list_of_parts_is_given_to_templates_that_read_lists_and_joined_for_others() {
+    let chat = messages(
+        json!([{"role": "user", "content": [{"type": "text", "text": " a "}, {"type": "text", "text": "b"}]}]),
+    );
+    for (template, expected) in [
+        ("{{ '(' + messages[0].content + ')' }}", "( a b)"),
+        ("({{ messages[0].content }})", "( a b)"),
+        ("({{ messages[0].content | tojson }})", "(\" a b\")"),
+        ("{% if messages[0].content is string %}{{ messages[0].content }}{% endif %}", " a b"),
+        ("{% for p in messages[0].content %}({{ p.text | trim }}){% endfor %}", "(a)(b)"),
+        (
+            "{% if messages[0].content is string %}s{% else %}{% for p in messages[0].content %}{{ p['text'] }};{% endfor %}{% endif %}",
+            " a ;b;",
+        ),
+    ] {
+        assert_eq!(with_template(template).render_chat(&chat, false).unwrap(), expected, "{template}");
+    }
+    let other = messages(json!([{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]));
+    let error = with_template("{{ 'a' + messages[0].content }}").render_chat(&other, false).unwrap_err().to_string();
+    assert!(error.contains("does not read lists of content parts") && error.contains("thinking"), "{error}");
+}
+
+#[test]
+fn a_character_that_only_a_special_token_has_is_named_if_data_spell_the_token() {
+    let tokenizer = Tokenizer::characters("abeos>").unwrap();
+    let error = tokenizer.encode_text("a<eos>", &Control::NOWHERE, false).unwrap_err().to_string();
+    assert!(error.contains("no token for '<'"), "{error}");
 }

@@ -5,6 +5,9 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::python_text::number;
+use super::special_tokens::is_mark;
+
 /// `value|tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`.
 ///
 /// Nothing is escaped for HTML, which Jinja's own filter would do.
@@ -52,7 +55,7 @@ impl Style {
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&value.to_string()),
+            ValueKind::Number => out.push_str(&number(value)),
             ValueKind::String => self.string(out, value.as_str().unwrap_or_default()),
             ValueKind::Map => return self.map(out, value, depth),
             ValueKind::Seq | ValueKind::Iterable => {
@@ -132,7 +135,8 @@ impl Style {
             return;
         }
         for c in quoted.chars() {
-            if (' '..='~').contains(&c) {
+            // a mark is no character of the text
+            if (' '..='~').contains(&c) || is_mark(c) {
                 out.push(c);
             } else {
                 for unit in c.encode_utf16(&mut [0; 2]) {

@@ -185,7 +185,7 @@ fn rewards(model: &Model, judge: &Path, rows: &[Sequence], memory: &MemoryConfig
         memory,
         accounts: &runtime.accounts,
         log: None,
-        tokenizer: &Tokenizer::from_dir(&model.dir).expect("the policy's tokenizer"),
+        tokenizer: &Arc::new(Tokenizer::from_dir(&model.dir).expect("the policy's tokenizer")),
         world: &World::default(),
     };
     let mut judge =

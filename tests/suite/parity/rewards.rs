@@ -7,7 +7,7 @@ use firebrick_backends::Precision;
 use firebrick_backends::accounts::Accounts;
 use firebrick_engine::plan::{MemoryConfig, ParamOffload};
 use firebrick_engine::reward::{RewardModel, ScoredCompletion, Surroundings};
-use firebrick_engine::task::{PromptText, RewardInput, RewardModelConfig};
+use firebrick_engine::task::{Example, PromptText, RewardInput, RewardModelConfig};
 use firebrick_engine::world::World;
 use firebrick_models::tokenizer::{Message, Tokenizer};
 use serde::Deserialize;
@@ -56,7 +56,7 @@ fn open(dir: &Path, input: RewardInput, memory: &MemoryConfig) -> RewardModel {
         score_tokens: None,
         param_offload: memory.reference.param_offload,
     };
-    let tokenizer = Tokenizer::from_dir(dir).expect("a tokenizer");
+    let tokenizer = Arc::new(Tokenizer::from_dir(dir).expect("a tokenizer"));
     let around = Surroundings {
         precision: Precision::F32,
         device: &device(),
@@ -76,7 +76,7 @@ impl Case {
             None => PromptText::Text(self.prompt.clone()),
         };
         let reading = ScoredCompletion {
-            prompt: &prompt,
+            example: &Example { prompt, ..Example::text("", "") },
             prompt_text: &self.prompt,
             prompt_tokens: &self.prompt_ids,
             completion: &self.completion,
@@ -161,7 +161,7 @@ fn edited(dir: &Path, edit: impl FnOnce(&mut Value)) -> tempfile::TempDir {
     copy
 }
 
-fn refused(dir: &Path, input: RewardInput, policy: &Tokenizer, parts: &[&str]) {
+fn refused(dir: &Path, input: RewardInput, policy: &Arc<Tokenizer>, parts: &[&str]) {
     let config = RewardModelConfig {
         path: dir.to_owned(),
         device: None,
@@ -191,7 +191,7 @@ fn checkpoints_that_are_no_reward_model_are_refused_with_what_to_do() {
         return;
     }
     let dir = folders("reward_models").remove(0);
-    let own = Tokenizer::from_dir(&dir).unwrap();
+    let own = Arc::new(Tokenizer::from_dir(&dir).unwrap());
     let two = edited(&dir, |config| {
         config["num_labels"] = 2.into();
         config["id2label"] = serde_json::json!({"0": "bad", "1": "good"});
@@ -219,7 +219,7 @@ fn token_ids_are_shared_only_between_models_of_one_vocabulary() {
         return;
     }
     let all = folders("reward_models");
-    let of = |dir: &Path| Tokenizer::from_dir(dir).unwrap();
+    let of = |dir: &Path| Arc::new(Tokenizer::from_dir(dir).unwrap());
     for dir in &all {
         for other in all.iter().filter(|other| of(other).differing_id(&of(dir)).is_some()) {
             refused(dir, RewardInput::Tokens, &of(other), &["`input: tokens`", "id ", "`input: text` or `chat`"]);

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use firebrick_models::tokenizer::{ChatOptions, Message, Tokenizer};
+use firebrick_models::tokenizer::{ChatOptions, Control, Message, SpecialTokens, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -151,6 +151,12 @@ fn check_chats(label: &str, tokenizer: &Tokenizer, expected: &Expected) -> usize
             .unwrap_or_else(|error| panic!("{label}: {error}"));
         assert_eq!(text, case.rendered, "{label}");
         assert_eq!(tokenizer.encode(&text, false).expect("encoding"), case.ids, "{label}");
+        // with contents as data too, unless they spell special tokens
+        if case.messages.iter().all(|m| tokenizer.special_tokens_in(&m.text()).is_empty()) {
+            let options = ChatOptions { add_generation_prompt: case.add_generation_prompt, ..ChatOptions::default() };
+            let encoded = tokenizer.encode_chat(&case.messages, options).expect("encoding");
+            assert_eq!(encoded, (text, case.ids.clone()), "{label}");
+        }
     }
     expected.chat.len()
 }
@@ -207,15 +213,119 @@ fn a_template_of_harmonys_kind_is_rendered_as_transformers_renders_it() {
     };
     for case in &cases {
         let tokenizer = open().with_chat_template_kwargs(&case.kwargs);
-        let options = ChatOptions { add_generation_prompt: case.add_generation_prompt, tools: Some(&case.tools) };
+        let options = ChatOptions {
+            add_generation_prompt: case.add_generation_prompt,
+            tools: Some(&case.tools),
+            ..ChatOptions::default()
+        };
         let found = tokenizer.expect("variables");
         let found = found.render_chat_with(&case.messages, options);
         assert_eq!(found.expect("a text"), case.rendered);
     }
-    let tool = Message { role: "tool".into(), content: "7".into() };
+    let tool = Message::new("tool", "7");
     let alone = [cases[0].messages[0].clone(), tool];
     let error = open().render_chat(&alone, true).expect_err("no call");
     let message = error.to_string();
     assert!(message.contains("Message has tool role"), "{message}");
     support::checked("renderings of harmony's kind", cases.len());
+}
+
+/// A conversation with a template, as transformers renders it.
+#[derive(Deserialize)]
+struct Rendered {
+    template: String,
+    messages: Vec<Message>,
+    tools: Value,
+    add_generation_prompt: bool,
+    rendered: String,
+}
+
+#[test]
+fn templates_are_given_every_field_of_messages_as_transformers_gives_them() {
+    let cases: Vec<Rendered> = support::read(&support::fixtures().join("chat_templates/fields.json"));
+    for case in &cases {
+        let own = Tokenizer::characters("abc").expect("a tokenizer");
+        let own = own.with_chat_template(&case.template, Path::new("test")).expect("a template");
+        let options = ChatOptions {
+            add_generation_prompt: case.add_generation_prompt,
+            tools: Some(&case.tools),
+            ..ChatOptions::default()
+        };
+        let found = own.render_chat_with(&case.messages, options).expect("a text");
+        assert_eq!(found, case.rendered, "{}\n{:?}", case.template, case.messages);
+    }
+    support::checked("renderings of messages with many fields", cases.len());
+}
+
+/// What spells special tokens, encoded as text.
+#[derive(Deserialize)]
+struct Spelled {
+    texts: Vec<SpelledText>,
+    chats: Vec<SpelledChat>,
+}
+
+#[derive(Deserialize)]
+struct SpelledText {
+    text: String,
+    ids: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct SpelledChat {
+    messages: Vec<Message>,
+    rendered: String,
+    ids: Vec<u32>,
+}
+
+#[test]
+fn special_tokens_that_data_spell_are_text_as_in_transformers() {
+    let all: std::collections::BTreeMap<String, Spelled> =
+        support::read(&support::fixtures().join("tokenizers/spelled.json"));
+    for (name, cases) in &all {
+        let tokenizer = load(&folder(name));
+        for case in &cases.texts {
+            let ids = tokenizer.encode_text(&case.text, &Control::NOWHERE, true).expect("ids");
+            assert_eq!(ids, case.ids, "{name}: {:?}", case.text);
+        }
+        for case in &cases.chats {
+            let (text, ids) = tokenizer.encode_chat(&case.messages, ChatOptions::default()).expect("ids");
+            assert_eq!((text.as_str(), ids), (case.rendered.as_str(), case.ids.clone()), "{name}");
+            // as the special tokens, if they are allowed
+            let allowed = ChatOptions { special_tokens: SpecialTokens::Allow, ..ChatOptions::default() };
+            let (text, ids) = tokenizer.encode_chat(&case.messages, allowed).expect("ids");
+            assert_eq!(ids, tokenizer.encode(&text, false).expect("ids"), "{name}");
+        }
+    }
+    support::checked("tokenizers whose special tokens are spelled", all.len());
+}
+
+#[test]
+fn a_text_that_begins_with_the_token_of_every_text_has_it_once() {
+    let tokenizer = load(&folder("llama3"));
+    let rendered = "<|begin_of_text|>hello<|eot_id|>";
+    let once = tokenizer.encode(rendered, false).expect("ids");
+    let encode = |text, control: &Control| tokenizer.encode_text(text, control, true).expect("ids");
+    assert_eq!(encode(rendered, &Control::Everywhere), once);
+    assert_eq!(encode("hello<|eot_id|>", &Control::Everywhere), once);
+    // the literal part of a prompt's template is no data
+    let literal = Control::In(std::iter::once(0..17).collect());
+    let (found, begin) = (encode(rendered, &literal), tokenizer.bos_id());
+    assert_eq!(found.iter().filter(|id| Some(**id) == begin).count(), 1);
+    assert_eq!(tokenizer.decode(&found, false).expect("text"), rendered);
+    assert_ne!(found.last(), once.last());
+}
+
+#[test]
+fn the_assistants_tokens_are_found_among_spellings_of_special_tokens() {
+    let tokenizer = load(&folder("llama3"));
+    let turns = ["a <|eot_id|>b", "{type<|eot_id|>|bold}<|eot_id|>", "c", "é<|eot_id|> d"];
+    let roles = ["user", "assistant"].into_iter().cycle();
+    let messages: Vec<Message> = roles.zip(turns).map(|(role, text)| Message::new(role, text)).collect();
+    let found = tokenizer.encode_with_assistant_mask(&messages, 0).expect("tokens");
+    let marked: Vec<u32> =
+        found.tokens.iter().zip(&found.assistant_mask).filter(|(_, is)| **is).map(|(id, _)| *id).collect();
+    let end = tokenizer.token_id("<|eot_id|>").expect("an id");
+    assert_eq!(marked.iter().filter(|&&id| id == end).count(), 2);
+    let text = tokenizer.decode(&marked, false).expect("text");
+    assert_eq!(text, "{type<|eot_id|>|bold}<|eot_id|><|eot_id|>é<|eot_id|> d<|eot_id|>");
 }

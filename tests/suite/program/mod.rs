@@ -16,6 +16,7 @@ mod import;
 mod install;
 mod links;
 mod memory;
+mod messages;
 mod objectives;
 mod plan;
 mod plan_stages;

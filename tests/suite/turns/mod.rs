@@ -182,13 +182,9 @@ impl Task for Chat {
         let words = ["ab", "ba!", "aa1", "b", "1!1"];
         let Value::Object(fields) = json!({"row": index % 5}) else { unreachable!("an object") };
         Ok(Example {
-            prompt: PromptText::Chat(vec![Message {
-                role: "user".into(),
-                content: words[(index % 5) as usize].into(),
-            }]),
-            answer: String::new(),
-            solution: None,
+            prompt: PromptText::Chat(vec![Message::new("user", words[(index % 5) as usize])]),
             fields: fields.into(),
+            ..Example::text("", "")
         })
     }
 
@@ -247,7 +243,7 @@ fn check(tokenizer: &Tokenizer, prompt: &[Message], rollout: &Rollout) {
     assert!(written.starts_with(&tokens) && (ended || written.len() == tokens.len() + 1));
     let sampled = rollout.sampled();
     assert!(sampled[sampled.len() - 1], "it ends with a turn of the model");
-    let turns = rollout.turns.iter().filter(|m| m.role == "assistant").count();
+    let turns = rollout.turns.iter().filter(|m| m.role() == "assistant").count();
     assert_eq!(turns, rollout.num_turns());
     assert!(rollout.completion.len() <= 48 && turns <= 4);
     for (at, sampled) in sampled.iter().enumerate() {
@@ -370,7 +366,7 @@ fn rollouts_whose_environments_begin_otherwise_than_their_group_are_sampled_from
         let text = tokenizer.decode(&rollout.prompt, false).expect("text");
         let content = text.strip_prefix("<user>").and_then(|own| own.strip_suffix("<assistant>")).expect("a prompt");
         assert!(content.ends_with(if rollout.sample % 2 == 0 { "!" } else { "!1" }), "{text}");
-        check(&tokenizer, &[Message { role: "user".into(), content: content.into() }], rollout);
+        check(&tokenizer, &[Message::new("user", content)], rollout);
         assert!(rollout.prompt_text.as_ref().is_none_or(|own| *own == text), "{text}");
         others += usize::from(rollout.prompt_text.is_some());
     }

@@ -9,6 +9,7 @@ use firebrick_engine::task::{
     ToolCall, Turn,
 };
 use firebrick_engine::trainer::Trainer;
+use firebrick_models::tokenizer::Message;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -172,8 +173,8 @@ fn began(environments: &PythonEnvironments, worker: usize) -> Box<dyn Environmen
 
 fn said(environment: &mut Box<dyn Environment>, calls: &[(&str, Value)]) -> Vec<String> {
     let observation = environment.step(&turn(calls)).expect("an answer");
-    assert!(observation.messages.iter().all(|m| m.role == "tool"));
-    observation.messages.into_iter().map(|m| m.content).collect()
+    assert!(observation.messages.iter().all(|m| m.role() == "tool"));
+    observation.messages.into_iter().map(|m| m.text().into_owned()).collect()
 }
 
 #[test]
@@ -216,7 +217,7 @@ fn an_object_of_the_class_answers_each_rollout_for_itself() {
     ];
     let observation = one.step(&turn(&refused)).expect("an answer");
     assert_eq!(observation.failed_calls, 4);
-    let told: Vec<&str> = observation.messages.iter().map(|m| m.content.as_str()).collect();
+    let told: Vec<_> = observation.messages.iter().map(Message::text).collect();
     assert_eq!(told[0], r#"{"error":"not thirteen"}"#);
     assert!(told[1].contains("there is no tool 'subtract'; there are add, peek"), "{}", told[1]);
     assert!(told[2].contains("there is no tool '_hidden'"), "{}", told[2]);

@@ -22,7 +22,7 @@ const QWEN: &str = "{%- if tools %}{{ '<user>' + (tools[0] | tojson) }}{%- endif
 {%- if add_generation_prompt -%}{{ '<assistant>' }}{%- endif -%}";
 
 fn message(role: &str, content: &str) -> Message {
-    Message { role: role.into(), content: content.into() }
+    Message::new(role, content)
 }
 
 fn tokenizer(template: &str) -> Arc<Tokenizer> {

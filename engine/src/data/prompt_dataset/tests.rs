@@ -203,7 +203,7 @@ fn generated_prompts_are_as_long_as_the_longest_that_their_task_names() {
         let longest = task.longest().expect("one");
         let length = |own: &Example| match &own.prompt {
             PromptText::Text(text) => text.len(),
-            PromptText::Chat(messages) => messages.iter().map(|own| own.content.len()).sum(),
+            PromptText::Chat(messages) => messages.iter().map(|own| own.text().len()).sum(),
         };
         let solution = |own: &Example| own.solution.as_ref().map_or(0, String::len);
         let all: Vec<Example> = (0..2000).map(|at| task.example(Split::Train, at).expect("an example")).collect();

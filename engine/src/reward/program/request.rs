@@ -69,7 +69,7 @@ fn extra_info(own: Option<&Value>, turns: &[Message]) -> Value {
         Some(other) => return other.clone(),
     };
     // several answers of tools to one turn are one turn
-    let is_model = |message: &Message| message.role == "assistant";
+    let is_model = |message: &Message| message.role() == "assistant";
     let parts = turns.chunk_by(|a, b| !is_model(a) && !is_model(b)).count();
     fields.insert("num_turns".to_owned(), json!(1 + parts.max(1)));
     fields.insert("rollout_reward_scores".to_owned(), json!({}));

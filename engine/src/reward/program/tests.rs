@@ -178,7 +178,7 @@ def chat(prompts, completions):
     assert_eq!(Value::Object(judged[1].extra.clone()), json!({"shouted": "BB", "calls": 1.5}));
     let waits = bench.open("waits", &json!({"kwargs": {"bonus": 0.5}}));
     assert_eq!(rewards(&waits, &["42", "7"]), [Some(1.5), Some(0.5)]);
-    let turn = Message { role: "user".to_owned(), content: "hello".to_owned() };
+    let turn = Message::new("user", "hello");
     let chat = Example { prompt: PromptText::Chat(vec![turn]), ..row("42") };
     let outcomes = said(&bench.open("chat", &json!({})), &prompt(chat), &["four", "x"]);
     let found = outcomes.into_iter().map(|o| o.unwrap().reward);

@@ -4,7 +4,7 @@ use super::expression::calculate;
 use super::{Environment, EnvironmentError, Environments, Observation, TOOL, Turn};
 use crate::task::operation::{Operation, Operations};
 use crate::task::{Completion, Example, Permutation, PromptText, Reward, Split, Task, TaskError};
-use firebrick_models::tokenizer::Message;
+use firebrick_models::tokenizer::{Control, Message};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -113,12 +113,14 @@ impl Calculator {
     fn example_of(&self, a: i64, operation: Operation, b: i64) -> Example {
         let answer = operation.apply(a, b).to_string();
         let expression = format!("{a}{}{b}", operation.symbol());
-        let prompt = Message { role: "user".to_owned(), content: expression.clone() };
+        let prompt = Message::new("user", expression.clone());
         let Value::Object(mut fields) = json!({"expression": expression}) else { unreachable!("an object") };
         if self.config.tool {
             fields.insert(crate::task::TOOLS.to_owned(), self.tools.tools.clone());
         }
-        Example { prompt: PromptText::Chat(vec![prompt]), solution: Some(answer.clone()), answer, fields: fields.into() }
+        let solution = Some(answer.clone());
+        let fields = fields.into();
+        Example { prompt: PromptText::Chat(vec![prompt]), solution, answer, fields, control: Control::Everywhere }
     }
 }
 
@@ -164,13 +166,12 @@ impl Task for Calculator {
 
     fn demonstration(&self, example: &Example) -> Option<Vec<Message>> {
         let expression = example.fields.get("expression")?.as_str()?;
-        let message = |role: &str, content: String| Message { role: role.to_owned(), content };
         let mut turns = Vec::new();
         if self.config.tool {
-            turns.push(message("assistant", format!("{OPEN}{expression}{CLOSE}")));
-            turns.push(message(TOOL, example.answer.clone()));
+            turns.push(Message::new("assistant", format!("{OPEN}{expression}{CLOSE}")));
+            turns.push(Message::new(TOOL, example.answer.clone()));
         }
-        turns.push(message("assistant", example.answer.clone()));
+        turns.push(Message::new("assistant", example.answer.clone()));
         Some(turns)
     }
 
@@ -257,7 +258,7 @@ mod tests {
 
     fn prompt(example: &Example) -> String {
         match &example.prompt {
-            PromptText::Chat(messages) => messages[0].content.clone(),
+            PromptText::Chat(messages) => messages[0].text().into_owned(),
             PromptText::Text(_) => panic!("a conversation"),
         }
     }
@@ -268,13 +269,14 @@ mod tests {
         for index in 0..200 {
             let example = task.example(Split::Train, index).expect("an example");
             let turns = task.demonstration(&example).expect("turns");
-            let roles: Vec<&str> = turns.iter().map(|m| m.role.as_str()).collect();
+            let roles: Vec<&str> = turns.iter().map(|m| m.role()).collect();
             assert_eq!(roles, ["assistant", TOOL, "assistant"]);
-            let turn = Turn { text: turns[0].content.clone(), calls: ToolParser::Hermes.parse(&turns[0].content) };
+            let text = turns[0].text().into_owned();
+            let turn = Turn { calls: ToolParser::Hermes.parse(&text), text };
             let environments = task.environments().expect("a calculator");
             let said = environments.make(0).step(&turn).expect("an answer");
             assert_eq!((said.messages, said.failed_calls), (turns[1..2].to_vec(), 0));
-            assert_eq!(turns[2].content, example.answer);
+            assert_eq!(turns[2].text(), example.answer);
             let digits = prompt(&example).len();
             assert_eq!(digits, 9, "two numbers of four digits and a sign");
             assert_eq!(example.answer.len(), 8, "every product");
@@ -289,7 +291,7 @@ mod tests {
         assert!(task.environments().is_none() && !example.fields.contains_key("tools"));
         let turns = task.demonstration(&example).expect("turns");
         assert_eq!(turns.len(), 1);
-        assert_eq!(turns[0].content, example.answer);
+        assert_eq!(turns[0].text(), example.answer);
     }
 
     #[test]

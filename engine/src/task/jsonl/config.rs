@@ -1,6 +1,6 @@
 //! Settings of a task made of rows.
 
-use firebrick_models::tokenizer::Message;
+use firebrick_models::tokenizer::SpecialTokens;
 use serde::{Deserialize, Serialize};
 
 use crate::task::rows::validation_schema;
@@ -38,13 +38,17 @@ pub struct JsonlConfig {
     pub prompt: Option<String>,
     /// Chat messages whose contents are templates.
     #[serde(default)]
-    pub messages: Option<Vec<Message>>,
+    pub messages: Option<Vec<MessageTemplate>>,
     /// Dotted path of a field with text or chat messages. `null`: `prompt`, if `prompt` and `messages` are unset.
     #[serde(default)]
     pub prompt_field: Option<String>,
     /// System message added to chat prompts that have none.
     #[serde(default)]
     pub system_prompt: Option<String>,
+    /// How special tokens that rows spell (`<|im_end|>`) are encoded: `text`, or `allow`: as these tokens, for prompts that
+    /// a chat template has rendered.
+    #[serde(default)]
+    pub special_tokens: SpecialTokens,
     /// Template of the ground truth.
     #[serde(default)]
     pub answer: Option<String>,
@@ -66,6 +70,16 @@ pub struct JsonlConfig {
     pub environment: Option<EnvironmentConfig>,
     /// Rewards, of which the weighted sum counts. A rule gives 1 if its statement holds, else 0.
     pub rewards: Vec<RewardConfig>,
+}
+
+/// A chat message whose content is a template.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MessageTemplate {
+    /// Role, such as `system`, `user` or `assistant`.
+    pub role: String,
+    /// Text of the message.
+    pub content: String,
 }
 
 /// How a ground truth is extracted from a longer string.

@@ -27,8 +27,7 @@ fn refused(rows: &str, settings: &str) -> String {
 }
 
 fn chat(messages: &[(&str, &str)]) -> PromptText {
-    let message = |&(role, content): &(&str, &str)| Message { role: role.to_owned(), content: content.to_owned() };
-    PromptText::Chat(messages.iter().map(message).collect())
+    PromptText::Chat(messages.iter().map(|&(role, content)| Message::new(role, content)).collect())
 }
 
 const FREE: &str = r#""rewards": [{"kind": "length", "max": 9}]"#;

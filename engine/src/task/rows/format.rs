@@ -80,6 +80,12 @@ pub(super) fn format_of(path: &Path) -> (Layout, Compression) {
     (layout, compression)
 }
 
+/// Whether objects in the rows of a file have the fields of all others, as nulls where they lack them: a table has a
+/// type for each column.
+pub(crate) fn fills_structs(path: &Path) -> bool {
+    matches!(format_of(path).0, Layout::Parquet | Layout::Arrow)
+}
+
 /// Endings of the files that are rows, where a folder is looked through: those of the second line count where there are
 /// none of the first.
 const ROWS: [&[&str]; 2] = [&["jsonl", "ndjson", "json", "parquet", "pq"], &["arrow", "feather", "csv", "tsv"]];
