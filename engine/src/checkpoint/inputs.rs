@@ -2,7 +2,7 @@
 //! is resumed compares, because with other ones it would not be the run that it was.
 
 use super::RunDir;
-use crate::config::{Mode, RunConfig};
+use crate::config::{Mode, RunConfig, is_template};
 use crate::hub::{ModelFiles, model_folder};
 use crate::task::{EnvironmentConfig, RewardKind, TaskConfig};
 use crate::{Error, Result};
@@ -60,7 +60,9 @@ impl Inputs {
                 add_model(&mut named, key, &model_folder(path, files)?)?;
             }
         }
-        named.extend(config.model.chat_template.iter().map(|file| ("model.chat_template".to_owned(), file.clone())));
+        // a template that is text is compared with the settings
+        let template = config.model.chat_template.iter().filter(|own| !own.to_str().is_some_and(is_template));
+        named.extend(template.map(|file| ("model.chat_template".to_owned(), file.clone())));
         if let Some(task) = &config.task {
             add_programs(&mut named, task)?;
         }

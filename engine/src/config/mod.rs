@@ -32,6 +32,7 @@ pub use logger::{Logger, Loggers};
 pub use lora::{LoraSettings, TargetModules};
 pub use mode::{Mode, mode_of, needs_no_task, sft_of};
 pub use model::ModelConfig;
+pub(crate) use model::is_template;
 pub use problems::{CheckedFile, Problem};
 pub(crate) use resume_compat::check_resume_compat;
 pub use rollout::{DynamicSampling, MultiTurn, RolloutConfig, ValidationSampling};
