@@ -175,6 +175,18 @@ pub fn share_cut_for_nothing(rollouts: &[Rollout]) -> Option<f64> {
     (2 * count > rollouts.len() && best <= 0.0).then(|| count as f64 / rollouts.len() as f64)
 }
 
+/// Of some ids the one that the policy wrote in most of the completions that were cut at the length limit, and the share
+/// of these; none where it is in half of them at most.
+#[must_use]
+pub fn most_common_in_cut(rollouts: &[Rollout], ids: &[u32]) -> Option<(u32, f64)> {
+    let cut: Vec<&Rollout> = rollouts.iter().filter(|r| r.finish == FinishReason::Length).collect();
+    let wrote = |r: &Rollout, id| r.completion.iter().zip(r.sampled()).any(|(&token, own)| own && token == id);
+    let counted = ids.iter().map(|&id| (cut.iter().filter(|r| wrote(r, id)).count(), id));
+    // the first of the ids where several are as common
+    let (count, id) = counted.max_by_key(|&(count, id)| (count, std::cmp::Reverse(id)))?;
+    (2 * count > cut.len()).then(|| (id, count as f64 / cut.len() as f64))
+}
+
 /// A rollout as `samples.jsonl` keeps it.
 #[derive(Debug, Serialize)]
 pub struct SampleRecord<'a> {
@@ -279,5 +291,21 @@ mod tests {
         assert_eq!(share(&[(cut, 0.0), (ended, 0.0)]), None);
         assert_eq!(share(&[(cut, 0.0), (cut, 0.5), (cut, 0.0)]), None);
         assert_eq!(share(&[]), None);
+    }
+
+    #[test]
+    fn an_end_that_most_truncated_completions_contain_is_found() {
+        let own = |finish, completion: &[u32], inserted: &[Range<usize>]| Rollout {
+            completion: completion.to_vec(),
+            inserted: inserted.to_vec(),
+            ..rollout(finish, 0.0)
+        };
+        let (cut, ended) = (FinishReason::Length, FinishReason::Stop);
+        let all = [own(cut, &[5, 9, 6], &[]), own(cut, &[9, 7], &[]), own(cut, &[8], &[]), own(ended, &[8], &[])];
+        assert_eq!(most_common_in_cut(&all, &[7, 8, 9]).map(|(id, share)| (id, (share * 3.0).round())), Some((9, 2.0)));
+        // half of them, and what an environment wrote
+        assert_eq!(most_common_in_cut(&all[1..3], &[7, 8, 9]), None);
+        assert_eq!(most_common_in_cut(&[own(cut, &[9, 9, 5], &[0..2])], &[9]), None);
+        assert_eq!(most_common_in_cut(&all, &[]), None);
     }
 }

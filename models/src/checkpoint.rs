@@ -247,6 +247,18 @@ impl Checkpoint {
         u32::try_from(id).ok()
     }
 
+    /// This model, written with these token ids that end a completion, in `generation_config.json`. A model without
+    /// that file gets one, with the other special tokens of its config.
+    #[must_use]
+    pub fn with_eos_ids(mut self, ids: &[u32]) -> Self {
+        let generation = self.generation.get_or_insert_with(|| {
+            let kept = ["bos_token_id", "pad_token_id"].into_iter();
+            kept.filter_map(|key| Some((key.to_owned(), self.config.get(key)?.clone()))).collect()
+        });
+        generation.insert("eos_token_id".into(), json!(ids));
+        self
+    }
+
     /// Token ids that end a completion: `generation_config.json`'s (a number or a list), else the config's.
     #[must_use]
     pub fn eos_ids(&self) -> Vec<u32> {

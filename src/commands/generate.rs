@@ -4,17 +4,14 @@ use super::{Loaded, load};
 use crate::arguments::GenerateArgs;
 use crate::output;
 use firebrick::engine::checkpoint::check_ends;
-use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams};
+use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams, text_before_stop};
 use firebrick::models::random::DrawKey;
-use firebrick::models::tokenizer::{ChatOptions, Control, Message};
+use firebrick::models::tokenizer::{ChatOptions, Control, EndTokens, Message};
 use serde_json::json;
 
 pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let Loaded { checkpoint, tokenizer, decoder } = load(&args.model, args.adapter.as_deref(), args.base, args.device)?;
-    let mut stop_ids = checkpoint.eos_ids();
-    if stop_ids.is_empty() {
-        stop_ids.extend(tokenizer.eos_id());
-    }
+    let stop_ids = EndTokens::of(&checkpoint.eos_ids(), &tokenizer).ids;
     check_ends(&stop_ids, checkpoint.arch())?;
     let sampling = SamplingParams {
         temperature: args.temperature,
@@ -44,7 +41,8 @@ pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         usize::from(args.n),
         256.max(usize::from(args.n)),
     )? {
-        let (prompt, text) = (&args.prompt[sample.request], tokenizer.decode(&sample.tokens, true)?);
+        let text = text_before_stop(&tokenizer, &sampling, &sample.tokens, 0)?;
+        let prompt = &args.prompt[sample.request];
         if args.json {
             let line = json!({
                 "prompt": prompt, "sample": sample.sample, "completion": text, "tokens": sample.tokens,

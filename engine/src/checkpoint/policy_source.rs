@@ -9,6 +9,7 @@ use firebrick_backends::Precision;
 use firebrick_models::arch::HeadKind;
 use firebrick_models::checkpoint::{ExportOptions, WholeModel, export, load_adapter, save_adapter};
 use firebrick_models::decoder::RankPart;
+use firebrick_models::tokenizer::EndTokens;
 use firebrick_models::{Arch, BaseFormat, Checkpoint, Decoder, Tokenizer};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -19,14 +20,14 @@ const MODEL: &str = "model";
 /// Folder of the merged model beside it.
 const MERGED: &str = "merged";
 
-/// The model folder's description, its tokenizer, and the ids that end a completion.
+/// The model folder's description, its tokenizer, and what ends a completion.
 pub struct PolicySource {
     /// Configs and element types of the checkpoint.
     pub checkpoint: Checkpoint,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Ids that end a completion.
-    pub stop_ids: Vec<u32>,
+    /// What ends a completion, in sampling, training and the model that is written.
+    pub ends: EndTokens,
 }
 
 impl PolicySource {
@@ -46,7 +47,15 @@ impl PolicySource {
     pub fn with(config: &ModelConfig, task: &dyn Task, files: ModelFiles) -> Result<Self> {
         let checkpoint = config.path.as_ref();
         let checkpoint = checkpoint.map(|path| checkpoint_of(path, files)).transpose()?;
-        let tokenizer = tokenizer_of(config, task)?;
+        let mut tokenizer = tokenizer_of(config, task)?;
+        let family = tokenizer.training_family().filter(|_| task.environments().is_some());
+        if let Some(family) = family {
+            tokenizer = tokenizer.for_turns();
+            tracing::info!(
+                "rollouts of several turns use the chat template of {family} for training, which writes every turn as it \
+                 was sampled; saved models keep the checkpoint's. Set model.chat_template to a file for another"
+            );
+        }
         let checkpoint = match (checkpoint, &config.arch) {
             (Some(checkpoint), _) => checkpoint,
             (None, Some(arch)) => Self::create(arch, &tokenizer)?,
@@ -54,12 +63,10 @@ impl PolicySource {
         };
         check_arch(checkpoint.arch())?;
         let tokenizer = tokenizer.for_embedding(checkpoint.arch().vocab_size);
-        let mut stop_ids = checkpoint.eos_ids();
-        if stop_ids.is_empty() {
-            stop_ids.extend(tokenizer.eos_id());
-        }
-        check_ends(&stop_ids, checkpoint.arch())?;
-        Ok(Self { checkpoint, tokenizer: Arc::new(tokenizer), stop_ids })
+        let ends = EndTokens::of(&checkpoint.eos_ids(), &tokenizer);
+        check_ends(&ends.ids, checkpoint.arch())?;
+        let checkpoint = if ends.added.is_empty() { checkpoint } else { checkpoint.with_eos_ids(&ends.ids) };
+        Ok(Self { checkpoint, tokenizer: Arc::new(tokenizer), ends })
     }
 
     fn create(arch: &Map<String, Value>, tokenizer: &Tokenizer) -> Result<Checkpoint> {
@@ -145,12 +152,30 @@ impl PolicySource {
         Ok(())
     }
 
-    /// The id that ends a demonstration: the tokenizer's own end token where it stops generation, as in models whose
-    /// turns end otherwise than their documents.
-    #[must_use]
-    pub fn end_of_answer(&self) -> Option<u32> {
-        let own = self.tokenizer.eos_id().filter(|id| self.stop_ids.contains(id));
-        own.or_else(|| self.stop_ids.first().copied())
+    /// Logs once what chat template, tokenizer and checkpoint do not agree on about the end of a turn. `stop` are the
+    /// strings that end completions besides.
+    pub fn log_ends(&self, stop: &[String]) {
+        let shown = |ids: &[u32]| EndTokens::shown(ids, &self.tokenizer);
+        let ends = &self.ends;
+        if !ends.added.is_empty() {
+            let named = ends.ids.len() - ends.added.len();
+            tracing::warn!(
+                "completions end with {} too, which the chat template or the tokenizer names: the checkpoint's eos_token_id \
+                 is {}. Saved models have all of these in generation_config.json",
+                shown(&ends.added),
+                if named == 0 { "not set".to_owned() } else { shown(&ends.ids[..named]) },
+            );
+        }
+        let endless = ends.endless.as_deref().map(str::trim);
+        if let Some(behind) =
+            endless.filter(|behind| !behind.is_empty() && !stop.iter().any(|s| behind.contains(s.trim())))
+        {
+            tracing::warn!(
+                "the chat template ends a turn of the assistant with {behind:?}, which has no token that ends completions ({}); \
+                 add it to rollout.stop, or set model.chat_template to a file that ends turns with one of these",
+                shown(&ends.ids)
+            );
+        }
     }
 
     /// Positions within which a token's scores depend on nothing but the tokens before it.

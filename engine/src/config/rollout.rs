@@ -28,7 +28,8 @@ pub struct RolloutConfig {
     pub prompt_length: usize,
     /// Maximum completion tokens, over all turns and tool responses.
     pub response_length: usize,
-    /// Strings that end a completion, besides the end tokens.
+    /// Strings that end a completion, besides the end tokens. Special tokens are allowed. Rewards read the text before
+    /// them.
     pub stop: Vec<String>,
     /// Maximum sequences sampled at a time.
     pub max_num_seqs: usize,

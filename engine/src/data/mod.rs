@@ -61,6 +61,7 @@ impl DatasetStats {
         let mode = mode_of(config);
         let task = task_of(config, mode)?;
         let source = PolicySource::with(&config.model, task.as_ref(), ModelFiles::Tokenizer)?;
+        source.log_ends(&config.rollout.stop);
         Data::read(config, task, &source, mode)?.survey(&source)
     }
 }

@@ -17,7 +17,7 @@ use crate::task::{
     Completion, Example, PromptText, Reward, Split, TEMPLATE_KWARGS, TOOLS, Task, TaskError, shuffled_index,
 };
 use crate::{Error, Result};
-use firebrick_models::tokenizer::{ChatOptions, ChatTokens, Message, SpecialTokens};
+use firebrick_models::tokenizer::{ChatOptions, ChatTokens, EndTokens, Message, SpecialTokens};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -77,6 +77,12 @@ impl SftDataset {
             Some(file) => of_file(file, train[1])?,
             None => held_out(source, data)?,
         };
+        if let Some(family) = source.tokenizer.training_family() {
+            tracing::info!(
+                "conversations are trained on with the chat template of {family} for training, which writes the reasoning \
+                 of every turn; saved models keep the checkpoint's. Set model.chat_template to a file for another"
+            );
+        }
         let examples = match &rows {
             Some(rows) => Some(rows.len() as u64),
             None => data.examples(),
@@ -201,6 +207,14 @@ fn encoded(
              model's context is {context})"
         )));
     }
+    let ends = |own: &Sequence| own.positions.iter().any(|at| source.ends.ids.contains(&own.tokens[at + 1]));
+    if !kept.iter().any(ends) {
+        tracing::warn!(
+            "{setting}: no row has a trained token that ends completions ({}), so the model does not learn to end its \
+             turns: let the chat template write one of these behind a turn (model.chat_template)",
+            EndTokens::shown(&source.ends.ids, &source.tokenizer)
+        );
+    }
     let dropped = all - kept.len();
     if dropped > 0 {
         tracing::warn!("skipped {dropped} of {all} rows of {setting} longer than {most} tokens");
@@ -284,7 +298,7 @@ fn sequence(
             if prompt.is_empty() {
                 return Err(row.bad(setting, "its prompt has no tokens").into());
             }
-            return completed(&prompt, completion, special_tokens, source);
+            return completed(&prompt, completion, special_tokens, source.ends.of_text, source);
         }
         _ => {
             let detail = "expected `messages` (a list), or `prompt` and `completion` (both strings or both lists of \
@@ -312,10 +326,11 @@ fn completed(
     prompt: &[u32],
     completion: &str,
     special_tokens: SpecialTokens,
+    end: Option<u32>,
     source: &PolicySource,
 ) -> Result<Sequence> {
     let mut completion = source.tokenizer.encode_text(completion, &special_tokens.into(), false)?;
-    completion.extend(source.end_of_answer());
+    completion.extend(end);
     Ok(Sequence::completion(prompt, &completion))
 }
 
@@ -390,7 +405,8 @@ fn of_solution(prompt: &Prompt, source: &PolicySource) -> Result<Sequence> {
             prompt.text
         )));
     };
-    completed(&prompt.tokens, solution, prompt.example.special_tokens(), source)
+    let end = source.ends.target(matches!(prompt.example.prompt, PromptText::Chat(_)));
+    completed(&prompt.tokens, solution, prompt.example.special_tokens(), end, source)
 }
 
 /// The task's validation prompts with their solutions; none where it has none.

@@ -2,7 +2,7 @@
 
 use super::evaluated_sample::{EvaluatedSample, judged_samples};
 use super::gather::{Dealt, all_played, all_samples};
-use super::judging::last_turn;
+use super::judging::texts;
 use super::rollout::ENVIRONMENT;
 use super::turns::{Playing, turn_template};
 use crate::checkpoint::PolicySource;
@@ -21,10 +21,10 @@ use firebrick_backends::accounts::Accounts;
 use firebrick_backends::device;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::profile;
-use firebrick_models::Decoder;
 use firebrick_models::decoder::RankPart;
-use firebrick_models::generate::{FinishReason, GenerationRequest, Generator, Sample, SchedulerConfig};
+use firebrick_models::generate::{FinishReason, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use firebrick_models::random::DrawKey;
+use firebrick_models::{Decoder, Tokenizer};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
@@ -63,6 +63,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     };
     let task: Arc<dyn Task> = Arc::from(task.build(Path::new("."))?);
     let source = PolicySource::open(&config.model, task.as_ref())?.in_format(config.precision, config.base());
+    source.log_ends(&config.rollout.stop);
     source.check_lengths(&config)?;
     let arch = source.checkpoint.arch();
     planning::check_preset_share(&mut config, Mode::Rl, arch, &profile)?;
@@ -91,9 +92,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let turns = turn_template(&config, needs, data.task(), &source)?;
     let samples =
         validation_samples(&decoder, &source, &data, turns.as_ref(), &config.rollout, &limits, &World::default())?;
-    let longest = config.rollout.response_length;
-    let now = Progress::default();
-    let samples = judged(&mut reward_manager, &source, &data, &samples, longest, now)?;
+    let samples = judged(&mut reward_manager, &source, &data, &samples, &config.rollout, Progress::default())?;
     let task = data.task().name();
     let reward = mean_reward(&samples);
     let mut metrics = judged_metrics(&judged_samples(&samples));
@@ -122,7 +121,7 @@ pub(crate) fn validation_samples(
     world: &World,
 ) -> Result<ValidationSamples> {
     let (n, task) = (rollout.val_kwargs.n, data.task());
-    let sampling = rollout.validation(source.stop_ids.clone());
+    let sampling = rollout.validation(source.ends.ids.clone());
     let lengths = data.validation.iter().map(|prompt| prompt.tokens.len());
     let dealt = Dealt::new(world, lengths, n * rollout.response_length);
     let part = dealt.sampled.clone();
@@ -147,22 +146,24 @@ pub(crate) fn validation_samples(
     Ok(ValidationSamples { samples, prompts, outcomes })
 }
 
-/// Completions of prompts as the reward manager takes them; `id` says which sample each is.
+/// Completions of prompts as the reward manager takes them, sampled with these parameters; `id` says which sample each
+/// is.
 pub(crate) fn answers<'a>(
     prompts: &'a [Prompt],
     samples: &'a [Sample],
     outcomes: Option<&'a [Outcome]>,
-    source: &PolicySource,
+    (tokenizer, sampling): (&Tokenizer, &SamplingParams),
     id: impl Fn(&Sample) -> CompletionId,
 ) -> Result<Vec<Answer<'a>>> {
     let numbered = samples.iter().enumerate();
     numbered
         .map(|(at, sample)| {
             let own = outcomes.and_then(|own| own[at].prompt.as_deref());
+            let (text, last_turn) = texts(tokenizer, sampling, sample)?;
             Ok(Answer {
                 prompt: own.unwrap_or(&prompts[sample.request]),
-                text: source.tokenizer.decode(&sample.tokens, true)?,
-                last_turn: last_turn(&source.tokenizer, sample)?,
+                text,
+                last_turn,
                 turns: outcomes.map_or(&[][..], |own| own[at].turns.as_slice()),
                 environment: outcomes.and_then(|own| own[at].object.as_ref()),
                 tokens: &sample.tokens,
@@ -187,19 +188,20 @@ pub(crate) fn judged(
     source: &PolicySource,
     data: &PromptDataset,
     sampled: &ValidationSamples,
-    max_tokens: usize,
+    rollout: &RolloutConfig,
     progress: Progress,
 ) -> Result<Vec<EvaluatedSample>> {
     let prompts = sampled.prompts.as_ref().unwrap_or(&data.validation);
     let (samples, outcomes) = (&sampled.samples, sampled.outcomes.as_deref());
-    let answers = answers(prompts, samples, outcomes, source, |sample| CompletionId {
+    let sampling = rollout.validation(source.ends.ids.clone());
+    let answers = answers(prompts, samples, outcomes, (&source.tokenizer, &sampling), |sample| CompletionId {
         step: 0,
         prompt_index: sample.request as u64,
         sample: sample.sample,
     })?;
     let judged = reward_manager.judge(&answers, progress)?;
     let task = data.task();
-    let rules = answers.iter().map(|answer| answer.by_rules(task, max_tokens, Purpose::Validation));
+    let rules = answers.iter().map(|answer| answer.by_rules(task, rollout.response_length, Purpose::Validation));
     let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
     if let Some(list) = task.rewards() {
         list.complete(&mut rewards, &judged.scores, Shaping::Plain);

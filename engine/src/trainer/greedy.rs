@@ -15,7 +15,7 @@ use firebrick_models::random::DrawKey;
 impl Trainer {
     /// A greedy completion of every prompt.
     pub(super) fn greedy_baselines(&self, prompts: &[Prompt]) -> Result<Vec<Sample>> {
-        let sampling = self.config.rollout.greedy(self.source.stop_ids.clone());
+        let sampling = self.config.rollout.greedy(self.source.ends.ids.clone());
         let key =
             DrawKey { seed: self.config.trainer.seed, step: self.state.step as u32 + 1, prompt_index: 0, sample: 0 };
         let requests: Vec<GenerationRequest> = prompts
@@ -40,7 +40,8 @@ impl Trainer {
         rollouts: &mut [Rollout],
     ) -> Result<()> {
         let (step, first) = (self.state.step + 1, self.state.draws);
-        let answers = answers(prompts, samples, None, &self.source, |sample| CompletionId {
+        let sampling = self.config.rollout.greedy(self.source.ends.ids.clone());
+        let answers = answers(prompts, samples, None, (&self.source.tokenizer, &sampling), |sample| CompletionId {
             step,
             prompt_index: first + sample.request as u64,
             sample: sample.sample,

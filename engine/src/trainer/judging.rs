@@ -7,7 +7,7 @@ use crate::task::{Reward, Task};
 use crate::turns::Outcome;
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
-use firebrick_models::generate::{FinishReason, Sample};
+use firebrick_models::generate::{FinishReason, Sample, SamplingParams, text_before_stop};
 use firebrick_models::tokenizer::Message;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -59,6 +59,8 @@ pub(super) struct JudgingThread {
 pub(super) struct Judging {
     pub task: Arc<dyn Task>,
     pub tokenizer: Arc<Tokenizer>,
+    /// What ended the completions.
+    pub sampling: SamplingParams,
     pub prompts: Arc<Vec<Prompt>>,
     pub programs: Programs,
     /// Completions of a group.
@@ -97,22 +99,25 @@ pub(super) fn answer<'a>(
     }
 }
 
-/// The text of a completion's last turn, where it has several.
-pub(super) fn last_turn(tokenizer: &Tokenizer, sample: &Sample) -> Result<Option<String>> {
-    if sample.inserted.is_empty() {
-        return Ok(None);
-    }
-    let last = &sample.tokens[sample.turn_start()..];
-    Ok(Some(tokenizer.decode(last, true)?))
+/// The text of a completion, and of its last turn where it has several: without what ended it.
+pub(super) fn texts(
+    tokenizer: &Tokenizer,
+    sampling: &SamplingParams,
+    sample: &Sample,
+) -> Result<(String, Option<String>)> {
+    let (tokens, turn) = (&sample.tokens, sample.turn_start());
+    let whole = text_before_stop(tokenizer, sampling, tokens, turn)?;
+    let last = (!sample.inserted.is_empty()).then(|| text_before_stop(tokenizer, sampling, &tokens[turn..], 0));
+    Ok((whole, last.transpose()?))
 }
 
 impl Judging {
     fn score(&self, ended: &Ended) -> Result<(String, Reward)> {
         let sample = &ended.sample;
-        let text = self.tokenizer.decode(&sample.tokens, true)?;
+        let (text, last_turn) = texts(&self.tokenizer, &self.sampling, sample)?;
         let (step, first) = (self.step, self.first);
         let mut answer = answer(&self.prompts, sample, ended.view(), text, step, first);
-        answer.last_turn = last_turn(&self.tokenizer, sample)?;
+        answer.last_turn = last_turn;
         let reward = answer.by_rules(self.task.as_ref(), self.max_tokens, Purpose::Training)?;
         Ok((answer.text, reward))
     }

@@ -4,7 +4,8 @@ use super::Trainer;
 use crate::Result;
 use crate::config::OldLogProbs;
 use crate::metrics::{Phase, RolloutReport, StepReport};
-use crate::rollout::{Rollout, share_cut_for_nothing};
+use crate::rollout::{Rollout, most_common_in_cut, share_cut_for_nothing};
+use firebrick_models::tokenizer::EndTokens;
 
 impl Trainer {
     /// One RL step.
@@ -56,11 +57,38 @@ impl Trainer {
             self.warned_of_cut_completions = true;
             tracing::warn!(
                 "step {}: {:.0} % of the completions were truncated at rollout.response_length = {} tokens, and none \
-                 of them was rewarded; raise rollout.response_length, or ask for shorter answers",
+                 of them was rewarded; {}",
                 self.phase_step,
                 100.0 * share,
-                self.config.rollout.response_length
+                self.config.rollout.response_length,
+                self.cure_of_cut_completions(rollouts)
             );
+        }
+    }
+
+    /// What may help: another end, where a special token is in most of the completions and does not end them, or more
+    /// room.
+    fn cure_of_cut_completions(&self, rollouts: &[Rollout]) -> String {
+        let (tokenizer, ends) = (&self.source.tokenizer, &self.source.ends);
+        let shown = |ids: &[u32]| EndTokens::shown(ids, tokenizer);
+        let special = tokenizer.special_tokens().iter();
+        let special = special.filter(|(id, token)| !ends.ids.contains(id) && names_an_end(token)).map(|(id, _)| *id);
+        let special: Vec<u32> = special.collect();
+        let room = format!(
+            "completions end with {}: if the model does not learn to write it, check its chat template and `eos_token_id`; \
+             otherwise raise rollout.response_length, or ask for shorter answers",
+            shown(&ends.ids)
+        );
+        match most_common_in_cut(rollouts, &special) {
+            Some((id, share)) => format!(
+                "{:.0} % of these contain {}, which does not end a completion ({} does): if the model ends with it, add it \
+                 to rollout.stop, or to `eos_token_id` in the model's generation_config.json; otherwise raise \
+                 rollout.response_length",
+                100.0 * share,
+                shown(&[id]),
+                shown(&ends.ids)
+            ),
+            None => room,
         }
     }
 
@@ -82,4 +110,10 @@ impl Trainer {
         let warmup = self.config.critic.as_ref().map_or(0, |c| c.warmup);
         (self.state.step >= warmup).then(|| self.lr_schedule.lr(self.state.step))
     }
+}
+
+/// Whether a special token is spelled as ends of texts and turns are: `<|im_end|>`, `</s>`, `<|eot_id|>`, ….
+fn names_an_end(token: &str) -> bool {
+    let token = token.to_lowercase();
+    ["end", "eos", "eot", "eom", "/s>", "return", "stop"].iter().any(|part| token.contains(part))
 }

@@ -293,7 +293,7 @@ impl Trainer {
         };
         let playing = Playing::begin(template, task, rollout, &self.source, prompts, rollout.n, key(first))?;
         let prompts = playing.prompts().map_or_else(|| Arc::clone(prompts), Arc::new);
-        let sampling = rollout.sampling(self.source.stop_ids.clone());
+        let sampling = rollout.sampling(self.source.ends.ids.clone());
         let requests: Vec<GenerationRequest> = prompts
             .iter()
             .zip(first..)
@@ -308,6 +308,7 @@ impl Trainer {
         let judging = JudgingThread::start(Judging {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
+            sampling: sampling.clone(),
             prompts: Arc::clone(&prompts),
             programs: self.reward_manager.programs(self.progress()),
             n: rollout.n,

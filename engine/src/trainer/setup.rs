@@ -81,6 +81,7 @@ impl Opened {
         let world = World::new(connect(ranks, config.trainer.ddp_backend, &device, &info)?);
         let source = PolicySource::with(&config.model, task.as_ref(), files)?;
         let source = source.in_format(config.precision, config.base());
+        source.log_ends(&config.rollout.stop);
         config.rollout.check_graphs_of(source.checkpoint.arch())?;
         let profile = profile::of(&info);
         planning::check_preset_share(&mut config, mode, source.checkpoint.arch(), &profile)?;

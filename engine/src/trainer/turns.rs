@@ -56,7 +56,7 @@ pub(super) fn turn_template(
     let tools = example.fields.get(TOOLS).unwrap_or(environments.tools());
     let call = config.rollout.multi_turn.format.example();
     let tokenizer = &source.tokenizer;
-    TurnTemplate::new(tokenizer, &source.stop_ids, tools, messages, call).map(Some)
+    TurnTemplate::new(tokenizer, &source.ends.ids, tools, messages, call).map(Some)
 }
 
 /// The limits of a run's rollouts.
@@ -66,7 +66,7 @@ fn limits(rollout: &RolloutConfig, source: &PolicySource) -> Limits {
         max_assistant_turns: own.max_assistant_turns,
         max_tool_response_length: own.max_tool_response_length,
         format: own.format,
-        stop_ids: source.stop_ids.clone(),
+        stop_ids: source.ends.ids.clone(),
         prompt_length: rollout.prompt_length,
     }
 }

@@ -41,10 +41,9 @@ impl Trainer {
             let (turns, world) = (t.turns.as_ref(), &t.world);
             validation_samples(decoder, &t.source, &t.data, turns, rollout, &limits, world)
         })?;
-        let longest = self.config.rollout.response_length;
         self.recovering_phase(Phase::ValidationReward, |t| {
             let now = t.progress();
-            judged(&mut t.reward_manager, &t.source, &t.data, &samples, longest, now)
+            judged(&mut t.reward_manager, &t.source, &t.data, &samples, &t.config.rollout, now)
         })
     }
 }

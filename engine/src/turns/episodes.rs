@@ -248,9 +248,10 @@ impl<'a> Episodes<'a> {
                 }
                 let last = tokens.last().copied();
                 let ended = last.filter(|id| self.limits.stop_ids.contains(id));
-                match self.template.between(ended, &observation.messages) {
+                let told = self.messages(index);
+                match self.template.between(ended, &told, &observation.messages) {
                     Ok(between) if between.len() < room => {
-                        episode.outcome.turns.append(&mut observation.messages);
+                        self.all[index].outcome.turns.append(&mut observation.messages);
                         Next::Append(between)
                     }
                     // no room for the answer and a turn after it

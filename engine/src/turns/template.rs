@@ -17,22 +17,21 @@ const ASSISTANT: &str = "assistant";
 /// What a tool answers in the conversation that templates are tried with.
 const ANSWER: &str = "4711";
 
+/// Written behind the words of a turn: a noncharacter, which no text has.
+const MARK: char = '\u{1FFFE}';
+
 /// A template that was found to be prefix-preserving, and what it does around turns.
 #[derive(Clone, Debug)]
 pub struct TurnTemplate {
     tokenizer: Arc<Tokenizer>,
     tools: Value,
-    /// A conversation up to the end of a turn of the model, without the text that follows its last word.
-    probe: Vec<Message>,
-    /// What the template writes of it, up to the last word of that turn.
-    before: String,
-    /// What it writes behind that word.
+    /// What the template writes behind the last word of a conversation's last turn.
     end: String,
 }
 
 impl TurnTemplate {
-    /// Checks a template with a conversation's first messages and `call`, a tool call as the model writes it. `answer`
-    /// is the role of what follows it. Turns end with one of `stop_ids`.
+    /// Checks a template with a conversation's first messages and `call`, a tool call as the model writes it, with or
+    /// without reasoning before it. `answer` is the role of what follows it. Turns end with one of `stop_ids`.
     ///
     /// # Errors
     /// [`Error::Config`] with the reason where the template cannot be used, [`Error::Model`] with its own words where
@@ -44,55 +43,64 @@ impl TurnTemplate {
         prompt: &[Message],
         call: &str,
     ) -> Result<Self> {
-        let (first, second) = (turn(call), turn(&format!("Once more. {call}")));
-        let mut probe = prompt.to_vec();
-        probe.push(first);
-        let mut own = Self {
-            tokenizer: Arc::clone(tokenizer),
-            tools: tools.clone(),
-            probe,
-            before: String::new(),
-            end: String::new(),
-        };
-        let asked = own.render(prompt, true)?;
-        let told = own.render(&own.probe, false)?;
-        own.before = asked.clone() + call;
-        let Some(end) = told.strip_prefix(&own.before) else {
-            let (wrote, expected) = difference(&told, &own.before);
+        let own = Self { tokenizer: Arc::clone(tokenizer), tools: tools.clone(), end: String::new() };
+        // the generation prompt may open the reasoning, and the template may write an empty one
+        let words = [call.to_owned(), format!("<think>\no\n</think>\n\n{call}"), format!("o\n</think>\n\n{call}")];
+        let mut refusal = None;
+        for first in &words {
+            for second in &words {
+                match own.checked(stop_ids, prompt, [first, second]) {
+                    Ok(end) => return Ok(Self { end, ..own }),
+                    Err(error) => refusal = refusal.or(Some(error)),
+                }
+            }
+        }
+        Err(refusal.unwrap_or_else(|| refused("it was not tried")))
+    }
+
+    /// What the template writes behind the last word of a turn, provided that it writes two turns with these words, and
+    /// a tool's answer behind each, as they were sampled.
+    fn checked(&self, stop_ids: &[u32], prompt: &[Message], words: [&str; 2]) -> Result<String> {
+        let [first, second] = words.map(turn);
+        let mut told = [prompt, std::slice::from_ref(&first)].concat();
+        let before = self.render(prompt, true)? + &first.text();
+        let wrote = self.render(&told, false)?;
+        let Some(end) = wrote.strip_prefix(&before) else {
+            let (wrote, expected) = difference(&wrote, &before);
             return Err(refused(&format!(
                 "it writes an assistant turn differently from the generation prompt: {wrote} in place of {expected}, \
                  the generation prompt followed by the words of the turn"
             )));
         };
-        end.clone_into(&mut own.end);
-        own.check_end(stop_ids)?;
-        // the same answer after the first turn and after the second
-        let answer = tool(ANSWER);
-        let between = own.between_text(std::slice::from_ref(&answer))?;
+        let answer = std::slice::from_ref(&tool(ANSWER)).to_vec();
+        let between = self.between_text(&told, &answer)?;
+        self.check_end(stop_ids, end, &between)?;
         if !between.contains(ANSWER) {
             return Err(refused("it omits tool answers (messages of the role `tool`)"));
         }
-        let mut longer = own.probe.clone();
-        longer.extend([answer.clone(), second.clone()]);
-        let expected = format!("{}{between}{}", own.before, second.text());
-        own.check_prefix(&longer, false, &expected, "once another turn follows")?;
-        longer.push(answer);
-        let expected = expected + &between;
-        own.check_prefix(&longer, true, &expected, "once two turns follow")?;
-        Ok(own)
+        let expected = before + &between;
+        told.extend(answer.clone());
+        self.check_prefix(&told, true, &expected, "once a tool has answered")?;
+        let expected = expected + &second.text();
+        told.push(second);
+        self.check_prefix(&told, false, &expected, "once another turn follows")?;
+        let expected = expected + &self.between_text(&told, &answer)?;
+        told.extend(answer);
+        self.check_prefix(&told, true, &expected, "once two turns follow")?;
+        Ok(end.to_owned())
     }
 
     /// A turn has to end with what ends sampling, or the model would continue where the template does not.
-    fn check_end(&self, stop_ids: &[u32]) -> Result<()> {
+    fn check_end(&self, stop_ids: &[u32], end: &str, between: &str) -> Result<()> {
         let stops =
             stop_ids.iter().map(|&id| Ok(self.tokenizer.decode(&[id], false)?)).collect::<Result<Vec<String>>>()?;
-        if stops.iter().any(|s| !s.is_empty() && self.end.starts_with(s)) {
+        // the token that begins the next message may end a turn
+        if stops.iter().any(|s| !s.is_empty() && (end.starts_with(s) || between.starts_with(s))) {
             return Ok(());
         }
         Err(refused(&format!(
-            "it ends a turn of the assistant with {:?}, and sampling ends with {stops:?} (`eos_token_id` of the model); name the token \
-             there, or write it in the template",
-            self.end
+            "it ends a turn of the assistant with {end:?}, and sampling ends with {stops:?} (`eos_token_id` of the model); name the token \
+             there, or write it in the template"
         )))
     }
 
@@ -117,37 +125,36 @@ impl TurnTemplate {
         ChatOptions { add_generation_prompt, tools: Some(&self.tools), ..ChatOptions::default() }
     }
 
-    /// What stands behind the last word of a turn where these messages and another turn follow.
-    fn between_text(&self, messages: &[Message]) -> Result<String> {
-        let whole = [&self.probe, messages].concat();
+    /// What is behind the last word of a conversation that ends with a turn, where these messages and another turn
+    /// follow.
+    fn between_text(&self, told: &[Message], messages: &[Message]) -> Result<String> {
+        let mut whole = told.to_vec();
+        if let Some(last) = whole.last_mut() {
+            last.push_text(&MARK.to_string());
+        }
+        whole.extend_from_slice(messages);
         let wrote = self.render(&whole, true)?;
-        match wrote.strip_prefix(&self.before) {
-            Some(between) if !between.is_empty() => Ok(between.to_owned()),
-            _ => {
-                let (wrote, expected) = difference(&wrote, &self.before);
-                Err(refused(&format!(
-                    "it is not prefix-preserving: once a tool has answered, it writes {wrote} in place of {expected}"
-                )))
-            }
+        match wrote.rsplit_once(MARK) {
+            Some((_, between)) if !between.is_empty() => Ok(between.to_owned()),
+            _ => Err(refused("once a tool has answered, it omits the words of the turn before")),
         }
     }
 
-    /// The tokens between a turn and the next, with these messages between them. `ended` is the token that the turn
-    /// ended with, where that ends turns in the template too.
+    /// The tokens between a turn and the next, with these messages between them. `told` are the messages up to that
+    /// turn, and `ended` is the token that it ended with, where that ends turns in the template too.
     ///
     /// # Errors
-    /// `Error::Model` where the template refuses the messages or tokens cannot be encoded; `Error::Config` where it is
-    /// not prefix-preserving: it writes earlier turns differently once there are later ones.
-    pub fn between(&self, ended: Option<u32>, messages: &[Message]) -> Result<Vec<u32>> {
-        let text = self.between_text(messages)?;
+    /// `Error::Model` where the template refuses the messages or tokens cannot be encoded; `Error::Config` where it
+    /// does not write the turn once there are later messages.
+    pub fn between(&self, ended: Option<u32>, told: &[Message], messages: &[Message]) -> Result<Vec<u32>> {
+        let text = self.between_text(told, messages)?;
         let ended = ended.map(|id| self.tokenizer.decode(&[id], false));
         let ended = ended.transpose()?.unwrap_or_default();
         let rest = text.strip_prefix(&ended).unwrap_or(&text);
-        let whole = [&self.probe, messages].concat();
-        let written = format!("{}{text}", self.before);
-        let control =
-            self.tokenizer.control(&written, &whole, self.probe.len(), self.options(true), &self.tokenizer)?;
-        let control = control.after(written.len() - rest.len());
+        let whole = [told, messages].concat();
+        let written = self.render(&whole, true)?;
+        let control = self.tokenizer.control(&written, &whole, told.len(), self.options(true), &self.tokenizer)?;
+        let control = control.after(written.len().saturating_sub(rest.len()));
         Ok(self.tokenizer.encode_text(rest, &control, false)?)
     }
 

@@ -59,7 +59,7 @@ impl<'a> Generator<'a> {
         }
         Ok(Self {
             decoder,
-            criteria: StoppingCriteria { tokenizer, sampling },
+            criteria: StoppingCriteria::new(tokenizer, sampling),
             accounts: None,
             prepack: Prepack::default(),
             moments: Moments::default(),

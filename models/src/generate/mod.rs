@@ -25,4 +25,5 @@ pub use request::{FinishReason, GenerationRequest, Sample, check_ids};
 pub use sampling_params::SamplingParams;
 pub use scheduler_config::{MAX_NUM_BATCHED_TOKENS, SchedulerConfig};
 pub use stats::GenerationStats;
+pub use stopping_criteria::text_before_stop;
 pub use turns::{Next, Turns};

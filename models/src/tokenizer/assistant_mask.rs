@@ -1,17 +1,14 @@
 //! The assistant mask of a conversation: the tokens that supervised training scores.
 //!
 //! A template with `{% generation %}` … `{% endgeneration %}` marks them, as in transformers'
-//! `return_assistant_tokens_mask`. With any other template a turn is the text between the generation
-//! prompt before it and the end of the conversation up to it, provided that both are prefixes of the
-//! whole. A template that formats an earlier turn differently when later turns follow is refused.
+//! `return_assistant_tokens_mask`. With any other template a turn is what the whole conversation has between the
+//! generation prompt before the turn and the token that ends it.
 
 use std::ops::Range;
 
+use super::turn_spans::{RenderedChat, is_turn};
 use super::{ChatOptions, Message, Tokenizer};
 use crate::error::{Error, Result};
-
-/// The role whose turns are scored.
-const ASSISTANT: &str = "assistant";
 
 /// A conversation as tokens, with the assistant's tokens marked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,11 +40,13 @@ impl Tokenizer {
         from: usize,
         options: ChatOptions<'_>,
     ) -> Result<ChatTokens> {
-        let options = ChatOptions { add_generation_prompt: false, ..options };
-        let (text, spans) = if self.template.marks_generation() {
+        let options = ChatOptions { add_generation_prompt: false, training: true, ..options };
+        let (text, spans) = if self.training_template().marks_generation() {
             self.marked(messages, from, options)?
         } else {
-            self.between_prefixes(messages, from, options)?
+            let chat = RenderedChat::new(self, messages, options)?;
+            let spans = chat.turns(from)?;
+            (chat.text, spans)
         };
         let control = self.control(&text, messages, 0, options, self)?;
         let encoded = self.encode_with_offsets(&text, &control)?;
@@ -63,9 +62,9 @@ impl Tokenizer {
         options: ChatOptions<'_>,
     ) -> Result<(String, Vec<Range<usize>>)> {
         let named = self.settings.named();
-        let (text, mut spans) = self.template.render_marked(named, messages, options)?;
+        let (text, mut spans) = self.training_template().render_marked(named, messages, options)?;
         if from > 0 {
-            let turns = |m: &[Message]| m.iter().filter(|m| m.role() == ASSISTANT).count();
+            let turns = |m: &[Message]| m.iter().filter(|m| is_turn(m)).count();
             if spans.len() != turns(messages) {
                 return Err(self.inexact(&format!(
                     "it marks {} spans in {} assistant turns, so the completion's spans cannot be identified",
@@ -78,54 +77,7 @@ impl Tokenizer {
         Ok((text, spans))
     }
 
-    /// The text between the generation prompt and the end of each of the assistant's turns.
-    fn between_prefixes(
-        &self,
-        messages: &[Message],
-        from: usize,
-        options: ChatOptions<'_>,
-    ) -> Result<(String, Vec<Range<usize>>)> {
-        let render = |messages: &[Message], add_generation_prompt| {
-            self.render_chat_with(messages, ChatOptions { add_generation_prompt, ..options })
-        };
-        let text = render(messages, false)?;
-        let mut spans = Vec::new();
-        for (i, message) in messages.iter().enumerate().skip(from) {
-            if message.role() != ASSISTANT {
-                continue;
-            }
-            if i == 0 {
-                return Err(self.inexact("the conversation begins with an assistant turn"));
-            }
-            let before = render(&messages[..i], true)?;
-            let after = render(&messages[..=i], false)?;
-            for (part, what) in [(&before, "the generation prompt of"), (&after, "the conversation up to")] {
-                if !text.starts_with(part.as_str()) {
-                    let at = common(&text, part);
-                    return Err(self.inexact(&format!(
-                        "{what} turn {i} is rendered differently when later turns follow: {:?} becomes {:?}",
-                        excerpt(part, at),
-                        excerpt(&text, at)
-                    )));
-                }
-            }
-            if after.len() < before.len() {
-                return Err(self.inexact(&format!("turn {i} ends before its generation prompt")));
-            }
-            spans.push(before.len()..self.end_of_turn(&text, before.len()..after.len()));
-        }
-        Ok((text, spans))
-    }
-
-    /// The end of a turn, without whitespace that the template writes after its end-of-turn token.
-    fn end_of_turn(&self, text: &str, turn: Range<usize>) -> usize {
-        let words = text[turn.clone()].trim_end();
-        let added = self.backend.get_added_tokens_decoder();
-        let ended = added.values().any(|token| token.special && words.ends_with(&token.content));
-        if ended { turn.start + words.len() } else { turn.end }
-    }
-
-    fn inexact(&self, why: &str) -> Error {
+    pub(super) fn inexact(&self, why: &str) -> Error {
         Error::ChatTemplate {
             path: self.origin.clone(),
             detail: format!(
@@ -134,18 +86,6 @@ impl Tokenizer {
             ),
         }
     }
-}
-
-/// Length in bytes of the common prefix of two texts.
-fn common(a: &str, b: &str) -> usize {
-    let pairs = a.char_indices().zip(b.chars());
-    let alike = pairs.take_while(|((_, x), y)| x == y);
-    alike.map(|((at, c), _)| at + c.len_utf8()).last().unwrap_or(0)
-}
-
-/// A few characters from a byte offset on.
-fn excerpt(text: &str, at: usize) -> String {
-    text[at..].chars().take(24).collect()
 }
 
 /// Which tokens have a byte in one of the spans, given each token's byte offsets.

@@ -33,6 +33,9 @@ pub struct ChatOptions<'a> {
     pub kwargs: Option<&'a serde_json::Map<String, serde_json::Value>>,
     /// What the spelling of a special token in messages and tools is.
     pub special_tokens: SpecialTokens,
+    /// Whether the conversation is trained on, with the template for that where there is one
+    /// ([`Tokenizer::training_family`](super::Tokenizer::training_family)).
+    pub training: bool,
 }
 
 impl ChatOptions<'_> {

@@ -7,15 +7,19 @@
 mod assistant_mask;
 mod char_level;
 mod chat_template;
+mod end_tokens;
 mod files;
 mod guarded;
 mod message;
+mod message_words;
 mod most_tokens;
 mod parts;
 mod python_text;
 mod settings;
 mod special_tokens;
 mod tojson;
+mod training_template;
+mod turn_spans;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +29,7 @@ use tokenizers::{AddedToken, ModelWrapper, Tokenizer as Backend};
 
 pub use assistant_mask::ChatTokens;
 pub use chat_template::{CONVERSATION_VARIABLES, ChatOptions};
+pub use end_tokens::EndTokens;
 pub use guarded::Control;
 pub use message::Message;
 pub use special_tokens::SpecialTokens;
@@ -44,6 +49,8 @@ pub struct Tokenizer {
     backend: Backend,
     settings: Settings,
     template: ChatTemplate,
+    /// The template for training of a known family, with its name.
+    training: Option<(&'static str, ChatTemplate)>,
     vocab_size: usize,
     /// Rows of the embedding that ids are looked up in, where it is known.
     rows: Option<usize>,
@@ -113,6 +120,11 @@ impl Tokenizer {
         register(&mut backend, &settings).map_err(|cause| broken(cause.to_string()))?;
 
         let template = ChatTemplate::new(origin, settings.chat_template());
+        let training = match settings.chat_template() {
+            TemplateSource::Text(text) => training_template::variant(text),
+            TemplateSource::Absent | TemplateSource::NoDefault(_) => None,
+        };
+        let training = training.map(|(family, text)| (family, ChatTemplate::new(origin, &TemplateSource::Text(text))));
         let vocab_size = backend.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let clean_up = settings.cleans_up(matches!(backend.get_model(), ModelWrapper::BPE(_)));
         let added = backend.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
@@ -131,6 +143,7 @@ impl Tokenizer {
             backend,
             settings,
             template,
+            training,
             vocab_size,
             rows: None,
             clean_up,
@@ -272,7 +285,31 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::render_chat`].
     pub fn render_chat_with(&self, messages: &[Message], options: ChatOptions<'_>) -> Result<String> {
-        self.template.render(self.settings.named(), messages, options)
+        let template = if options.training { self.training_template() } else { &self.template };
+        template.render(self.settings.named(), messages, options)
+    }
+
+    /// The template that supervised training renders conversations with.
+    fn training_template(&self) -> &ChatTemplate {
+        self.training.as_ref().map_or(&self.template, |(_, template)| template)
+    }
+
+    /// The model family of a chat template that writes a turn otherwise once others follow, and of which there is one
+    /// for training, which writes every turn as the model wrote it. Conversations that are trained on are rendered with
+    /// it. There is none for a template that [`Tokenizer::with_chat_template`] has set.
+    #[must_use]
+    pub fn training_family(&self) -> Option<&'static str> {
+        self.training.as_ref().map(|(family, _)| *family)
+    }
+
+    /// The same tokenizer with that template for all conversations; the files that [`Tokenizer::save`] writes keep the
+    /// checkpoint's.
+    #[must_use]
+    pub fn for_turns(mut self) -> Self {
+        if let Some((_, template)) = self.training.take() {
+            self.template = template;
+        }
+        self
     }
 
     /// The same tokenizer with another chat template, in Jinja; [`Tokenizer::save`] writes it too. `origin` is where it
@@ -288,6 +325,7 @@ impl Tokenizer {
         self.template = ChatTemplate::new(origin, &source);
         self.template.check()?;
         self.template.set_kwargs(&kwargs)?;
+        self.training = None;
         self.files.set(files::CHAT_TEMPLATE, template.into_bytes());
         Ok(self)
     }
@@ -300,6 +338,9 @@ impl Tokenizer {
     /// `add_generation_prompt`).
     pub fn with_chat_template_kwargs(mut self, kwargs: &Map<String, Value>) -> Result<Self> {
         self.template.set_kwargs(kwargs)?;
+        if let Some((_, training)) = &mut self.training {
+            training.set_kwargs(kwargs)?;
+        }
         Ok(self)
     }
 

@@ -21,4 +21,5 @@ mod schedules;
 mod sft;
 mod tokenizers;
 mod train;
+mod training_turns;
 mod zero;

@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod data;
 mod dry_run;
+mod ends;
 mod expert_adapters;
 mod families;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]

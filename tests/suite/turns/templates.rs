@@ -46,8 +46,9 @@ fn refused(template: &str, stop: &[u32]) -> String {
 fn what_stands_between_turns_is_what_the_template_writes_there() {
     let template = opened(QWEN, &[1]).expect("a template that can be used");
     let tokenizer = tokenizer(QWEN);
+    let told = [message("user", "ab"), message("assistant", "a!")];
     let text = |ended, messages: &[Message]| {
-        let tokens = template.between(ended, messages).expect("tokens");
+        let tokens = template.between(ended, &told, messages).expect("tokens");
         tokenizer.decode(&tokens, false).expect("text")
     };
     let two = [message("tool", "1"), message("tool", "22")];
@@ -55,7 +56,7 @@ fn what_stands_between_turns_is_what_the_template_writes_there() {
     assert_eq!(text(Some(1), &two), written);
     // a turn that a stop string has ended is ended here
     assert_eq!(text(None, &two[..1]), "<eos>\n<user><tool>1</tool><eos>\n<assistant>");
-    let whole = [&[message("user", "ab"), message("assistant", "a!")], &two[..], &[message("assistant", "b")]].concat();
+    let whole = [&told, &two[..], &[message("assistant", "b")]].concat();
     let text = template.render(&whole, false).expect("rendered");
     let cut = text.strip_suffix('\n').expect("a line");
     for (text, is) in [(cut, true), (&cut[..cut.len() - 5], true), (&cut[1..], false)] {

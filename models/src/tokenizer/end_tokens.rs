@@ -1,0 +1,214 @@
+//! What ends a completion: one answer for sampling, for what training teaches, and for the model that is written.
+//!
+//! Three files name it. `generation_config.json` has the ids that end generation, `tokenizer_config.json` a token, and
+//! the chat template writes a token after each turn. A base model often ends texts with one token and has the template
+//! of a chat model, which ends turns with another: trained on chats, it would never stop.
+
+use super::{ChatOptions, Message, Tokenizer};
+use std::collections::BTreeMap;
+
+/// Written in the place of a turn's words: a Unicode noncharacter, which occurs in no text.
+const WORDS: char = '\u{1FFFE}';
+
+/// The ids that end a completion, and those that training ends one with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndTokens {
+    /// All ids that end a completion: the checkpoint's first.
+    pub ids: Vec<u32>,
+    /// Those of them that the checkpoint does not name: the tokenizer's, or the chat template's.
+    pub added: Vec<u32>,
+    /// The one that ends a completion of a plain text.
+    pub of_text: Option<u32>,
+    /// The one that ends a turn by the chat template, where it writes one.
+    pub of_turn: Option<u32>,
+    /// What the chat template writes behind a turn, where no token in it ends completions.
+    pub endless: Option<String>,
+}
+
+impl EndTokens {
+    /// Compares the ids of a checkpoint, `eos_token_id`, with the tokenizer's end token and with what its chat template
+    /// writes behind a turn. A token that is named by one of them ends completions.
+    #[must_use]
+    pub fn of(checkpoint: &[u32], tokenizer: &Tokenizer) -> Self {
+        let of_text = tokenizer.eos_id().or(checkpoint.first().copied());
+        let mut own = Self { ids: checkpoint.to_vec(), added: Vec::new(), of_text, of_turn: None, endless: None };
+        own.add(tokenizer.eos_id());
+        let Some(behind) = tokenizer.behind_turn(false) else {
+            return own;
+        };
+        let named = own.ids.iter().filter_map(|&id| Some((behind.find(&tokenizer.token_text(id)?)?, id)));
+        own.of_turn = named.min().map(|(_, id)| id).or_else(|| tokenizer.end_within(&behind)).or_else(|| {
+            // some templates end a turn only with the message that follows it
+            let behind = tokenizer.behind_turn(true)?;
+            tokenizer.special_at(behind.trim_start()).map(|(id, _)| id)
+        });
+        match own.of_turn {
+            Some(_) => own.add(own.of_turn),
+            None => own.endless = Some(behind),
+        }
+        own
+    }
+
+    fn add(&mut self, id: Option<u32>) {
+        if let Some(id) = id.filter(|id| !self.ids.contains(id)) {
+            self.ids.push(id);
+            self.added.push(id);
+        }
+    }
+
+    /// The one that ends what follows a prompt: a conversation, or a plain text.
+    #[must_use]
+    pub fn target(&self, conversation: bool) -> Option<u32> {
+        self.of_turn.filter(|_| conversation).or(self.of_text)
+    }
+
+    /// Tokens without the id that ended them.
+    #[must_use]
+    pub fn strip<'t>(&self, tokens: &'t [u32]) -> &'t [u32] {
+        match tokens.split_last() {
+            Some((last, rest)) if self.ids.contains(last) => rest,
+            _ => tokens,
+        }
+    }
+
+    /// Some of the ids as they are spelled, for messages.
+    #[must_use]
+    pub fn shown(ids: &[u32], tokenizer: &Tokenizer) -> String {
+        let spelled = ids.iter().map(|&id| match tokenizer.token_text(id) {
+            Some(token) => format!("`{token}`"),
+            None => format!("id {id}"),
+        });
+        spelled.collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Tokenizer {
+    /// What the chat template writes behind the words of a turn, the last one or one that is `followed` by the user's;
+    /// none without a template, and where it refuses the shortest conversation.
+    pub(super) fn behind_turn(&self, followed: bool) -> Option<String> {
+        let mut chat = vec![Message::new("user", "1"), Message::new("assistant", WORDS.to_string())];
+        chat.extend(followed.then(|| Message::new("user", WORDS.to_string())));
+        let text = self.render_chat_with(&chat, ChatOptions::default()).ok()?;
+        text.split(WORDS).nth(1).map(str::to_owned)
+    }
+
+    /// Length of the special token at the beginning of what is behind a turn, where the template writes none behind a
+    /// last turn, so that the message that follows ends the turn.
+    pub(super) fn end_by_next(&self, behind: &str) -> Option<usize> {
+        let (_, length) = self.special_at(behind)?;
+        let last = self.behind_turn(false)?;
+        self.end_within(&last).is_none().then_some(length)
+    }
+
+    /// The special token that a text begins with, and its length.
+    fn special_at(&self, text: &str) -> Option<(u32, usize)> {
+        let found = self.special.iter().find(|(_, token)| text.starts_with(token.as_str()));
+        found.map(|(id, token)| (*id, token.len()))
+    }
+
+    /// A token as it is written in texts.
+    #[must_use]
+    pub fn token_text(&self, id: u32) -> Option<String> {
+        let text = self.decode(&[id], false).ok();
+        text.filter(|text| !text.trim().is_empty())
+    }
+
+    /// The added token that ends a turn in what follows its words: the first one behind whitespace, or else the first
+    /// special one.
+    pub(super) fn end_within(&self, behind: &str) -> Option<u32> {
+        let added = self.backend.get_added_tokens_decoder();
+        let words = behind.trim_start();
+        let first = added.iter().filter(|(_, token)| words.starts_with(&token.content));
+        let first = first.max_by_key(|(_, token)| token.content.len()).map(|(id, _)| *id);
+        first.or_else(|| {
+            let places = self.special.iter().filter_map(|(id, token)| Some((behind.find(token.as_str())?, *id)));
+            places.min().map(|(_, id)| id)
+        })
+    }
+
+    /// Where a turn ends in what the template writes behind its words: behind the tokenizer's end token, the one that
+    /// ends the last turn of a conversation, or else the first special token.
+    pub(super) fn end_of_turn_in(&self, behind: &str) -> Option<usize> {
+        let template = || self.behind_turn(false).and_then(|last| self.end_within(&last));
+        let end = |id: Option<u32>| {
+            let token = self.token_text(id?)?;
+            Some(behind.find(&token)? + token.len())
+        };
+        end(self.eos_id()).or_else(|| end(template())).or_else(|| end(self.end_within(behind)))
+    }
+
+    /// Special tokens with their ids.
+    #[must_use]
+    pub fn special_tokens(&self) -> &BTreeMap<u32, String> {
+        &self.special
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// A tokenizer whose texts end with `<eos>`, with the template's way of writing what is behind a turn.
+    fn tokenizer(behind: &str) -> Tokenizer {
+        let template = format!(
+            "{{% for m in messages %}}<{{{{ m.role }}}}>{{{{ m.content | trim }}}}{{% if m.role == 'assistant' %}}{behind}\
+             {{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<assistant>{{% endif %}}"
+        );
+        let own = Tokenizer::characters_and_words("ab1<>/|\n", &["<user>", "<assistant>", "<end>", "<call>"]);
+        own.expect("a tokenizer").with_chat_template(&template, Path::new("test")).expect("a template")
+    }
+
+    fn id(tokenizer: &Tokenizer, token: &str) -> u32 {
+        tokenizer.token_id(token).expect(token)
+    }
+
+    #[test]
+    fn the_template_s_end_of_a_turn_ends_completions_unless_what_it_writes_there_does() {
+        let base = tokenizer("<end>\n");
+        let [eos, end] = ["<eos>", "<end>"].map(|token| id(&base, token));
+        let own = EndTokens::of(&[eos], &base);
+        assert_eq!((own.ids, own.added, own.of_turn, own.of_text), (vec![eos, end], vec![end], Some(end), Some(eos)));
+        // several ends, the template's among them
+        let own = EndTokens::of(&[end, eos], &base);
+        assert_eq!((own.ids, own.added, own.of_turn), (vec![end, eos], Vec::new(), Some(end)));
+        // none is named by the checkpoint
+        assert_eq!(EndTokens::of(&[], &base).ids, [eos, end]);
+        // something of the checkpoint's ends the turn, behind another token
+        let both = tokenizer("<call><eos>");
+        assert_eq!(EndTokens::of(&[eos], &both).added, Vec::<u32>::new());
+        assert_eq!(EndTokens::of(&[eos], &both).of_turn, Some(eos));
+        // the tokenizer's token ends texts where the checkpoint names another one
+        let own = EndTokens::of(&[end], &both);
+        assert_eq!((own.ids, own.added), (vec![end, eos], vec![eos]));
+    }
+
+    #[test]
+    fn a_turn_that_no_token_ends_is_told() {
+        for behind in ["", "\n", "/a/"] {
+            let own = tokenizer(behind);
+            let ends = EndTokens::of(&[], &own);
+            assert_eq!((ends.of_turn, ends.endless), (None, Some(behind.to_owned())), "{behind:?}");
+        }
+        let plain = Tokenizer::characters("ab").expect("a tokenizer");
+        let ends = EndTokens::of(&[1], &plain);
+        assert_eq!((ends.of_turn, ends.endless.as_deref(), ends.target(true)), (None, None, Some(1)));
+    }
+
+    #[test]
+    fn a_template_that_ends_turns_with_the_next_message_has_the_end_of_those() {
+        let own = tokenizer("{% if not loop.last %}<pad>{% endif %}");
+        let end = id(&own, "<pad>");
+        assert_eq!(EndTokens::of(&[1], &own).of_turn, Some(end));
+        assert_eq!(EndTokens::of(&[1], &own).ids, [1, end]);
+    }
+
+    #[test]
+    fn completions_end_with_the_token_of_their_prompt() {
+        let base = tokenizer("<end>");
+        let ends = EndTokens::of(&[1], &base);
+        assert_eq!((ends.target(false), ends.target(true)), (Some(1), Some(id(&base, "<end>"))));
+        assert_eq!((ends.strip(&[3, 1]), ends.strip(&[1, 3])), (&[3][..], &[1, 3][..]));
+        assert_eq!(EndTokens::shown(&ends.ids, &base), "`<eos>`, `<end>`");
+    }
+}
