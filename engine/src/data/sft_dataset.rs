@@ -77,12 +77,6 @@ impl SftDataset {
             Some(file) => of_file(file, train[1])?,
             None => held_out(source, data)?,
         };
-        if let Some(family) = source.tokenizer.training_family() {
-            tracing::info!(
-                "conversations are trained on with the chat template of {family} for training, which writes the reasoning \
-                 of every turn; saved models keep the checkpoint's. Set model.chat_template to a file for another"
-            );
-        }
         let examples = match &rows {
             Some(rows) => Some(rows.len() as u64),
             None => data.examples(),
@@ -201,6 +195,12 @@ fn encoded(
         }
     }
     looked.report(setting, config.special_tokens);
+    if let Some(family) = source.tokenizer.training_family().filter(|_| looked.conversations) {
+        tracing::info!(
+            "{setting}: conversations are rendered with the chat template of {family} for training, which writes the \
+             reasoning of every turn; saved models keep the checkpoint's. Set model.chat_template to a file for another"
+        );
+    }
     if kept.is_empty() {
         return Err(Error::Config(format!(
             "{setting}: all {all} rows are longer than {most} tokens (the shortest has {shortest}); raise max_length (the \
@@ -226,6 +226,8 @@ fn encoded(
 #[derive(Default)]
 struct Looked {
     spelled: SpelledTokens,
+    /// Whether there are conversations.
+    conversations: bool,
     /// Rows with a value in a column that is not trained on.
     unread: BTreeMap<String, u64>,
 }
@@ -278,6 +280,7 @@ fn sequence(
     let tokenizer = &source.tokenizer;
     let tools = row.fields.get(TOOLS);
     let mut encode = |messages: &[Message], from| {
+        looked.conversations = true;
         looked.add(row, spelled_in_chat(tokenizer, messages, tools));
         let kwargs = row.fields.get(TEMPLATE_KWARGS).and_then(Value::as_object);
         let options = ChatOptions { tools, kwargs, special_tokens, ..ChatOptions::default() };

@@ -61,15 +61,15 @@ impl<'a> RenderedChat<'a> {
 
     /// Where a turn begins: behind the generation prompt.
     fn start(&self, i: usize) -> Result<usize> {
+        if i == 0 {
+            return Err(self.inexact("the conversation begins with an assistant turn"));
+        }
         let before = &self.messages[..i];
-        if let Some(start) = self.prefix(before, true).filter(|_| i > 0) {
+        if let Some(start) = self.prefix(before, true) {
             return Ok(start);
         }
         let words = self.words_begin(i);
         let otherwise = || self.inexact(&format!("the generation prompt of turn {i} is not before the turn"));
-        if i == 0 {
-            return words.ok_or_else(otherwise);
-        }
         let marked = |messages: &[Message]| mark(messages, i - 1, MARKS[0]);
         let at = self.marked_end(&marked(self.messages)).ok_or_else(otherwise)?;
         let prompt = self.render(&marked(before), true)?;
