@@ -67,6 +67,7 @@ fn limits(rollout: &RolloutConfig, source: &PolicySource) -> Limits {
         max_tool_response_length: own.max_tool_response_length,
         format: own.format,
         stop_ids: source.ends.ids.clone(),
+        stop: rollout.stop.clone(),
         prompt_length: rollout.prompt_length,
     }
 }

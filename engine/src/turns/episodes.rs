@@ -28,6 +28,8 @@ pub struct Limits {
     pub format: ToolParser,
     /// Ids that end a turn.
     pub stop_ids: Vec<u32>,
+    /// Strings that end a turn.
+    pub stop: Vec<String>,
     /// Most tokens of a prompt, with what the environment adds to it.
     pub prompt_length: usize,
 }
@@ -292,11 +294,19 @@ impl<'a> Episodes<'a> {
         if self.take(index, begun) { Next::Restart } else { Next::End }
     }
 
-    /// Compares a whole rollout with what the template writes of it.
+    /// Compares a whole rollout with what the template writes of it. Its last turn ends before the stop string that ended
+    /// it, for rewards.
     fn finish(&mut self, index: usize, completion: &[u32]) {
         let tokens = [&self.prompt(index).tokens, completion].concat();
         let writes = self.template.writes(&tokens, &self.messages(index));
-        self.all[index].outcome.differs_from_template = !writes.unwrap_or(false);
+        let outcome = &mut self.all[index].outcome;
+        outcome.differs_from_template = !writes.unwrap_or(false);
+        if let Some(last) = outcome.turns.last_mut() {
+            let text = last.text().into_owned();
+            if let Some(end) = self.limits.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {
+                *last = turn(&text[..end]);
+            }
+        }
     }
 }
 

@@ -287,6 +287,25 @@ fn tokens_are_those_that_were_sampled_and_those_that_the_template_writes() {
     assert!(first["num_turns"].is_number() && first["turns"][0]["role"] == "assistant");
 }
 
+#[test]
+fn rewards_read_the_last_turn_before_the_stop_string_that_ended_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let reports = steps(&folder.path().join("run"), Chat::new(Fails::Never), &["rollout.stop=['1']"]);
+    let (mut stopped, mut earlier) = (0, 0);
+    for rollout in rollouts(&reports) {
+        let mut own = rollout.turns.iter().rev().filter(|turn| turn.role() == "assistant");
+        let last = own.next().expect("a turn").text().into_owned();
+        assert!(!last.contains('1'), "{last:?}");
+        assert_eq!(rollout.reward_parts[0], ("last".to_owned(), last.matches('b').count() as f64));
+        assert!(rollout.text.ends_with(last.as_str()), "{:?} and {last:?}", rollout.text);
+        // the tokens are as they were sampled
+        let decoded = tokenizer().decode(&rollout.completion, true).expect("a text");
+        stopped += usize::from(decoded.len() == rollout.text.len() + 1 && decoded.ends_with('1'));
+        earlier += own.filter(|turn| turn.text().ends_with('1')).count();
+    }
+    assert!(stopped > 0 && earlier > 0, "{stopped}, {earlier}");
+}
+
 /// What a run leaves that does not depend on the time.
 fn left(folder: &Path) -> (String, Vec<u8>) {
     let weights = folder.join("checkpoints/step-000004/model/model.safetensors");
