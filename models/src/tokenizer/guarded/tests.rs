@@ -69,7 +69,7 @@ fn texts() -> impl Strategy<Value = String> {
         "é日",
         "1",
     ];
-    prop::collection::vec(prop::sample::select(&parts[..]), 0..12).prop_map(|parts| parts.concat())
+    prop::collection::vec(prop::sample::select(parts.to_vec()), 0..12).prop_map(|parts| parts.concat())
 }
 
 proptest! {
