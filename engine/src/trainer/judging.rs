@@ -95,6 +95,7 @@ pub(super) fn answer<'a>(
         environment: view.object,
         tokens: &sample.tokens,
         finished: sample.finish == FinishReason::Stop,
+        in_thought: false,
         id: CompletionId { step, prompt_index: first + sample.request as u64, sample: sample.sample },
     }
 }
@@ -111,6 +112,21 @@ pub(super) fn texts(
     Ok((whole, last.transpose()?))
 }
 
+/// Whether the last turn of a completion ends inside a thought, which the text before it or its beginning opens. Tags
+/// that are special tokens, which a completion's text has not, count too.
+pub(super) fn ends_in_thought(tokenizer: &Tokenizer, prompt: &Prompt, sample: &Sample) -> Result<bool> {
+    let turn = tokenizer.decode(&sample.tokens[sample.turn_start()..], false)?;
+    if turn.contains("</think>") {
+        return Ok(false);
+    }
+    let opens = |text: &str| text.trim_end().ends_with("<think>");
+    let opened = match sample.inserted.last() {
+        Some(between) => opens(&tokenizer.decode(&sample.tokens[between.clone()], false)?),
+        None => opens(&prompt.text),
+    };
+    Ok(opened || turn.trim_start().starts_with("<think>"))
+}
+
 impl Judging {
     fn score(&self, ended: &Ended) -> Result<(String, Reward)> {
         let sample = &ended.sample;
@@ -118,6 +134,7 @@ impl Judging {
         let (step, first) = (self.step, self.first);
         let mut answer = answer(&self.prompts, sample, ended.view(), text, step, first);
         answer.last_turn = last_turn;
+        answer.in_thought = ends_in_thought(&self.tokenizer, answer.prompt, sample)?;
         let reward = answer.by_rules(self.task.as_ref(), self.max_tokens, Purpose::Training)?;
         Ok((answer.text, reward))
     }
