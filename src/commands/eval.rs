@@ -5,7 +5,7 @@ use crate::output;
 use anyhow::Context;
 use firebrick::engine::config;
 use firebrick::engine::config::LoraSettings;
-use firebrick::engine::metrics::{VALIDATION_UNJUDGED, validation_reward};
+use firebrick::engine::metrics::{validation_reward, validation_unjudged};
 use firebrick::engine::trainer::{EvaluatedSample, evaluate};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -38,7 +38,7 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         let own = validation_reward(&result.task);
         let reward = result.reward.map_or_else(|| "none".to_owned(), |reward| format!("{reward:.4}"));
         let mut text = format!("{own} {reward} over {} prompts", result.prompts);
-        let unjudged = result.metrics.get(VALIDATION_UNJUDGED).filter(|count| **count > 0.0);
+        let unjudged = result.metrics.get(&validation_unjudged(&result.task)).filter(|count| **count > 0.0);
         if let Some(count) = unjudged {
             write!(text, " ({count} completions without a reward)")?;
         }

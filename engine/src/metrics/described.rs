@@ -322,7 +322,11 @@ pub const METRICS: &[(&str, &[Described])] = &[
                 "",
                 "Mean reward of all validation completions of a set. The task's name is the aggregate of all sets.",
             ),
-            of("val/unjudged", "completions", "Validation completions to which no reward applies, in no other metric."),
+            of(
+                "val-aux/{task}/unjudged",
+                "completions",
+                "Validation completions without a reward, in no other metric.",
+            ),
             of(
                 "val-{core,aux}/{set}/{acc,reward}/mean@{n}",
                 "",

@@ -18,9 +18,6 @@ pub type Metrics = BTreeMap<String, f64>;
 /// The metric that says which step a line of `metrics.jsonl` belongs to.
 pub const GLOBAL_STEP: &str = "training/global_step";
 
-/// The metric that counts validation completions to which no reward applies.
-pub const VALIDATION_UNJUDGED: &str = "val/unjudged";
-
 /// Whether a metric says how fast a machine is or what its memory holds: ranks differ in those.
 #[must_use]
 pub fn is_of_a_machine(name: &str) -> bool {
@@ -67,7 +64,7 @@ pub fn validation_metrics(report: &ValidationReport) -> Metrics {
         metrics.insert(validation_reward(&report.task), reward);
     }
     if let Some(unjudged) = report.unjudged {
-        metrics.insert(VALIDATION_UNJUDGED.into(), unjudged as f64);
+        metrics.insert(validation_unjudged(&report.task), unjudged as f64);
     }
     if let Some(loss) = report.loss {
         metrics.insert("val/loss".into(), loss);
@@ -80,6 +77,12 @@ pub fn validation_metrics(report: &ValidationReport) -> Metrics {
 #[must_use]
 pub fn validation_reward(set: &str) -> String {
     format!("val-core/{set}/reward")
+}
+
+/// The name of the number of a task's validation completions to which no reward applies.
+#[must_use]
+pub fn validation_unjudged(task: &str) -> String {
+    format!("val-aux/{task}/unjudged")
 }
 
 /// The statistics of judged completions by set: verl's, the largest number of samples under `val-core` and the rest

@@ -8,7 +8,7 @@ use super::turns::{Playing, turn_template};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
-use crate::metrics::{Metrics, VALIDATION_UNJUDGED, judged_metrics, validation_reward};
+use crate::metrics::{Metrics, judged_metrics, validation_reward, validation_unjudged};
 use crate::objective::Objective;
 use crate::planning::{self, engine_limits};
 use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
@@ -97,7 +97,7 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let reward = mean_reward(&samples);
     let mut metrics = judged_metrics(&judged_samples(&samples));
     metrics.extend(reward.map(|reward| (validation_reward(task), reward)));
-    metrics.insert(VALIDATION_UNJUDGED.to_owned(), unjudged(&samples) as f64);
+    metrics.insert(validation_unjudged(task), unjudged(&samples) as f64);
     Ok(Evaluation { task: task.to_owned(), reward, prompts: data.validation.len(), metrics, samples })
 }
 

@@ -128,7 +128,10 @@ fn a_function_that_returns_another_number_of_rewards_ends_the_run_with_its_place
     for part in ["reward `own`: `one` (", "rewards.py, line 6)", "returned 1 rewards for 4 completions"] {
         assert!(message.contains(part), "{part:?} is not in {message}");
     }
-    assert!(!bench.path("run/metrics.jsonl").exists() || metrics(&bench, "run").is_empty(), "no step is trained");
+    assert!(
+        !bench.path("run/samples.jsonl").exists() || bench.read("run/samples.jsonl").is_empty(),
+        "no step is trained"
+    );
 }
 
 #[test]
@@ -137,15 +140,18 @@ fn validation_leaves_out_completions_without_a_reward_and_counts_them() {
     let validation = ["task.validation=rows.jsonl", "rollout.val_kwargs={n: 4, temperature: 1.0}", "trainer.steps=1"];
     succeeded(&train(&bench, "half", &validation));
     for line in metrics(&bench, "run") {
-        assert!((value(&line, "val-core/jsonl/reward") - 1.0).abs() < 1e-9, "of 0 and 2: {line}");
-        assert!((value(&line, "val/unjudged") - 4.0).abs() < 1e-9, "{line}");
+        assert!((value(&line, "val-core/dataset/reward") - 1.0).abs() < 1e-9, "of 0 and 2: {line}");
+        assert!((value(&line, "val-aux/dataset/unjudged") - 4.0).abs() < 1e-9, "{line}");
     }
     let none = ["task.rewards.0.function=none", "output=other"];
     let output = bench.firebrick("train", &[&none[..], &validation].concat());
     succeeded(&output);
     assert!(stderr(&output).contains("there is no validation reward"), "{}", stderr(&output));
     let line = metrics(&bench, "other").remove(0);
-    assert!(line["val-core/jsonl/reward"].is_null() && (value(&line, "val/unjudged") - 8.0).abs() < 1e-9, "{line}");
+    assert!(
+        line["val-core/dataset/reward"].is_null() && (value(&line, "val-aux/dataset/unjudged") - 8.0).abs() < 1e-9,
+        "{line}"
+    );
     let printed = succeeded(&bench.firebrick("eval", &[&none[..1], &validation[..2]].concat()));
     assert!(printed.contains("reward none over 2 prompts (8 completions without a reward)"), "{printed}");
 }

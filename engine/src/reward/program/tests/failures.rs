@@ -73,7 +73,8 @@ def floods(completions, **kwargs):
         let outcomes = said(&program, &prompt(row("")), &["a", "bb", "ccc"]);
         let judged: Vec<_> = outcomes.into_iter().map(|o| o.expect("judged")).collect();
         assert_eq!(judged.iter().map(|verdict| verdict.reward).collect::<Vec<_>>(), LENGTHS, "{function}");
-        assert!(judged.iter().all(|verdict| verdict.repeated), "{function}: what is judged again is known");
+        // output of its own is no failure
+        assert!(judged.iter().all(|verdict| verdict.repeated == (function == "dies")), "{function}");
         assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS, "{function}");
     }
     let started = Instant::now();
