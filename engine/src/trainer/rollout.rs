@@ -364,7 +364,7 @@ fn add_outcome(rollout: &mut Rollout, outcome: Outcome) {
 /// none is a reward that does not apply.
 fn with_equal_parts(mut rollouts: Vec<Rollout>) -> Vec<Rollout> {
     let most = rollouts.iter().map(|r| r.reward_parts.len()).max().unwrap_or(0);
-    for rollout in rollouts.iter_mut().filter(|r| r.reward_parts.len() < most) {
+    for rollout in rollouts.iter_mut().filter(|r| !r.is_lost() && r.reward_parts.len() < most) {
         rollout.reward_parts.push((ENVIRONMENT.to_owned(), f64::NAN));
         rollout.reward_weights.push(1.0);
     }
