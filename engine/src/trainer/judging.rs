@@ -209,3 +209,46 @@ impl Judged {
         Ok((rules, asked.said()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Example;
+    use std::ops::Range;
+
+    #[test]
+    fn a_completion_ends_inside_a_thought_that_what_is_before_it_or_its_beginning_opens() {
+        let tokenizer = Tokenizer::characters("<>/think 14\n").expect("a tokenizer");
+        let ends = |prompt: &str, completion: &str, between: Option<Range<usize>>| {
+            let encode = |text: &str| tokenizer.encode(text, false).expect("tokens");
+            let prompt = Prompt { example: Example::text(prompt, ""), text: prompt.into(), tokens: encode(prompt) };
+            let sample = Sample {
+                request: 0,
+                sample: 0,
+                tokens: encode(completion),
+                inserted: between.into_iter().collect(),
+                logps: Vec::new(),
+                full_logps: Vec::new(),
+                finish: FinishReason::Length,
+                routes: None,
+            };
+            ends_in_thought(&tokenizer, &prompt, &sample).expect("decoded")
+        };
+        for (prompt, completion, expected) in [
+            ("1 <think>", "4", true),
+            ("1 <think>\n", "4", true),
+            ("1 <think>\n", "4</think> 1", false),
+            ("1 <think> </think>\n", "4", false),
+            ("1", "<think>4", true),
+            ("1", "\n<think>4 </think>", false),
+            ("1 <think> 4", "4", false),
+            ("1", "4 <think> 1", false),
+        ] {
+            assert_eq!(ends(prompt, completion, None), expected, "{prompt:?}, {completion:?}");
+        }
+        // of several turns the last one counts, and what the template writes before it
+        let turns = "4</think> 1 <think>\n14";
+        assert!(ends("1 <think>", turns, Some(10..20)));
+        assert!(!ends("1 <think>", "4 1\n14", Some(1..4)));
+    }
+}

@@ -143,96 +143,62 @@ fn advantages(settings: Value, rows: &[&[f64]]) -> Vec<f64> {
     rollouts.iter().map(|r| r.columns.advantage.as_ref().expect("advantages")[0]).collect()
 }
 
-/// The values are those of TRL 1.16's own lines (`grpo_trainer.py`, `rloo_trainer.py`) on the same rewards.
+/// One reward of groups of four: one is missing, all but one, all, one.
+const ONE: [f64; 16] = [1.0, NONE, 4.0, 2.0, NONE, NONE, 3.0, NONE, NONE, NONE, NONE, NONE, 2.0, 2.0, NONE, 2.0];
+
+/// Two rewards: of the second group only one completion has any.
+const TWO: [[f64; 2]; 12] = [
+    [1.0, 2.0],
+    [NONE, NONE],
+    [4.0, NONE],
+    [NONE, -1.0],
+    [NONE, NONE],
+    [NONE, 5.0],
+    [NONE, NONE],
+    [NONE, NONE],
+    [0.0, 1.0],
+    [1.0, NONE],
+    [1.0, 1.0],
+    [NONE, 3.0],
+];
+
+/// The values are those of TRL 1.16's lines (`grpo_trainer.py`, `rloo_trainer.py`) for the same rewards.
 #[test]
 fn advantages_of_groups_with_missing_rewards_are_those_of_trl() {
-    let one: [&[f64]; 16] = [
-        &[1.0],
-        &[NONE],
-        &[4.0],
-        &[2.0],
-        &[NONE],
-        &[NONE],
-        &[3.0],
-        &[NONE],
-        &[NONE],
-        &[NONE],
-        &[NONE],
-        &[NONE],
-        &[2.0],
-        &[2.0],
-        &[NONE],
-        &[2.0],
-    ];
-    let two: [&[f64]; 12] = [
-        &[1.0, 2.0],
-        &[NONE, NONE],
-        &[4.0, NONE],
-        &[NONE, -1.0],
-        &[NONE, NONE],
-        &[NONE, 5.0],
-        &[NONE, NONE],
-        &[NONE, NONE],
-        &[0.0, 1.0],
-        &[1.0, NONE],
-        &[1.0, 1.0],
-        &[NONE, 3.0],
-    ];
-    let rloo = |normalize: bool| json!({"adv_estimator": "rloo", "normalize_advantages": normalize, "adv_eps": 1e-4});
-    let first = |values: [f64; 4]| [&values[..], &[0.0; 12]].concat();
-    let cases: [(Value, &[&[f64]], Vec<f64>); 7] = [
-        (json!({"adv_eps": 1e-4}), &one, first([-0.872_814_421_8, 0.0, 1.091_018_027_3, -0.218_203_605_5])),
-        (json!({"scale_rewards": "none"}), &one, first([-4.0 / 3.0, 0.0, 5.0 / 3.0, -1.0 / 3.0])),
+    let one: Vec<&[f64]> = ONE.chunks(1).collect();
+    for (settings, first) in [
+        (json!({"adv_eps": 1e-4}), [-0.872_814_421_8, 0.0, 1.091_018_027_3, -0.218_203_605_5]),
+        (json!({"scale_rewards": "none"}), [-4.0 / 3.0, 0.0, 5.0 / 3.0, -1.0 / 3.0]),
+        (json!({"scale_rewards": "batch", "adv_eps": 1e-4}), [-1.401_605_935_2, 0.0, 1.752_007_419, -0.350_401_483_8]),
+        (json!({"adv_estimator": "rloo"}), [-2.0, 0.0, 2.5, -0.5]),
         (
-            json!({"scale_rewards": "batch", "adv_eps": 1e-4}),
-            &one,
-            first([-1.401_605_935_2, 0.0, 1.752_007_419, -0.350_401_483_8]),
+            json!({"adv_estimator": "rloo", "normalize_advantages": true, "adv_eps": 1e-4}),
+            [-1.380_035_887_2, 0.0, 1.725_044_859, -0.345_008_971_8],
         ),
-        (json!({"adv_estimator": "rloo"}), &one, first([-2.0, 0.0, 2.5, -0.5])),
-        (rloo(true), &one, first([-1.380_035_887_2, 0.0, 1.725_044_859, -0.345_008_971_8])),
-        (
-            json!({"adv_eps": 1e-4}),
-            &two,
-            vec![
-                0.073_918_848_6,
-                0.0,
-                0.960_945_031_2,
-                -1.034_863_879_7,
-                0.0,
-                0.0,
-                0.0,
-                0.0,
-                -1.305_309_749_4,
-                -0.261_061_949_9,
-                0.783_185_849_6,
-                0.783_185_849_6,
-            ],
-        ),
-        (
-            json!({"multi_objective_aggregation": "normalize_then_sum", "adv_eps": 1e-4}),
-            &two,
-            vec![
-                -0.494_124_064_9,
-                0.0,
-                0.988_248_129_9,
-                -0.494_124_064_9,
-                0.0,
-                0.0,
-                0.0,
-                0.0,
-                -2.017_033_720_1,
-                0.806_799_515_1,
-                0.403_364_825_1,
-                0.806_869_379_9,
-            ],
-        ),
+    ] {
+        close(settings, &one, &[&first[..], &[0.0; 12]].concat());
+    }
+    let two: Vec<&[f64]> = TWO.iter().map(|parts| &parts[..]).collect();
+    let summed = [
+        [0.073_918_848_6, 0.0, 0.960_945_031_2, -1.034_863_879_7],
+        [0.0; 4],
+        [-1.305_309_749_4, -0.261_061_949_9, 0.783_185_849_6, 0.783_185_849_6],
     ];
-    for (settings, rows, expected) in cases {
-        let label = settings.to_string();
-        let found = advantages(settings, rows);
-        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            assert!((found - expected).abs() < 1e-8, "{label}, completion {at}: {found} instead of {expected}");
-        }
+    close(json!({"adv_eps": 1e-4}), &two, &summed.concat());
+    let each = [
+        [-0.494_124_064_9, 0.0, 0.988_248_129_9, -0.494_124_064_9],
+        [0.0; 4],
+        [-2.017_033_720_1, 0.806_799_515_1, 0.403_364_825_1, 0.806_869_379_9],
+    ];
+    let apart = json!({"multi_objective_aggregation": "normalize_then_sum", "adv_eps": 1e-4});
+    close(apart, &two, &each.concat());
+}
+
+fn close(settings: Value, rows: &[&[f64]], expected: &[f64]) {
+    let label = settings.to_string();
+    let found = advantages(settings, rows);
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!((found - expected).abs() < 1e-8, "{label}, completion {at}: {found} instead of {expected}");
     }
 }
 
