@@ -17,7 +17,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     for line in std::io::stdin().lock().lines() {
         let pair: Value = serde_json::from_str(&line?)?;
         let text = |key: &str| pair[key].as_str().ok_or(format!("a line has no text `{key}`"));
-        let completion = Completion { text: text("completion")?, tokens: &[], finished: true, max_tokens: usize::MAX };
+        let completion = Completion {
+            text: text("completion")?,
+            tokens: &[],
+            finished: true,
+            max_tokens: usize::MAX,
+            in_thought: false,
+        };
         let said = match rewards.score(text("answer")?, &completion) {
             Ok(reward) => json!({
                 "reward": reward.total,

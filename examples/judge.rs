@@ -67,6 +67,7 @@ fn judged(programs: &Programs, rows: &[Row]) -> Result<ProgramResults, Box<dyn E
                 environment: None,
                 tokens: &row.tokens,
                 finished: true,
+                in_thought: false,
                 id: CompletionId { step: 0, prompt_index: prompt_index as u64, sample },
             })
             .collect();

@@ -82,12 +82,15 @@
 //!         rollouts: &mut [Rollout],
 //!         _: &mut AdaptiveCoefficients,
 //!     ) -> Vec<(String, f64)> {
-//!         let mean = rollouts.iter().map(|r| r.reward).sum::<f64>() / rollouts.len() as f64;
+//!         // a rollout to which no reward applies is not trained on, regardless of its columns
+//!         let rewards: Vec<f64> = rollouts.iter().filter_map(|r| r.reward).collect();
+//!         let mean = rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
 //!         for rollout in rollouts {
 //!             let tokens = rollout.completion.len();
+//!             let reward = rollout.reward.unwrap_or(mean);
 //!             rollout.mask = vec![true; tokens];
-//!             rollout.columns.advantage = Some(vec![rollout.reward - mean; tokens]);
-//!             rollout.penalized_reward = rollout.reward;
+//!             rollout.columns.advantage = Some(vec![reward - mean; tokens]);
+//!             rollout.penalized_reward = reward;
 //!         }
 //!         vec![("reinforce/baseline".into(), mean)]
 //!     }

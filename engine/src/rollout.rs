@@ -76,8 +76,8 @@ pub struct Rollout {
     pub rerouted: Option<Rerouted>,
     /// Training step whose weights sampled it.
     pub policy_version: u64,
-    /// What it was worth.
-    pub reward: f64,
+    /// What it was worth; none where no reward applies to it. It is then in no statistic and not trained on.
+    pub reward: Option<f64>,
     /// The reward's parts by name, before weighting; NaN where one does not apply.
     pub reward_parts: Vec<(String, f64)>,
     /// Weights of the parts in the reward.
@@ -92,7 +92,8 @@ pub struct Rollout {
     pub baseline: Option<f64>,
     /// Which completion tokens are scored; empty until advantages are computed.
     pub mask: Vec<bool>,
-    /// Sum of its tokens' rewards: the reward, less the KL penalties where the objective takes them off.
+    /// Sum of its tokens' rewards: the reward, less the KL penalties where the objective takes them off. 0 without a
+    /// reward.
     pub penalized_reward: f64,
 }
 
@@ -106,11 +107,16 @@ impl Rollout {
     /// Log-probs under the policy that the update starts from: the trainer's, or else the sampler's.
     #[must_use]
     pub fn old_logp(&self) -> &[f64] {
-        let (old, full) = (&self.columns.old_logp, &self.columns.full_logp);
-        old.as_deref().or(full.as_deref()).unwrap_or_default()
+        self.columns.old_logp.as_deref().unwrap_or_else(|| self.full_logp())
     }
 
-    /// Log-probs under the distribution that the tokens were drawn from.
+    /// Log-probs under the sampler's full distribution, which the trainer's are compared with.
+    #[must_use]
+    pub fn full_logp(&self) -> &[f64] {
+        self.columns.full_logp.as_deref().unwrap_or_default()
+    }
+
+    /// Log-probs under the distribution that the tokens were drawn from, after truncation.
     #[must_use]
     pub fn sampler_logp(&self) -> &[f64] {
         self.columns.sampler_logp.as_deref().unwrap_or_default()
@@ -133,6 +139,19 @@ impl Rollout {
                 mask.fill(false);
             }
         }
+    }
+
+    /// Takes all of it out of the step: nothing of it is scored, and it has no advantage.
+    pub fn leave_out(&mut self) {
+        self.mask = vec![false; self.completion.len()];
+        self.columns.advantage = Some(vec![0.0; self.completion.len()]);
+        self.penalized_reward = 0.0;
+    }
+
+    /// Whether any of its tokens is scored.
+    #[must_use]
+    pub fn is_scored(&self) -> bool {
+        self.mask.contains(&true)
     }
 
     /// Turns of the policy.
@@ -171,7 +190,7 @@ impl Rollout {
 #[must_use]
 pub fn share_cut_for_nothing(rollouts: &[Rollout]) -> Option<f64> {
     let cut = rollouts.iter().filter(|r| r.finish == FinishReason::Length);
-    let (count, best) = cut.fold((0usize, 0.0f64), |(n, best), r| (n + 1, best.max(r.reward)));
+    let (count, best) = cut.fold((0usize, 0.0f64), |(n, best), r| (n + 1, best.max(r.reward.unwrap_or(0.0))));
     (2 * count > rollouts.len() && best <= 0.0).then(|| count as f64 / rollouts.len() as f64)
 }
 
@@ -209,8 +228,8 @@ pub struct SampleRecord<'a> {
     pub num_turns: Option<usize>,
     /// Ground truth.
     pub answer: &'a str,
-    /// Reward.
-    pub reward: f64,
+    /// Reward; null where none applies.
+    pub reward: Option<f64>,
     /// Its parts.
     pub reward_parts: &'a [(String, f64)],
     /// What they reported beside.
@@ -249,7 +268,7 @@ mod tests {
             routes: None,
             rerouted: None,
             policy_version: 0,
-            reward,
+            reward: Some(reward),
             reward_parts: Vec::new(),
             reward_weights: Vec::new(),
             reward_extra: Map::new(),

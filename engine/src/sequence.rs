@@ -66,9 +66,13 @@ token_columns! {
     old_logp,
     /// Log-prob under the reference policy (`ref_log_prob`).
     ref_logp,
-    /// Log-prob under the distribution that the sampler drew the token from.
+    /// Log-prob under the distribution that the sampler drew the token from, after top-k, top-p and min-p: with what
+    /// probability it was drawn. The trainer has no such distribution, so nothing of it is compared with this one.
     sampler_logp,
-    /// Log-prob under the sampler's full distribution at the same temperature, before top-k, top-p and min-p.
+    /// Log-prob under the sampler's full distribution at the same temperature, before top-k, top-p and min-p: the one
+    /// that the trainer computes too. Whatever asks whether sampler and trainer agree compares with it. (The ratio to
+    /// `sampler_logp` is the product of the kept masses. It falls exponentially with length though nothing is off
+    /// policy.)
     full_logp,
     /// Importance-sampling weight of the policy loss, and of it alone (`rollout_is_weights`); 1 where absent.
     correction,

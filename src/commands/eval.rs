@@ -5,7 +5,7 @@ use crate::output;
 use anyhow::Context;
 use firebrick::engine::config;
 use firebrick::engine::config::LoraSettings;
-use firebrick::engine::metrics::validation_reward;
+use firebrick::engine::metrics::{validation_reward, validation_unjudged};
 use firebrick::engine::trainer::{EvaluatedSample, evaluate};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -36,7 +36,12 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
         serde_json::to_string_pretty(&result)?
     } else {
         let own = validation_reward(&result.task);
-        let mut text = format!("{own} {:.4} over {} prompts", result.reward, result.prompts);
+        let reward = result.reward.map_or_else(|| "none".to_owned(), |reward| format!("{reward:.4}"));
+        let mut text = format!("{own} {reward} over {} prompts", result.prompts);
+        let unjudged = result.metrics.get(&validation_unjudged(&result.task)).filter(|count| **count > 0.0);
+        if let Some(count) = unjudged {
+            write!(text, " ({count} completions without a reward)")?;
+        }
         let others = result
             .metrics
             .iter()

@@ -48,6 +48,7 @@ pub const METRICS: &[(&str, &[Described])] = &[
                 "One reward by name, before its weight, averaged over the completions to which it applies. The reward \
                  that environments return is `environment`. TRL: `rewards/{name}/mean`.",
             ),
+            of("reward/{name}/missing", "completions", "Completions to which the reward does not apply."),
             of(
                 "reward/{name}/{key}/mean",
                 "",
@@ -59,6 +60,7 @@ pub const METRICS: &[(&str, &[Described])] = &[
                 "",
                 "Statistics of a reward over the whole run. Rewards with `normalize` are normalized by them.",
             ),
+            of("reward/repeated", "completions", "Completions scored again after a reward function or command failed."),
             of("reward/lost", "completions", "Completions whose reward function or command failed twice."),
             of(
                 "frac_reward_zero_std",
@@ -101,6 +103,7 @@ pub const METRICS: &[(&str, &[Described])] = &[
             of("actor/grad_norm", "", "Gradient norm before clipping, averaged over optimizer steps."),
             of("actor/lr", "", "Learning rate of the policy. TRL: `learning_rate`."),
             of("actor/loss_scale", "", "Loss scale of f16 training. A dynamic scale falls when gradients overflow."),
+            of("actor/skipped_empty", "steps", "Optimizer steps skipped because no token had a weight in the loss."),
         ],
     ),
     (
@@ -145,6 +148,7 @@ pub const METRICS: &[(&str, &[Described])] = &[
             of("critic/grad_norm", "", "Gradient norm of the critic before clipping."),
             of("critic/lr", "", "Learning rate of the critic, or of the value head if it shares the policy's trunk."),
             of("critic/loss_scale", "", "Loss scale of the critic in f16 training."),
+            of("critic/skipped_empty", "steps", "`actor/skipped_empty` of the critic."),
         ],
     ),
     (
@@ -252,6 +256,17 @@ pub const METRICS: &[(&str, &[Described])] = &[
                 "",
                 "Fraction of cache blocks saved by sharing prefixes, averaged over decoding steps.",
             ),
+            of(
+                "rollout/unjudged",
+                "completions",
+                "Completions to which no reward applies. They are in no statistic and not trained on.",
+            ),
+            of(
+                "rollout/masked",
+                "completions",
+                "Completions with a reward but without a trained token: because of `mask_truncated_completions` or \
+                 `rollout_rs`, or because ReMax's greedy completion has no reward.",
+            ),
             of("rollout/num_gen_batches", "", "Batches of prompts sampled in the step; 1 without dynamic sampling."),
             of("rollout/dropped_groups", "groups", "Sampled groups that the step does not train on."),
             of("rollout/left_out_groups", "groups", "Groups excluded because a reward or an environment failed."),
@@ -306,6 +321,11 @@ pub const METRICS: &[(&str, &[Described])] = &[
                 "val-core/{set}/reward",
                 "",
                 "Mean reward of all validation completions of a set. The task's name is the aggregate of all sets.",
+            ),
+            of(
+                "val-aux/{task}/unjudged",
+                "completions",
+                "Validation completions without a reward, in no other metric.",
             ),
             of(
                 "val-{core,aux}/{set}/{acc,reward}/mean@{n}",

@@ -26,6 +26,7 @@ pub use expert_load::ExpertLoad;
 pub use ledger::{Growth, Leak, Ledger, LedgerEntry};
 pub use names::{
     GLOBAL_STEP, Metrics, is_of_a_machine, judged_metrics, metrics, timings, validation_metrics, validation_reward,
+    validation_unjudged,
 };
 pub use phase::{Phase, PhaseTimings};
 pub use recorder::Recorder;

@@ -63,6 +63,9 @@ pub fn validation_metrics(report: &ValidationReport) -> Metrics {
         metrics.extend(judged_metrics(&report.samples));
         metrics.insert(validation_reward(&report.task), reward);
     }
+    if let Some(unjudged) = report.unjudged {
+        metrics.insert(validation_unjudged(&report.task), unjudged as f64);
+    }
     if let Some(loss) = report.loss {
         metrics.insert("val/loss".into(), loss);
         metrics.insert("val/perplexity".into(), loss.exp());
@@ -74,6 +77,12 @@ pub fn validation_metrics(report: &ValidationReport) -> Metrics {
 #[must_use]
 pub fn validation_reward(set: &str) -> String {
     format!("val-core/{set}/reward")
+}
+
+/// The name of the number of a task's validation completions to which no reward applies.
+#[must_use]
+pub fn validation_unjudged(task: &str) -> String {
+    format!("val-aux/{task}/unjudged")
 }
 
 /// The statistics of judged completions by set: verl's, the largest number of samples under `val-core` and the rest
@@ -113,6 +122,7 @@ struct UpdateNames {
     lr: &'static str,
     grad_norm: &'static str,
     loss_scale: &'static str,
+    skipped_empty: &'static str,
     num_micro_batches: &'static str,
     /// Of what else is reported of the micro-batches.
     batch: &'static str,
@@ -122,6 +132,7 @@ const ACTOR: UpdateNames = UpdateNames {
     lr: "actor/lr",
     grad_norm: "actor/grad_norm",
     loss_scale: "actor/loss_scale",
+    skipped_empty: "actor/skipped_empty",
     num_micro_batches: "batch/num_micro_batches",
     batch: "batch/",
 };
@@ -130,6 +141,7 @@ const CRITIC: UpdateNames = UpdateNames {
     lr: "critic/lr",
     grad_norm: "critic/grad_norm",
     loss_scale: "critic/loss_scale",
+    skipped_empty: "critic/skipped_empty",
     num_micro_batches: "batch/num_critic_micro_batches",
     batch: "batch/critic_",
 };
@@ -144,6 +156,7 @@ fn update_metrics(update: &UpdateReport, names: &UpdateNames, put: &mut impl FnM
         }
     }
     put(names.lr, update.lr);
+    put(names.skipped_empty, update.skipped_empty as f64);
     if let Some(lr) = update.value_lr {
         put(CRITIC.lr, lr);
     }
@@ -199,6 +212,7 @@ fn sampling_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
     }
     if let Some(programs) = &stats.programs {
         put("timing_s/reward_wait", programs.wait_seconds);
+        put("reward/repeated", programs.repeated as f64);
         put("reward/lost", programs.lost as f64);
     }
     if let Some(turns) = &stats.turns {
@@ -239,17 +253,18 @@ fn turn_metrics(rollout: &RolloutReport, turns: &TurnStats, put: &mut impl FnMut
 
 fn reward_metrics(rollout: &RolloutReport, put: &mut impl FnMut(&str, f64)) {
     let rollouts = &rollout.rollouts;
-    let of = |f: fn(&Rollout) -> f64| rollouts.iter().map(f).collect::<Vec<f64>>();
+    let of = |f: fn(&Rollout) -> Option<f64>| rollouts.iter().filter_map(f).collect::<Vec<f64>>();
     spread("critic/score", &of(|r| r.reward), put);
-    spread("critic/rewards", &of(|r| r.penalized_reward), put);
+    spread("critic/rewards", &of(|r| r.reward.map(|_| r.penalized_reward)), put);
+    let judged = rollouts.iter().filter(|r| r.reward.is_some());
+    put("rollout/unjudged", (rollouts.len() - judged.clone().count()) as f64);
+    put("rollout/masked", judged.filter(|r| !r.is_scored()).count() as f64);
     let parts = rollouts.first().map(|r| r.reward_parts.as_slice());
-    for (name, _) in parts.unwrap_or_default() {
-        let part = |r: &Rollout| {
-            let own = r.reward_parts.iter().find(|(n, _)| n == name);
-            own.map_or(f64::NAN, |(_, value)| *value)
-        };
+    for (place, (name, _)) in parts.unwrap_or_default().iter().enumerate() {
         // of those that it applies to
-        let values: Vec<f64> = rollouts.iter().map(part).filter(|v| !v.is_nan()).collect();
+        let values = rollouts.iter().filter_map(|r| r.reward_parts.get(place).map(|(_, value)| *value));
+        let values: Vec<f64> = values.filter(|value| !value.is_nan()).collect();
+        put(&format!("reward/{name}/missing"), (rollouts.len() - values.len()) as f64);
         if !values.is_empty() {
             put(&format!("reward/{name}/mean"), mean(&values));
         }

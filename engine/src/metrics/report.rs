@@ -129,6 +129,8 @@ impl RankWaits {
 pub struct ProgramStats {
     /// Seconds from the last completion to the last verdict: what training waited for them.
     pub wait_seconds: f64,
+    /// Completions that were judged again, since the call that they were in failed.
+    pub repeated: usize,
     /// Completions that have lost a reward.
     pub lost: usize,
 }
@@ -166,6 +168,8 @@ pub struct UpdateReport {
     pub grad_norm: Mean,
     /// Loss scales.
     pub loss_scale: Mean,
+    /// Optimizer steps that were not taken, since no token had a weight in their loss.
+    pub skipped_empty: usize,
     /// Micro-batches of all optimizer steps.
     pub batch: BatchStats,
 }
@@ -199,10 +203,12 @@ pub struct ValidationReport {
     pub timings: PhaseTimings,
     /// Name of the task.
     pub task: String,
-    /// Mean reward of the completions of the validation prompts, where there are any.
+    /// Mean reward of the completions of the validation prompts that have one, where there are any.
     pub reward: Option<f64>,
     /// The completions, judged.
     pub samples: Vec<JudgedSample>,
+    /// Completions to which no reward applies, where there are prompts.
+    pub unjudged: Option<usize>,
     /// Mean negative log-likelihood of the scored tokens of held-out examples, in supervised training that has some.
     pub loss: Option<f64>,
 }

@@ -192,8 +192,9 @@ fn groups(rollouts: &[Rollout], most: usize) -> Vec<&[Rollout]> {
     let groups = rollouts.chunk_by(|a, b| a.prompt_index == b.prompt_index);
     let mut groups: Vec<&[Rollout]> = groups.collect();
     let flat = |group: &&[Rollout]| {
-        let first = group[0].reward.to_bits();
-        group.iter().all(|rollout| rollout.reward.to_bits() == first)
+        let mut rewards = group.iter().filter_map(|rollout| rollout.reward).map(f64::to_bits);
+        let first = rewards.next();
+        rewards.all(|reward| Some(reward) == first)
     };
     groups.sort_by_key(flat);
     groups.truncate(most);

@@ -183,7 +183,7 @@ fn most(readings: &[LedgerEntry]) -> BTreeMap<String, u64> {
 /// Those samples of a step that are shown.
 fn samples(step: u64, report: &RolloutReport) -> Vec<(Pick, Excerpt)> {
     let rows = report.rollouts.iter();
-    let rows: Vec<(u64, f64)> = rows.map(|r| (r.prompt_index, r.reward)).collect();
+    let rows: Vec<(u64, f64)> = rows.map(|r| (r.prompt_index, r.reward.unwrap_or(f64::NAN))).collect();
     let picked = picks(&rows).into_iter();
     picked
         .filter_map(|(at, pick)| {
@@ -199,7 +199,7 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<(Pick, Excerpt)> {
                 prompt: prompt.text.clone(),
                 completion: rollout.text.clone(),
                 answer: prompt.example.answer.clone(),
-                reward: number(rollout.reward),
+                reward: rollout.reward.and_then(number),
                 reward_parts: parts.map(|(name, value)| (name.clone(), number(*value))).collect(),
                 advantage: number(rollout.mean_advantage()),
                 finish: finish.to_owned(),

@@ -23,6 +23,8 @@ pub struct Answer<'a> {
     pub tokens: &'a [u32],
     /// Whether it ended by itself.
     pub finished: bool,
+    /// Whether it, or its last turn, ends inside a thought.
+    pub in_thought: bool,
     /// Which sample it is, for messages.
     pub id: CompletionId,
 }
@@ -58,6 +60,7 @@ impl Answer<'_> {
             tokens: self.tokens,
             finished: self.finished,
             max_tokens,
+            in_thought: self.in_thought,
         };
         let example = &self.prompt.example;
         self.checked(match purpose {

@@ -1,6 +1,6 @@
 //! Judging completions: the task's reward models all together, its programs a group at a time, and what both say.
 
-use super::program::{Asked, Program, ProgramResult, ProgramResults, Progress};
+use super::program::{Asked, Failure, Program, ProgramResult, ProgramResults, Progress};
 use super::{Answer, RewardModel, ScoredCompletion, Surroundings};
 use crate::Result;
 use crate::task::{BatchedReward, Rewards, Task};
@@ -46,6 +46,8 @@ pub struct Judgement {
 pub struct Note {
     /// What rewards reported beside their numbers, as `name/key`.
     pub extra: Map<String, Value>,
+    /// Whether a program was asked about it once more, since the first call failed.
+    pub repeated: bool,
     /// Why a reward is missing that could not be computed.
     pub lost: Option<String>,
 }
@@ -107,7 +109,8 @@ impl RewardManager {
                 Kind::Program => {
                     let Some((program, outcomes)) = programs.next() else { unreachable!("one of the programs") };
                     let outcomes = answers.iter().zip(outcomes).zip(&mut notes);
-                    outcomes.map(|((answer, outcome), note)| noted(program, answer, outcome, note)).collect()
+                    let own = outcomes.map(|((answer, outcome), note)| noted(program, answer, outcome, note));
+                    own.collect::<Result<_>>()?
                 }
             });
         }
@@ -142,16 +145,19 @@ fn row(model: &RewardModel, answer: &Answer<'_>) -> Result<Vec<u32>> {
     }
 }
 
-/// The score that a program gave, NaN where there is none; notes what else it said.
-fn noted(program: &Program, answer: &Answer<'_>, outcome: &ProgramResult, note: &mut Note) -> f64 {
+/// The score that a program gave, NaN where there is none; notes what else it said. A program that is wrong for all
+/// completions is an error.
+fn noted(program: &Program, answer: &Answer<'_>, outcome: &ProgramResult, note: &mut Note) -> Result<f64> {
     let name = program.name();
     match outcome {
         Ok(verdict) => {
             let extra = verdict.extra.iter();
             note.extra.extend(extra.map(|(key, value)| (format!("{name}/{key}"), value.clone())));
-            verdict.reward.unwrap_or(f64::NAN)
+            note.repeated |= verdict.repeated;
+            Ok(verdict.reward.unwrap_or(f64::NAN))
         }
-        Err(reason) => {
+        Err(Failure::Misused(reason)) => Err(answer.failed(format!("reward `{name}`: {reason}"))),
+        Err(Failure::Failed(reason)) => {
             let id = answer.id;
             tracing::warn!(
                 "step {}, draw {}, sample {}: reward `{name}` is lost: {reason}",
@@ -159,8 +165,8 @@ fn noted(program: &Program, answer: &Answer<'_>, outcome: &ProgramResult, note: 
                 id.prompt_index,
                 id.sample
             );
-            note.lost = Some(format!("reward `{name}`: {reason}"));
-            f64::NAN
+            (note.repeated, note.lost) = (true, Some(format!("reward `{name}`: {reason}")));
+            Ok(f64::NAN)
         }
     }
 }

@@ -8,4 +8,4 @@ mod program;
 pub use answer::{Answer, CompletionId, Purpose};
 pub use manager::{Judgement, Note, Programs, RewardManager};
 pub use model::{RewardModel, ScoredCompletion, Surroundings, architecture};
-pub use program::{Asked, ProgramResult, ProgramResults, Progress, Verdict};
+pub use program::{Asked, Failure, ProgramResult, ProgramResults, Progress, Verdict};

@@ -1,6 +1,7 @@
 //! Rewards that other programs compute: Python functions and commands, in several processes each. A group of
-//! completions is a call; a call that fails is repeated one completion at a time, so that one bad completion does not
-//! cost the others their rewards.
+//! completions is a call; a call that fails is repeated one completion at a time and counted, so that one bad completion
+//! does not cost the others their rewards. A program that answers with another number of rewards than it was asked for
+//! is wrong for all of them: that ends the run.
 
 mod protocol;
 mod queue;
@@ -8,7 +9,7 @@ mod request;
 mod verdict;
 mod worker;
 
-pub use self::verdict::{Asked, Pending, ProgramResult, ProgramResults, Progress, Verdict};
+pub use self::verdict::{Asked, Failure, Pending, ProgramResult, ProgramResults, Progress, Verdict};
 
 use self::protocol::{Parameter, Protocol};
 use self::queue::{Call, Job, Queue};
@@ -135,9 +136,9 @@ fn work(name: &str, program: &RewardProgram, queue: &Queue, worker: Option<Worke
                 worker = left;
                 outcomes
             }
-            Err(reason) => vec![Err(reason); job.samples.len()],
+            Err(reason) => vec![Err(Failure::Failed(reason)); job.samples.len()],
         };
-        job.complete(outcomes, queue);
+        job.complete(name, outcomes, queue);
     }
 }
 

@@ -132,7 +132,7 @@ pub fn write_rollout(to: &mut Writer, rollout: &Rollout) {
         w.number(own.others as u64);
     });
     to.number(*policy_version);
-    to.float(*reward);
+    to.option(*reward, Writer::float);
     to.list(reward_parts.iter(), |w, (name, value)| {
         w.text(name);
         w.float(*value);
@@ -165,7 +165,7 @@ pub fn read_rollout(from: &mut Reader<'_>) -> Result<Rollout> {
         routes: read_routes(from)?,
         rerouted: from.option(|r| Ok(Rerouted { tokens: r.count()?, others: r.count()? }))?,
         policy_version: from.number()?,
-        reward: from.float()?,
+        reward: from.option(Reader::float)?,
         reward_parts: from.list(|r| Ok((r.text()?, r.float()?)))?,
         reward_weights: from.floats()?,
         reward_extra: read_json(from)?,
@@ -205,7 +205,7 @@ mod tests {
             routes: Some(Arc::new(Routes::from_rows(&[&[0, 7], &[3, 1]]))),
             rerouted: Some(Rerouted { tokens: 4, others: 1 }),
             policy_version: 4,
-            reward: 0.1 + 0.2,
+            reward: Some(0.1 + 0.2),
             reward_parts: vec![("exact".into(), 1.0), ("absent".into(), f64::NAN)],
             reward_weights: vec![1.0, 0.5],
             reward_extra: extra.as_object().unwrap().clone(),

@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn answered(text: &str, finished: bool) -> Completion<'_> {
-        Completion { text, tokens: &[], finished, max_tokens: 8 }
+        Completion { text, tokens: &[], finished, max_tokens: 8, in_thought: false }
     }
 
     #[test]

@@ -13,12 +13,23 @@ pub struct Completion<'a> {
     pub finished: bool,
     /// The length limit it was sampled under, in tokens.
     pub max_tokens: usize,
+    /// Whether it ends inside a thought: its prompt or its own beginning is `<think>`, and it has no `</think>`.
+    pub in_thought: bool,
+}
+
+impl<'a> Completion<'a> {
+    /// The text that answers can be read in: nothing of a completion that ends inside a thought.
+    #[must_use]
+    pub fn answering(&self) -> &'a str {
+        if self.in_thought { "" } else { self.text }
+    }
 }
 
 /// What a completion is worth.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reward {
-    /// The weighted sum of the parts, in training after what the task's list says of normalising and clipping them.
+    /// The weighted sum of the parts that apply, in training after what the task's list says of normalising and clipping
+    /// them; NaN where none of its parts applies to the completion.
     pub total: f64,
     /// Each part's name and value before all that; NaN where a reward does not apply to the completion.
     pub parts: Vec<(String, f64)>,
@@ -52,9 +63,17 @@ impl Reward {
         self
     }
 
-    /// Adds a part.
+    /// The reward, where one applies to the completion.
+    #[must_use]
+    pub fn value(&self) -> Option<f64> {
+        (!self.total.is_nan()).then_some(self.total)
+    }
+
+    /// Adds a part; NaN is one that does not apply.
     pub fn add(&mut self, name: impl Into<String>, value: f64, weight: f64) {
-        self.total += weight * value;
+        if !value.is_nan() {
+            self.total = self.value().unwrap_or(0.0) + weight * value;
+        }
         self.parts.push((name.into(), value));
         self.weights.push(weight);
     }

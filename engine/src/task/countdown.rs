@@ -204,7 +204,7 @@ impl Countdown {
 fn judge(example: &Example, completion: &Completion<'_>, near: f64) -> Result<Reward, TaskError> {
     let problem = CountdownProblem::parse(&example.answer)
         .map_err(|reason| TaskError::Reward { reward: "countdown".to_owned(), reason })?;
-    let found = countdown_answer(completion.text).unwrap_or_default();
+    let found = countdown_answer(completion.answering()).unwrap_or_default();
     let reached = problem.reached(found, true);
     let value = match reached {
         Reached::Target => 1.0,

@@ -273,18 +273,15 @@ impl Rewards {
         }
     }
 
-    /// The second half: sums of what applies, weighted.
+    /// The second half: sums of what applies, weighted; NaN where nothing does.
     pub(crate) fn sum(&self, rewards: &mut [Reward], shaping: Shaping<'_>) {
         for reward in rewards.iter_mut() {
-            reward.total = 0.0;
-        }
-        for (place, part) in self.parts.iter().enumerate() {
-            for reward in rewards.iter_mut() {
-                let value = shaping.of(&part.name, &part.options, reward.parts[place].1);
-                if !value.is_nan() {
-                    reward.total += part.options.weight * value;
-                }
-            }
+            let values = self.parts.iter().zip(&reward.parts);
+            let values =
+                values.map(|(part, (_, value))| part.options.weight * shaping.of(&part.name, &part.options, *value));
+            let applying = values.filter(|value| !value.is_nan());
+            let sum = applying.fold(None, |sum: Option<f64>, value| Some(sum.unwrap_or(0.0) + value));
+            reward.total = sum.unwrap_or(f64::NAN);
         }
     }
 
@@ -310,7 +307,7 @@ impl Rewards {
 
 /// A finished completion that says a text.
 fn saying(text: &str) -> Completion<'_> {
-    Completion { text, tokens: &[], finished: true, max_tokens: usize::MAX }
+    Completion { text, tokens: &[], finished: true, max_tokens: usize::MAX, in_thought: false }
 }
 
 #[cfg(test)]

@@ -140,7 +140,7 @@ fn best_of_references(task: &dyn Task, example: &Example, max_tokens: usize) -> 
     }
     let mut best = None;
     for text in &forms {
-        let completion = Completion { text, tokens: &[], finished: true, max_tokens };
+        let completion = Completion { text, tokens: &[], finished: true, max_tokens, in_thought: false };
         let reward = task.reward(example, &completion)?;
         if reward.parts.is_empty() {
             // judged by models or programs alone

@@ -1,14 +1,14 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
-use super::evaluated_sample::{EvaluatedSample, judged_samples};
+use super::evaluated_sample::{EvaluatedSample, judged_samples, mean_reward, unjudged};
 use super::gather::{Dealt, all_played, all_samples};
-use super::judging::texts;
+use super::judging::{ends_in_thought, texts};
 use super::rollout::ENVIRONMENT;
 use super::turns::{Playing, turn_template};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
-use crate::metrics::{Metrics, judged_metrics, validation_reward};
+use crate::metrics::{Metrics, judged_metrics, validation_reward, validation_unjudged};
 use crate::objective::Objective;
 use crate::planning::{self, engine_limits};
 use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
@@ -34,8 +34,8 @@ use std::sync::Arc;
 pub struct Evaluation {
     /// The task's name.
     pub task: String,
-    /// Mean validation reward of the completions.
-    pub reward: f64,
+    /// Mean validation reward of the completions that have one; null where none has.
+    pub reward: Option<f64>,
     /// Prompts judged.
     pub prompts: usize,
     /// Statistics by set, as validation reports them.
@@ -96,7 +96,8 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let task = data.task().name();
     let reward = mean_reward(&samples);
     let mut metrics = judged_metrics(&judged_samples(&samples));
-    metrics.insert(validation_reward(task), reward);
+    metrics.extend(reward.map(|reward| (validation_reward(task), reward)));
+    metrics.insert(validation_unjudged(task), unjudged(&samples) as f64);
     Ok(Evaluation { task: task.to_owned(), reward, prompts: data.validation.len(), metrics, samples })
 }
 
@@ -168,17 +169,11 @@ pub(crate) fn answers<'a>(
                 environment: outcomes.and_then(|own| own[at].object.as_ref()),
                 tokens: &sample.tokens,
                 finished: sample.finish == FinishReason::Stop,
+                in_thought: ends_in_thought(&source.tokenizer, &prompts[sample.request], sample)?,
                 id: id(sample),
             })
         })
         .collect()
-}
-
-/// Mean reward of judged completions, those apart that have lost one.
-pub(crate) fn mean_reward(samples: &[EvaluatedSample]) -> f64 {
-    let whole = samples.iter().filter(|s| s.reward_error.is_none());
-    let (count, total) = whole.fold((0, 0.0), |(n, sum), s| (n + 1, sum + s.reward));
-    total / f64::from(count.max(1))
 }
 
 /// Completions of the validation prompts with their validation rewards. Where none has all of its rewards, it is an

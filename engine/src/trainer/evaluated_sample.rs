@@ -25,8 +25,8 @@ pub struct EvaluatedSample {
     pub turns: Vec<Message>,
     /// Ground truth.
     pub answer: String,
-    /// Reward.
-    pub reward: f64,
+    /// Reward; null where none applies, and no statistics count the sample.
+    pub reward: Option<f64>,
     /// Its parts.
     pub reward_parts: Vec<(String, f64)>,
     /// Whether it is right, where a rule says so.
@@ -61,7 +61,7 @@ impl EvaluatedSample {
             completion: answer.text.clone(),
             turns: answer.turns.to_vec(),
             answer: prompt.example.answer.clone(),
-            reward: reward.total,
+            reward: reward.value(),
             reward_parts: reward.parts,
             correct: reward.correct,
             readings: reward.readings,
@@ -71,21 +71,37 @@ impl EvaluatedSample {
         }
     }
 
-    /// What statistics take of it.
-    fn judged(&self) -> JudgedSample {
+    /// Whether no reward applies to it, though none is lost.
+    fn is_unjudged(&self) -> bool {
+        self.reward.is_none() && self.reward_error.is_none()
+    }
+
+    /// What statistics take of it: nothing where it has lost a reward or none applies.
+    fn judged(&self) -> Option<JudgedSample> {
         let read = self.readings.first();
-        JudgedSample {
+        Some(JudgedSample {
             set: self.set.clone(),
             prompt: self.index,
-            reward: self.reward,
+            reward: self.reward.filter(|_| self.reward_error.is_none())?,
             correct: self.correct,
             vote: read.and_then(|reading| reading.parsed.clone()),
-        }
+        })
     }
 }
 
-/// What statistics take of judged completions, those apart that have lost a reward.
+/// What statistics take of judged completions, those apart that have lost a reward or have none.
 pub(super) fn judged_samples(samples: &[EvaluatedSample]) -> Vec<JudgedSample> {
-    let whole = samples.iter().filter(|s| s.reward_error.is_none());
-    whole.map(EvaluatedSample::judged).collect()
+    samples.iter().filter_map(EvaluatedSample::judged).collect()
+}
+
+/// The mean reward of judged completions, those apart that have lost a reward or have none; none where none is left.
+pub(super) fn mean_reward(samples: &[EvaluatedSample]) -> Option<f64> {
+    let judged = samples.iter().filter_map(EvaluatedSample::judged);
+    let (count, total) = judged.fold((0, 0.0), |(n, sum), s| (n + 1, sum + s.reward));
+    (count > 0).then(|| total / f64::from(count))
+}
+
+/// How many completions have no reward, though they have lost none.
+pub(super) fn unjudged(samples: &[EvaluatedSample]) -> usize {
+    samples.iter().filter(|sample| sample.is_unjudged()).count()
 }

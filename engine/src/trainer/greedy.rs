@@ -58,7 +58,7 @@ impl Trainer {
         for ((answer, reward), note) in answers.iter().zip(rewards).zip(judged.notes) {
             let prompt_index = answer.id.prompt_index;
             for rollout in rollouts.iter_mut().filter(|r| r.prompt_index == prompt_index) {
-                rollout.baseline = Some(reward.total);
+                rollout.baseline = reward.value();
                 // without what it is compared with, the group is left out
                 rollout.reward_error.clone_from(&note.lost);
             }

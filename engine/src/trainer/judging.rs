@@ -95,6 +95,7 @@ pub(super) fn answer<'a>(
         environment: view.object,
         tokens: &sample.tokens,
         finished: sample.finish == FinishReason::Stop,
+        in_thought: false,
         id: CompletionId { step, prompt_index: first + sample.request as u64, sample: sample.sample },
     }
 }
@@ -111,6 +112,21 @@ pub(super) fn texts(
     Ok((whole, last.transpose()?))
 }
 
+/// Whether the last turn of a completion ends inside a thought, which the text before it or its beginning opens. Tags
+/// that are special tokens, which a completion's text has not, count too.
+pub(super) fn ends_in_thought(tokenizer: &Tokenizer, prompt: &Prompt, sample: &Sample) -> Result<bool> {
+    let turn = tokenizer.decode(&sample.tokens[sample.turn_start()..], false)?;
+    if turn.contains("</think>") {
+        return Ok(false);
+    }
+    let opens = |text: &str| text.trim_end().ends_with("<think>");
+    let opened = match sample.inserted.last() {
+        Some(between) => opens(&tokenizer.decode(&sample.tokens[between.clone()], false)?),
+        None => opens(&prompt.text),
+    };
+    Ok(opened || turn.trim_start().starts_with("<think>"))
+}
+
 impl Judging {
     fn score(&self, ended: &Ended) -> Result<(String, Reward)> {
         let sample = &ended.sample;
@@ -118,6 +134,7 @@ impl Judging {
         let (step, first) = (self.step, self.first);
         let mut answer = answer(&self.prompts, sample, ended.view(), text, step, first);
         answer.last_turn = last_turn;
+        answer.in_thought = ends_in_thought(&self.tokenizer, answer.prompt, sample)?;
         let reward = answer.by_rules(self.task.as_ref(), self.max_tokens, Purpose::Training)?;
         Ok((answer.text, reward))
     }
@@ -190,5 +207,48 @@ impl Judged {
             asked.extend(group?);
         }
         Ok((rules, asked.said()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Example;
+    use std::ops::Range;
+
+    #[test]
+    fn a_completion_ends_inside_a_thought_that_what_is_before_it_or_its_beginning_opens() {
+        let tokenizer = Tokenizer::characters("<>/think 14\n").expect("a tokenizer");
+        let ends = |prompt: &str, completion: &str, between: Option<Range<usize>>| {
+            let encode = |text: &str| tokenizer.encode(text, false).expect("tokens");
+            let prompt = Prompt { example: Example::text(prompt, ""), text: prompt.into(), tokens: encode(prompt) };
+            let sample = Sample {
+                request: 0,
+                sample: 0,
+                tokens: encode(completion),
+                inserted: between.into_iter().collect(),
+                logps: Vec::new(),
+                full_logps: Vec::new(),
+                finish: FinishReason::Length,
+                routes: None,
+            };
+            ends_in_thought(&tokenizer, &prompt, &sample).expect("decoded")
+        };
+        for (prompt, completion, expected) in [
+            ("1 <think>", "4", true),
+            ("1 <think>\n", "4", true),
+            ("1 <think>\n", "4</think> 1", false),
+            ("1 <think> </think>\n", "4", false),
+            ("1", "<think>4", true),
+            ("1", "\n<think>4 </think>", false),
+            ("1 <think> 4", "4", false),
+            ("1", "4 <think> 1", false),
+        ] {
+            assert_eq!(ends(prompt, completion, None), expected, "{prompt:?}, {completion:?}");
+        }
+        // of several turns the last one counts, and what the template writes before it
+        let turns = "4</think> 1 <think>\n14";
+        assert!(ends("1 <think>", turns, Some(10..20)));
+        assert!(!ends("1 <think>", "4 1\n14", Some(1..4)));
     }
 }

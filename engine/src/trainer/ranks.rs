@@ -70,7 +70,7 @@ impl Trainer {
                 w.number(rollout.sample as u64);
                 w.tokens(&rollout.prompt);
                 w.tokens(&rollout.completion);
-                w.float(rollout.reward);
+                w.option(rollout.reward, Writer::float);
             });
         }
         let advice =

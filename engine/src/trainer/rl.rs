@@ -32,8 +32,9 @@ impl Trainer {
         }
         *advantages =
             self.phase(Phase::Advantages, |t| Ok(t.objective.compute_advantages(rollouts, &mut t.state.coefficients)))?;
-        // whatever the objective says, what an environment wrote is not learnt
+        // whatever the objective says, what an environment wrote is not learnt, nor what has no reward
         rollouts.iter_mut().for_each(Rollout::mask_inserted);
+        rollouts.iter_mut().filter(|r| r.reward.is_none()).for_each(Rollout::leave_out);
         let mut report = StepReport::default();
         if let Some(lr) = self.critic_lr() {
             let update = self.phase(Phase::UpdateCritic, |t| t.update_critic(rollouts, lr))?;

@@ -116,6 +116,7 @@ impl Trainer {
     fn sampled_groups(&mut self, prompts: &Arc<Vec<Prompt>>, first: u64, stats: &mut RolloutStats) -> Result<Groups> {
         let own = self.own_rollouts(prompts, first)?;
         let (prompts, rollouts) = all_rollouts(&self.world, prompts, own, stats)?;
+        let rollouts = with_equal_parts(rollouts);
         let routes = rollouts.iter().filter_map(|r| r.routes.as_deref());
         stats.experts = ExpertLoad::of(self.learner.decoder().arch(), routes);
         stats.gen_batches += 1;
@@ -187,7 +188,7 @@ impl Trainer {
             routes: s.routes,
             rerouted: None,
             policy_version: self.state.step,
-            reward: reward.total,
+            reward: reward.value(),
             reward_parts: reward.parts,
             reward_weights: reward.weights,
             reward_extra: note.extra,
@@ -204,7 +205,7 @@ impl Trainer {
         stats.sampled_groups += groups.len();
         let whole = groups.iter().filter(|g| !g.iter().any(Rollout::is_lost));
         let whole: Vec<&Rollout> = whole.flatten().collect();
-        let rewards: Vec<f64> = whole.iter().map(|r| r.reward).collect();
+        let rewards: Vec<Option<f64>> = whole.iter().map(|r| r.reward).collect();
         let groups_of: Vec<u64> = whole.iter().map(|r| r.prompt_index).collect();
         let judged = whole.len() / self.config.rollout.n;
         stats.zero_std_groups += frac_reward_zero_std(&rewards, &groups_of) * judged as f64;
@@ -246,6 +247,7 @@ impl Trainer {
         if !said.is_empty() {
             let programs = stats.programs.get_or_insert_default();
             programs.wait_seconds += waited;
+            programs.repeated += judged.notes.iter().filter(|n| n.repeated).count();
             programs.lost += judged.notes.iter().filter(|n| n.lost.is_some()).count();
         }
         let texts = answers.into_iter().map(|answer| answer.text);
@@ -352,17 +354,28 @@ fn add_outcome(rollout: &mut Rollout, outcome: Outcome) {
         rollout.reward_error = Some(format!("environment: {reason}"));
     }
     if let Some(reward) = outcome.reward {
-        rollout.reward += reward;
+        rollout.reward = Some(rollout.reward.unwrap_or(0.0) + reward);
         rollout.reward_parts.push((ENVIRONMENT.to_owned(), reward));
         rollout.reward_weights.push(1.0);
     }
+}
+
+/// The rollouts with a part for their environments' rewards in all of them, where one has it: an environment that gives
+/// none is a reward that does not apply.
+fn with_equal_parts(mut rollouts: Vec<Rollout>) -> Vec<Rollout> {
+    let most = rollouts.iter().map(|r| r.reward_parts.len()).max().unwrap_or(0);
+    for rollout in rollouts.iter_mut().filter(|r| !r.is_lost() && r.reward_parts.len() < most) {
+        rollout.reward_parts.push((ENVIRONMENT.to_owned(), f64::NAN));
+        rollout.reward_weights.push(1.0);
+    }
+    rollouts
 }
 
 /// Whether a group's values of a metric differ.
 fn has_spread(group: &[Rollout], metric: &str) -> Result<bool> {
     let value = |rollout: &Rollout| {
         if metric == DynamicSampling::SCORE {
-            return Ok(rollout.reward);
+            return Ok(rollout.reward.unwrap_or(f64::NAN));
         }
         let part = rollout.reward_parts.iter().find(|(name, _)| name == metric);
         part.map(|(_, value)| *value).ok_or_else(|| {

@@ -18,7 +18,8 @@ pub(super) fn replayed<'r>(sequences: Vec<Sequence>, rollouts: impl IntoIterator
 /// The sequence of a rollout as the policy learns from it, its scored tokens being those of the mask.
 pub(super) fn sequence(rollout: &Rollout) -> Sequence {
     let scored = rollout.columns.select(&rollout.mask);
-    let columns = TokenColumns { old_logp: scored.old_logp.or(scored.full_logp), full_logp: None, ..scored };
+    let old_logp = scored.old_logp.or_else(|| scored.full_logp.clone());
+    let columns = TokenColumns { old_logp, sampler_logp: None, ..scored };
     masked(rollout, columns)
 }
 

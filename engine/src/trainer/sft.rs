@@ -1,7 +1,7 @@
 //! Supervised training on rows of a file or on the task's solutions: the warm-up of `train`, and the whole of `sft`.
 
 use super::Trainer;
-use super::evaluate::mean_reward;
+use super::evaluated_sample::mean_reward;
 use crate::Result;
 use crate::config::SftConfig;
 use crate::data::SftDataset;
@@ -65,7 +65,7 @@ impl Trainer {
         let reward = mean_reward(&self.validation_samples()?);
         // of no step
         self.timings = PhaseTimings::default();
-        Ok(reward >= target)
+        Ok(reward.is_some_and(|reward| reward >= target))
     }
 
     /// One optimizer step on a step's examples, in a phase of the run's or of its warm-up.

@@ -11,7 +11,7 @@ use crate::objective::mismatch::MismatchMetrics;
 use crate::objective::{LossSums, OptimizerStep, TokenLoss};
 use crate::plan::Role;
 use crate::rollout::Rollout;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, TokenColumns};
 use crate::{Error, Result};
 use firebrick_models::random::Stream;
 use std::sync::Arc;
@@ -20,16 +20,17 @@ use std::sync::Arc;
 const MINI_BATCH_STREAM: u64 = 2 << 32;
 
 impl Trainer {
-    /// Epochs and mini-batches over a step's rollouts. `step` makes one optimizer step of a mini-batch; it is told
-    /// whether it is the update's first.
+    /// Epochs and mini-batches over a step's rollouts. `step` makes one optimizer step of a mini-batch's completions, those
+    /// apart of which no token is scored.
     pub(super) fn update(
         &mut self,
         rollouts: &[Rollout],
-        mut step: impl FnMut(&mut Self, &[&Rollout], bool) -> Result<()>,
+        mut step: impl FnMut(&mut Self, &[&Rollout]) -> Result<()>,
     ) -> Result<()> {
         for epoch in 0..self.config.update.ppo_epochs {
-            for (i, mini) in self.minibatches(rollouts, epoch).iter().enumerate() {
-                step(self, mini, epoch + i == 0)?;
+            for mut mini in self.minibatches(rollouts, epoch) {
+                mini.retain(|rollout| rollout.is_scored());
+                step(self, &mini)?;
             }
         }
         Ok(())
@@ -43,8 +44,10 @@ impl Trainer {
         let objective = Arc::clone(&self.objective);
         let temperature = self.config.rollout.temperature;
         let compared = MismatchMetrics(objective.as_ref());
-        self.update(rollouts, |t, mini, first| {
+        self.update(rollouts, |t, mini| {
             let sequences = t.policy_sequences(mini)?;
+            // until the first step, sampler and trainer have the same weights
+            let first = report.grad_norm.value().is_none();
             let tokens: &dyn TokenLoss =
                 if first && t.compares_with_sampler() { &compared } else { objective.as_ref() };
             let loss = match t.config.shared_critic() {
@@ -52,8 +55,9 @@ impl Trainer {
                 None => tokens.into(),
             };
             let phase = Phase::UpdateActor;
-            let own = t.optimizer_step(phase, &sequences, temperature, loss, &mut report)?;
-            objective.update_coefficients(&own, &mut t.state.coefficients);
+            if let Some(own) = t.optimizer_step(phase, &sequences, temperature, loss, &mut report)? {
+                objective.update_coefficients(&own, &mut t.state.coefficients);
+            }
             Ok(())
         })?;
         Ok(report)
@@ -63,7 +67,7 @@ impl Trainer {
     pub(super) fn update_critic(&mut self, rollouts: &[Rollout], lr: f64) -> Result<UpdateReport> {
         let mut report = UpdateReport::new(lr);
         let loss = self.critic().1.loss();
-        self.update(rollouts, |t, mini, _| {
+        self.update(rollouts, |t, mini| {
             let sequences = t.critic_sequences(mini);
             let phase = Phase::UpdateCritic;
             t.optimizer_step(phase, &sequences, 1.0, loss.into(), &mut report)?;
@@ -73,7 +77,8 @@ impl Trainer {
     }
 
     /// One optimizer step of the model that a phase updates, at the report's learning rate: applied, or skipped with a
-    /// warning. Too many skips in a row end the run.
+    /// warning. Too many skips in a row end the run. Where no token has a weight in the loss there is no step: neither
+    /// decay nor momentum moves the model, and the result is none.
     pub(super) fn optimizer_step(
         &mut self,
         phase: Phase,
@@ -81,7 +86,16 @@ impl Trainer {
         temperature: f64,
         loss: HeadLoss<'_>,
         report: &mut UpdateReport,
-    ) -> Result<LossSums> {
+    ) -> Result<Option<LossSums>> {
+        if !sequences.iter().any(teaches) {
+            report.skipped_empty += 1;
+            let step = self.state.step + 1;
+            tracing::warn!(
+                "step {step}, {phase}: no token has a weight in the loss, so no optimizer step is taken; the metrics \
+                 rollout/unjudged and rollout/masked count completions without a reward and masked ones"
+            );
+            return Ok(None);
+        }
         let lr = report.lr;
         let (seed, skipped) = (self.config.trainer.seed, self.state.skipped_steps);
         let learner = self.learner_of(phase);
@@ -95,7 +109,7 @@ impl Trainer {
         self.check_after(phase)?;
         report.add(&updated);
         self.check_skipped(phase, &updated)?;
-        Ok(updated.sums)
+        Ok(Some(updated.sums))
     }
 
     /// The learner that a phase updates.
@@ -173,6 +187,9 @@ impl Trainer {
     /// Sequences of one optimizer step of the policy, with everything fixed that they share.
     fn policy_sequences(&mut self, mini: &[&Rollout]) -> Result<Vec<Sequence>> {
         let mut sequences: Vec<Sequence> = mini.iter().map(|r| sequence(r)).collect();
+        if sequences.is_empty() {
+            return Ok(sequences);
+        }
         if self.config.rollout.router_replay {
             sequences = replayed(sequences, mini.iter().copied());
         }
@@ -220,4 +237,10 @@ impl Trainer {
         }
         groups.chunks(size).map(|c| c.iter().flat_map(|g| g.iter()).collect()).collect()
     }
+}
+
+/// Whether a token of a sequence has a weight in the loss of the policy, in its entropy bonus, or in the value loss.
+fn teaches(sequence: &Sequence) -> bool {
+    let TokenColumns { weight, bonus, value_weight, .. } = &sequence.columns;
+    [weight, bonus, value_weight].into_iter().flatten().flatten().any(|weight| *weight != 0.0)
 }

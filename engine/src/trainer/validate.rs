@@ -1,8 +1,8 @@
 //! Validation: completions of the held-out prompts and their rewards; the loss of held-out examples.
 
 use super::Trainer;
-use super::evaluate::{judged, mean_reward, validation_samples};
-use super::evaluated_sample::{EvaluatedSample, judged_samples};
+use super::evaluate::{judged, validation_samples};
+use super::evaluated_sample::{EvaluatedSample, judged_samples, mean_reward, unjudged};
 use crate::Result;
 use crate::config::Mode;
 use crate::metrics::{Phase, ValidationReport};
@@ -17,7 +17,15 @@ impl Trainer {
         };
         let has_prompts = !self.data.validation.is_empty();
         let samples = has_prompts.then(|| self.validation_samples()).transpose()?;
-        let reward = samples.as_deref().map(mean_reward);
+        let reward = samples.as_deref().and_then(mean_reward);
+        if let (None, Some(samples)) = (reward, &samples) {
+            tracing::warn!(
+                "step {}: no reward applies to any of the {} validation completions, so there is no validation reward",
+                self.state.step,
+                samples.len()
+            );
+        }
+        let unjudged = samples.as_deref().map(unjudged);
         let samples = samples.unwrap_or_default();
         let report = ValidationReport {
             step: self.state.step,
@@ -25,6 +33,7 @@ impl Trainer {
             task: self.data.task().name().to_owned(),
             reward,
             samples: judged_samples(&samples),
+            unjudged,
             loss,
         };
         let values = self.recorder.validation(&report, &self.ledger.take())?;

@@ -116,12 +116,15 @@ fn read_turns(from: &mut Reader<'_>) -> Result<TurnStats> {
 }
 
 fn write_programs(to: &mut Writer, programs: ProgramStats) {
-    to.float(programs.wait_seconds);
-    to.number(programs.lost as u64);
+    // a new field has to be written and read here
+    let ProgramStats { wait_seconds, repeated, lost } = programs;
+    to.float(wait_seconds);
+    to.number(repeated as u64);
+    to.number(lost as u64);
 }
 
 fn read_programs(from: &mut Reader<'_>) -> Result<ProgramStats> {
-    Ok(ProgramStats { wait_seconds: from.float()?, lost: from.count()? })
+    Ok(ProgramStats { wait_seconds: from.float()?, repeated: from.count()?, lost: from.count()? })
 }
 
 /// Every field once, in its order: for writing and for reading.

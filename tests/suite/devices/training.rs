@@ -44,7 +44,7 @@ pub(super) fn rollouts(model: &Model, salt: u64) -> Vec<Sequence> {
         };
         row.columns.old_logp = near();
         row.columns.ref_logp = near();
-        row.columns.sampler_logp.clone_from(&row.columns.old_logp);
+        row.columns.full_logp.clone_from(&row.columns.old_logp);
     }
     rows
 }

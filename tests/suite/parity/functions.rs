@@ -78,6 +78,7 @@ fn said(task: &dyn Task) -> Vec<Map<String, Value>> {
         environment: None,
         tokens: &tokens[at],
         finished: true,
+        in_thought: false,
         id: CompletionId::default(),
     };
     let answers: Vec<Answer<'_>> = (0..prompts.len()).map(answer).collect();

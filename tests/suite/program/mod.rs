@@ -40,6 +40,7 @@ mod streams;
 mod timeline;
 mod tokens;
 mod trackers;
+mod unjudged;
 mod validation;
 mod watch;
 

@@ -58,6 +58,36 @@ fn sampler_and_trainer_are_compared_wherever_the_old_log_probs_come_from() {
 }
 
 #[test]
+fn on_policy_nothing_is_corrected_rejected_or_masked_however_tokens_are_truncated() {
+    for truncation in ["rollout.top_p=0.5", "rollout.top_k=2", "rollout.min_p=0.5"] {
+        let losses = [
+            "rollout_is: sequence_truncate",
+            "rollout_rs: seq_sum_k1, rollout_rs_threshold: 1.01",
+            "off_policy_mask_threshold: 0.001",
+        ]
+        .map(|correction| {
+            let bench = Bench::new();
+            let objective = format!("objective={{name: grpo, {correction}}}");
+            let more = [truncation, &objective, "rollout.temperature=1.7", "task.partial=true", "trainer.steps=1"];
+            succeeded(&bench.firebrick("train", &more));
+            let line = metrics(&bench, "run").pop().unwrap();
+            let value = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key}: {line}"));
+            assert!(value("training/rollout_probs_diff_max") < 1e-6, "{line}");
+            if correction.starts_with("rollout_is") {
+                for key in ["mean", "max", "min", "eff_sample_size"] {
+                    let found = value(&format!("rollout_corr/rollout_is_{key}"));
+                    assert!((found - 1.0).abs() < 1e-4, "{truncation}: {key} is {found}");
+                }
+            } else if correction.starts_with("rollout_rs") {
+                assert!(value("rollout_corr/rollout_rs_masked_fraction") < 1e-9, "{truncation}");
+            }
+            value("actor/pg_loss")
+        });
+        assert!(losses.iter().all(|loss| (loss - losses[0]).abs() < 1e-5), "{truncation}: {losses:?}");
+    }
+}
+
+#[test]
 fn the_engine_reports_what_it_did() {
     let bench = Bench::new();
     succeeded(&bench.firebrick("train", &["rollout.kv_cache_memory_bytes=8KiB"]));

@@ -23,7 +23,7 @@ fn rollout(mask: Vec<bool>, advantages: Vec<f64>) -> Rollout {
         routes: None,
         rerouted: None,
         policy_version: 0,
-        reward: 1.0,
+        reward: Some(1.0),
         reward_parts: Vec::new(),
         reward_weights: Vec::new(),
         reward_extra: serde_json::Map::new(),
@@ -160,6 +160,7 @@ fn all_metrics_of_a_validation_are_described() {
         reward: Some(0.5),
         samples: samples.collect(),
         loss: Some(1.0),
+        unjudged: Some(1),
         ..ValidationReport::default()
     });
     assert_described(&found);

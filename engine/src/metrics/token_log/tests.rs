@@ -50,7 +50,7 @@ fn rollout(prompt_index: u64, sample: usize, reward: f64, tokens: usize) -> Roll
         routes: None,
         rerouted: None,
         policy_version: 0,
-        reward,
+        reward: Some(reward),
         reward_parts: Vec::new(),
         reward_weights: Vec::new(),
         reward_extra: Map::new(),

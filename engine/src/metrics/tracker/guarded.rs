@@ -66,14 +66,14 @@ impl Trackers {
         if self.0.is_empty() || !due {
             return;
         }
-        let rollouts = report.rollouts.iter();
-        let by_reward = |a: &&Rollout, b: &&Rollout| a.reward.total_cmp(&b.reward);
+        let rollouts = report.rollouts.iter().filter_map(|rollout| Some((rollout, rollout.reward?)));
+        let by_reward = |a: &(&Rollout, f64), b: &(&Rollout, f64)| a.1.total_cmp(&b.1);
         // of equal rewards the first
         let best = rollouts.clone().rev().max_by(by_reward);
         let worst = rollouts.min_by(by_reward);
-        for (name, rollout) in [("samples/best", best), ("samples/worst", worst)] {
-            let Some(rollout) = rollout else { continue };
-            let markdown = sample(rollout, report);
+        for (name, picked) in [("samples/best", best), ("samples/worst", worst)] {
+            let Some((rollout, reward)) = picked else { continue };
+            let markdown = sample(rollout, reward, report);
             for guarded in &mut self.0 {
                 guarded.call(|tracker| tracker.text(step, name, &markdown));
             }
@@ -89,9 +89,9 @@ impl Trackers {
 }
 
 /// A sample in Markdown: its reward, the gold answer, the prompt, the completion.
-fn sample(rollout: &Rollout, report: &RolloutReport) -> String {
+fn sample(rollout: &Rollout, reward: f64, report: &RolloutReport) -> String {
     let prompt = &report.prompts[(rollout.prompt_index - report.first_prompt) as usize];
-    let mut text = format!("reward {}", rollout.reward);
+    let mut text = format!("reward {reward}");
     for (name, value) in &rollout.reward_parts {
         // writing to a string cannot fail
         let _ = write!(text, ", {name} {value}");

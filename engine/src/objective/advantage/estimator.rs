@@ -75,11 +75,16 @@ impl AdvantageEstimator {
     pub fn advantages(self, inputs: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
         match self {
             Self::Group { baseline, normalize } => {
-                let advantages = baseline.advantages(inputs);
-                match normalize {
-                    Some(eps) => inputs.expand(&normalized(&advantages, eps)),
-                    None => inputs.expand(&advantages),
+                let mut advantages = baseline.advantages(inputs);
+                if let Some(eps) = normalize {
+                    // what cannot be compared has no part in it
+                    let compared: Vec<usize> = (0..advantages.len()).filter(|&i| !inputs.is_lone(i)).collect();
+                    let own: Vec<f64> = compared.iter().map(|&i| advantages[i]).collect();
+                    for (i, advantage) in compared.into_iter().zip(normalized(&own, eps)) {
+                        advantages[i] = advantage;
+                    }
                 }
+                inputs.expand(&advantages)
             }
             Self::ReinforcePlusPlus { gamma } => reinforce_plus_plus(inputs, gamma),
             Self::ReinforcePlusPlusBaseline => reinforce_plus_plus_baseline(inputs),
@@ -90,11 +95,11 @@ impl AdvantageEstimator {
 }
 
 impl GroupEstimator {
-    /// The advantage of every completion.
+    /// The advantage of every completion; 0 for the only one with a reward in a group of several.
     #[must_use]
     pub fn advantages(self, inputs: AdvantageInputs<'_>) -> Vec<f64> {
         let (rewards, groups) = (inputs.sequence_rewards(), inputs.groups);
-        match self {
+        let mut advantages = match self {
             Self::Grpo { scale, eps } => grpo(&rewards, groups, scale, eps),
             Self::GrpoLeaveOneOut { scale, eps } => grpo_leave_one_out(&rewards, groups, scale, eps),
             Self::Rloo => rloo(&rewards, groups),
@@ -102,6 +107,10 @@ impl GroupEstimator {
             Self::Opo => opo(&rewards, groups, &inputs.lengths()),
             Self::PassAtK { scale, eps } => pass_at_k(&rewards, groups, scale, eps),
             Self::Gpg => gpg(&rewards, groups),
+        };
+        for (advantage, _) in advantages.iter_mut().zip(inputs.lone).filter(|(_, lone)| **lone) {
+            *advantage = 0.0;
         }
+        advantages
     }
 }

@@ -21,11 +21,15 @@ pub fn normalized(values: &[f64], eps: f64) -> Vec<f64> {
     values.iter().map(|v| (v - centre) / (spread + eps)).collect()
 }
 
-/// Share of groups whose rewards are all equal: their advantages are 0 (TRL's `frac_reward_zero_std`).
+/// Share of groups whose rewards are all equal: their advantages are 0 (TRL's `frac_reward_zero_std`). As in TRL, a
+/// group of several of which fewer than two have a reward is none of them.
 #[must_use]
-pub fn frac_reward_zero_std(rewards: &[f64], groups: &[u64]) -> f64 {
+pub fn frac_reward_zero_std(rewards: &[Option<f64>], groups: &[u64]) -> f64 {
     let all = group_members(groups);
-    let flat = all.iter().filter(|m| m.iter().all(|&i| rewards[i].to_bits() == rewards[m[0]].to_bits()));
+    let flat = all.iter().filter(|members| {
+        let own: Vec<u64> = members.iter().filter_map(|&i| rewards[i]).map(f64::to_bits).collect();
+        own.len() >= members.len().min(2) && own.iter().all(|reward| *reward == own[0])
+    });
     flat.count() as f64 / all.len().max(1) as f64
 }
 

@@ -1,6 +1,6 @@
 //! What advantages are computed from.
 
-/// What is known of the completions of a step, one entry each.
+/// What is known of the completions of a step that have a reward, one entry each.
 #[derive(Clone, Copy, Debug)]
 pub struct AdvantageInputs<'a> {
     /// Reward of every token.
@@ -9,6 +9,9 @@ pub struct AdvantageInputs<'a> {
     pub masks: &'a [Vec<bool>],
     /// The group each belongs to: completions of one prompt.
     pub groups: &'a [u64],
+    /// Which are the only ones with a reward in a group of several: there is nothing to compare them with. Empty
+    /// without any.
+    pub lone: &'a [bool],
     /// Reward of the greedy completion of its prompt; empty without one.
     pub baselines: &'a [f64],
     /// A critic's value of every token; empty without a critic.
@@ -20,6 +23,12 @@ impl AdvantageInputs<'_> {
     #[must_use]
     pub fn sequence_rewards(&self) -> Vec<f64> {
         self.rewards.iter().map(|own| own.iter().sum()).collect()
+    }
+
+    /// Whether it is the only one with a reward in a group of several.
+    #[must_use]
+    pub fn is_lone(&self, completion: usize) -> bool {
+        self.lone.get(completion).copied().unwrap_or(false)
     }
 
     /// Number of scored tokens of each.

@@ -73,7 +73,7 @@ mod tests {
         let advantages = grpo(&rewards, &groups, ScaleRewards::Group, 1e-6);
         assert!(advantages[0].abs() < 1e-12 && advantages[1].abs() < 1e-12);
         assert!(advantages[3] > 0.7 && advantages[2] < -0.7);
-        assert!((frac_reward_zero_std(&rewards, &groups) - 0.5).abs() < 1e-12);
+        assert!((frac_reward_zero_std(&rewards.map(Some), &groups) - 0.5).abs() < 1e-12);
     }
 
     #[test]

@@ -25,13 +25,15 @@ pub fn reinforce_plus_plus(outcomes: AdvantageInputs<'_>, gamma: f64) -> Vec<Vec
     values
 }
 
-/// The reward less the group's mean, normalised over the step's scored tokens. A group of one keeps its reward.
+/// The reward less the group's mean, normalised over the step's scored tokens. A group of one keeps its reward, but not
+/// the only one with a reward in a group of several.
 #[must_use]
 pub fn reinforce_plus_plus_baseline(outcomes: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
     let mut totals = outcomes.sequence_rewards();
     for members in group_members(outcomes.groups) {
         let own: Vec<f64> = members.iter().map(|&i| totals[i]).collect();
-        let centre = if own.len() == 1 { 0.0 } else { mean(&own) };
+        let keeps = own.len() == 1 && !outcomes.is_lone(members[0]);
+        let centre = if keeps { 0.0 } else { mean(&own) };
         for &i in &members {
             totals[i] -= centre;
         }

@@ -5,36 +5,59 @@ use crate::objective::advantage::{AdvantageInputs, mean, normalize_then_sum};
 use crate::objective::coefficients::AdaptiveCoefficients;
 use crate::objective::kl_controller::{KlInReward, token_level_rewards};
 use crate::objective::rejection::kept_tokens;
+use crate::objective::traits::Objective;
 use crate::rollout::Rollout;
 use firebrick_models::generate::FinishReason;
+use std::collections::HashMap;
 
 impl PolicyGradient {
     /// Fills in masks, corrections and advantages; returns what to report.
+    ///
+    /// A completion without a reward, or without the baseline that its reward is compared with, is left out: everything
+    /// is computed as if the step did not have it.
     pub(super) fn advantages_of(
         &self,
         rollouts: &mut [Rollout],
         coefficients: &mut AdaptiveCoefficients,
     ) -> Vec<(String, f64)> {
-        let mut metrics = self.mask(rollouts);
-        metrics.extend(self.correct(rollouts));
-        let rewards = match self.advantages.kl_in_reward() {
-            Some(kl) => penalized_rewards(kl, rollouts, coefficients, &mut metrics),
+        let lone = lone(rollouts);
+        let greedy = self.needs().greedy;
+        let (mut compared, mut rewards, mut is_lone) = (Vec::new(), Vec::new(), Vec::new());
+        for (rollout, lone) in rollouts.iter_mut().zip(lone) {
+            match rollout.reward.filter(|_| !greedy || rollout.baseline.is_some()) {
+                Some(reward) => {
+                    rewards.push(reward);
+                    is_lone.push(lone);
+                    compared.push(rollout);
+                }
+                None => rollout.leave_out(),
+            }
+        }
+        if compared.is_empty() {
+            return Vec::new();
+        }
+        let mut metrics = self.mask(&mut compared);
+        metrics.extend(self.correct(&mut compared));
+        let by_token = match self.advantages.kl_in_reward() {
+            Some(kl) => penalized_rewards(kl, &compared, &rewards, coefficients, &mut metrics),
             None => {
-                rollouts.iter().map(|r| token_level_rewards(r.reward, &vec![0.0; r.completion.len()], 0.0)).collect()
+                let pairs = compared.iter().zip(&rewards);
+                pairs.map(|(r, &reward)| token_level_rewards(reward, &vec![0.0; r.completion.len()], 0.0)).collect()
             }
         };
+        self.estimate(&mut compared, &by_token, &is_lone);
+        metrics
+    }
+
+    /// Advantages, and returns where a critic learns them, of completions with these rewards by token.
+    fn estimate(&self, rollouts: &mut [&mut Rollout], rewards: &[Vec<f64>], lone: &[bool]) {
         let groups: Vec<u64> = rollouts.iter().map(|r| r.prompt_index).collect();
         let masks: Vec<Vec<bool>> = rollouts.iter().map(|r| r.mask.clone()).collect();
         let baselines: Vec<f64> = rollouts.iter().filter_map(|r| r.baseline).collect();
         let values = rollouts.iter().map(|r| r.columns.value.clone());
         let values: Vec<Vec<f64>> = values.map(Option::unwrap_or_default).collect();
-        let inputs = AdvantageInputs {
-            rewards: &rewards,
-            masks: &masks,
-            groups: &groups,
-            baselines: &baselines,
-            values: &values,
-        };
+        let inputs =
+            AdvantageInputs { rewards, masks: &masks, groups: &groups, lone, baselines: &baselines, values: &values };
         let advantages = match self.advantages {
             Advantages::SumThenNormalize { estimator, .. } => estimator.advantages(inputs),
             Advantages::NormalizeThenSum { eps } => inputs.expand(&normalized_parts(rollouts, &groups, eps)),
@@ -46,15 +69,14 @@ impl PolicyGradient {
                 rollout.columns.returns = Some(returns);
             }
         }
-        for ((rollout, advantages), rewards) in rollouts.iter_mut().zip(advantages).zip(&rewards) {
+        for ((rollout, advantages), rewards) in rollouts.iter_mut().zip(advantages).zip(rewards) {
             rollout.columns.advantage = Some(advantages);
             rollout.penalized_reward = rewards.iter().sum();
         }
-        metrics
     }
 
     /// Which tokens are scored.
-    fn mask(&self, rollouts: &mut [Rollout]) -> Vec<(String, f64)> {
+    fn mask(&self, rollouts: &mut [&mut Rollout]) -> Vec<(String, f64)> {
         // what an environment wrote has no part in the statistics of a sequence
         for rollout in rollouts.iter_mut() {
             rollout.mask = rollout.sampled();
@@ -87,7 +109,7 @@ impl PolicyGradient {
     }
 
     /// Importance-sampling corrections of the scored tokens.
-    fn correct(&self, rollouts: &mut [Rollout]) -> Vec<(String, f64)> {
+    fn correct(&self, rollouts: &mut [&mut Rollout]) -> Vec<(String, f64)> {
         let Some(correction) = &self.correction else {
             return Vec::new();
         };
@@ -101,47 +123,69 @@ impl PolicyGradient {
     }
 }
 
+/// Which completions are the only ones with a reward in a group of several.
+fn lone(rollouts: &[Rollout]) -> Vec<bool> {
+    let mut counts: HashMap<u64, (usize, usize)> = HashMap::new();
+    for rollout in rollouts {
+        let (all, judged) = counts.entry(rollout.prompt_index).or_default();
+        *all += 1;
+        *judged += usize::from(rollout.reward.is_some());
+    }
+    let is_lone = |rollout: &Rollout| {
+        let (all, judged) = counts[&rollout.prompt_index];
+        all > 1 && judged == 1
+    };
+    rollouts.iter().map(is_lone).collect()
+}
+
 /// The reward of every token: the completion's on the last, less the KL penalty of each. Moves an adaptive coefficient,
 /// and reports both.
 fn penalized_rewards(
     by: KlInReward,
-    rollouts: &[Rollout],
+    rollouts: &[&mut Rollout],
+    rewards: &[f64],
     coefficients: &mut AdaptiveCoefficients,
     metrics: &mut Vec<(String, f64)>,
 ) -> Vec<Vec<f64>> {
     let coefficient = coefficients.kl.unwrap_or(by.controller.start());
     let kls: Vec<Vec<f64>> = rollouts.iter().map(|r| token_kl(by, r)).collect();
     let scored = rollouts.iter().zip(&kls).map(|(r, kl)| r.scored(kl));
-    let means: Vec<f64> = scored.map(|kl| mean(&kl)).collect();
-    let current = mean(&means);
-    coefficients.kl = Some(by.controller.next(coefficient, current, rollouts.len()));
-    metrics.push(("actor/reward_kl_penalty".into(), current));
+    // a completion that is masked as a whole has no mean
+    let means: Vec<f64> = scored.filter(|kl| !kl.is_empty()).map(|kl| mean(&kl)).collect();
+    if !means.is_empty() {
+        let current = mean(&means);
+        coefficients.kl = Some(by.controller.next(coefficient, current, means.len()));
+        metrics.push(("actor/reward_kl_penalty".into(), current));
+    }
     metrics.push(("actor/reward_kl_penalty_coeff".into(), coefficient));
-    let all = rollouts.iter().zip(&kls);
-    all.map(|(rollout, kl)| token_level_rewards(rollout.reward, kl, coefficient)).collect()
+    let all = rewards.iter().zip(&kls);
+    all.map(|(&reward, kl)| token_level_rewards(reward, kl, coefficient)).collect()
 }
 
-/// The KL to the reference of each token of a completion; zeros where no reference scored it.
+/// The KL to the reference of each token of a completion; 0 for tokens that the policy did not sample, and for all
+/// where no reference scored it.
 fn token_kl(by: KlInReward, rollout: &Rollout) -> Vec<f64> {
     let Some(reference) = &rollout.columns.ref_logp else {
         return vec![0.0; rollout.completion.len()];
     };
-    let pairs = rollout.old_logp().iter().zip(reference);
-    pairs.map(|(&old, &reference)| by.estimator.estimate(old, reference)).collect()
+    let pairs = rollout.old_logp().iter().zip(reference).zip(rollout.sampled());
+    let of = |((&old, &reference), sampled)| if sampled { by.estimator.estimate(old, reference) } else { 0.0 };
+    pairs.map(of).collect()
 }
 
 /// Advantages of completions with several rewards, each of them normalised by itself.
-fn normalized_parts(rollouts: &[Rollout], groups: &[u64], eps: f64) -> Vec<f64> {
-    let parts = |r: &Rollout| r.reward_parts.iter().map(|(_, value)| (!value.is_nan()).then_some(*value)).collect();
+fn normalized_parts(rollouts: &[&mut Rollout], groups: &[u64], eps: f64) -> Vec<f64> {
+    let parts =
+        |r: &&mut Rollout| r.reward_parts.iter().map(|(_, value)| (!value.is_nan()).then_some(*value)).collect();
     let parts: Vec<Vec<Option<f64>>> = rollouts.iter().map(parts).collect();
     let weights = rollouts.first().map(|r| r.reward_weights.clone());
     normalize_then_sum(&parts, &weights.unwrap_or_default(), groups, eps)
 }
 
-/// The trainer's old log-probs less the sampler's, of every token.
-fn differences(rollouts: &[Rollout]) -> Vec<Vec<f64>> {
-    let of = |rollout: &Rollout| {
-        let pairs = rollout.old_logp().iter().zip(rollout.sampler_logp());
+/// The trainer's old log-probs less the sampler's, of every token: both under the full distribution.
+fn differences(rollouts: &[&mut Rollout]) -> Vec<Vec<f64>> {
+    let of = |rollout: &&mut Rollout| {
+        let pairs = rollout.old_logp().iter().zip(rollout.full_logp());
         pairs.map(|(&old, &sampler)| old - sampler).collect()
     };
     rollouts.iter().map(of).collect()

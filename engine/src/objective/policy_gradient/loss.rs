@@ -36,7 +36,7 @@ impl TokenLoss for PolicyGradient {
             policy = policy * keep.clone();
         }
         if let (Some(threshold), Some(sequences)) = (self.off_policy_mask, &sequences) {
-            let sampler = inputs.columns.sampler_logp.clone().unwrap_or(old);
+            let sampler = inputs.columns.full_logp.clone().unwrap_or(old);
             policy = policy * on_policy(threshold, &logp, sampler, inputs, sequences);
         }
         let ppo_kl = self.loss.ppo_kl(difference);

@@ -8,3 +8,6 @@ mod objective;
 mod prepare;
 
 pub use composition::{Advantages, PolicyGradient};
+
+#[cfg(test)]
+mod tests;

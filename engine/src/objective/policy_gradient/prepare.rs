@@ -17,9 +17,15 @@ const CLIP_COV_STREAM: u64 = 3 << 32;
 impl PolicyGradient {
     pub(super) fn prepare_step(&self, step: &mut OptimizerStep<'_>, coefficients: &mut AdaptiveCoefficients) {
         step.set_weights(self.aggregation);
+        if self.kl_loss.is_none() && self.entropy_bonus.is_none() && step.sequences.iter().all(is_masked_out) {
+            // nothing of the loss is left
+            for weight in step.sequences.iter_mut().flat_map(|s| s.columns.weight.iter_mut().flatten()) {
+                *weight = 0.0;
+            }
+        }
         if self.off_policy_mask.is_none() {
             for sequence in step.sequences.iter_mut() {
-                sequence.columns.sampler_logp = None;
+                sequence.columns.full_logp = None;
             }
         }
         if let Some(share) = self.top_entropy {
@@ -109,6 +115,12 @@ fn clip_cov_tokens(by: ClipCov, step: &OptimizerStep<'_>) -> Vec<bool> {
         .collect();
     let random = Stream::new(step.seed, CLIP_COV_STREAM + step.step);
     cov::clip_cov_mask(by, &of_tokens, &clipped, random)
+}
+
+/// Whether the correction masks all tokens of a sequence.
+fn is_masked_out(sequence: &Sequence) -> bool {
+    let correction = sequence.columns.correction.as_ref();
+    correction.is_some_and(|weights| weights.iter().all(|weight| *weight == 0.0))
 }
 
 /// The scored tokens of a sequence that the policy loss and the entropy bonus look at.

@@ -77,8 +77,8 @@ pub struct ObjectiveConfig {
     pub vespo_k_neg: f64,
     /// VESPO: λ for negative advantages.
     pub vespo_lambda_neg: f64,
-    /// Exclude tokens with negative advantages in sequences whose mean of sampler logp − logp is above this. `null`:
-    /// none.
+    /// Exclude tokens with negative advantages in sequences whose mean of sampler logp − logp is above this, both before
+    /// top-k, top-p and min-p. `null`: none.
     pub off_policy_mask_threshold: Option<f64>,
     /// Fraction of tokens, by highest entropy, that policy loss and entropy bonus use.
     pub top_entropy_quantile: f64,
@@ -110,8 +110,8 @@ pub struct ObjectiveConfig {
     /// Change of the adaptive entropy weight per optimizer step.
     pub entropy_coef_delta: f64,
 
-    /// Importance weight w = exp(old − sampler) of the policy loss; needs `update.old_log_probs: trainer`. `null`:
-    /// none.
+    /// Importance weight w = exp(old − sampler) of the policy loss, both before top-k, top-p and min-p; needs
+    /// `update.old_log_probs: trainer`. `null`: none.
     pub rollout_is: Option<RolloutIs>,
     /// Upper bound of w (`rollout_is`).
     pub rollout_is_threshold: f64,

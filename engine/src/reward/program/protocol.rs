@@ -1,6 +1,6 @@
 //! Which of the conversations a program has, and what its answers mean.
 
-use super::verdict::{ProgramResult, Verdict};
+use super::verdict::{Failure, ProgramResult, Verdict};
 use firebrick_spec::json::to_text;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -47,6 +47,7 @@ enum Opening {
 enum Reply {
     Judged { id: u64, samples: Vec<Item> },
     Failed { id: u64, error: String },
+    Misused { id: u64, misused: String },
 }
 
 #[derive(Debug, Deserialize)]
@@ -74,7 +75,8 @@ pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<Vec<Prog
         Ok(Reply::Judged { id: own, samples }) if own == id && samples.len() == len => {
             Ok(samples.into_iter().map(Item::outcome).collect())
         }
-        Ok(Reply::Failed { id: own, error }) if own == id => Ok(vec![Err(error); len]),
+        Ok(Reply::Failed { id: own, error }) if own == id => Ok(vec![Err(Failure::Failed(error)); len]),
+        Ok(Reply::Misused { id: own, misused }) if own == id => Ok(vec![Err(Failure::Misused(misused)); len]),
         _ => Err(format!("it answered {}, which is not a valid answer", shortened(line))),
     }
 }
@@ -82,8 +84,8 @@ pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<Vec<Prog
 impl Item {
     fn outcome(self) -> ProgramResult {
         match self {
-            Self::Judged { reward, extra } => Ok(Verdict { reward, extra }),
-            Self::Failed { error } => Err(error),
+            Self::Judged { reward, extra } => Ok(Verdict { reward, extra, repeated: false }),
+            Self::Failed { error } => Err(Failure::Failed(error)),
         }
     }
 }
@@ -99,7 +101,7 @@ pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> 
     };
     if let Some(error) = answer.remove("error") {
         let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
-        return Ok((id, Err(text)));
+        return Ok((id, Err(Failure::Failed(text))));
     }
     let reward = match answer.remove("reward") {
         Some(Value::Null) => None,
@@ -107,7 +109,7 @@ pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> 
         _ => return nonsense("whose `reward` is neither a number nor null"),
     };
     let extra = answer;
-    Ok((id, Ok(Verdict { reward, extra })))
+    Ok((id, Ok(Verdict { reward, extra, repeated: false })))
 }
 
 /// A completion as a line for a command.

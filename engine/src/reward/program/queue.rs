@@ -1,6 +1,6 @@
 //! Calls that wait for a worker, and what becomes of one that fails.
 
-use super::verdict::ProgramResult;
+use super::verdict::{Failure, ProgramResult, Verdict};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
@@ -31,23 +31,35 @@ impl Job {
         self.wanted.strong_count() > 0
     }
 
-    /// Hands verdicts over. A completion without one is asked for once more, in a call of its own; what fails alone is
-    /// lost.
-    pub fn complete(self, outcomes: Vec<ProgramResult>, queue: &Queue) {
-        let mut again = Vec::new();
+    /// Hands verdicts over. A completion whose judge failed is asked for once more, with a warning and in a call of its
+    /// own; what fails alone is lost.
+    pub fn complete(self, name: &str, outcomes: Vec<ProgramResult>, queue: &Queue) {
+        let (mut again, mut first) = (Vec::new(), None);
         for (&at, outcome) in self.samples.iter().zip(outcomes) {
-            if outcome.is_err() && !self.repeated {
-                again.push(Self {
-                    call: Arc::clone(&self.call),
-                    samples: vec![at],
-                    repeated: true,
-                    outcomes: self.outcomes.clone(),
-                    wanted: Weak::clone(&self.wanted),
-                });
-            } else {
-                // fails where nobody waits any more
-                let _ = self.outcomes.send((at, outcome));
+            match outcome {
+                Err(Failure::Failed(reason)) if !self.repeated => {
+                    first.get_or_insert(reason);
+                    again.push(Self {
+                        call: Arc::clone(&self.call),
+                        samples: vec![at],
+                        repeated: true,
+                        outcomes: self.outcomes.clone(),
+                        wanted: Weak::clone(&self.wanted),
+                    });
+                }
+                outcome => {
+                    let outcome = outcome.map(|verdict| Verdict { repeated: self.repeated, ..verdict });
+                    // fails where nobody waits any more
+                    let _ = self.outcomes.send((at, outcome));
+                }
             }
+        }
+        if let Some(reason) = first.filter(|_| self.is_wanted()) {
+            tracing::warn!(
+                "reward `{name}` failed for {} of {} completions, which are scored again one by one: {reason}",
+                again.len(),
+                self.samples.len()
+            );
         }
         queue.first(again);
     }

@@ -127,6 +127,7 @@ fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<ProgramResult
             environment: None,
             tokens: &tokens[..text.len().min(8)],
             finished: true,
+            in_thought: false,
             id: CompletionId { sample, ..CompletionId::default() },
         })
         .collect();

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -23,10 +24,41 @@ pub struct Verdict {
     pub reward: Option<f64>,
     /// What else it reports.
     pub extra: Map<String, Value>,
+    /// Whether it is the second one that was asked for: the call with all completions of the prompt failed.
+    pub repeated: bool,
+}
+
+/// Why there is no verdict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The program failed, as it may with another completion or at another time: asked once more, it may answer.
+    Failed(String),
+    /// It answered with what is no reward for each completion: the program is wrong, and no answer of it can be relied
+    /// on.
+    Misused(String),
+}
+
+impl Failure {
+    /// The same, with more in its reason.
+    #[must_use]
+    pub(super) fn map(self, more: impl FnOnce(String) -> String) -> Self {
+        match self {
+            Self::Failed(reason) => Self::Failed(more(reason)),
+            Self::Misused(reason) => Self::Misused(more(reason)),
+        }
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(reason) | Self::Misused(reason) => f.write_str(reason),
+        }
+    }
 }
 
 /// A verdict, or why there is none.
-pub type ProgramResult = Result<Verdict, String>;
+pub type ProgramResult = Result<Verdict, Failure>;
 
 /// Outcomes of completions, one list a program.
 pub type ProgramResults = Vec<Vec<ProgramResult>>;
@@ -49,7 +81,7 @@ impl Pending {
             outcomes[at] = Some(outcome);
         }
         drop(self.wanted);
-        let missing = || Err("the thread that asked for it is gone".to_owned());
+        let missing = || Err(Failure::Failed("the thread that asked for it is gone".to_owned()));
         outcomes.into_iter().map(|own| own.unwrap_or_else(missing)).collect()
     }
 }

@@ -12,6 +12,7 @@
 # Either may be `async def`.
 
 import base64
+import functools
 import pickle
 
 # What TRL passes beside the columns of the rows.
@@ -108,6 +109,28 @@ def returned(make, name, arguments):
     return make(**arguments)
 
 
+class Misused(Exception):
+    """The function does not do what its signature promises: asked about fewer completions, it would not be right either."""
+
+
+def place(function):
+    """Name, file and line of a function, for messages."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    name = f"`{getattr(function, '__name__', type(function).__name__)}`"
+    return f"{name} ({code.co_filename}, line {code.co_firstlineno})" if code else name
+
+
+def reward_of(value):
+    """A value as a reward: none for None and, as in TRL, for NaN, which both mean that it does not apply."""
+    if value is None:
+        return None
+    value = float(value)
+    return None if math.isnan(value) else number(value)
+
+
 def by_trl(function, request, loop):
     """Rewards of a group; what the function logs goes with its samples."""
     samples = request["samples"]
@@ -117,7 +140,7 @@ def by_trl(function, request, loop):
     def log_extra(column, values):
         values = list(values)
         if len(values) != len(samples):
-            raise ValueError(f"log_extra({column!r}) has {len(values)} values for {len(samples)} completions")
+            raise Misused(f"called log_extra({column!r}) with {len(values)} values for {len(samples)} completions")
         for note, value in zip(notes, values):
             note[str(column)] = plain(value)
 
@@ -144,16 +167,24 @@ def by_trl(function, request, loop):
     for name, seen in logged.items():
         for note in notes:
             note.setdefault(name, plain(sum(seen) / len(seen)))
-    # as in TRL, NaN is another way to say that it does not apply
-    rewards = [None if v is None or math.isnan(v) else number(v) for v in values]
-    return [{"reward": reward, "extra": note} for reward, note in zip(rewards, notes)]
+    where = place(function.function)
+    return [scored(value, note, where) for value, note in zip(values, notes)]
 
 
 def one_each(values, samples, loop):
-    """What a function returned of a group."""
-    values = list(loop.run_until_complete(values) if inspect.isawaitable(values) else values)
-    if len(values) != len(samples):
-        raise ValueError(f"it returned {len(values)} rewards for {len(samples)} completions")
+    """What a function returned of a group as a list with a value for each completion."""
+    count = len(samples)
+    if inspect.isawaitable(values):
+        values = loop.run_until_complete(values)
+    try:
+        if isinstance(values, (str, bytes, dict, set, frozenset)):
+            raise TypeError
+        each = iter(values)
+    except TypeError:
+        raise Misused(f"returned {type(values).__name__} for {count} completions, expected a list of {count} rewards") from None
+    values = list(each)
+    if len(values) != count:
+        raise Misused(f"returned {len(values)} rewards for {count} completions, expected one each")
     return values
 
 
@@ -193,30 +224,36 @@ def by_verl(function, request, loop):
         done = loop.run_until_complete(all_of([results[i] for i in waiting]))
         for i, result in zip(waiting, done):
             results[i] = result
-    return [scored(result) for result in results]
+    where = place(function.function)
+    return [graded(result, where) for result in results]
 
 
 def by_batch(function, request, loop):
     """Rewards of a group by verl's signature for batches."""
     samples = request["samples"]
     arguments = {**function.kwargs, **{many: [sample[one] for sample in samples] for many, one in BATCH.items()}}
-    return [scored(result) for result in one_each(function.call(arguments), samples, loop)]
+    where = place(function.function)
+    return [graded(result, where) for result in one_each(function.call(arguments), samples, loop)]
 
 
-def scored(result):
+def graded(result, where):
     """An answer from what `compute_score` returned or raised."""
+    if isinstance(result, BaseException):
+        return {"error": told(result)}
+    if not isinstance(result, dict):
+        return scored(result, {}, where)
+    if "score" not in result:
+        return {"error": f"{where} returned a dict without `score`; its keys are {listed(result)}"}
+    extra = {str(key): plain(value) for key, value in result.items() if key != "score"}
+    return scored(result["score"], extra, where)
+
+
+def scored(value, extra, where):
+    """An answer from the value of a completion."""
     try:
-        if isinstance(result, BaseException):
-            raise result
-        if not isinstance(result, dict):
-            return {"reward": None if result is None else number(result), "extra": {}}
-        if "score" not in result:
-            raise ValueError(f"it returned a dict without `score`; its keys are {listed(result)}")
-        extra = {str(key): plain(value) for key, value in result.items() if key != "score"}
-        score = result["score"]
-        return {"reward": None if score is None else number(score), "extra": extra}
-    except BaseException as error:
-        return {"error": told(error)}
+        return {"reward": reward_of(value), "extra": extra}
+    except (TypeError, ValueError, OverflowError) as error:
+        return {"error": f"{where} returned {value!r:.80}, which is no reward: {error}"}
 
 
 def begin(opening, loop):
@@ -224,7 +261,10 @@ def begin(opening, loop):
     judge = {"trl": by_trl, "verl": by_verl, "batch": by_batch}[function.style]
 
     def handle(request):
-        return {"samples": judge(function, request, loop)}
+        try:
+            return {"samples": judge(function, request, loop)}
+        except Misused as error:
+            return {"misused": f"{place(function.function)} {error}"}
 
     return {"style": function.style, "needs": function.needs, "columns": function.columns(), "environments": function.environments}, handle
 

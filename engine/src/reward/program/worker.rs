@@ -2,7 +2,7 @@
 
 use super::protocol::{Protocol, command_line, command_reply, function_reply};
 use super::queue::Call;
-use super::verdict::ProgramResult;
+use super::verdict::{Failure, ProgramResult};
 use crate::process::{Process, Silence, failure, with_stderr};
 use crate::task::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
 use firebrick_spec::json::to_text;
@@ -88,12 +88,12 @@ impl Worker {
         match outcomes {
             Ok(outcomes) => {
                 let written = self.process.stderr();
-                let told = outcomes.into_iter().map(|outcome| outcome.map_err(|reason| with_stderr(reason, &written)));
-                (Some(self), told.collect())
+                let told = |failure: Failure| failure.map(|reason| with_stderr(reason, &written));
+                (Some(self), outcomes.into_iter().map(|outcome| outcome.map_err(told)).collect())
             }
             Err(silence) => {
                 let reason = failure(self.process, &silence, time);
-                (None, vec![Err(reason); samples.len()])
+                (None, vec![Err(Failure::Failed(reason)); samples.len()])
             }
         }
     }

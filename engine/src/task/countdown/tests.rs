@@ -14,7 +14,7 @@ fn refused(json: &str) -> String {
 }
 
 fn pays(task: &Countdown, example: &Example, text: &str) -> f64 {
-    let completion = Completion { text, tokens: &[], finished: true, max_tokens: 100 };
+    let completion = Completion { text, tokens: &[], finished: true, max_tokens: 100, in_thought: false };
     task.reward(example, &completion).expect("judged").total
 }
 
@@ -74,7 +74,13 @@ fn an_expression_that_misses_pays_what_the_settings_say_and_nothing_in_validatio
     ] {
         assert!((pays(&task, &example, text) - expected).abs() < 1e-12, "{text}");
     }
-    let completion = Completion { text: "<answer>2 + 3 + 4</answer>", tokens: &[], finished: true, max_tokens: 100 };
+    let completion = Completion {
+        text: "<answer>2 + 3 + 4</answer>",
+        tokens: &[],
+        finished: true,
+        max_tokens: 100,
+        in_thought: false,
+    };
     let validation = task.validation_reward(&example, &completion).expect("judged");
     assert!(validation.total.abs() < 1e-12 && validation.correct == Some(false));
 }

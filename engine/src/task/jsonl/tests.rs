@@ -43,7 +43,7 @@ fn plain_gsm8k_rows_work_without_preparation() {
     assert_eq!(example.answer, "1000");
     assert_eq!(example.solution.as_deref(), Some("500+500=1,000\n#### 1,000"));
     let text = example.solution.clone().expect("solution");
-    let completion = Completion { text: &text, tokens: &[1], finished: true, max_tokens: 8 };
+    let completion = Completion { text: &text, tokens: &[1], finished: true, max_tokens: 8, in_thought: false };
     assert!(task.reward(&example, &completion).expect("judged").total > 0.5);
 }
 

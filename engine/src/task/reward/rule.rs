@@ -99,6 +99,26 @@ impl Rule {
         self.needs_answer() && !matches!(self, Self::Contains { .. })
     }
 
+    /// Whether the rule reads what follows a completion's reasoning: nothing where that has not ended. Those of TRL and
+    /// verl are as theirs.
+    fn follows_thought(&self) -> bool {
+        match self {
+            Self::Math(math) => math.source == AnswerSource::Any,
+            Self::JsonSchema(_) | Self::Choice(_) | Self::Countdown { .. } => true,
+            Self::Gsm8k(_)
+            | Self::Exact { .. }
+            | Self::Contains { .. }
+            | Self::Regex(_)
+            | Self::Number { .. }
+            | Self::VerlGsm8k { .. }
+            | Self::VerlMath
+            | Self::ThinkFormat
+            | Self::Format(_)
+            | Self::Repetition(_)
+            | Self::Length(_) => false,
+        }
+    }
+
     /// The piece of a completion that a rule which [`reads`](Self::reads) compares with the ground truth, if it finds
     /// one.
     pub fn reading<'t>(&self, text: &'t str) -> Option<Cow<'t, str>> {
@@ -147,7 +167,7 @@ impl Rule {
 
     /// What the rule says of a completion, or why this sample cannot be judged.
     pub fn judge(&self, answer: &str, completion: &Completion<'_>) -> Result<RuleVerdict, String> {
-        let text = completion.text;
+        let text = if self.follows_thought() { completion.answering() } else { completion.text };
         let paid = |right: bool| RuleVerdict::value(if right { 1.0 } else { 0.0 });
         Ok(match self {
             Self::Math(math) => math.judge(answer, text)?,

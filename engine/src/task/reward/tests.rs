@@ -5,7 +5,7 @@ use super::*;
 const TOKENS: [u32; 100] = [7; 100];
 
 fn completion(text: &str, tokens: usize) -> Completion<'_> {
-    Completion { text, tokens: &TOKENS[..tokens], finished: true, max_tokens: 100 }
+    Completion { text, tokens: &TOKENS[..tokens], finished: true, max_tokens: 100, in_thought: false }
 }
 
 fn configs(json: &str) -> Vec<RewardConfig> {
@@ -225,6 +225,25 @@ fn a_reward_that_does_not_apply_adds_nothing_and_stays_out_of_statistics() {
     assert!((first - (1.0 - apart)).abs() < 1e-6, "{first}");
     assert!((second - 1.0).abs() < EQUAL);
     assert!((third - (apart - 0.5)).abs() < 1e-6, "{third}");
+}
+
+#[test]
+fn a_completion_to_which_no_reward_applies_has_none() {
+    let rewards = Rewards::new(&configs(
+        r#"[{"kind": "python", "file": "r.py", "clip": [0, 1]}, {"kind": "command", "command": ["judge"], "weight": -1}]"#,
+    ))
+    .expect("settings");
+    let judges = [vec![f64::NAN, 0.5, f64::NAN], vec![f64::NAN, f64::NAN, 0.0]];
+    for shaping in [Shaping::Plain, Shaping::Statistics(&std::collections::BTreeMap::new())] {
+        let mut own: Vec<Reward> = (0..3).map(|_| rewards.score("", &completion("a", 1)).expect("judged")).collect();
+        rewards.complete(&mut own, &judges, shaping);
+        assert_eq!(own.iter().map(Reward::value).collect::<Vec<_>>(), [None, Some(0.5), Some(0.0)]);
+        // an environment's reward is then all of it, and one that does not apply changes nothing
+        own[0].add("environment", f64::NAN, 1.0);
+        assert_eq!(own[0].value(), None);
+        own[0].add("environment", 2.0, 1.0);
+        assert_eq!(own[0].value(), Some(2.0));
+    }
 }
 
 #[test]

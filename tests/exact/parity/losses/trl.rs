@@ -303,7 +303,8 @@ pub(super) fn rloo_advantages(case: &Case) {
         adv_eps: params.eps,
         ..Algorithm::Rloo.settings()
     };
-    let inputs = AdvantageInputs { rewards: &by_token, masks: &masks, groups: &groups, baselines: &[], values: &[] };
+    let inputs =
+        AdvantageInputs { rewards: &by_token, masks: &masks, groups: &groups, lone: &[], baselines: &[], values: &[] };
     let objective = settings.build().expect("an objective");
     let estimator = objective.advantages().estimator().expect("one reward");
     let found: Vec<f64> = estimator.advantages(inputs).iter().map(|row| row[0]).collect();

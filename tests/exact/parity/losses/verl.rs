@@ -181,6 +181,7 @@ pub(super) fn advantages(case: &Case, set: &Set) {
         rewards: &rewards,
         masks: &mask.0,
         groups: &groups,
+        lone: &[],
         baselines: params.reward_baselines.as_deref().unwrap_or_default(),
         values: &[],
     };

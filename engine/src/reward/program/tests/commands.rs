@@ -63,7 +63,7 @@ fn what_is_no_answer_of_a_command_is_not_taken_for_one() {
     ] {
         let outcomes = by_command(how, &["a", "bb"]);
         for outcome in &outcomes {
-            let lost = outcome.as_ref().expect_err(how);
+            let lost = outcome.as_ref().expect_err(how).to_string();
             assert!(lost.contains(reason), "{how}: {lost}");
         }
     }

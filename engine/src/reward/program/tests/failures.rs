@@ -2,7 +2,7 @@
 
 use super::super::Progress;
 use super::{Bench, LENGTHS, prompt, rewards, row, said};
-use crate::reward::{Answer, Asked, CompletionId};
+use crate::reward::{Answer, Asked, CompletionId, Failure};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ def raises(completions, **kwargs):
     for workers in [1, 3] {
         let program = bench.open("f", &json!({"workers": workers}));
         let outcomes = said(&program, &prompt(row("")), &["a", "bad", "ccc", "dd"]);
-        let lost = outcomes[1].as_ref().expect_err("lost");
+        let lost = outcomes[1].as_ref().expect_err("lost").to_string();
         assert!(lost.contains("its process ended (exit status: 3)"), "{lost}");
         assert!(lost.contains("about to die of bad"), "{lost}");
         let left: Vec<_> = outcomes.iter().flatten().map(|v| v.reward).collect();
@@ -34,7 +34,7 @@ def raises(completions, **kwargs):
         assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS);
     }
     let outcomes = said(&bench.open("raises", &json!({})), &prompt(row("")), &["a", "b", "cc"]);
-    let lost = outcomes[1].as_ref().expect_err("lost");
+    let lost = outcomes[1].as_ref().expect_err("lost").to_string();
     assert!(lost.contains("in raises") && lost.ends_with("KeyError: 'b'"), "{lost}");
     assert!(!lost.contains("<string>"), "frames of the worker: {lost}");
     assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
@@ -59,8 +59,6 @@ def hangs(completions, **kwargs):
     if first("hung"):
         time.sleep(1000)
     return [len(c) for c in completions]
-def miscounts(completions, **kwargs):
-    return [1.0] if first("counted") else [len(c) for c in completions]
 def floods(completions, **kwargs):
     for _ in range(20000):
         print("x" * 500)
@@ -70,14 +68,110 @@ def floods(completions, **kwargs):
     ) else {
         return;
     };
-    for function in ["dies", "miscounts", "floods"] {
+    for function in ["dies", "floods"] {
         let program = bench.open(function, &json!({}));
+        let outcomes = said(&program, &prompt(row("")), &["a", "bb", "ccc"]);
+        let judged: Vec<_> = outcomes.into_iter().map(|o| o.expect("judged")).collect();
+        assert_eq!(judged.iter().map(|verdict| verdict.reward).collect::<Vec<_>>(), LENGTHS, "{function}");
+        // output of its own is no failure
+        assert!(judged.iter().all(|verdict| verdict.repeated == (function == "dies")), "{function}");
         assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS, "{function}");
     }
     let started = Instant::now();
     let program = bench.open("hangs", &json!({"timeout": 2.0}));
     assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS);
     assert!(started.elapsed() > Duration::from_secs(2), "the deadline");
+}
+
+#[test]
+fn a_function_that_returns_something_else_than_a_reward_each_is_wrong_for_all_and_not_asked_again() {
+    let Some(bench) = Bench::new(
+        r#"
+import functools, pathlib
+def calls():
+    with open(pathlib.Path(__file__).parent / "calls", "a") as file:
+        print("called", file=file)
+def one(completions, **kwargs):
+    calls()
+    return [1.0]
+def more(completions, **kwargs):
+    calls()
+    return [1.0] * (len(completions) + 1)
+def none(completions, **kwargs):
+    calls()
+def number(completions, **kwargs):
+    calls()
+    return 0.5
+def text(completions, **kwargs):
+    calls()
+    return "123"
+def keyed(completions, **kwargs):
+    calls()
+    return {0: 1.0, 1: 1.0, 2: 1.0}
+async def waits(completions, **kwargs):
+    calls()
+    return []
+def logs(completions, log_extra, **kwargs):
+    calls()
+    log_extra("tries", [1])
+    return [1.0] * len(completions)
+wrapped = functools.partial(one)
+"#,
+    ) else {
+        return;
+    };
+    let cases = [
+        ("one", "`one` (", 6, "returned 1 rewards for 3 completions"),
+        ("more", "`more` (", 9, "returned 4 rewards for 3 completions"),
+        ("none", "`none` (", 12, "returned NoneType for 3 completions, expected a list of 3 rewards"),
+        ("number", "`number` (", 14, "returned float for 3 completions, expected a list of 3 rewards"),
+        ("text", "`text` (", 17, "returned str for 3"),
+        ("keyed", "`keyed` (", 20, "returned dict for 3"),
+        ("waits", "`waits` (", 23, "returned 0 rewards for 3 completions"),
+        ("logs", "`logs` (", 26, "log_extra('tries') with 1 values for 3 completions"),
+        ("wrapped", "`one` (", 6, "returned 1 rewards for 3 completions"),
+    ];
+    for (count, (function, name, line, part)) in (1..).zip(cases) {
+        let outcomes = said(&bench.open(function, &json!({})), &prompt(row("")), &["a", "bb", "ccc"]);
+        for outcome in outcomes {
+            let Err(Failure::Misused(reason)) = outcome else { panic!("{function}: {outcome:?}") };
+            for part in [name, "rewards.py", &format!("line {line})"), part] {
+                assert!(reason.contains(part), "{function}: {part:?} is not in {reason}");
+            }
+        }
+        assert_eq!(bench.lines("calls").len(), count, "{function} is called once");
+    }
+}
+
+#[test]
+fn a_value_that_is_no_reward_is_lost_with_the_place_of_its_function_and_nan_does_not_apply() {
+    let Some(bench) = Bench::new(
+        r#"
+VALUES = {"a": 1.0, "bb": float("nan"), "ccc": float("inf"), "dddd": "much", "eeeee": [1.0, 2.0]}
+def group(completions, **kwargs):
+    return [VALUES[c] for c in completions]
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return VALUES[solution_str]
+def keyed(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": VALUES[solution_str]}
+"#,
+    ) else {
+        return;
+    };
+    for (function, line) in [("group", 3), ("compute_score", 5), ("keyed", 7)] {
+        let program = bench.open(function, &json!({}));
+        let outcomes = said(&program, &prompt(row("42")), &["a", "bb", "ccc", "dddd", "eeeee"]);
+        let [one, nan, infinite, text, list] = &outcomes[..] else { panic!("five: {outcomes:?}") };
+        assert_eq!(one.as_ref().expect("judged").reward, Some(1.0), "{function}");
+        assert_eq!(nan.as_ref().expect("judged").reward, None, "{function}");
+        assert!(!one.as_ref().expect("judged").repeated, "{function}: its value costs the others no second call");
+        for (outcome, value) in [(infinite, "inf"), (text, "'much'"), (list, "[1.0, 2.0]")] {
+            let Err(Failure::Failed(reason)) = outcome else { panic!("{function}: {outcome:?}") };
+            for part in [function, "rewards.py", &format!("line {line})"), value] {
+                assert!(reason.contains(part), "{function}: {part:?} is not in {reason}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -98,7 +192,7 @@ def f(completions, **kwargs):
     };
     let program = bench.open("f", &json!({"timeout": 2.0}));
     let outcomes = said(&program, &prompt(row("")), &["a", "bad", "ccc"]);
-    let lost = outcomes[1].as_ref().expect_err("lost");
+    let lost = outcomes[1].as_ref().expect_err("lost").to_string();
     assert!(lost.contains("no answer within 2 s"), "{lost}");
     assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
     let children = bench.lines("children");
@@ -183,6 +277,7 @@ def f(completions, **kwargs):
                 environment: None,
                 tokens: &[],
                 finished: true,
+                in_thought: false,
                 id: CompletionId::default(),
             })
             .collect();

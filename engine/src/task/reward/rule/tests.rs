@@ -29,7 +29,7 @@ fn refused(json: &str) -> String {
 }
 
 fn completion<'a>(text: &'a str, tokens: &'a [u32]) -> Completion<'a> {
-    Completion { text, tokens, finished: true, max_tokens: 1_000 }
+    Completion { text, tokens, finished: true, max_tokens: 1_000, in_thought: false }
 }
 
 fn pays(json: &str, answer: &str, text: &str) -> f64 {
@@ -189,6 +189,29 @@ fn a_ground_truth_that_its_own_rule_pays_nothing_is_an_error() {
         (r#"{"kind": "exact"}"#, " yes "),
     ] {
         rewards(json).check_answer(answer).expect("a ground truth of its own");
+    }
+}
+
+#[test]
+fn no_answer_is_read_in_a_thought_that_has_not_ended_but_by_the_rules_of_verl_and_trl() {
+    let countdown = r#"{"target": 6, "numbers": [1, 2, 3]}"#;
+    for (json, answer, text, in_thought) in [
+        (r#"{"kind": "math"}"#, "4", "maybe \\boxed{4}, let me check", 0.0),
+        (r#"{"kind": "math"}"#, "4", "the answer is 4", 0.0),
+        (r#"{"kind": "math"}"#, "4", "4", 0.0),
+        (r#"{"kind": "choice", "letters": "ABCD"}"#, "B", "perhaps \\boxed{B}", 0.0),
+        (r#"{"kind": "countdown"}"#, countdown, "<answer>1 + 2 + 3</answer>", 0.0),
+        (r#"{"kind": "json_schema", "schema": {"type": "array"}}"#, "", "[1]", 0.0),
+        (r#"{"kind": "verl_math"}"#, "4", "maybe \\boxed{4}, let me check", 1.0),
+        (r#"{"kind": "trl_accuracy"}"#, "4", "maybe \\boxed{4}, let me check", 1.0),
+    ] {
+        let ended = completion(text, &[]);
+        let paid = |own: &Completion<'_>| rewards(json).score(answer, own).expect("judged");
+        assert!((paid(&ended).total - 1.0).abs() < 1e-12, "{json}: {text}");
+        let cut = paid(&Completion { in_thought: true, finished: false, ..ended });
+        assert!((cut.total - in_thought).abs() < 1e-12, "{json}: {text}");
+        let read = cut.readings.iter().find_map(|reading| reading.parsed.clone()).unwrap_or_default();
+        assert_eq!(read.is_empty(), in_thought < 0.5, "{json}: {read}");
     }
 }
 
