@@ -109,7 +109,7 @@ CUDA_VISIBLE_DEVICES=0 python3 -m verl.trainer.main_ppo "${DATA[@]}" $COMMON \
     ] {
         assert_eq!(value(&found, key), expected, "{key}");
     }
-    assert_eq!(found.len(), 11, "{found:?}");
+    assert_eq!(found.len(), 12, "{found:?}");
     assert!(found.iter().any(|entry| entry.removes && entry.key == "trainer.total_epochs"));
     assert_eq!(found[0].place.line, Some(13));
 }
