@@ -138,6 +138,9 @@ fn table(imported: &Imported) -> String {
     if !imported.adjusted.is_empty() {
         let _ = write!(text, "\nADJUSTED\n{}\n", imported.adjusted.join("\n"));
     }
+    if !imported.notes.is_empty() {
+        let _ = write!(text, "\nNOTES\n{}\n", imported.notes.join("\n"));
+    }
     text
 }
 

@@ -21,6 +21,8 @@ pub struct Imported {
     pub missing: Vec<Missing>,
     /// Settings that were changed to go with others, and why.
     pub adjusted: Vec<String>,
+    /// What was passed over in the files, with its place.
+    pub notes: Vec<String>,
     /// Why the configuration is refused, where it is.
     pub problem: Option<String>,
 }
@@ -44,9 +46,21 @@ pub struct ImportedKey {
     pub place: Option<SourceLocation>,
     /// Where it stood before that, and was overridden.
     pub replaces: Vec<SourceLocation>,
+    /// Whether only a run decides its value; the one above is as it is written, or all candidates.
+    pub open: bool,
     /// What became of it.
     #[serde(flatten)]
     pub outcome: KeyOutcome,
+}
+
+impl ImportedKey {
+    /// The settings that it became.
+    pub(super) fn settings(&self) -> &[Setting] {
+        match &self.outcome {
+            KeyOutcome::Mapped { settings, .. } => settings,
+            _ => &[],
+        }
+    }
 }
 
 /// What became of a key.

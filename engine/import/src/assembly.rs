@@ -59,6 +59,10 @@ impl Assembly {
         }
     }
 
+    pub fn all(&self) -> &BTreeMap<String, Value> {
+        &self.settings
+    }
+
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.settings.get(key)
     }

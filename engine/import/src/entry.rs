@@ -8,7 +8,7 @@ use std::fmt;
 pub(super) const PROGRAM: &str = "(program)";
 
 /// The value of an environment variable, for scripts that read one.
-pub(super) type EnvironmentLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
+pub(super) type EnvironmentLookup<'e> = &'e (dyn Fn(&str) -> Option<String> + Sync);
 
 /// Where a key stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -58,6 +58,45 @@ impl Given {
     pub fn open(text: impl Into<String>, needs: impl Into<String>) -> Self {
         Self::Open { text: text.into(), needs: needs.into(), candidates: Vec::new() }
     }
+
+    /// One of several values, which only a run decides.
+    pub fn one_of(candidates: Vec<Candidate>) -> Self {
+        let each = candidates.iter().map(|own| match (&own.value, &own.place) {
+            (Some(Value::String(text)), _) => text.clone(),
+            (Some(value), _) => value.to_string(),
+            (None, Some(_)) => "an unknown value".to_owned(),
+            (None, None) => "nothing".to_owned(),
+        });
+        let text = each.collect::<Vec<_>>().join(" | ");
+        let each: Vec<String> = candidates.iter().map(ToString::to_string).collect();
+        Self::Open { text, needs: format!("one of {}", each.join(", ")), candidates }
+    }
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.value, &self.place) {
+            (Some(Value::String(text)), _) => f.write_str(text)?,
+            (Some(value), _) => write!(f, "{value}")?,
+            (None, Some(_)) => f.write_str("an unknown value")?,
+            (None, None) => f.write_str("no value")?,
+        }
+        match &self.place {
+            Some(SourceLocation { line: Some(line), .. }) => write!(f, " (line {line})"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A file that another names and that is not among those given.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Absent {
+    /// The command or option that names it; empty where a key's own row says that it is not given.
+    pub by: String,
+    pub file: String,
+    pub place: SourceLocation,
+    /// Whether it may have any setting.
+    pub has_settings: bool,
 }
 
 /// What a file says, and what there is to say of it.
@@ -69,6 +108,22 @@ pub(super) struct Reading {
     pub definitions: Vec<(String, SourceLocation)>,
     /// What was passed over.
     pub notes: Vec<String>,
+    /// Files that it needs and that are not given.
+    pub absent: Vec<Absent>,
+    /// Files that were read with it.
+    pub used: Vec<String>,
+}
+
+impl Reading {
+    /// Takes what another has to say besides its entries.
+    pub fn join(&mut self, other: Self) {
+        let notes = other.notes.into_iter().filter(|note| !self.notes.contains(note));
+        self.notes.extend(notes.collect::<Vec<_>>());
+        let absent = other.absent.into_iter().filter(|own| !self.absent.contains(own));
+        self.absent.extend(absent.collect::<Vec<_>>());
+        self.used.extend(other.used);
+        self.definitions.extend(other.definitions);
+    }
 }
 
 impl From<Vec<Entry>> for Reading {

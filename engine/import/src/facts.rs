@@ -3,7 +3,8 @@
 
 use super::entry::{Entry, EnvironmentLookup, Given, SourceLocation};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Most times that a value may refer to another that refers on.
@@ -37,6 +38,8 @@ pub(super) struct Facts {
     pub way_back: Option<String>,
     /// Functions and classes that the files define, by name.
     pub definitions: BTreeMap<String, SourceLocation>,
+    /// Keys without a certain value that were asked for.
+    pub open_reads: RefCell<BTreeSet<String>>,
 }
 
 impl Facts {
@@ -50,6 +53,7 @@ impl Facts {
             home: None,
             way_back: None,
             definitions: BTreeMap::new(),
+            open_reads: RefCell::default(),
         };
         for entry in entries {
             if entry.removes {
@@ -108,12 +112,16 @@ impl Facts {
         self.list.iter().map(|fact| fact.key.as_str())
     }
 
-    /// A key's value, written or default; nothing for null.
+    /// A key's value, written or default; nothing for null. Of several candidates it is the first.
     pub fn value(&self, key: &str) -> Option<&Value> {
-        match &self.list[*self.index.get(key)?].given {
-            Given::Value(Value::Null) | Given::Open { .. } => None,
+        let value = match &self.list[*self.index.get(key)?].given {
             Given::Value(value) => Some(value),
-        }
+            Given::Open { candidates, .. } => {
+                self.open_reads.borrow_mut().insert(key.to_owned());
+                candidates.iter().find_map(|own| own.value.as_ref())
+            }
+        };
+        value.filter(|value| !value.is_null())
     }
 
     /// Whether a key is written with a value.

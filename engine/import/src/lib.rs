@@ -8,7 +8,6 @@
 //! What each key becomes stands in tables, one folder or file an engine: `verl`, `trl`, `nemo`, `grpo_guide`.
 
 mod account;
-mod arithmetic;
 mod assembly;
 mod common;
 mod engine;
@@ -20,16 +19,15 @@ mod key_mapping;
 mod literal;
 mod nemo;
 mod objective;
+mod open;
 mod page;
 mod pipeline;
 mod python;
-mod python_tokens;
 mod shell;
-mod shell_expansion;
-mod shell_words;
 mod source;
 mod trl;
 mod verl;
+mod ways;
 mod yaml;
 
 pub use account::{Imported, ImportedKey, KeyOutcome, Setting};

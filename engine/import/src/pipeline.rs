@@ -1,17 +1,18 @@
 //! From files to a configuration and its account.
 
 use super::account::{Imported, ImportedKey, KeyOutcome, Setting};
-use super::assembly::Assembly;
+use super::assembly::{Assembly, Missing};
 use super::engine::Engine;
-use super::entry::{Given, PROGRAM};
+use super::entry::{Absent, Given, PROGRAM, Reading};
 use super::error::ImportError;
 use super::facts::{Fact, Facts};
 use super::key_mapping::{KeyMapping, KeyRule, MappedKey, SourceKey, judge, rule};
 use super::objective;
+use super::open::{Open, open};
 use super::source::SourceFile;
 use firebrick_engine::config;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Settings of ours that `null` turns off; elsewhere it says nothing.
 const NULLABLE: [&str; 3] = ["objective.clip_ratio_c", "optim.clip_grad", "critic.optim.clip_grad"];
@@ -41,16 +42,21 @@ pub struct Options {
 pub fn import(
     files: &[SourceFile],
     options: &Options,
-    environment: &dyn Fn(&str) -> Option<String>,
+    environment: &(dyn Fn(&str) -> Option<String> + Sync),
 ) -> Result<Imported, ImportError> {
-    let (mut entries, mut definitions) = (Vec::new(), BTreeMap::new());
-    for file in files {
-        let reading = file.read(environment)?;
-        entries.extend(reading.entries);
-        definitions.extend(reading.definitions);
+    let (mut entries, mut definitions) = (Vec::new(), Vec::new());
+    let readings: Vec<_> = files.iter().map(|file| (file, file.read(files, environment))).collect();
+    // a file that another sources is read with that one
+    let used: Vec<String> = readings.iter().flat_map(|(_, own)| own.iter().flat_map(|own| own.used.clone())).collect();
+    let mut whole = Reading::default();
+    for (_, reading) in readings.into_iter().filter(|(file, _)| !used.contains(&file.name)) {
+        let mut reading = reading?;
+        entries.append(&mut reading.entries);
+        definitions.append(&mut reading.definitions);
+        whole.join(reading);
     }
     let mut facts = Facts::new(entries);
-    facts.definitions = definitions;
+    facts.definitions = definitions.into_iter().collect();
     (facts.rows, facts.devices, facts.home) = (options.rows, options.devices, environment("HOME"));
     facts.way_back.clone_from(&options.way_back);
     let engine = match options.engine {
@@ -67,8 +73,26 @@ pub fn import(
     for fact in facts.all() {
         work.take(fact, &facts);
     }
-    engine.finish(&facts, &mut work.assembly);
-    Ok(work.finish(engine))
+    work.follow(engine, &facts);
+    for own in whole.absent.iter().filter(|own| !own.by.is_empty()) {
+        work.lacks(own);
+    }
+    let mut imported = work.finish(engine);
+    if let Some(own) = whole.absent.iter().find(|own| own.has_settings) {
+        // of a file that may set anything, no default is certain
+        for setting in imported.assumed.iter().flat_map(ImportedKey::settings) {
+            let what = format!("the default of {engine}, which {} may change: import it with this file", own.file);
+            imported.missing.push(Missing { key: setting.key.clone(), stands_in: setting.value.clone(), what });
+        }
+    }
+    imported.notes = whole.notes;
+    Ok(imported)
+}
+
+/// Why a setting that follows from others is to be replaced.
+fn depends_on(keys: &BTreeSet<String>) -> String {
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    format!("it follows from {}, whose value only a run decides", keys.join(", "))
 }
 
 /// The rows so far, and the configuration that they make.
@@ -78,11 +102,13 @@ struct Work {
     rows: Vec<ImportedKey>,
     /// Our keys by the row that set them, where it is written.
     owners: BTreeMap<String, usize>,
+    /// Settings of keys whose values only a run decides.
+    replaced: Vec<Missing>,
 }
 
 impl Work {
     fn new(tables: &'static [&'static [KeyRule]]) -> Self {
-        Self { tables, assembly: Assembly::default(), rows: Vec::new(), owners: BTreeMap::new() }
+        Self { tables, assembly: Assembly::default(), rows: Vec::new(), owners: BTreeMap::new(), replaced: Vec::new() }
     }
 
     fn take(&mut self, fact: &Fact, facts: &Facts) {
@@ -100,6 +126,7 @@ impl Work {
             value,
             place: fact.place.clone(),
             replaces: fact.replaces.clone(),
+            open: matches!(fact.given, Given::Open { .. }),
             outcome,
         });
     }
@@ -117,9 +144,15 @@ impl Work {
         let value = match &fact.given {
             Given::Value(value) => value,
             Given::Open { .. } if matches!(answer, KeyMapping::NotNeeded(_)) => &Value::Null,
-            Given::Open { text, needs, .. } => {
-                return KeyOutcome::Cannot {
-                    why: format!("its value `{text}` needs {needs}; set it, or write our key by hand"),
+            Given::Open { text, needs, candidates } => {
+                return match open(&fact.key, (text, needs), candidates, answer, facts) {
+                    Open::Agreed(mapped) => self.settle(fact, mapped),
+                    Open::Replaced(missing, why) => {
+                        for own in missing {
+                            self.stand_in(own);
+                        }
+                        KeyOutcome::Cannot { why }
+                    }
                 };
             }
         };
@@ -127,10 +160,48 @@ impl Work {
             return KeyOutcome::NotNeeded { why: "has no value in the files".into() };
         }
         let asked = SourceKey { key: &fact.key, value, facts };
-        match judge(answer, &asked) {
+        facts.open_reads.take();
+        let mapped = judge(answer, &asked);
+        let depends = facts.open_reads.take();
+        if let (MappedKey::Set(settings, _), false) = (&mapped, depends.is_empty()) {
+            for (key, value) in settings {
+                let what = depends_on(&depends);
+                self.replaced.push(Missing { key: key.clone(), stands_in: value.clone(), what });
+            }
+        }
+        self.settle(fact, mapped)
+    }
+
+    fn settle(&mut self, fact: &Fact, mapped: MappedKey) -> KeyOutcome {
+        match mapped {
             MappedKey::NotNeeded(why) => KeyOutcome::NotNeeded { why },
             MappedKey::Cannot(why) => KeyOutcome::Cannot { why },
             MappedKey::Set(settings, note) => self.set(fact, settings, note),
+        }
+    }
+
+    /// Puts a value that is to be replaced.
+    fn stand_in(&mut self, own: Missing) {
+        if !own.stands_in.is_null() && !self.assembly.has(&own.key) {
+            self.assembly.put(&own.key, own.stands_in.clone());
+        }
+        self.replaced.push(own);
+    }
+
+    /// Settings that follow from several keys together.
+    fn follow(&mut self, engine: Engine, facts: &Facts) {
+        let before = self.assembly.all().clone();
+        facts.open_reads.take();
+        engine.finish(facts, &mut self.assembly);
+        let depends = facts.open_reads.take();
+        let changed = self.assembly.all().iter().filter(|(key, value)| before.get(*key) != Some(value));
+        if !depends.is_empty() {
+            let missing = changed.map(|(key, value)| Missing {
+                key: key.clone(),
+                stands_in: value.clone(),
+                what: depends_on(&depends),
+            });
+            self.replaced.extend(missing);
         }
     }
 
@@ -161,6 +232,21 @@ impl Work {
         KeyOutcome::Mapped { settings, note }
     }
 
+    /// A row for a file that the files name and that is not among them.
+    fn lacks(&mut self, own: &Absent) {
+        let what = if own.has_settings { "its settings are" } else { "the variables that it sets are" };
+        self.rows.push(ImportedKey {
+            key: own.by.clone(),
+            value: own.file.clone().into(),
+            place: Some(own.place.clone()),
+            replaces: Vec::new(),
+            open: false,
+            outcome: KeyOutcome::Cannot {
+                why: format!("{what} not among the files: import {} first, in one command with this file", own.file),
+            },
+        });
+    }
+
     /// The key of the tables that is spelled most alike.
     fn nearest(&self, key: &str) -> Option<String> {
         let all = self.tables.iter().flat_map(|table| table.iter());
@@ -175,6 +261,11 @@ impl Work {
             self.take_back(&key, &why);
         }
         self.complete();
+        for own in std::mem::take(&mut self.replaced) {
+            if !self.assembly.missing.iter().any(|known| known.key == own.key) {
+                self.assembly.missing.push(own);
+            }
+        }
         self.fit();
         let problem = self.accept();
         let config = self.config();
@@ -188,6 +279,7 @@ impl Work {
             assumed: assumed.into_iter().filter(sets).collect(),
             missing: self.assembly.missing,
             adjusted: self.assembly.adjusted,
+            notes: Vec::new(),
             problem,
         }
     }

@@ -5,7 +5,11 @@ use super::entry::{EnvironmentLookup, Reading, SourceLocation};
 use super::error::ImportError;
 use super::key_mapping::rule;
 use super::page::CodeBlock;
+use super::shell::Script;
 use super::{page, python, shell, yaml};
+
+/// The stack for a parser, in bytes; only what is used of it is memory.
+const STACK: usize = 256 << 20;
 
 /// A file of another engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +36,8 @@ impl SourceFile {
         self
     }
 
-    /// What the file says.
-    pub(super) fn read(&self, environment: EnvironmentLookup) -> Result<Reading, ImportError> {
+    /// What the file says. `files` are those that it may name.
+    pub(super) fn read(&self, files: &[Self], environment: EnvironmentLookup) -> Result<Reading, ImportError> {
         let (name, text) = (&self.name, &self.text);
         if text.len() > yaml::LARGEST {
             return Err(ImportError::at(
@@ -53,24 +57,29 @@ impl SourceFile {
             _ => Vec::new(),
         };
         if !blocks.is_empty() {
-            return self.of_page(&blocks, environment);
+            return self.of_page(&blocks, files, environment);
         }
         if let Some(line) = self.line {
             let detail = "a line chooses among the code blocks of a page, and this file has none";
             return Err(ImportError::at(name, Some(line), detail));
         }
-        read_as(&ending, name, text, environment)
+        read_as(&ending, &Script { name, text, files, environment })
     }
 
     /// The block of a page that has settings.
-    fn of_page(&self, blocks: &[CodeBlock], environment: EnvironmentLookup) -> Result<Reading, ImportError> {
+    fn of_page(
+        &self,
+        blocks: &[CodeBlock],
+        files: &[Self],
+        environment: EnvironmentLookup,
+    ) -> Result<Reading, ImportError> {
         let read = |block: &CodeBlock| {
             let language = match block.language.trim_start_matches('.') {
                 "shell" | "console" | "zsh" => "sh",
                 "python" | "python3" => "py",
                 other => other,
             };
-            read_as(language, &self.name, &block.text, environment)
+            read_as(language, &Script { name: &self.name, text: &block.text, files, environment })
         };
         let has_settings = |block: &CodeBlock| {
             // JSON, YAML and Python of something else are no settings: their keys are in no engine's tables
@@ -94,33 +103,46 @@ impl SourceFile {
 }
 
 /// Whether an engine has a key of that name.
-fn is_known(key: &str) -> bool {
+pub(super) fn is_known(key: &str) -> bool {
     let of = |engine: &Engine| rule(engine.tables(), key).is_some();
     Engine::ALL.iter().any(of)
 }
 
 /// A text by what its ending, or its block's language, says that it is.
-fn read_as(kind: &str, name: &str, text: &str, environment: EnvironmentLookup) -> Result<Reading, ImportError> {
+fn read_as(kind: &str, script: &Script) -> Result<Reading, ImportError> {
+    let (name, text) = (script.name, script.text);
     match kind {
-        "sh" | "bash" | "slurm" | "sbatch" => shell::entries(name, text, environment).map(Reading::from),
+        "sh" | "bash" | "slurm" | "sbatch" => deep(name, || shell::read(script)),
         "yaml" | "yml" => yaml::entries(name, text).map(Reading::from),
         "json" => yaml::json_entries(name, text).map(Reading::from),
-        "py" => python::entries(name, text).map(Reading::from),
-        _ => guessed(name, text, environment),
+        "py" => deep(name, || python::read(name, text, script.environment)),
+        _ => read_as(guessed(text), script),
     }
 }
 
-/// A text of which nothing says what it is.
-fn guessed(name: &str, text: &str, environment: EnvironmentLookup) -> Result<Reading, ImportError> {
+/// What a text is of which nothing says so.
+fn guessed(text: &str) -> &'static str {
     let first = text.trim_start();
     let has = |part: &str| text.contains(part);
     if first.starts_with('{') {
-        yaml::json_entries(name, text).map(Reading::from)
+        "json"
     } else if ["GRPOConfig(", "RLOOConfig(", "PPOConfig("].iter().any(|call| has(call)) {
-        python::entries(name, text).map(Reading::from)
+        "py"
     } else if first.starts_with("#!") || has("python") || shell::looks_like_overrides(text) {
-        shell::entries(name, text, environment).map(Reading::from)
+        "sh"
     } else {
-        yaml::entries(name, text).map(Reading::from)
+        "yaml"
     }
+}
+
+/// Reads on a stack that is deep enough for the grammars' parsers.
+fn deep(file: &str, read: impl FnOnce() -> Result<Reading, ImportError> + Send) -> Result<Reading, ImportError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, read);
+        match thread.map(std::thread::ScopedJoinHandle::join) {
+            Ok(Ok(reading)) => reading,
+            Ok(Err(_)) => Err(ImportError::at(file, None, "cannot be parsed: the parser panicked; please report it")),
+            Err(error) => Err(ImportError::at(file, None, format!("no thread to read it in: {error}"))),
+        }
+    })
 }

@@ -3,6 +3,7 @@
 
 mod cases;
 mod checked;
+mod scripts;
 mod trl;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,0 +1,468 @@
+//! The command that starts a run: what launches it, its program, its settings.
+
+use super::run::INERT;
+use super::strings::joined;
+use super::value::{Place, Text, Unknown, Variable, number};
+use super::{Flow, Shell};
+use crate::entry::{Absent, Entry, Given, PROGRAM, SourceLocation};
+use crate::error::ImportError;
+use crate::literal::{hydra, word as literal_word};
+use crate::source::{SourceFile, is_known};
+use crate::ways::{Written, united};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// Words that a launch command of TRL's has.
+const TRL_WORDS: [&str; 4] = ["trl", "grpo", "rloo", "ppo"];
+
+/// Programs that start another.
+const WRAPPERS: [&str; 30] = [
+    "nohup",
+    "time",
+    "exec",
+    "command",
+    "builtin",
+    "env",
+    "sudo",
+    "nice",
+    "ionice",
+    "timeout",
+    "stdbuf",
+    "setsid",
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "numactl",
+    "uv",
+    "poetry",
+    "pdm",
+    "pixi",
+    "conda",
+    "mamba",
+    "micromamba",
+    "singularity",
+    "apptainer",
+    "docker",
+    "podman",
+    "ray",
+    "ssh",
+    "nsys",
+];
+/// Programs that start a Python program on several devices.
+const LAUNCHERS: [&str; 3] = ["torchrun", "accelerate", "deepspeed"];
+const MODULES: [&str; 4] =
+    ["torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner"];
+const SHELLS: [&str; 5] = ["bash", "sh", "zsh", "dash", "sbatch"];
+
+/// How settings are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Form {
+    /// Not at all: a script that is not among the files.
+    Script,
+    /// Those of the launcher alone.
+    Devices,
+    /// `--key value`.
+    Flags,
+    /// `key=value`.
+    Overrides,
+}
+
+/// A command with settings.
+#[derive(Clone, Debug)]
+pub(super) struct Launch {
+    /// Where it stands, after where the functions around it were called.
+    at: Vec<Place>,
+    form: Form,
+    /// Whether it is nothing but settings.
+    is_line: bool,
+    launcher: Vec<Text>,
+    arguments: Vec<Text>,
+    /// A module, a file, a command of `trl`.
+    program: Option<String>,
+    absent: Option<String>,
+}
+
+/// The settings of a command.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Settings {
+    at: Vec<Place>,
+    form: Form,
+    is_line: bool,
+    entries: Vec<Written>,
+    absent: Vec<Absent>,
+}
+
+/// Whether a text without a telling name is a list of overrides.
+pub(crate) fn looks_like_overrides(text: &str) -> bool {
+    let lines = text.lines().map(str::trim);
+    let mut lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.next().is_some_and(is_dotted)
+}
+
+/// The key and value of an override.
+fn split_override(word: &str) -> Option<(&str, &str)> {
+    if let Some(key) = word.strip_prefix('~') {
+        let (key, value) = key.split_once('=').unwrap_or((key, ""));
+        return is_key(key).then_some((key, value));
+    }
+    let (key, value) = word.trim_start_matches('+').split_once('=')?;
+    is_key(key).then_some((key, value))
+}
+
+/// Whether it is an override whose key has a dot: what a shell's own assignment never has.
+fn is_dotted(word: &str) -> bool {
+    split_override(word).is_some_and(|(key, _)| key.contains('.'))
+}
+
+fn is_key(key: &str) -> bool {
+    let part = |c: char| c.is_ascii_alphanumeric() || "_./@-".contains(c);
+    key.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && key.chars().all(part)
+}
+
+fn has_ending(path: &str, ending: &str) -> bool {
+    path.rsplit_once('.').is_some_and(|(_, own)| own == ending)
+}
+
+/// Whether a word is a program that a wrapper starts.
+fn starts_program(word: &str) -> bool {
+    let own = base(word);
+    own.starts_with("python")
+        || LAUNCHERS.contains(&own)
+        || SHELLS.contains(&own)
+        || own == "trl"
+        || has_ending(own, "py")
+        || has_ending(own, "sh")
+}
+
+fn base(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+impl Shell<'_> {
+    /// Starts a program that is none of bash's own.
+    pub(super) fn program(
+        &mut self,
+        mut words: Vec<Text>,
+        environment: &[(String, Variable)],
+        input: Option<Text>,
+    ) -> Result<(), ImportError> {
+        self.scope.status = None;
+        if WRAPPERS.contains(&base(&words[0].text)) {
+            if let Some(at) = words.iter().position(|word| starts_program(&word.text)) {
+                words.drain(..at);
+            } else if let Some(text) =
+                words.last().filter(|own| base(&words[0].text) == "ssh" && own.text.contains(' '))
+            {
+                return self.nested(&text.text.clone());
+            }
+        }
+        let name = base(&words[0].text).to_owned();
+        if is_dotted(&words[0].text) {
+            self.launches.push(self.launch(Form::Overrides, true, Vec::new(), words));
+            return Ok(());
+        }
+        if SHELLS.contains(&name.as_str()) || has_ending(&name, "sh") {
+            let from = usize::from(!has_ending(&name, "sh"));
+            return self.script(&words[from..], environment, input);
+        }
+        let says_nothing = name.starts_with("python")
+            && words.iter().any(|own| own.text == "-c")
+            && !words.iter().any(|own| own.text.contains("print") || own.text.contains("stdout"));
+        self.scope.output.is_unknown |= !says_nothing;
+        let module = words.iter().position(|own| MODULES.contains(&own.text.as_str()));
+        let (program, launcher, arguments) = if LAUNCHERS.contains(&name.as_str()) || module.is_some() {
+            let from = module.unwrap_or(0) + 1;
+            let is_program = |at: &usize| {
+                has_ending(&words[*at].text, "py") || matches!(words[*at - 1].text.as_str(), "-m" | "--module")
+            };
+            let at = (from..words.len()).find(is_program).unwrap_or(words.len());
+            (words.get(at), words[from..at].to_vec(), words.get(at + 1..).unwrap_or_default().to_vec())
+        } else {
+            let is_named = name == "trl" || name.starts_with("python");
+            let named = words[1..].iter().find(|own| is_named && !own.text.starts_with('-'));
+            (named.or(words.first()), Vec::new(), words[1..].to_vec())
+        };
+        let program = program.map(|own| self.written(&own.text));
+        let has = |wanted: fn(&str) -> bool| arguments.iter().any(|own| wanted(&own.text));
+        let is_trl = |own: &Text| {
+            !own.text.starts_with("--") && own.text.split(['/', '.', '_', '-']).any(|part| TRL_WORDS.contains(&part))
+        };
+        let form = if has(is_dotted) {
+            Form::Overrides
+        } else if has(|own| own.starts_with("--"))
+            && !has(|own| own == "vllm-serve")
+            && (words.iter().any(is_trl) || has(is_flag))
+        {
+            Form::Flags
+        } else if launcher.iter().any(|own| own.text.starts_with("--n")) {
+            Form::Devices
+        } else {
+            if !INERT.contains(&name.as_str()) && !name.starts_with("python") {
+                // it may be a function of a file that is not given
+                self.forget();
+            }
+            return Ok(());
+        };
+        let launch = self.launch(form, false, launcher, arguments);
+        self.launches.push(Launch { program, ..launch });
+        Ok(())
+    }
+
+    fn launch(&self, form: Form, is_line: bool, launcher: Vec<Text>, arguments: Vec<Text>) -> Launch {
+        let at = self.calls.iter().copied().chain([self.place()]).collect();
+        Launch { at, form, is_line, launcher, arguments, program: None, absent: None }
+    }
+
+    /// `bash FILE` and `bash -c TEXT`, with what follows as its arguments.
+    fn script(
+        &mut self,
+        words: &[Text],
+        environment: &[(String, Variable)],
+        input: Option<Text>,
+    ) -> Result<(), ImportError> {
+        let flags = words.iter().take_while(|own| own.text.starts_with(['-', '+'])).count();
+        let is_text = words[..flags].iter().any(|own| !own.text.starts_with("--") && own.text.contains('c'));
+        let rest = &words[flags..];
+        let Some(first) = rest.first() else {
+            let Some(input) = input else {
+                return Ok(());
+            };
+            return self.apart(|shell| shell.nested(&input.text));
+        };
+        let given = self.given(&first.text);
+        if given.is_none() && !is_text {
+            let form = if rest.iter().any(|own| is_dotted(&own.text)) { Form::Overrides } else { Form::Script };
+            let absent = Some(self.written(&first.text));
+            let launch = self.launch(form, false, Vec::new(), rest[1..].to_vec());
+            self.launches.push(Launch { absent, ..launch });
+            self.scope.output.is_unknown = true;
+            return Ok(());
+        }
+        self.apart(|shell| {
+            // it sees what is exported
+            shell.scope.variables.retain(|_, variable| variable.exported);
+            shell.scope.variables.extend(environment.iter().cloned());
+            shell.scope.functions.clear();
+            shell.scope.arguments = rest[1..].to_vec();
+            match given.filter(|_| !is_text) {
+                Some(file) => {
+                    shell.scope.name.clone_from(&file.name);
+                    shell.run(&file.name, &file.text)
+                }
+                None => {
+                    // the first argument is the name of the text
+                    shell.scope.arguments = rest.get(2..).unwrap_or_default().to_vec();
+                    shell.nested(&first.text)
+                }
+            }
+        })?;
+        self.scope.flow = Flow::Next;
+        self.scope.status = None;
+        Ok(())
+    }
+
+    /// The file among those given that a path names.
+    pub(super) fn given(&self, path: &str) -> Option<SourceFile> {
+        let alike = |file: &SourceFile| {
+            let parts = file.name.rsplit('/').zip(path.rsplit('/'));
+            parts.take_while(|(a, b)| a == b).count()
+        };
+        let best = self.files.iter().max_by_key(|file| alike(file));
+        best.filter(|file| alike(file) > 0).cloned()
+    }
+
+    pub(super) fn absent(&mut self, by: &str, file: &str, has_settings: bool) {
+        let place = SourceLocation { file: self.names[self.file].clone(), line: Some(self.line) };
+        let absent = Absent { by: by.to_owned(), file: file.to_owned(), place, has_settings };
+        if !self.reading.absent.contains(&absent) {
+            self.reading.absent.push(absent);
+        }
+    }
+
+    /// A string as the script has it.
+    pub(super) fn written(&self, text: &str) -> String {
+        let unknown = |c: char| self.unknowns.get(number(c)?);
+        text.chars().map(|c| unknown(c).map_or_else(|| c.to_string(), |own| own.written.clone())).collect()
+    }
+
+    fn value(&self, text: &str, read: fn(&str) -> Value) -> Given {
+        let unknown: Option<&Unknown> = text.chars().find_map(|c| self.unknowns.get(number(c)?));
+        match unknown {
+            Some(unknown) => Given::open(self.written(text), &unknown.needs),
+            None => Given::Value(read(text)),
+        }
+    }
+
+    /// The settings of a command, in their order.
+    pub(super) fn settings(&mut self, launch: Launch) -> Result<Settings, ImportError> {
+        let (file, line) = *launch.at.last().unwrap_or(&(0, 1));
+        let place = SourceLocation { file: self.names[file].clone(), line: Some(line) };
+        let mut settings = Settings {
+            at: launch.at,
+            form: launch.form,
+            is_line: launch.is_line,
+            entries: Vec::new(),
+            absent: Vec::new(),
+        };
+        if let Some(file) = launch.absent {
+            settings.absent.push(Absent { by: "bash".into(), file, place: place.clone(), has_settings: true });
+        }
+        if let Some(program) = launch.program {
+            settings.entries.push((Entry::new(PROGRAM, Given::Value(program.into()), &place), BTreeSet::new()));
+        }
+        for (key, values, own) in flags(&launch.launcher) {
+            self.flag(&key.replace('-', "_"), &values, &own, &place, &mut settings)?;
+        }
+        if launch.form == Form::Flags {
+            for (key, values, own) in flags(&launch.arguments) {
+                self.flag(&key.replace('-', "_"), &values, &own, &place, &mut settings)?;
+            }
+            return Ok(settings);
+        }
+        let mut arguments = launch.arguments.iter().peekable();
+        while let Some(own) = arguments.next() {
+            if own.text.starts_with("--config") {
+                let (flag, value) = match own.text.split_once('=') {
+                    Some((flag, value)) => (flag, own.with(value)),
+                    None => (own.text.as_str(), arguments.next().cloned().unwrap_or_default()),
+                };
+                self.flag(flag, &[value], own, &place, &mut settings)?;
+            } else if let Some((key, value)) = split_override(&own.text) {
+                let removes = own.text.starts_with('~');
+                let mut entries = Vec::new();
+                match self.value(value, hydra) {
+                    Given::Value(value) if !removes => Entry::flatten(key, value, &place, &mut entries),
+                    given => entries.push(Entry { removes, ..Entry::new(key, given, &place) }),
+                }
+                let lines = self.lines(own);
+                settings.entries.extend(entries.into_iter().map(|entry| (entry, lines.clone())));
+            } else if own.text.chars().next().and_then(number).is_some() {
+                self.note(format!("{} may have further settings", self.written(&own.text)));
+            }
+        }
+        Ok(settings)
+    }
+
+    fn lines(&self, text: &Text) -> BTreeSet<(String, usize)> {
+        text.lines.iter().map(|(file, line)| (self.names[*file].clone(), *line)).collect()
+    }
+
+    fn flag(
+        &mut self,
+        key: &str,
+        values: &[Text],
+        own: &Text,
+        place: &SourceLocation,
+        into: &mut Settings,
+    ) -> Result<(), ImportError> {
+        if let ("config" | "--config" | "config_file" | "--config-name", [value]) = (key, values) {
+            let path = if key == "--config-name" { format!("{}.yaml", value.text) } else { value.text.clone() };
+            if let Some(file) = self.given(&path) {
+                let reading = file.read(&[], self.environment)?;
+                self.reading.used.push(file.name);
+                into.entries.extend(reading.entries.into_iter().map(|entry| (entry, BTreeSet::new())));
+            } else if key != "--config-name" {
+                // the tables have a row for a key, and none for NeMo RL's
+                let by = if key == "--config" { key } else { "" };
+                let absent =
+                    Absent { by: by.into(), file: self.written(&value.text), place: place.clone(), has_settings: true };
+                into.absent.push(absent);
+            }
+            if key == "--config" {
+                return Ok(());
+            }
+        }
+        let read = if key.starts_with("--config") { literal_word } else { hydra };
+        let given = match values {
+            [] => Given::Value(Value::Bool(true)),
+            [one] => self.value(&one.text, read),
+            all if all.iter().all(Text::is_known) => {
+                Given::Value(all.iter().map(|one| literal_word(&one.text)).collect())
+            }
+            all => self.value(&joined(all, " ").text, literal_word),
+        };
+        let mut lines = self.lines(own);
+        lines.extend(values.iter().flat_map(|value| self.lines(value)));
+        into.entries.push((Entry::new(key, given, place), lines));
+        Ok(())
+    }
+}
+
+/// Whether a word is a flag that an engine has.
+fn is_flag(word: &str) -> bool {
+    let key = word.strip_prefix("--").map(|flag| flag.split_once('=').map_or(flag, |(key, _)| key));
+    key.is_some_and(is_known)
+}
+
+/// `--key value`, `--key=value` and `--key` alone; several values of one key are a list.
+fn flags(words: &[Text]) -> Vec<(String, Vec<Text>, Text)> {
+    let mut all = Vec::new();
+    let mut words = words.iter().peekable();
+    while let Some(word) = words.next() {
+        let Some(flag) = word.text.strip_prefix("--") else {
+            continue;
+        };
+        if let Some((key, value)) = flag.split_once('=') {
+            all.push((key.to_owned(), vec![word.with(value)], word.clone()));
+            continue;
+        }
+        let mut values = Vec::new();
+        while let Some(value) = words.next_if(|next| !next.text.starts_with("--") && next.text != "-m") {
+            values.push(value.clone());
+        }
+        all.push((flag.to_owned(), values, word.clone()));
+    }
+    all
+}
+
+/// The one run of all ways through a script: what differs between them has candidates.
+pub(super) fn merged(file: &str, ways: Vec<Vec<Settings>>) -> Result<(Vec<Entry>, Vec<Absent>), ImportError> {
+    let form = ways.iter().flatten().map(|own| own.form).max();
+    let mut runs: Vec<Settings> = Vec::new();
+    for mut way in ways {
+        way.retain(|own| Some(own.form) == form);
+        let (lines, commands): (Vec<_>, Vec<_>) = way.into_iter().partition(|own| own.is_line);
+        let first = commands.first().map(|own| own.at.clone());
+        if let Some(second) = commands.iter().find(|own| Some(&own.at) != first.as_ref()) {
+            let line = |at: &[Place]| at.first().map(|(_, line)| *line);
+            return Err(ImportError::at(
+                file,
+                line(&second.at),
+                format!(
+                    "a second command with settings begins here, and the first in line {}; a run has one: keep the one to import",
+                    first.as_deref().and_then(line).unwrap_or(1)
+                ),
+            ));
+        }
+        let lines: Vec<_> = lines.into_iter().flat_map(|own| own.entries).collect();
+        let commands = if commands.is_empty() && !lines.is_empty() {
+            vec![Settings {
+                at: Vec::new(),
+                form: Form::Overrides,
+                is_line: true,
+                entries: Vec::new(),
+                absent: Vec::new(),
+            }]
+        } else {
+            commands
+        };
+        for mut run in commands {
+            run.entries.extend(lines.iter().cloned());
+            if !runs.contains(&run) {
+                runs.push(run);
+            }
+        }
+    }
+    let absent: Vec<Absent> = runs.first().map(|run| run.absent.clone()).unwrap_or_default();
+    if runs.iter().all(|run| run.entries.is_empty()) {
+        let detail = match absent.first() {
+            Some(own) => format!("its settings are in {}, which is not among the files: import it with this one", own.file),
+            None => "no settings found: expected a command with key=value settings, as in `python3 -m verl.trainer.main_ppo \
+                     data.train_batch_size=256`, or with --key value ones, as in `trl grpo --learning_rate 1e-6`"
+                .to_owned(),
+        };
+        return Err(ImportError::at(file, absent.first().and_then(|own| own.place.line), detail));
+    }
+    let runs: Vec<Vec<Written>> = runs.into_iter().map(|run| run.entries).collect();
+    Ok((united(&runs), absent))
+}

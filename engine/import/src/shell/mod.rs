@@ -1,0 +1,315 @@
+//! Launch scripts: the commands that bash would start, and their settings.
+//!
+//! Nothing is run. A script is followed as bash would run it without arguments: assignments, functions, loops, and the
+//! branches whose conditions are certain. Of a condition that is not, such as a command's status, both outcomes are
+//! followed, one after the other: a setting that differs between them has no value but candidates.
+
+mod builtins;
+mod conditions;
+mod launch;
+mod run;
+mod simple;
+mod strings;
+mod value;
+mod words;
+
+use super::entry::{EnvironmentLookup, Reading};
+use super::error::ImportError;
+use super::source::SourceFile;
+use super::ways::Ways;
+use brush_parser::ast::{FunctionBody, Program};
+use brush_parser::{ParseError, Parser, ParserOptions, TokenizerError};
+use launch::Launch;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use value::{Place, Text, Unknown, Variable, placeholder};
+
+pub(super) use launch::looks_like_overrides;
+
+/// Most commands and words of all ways together, so that loops within loops end.
+const STEPS: usize = 4_000_000;
+/// Deepest nesting of what is expanded and run.
+const DEEPEST: usize = 64;
+/// Deepest nesting of brackets and blocks in a text.
+const NESTED: usize = 100;
+
+/// A script, and what there is besides it.
+pub(super) struct Script<'a> {
+    pub name: &'a str,
+    pub text: &'a str,
+    /// Files that it may source, run, or name as a configuration.
+    pub files: &'a [SourceFile],
+    pub environment: EnvironmentLookup<'a>,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flow {
+    Next,
+    Continue,
+    Break(usize),
+    Return,
+    Exit,
+}
+
+/// What commands have printed.
+#[derive(Clone, Debug, Default)]
+struct Output {
+    text: Text,
+    is_taken: bool,
+    is_unknown: bool,
+}
+
+impl Output {
+    fn spoil(&mut self) {
+        self.is_unknown = true;
+    }
+}
+
+/// What a subshell has for itself.
+#[derive(Clone, Debug)]
+struct Scope {
+    variables: BTreeMap<String, Variable>,
+    /// Variables that are mappings.
+    mappings: BTreeSet<String>,
+    functions: BTreeMap<String, Arc<(FunctionBody, usize)>>,
+    arguments: Vec<Text>,
+    /// `$0`.
+    name: String,
+    /// What functions that are called have put over.
+    locals: Vec<Vec<(String, Option<Variable>)>>,
+    /// A file that was sourced and that is not given, with its line.
+    sourced: Option<String>,
+    flow: Flow,
+    /// Whether the last command succeeded, where that is certain.
+    status: Option<bool>,
+    output: Output,
+}
+
+/// A way through a script.
+struct Shell<'a> {
+    files: &'a [SourceFile],
+    environment: EnvironmentLookup<'a>,
+    options: ParserOptions,
+    scope: Scope,
+    /// Names of the files that are run; the first is the script.
+    names: Vec<String>,
+    file: usize,
+    line: usize,
+    /// Whether a text within a line is run, whose own lines say nothing.
+    is_nested: bool,
+    /// Where the functions that run were called.
+    calls: Vec<Place>,
+    depth: usize,
+    steps: usize,
+    unknowns: Vec<Unknown>,
+    /// What was last asked without a certain answer.
+    asked: String,
+    ways: &'a mut Ways,
+    launches: Vec<Launch>,
+    /// Notes, files that are used, and files that are not given.
+    reading: Reading,
+}
+
+/// What a script says.
+pub(super) fn read(script: &Script) -> Result<Reading, ImportError> {
+    let program = parse(script.name, None, script.text)?;
+    let (mut steps, mut runs) = (0, Vec::new());
+    let mut whole = Reading::default();
+    Ways::follow(script.name, |ways| {
+        let mut shell = Shell::new(script, ways, steps);
+        for list in &program.complete_commands {
+            shell.list(list)?;
+        }
+        let launches = std::mem::take(&mut shell.launches);
+        runs.push(launches.into_iter().map(|launch| shell.settings(launch)).collect::<Result<_, _>>()?);
+        steps = shell.steps;
+        whole.join(shell.reading);
+        Ok(())
+    })?;
+    let (entries, absent) = launch::merged(script.name, runs)?;
+    whole.join(Reading { absent, ..Reading::default() });
+    Ok(Reading { entries, ..whole })
+}
+
+/// A text as a program.
+fn parse(file: &str, line: Option<usize>, text: &str) -> Result<Program, ImportError> {
+    if let Some(deep) = too_deep(text) {
+        return Err(ImportError::at(file, line.or(Some(deep)), "blocks and brackets are nested too deeply"));
+    }
+    if let Some(at) = long_number(text) {
+        let own = line.or(Some(text[..at].matches('\n').count() + 1));
+        return Err(ImportError::at(file, own, "a number here has more than 18 digits; is it one?"));
+    }
+    // nobody's characters are placeholders here
+    let text: String = text.chars().map(|c| if value::number(c).is_some() { '\u{FFFD}' } else { c }).collect();
+    let text = text.replace("\r\n", "\n");
+    let parsed = |text: &str| Parser::new(text.as_bytes(), &ParserOptions::default()).parse_program();
+    let error = match parsed(&text) {
+        Ok(program) => return Ok(program),
+        Err(error) => error,
+    };
+    let (own, detail) = match &error {
+        ParseError::ParsingNear(place) => (Some(place.line), "expected bash, found something else here".to_owned()),
+        ParseError::Tokenizing { inner, position } => match inner {
+            TokenizerError::UnterminatedSingleQuote(place) => {
+                (Some(place.line), "a quote ' that begins here is never closed".into())
+            }
+            TokenizerError::UnterminatedDoubleQuote(place) => {
+                (Some(place.line), "a quote \" that begins here is never closed".into())
+            }
+            TokenizerError::UnterminatedBackquote(place) => {
+                (Some(place.line), "a quote ` that begins here is never closed".into())
+            }
+            inner if inner.is_incomplete() => {
+                (None, format!("a bracket or text that begins here is never closed ({inner})"))
+            }
+            inner => (position.as_ref().map(|place| place.line), inner.to_string()),
+        },
+        ParseError::ParsingAtEndOfInput => (None, "a bracket or block that begins here is never closed".to_owned()),
+    };
+    let own = own.or_else(|| {
+        // the last line before which the text is whole
+        let starts: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).take(300).collect();
+        let whole = (0..=starts.len()).rev().find(|&n| n == 0 || parsed(&text[..starts[n - 1]]).is_ok());
+        whole.map(|n| n + 1)
+    });
+    Err(ImportError::at(file, line.or(own), detail))
+}
+
+/// Where a number stands that brush's parser has no type for: `{1..N}` and `~N`.
+fn long_number(text: &str) -> Option<usize> {
+    let is_digit = |c: char| c.is_ascii_digit();
+    let begins = |at: &usize| {
+        let before = text[..*at].trim_end_matches(['+', '-']);
+        before.ends_with(['~', '{']) || before.ends_with("..")
+    };
+    let starts = text.match_indices(is_digit).filter(|(at, _)| begins(at));
+    starts.map(|(at, _)| at).find(|at| text[*at..].chars().take_while(|c| is_digit(*c)).count() > 18)
+}
+
+/// A line in which a text is nested too deeply for a parser.
+fn too_deep(text: &str) -> Option<usize> {
+    let mut depth = 0_usize;
+    for (at, line) in text.lines().enumerate() {
+        let mut begins = true;
+        for word in line.split_whitespace().take_while(|word| !word.starts_with('#')) {
+            let block = matches!(word, "if" | "while" | "until" | "for" | "case" | "!" | "[[");
+            let end = matches!(word.trim_end_matches([';', ')']), "fi" | "done" | "esac" | "]]");
+            let opens = word.bytes().filter(|b| matches!(b, b'(' | b'{')).count() + usize::from(begins && block);
+            let closes = word.bytes().filter(|b| matches!(b, b')' | b'}')).count() + usize::from(begins && end);
+            depth = (depth + opens).saturating_sub(closes);
+            if depth > NESTED || opens > NESTED {
+                return Some(at + 1);
+            }
+            begins = block || word.ends_with([';', '&', '|', '(']) || matches!(word, "then" | "do" | "else" | "{");
+        }
+    }
+    None
+}
+
+impl<'a> Shell<'a> {
+    fn new(script: &Script<'a>, ways: &'a mut Ways, steps: usize) -> Self {
+        Self {
+            files: script.files,
+            environment: script.environment,
+            options: ParserOptions::default(),
+            scope: Scope {
+                variables: BTreeMap::new(),
+                mappings: BTreeSet::new(),
+                functions: BTreeMap::new(),
+                arguments: Vec::new(),
+                name: script.name.to_owned(),
+                locals: Vec::new(),
+                sourced: None,
+                flow: Flow::Next,
+                status: Some(true),
+                output: Output::default(),
+            },
+            names: vec![script.name.to_owned()],
+            file: 0,
+            line: 1,
+            is_nested: false,
+            calls: Vec::new(),
+            depth: 0,
+            steps,
+            unknowns: Vec::new(),
+            asked: String::new(),
+            ways,
+            launches: Vec::new(),
+            reading: Reading::default(),
+        }
+    }
+
+    fn error(&self, detail: impl Into<String>) -> ImportError {
+        ImportError::at(&self.names[self.file], Some(self.line), detail)
+    }
+
+    fn place(&self) -> Place {
+        (self.file, self.line)
+    }
+
+    fn note(&mut self, detail: impl AsRef<str>) {
+        let note = format!("{}:{}: {}", self.names[self.file], self.line, detail.as_ref());
+        if !self.reading.notes.contains(&note) {
+            self.reading.notes.push(note);
+        }
+    }
+
+    /// Counts a step, and one level of nesting.
+    fn deeper(&mut self) -> Result<(), ImportError> {
+        self.depth += 1;
+        self.steps += 1;
+        if self.depth > DEEPEST {
+            return Err(self.error("commands and words are nested too deeply; does it call itself?"));
+        }
+        if self.steps > STEPS {
+            return Err(self.error("it does too much to be followed; does a loop end?"));
+        }
+        Ok(())
+    }
+
+    /// A placeholder for what only running could tell.
+    fn unknown(&mut self, written: &str, needs: &str, is_unset: bool) -> Text {
+        let own = Unknown { written: written.to_owned(), needs: needs.to_owned(), is_unset };
+        let at = self.unknowns.iter().position(|known| *known == own).unwrap_or_else(|| {
+            self.unknowns.push(own);
+            self.unknowns.len() - 1
+        });
+        Text::new(placeholder(at))
+    }
+
+    fn choose(&mut self, question: &str) -> bool {
+        self.ways.choose(question)
+    }
+
+    fn choose_asked(&mut self) -> bool {
+        self.ways.choose(&self.asked)
+    }
+
+    /// What a command prints.
+    fn substitute(&mut self, command: &str, written: &str) -> Result<Text, ImportError> {
+        self.deeper()?;
+        let output = Output { is_taken: true, ..Output::default() };
+        let outer = std::mem::replace(&mut self.scope.output, output);
+        self.apart(|shell| shell.nested(command))?;
+        let Output { mut text, is_unknown, .. } = std::mem::replace(&mut self.scope.output, outer);
+        self.depth -= 1;
+        if is_unknown {
+            return Ok(self.unknown(written, &format!("the output of the command {command}"), false));
+        }
+        text.text.truncate(text.text.trim_end_matches('\n').len());
+        Ok(text)
+    }
+
+    /// Runs a text within a line.
+    fn nested(&mut self, text: &str) -> Result<(), ImportError> {
+        let program = parse(&self.names[self.file].clone(), Some(self.line), text)?;
+        let outer = std::mem::replace(&mut self.is_nested, true);
+        for list in &program.complete_commands {
+            self.list(list)?;
+        }
+        self.is_nested = outer;
+        Ok(())
+    }
+}
