@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use super::turn_spans::{RenderedChat, is_turn};
+use super::message_words::is_turn;
+use super::turn_spans::RenderedChat;
 use super::{ChatOptions, Message, Tokenizer};
 use crate::error::{Error, Result};
 

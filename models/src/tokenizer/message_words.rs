@@ -1,11 +1,18 @@
 //! The words of a message: what its author wrote, in all fields that have some.
 
 use super::Message;
-use super::turn_spans::is_turn;
 use serde_json::Value;
+
+/// The role whose turns are trained on.
+const ASSISTANT: &str = "assistant";
 
 /// Fields of a message and of its calls that label it.
 const LABELS: [&str; 4] = ["role", "type", "id", "tool_call_id"];
+
+/// Whether a message is a turn of the assistant.
+pub(super) fn is_turn(message: &Message) -> bool {
+    message.role() == ASSISTANT
+}
 
 /// The same message with each of its texts replaced, of the assistant in all fields and of others in the content; blank
 /// texts only if there are no others, as templates ask whether there are some.
@@ -33,5 +40,44 @@ fn each(name: &str, value: &mut Value, visit: &mut dyn FnMut(&mut String)) {
         Value::Array(list) => list.iter_mut().for_each(|own| each(name, own, visit)),
         Value::Object(fields) => fields.iter_mut().for_each(|(name, own)| each(name, own, visit)),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn upper(message: Value) -> Value {
+        let message: Message = serde_json::from_value(message).expect("a message");
+        serde_json::to_value(map_words(&message, str::to_uppercase)).expect("JSON")
+    }
+
+    #[test]
+    fn the_words_of_a_turn_are_in_all_of_its_fields_and_of_other_messages_in_the_content() {
+        let calls =
+            |name: &str, s: &str| json!([{"type": "function", "function": {"name": name, "arguments": {"s": s}}}]);
+        assert_eq!(
+            upper(json!({"role": "assistant", "content": "a", "thinking": "b", "tool_calls": calls("f", "x"), "n": 1})),
+            json!({"role": "assistant", "content": "A", "thinking": "B", "tool_calls": calls("F", "X"), "n": 1})
+        );
+        let parts = |text: &str| json!([{"type": "text", "text": text}]);
+        assert_eq!(
+            upper(json!({"role": "tool", "name": "f", "content": parts("a")})),
+            json!({"role": "tool", "name": "f", "content": parts("A")})
+        );
+    }
+
+    #[test]
+    fn blank_texts_are_words_only_if_there_are_no_others() {
+        let marked = |message: Value| {
+            let message: Message = serde_json::from_value(message).expect("a message");
+            serde_json::to_value(map_words(&message, |text| format!("{text}!"))).expect("JSON")
+        };
+        assert_eq!(
+            marked(json!({"role": "assistant", "content": " ", "reasoning_content": "a"})),
+            json!({"role": "assistant", "content": " ", "reasoning_content": "a!"})
+        );
+        assert_eq!(marked(json!({"role": "user", "content": ""})), json!({"role": "user", "content": "!"}));
     }
 }

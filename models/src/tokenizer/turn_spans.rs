@@ -6,13 +6,10 @@
 //! there, the place is the end of that. Otherwise the words of single messages are marked or replaced in further
 //! renderings, which show where the template writes them.
 
-use super::message_words::map_words;
+use super::message_words::{is_turn, map_words};
 use super::{ChatOptions, Message, Tokenizer};
 use crate::error::{Error, Result};
 use std::ops::Range;
-
-/// The role whose turns are looked for.
-pub(super) const ASSISTANT: &str = "assistant";
 
 /// Written behind the words of a turn, and behind those of the message before it: noncharacters, which no text has.
 const MARKS: [char; 2] = ['\u{1FFFE}', '\u{1FFFF}'];
@@ -149,10 +146,6 @@ impl<'a> RenderedChat<'a> {
     fn inexact(&self, why: &str) -> Error {
         self.tokenizer.inexact(why)
     }
-}
-
-pub(super) fn is_turn(message: &Message) -> bool {
-    message.role() == ASSISTANT
 }
 
 /// The messages, one of them with a mark behind each of its texts.

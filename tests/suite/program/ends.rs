@@ -84,7 +84,7 @@ fn rewards_and_samples_have_the_text_before_a_stop_string() {
             "model: {{path: {}}}\noutput: {}\ndevice: cpu\n\
              task: {{kind: dataset, train: rows.jsonl, validation: rows.jsonl, prompt: '{{question}}', answer_field: answer, \
              rewards: [{{kind: python, file: rewards.py, function: short}}]}}\n\
-             rollout: {{n: 8, prompt_length: 8, response_length: 24, stop: {stop}, val_kwargs: {{n: 4}}}}\n\
+             rollout: {{n: 8, prompt_length: 8, response_length: 24, stop: {stop}}}\n\
              trainer: {{steps: 2, train_batch_size: 2, test_freq: 2}}\n",
             fixtures().join("models/qwen2-tied").display(),
             bench.path("run").display()
