@@ -177,6 +177,17 @@ fn names_of_open_r1_have_counterparts() {
 }
 
 #[test]
+fn weights_are_those_of_the_reward_model_and_then_of_the_functions() {
+    let yaml = "num_generations: 8\nreward_model_name_or_path: org/scorer\nreward_funcs: [accuracy_reward]\n\
+                reward_weights: [0.25, 2.0]\n";
+    let rewards = at(&imported(&[("c.yaml", yaml)]), "task.rewards");
+    for own in rewards.as_array().expect("rewards") {
+        let expected = if own["kind"] == "model" { 0.25 } else { 2.0 };
+        assert_eq!(own["weight"], expected, "{rewards}");
+    }
+}
+
+#[test]
 fn the_format_of_open_r1_is_its_pattern() {
     let found = imported(&[("c.yaml", "num_generations: 8\nreward_funcs: [format]\n")]);
     let pattern = at(&found, "task.rewards.0.pattern");

@@ -220,8 +220,10 @@ struct Found {
 impl Found {
     fn of(asked: &SourceKey) -> Self {
         let weights = asked.facts.value("reward_weights").and_then(Value::as_array);
+        // TRL's script has the reward model before the functions
+        let is_behind = asked.key == "reward_funcs" && asked.facts.value("reward_model_name_or_path").is_some();
         let mut found = Self::default();
-        for (at, element) in elements(asked.value).into_iter().enumerate() {
+        for (at, element) in (usize::from(is_behind)..).zip(elements(asked.value)) {
             match reward(asked, element) {
                 Ok((mut reward, note)) => {
                     if let Some(weight) = weights.and_then(|weights| weights.get(at)) {
