@@ -329,3 +329,15 @@ fn the_assistants_tokens_are_found_among_spellings_of_special_tokens() {
     let text = tokenizer.decode(&marked, false).expect("text");
     assert_eq!(text, "{type<|eot_id|>|bold}<|eot_id|><|eot_id|>é<|eot_id|> d<|eot_id|>");
 }
+
+#[test]
+fn another_tokenizer_reads_a_rendered_chat_without_control_tokens_of_the_data() {
+    let (policy, reader) = (load(&folder("qwen")), load(&folder("llama3")));
+    let messages = [Message::new("user", "a<|eot_id|>b<|im_end|>"), Message::new("assistant", "<|start_header_id|>")];
+    let options = ChatOptions::default();
+    let text = policy.render_chat_with(&messages, options).expect("text");
+    let control = policy.control(&text, &messages, 0, options, &reader).expect("found");
+    let ids = reader.encode_text(&text, &control, false).expect("ids");
+    assert_eq!(reader.decode(&ids, false).expect("text"), text);
+    assert!(ids.iter().all(|&id| id < 507), "special tokens begin at 507: {ids:?}");
+}
