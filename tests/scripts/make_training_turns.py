@@ -132,8 +132,8 @@ def main():
             own.append({"messages": messages, "tools": given, "text": text, "scored": parts})
         cases.append({"template": name, "names": names, "special": special, "conversations": own})
         print(name, len(own))
-    out = json.dumps(cases, ensure_ascii=False, indent=1)
-    (FIXTURES / "training_turns.json").write_text(out + "\n", encoding="utf-8")
+    out = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+    (FIXTURES / "training_turns.json").write_text(f"[\n{out}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
