@@ -159,17 +159,17 @@ pub(crate) fn answers<'a>(
     let numbered = samples.iter().enumerate();
     numbered
         .map(|(at, sample)| {
-            let own = outcomes.and_then(|own| own[at].prompt.as_deref());
+            let prompt = outcomes.and_then(|own| own[at].prompt.as_deref()).unwrap_or(&prompts[sample.request]);
             let (text, last_turn) = texts(tokenizer, sampling, sample)?;
             Ok(Answer {
-                prompt: own.unwrap_or(&prompts[sample.request]),
+                prompt,
                 text,
                 last_turn,
                 turns: outcomes.map_or(&[][..], |own| own[at].turns.as_slice()),
                 environment: outcomes.and_then(|own| own[at].object.as_ref()),
                 tokens: &sample.tokens,
                 finished: sample.finish == FinishReason::Stop,
-                in_thought: ends_in_thought(&source.tokenizer, &prompts[sample.request], sample)?,
+                in_thought: ends_in_thought(tokenizer, prompt, sample)?,
                 id: id(sample),
             })
         })
