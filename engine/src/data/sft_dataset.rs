@@ -13,9 +13,7 @@ use crate::sequence::{SampleId, Sequence};
 use crate::task::conversation::{check_text_only, message, read_template_kwargs, read_tools};
 use crate::task::rows::{RowFiles, Rows};
 use crate::task::template::Row;
-use crate::task::{
-    Completion, Example, PromptText, Reward, Split, TEMPLATE_KWARGS, TOOLS, Task, TaskError, shuffled_index,
-};
+use crate::task::{Example, PromptText, TEMPLATE_KWARGS, TOOLS, Task, TaskError, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::tokenizer::{ChatOptions, ChatTokens, EndTokens, Message, SpecialTokens};
 use serde_json::Value;
@@ -469,29 +467,4 @@ fn weighted(mut sequences: Vec<Sequence>) -> Vec<Sequence> {
         sequence.columns.weight = Some(weights);
     }
     sequences
-}
-
-/// The task of a run that has none: supervised training on the rows of a file.
-#[derive(Clone, Copy, Debug)]
-pub struct RowsAlone;
-
-impl Task for RowsAlone {
-    fn name(&self) -> &'static str {
-        "sft"
-    }
-
-    fn len(&self, _: Split) -> Option<u64> {
-        Some(0)
-    }
-
-    fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
-        Err(TaskError::NoSuchExample { task: self.name().to_owned(), split: split.name(), index, len: 0 })
-    }
-
-    fn reward(&self, _: &Example, _: &Completion<'_>) -> Result<Reward, TaskError> {
-        Err(TaskError::Reward {
-            reward: self.name().to_owned(),
-            reason: "a run without `task` has no rewards".to_owned(),
-        })
-    }
 }
