@@ -13,7 +13,7 @@ use crate::sequence::{SampleId, Sequence};
 use crate::task::conversation::{check_text_only, message, read_template_kwargs, read_tools};
 use crate::task::rows::{RowFiles, Rows};
 use crate::task::template::Row;
-use crate::task::{Example, PromptText, TEMPLATE_KWARGS, TOOLS, Task, TaskError, shuffled_index};
+use crate::task::{PromptText, TEMPLATE_KWARGS, TOOLS, Task, TaskError, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::tokenizer::{ChatOptions, ChatTokens, EndTokens, Message, SpecialTokens};
 use serde_json::Value;

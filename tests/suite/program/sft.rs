@@ -195,7 +195,7 @@ fn the_longest_solution_among_many_rows_has_room_and_max_length_leaves_longer_on
         let _ = std::fs::remove_dir_all(bench.path("run"));
         let sft = format!("sft={{steps: 2, batch_size: 2, max_length: {max}}}");
         let fixed = [task, "model.arch=null", &model, "memory.budget=40MiB", "rollout.prompt_length=16"];
-        bench.firebrick("sft", &[&fixed[..], &[&sft]].concat())
+        bench.firebrick("sft", &[&fixed[..], &[sft.as_str()]].concat())
     };
     let trained = |bench: &Bench| {
         let plan: Value = serde_json::from_str(&bench.read("run/plan.json")).unwrap();
