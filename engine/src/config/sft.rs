@@ -24,7 +24,8 @@ pub struct SftConfig {
     pub train: Option<PathBuf>,
     /// Rows for `val/loss`, only in `sft`. `null`: the task's held-out solutions.
     pub validation: Option<PathBuf>,
-    /// Maximum tokens of a row; longer ones are skipped and counted. `null`: the model's context.
+    /// Maximum tokens of a row or of a prompt with its solution; longer ones are skipped and counted. `null`: the model's
+    /// context.
     pub max_length: Option<usize>,
     /// How special tokens that the rows of `train` and `validation` spell are encoded: `text`, or `allow`: as these tokens.
     pub special_tokens: SpecialTokens,
@@ -63,12 +64,6 @@ impl SftConfig {
         }
         if self.max_length.is_some_and(|n| n < 2) {
             return bad(".max_length must be at least 2: a token and the next one");
-        }
-        if self.max_length.is_some() && self.train.is_none() && self.validation.is_none() {
-            return bad(
-                ".max_length applies to the rows of a file: set train, or remove it (rollout.prompt_length limits the task's \
-                 prompts)",
-            );
         }
         if !warm_up && self.until_reward.is_some() {
             return bad(".until_reward: only warmup.sft can stop early");

@@ -3,6 +3,7 @@
 mod lengths;
 mod prompt_dataset;
 mod report;
+mod rows_alone;
 mod sft_dataset;
 mod spelled;
 
@@ -10,7 +11,8 @@ pub use lengths::{Bin, Lengths};
 pub(crate) use prompt_dataset::encode_prompt;
 pub use prompt_dataset::{Prompt, PromptDataset, SAMPLED_ROWS};
 pub use report::{Column, DataReport, SampledPrompt, SplitReport};
-pub use sft_dataset::{RowsAlone, SftDataset};
+pub use rows_alone::RowsAlone;
+pub use sft_dataset::SftDataset;
 pub use spelled::SpelledTokens;
 
 use crate::checkpoint::PolicySource;

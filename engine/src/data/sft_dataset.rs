@@ -13,15 +13,14 @@ use crate::sequence::{SampleId, Sequence};
 use crate::task::conversation::{check_text_only, message, read_template_kwargs, read_tools};
 use crate::task::rows::{RowFiles, Rows};
 use crate::task::template::Row;
-use crate::task::{
-    Completion, Example, PromptText, Reward, Split, TEMPLATE_KWARGS, TOOLS, Task, TaskError, shuffled_index,
-};
+use crate::task::{PromptText, TEMPLATE_KWARGS, TOOLS, Task, TaskError, shuffled_index};
 use crate::{Error, Result};
 use firebrick_models::tokenizer::{ChatOptions, ChatTokens, EndTokens, Message, SpecialTokens};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Supervised training draws from here on, far from the draws of RL: an endless task gives it other examples, a finite
 /// one other epochs.
@@ -48,6 +47,8 @@ pub struct SftDataset {
     pub files: Vec<(&'static str, PathBuf)>,
     /// Most tokens of an example of the task.
     most: usize,
+    /// The section that it is read from.
+    section: &'static str,
 }
 
 impl SftDataset {
@@ -73,9 +74,14 @@ impl SftDataset {
             Some(file) => Some(of_file(file, train[0])?),
             None => None,
         };
+        let limit = limit(config, source);
         let validation = match &config.validation {
             Some(file) => of_file(file, train[1])?,
-            None => held_out(source, data)?,
+            None => {
+                let mut own = held_out(source, data)?;
+                own.retain(|sequence| sequence.tokens.len() <= limit);
+                own
+            }
         };
         let examples = match &rows {
             Some(rows) => Some(rows.len() as u64),
@@ -89,7 +95,8 @@ impl SftDataset {
             validation: weighted(validation),
             filtered,
             files,
-            most: if data.examples().is_none() { declared(source, data)? } else { source.trained_context() },
+            most: if data.examples().is_none() { declared(source, data)?.min(limit) } else { limit },
+            section,
         })
     }
 
@@ -104,17 +111,41 @@ impl SftDataset {
         if self.rows.is_some() {
             return Ok(longest);
         }
-        // of few rows, one that is too long is refused here; of many, it is replaced when it is drawn
-        let many = data.examples().is_some_and(|rows| rows > SAMPLED_ROWS);
+        let rows = data.examples();
+        // of few rows, one beyond the model's context is refused here; of many, it is replaced when it is drawn
+        let skips = self.config.max_length.is_some() || rows.is_some_and(|rows| rows > SAMPLED_ROWS);
+        let longer = AtomicU64::new(0);
         let solutions = data.largest(|prompt| {
             let sequence = example(prompt, data.task(), source)?;
             match sequence.tokens.len() {
                 length if length <= self.most => Ok(length),
-                _ if many => Ok(0),
+                _ if skips => {
+                    longer.fetch_add(1, Ordering::Relaxed);
+                    Ok(0)
+                }
                 _ => Err(too_long(prompt, &sequence, source)),
             }
         })?;
-        Ok(longest.max(solutions.unwrap_or(self.most)))
+        let (section, most, longer) = (self.section, self.most, longer.into_inner());
+        match (solutions, rows) {
+            (Some(0), Some(rows)) if rows > 0 => {
+                return Err(Error::Config(format!(
+                    "all {rows} prompts with their solutions are longer than {most} tokens; raise {section}.max_length (the \
+                     model's context is {})",
+                    source.trained_context()
+                )));
+            }
+            (Some(_), Some(rows)) if longer > 0 => tracing::warn!(
+                "{longer} of {rows} prompts with their solutions are longer than {most} tokens, and are replaced when they \
+                 are drawn"
+            ),
+            (None, Some(rows)) => tracing::warn!(
+                "memory is planned for examples of {most} tokens, because {rows} rows are too many to encode all before the \
+                 first step; set {section}.max_length"
+            ),
+            _ => {}
+        }
+        Ok(longest.max(solutions.unwrap_or(most)))
     }
 
     /// The examples of a step, their weights being the mean over its scored tokens; and how many epochs are over with
@@ -170,6 +201,12 @@ impl SftDataset {
     }
 }
 
+/// Most tokens of an example, as a section says.
+fn limit(config: &SftConfig, source: &PolicySource) -> usize {
+    let context = source.trained_context();
+    config.max_length.unwrap_or(context).min(context)
+}
+
 /// A file's rows that fit, and the number of those that do not.
 fn encoded(
     config: &SftConfig,
@@ -177,8 +214,7 @@ fn encoded(
     setting: &'static str,
     source: &PolicySource,
 ) -> Result<(Vec<Sequence>, u64)> {
-    let context = source.trained_context();
-    let most = config.max_length.unwrap_or(context).min(context);
+    let (context, most) = (source.trained_context(), limit(config, source));
     let rows = Rows::read(files, setting, None, &|_| Ok(()))?;
     let (all, mut shortest) = (rows.len() as usize, usize::MAX);
     let mut kept = Vec::with_capacity(all);
@@ -431,29 +467,4 @@ fn weighted(mut sequences: Vec<Sequence>) -> Vec<Sequence> {
         sequence.columns.weight = Some(weights);
     }
     sequences
-}
-
-/// The task of a run that has none: supervised training on the rows of a file.
-#[derive(Clone, Copy, Debug)]
-pub struct RowsAlone;
-
-impl Task for RowsAlone {
-    fn name(&self) -> &'static str {
-        "sft"
-    }
-
-    fn len(&self, _: Split) -> Option<u64> {
-        Some(0)
-    }
-
-    fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
-        Err(TaskError::NoSuchExample { task: self.name().to_owned(), split: split.name(), index, len: 0 })
-    }
-
-    fn reward(&self, _: &Example, _: &Completion<'_>) -> Result<Reward, TaskError> {
-        Err(TaskError::Reward {
-            reward: self.name().to_owned(),
-            reason: "a run without `task` has no rewards".to_owned(),
-        })
-    }
 }

@@ -30,6 +30,9 @@ impl Opened {
         });
         let run = opened?;
         let newest = run.checkpoints()?.pop();
+        if newest.is_none() && world.writes() {
+            tracing::warn!("--resume: {} contains no checkpoint, so the run starts over", config.output.display());
+        }
         let inputs = world.together(if world.writes() { self.inputs().map(Some) } else { Ok(None) })?;
         if let Some((_, dir)) = &newest {
             let earlier = crate::config::parse(&run.config_yaml()?, &[])?;

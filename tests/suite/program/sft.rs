@@ -100,7 +100,6 @@ fn supervised_settings_that_cannot_work_are_refused() {
         (&["sft.steps=2", "sft.epochs=2"][..], &["steps and epochs"][..]),
         (&["sft.epochs=2"], &["sft.epochs", "endless", "sft.steps"]),
         (&["sft.epochs=0"], &["at least 1"]),
-        (&["sft.max_length=9"], &["sft.max_length", "rollout.prompt_length"]),
         (&["sft.until_reward=0.5"], &["only warmup.sft can stop early"]),
         (&["warmup.sft.validation=rows.jsonl"], &["warmup.sft.validation", "`firebrick sft`"]),
         (&["sft.train=no/such.jsonl"], &["no/such.jsonl", "sft.train"]),
@@ -179,4 +178,37 @@ fn a_plan_makes_room_for_the_solutions_of_a_task() {
     // validation samples
     assert!(own["phases"].as_array().unwrap().iter().any(|p| p["name"] == "rollout"));
     assert_eq!(own["seconds"]["rollout"], 0.0);
+}
+
+#[test]
+fn the_longest_solution_among_many_rows_has_room_and_max_length_leaves_longer_ones_out() {
+    let bench = Bench::new();
+    let long: String = (0..60).map(|i| format!("{i} ")).collect();
+    let rows = |n: usize, last: &str| {
+        let row = |i: usize, s: &str| format!("{{\"q\": \"add {i}\", \"s\": \"{s}\"}}\n");
+        (0..n).map(|i| row(i % 97, "7")).chain([row(1, last)]).collect::<String>()
+    };
+    let model = format!("model.path={}", crate::support::fixtures().join("models/qwen2-tied").display());
+    let task = "task={kind: dataset, train: rows.jsonl, prompt: '{q}', answer: '{s}', solution: '{s}', \
+                rewards: [{kind: exact}]}";
+    let sft = |max: &str| {
+        let _ = std::fs::remove_dir_all(bench.path("run"));
+        let sft = format!("sft={{steps: 2, batch_size: 2, max_length: {max}}}");
+        let fixed = [task, "model.arch=null", &model, "memory.budget=40MiB", "rollout.prompt_length=16"];
+        bench.firebrick("sft", &[&fixed[..], &[sft.as_str()]].concat())
+    };
+    let trained = |bench: &Bench| {
+        let plan: Value = serde_json::from_str(&bench.read("run/plan.json")).unwrap();
+        plan["plan"]["models"]["policy"]["train_tokens"].as_u64().unwrap()
+    };
+    // more than are looked at in a sample, which does not have the last one
+    bench.write("rows.jsonl", &rows(10_001, &long));
+    succeeded(&sft("null"));
+    assert!(trained(&bench) > 100, "{}", trained(&bench));
+    bench.write("rows.jsonl", &rows(6, &long));
+    let output = sft("30");
+    succeeded(&output);
+    let said = super::stderr(&output);
+    assert!(said.contains("1 of 7 prompts with their solutions are longer than 30 tokens"), "{said}");
+    refused(&sft("3"), &["all 7 prompts with their solutions are longer than 3 tokens", "raise sft.max_length"]);
 }
