@@ -28,7 +28,7 @@ enum Named {
 }
 
 /// All keys that name files, as JSON pointers; `*` is each entry of a list.
-const PATHS: [(&str, Named); 19] = [
+const PATHS: [(&str, Named); 20] = [
     ("/output", Named::Kept),
     ("/model/path", Named::Hub),
     ("/model/tokenizer", Named::Hub),
@@ -47,6 +47,7 @@ const PATHS: [(&str, Named); 19] = [
     ("/sft/train", Named::Hub),
     ("/sft/validation", Named::Hub),
     ("/warmup/sft/train", Named::Hub),
+    ("/warmup/sft/validation", Named::Hub),
     ("/memory/plan", Named::Local),
 ];
 

@@ -68,13 +68,13 @@ impl WeightFile {
 
     /// A tensor as it is stored.
     fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
-        let info = self.metadata.info(name)?;
+        self.metadata.info(name).map(|info| self.raw_of(info))
+    }
+
+    fn raw_of<'a>(&'a self, info: &'a TensorInfo) -> RawTensor<'a> {
         let (start, end) = info.data_offsets;
-        Some(RawTensor {
-            dtype: info.dtype,
-            shape: &info.shape,
-            bytes: &self.map.bytes()[self.data_start + start..self.data_start + end],
-        })
+        let bytes = &self.map.bytes()[self.data_start + start..self.data_start + end];
+        RawTensor { dtype: info.dtype, shape: &info.shape, bytes }
     }
 
     pub(super) fn values(&self, spec: &ParamSpec, info: &TensorInfo) -> Result<Vec<f32>> {
@@ -86,8 +86,7 @@ impl WeightFile {
                 found: info.shape.clone(),
             });
         }
-        let Some(raw) = self.raw(&spec.name) else { unreachable!("the entry is of this file") };
-        floats(&self.path, &spec.name, &raw)
+        floats(&self.path, &spec.name, &self.raw_of(info))
     }
 }
 

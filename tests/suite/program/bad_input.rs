@@ -136,13 +136,13 @@ fn tensors_that_do_not_fit_the_config_are_each_their_own_error() {
 }
 
 #[test]
-fn a_tokenizer_of_another_vocabulary_is_refused_with_both_sizes() {
+fn an_end_token_beyond_the_embedding_is_refused_with_its_number() {
     let bench = Bench::new();
     let model = bench.path("model");
     copy_model("llama-gqa", &model);
     let output =
         bench.firebrick("train", &["model.arch.vocab_size=100", &format!("model.tokenizer={}", model.display())]);
-    refused(&output, &["512 tokens", "100 rows", "another model"]);
+    refused(&output, &["end token 511", "100 rows"]);
 }
 
 #[test]

@@ -42,7 +42,15 @@ impl RopeTables {
             ));
         }
         let mut full = full.cloned().unwrap_or_default();
-        full.extend(older.unwrap_or_default());
+        let older = older.unwrap_or_default();
+        if older.contains_key("type") && !older.contains_key("rope_type") && full.contains_key("rope_type") {
+            return Err(f.error(
+                "`rope_scaling` has `type`, but `rope_parameters` has `rope_type`, which counts (as in transformers 5); \
+                 write `rope_type` in `rope_scaling` too, or put all settings into `rope_parameters`"
+                    .into(),
+            ));
+        }
+        full.extend(older);
         Ok(Self { full, sliding: Some(sliding.cloned().unwrap_or_default()) })
     }
 }
@@ -262,7 +270,6 @@ mod tests {
             ("ministral3", json!({"rope_scaling": yarn}), (1e4, 4.0), (1e4, 4.0)),
             ("qwen3_5_text", json!({"rope_parameters": {"rope_type": "default"}}), (1e4, 1.0), (1e4, 1.0)),
             ("gemma3_text", json!({"rope_scaling": yarn, "rope_parameters": by_type}), (1e4, 1.0), (3e6, 4.0)),
-            ("gemma3_text", json!({"rope_scaling": linear, "rope_parameters": by_type}), (1e4, 1.0), (9e5, 2.0)),
             (
                 "gemma3_text",
                 json!({"rope_theta": 5e6, "rope_local_base_freq": 2e4, "rope_parameters": by_type}),
@@ -299,6 +306,11 @@ mod tests {
                 assert!(message.contains(part), "{part} is not in: {message}");
             }
         }
+        // transformers keeps `rope_type: default`
+        let older = json!({"type": "linear", "factor": 2.0});
+        let newer = json!({"full_attention": {"rope_type": "default"}});
+        let message = parse("gemma3_text", &json!({"rope_scaling": older, "rope_parameters": newer})).unwrap_err();
+        assert!(message.to_string().contains("`type`"), "{message}");
         // transformers drops a table without types where layers have them
         let flat = json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0}});
         assert!(parse("gemma3_text", &flat).unwrap_err().to_string().contains("`full_attention`"));

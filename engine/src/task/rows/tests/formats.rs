@@ -155,7 +155,7 @@ fn a_file_that_is_not_read_is_named_with_its_format() {
         ),
         ("a.jsonl", b"[\n{\"a\": 1}]".to_vec(), "a file that is one JSON list has to be called .json"),
         ("a.json", b"{\n \"a\": 1}".to_vec(), "the beginning of a JSON list or object"),
-        ("a.csv", b"a,b\n1,2\n\n3\n".to_vec(), "line 4: 1 fields, expected 2 as in line 1"),
+        ("a.csv", b"a,b\n1,2\n3\n".to_vec(), "line 3: 1 fields, expected 2 as in line 1"),
         ("a.csv", b"a,a\n1,2\n".to_vec(), "two columns are named `a`"),
         ("a.csv", b"a\ncaf\xE9\n".to_vec(), "line 2: field 1 is not UTF-8"),
         ("a.csv", b"a,b\n".to_vec(), "has no rows"),
