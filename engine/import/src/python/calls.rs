@@ -192,14 +192,15 @@ impl<'a> Program<'a> {
     fn ancestors(&self, class: &'a StmtClassDef) -> (Vec<&'a StmtClassDef>, Option<&'static str>) {
         let (mut all, mut at) = (vec![class], 0);
         while at < all.len() && all.len() < CALLS {
-            for base in all[at].arguments.iter().flat_map(|own| &own.args) {
+            let class: &'a StmtClassDef = all[at];
+            for base in class.arguments.iter().flat_map(|own| &own.args) {
                 let name = self.written(base);
                 let name = name.rsplit('.').next().unwrap_or(&name).to_owned();
                 if let Some((config, _)) = CLASSES.iter().find(|(own, prefix)| *own == name && prefix.is_empty()) {
                     return (all, Some(config));
                 }
                 if let Some(Known { thing: Thing::Class(local), .. }) = self.names[0].get(&name) {
-                    all.push(local);
+                    all.push(*local);
                 }
             }
             at += 1;

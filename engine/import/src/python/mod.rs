@@ -211,6 +211,10 @@ impl<'a> Program<'a> {
         self.starts.partition_point(|start| *start <= at)
     }
 
+    fn choose(&mut self, question: &str) -> bool {
+        self.ways.choose(question)
+    }
+
     /// A node as it is written, on one line.
     fn written(&self, node: &impl Ranged) -> String {
         let text = &self.text[node.start().to_usize()..node.end().to_usize()];
@@ -285,7 +289,7 @@ impl<'a> Program<'a> {
             Stmt::Try(own) => self.try_statement(own)?,
             Stmt::Match(own) => {
                 for case in &own.cases {
-                    if self.ways.choose(&format!("case {}", self.line(case))) {
+                    if self.choose(&format!("case {}", self.line(case))) {
                         return self.block(&case.body);
                     }
                 }
@@ -342,9 +346,9 @@ impl<'a> Program<'a> {
                 };
                 let owner = self.names.iter_mut().rev().find_map(|names| names.get_mut(name.id.as_str()));
                 if let (Some(Known { thing, lines }), Thing::Value(Value::String(key))) = (owner, key.thing) {
-                    match (&mut *thing, known.thing) {
+                    match (thing, known.thing) {
                         (Thing::Value(Value::Object(map)), Thing::Value(value)) => drop(map.insert(key, value)),
-                        _ => *thing = Thing::Written(name.id.to_string()),
+                        (thing, _) => *thing = Thing::Written(name.id.to_string()),
                     }
                     lines.extend(known.lines);
                 }
@@ -377,7 +381,7 @@ impl<'a> Program<'a> {
                 None => true,
                 Some(test) => match self.value(test)?.truth() {
                     Some(holds) => holds,
-                    None => self.ways.choose(&self.written(test)),
+                    None => self.choose(&self.written(test)),
                 },
             };
             if holds && self.branch(body)? {
@@ -399,7 +403,7 @@ impl<'a> Program<'a> {
         let makes = values::CALLS.iter().any(|(call, _)| body.contains(&format!("{call}(")));
         let last = items.len().saturating_sub(1);
         for (at, mut item) in items.into_iter().enumerate() {
-            if makes && at < last && !self.ways.choose(&format!("turn {at} of line {line}")) {
+            if makes && at < last && !self.choose(&format!("turn {at} of line {line}")) {
                 continue;
             }
             item.lines.insert((self.file.to_owned(), line));
@@ -427,7 +431,7 @@ impl<'a> Program<'a> {
             |stmt: &Stmt| matches!(stmt, Stmt::Assign(_) | Stmt::AnnAssign(_) | Stmt::AugAssign(_) | Stmt::If(_));
         let handler = handlers.clone().find(|handler| handler.body.iter().any(sets));
         match handler {
-            Some(handler) if !self.ways.choose(&format!("try {}", self.line(own))) => {
+            Some(handler) if !self.choose(&format!("try {}", self.line(own))) => {
                 self.branch(&handler.body)?;
             }
             _ => {

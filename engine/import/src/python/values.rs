@@ -149,7 +149,7 @@ impl<'a> Program<'a> {
             Expr::Compare(own) => self.compare(own, expr)?,
             Expr::If(own) => {
                 let test = self.value(&own.test)?.truth();
-                let holds = test.unwrap_or_else(|| self.ways.choose(&self.written(&*own.test)));
+                let holds = test.unwrap_or_else(|| self.choose(&self.written(&*own.test)));
                 self.value(if holds { &own.body } else { &own.orelse })?
             }
             Expr::Named(own) => {

@@ -254,7 +254,7 @@ impl Shell<'_> {
         };
         text.lines.clone_from(lines);
         text.lines.insert(self.place());
-        let variable = self.scope.variables.entry(name).or_insert_with(Variable::default);
+        let variable = self.scope.variables.entry(name).or_default();
         variable.put(key, text, false);
         Ok(value)
     }

@@ -139,7 +139,7 @@ fn parse(file: &str, line: Option<usize>, text: &str) -> Result<Program, ImportE
     }
     if let Some(at) = long_number(text) {
         let own = line.or(Some(text[..at].matches('\n').count() + 1));
-        return Err(ImportError::at(file, own, "a number here has more than 18 digits; is it one?"));
+        return Err(ImportError::at(file, own, "a number here has more digits than bash takes; correct it"));
     }
     // nobody's characters are placeholders here
     let text: String = text.chars().map(|c| if value::number(c).is_some() { '\u{FFFD}' } else { c }).collect();
@@ -177,15 +177,16 @@ fn parse(file: &str, line: Option<usize>, text: &str) -> Result<Program, ImportE
     Err(ImportError::at(file, line.or(own), detail))
 }
 
-/// Where a number stands that brush's parser has no type for: `{1..N}` and `~N`.
+/// Where a number stands that brush's parser has no type for: `{1..N}`, `~N` and `N>FILE`.
 fn long_number(text: &str) -> Option<usize> {
     let is_digit = |c: char| c.is_ascii_digit();
-    let begins = |at: &usize| {
+    let starts = text.match_indices(is_digit).filter(|(at, _)| !text[..*at].ends_with(is_digit));
+    starts.map(|(at, _)| at).find(|at| {
         let before = text[..*at].trim_end_matches(['+', '-']);
-        before.ends_with(['~', '{']) || before.ends_with("..")
-    };
-    let starts = text.match_indices(is_digit).filter(|(at, _)| begins(at));
-    starts.map(|(at, _)| at).find(|at| text[*at..].chars().take_while(|c| is_digit(*c)).count() > 18)
+        let digits = text[*at..].chars().take_while(|c| is_digit(*c)).count();
+        let is_bound = before.ends_with(['~', '{']) || before.ends_with("..");
+        digits > 18 && is_bound || digits > 9 && text[at + digits..].starts_with(['<', '>'])
+    })
 }
 
 /// A line in which a text is nested too deeply for a parser.
