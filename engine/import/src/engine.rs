@@ -80,11 +80,18 @@ impl Engine {
         }
     }
 
-    /// The engine that knows the most of the keys.
+    /// The engine whose program runs, or else that knows the most of the keys.
     pub(super) fn of(facts: &Facts) -> Result<Self, ImportError> {
+        if facts.text(PROGRAM).is_some_and(|program| program.starts_with("verl.")) {
+            return Ok(Self::Verl);
+        }
         let known = |engine: Self| {
             let tables = engine.tables();
-            facts.keys().filter(|key| *key != PROGRAM && rule(tables, key).is_some()).count()
+            let keys = facts.keys().filter(|key| *key != PROGRAM);
+            // a key by its name is worth two by their section
+            keys.filter_map(|key| rule(tables, key))
+                .map(|(key, _)| if key.ends_with("**") { 1 } else { 2 })
+                .sum::<usize>()
         };
         let most = Self::ALL.into_iter().map(|engine| (known(engine), engine));
         // of equals the first
