@@ -82,12 +82,12 @@ fn schedules_of_both_become_one() {
         json!({"lr_scheduler_type": "warmup_stable_decay", "num_decay_steps": 0, "min_lr_ratio": 0.1, "warmup_steps": 50})
     );
     assert_eq!(torch(&format!("[{constant}]")), (Value::Null, 0));
-    let cosine = "{name: torch.optim.lr_scheduler.CosineAnnealingLR, kwargs: {T_max: 40, eta_min: 2.0e-7}}";
+    let cosine = "{name: torch.optim.lr_scheduler.CosineAnnealingLR, kwargs: {T_max: 40, eta_min: 1.0e-6}}";
     assert_eq!(
         torch(&format!("[{cosine}]")).0,
         json!({
             "lr_scheduler_type": "warmup_stable_decay", "num_stable_steps": 0, "num_decay_steps": 40,
-            "decay_type": "cosine", "min_lr_ratio": 0.1
+            "decay_type": "cosine", "min_lr_ratio": 0.5
         })
     );
     assert_eq!(torch("[{name: torch.optim.lr_scheduler.StepLR, kwargs: {step_size: 3}}]"), (Value::Null, 1));

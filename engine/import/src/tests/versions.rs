@@ -102,7 +102,7 @@ fn deepscaler_validates_with_a_temperature_of_its_own() {
 
 #[test]
 fn groups_are_compared_by_the_ground_truth_where_verl_compares_accuracies() {
-    let dapo = "data.train_files=dapo.parquet algorithm.filter_groups.enable=True \
+    let dapo = "data.train_files=dapo.parquet actor_rollout_ref.rollout.n=4 algorithm.filter_groups.enable=True \
                 reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=4096 ";
     let metric = |more: &str| at(&verl(&format!("{dapo}{more}")), "/rollout/dynamic_sampling/metric");
     assert_eq!(metric("algorithm.filter_groups.metric=acc"), "verl_math");
@@ -116,7 +116,7 @@ fn groups_are_compared_by_the_ground_truth_where_verl_compares_accuracies() {
 
 #[test]
 fn a_pass_over_the_rows_draws_gen_batch_size_of_them_at_a_time() {
-    let rows = "data.train_files=gsm8k.parquet trainer.total_epochs=2 data.train_batch_size=8 data.gen_batch_size=24";
+    let rows = "data.train_files=gsm8k.parquet trainer.total_epochs=2 data.train_batch_size=8 data.gen_batch_size=24 actor_rollout_ref.rollout.n=4";
     let filtered = verl(&format!("{rows} algorithm.filter_groups.enable=True"));
     // 7,473 rows of GSM8K
     assert_eq!(at(&filtered, "/trainer/steps"), 2 * (7_473 / 24));
