@@ -35,6 +35,20 @@ pub struct Missing {
     pub what: String,
 }
 
+/// Whether a message names a key, and not only another that begins or ends so.
+pub(super) fn names(message: &str, key: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let ends = |rest: &str| {
+        let mut next = rest.chars();
+        // a stop ends a sentence, or leads to another key
+        !next.next().is_some_and(|c| is_part(c) || c == '.' && next.next().is_some_and(is_part))
+    };
+    message.match_indices(key).any(|(at, _)| {
+        let begins = !message[..at].chars().next_back().is_some_and(|c| is_part(c) || c == '.');
+        begins && ends(&message[at + key.len()..])
+    })
+}
+
 /// Settings of ours by dotted path.
 #[derive(Debug, Default)]
 pub(super) struct Assembly {
@@ -89,7 +103,7 @@ impl Assembly {
     /// A setting that a message names and that a configuration can do without.
     pub fn named_in(&self, message: &str) -> Option<String> {
         let needed = |key: &str| ["model", "task", "output"].contains(&key.split('.').next().unwrap_or(key));
-        let named = |key: &&String| message.contains(key.as_str()) && !needed(key);
+        let named = |key: &&String| names(message, key) && !needed(key);
         self.settings.keys().find(named).cloned()
     }
 

@@ -1,7 +1,7 @@
 //! From files to a configuration and its account.
 
 use super::account::{Imported, ImportedKey, KeyOutcome, Setting};
-use super::assembly::{Assembly, Missing};
+use super::assembly::{Assembly, Missing, names};
 use super::engine::Engine;
 use super::entry::{Absent, Given, PROGRAM, Reading};
 use super::error::ImportError;
@@ -357,13 +357,10 @@ impl Work {
                 return None;
             };
             let said = error.to_string();
-            let named = |key: &&String| said.contains(key.as_str()) && self.assembly.has(key);
+            let named = |key: &&String| names(&said, key) && self.assembly.has(key);
             let owned = self.owners.keys().find(named).cloned();
             if let Some(key) = owned {
-                if let Some(owner) = self.owners.remove(&key) {
-                    self.rows[owner].outcome = KeyOutcome::Cannot { why: format!("{key} would be refused: {said}") };
-                }
-                self.assembly.remove(&key);
+                self.refuse(&key, &said);
             } else if let Some(key) = self.assembly.named_in(&said) {
                 // a default of theirs, or what followed from several keys
                 self.assembly.remove(&key);
@@ -373,6 +370,22 @@ impl Work {
             }
         }
         Some("too many settings are rejected".into())
+    }
+
+    /// Takes back all that a key of theirs has set, for what is said against one of its settings.
+    fn refuse(&mut self, key: &str, said: &str) {
+        let Some(owner) = self.owners.get(key).copied() else {
+            return;
+        };
+        self.rows[owner].outcome = KeyOutcome::Cannot { why: format!("{key} would be refused: {said}") };
+        let assembly = &mut self.assembly;
+        self.owners.retain(|key, own| {
+            let keeps = *own != owner;
+            if !keeps {
+                assembly.remove(key);
+            }
+            keeps
+        });
     }
 
     fn config(&self) -> String {

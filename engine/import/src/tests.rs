@@ -214,14 +214,16 @@ fn flags_of_a_launch_command_are_read() {
 fn yaml_s_references_to_other_keys_are_followed() {
     let yaml = "data: {max_prompt_length: 300, train_batch_size: 8}\nalgorithm: {adv_estimator: grpo}\nactor_rollout_ref:\n  rollout:\n    \
                 prompt_length: ${oc.select:data.max_prompt_length,512}\n    response_length: ${oc.env:NOT_SET,77}\n  \
-                model: {path: '${oc.env:HOME}/m'}\n  ref: {strategy: '${actor_rollout_ref.nothing}'}\n";
+                model: {path: '${oc.env:HOME}/m'}\n  ref: {strategy: '${actor_rollout_ref.nothing}', log_prob_max_token_len_per_gpu: '${actor_rollout_ref.nothing}'}\n";
     let imported = imported("verl.yaml", yaml);
     assert!(imported.config.contains("path: /srv/m"), "{}", imported.config);
     assert!(imported.config.contains("response_length: 77"), "{}", imported.config);
-    let KeyOutcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.ref.strategy") else {
+    let KeyOutcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu") else {
         panic!("a reference to nothing");
     };
     assert!(why.contains("which is not among the files"), "{why}");
+    // of what nothing here needs, no value has to be known
+    assert!(matches!(outcome(&imported, "actor_rollout_ref.ref.strategy"), KeyOutcome::NotNeeded { .. }));
 }
 
 #[test]

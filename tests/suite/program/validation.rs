@@ -60,7 +60,8 @@ fn without_val_before_train_only_the_steps_are_followed_by_a_validation() {
     succeeded(&bench.firebrick("train", &["trainer.steps=2", "trainer.test_freq=1", "trainer.val_before_train=false"]));
     let metrics = lines(&bench.read("run/metrics.jsonl"));
     let validated = |line: &&Value| line.get("val-core/arithmetic/reward").is_some();
-    let steps: Vec<u64> = metrics.iter().filter(validated).map(|line| line["step"].as_u64().unwrap()).collect();
+    let steps: Vec<u64> =
+        metrics.iter().filter(validated).map(|line| line["training/global_step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [1, 2]);
 }
 

@@ -24,7 +24,7 @@ fn machines_and_devices_become_the_ranks_that_a_run_is_checked_for() {
 
 #[test]
 fn what_carries_values_between_ranks_is_named_as_in_transformers() {
-    let config = "model_name_or_path: m\ndataset_name: d\nddp_backend: ";
+    let config = "model_name_or_path: m\ndataset_name: d\nnum_generations: 8\nddp_backend: ";
     for name in ["nccl", "mpi"] {
         let found = imported("grpo.yaml", &format!("{config}{name}\n"));
         assert_eq!(at(&found, "/trainer/ddp_backend"), name);

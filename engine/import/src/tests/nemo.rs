@@ -113,6 +113,16 @@ fn schedules_of_both_become_one() {
 }
 
 #[test]
+fn a_warm_up_that_a_run_does_not_reach_the_end_of_is_a_gap_that_leaves_the_rate() {
+    let warm = "{name: torch.optim.lr_scheduler.LinearLR, kwargs: {start_factor: 0.1, total_iters: 500}}";
+    let found = policy(&format!("optimizer: {{kwargs: {{lr: 2.0e-6}}}}, scheduler: [{warm}, {{milestones: [500]}}]"));
+    assert_eq!(found.problem, None);
+    assert_eq!(at(&found, "/optim/lr"), 2e-6);
+    assert_eq!(at(&found, "/optim/lr_scheduler"), Value::Null);
+    assert_eq!(gaps(&found), ["policy.scheduler"]);
+}
+
+#[test]
 fn a_total_length_bounds_prompt_and_completion_together() {
     let lengths = |found: &Imported| {
         ["prompt_length", "response_length", "max_model_len"].map(|key| at(found, &format!("/rollout/{key}")))

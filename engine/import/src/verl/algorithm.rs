@@ -1,6 +1,6 @@
 //! verl's `algorithm` section.
 
-use super::grader;
+use super::grading::grader;
 use super::version::{OLD, is_before_0_4};
 use crate::common::size;
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};

@@ -4,6 +4,7 @@ mod actor;
 mod algorithm;
 mod critic;
 mod data;
+mod grading;
 mod loss;
 mod model;
 mod multi_turn;
@@ -108,34 +109,13 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     into.put("task.answer_field", json!("reward_model.ground_truth"));
     // what only adds to a reward is none by itself
     if !into.rewards.iter().any(|reward| reward["kind"] != "length") {
-        let (reward, sure) = guess(facts);
+        let (reward, sure) = grading::guess(facts);
         into.rewards.insert(0, reward);
         if !sure {
             into.replace_rewards("what grades a completion: verl chooses a function for each row by its data_source");
         }
     }
     output(facts, into);
-}
-
-/// The name of the reward that compares with the ground truth.
-fn grader(facts: &Facts) -> String {
-    if let Some(function) = reward_model::custom_function(facts) {
-        return function.to_owned();
-    }
-    let (reward, _) = guess(facts);
-    reward["kind"].as_str().unwrap_or_default().to_owned()
-}
-
-/// What verl grades the rows of a file by, as its name tells it, and whether it does.
-fn guess(facts: &Facts) -> (Value, bool) {
-    let files = facts.value("data.train_files").map(Value::to_string).unwrap_or_default().to_ascii_lowercase();
-    if files.contains("gsm8k") {
-        return (json!({"kind": "gsm8k", "method": "strict"}), !files.contains(','));
-    }
-    if ["math", "aime", "dapo"].iter().any(|word| files.contains(word)) {
-        return (json!({"kind": "verl_math"}), false);
-    }
-    (json!({"kind": "exact"}), false)
 }
 
 fn output(facts: &Facts, into: &mut Assembly) {

@@ -61,6 +61,7 @@ pub(super) const TABLE: &[KeyRule] = &[
         NotNeeded("a trace has the innermost 48 frames on the CPU; GPU pools report none"),
     ),
     ("global_profiler.**", NotNeeded(PROFILER)),
+    ("actor_rollout_ref.profiler.**", NotNeeded(PROFILER)),
     ("transfer_queue.**", NotNeeded(RAY)),
     ("ray_kwargs.**", NotNeeded(RAY)),
     ("ray_init.**", NotNeeded(RAY)),

@@ -61,8 +61,8 @@ mod tests {
         for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
             assert!((found - expected).abs() < 1e-9, "{i}: {found} for {expected}");
         }
-        let plain = grpo_leave_one_out(&rewards[..12], &groups[..12], ScaleRewards::None, 1e-6);
-        let undivided = rloo(&rewards[..12], &groups[..12]);
+        let plain = grpo_leave_one_out(&rewards[..11], &groups[..11], ScaleRewards::None, 1e-6);
+        let undivided = rloo(&rewards[..11], &groups[..11]);
         assert!(plain.iter().zip(undivided).all(|(a, b)| (a - b).abs() < 1e-12), "{plain:?}");
     }
 
