@@ -110,6 +110,8 @@ fn the_command_the_class_the_trainer_or_the_keys_choose_the_algorithm() {
     ] {
         assert_eq!(at(&imported(&[("run.yaml", yaml)]), "objective.name"), name, "{yaml}");
     }
+    let named = imported(&[("recipes/rloo.yaml", "learning_rate: 1.0e-6\nmax_steps: 5\n")]);
+    assert_eq!(at(&named, "objective.name"), "rloo");
     // RLOO's defaults, not GRPO's
     let rloo = imported(&[("run.sh", &format!("trl rloo {flags}\n"))]);
     let kl = ["rollout.n", "objective.use_kl_in_reward", "objective.kl_ctrl.kl_coef", "objective.kl_loss_coef"];
