@@ -132,8 +132,8 @@ fn of_names(facts: &Facts) -> Option<Named> {
 
 /// The algorithm of rewards that a file's own name has, where nothing else says one.
 fn of_files(facts: &Facts) -> Option<Class> {
-    let files = facts.all().filter_map(|fact| fact.place.as_ref());
-    files.into_iter().find_map(|place| match named(&place.file)? {
+    let mut files = facts.all().filter_map(|fact| fact.place.as_ref());
+    files.find_map(|place| match named(&place.file)? {
         Named::Rl(class) => Some(class),
         Named::Other(_) => None,
     })
