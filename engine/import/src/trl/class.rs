@@ -1,5 +1,5 @@
-//! Which algorithm TRL's files are of: by the command, the program, the classes and trainers that they name, or their
-//! keys.
+//! Which algorithm TRL's files are of: by the command, the program, the classes and trainers that they name, their keys,
+//! or their own names.
 
 use super::{grpo, ppo};
 use crate::entry::PROGRAM;
@@ -113,7 +113,8 @@ enum Named {
 
 /// What a command (`trl dpo`), a program (`scripts/train_grpo.py`, `trl.scripts.rloo`), a class or a trainer names.
 fn named(text: &str) -> Option<Named> {
-    let last = text.trim_end_matches(".py").rsplit(['/', '.']).next().unwrap_or(text);
+    let text = [".py", ".sh", ".yaml", ".yml", ".json"].iter().fold(text, |own, end| own.trim_end_matches(end));
+    let last = text.rsplit(['/', '.']).next().unwrap_or(text);
     let last = ["ScriptArguments", "Config", "Trainer"].iter().fold(last, |own, end| own.trim_end_matches(end));
     let lower = last.to_ascii_lowercase();
     let words: Vec<&str> = lower.split(|c: char| !c.is_ascii_alphanumeric()).collect();
@@ -127,6 +128,15 @@ fn of_names(facts: &Facts) -> Option<Named> {
     let trainers = facts.keys().filter_map(|key| key.split_once("Trainer.").map(|(name, _)| name));
     let texts = [CLASS, PROGRAM].into_iter().filter_map(|key| facts.text(key));
     texts.chain(trainers).find_map(named)
+}
+
+/// The algorithm of rewards that a file's own name has, where nothing else says one.
+fn of_files(facts: &Facts) -> Option<Class> {
+    let mut files = facts.all().filter_map(|fact| fact.place.as_ref());
+    files.find_map(|place| match named(&place.file)? {
+        Named::Rl(class) => Some(class),
+        Named::Other(_) => None,
+    })
 }
 
 /// Keys that only one class has.
@@ -148,7 +158,7 @@ pub(super) fn class(facts: &Facts) -> Class {
         Some(Named::Rl(class)) => class,
         _ if has(&OF_PPO) => Class::Ppo,
         _ if has(&OF_RLOO) => Class::Rloo,
-        _ => Class::Grpo,
+        _ => of_files(facts).unwrap_or(Class::Grpo),
     }
 }
 
@@ -168,8 +178,12 @@ pub(crate) fn refusal(facts: &Facts) -> Option<String> {
     if other.is_none() && facts.keys().any(is_of_rl) {
         return None;
     }
-    let key = || KEYS_OF_OTHERS.iter().find(|(key, _)| facts.is_written(key)).map(|(_, name)| (*name).to_owned());
-    Some(match other.or_else(key).as_deref() {
+    let key = KEYS_OF_OTHERS.iter().find(|(key, _)| facts.is_written(key)).map(|(_, name)| (*name).to_owned());
+    let other = other.or(key);
+    if other.is_none() && of_files(facts).is_some() {
+        return None;
+    }
+    Some(match other.as_deref() {
         Some("LLaMA-Factory") => {
             "these are settings of LLaMA-Factory, and `firebrick import` reads verl, TRL and NeMo RL; \
                                   `firebrick new` asks for what a run needs"

@@ -25,20 +25,22 @@ struct Written<'t> {
 fn pieces(text: &str) -> Vec<&str> {
     let (mut depth, mut quote, mut start, mut found) = (0_usize, None, 0, Vec::new());
     for (at, c) in text.char_indices() {
-        match (quote, c) {
-            (Some(open), c) if c == open => quote = None,
-            (Some(_), _) => {}
-            (None, '"' | '\'') => quote = Some(c),
-            (None, '(' | '[' | '{') => depth += 1,
-            (None, ')' | ']' | '}') => depth = depth.saturating_sub(1),
-            (None, ',') if depth == 0 => {
+        if quote.is_some() {
+            quote = quote.filter(|open| *open != c);
+            continue;
+        }
+        match c {
+            '"' | '\'' => quote = Some(c),
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
                 let own = &text[start..at];
                 if !(own.trim_start().starts_with("lambda") && !own.contains(':')) {
                     found.push(own);
                     start = at + 1;
                 }
             }
-            (None, _) => {}
+            _ => {}
         }
     }
     found.push(&text[start..]);

@@ -2,7 +2,7 @@
 
 use super::{Bench, rewards};
 use crate::reward::program::Program;
-use serde_json::{Value, json};
+use serde_json::json;
 
 impl Bench {
     /// A folder with several files; none where this machine has no Python.
@@ -16,10 +16,8 @@ impl Bench {
         Some(bench)
     }
 
-    fn in_file(&self, file: &str, function: &str, more: Value) -> Program {
-        let mut settings = json!({"file": self.path(file)});
-        settings.as_object_mut().expect("settings").extend(more.as_object().expect("settings").clone());
-        self.open(function, &settings)
+    fn in_file(&self, file: &str, function: &str) -> Program {
+        self.open(function, &json!({"file": self.path(file)}))
     }
 }
 
@@ -61,7 +59,7 @@ fn a_file_of_a_package_is_a_module_of_it() {
         ("heavy/plain.py", "f", 7.0),
         ("heavy/relative.py", "f", 6.0),
     ] {
-        let program = bench.in_file(file, function, json!({}));
+        let program = bench.in_file(file, function);
         assert_eq!(rewards(&program, &["a", "bb"]), [Some(weight), Some(2.0 * weight)], "{file}");
     }
     for (file, part) in [("heavy/asks.py", "No module named 'no_such_package'"), ("bare/relative.py", "__init__.py")] {
@@ -79,7 +77,7 @@ fn a_function_of_the_training_file_is_used_and_nothing_is_trained() {
     let called = format!("{start}{function}def main():\n    GRPOTrainer().train()\n");
     let Some(bench) = Bench::with(&[("train.py", &guarded), ("main/train.py", &called)]) else { return };
     for file in ["train.py", "main/train.py"] {
-        let program = bench.in_file(file, "right", json!({}));
+        let program = bench.in_file(file, "right");
         assert_eq!(rewards(&program, &["a", "bb"]), [Some(1.0), Some(2.0)], "{file}");
     }
     for last in ["GRPOTrainer().train()", "trainer = GRPOTrainer()\nif True:\n    trainer.train()"] {
