@@ -1,7 +1,7 @@
 //! What tests and arithmetic come to, as far as that is certain.
 
 use super::Shell;
-use super::value::{Mode, Place, Text, Variable, number};
+use super::value::{Mode, Place, Text, number};
 use crate::error::ImportError;
 use brush_parser::ast::{
     ArithmeticExpr, ArithmeticTarget, BinaryOperator, BinaryPredicate, ExtendedTestExpr, TestExpr,
