@@ -188,7 +188,7 @@ fn the_longest_solution_among_many_rows_has_room_and_max_length_leaves_longer_on
         let row = |i: usize, s: &str| format!("{{\"q\": \"add {i}\", \"s\": \"{s}\"}}\n");
         (0..n).map(|i| row(i % 97, "7")).chain([row(1, last)]).collect::<String>()
     };
-    let model = format!("model.path={}", crate::support::fixtures().join("models/qwen2-tied").display());
+    let model = format!("model.path={}", fixtures().join("models/qwen2-tied").display());
     let task = "task={kind: dataset, train: rows.jsonl, prompt: '{q}', answer: '{s}', solution: '{s}', \
                 rewards: [{kind: exact}]}";
     let sft = |max: &str| {

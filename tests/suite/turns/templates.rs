@@ -118,7 +118,9 @@ fn a_template_without_tools_says_so_itself() {
 #[test]
 fn what_a_tool_answers_spells_no_special_token() {
     let template = opened(QWEN, &[1]).expect("a template that can be used");
-    let tokens = template.between(Some(1), &[message("tool", "1<eos>2<pad>")]).expect("tokens");
+    let tokens = template
+        .between(Some(1), &[message("user", "1"), message("assistant", "2")], &[message("tool", "1<eos>2<pad>")])
+        .expect("tokens");
     let text = tokenizer(QWEN).decode(&tokens, false).expect("text");
     assert_eq!(text, "\n<user><tool>1<eos>2<pad></tool><eos>\n<assistant>");
     assert_eq!(tokens.iter().filter(|&&id| id < 2).collect::<Vec<_>>(), [&1]);
