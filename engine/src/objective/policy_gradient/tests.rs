@@ -59,6 +59,7 @@ fn rollout(group: u64, sample: usize, parts: &[f64], random: &mut Stream) -> Rol
         prompt_index: group,
         sample,
         prompt: vec![1],
+        prompt_text: None,
         completion: vec![2; tokens],
         inserted: Vec::new(),
         turns: Vec::new(),
