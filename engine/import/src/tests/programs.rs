@@ -89,7 +89,7 @@ fn defaults_of_argparse_and_dataclasses_are_values() {
         ("(class)", "GRPOConfig"),
         ("num_generations", "6"),
         ("dataset_name", "d"),
-        ("learning_rate", "1e-5"),
+        ("learning_rate", "0.00001"),
         ("beta", "0.5"),
         ("load_dataset.argument_1", "d"),
     ] {

@@ -81,7 +81,7 @@ fn expansions_are_those_of_bash() {
         ("X=cpu; case $X in gpu) N=1 ;; c*|n*) N=2 ;; *) N=3 ;; esac", "a.b=$N", "2"),
         ("X=a; [[ $X == a* && ! -z $X ]] && N=1 || N=2", "a.b=$N", "1"),
         ("if [ -z \"$NOT_SET\" ]; then N=1; else N=2; fi", "a.b=$N", "1"),
-        ("read -r A B <<< \"p q r\"", "a.b=$B", "q r"),
+        ("read -r A B <<< \"p q r\"", "a.b=\"$B\"", "q r"),
         ("IFS=, read -ra A <<< \"p,q\"", "a.b=${A[1]}", "q"),
         ("printf -v X %s 1; X=$(printf '%s-%d' p 3)", "a.b=$X", "p-3"),
         ("eval \"N=4\"", "a.b=$N", "4"),

@@ -57,7 +57,7 @@ fn objective_settings_that_make_no_sense_are_refused_with_the_reason() {
         (&["objective.tau_pos=2"][..], "policy_loss: sapo"),
         (&["objective=sapo", "objective.clip_ratio_high=0.3"], "that clips"),
         (&["objective.importance_sampling_level=sequence", "objective.policy_loss=vespo"], "a different one"),
-        (&["objective=rloo", "objective.scale_rewards=none"], "grpo or pass_at_k"),
+        (&["objective=rloo", "objective.scale_rewards=none"], "grpo, grpo_leave_one_out or pass_at_k"),
         (&["objective.gamma=0.9"], "adv_estimator: reinforce_plus_plus or gae"),
         (&["objective=remax", "objective.normalize_advantages=true"], "one advantage per completion"),
         (&["objective.kl_ctrl.kl_coef=0.1"], "use_kl_in_reward"),

@@ -152,15 +152,11 @@ def lists(data_sources, solution_strs, ground_truths, extra_infos, bonus=0):
     return [len(text) + bonus for text in solution_strs]
 async def dicts(solution_strs, ground_truths, **kwargs):
     return [{"score": float(len(text)), "acc": True} for text in solution_strs]
-def short(solution_strs, ground_truths):
-    return [1.0] if len(solution_strs) > 1 else [float(len(solution_strs[0]))]
 "#,
     ) else {
         return;
     };
-    for (function, more, bonus) in
-        [("lists", json!({"kwargs": {"bonus": 1}}), 1.0), ("dicts", json!({}), 0.0), ("short", json!({}), 0.0)]
-    {
+    for (function, more, bonus) in [("lists", json!({"kwargs": {"bonus": 1}}), 1.0), ("dicts", json!({}), 0.0)] {
         let program = bench.open(function, &more);
         assert_eq!(rewards(&program, &["a", "bb"]), [Some(1.0 + bonus), Some(2.0 + bonus)], "{function}");
     }
