@@ -141,6 +141,8 @@ def compare(runs, account):
         else:
             found["wrong"].append((key, values, row["value"]))
     for key, row in rows.items():
+        if key.startswith(("(", "--config-")):  # the program, and the file that settings come from
+            continue
         inner = any(key.startswith(own + ".") for own in keys)
         if key not in keys and not row["open"] and not inner and not absent:
             found["extra"].append((key, row["value"]))

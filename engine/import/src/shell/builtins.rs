@@ -103,13 +103,14 @@ impl Shell<'_> {
                     self.source(first, &arguments[1..])?;
                 }
             }
-            "cd" | "pushd" => {
-                let path = first.map_or_else(|| Text::new("~"), Text::clone);
-                let there = self.absolute(&path);
-                self.scope.variables.insert("PWD".into(), Variable::text(there));
-            }
-            "popd" => {
-                let there = self.unknown("$PWD", "the folder that the script runs in", false);
+            "cd" | "pushd" | "popd" => {
+                let is_option = |own: &&Text| own.text.starts_with('-') && own.text != "-";
+                let path = arguments.iter().find(|own| !is_option(own)).map_or_else(|| Text::new("~"), Text::clone);
+                let there = if name == "popd" || path.text == "-" {
+                    self.unknown("$PWD", "the folder that the script runs in", false)
+                } else {
+                    self.absolute(&path)
+                };
                 self.scope.variables.insert("PWD".into(), Variable::text(there));
             }
             "read" | "mapfile" | "readarray" => {

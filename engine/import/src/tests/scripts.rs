@@ -62,6 +62,7 @@ fn expansions_are_those_of_bash() {
         ("", "a.b=$(pwd)/x", "/work/dir/x"),
         ("cd /tmp/y/..", "a.b=$PWD/x", "/tmp/x"),
         ("D=$(cd \"$(dirname \"$0\")\" && pwd)", "a.b=$D", "/work/dir"),
+        ("D=$(cd -P -- \"$(dirname -- \"$0\")/..\" > /dev/null 2>&1 && pwd)", "a.b=$D", "/work"),
         ("M=q/Qwen3-8B", "a.b=$(basename $M)", "Qwen3-8B"),
         ("N=$(echo 5)", "a.b=$N", "5"),
         ("X=$(cat <<E\n8\nE\n)", "a.b=$X", "8"),
