@@ -27,7 +27,7 @@ pub struct SftConfig {
     /// Maximum tokens of a row or of a prompt with its solution; longer ones are skipped and counted. `null`: the model's
     /// context.
     pub max_length: Option<usize>,
-    /// How special tokens that the rows of `train` and `validation` spell are encoded: `text`, or `allow`: as these tokens.
+    /// `task.special_tokens` of the rows in `train` and `validation`.
     pub special_tokens: SpecialTokens,
     /// Validation reward that ends `warmup.sft` early, checked every ten steps.
     pub until_reward: Option<f64>,

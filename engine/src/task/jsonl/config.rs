@@ -45,8 +45,7 @@ pub struct JsonlConfig {
     /// System message added to chat prompts that have none.
     #[serde(default)]
     pub system_prompt: Option<String>,
-    /// How special tokens that rows spell (`<|im_end|>`) are encoded: `text`, or `allow`: as these tokens, for prompts that
-    /// a chat template has rendered.
+    /// How special tokens that rows spell (`<|im_end|>`) are encoded.
     #[serde(default)]
     pub special_tokens: SpecialTokens,
     /// Template of the ground truth.
