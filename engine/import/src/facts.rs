@@ -124,6 +124,11 @@ impl Facts {
         value.filter(|value| !value.is_null())
     }
 
+    /// Whether only a run decides a key's value.
+    pub fn is_open(&self, key: &str) -> bool {
+        self.index.get(key).is_some_and(|&at| matches!(self.list[at].given, Given::Open { .. }))
+    }
+
     /// Whether a key is written with a value.
     pub fn is_written(&self, key: &str) -> bool {
         let place = self.index.get(key).and_then(|&at| self.list[at].place.as_ref());

@@ -6,6 +6,9 @@ use super::facts::Facts;
 use super::key_mapping::{KeyMapping, MappedKey, SourceKey, judge};
 use serde_json::{Value, json};
 
+/// Names of a run.
+const NAMES: [&str; 3] = ["output", "trainer.project_name", "trainer.experiment_name"];
+
 /// What becomes of such a key.
 pub(super) enum Open {
     /// All candidates become the same.
@@ -33,7 +36,12 @@ pub(super) fn open(
         if let (None, MappedKey::NotNeeded(why)) = (&keys, mapped(&samples[0])) {
             return Open::Agreed(MappedKey::NotNeeded(why));
         }
-        let missing = keys.unwrap_or_default().into_iter().map(|ours| Missing {
+        let keys = keys.unwrap_or_default();
+        if !keys.is_empty() && keys.iter().all(|ours| NAMES.contains(&ours.as_str())) {
+            let why = format!("it names the run, as `{text}`, which needs {needs}: no result depends on it");
+            return Open::Agreed(MappedKey::NotNeeded(why));
+        }
+        let missing = keys.into_iter().map(|ours| Missing {
             key: ours,
             stands_in: Value::Null,
             what: format!("{key} is `{text}`, which needs {needs}"),

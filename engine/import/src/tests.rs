@@ -116,13 +116,13 @@ CUDA_VISIBLE_DEVICES=0 python3 -m verl.trainer.main_ppo "${DATA[@]}" $COMMON \
 
 #[test]
 fn what_only_running_a_script_could_tell_is_named() {
-    let script = "NOW=$(date +%Y)\npython3 -m verl.trainer.main_ppo trainer.experiment_name=run-$NOW trainer.total_epochs=$EPOCHS data.seed=1\n";
+    let script = "NOW=$(date +%Y)\npython3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=run-$NOW trainer.total_epochs=$EPOCHS data.seed=1\n";
     let imported = imported("run.sh", script);
     let why = |key: &str| match outcome(&imported, key) {
         KeyOutcome::Cannot { why } => why.clone(),
         other => panic!("{key}: {other:?}"),
     };
-    assert!(why("trainer.experiment_name").contains("the output of the command date +%Y"));
+    assert!(why("actor_rollout_ref.model.path").contains("the output of the command date +%Y"));
     assert!(
         why("trainer.total_epochs").contains("the variable EPOCHS, which neither the script nor the environment sets")
     );

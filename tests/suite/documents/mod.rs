@@ -335,8 +335,8 @@ fn messages_that_troubleshooting_quotes_are_those_of_the_program() {
     }
     let page = read(&project().join("docs/guides/troubleshooting.md"));
     let mut checked = 0;
-    for row in page.lines().filter(|line| line.starts_with("| `")) {
-        let cell = row[2..].split(" |").next().unwrap_or_default();
+    for row in page.lines().filter(|line| line.starts_with("- `")) {
+        let cell = row[2..].split(": ").next().unwrap_or_default();
         // a message that quotes a key itself stands in double marks
         let double = cell.strip_prefix("``").and_then(|rest| rest.split("``").next());
         let quoted: Vec<&str> = match double {

@@ -26,7 +26,9 @@ impl<'a> Program<'a> {
             }
             Thing::Function(function) if !is_method => {
                 let (positional, named) = self.arguments(&own.arguments)?;
-                return self.call(function, positional, named);
+                let made = self.call(function, positional, named)?;
+                // a function that it makes has no name outside of it
+                return Ok(if matches!(made.thing, Thing::Function(_)) { self.unknown(own) } else { made });
             }
             Thing::Class(local) if !is_method => return self.instance(local, Some(&own.arguments), self.line(own)),
             _ => {}

@@ -123,6 +123,9 @@ fn output(facts: &Facts, into: &mut Assembly) {
         return;
     }
     let names = ["trainer.project_name", "trainer.experiment_name"];
+    if names.iter().any(|name| facts.is_open(name)) {
+        return;
+    }
     let parts: Vec<&str> = names.iter().filter_map(|name| facts.text(name)).collect();
     if !parts.is_empty() {
         into.put("output", json!(format!("runs/{}", parts.join("/"))));
