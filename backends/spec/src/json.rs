@@ -1,7 +1,7 @@
 //! JSON as Python's `json` writes and reads it: `NaN`, `Infinity` and `-Infinity` are numbers, and a number keeps the
 //! text that it is written as.
 //!
-//! serde_json's numbers have 64 bits. A number that these would write otherwise is a *mark*: an object of one key, which
+//! `serde_json`'s numbers have 64 bits. A number that these would write otherwise is a *mark*: an object of one key, which
 //! [`plain`] turns into the nearest number of 64 bits and [`to_text`] into its text.
 
 use serde_json::{Map, Number, Value, json};
@@ -33,7 +33,7 @@ pub fn parse(text: &[u8]) -> Result<Value, Fault> {
         let before = &text[..error.valid_up_to()];
         let begins = before.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
         return Err(Fault {
-            line: before.iter().filter(|&&b| b == b'\n').count() + 1,
+            line: before.split(|&b| b == b'\n').count(),
             column: before.len() - begins + 1,
             reason: format!("byte 0x{:02X} is not UTF-8", text[before.len()]),
         });
