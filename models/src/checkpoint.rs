@@ -118,7 +118,7 @@ impl Checkpoint {
                     "{}: config.json ties the head to the embedding, but the files have another lm_head.weight, which is \
                  used, as in transformers 5; the model is written with tie_word_embeddings: false",
                     dir.display()
-                )
+                );
             });
             arch.tied = false;
             untie(&mut config);

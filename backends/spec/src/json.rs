@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn the_plain_value_has_the_nearest_number() {
-        let value = parse(br#"[12345678901234567890123, -0, 1E3, 1.50, NaN, -Infinity, 7]"#).unwrap();
+        let value = parse(br"[12345678901234567890123, -0, 1E3, 1.50, NaN, -Infinity, 7]").unwrap();
         assert!(has_marks(&value));
         assert_eq!(plain(&value), json!([1.234_567_890_123_456_8e22, 0, 1000.0, 1.5, null, null, 7]));
         assert!(!has_marks(&plain(&value)));

@@ -56,6 +56,7 @@ enum Open {
 
 impl Spans {
     /// The places of a text, up to its first error.
+    #[must_use]
     pub fn of(text: &str) -> Self {
         let mut this = Self::default();
         let mut open: Vec<Open> = Vec::new();
@@ -114,11 +115,13 @@ impl Spans {
     }
 
     /// Whether the text has a value there.
+    #[must_use]
     pub fn has(&self, pointer: &str) -> bool {
         self.values.contains_key(pointer)
     }
 
     /// Where a value or its key is, or else the nearest section that holds it; none for the whole text.
+    #[must_use]
     pub fn nearest(&self, pointer: &str, at_key: bool) -> Option<Place> {
         let exact = if at_key {
             // an entry of a list has no key

@@ -16,10 +16,10 @@ const PROBE: &str = "xqzpart";
 ///
 /// # Errors
 /// A description of a part that is not text, in a list that the template does not read.
-pub(super) fn readable<'m, E>(
-    messages: &'m [Message],
+pub(super) fn readable<E>(
+    messages: &[Message],
     render: impl Fn(&[Message]) -> Result<String, E>,
-) -> Result<Cow<'m, [Message]>, String> {
+) -> Result<Cow<'_, [Message]>, String> {
     let is_list = |message: &Message| message.content().is_some_and(Value::is_array);
     let lists: Vec<usize> = (0..messages.len()).filter(|&at| is_list(&messages[at])).collect();
     if lists.is_empty() {

@@ -189,7 +189,7 @@ fn a_tokenizer_with_a_token_beyond_the_embedding_is_used_and_a_text_with_it_refu
         "normalized": false, "special": true,
     });
     edit(&dir.path().join("tokenizer.json"), |own| {
-        own["added_tokens"].as_array_mut().expect("a list").push(token.clone())
+        own["added_tokens"].as_array_mut().expect("a list").push(token.clone());
     });
     let tokenizer = Tokenizer::from_dir(dir.path()).expect("a tokenizer");
     assert_eq!(tokenizer.vocab_size(), 513);

@@ -25,7 +25,7 @@ pub(super) fn files(
 }
 
 fn of_splits(folder: &Path, choose: &dyn Fn(&[String]) -> Result<Vec<String>, String>) -> Result<Vec<PathBuf>, String> {
-    let splits: Vec<String> = list(&read(folder, SPLITS)?, "splits", |own| own.as_str())
+    let splits: Vec<String> = list(&read(folder, SPLITS)?, "splits", Value::as_str)
         .ok_or_else(|| format!("{SPLITS} has no list `splits` of names"))?;
     let mut files = Vec::new();
     for split in choose(&splits)? {

@@ -118,7 +118,7 @@ fn fixed(name: &str) -> Option<TimeZone> {
     };
     let (hours, minutes) = rest.split_once(':')?;
     let seconds = hours.parse::<i32>().ok()? * 3600 + minutes.parse::<i32>().ok()? * 60;
-    Offset::from_seconds(sign * seconds).ok().map(|own| own.to_time_zone())
+    Offset::from_seconds(sign * seconds).ok().map(Offset::to_time_zone)
 }
 
 /// A time of the day, with so many digits of the hour at least.

@@ -90,7 +90,7 @@ fn a_function_of_the_training_file_is_used_and_nothing_is_trained() {
 #[test]
 fn what_a_name_makes_is_the_reward_function() {
     let Some(bench) = Bench::new(
-        r#"
+        r"
 class Scorer:
     def __init__(self, factor=1):
         self.factor = factor
@@ -114,7 +114,7 @@ def get_cosine_scaled_reward(min_value_wrong: float = -1.0, max_len: int = 4):
     return cosine_scaled_reward
 def three():
     return 3
-"#,
+",
     ) else {
         return;
     };
