@@ -7,7 +7,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example shows what it did")]
 
 use firebrick::engine::data::Prompt;
-use firebrick::engine::reward::{Answer, Asked, CompletionId, ProgramResults, Programs};
+use firebrick::engine::reward::{Answer, Asked, CompletionId, Failure, ProgramResults, Programs};
 use firebrick::engine::task::{Split, Task, TaskConfig};
 use serde_json::{Map, Value, json};
 use std::error::Error;
@@ -82,7 +82,7 @@ fn line(programs: &Programs, said: &ProgramResults, at: usize) -> Value {
     for (name, outcomes) in programs.names().zip(said) {
         let own = match &outcomes[at] {
             Ok(verdict) => json!({"reward": verdict.reward, "extra": verdict.extra}),
-            Err(reason) => json!({"error": reason}),
+            Err(Failure::Failed(reason) | Failure::Misused(reason)) => json!({"error": reason}),
         };
         all.insert(name.to_owned(), own);
     }

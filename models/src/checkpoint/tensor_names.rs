@@ -45,7 +45,7 @@ struct Prefix {
 impl Prefix {
     /// Of a file with some names: none where they are those of a language model by itself, or cannot be told. Known are
     /// parts of models that see images (`language_model.model.`, `model.language_model.`), models without their head
-    /// (``), and wrappers (`base_model.model.model.`, `module.model.`, `_orig_mod.model.`).
+    /// (no prefix), and wrappers (`base_model.model.model.`, `module.model.`, `_orig_mod.model.`).
     fn of<'a>(names: impl Iterator<Item = &'a String>) -> Option<Self> {
         let embedding = EMBEDDING.strip_prefix("model.").unwrap_or(EMBEDDING);
         let bodies = names.filter_map(|name| name.strip_suffix(embedding)).filter(|body| {

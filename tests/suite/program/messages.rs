@@ -32,7 +32,8 @@ fn bench(rows: &[Value]) -> Bench {
 }
 
 fn write(bench: &Bench, name: &str, rows: &[Value]) {
-    bench.write(name, &rows.iter().map(|row| format!("{row}\n")).collect::<String>());
+    let lines: Vec<String> = rows.iter().map(Value::to_string).collect();
+    bench.write(name, &(lines.join("\n") + "\n"));
 }
 
 fn sft(bench: &Bench, rows: &str) -> Output {

@@ -186,7 +186,8 @@ fn the_longest_solution_among_many_rows_has_room_and_max_length_leaves_longer_on
     let long: String = (0..60).map(|i| format!("{i} ")).collect();
     let rows = |n: usize, last: &str| {
         let row = |i: usize, s: &str| format!("{{\"q\": \"add {i}\", \"s\": \"{s}\"}}\n");
-        (0..n).map(|i| row(i % 97, "7")).chain([row(1, last)]).collect::<String>()
+        let all: Vec<String> = (0..n).map(|i| row(i % 97, "7")).chain([row(1, last)]).collect();
+        all.concat()
     };
     let model = format!("model.path={}", fixtures().join("models/qwen2-tied").display());
     let task = "task={kind: dataset, train: rows.jsonl, prompt: '{q}', answer: '{s}', solution: '{s}', \

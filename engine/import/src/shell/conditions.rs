@@ -10,6 +10,7 @@ use brush_parser::ast::{
 use brush_parser::{arithmetic, test_command};
 use regex::Regex;
 use std::collections::BTreeSet;
+use std::fmt::Write;
 
 /// Longest arithmetic expression, in bytes.
 const LONGEST: usize = 1024;
@@ -75,12 +76,12 @@ impl Shell<'_> {
             E::Parenthesized(own) => self.extended(own, asked)?,
             E::UnaryTest(predicate, word) => {
                 let text = self.text(&word.value, Mode::Value)?;
-                asked.push_str(&format!(" {predicate} {}", text.text));
+                _ = write!(asked, " {predicate} {}", text.text);
                 self.unary(predicate, &text)
             }
             E::BinaryTest(predicate, a, b) => {
                 let (left, right) = (self.text(&a.value, Mode::Value)?, self.text(&b.value, Mode::Value)?);
-                asked.push_str(&format!(" {} {predicate} {}", left.text, right.text));
+                _ = write!(asked, " {} {predicate} {}", left.text, right.text);
                 self.binary(predicate, &left, &right, Some(&b.value))?
             }
         })

@@ -228,7 +228,7 @@ fn revision(asked: &SourceKey) -> MappedKey {
 
 fn template(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        Some(text) if asked.key == "chat_template" || text.ends_with(".jinja") => {
+        Some(text) if asked.key == "chat_template" || Path::new(text).extension().is_some_and(|own| own == "jinja") => {
             let is_path = asked.key == "chat_template_path";
             set("model.chat_template", if is_path { path(asked.facts, text) } else { text.to_owned() })
         }

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+/// Takes splits of a folder by their names.
+type Choose<'a> = dyn Fn(&[String]) -> Result<Vec<String>, String> + 'a;
+
 /// What lists the splits of a folder.
 const SPLITS: &str = "dataset_dict.json";
 /// What lists the files of a split.
 const STATE: &str = "state.json";
 
 /// The files of such a folder; none where it is another one. `choose` takes splits by their names.
-pub(super) fn files(
-    folder: &Path,
-    choose: &dyn Fn(&[String]) -> Result<Vec<String>, String>,
-) -> Option<Result<Vec<PathBuf>, String>> {
+pub(super) fn files(folder: &Path, choose: &Choose<'_>) -> Option<Result<Vec<PathBuf>, String>> {
     if folder.join(SPLITS).is_file() {
         return Some(of_splits(folder, choose));
     }
@@ -24,7 +24,7 @@ pub(super) fn files(
     Some(of_state(folder, &state))
 }
 
-fn of_splits(folder: &Path, choose: &dyn Fn(&[String]) -> Result<Vec<String>, String>) -> Result<Vec<PathBuf>, String> {
+fn of_splits(folder: &Path, choose: &Choose<'_>) -> Result<Vec<PathBuf>, String> {
     let splits: Vec<String> = list(&read(folder, SPLITS)?, "splits", Value::as_str)
         .ok_or_else(|| format!("{SPLITS} has no list `splits` of names"))?;
     let mut files = Vec::new();
