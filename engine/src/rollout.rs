@@ -324,7 +324,8 @@ mod tests {
         assert_eq!(most_common_in_cut(&all, &[7, 8, 9]).map(|(id, share)| (id, (share * 3.0).round())), Some((9, 2.0)));
         // half of them, and what an environment wrote
         assert_eq!(most_common_in_cut(&all[1..3], &[7, 8, 9]), None);
-        assert_eq!(most_common_in_cut(&[own(cut, &[9, 9, 5], &[0..2])], &[9]), None);
+        let inserted = 0..2;
+        assert_eq!(most_common_in_cut(&[own(cut, &[9, 9, 5], std::slice::from_ref(&inserted))], &[9]), None);
         assert_eq!(most_common_in_cut(&all, &[]), None);
     }
 }

@@ -80,8 +80,8 @@ pub(super) fn united(runs: &[Vec<Written>]) -> Vec<Entry> {
 fn one_of(values: &[Option<&Written>]) -> Option<Entry> {
     let (first, lines) = values.iter().flatten().next()?;
     let same =
-        |own: &Option<&Written>| own.is_some_and(|(own, _)| own.given == first.given && own.removes == first.removes);
-    if values.iter().all(same) {
+        |own: Option<&Written>| own.is_some_and(|(own, _)| own.given == first.given && own.removes == first.removes);
+    if values.iter().copied().all(same) {
         return Some(first.clone());
     }
     let common = values.iter().flatten().fold(lines.clone(), |common, (_, own)| &common & own);

@@ -232,7 +232,7 @@ fn a_template_of_harmonys_kind_is_rendered_as_transformers_renders_it() {
 
 /// A conversation with a template, as transformers renders it.
 #[derive(Deserialize)]
-struct Conversation {
+struct Templated {
     template: String,
     messages: Vec<Message>,
     tools: Value,
@@ -242,7 +242,7 @@ struct Conversation {
 
 #[test]
 fn templates_are_given_every_field_of_messages_as_transformers_gives_them() {
-    let cases: Vec<Conversation> = support::read(&support::fixtures().join("chat_templates/fields.json"));
+    let cases: Vec<Templated> = support::read(&support::fixtures().join("chat_templates/fields.json"));
     for case in &cases {
         let own = Tokenizer::characters("abc").expect("a tokenizer");
         let own = own.with_chat_template(&case.template, Path::new("test")).expect("a template");

@@ -1,4 +1,4 @@
-//! `NeMo RL`'s optimizers and schedules: Megatron's where `megatron_cfg.enabled`, else PyTorch's.
+//! `NeMo RL`'s optimizers and schedules: Megatron's where `megatron_cfg.enabled`, else `PyTorch`'s.
 
 use crate::common::float_type;
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
@@ -193,8 +193,8 @@ impl Schedule {
     }
 }
 
-/// Megatron's schedule, in iterations: a warm-up from lr_warmup_init, then a fall to min_lr by the last of
-/// lr_decay_iters.
+/// Megatron's schedule, in iterations: a warm-up from `lr_warmup_init`, then a fall to `min_lr` by the
+/// last of `lr_decay_iters`.
 fn megatron(asked: &SourceKey) -> Option<Schedule> {
     let facts = asked.facts;
     let rate = facts.number(&format!("{OPTIMIZER}.lr"))?;
@@ -237,7 +237,7 @@ fn first_rate(asked: &SourceKey) -> MappedKey {
     }
 }
 
-/// PyTorch's schedules: one, or several with the steps between them.
+/// `PyTorch`'s schedules: one, or several with the steps between them.
 fn torch_schedule(asked: &SourceKey) -> MappedKey {
     if is_megatron(asked) {
         return not_needed(OF_MEGATRON);

@@ -70,7 +70,7 @@ impl<'a> Program<'a> {
             ("os.environ.get" | "os.getenv", Some(Value::String(variable))) => {
                 let own = (self.environment)(variable).map(Value::String);
                 let default = positional.get(1).or_else(|| named.get("default")).map(Known::value);
-                own.or_else(|| default.map_or(Some(Value::Null), |default| default.cloned()))?
+                own.or_else(|| default.map_or(Some(Value::Null), Option::<&Value>::cloned))?
             }
             ("int", Some(Value::String(text))) => text.trim().parse::<i64>().ok()?.into(),
             ("int", Some(own)) => own.as_i64().or_else(|| own.as_f64().map(|own| own as i64))?.into(),

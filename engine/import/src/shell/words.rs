@@ -61,9 +61,8 @@ impl Shell<'_> {
 
     fn expand(&mut self, raw: &str, into: &mut Fields) -> Result<(), ImportError> {
         self.deeper()?;
-        let pieces = match word::parse(raw, &self.options) {
-            Ok(pieces) => pieces,
-            Err(_) => return Err(self.error(format!("expected a word of bash, found `{raw}`; correct it"))),
+        let Ok(pieces) = word::parse(raw, &self.options) else {
+            return Err(self.error(format!("expected a word of bash, found `{raw}`; correct it")));
         };
         self.pieces(raw, &pieces, false, into)?;
         self.depth -= 1;

@@ -35,7 +35,7 @@ fn pieces(text: &str) -> Vec<&str> {
             ')' | ']' | '}' => depth = depth.saturating_sub(1),
             ',' if depth == 0 => {
                 let own = &text[start..at];
-                if !(own.trim_start().starts_with("lambda") && !own.contains(':')) {
+                if !own.trim_start().starts_with("lambda") || own.contains(':') {
                     found.push(own);
                     start = at + 1;
                 }

@@ -202,7 +202,7 @@ fn truncated(asked: &SourceKey) -> MappedKey {
     }
 }
 
-/// DeepScaleR's switch.
+/// `DeepScaleR`'s switch.
 fn token_level(asked: &SourceKey) -> MappedKey {
     set("objective.loss_agg_mode", if asked.is_on() { "token-mean" } else { "seq-mean-token-mean" })
 }

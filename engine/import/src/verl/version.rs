@@ -43,7 +43,7 @@ const SINCE_0_4: [&str; 37] = [
     "trainer.validation_data_dir",
 ];
 
-/// Keys of verl before that, and of what was built on it (Search-R1, simpleRL, DeepScaleR).
+/// Keys of verl before that, and of what was built on it (Search-R1, simpleRL, `DeepScaleR`).
 const BEFORE_0_4: [&str; 20] = [
     "actor_rollout_ref.actor.fsdp_config.grad_offload",
     "actor_rollout_ref.actor.ppo_micro_batch_size",
@@ -87,7 +87,7 @@ pub(super) fn is_since_0_4(facts: &Facts) -> bool {
     SINCE_0_4.iter().any(|start| facts.has_below(start))
 }
 
-/// Whether DeepScaleR's trainer runs, which never takes the KL off the reward.
+/// Whether `DeepScaleR`'s trainer runs, which never takes the KL off the reward.
 pub(super) fn is_deepscaler(facts: &Facts) -> bool {
     ["n_val", "val_temperature"].iter().any(|key| facts.is_given(&format!("actor_rollout_ref.rollout.{key}")))
 }

@@ -269,7 +269,7 @@ mod tests {
         for index in 0..200 {
             let example = task.example(Split::Train, index).expect("an example");
             let turns = task.demonstration(&example).expect("turns");
-            let roles: Vec<&str> = turns.iter().map(firebrick_models::tokenizer::Message::role).collect();
+            let roles: Vec<&str> = turns.iter().map(Message::role).collect();
             assert_eq!(roles, ["assistant", TOOL, "assistant"]);
             let text = turns[0].text().into_owned();
             let turn = Turn { calls: ToolParser::Hermes.parse(&text), text };
