@@ -183,7 +183,7 @@ fn a_plan_makes_room_for_the_solutions_of_a_task() {
 #[test]
 fn the_longest_solution_among_many_rows_has_room_and_max_length_leaves_longer_ones_out() {
     let bench = Bench::new();
-    let long: String = (0..60).map(|i| format!("{i} ")).collect();
+    let long = (0..60).map(|i| i.to_string()).collect::<Vec<_>>().join(" ");
     let rows = |n: usize, last: &str| {
         let row = |i: usize, s: &str| format!("{{\"q\": \"add {i}\", \"s\": \"{s}\"}}\n");
         let all: Vec<String> = (0..n).map(|i| row(i % 97, "7")).chain([row(1, last)]).collect();

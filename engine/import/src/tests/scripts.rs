@@ -294,7 +294,7 @@ fn launchers_and_wrappers_are_passed_and_their_options_kept() {
         format!("main() {{\n  {run} \"$@\"\n}}\nhelp() {{ python3 -m x a.b=1; }}\nmain \"$@\""),
         format!("bash <<EOF\n{run}\nEOF"),
         format!("if [ -f x ]; then\n{run}\nelse\n{run}\nfi"),
-        format!("CMD=(python3 -m verl.trainer.main_ppo)\nCMD+=(data.seed=1)\n\"${{CMD[@]}}\""),
+        "CMD=(python3 -m verl.trainer.main_ppo)\nCMD+=(data.seed=1)\n\"${CMD[@]}\"".to_owned(),
         format!("CMD=\"{run}\"\necho $CMD\neval $CMD"),
         format!("echo \"{run} data.seed=2\"\ncat > x.sh <<EOF\n{run} data.seed=3\nEOF\n{run}"),
     ] {
