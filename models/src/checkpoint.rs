@@ -170,7 +170,7 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`load`](Self::load), and `Error::Shared` for a model that the ranks cannot share.
     pub fn load_part(&self, part: RankPart<'_>, device: &Device) -> Result<Decoder> {
-        weights::load(&self.dir, &self.arch, part, None, device)
+        self.load_with(part, None, device)
     }
 
     /// A rank's part of a value model with the body of this language model and a new scalar head:
@@ -179,7 +179,13 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`load_part`](Self::load_part).
     pub fn load_with_value_head(&self, part: RankPart<'_>, seed: u64, device: &Device) -> Result<Decoder> {
-        weights::load(&self.dir, &self.arch, part, Some(seed), device)
+        self.load_with(part, Some(seed), device)
+    }
+
+    fn load_with(&self, part: RankPart<'_>, value_head: Option<u64>, device: &Device) -> Result<Decoder> {
+        let decoder = weights::load(&self.dir, &self.arch, part, value_head, device)?;
+        ignored::report(&self.dir, &self.arch)?;
+        Ok(decoder)
     }
 
     /// The architecture.

@@ -25,6 +25,7 @@ mod pipeline;
 mod python;
 mod shell;
 mod source;
+mod source_file;
 mod trl;
 mod verl;
 mod ways;
@@ -36,7 +37,7 @@ pub use engine::Engine;
 pub use entry::SourceLocation;
 pub use error::ImportError;
 pub use pipeline::{Options, import};
-pub use source::SourceFile;
+pub use source_file::SourceFile;
 
 #[cfg(test)]
 mod tests;

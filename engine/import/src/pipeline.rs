@@ -9,7 +9,7 @@ use super::facts::{Fact, Facts};
 use super::key_mapping::{KeyMapping, KeyRule, MappedKey, SourceKey, judge, rule};
 use super::objective;
 use super::open::{Open, open};
-use super::source::SourceFile;
+use super::source_file::SourceFile;
 use firebrick_engine::config;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};

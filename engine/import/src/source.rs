@@ -1,41 +1,16 @@
 //! Files by what they are: scripts, YAML, JSON, Python.
 
-use super::engine::Engine;
 use super::entry::{EnvironmentLookup, Reading, SourceLocation};
 use super::error::ImportError;
-use super::key_mapping::rule;
 use super::page::CodeBlock;
 use super::shell::Script;
+use super::source_file::{SourceFile, is_known};
 use super::{page, python, shell, yaml};
 
 /// The stack for a parser, in bytes; only what is used of it is memory.
 const STACK: usize = 256 << 20;
 
-/// A file of another engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceFile {
-    /// Of a page with several code blocks: a line of the one that is meant, from 1.
-    pub line: Option<usize>,
-    /// Its name, for messages; the ending says what it is: `.sh`, `.yaml`, `.yml`, `.json`, `.py`. With another, the
-    /// text says it.
-    pub name: String,
-    /// Its text.
-    pub text: String,
-}
-
 impl SourceFile {
-    /// A file with its text.
-    pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { line: None, name: name.into(), text: text.into() }
-    }
-
-    /// The code block of a page that has a line, counted from 1.
-    #[must_use]
-    pub fn at_line(mut self, line: usize) -> Self {
-        self.line = Some(line);
-        self
-    }
-
     /// What the file says. `files` are those that it may name.
     pub(super) fn read(&self, files: &[Self], environment: EnvironmentLookup) -> Result<Reading, ImportError> {
         let (name, text) = (&self.name, &self.text);
@@ -100,12 +75,6 @@ impl SourceFile {
         reading.definitions.iter_mut().for_each(|(_, place)| moved(place));
         Ok(reading)
     }
-}
-
-/// Whether an engine has a key of that name.
-pub(super) fn is_known(key: &str) -> bool {
-    let of = |engine: &Engine| rule(engine.tables(), key).is_some();
-    Engine::ALL.iter().any(of)
 }
 
 /// A text by what its ending, or its block's language, says that it is.

@@ -2,7 +2,7 @@
 
 use super::tensor_names::{EMBEDDING, HEAD, is_frequencies, is_scorer};
 use super::weights::{Folder, same};
-use crate::Arch;
+use crate::{Arch, Result};
 use firebrick_spec::arch::{Rope, RopeScaling};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ pub(super) fn report_once(dir: &Path, report: impl FnOnce()) {
 }
 
 /// Reports them, with their count.
-pub(super) fn report(folder: &Folder<'_>, arch: &Arch) {
-    let dir = folder.dir.display();
+pub(super) fn report(dir: &Path, arch: &Arch) -> Result<()> {
+    let (folder, dir) = (Folder::open(dir, arch)?, dir.display());
     if is_scorer(arch) && folder.raw(HEAD).is_some() {
         tracing::info!("{dir}: {HEAD} is skipped: this model scores sequences");
     }
@@ -48,6 +48,7 @@ pub(super) fn report(folder: &Folder<'_>, arch: &Arch) {
              in transformers"
         );
     }
+    Ok(())
 }
 
 /// The frequencies of a config: scaled, and as exports wrote them before they were scaled.

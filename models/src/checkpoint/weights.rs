@@ -1,7 +1,6 @@
 //! Weights from safetensors: one file or shards behind an index, memory-mapped, checked exactly.
 
 use super::bitsandbytes::{self, NEEDS_BASE, NOT_READ, RawTensor};
-use super::ignored;
 use super::json::read_object;
 use super::mxfp4;
 use super::tensor_names::{EMBEDDING, HEAD, check_names, is_beside, unnested};
@@ -372,7 +371,6 @@ pub(super) fn load(
 ) -> Result<Decoder> {
     let folder = Folder::open(dir, arch)?;
     check_names(dir, arch, &folder.place)?;
-    ignored::report(&folder, arch);
     let quantised = folder.place.keys().any(|name| folder.is_quantised(name));
     let read = |spec: &ParamSpec| folder.param(arch, spec, quantised, device);
     let Some(seed) = value_head else {

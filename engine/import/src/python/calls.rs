@@ -1,6 +1,7 @@
 //! Calls: of configurations and trainers, of the program's own functions and dataclasses, of parsers of arguments.
 
-use super::values::{CALLS as CLASSES, Known, Thing, printed};
+use super::known::{Known, Thing};
+use super::values::{CALLS as CLASSES, printed};
 use super::{CALLS, CLASS, Flow, Program, fields};
 use crate::entry::{Entry, Given};
 use crate::error::ImportError;

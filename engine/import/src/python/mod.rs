@@ -4,18 +4,19 @@
 //! functions, defaults of `argparse` and of dataclasses, branches whose conditions are certain; of others both outcomes.
 
 mod calls;
+mod known;
 mod values;
 
 use super::entry::{Entry, EnvironmentLookup, Reading, SourceLocation};
 use super::error::ImportError;
 use super::ways::{Ways, Written, united};
+use known::{Known, Thing};
 use ruff_python_ast::token::TokenKind;
 use ruff_python_ast::{ExceptHandler, Expr, Stmt, StmtClassDef, StmtFor, StmtFunctionDef, StmtIf, StmtTry};
 use ruff_python_parser::{Mode, lexer};
 use ruff_text_size::Ranged;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use values::{Known, Thing};
 
 /// Key of the class whose arguments they are: it decides between TRL's algorithms.
 pub(super) const CLASS: &str = "(class)";

@@ -1,5 +1,6 @@
 //! The command that starts a run: what launches it, its program, its settings.
 
+use super::command::{Form, Launch};
 use super::run::INERT;
 use super::strings::joined;
 use super::value::{Place, Text, Unknown, Variable, number};
@@ -7,7 +8,7 @@ use super::{Flow, Shell};
 use crate::entry::{Absent, Entry, Given, PROGRAM, SourceLocation};
 use crate::error::ImportError;
 use crate::literal::{hydra, word as literal_word};
-use crate::source::{SourceFile, is_known};
+use crate::source_file::{SourceFile, is_known};
 use crate::ways::{Written, united};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -53,34 +54,6 @@ const LAUNCHERS: [&str; 3] = ["torchrun", "accelerate", "deepspeed"];
 const MODULES: [&str; 4] =
     ["torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner"];
 const SHELLS: [&str; 5] = ["bash", "sh", "zsh", "dash", "sbatch"];
-
-/// How settings are given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Form {
-    /// Not at all: a script that is not among the files.
-    Script,
-    /// Those of the launcher alone.
-    Devices,
-    /// `--key value`.
-    Flags,
-    /// `key=value`.
-    Overrides,
-}
-
-/// A command with settings.
-#[derive(Clone, Debug)]
-pub(super) struct Launch {
-    /// Where it stands, after where the functions around it were called.
-    at: Vec<Place>,
-    form: Form,
-    /// Whether it is nothing but settings.
-    is_line: bool,
-    launcher: Vec<Text>,
-    arguments: Vec<Text>,
-    /// A module, a file, a command of `trl`.
-    program: Option<String>,
-    absent: Option<String>,
-}
 
 /// The settings of a command.
 #[derive(Clone, Debug, PartialEq)]

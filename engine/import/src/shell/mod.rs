@@ -5,6 +5,7 @@
 //! followed, one after the other: a setting that differs between them has no value but candidates.
 
 mod builtins;
+mod command;
 mod conditions;
 mod launch;
 mod run;
@@ -15,11 +16,11 @@ mod words;
 
 use super::entry::{EnvironmentLookup, Reading};
 use super::error::ImportError;
-use super::source::SourceFile;
+use super::source_file::SourceFile;
 use super::ways::Ways;
 use brush_parser::ast::{FunctionBody, Program};
 use brush_parser::{ParseError, Parser, ParserOptions, TokenizerError};
-use launch::Launch;
+use command::Launch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use value::{Place, Text, Unknown, Variable, placeholder};

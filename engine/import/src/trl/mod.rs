@@ -7,6 +7,7 @@ mod grpo;
 mod launch;
 mod open_r1;
 mod ppo;
+mod refusal;
 mod rewards;
 mod training;
 
@@ -14,8 +15,8 @@ use super::assembly::Assembly;
 use super::facts::Facts;
 use super::key_mapping::KeyRule;
 use batch::{BatchSizes, devices};
-pub(super) use class::refusal;
 use class::{Class, class};
+pub(super) use refusal::refusal;
 use serde_json::{Value, json};
 
 /// All tables.
