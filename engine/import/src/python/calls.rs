@@ -1,7 +1,7 @@
 //! Calls: of configurations and trainers, of the program's own functions and dataclasses, of parsers of arguments.
 
-use super::known::{Known, Thing};
-use super::values::{CALLS as CLASSES, printed};
+use super::known::{CALLS as CLASSES, Known, Thing};
+use super::values::printed;
 use super::{CALLS, CLASS, Flow, Program, fields};
 use crate::entry::{Entry, Given};
 use crate::error::ImportError;

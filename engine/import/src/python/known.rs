@@ -4,6 +4,18 @@ use ruff_python_ast::{StmtClassDef, StmtFunctionDef};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Calls whose arguments are settings, and what their keys begin with.
+pub(super) const CALLS: [(&str, &str); 8] = [
+    ("GRPOConfig", ""),
+    ("RLOOConfig", ""),
+    ("PPOConfig", ""),
+    ("GRPOTrainer", "GRPOTrainer."),
+    ("RLOOTrainer", "RLOOTrainer."),
+    ("PPOTrainer", "PPOTrainer."),
+    ("LoraConfig", "LoraConfig."),
+    ("load_dataset", "load_dataset."),
+];
+
 /// What an expression is.
 #[derive(Clone, Debug)]
 pub(super) enum Thing<'a> {

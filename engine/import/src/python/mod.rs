@@ -401,7 +401,7 @@ impl<'a> Program<'a> {
         };
         // of a loop that makes configurations a run is one turn
         let body = self.written(own);
-        let makes = values::CALLS.iter().any(|(call, _)| body.contains(&format!("{call}(")));
+        let makes = known::CALLS.iter().any(|(call, _)| body.contains(&format!("{call}(")));
         let last = items.len().saturating_sub(1);
         for (at, mut item) in items.into_iter().enumerate() {
             if makes && at < last && !self.choose(&format!("turn {at} of line {line}")) {
@@ -448,7 +448,7 @@ impl<'a> Program<'a> {
         self.flow = Flow::Next;
         let functions = body.iter().filter_map(Stmt::as_function_def_stmt);
         let makes = |own: &StmtFunctionDef| {
-            values::CALLS.iter().any(|(call, _)| self.written(own).contains(&format!("{call}(")))
+            known::CALLS.iter().any(|(call, _)| self.written(own).contains(&format!("{call}(")))
         };
         let functions: Vec<&StmtFunctionDef> = functions.filter(|own| makes(own)).collect();
         for own in functions {

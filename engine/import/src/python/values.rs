@@ -12,18 +12,6 @@ use ruff_text_size::Ranged;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
-/// Calls whose arguments are settings, and what their keys begin with.
-pub(super) const CALLS: [(&str, &str); 8] = [
-    ("GRPOConfig", ""),
-    ("RLOOConfig", ""),
-    ("PPOConfig", ""),
-    ("GRPOTrainer", "GRPOTrainer."),
-    ("RLOOTrainer", "RLOOTrainer."),
-    ("PPOTrainer", "PPOTrainer."),
-    ("LoraConfig", "LoraConfig."),
-    ("load_dataset", "load_dataset."),
-];
-
 impl<'a> Program<'a> {
     pub(super) fn value(&mut self, expr: &'a Expr) -> Result<Known<'a>, ImportError> {
         Ok(match expr {

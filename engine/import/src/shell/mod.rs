@@ -8,6 +8,7 @@ mod builtins;
 mod command;
 mod conditions;
 mod launch;
+mod read;
 mod run;
 mod simple;
 mod strings;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use value::{Place, Text, Unknown, Variable, placeholder};
 
 pub(super) use launch::looks_like_overrides;
+pub(super) use read::read;
 
 /// Most commands and words of all ways together, so that loops within loops end.
 const STEPS: usize = 4_000_000;
@@ -110,27 +112,6 @@ struct Shell<'a> {
     launches: Vec<Launch>,
     /// Notes, files that are used, and files that are not given.
     reading: Reading,
-}
-
-/// What a script says.
-pub(super) fn read(script: &Script) -> Result<Reading, ImportError> {
-    let program = parse(script.name, None, script.text)?;
-    let (mut steps, mut runs) = (0, Vec::new());
-    let mut whole = Reading::default();
-    Ways::follow(script.name, |ways| {
-        let mut shell = Shell::new(script, ways, steps);
-        for list in &program.complete_commands {
-            shell.list(list)?;
-        }
-        let launches = std::mem::take(&mut shell.launches);
-        runs.push(launches.into_iter().map(|launch| shell.settings(launch)).collect::<Result<_, _>>()?);
-        steps = shell.steps;
-        whole.join(shell.reading);
-        Ok(())
-    })?;
-    let (entries, absent) = launch::merged(script.name, runs)?;
-    whole.join(Reading { absent, ..Reading::default() });
-    Ok(Reading { entries, ..whole })
 }
 
 /// A text as a program.
