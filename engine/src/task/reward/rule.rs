@@ -104,12 +104,12 @@ impl Rule {
     fn follows_thought(&self) -> bool {
         match self {
             Self::Math(math) => math.source == AnswerSource::Any,
-            Self::JsonSchema(_) | Self::Choice(_) | Self::Countdown { .. } => true,
-            Self::Gsm8k(_)
-            | Self::Exact { .. }
+            Self::Gsm8k(_) | Self::Number { .. } | Self::JsonSchema(_) | Self::Choice(_) | Self::Countdown { .. } => {
+                true
+            }
+            Self::Exact { .. }
             | Self::Contains { .. }
             | Self::Regex(_)
-            | Self::Number { .. }
             | Self::VerlGsm8k { .. }
             | Self::VerlMath
             | Self::ThinkFormat

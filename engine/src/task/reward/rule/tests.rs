@@ -202,6 +202,8 @@ fn no_answer_is_read_in_a_thought_that_has_not_ended_but_by_the_rules_of_verl_an
         (r#"{"kind": "choice", "letters": "ABCD"}"#, "B", "perhaps \\boxed{B}", 0.0),
         (r#"{"kind": "countdown"}"#, countdown, "<answer>1 + 2 + 3</answer>", 0.0),
         (r#"{"kind": "json_schema", "schema": {"type": "array"}}"#, "", "[1]", 0.0),
+        (r#"{"kind": "gsm8k"}"#, "4", "perhaps #### 4", 0.0),
+        (r#"{"kind": "number"}"#, "4", "perhaps 4", 0.0),
         (r#"{"kind": "verl_math"}"#, "4", "maybe \\boxed{4}, let me check", 1.0),
         (r#"{"kind": "trl_accuracy"}"#, "4", "maybe \\boxed{4}, let me check", 1.0),
     ] {
