@@ -60,7 +60,7 @@ fn expansions_are_those_of_bash() {
         ("N=3; ((N++)); let N+=2", "a.b=$N", "6"),
         ("N=8", "a.b=$(expr $N \\* 4)", "32"),
         ("", "a.b=$(pwd)/x", "/work/dir/x"),
-        ("cd /tmp/y/..", "a.b=$PWD/x", "/tmp/x"),
+        ("cd /data/y/..", "a.b=$PWD/x", "/data/x"),
         ("D=$(cd \"$(dirname \"$0\")\" && pwd)", "a.b=$D", "/work/dir"),
         ("D=$(cd -P -- \"$(dirname -- \"$0\")/..\" > /dev/null 2>&1 && pwd)", "a.b=$D", "/work"),
         ("M=q/Qwen3-8B", "a.b=$(basename $M)", "Qwen3-8B"),
