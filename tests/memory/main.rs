@@ -9,6 +9,7 @@ mod measure;
 mod own_process;
 mod parts_of_models;
 mod pipeline_stages;
+mod recorded_plans;
 mod reuse;
 mod routes;
 mod sampling_groups;

@@ -111,7 +111,7 @@ impl Case {
         Self { critic_sequence: Some(ranks), ..self.criticised() }
     }
 
-    fn critic_arch(&self) -> Option<Arch> {
+    pub fn critic_arch(&self) -> Option<Arch> {
         self.critic.then(|| self.arch.clone().with_value_head())
     }
 
