@@ -2,28 +2,20 @@
 //!
 //! The engine prints nothing: it reports through values, an [`Observer`](metrics::Observer) and `tracing`.
 
-pub mod batch;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
-pub mod error;
-pub mod executor;
-pub mod hub;
-pub mod learner;
-pub mod lr_scheduler;
 pub mod metrics;
-pub mod objective;
-pub mod optim;
 pub mod planning;
-mod process;
 pub mod report;
 pub mod reward;
-pub mod rollout;
-pub mod sequence;
-pub mod task;
 pub mod trainer;
 pub mod turns;
-pub mod world;
 
-pub use error::{Error, Result};
+use firebrick_data::process;
+
+pub use firebrick_core::{Error, Result, error, lr_scheduler, rollout, sequence, world};
+pub use firebrick_data::{hub, task};
+pub use firebrick_executor::{self as executor, batch, learner, optim};
+pub use firebrick_objectives as objective;
 pub use firebrick_plan as plan;

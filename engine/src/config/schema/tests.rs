@@ -165,8 +165,8 @@ fn every_second_name_that_is_read_is_in_the_schema() {
     let mut found = 0;
     for source in [
         include_str!("../lora.rs"),
-        include_str!("../../objective/kl.rs"),
-        include_str!("../../objective/settings/choices.rs"),
+        include_str!("../../../objectives/src/kl.rs"),
+        include_str!("../../../objectives/src/settings/choices.rs"),
     ] {
         for name in source.split("alias = \"").skip(1) {
             let name = name.split('"').next().unwrap_or_default();

@@ -1,12 +1,15 @@
 //! Rows become the same prompts wherever they come from, and many rows are not all encoded before the first step.
 
+#[path = "../../../data/src/task/rows/tests/verl_rows.rs"]
+mod verl_rows;
+
 use super::*;
-use crate::task::rows::tests::write_verl;
 use crate::task::{Completion, Reward, TaskConfig, TaskError};
 use parquet::basic::Compression;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use verl_rows::write_verl;
 
 const SYSTEM: &str = "Think step by step, then write `#### ` and the answer.";
 

@@ -1,0 +1,9 @@
+//! What all parts of the engine share: ranks, sequences, rollouts, learning-rate schedules, errors.
+
+pub mod error;
+pub mod lr_scheduler;
+pub mod rollout;
+pub mod sequence;
+pub mod world;
+
+pub use error::{Error, Result};

@@ -1,0 +1,5 @@
+//! Data of a run: rows of files and of the Hugging Face Hub, tasks and their rule rewards, environments.
+
+pub mod hub;
+pub mod process;
+pub mod task;

@@ -1,0 +1,101 @@
+//! Gradients of a whole optimizer step, summed over the ranks that computed parts of it.
+
+use super::gradient::Gradient;
+use super::gradients::Gradients;
+use super::runtime::Runtime;
+use burn::tensor::{DType, Device, Tensor};
+use firebrick_backends::PrecisionExt;
+use firebrick_backends::accounts::Home;
+use firebrick_backends::collective::{Element, Flat};
+use firebrick_backends::transfer::HostTensor;
+use firebrick_core::Result;
+use firebrick_core::world::World;
+use firebrick_models::Decoder;
+use firebrick_models::unit::ParamSpec;
+
+impl Gradients {
+    /// Adds up the gradients of all ranks that have the same weights, in their order, unit by unit: afterwards these
+    /// have the same ones, to the bit. A rank that had no micro-batch contributes zeros.
+    ///
+    /// # Errors
+    /// Where a copy fails, or a rank has failed or is gone.
+    pub fn all_reduce(&mut self, decoder: &Decoder, runtime: &Runtime) -> Result<()> {
+        for unit in decoder.units() {
+            self.sum_parts(decoder, unit.range.clone(), runtime)?;
+        }
+        let world = runtime.world().replicas();
+        if world.is_solo() {
+            return Ok(());
+        }
+        self.finish()?;
+        let specs: Vec<[usize; 2]> = decoder.specs().map(ParamSpec::rows_cols).collect();
+        let own: Vec<u8> = (0..specs.len()).map(|index| u8::from(self.has(index))).collect();
+        let all = world.exchange(own)?;
+        // units without gradients anywhere are frozen ones
+        let found = |index: &usize| all.iter().any(|rank| rank.get(*index) == Some(&1));
+        let device = decoder.device();
+        let dtype = match decoder.arch().precision.dtype(device) {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let stays = [self.home(), world.buffers_home()] == [Home::Device; 2];
+        for unit in decoder.units() {
+            let params: Vec<usize> = unit.range.clone().filter(found).collect();
+            if params.is_empty() {
+                continue;
+            }
+            let own = params.iter().map(|&i| (self.take_own(i), specs[i]));
+            let own: Vec<(Option<Gradient>, [usize; 2])> = own.collect();
+            let sums = if stays {
+                sum_on_device(own, (device, dtype), &world)?
+            } else {
+                sum_on_host(own, Element::of(dtype), &world)?
+            };
+            for (index, sum) in params.into_iter().zip(sums) {
+                self.put(index, sum, device);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The sums of a unit's gradients of all ranks, in one message in host memory. What is absent is zeros.
+fn sum_on_host(own: Vec<(Option<Gradient>, [usize; 2])>, element: Element, world: &World) -> Result<Vec<Gradient>> {
+    let mut flat = Vec::with_capacity(own.len());
+    let mut shapes = Vec::with_capacity(own.len());
+    for (gradient, shape) in own {
+        flat.push(match gradient {
+            Some(gradient) => gradient.into_host()?.into_flat(),
+            None => Flat::zeros(element, shape[0] * shape[1]),
+        });
+        shapes.push(shape);
+    }
+    let lengths: Vec<usize> = flat.iter().map(Flat::len).collect();
+    let sums = world.all_reduce(Flat::concat(flat))?;
+    let sum = |(values, shape)| Gradient::Host(HostTensor::from_flat(values, shape));
+    Ok(sums.split(&lengths).zip(shapes).map(sum).collect())
+}
+
+/// The same in a message that stays on the device.
+fn sum_on_device(
+    own: Vec<(Option<Gradient>, [usize; 2])>,
+    (device, dtype): (&Device, DType),
+    world: &World,
+) -> Result<Vec<Gradient>> {
+    let shapes: Vec<[usize; 2]> = own.iter().map(|(_, shape)| *shape).collect();
+    let values = own.into_iter().map(|(gradient, [rows, columns])| {
+        let len = rows * columns;
+        match gradient {
+            Some(gradient) => gradient.into_device(device).reshape([len]),
+            None => Tensor::<1>::zeros([len], (device, dtype)),
+        }
+    });
+    let sum = world.all_reduce_tensor(Tensor::cat(values.collect(), 0))?;
+    let mut start = 0;
+    let each = shapes.into_iter().map(|[rows, columns]| {
+        let own = sum.clone().narrow(0, start, rows * columns);
+        start += rows * columns;
+        Gradient::Device(own.reshape([rows, columns]))
+    });
+    Ok(each.collect())
+}

@@ -1,0 +1,159 @@
+//! The part of a micro-batch's rows that each of several ranks has (Ulysses sequence parallelism, arXiv:2309.14509).
+
+use burn::tensor::{Device, Tensor, TensorData};
+use firebrick_core::sequence::{Sequence, TokenColumns};
+use firebrick_objectives::TokenInputs;
+use std::ops::Range;
+
+/// One of the ranks that share a micro-batch's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The rank among them, from 0.
+    pub rank: usize,
+    /// How many there are, at least 1.
+    pub ranks: usize,
+}
+
+impl Part {
+    /// One rank that has all rows.
+    pub const ALL: Self = Self { rank: 0, ranks: 1 };
+
+    /// Whether others have rows too.
+    #[must_use]
+    pub fn is_one_of_several(self) -> bool {
+        self.ranks > 1
+    }
+
+    /// The rows that it has of so many, which are filled up to a multiple of the ranks: at least one where there is
+    /// any.
+    #[must_use]
+    pub fn rows(self, all: usize) -> Range<usize> {
+        let each = all.div_ceil(self.ranks);
+        self.rank * each..(self.rank + 1) * each
+    }
+}
+
+/// What all ranks that share a micro-batch's sequences have together: what a loss needs that looks at whole sequences.
+#[derive(Debug)]
+pub struct Whole {
+    /// What the losses know of all scored tokens.
+    pub inputs: TokenInputs,
+    /// Scored tokens that lie on earlier ranks.
+    pub before: usize,
+}
+
+impl Whole {
+    pub(super) fn of(sequences: &[&Sequence], before: usize, device: &Device) -> Self {
+        let lengths: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+        Self { inputs: inputs(sequences, 0..lengths.iter().sum(), &lengths, device), before }
+    }
+
+    /// Scored tokens of all ranks.
+    #[must_use]
+    pub fn scored(&self) -> usize {
+        self.inputs.lengths.iter().sum()
+    }
+
+    /// Sequences that have any.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.inputs.lengths.iter().filter(|&&n| n > 0).count()
+    }
+
+    /// Sequences whose first scored token lies on a rank that has so many scored tokens of each.
+    pub(super) fn begun(&self, own: &[usize]) -> usize {
+        let mut first = 0;
+        let end = self.before + own.iter().sum::<usize>();
+        let begins = |&all: &usize| {
+            let begins = all > 0 && (self.before..end).contains(&first);
+            first += all;
+            begins
+        };
+        self.inputs.lengths.iter().map(begins).filter(|&b| b).count()
+    }
+}
+
+/// The columns of some of the sequences' scored tokens, on the device; `lengths` of each sequence.
+pub(super) fn inputs(sequences: &[&Sequence], which: Range<usize>, lengths: &[usize], device: &Device) -> TokenInputs {
+    let all: Vec<usize> = sequences.iter().map(|s| s.positions.len()).collect();
+    let own: Vec<_> = sequences.iter().map(|s| &s.columns).collect();
+    let columns = TokenColumns::concat(&own, &all);
+    TokenInputs {
+        columns: columns.map(|values| {
+            let values = values[which.clone()].to_vec();
+            Tensor::<1>::from_data(TensorData::new(values, [which.len()]), device)
+        }),
+        lengths: lengths.to_vec(),
+    }
+}
+
+/// The rows of each sequence, counted from its first, that lie in a part of all rows; each has so many.
+pub(super) fn spans(part: &Range<usize>, strides: &[usize]) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let each = strides.iter().map(|&stride| {
+        let own = part.start.clamp(start, start + stride)..part.end.clamp(start, start + stride);
+        let own = own.start - start..own.end - start;
+        start += stride;
+        own
+    });
+    each.collect()
+}
+
+/// Scored tokens in rows before one.
+pub(super) fn scored_before(sequences: &[&Sequence], strides: &[usize], row: usize) -> usize {
+    let mut start = 0;
+    let each = sequences.iter().zip(strides).map(|(sequence, stride)| {
+        let own = sequence.positions.partition_point(|p| start + p < row);
+        start += stride;
+        own
+    });
+    each.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn fewer_rows_than_ranks_are_a_row_each() {
+        let rows = |rank| Part { rank, ranks: 4 }.rows(2);
+        assert_eq!([0, 1, 2, 3].map(rows), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(Part::ALL.rows(5), 0..5);
+    }
+
+    proptest! {
+        #[test]
+        fn every_row_and_every_scored_token_is_on_one_rank(
+            lengths in prop::collection::vec(1_usize..9, 1..6),
+            ranks in 1_usize..6,
+            seed in any::<u64>(),
+        ) {
+            let sequences: Vec<Sequence> = lengths
+                .iter()
+                .enumerate()
+                .map(|(i, &n)| Sequence {
+                    tokens: vec![0; n],
+                    positions: (0..n).filter(|p| seed >> (7 * i + p) & 1 == 1).collect(),
+                    ..Sequence::default()
+                })
+                .collect();
+            let sequences: Vec<&Sequence> = sequences.iter().collect();
+            let (mut rows, mut scored) = (vec![0; lengths.len()], 0);
+            for rank in 0..ranks {
+                let here = Part { rank, ranks }.rows(lengths.iter().sum());
+                prop_assert_eq!(scored_before(&sequences, &lengths, here.start), scored);
+                for (i, span) in spans(&here, &lengths).into_iter().enumerate() {
+                    if !span.is_empty() {
+                        prop_assert_eq!(span.start, rows[i]);
+                        rows[i] = span.end;
+                    }
+                    let own = sequences[i].positions.iter().filter(|p| span.contains(p));
+                    scored += own.count();
+                }
+            }
+            prop_assert_eq!(rows, lengths);
+            prop_assert_eq!(scored, sequences.iter().map(|s| s.positions.len()).sum::<usize>());
+        }
+    }
+}

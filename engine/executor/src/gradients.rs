@@ -1,0 +1,362 @@
+//! Accumulated gradients of a decoder's parameters, in its flat order and at least in f32: on the device, or leaving it
+//! as they are complete.
+
+use super::gradient::{Gradient, squares};
+use super::gradient_shards::Reduced;
+use super::runtime::Runtime;
+use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
+use firebrick_backends::kernels::{self, RowsByToken};
+use firebrick_backends::precision::widened;
+use firebrick_backends::transfer::{HostTensor, Pending};
+use firebrick_core::Result;
+use firebrick_core::error::device_error;
+use firebrick_core::world::World;
+use firebrick_core::world::codec::{Reader, Writer};
+use firebrick_models::Decoder;
+use firebrick_plan::{ModelPlan, Role};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// An accumulator on the host; copies in flight add to it.
+type HostSlot = Arc<Mutex<Option<(HostTensor, MemoryGuard)>>>;
+
+/// Rows of a matrix by the token ids that they stand for, and those in sorted order where a kernel adds them.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenRows<'a> {
+    pub ids: &'a Tensor<1, Int>,
+    pub sorted: Option<&'a RowsByToken>,
+}
+
+/// One accumulator a parameter; empty until its first contribution.
+#[derive(Debug)]
+pub struct Gradients {
+    slots: Vec<Option<(Tensor<2>, MemoryGuard)>>,
+    host: Vec<HostSlot>,
+    home: Home,
+    in_flight: VecDeque<Pending<()>>,
+    prefetch: usize,
+    accounts: Arc<Accounts>,
+    /// The norm over all parameters, once it was computed and until something is added.
+    norm: Option<f64>,
+    /// This rank's shards of what was summed over all ranks, where they share that out. What is not summed yet lies in
+    /// `slots` and `host`.
+    reduced: Option<Reduced>,
+    /// Parameters of which an earlier rank has the same part, where ranks share matrices or have stages.
+    copies: Option<Vec<bool>>,
+}
+
+impl Gradients {
+    /// Accumulators on the device for `params` parameters.
+    #[must_use]
+    pub fn new(params: usize) -> Self {
+        Self::build(params, Home::Device, 0, Accounts::new())
+    }
+
+    /// Accumulators where a plan wants them.
+    #[must_use]
+    pub fn planned(params: usize, plan: &ModelPlan, runtime: &Runtime) -> Self {
+        let accounts = Arc::clone(&runtime.accounts);
+        Self {
+            reduced: Reduced::planned(params, plan.zero, &runtime.world().replicas()),
+            ..Self::build(params, plan.grads, plan.prefetch, accounts)
+        }
+    }
+
+    pub(super) fn reduced(&self) -> Option<&Reduced> {
+        self.reduced.as_ref()
+    }
+
+    pub(super) fn reduced_mut(&mut self) -> Option<&mut Reduced> {
+        self.norm = None;
+        self.reduced.as_mut()
+    }
+
+    pub(super) fn accounts(&self) -> &Arc<Accounts> {
+        &self.accounts
+    }
+
+    /// Where gradients are accumulated.
+    pub(super) fn home(&self) -> Home {
+        self.home
+    }
+
+    /// Whether the ranks share these gradients out, and any of them had one of this parameter: the same answer on every
+    /// rank.
+    #[must_use]
+    pub fn is_shared_out(&self, index: usize) -> bool {
+        let reduced = self.reduced.as_ref();
+        reduced.is_some_and(|reduced| reduced.contributed(index))
+    }
+
+    /// The same, accounted as a model's.
+    #[must_use]
+    pub fn for_role(mut self, role: Role) -> Self {
+        self.accounts = self.accounts.for_model(role);
+        self
+    }
+
+    /// The same of a decoder, which may be a share or a stage of one: its norm counts what several ranks have once.
+    #[must_use]
+    pub fn of(mut self, decoder: &Decoder) -> Self {
+        let copies = (0..self.slots.len()).map(|index| decoder.is_copy(index));
+        self.copies = decoder.is_part().then(|| copies.collect());
+        self
+    }
+
+    /// Whether the norm counts this rank's gradient of a parameter.
+    fn counts(&self, index: usize) -> bool {
+        self.copies.as_ref().is_none_or(|copies| !copies[index])
+    }
+
+    fn build(params: usize, home: Home, prefetch: usize, accounts: Arc<Accounts>) -> Self {
+        Self {
+            slots: (0..params).map(|_| None).collect(),
+            host: (0..params).map(|_| HostSlot::default()).collect(),
+            home,
+            in_flight: VecDeque::new(),
+            prefetch,
+            accounts,
+            norm: None,
+            reduced: None,
+            copies: None,
+        }
+    }
+
+    fn hold(&self, [rows, cols]: [usize; 2], width: usize) -> MemoryGuard {
+        self.accounts.hold(Category::Gradients, Home::Device, rows * cols * width)
+    }
+
+    /// Adds a contribution. It is `[rows, columns]`, as the parameter at the index.
+    pub fn add(&mut self, index: usize, gradient: Tensor<2>) {
+        self.norm = None;
+        let gradient = widened(gradient);
+        let sum = match self.slots[index].take() {
+            Some((sum, hold)) => (sum + gradient, hold),
+            None => {
+                let hold = self.hold(gradient.dims(), gradient.dtype().size());
+                (gradient, hold)
+            }
+        };
+        self.slots[index] = Some(sum);
+    }
+
+    /// Adds rows of a gradient at the given row indices, `[n, columns]`, into a matrix of `rows` rows: by the kernel
+    /// that takes sorted rows where there is one, in an order of its own. On the host only the rows are copied: the
+    /// whole matrix never exists on the device.
+    pub(crate) fn add_rows(
+        &mut self,
+        index: usize,
+        rows: usize,
+        at: TokenRows<'_>,
+        gradient: Tensor<2>,
+        runtime: &Runtime,
+    ) -> Result<()> {
+        self.norm = None;
+        let TokenRows { ids: at, sorted } = at;
+        let gradient = widened(gradient);
+        let shape = [rows, gradient.dims()[1]];
+        if self.home == Home::Host {
+            let copier = &runtime.copier;
+            let at = copier.download_indices(at.clone());
+            let values = copier.download(gradient);
+            let slot = Arc::clone(&self.host[index]);
+            let accounts = Arc::clone(&self.accounts);
+            return self.submit(runtime, move || {
+                let at: Vec<usize> = at.finish()?.iter::<i64>().map(|row| row as usize).collect();
+                let values = values.finish_pinned_matrix()?;
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                let (sum, _) = slot.get_or_insert_with(|| {
+                    let sum = values.zeros(shape);
+                    let hold = accounts.hold(Category::Gradients, Home::Host, sum.bytes());
+                    (sum, hold)
+                });
+                sum.add_rows(&at, values);
+                Ok(())
+            });
+        }
+        let (sum, hold) = self.slots[index].take().unwrap_or_else(|| {
+            let hold = self.hold(shape, gradient.dtype().size());
+            (Tensor::zeros(shape, &gradient.device()), hold)
+        });
+        let added = match sorted.filter(|_| runtime.is_deterministic()) {
+            Some(sorted) => kernels::scatter_add_rows(sum, sorted, &gradient),
+            None => Err(sum),
+        };
+        let sum = added.unwrap_or_else(|sum| sum.select_assign(0, at.clone(), gradient, IndexingUpdateOp::Add));
+        self.slots[index] = Some((sum, hold));
+        Ok(())
+    }
+
+    /// Says that nothing more will be added to these parameters by the current micro-batches: where gradients live on
+    /// the host, they leave the device now.
+    pub(crate) fn offload(&mut self, params: Range<usize>, runtime: &Runtime) -> Result<()> {
+        if self.home == Home::Device {
+            return Ok(());
+        }
+        for index in params {
+            let Some((tensor, on_device)) = self.slots[index].take() else {
+                continue;
+            };
+            let slot = Arc::clone(&self.host[index]);
+            let accounts = Arc::clone(&self.accounts);
+            let values = runtime.copier.download(tensor);
+            self.submit(runtime, move || {
+                let values = values.finish_pinned_matrix()?;
+                drop(on_device);
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                match slot.as_mut() {
+                    Some((sum, _)) => sum.add(values),
+                    None => {
+                        let bytes = values.bytes();
+                        let hold = accounts.hold(Category::Gradients, Home::Host, bytes);
+                        *slot = Some((values, hold));
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn submit(
+        &mut self,
+        runtime: &Runtime,
+        work: impl FnOnce() -> firebrick_backends::Result<()> + Send + 'static,
+    ) -> Result<()> {
+        self.in_flight.push_back(runtime.copier.run(work));
+        self.wait(self.prefetch)
+    }
+
+    /// Waits until no more than `left` copies are in flight.
+    fn wait(&mut self, left: usize) -> Result<()> {
+        while self.in_flight.len() > left {
+            if let Some(oldest) = self.in_flight.pop_front() {
+                oldest.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all copies: after it, gradients can be read.
+    ///
+    /// # Errors
+    /// `Error::Device` where a copy fails.
+    pub fn finish(&mut self) -> Result<()> {
+        self.wait(0)
+    }
+
+    /// Takes a gradient out, if anything contributed to it: this rank's shard where ranks share them out.
+    pub fn take(&mut self, index: usize) -> Option<Gradient> {
+        match &mut self.reduced {
+            Some(reduced) => reduced.take(index),
+            None => self.take_own(index),
+        }
+    }
+
+    /// Takes out what this rank has accumulated of a gradient.
+    pub(super) fn take_own(&mut self, index: usize) -> Option<Gradient> {
+        if let Some((tensor, _)) = self.slots[index].take() {
+            return Some(Gradient::Device(tensor));
+        }
+        let mut slot = self.host[index].lock().unwrap_or_else(PoisonError::into_inner);
+        slot.take().map(|(values, _)| Gradient::Host(values))
+    }
+
+    /// Whether anything contributed to a gradient. Copies have to be finished.
+    pub(super) fn has(&self, index: usize) -> bool {
+        let on_host = || self.host[index].lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        self.slots[index].is_some() || on_host()
+    }
+
+    /// Puts a gradient in the place of one that was taken, where this plan keeps gradients.
+    pub(super) fn put(&mut self, index: usize, gradient: Gradient, device: &Device) {
+        self.norm = None;
+        match (self.home, gradient) {
+            (Home::Host, Gradient::Host(values)) => {
+                let hold = self.accounts.hold(Category::Gradients, Home::Host, values.bytes());
+                let mut slot = self.host[index].lock().unwrap_or_else(PoisonError::into_inner);
+                *slot = Some((values, hold));
+            }
+            (_, gradient) => {
+                let tensor = gradient.into_device(device);
+                let hold = self.hold(tensor.dims(), tensor.dtype().size());
+                self.slots[index] = Some((tensor, hold));
+            }
+        }
+    }
+
+    /// Sum of squares over some parameters, or over this rank's shards of them. Non-finite where any element is.
+    ///
+    /// # Errors
+    /// `Error::Device` and `Error::Model` where a copy or a reading of the device fails.
+    pub fn sum_of_squares(&mut self, params: Range<usize>) -> Result<f64> {
+        self.finish()?;
+        let mut sum = 0.0;
+        let mut on_device: Vec<Tensor<1>> = Vec::new();
+        let shards = self.reduced.iter().flat_map(|r| r.shards(params.clone()));
+        for (_, shard) in shards.filter(|(index, _)| self.counts(*index)) {
+            match shard {
+                Gradient::Device(g) => on_device.extend(squares(g)),
+                Gradient::Host(values) => sum += values.sum_of_squares(),
+            }
+        }
+        for index in params.filter(|&index| self.counts(index)) {
+            if let Some((g, _)) = &self.slots[index] {
+                on_device.extend(squares(g));
+            }
+            let slot = self.host[index].lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((values, _)) = slot.as_ref() {
+                sum += values.sum_of_squares();
+            }
+        }
+        if !on_device.is_empty() {
+            let sums: Vec<f64> = Tensor::cat(on_device, 0)
+                .try_into_vec_as()
+                .map_err(|e| device_error("reading the gradient norm", &e))?;
+            sum += sums.iter().sum::<f64>();
+        }
+        Ok(sum)
+    }
+
+    /// L2 norm over all parameters, computed once. Non-finite where any element is. Where ranks share gradients out, or
+    /// matrices, or have stages, it is the root of the ranks' sums of squares, added in f64 and in their order; what
+    /// several have is counted once.
+    ///
+    /// # Errors
+    /// Where memory runs out, the device fails, or a rank has failed or is gone. It may be asked for again.
+    pub fn global_norm(&mut self, world: &World) -> Result<f64> {
+        if let Some(norm) = self.norm {
+            return Ok(norm);
+        }
+        let own = self.sum_of_squares(0..self.slots.len())?;
+        let sum = match &self.reduced {
+            None if self.copies.is_none() => own,
+            None => {
+                let mut part = Writer::default();
+                part.float(own);
+                let all = world.exchange_parts(part.into_bytes())?;
+                let parts = all.iter().map(|bytes| Reader::new(bytes).float());
+                parts.sum::<Result<f64>>()?
+            }
+            Some(_) => {
+                let all = world.gather(|w| w.floats(&[own]), |r| r.list(Reader::float))?;
+                all.into_iter().flatten().sum()
+            }
+        };
+        let norm = f64::sqrt(sum);
+        self.norm = Some(norm);
+        Ok(norm)
+    }
+}
+
+/// What happens to a unit whose gradient is complete, while others' are still being computed.
+pub trait GradientHook {
+    /// Called once for each unit on an optimizer step's last micro-batches, in the order in which gradients are
+    /// complete.
+    ///
+    /// # Errors
+    /// Those of the work that the hook does; an error ends the backward pass.
+    fn complete(&mut self, decoder: &mut Decoder, gradients: &mut Gradients, unit: usize) -> Result<()>;
+}

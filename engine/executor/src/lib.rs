@@ -1,0 +1,51 @@
+//! Executes a plan on a model: weights in their place, forward and backward segment by segment, gradients added up.
+//!
+//! Everything the plan decides happens between two segments; units know nothing of it. [`learner`] is a trained model:
+//! decoder, plan and optimizer.
+
+mod activation_offload;
+mod all_reduce;
+pub mod batch;
+mod boundary_log;
+mod embedding;
+mod fetch;
+mod gathered_model;
+mod gradient;
+mod gradient_shards;
+mod gradients;
+mod head;
+pub mod learner;
+mod leaves;
+pub mod optim;
+mod pipeline_parallel;
+mod pipeline_schedule;
+mod pool_peak;
+mod reduce_scatter;
+mod resident_model;
+mod runtime;
+mod score;
+mod segment_executor;
+mod segment_graph;
+mod sequence_parallel;
+mod shards;
+mod stage_weights;
+mod tensor_parallel;
+mod token_chunk;
+mod training_pass;
+mod uneven_inputs;
+mod weight_shards;
+
+pub use boundary_log::{Boundary, BoundaryKind, BoundaryLog, BoundaryRow, BoundaryRows, KEPT_ROWS, Moment, RING_ROWS};
+pub use gradient::Gradient;
+pub use gradients::{GradientHook, Gradients};
+pub use head::HeadLoss;
+pub use pipeline_parallel::check_stages;
+pub use pool_peak::PoolPeak;
+pub use resident_model::{Residency, ResidentModel, kept_values};
+pub use runtime::Runtime;
+pub use score::{score_all, values_all};
+pub use segment_executor::Executor;
+pub use sequence_parallel::check_shared_sequences;
+pub(crate) use shards::{Shards, from_device_to_device, own_part};
+pub use tensor_parallel::check_shared_matrices;
+pub use uneven_inputs::rounds;

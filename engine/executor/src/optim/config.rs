@@ -1,0 +1,164 @@
+//! Settings of the optimizer, and the arithmetic of `AdamW` (arXiv:1711.05101) on one tensor as `torch.optim.AdamW`
+//! computes it.
+
+use super::scale::{LossScale, Scaler};
+use burn::tensor::Tensor;
+use firebrick_backends::Precision;
+use firebrick_backends::kernels::AdamWStep;
+use firebrick_core::lr_scheduler::LrSchedulerConfig;
+use firebrick_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// The `optim` section of a configuration.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimConfig {
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Decay of first and second moment, from 0 to below 1.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Also decay norm weights and biases, as verl does.
+    pub decay_norms_and_biases: bool,
+    /// Maximum global gradient norm. `null` disables clipping.
+    pub clip_grad: Option<f64>,
+    /// Factor of the loss in the backward pass. `null`: `dynamic` in f16, else none.
+    pub loss_scale: Option<LossScale>,
+    /// Learning-rate schedule. Keys that its type does not use are rejected.
+    pub lr_scheduler: LrSchedulerConfig,
+}
+
+impl Default for OptimConfig {
+    fn default() -> Self {
+        Self {
+            lr: 1e-6,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            weight_decay: 0.01,
+            decay_norms_and_biases: false,
+            clip_grad: Some(1.0),
+            loss_scale: None,
+            lr_scheduler: LrSchedulerConfig::default(),
+        }
+    }
+}
+
+impl OptimConfig {
+    /// Refuses settings that cannot work; `section` is where they stand in the config.
+    ///
+    /// # Errors
+    /// `Error::Config` with the first setting that is out of range, and the range.
+    pub fn check(&self, section: &str) -> Result<()> {
+        let bad = |what: &str| Err(Error::Config(format!("{section}.{what}")));
+        if !(self.lr.is_finite() && self.lr > 0.0) {
+            return bad("lr must be above 0");
+        }
+        if self.betas.iter().any(|b| !(0.0..1.0).contains(b)) {
+            return bad("betas must be two values of at least 0 and below 1");
+        }
+        if !(self.eps > 0.0 && self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
+            return bad("eps must be above 0 and weight_decay 0 or above");
+        }
+        if self.clip_grad.is_some_and(|c| c.is_nan() || c <= 0.0) {
+            return bad("clip_grad must be above 0, or null for no clipping");
+        }
+        if let Some(LossScale::Fixed(scale)) = self.loss_scale
+            && !(scale.is_finite() && scale > 0.0)
+        {
+            return bad("loss_scale must be `dynamic` or a number above 0");
+        }
+        Ok(())
+    }
+
+    /// Refuses a schedule that cannot work over so many steps.
+    ///
+    /// # Errors
+    /// `Error::Config` with the key.
+    pub fn check_schedule(&self, section: &str, steps: u64) -> Result<()> {
+        let built = self.lr_scheduler.build(self.lr, steps);
+        built.map(|_| ()).map_err(|e| {
+            let key = match e.setting {
+                "lr" => "lr".to_owned(),
+                own => format!("lr_scheduler.{own}"),
+            };
+            Error::Config(format!("{section}.{key}: {}", e.detail))
+        })
+    }
+
+    /// How the loss of a model in a precision is scaled.
+    #[must_use]
+    pub fn scaler(&self, precision: Precision) -> Option<Scaler> {
+        let own = self.loss_scale;
+        let usual = (precision == Precision::F16).then_some(LossScale::DYNAMIC);
+        own.or(usual).map(Scaler::new)
+    }
+
+    /// What gradients of this global norm are multiplied by: `torch.nn.utils.clip_grad_norm_`'s coefficient, at most
+    /// one.
+    #[must_use]
+    pub fn clip_coefficient(&self, grad_norm: f64) -> f64 {
+        self.clip_grad.map_or(1.0, |max| (max / (grad_norm + 1e-6)).min(1.0))
+    }
+
+    /// The numbers of one update of a parameter whose gradient is multiplied by `clip`.
+    #[must_use]
+    pub fn step(&self, at: UpdateAt, clip: f64) -> AdamWStep {
+        let step = i32::try_from(at.step).unwrap_or(i32::MAX);
+        let [b1, b2] = self.betas;
+        AdamWStep {
+            clip,
+            betas: self.betas,
+            eps: self.eps,
+            second_root: (1.0 - b2.powi(step)).sqrt(),
+            rate: at.lr / (1.0 - b1.powi(step)),
+            keep: if at.decays { 1.0 - at.lr * self.weight_decay } else { 1.0 },
+        }
+    }
+
+    /// `AdamW` on one tensor: its new value and moments. `gradient` is already clipped; no `moments` are zero ones.
+    /// Value, gradient and moments are of one shape, `[rows, columns]`.
+    #[must_use]
+    pub fn update(
+        &self,
+        at: UpdateAt,
+        value: Tensor<2>,
+        gradient: Tensor<2>,
+        moments: Option<Moments>,
+    ) -> (Tensor<2>, Moments) {
+        let [b1, b2] = self.betas;
+        let own = self.step(at, 1.0);
+        let squared = gradient.clone() * gradient.clone() * (1.0 - b2);
+        let scaled = gradient * (1.0 - b1);
+        let (first, second) = match moments {
+            Some(m) => (m.first * b1 + scaled, m.second * b2 + squared),
+            None => (scaled, squared),
+        };
+        let denominator = second.clone().sqrt() / own.second_root + self.eps;
+        let change = first.clone() / denominator * own.rate;
+        let value = if at.decays && self.weight_decay != 0.0 { value * own.keep } else { value };
+        (value - change, Moments { first, second })
+    }
+}
+
+/// When and how a tensor is updated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateAt {
+    /// Optimizer step, counted from 1.
+    pub step: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Whether weight decay applies to it.
+    pub decays: bool,
+}
+
+/// First and second moments of a parameter, in its shape `[rows, columns]`.
+#[derive(Clone, Debug)]
+pub struct Moments {
+    /// Running mean of the gradient (`exp_avg`).
+    pub first: Tensor<2>,
+    /// Running mean of its square (`exp_avg_sq`).
+    pub second: Tensor<2>,
+}

@@ -1,0 +1,35 @@
+//! Masters: the weights of a parameter that updates work on, where the parameter itself is stored as something else.
+
+use burn::tensor::Tensor;
+use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
+use firebrick_backends::transfer::HostTensor;
+use firebrick_core::Result;
+use std::sync::Arc;
+
+/// Weights that an update works on, at least in f32.
+#[derive(Debug)]
+pub(super) enum Master {
+    Device(Tensor<2>),
+    Host(HostTensor),
+}
+
+impl Master {
+    pub fn new(own: HostTensor, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
+        let hold = accounts.hold(Category::MasterWeights, Home::Host, own.bytes());
+        (Self::Host(own), hold)
+    }
+
+    pub fn on_device(own: Tensor<2>, accounts: &Arc<Accounts>) -> (Self, MemoryGuard) {
+        let [rows, cols] = own.dims();
+        let bytes = rows * cols * own.dtype().size();
+        let hold = accounts.hold(Category::MasterWeights, Home::Device, bytes);
+        (Self::Device(own), hold)
+    }
+
+    pub fn into_host(self) -> Result<HostTensor> {
+        match self {
+            Self::Device(tensor) => Ok(HostTensor::download_pinned(tensor)?),
+            Self::Host(own) => Ok(own),
+        }
+    }
+}

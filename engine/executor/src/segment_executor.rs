@@ -1,0 +1,249 @@
+//! Runs a plan: forward over segments, the head in chunks of rows, backward over segments.
+//!
+//! Everything the plan decides happens between two segments; units know nothing of it.
+
+use super::boundary_log::{Boundary, BoundaryKind};
+use super::embedding::embed;
+use super::fetch::Fetcher;
+use super::head;
+use super::runtime::Runtime;
+use super::segment_graph::run;
+use super::sequence_parallel::check_shared_sequences;
+use super::token_chunk::TokenChunk;
+use crate::batch::{DropoutStep, MicroBatch, Part};
+use burn::tensor::Tensor;
+use firebrick_backends::accounts::{Category, Home, MemoryGuard};
+use firebrick_backends::trace::span_on;
+use firebrick_core::Result;
+use firebrick_core::sequence::Sequence;
+use firebrick_models::Decoder;
+use firebrick_models::head::{Head, TokenScores};
+use firebrick_objectives::{MicroScores, split_by_sequence};
+use firebrick_plan::{ModelPlan, Order, Role};
+use std::ops::Range;
+
+/// Executes a [`ModelPlan`] on a decoder.
+#[derive(Clone, Copy, Debug)]
+pub struct Executor<'a> {
+    pub(super) plan: &'a ModelPlan,
+    pub(super) runtime: &'a Runtime,
+    pub(super) temperature: f64,
+    pub(super) role: Role,
+    dropout: Option<DropoutStep>,
+    pub(super) loss_scale: f64,
+    /// The coefficient of the auxiliary loss of routers, and the tokens of all ranks' micro-batches.
+    pub(super) router_loss: (f64, usize),
+    /// Passes that every rank makes through the model in a backward pass over all micro-batches.
+    pub(super) rounds: usize,
+}
+
+impl<'a> Executor<'a> {
+    /// A executor for the policy. Log-probs are those of logits / temperature.
+    #[must_use]
+    pub fn new(plan: &'a ModelPlan, runtime: &'a Runtime, temperature: f64) -> Self {
+        Self {
+            plan,
+            runtime,
+            temperature,
+            role: Role::Policy,
+            dropout: None,
+            loss_scale: 1.0,
+            router_loss: (0.0, 0),
+            rounds: 0,
+        }
+    }
+
+    /// The same for one of several ranks: it makes at least as many passes as any of them, those without a micro-batch
+    /// for what the others need of it.
+    #[must_use]
+    pub fn with_rounds(mut self, rounds: usize) -> Self {
+        self.rounds = rounds;
+        self
+    }
+
+    /// Its plan.
+    pub(super) fn plan(&self) -> &'a ModelPlan {
+        self.plan
+    }
+
+    /// What it runs with.
+    #[must_use]
+    pub fn runtime(&self) -> &'a Runtime {
+        self.runtime
+    }
+
+    /// The same with gradients of so many times the loss.
+    #[must_use]
+    pub fn with_loss_scale(mut self, scale: f64) -> Self {
+        self.loss_scale = scale;
+        self
+    }
+
+    /// The same with the auxiliary loss of routers, times a coefficient, in its backward passes over sequences of so
+    /// many tokens, those of all ranks. 0 is none.
+    #[must_use]
+    pub fn with_router_loss(mut self, coefficient: f64, tokens: usize) -> Self {
+        self.router_loss = (coefficient, tokens);
+        self
+    }
+
+    /// The same with the dropout of an optimizer step, in its backward passes.
+    #[must_use]
+    pub fn with_dropout(mut self, at: DropoutStep) -> Self {
+        self.dropout = Some(at);
+        self
+    }
+
+    /// The same for a model in another role, whose weights are accounted as its own.
+    #[must_use]
+    pub fn for_role(mut self, role: Role) -> Self {
+        self.role = role;
+        self
+    }
+
+    /// Accounts for what tracing has added to `before`, where bytes can be read on the way.
+    pub(super) fn hold_graph(&self, before: Option<u64>) -> Option<MemoryGuard> {
+        let (now, before) = self.runtime.in_use().zip(before)?;
+        let bytes = now.saturating_sub(before) as usize;
+        let accounts = self.runtime.accounts.for_model(self.role);
+        Some(accounts.hold(Category::LiveGraph, Home::Device, bytes))
+    }
+
+    pub(super) fn fetcher(&self, visits: Vec<Range<usize>>) -> Fetcher<'a> {
+        Fetcher::new(self.runtime, self.role, visits, self.plan)
+    }
+
+    /// The units of a training pass in the order in which it visits them.
+    pub(super) fn training_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
+        let mut visits = self.forward_visits(decoder);
+        visits.extend(self.backward_visits());
+        visits
+    }
+
+    /// Embedding, segments, head: those that run here.
+    pub(super) fn forward_visits(&self, decoder: &Decoder) -> Vec<Range<usize>> {
+        let head = decoder.units().len() - 1;
+        let segments = self.plan.segments.iter().map(|s| s.units.clone());
+        let embedding = decoder.embeds().then_some(0..1).into_iter();
+        let head = decoder.has_head().then_some(head..head + 1);
+        embedding.chain(segments).chain(head).collect()
+    }
+
+    /// Segments, the last one first.
+    pub(super) fn backward_visits(&self) -> impl Iterator<Item = Range<usize>> + use<'a> {
+        self.plan.segments.iter().rev().map(|s| s.units.clone())
+    }
+
+    /// Refuses a model whose sequences the ranks cannot share.
+    pub(super) fn check(&self, decoder: &Decoder, router_loss: f64) -> Result<()> {
+        let world = self.runtime.world();
+        let shared = (world.sequence_key(), world.sequence_size());
+        check_shared_sequences(self.role.name(), decoder.arch(), shared, router_loss)
+    }
+
+    pub(super) fn micro(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
+        let ModelPlan { layout, attention_rows, .. } = *self.plan;
+        let (arch, device) = (decoder.arch(), decoder.device());
+        let part = Part::of(self.runtime.world());
+        MicroBatch::part(arch, sequences, layout, attention_rows, part, device)
+    }
+
+    /// A micro-batch as training sees it.
+    pub(super) fn dropped(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
+        let micro = self.micro(decoder, sequences);
+        match self.dropout {
+            Some(at) => micro.with_dropout(decoder, sequences, at),
+            None => micro,
+        }
+    }
+
+    /// Micro-batches that go through the segments together.
+    pub(super) fn groups<'b, T>(&self, micros: &'b [T]) -> impl Iterator<Item = &'b [T]> + use<'b, T> {
+        micros.chunks(match self.plan.order {
+            Order::MicroMajor => 1,
+            Order::SegmentMajor => micros.len().max(1),
+        })
+    }
+
+    /// Scores micro-batches without a graph, in their order; with values where the policy has a value head of its own.
+    ///
+    /// # Errors
+    /// `Error::Ranks` where ranks cannot share the sequences of this model; `Error::OutOfMemory` above `memory.limit`;
+    /// `Error::Model` and `Error::Device` where the device, a copy or another rank fails.
+    pub fn score(&self, decoder: &Decoder, micros: &[Vec<&Sequence>]) -> Result<Vec<MicroScores>> {
+        let _span = span_on("scoring", decoder.device());
+        self.forward(decoder, micros, |head, micro, hidden| {
+            let (mut logp, mut entropy) = (Vec::new(), Vec::new());
+            for (start, len) in head::chunks(micro.scored(), self.plan.head_rows) {
+                let rows = hidden.clone().narrow(0, start, len);
+                let targets = micro.targets.clone().narrow(0, start, len);
+                let scored = TokenChunk::score(head, rows, targets, self.temperature, self.runtime)?;
+                let TokenScores { logp: own, entropy: of } = scored.scores().clone();
+                logp.push(own);
+                entropy.push(of);
+            }
+            Ok(MicroScores {
+                logp: split_by_sequence(logp, &micro.lengths)?,
+                entropy: split_by_sequence(entropy, &micro.lengths)?,
+                routes: micro.routes(),
+                values: match head.joint_value().filter(|_| self.role == Role::Policy) {
+                    Some(head) => self.read_values(&head, micro, &hidden)?,
+                    None => Vec::new(),
+                },
+            })
+        })
+    }
+
+    /// Values of a micro-batch's scored rows.
+    fn read_values(&self, head: &Head<'_>, micro: &MicroBatch, hidden: &Tensor<2>) -> Result<Vec<Vec<f32>>> {
+        let chunks = head::chunks(micro.scored(), self.plan.head_rows);
+        let values = chunks.map(|(start, n)| head.scalar(hidden.clone().narrow(0, start, n)));
+        split_by_sequence(values.collect(), &micro.lengths)
+    }
+
+    /// A critic's values of the scored tokens of micro-batches, without a graph, by sequence.
+    ///
+    /// # Errors
+    /// As [`Self::score`].
+    pub fn values(&self, critic: &Decoder, micros: &[Vec<&Sequence>]) -> Result<Vec<Vec<Vec<f32>>>> {
+        self.forward(critic, micros, |head, micro, hidden| self.read_values(head, micro, &hidden))
+    }
+
+    /// Runs micro-batches without a graph and reads their scored rows off the head.
+    fn forward<T>(
+        &self,
+        decoder: &Decoder,
+        micros: &[Vec<&Sequence>],
+        read: impl Fn(&Head<'_>, &MicroBatch, Tensor<2>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        self.check(decoder, 0.0)?;
+        if decoder.stage().is_some() {
+            return self.forward_in_stages(decoder, micros, read);
+        }
+        let mut all = Vec::with_capacity(micros.len());
+        for group in self.groups(micros) {
+            let micro = |s: &Vec<&Sequence>| self.micro(decoder, s).recorded(decoder.arch());
+            let micros: Vec<MicroBatch> = group.iter().map(micro).collect();
+            let mut fetch = self.fetcher(self.forward_visits(decoder));
+            let mut rows = embed(decoder, &fetch.next(decoder)?, &micros, self.runtime)?;
+            for (i, segment) in self.plan.segments.iter().enumerate() {
+                let fetched = fetch.next(decoder)?;
+                for (x, micro) in rows.iter_mut().zip(&micros) {
+                    run(decoder, segment.units.clone(), &fetched.weights, x, micro, self.runtime)?;
+                }
+                self.runtime.boundary(Boundary::at(BoundaryKind::Forward, i))?;
+            }
+            let fetched = fetch.next(decoder)?;
+            let head = decoder.head_with(&fetched.weights[0]);
+            for (hidden, micro) in rows.into_iter().zip(&micros) {
+                let hidden = head::scored_rows(hidden, micro);
+                self.runtime.boundary(BoundaryKind::Head)?;
+                all.push(read(&head, micro, hidden)?);
+            }
+        }
+        for _ in self.groups(micros).count()..self.rounds {
+            self.idle_forward(decoder)?;
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,269 @@
+//! Attention over sequences whose rows several ranks share (Ulysses, arXiv:2309.14509): each rank has some of the rows
+//! and all heads, and attention wants all rows and some of the heads. One all-to-all goes there, with queries, keys and
+//! values, and one comes back, with what is mixed; so do their gradients. What is outside of attention works on each
+//! row by itself.
+//!
+//! A graph ends before each exchange and another one begins behind it: no collective is differentiated.
+
+use super::leaves::taken;
+use super::runtime::Runtime;
+use crate::batch::Part;
+use burn::tensor::Tensor;
+use firebrick_backends::accounts::Category;
+use firebrick_backends::kernels::backward_root;
+use firebrick_backends::precision::widened;
+use firebrick_core::world::World;
+use firebrick_core::{Error, Result};
+use firebrick_models::arch::Mixer;
+use firebrick_models::attention::{Qkv, SequenceLayout};
+use firebrick_models::forward_context::ForwardContext;
+use firebrick_models::weights::Weights;
+use firebrick_models::{Arch, Decoder, Projected};
+
+impl Part {
+    /// This rank among those that share its sequences.
+    pub(super) fn of(world: &World) -> Self {
+        Self { rank: world.sequence_rank(), ranks: world.sequence_size() }
+    }
+}
+
+/// Refuses a model whose sequences `degree` ranks cannot share, as `key` of a configuration says; `name` says which it
+/// is in messages. The auxiliary loss of routers has this coefficient.
+///
+/// # Errors
+/// Gated `DeltaNet` layers, heads that the degree does not divide, and an auxiliary loss of routers.
+pub fn check_shared_sequences(
+    name: &str,
+    arch: &Arch,
+    (key, degree): (&str, usize),
+    router_aux_loss_coef: f64,
+) -> Result<()> {
+    let refuse = |why: String| Err(Error::Ranks(format!("{key}: {degree} shards {why}")));
+    if degree <= 1 {
+        return Ok(());
+    }
+    if arch.count(Mixer::GatedDeltaNet) > 0 {
+        return refuse(format!(
+            "the tokens of a sequence over ranks, but the {name}'s gated DeltaNet layers carry a state from token to \
+             token; set it to 1, and bound memory with memory.train_tokens and memory.gradient_checkpointing"
+        ));
+    }
+    if !arch.num_heads.is_multiple_of(degree) {
+        return refuse(format!(
+            "attention's heads over ranks, but the {name} has {heads} of them; set it to a number that divides {heads}",
+            heads = arch.num_heads
+        ));
+    }
+    if arch.expert_layers().count() > 0 && router_aux_loss_coef > 0.0 {
+        return refuse(format!(
+            "a micro-batch's tokens over ranks, but model.router_aux_loss_coef balances the experts of a whole one; \
+             set model.router_aux_loss_coef to 0, or {key} to 1"
+        ));
+    }
+    Ok(())
+}
+
+/// The ranks that share the rows of a micro-batch's sequences, and these sequences.
+#[derive(Clone, Copy)]
+pub(super) struct SharedAttention<'a> {
+    pub decoder: &'a Decoder,
+    pub unit: usize,
+    pub ctx: &'a ForwardContext,
+    pub runtime: &'a Runtime,
+}
+
+/// Attention of some heads over all rows, as its backward pass needs it.
+pub(super) struct Attended {
+    /// `[all rows, heads of this rank, head_dim]` each; leaves of a graph where `mixed` has one.
+    qkv: Qkv,
+    /// `[all rows, heads of this rank · head_dim]`.
+    mixed: Tensor<2>,
+}
+
+/// An attention unit without a graph.
+pub(super) fn run(shared: SharedAttention<'_>, weights: &Weights, x: Tensor<2>) -> Result<Tensor<2>> {
+    let SharedAttention { decoder, unit, ctx, .. } = shared;
+    let Projected { qkv, gate } = decoder.project(unit, weights, x.clone(), ctx);
+    let qkv = shared.gather(&qkv)?;
+    let mixed = shared.scatter([decoder.attend(unit, &qkv, ctx)])?;
+    let [mixed] = mixed.map(joined);
+    Ok(decoder.project_output(unit, weights, x, &mixed, gate, ctx))
+}
+
+impl SharedAttention<'_> {
+    /// What attention mixes for this rank's rows, `[rows, heads · head_dim]`, without a graph, and what its backward
+    /// pass needs.
+    pub fn attend(self, qkv: &Qkv) -> Result<(Tensor<2>, Attended)> {
+        let Self { decoder, unit, ctx, .. } = self;
+        let whole = self.gather(qkv)?;
+        let attended = if ctx.recomputes_attention() {
+            Attended { mixed: decoder.attend(unit, &whole, ctx), qkv: whole }
+        } else {
+            let qkv = Qkv {
+                q: whole.q.autodiff().require_grad(),
+                k: whole.k.autodiff().require_grad(),
+                v: whole.v.autodiff().require_grad(),
+                sinks: whole.sinks.map(|own| own.autodiff().require_grad()),
+            };
+            Attended { mixed: decoder.attend(unit, &qkv, ctx), qkv }
+        };
+        let [mixed] = self.scatter([attended.mixed.clone().inner()])?.map(joined);
+        Ok((mixed, attended))
+    }
+
+    /// Gradients of queries, keys and values of this rank's rows, given that of [`attend`](Self::attend)'s result.
+    pub fn backward(self, attended: Attended, d_mixed: Tensor<2>) -> Result<Qkv> {
+        let Self { decoder, unit, ctx, runtime } = self;
+        let dim = decoder.arch().head_dim;
+        let [rows, width] = d_mixed.dims();
+        let [d] = self.all_rows([d_mixed.reshape([rows, width / dim, dim])])?;
+        let d = joined(d);
+        let Attended { qkv, mixed } = attended;
+        let d = if ctx.recomputes_attention() {
+            decoder.attend_backward(unit, &qkv, mixed, d, ctx)
+        } else {
+            let mut tape = backward_root(mixed, d).backward();
+            let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|leaf| taken(leaf, &mut tape));
+            let sinks = qkv.sinks.as_ref().map(|leaf| taken(leaf, &mut tape));
+            Qkv { q, k, v, sinks }
+        };
+        runtime.raise_peak();
+        let [q, k, v] = self.scatter([d.q, d.k, d.v].map(joined))?;
+        let copies = self.copies();
+        Ok(Qkv { q, k: summed(k, copies), v: summed(v, copies), sinks: d.sinks.map(|own| self.among_all(&own)) })
+    }
+
+    /// The part of some numbers of all heads, `[1, heads]`, that belongs to this rank's heads.
+    fn of_own_heads(self, all: &Tensor<2>) -> Tensor<2> {
+        let own = all.dims()[1] / self.ranks();
+        let first = self.runtime.world().sequence_rank() * own;
+        all.clone().narrow(1, first, own)
+    }
+
+    /// Numbers of this rank's heads among zeros for those of the others, whose ranks have theirs.
+    fn among_all(self, own: &Tensor<2>) -> Tensor<2> {
+        let [_, heads] = own.dims();
+        let rank = self.runtime.world().sequence_rank();
+        let parts = (0..self.ranks()).map(|other| {
+            if other == rank { own.clone() } else { Tensor::zeros([1, heads], (&own.device(), own.dtype())) }
+        });
+        Tensor::cat(parts.collect(), 1)
+    }
+
+    /// How often each key head goes on its way, so that every rank has one: as often as it takes for their number to be
+    /// a multiple of the ranks. Ranks that share a key head have different queries of its group.
+    fn copies(self) -> usize {
+        let ranks = self.ranks();
+        let keys = self.decoder.arch().num_kv_heads;
+        (1..=ranks).find(|copies| (keys * copies).is_multiple_of(ranks)).unwrap_or(ranks)
+    }
+
+    fn ranks(self) -> usize {
+        self.runtime.world().sequence_size()
+    }
+
+    /// Queries, keys and values of all rows, of this rank's heads.
+    fn gather(self, qkv: &Qkv) -> Result<Qkv> {
+        let copies = self.copies();
+        let [k, v] = [&qkv.k, &qkv.v].map(|t| repeated(t.clone(), copies));
+        let [q, k, v] = self.all_rows([qkv.q.clone(), k, v])?;
+        let sinks = qkv.sinks.as_ref().map(|all| self.of_own_heads(all));
+        Ok(Qkv { q, k, v, sinks })
+    }
+
+    /// From some rows of all heads, `[rows, heads, head_dim]` each, to all rows of some heads: rows of padding are left
+    /// out.
+    fn all_rows<const N: usize>(self, own: [Tensor<3>; N]) -> Result<[Tensor<3>; N]> {
+        let ranks = self.ranks();
+        let shapes = own.each_ref().map(Tensor::dims);
+        // a block for each rank: its heads of these rows, of one tensor after the other
+        let blocks = own.map(|t| {
+            let [rows, heads, dim] = t.dims();
+            let apart = t.reshape([rows, ranks, heads / ranks * dim]);
+            apart.swap_dims(0, 1).reshape([ranks, rows * heads / ranks * dim])
+        });
+        let lengths = blocks.each_ref().map(|t| t.dims()[1]);
+        let received = self.exchange(blocks)?;
+        let real = self.ctx.sequences().map_or(0, SequenceLayout::tokens);
+        let mut start = 0;
+        Ok(std::array::from_fn(|i| {
+            let [rows, heads, dim] = shapes[i];
+            let part = received.clone().narrow(1, start, lengths[i]);
+            start += lengths[i];
+            let all = part.reshape([ranks * rows, heads / ranks, dim]);
+            if real < ranks * rows { all.narrow(0, 0, real) } else { all }
+        }))
+    }
+
+    /// The way back: from all rows of some heads, `[all rows, heads · head_dim]` each, to some rows of all heads,
+    /// `[rows, heads, head_dim]`.
+    fn scatter<const N: usize>(self, whole: [Tensor<2>; N]) -> Result<[Tensor<3>; N]> {
+        let (ranks, dim) = (self.ranks(), self.decoder.arch().head_dim);
+        let widths = whole.each_ref().map(|t| t.dims()[1]);
+        let rows = Part { rank: 0, ranks }.rows(whole[0].dims()[0]).len();
+        let blocks = whole.map(|t| {
+            let [real, width] = t.dims();
+            let t = if real < ranks * rows {
+                let zeros = Tensor::zeros([ranks * rows - real, width], (&t.device(), t.dtype()));
+                Tensor::cat(vec![t, zeros], 0)
+            } else {
+                t
+            };
+            t.reshape([ranks, rows * width])
+        });
+        let received = self.exchange(blocks)?;
+        let mut start = 0;
+        Ok(std::array::from_fn(|i| {
+            let length = rows * widths[i];
+            let part = received.clone().narrow(1, start, length);
+            start += length;
+            let heads = widths[i] / dim;
+            part.reshape([ranks, rows, widths[i]]).swap_dims(0, 1).reshape([rows, ranks * heads, dim])
+        }))
+    }
+
+    /// One message to every rank that shares these sequences: row r of each matrix is for the rth of them. Gives theirs
+    /// for this one.
+    fn exchange<const N: usize>(self, blocks: [Tensor<2>; N]) -> Result<Tensor<2>> {
+        let runtime = self.runtime;
+        let mut blocks = Vec::from(blocks);
+        let all = match blocks.len() {
+            1 => blocks.remove(0),
+            _ => Tensor::cat(blocks, 1),
+        };
+        let all = widened(all);
+        let [ranks, block] = all.dims();
+        let (world, values) = (runtime.world(), ranks * block);
+        let (home, bytes) = (world.buffers_home(), values * all.dtype().size());
+        let accounts = &runtime.accounts;
+        let _held = accounts.hold(Category::Communication, home, bytes);
+        let received = world.sequence_all_to_all(all.reshape([values]))?;
+        Ok(received.reshape([ranks, block]))
+    }
+}
+
+/// `[rows, heads, head_dim]` as `[rows, heads · head_dim]`.
+fn joined(t: Tensor<3>) -> Tensor<2> {
+    let [rows, heads, dim] = t.dims();
+    t.reshape([rows, heads * dim])
+}
+
+/// Every head so many times, one copy behind the other.
+fn repeated(t: Tensor<3>, copies: usize) -> Tensor<3> {
+    if copies == 1 {
+        return t;
+    }
+    let [rows, heads, dim] = t.dims();
+    let each = t.reshape([rows, heads, 1, dim]);
+    each.expand([rows, heads, copies, dim]).reshape([rows, heads * copies, dim])
+}
+
+/// The sum over the copies of every head.
+fn summed(t: Tensor<3>, copies: usize) -> Tensor<3> {
+    if copies == 1 {
+        return t;
+    }
+    let [rows, heads, dim] = t.dims();
+    let each: Tensor<4> = t.reshape([rows, heads / copies, copies, dim]);
+    each.sum_dim(2).reshape([rows, heads / copies, dim])
+}

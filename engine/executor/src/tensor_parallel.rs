@@ -1,0 +1,236 @@
+//! Halves of layers whose matrices several ranks share (Shoeybi et al., 2019, arXiv:1909.08053): each rank has some
+//! heads, or some of the MLP, and all have the same residual stream. A half's last products are summed over the ranks,
+//! and so are the gradients of its normed input: four messages a layer and micro-batch, six where the layer is
+//! recomputed.
+//!
+//! A graph ends before each sum and another one begins behind it: no collective is differentiated. What all ranks have
+//! whole and use behind a sum, or before the normed input, has the same gradient everywhere; what they use in between
+//! has parts of it ([`sum_parts`](Gradients::sum_parts)).
+
+use super::gradient::Gradient;
+use super::gradients::Gradients;
+use super::leaves::{collect, inner, qkv_root, taken};
+use super::runtime::Runtime;
+use crate::batch::MicroBatch;
+use burn::tensor::Tensor;
+use firebrick_backends::accounts::{Category, MemoryGuard};
+use firebrick_backends::collective::Flat;
+use firebrick_backends::kernels::backward_root;
+use firebrick_backends::precision::widened;
+use firebrick_backends::transfer::HostTensor;
+use firebrick_core::{Error, Result};
+use firebrick_models::attention::Qkv;
+use firebrick_models::decoder::Block;
+use firebrick_models::weights::Weights;
+use firebrick_models::{Arch, Decoder, Projected};
+use firebrick_plan::Role;
+use firebrick_spec::TensorShare;
+use std::ops::Range;
+
+/// Refuses a model whose matrices `degree` ranks cannot share in training.
+///
+/// # Errors
+/// `Error::Ranks` with the key, the model's role, why not, and what to do instead.
+pub fn check_shared_matrices(role: Role, arch: &Arch, degree: usize) -> Result<()> {
+    TensorShare::check_training(arch, degree).map_err(|why| {
+        Error::Ranks(format!(
+            "memory.tensor_model_parallel_size: {degree} shards the matrices of the {}, but {why}",
+            role.name()
+        ))
+    })
+}
+
+/// The sum of tensors of one shape over the ranks that share matrices, in their order and at least in f32.
+pub(super) fn sum(own: Tensor<2>, runtime: &Runtime) -> Result<Tensor<2>> {
+    let [rows, columns] = own.dims();
+    let (_held, own) = message(own, 1, runtime);
+    let sum = runtime.world().tensor_sum(own)?;
+    Ok(sum.reshape([rows, columns]))
+}
+
+/// Every rank's tensor of one shape, by rank, at least in f32.
+pub(super) fn gather(own: &Tensor<2>, runtime: &Runtime) -> Result<Vec<Tensor<2>>> {
+    let [rows, columns] = own.dims();
+    let ranks = runtime.world().tensor_size();
+    let (_held, own) = message(widened(own.clone()), ranks, runtime);
+    let all = runtime.world().tensor_gather(own)?;
+    let all = all.reshape([ranks * rows, columns]);
+    let tensor = |rank: usize| all.clone().narrow(0, rank * rows, rows);
+    Ok((0..ranks).map(tensor).collect())
+}
+
+/// The values of a tensor as a message, and an account for what comes back: those of so many ranks.
+fn message(own: Tensor<2>, ranks: usize, runtime: &Runtime) -> (MemoryGuard, Tensor<1>) {
+    let values: usize = own.dims().iter().product();
+    let (home, bytes) = (runtime.world().buffers_home(), values * own.dtype().size());
+    let accounts = &runtime.accounts;
+    let held = accounts.hold(Category::Communication, home, ranks * bytes);
+    (held, own.reshape([values]))
+}
+
+/// A half without a graph.
+pub(super) fn run(
+    decoder: &Decoder,
+    unit: usize,
+    weights: &Weights,
+    x: Tensor<2>,
+    micro: &MicroBatch,
+    runtime: &Runtime,
+) -> Result<Tensor<2>> {
+    let normed = decoder.enter(weights, x.clone());
+    let part = decoder.partial(unit, weights, &normed, &micro.ctx);
+    drop(normed);
+    Ok(decoder.leave(unit, weights, x, sum(part, runtime)?))
+}
+
+/// A half under its graphs: up to the normed input, to the part of the sum, and behind the sum.
+pub(super) struct SharedHalf {
+    unit: usize,
+    weights: Weights,
+    input: Tensor<2>,
+    /// The normed input, and the same as a leaf of the second graph.
+    normed: [Tensor<2>; 2],
+    attention: Option<ApartAttention>,
+    part: Tensor<2>,
+    /// Nothing where the result is the residual plus the sum, whose gradients are the result's.
+    left: Option<Left>,
+}
+
+/// What is behind the sum: a bias or a norm.
+struct Left {
+    residual: Tensor<2>,
+    sum: Tensor<2>,
+    output: Tensor<2>,
+}
+
+/// Attention whose scores are left out of the graph.
+struct ApartAttention {
+    qkv: Qkv,
+    mixed: Tensor<2>,
+}
+
+impl SharedHalf {
+    /// The half of rows `x` under its graphs, and its result off the graph.
+    pub fn trace(
+        decoder: &Decoder,
+        unit: usize,
+        weights: &Weights,
+        x: Tensor<2>,
+        micro: &MicroBatch,
+        runtime: &Runtime,
+    ) -> Result<(Self, Tensor<2>)> {
+        let ctx = &micro.ctx;
+        let weights = decoder.units()[unit].leaves(weights);
+        let input = x.clone().autodiff().require_grad();
+        let normed = decoder.enter(&weights, input.clone());
+        let leaf = normed.clone().inner().autodiff().require_grad();
+        let (attention, part) = if decoder.attends(unit) && ctx.recomputes_attention() {
+            let Projected { qkv, .. } = decoder.project_normed(unit, &weights, &leaf, ctx);
+            let mixed = decoder.attend(unit, &inner(&qkv), ctx);
+            let mixed = mixed.autodiff().require_grad();
+            let part = decoder.output_part(unit, &weights, &mixed, ctx);
+            (Some(ApartAttention { qkv, mixed }), part)
+        } else {
+            (None, decoder.partial(unit, &weights, &leaf, ctx))
+        };
+        let sum = sum(part.clone().inner(), runtime)?;
+        let (left, y) = if decoder.leaves_plainly(unit, &weights) {
+            (None, decoder.leave(unit, &weights, x, sum))
+        } else {
+            let [residual, sum] = [x, sum].map(|own| own.autodiff().require_grad());
+            let output = decoder.leave(unit, &weights, residual.clone(), sum.clone());
+            let y = output.clone().inner();
+            let left = Left { residual, sum, output };
+            (Some(left), y)
+        };
+        let half = Self { unit, weights, input, normed: [normed, leaf], attention, part, left };
+        Ok((half, y))
+    }
+
+    /// The gradient of the half's rows, given its result's.
+    pub fn backward(
+        self,
+        decoder: &Decoder,
+        d_output: Tensor<2>,
+        micro: &MicroBatch,
+        gradients: &mut Gradients,
+        runtime: &Runtime,
+    ) -> Result<Tensor<2>> {
+        let Self { unit, weights, input, normed: [normed, leaf], attention, part, left } = self;
+        let [d_residual, d_part] = match left {
+            None => [d_output.clone(), d_output],
+            Some(Left { residual, sum, output }) => {
+                let mut tape = backward_root(output, d_output).backward();
+                collect(decoder, unit, &weights, &mut tape, gradients);
+                [&residual, &sum].map(|leaf| taken(leaf, &mut tape))
+            }
+        };
+
+        let mut tape = backward_root(part, d_part).backward();
+        // all gradients of the graph beside those that they are added to
+        runtime.raise_peak();
+        collect(decoder, unit, &weights, &mut tape, gradients);
+        if let Some(ApartAttention { qkv, mixed }) = attention {
+            let d_mixed = taken(&mixed, &mut tape);
+            drop(tape);
+            let plain = inner(&qkv);
+            let d = decoder.attend_backward(unit, &plain, mixed.inner(), d_mixed, &micro.ctx);
+            runtime.raise_peak();
+            tape = qkv_root([qkv.q, qkv.k, qkv.v], [d.q, d.k, d.v]).backward();
+            collect(decoder, unit, &weights, &mut tape, gradients);
+        }
+        let d_normed = sum(taken(&leaf, &mut tape), runtime)?;
+        drop(tape);
+
+        let mut tape = backward_root(normed, d_normed).backward();
+        collect(decoder, unit, &weights, &mut tape, gradients);
+        Ok(d_residual + taken(&input, &mut tape))
+    }
+}
+
+impl Gradients {
+    /// Sums over the ranks that share matrices what each has a part of, among some parameters: those that all have
+    /// whole and use beside their own heads, and key heads that several have. Afterwards all have the same gradient of
+    /// these, to the bit. One message, if there is any.
+    pub(super) fn sum_parts(&mut self, decoder: &Decoder, params: Range<usize>, runtime: &Runtime) -> Result<()> {
+        if decoder.share().is_none() {
+            return Ok(());
+        }
+        self.finish()?;
+        let mut parts = Vec::new();
+        for index in params {
+            // ranks that share matrices have the same micro-batches, and so the same gradients
+            if let Some(block) = decoder.part_of_gradient(index)
+                && let Some(own) = self.take_own(index)
+            {
+                let own = own.into_host()?;
+                parts.push((index, block, own.dims(), own.into_flat()));
+            }
+        }
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let mut message = Vec::with_capacity(parts.len());
+        for (_, block, _, own) in &parts {
+            let mut whole = Flat::zeros(own.element(), block.whole[0] * block.whole[1]);
+            // whole rows of a matrix, or values of a vector
+            whole.write(first(block), own, 0..own.len());
+            message.push(whole);
+        }
+        let lengths: Vec<usize> = message.iter().map(Flat::len).collect();
+        let sum = runtime.world().tensor_all_reduce(Flat::concat(message))?;
+        for ((index, block, shape, own), whole) in parts.into_iter().zip(sum.split(&lengths)) {
+            let start = first(&block);
+            let values = whole.slice(start..start + own.len());
+            let sum = HostTensor::from_flat(values, shape);
+            self.put(index, Gradient::Host(sum), decoder.device());
+        }
+        Ok(())
+    }
+}
+
+/// Where a part of whole rows, or of the values of a vector, begins among all values.
+fn first(block: &Block) -> usize {
+    let [rows, columns] = &block.part;
+    rows.start * block.whole[1] + columns.start
+}

@@ -1,0 +1,108 @@
+//! The value of an expression: exact where it is rational and of bounded size, else in double precision.
+
+use crate::complex::Complex;
+use crate::expr::{Expr, Function};
+use crate::number::{binomial, bounded, factorial, power, root};
+use num_rational::BigRational;
+use num_traits::{One, Signed, ToPrimitive, Zero};
+use std::collections::BTreeMap;
+
+/// The exact value, where the expression has no variable and is rational.
+pub(crate) fn exact(expr: &Expr) -> Option<BigRational> {
+    match expr {
+        Expr::Number(number) => Some(number.clone()),
+        Expr::Pi | Expr::Euler | Expr::Imaginary | Expr::Infinity | Expr::Variable(_) | Expr::Log(_) => None,
+        Expr::Negative(inner) => Some(-exact(inner)?),
+        Expr::Sum(parts) => parts.iter().try_fold(BigRational::zero(), |sum, part| bounded(sum + exact(part)?)),
+        Expr::Product(parts) => parts.iter().try_fold(BigRational::one(), |all, part| bounded(all * exact(part)?)),
+        Expr::Quotient(pair) => {
+            let below = exact(&pair[1])?;
+            (!below.is_zero()).then(|| bounded(exact(&pair[0])? / below))?
+        }
+        Expr::Power(pair) => power(&exact(&pair[0])?, &exact(&pair[1])?),
+        Expr::Root(pair) => {
+            let index = exact(&pair[0])?;
+            let index = index.is_integer().then(|| index.numer().to_u32())??;
+            let below = exact(&pair[1])?;
+            if below.is_negative() && index % 2 == 1 {
+                return Some(-root(&-below, index)?);
+            }
+            root(&below, index)
+        }
+        Expr::Binomial(pair) => binomial(&exact(&pair[0])?, &exact(&pair[1])?),
+        Expr::Apply(function, inner) => {
+            let inner = exact(inner)?;
+            match function {
+                Function::Abs => Some(inner.abs()),
+                Function::Floor => Some(inner.floor()),
+                Function::Ceil => Some(inner.ceil()),
+                Function::Factorial => factorial(&inner),
+                _ => None,
+            }
+        }
+    }
+}
+
+/// The value with variables set to numbers; none where it is not finite or not defined.
+pub(crate) fn numeric(expr: &Expr, variables: &BTreeMap<String, f64>) -> Option<Complex> {
+    let value = |expr: &Expr| numeric(expr, variables);
+    let found = match expr {
+        Expr::Number(number) => Complex::real(number.to_f64()?),
+        Expr::Pi => Complex::real(std::f64::consts::PI),
+        Expr::Euler => Complex::real(std::f64::consts::E),
+        Expr::Imaginary => Complex::new(0.0, 1.0),
+        Expr::Infinity => return None,
+        Expr::Variable(name) => Complex::real(*variables.get(name)?),
+        Expr::Negative(inner) => -value(inner)?,
+        Expr::Sum(parts) => parts.iter().try_fold(Complex::default(), |sum, part| Some(sum + value(part)?))?,
+        Expr::Product(parts) => parts.iter().try_fold(Complex::real(1.0), |all, part| Some(all * value(part)?))?,
+        Expr::Quotient(pair) => value(&pair[0])? / value(&pair[1])?,
+        Expr::Power(pair) => value(&pair[0])?.pow(value(&pair[1])?),
+        Expr::Root(pair) => nth_root(value(&pair[0])?, value(&pair[1])?),
+        Expr::Log(pair) => value(&pair[1])?.ln() / value(&pair[0])?.ln(),
+        Expr::Binomial(_) => Complex::real(exact(expr)?.to_f64()?),
+        Expr::Apply(function, inner) => apply(*function, value(inner)?)?,
+    };
+    found.is_finite().then_some(found)
+}
+
+/// The principal root, and the real one of a negative number where the index is odd.
+fn nth_root(index: Complex, of: Complex) -> Complex {
+    let odd = index.im == 0.0 && (index.re.rem_euclid(2.0) - 1.0).abs() < f64::EPSILON;
+    if index == Complex::real(2.0) {
+        of.sqrt()
+    } else if odd && of.im == 0.0 && of.re < 0.0 {
+        Complex::real(-(-of.re).powf(index.re.recip()))
+    } else {
+        of.pow(Complex::real(1.0) / index)
+    }
+}
+
+fn apply(function: Function, x: Complex) -> Option<Complex> {
+    let one = Complex::real(1.0);
+    let real = |f: fn(f64) -> f64| x.is_real().then(|| Complex::real(f(x.re)));
+    Some(match function {
+        Function::Sin => x.sin(),
+        Function::Cos => x.cos(),
+        Function::Tan => x.sin() / x.cos(),
+        Function::Cot => x.cos() / x.sin(),
+        Function::Sec => one / x.cos(),
+        Function::Csc => one / x.sin(),
+        Function::Arcsin => real(f64::asin)?,
+        Function::Arccos => real(f64::acos)?,
+        Function::Arctan => real(f64::atan)?,
+        Function::Sinh => x.hyperbolic(-1.0),
+        Function::Cosh => x.hyperbolic(1.0),
+        Function::Tanh => x.hyperbolic(-1.0) / x.hyperbolic(1.0),
+        Function::Exp => x.exp(),
+        Function::Ln => x.ln(),
+        Function::Abs => Complex::real(x.abs()),
+        Function::Floor => real(f64::floor)?,
+        Function::Ceil => real(f64::ceil)?,
+        Function::Factorial => {
+            let small = x.is_real() && x.re.fract() == 0.0 && (0.0..=170.0).contains(&x.re);
+            let n = small.then_some(x.re as u32)?;
+            Complex::real((2..=n).map(f64::from).product())
+        }
+    })
+}

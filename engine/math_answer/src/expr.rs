@@ -1,0 +1,178 @@
+//! Expressions as the parser builds them.
+
+use num_rational::BigRational;
+use num_traits::One;
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// A function of one argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Function {
+    Sin,
+    Cos,
+    Tan,
+    Cot,
+    Sec,
+    Csc,
+    Arcsin,
+    Arccos,
+    Arctan,
+    Sinh,
+    Cosh,
+    Tanh,
+    Exp,
+    Ln,
+    Abs,
+    Floor,
+    Ceil,
+    Factorial,
+}
+
+impl Function {
+    /// The function of a name in LaTeX or plain text.
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "sin" => Self::Sin,
+            "cos" => Self::Cos,
+            "tan" => Self::Tan,
+            "cot" => Self::Cot,
+            "sec" => Self::Sec,
+            "csc" => Self::Csc,
+            "arcsin" | "asin" => Self::Arcsin,
+            "arccos" | "acos" => Self::Arccos,
+            "arctan" | "atan" => Self::Arctan,
+            "sinh" => Self::Sinh,
+            "cosh" => Self::Cosh,
+            "tanh" => Self::Tanh,
+            "exp" => Self::Exp,
+            "ln" => Self::Ln,
+            "abs" => Self::Abs,
+            "floor" => Self::Floor,
+            "ceil" => Self::Ceil,
+            _ => return None,
+        })
+    }
+}
+
+/// An expression. Sums and products are flat, so that its depth is that of the brackets it was read from.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Expr {
+    Number(BigRational),
+    Pi,
+    Euler,
+    Imaginary,
+    Infinity,
+    Variable(String),
+    Negative(Box<Expr>),
+    Sum(Vec<Expr>),
+    Product(Vec<Expr>),
+    Quotient(Box<[Expr; 2]>),
+    Power(Box<[Expr; 2]>),
+    /// Index, radicand.
+    Root(Box<[Expr; 2]>),
+    /// Base, argument.
+    Log(Box<[Expr; 2]>),
+    Binomial(Box<[Expr; 2]>),
+    Apply(Function, Box<Expr>),
+}
+
+impl Expr {
+    /// A whole number.
+    pub fn whole(number: i64) -> Self {
+        Self::Number(BigRational::from_integer(number.into()))
+    }
+
+    /// The names of its variables.
+    pub fn variables(&self, into: &mut BTreeSet<String>) {
+        match self {
+            Self::Variable(name) => {
+                into.insert(name.clone());
+            }
+            Self::Number(_) | Self::Pi | Self::Euler | Self::Imaginary | Self::Infinity => {}
+            Self::Negative(inner) | Self::Apply(_, inner) => inner.variables(into),
+            Self::Sum(parts) | Self::Product(parts) => {
+                for part in parts {
+                    part.variables(into);
+                }
+            }
+            Self::Quotient(pair) | Self::Power(pair) | Self::Root(pair) | Self::Log(pair) | Self::Binomial(pair) => {
+                pair[0].variables(into);
+                pair[1].variables(into);
+            }
+        }
+    }
+
+    /// Whether it names what it is put equal to: `x`, `f(x)`.
+    pub fn is_name(&self) -> bool {
+        match self {
+            Self::Variable(_) => true,
+            Self::Product(parts) => parts.len() == 2 && parts.iter().all(|part| matches!(part, Self::Variable(_))),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Expr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |f: &mut fmt::Formatter<'_>, parts: &[Self], sign: &str| {
+            for (at, part) in parts.iter().enumerate() {
+                let sign = if at == 0 { "" } else { sign };
+                write!(f, "{sign}{part}")?;
+            }
+            Ok(())
+        };
+        match self {
+            Self::Number(number) if number.denom().is_one() => write!(f, "{}", number.numer()),
+            Self::Number(number) => write!(f, "{}/{}", number.numer(), number.denom()),
+            Self::Pi => f.write_str("pi"),
+            Self::Euler => f.write_str("e"),
+            Self::Imaginary => f.write_str("i"),
+            Self::Infinity => f.write_str("inf"),
+            Self::Variable(name) => f.write_str(name),
+            Self::Negative(inner) => write!(f, "-({inner})"),
+            Self::Sum(parts) => {
+                f.write_str("(")?;
+                list(f, parts, "+")?;
+                f.write_str(")")
+            }
+            Self::Product(parts) => list(f, parts, "*"),
+            Self::Quotient(pair) => write!(f, "({})/({})", pair[0], pair[1]),
+            Self::Power(pair) => write!(f, "({})^({})", pair[0], pair[1]),
+            Self::Root(pair) => write!(f, "root({}, {})", pair[0], pair[1]),
+            Self::Log(pair) => write!(f, "log({}, {})", pair[0], pair[1]),
+            Self::Binomial(pair) => write!(f, "binom({}, {})", pair[0], pair[1]),
+            Self::Apply(function, inner) => {
+                let name = format!("{function:?}").to_lowercase();
+                write!(f, "{name}({inner})")
+            }
+        }
+    }
+}
+
+/// What a single letter is.
+pub(crate) fn variable(letter: char) -> Expr {
+    match letter {
+        'e' => Expr::Euler,
+        'i' => Expr::Imaginary,
+        _ => Expr::Variable(letter.to_string()),
+    }
+}
+
+/// The only part, or all of them together.
+pub(crate) fn one_or(mut parts: Vec<Expr>, together: fn(Vec<Expr>) -> Expr) -> Expr {
+    match parts.len() {
+        1 => parts.swap_remove(0),
+        _ => together(parts),
+    }
+}
+
+/// A product that has one factor more.
+pub(crate) fn times(first: Expr, second: Expr) -> Expr {
+    match first {
+        Expr::Product(mut parts) => {
+            parts.push(second);
+            Expr::Product(parts)
+        }
+        first => Expr::Product(vec![first, second]),
+    }
+}

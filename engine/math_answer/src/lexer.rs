@@ -1,0 +1,343 @@
+//! From the text of an answer to tokens: LaTeX and plain text alike.
+
+use crate::number::decimal;
+use num_rational::BigRational;
+
+/// Bytes of an answer that are read; a longer one is not decided.
+pub(crate) const MAX_BYTES: usize = 2_000;
+
+/// What a token is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Kind {
+    /// A number without its sign, and whether it is written as a whole number.
+    Number(BigRational, bool),
+    /// A run of letters.
+    Letters(String),
+    /// A LaTeX command without its backslash.
+    Command(String),
+    /// Text that LaTeX sets upright, units above all.
+    Words(String),
+    /// Anything else. Braces of a set are `⦃` and `⦄`; those of LaTeX's groups are `{` and `}`.
+    Symbol(char),
+}
+
+/// A token.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Token {
+    pub kind: Kind,
+    /// Whether space stands before it.
+    pub spaced: bool,
+}
+
+/// Commands that say nothing of the value.
+const SILENT: [&str; 19] = [
+    "left",
+    "right",
+    "big",
+    "Big",
+    "bigl",
+    "bigr",
+    "Bigl",
+    "Bigr",
+    "displaystyle",
+    "textstyle",
+    "limits",
+    "boxed",
+    "mathbf",
+    "boldsymbol",
+    "bf",
+    "rm",
+    "it",
+    "middle",
+    "hspace",
+];
+
+/// Commands whose argument is text.
+const UPRIGHT: [&str; 9] = ["text", "textbf", "textit", "textrm", "mathrm", "mbox", "operatorname", "mathsf", "unit"];
+
+/// Commands and the symbol that each stands for.
+const SYMBOLS: [(&str, char); 32] = [
+    ("cdot", '*'),
+    ("times", '*'),
+    ("ast", '*'),
+    ("div", '/'),
+    ("pm", '±'),
+    ("mp", '∓'),
+    ("le", '≤'),
+    ("leq", '≤'),
+    ("leqslant", '≤'),
+    ("ge", '≥'),
+    ("geq", '≥'),
+    ("geqslant", '≥'),
+    ("lt", '<'),
+    ("gt", '>'),
+    ("ne", '≠'),
+    ("neq", '≠'),
+    ("approx", '='),
+    ("equiv", '='),
+    ("cup", '∪'),
+    ("in", '∈'),
+    ("lbrace", '⦃'),
+    ("rbrace", '⦄'),
+    ("lvert", '|'),
+    ("rvert", '|'),
+    ("vert", '|'),
+    ("mid", '|'),
+    ("lbrack", '['),
+    ("rbrack", ']'),
+    ("circ", '°'),
+    ("degree", '°'),
+    ("colon", ':'),
+    ("land", ','),
+];
+
+/// Reads a text. None where a character belongs to no mathematics, or where the text is too long.
+pub(crate) fn tokens(text: &str) -> Option<Vec<Token>> {
+    if text.len() > MAX_BYTES {
+        return None;
+    }
+    let mut lexer = Lexer { chars: text.chars().collect(), at: 0, depth: 0, spaced: false, tokens: Vec::new() };
+    while lexer.at < lexer.chars.len() {
+        lexer.step()?;
+    }
+    Some(lexer.tokens)
+}
+
+struct Lexer {
+    chars: Vec<char>,
+    at: usize,
+    /// Open brackets, in which a comma separates.
+    depth: usize,
+    spaced: bool,
+    tokens: Vec<Token>,
+}
+
+impl Lexer {
+    fn peek(&self, ahead: usize) -> Option<char> {
+        self.chars.get(self.at + ahead).copied()
+    }
+
+    fn push(&mut self, kind: Kind) {
+        let spaced = std::mem::take(&mut self.spaced);
+        self.tokens.push(Token { kind, spaced });
+    }
+
+    fn symbol(&mut self, symbol: char) {
+        match symbol {
+            '(' | '[' | '⦃' => self.depth += 1,
+            ')' | ']' | '⦄' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+        self.push(Kind::Symbol(symbol));
+    }
+
+    fn run(&mut self, keep: fn(char) -> bool) -> String {
+        let start = self.at;
+        while self.peek(0).is_some_and(keep) {
+            self.at += 1;
+        }
+        self.chars[start..self.at].iter().collect()
+    }
+
+    fn step(&mut self) -> Option<()> {
+        let Some(c) = self.peek(0) else {
+            return Some(());
+        };
+        let digit_follows = self.peek(1).is_some_and(|c| c.is_ascii_digit());
+        match c {
+            '\\' => return self.command(),
+            c if c.is_whitespace() || c == '~' || c == '\u{200b}' => self.spaced = true,
+            '$' => {}
+            '0'..='9' => return self.number(),
+            '.' if digit_follows => return self.number(),
+            c if c.is_alphabetic() && c != 'π' => {
+                let letters = self.run(|c| c.is_alphabetic() && c != 'π');
+                self.push(Kind::Letters(letters));
+                return Some(());
+            }
+            '*' if self.peek(1) == Some('*') => {
+                self.at += 1;
+                self.symbol('^');
+            }
+            '<' | '>' | '!' if self.peek(1) == Some('=') => {
+                self.at += 1;
+                self.symbol(match c {
+                    '<' => '≤',
+                    '>' => '≥',
+                    _ => '≠',
+                });
+            }
+            _ => self.symbol(plain(c)?),
+        }
+        self.at += 1;
+        Some(())
+    }
+
+    /// A command, its backslash being the next character.
+    fn command(&mut self) -> Option<()> {
+        self.at += 1;
+        let name = self.run(|c| c.is_ascii_alphabetic());
+        if name.is_empty() {
+            let c = self.peek(0)?;
+            self.at += 1;
+            match c {
+                '{' => self.symbol('⦃'),
+                '}' => self.symbol('⦄'),
+                '%' => self.symbol('%'),
+                '|' => self.symbol('|'),
+                '\\' => self.push(Kind::Command("\\".into())),
+                '&' => self.symbol('&'),
+                '!' | '$' | '(' | ')' | '[' | ']' => {}
+                ',' | ';' | ':' | ' ' | '\n' => self.spaced = true,
+                _ => return None,
+            }
+            return Some(());
+        }
+        if SILENT.contains(&name.as_str()) {
+            // the invisible bracket of `\left.`
+            if matches!(name.as_str(), "left" | "right") && self.peek(0) == Some('.') {
+                self.at += 1;
+            }
+        } else if UPRIGHT.contains(&name.as_str()) {
+            let words = self.argument()?;
+            if words.contains(|c: char| c.is_ascii_digit()) {
+                // a number set upright is a number: its braces become space, and it is read like the rest
+                let end = self.at - 1;
+                let start = end - words.chars().count() - 1;
+                (self.chars[start], self.chars[end]) = (' ', ' ');
+                self.at = start;
+            } else {
+                self.push(Kind::Words(words.trim().to_owned()));
+            }
+        } else if matches!(name.as_str(), "quad" | "qquad" | "space" | "thinspace") {
+            self.spaced = true;
+        } else if let Some((_, symbol)) = SYMBOLS.iter().find(|(own, _)| *own == name) {
+            self.symbol(*symbol);
+        } else {
+            let short = match name.as_str() {
+                "dfrac" | "tfrac" | "cfrac" => "frac",
+                "dbinom" | "tbinom" => "binom",
+                "infin" => "infty",
+                _ => &name,
+            };
+            let short = short.to_owned();
+            let arguments = usize::from(matches!(short.as_str(), "frac" | "binom")) * 2;
+            self.push(Kind::Command(short));
+            for _ in 0..arguments {
+                self.single()?;
+            }
+        }
+        Some(())
+    }
+
+    /// The one digit or letter that is an argument without braces: `\frac12`.
+    fn single(&mut self) -> Option<()> {
+        let blank = self.run(char::is_whitespace);
+        match self.peek(0) {
+            Some(c) if c.is_ascii_digit() => {
+                let number = decimal(&c.to_string(), "", "")?;
+                self.push(Kind::Number(number, true));
+                self.at += 1;
+            }
+            Some(c) if c.is_ascii_alphabetic() => {
+                self.push(Kind::Letters(c.to_string()));
+                self.at += 1;
+            }
+            _ => self.at -= blank.chars().count(),
+        }
+        Some(())
+    }
+
+    /// The text between the braces that come next.
+    fn argument(&mut self) -> Option<String> {
+        self.run(char::is_whitespace);
+        if self.peek(0) != Some('{') {
+            return None;
+        }
+        let start = self.at + 1;
+        let mut open = 0_usize;
+        while let Some(c) = self.peek(0) {
+            self.at += 1;
+            match c {
+                '{' => open += 1,
+                '}' if open == 1 => {
+                    return Some(self.chars[start..self.at - 1].iter().collect());
+                }
+                '}' => open -= 1,
+                _ => {}
+            }
+        }
+        None
+    }
+
+    fn digits(&mut self) -> String {
+        self.run(|c| c.is_ascii_digit())
+    }
+
+    /// Characters of the mark of thousands that comes next, where one does and three digits follow it, not four.
+    fn thousands(&self) -> Option<usize> {
+        let marks: [(&[char], bool); 5] = [
+            (&['{', ',', '}'], true),
+            (&[',', '\\', '!'], true),
+            (&['\\', ','], true),
+            (&['\\', '!'], true),
+            (&[','], self.depth == 0),
+        ];
+        marks.iter().find_map(|(mark, allowed)| {
+            let here = |(i, c): (usize, &char)| self.peek(i) == Some(*c);
+            let digit = |i: usize| self.peek(mark.len() + i).is_some_and(|c| c.is_ascii_digit());
+            let fits = *allowed && mark.iter().enumerate().all(here);
+            (fits && (0..3).all(digit) && !digit(3)).then_some(mark.len())
+        })
+    }
+
+    fn number(&mut self) -> Option<()> {
+        let mut whole = self.digits();
+        let (mut fraction, mut repeating) = (String::new(), String::new());
+        if !whole.is_empty() && whole.len() <= 3 && !whole.starts_with('0') {
+            while let Some(mark) = self.thousands() {
+                self.at += mark;
+                whole.push_str(&self.digits());
+            }
+        }
+        let point = self.peek(0) == Some('.');
+        let overline: Vec<char> = "\\overline{".chars().collect();
+        let repeats = |lexer: &Self| (0..overline.len()).all(|i| lexer.peek(i) == Some(overline[i]));
+        if point && self.peek(1).is_some_and(|c| c.is_ascii_digit() || c == '\\') {
+            self.at += 1;
+            fraction = self.digits();
+            if repeats(self) {
+                self.at += overline.len();
+                repeating = self.digits();
+                if repeating.is_empty() || self.peek(0) != Some('}') {
+                    return None;
+                }
+                self.at += 1;
+            }
+        } else if point {
+            // a full stop after a number
+            self.at += 1;
+        }
+        let integer = fraction.is_empty() && repeating.is_empty();
+        let number = decimal(&whole, &fraction, &repeating)?;
+        self.push(Kind::Number(number, integer));
+        Some(())
+    }
+}
+
+/// A character outside of LaTeX's commands as the parser knows it.
+fn plain(c: char) -> Option<char> {
+    Some(match c {
+        '×' | '·' | '⋅' | '∗' => '*',
+        '÷' | '∕' | '⁄' => '/',
+        '−' | '–' => '-',
+        '≈' | '≡' => '=',
+        '（' => '(',
+        '）' => ')',
+        '，' => ',',
+        '+' | '-' | '*' | '/' | '^' | '_' | '(' | ')' | '[' | ']' | '{' | '}' | ',' | ';' | '=' | '<' | '>' | '≤'
+        | '≥' | '≠' | '!' | '%' | '|' | '&' | '±' | '∓' | '∪' | '∈' | '°' | '√' | '∞' | 'π' | '∅' | ':' | '\''
+        | '"' | '.' | '?' | '€' | '£' => c,
+        _ => return None,
+    })
+}

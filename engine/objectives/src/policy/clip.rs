@@ -1,0 +1,59 @@
+//! The clipped policy-gradient loss of PPO (arXiv:1707.06347), with clip-higher and dual clip.
+
+use super::terms::{PolicyTerms, Ratios};
+use crate::token_loss::{Metric, Reduction};
+use burn::tensor::Tensor;
+
+/// Where the probability ratio is clipped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClipRange {
+    /// ε below 1 (verl's `clip_ratio_low`).
+    pub low: f64,
+    /// ε above 1; larger than `low` is DAPO's clip-higher (verl's `clip_ratio_high`).
+    pub high: f64,
+}
+
+/// `max(−A r, −A clip(r, 1 − low, 1 + high))`, and with a dual clip c `min(that, −A c)` where A < 0.
+pub(super) fn clip(range: ClipRange, dual: Option<f64>, ratios: &Ratios<'_>) -> PolicyTerms {
+    let advantage = ratios.inputs.advantage();
+    let ratio = ratios.log_ratio.clone().exp();
+    let minus_a = advantage.clone().neg();
+    let plain = minus_a.clone() * ratio.clone();
+    let bounded = minus_a.clone() * ratio.clamp(1.0 - range.low, 1.0 + range.high);
+    let clipped = bounded.clone().greater(plain.clone()).float();
+    let outer = plain.max_pair(bounded);
+    let (loss, clipped_lower) = match dual {
+        None => (outer, clipped.zeros_like()),
+        Some(c) => {
+            let ceiling = minus_a * c;
+            let negative = advantage.lower_elem(0.0);
+            let held = outer.clone().greater(ceiling.clone()).float() * negative.clone().float();
+            let capped = outer.clone().min_pair(ceiling);
+            (outer.mask_where(negative, capped), held)
+        }
+    };
+    PolicyTerms { loss, metrics: shares(ratios, &clipped), clipped, clipped_lower }
+}
+
+/// How much was clipped on either side, under TRL's names: shares of the tokens, or of the sequences where each has one
+/// ratio. A loss that looks at whole sequences also knows the sequence with the least below and the one with the most
+/// above.
+fn shares(ratios: &Ratios<'_>, clipped: &Tensor<1>) -> Vec<Metric> {
+    let clipped = clipped.clone().inner();
+    let advantage = ratios.inputs.advantage();
+    let low = clipped.clone() * advantage.clone().lower_elem(0.0).float();
+    let high = clipped.clone() * advantage.greater_elem(0.0).float();
+    let mut metrics = vec![
+        ratios.mean("clip_ratio/low_mean", low.clone()),
+        ratios.mean("clip_ratio/high_mean", high.clone()),
+        ratios.mean("clip_ratio/region_mean", clipped),
+    ];
+    if let Some(sequences) = ratios.sequences {
+        let of_sequences = |name, reduction, sum| Metric { name, reduction, sum };
+        metrics.extend([
+            of_sequences("clip_ratio/low_min", Reduction::Min, sequences.mean(low).min()),
+            of_sequences("clip_ratio/high_max", Reduction::Max, sequences.mean(high).max()),
+        ]);
+    }
+    metrics
+}

@@ -1,0 +1,89 @@
+//! What a policy loss sees of the tokens, and what it returns.
+
+use crate::sequence_reduction::SequenceReduction;
+use crate::token_loss::{Metric, Reduction, TokenInputs};
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+/// Level of the probability ratio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ImportanceSamplingLevel {
+    /// Per token.
+    Token,
+    /// Geometric mean over the sequence (GSPO).
+    Sequence,
+    /// As `sequence`, with per-token gradients (GSPO-token).
+    SequenceToken,
+    /// All ratios of the sequence multiplied (RLOO).
+    SequenceProduct,
+}
+
+/// A policy loss and what was clipped, `[tokens]` each.
+#[derive(Clone, Debug)]
+pub struct PolicyTerms {
+    /// The loss.
+    pub loss: Tensor<1>,
+    /// 1 where the ratio was clipped.
+    pub clipped: Tensor<1>,
+    /// 1 where the dual clip, or GMPO's clip of negative advantages, bounded the loss.
+    pub clipped_lower: Tensor<1>,
+    /// Metrics of this loss alone.
+    pub metrics: Vec<Metric>,
+}
+
+/// What a policy loss looks at, `[tokens]` each.
+pub(crate) struct Ratios<'a> {
+    /// Log-prob under the current policy.
+    pub logp: Tensor<1>,
+    /// logp − old, token by token.
+    pub difference: Tensor<1>,
+    /// The log of the ratio at the configured level, clamped to ±20.
+    pub log_ratio: Tensor<1>,
+    /// The tokens' inputs.
+    pub inputs: &'a TokenInputs,
+    /// Where sequences begin and end, for losses that do not separate.
+    pub sequences: Option<&'a SequenceReduction>,
+    /// What the ratio is of.
+    pub level: ImportanceSamplingLevel,
+}
+
+impl Ratios<'_> {
+    /// Where sequences begin and end.
+    pub fn sequences(&self) -> &SequenceReduction {
+        self.sequences.expect("a loss that does not separate gets whole sequences")
+    }
+
+    /// A mean over what has a ratio: tokens, or sequences where all tokens of one have the same.
+    pub fn mean(&self, name: &'static str, values: Tensor<1>) -> Metric {
+        match self.level {
+            ImportanceSamplingLevel::Token | ImportanceSamplingLevel::SequenceToken => Metric::token_mean(name, values),
+            ImportanceSamplingLevel::Sequence | ImportanceSamplingLevel::SequenceProduct => {
+                self.sequence_mean(name, values)
+            }
+        }
+    }
+
+    /// A mean over sequences of their tokens' means.
+    pub fn sequence_mean(&self, name: &'static str, values: Tensor<1>) -> Metric {
+        Metric { name, reduction: Reduction::SequenceMean, sum: self.sequences().mean(values.inner()).sum() }
+    }
+}
+
+impl ImportanceSamplingLevel {
+    /// The log of the probability ratio at this level for every token, within ±20; differentiable. `difference` is
+    /// logp − old, `[tokens]`.
+    pub(crate) fn log_ratio(self, difference: Tensor<1>, sequences: Option<&SequenceReduction>) -> Tensor<1> {
+        let log_ratio = match (self, sequences) {
+            (Self::Token, _) | (_, None) => difference,
+            (Self::Sequence, Some(s)) => s.broadcast(s.mean(difference)),
+            (Self::SequenceProduct, Some(s)) => s.broadcast(s.sum(difference)),
+            (Self::SequenceToken, Some(s)) => {
+                let mean = s.broadcast(s.mean(difference.clone().inner()));
+                let own = difference.clone().inner();
+                difference + (mean - own)
+            }
+        };
+        log_ratio.clamp(-20.0, 20.0)
+    }
+}

@@ -1,0 +1,119 @@
+//! The parts of a policy-gradient objective.
+
+use crate::advantage::{AdvantageEstimator, Gae};
+use crate::aggregate::Aggregation;
+use crate::correction::RolloutCorrection;
+use crate::entropy::EntropyBonus;
+use crate::kl::KlLoss;
+use crate::kl_controller::KlInReward;
+use crate::policy::PolicyLoss;
+use crate::rejection::Rejection;
+
+/// An objective of the policy-gradient family. [`ObjectiveConfig::build`](crate::ObjectiveConfig::build)
+/// makes it from settings; there is no other way, so its parts go together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicyGradient {
+    pub(crate) advantages: Advantages,
+    /// Leaves completions that ran into the length limit out of the loss (DAPO's overlong filtering).
+    pub(crate) mask_truncated_completions: bool,
+    /// Criteria that leave out tokens whose log-probs under sampler and trainer are too far apart.
+    pub(crate) rejections: Vec<Rejection>,
+    /// Importance-sampling weights between sampler and trainer.
+    pub(crate) correction: Option<RolloutCorrection>,
+    pub(crate) loss: PolicyLoss,
+    /// Leaves tokens with a negative advantage out of the policy loss in sequences whose mean log-prob under the
+    /// sampler is more than this above that under the policy.
+    pub(crate) off_policy_mask: Option<f64>,
+    /// Share of the step's tokens, those of highest entropy, that the policy loss and the entropy bonus look at.
+    pub(crate) top_entropy: Option<f64>,
+    pub(crate) aggregation: Aggregation,
+    pub(crate) kl_loss: Option<KlLoss>,
+    pub(crate) entropy_bonus: Option<EntropyBonus>,
+}
+
+/// How the rewards of a step become advantages (TRL's `multi_objective_aggregation`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Advantages {
+    /// The weighted sum of the rewards is one reward.
+    SumThenNormalize {
+        /// What makes it an advantage.
+        estimator: AdvantageEstimator,
+        /// A penalty for the KL to the reference policy that is taken off before.
+        kl_in_reward: Option<KlInReward>,
+    },
+    /// Each reward is normalised in its group, their weighted sum over the step (GDPO, arXiv:2601.05242).
+    NormalizeThenSum {
+        /// Added to standard deviations.
+        eps: f64,
+    },
+}
+
+impl PolicyGradient {
+    /// How rewards become advantages.
+    #[must_use]
+    pub fn advantages(&self) -> &Advantages {
+        &self.advantages
+    }
+
+    /// The policy loss.
+    #[must_use]
+    pub fn policy_loss(&self) -> &PolicyLoss {
+        &self.loss
+    }
+
+    /// Whether it compares the trainer's old log-probs with the sampler's, for corrections or rejections.
+    #[must_use]
+    pub fn compares_sampler_and_trainer(&self) -> bool {
+        self.correction.is_some() || !self.rejections.is_empty()
+    }
+
+    /// Whether the loss looks at whole sequences.
+    pub(super) fn looks_at_sequences(&self) -> bool {
+        self.loss.looks_at_sequences() || self.off_policy_mask.is_some()
+    }
+}
+
+impl Advantages {
+    /// The estimator, where the rewards are summed first.
+    #[must_use]
+    pub fn estimator(&self) -> Option<AdvantageEstimator> {
+        match self {
+            Self::SumThenNormalize { estimator, .. } => Some(*estimator),
+            Self::NormalizeThenSum { .. } => None,
+        }
+    }
+
+    /// The KL penalty in the rewards.
+    #[must_use]
+    pub fn kl_in_reward(&self) -> Option<KlInReward> {
+        match self {
+            Self::SumThenNormalize { kl_in_reward, .. } => *kl_in_reward,
+            Self::NormalizeThenSum { .. } => None,
+        }
+    }
+
+    /// Whether tokens of one completion have advantages of their own.
+    pub(crate) fn by_token(&self) -> bool {
+        match self.estimator() {
+            Some(AdvantageEstimator::ReinforcePlusPlus { .. } | AdvantageEstimator::Gae(_)) => true,
+            Some(
+                AdvantageEstimator::Group { .. }
+                | AdvantageEstimator::ReinforcePlusPlusBaseline
+                | AdvantageEstimator::Remax,
+            )
+            | None => false,
+        }
+    }
+
+    /// Discount and decay, where a critic estimates advantages.
+    #[must_use]
+    pub fn gae(&self) -> Option<Gae> {
+        match self.estimator()? {
+            AdvantageEstimator::Gae(gae) => Some(gae),
+            AdvantageEstimator::Group { .. }
+            | AdvantageEstimator::ReinforcePlusPlus { .. }
+            | AdvantageEstimator::ReinforcePlusPlusBaseline
+            | AdvantageEstimator::Remax => None,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `rollout_rs` and its thresholds together: criteria with ranges.
+
+use super::reader::{SettingsReader, read, refuse};
+use super::rollout_rs::{RejectionCriteria, RejectionThreshold, RejectionThresholds};
+use crate::rejection::{Rejection, RolloutRs};
+use firebrick_core::error::Result;
+use std::ops::RangeInclusive;
+
+/// The criteria with the ranges of their statistics; none where nothing is left out.
+pub(super) fn rejections(r: &SettingsReader<'_>) -> Result<Vec<Rejection>> {
+    let Some(RejectionCriteria(kinds)) = read!(r, rollout_rs) else {
+        return Ok(Vec::new());
+    };
+    let Some(RejectionThresholds(given)) = read!(r, rollout_rs_threshold) else {
+        return refuse("objective: rollout_rs needs rollout_rs_threshold: how far the sampler may be from the trainer");
+    };
+    if given.len() != 1 && given.len() != kinds.len() {
+        return refuse(format!(
+            "objective: rollout_rs has {} criteria and rollout_rs_threshold {} thresholds; give one for all of them, or one each",
+            kinds.len(),
+            given.len()
+        ));
+    }
+    let pairs = kinds.iter().zip(given.iter().cycle());
+    pairs
+        .map(|(&criterion, own)| {
+            let range = range(r, criterion, *own)?;
+            Ok(Rejection { criterion, range })
+        })
+        .collect()
+}
+
+/// What a criterion's statistic may be: of the k1 kinds, the log of a ratio.
+fn range(r: &SettingsReader<'_>, criterion: RolloutRs, own: RejectionThreshold) -> Result<RangeInclusive<f64>> {
+    let upper = own.upper;
+    if !(upper.is_finite() && upper > 0.0) {
+        return refuse(format!("objective: rollout_rs_threshold is {upper}; it should be above 0"));
+    }
+    if !criterion.is_k1() {
+        return match own.lower {
+            None => Ok(f64::NEG_INFINITY..=upper),
+            Some(_) => refuse(format!(
+                "objective: rollout_rs_threshold has {own} for a divergence, which has no lower bound; only the k1 kinds are \
+                 ratios with two"
+            )),
+        };
+    }
+    let lower = own.lower.or(*read!(r, rollout_rs_threshold_lower));
+    let lower = lower.unwrap_or(upper.recip());
+    if !(lower > 0.0 && lower <= upper) {
+        return refuse(format!(
+            "objective: the least ratio of rollout_rs, {lower}, should be above 0 and not exceed the largest, {upper} \
+             (rollout_rs_threshold, rollout_rs_threshold_lower)"
+        ));
+    }
+    Ok(lower.ln()..=upper.ln())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::ObjectiveConfig;
+    use super::*;
+    use serde_json::json;
+
+    fn settings(criteria: &str, thresholds: &str) -> ObjectiveConfig {
+        let written = json!({
+            "name": "grpo",
+            "rollout_rs": criteria,
+            "rollout_rs_threshold": thresholds,
+        });
+        serde_json::from_value(written).expect("settings")
+    }
+
+    #[test]
+    fn one_threshold_serves_all_criteria_or_each_has_its_own() {
+        let of = |criteria, thresholds| {
+            rejections(&SettingsReader::new(&settings(criteria, thresholds))).expect("rejections")
+        };
+        let infinite = f64::NEG_INFINITY;
+        let ranges = |own: Vec<Rejection>| own.into_iter().map(|r| r.range).collect::<Vec<_>>();
+        assert_eq!(ranges(of("token_k2, seq_mean_k2", "0.1")), [infinite..=0.1, infinite..=0.1]);
+        let ranges = ranges(of("token_k1,seq_max_k2", "0.8_1.2, 0.4"));
+        assert_eq!(ranges, [0.8_f64.ln()..=1.2_f64.ln(), infinite..=0.4]);
+    }
+
+    #[test]
+    fn thresholds_that_do_not_fit_the_criteria_are_refused() {
+        for (criteria, thresholds, part) in [
+            ("token_k1,seq_max_k2", "1,2,3", "2 criteria and rollout_rs_threshold 3"),
+            ("token_k2", "0.5_2", "no lower bound"),
+            ("token_k1", "3_2", "should be above 0 and not exceed"),
+            ("token_k2", "-1", "above 0"),
+        ] {
+            let settings = settings(criteria, thresholds);
+            let refused = rejections(&SettingsReader::new(&settings)).unwrap_err().to_string();
+            assert!(refused.contains(part), "{refused}");
+        }
+    }
+}
