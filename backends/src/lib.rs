@@ -1,29 +1,12 @@
-//! What computes: device names, probing, profiles, memory readings and accounts, host files, transfers, collectives.
-//! The only crate that names a backend's feature or type.
+//! The hardware that runs a model: devices, collectives and kernels under one name, and profiles of devices.
 
-pub mod accounts;
-pub mod allocation_trace;
-pub mod allocator;
-pub mod collective;
-pub mod device;
-pub mod device_lost;
-pub mod driver_memory;
-pub mod environment;
-pub mod error;
-pub mod host;
-pub mod kernels;
-pub mod launches;
-pub mod memory;
-pub mod out_of_memory;
-mod panics;
-pub mod precision;
 pub mod profile;
-pub mod quantized;
-pub mod toolkit;
-pub mod trace;
-pub mod transfer;
 
-pub use device::{DeviceInfo, DeviceSpec};
-pub use error::{Error, Result};
+pub use firebrick_collectives as collective;
+pub use firebrick_device::{
+    DeviceInfo, DeviceSpec, Error, PrecisionExt, Result, accounts, allocation_trace, allocator, device, device_lost,
+    driver_memory, environment, error, host, launches, memory, out_of_memory, precision, quantized, toolkit, trace,
+    transfer,
+};
+pub use firebrick_kernels as kernels;
 pub use firebrick_spec::Precision;
-pub use precision::PrecisionExt;

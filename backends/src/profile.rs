@@ -6,8 +6,8 @@ mod measure;
 mod rates;
 mod timing;
 
-use crate::device::{DeviceInfo, DeviceSpec};
 use crate::{Error, Result, kernels};
+use firebrick_device::device::{DeviceInfo, DeviceSpec};
 use firebrick_spec::{Backend, DeviceProfile};
 use std::path::PathBuf;
 
@@ -43,7 +43,7 @@ pub fn of(info: &DeviceInfo) -> DeviceProfile {
 /// gets the profile of an average one of its kind: a plan can be made for another machine.
 #[must_use]
 pub fn look_up(device: DeviceSpec) -> (DeviceProfile, Option<DeviceInfo>) {
-    match crate::device::open(device) {
+    match firebrick_device::device::open(device) {
         Ok((_, info)) => (of(&info), Some(info)),
         Err(e) => {
             tracing::warn!("{e}; planning for a typical device of its kind");

@@ -1,5 +1,5 @@
 /* Stands in for NCCL between the cards of driver.cpp (STAND_IN_DEVICES). Ranks are threads of a process or processes of a machine: what
- * they send each other are files in its shared memory. It has the functions that backends/src/collective/nccl/library.rs asks for.
+ * they send each other are files in its shared memory. It has the functions that backends/collectives/src/nccl/library.rs asks for.
  *
  * A rank reads what it sends when its stream has come to the operation, and writes what it receives when all ranks' streams have: what
  * should have been in a buffer by then, and is not, is missed. Until then its stream waits, and no thread. As of NCCL's communicators

@@ -1,4 +1,4 @@
-/* Instructions of PTX that kernels of our own are made of (backends/src/kernels/cube/gemm/ptx.cuh has the card's). Addresses of shared memory
+/* Instructions of PTX that kernels of our own are made of (backends/kernels/src/cube/gemm/ptx.cuh has the card's). Addresses of shared memory
  * are bytes from its beginning. What a card does in the background is done where the kernel waits for it: a kernel that waits too little
  * computes with what was there before.
  */

@@ -2,10 +2,10 @@
 
 use super::rates::{linear, rates};
 use super::timing::{PATIENCE, seconds};
-use crate::device::DeviceInfo;
-use crate::transfer::HostTensor;
 use crate::{Error, Result, kernels};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+use firebrick_device::device::DeviceInfo;
+use firebrick_device::transfer::HostTensor;
 use firebrick_spec::{Backend, DeviceProfile, MatmulFlops, Origin};
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -7,7 +7,6 @@ use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Home;
 use firebrick_backends::collective::{Element, Flat};
-use firebrick_backends::transfer::HostTensor;
 use firebrick_core::Result;
 use firebrick_core::world::World;
 use firebrick_models::Decoder;
@@ -65,14 +64,14 @@ fn sum_on_host(own: Vec<(Option<Gradient>, [usize; 2])>, element: Element, world
     let mut shapes = Vec::with_capacity(own.len());
     for (gradient, shape) in own {
         flat.push(match gradient {
-            Some(gradient) => gradient.into_host()?.into_flat(),
+            Some(gradient) => Flat::from(gradient.into_host()?),
             None => Flat::zeros(element, shape[0] * shape[1]),
         });
         shapes.push(shape);
     }
     let lengths: Vec<usize> = flat.iter().map(Flat::len).collect();
     let sums = world.all_reduce(Flat::concat(flat))?;
-    let sum = |(values, shape)| Gradient::Host(HostTensor::from_flat(values, shape));
+    let sum = |(values, shape): (Flat, [usize; 2])| Gradient::Host(values.into_host_tensor(shape));
     Ok(sums.split(&lengths).zip(shapes).map(sum).collect())
 }
 

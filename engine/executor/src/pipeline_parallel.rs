@@ -77,7 +77,7 @@ impl<'a> Neighbours<'a> {
         let accounts = &self.runtime.accounts;
         let _held = accounts.hold(Category::Communication, Home::Host, own.bytes());
         let world = self.runtime.world();
-        world.send_to_stage(stage, own.into_flat_as_stored())
+        world.send_to_stage(stage, Flat::as_stored(own))
     }
 
     /// Tells the stage before that its rows were taken: it may send the next ones.
@@ -105,7 +105,7 @@ impl<'a> Neighbours<'a> {
         };
         let world = self.runtime.world();
         let values = world.receive_from_stage(stage, tokens * self.hidden, element)?;
-        let rows = HostTensor::from_flat(values, shape);
+        let rows = values.into_host_tensor(shape);
         let accounts = &self.runtime.accounts;
         let _held = accounts.hold(Category::Communication, Home::Host, rows.bytes());
         Ok(stored_as(rows.into_device(self.runtime.device()), self.stored))
@@ -310,7 +310,7 @@ impl Gradients {
                 continue;
             }
             let own = match self.take_own(index) {
-                Some(gradient) => gradient.into_host()?.into_flat(),
+                Some(gradient) => Flat::from(gradient.into_host()?),
                 None => Flat::zeros(element, spec.numel()),
             };
             let bytes = 2 * own.as_bytes().len();
@@ -319,8 +319,8 @@ impl Gradients {
             world.send_to_stage(other, own.clone())?;
             let theirs = world.receive_from_stage(other, own.len(), element)?;
             let [first, last] = if stage.is_first() { [own, theirs] } else { [theirs, own] };
-            let mut sum = HostTensor::from_flat(first, spec.rows_cols());
-            sum.add(HostTensor::from_flat(last, spec.rows_cols()));
+            let mut sum = first.into_host_tensor(spec.rows_cols());
+            sum.add(last.into_host_tensor(spec.rows_cols()));
             drop(held);
             self.put(index, Gradient::Host(sum), decoder.device());
         }

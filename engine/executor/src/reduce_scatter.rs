@@ -131,7 +131,7 @@ impl Layout {
             let Some(gradient) = own(index) else {
                 continue;
             };
-            let values = gradient.into_host()?.into_flat();
+            let values = Flat::from(gradient.into_host()?);
             for rank in 0..ranks {
                 let block = rank * self.block;
                 message.write(block + start, &values, partition.range_of(rank, numel));
@@ -148,7 +148,7 @@ impl Layout {
             let own = partition.range(numel).len();
             let shard = (own > 0).then(|| {
                 let values = sum.slice(start..start + own);
-                Gradient::Host(HostTensor::from_flat(values, Partition::shape(own)))
+                Gradient::Host(values.into_host_tensor(Partition::shape(own)))
             });
             (index, shard)
         };

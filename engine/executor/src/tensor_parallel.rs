@@ -17,7 +17,6 @@ use firebrick_backends::accounts::{Category, MemoryGuard};
 use firebrick_backends::collective::Flat;
 use firebrick_backends::kernels::backward_root;
 use firebrick_backends::precision::widened;
-use firebrick_backends::transfer::HostTensor;
 use firebrick_core::{Error, Result};
 use firebrick_models::attention::Qkv;
 use firebrick_models::decoder::Block;
@@ -204,7 +203,7 @@ impl Gradients {
                 && let Some(own) = self.take_own(index)
             {
                 let own = own.into_host()?;
-                parts.push((index, block, own.dims(), own.into_flat()));
+                parts.push((index, block, own.dims(), Flat::from(own)));
             }
         }
         if parts.is_empty() {
@@ -222,7 +221,7 @@ impl Gradients {
         for ((index, block, shape, own), whole) in parts.into_iter().zip(sum.split(&lengths)) {
             let start = first(&block);
             let values = whole.slice(start..start + own.len());
-            let sum = HostTensor::from_flat(values, shape);
+            let sum = values.into_host_tensor(shape);
             self.put(index, Gradient::Host(sum), decoder.device());
         }
         Ok(())

@@ -330,7 +330,7 @@ fn sources(folder: &Path, into: &mut String) {
 #[test]
 fn messages_that_troubleshooting_quotes_are_those_of_the_program() {
     let mut program = String::new();
-    for folder in ["src", "engine", "backends/src", "models/src"] {
+    for folder in ["src", "engine", "backends", "models/src"] {
         sources(&project().join(folder), &mut program);
     }
     let page = read(&project().join("docs/guides/troubleshooting.md"));

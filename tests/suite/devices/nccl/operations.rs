@@ -126,7 +126,7 @@ fn tensor(element: Element, rank: usize, len: usize, device: &Device) -> Tensor<
 fn as_values(tensor: Tensor<1>) -> Flat {
     let [len] = tensor.dims();
     let host = HostTensor::download(tensor.reshape([1, len])).expect("values");
-    host.into_flat_as_stored()
+    Flat::as_stored(host)
 }
 
 pub(super) fn tensors_give_the_bits_of_their_values_and_keep_their_own(_: &str) {

@@ -1,0 +1,27 @@
+//! Devices: names, probing, memory readings and accounts, host files, transfers. No crate above this one and
+//! `firebrick-collectives` and `firebrick-kernels` names a backend's feature or type.
+
+pub mod accounts;
+pub mod allocation_trace;
+pub mod allocator;
+pub mod collective_error;
+pub mod device;
+pub mod device_lost;
+pub mod driver_memory;
+pub mod environment;
+pub mod error;
+pub mod host;
+pub mod launches;
+pub mod memory;
+pub mod out_of_memory;
+pub mod panics;
+pub mod precision;
+pub mod quantized;
+pub mod toolkit;
+pub mod trace;
+pub mod transfer;
+
+pub use device::{DeviceInfo, DeviceSpec};
+pub use error::{Error, Result};
+pub use firebrick_spec::Precision;
+pub use precision::PrecisionExt;

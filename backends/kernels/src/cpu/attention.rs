@@ -1,0 +1,138 @@
+//! Causal attention over the packed rows of several sequences, with its gradient, and no `[heads, T, T]` anywhere.
+//!
+//! Queries are processed in blocks: a block's scores against all keys that it sees fit in a core's cache. The backward
+//! pass computes them again (as `FlashAttention` does; Dao et al., 2022), so that only queries, keys and values are
+//! saved. The query heads of a group share their key head's rows, and sequences with a common prefix share its rows:
+//! completions of one prompt need its keys and values once.
+
+mod backward;
+mod blocks;
+
+use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
+use super::gemm::{Matrix, Size, Target, multiply};
+use super::parallel::{SharedPtr, dims, elements, tensor, vectorised};
+use super::real::Real;
+use crate::families::Family;
+use crate::shapes::AttentionShape;
+use backward::backward;
+use blocks::{Block, Heads, Rows, probabilities};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use gemm::Parallelism;
+use rayon::prelude::*;
+
+/// Attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`: `[rows, heads, dim]`.
+///
+/// `None` where the kernels do not support the tensors.
+pub(super) fn attention(
+    q: &Tensor<3>,
+    k: &Tensor<3>,
+    v: &Tensor<3>,
+    sinks: Option<&Tensor<2>>,
+    shape: &AttentionShape,
+) -> Option<Tensor<3>> {
+    let known = [q, k, v].iter().all(|t| supports(t) && t.dtype() == q.dtype());
+    if !known || sinks.is_some_and(|t| !supports(t) || t.dtype() != q.dtype()) {
+        return None;
+    }
+    let inputs = [q, k, v].map(|t| input(t.clone()));
+    let kernel = Attention(shape.clone());
+    Some(match sinks {
+        None => run(kernel, inputs),
+        Some(sinks) => {
+            let [q, k, v] = inputs;
+            run(kernel, [q, k, v, input(sinks.clone())])
+        }
+    })
+}
+
+#[derive(Clone, Debug)]
+struct Attention(AttentionShape);
+
+impl Kernel<3> for Attention {
+    const NAME: &str = "attention";
+
+    fn forward(&self, [q, k, v]: &[FlexTensor; 3]) -> FlexTensor {
+        dispatch_float!(q.dtype(), forward(&self.0, [q, k, v], None))
+    }
+
+    fn backward(
+        &self,
+        saved: [Option<FlexTensor>; 3],
+        gradient: FlexTensor,
+        wanted: [bool; 3],
+    ) -> [Option<FlexTensor>; 3] {
+        let [q, k, v] = &all_saved(saved);
+        let (inputs, g) = ([q, k, v], &gradient);
+        let (gradients, _) = dispatch_float!(q.dtype(), backward(&self.0, inputs, None, g));
+        let mut wanted = wanted.into_iter();
+        gradients.map(|g| wanted.next().unwrap_or(false).then_some(g))
+    }
+}
+
+/// With sinks.
+impl Kernel<4> for Attention {
+    const NAME: &str = "attention";
+
+    fn forward(&self, [q, k, v, sinks]: &[FlexTensor; 4]) -> FlexTensor {
+        dispatch_float!(q.dtype(), forward(&self.0, [q, k, v], Some(sinks)))
+    }
+
+    fn backward(
+        &self,
+        saved: [Option<FlexTensor>; 4],
+        gradient: FlexTensor,
+        wanted: [bool; 4],
+    ) -> [Option<FlexTensor>; 4] {
+        let [q, k, v, sinks] = &all_saved(saved);
+        let (inputs, sinks, g) = ([q, k, v], Some(sinks), &gradient);
+        let ([q, k, v], sinks) = dispatch_float!(q.dtype(), backward(&self.0, inputs, sinks, g));
+        let mut wanted = wanted.into_iter();
+        let mut own = |g: Option<FlexTensor>| g.filter(|_| wanted.next().unwrap_or(false));
+        [own(Some(q)), own(Some(k)), own(Some(v)), own(sinks)]
+    }
+}
+
+fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: Option<&FlexTensor>) -> FlexTensor {
+    let sinks: Option<&[T]> = sinks.map(elements);
+    let heads = Heads::of(q, k);
+    let dims: [usize; 3] = dims(q);
+    let (q, k, v): (&[T], &[T], &[T]) = (elements(q), elements(k), elements(v));
+    let mut out = vec![T::ZERO; q.len()];
+    let target = SharedPtr(out.as_mut_ptr());
+    let sequences: Vec<Rows> = shape.families.all.iter().flat_map(Family::sequences).collect();
+    let tasks: Vec<(usize, &Rows, Block)> = sequences
+        .iter()
+        .flat_map(|rows| rows.blocks(shape.window).map(move |block| (rows, block)))
+        .flat_map(|(rows, block)| (0..heads.query).map(move |head| (head, rows, block.clone())))
+        .collect();
+    let one = Parallelism::None;
+    tasks.par_iter().for_each_init(Default::default, |(scores, shares): &mut (Vec<T>, Vec<T>), (head, rows, block)| {
+        let (head, kv) = (*head, head / heads.group());
+        let (m, n) = (block.queries.len(), block.keys.len());
+        scores.resize(m * n, T::ZERO);
+        let query = heads.query(rows.own_row(block.queries.start), head);
+        let queries = Matrix::row_major(&q[query..], heads.q_row());
+        for (tokens, row) in rows.runs(&block.keys) {
+            let keys = Matrix::row_major(&k[heads.key(row, kv)..], heads.kv_row());
+            let tile = Target::new(&mut scores[tokens.start - block.keys.start..], n, false);
+            let size = Size { m, k: heads.dim, n: tokens.len() };
+            multiply(size, tile, queries, keys.transposed(), one);
+        }
+        vectorised(
+            #[inline(always)]
+            || probabilities(scores, block, shape, sinks.map(|all| all[head]), shares),
+        );
+        // SAFETY: no other task writes this head of these rows.
+        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+        let start = unsafe { target.get().add(query) };
+        for (i, (tokens, row)) in rows.runs(&block.keys).enumerate() {
+            let values = Matrix::row_major(&v[heads.key(row, kv)..], heads.kv_row());
+            let weights = Matrix::row_major(&scores[tokens.start - block.keys.start..], n);
+            let mixed = Target { start, row: heads.q_row(), add: i > 0 };
+            let size = Size { m, k: tokens.len(), n: heads.dim };
+            multiply(size, mixed, weights, values, one);
+        }
+    });
+    tensor(out, dims)
+}

@@ -1,0 +1,156 @@
+//! Blocks of queries, the rows of the keys that they see, and their probabilities.
+
+use crate::cpu::parallel::dims;
+use crate::cpu::real::{Real, largest};
+use crate::families::Family;
+use crate::shapes::AttentionShape;
+use burn::backend::flex::FlexTensor;
+use std::ops::Range;
+
+/// Queries of a block.
+const BLOCK: usize = 64;
+
+/// The layout of heads in rows of queries and of keys.
+#[derive(Clone, Copy)]
+pub(super) struct Heads {
+    pub(super) query: usize,
+    pub(super) kv: usize,
+    pub(super) dim: usize,
+}
+
+impl Heads {
+    pub(super) fn of(q: &FlexTensor, k: &FlexTensor) -> Self {
+        let ([_, heads, dim], [_, kv, _]) = (dims(q), dims(k));
+        Self { query: heads, kv, dim }
+    }
+
+    pub(super) fn group(self) -> usize {
+        self.query / self.kv
+    }
+
+    pub(super) fn q_row(self) -> usize {
+        self.query * self.dim
+    }
+
+    pub(super) fn kv_row(self) -> usize {
+        self.kv * self.dim
+    }
+
+    /// Offset of a head in a row of queries.
+    pub(super) fn query(self, row: usize, head: usize) -> usize {
+        row * self.q_row() + head * self.dim
+    }
+
+    /// Offset of a key head in a row of keys.
+    pub(super) fn key(self, row: usize, kv: usize) -> usize {
+        row * self.kv_row() + kv * self.dim
+    }
+}
+
+/// The rows of one sequence: the shared prefix, then its own. Tokens are numbered through both.
+#[derive(Clone, Debug)]
+pub(super) struct Rows {
+    prefix: Range<usize>,
+    own: Range<usize>,
+}
+
+impl Rows {
+    /// The row of a token that is not in the prefix.
+    pub(super) fn own_row(&self, token: usize) -> usize {
+        self.own.start + token - self.prefix.len()
+    }
+
+    /// Tokens as runs of consecutive rows: each run's tokens and its first row.
+    pub(super) fn runs(&self, tokens: &Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
+        let shared = self.prefix.len();
+        let first = tokens.start.min(shared)..tokens.end.min(shared);
+        let second = tokens.start.max(shared)..tokens.end.max(shared);
+        [(first.clone(), self.prefix.start + first.start), (second.clone(), self.own.start + second.start - shared)]
+            .into_iter()
+            .filter(|(tokens, _)| !tokens.is_empty())
+    }
+
+    /// Blocks of the sequence's own queries.
+    pub(super) fn blocks(&self, window: Option<usize>) -> impl Iterator<Item = Block> + use<> {
+        let (first, end) = (self.prefix.len(), self.prefix.len() + self.own.len());
+        (first..end).step_by(BLOCK).map(move |start| {
+            let end = (start + BLOCK).min(end);
+            let oldest = window.map_or(0, |w| (start + 1).saturating_sub(w));
+            Block { queries: start..end, keys: oldest..end }
+        })
+    }
+}
+
+impl Family {
+    /// Every sequence of queries: the prefix by itself, then each member after it.
+    pub(super) fn sequences(&self) -> impl Iterator<Item = Rows> + '_ {
+        let prefix = Rows { prefix: self.prefix.start..self.prefix.start, own: self.prefix.clone() };
+        std::iter::once(prefix)
+            .chain(self.members.iter().map(|own| Rows { prefix: self.prefix.clone(), own: own.clone() }))
+    }
+}
+
+/// A block of queries and the keys that any of them sees, as tokens of their sequence.
+#[derive(Clone)]
+pub(super) struct Block {
+    pub(super) queries: Range<usize>,
+    pub(super) keys: Range<usize>,
+}
+
+/// Turns the scores of a block into probabilities, row by row, in place; masked keys get 0. Where a sink takes part,
+/// its share of each row is written to `shares`.
+#[inline(always)]
+pub(super) fn probabilities<T: Real>(
+    scores: &mut [T],
+    block: &Block,
+    shape: &AttentionShape,
+    sink: Option<T>,
+    shares: &mut Vec<T>,
+) {
+    let width = block.keys.len();
+    shares.clear();
+    for (query, row) in block.queries.clone().zip(scores.chunks_exact_mut(width)) {
+        let (seen, rest) = row.split_at_mut(query + 1 - block.keys.start);
+        rest.fill(T::ZERO);
+        let oldest = shape.window.map_or(0, |w| (query + 1).saturating_sub(w));
+        let (unseen, seen) = seen.split_at_mut(oldest.saturating_sub(block.keys.start));
+        unseen.fill(T::ZERO);
+        shares.extend(softmax(seen, shape, sink));
+    }
+}
+
+/// The softmax of a row of products, in place; the share of the sink that takes part in it.
+#[inline(always)]
+fn softmax<T: Real>(row: &mut [T], shape: &AttentionShape, sink: Option<T>) -> Option<T> {
+    let scale = T::of(shape.scale);
+    match shape.softcap {
+        None => row.iter_mut().for_each(|s| *s = *s * scale),
+        Some(cap) => {
+            let (cap, shrink) = (T::of(cap), T::of(shape.scale / cap));
+            for s in row.iter_mut() {
+                *s = (*s * shrink).tanh() * cap;
+            }
+        }
+    }
+    let max = largest(row);
+    let max = sink.map_or(max, |sink| max.larger(sink));
+    let mut sums = [T::ZERO; 16];
+    let mut chunks = row.chunks_exact_mut(16);
+    for chunk in &mut chunks {
+        for (s, sum) in chunk.iter_mut().zip(&mut sums) {
+            *s = (*s - max).exp();
+            *sum += *s;
+        }
+    }
+    for s in chunks.into_remainder() {
+        *s = (*s - max).exp();
+        sums[0] += *s;
+    }
+    let own = sink.map(|sink| (sink - max).exp());
+    let all = sums.into_iter().sum::<T>() + own.unwrap_or(T::ZERO);
+    let inverse = T::ONE / all;
+    for s in row.iter_mut() {
+        *s = *s * inverse;
+    }
+    own.map(|own| own * inverse)
+}

@@ -1,0 +1,316 @@
+//! Causal depthwise convolution with `SiLU`, within each sequence, and its gradients.
+
+use super::autodiff::{
+    Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, supports, to_tensor,
+};
+use super::glu::sigmoid;
+use super::parallel::{SharedPtr, dims, elements, elements_mut, for_each, tensor, vectorised};
+use super::real::Real;
+use crate::delta::{SequenceRows, StateRows};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Rows of a task.
+const ROWS: usize = 64;
+
+/// Channels at a time: a page of f32 of each row.
+const BLOCK: usize = 1024;
+
+/// `silu(Σₜ w[c, t] · x[row − (taps − 1) + t, c])` of `x`, `[rows, channels]`, and `w`, `[channels, taps]`.
+///
+/// `None` where the kernels do not support the tensors.
+pub(super) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
+    if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
+        return None;
+    }
+    let kernel = Convolution(sequences.clone());
+    Some(run(kernel, [input(x.clone()), input(w.clone())]))
+}
+
+/// The same of sequences that begin with their last inputs in a pool, `[slots, (taps − 1) · channels]`, where the new
+/// last ones go.
+///
+/// Gives the pool back where the kernels do not support the tensors.
+pub(super) fn continue_convolution(
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    pool: Tensor<2>,
+    sequences: &SequenceRows,
+) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+    let same = is_full_precision(x) && w.dtype() == x.dtype() && pool.dtype() == x.dtype();
+    if !same || x.device().is_autodiff() {
+        return Err(pool);
+    }
+    let (x, w, mut pool) = (detached(x.clone()), detached(w.clone()), detached::<2>(pool));
+    let out = dispatch_float!(x.dtype(), continued(&x, &w, &mut pool, sequences));
+    Ok((to_tensor(out), to_tensor(pool)))
+}
+
+#[derive(Clone, Debug)]
+struct Convolution(SequenceRows);
+
+impl Kernel<2> for Convolution {
+    const NAME: &str = "convolution";
+
+    fn forward(&self, inputs: &[FlexTensor; 2]) -> FlexTensor {
+        dispatch_float!(inputs[0].dtype(), forward(inputs, &self.0))
+    }
+
+    fn backward(
+        &self,
+        saved: [Option<FlexTensor>; 2],
+        gradient: FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        let inputs = all_saved(saved);
+        let [dx, dw] = dispatch_float!(inputs[0].dtype(), backward(&inputs, &gradient, &self.0));
+        [wanted[0].then_some(dx), wanted[1].then_some(dw)]
+    }
+}
+
+/// The taps, `[taps, channels]`.
+fn taps_of<T: Real>(w: &[T], channels: usize, taps: usize) -> Vec<T> {
+    let mut all = vec![T::ZERO; taps * channels];
+    for (tap, all) in all.chunks_exact_mut(channels).enumerate() {
+        for (own, w) in all.iter_mut().zip(w.chunks_exact(taps)) {
+            *own = w[tap];
+        }
+    }
+    all
+}
+
+/// The sum of what a row's inputs give: `inputs(tap)` are those of a tap, where there are any, and its weights begin
+/// `stride` numbers after those of the tap before.
+#[inline(always)]
+fn sum_taps<'a, T: Real>(
+    sum: &mut [T],
+    w: &[T],
+    stride: usize,
+    taps: usize,
+    inputs: impl Fn(usize) -> Option<&'a [T]>,
+) {
+    let width = sum.len();
+    sum.fill(T::ZERO);
+    for tap in 0..taps {
+        let Some(x) = inputs(tap) else { continue };
+        let w = &w[tap * stride..][..width];
+        for ((sum, &x), &w) in sum.iter_mut().zip(x).zip(w) {
+            *sum += x * w;
+        }
+    }
+}
+
+/// Consecutive rows of a sequence, and all rows of that sequence.
+struct Piece {
+    rows: Range<usize>,
+    sequence: Range<usize>,
+}
+
+/// The rows of all sequences in tasks of [`ROWS`] or somewhat more. A task takes whole rows: the same columns of the
+/// next row lie pages apart, where hardware prefetchers do not follow.
+fn tasks(sequences: &[StateRows]) -> Vec<Vec<Piece>> {
+    let mut all: Vec<Vec<Piece>> = Vec::new();
+    let mut room = 0;
+    for StateRows { rows, .. } in sequences {
+        for start in rows.clone().step_by(ROWS) {
+            let piece = Piece { rows: start..(start + ROWS).min(rows.end), sequence: rows.clone() };
+            if room == 0 {
+                all.push(Vec::new());
+                room = ROWS;
+            }
+            room = room.saturating_sub(piece.rows.len());
+            all.last_mut().expect("one was pushed").push(piece);
+        }
+    }
+    all
+}
+
+fn forward<T: Real>([x, w]: &[FlexTensor; 2], sequences: &[StateRows]) -> FlexTensor {
+    let ([rows, channels], [_, taps]) = (dims(x), dims(w));
+    let (x, w): (&[T], &[T]) = (elements(x), elements(w));
+    let w = taps_of(w, channels, taps);
+    let mut out = vec![T::ZERO; rows * channels];
+    let target = SharedPtr(out.as_mut_ptr());
+    tasks(sequences).par_iter().for_each(|task| {
+        let places = task.iter().flat_map(|piece| {
+            let blocks = (0..channels).step_by(BLOCK);
+            blocks.map(move |first| (piece, first))
+        });
+        for (Piece { rows, sequence }, first) in places {
+            let width = BLOCK.min(channels - first);
+            vectorised(
+                #[inline(always)]
+                || {
+                    for row in rows.clone() {
+                        // SAFETY: no other task writes this row.
+                        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                        let y = unsafe {
+                            let at = target.get().add(row * channels + first);
+                            std::slice::from_raw_parts_mut(at, width)
+                        };
+                        sum_taps(y, &w[first..], channels, taps, |tap| {
+                            let source = (row + tap + 1).checked_sub(taps)?;
+                            (source >= sequence.start).then(|| &x[source * channels + first..][..width])
+                        });
+                        for y in y {
+                            *y = *y * sigmoid(*y);
+                        }
+                    }
+                },
+            );
+        }
+    });
+    tensor(out, [rows, channels])
+}
+
+/// Gradients of inputs and taps. The sums before `SiLU` are computed again.
+fn backward<T: Real>([x, w]: &[FlexTensor; 2], gradient: &FlexTensor, sequences: &[StateRows]) -> [FlexTensor; 2] {
+    let ([rows, channels], [_, taps]) = (dims(x), dims(w));
+    let (x, w): (&[T], &[T]) = (elements(x), elements(w));
+    let pass = Pass { x, w: &taps_of(w, channels, taps), g: elements(gradient), channels, taps };
+    let mut dx = vec![T::ZERO; rows * channels];
+    let target = SharedPtr(dx.as_mut_ptr());
+    let partial: Vec<Vec<T>> = tasks(sequences)
+        .par_iter()
+        .map(|task| {
+            let mut d_taps = vec![T::ZERO; taps * channels];
+            let mut recent = vec![T::ZERO; taps * BLOCK];
+            for piece in task {
+                for first in (0..channels).step_by(BLOCK) {
+                    pass.block(piece, first, &mut recent, &mut d_taps, target);
+                }
+            }
+            d_taps
+        })
+        .collect();
+    let mut dw = vec![T::ZERO; channels * taps];
+    for part in partial {
+        for (tap, part) in part.chunks_exact(channels).enumerate() {
+            for (c, &own) in part.iter().enumerate() {
+                dw[c * taps + tap] += own;
+            }
+        }
+    }
+    [tensor(dx, [rows, channels]), tensor(dw, [channels, taps])]
+}
+
+/// What a backward pass reads.
+struct Pass<'a, T> {
+    x: &'a [T],
+    /// `[taps, channels]`.
+    w: &'a [T],
+    g: &'a [T],
+    channels: usize,
+    taps: usize,
+}
+
+impl<T: Real> Pass<'_, T> {
+    /// Gradients of some channels of a piece's inputs, and what its rows add to those of the taps. An input has
+    /// gradients of the sums of its own row and of the `taps − 1` rows after it: `recent` keeps so many of them.
+    fn block(
+        &self,
+        Piece { rows, sequence }: &Piece,
+        first: usize,
+        recent: &mut [T],
+        d_taps: &mut [T],
+        target: SharedPtr<T>,
+    ) {
+        let (channels, taps) = (self.channels, self.taps);
+        let width = BLOCK.min(channels - first);
+        let own = |row: usize| row * channels + first..row * channels + first + width;
+        vectorised(
+            #[inline(always)]
+            || {
+                let end = (rows.end + taps - 1).min(sequence.end);
+                for row in rows.start..rows.end + taps - 1 {
+                    if row < end {
+                        let dz = &mut recent[row % taps * BLOCK..][..width];
+                        let source = |tap: usize| {
+                            let source = (row + tap + 1).checked_sub(taps)?;
+                            (source >= sequence.start).then(|| &self.x[own(source)])
+                        };
+                        sum_taps(dz, &self.w[first..], channels, taps, source);
+                        for (z, &g) in dz.iter_mut().zip(&self.g[own(row)]) {
+                            let s = sigmoid(*z);
+                            *z = g * s * (T::ONE + *z * (T::ONE - s));
+                        }
+                        for tap in (0..taps).filter(|_| row < rows.end) {
+                            let Some(x) = source(tap) else { continue };
+                            let d_tap = &mut d_taps[tap * channels + first..][..width];
+                            for ((d, &x), &dz) in d_tap.iter_mut().zip(x).zip(&*dz) {
+                                *d += x * dz;
+                            }
+                        }
+                    }
+                    // the last sum that an input is in has been there by now
+                    let Some(input) = (row + 1).checked_sub(taps) else {
+                        continue;
+                    };
+                    if !rows.contains(&input) {
+                        continue;
+                    }
+                    // SAFETY: no other task writes this row.
+                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                    let dx = unsafe {
+                        let at = target.get().add(input * channels + first);
+                        std::slice::from_raw_parts_mut(at, width)
+                    };
+                    sum_taps(dx, &self.w[first..], channels, taps, |tap| {
+                        let reader = input + taps - 1 - tap;
+                        (reader < end).then(|| &recent[reader % taps * BLOCK..][..width])
+                    });
+                }
+            },
+        );
+    }
+}
+
+fn continued<T: Real>(x: &FlexTensor, w: &FlexTensor, pool: &mut FlexTensor, sequences: &[StateRows]) -> FlexTensor {
+    let ([rows, channels], [_, taps]) = (dims(x), dims(w));
+    let (x, w): (&[T], &[T]) = (elements(x), elements(w));
+    let own = taps_of(w, channels, taps);
+    let mut out = vec![T::ZERO; rows * channels];
+    let (target, size) = (SharedPtr(out.as_mut_ptr()), (taps - 1) * channels);
+    let pool = SharedPtr(elements_mut::<T>(pool).as_mut_ptr());
+    for_each(sequences.len(), |sequence| {
+        let StateRows { rows, slot, begins } = &sequences[sequence];
+        // SAFETY: no two sequences have a slot or a row in common.
+        #[allow(unsafe_code, reason = "tasks write disjoint parts of two tensors")]
+        let (last, y) = unsafe {
+            let last = std::slice::from_raw_parts_mut(pool.get().add(slot * size), size);
+            let first = target.get().add(rows.start * channels);
+            (last, std::slice::from_raw_parts_mut(first, rows.len() * channels))
+        };
+        if *begins {
+            last.fill(T::ZERO);
+        }
+        vectorised(
+            #[inline(always)]
+            || {
+                for (i, y) in y.chunks_exact_mut(channels).enumerate() {
+                    // of the sequence's inputs, those before `taps − 1` are in the state
+                    sum_taps(y, &own, channels, taps, |tap| {
+                        Some(match (i + tap).checked_sub(taps - 1) {
+                            None => &last[(i + tap) * channels..][..channels],
+                            Some(new) => &x[(rows.start + new) * channels..][..channels],
+                        })
+                    });
+                    for y in y {
+                        *y = *y * sigmoid(*y);
+                    }
+                }
+            },
+        );
+        let mut kept = Vec::with_capacity(size);
+        for index in rows.len()..rows.len() + taps - 1 {
+            kept.extend_from_slice(match index.checked_sub(taps - 1) {
+                None => &last[index * channels..][..channels],
+                Some(new) => &x[(rows.start + new) * channels..][..channels],
+            });
+        }
+        last.copy_from_slice(&kept);
+    });
+    tensor(out, [rows, channels])
+}

@@ -1,0 +1,155 @@
+//! The gated delta rule (Yang et al., 2024, arXiv:2412.06464) over the rows of several sequences, with its gradient.
+//!
+//! A value head has a state S of shape `[key_dim, value_dim]`. A token decays it by eᵍ, replaces a part β of what it
+//! holds for the key k by the value v, and reads it with the query q: `S ← eᵍ S`, `S ← S + k (β (v − Sᵀ k))ᵀ`, `o = Sᵀ
+//! q`. Queries and keys are divided by their norms first, queries also by √`key_dim`. One token is computed like this
+//! (`token`); longer sequences in chunks (`chunk`).
+
+mod backward;
+mod chunk;
+mod factors;
+mod inputs;
+mod products;
+mod token;
+
+use super::autodiff::{Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, to_tensor};
+use super::parallel::{SharedPtr, dims, elements_mut, for_each_init, tensor};
+use super::real::Real;
+use crate::delta::{DeltaHeads, SequenceRows, StateRows};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use chunk::{CHUNK, Keys, Scratch};
+use inputs::Inputs;
+use token::step;
+
+/// Of `qkv`, `[rows, channels]`, log decays `g` and `beta`, `[rows, value heads]` each: `[rows, value heads ·
+/// value_dim]`. All in f32 or f64.
+///
+/// `None` where the kernels do not support the tensors.
+pub(super) fn gated_delta_rule(
+    qkv: &Tensor<2>,
+    g: &Tensor<2>,
+    beta: &Tensor<2>,
+    heads: DeltaHeads,
+    sequences: &SequenceRows,
+) -> Option<Tensor<2>> {
+    if ![qkv, g, beta].iter().all(|t| is_full_precision(t) && t.dtype() == qkv.dtype()) {
+        return None;
+    }
+    let kernel = DeltaRule { heads, sequences: sequences.clone() };
+    let inputs = [qkv, g, beta].map(|t| input(t.clone()));
+    Some(run(kernel, inputs))
+}
+
+/// The same of sequences that begin with their states in a pool, `[slots, state]`, where the new ones go.
+///
+/// Gives the pool back where the kernels do not support the tensors.
+pub(super) fn continue_delta_rule(
+    [qkv, g, beta]: [&Tensor<2>; 3],
+    pool: Tensor<2>,
+    heads: DeltaHeads,
+    sequences: &SequenceRows,
+) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+    let same = [qkv, g, beta, &pool].iter().all(|t| is_full_precision(t) && t.dtype() == qkv.dtype());
+    if !same || qkv.device().is_autodiff() {
+        return Err(pool);
+    }
+    let inputs = [qkv, g, beta].map(|t| detached(t.clone()));
+    let mut pool = detached::<2>(pool);
+    let dtype = inputs[0].dtype();
+    let out = dispatch_float!(dtype, forward(&inputs, heads, sequences, Some(&mut pool)));
+    Ok((to_tensor(out), to_tensor(pool)))
+}
+
+#[derive(Clone, Debug)]
+struct DeltaRule {
+    heads: DeltaHeads,
+    sequences: SequenceRows,
+}
+
+impl Kernel<3> for DeltaRule {
+    const NAME: &str = "delta rule";
+
+    fn forward(&self, inputs: &[FlexTensor; 3]) -> FlexTensor {
+        let dtype = inputs[0].dtype();
+        dispatch_float!(dtype, forward(inputs, self.heads, &self.sequences, None))
+    }
+
+    fn backward(
+        &self,
+        saved: [Option<FlexTensor>; 3],
+        gradient: FlexTensor,
+        wanted: [bool; 3],
+    ) -> [Option<FlexTensor>; 3] {
+        let inputs = all_saved(saved);
+        let gradients =
+            dispatch_float!(inputs[0].dtype(), all_gradients(&inputs, &gradient, self.heads, &self.sequences));
+        let mut wanted = wanted.into_iter();
+        gradients.map(|g| wanted.next().unwrap_or(false).then_some(g))
+    }
+}
+
+fn all_gradients<T: Real>(
+    inputs: &[FlexTensor; 3],
+    gradient: &FlexTensor,
+    heads: DeltaHeads,
+    sequences: &[StateRows],
+) -> [FlexTensor; 3] {
+    backward::backward::<T>(inputs, gradient, heads, sequences)
+}
+
+fn forward<T: Real>(
+    tensors: &[FlexTensor; 3],
+    heads: DeltaHeads,
+    sequences: &[StateRows],
+    pool: Option<&mut FlexTensor>,
+) -> FlexTensor {
+    let inputs = Inputs::<T>::of(tensors, heads);
+    let [rows, _] = dims(&tensors[0]);
+    let mut out = vec![T::ZERO; rows * inputs.out_row()];
+    let target = SharedPtr(out.as_mut_ptr());
+    let pool = pool.map(|pool| SharedPtr(elements_mut::<T>(pool).as_mut_ptr()));
+    let tasks: Vec<(&StateRows, usize)> =
+        sequences.iter().flat_map(|sequence| (0..heads.keys).map(move |head| (sequence, head))).collect();
+    let size = heads.key_dim * heads.value_dim;
+    let buffers = || (Keys::default(), Scratch::default(), Vec::new());
+    for_each_init(tasks.len(), buffers, |(keys, scratch, delta), task| {
+        let (sequence, key_head) = &tasks[task];
+        let own = heads.group() * size;
+        let mut zeros = Vec::new();
+        let states = match pool {
+            // SAFETY: no two tasks have a slot and a head in common.
+            #[allow(unsafe_code, reason = "tasks write disjoint parts of the pool")]
+            Some(pool) => unsafe {
+                let first = sequence.slot * heads.state() + key_head * own;
+                std::slice::from_raw_parts_mut(pool.get().add(first), own)
+            },
+            None => {
+                zeros.resize(own, T::ZERO);
+                &mut zeros
+            }
+        };
+        if sequence.begins {
+            states.fill(T::ZERO);
+        }
+        if let [row] = sequence.rows.clone().collect::<Vec<_>>()[..] {
+            step(&inputs, *key_head, row, states, delta, target);
+        } else {
+            for start in sequence.rows.clone().step_by(CHUNK) {
+                let end = (start + CHUNK).min(sequence.rows.end);
+                keys.load(&inputs, *key_head, start..end);
+                for (i, state) in states.chunks_exact_mut(size).enumerate() {
+                    let head = key_head * heads.group() + i;
+                    // SAFETY: no other task writes this head of these rows.
+                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                    let out = unsafe {
+                        let at = start * inputs.out_row() + head * heads.value_dim;
+                        target.get().add(at)
+                    };
+                    scratch.forward(&inputs, head, start..end, keys, state, out);
+                }
+            }
+        }
+    });
+    tensor(out, [rows, inputs.out_row()])
+}

@@ -1,0 +1,191 @@
+//! The gate of a gated MLP: silu(gate) · up (`SwiGLU`; Shazeer, 2020), and that of gpt-oss's experts.
+
+use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
+use super::parallel::{by_rows, by_rows_of_two, dims, elements, tensor, vectorised};
+use super::real::Real;
+use crate::clamped_swiglu::ALPHA;
+use crate::shapes::Gate;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+
+/// Elements of a task.
+const BLOCK: usize = 1 << 13;
+
+/// `silu(gate) · up`, element by element.
+///
+/// `None` where the kernel does not support the activation or the tensors.
+pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+    let known = activation == Gate::Silu && supports(gate) && supports(up);
+    if !known || gate.dtype() != up.dtype() {
+        return None;
+    }
+    Some(run(Glu, [input(gate.clone()), input(up.clone())]))
+}
+
+#[derive(Clone, Debug)]
+struct Glu;
+
+impl Kernel<2> for Glu {
+    const NAME: &str = "gate";
+
+    fn forward(&self, [gate, up]: &[FlexTensor; 2]) -> FlexTensor {
+        dispatch_float!(gate.dtype(), forward(gate, up))
+    }
+
+    fn backward(
+        &self,
+        saved: [Option<FlexTensor>; 2],
+        gradient: FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        let [gate, up] = all_saved(saved);
+        let [d_gate, d_up] = dispatch_float!(gate.dtype(), backward(&gate, &up, &gradient));
+        [wanted[0].then_some(d_gate), wanted[1].then_some(d_up)]
+    }
+}
+
+fn forward<T: Real>(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
+    let shape = gate.layout().shape().clone();
+    let (gate, up): (&[T], &[T]) = (elements(gate), elements(up));
+    let mut out = vec![T::ZERO; gate.len()];
+    by_rows(&mut out, BLOCK, 1, |block, out| {
+        let from = block * BLOCK;
+        let (gate, up) = (&gate[from..][..out.len()], &up[from..][..out.len()]);
+        vectorised(
+            #[inline(always)]
+            || {
+                for i in 0..out.len() {
+                    out[i] = gate[i] * sigmoid(gate[i]) * up[i];
+                }
+            },
+        );
+    });
+    tensor(out, shape)
+}
+
+/// With s = σ(gate): d up = g · gate · s, d gate = g · up · s (1 + gate (1 − s)).
+fn backward<T: Real>(gate: &FlexTensor, up: &FlexTensor, g: &FlexTensor) -> [FlexTensor; 2] {
+    let shape = gate.layout().shape().clone();
+    let (gate, up, g): (&[T], &[T], &[T]) = (elements(gate), elements(up), elements(g));
+    let mut d_gate = vec![T::ZERO; gate.len()];
+    let mut d_up = vec![T::ZERO; gate.len()];
+    by_rows_of_two((&mut d_gate, BLOCK), (&mut d_up, BLOCK), 1, |block, d_gate, d_up| {
+        let (from, n) = (block * BLOCK, d_gate.len());
+        let (gate, up, g) = (&gate[from..][..n], &up[from..][..n], &g[from..][..n]);
+        let d_up = &mut d_up[..n];
+        vectorised(
+            #[inline(always)]
+            || {
+                for i in 0..n {
+                    let s = sigmoid(gate[i]);
+                    d_up[i] = g[i] * gate[i] * s;
+                    d_gate[i] = g[i] * up[i] * s * (T::ONE + gate[i] * (T::ONE - s));
+                }
+            },
+        );
+    });
+    [tensor(d_gate, shape.clone()), tensor(d_up, shape)]
+}
+
+/// `(up + 1) · gate · σ(1.702 gate)` of rows `[gate | up]`, clamped.
+///
+/// `None` where the kernel does not support the tensor.
+pub(super) fn clamped(x: &Tensor<2>, limit: f64) -> Option<Tensor<2>> {
+    supports(x).then(|| run(Clamped { limit }, [input(x.clone())]))
+}
+
+#[derive(Clone, Debug)]
+struct Clamped {
+    limit: f64,
+}
+
+impl Kernel<1> for Clamped {
+    const NAME: &str = "gate";
+
+    fn forward(&self, [x]: &[FlexTensor; 1]) -> FlexTensor {
+        dispatch_float!(x.dtype(), clamped_forward(x, self.limit))
+    }
+
+    fn backward(
+        &self,
+        saved: [Option<FlexTensor>; 1],
+        gradient: FlexTensor,
+        _wanted: [bool; 1],
+    ) -> [Option<FlexTensor>; 1] {
+        let [x] = &all_saved(saved);
+        let d_x = dispatch_float!(x.dtype(), clamped_backward(x, &gradient, self.limit));
+        [Some(d_x)]
+    }
+}
+
+/// Rows of a task whose rows have so many numbers.
+fn rows_of(width: usize) -> usize {
+    (BLOCK / width.max(1)).max(1)
+}
+
+fn clamped_forward<T: Real>(x: &FlexTensor, limit: f64) -> FlexTensor {
+    let [rows, both] = dims(x);
+    let (x, width, limit, alpha): (&[T], _, _, _) = (elements(x), both / 2, T::of(limit), T::of(ALPHA));
+    let mut out = vec![T::ZERO; rows * width];
+    let each = rows_of(width);
+    by_rows(&mut out, width, each, |block, out| {
+        let x = &x[block * each * both..];
+        vectorised(
+            #[inline(always)]
+            || {
+                for (x, out) in x.chunks_exact(both).zip(out.chunks_exact_mut(width)) {
+                    let (gate, up) = x.split_at(width);
+                    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+                        let gate = smaller(gate, limit);
+                        let up = smaller(up, limit).larger(-limit);
+                        *out = (up + T::ONE) * gate * sigmoid(alpha * gate);
+                    }
+                }
+            },
+        );
+    });
+    tensor(out, [rows, width])
+}
+
+/// With s = σ(α gate): `d up = g · gate · s` and `d gate = g · (up + 1) · s · (1 + α gate (1 − s))`, zero where the
+/// limit holds.
+fn clamped_backward<T: Real>(x: &FlexTensor, g: &FlexTensor, limit: f64) -> FlexTensor {
+    let [rows, both] = dims(x);
+    let (x, g): (&[T], &[T]) = (elements(x), elements(g));
+    let (width, limit, alpha) = (both / 2, T::of(limit), T::of(ALPHA));
+    let mut out = vec![T::ZERO; rows * both];
+    let each = rows_of(both);
+    by_rows(&mut out, both, each, |block, out| {
+        let (x, g) = (&x[block * each * both..], &g[block * each * width..]);
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = x.chunks_exact(both).zip(g.chunks_exact(width));
+                for (out, (x, g)) in out.chunks_exact_mut(both).zip(rows) {
+                    let (gates, ups) = x.split_at(width);
+                    let (d_gates, d_ups) = out.split_at_mut(width);
+                    for i in 0..width {
+                        let gate = smaller(gates[i], limit);
+                        let up = smaller(ups[i], limit).larger(-limit);
+                        let s = sigmoid(alpha * gate);
+                        let slope = s * (T::ONE + alpha * gate * (T::ONE - s));
+                        let open = |x: T| if x > limit { T::ZERO } else { T::ONE };
+                        d_ups[i] = g[i] * gate * s * open(ups[i]) * open(-ups[i]);
+                        d_gates[i] = g[i] * (up + T::ONE) * slope * open(gates[i]);
+                    }
+                }
+            },
+        );
+    });
+    tensor(out, [rows, both])
+}
+
+#[inline(always)]
+fn smaller<T: Real>(a: T, b: T) -> T {
+    -(-a).larger(-b)
+}
+
+#[inline(always)]
+pub(super) fn sigmoid<T: Real>(x: T) -> T {
+    T::ONE / (T::ONE + (-x).exp())
+}

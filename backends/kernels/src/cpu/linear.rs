@@ -1,0 +1,137 @@
+//! Matrix products: x · Wᵀ with its gradients, which have the memory layout of `W`, and products without autodiff.
+
+use super::autodiff::{Kernel, all_saved, compute_dtype, detached, dispatch_float, input, run, supports, to_tensor};
+use super::gemm::{Matrix, Size, Target, multiply};
+use super::half;
+use super::parallel::{dims, elements, tensor};
+use super::real::Real;
+use super::skinny_gemm::{MAX_ROWS, products};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use firebrick_device::trace::span;
+use gemm::Parallelism;
+
+/// Multiplications from which a product runs in parallel.
+const LARGE: usize = 1 << 20;
+
+/// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
+///
+/// `w` must be a leaf of the graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs
+/// it.
+///
+/// `None` where the kernels do not support the tensors.
+pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
+        return None;
+    }
+    let kernel = Linear { trains: w.is_require_grad() };
+    Some(run(kernel, [input(x.clone()), input(w.clone())]))
+}
+
+#[derive(Clone, Debug)]
+struct Linear {
+    trains: bool,
+}
+
+impl Kernel<2> for Linear {
+    const NAME: &str = "product";
+
+    fn saves(&self) -> [bool; 2] {
+        [self.trains, true]
+    }
+
+    fn forward(&self, [x, w]: &[FlexTensor; 2]) -> FlexTensor {
+        let ([rows, inner], [outputs, _]) = (dims(x), dims(w));
+        if rows <= MAX_ROWS {
+            let out = dispatch_float!(x.dtype(), products(x, std::slice::from_ref(w), None));
+            let one = out.into_iter().next();
+            one.unwrap_or_else(|| unreachable!("one each"))
+        } else {
+            let size = [rows, inner, outputs];
+            dispatch_float!(x.dtype(), multiplied(size, (x, [inner, 1]), (w, [1, inner])))
+        }
+    }
+
+    fn backward(
+        &self,
+        [x, w]: [Option<FlexTensor>; 2],
+        gradient: FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        let [w] = all_saved([w]);
+        let ([rows, outputs], [_, inner]) = (dims(&gradient), dims(&w));
+        let g = &gradient;
+        let dx = || {
+            let size = [rows, outputs, inner];
+            dispatch_float!(w.dtype(), multiplied(size, (g, [outputs, 1]), (&w, [inner, 1])))
+        };
+        let dw = |x: FlexTensor| {
+            let size = [outputs, rows, inner];
+            dispatch_float!(w.dtype(), multiplied(size, (g, [1, outputs]), (&x, [inner, 1])))
+        };
+        // a weight that is neither leaf nor constant would silently lose its gradient
+        assert!(x.is_some() || !wanted[1], "the matrix of kernels::linear must be a leaf or a constant");
+        [wanted[0].then(dx), x.filter(|_| wanted[1]).map(dw)]
+    }
+}
+
+/// The product of a `[m, k]` and a `[k, n]` matrix, each with its strides of rows and columns.
+fn multiplied<T: Real>(
+    [m, k, n]: [usize; 3],
+    (a, a_strides): (&FlexTensor, [usize; 2]),
+    (b, b_strides): (&FlexTensor, [usize; 2]),
+) -> FlexTensor {
+    let _span = span("product", 2.0 * (m * k * n) as f64);
+    let mut out = Vec::with_capacity(m * n);
+    multiply(
+        Size { m, k, n },
+        Target { start: out.as_mut_ptr(), row: n, add: false },
+        Matrix { start: elements::<T>(a).as_ptr(), row: a_strides[0], column: a_strides[1] },
+        Matrix { start: elements::<T>(b).as_ptr(), row: b_strides[0], column: b_strides[1] },
+        if m * k * n < LARGE { Parallelism::None } else { Parallelism::Rayon(0) },
+    );
+    // SAFETY: the product has written every one of the m · n elements.
+    #[allow(unsafe_code, reason = "zeroing first would cost a pass over memory")]
+    unsafe {
+        out.set_len(m * n);
+    }
+    tensor(out, [m, n])
+}
+
+/// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
+///
+/// `None` where the kernels do not support the tensors. Not differentiable.
+pub(super) fn matmul(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let ([m, k], [_, n]) = (a.dims(), b.dims());
+    untraced([m, k, n], (a, [k, 1]), (b, [n, 1]))
+}
+
+/// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
+///
+/// `None` where the kernels do not support the tensors. Not differentiable.
+pub(super) fn matmul_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let ([m, k], [n, _]) = (a.dims(), b.dims());
+    untraced([m, k, n], (a, [k, 1]), (b, [1, k]))
+}
+
+/// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
+///
+/// `None` where the kernels do not support the tensors. Not differentiable.
+pub(super) fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let ([k, m], [_, n]) = (a.dims(), b.dims());
+    untraced([m, k, n], (a, [1, m]), (b, [n, 1]))
+}
+
+fn untraced(
+    size: [usize; 3],
+    (a, a_strides): (&Tensor<2>, [usize; 2]),
+    (b, b_strides): (&Tensor<2>, [usize; 2]),
+) -> Option<Tensor<2>> {
+    let [first, second] = [a, b].map(|t| compute_dtype(t.dtype()));
+    if !(supports(a) && supports(b)) || first != second {
+        return None;
+    }
+    let [a, b] = [a, b].map(|t| half::widened(detached(t.clone())));
+    let out = dispatch_float!(a.dtype(), multiplied(size, (&a, a_strides), (&b, b_strides)));
+    Some(to_tensor(out))
+}

@@ -1,0 +1,199 @@
+//! Block tables as the CPU's kernel reads them: as runs of neighbouring slots, made once per step.
+
+use crate::sequence_blocks::{SequenceBlocks, SharedBlocks};
+use firebrick_spec::BLOCK_SIZE;
+use std::ops::Range;
+
+/// Sequences of one task: their products with a shared prefix are computed together.
+const TOGETHER: usize = 8;
+
+/// Tokens whose keys or values are read at a time, and prefetched before.
+const PIECE: usize = 2 * BLOCK_SIZE;
+
+/// The sequences of a step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SlotRuns {
+    /// Neighbouring slots, of all prefixes and sequences.
+    runs: Vec<Range<usize>>,
+    sequences: Vec<Sequence>,
+    parts: Vec<Part>,
+    /// Slots that a pool has at least, rows that the step's tensors have at least, and tokens to read.
+    pub(super) slots: usize,
+    pub(super) rows: usize,
+    pub(super) tokens: usize,
+}
+
+/// A sequence.
+#[derive(Clone, Debug)]
+pub(super) struct Sequence {
+    /// Its row in the step's tensors.
+    pub(super) row: usize,
+    /// The slot of its new token.
+    pub(super) last: usize,
+    /// Tokens after the shared prefix.
+    pub(super) tokens: usize,
+    runs: Range<usize>,
+}
+
+/// Sequences that begin with the same tokens, up to [`TOGETHER`] of them.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// Tokens that they share.
+    pub(super) tokens: usize,
+    prefix: Range<usize>,
+    members: Range<usize>,
+    /// All parts with this prefix.
+    whole: Range<usize>,
+}
+
+impl SlotRuns {
+    /// For a step of `rows` rows.
+    ///
+    /// # Panics
+    /// Where a row is outside the step or in two sequences, a sequence has too few blocks for its tokens or none, or
+    /// another one reads the block that it writes its new token to.
+    pub(crate) fn new(shared: &[SharedBlocks], rows: usize) -> Self {
+        let mut all = Self::default();
+        for group in shared {
+            all.push(group);
+        }
+        let mut taken = vec![false; rows];
+        for Sequence { row, .. } in &all.sequences {
+            let taken = taken.get_mut(*row);
+            let twice = taken.is_none_or(|taken| std::mem::replace(taken, true));
+            assert!(!twice, "row {row} is outside the step or in two sequences");
+        }
+        all.rows = all.sequences.iter().map(|s| s.row + 1).max().unwrap_or(0);
+        all.slots = all.runs.iter().map(|run| run.end).max().unwrap_or(0);
+        all.tokens = all.runs.iter().map(ExactSizeIterator::len).sum();
+        all.assert_writes_are_exclusive(shared);
+        all
+    }
+
+    /// Tasks write new tokens while others read: this is what makes it sound.
+    fn assert_writes_are_exclusive(&self, shared: &[SharedBlocks]) {
+        let mut written = vec![false; self.slots.div_ceil(BLOCK_SIZE)];
+        for Sequence { last, .. } in &self.sequences {
+            let twice = std::mem::replace(&mut written[last / BLOCK_SIZE], true);
+            assert!(!twice, "two sequences write to one block");
+        }
+        let mut read = shared.iter().flat_map(|group| {
+            let own = group.members.iter();
+            let own = own.flat_map(|own| &own.blocks[..(own.tokens - 1) / BLOCK_SIZE]);
+            let prefix = if group.members.is_empty() { &[] } else { group.blocks.as_slice() };
+            prefix.iter().chain(own)
+        });
+        assert!(!read.any(|&block| written[block as usize]), "a sequence writes to a block that another reads");
+    }
+
+    fn push(&mut self, SharedBlocks { blocks, members }: &SharedBlocks) {
+        let all = blocks.len() * BLOCK_SIZE;
+        if let [alone] = members.as_slice() {
+            // nobody else reads the prefix
+            let first = self.runs.len();
+            self.extend(first, blocks, all);
+            self.push_sequence(first, all, alone);
+            self.push_parts(0, 0..0, 1);
+        } else if !members.is_empty() {
+            let first = self.runs.len();
+            self.extend(first, blocks, all);
+            let prefix = first..self.runs.len();
+            for own in members {
+                self.push_sequence(self.runs.len(), 0, own);
+            }
+            self.push_parts(all, prefix, members.len());
+        }
+    }
+
+    /// Adds a sequence whose runs begin at `first`, `before` tokens of them already there.
+    fn push_sequence(&mut self, first: usize, before: usize, own: &SequenceBlocks) {
+        let SequenceBlocks { row, ref blocks, tokens } = *own;
+        assert!(0 < tokens && tokens <= blocks.len() * BLOCK_SIZE, "{tokens} tokens in {} blocks", blocks.len());
+        self.extend(first, blocks, tokens);
+        self.sequences.push(Sequence {
+            row,
+            last: blocks[(tokens - 1) / BLOCK_SIZE] as usize * BLOCK_SIZE + (tokens - 1) % BLOCK_SIZE,
+            tokens: before + tokens,
+            runs: first..self.runs.len(),
+        });
+    }
+
+    /// Adds the runs of the first `tokens` tokens of blocks to those from `first` on.
+    fn extend(&mut self, first: usize, blocks: &[u32], tokens: usize) {
+        for (i, &block) in blocks.iter().take(tokens.div_ceil(BLOCK_SIZE)).enumerate() {
+            let start = block as usize * BLOCK_SIZE;
+            let end = start + (tokens - i * BLOCK_SIZE).min(BLOCK_SIZE);
+            match self.runs[first..].last_mut() {
+                Some(run) if run.end == start => run.end = end,
+                _ => self.runs.push(start..end),
+            }
+        }
+    }
+
+    /// Divides the last `members` sequences, which share a prefix, into parts.
+    fn push_parts(&mut self, tokens: usize, prefix: Range<usize>, members: usize) {
+        let end = self.sequences.len();
+        let first = self.parts.len();
+        let whole = first..first + members.div_ceil(TOGETHER);
+        for start in (end - members..end).step_by(TOGETHER) {
+            self.parts.push(Part {
+                tokens,
+                prefix: prefix.clone(),
+                members: start..end.min(start + TOGETHER),
+                whole: whole.clone(),
+            });
+        }
+    }
+
+    /// Tasks for a pool of `heads` heads.
+    pub(super) fn tasks(&self, heads: usize) -> usize {
+        self.parts.len() * heads
+    }
+
+    /// The head and the sequences of a task. Those that read the same prefix follow each other, so that it stays in a
+    /// core's cache.
+    pub(super) fn task(&self, heads: usize, index: usize) -> (usize, &Part) {
+        let whole = &self.parts[index / heads].whole;
+        let within = index - whole.start * heads;
+        let part = whole.start + within % whole.len();
+        (within / whole.len(), &self.parts[part])
+    }
+
+    pub(super) fn members(&self, part: &Part) -> &[Sequence] {
+        &self.sequences[part.members.clone()]
+    }
+
+    /// The slots of a part's prefix, without its first `hidden` tokens, in pieces of at most [`PIECE`].
+    #[inline]
+    pub(super) fn prefix(&self, part: &Part, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+        pieces(hidden, &self.runs[part.prefix.clone()])
+    }
+
+    /// The slots of the blocks of a sequence's own tokens, without the first `hidden` tokens, which are whole blocks.
+    /// The last block may have slots without tokens.
+    #[inline]
+    pub(super) fn own_blocks(&self, own: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+        let pieces = self.own(own, hidden);
+        pieces.map(|piece| piece.start..piece.end.next_multiple_of(BLOCK_SIZE))
+    }
+
+    /// The slots of a sequence's own tokens, as those of a prefix.
+    #[inline]
+    pub(super) fn own(&self, own: &Sequence, hidden: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+        pieces(hidden, &self.runs[own.runs.clone()])
+    }
+}
+
+/// Runs without their first `hidden` slots, in pieces of at most [`PIECE`].
+#[inline]
+fn pieces(mut hidden: usize, runs: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> + Clone {
+    let seen = runs.iter().map(move |run| {
+        let gone = hidden.min(run.len());
+        hidden -= gone;
+        run.start + gone..run.end
+    });
+    seen.flat_map(|run| {
+        let starts = run.clone().step_by(PIECE);
+        starts.map(move |start| start..run.end.min(start + PIECE))
+    })
+}

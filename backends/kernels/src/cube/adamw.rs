@@ -1,0 +1,198 @@
+//! `AdamW` (Loshchilov & Hutter, 2019) in one pass over parameter, gradient and both moments.
+
+use super::launch::{
+    address, detached, elem, elementwise, empty, into_writable, is_unshared, output_arg, reuse_if, supports,
+};
+use crate::autodiff::KernelBackend;
+use crate::choice::Operation;
+use crate::shapes::{AdamWOutput, AdamWStep};
+use burn::backend::Cube;
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use firebrick_device::trace::span;
+use std::ops::Range;
+
+/// Whether a kernel updates parameters like this one.
+pub(super) fn has_kernel(value: &Tensor<2>) -> bool {
+    value.dtype() == DType::F32 && supports(Operation::AdamW, value)
+}
+
+/// Updates rows of a parameter, in place where it is not shared; see [`crate::adamw`].
+pub(super) fn adamw(
+    value: Tensor<2>,
+    rows: Range<usize>,
+    gradient: &Tensor<2>,
+    moments: Option<[Tensor<2>; 2]>,
+    stored: Option<Tensor<2>>,
+    step: &AdamWStep,
+) -> AdamWOutput {
+    let _span = span("adamw", 0.0);
+    let [_, columns] = value.dims();
+    // other rows stay unchanged
+    let value = into_writable(detached(value));
+    let n = rows.len() * columns;
+    let shape = [rows.len(), columns];
+    let fresh = moments.is_none();
+    let [first, second] = match moments {
+        Some(moments) => moments.map(computable),
+        None => [(); 2].map(|()| empty(&value, shape, DType::F32)),
+    };
+    let dtype = elem(&first);
+    let (new_first, first_in_place) = reuse_if(is_unshared(&first), &first);
+    let (new_second, second_in_place) = reuse_if(is_unshared(&second), &second);
+    let gradient = detached(gradient.clone());
+    let (count, dim) = elementwise(&value, n);
+    let stored = stored.map(|t| into_writable(detached(t)));
+    let types = [elem(&gradient), dtype];
+    let at = address([&value]);
+    let client = value.client.clone();
+    let buffers = (
+        value.clone().into_buffer_arg(),
+        gradient.into_buffer_arg(),
+        first.into_buffer_arg(),
+        second.into_buffer_arg(),
+        output_arg(&new_first, first_in_place, 2),
+        output_arg(&new_second, second_in_place, 3),
+    );
+    let (value_arg, gradient, first, second, first_arg, second_arg) = buffers;
+    let (start, fresh) = (rows.start * columns, u32::from(fresh));
+    let params = StepLaunch::new(
+        step.clip as f32,
+        step.betas[0] as f32,
+        (1.0 - step.betas[0]) as f32,
+        step.betas[1] as f32,
+        (1.0 - step.betas[1]) as f32,
+        step.second_root as f32,
+        step.eps as f32,
+        step.rate as f32,
+        step.keep as f32,
+    );
+    match &stored {
+        None => update::launch(
+            &client, count, dim, at, value_arg, gradient, first, second, first_arg, second_arg, n, start, fresh,
+            params, types,
+        ),
+        Some(stored) => update_both::launch(
+            &client,
+            count,
+            dim,
+            at,
+            value_arg,
+            gradient,
+            first,
+            second,
+            first_arg,
+            second_arg,
+            stored.clone().into_buffer_arg(),
+            n,
+            start,
+            fresh,
+            params,
+            [types[0], types[1], elem(stored)],
+        ),
+    }
+    AdamWOutput {
+        value: Cube::tensor(value),
+        moments: [new_first, new_second].map(Cube::tensor),
+        stored: stored.map(Cube::tensor),
+    }
+}
+
+/// A moment in a type that the device computes in; it may store others.
+fn computable(moment: Tensor<2>) -> CubeTensor {
+    let supported = supports(Operation::AdamW, &moment);
+    detached(if supported { moment } else { moment.cast(DType::F32) })
+}
+
+/// The scalars of a step.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Step {
+    clip: f32,
+    b1: f32,
+    rest1: f32,
+    b2: f32,
+    rest2: f32,
+    second_root: f32,
+    eps: f32,
+    rate: f32,
+    keep: f32,
+}
+
+/// An element's new value and moments: the same arithmetic in the same order as in tensor operations.
+#[cube]
+fn updated(value: f32, gradient: f32, first: f32, second: f32, fresh: u32, step: &Step) -> (f32, f32, f32) {
+    let g = gradient * step.clip;
+    let mut m = g * step.rest1;
+    let mut v = g * g * step.rest2;
+    if fresh == 0 {
+        m += first * step.b1;
+        v += second * step.b2;
+    }
+    let change = m / (v.sqrt() / step.second_root + step.eps) * step.rate;
+    (value * step.keep - change, m, v)
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn update<G: Float, M: Float>(
+    value: &mut [f32],
+    gradient: &[G],
+    first: &[M],
+    second: &[M],
+    new_first: &mut [M],
+    new_second: &mut [M],
+    n: usize,
+    start: usize,
+    fresh: u32,
+    step: Step,
+    #[define(G, M)] _dtypes: [ElemType; 2],
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let (p, m, v) = updated(
+            value[start + i],
+            f32::cast_from(gradient[start + i]),
+            f32::cast_from(first[i]),
+            f32::cast_from(second[i]),
+            fresh,
+            &step,
+        );
+        value[start + i] = p;
+        new_first[i] = M::cast_from(m);
+        new_second[i] = M::cast_from(v);
+    }
+}
+
+/// The same, and the new value written a second time in another type.
+#[cube(launch, address_type = "dynamic")]
+fn update_both<G: Float, M: Float, S: Float>(
+    value: &mut [f32],
+    gradient: &[G],
+    first: &[M],
+    second: &[M],
+    new_first: &mut [M],
+    new_second: &mut [M],
+    stored: &mut [S],
+    n: usize,
+    start: usize,
+    fresh: u32,
+    step: Step,
+    #[define(G, M, S)] _dtypes: [ElemType; 3],
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let (p, m, v) = updated(
+            value[start + i],
+            f32::cast_from(gradient[start + i]),
+            f32::cast_from(first[i]),
+            f32::cast_from(second[i]),
+            fresh,
+            &step,
+        );
+        value[start + i] = p;
+        stored[start + i] = S::cast_from(p);
+        new_first[i] = M::cast_from(m);
+        new_second[i] = M::cast_from(v);
+    }
+}

@@ -1,0 +1,265 @@
+//! Causal attention of packed sequences, with its gradient, and no `[heads, T, T]` anywhere (`FlashAttention`; Dao,
+//! 2023).
+//!
+//! Forward, a cube has a block of queries of one head and iterates over tiles of the keys that they see, with online
+//! softmax; each row's logsumexp is saved. Backward, scores are recomputed: cubes with a block of queries compute dQ,
+//! and cubes with a block of keys compute dK and dV, summed over the query heads of their group. No two cubes write the
+//! same element, so there are no atomics.
+//!
+//! Sinks need no kernel of their own: they add to a row's logsumexp and rescale what it gives, and the backward pass
+//! recomputes the probabilities from the logsumexp that they are part of.
+//!
+//! There are two versions of each kernel: `tensor_core` for half precision, and `simt` on SIMT units for the rest.
+
+mod blocks;
+mod simt;
+mod tensor_core;
+
+use super::cmma::{SIDE, VECTOR, has_tensor_cores};
+use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, empty_or_zeros, integers, supports};
+use crate::autodiff::{self, Kernel, KernelBackend, run};
+use crate::choice::Operation;
+use crate::families::BLOCK_FIELDS;
+use crate::shapes::AttentionShape;
+use blocks::softmax_delta;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use firebrick_device::precision::{stored_as, widened};
+use simt::STAGE;
+use tensor_core::Sizes;
+
+/// Attention of packed rows; see [`crate::attention`].
+pub(super) fn attention(
+    q: &Tensor<3>,
+    k: &Tensor<3>,
+    v: &Tensor<3>,
+    sinks: Option<&Tensor<2>>,
+    shape: &AttentionShape,
+) -> Option<Tensor<3>> {
+    let known = |t: &Tensor<3>| supports(Operation::LongAttention, t) && t.dtype() == q.dtype();
+    if ![q, k, v].into_iter().all(known) || q.dims()[2] > STAGE || shape.families.blocks.is_none() {
+        return None;
+    }
+    let inputs = [q, k, v].map(|t| autodiff::input(t.clone()));
+    let kernel = Attention(shape.clone());
+    Some(match sinks {
+        None => run(kernel, inputs),
+        Some(sinks) => {
+            let [q, k, v] = inputs;
+            run(kernel, [q, k, v, autodiff::input(sinks.clone())])
+        }
+    })
+}
+
+#[derive(Clone, Debug)]
+struct Attention(AttentionShape);
+
+/// The arguments that all launches share.
+struct LaunchParams {
+    table: CubeTensor,
+    blocks: usize,
+    /// Offsets in the table of the blocks of keys, and of the spans.
+    keys: usize,
+    spans: usize,
+    /// Whether every row is in a sequence.
+    whole: bool,
+    heads: usize,
+    group: usize,
+    dim: usize,
+    window: i32,
+    scale: f32,
+    /// The soft-cap, or 1 where there is none.
+    cap: f32,
+    capped: bool,
+    /// Sizes for the kernels on tensor cores; `None` for those on SIMT units.
+    tensor_cores: Option<Sizes>,
+}
+
+/// Launches the version of a kernel for the tensors on `$count` cubes. Arguments are buffers, the table and the number
+/// of its blocks, offsets in the table, then the rest of `LaunchParams`.
+macro_rules! launch {
+    ($kernel:ident, $params:expr, $like:expr, $count:expr, [$($buffer:expr),*], [$($place:ident),*]) => {{
+        let (params, like): (&LaunchParams, &CubeTensor) = ($params, $like);
+        let cube = CubeDim::new_1d(UNITS as u32);
+        let (client, count, address, dtype) = (&like.client, cubes(like, $count), address([like]), elem(like));
+        match params.tensor_cores {
+            Some(sizes) => tensor_core::$kernel::launch(
+                client, count, cube, address, VECTOR,
+                $($buffer.clone().into_buffer_arg(),)*
+                params.table.clone().into_buffer_arg(), params.blocks, $(params.$place,)* params.heads, params.group, params.window,
+                params.scale, params.cap, params.capped, sizes, dtype,
+            ),
+            None => simt::$kernel::launch(
+                client, count, cube, address,
+                $($buffer.clone().into_buffer_arg(),)*
+                params.table.clone().into_buffer_arg(), params.blocks, $(params.$place,)* params.heads, params.group, params.window,
+                params.scale, params.cap, params.capped, params.dim, dtype,
+            ),
+        }
+    }};
+}
+
+impl Attention {
+    fn params(&self, q: &CubeTensor, k: &CubeTensor) -> LaunchParams {
+        let blocks = self.0.families.blocks.as_ref();
+        let blocks = blocks.expect("the device was checked before");
+        let ([rows, heads, dim], [_, kv, _]) = (dims(q), dims(k));
+        LaunchParams {
+            table: integers(&blocks.table),
+            blocks: blocks.count,
+            keys: blocks.count * BLOCK_FIELDS,
+            spans: 2 * blocks.count * BLOCK_FIELDS,
+            whole: blocks.rows == rows,
+            heads,
+            group: heads / kv,
+            dim,
+            window: self.0.window.map_or(i32::MAX / 2, |w| w.min(1 << 29) as i32),
+            scale: self.0.scale as f32,
+            cap: self.0.softcap.unwrap_or(1.0) as f32,
+            capped: self.0.softcap.is_some(),
+            tensor_cores: tensor_core_sizes(q, dim),
+        }
+    }
+}
+
+/// Sizes for the kernels on tensor cores, where the device has them, and shared memory enough.
+fn tensor_core_sizes(q: &CubeTensor, dim: usize) -> Option<Sizes> {
+    let sizes = Sizes { dim };
+    let fits = dim.is_multiple_of(SIDE);
+    (fits && has_tensor_cores(q, sizes.shared_bytes())).then_some(sizes)
+}
+
+/// The buffer of an output; zeros where some rows are in no sequence.
+fn output_buffer(like: &CubeTensor, whole: bool) -> CubeTensor {
+    empty_or_zeros(like, like.shape(), like.dtype, whole)
+}
+
+impl Attention {
+    /// The output and every row's logsumexp, `[rows, heads]`; zeros in rows of no sequence.
+    fn attend(&self, [q, k, v]: [&CubeTensor; 3]) -> [CubeTensor; 2] {
+        let params = self.params(q, k);
+        let out = output_buffer(q, params.whole);
+        let [rows, ..] = dims::<3>(q);
+        let lse = empty(q, [rows, params.heads], DType::F32);
+        let lse = if params.whole { lse } else { output_buffer(&lse, false) };
+        let count = params.blocks * params.heads;
+        launch!(attention_forward, &params, q, count, [q, k, v, out, lse], [spans]);
+        [out, lse]
+    }
+
+    /// Gradients of queries, keys and values, given each row's logsumexp and Δ.
+    fn gradients(&self, [q, k, v, gradient, rows]: [&CubeTensor; 5], wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
+        let params = self.params(q, k);
+        let inputs = [q, k, v, gradient, rows];
+        let d_q = wanted[0].then(|| query_gradient(&params, inputs));
+        let [d_k, d_v] = if wanted[1] || wanted[2] { key_gradients(&params, inputs).map(Some) } else { [None, None] };
+        [d_q, d_k, d_v]
+    }
+}
+
+impl Kernel<Cube, 3> for Attention {
+    const NAME: &str = "attention";
+    type Saved = [CubeTensor; 5];
+
+    fn forward(&self, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
+        let [out, lse] = self.attend([&q, &k, &v]);
+        (out.clone(), [q, k, v, out, lse])
+    }
+
+    fn backward(
+        &self,
+        [q, k, v, out, lse]: Self::Saved,
+        gradient: CubeTensor,
+        wanted: [bool; 3],
+    ) -> [Option<CubeTensor>; 3] {
+        let rows = softmax_stats(out, &gradient, lse);
+        self.gradients([&q, &k, &v, &gradient, &rows], wanted)
+    }
+}
+
+/// With sinks: of a row with logsumexp l and a sink s, the output is multiplied by `exp(l − l')` where `l' =
+/// ln(exp(l) + exp(s))`. Its probabilities are `exp(score − l')`, so that the kernels of the backward pass take
+/// l' for l, and the sink's gradient is the sum of `−exp(s − l') Δ`.
+impl Kernel<Cube, 4> for Attention {
+    const NAME: &str = "attention";
+    type Saved = [CubeTensor; 6];
+
+    fn forward(&self, [q, k, v, sinks]: [CubeTensor; 4]) -> (CubeTensor, Self::Saved) {
+        let [out, lse] = self.attend([&q, &k, &v]);
+        let (out, lse): (Tensor<3>, Tensor<2>) = (Cube::tensor(out), Cube::tensor(lse));
+        let own: Tensor<2> = widened(Cube::tensor(sinks.clone()));
+        let own = own.expand(lse.dims());
+        let top = lse.clone().max_pair(own.clone());
+        let sum = (lse.clone() - top.clone()).exp() + (own - top.clone()).exp();
+        let joint = sum.log() + top;
+        let [rows, heads] = lse.dims();
+        let kept = (lse - joint.clone()).exp().reshape([rows, heads, 1]);
+        let stored = out.dtype();
+        let out = Cube::contiguous(Cube::primitive(stored_as(widened(out) * kept, stored)));
+        let joint = Cube::contiguous(Cube::primitive(joint));
+        (out.clone(), [q, k, v, out, joint, sinks])
+    }
+
+    fn backward(
+        &self,
+        [q, k, v, out, joint, sinks]: Self::Saved,
+        gradient: CubeTensor,
+        wanted: [bool; 4],
+    ) -> [Option<CubeTensor>; 4] {
+        let rows = softmax_stats(out, &gradient, joint.clone());
+        let of_sinks = wanted[3].then(|| sink_gradient(joint, &rows, sinks));
+        let [a, b, c, _] = wanted;
+        let [d_q, d_k, d_v] = self.gradients([&q, &k, &v, &gradient, &rows], [a, b, c]);
+        [d_q, d_k, d_v, of_sinks]
+    }
+}
+
+/// The gradient of sinks, `[1, heads]`, given each row's logsumexp with them, and the same beside Δ.
+fn sink_gradient(joint: CubeTensor, rows: &CubeTensor, sinks: CubeTensor) -> CubeTensor {
+    let (joint, sinks): (Tensor<2>, Tensor<2>) = (Cube::tensor(joint), Cube::tensor(sinks));
+    let both: Tensor<3> = Cube::tensor(rows.clone());
+    let delta = both.narrow(2, 1, 1).reshape(joint.dims());
+    let stored = sinks.dtype();
+    let share = (widened(sinks).expand(joint.dims()) - joint).exp();
+    let sum = (share * delta).sum_dim(0).neg();
+    Cube::contiguous(Cube::primitive(stored_as(sum, stored)))
+}
+
+/// Each row's and head's logsumexp and Δ = Σ O ∘ dO: `[rows, heads, 2]`.
+fn softmax_stats(out: CubeTensor, gradient: &CubeTensor, lse: CubeTensor) -> CubeTensor {
+    let [rows, heads, dim] = dims(&out);
+    let both = empty(&lse, [rows, heads, 2], DType::F32);
+    let (count, cube) = elementwise(&both, rows * heads);
+    let dtype = elem(&out);
+    softmax_delta::launch(
+        &both.client,
+        count,
+        cube,
+        address([gradient]),
+        out.into_buffer_arg(),
+        gradient.clone().into_buffer_arg(),
+        lse.into_buffer_arg(),
+        both.clone().into_buffer_arg(),
+        rows * heads,
+        dim,
+        dtype,
+    );
+    both
+}
+
+fn query_gradient(params: &LaunchParams, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> CubeTensor {
+    let d_q = output_buffer(q, params.whole);
+    let count = params.blocks * params.heads;
+    launch!(query_backward, params, q, count, [q, k, v, gradient, rows, d_q], [spans]);
+    d_q
+}
+
+fn key_gradients(params: &LaunchParams, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> [CubeTensor; 2] {
+    let [d_k, d_v] = [k, v].map(|t| output_buffer(t, params.whole));
+    let count = params.blocks * params.heads / params.group;
+    launch!(key_value_backward, params, q, count, [q, k, v, gradient, rows, d_k, d_v], [keys, spans]);
+    [d_k, d_v]
+}

@@ -1,0 +1,347 @@
+//! Causal depthwise convolution with `SiLU`, within each sequence, and its gradients. A unit has a channel of a chunk
+//! of a sequence, or of a whole sequence where that continues, and keeps the inputs that it still needs in registers:
+//! each input is read once.
+
+use super::glu::activation;
+use super::launch::{
+    UNITS, address, cubes, detached, dims, elem, elementwise, empty, empty_or_zeros, integers, into_writable, supports,
+};
+use super::norm::sum_rows;
+use crate::autodiff::{self, Kernel, KernelBackend, run};
+use crate::choice::Operation;
+use crate::delta::{CHUNK_FIELDS, SEQUENCE_FIELDS, SequenceRows, SequenceTable};
+use crate::shapes::Gate;
+use burn::backend::Cube;
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use firebrick_device::trace::span;
+
+/// Most taps: a unit has an input and a weight of each in registers.
+const TAPS: usize = 32;
+
+/// Whether the kernels take these tensors.
+fn takes(tensors: &[&Tensor<2>], taps: usize) -> bool {
+    let alike = |t: &&Tensor<2>| supports(Operation::DeltaNet, *t) && t.dtype() == tensors[0].dtype();
+    tensors.iter().all(alike) && (1..=TAPS).contains(&taps)
+}
+
+/// See [`crate::causal_convolution`].
+pub(super) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
+    if !takes(&[x, w], w.dims()[1]) {
+        return None;
+    }
+    let kernel = Convolution(sequences.table.clone()?);
+    let inputs = [x, w].map(|t| autodiff::input(t.clone()));
+    Some(run(kernel, inputs))
+}
+
+/// See [`crate::continue_convolution`].
+pub(super) fn continue_convolution(
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    pool: Tensor<2>,
+    sequences: &SequenceRows,
+) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+    let tensors = [x, w, &pool];
+    let plain = tensors.iter().all(|t| !t.device().is_autodiff());
+    let (true, Some(table)) = (plain && takes(&tensors, w.dims()[1]), &sequences.table) else {
+        return Err(pool);
+    };
+    let _span = span("convolution", 0.0);
+    let [x, w] = [x, w].map(|t| detached(t.clone()));
+    let pool = into_writable(detached(pool));
+    let ([rows, channels], [_, taps]) = (dims(&x), dims(&w));
+    let y = empty_or_zeros(&x, [rows, channels], x.dtype, table.rows == rows);
+    if table.sequences > 0 {
+        let (count, dim) = elementwise(&x, table.sequences * channels);
+        convolve_next::launch(
+            &x.client.clone(),
+            count,
+            dim,
+            address([&x, &pool]),
+            x.into_buffer_arg(),
+            w.into_buffer_arg(),
+            pool.clone().into_buffer_arg(),
+            integers(&table.words).into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            table.sequences,
+            channels,
+            taps,
+            elem(&y),
+        );
+    }
+    Ok((Cube::tensor(y), Cube::tensor(pool)))
+}
+
+#[derive(Clone, Debug)]
+struct Convolution(SequenceTable);
+
+impl Kernel<Cube, 2> for Convolution {
+    const NAME: &str = "convolution";
+    type Saved = [CubeTensor; 2];
+
+    fn forward(&self, inputs: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
+        let [x, w] = inputs.clone();
+        let ([rows, channels], [_, taps]) = (dims(&x), dims(&w));
+        let y = empty_or_zeros(&x, [rows, channels], x.dtype, self.0.rows == rows);
+        if self.0.chunks > 0 {
+            let (count, dim) = elementwise(&x, self.0.chunks * channels);
+            convolve::launch(
+                &y.client,
+                count,
+                dim,
+                address([&x]),
+                x.into_buffer_arg(),
+                w.into_buffer_arg(),
+                integers(&self.0.words).into_buffer_arg(),
+                y.clone().into_buffer_arg(),
+                self.0.chunks_at(),
+                self.0.chunks,
+                channels,
+                taps,
+                elem(&y),
+            );
+        }
+        (y, inputs)
+    }
+
+    fn backward(&self, [x, w]: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
+        let ([rows, channels], [_, taps]) = (dims(&x), dims(&w));
+        let dx = empty_or_zeros(&x, [rows, channels], x.dtype, self.0.rows == rows);
+        // of no chunk there is one sum, of zeros
+        let chunks = self.0.chunks.max(1);
+        let partial = empty_or_zeros(&x, [chunks, channels * taps], DType::F32, self.0.chunks > 0);
+        if self.0.chunks > 0 {
+            let (count, dim) = elementwise(&x, chunks * channels);
+            convolution_backward::launch(
+                &x.client,
+                count,
+                dim,
+                address([&x, &partial]),
+                x.clone().into_buffer_arg(),
+                w.clone().into_buffer_arg(),
+                gradient.into_buffer_arg(),
+                integers(&self.0.words).into_buffer_arg(),
+                dx.clone().into_buffer_arg(),
+                partial.clone().into_buffer_arg(),
+                self.0.chunks_at(),
+                chunks,
+                channels,
+                taps,
+                elem(&x),
+            );
+        }
+        let dw = wanted[1].then(|| {
+            let dw = empty(&w, [channels, taps], w.dtype);
+            sum_rows::launch(
+                &w.client,
+                cubes(&w, (channels * taps).div_ceil(UNITS)),
+                CubeDim::new_1d(UNITS as u32),
+                address([&partial]),
+                partial.into_buffer_arg(),
+                dw.clone().into_buffer_arg(),
+                chunks,
+                channels * taps,
+                elem(&w),
+            );
+            dw
+        });
+        [wanted[0].then_some(dx), dw]
+    }
+}
+
+/// The taps of a channel.
+#[cube]
+fn load_taps<F: Float>(w: &[F], channel: usize, #[comptime] taps: usize) -> Array<f32> {
+    let mut weights = Array::<f32>::new(taps);
+    #[unroll]
+    for tap in 0..taps {
+        weights[tap] = f32::cast_from(w[channel * taps + tap]);
+    }
+    weights
+}
+
+/// The last inputs of a channel before a row, the oldest first, which is never read; zeros before the first row.
+#[cube]
+fn load_window<F: Float>(
+    x: &[F],
+    row: usize,
+    first: usize,
+    channels: usize,
+    channel: usize,
+    #[comptime] taps: usize,
+) -> Array<f32> {
+    let mut window = Array::<f32>::new(taps);
+    #[unroll]
+    for tap in 0..taps {
+        let mut value = 0.0f32;
+        if row + tap >= first + taps {
+            value = f32::cast_from(x[(row + tap - taps) * channels + channel]);
+        }
+        window[tap] = value;
+    }
+    window
+}
+
+/// Moves on to the next number.
+#[cube]
+fn shift(window: &mut Array<f32>, next: f32, #[comptime] taps: usize) {
+    #[unroll]
+    for tap in 0..comptime!(taps - 1) {
+        window[tap] = window[comptime!(tap + 1)];
+    }
+    window[comptime!(taps - 1)] = next;
+}
+
+#[cube]
+fn weighted(window: &Array<f32>, weights: &Array<f32>, #[comptime] taps: usize) -> f32 {
+    let mut sum = 0.0f32;
+    #[unroll]
+    for tap in 0..taps {
+        sum += window[tap] * weights[tap];
+    }
+    sum
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn convolve<F: Float>(
+    x: &[F],
+    w: &[F],
+    table: &[i32],
+    y: &mut [F],
+    chunks_at: usize,
+    chunks: usize,
+    channels: usize,
+    #[comptime] taps: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let channel = ABSOLUTE_POS % channels;
+    let chunk = ABSOLUTE_POS / channels;
+    if chunk < chunks {
+        let at = chunks_at + chunk * CHUNK_FIELDS;
+        let start = table[at] as usize;
+        let end = table[at + 1] as usize;
+        let first = table[at + 2] as usize;
+        let weights = load_taps::<F>(w, channel, taps);
+        let mut window = load_window::<F>(x, start, first, channels, channel, taps);
+        for row in start..end {
+            let i = row * channels + channel;
+            shift(&mut window, f32::cast_from(x[i]), taps);
+            let z = weighted(&window, &weights, taps);
+            let (value, _) = activation(z, Gate::Silu);
+            y[i] = F::cast_from(value);
+        }
+    }
+}
+
+/// The same of sequences that continue from their last inputs in a pool, where the new ones go.
+#[cube(launch, address_type = "dynamic")]
+fn convolve_next<F: Float>(
+    x: &[F],
+    w: &[F],
+    pool: &mut [F],
+    table: &[i32],
+    y: &mut [F],
+    sequences: usize,
+    channels: usize,
+    #[comptime] taps: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let channel = ABSOLUTE_POS % channels;
+    let sequence = ABSOLUTE_POS / channels;
+    if sequence < sequences {
+        let at = sequence * SEQUENCE_FIELDS;
+        let start = table[at] as usize;
+        let end = table[at + 1] as usize;
+        let own = table[at + 2] as usize * comptime!(taps - 1) * channels + channel;
+        let begins = table[at + 3] != 0;
+        let weights = load_taps::<F>(w, channel, taps);
+        let mut window = Array::<f32>::new(taps);
+        window[0] = 0.0f32;
+        #[unroll]
+        for tap in 1..taps {
+            let mut value = 0.0f32;
+            if !begins {
+                value = f32::cast_from(pool[own + comptime!(tap - 1) * channels]);
+            }
+            window[tap] = value;
+        }
+        for row in start..end {
+            let i = row * channels + channel;
+            shift(&mut window, f32::cast_from(x[i]), taps);
+            let z = weighted(&window, &weights, taps);
+            let (value, _) = activation(z, Gate::Silu);
+            y[i] = F::cast_from(value);
+        }
+        #[unroll]
+        for tap in 1..taps {
+            pool[own + comptime!(tap - 1) * channels] = F::cast_from(window[tap]);
+        }
+    }
+}
+
+/// The gradient of a chunk's inputs, and what its rows add to that of the taps: `[chunks, channels · taps]`. The sums
+/// before `SiLU` are computed again, also those of the rows after the chunk that see its inputs.
+#[cube(launch, address_type = "dynamic")]
+fn convolution_backward<F: Float>(
+    x: &[F],
+    w: &[F],
+    g: &[F],
+    table: &[i32],
+    dx: &mut [F],
+    partial: &mut [f32],
+    chunks_at: usize,
+    chunks: usize,
+    channels: usize,
+    #[comptime] taps: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let channel = ABSOLUTE_POS % channels;
+    let chunk = ABSOLUTE_POS / channels;
+    if chunk < chunks {
+        let at = chunks_at + chunk * CHUNK_FIELDS;
+        let start = table[at] as usize;
+        let end = table[at + 1] as usize;
+        let first = table[at + 2] as usize;
+        let last = table[at + 3] as usize;
+        let weights = load_taps::<F>(w, channel, taps);
+        let mut window = load_window::<F>(x, start, first, channels, channel, taps);
+        let mut sums = Array::<f32>::new(taps);
+        let mut upstream = Array::<f32>::new(taps);
+        #[unroll]
+        for tap in 0..taps {
+            sums[tap] = 0.0f32;
+            upstream[tap] = 0.0f32;
+        }
+        for row in start..end + comptime!(taps - 1) {
+            let mut dz = 0.0f32;
+            if row < last {
+                let i = row * channels + channel;
+                shift(&mut window, f32::cast_from(x[i]), taps);
+                let (_, slope) = activation(weighted(&window, &weights, taps), Gate::Silu);
+                dz = f32::cast_from(g[i]) * slope;
+                if row < end {
+                    #[unroll]
+                    for tap in 0..taps {
+                        sums[tap] += dz * window[tap];
+                    }
+                }
+            }
+            shift(&mut upstream, dz, taps);
+            if row + 1 >= start + taps {
+                let mut sum = 0.0f32;
+                #[unroll]
+                for tap in 0..taps {
+                    sum += weights[tap] * upstream[comptime!(taps - 1 - tap)];
+                }
+                dx[(row + 1 - taps) * channels + channel] = F::cast_from(sum);
+            }
+        }
+        #[unroll]
+        for tap in 0..taps {
+            partial[(chunk * channels + channel) * taps + tap] = sums[tap];
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The logs of the decays of gated `DeltaNet`, `−e^(A_log) softplus(a + dt_bias)`, and their gradients.
+
+use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, supports};
+use super::norm::sum_rows;
+use crate::autodiff::{self, Kernel, run};
+use crate::choice::Operation;
+use burn::backend::Cube;
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Rows whose contributions to the gradients of `A_log` and `dt_bias` a unit sums.
+const BLOCK: usize = 64;
+
+/// See [`crate::log_decays`].
+pub(super) fn log_decays(a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Option<Tensor<2>> {
+    let inputs = [a, decay_log, time_bias];
+    let alike = |t: &&Tensor<2>| supports(Operation::DeltaNet, *t) && t.dtype() == a.dtype();
+    if !inputs.iter().all(alike) {
+        return None;
+    }
+    Some(run(LogDecays, inputs.map(|t| autodiff::input(t.clone()))))
+}
+
+#[derive(Clone, Debug)]
+struct LogDecays;
+
+impl Kernel<Cube, 3> for LogDecays {
+    const NAME: &str = "decays";
+    type Saved = [CubeTensor; 3];
+
+    fn forward(&self, inputs: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
+        let [a, decay_log, time_bias] = inputs.clone();
+        let [rows, heads] = dims(&a);
+        let out = empty(&a, [rows, heads], DType::F32);
+        let (count, dim) = elementwise(&a, rows * heads);
+        let dtype = elem(&a);
+        log_decays_forward::launch(
+            &out.client,
+            count,
+            dim,
+            address([&out]),
+            a.into_buffer_arg(),
+            decay_log.into_buffer_arg(),
+            time_bias.into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+            rows * heads,
+            heads,
+            dtype,
+        );
+        (out, inputs)
+    }
+
+    fn backward(
+        &self,
+        [a, decay_log, time_bias]: Self::Saved,
+        gradient: CubeTensor,
+        wanted: [bool; 3],
+    ) -> [Option<CubeTensor>; 3] {
+        let [rows, heads] = dims(&a);
+        let blocks = rows.div_ceil(BLOCK).max(1);
+        let da = empty(&a, [rows, heads], a.dtype);
+        let partial = [(); 2].map(|()| empty(&a, [blocks, heads], DType::F32));
+        let (count, dim) = elementwise(&a, blocks * heads);
+        log_decays_backward::launch(
+            &a.client,
+            count,
+            dim,
+            address([&gradient]),
+            a.clone().into_buffer_arg(),
+            decay_log.clone().into_buffer_arg(),
+            time_bias.into_buffer_arg(),
+            gradient.into_buffer_arg(),
+            da.clone().into_buffer_arg(),
+            partial[0].clone().into_buffer_arg(),
+            partial[1].clone().into_buffer_arg(),
+            rows,
+            heads,
+            blocks,
+            BLOCK,
+            elem(&a),
+        );
+        let [of_log, of_bias] = partial.map(|partial| summed(partial, &decay_log));
+        [wanted[0].then_some(da), wanted[1].then_some(of_log), wanted[2].then_some(of_bias)]
+    }
+}
+
+/// The sum over blocks, like another tensor.
+fn summed(partial: CubeTensor, like: &CubeTensor) -> CubeTensor {
+    let [blocks, heads] = dims(&partial);
+    let sum = empty(like, [1, heads], like.dtype);
+    sum_rows::launch(
+        &sum.client,
+        cubes(&sum, heads.div_ceil(UNITS)),
+        CubeDim::new_1d(UNITS as u32),
+        address([&partial]),
+        partial.into_buffer_arg(),
+        sum.clone().into_buffer_arg(),
+        blocks,
+        heads,
+        elem(&sum),
+    );
+    sum
+}
+
+/// `ln(1 + eˣ)`, also where 1 + eˣ is rounded to 1.
+#[cube]
+fn softplus(x: f32) -> f32 {
+    let e = (-x.abs()).exp();
+    let mut rest = (1.0f32 + e).ln();
+    if e < 0.01f32 {
+        rest = e * (1.0f32 - e * (0.5f32 - e * f32::new(1.0 / 3.0)));
+    }
+    max(x, 0.0f32) + rest
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn log_decays_forward<F: Float>(
+    a: &[F],
+    decay_log: &[F],
+    time_bias: &[F],
+    out: &mut [f32],
+    n: usize,
+    heads: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let head = i % heads;
+        let x = f32::cast_from(a[i]) + f32::cast_from(time_bias[head]);
+        out[i] = -f32::cast_from(decay_log[head]).exp() * softplus(x);
+    }
+}
+
+/// The gradient of a, and what a block of rows adds to those of `A_log` and `dt_bias`. A unit has a head of a block.
+#[cube(launch, address_type = "dynamic")]
+fn log_decays_backward<F: Float>(
+    a: &[F],
+    decay_log: &[F],
+    time_bias: &[F],
+    g: &[f32],
+    da: &mut [F],
+    of_log: &mut [f32],
+    of_bias: &mut [f32],
+    rows: usize,
+    heads: usize,
+    blocks: usize,
+    height: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let head = ABSOLUTE_POS % heads;
+    let block = ABSOLUTE_POS / heads;
+    if block < blocks {
+        let rate = f32::cast_from(decay_log[head]).exp();
+        let bias = f32::cast_from(time_bias[head]);
+        let mut log_sum = 0.0f32;
+        let mut bias_sum = 0.0f32;
+        let from = block * height;
+        for row in from..min(from + height, rows) {
+            let i = row * heads + head;
+            let x = f32::cast_from(a[i]) + bias;
+            let through = -g[i] * rate;
+            let d = through / (1.0f32 + (-x).exp());
+            log_sum += through * softplus(x);
+            bias_sum += d;
+            da[i] = F::cast_from(d);
+        }
+        of_log[ABSOLUTE_POS] = log_sum;
+        of_bias[ABSOLUTE_POS] = bias_sum;
+    }
+}

@@ -1,0 +1,290 @@
+//! The gated delta rule (arXiv:2412.06464) over the rows of several sequences, with its gradient, token by token.
+//!
+//! The columns of a state `[key_dim, value_dim]` do not see each other, so that a unit has a column in registers and
+//! runs through the rows of a sequence; a cube has some columns of one value head, and its units share queries and
+//! keys. A token is `S' = eᵍ S`, `u = v − S'ᵀ k`, `S = S' + k (β u)ᵀ`, `o = Sᵀ q`, with queries and keys divided by
+//! their norms, and queries by √`key_dim`.
+//!
+//! With dS the gradient of the state after a token, from what reads it later, the gradient is, from the last token to
+//! the first,
+//!
+//! `dS ← dS + q dOᵀ`, `dδ = dSᵀ k`, `dS ← eᵍ (dS − k (β dδ)ᵀ)`
+//!
+//! which needs no state. So the backward pass runs through each sequence twice, a unit having a column: forward,
+//! keeping u of every token and the states before chunks of [`CHUNK`] tokens; backward, keeping dδ and the gradients of
+//! the states after chunks. The rest is of chunks by themselves, a unit having a row of the state: `dq = S dO`, `dk =
+//! dS (β u) − S' (β dδ)` (`chunks`). Then dV = β dδ, `dβ = dδ · u`, and, as `⟨dS', S'⟩` of a token is that of the next
+//! plus `dq · q − dV · v`, the gradient of g is a sum from the end of the chunk on: exact at every end of a chunk,
+//! where both are known, so that what is rounded does not add up over a sequence.
+//!
+//! Besides gradients a backward pass has, in f32 and until it ends: `2 value_dim + 2 key_dim` numbers for each token
+//! and value head, and two states for each chunk and value head.
+
+mod chunks;
+mod rows;
+mod runs;
+mod sizes;
+mod tile;
+
+use super::launch::{
+    RowGrid, address, cubes, detached, dims, elem, elementwise, empty, empty_or_zeros, integers, into_writable,
+    supports,
+};
+use crate::autodiff::{self, Kernel, KernelBackend, run};
+use crate::choice::Operation;
+use crate::delta::{DeltaHeads, SequenceRows, SequenceTable};
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use firebrick_device::trace::span;
+use sizes::{Keep, Sizes};
+use tile::RuleLayoutLaunch;
+
+/// Whether the kernels take these tensors: queries, keys and values in any type, all others in f32.
+fn takes([qkv, g, beta]: [&Tensor<2>; 3], heads: DeltaHeads) -> bool {
+    let wide = [g, beta].iter().all(|t| t.dtype() == DType::F32);
+    supports(Operation::DeltaNet, qkv) && wide && Sizes::of(heads).is_some()
+}
+
+/// See [`crate::gated_delta_rule`].
+pub(super) fn gated_delta_rule(
+    qkv: &Tensor<2>,
+    g: &Tensor<2>,
+    beta: &Tensor<2>,
+    heads: DeltaHeads,
+    sequences: &SequenceRows,
+) -> Option<Tensor<2>> {
+    if !takes([qkv, g, beta], heads) {
+        return None;
+    }
+    let rule = DeltaRule { heads, sizes: Sizes::of(heads)?, table: sequences.table.clone()? };
+    let inputs = [qkv, g, beta].map(|t| autodiff::input(t.clone()));
+    Some(run(rule, inputs))
+}
+
+/// See [`crate::continue_delta_rule`].
+pub(super) fn continue_delta_rule(
+    inputs: [&Tensor<2>; 3],
+    pool: Tensor<2>,
+    heads: DeltaHeads,
+    sequences: &SequenceRows,
+) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
+    let plain = inputs.iter().all(|t| !t.device().is_autodiff());
+    let known = plain && takes(inputs, heads) && pool.dtype() == DType::F32;
+    let (true, Some(sizes), Some(table)) = (known, Sizes::of(heads), &sequences.table) else {
+        return Err(pool);
+    };
+    let _span = span("delta rule", 0.0);
+    let rule = DeltaRule { heads, sizes, table: table.clone() };
+    let inputs = inputs.map(|t| detached(t.clone()));
+    let pool = into_writable(detached(pool));
+    let out = rule.advance(&inputs, Some(&pool));
+    Ok((Cube::tensor(out), Cube::tensor(pool)))
+}
+
+#[derive(Clone, Debug)]
+struct DeltaRule {
+    heads: DeltaHeads,
+    sizes: Sizes,
+    table: SequenceTable,
+}
+
+/// What the backward pass keeps of its runs through sequences.
+struct Kept {
+    /// u of every token, then dδ: `[2, rows, values, value_dim]`.
+    vectors: CubeTensor,
+    /// The states before chunks, then the gradients of those after them: `[2, chunks, values, key_dim, value_dim]`.
+    states: CubeTensor,
+}
+
+impl DeltaRule {
+    /// Cubes of a run through all sequences.
+    fn runs(&self) -> usize {
+        self.table.sequences * self.heads.values * self.sizes.slices()
+    }
+
+    fn layout(&self, rows: usize) -> RuleLayoutLaunch {
+        let DeltaHeads { keys, values, key_dim, value_dim } = self.heads;
+        RuleLayoutLaunch::new(
+            keys,
+            values,
+            (key_dim as f32).sqrt().recip(),
+            self.table.chunks_at(),
+            self.table.rows_at(),
+            rows * values * value_dim,
+            self.table.chunks * self.heads.state(),
+            rows * values * 2 * key_dim,
+        )
+    }
+
+    /// The output, from states of zeros or those in a pool.
+    fn advance(&self, inputs: &[CubeTensor; 3], pool: Option<&CubeTensor>) -> CubeTensor {
+        let [rows, _] = dims(&inputs[0]);
+        let shape = [rows, self.heads.values * self.heads.value_dim];
+        let whole = self.table.rows == rows;
+        let out = empty_or_zeros(&inputs[0], shape, DType::F32, whole);
+        match pool {
+            Some(pool) => self.run_forward(inputs, [&out, pool], Keep::Pool),
+            // nothing is kept, but a buffer has to be bound
+            None => self.run_forward(inputs, [&out, &empty(&out, [1], DType::F32)], Keep::Nothing),
+        }
+        out
+    }
+
+    fn run_forward(&self, [qkv, g, beta]: &[CubeTensor; 3], [out, states]: [&CubeTensor; 2], keep: Keep) {
+        if self.table.sequences == 0 {
+            return;
+        }
+        let [rows, _] = dims(qkv);
+        runs::delta_rule_forward::launch(
+            &out.client,
+            cubes(out, self.runs()),
+            CubeDim::new_1d(self.sizes.units() as u32),
+            address([qkv, out, states]),
+            qkv.clone().into_buffer_arg(),
+            g.clone().into_buffer_arg(),
+            beta.clone().into_buffer_arg(),
+            integers(&self.table.words).into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+            states.clone().into_buffer_arg(),
+            self.runs(),
+            self.layout(rows),
+            keep,
+            self.sizes,
+            elem(qkv),
+        );
+    }
+
+    /// What a run through sequences from their ends adds to what is kept of them.
+    fn run_back(&self, [qkv, g, beta]: &[CubeTensor; 3], d_out: &CubeTensor, kept: &Kept) {
+        let [rows, _] = dims(qkv);
+        runs::delta_rule_reverse::launch(
+            &qkv.client,
+            cubes(qkv, self.runs()),
+            CubeDim::new_1d(self.sizes.units() as u32),
+            address([qkv, &kept.vectors, &kept.states]),
+            qkv.clone().into_buffer_arg(),
+            g.clone().into_buffer_arg(),
+            beta.clone().into_buffer_arg(),
+            d_out.clone().into_buffer_arg(),
+            integers(&self.table.words).into_buffer_arg(),
+            kept.vectors.clone().into_buffer_arg(),
+            kept.states.clone().into_buffer_arg(),
+            self.runs(),
+            self.layout(rows),
+            self.sizes,
+            elem(qkv),
+        );
+    }
+
+    /// Gradients of normed queries and keys, and products of states and their gradients; see `chunks`.
+    fn key_gradients(&self, [qkv, g, beta]: &[CubeTensor; 3], d_out: &CubeTensor, kept: &Kept) -> CubeTensor {
+        let [rows, _] = dims(qkv);
+        let tasks = self.table.chunks * self.heads.values;
+        let numbers = rows * self.heads.values * 2 * self.heads.key_dim;
+        let d_qk = empty(qkv, [numbers + tasks], DType::F32);
+        for back in [false, true] {
+            chunks::delta_rule_chunks::launch(
+                &qkv.client,
+                cubes(qkv, tasks),
+                CubeDim::new_1d(self.sizes.row_units() as u32),
+                address([qkv, &kept.vectors, &kept.states, &d_qk]),
+                qkv.clone().into_buffer_arg(),
+                g.clone().into_buffer_arg(),
+                beta.clone().into_buffer_arg(),
+                d_out.clone().into_buffer_arg(),
+                integers(&self.table.words).into_buffer_arg(),
+                kept.vectors.clone().into_buffer_arg(),
+                kept.states.clone().into_buffer_arg(),
+                d_qk.clone().into_buffer_arg(),
+                tasks,
+                self.layout(rows),
+                back,
+                self.sizes,
+                elem(qkv),
+            );
+        }
+        d_qk
+    }
+
+    /// Writes the gradients of the inputs.
+    fn input_gradients(
+        &self,
+        [qkv, _, beta]: &[CubeTensor; 3],
+        vectors: CubeTensor,
+        d_qk: &CubeTensor,
+        [d_qkv, d_g, d_beta]: &[CubeTensor; 3],
+    ) {
+        let [rows, _] = dims(qkv);
+        let grid = RowGrid::of(self.heads.key_dim.max(self.heads.value_dim));
+        let tasks = self.table.rows * self.heads.keys;
+        let table = integers(&self.table.words);
+        rows::delta_rule_rows::launch(
+            &qkv.client,
+            grid.count(qkv, tasks),
+            grid.dim(),
+            address([qkv, &vectors, d_qk]),
+            qkv.clone().into_buffer_arg(),
+            beta.clone().into_buffer_arg(),
+            vectors.into_buffer_arg(),
+            d_qk.clone().into_buffer_arg(),
+            table.clone().into_buffer_arg(),
+            d_qkv.clone().into_buffer_arg(),
+            d_g.clone().into_buffer_arg(),
+            d_beta.clone().into_buffer_arg(),
+            tasks,
+            self.layout(rows),
+            grid.units,
+            grid.rows,
+            self.sizes,
+            elem(qkv),
+        );
+        let tasks = self.table.chunks * self.heads.values;
+        let (count, dim) = elementwise(qkv, tasks);
+        rows::delta_rule_decays::launch(
+            &qkv.client,
+            count,
+            dim,
+            address([d_qk]),
+            d_qk.clone().into_buffer_arg(),
+            table.into_buffer_arg(),
+            d_g.clone().into_buffer_arg(),
+            tasks,
+            self.layout(rows),
+        );
+    }
+}
+
+impl Kernel<Cube, 3> for DeltaRule {
+    const NAME: &str = "delta rule";
+    type Saved = [CubeTensor; 3];
+
+    fn forward(&self, inputs: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
+        (self.advance(&inputs, None), inputs)
+    }
+
+    fn backward(&self, inputs: Self::Saved, gradient: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
+        let [rows, _] = dims(&inputs[0]);
+        let whole = self.table.rows == rows;
+        let own = |t: &CubeTensor| empty_or_zeros(t, t.shape(), t.dtype, whole);
+        let gradients = inputs.each_ref().map(own);
+        if self.table.sequences > 0 {
+            let width = self.heads.values * self.heads.value_dim;
+            let states = [2, self.table.chunks, self.heads.state()];
+            let kept = Kept {
+                vectors: empty(&gradient, [2, rows, width], DType::F32),
+                states: empty(&gradient, states, DType::F32),
+            };
+            self.run_forward(&inputs, [&kept.vectors, &kept.states], Keep::Chunks);
+            self.run_back(&inputs, &gradient, &kept);
+            let d_qk = self.key_gradients(&inputs, &gradient, &kept);
+            let Kept { vectors, states } = kept;
+            drop(states);
+            self.input_gradients(&inputs, vectors, &d_qk, &gradients);
+        }
+        let mut wanted = wanted.into_iter();
+        gradients.map(|own| wanted.next().unwrap_or(false).then_some(own))
+    }
+}

@@ -1,0 +1,67 @@
+//! The gradient of an embedding: each unit sums one column of one token's rows, in the batch's order.
+
+use super::launch::{UNITS, address, cubes, detached, dims, elem, integers, into_writable, supports};
+use crate::autodiff::KernelBackend;
+use crate::choice::Operation;
+use crate::shapes::RowsByToken;
+use burn::backend::Cube;
+use burn::tensor::Tensor;
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+use firebrick_device::trace::span;
+
+/// Adds rows to those of their tokens; see [`crate::scatter_add_rows`].
+pub(super) fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
+    if !supports(Operation::Embedding, &sum) || sum.dtype() != rows.dtype() {
+        return Err(sum);
+    }
+    let _span = span("embedding gradient", 0.0);
+    let rows = detached(rows.clone());
+    let [_, width] = dims(&rows);
+    // rows of other tokens stay unchanged
+    let out = into_writable(detached(sum));
+    let columns = width.div_ceil(UNITS);
+    add::launch(
+        &out.client.clone(),
+        cubes(&out, groups.count * columns),
+        CubeDim::new_1d(UNITS as u32),
+        address([&out, &rows]),
+        out.clone().into_buffer_arg(),
+        rows.into_buffer_arg(),
+        integers(&groups.order).into_buffer_arg(),
+        integers(&groups.starts).into_buffer_arg(),
+        integers(&groups.ids).into_buffer_arg(),
+        groups.count,
+        width,
+        columns,
+        elem(&out),
+    );
+    Ok(Cube::tensor(out))
+}
+
+/// A unit sums one column of one token's rows.
+#[cube(launch, address_type = "dynamic")]
+fn add<F: Float>(
+    out: &mut [F],
+    rows: &[F],
+    order: &[i32],
+    starts: &[i32],
+    ids: &[i32],
+    count: usize,
+    width: usize,
+    columns: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let segment = CUBE_POS / columns;
+    let column = (CUBE_POS % columns) * UNITS + UNIT_POS as usize;
+    if segment < count && column < width {
+        let at = ids[segment] as usize * width + column;
+        let from = starts[segment] as usize;
+        let to = starts[segment + 1] as usize;
+        let mut sum = 0.0f32;
+        for i in from..to {
+            sum += f32::cast_from(rows[order[i] as usize * width + column]);
+        }
+        out[at] = F::cast_from(f32::cast_from(out[at]) + sum);
+    }
+}

@@ -1,0 +1,185 @@
+//! The gate of a gated MLP: activation(gate) · up.
+
+use super::launch::{address, detached, dims, elem, elementwise, empty, output_arg, reuse_or_alloc, supports};
+use crate::autodiff::{self, Kernel, KernelBackend, run};
+use crate::choice::Operation;
+use crate::shapes::Gate;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::Tensor;
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use firebrick_device::trace::span;
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
+/// `activation(gate) · up`; see [`crate::glu`].
+pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
+    let supported = supports(Operation::Gate, gate) && supports(Operation::Gate, up);
+    if !supported || gate.dtype() != up.dtype() {
+        return None;
+    }
+    let inputs = [gate, up].map(|t| autodiff::input(t.clone()));
+    Some(run(Glu(activation), inputs))
+}
+
+/// The same of rows `[gate | up]`, without a gradient; see [`crate::glu_joined`].
+pub(super) fn glu_joined(activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
+    if !supports(Operation::Gate, x) || x.device().is_autodiff() {
+        return None;
+    }
+    let _span = span("gate", 0.0);
+    let x = detached(x.clone());
+    let [rows, both] = dims(&x);
+    let width = both / 2;
+    let out = empty(&x, [rows, width], x.dtype);
+    let (count, dim) = elementwise(&out, rows * width);
+    forward_joined::launch(
+        &out.client,
+        count,
+        dim,
+        address([&x]),
+        x.into_buffer_arg(),
+        out.clone().into_buffer_arg(),
+        rows * width,
+        width,
+        activation,
+        elem(&out),
+    );
+    Some(Cube::tensor(out))
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Glu(Gate);
+
+impl Kernel<Cube, 2> for Glu {
+    const NAME: &str = "gate";
+    type Saved = [CubeTensor; 2];
+
+    fn forward(&self, inputs: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
+        let [gate, up] = inputs.clone();
+        let out = empty(&gate, gate.shape(), gate.dtype);
+        let n = gate.shape().num_elements();
+        let (count, dim) = elementwise(&gate, n);
+        forward::launch(
+            &out.client,
+            count,
+            dim,
+            address([&gate]),
+            gate.into_buffer_arg(),
+            up.into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+            n,
+            self.0,
+            elem(&out),
+        );
+        (out, inputs)
+    }
+
+    fn backward(&self, [gate, up]: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
+        let n = gate.shape().num_elements();
+        let (count, dim) = elementwise(&gate, n);
+        // a unit reads its elements before it writes them
+        let (d_gate, gate_in_place) = reuse_or_alloc(&gate);
+        let (d_up, up_in_place) = reuse_or_alloc(&up);
+        let dtype = elem(&gate);
+        backward::launch(
+            &gate.client.clone(),
+            count,
+            dim,
+            address([&gate]),
+            gate.into_buffer_arg(),
+            up.into_buffer_arg(),
+            gradient.into_buffer_arg(),
+            output_arg(&d_gate, gate_in_place, 0),
+            output_arg(&d_up, up_in_place, 1),
+            n,
+            self.0,
+            dtype,
+        );
+        [wanted[0].then_some(d_gate), wanted[1].then_some(d_up)]
+    }
+}
+
+/// tanh; some drivers give NaN for large arguments.
+#[cube]
+pub(super) fn tanh(x: f32) -> f32 {
+    clamp(x, -15.0f32, 15.0f32).tanh()
+}
+
+/// The activation and its derivative.
+#[cube]
+pub(super) fn activation(x: f32, #[comptime] gate: Gate) -> (f32, f32) {
+    match gate {
+        Gate::Silu => {
+            let s = 1.0f32 / (1.0f32 + (-x).exp());
+            (x * s, s * (1.0f32 + x * (1.0f32 - s)))
+        }
+        Gate::Gelu => {
+            // x Φ(x), whose slope is Φ(x) + x φ(x)
+            let below = 0.5f32 * (1.0f32 + Erf::erf(x * FRAC_1_SQRT_2 as f32));
+            let density = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2 / 2.0) as f32 * (-0.5f32 * x * x).exp();
+            (x * below, below + x * density)
+        }
+        Gate::GeluTanh => {
+            let a = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2) as f32;
+            let t = tanh(a * (x + 0.044_715f32 * x * x * x));
+            let slope = a * (1.0f32 + 3.0f32 * 0.044_715f32 * x * x);
+            let half = 0.5f32 * (1.0f32 + t);
+            (x * half, half + 0.5f32 * x * (1.0f32 - t * t) * slope)
+        }
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn forward<F: Float>(
+    gate: &[F],
+    up: &[F],
+    out: &mut [F],
+    n: usize,
+    #[comptime] kind: Gate,
+    #[define(F)] _dtype: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let (value, _) = activation(f32::cast_from(gate[i]), kind);
+        out[i] = F::cast_from(value * f32::cast_from(up[i]));
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn forward_joined<F: Float>(
+    x: &[F],
+    out: &mut [F],
+    n: usize,
+    width: usize,
+    #[comptime] kind: Gate,
+    #[define(F)] _dtype: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let gate = i / width * width + i;
+        let (value, _) = activation(f32::cast_from(x[gate]), kind);
+        out[i] = F::cast_from(value * f32::cast_from(x[gate + width]));
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn backward<F: Float>(
+    gate: &[F],
+    up: &[F],
+    g: &[F],
+    d_gate: &mut [F],
+    d_up: &mut [F],
+    n: usize,
+    #[comptime] kind: Gate,
+    #[define(F)] _dtype: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let (value, slope) = activation(f32::cast_from(gate[i]), kind);
+        let incoming = f32::cast_from(g[i]);
+        let through = incoming * f32::cast_from(up[i]);
+        d_gate[i] = F::cast_from(through * slope);
+        d_up[i] = F::cast_from(incoming * value);
+    }
+}

@@ -1,0 +1,148 @@
+//! Matrix products in `CubeK`'s kernels, with gradients in the memory layout of their matrices. Results have no padding
+//! between rows, which Burn's own may have on CUDA, and which the next kernel would copy away.
+
+use super::launch::{dims, empty, enabled_on};
+use super::{gemm, skinny_gemm};
+use crate::autodiff::{self, Kernel, KernelBackend, run};
+use crate::products::Products;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
+use cubek::matmul::launch::launch_ref;
+use cubek::matmul::multi_level::Strategy::SimpleCyclicCmma;
+use cubek::matmul::multi_level::components::tile::TileMatmulKind::Cmma;
+use cubek::matmul::multi_level::routines::batch::simple::SimpleArgs;
+use cubek::matmul::routine::BlueprintStrategy::Inferred;
+use cubek::matmul::strategy::Strategy;
+use cubek_std::InputBinding;
+use firebrick_device::trace::span;
+
+/// Rows up to which a product is made by planes that divide the inputs, where tiles would have few rows. On an H200
+/// that kernel takes 70 µs for 128 rows of 1,536 inputs and 8,960 outputs, and tiles 18 µs for 128 of 896 and 9,728.
+const FEW_ROWS: usize = 64;
+
+/// Rows from which a plane of tensor cores computes several rows of tiles: up to 4.7 times as fast on an H200 and never
+/// slower, while with 64 rows it takes 1.7 times as long (`--bench products`).
+const MANY_ROWS: usize = 512;
+
+/// Products without a gradient on NVIDIA's tensor cores; elsewhere Burn's.
+pub(super) const PRODUCTS: Products = Products { kernels: Some([matmul_nt, matmul, matmul_tn]) };
+
+/// `x · Wᵀ` without a gradient; see [`crate::product`]. `None` for tensors with autodiff or of different
+/// types, and where kernels are off.
+pub(super) fn product(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    let [x, w] = plain([x, w])?;
+    let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
+    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
+    Some(Cube::tensor(times_transposed(&x, &w)))
+}
+
+fn matmul_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let [a, b] = plain([a, b])?;
+    gemm::product(&a, &swapped(b)).map(Cube::tensor)
+}
+
+/// `a · b` without a gradient; see [`crate::matmul`].
+pub(super) fn matmul(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let [a, b] = plain([a, b])?;
+    gemm::product(&a, &b).map(Cube::tensor)
+}
+
+/// `aᵀ · b` without a gradient; see [`crate::matmul_tn`].
+pub(super) fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
+    let [a, b] = plain([a, b])?;
+    gemm::product(&swapped(a), &b).map(Cube::tensor)
+}
+
+/// Operands without autodiff that kernels take.
+fn plain(operands: [&Tensor<2>; 2]) -> Option<[CubeTensor; 2]> {
+    let [a, b] = operands;
+    let plain = !a.device().is_autodiff() && !b.device().is_autodiff();
+    (plain && takes(a, b)).then(|| operands.map(|t| Cube::primitive(t.clone())))
+}
+
+/// `x · Wᵀ`; see [`crate::linear`]. `None` where kernels are off, and for f64.
+pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
+    if !takes(x, w) {
+        return None;
+    }
+    let kernel = Linear { trains: w.is_require_grad() };
+    let inputs = [x, w].map(|t| autodiff::input(t.clone()));
+    Some(run(kernel, inputs))
+}
+
+fn takes(x: &Tensor<2>, w: &Tensor<2>) -> bool {
+    let dtype = x.dtype();
+    let known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let empty = x.shape().num_elements() == 0 || w.shape().num_elements() == 0;
+    enabled_on(&x.device()) && known && !empty && w.dtype() == dtype
+}
+
+#[derive(Clone, Debug)]
+struct Linear {
+    /// Whether the matrix gets a gradient: otherwise nothing of `x` is kept.
+    trains: bool,
+}
+
+impl Kernel<Cube, 2> for Linear {
+    const NAME: &str = "product";
+    type Saved = (Option<CubeTensor>, CubeTensor);
+
+    fn forward(&self, [x, w]: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
+        let out = times_transposed(&x, &w);
+        (out, (self.trains.then_some(x), w))
+    }
+
+    fn backward(&self, (x, w): Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
+        // a weight that is neither leaf nor constant would silently lose its gradient
+        assert!(x.is_some() || !wanted[1], "the matrix of kernels::linear must be a leaf or a constant");
+        let dw = x.filter(|_| wanted[1]);
+        let dw = dw.map(|x| multiply(&swapped(gradient.clone()), &x));
+        [wanted[0].then(|| multiply(&gradient, &w)), dw]
+    }
+}
+
+/// `x · Wᵀ`.
+fn times_transposed(x: &CubeTensor, w: &CubeTensor) -> CubeTensor {
+    let [rows, _] = dims(x);
+    let many = (rows > FEW_ROWS).then(|| gemm::product(x, &swapped(w.clone())));
+    if let Some(out) = many.flatten() {
+        return out;
+    }
+    // CubeK's kernels read rows with padding between them as they are
+    let contiguous = x.is_contiguous() && w.is_contiguous();
+    let few = contiguous.then(|| skinny_gemm::product(x, w)).flatten();
+    few.unwrap_or_else(|| multiply(x, &swapped(w.clone())))
+}
+
+/// A matrix the other way round, in the same memory.
+fn swapped(mut matrix: CubeTensor) -> CubeTensor {
+    matrix.meta.swap(0, 1);
+    matrix
+}
+
+/// `a · b` of matrices of one type, summed in f32.
+fn multiply(a: &CubeTensor, b: &CubeTensor) -> CubeTensor {
+    if let Some(out) = gemm::product(a, b) {
+        return out;
+    }
+    let ([m, k], [_, n]) = (a.shape().dims(), b.shape().dims());
+    let out = empty(a, [m, n], a.dtype);
+    let many = SimpleCyclicCmma(Inferred(SimpleArgs { multi_rows: true, tile_matmul: Cmma }));
+    // a device without tensor cores for these types refuses the first
+    let many_rows = m >= MANY_ROWS && a.dtype != DType::F32;
+    let done = many_rows && launched(&many.into(), [a, b], &out).is_ok();
+    if !done && let Err(why) = launched(&Strategy::Auto, [a, b], &out) {
+        panic!("a matmul of {m} × {k} × {n} cannot be launched: {why}");
+    }
+    out
+}
+
+fn launched(way: &Strategy, [a, b]: [&CubeTensor; 2], out: &CubeTensor) -> Result<(), String> {
+    let elem = dtype_to_storage_type(out.dtype);
+    let mut types = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem, rhs: elem, out: elem });
+    let [a, b] = [a, b].map(|t| InputBinding::new(t.clone().binding(), elem));
+    launch_ref(way, &out.client, a, b, out.clone().binding(), &mut types).map_err(|why| format!("{why:?}"))
+}

@@ -1,0 +1,94 @@
+//! Rotary position embedding in its rotate-half form (Su et al., 2021), in place where the tensor is not shared.
+
+use super::launch::{address, detached, dims, elem, elementwise, output_arg, reuse_or_alloc, supports};
+use crate::autodiff::{self, Kernel, run};
+use crate::choice::Operation;
+use burn::backend::Cube;
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::cubecl;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Rotates pairs of each head; see [`crate::rotary`].
+pub(super) fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
+    if !supports(Operation::Rotary, &x) {
+        return Err(x);
+    }
+    let [cos, sin] = [cos, sin].map(|angles| detached(angles.clone().cast(DType::F32)));
+    let kernel = Rotary { cos, sin };
+    Ok(run(kernel, [autodiff::input(x)]))
+}
+
+#[derive(Clone, Debug)]
+struct Rotary {
+    cos: CubeTensor,
+    sin: CubeTensor,
+}
+
+impl Rotary {
+    /// Rotates by the angles, or back where `sign` is −1.
+    fn rotate(&self, x: CubeTensor, sign: f32) -> CubeTensor {
+        let [tokens, heads, dim] = dims(&x);
+        // a unit reads both elements of its pair before it writes either
+        let (out, in_place) = reuse_or_alloc(&x);
+        let pairs = tokens * heads * dim / 2;
+        let (count, cube) = elementwise(&x, pairs);
+        rotate::launch(
+            &out.client,
+            count,
+            cube,
+            address([&x]),
+            x.into_buffer_arg(),
+            self.cos.clone().into_buffer_arg(),
+            self.sin.clone().into_buffer_arg(),
+            output_arg(&out, in_place, 0),
+            pairs,
+            heads,
+            dim / 2,
+            sign,
+            elem(&out),
+        );
+        out
+    }
+}
+
+impl Kernel<Cube, 1> for Rotary {
+    const NAME: &str = "rotary";
+    type Saved = ();
+
+    fn forward(&self, [x]: [CubeTensor; 1]) -> (CubeTensor, ()) {
+        (self.rotate(x, 1.0), ())
+    }
+
+    /// The transpose of a rotation is its inverse.
+    fn backward(&self, (): (), gradient: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
+        [Some(self.rotate(gradient, -1.0))]
+    }
+}
+
+/// A unit rotates one pair of one head.
+#[cube(launch, address_type = "dynamic")]
+fn rotate<F: Float>(
+    x: &[F],
+    cos: &[f32],
+    sin: &[f32],
+    out: &mut [F],
+    pairs: usize,
+    heads: usize,
+    half: usize,
+    sign: f32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let pair = ABSOLUTE_POS;
+    if pair < pairs {
+        let (row, i) = (pair / half, pair % half);
+        let angle = row / heads * half + i;
+        let c = cos[angle];
+        let s = sin[angle] * sign;
+        let first = row * half * 2 + i;
+        let a = f32::cast_from(x[first]);
+        let b = f32::cast_from(x[first + half]);
+        out[first] = F::cast_from(a * c - b * s);
+        out[first + half] = F::cast_from(b * c + a * s);
+    }
+}

@@ -1,0 +1,335 @@
+//! Samples one token from every row of logits: the likeliest, or a random one of the whole or a truncated distribution,
+//! without sorting.
+//!
+//! A cube has a row. Thresholds of top-k and top-p are found by radix select over the bits of floats, two at a time.
+//! The token at which the cumulative sum reaches the uniform number is searched in parts of the row, then in parts of
+//! that part, then token by token.
+
+mod truncation;
+
+use super::launch::{UNITS, address, cubes, detached, dims, elem, empty, row_max, row_sum, supports};
+use crate::autodiff::KernelBackend;
+use crate::choice::Operation;
+use crate::shapes::{SampleOptions, Truncation};
+use burn::backend::Cube;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+use firebrick_device::trace::span;
+use truncation::{Row, Support, rank_of, truncated_support, weight_of};
+
+/// Parts of a row that are summed first, each by [`BESIDE`] units with coalesced reads.
+const PARTS: usize = 16;
+const BESIDE: usize = UNITS / PARTS;
+
+/// Token ids that f32 represents exactly.
+const IDS: usize = 1 << 24;
+
+/// See [`crate::sample_rows_on_device`].
+pub(super) fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_>) -> Option<Tensor<2>> {
+    let uniforms = choice.uniforms.map(|uniforms| {
+        let uniforms = TensorData::new(uniforms.to_vec(), [uniforms.len()]);
+        Tensor::<1>::from_data(uniforms, (&logits.device(), DType::F32))
+    });
+    draw_rows(logits, choice.temperature, choice.truncation, uniforms.as_ref())
+}
+
+/// See [`crate::draw_rows`].
+pub(super) fn draw_rows(
+    logits: &Tensor<2>,
+    temperature: f64,
+    truncation: Truncation,
+    uniforms: Option<&Tensor<1>>,
+) -> Option<Tensor<2>> {
+    if !supports(Operation::Draw, logits) || logits.dims()[1] > IDS {
+        return None;
+    }
+    let _span = span("draw", 0.0);
+    let logits = detached(logits.clone());
+    let [rows, vocab] = dims(&logits);
+    let out = empty(&logits, [rows, 3], DType::F32);
+    let (count, dim, at) = (cubes(&out, rows), CubeDim::new_1d(UNITS as u32), address([&logits]));
+    let (inverse, dtype) = (1.0 / temperature as f32, elem(&logits));
+    // low bits of f32 that are 0 in all values of a type
+    let spare = match logits.dtype {
+        DType::BF16 => 16,
+        DType::F16 => 13,
+        _ => 0,
+    };
+    let logits = logits.into_buffer_arg();
+    let written = out.clone().into_buffer_arg();
+    let Some(uniforms) = uniforms else {
+        greedy::launch(&out.client, count, dim, at, logits, written, rows, vocab, inverse, dtype);
+        return Some(Cube::tensor(out));
+    };
+    let top_k = truncation.top_k.unwrap_or(vocab).max(1);
+    sample::launch(
+        &out.client,
+        count,
+        dim,
+        at,
+        logits,
+        detached(uniforms.clone()).into_buffer_arg(),
+        written,
+        rows,
+        vocab,
+        inverse,
+        top_k as f32,
+        truncation.top_p as f32,
+        truncation.min_p as f32,
+        top_k < vocab,
+        truncation.top_p < 1.0,
+        spare,
+        dtype,
+    );
+    Some(Cube::tensor(out))
+}
+
+/// The largest logit, and the sum of all weights.
+#[cube]
+fn max_and_sum<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    first: usize,
+    vocab: usize,
+    inverse: f32,
+) -> (f32, f32) {
+    let mut largest = f32::new(-3.0e38);
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < vocab {
+        let z = f32::cast_from(logits[first + i]);
+        if z > largest {
+            sum *= ((largest - z) * inverse).exp();
+            largest = z;
+        }
+        sum += ((z - largest) * inverse).exp();
+        i += UNITS;
+    }
+    let all = row_max(lanes, largest, UNITS);
+    let scaled = sum * ((largest - all) * inverse).exp();
+    let full = row_sum(lanes, scaled, UNITS);
+    (all, full)
+}
+
+/// The first token with the largest logit.
+#[cube]
+fn argmax<F: Float>(logits: &[F], lanes: &mut Shared<[f32]>, row: &Row) -> usize {
+    let mut place = f32::new(-3.0e38);
+    let mut i = UNIT_POS as usize;
+    while i < row.vocab {
+        if f32::cast_from(logits[row.first + i]) >= row.largest && place < -1.0e38f32 {
+            place = -f32::cast_from(i as u32);
+        }
+        i += UNITS;
+    }
+    // the first index is the largest negated one; a row of NaN has none
+    let first = max(row_max(lanes, place, UNITS), 1.0f32 - row.vocab as f32);
+    u32::cast_from(-first) as usize
+}
+
+/// Of every `stride`-th token from `from` on: the sum of weights above the threshold, and the number of tokens at it.
+#[cube]
+fn partial_mass<F: Float>(
+    logits: &[F],
+    row: &Row,
+    support: &Support,
+    from: usize,
+    to: usize,
+    stride: usize,
+    #[comptime] spare: u32,
+) -> (f32, f32) {
+    let mut weight = 0.0f32;
+    let mut ties = 0.0f32;
+    let mut i = from;
+    while i < to {
+        let z = f32::cast_from(logits[row.first + i]);
+        let rank = rank_of(z, spare);
+        let own = weight_of(z, row);
+        if rank == support.rank {
+            ties += 1.0f32;
+        } else if rank > support.rank && own >= support.least {
+            weight += own;
+        }
+        i += stride;
+    }
+    (weight, ties)
+}
+
+/// Of parts that were summed by `beside` units each, the first at which the cumulative weight of kept tokens reaches a
+/// threshold, or the last with any weight; the weight and the ties before it, and the total weight.
+#[cube]
+fn find_part(
+    lanes: &mut Shared<[f32]>,
+    tied: &mut Shared<[f32]>,
+    support: &Support,
+    before: f32,
+    ties_then: f32,
+    threshold: f32,
+    #[comptime] beside: usize,
+) -> (usize, f32, f32, f32) {
+    let mut running = before;
+    let mut seen = ties_then;
+    let mut part = 0usize;
+    let mut start = before;
+    let mut ties_before = ties_then;
+    let mut found = false;
+    for p in 0..comptime!(UNITS / beside) {
+        let mut weight = 0.0f32;
+        let mut ties = 0.0f32;
+        for lane in 0..beside {
+            weight += lanes[p * beside + lane];
+            ties += tied[p * beside + lane];
+        }
+        let own_ties = max(min(support.ties - seen, ties), 0.0f32);
+        let kept = weight + own_ties * support.tied;
+        if kept > 0.0f32 && !found {
+            part = p;
+            start = running;
+            ties_before = seen;
+            found = running + kept >= threshold;
+        }
+        running += kept;
+        seen += ties;
+    }
+    (part, start, ties_before, running)
+}
+
+/// Of a unit's tokens, the first at which the cumulative weight of kept tokens reaches a threshold, or the last kept
+/// one.
+#[cube]
+fn find_token<F: Float>(
+    logits: &[F],
+    row: &Row,
+    support: &Support,
+    from: usize,
+    to: usize,
+    before: f32,
+    ties_then: f32,
+    threshold: f32,
+    #[comptime] spare: u32,
+) -> usize {
+    let mut sum = before;
+    let mut seen = ties_then;
+    let mut found = false;
+    let mut token = min(from, row.vocab - 1);
+    for i in from..to {
+        let z = f32::cast_from(logits[row.first + i]);
+        let rank = rank_of(z, spare);
+        let weight = weight_of(z, row);
+        let mut keep = rank > support.rank;
+        if rank == support.rank {
+            keep = seen < support.ties;
+            seen += 1.0f32;
+        }
+        if keep && weight >= support.least && !found {
+            sum += weight;
+            token = i;
+            found = sum >= threshold;
+        }
+    }
+    token
+}
+
+/// The token at which the cumulative weight of kept tokens reaches the share `uniform` of their total, the unit that
+/// has it, and the total.
+#[cube]
+fn sample_token<F: Float>(
+    logits: &[F],
+    lanes: &mut Shared<[f32]>,
+    row: &Row,
+    support: &Support,
+    uniform: f32,
+    #[comptime] spare: u32,
+) -> (usize, usize, f32) {
+    let mut tied = Shared::<[f32]>::new_slice(UNITS);
+    let unit = UNIT_POS as usize;
+    let each = row.vocab.div_ceil(PARTS);
+    let first = min(unit / BESIDE * each, row.vocab);
+    let end = min(first + each, row.vocab);
+    let (weight, ties) = partial_mass::<F>(logits, row, support, first + unit % BESIDE, end, BESIDE, spare);
+    lanes[unit] = weight;
+    tied[unit] = ties;
+    sync_cube();
+    let none = f32::new(0.0);
+    let all = f32::new(3.0e38);
+    let (_part, _start, _ties, mass) = find_part(lanes, &mut tied, support, none, none, all, BESIDE);
+    let threshold = uniform * mass;
+    let (part, start, ties, _all) = find_part(lanes, &mut tied, support, none, none, threshold, BESIDE);
+    sync_cube();
+    let first = min(part * each, row.vocab);
+    let end = min(first + each, row.vocab);
+    let few = each.div_ceil(UNITS);
+    let from = min(first + unit * few, end);
+    let to = min(from + few, end);
+    let (weight, own_ties) = partial_mass::<F>(logits, row, support, from, to, 1usize, spare);
+    lanes[unit] = weight;
+    tied[unit] = own_ties;
+    sync_cube();
+    let (winner, start, ties, _all) = find_part(lanes, &mut tied, support, start, ties, threshold, 1usize);
+    let mut token = 0usize;
+    if unit == winner {
+        token = find_token::<F>(logits, row, support, from, to, start, ties, threshold, spare);
+    }
+    (token, winner, mass)
+}
+
+/// Writes a row's token, its log-prob under the distribution that it was sampled from, and that under the whole one.
+#[cube]
+fn write_token<F: Float>(logits: &[F], out: &mut [f32], row: &Row, token: usize, mass: f32, full: f32) {
+    let at = row.first / row.vocab * 3;
+    let centred = (f32::cast_from(logits[row.first + token]) - row.largest) * row.inverse;
+    out[at] = f32::cast_from(token as u32);
+    out[at + 1] = centred - mass.ln();
+    out[at + 2] = centred - full.ln();
+}
+
+/// The likeliest token of every row.
+#[cube(launch, address_type = "dynamic")]
+fn greedy<F: Float>(
+    logits: &[F],
+    out: &mut [f32],
+    rows: usize,
+    vocab: usize,
+    inverse: f32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(UNITS);
+    let first = min(CUBE_POS, rows - 1) * vocab;
+    let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
+    let row = Row { first, vocab, largest, inverse };
+    let token = argmax::<F>(logits, &mut lanes, &row);
+    if UNIT_POS == 0 && CUBE_POS < rows {
+        write_token::<F>(logits, out, &row, token, full, full);
+    }
+}
+
+/// A random token of every row.
+#[cube(launch, address_type = "dynamic")]
+fn sample<F: Float>(
+    logits: &[F],
+    uniforms: &[f32],
+    out: &mut [f32],
+    rows: usize,
+    vocab: usize,
+    inverse: f32,
+    top_k: f32,
+    top_p: f32,
+    min_p: f32,
+    #[comptime] by_count: bool,
+    #[comptime] by_share: bool,
+    #[comptime] spare: u32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(UNITS);
+    let own = min(CUBE_POS, rows - 1);
+    let first = own * vocab;
+    let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
+    let row = Row { first, vocab, largest, inverse };
+    let support =
+        truncated_support::<F>(logits, &mut lanes, &row, full, top_k, top_p, min_p, by_count, by_share, spare);
+    let (token, winner, mass) = sample_token::<F>(logits, &mut lanes, &row, &support, uniforms[own], spare);
+    if UNIT_POS as usize == winner && CUBE_POS < rows {
+        write_token::<F>(logits, out, &row, token, mass, full);
+    }
+}

@@ -1,0 +1,263 @@
+//! Log-probabilities and entropies of rows of logits, one tile of the vocabulary at a time, and their gradient, in
+//! place.
+//!
+//! With z = softcap(logits) / τ, a row's state over the tiles so far is max z, Σ e, Σ e (z − max) with e = exp(z −
+//! max), and the target's z (online softmax; Milakov & Gimelshein, 2018). Formulas: [`crate::score_rows`].
+
+use super::glu::tanh;
+use super::launch::{
+    RowGrid, address, detached, dims, elem, elementwise, empty, integers, output_arg, reuse_or_alloc, row_max, row_sum,
+    supports,
+};
+use crate::autodiff::KernelBackend;
+use crate::choice::Operation;
+use crate::shapes::{RowScores, RunningScores, Scaling, ScoreGradients};
+use burn::backend::Cube;
+use burn::tensor::{DType, Int, Tensor};
+use burn_cubecl::cubecl;
+use cubecl::prelude::*;
+use firebrick_device::trace::span;
+
+/// Adds a tile of logits, `[rows, width]`, that begins at column `first` of the vocabulary; see
+/// [`crate::score_tile`].
+pub(super) fn score_tile(
+    logits: &Tensor<2>,
+    first: usize,
+    targets: &Tensor<1, Int>,
+    running: Option<RunningScores>,
+    scaling: Scaling,
+) -> Option<RunningScores> {
+    if !supports(Operation::Scores, logits) {
+        return None;
+    }
+    let _span = span("scores", 0.0);
+    let logits = detached(logits.clone());
+    let [rows, width] = dims(&logits);
+    let fresh = running.is_none();
+    let state = match running {
+        Some(running) => Cube::primitive(running.0),
+        None => empty(&logits, [rows, 4], DType::F32),
+    };
+    let grid = RowGrid::of(width);
+    let dtype = elem(&logits);
+    update_state::launch(
+        &state.client,
+        grid.count(&state, rows),
+        grid.dim(),
+        address([&logits]),
+        logits.into_buffer_arg(),
+        integers(targets).into_buffer_arg(),
+        state.clone().into_buffer_arg(),
+        rows,
+        width,
+        first as i32,
+        u32::from(fresh),
+        1.0 / scaling.temperature as f32,
+        scaling.softcap.unwrap_or(1.0) as f32,
+        scaling.softcap.is_some(),
+        grid.units,
+        grid.rows,
+        dtype,
+    );
+    Some(RunningScores(Cube::tensor(state)))
+}
+
+/// Log-probs, entropies, logsumexps and means from the state over all tiles.
+pub(super) fn finish(running: RunningScores) -> RowScores {
+    let state = Cube::primitive(running.0);
+    let [rows, _] = dims(&state);
+    let out = empty(&state, [4, rows], DType::F32);
+    let (count, dim) = elementwise(&state, rows);
+    finish_state::launch(&out.client, count, dim, state.into_buffer_arg(), out.clone().into_buffer_arg(), rows);
+    let out: Tensor<2> = Cube::tensor(out);
+    let row = |i| out.clone().narrow(0, i, 1).reshape([rows]);
+    RowScores { logp: row(0), entropy: row(1), lse: row(2), mean: row(3) }
+}
+
+/// Gradient with respect to a tile of raw logits, in place where they are not shared; see
+/// [`crate::tile_gradient`].
+pub(super) fn tile_gradient(
+    logits: Tensor<2>,
+    first: usize,
+    targets: &Tensor<1, Int>,
+    scores: &RowScores,
+    upstream: ScoreGradients<'_>,
+    scaling: Scaling,
+) -> Option<Tensor<2>> {
+    if !supports(Operation::Scores, &logits) {
+        return None;
+    }
+    let _span = span("scores", 0.0);
+    let logits = detached(logits);
+    let [rows, width] = dims(&logits);
+    let (out, in_place) = reuse_or_alloc(&logits);
+    let float = |t: &Tensor<1>| detached(t.clone().cast(DType::F32));
+    let d_entropy = upstream.d_entropy.unwrap_or(upstream.d_logp);
+    let (count, dim) = elementwise(&logits, rows * width);
+    gradient::launch(
+        &out.client,
+        count,
+        dim,
+        address([&out]),
+        logits.into_buffer_arg(),
+        integers(targets).into_buffer_arg(),
+        float(&scores.lse).into_buffer_arg(),
+        float(&scores.mean).into_buffer_arg(),
+        float(upstream.d_logp).into_buffer_arg(),
+        float(d_entropy).into_buffer_arg(),
+        output_arg(&out, in_place, 0),
+        rows,
+        width,
+        first as i32,
+        1.0 / scaling.temperature as f32,
+        scaling.softcap.unwrap_or(1.0) as f32,
+        scaling.softcap.is_some(),
+        upstream.d_entropy.is_some(),
+        elem(&out),
+    );
+    Some(Cube::tensor(out))
+}
+
+/// The z of a logit.
+#[cube]
+fn scaled(logit: f32, inverse: f32, cap: f32, #[comptime] capped: bool) -> f32 {
+    if capped { tanh(logit / cap) * cap * inverse } else { logit * inverse }
+}
+
+/// The factor that rescales a state whose maximum is `from` to the maximum `to`, which is no smaller.
+#[cube]
+fn shrunk(from: f32, to: f32) -> f32 {
+    // the sum of an empty state is 0 times any factor, and the maximum is finite, so that the difference is
+    (from - to).exp()
+}
+
+/// Updates the state of every row by a tile of logits.
+#[cube(launch, address_type = "dynamic")]
+fn update_state<F: Float>(
+    logits: &[F],
+    targets: &[i32],
+    state: &mut [f32],
+    rows: usize,
+    width: usize,
+    first: i32,
+    fresh: u32,
+    inverse: f32,
+    cap: f32,
+    #[comptime] capped: bool,
+    #[comptime] units: usize,
+    #[comptime] height: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut lanes = Shared::<[f32]>::new_slice(units * height);
+    let row = CUBE_POS * height + UNIT_POS_Y as usize;
+    let mut largest = f32::new(-1.0e30);
+    let mut sum = 0.0f32;
+    let mut moment = 0.0f32;
+    if row < rows {
+        let mut i = UNIT_POS_X as usize;
+        while i < width {
+            let z = scaled(f32::cast_from(logits[row * width + i]), inverse, cap, capped);
+            if z > largest {
+                let f = shrunk(largest, z);
+                moment = f * (moment + sum * (largest - z));
+                sum *= f;
+                largest = z;
+            }
+            let e = (z - largest).exp();
+            sum += e;
+            moment += e * (z - largest);
+            i += units;
+        }
+    }
+    let tile_max = row_max(&mut lanes, largest, units);
+    let f = shrunk(largest, tile_max);
+    let tile_sum = row_sum(&mut lanes, sum * f, units);
+    let tile_moment = row_sum(&mut lanes, f * (moment + sum * (largest - tile_max)), units);
+    if row < rows && UNIT_POS_X == 0 {
+        let at = row * 4;
+        let mut total_max = tile_max;
+        let mut total_sum = tile_sum;
+        let mut total_moment = tile_moment;
+        let mut target_z = 0.0f32;
+        if fresh == 0 {
+            let old_max = state[at];
+            let old_sum = state[at + 1];
+            let old_moment = state[at + 2];
+            target_z = state[at + 3];
+            total_max = max(old_max, tile_max);
+            let a = shrunk(old_max, total_max);
+            let b = shrunk(tile_max, total_max);
+            total_sum = a * old_sum + b * tile_sum;
+            total_moment = a * (old_moment + old_sum * (old_max - total_max))
+                + b * (tile_moment + tile_sum * (tile_max - total_max));
+        }
+        let target = targets[row] - first;
+        if target >= 0 && target < width as i32 {
+            let logit = f32::cast_from(logits[row * width + target as usize]);
+            target_z = scaled(logit, inverse, cap, capped);
+        }
+        state[at] = total_max;
+        state[at + 1] = total_sum;
+        state[at + 2] = total_moment;
+        state[at + 3] = target_z;
+    }
+}
+
+/// Log-prob, entropy, logsumexp and Σ p z of every row: `[4, rows]`.
+#[cube(launch)]
+fn finish_state(state: &[f32], out: &mut [f32], rows: usize) {
+    let row = ABSOLUTE_POS;
+    if row < rows {
+        let at = row * 4;
+        let log_sum = state[at + 1].ln();
+        let centred = state[at + 2] / state[at + 1];
+        let lse = state[at] + log_sum;
+        out[row] = state[at + 3] - lse;
+        out[rows + row] = log_sum - centred;
+        out[2 * rows + row] = lse;
+        out[3 * rows + row] = state[at] + centred;
+    }
+}
+
+/// The gradient with respect to raw logits. A unit has one.
+#[cube(launch, address_type = "dynamic")]
+fn gradient<F: Float>(
+    logits: &[F],
+    targets: &[i32],
+    lse: &[f32],
+    mean: &[f32],
+    d_logp: &[f32],
+    d_entropy: &[f32],
+    out: &mut [F],
+    rows: usize,
+    width: usize,
+    first: i32,
+    inverse: f32,
+    cap: f32,
+    #[comptime] capped: bool,
+    #[comptime] entropy: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i < rows * width {
+        let row = i / width;
+        let column = (i % width) as i32;
+        let logit = f32::cast_from(logits[i]);
+        let mut z = logit * inverse;
+        let mut slope = inverse;
+        if capped {
+            let t = tanh(logit / cap);
+            z = t * cap * inverse;
+            slope = (1.0f32 - t * t) * inverse;
+        }
+        let mut upstream = d_logp[row];
+        if entropy {
+            upstream += d_entropy[row] * (z - mean[row]);
+        }
+        let mut d = -(z - lse[row]).exp() * upstream;
+        if targets[row] - first == column {
+            d += d_logp[row];
+        }
+        out[i] = F::cast_from(d * slope);
+    }
+}

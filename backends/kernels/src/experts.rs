@@ -1,0 +1,368 @@
+//! Products with experts: rows of a batch go through the matrices of the experts that were chosen for them (dropless,
+//! as in `MegaBlocks`: Gale et al., 2022, arXiv:2211.15841). Rows are sorted by expert, so that each expert has one
+//! product over rows that lie one behind the other: nothing is padded, and no token is dropped.
+//!
+//! Here in tensor operations, for every backend; `cpu::experts` has kernels.
+
+use super::autodiff::{Kernel, KernelBackend, input, run};
+use super::products::Products;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The choices of a batch's tokens, sorted by expert. Choice j of token t has index `t · per_token + j`.
+#[derive(Clone, Debug)]
+pub struct ExpertRows {
+    pub(super) per_token: usize,
+    /// Where each expert's rows begin, and the end of the last.
+    pub(super) starts: Arc<[usize]>,
+    /// The choice of each sorted row.
+    pub(super) choices: Arc<[u32]>,
+    /// The sorted row of each choice.
+    pub(super) places: Arc<[u32]>,
+    /// The token of each sorted row, and the sorted row of each choice, on the device.
+    indices: [Tensor<1, Int>; 2],
+}
+
+impl ExpertRows {
+    /// Sorts choices: `experts[t · per_token + j]` is the index of the j-th expert of token t, below `count`. Rows of
+    /// one expert keep the order of their tokens.
+    #[must_use]
+    pub fn new(experts: &[u32], per_token: usize, count: usize, device: &Device) -> Self {
+        let mut starts = vec![0; count + 1];
+        for &expert in experts {
+            starts[expert as usize + 1] += 1;
+        }
+        for expert in 0..count {
+            starts[expert + 1] += starts[expert];
+        }
+        let mut next = starts.clone();
+        let mut choices = vec![0; experts.len()];
+        let mut places = vec![0; experts.len()];
+        for (choice, &expert) in experts.iter().enumerate() {
+            let row = next[expert as usize];
+            next[expert as usize] += 1;
+            choices[row] = choice as u32;
+            places[choice] = row as u32;
+        }
+        let on_device = |values: Vec<i32>| {
+            let shape = [values.len()];
+            Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
+        };
+        let tokens = choices.iter().map(|&c| c as i32 / per_token as i32);
+        Self {
+            per_token,
+            indices: [on_device(tokens.collect()), on_device(places.iter().map(|&p| p as i32).collect())],
+            starts: starts.into(),
+            choices: choices.into(),
+            places: places.into(),
+        }
+    }
+
+    /// Number of sorted rows: choices of all tokens.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// Rows of each expert.
+    #[must_use]
+    pub fn counts(&self) -> Vec<usize> {
+        self.groups().map(|(_, rows)| rows.len()).collect()
+    }
+
+    /// Experts and their rows.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let rows = self.starts.windows(2).map(|pair| pair[0]..pair[1]);
+        rows.enumerate()
+    }
+
+    /// Experts that have rows, and their rows.
+    pub(super) fn used(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.groups().filter(|(_, rows)| !rows.is_empty())
+    }
+
+    /// The token and the expert of each sorted row.
+    pub fn tokens_and_experts(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.groups().flat_map(move |(expert, rows)| rows.map(move |row| (self.token(row), expert)))
+    }
+
+    /// The token of a sorted row.
+    pub(super) fn token(&self, row: usize) -> usize {
+        self.choices[row] as usize / self.per_token
+    }
+}
+
+/// The rows that a product with experts reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertInput {
+    /// A row a token, which each of its experts reads.
+    Tokens,
+    /// A row a choice, sorted.
+    Sorted,
+}
+
+impl ExpertRows {
+    /// What the experts read, sorted.
+    pub(super) fn sorted(&self, x: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
+        let [tokens, _] = &self.indices;
+        match reads {
+            ExpertInput::Tokens => x.select(0, tokens.clone()),
+            ExpertInput::Sorted => x,
+        }
+    }
+
+    /// The gradient of what was read, given that of sorted rows.
+    pub(super) fn unsorted(&self, g: Tensor<2>, reads: ExpertInput) -> Tensor<2> {
+        if reads == ExpertInput::Sorted {
+            return g;
+        }
+        let ([rows, width], per_token) = (g.dims(), self.per_token);
+        let [_, places] = &self.indices;
+        let by_choice = g.select(0, places.clone());
+        let by_choice = by_choice.reshape([rows / per_token, per_token, width]);
+        by_choice.sum_dim(1).reshape([rows / per_token, width])
+    }
+}
+
+/// [`super::expert_linear`] in tensor operations.
+pub(super) fn linear<B: KernelBackend>(
+    x: &Tensor<2>,
+    w: &Tensor<2>,
+    rows: &ExpertRows,
+    reads: ExpertInput,
+    products: Products,
+) -> Tensor<2> {
+    let product: Product<B> =
+        Product { rows: rows.clone(), reads, products, trains: w.is_require_grad(), backend: PhantomData };
+    run(product, [input(x.clone()), input(w.clone())])
+}
+
+/// [`super::combine_experts`] in tensor operations.
+pub(super) fn combine<B: KernelBackend>(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
+    let [tokens, per_token] = weights.dims();
+    let [_, width] = y.dims();
+    let gather: Gather<B> = Gather { rows: rows.clone(), backend: PhantomData };
+    let by_choice: Tensor<2> = run(gather, [input(y.clone())]);
+    let by_choice = by_choice.reshape([tokens, per_token, width]);
+    let weighted = by_choice * weights.clone().reshape([tokens, per_token, 1]);
+    weighted.sum_dim(1).reshape([tokens, width])
+}
+
+/// [`super::attach_gradient`].
+pub(super) fn attach<B: KernelBackend>(y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
+    let attached: Attached<B> = Attached { gradient, backend: PhantomData };
+    run(attached, [input(y.clone()), input(x.clone())])
+}
+
+/// A tensor that passes through, and another that is given a gradient on the way back.
+#[derive(Clone, Debug)]
+struct Attached<B> {
+    gradient: Tensor<2>,
+    backend: PhantomData<B>,
+}
+
+impl<B: KernelBackend> Kernel<B, 2> for Attached<B> {
+    const NAME: &str = "experts";
+    type Saved = ();
+
+    fn forward(&self, [y, _]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, ()) {
+        (y, ())
+    }
+
+    fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
+        let own = || B::primitive(self.gradient.clone());
+        [wanted[0].then_some(gradient), wanted[1].then(own)]
+    }
+}
+
+/// Sorted rows in the order of choices. Its gradient gathers too: nothing is scattered.
+#[derive(Clone, Debug)]
+struct Gather<B> {
+    rows: ExpertRows,
+    backend: PhantomData<B>,
+}
+
+impl<B: KernelBackend> Kernel<B, 1> for Gather<B> {
+    const NAME: &str = "experts";
+    type Saved = ();
+
+    fn forward(&self, [y]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, ()) {
+        let y: Tensor<2> = B::tensor(y);
+        let [_, places] = &self.rows.indices;
+        (B::primitive(y.select(0, places.clone())), ())
+    }
+
+    fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
+        let back = || {
+            let g: Tensor<2> = B::tensor(gradient);
+            let choices: Vec<i32> = self.rows.choices.iter().map(|&c| c as i32).collect();
+            let choices = TensorData::new(choices, [self.rows.rows()]);
+            let choices = Tensor::from_data(choices, (&g.device(), DType::I32));
+            B::primitive(g.select(0, choices))
+        };
+        [wanted[0].then(back)]
+    }
+}
+
+/// The product of sorted rows with the matrices of their experts.
+#[derive(Clone, Debug)]
+struct Product<B> {
+    rows: ExpertRows,
+    reads: ExpertInput,
+    products: Products,
+    trains: bool,
+    backend: PhantomData<B>,
+}
+
+impl<B> Product<B> {
+    /// The matrix `[out, in]` of an expert.
+    fn matrix(&self, w: &Tensor<2>, expert: usize) -> Tensor<2> {
+        let out = self.outputs(w);
+        w.clone().narrow(0, expert * out, out)
+    }
+
+    fn outputs(&self, w: &Tensor<2>) -> usize {
+        w.dims()[0] / (self.rows.starts.len() - 1)
+    }
+}
+
+impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
+    const NAME: &str = "experts";
+    type Saved = [Option<FloatTensor<B>>; 2];
+
+    fn forward(&self, [x, w]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, Self::Saved) {
+        let saved = [self.trains.then(|| x.clone()), Some(w.clone())];
+        let (x, w): (Tensor<2>, Tensor<2>) = (self.rows.sorted(B::tensor(x), self.reads), B::tensor(w));
+        let of = |(expert, rows): (usize, Range<usize>)| {
+            let own = x.clone().narrow(0, rows.start, rows.len());
+            self.products.matmul_nt(&own, &self.matrix(&w, expert))
+        };
+        let products = self.rows.used().map(of).collect();
+        (B::primitive(Tensor::cat(products, 0)), saved)
+    }
+
+    fn backward(
+        &self,
+        [x, w]: Self::Saved,
+        gradient: FloatTensor<B>,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<B>>; 2] {
+        let g: Tensor<2> = B::tensor(gradient);
+        let w: Tensor<2> = B::tensor(w.unwrap_or_else(|| unreachable!("saved")));
+        let of = |t: &Tensor<2>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
+        let dx = || {
+            let own = |(expert, rows)| self.products.matmul(&of(&g, &rows), &self.matrix(&w, expert));
+            let products = self.rows.used().map(own).collect();
+            B::primitive(self.rows.unsorted(Tensor::cat(products, 0), self.reads))
+        };
+        // a weight that is neither leaf nor constant would silently lose its gradient
+        assert!(x.is_some() || !wanted[1], "the matrices of kernels::expert_linear must be a leaf or a constant");
+        let dw = |x: FloatTensor<B>| {
+            let x: Tensor<2> = self.rows.sorted(B::tensor(x), self.reads);
+            let (out, [_, inner]) = (self.outputs(&w), x.dims());
+            let own = |(_, rows): (usize, Range<usize>)| {
+                if rows.is_empty() {
+                    Tensor::zeros([out, inner], (&x.device(), x.dtype()))
+                } else {
+                    self.products.matmul_tn(&of(&g, &rows), &of(&x, &rows))
+                }
+            };
+            B::primitive(Tensor::cat(self.rows.groups().map(own).collect(), 0))
+        };
+        [wanted[0].then(dx), x.filter(|_| wanted[1]).map(dw)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ExpertInput, ExpertRows, Products, attach, combine, linear};
+    use crate::{combine_experts, expert_linear};
+    use burn::backend::Flex;
+    use burn::tensor::{Device, Distribution, Tensor, TensorData};
+
+    #[test]
+    fn rows_of_an_expert_lie_one_behind_the_other_in_the_order_of_tokens() {
+        let rows = ExpertRows::new(&[2, 0, 0, 3, 2, 0], 2, 4, &Device::flex());
+        assert_eq!(rows.counts(), [3, 0, 2, 1]);
+        assert_eq!(&rows.choices[..], [1, 2, 5, 0, 4, 3]);
+        let places: Vec<(usize, usize)> = rows.tokens_and_experts().collect();
+        let expected = [(0, 0), (1, 0), (2, 0), (0, 2), (2, 2), (1, 3)];
+        assert_eq!(places, expected);
+        for (choice, &place) in rows.places.iter().enumerate() {
+            assert_eq!(rows.choices[place as usize] as usize, choice);
+        }
+    }
+
+    fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+        Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex())
+    }
+
+    /// Choices of so many tokens among experts, of which the last two are never chosen.
+    fn choices(tokens: usize, per_token: usize, experts: usize) -> ExpertRows {
+        let chosen: Vec<u32> =
+            (0..tokens * per_token).map(|i| ((i * 7 + i / per_token) % (experts - 2)) as u32).collect();
+        ExpertRows::new(&chosen, per_token, experts, &Device::flex())
+    }
+
+    fn assert_close(what: &str, a: Tensor<2>, b: Tensor<2>) {
+        let apart: Vec<f32> = (a - b).abs().try_into_vec_as().expect("values");
+        let apart = apart.into_iter().fold(0.0, f32::max);
+        assert!(apart < 1e-3, "{what}: {apart}");
+    }
+
+    /// Result and gradients of a function of two tensors.
+    fn traced([a, b]: [&Tensor<2>; 2], of: impl Fn(&Tensor<2>, &Tensor<2>) -> Tensor<2>) -> [Tensor<2>; 3] {
+        let [a, b] = [a, b].map(|t| t.clone().autodiff().require_grad());
+        let y = of(&a, &b);
+        let [rows, width] = y.dims();
+        // a gradient that differs from element to element
+        let up: Vec<f32> = (0..rows * width).map(|i| (0.37 * i as f32).sin()).collect();
+        let up = Tensor::<2>::from_data(TensorData::new(up, [rows, width]), &Device::flex());
+        let mut gradients = (y.clone() * up.autodiff()).sum().backward();
+        let own = [a, b].map(|t| t.grad_remove(&mut gradients).expect("a gradient"));
+        let [a, b] = own;
+        [y.inner(), a, b]
+    }
+
+    #[test]
+    fn kernels_of_the_cpu_give_what_tensor_operations_give_forward_and_backward() {
+        // more rows than a block has, few rows an expert, and experts with none
+        for (tokens, inner, outputs) in [(700, 24, 40), (12, 48, 300)] {
+            let (per_token, experts) = (2, 5);
+            let rows = choices(tokens, per_token, experts);
+            let w = random([experts * outputs, inner]);
+            for (reads, x) in [
+                (ExpertInput::Tokens, random([tokens, inner])),
+                (ExpertInput::Sorted, random([tokens * per_token, inner])),
+            ] {
+                let found = traced([&x, &w], |x, w| expert_linear(x, w, &rows, reads));
+                let expected = traced([&x, &w], |x, w| linear::<Flex>(x, w, &rows, reads, Products::OPERATIONS));
+                let parts = found.into_iter().zip(expected).zip(["y", "x", "w"]);
+                for ((found, expected), what) in parts {
+                    assert_close(&format!("{tokens}, {reads:?}: {what}"), found, expected);
+                }
+            }
+            let (y, weights) = (random([tokens * per_token, outputs]), random([tokens, per_token]));
+            let found = traced([&y, &weights], |y, w| combine_experts(y, w, &rows));
+            let expected = traced([&y, &weights], |y, w| combine::<Flex>(y, w, &rows));
+            for ((found, expected), what) in found.into_iter().zip(expected).zip(["sum", "y", "w"]) {
+                assert_close(what, found, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn an_attached_gradient_is_added_to_that_of_its_tensor() {
+        let (y, x, own) = (random([3, 4]), random([2, 5]), random([2, 5]));
+        let [passed, dy, dx] = traced([&y, &x], |y, x| {
+            let twice = x.clone() * 2.0;
+            attach::<Flex>(y, &twice, own.clone())
+        });
+        assert_close("passed on", passed, y);
+        assert_close("attached", dx, own * 2.0);
+        assert_eq!(dy.dims(), [3, 4]);
+    }
+}
