@@ -42,7 +42,7 @@ fn lines(case: &Case, plans: &[(&str, Value)]) -> Vec<String> {
             let zero = plan.policy().zero;
             let parallel = Parallel { data: if zero > Zero::Off { 2 } else { 1 }, zero, ..Parallel::default() };
             let estimate = estimate_parallel(&case.workload(), &plan, &profile::assumed(backend), &parallel);
-            lines.push(line(case, backend, name, recorded(&plan, &estimate)));
+            lines.push(line(case, backend, name, &recorded(&plan, &estimate)));
         }
         lines.extend(under_budgets(case, backend));
     }
@@ -65,12 +65,12 @@ fn under_budgets(case: &Case, backend: Backend) -> Vec<String> {
     let plain = request.as_configured().expect("a plan").estimate.peak_bytes;
     let of_share = |share: f64| {
         request.budget = Some((plain as f64 * share) as u64);
-        line(case, backend, &format!("budget {share}"), chosen(request.fit()))
+        line(case, backend, &format!("budget {share}"), &chosen(request.fit()))
     };
     BUDGETS.map(of_share).to_vec()
 }
 
-fn line(case: &Case, backend: Backend, name: &str, value: Value) -> String {
+fn line(case: &Case, backend: Backend, name: &str, value: &Value) -> String {
     json!([case.name, backend.name(), name, value]).to_string()
 }
 

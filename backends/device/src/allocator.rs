@@ -118,6 +118,9 @@ pub struct CountedPages {
 }
 
 /// Pages for so many bytes, unless the system refuses.
+///
+/// # Errors
+/// The system's refusal.
 pub fn map_pages(bytes: usize) -> Result<CountedPages, OutOfMemory> {
     let refused = |e| OutOfMemory::system(Some(bytes as u64), "the system, mmap", &e);
     let pages = memmap2::MmapMut::map_anon(bytes).map_err(refused)?;

@@ -247,6 +247,7 @@ impl From<firebrick_plan::Error> for Error {
 
 impl Error {
     /// An error of the tokenizer or the chat template with the row that it is about.
+    #[must_use]
     pub fn in_row(self, place: &dyn std::fmt::Display) -> Self {
         match self {
             Self::Model(error) => Self::Row { place: place.to_string(), error },
@@ -330,6 +331,7 @@ pub fn device_error(doing: &'static str, e: &(impl std::error::Error + 'static))
 
 impl Error {
     /// The same where a model is read or written, whose errors are the models'.
+    #[must_use]
     pub fn into_model(self) -> firebrick_models::Error {
         match self {
             Self::Model(e) => e,

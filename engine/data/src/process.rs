@@ -54,6 +54,9 @@ pub struct Process {
 
 impl Process {
     /// Starts a process. `name` is what it is to the run, for what it prints.
+    ///
+    /// # Errors
+    /// The system's, if the program cannot be started.
     pub fn start(command: &mut Command, name: &str) -> std::io::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         #[cfg(unix)]
@@ -76,6 +79,9 @@ impl Process {
     }
 
     /// Starts a Python program: [`PYTHON`] and `script` behind it.
+    ///
+    /// # Errors
+    /// That the interpreter cannot be started, with the setting that names it.
     pub fn python(interpreter: &str, script: &str, name: &str) -> Result<Self, String> {
         let mut command = Command::new(interpreter);
         command.args(["-u", "-X", "faulthandler", "-c", &format!("{PYTHON}{script}")]);
@@ -93,6 +99,9 @@ impl Process {
     }
 
     /// The next line, which has to come until `deadline` and while `wanted`.
+    ///
+    /// # Errors
+    /// Why no line came.
     pub fn line(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Result<String, Silence> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -108,6 +117,7 @@ impl Process {
 
     /// Ends the process, which has gone silent, and all that it has started. Gives how it ended by itself, if it did,
     /// and the end of what it wrote to stderr.
+    #[must_use]
     pub fn kill(mut self, silence: &Silence) -> (Option<ExitStatus>, String) {
         // one that has closed its output is about to end; how, is worth waiting for
         let time = match silence {
@@ -123,6 +133,7 @@ impl Process {
     }
 
     /// What the process has written to stderr since the last request.
+    #[must_use]
     pub fn stderr(&self) -> String {
         let text: Vec<u8> = self.errors().iter().copied().collect();
         String::from_utf8_lossy(&text).trim().to_owned()
@@ -172,6 +183,7 @@ impl Drop for Process {
 }
 
 /// What went wrong with a process, which is ended.
+#[must_use]
 pub fn failure(process: Process, silence: &Silence, time: Duration) -> String {
     let (status, stderr) = process.kill(silence);
     let reason = match (silence, status) {
@@ -185,6 +197,7 @@ pub fn failure(process: Process, silence: &Silence, time: Duration) -> String {
 }
 
 /// A reason with what was written to stderr.
+#[must_use]
 pub fn with_stderr(reason: String, stderr: &str) -> String {
     match stderr {
         "" => reason,

@@ -149,6 +149,9 @@ impl LossAccumulator {
     }
 
     /// One read for all of a micro-batch's numbers, given its scored tokens and the sequences that have any.
+    ///
+    /// # Errors
+    /// `Error::Device` if the values cannot be read.
     pub fn read(self, tokens: usize, sequences: usize) -> Result<LossSums> {
         let Some((metrics, values)) = self.0 else {
             return Ok(LossSums::default());
@@ -164,6 +167,9 @@ impl LossAccumulator {
 }
 
 /// Values of chunks of scored tokens, by sequence.
+///
+/// # Errors
+/// `Error::Device` if the values cannot be read.
 pub fn split_by_sequence(chunks: Vec<Tensor<1>>, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
     let mut flat: Vec<f32> = Vec::new();
     for chunk in chunks {

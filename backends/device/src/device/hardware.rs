@@ -48,6 +48,7 @@ pub fn is_integrated(_device: &Device) -> bool {
 
 /// A tensor of one number on a GPU, for its `CubeCL` client and device; `None` on the CPU.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[must_use]
 pub fn cube_probe(device: &Device) -> Option<CubeTensor> {
     if is_cpu(device) {
         return None;

@@ -24,11 +24,13 @@ pub struct HostTensor {
 
 impl HostTensor {
     /// A matrix as Burn holds it.
+    #[must_use]
     pub fn from_data(data: TensorData) -> Self {
         Self { data, shared: false, verbatim: false }
     }
 
     /// The values as Burn holds them.
+    #[must_use]
     pub fn into_data(self) -> TensorData {
         self.data
     }

@@ -219,6 +219,7 @@ impl World {
 
     /// The same without waiting, at a place of the program that all ranks come to: it is under way while this rank
     /// computes.
+    #[must_use]
     pub fn start_all_gather(&self, own: Flat) -> Gathering {
         let group = self.through.as_ref();
         let ranks = group.map_or_else(|| Arc::clone(&self.all), |mesh| mesh.ranks());

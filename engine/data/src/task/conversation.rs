@@ -18,6 +18,9 @@ const MEDIA: [&str; 3] = ["image", "video", "audio"];
 const LABELS: [&str; 4] = ["role", "content", "name", "tool_call_id"];
 
 /// A chat message of a row, with all of its fields.
+///
+/// # Errors
+/// `TaskError` for a message without a role, or with content that is no text.
 pub fn message(value: &Value, path: &str, setting: &str, row: &Row) -> Result<Message, TaskError> {
     let bad = |what: &str| row.bad(setting, format!("field `{path}` has the message {value}, {what}"));
     let own = if fills_structs(&row.place.path) { without_nulls(value) } else { value.clone() };
@@ -56,6 +59,9 @@ fn media_of(message: &Message) -> Option<String> {
 }
 
 /// Refuses a row with images, video or audio in columns that are not `read` as text.
+///
+/// # Errors
+/// `TaskError` with the row and the column.
 pub fn check_text_only(row: &Row, setting: &str, read: impl Fn(&str) -> bool) -> Result<(), TaskError> {
     let has_media = |name: &&&str| {
         let value = row.fields.get(**name);
@@ -83,6 +89,9 @@ pub fn check_text_only(row: &Row, setting: &str, read: impl Fn(&str) -> bool) ->
 /// Makes the field `tools` of a conversation a list, as chat templates expect it: datasets hold it as a list, or as the
 /// JSON of one, since its entries differ in shape. A null or an empty list says that there are none. Entries of a list
 /// of a table have the fields of all others as nulls, which are left out.
+///
+/// # Errors
+/// `TaskError` with the row, if the field is no list.
 pub fn read_tools(row: &mut Row) -> Result<(), TaskError> {
     let Some(value) = row.fields.get(TOOLS) else {
         return Ok(());
@@ -109,6 +118,9 @@ pub fn read_tools(row: &mut Row) -> Result<(), TaskError> {
 }
 
 /// Checks the field `chat_template_kwargs` of a conversation: variables of the chat template, or the JSON of them.
+///
+/// # Errors
+/// `TaskError` with the row, if the field is no object.
 pub fn read_template_kwargs(row: &mut Row) -> Result<(), TaskError> {
     let Some(value) = row.fields.get(TEMPLATE_KWARGS) else {
         return Ok(());

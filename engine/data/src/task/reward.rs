@@ -287,6 +287,7 @@ impl Rewards {
 
     /// What the rewards that training normalises have given, after [`Rewards::insert`]: their names, and their values
     /// where they apply.
+    #[must_use]
     pub fn normalized(&self, rewards: &[Reward]) -> Vec<(String, Vec<f64>)> {
         let parts = self.parts.iter().enumerate();
         let parts = parts.filter(|(_, part)| part.options.normalize);

@@ -49,6 +49,7 @@ impl Row {
     }
 
     /// The names of its fields, for a message.
+    #[must_use]
     pub fn names(&self) -> String {
         names(&self.fields)
     }

@@ -239,6 +239,9 @@ impl RowFiles {
     }
 
     /// The files of every source, in order. Relative paths are resolved against `base`; what is of the Hub is fetched.
+    ///
+    /// # Errors
+    /// `TaskError` for a source without files, or one that cannot be fetched.
     pub fn list(&self, base: &Path, setting: &'static str) -> Result<Vec<Vec<PathBuf>>, TaskError> {
         let named = self.0.iter().find_map(|source| source.set.as_ref());
         if let Some(name) = named.filter(|_| setting != VALIDATION) {

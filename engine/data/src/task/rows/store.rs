@@ -42,6 +42,9 @@ impl std::fmt::Debug for Rows {
 impl Rows {
     /// Reads files, at most `limit` rows in all, and checks every row. No row at all in a file that is read is an
     /// error.
+    ///
+    /// # Errors
+    /// `TaskError` with file and line.
     pub fn read(
         files: &[PathBuf],
         setting: &'static str,
@@ -86,6 +89,12 @@ impl Rows {
         self.len
     }
 
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// The rows of some of the files, those after the end of a limit being none.
     pub fn of_files(&self, files: Range<usize>) -> Range<u64> {
         let first = |at: usize| self.files.get(at).map_or(self.len, |file| file.first);
@@ -93,6 +102,9 @@ impl Rows {
     }
 
     /// A row. `index` is below [`Rows::len`].
+    ///
+    /// # Errors
+    /// `TaskError` if the file cannot be read, or has changed since.
     pub fn get(&self, index: u64) -> Result<Row, TaskError> {
         let at = self.blocks.partition_point(|(first, ..)| *first <= index) - 1;
         let (first, file, block) = &self.blocks[at];

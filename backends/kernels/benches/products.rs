@@ -1,7 +1,7 @@
 //! Which of `CubeK`'s ways to multiply matrices is the fastest at which shape: what `kernels/cube/product.rs` chooses
 //! by.
 //!
-//! `cargo bench -p firebrick-backends --bench products [-- WAY]`: a line of JSON for each way and shape, of the first
+//! `cargo bench -p firebrick-kernels --bench products [-- WAY]`: a line of JSON for each way and shape, of the first
 //! GPU. With the number of a way, that way alone: compiling kernels takes longer than running them, so several
 //! processes may compile at once. They take turns at measuring.
 #![allow(clippy::print_stdout, reason = "a bench prints what it measured")]
@@ -22,7 +22,7 @@ use cubek::matmul::multi_level::routines::batch::simple::SimpleArgs;
 use cubek::matmul::routine::BlueprintStrategy::Inferred;
 use cubek::matmul::tiled;
 use cubek_std::InputBinding;
-use firebrick_backends::device::open;
+use firebrick_device::device::open;
 use serde_json::json;
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
