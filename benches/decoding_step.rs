@@ -13,8 +13,8 @@ mod results;
 mod workload;
 
 use firebrick::backends::trace;
-use firebrick::models::generate::{Generator, SamplingParams, SchedulerConfig};
 use firebrick::models::{Decoder, Prepack};
+use firebrick::sampler::{Generator, SamplingParams, SchedulerConfig};
 use results::{Figures, rounded};
 use workload::prompts;
 

@@ -12,7 +12,7 @@ mod results;
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod workload;
 
-use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams, SchedulerConfig};
+use firebrick::sampler::{GenerationRequest, Generator, SamplingParams, SchedulerConfig};
 use results::{Figures, rounded};
 use workload::{arithmetic, long_tailed, prompts};
 

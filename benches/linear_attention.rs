@@ -22,9 +22,9 @@ use firebrick::backends::kernels::{
 use firebrick::models::arch::Mixer;
 use firebrick::models::attention::{Grouping, SequenceLayout};
 use firebrick::models::forward_context::ForwardContext;
-use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams, SchedulerConfig};
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Checkpoint, Decoder, Prepack};
+use firebrick::sampler::{GenerationRequest, Generator, SamplingParams, SchedulerConfig};
 use serde_json::json;
 use std::cell::LazyCell;
 

@@ -15,8 +15,8 @@ mod settings;
 mod workload;
 
 use criterion::{Criterion, SamplingMode, Throughput};
-use firebrick::models::generate::{Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use firebrick::models::{Decoder, KvCacheDtype, Prepack};
+use firebrick::sampler::{Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use workload::{VOCAB, long_tailed, prompts, small};
 
 /// Sequences sampled at a time.

@@ -14,8 +14,8 @@ mod results;
 #[allow(dead_code, reason = "each bench uses its own part")]
 mod workload;
 
-use firebrick::models::generate::{Generator, SamplingParams};
 use firebrick::models::{Decoder, Prepack};
+use firebrick::sampler::{Generator, SamplingParams};
 use plot::{COLOURS, Chart, Line};
 use results::{Figures, rounded};
 use std::path::Path;

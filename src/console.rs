@@ -7,7 +7,7 @@ use crate::output;
 use crate::progress::{Progress, summary_lines};
 use firebrick::engine::config::{Mode, RunConfig};
 use firebrick::engine::metrics::{Control, Event, Observer};
-use firebrick::engine::report::ViewUpdate;
+use firebrick::report::ViewUpdate;
 use std::path::{Path, PathBuf};
 
 /// What is to be shown.

@@ -3,7 +3,7 @@
 //! [`prelude`] has what most programs need. A run is a [`RunConfig`](prelude::RunConfig), built in code or read from a
 //! file ([`engine::config::load`]), and a [`Trainer`](prelude::Trainer), which accepts a task, an objective and an
 //! observer of your own. The crates below are re-exported: [`spec`] describes models and devices as plain data,
-//! [`backends`] opens devices, [`plan`] plans memory, [`models`] has decoders, tokenizers and sampling, and [`engine`]
+//! [`backends`] opens devices, [`plan`] plans memory, [`models`] has decoders and tokenizers, [`sampler`] samples, and [`engine`]
 //! trains. The `firebrick` program is a command line for the same types.
 //!
 //! The examples below use a model of a few thousand random parameters on the CPU.
@@ -168,4 +168,6 @@ pub use firebrick_engine::{Error, Result};
 pub use firebrick_import as import;
 pub use firebrick_models as models;
 pub use firebrick_plan as plan;
+pub use firebrick_report as report;
+pub use firebrick_sampler as sampler;
 pub use firebrick_spec as spec;

@@ -1,7 +1,7 @@
 //! Where log lines go: to stderr, into the run's `run.log`, and to the live view while that has the terminal.
 
 use crate::output::{self, Stderr};
-use firebrick::engine::report::{LOG, ViewUpdate};
+use firebrick::report::{LOG, ViewUpdate};
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::Path;

@@ -40,6 +40,6 @@ pub use firebrick_backends::device::open as open_device;
 pub use firebrick_engine::executor::Runtime;
 pub use firebrick_engine::learner::{Learner, Updated};
 pub use firebrick_engine::sequence::{Sequence, TokenColumns};
-pub use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
 pub use firebrick_models::{Arch, Checkpoint, Decoder, Tokenizer};
 pub use firebrick_plan::ModelPlan;
+pub use firebrick_sampler::{GenerationRequest, Generator, SamplingParams};

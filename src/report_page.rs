@@ -1,6 +1,6 @@
 //! The report as an HTML file: a page with its style, its program and its data inside.
 
-use firebrick::engine::report::Report;
+use firebrick::report::Report;
 
 const PAGE: &str = include_str!("report/page.html");
 const STYLE: &str = include_str!("report/style.css");

@@ -9,11 +9,11 @@ use firebrick::engine::optim::OptimConfig;
 use firebrick::engine::plan::estimate::{EstimatePhase, Workload};
 use firebrick::engine::plan::{MemoryConfig, Plan};
 use firebrick::engine::sequence::{Sequence, column};
-use firebrick::models::generate::{
-    GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, Sample, SamplingParams, SchedulerConfig,
-};
 use firebrick::models::random::{DrawKey, Stream};
 use firebrick::models::{Decoder, Prepack};
+use firebrick::sampler::{
+    GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, Sample, SamplingParams, SchedulerConfig,
+};
 use std::time::Instant;
 
 /// Phases of a step, in their order.

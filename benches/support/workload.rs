@@ -3,9 +3,9 @@
 use firebrick::backends::DeviceSpec;
 use firebrick::backends::device::open;
 use firebrick::engine::sequence::Sequence;
-use firebrick::models::generate::GenerationRequest;
 use firebrick::models::random::{DrawKey, Stream};
 use firebrick::models::{Arch, Decoder};
+use firebrick::sampler::GenerationRequest;
 use serde_json::{Value, json};
 use std::path::Path;
 

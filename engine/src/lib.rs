@@ -7,7 +7,6 @@ pub mod config;
 pub mod data;
 pub mod metrics;
 pub mod planning;
-pub mod report;
 pub mod reward;
 pub mod trainer;
 pub mod turns;

@@ -4,9 +4,9 @@ use super::{Loaded, load};
 use crate::arguments::GenerateArgs;
 use crate::output;
 use firebrick::engine::checkpoint::check_ends;
-use firebrick::models::generate::{GenerationRequest, Generator, SamplingParams, text_before_stop};
 use firebrick::models::random::DrawKey;
 use firebrick::models::tokenizer::{ChatOptions, Control, EndTokens, Message};
+use firebrick::sampler::{GenerationRequest, Generator, SamplingParams, text_before_stop};
 use serde_json::json;
 
 pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use crate::output;
 use crate::report_page::html;
 use firebrick::engine::Error;
 use firebrick::engine::plan::size::Bytes;
-use firebrick::engine::report::Report;
+use firebrick::report::Report;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};

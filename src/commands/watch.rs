@@ -3,7 +3,7 @@
 use crate::arguments::WatchArgs;
 use crate::live::{LiveState, Theme, UpdateSource, can_show, picture, show};
 use crate::output;
-use firebrick::engine::report::Follower;
+use firebrick::report::Follower;
 use std::time::{Duration, Instant};
 
 /// Time between two looks into the run folder.

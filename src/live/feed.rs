@@ -7,7 +7,7 @@ use super::theme::Theme;
 use crate::log;
 use firebrick::engine::config::{Mode, RunConfig};
 use firebrick::engine::metrics::{Control, Event, Observer};
-use firebrick::engine::report::ViewUpdate;
+use firebrick::report::ViewUpdate;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};

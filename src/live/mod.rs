@@ -1,7 +1,7 @@
 //! The live view of a run in a terminal.
 //!
 //! What is drawn is a function of a [`LiveState`](state::LiveState), plain data that
-//! [`ViewUpdate`](firebrick::engine::report::ViewUpdate) change: those of the run's own events ([`feed`]), or of a run
+//! [`ViewUpdate`](firebrick::report::ViewUpdate) change: those of the run's own events ([`feed`]), or of a run
 //! folder that grows. Drawing has a thread of its own ([`screen`]), so that training never waits for a terminal.
 
 mod curves;

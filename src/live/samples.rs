@@ -4,7 +4,7 @@ use super::numbers::number;
 use super::state::{LiveState, Shown};
 use super::texts::fit;
 use super::theme::Theme;
-use firebrick::engine::report::Pick;
+use firebrick::report::Pick;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};

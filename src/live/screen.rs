@@ -8,7 +8,7 @@ use super::theme::Theme;
 use super::view::draw;
 use crate::output;
 use firebrick::backends::device::panic_message;
-use firebrick::engine::report::ViewUpdate;
+use firebrick::report::ViewUpdate;
 use ratatui::crossterm::event::{self, Event};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use super::steering::Asked;
 use firebrick::engine::config::Mode;
 use firebrick::engine::metrics::{Metrics, Phase};
-use firebrick::engine::report::{AnswerReader, Excerpt, Pick, Planned, Text, ViewUpdate};
+use firebrick::report::{AnswerReader, Excerpt, Pick, Planned, Text, ViewUpdate};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use super::theme::Theme;
 use super::{picture, view};
 use firebrick::engine::config::{Mode, parse};
 use firebrick::engine::plan::estimate::EstimatePhase;
-use firebrick::engine::report::{Excerpt, Pick, Planned, ViewUpdate};
+use firebrick::report::{Excerpt, Pick, Planned, ViewUpdate};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

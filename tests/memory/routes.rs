@@ -9,8 +9,8 @@ use firebrick::backends::profile;
 use firebrick::engine::plan::MemoryConfig;
 use firebrick::engine::plan::estimate::{EstimatePhase, Workload, estimate};
 use firebrick::models::cache::KvCache;
-use firebrick::models::generate::{Generator, SamplingParams, SchedulerConfig};
 use firebrick::models::{Decoder, KvCacheDtype};
+use firebrick::sampler::{Generator, SamplingParams, SchedulerConfig};
 use serde_json::json;
 
 in_own_process!(the_table_of_routes_takes_the_host_bytes_that_an_estimate_counts);

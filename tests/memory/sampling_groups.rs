@@ -15,7 +15,7 @@ use firebrick::engine::plan::estimate::{EstimatePhase, Parallel, estimate_parall
 use firebrick::engine::plan::{MemoryConfig, ModelPlan, Role};
 use firebrick::engine::world::World;
 use firebrick::models::Decoder;
-use firebrick::models::generate::{Generator, SamplingParams};
+use firebrick::sampler::{Generator, SamplingParams};
 use firebrick::spec::{Category, Pool};
 use serde_json::Value;
 use std::io::Write;

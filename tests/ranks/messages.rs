@@ -17,8 +17,8 @@ use firebrick_engine::sequence::{Sequence, TokenColumns};
 use firebrick_engine::trainer::Trainer;
 use firebrick_engine::world::World;
 use firebrick_models::Decoder;
-use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::DrawKey;
+use firebrick_sampler::{GenerationRequest, Generator, SamplingParams};
 use firebrick_spec::{Arch, Backend, DeviceProfile};
 use std::path::Path;
 

@@ -4,9 +4,9 @@ pub mod wire;
 
 use crate::sequence::TokenColumns;
 use firebrick_data::task::Reading;
-use firebrick_models::generate::FinishReason;
 use firebrick_models::routing::Routes;
 use firebrick_models::tokenizer::Message;
+use firebrick_sampler::FinishReason;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::ops::Range;

@@ -5,8 +5,8 @@ use crate::task::ToolParser;
 use crate::{Error, Result};
 use firebrick_backends::Precision;
 use firebrick_backends::device::Backend;
-use firebrick_models::generate::{MAX_NUM_BATCHED_TOKENS, SamplingParams};
 use firebrick_models::{KvCacheDtype, Quantization};
+use firebrick_sampler::{MAX_NUM_BATCHED_TOKENS, SamplingParams};
 use firebrick_spec::{Arch, CudaGraphs};
 use serde::{Deserialize, Serialize};
 

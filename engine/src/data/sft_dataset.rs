@@ -225,7 +225,7 @@ fn encoded(
         let sequence = sequence(row, setting, config.special_tokens, source, &mut looked);
         let sequence = sequence.map_err(|error| error.in_row(&place))?;
         shortest = shortest.min(sequence.tokens.len());
-        firebrick_models::generate::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
+        firebrick_sampler::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
         if sequence.tokens.len() <= most {
             kept.push(sequence);
         }
@@ -394,7 +394,7 @@ fn example(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Se
         Some(sequence) => sequence,
         None => of_solution(prompt, source)?,
     };
-    firebrick_models::generate::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
+    firebrick_sampler::check_ids(&sequence.tokens, source.checkpoint.arch().vocab_size)?;
     Ok(sequence)
 }
 

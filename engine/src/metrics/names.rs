@@ -9,7 +9,7 @@ use crate::objective::value::explained_variance;
 use crate::rollout::Rollout;
 use crate::sequence::TokenColumns;
 use crate::turns::TurnStats;
-use firebrick_models::generate::FinishReason;
+use firebrick_sampler::FinishReason;
 use std::collections::BTreeMap;
 
 /// Metrics of one step or validation, by name.

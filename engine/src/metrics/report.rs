@@ -11,7 +11,7 @@ use crate::rollout::Rollout;
 use crate::task::RunningStats;
 use crate::turns::TurnStats;
 use firebrick_backends::memory::{ReadingSource, peak_resident_bytes};
-use firebrick_models::generate::GenerationStats;
+use firebrick_sampler::GenerationStats;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What one step of a run was.

@@ -2,10 +2,10 @@
 
 use crate::config::RolloutConfig;
 use crate::{Error, Result};
-use firebrick_models::generate::SchedulerConfig;
 use firebrick_plan::Plan;
 use firebrick_plan::estimate::{EstimatePhase, PhaseEstimate};
 use firebrick_plan::planner::Request;
+use firebrick_sampler::SchedulerConfig;
 use firebrick_spec::{Arch, Category, TensorShare};
 
 /// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory, and

@@ -3,8 +3,8 @@
 use crate::metrics::JudgedSample;
 use crate::reward::Answer;
 use crate::task::{Reading, Reward};
-use firebrick_models::generate::{FinishReason, Sample};
 use firebrick_models::tokenizer::Message;
+use firebrick_sampler::{FinishReason, Sample};
 use serde::Serialize;
 
 /// A completion of a validation prompt with its reward.

@@ -11,7 +11,7 @@ use crate::turns::Outcome;
 use crate::world::World;
 use crate::world::codec::Reader;
 use crate::world::deal::in_order;
-use firebrick_models::generate::{GenerationStats, Sample};
+use firebrick_sampler::{GenerationStats, Sample};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,8 +9,8 @@ use crate::metrics::Phase;
 use crate::reward::{CompletionId, Purpose};
 use crate::rollout::Rollout;
 use crate::task::{Reward, Shaping};
-use firebrick_models::generate::{GenerationRequest, Generator, Sample};
 use firebrick_models::random::DrawKey;
+use firebrick_sampler::{GenerationRequest, Generator, Sample};
 
 impl Trainer {
     /// A greedy completion of every prompt.

@@ -17,8 +17,8 @@ use crate::sequence::{TokenColumns, column};
 use crate::task::{Reward, Shaping};
 use crate::turns::{Outcome, TurnStats};
 use crate::{Error, Result};
-use firebrick_models::generate::{Generated, GenerationRequest, Generator, Sample};
 use firebrick_models::random::DrawKey;
+use firebrick_sampler::{Generated, GenerationRequest, Generator, Sample};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -7,7 +7,7 @@ use crate::planning::{cache_bytes, engine_limits};
 use firebrick_backends::Precision;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_models::Decoder;
-use firebrick_models::generate::SchedulerConfig;
+use firebrick_sampler::SchedulerConfig;
 
 /// A policy that samples, and what it takes beside the one that is trained.
 pub(super) struct Sampler {

@@ -7,8 +7,8 @@ use crate::objective::Needs;
 use crate::task::{PromptText, Split, TOOLS, Task};
 use crate::turns::{Episodes, Limits, Outcome, TurnTemplate};
 use crate::{Error, Result};
-use firebrick_models::generate::{Generated, GenerationRequest, Generator, Next, Sample, SchedulerConfig, Turns};
 use firebrick_models::random::DrawKey;
+use firebrick_sampler::{Generated, GenerationRequest, Generator, Next, Sample, SchedulerConfig, Turns};
 use std::borrow::Cow;
 use std::cell::RefCell;
 

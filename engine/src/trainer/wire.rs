@@ -8,7 +8,7 @@ use crate::rollout::wire::{read_json, read_rollout, write_json, write_rollout};
 use crate::task::{Example, PromptText};
 use crate::turns::{Outcome, TurnStats};
 use crate::world::codec::{Reader, Writer};
-use firebrick_models::generate::GenerationStats;
+use firebrick_sampler::GenerationStats;
 use std::sync::Arc;
 use std::time::Duration;
 

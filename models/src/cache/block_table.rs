@@ -41,7 +41,7 @@ impl BlockTable {
 
     /// Slots of the last block, in a group that is not behind a window, that hold no token.
     #[must_use]
-    pub(crate) fn unused_slots(&self) -> usize {
+    pub fn unused_slots(&self) -> usize {
         self.tokens.next_multiple_of(BLOCK_SIZE) - self.tokens
     }
 }

@@ -79,7 +79,7 @@ impl KvCache {
 
     /// Whether the architecture has states, and there is a slot to keep those at the end of a block that prompts have
     /// in common.
-    pub(crate) fn may_share_states(&self) -> bool {
+    pub fn may_share_states(&self) -> bool {
         let slots = self.slots.as_ref();
         slots.is_some_and(|slots| slots.may_save(Boundary::Shared))
     }
@@ -108,7 +108,7 @@ impl KvCache {
     /// Keeps the states of a sequence after `tokens`, which its slot has, for others that begin with the same tokens,
     /// and with them the keys and values of the last tokens that fill no block. Does nothing where no slot is left to
     /// keep them in.
-    pub(crate) fn save_states(&mut self, table: &mut BlockTable, tokens: &[u32], at: Boundary) {
+    pub fn save_states(&mut self, table: &mut BlockTable, tokens: &[u32], at: Boundary) {
         self.keep_prefix(table, tokens);
         let Some(source) = table.state else {
             return;

@@ -18,7 +18,7 @@
 //! - Full blocks are kept after their sequence has ended, until the pool needs them: a sequence that begins with the
 //!   same tokens shares them (prefix caching). With linear attention it has to find states too, which are kept at some
 //!   boundaries: at the end of prompts and turns, and where prompts part. A cache belongs to the weights that filled
-//!   it, so one is made for each [`Generator`](crate::generate::Generator).
+//!   it, so one is made for each generator.
 
 mod attention;
 mod block_pool;
@@ -39,7 +39,7 @@ pub use firebrick_spec::BLOCK_SIZE;
 pub(crate) use layer_cache::LayerCache;
 pub(crate) use metadata::Decode;
 pub use metadata::{AttentionMetadata, Chunk};
-pub(crate) use states::Boundary;
+pub use states::Boundary;
 
 use crate::arch::{Arch, GatedDeltaNet, Mixer};
 use crate::delta_net::LayerStates;

@@ -37,12 +37,12 @@ impl KvCache {
     }
 
     /// Tokens that a sequence would [begin](Self::begin) with.
-    pub(crate) fn found_tokens(&self, tokens: &[u32]) -> usize {
+    pub fn found_tokens(&self, tokens: &[u32]) -> usize {
         self.longest_beginning(tokens).tokens
     }
 
     /// Tokens that it would begin with if there were states at the end of every block.
-    pub(crate) fn kept_tokens(&self, tokens: &[u32]) -> usize {
+    pub fn kept_tokens(&self, tokens: &[u32]) -> usize {
         let contents = self.kept_blocks(tokens);
         let counts = (0..=contents.len()).rev();
         let mut lengths = counts.map(|count| (&contents[..count], count * BLOCK_SIZE));

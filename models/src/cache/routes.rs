@@ -46,7 +46,7 @@ impl KvCache {
     }
 
     /// The routes of a sequence's first tokens, as many as have run.
-    pub(crate) fn routes_of(&self, table: &BlockTable, tokens: usize) -> Option<Routes> {
+    pub fn routes_of(&self, table: &BlockTable, tokens: usize) -> Option<Routes> {
         let kept = self.routes.as_ref()?;
         let mut own = Routes::unknown(tokens, kept.width());
         for (token, slot) in self.slots_of(table, 0..tokens).into_iter().enumerate() {

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 
 /// Where the states of a sequence are kept for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Boundary {
+pub enum Boundary {
     /// The end of a prompt: whoever begins again after it.
     Prompt,
     /// The last whole block that prompts have in common.

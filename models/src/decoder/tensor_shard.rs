@@ -80,7 +80,7 @@ impl Decoder {
 
     /// Runs a decoding step, whose kernels are short, with a team of threads that waits for them; ranks that exchange
     /// messages on the way may be threads of one process, and have none.
-    pub(crate) fn with_its_team<R>(&self, work: impl FnOnce() -> R) -> R {
+    pub fn with_its_team<R>(&self, work: impl FnOnce() -> R) -> R {
         match self.tensor {
             Some(_) => work(),
             None => with_team(&self.device, work),
@@ -89,7 +89,7 @@ impl Decoder {
 
     /// Runs work of the forward pass where its kernels start fastest: in the thread pool, but for ranks that exchange
     /// messages on the way, which may be threads of one process and would wait for each other inside of it.
-    pub(crate) fn in_its_pool<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+    pub fn in_its_pool<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match self.tensor {
             Some(_) => work(),
             None => in_thread_pool(&self.device, work),
@@ -98,7 +98,7 @@ impl Decoder {
 
     /// Logits of hidden rows `[rows, hidden]`, `[rows, vocab]`; on ranks that share matrices each computes its part,
     /// and compares the fingerprint of the tokens so far.
-    pub(crate) fn logits(&self, hidden: Tensor<2>, fingerprint: u64) -> Tensor<2> {
+    pub fn logits(&self, hidden: Tensor<2>, fingerprint: u64) -> Tensor<2> {
         let own = self.head().logits(hidden);
         match &self.tensor {
             Some(group) => group.gather_logits(&own, self.arch.vocab_size, fingerprint),
@@ -107,7 +107,7 @@ impl Decoder {
     }
 
     /// Ends a run of sampling: compares the fingerprint of all its tokens.
-    pub(crate) fn same_tokens(&self, fingerprint: u64) -> Result<()> {
+    pub fn same_tokens(&self, fingerprint: u64) -> Result<()> {
         let group = self.tensor.as_ref();
         group.map_or(Ok(()), |group| group.same_tokens(fingerprint))
     }

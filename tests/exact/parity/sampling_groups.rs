@@ -7,8 +7,8 @@ use firebrick_backends::collective::{Collective, Settings, Threads};
 use firebrick_engine::executor::{Residency, ResidentModel};
 use firebrick_engine::plan::{MemoryConfig, Role};
 use firebrick_engine::world::World;
-use firebrick_models::generate::{GenerationRequest, Generator, Sample, SamplingParams};
 use firebrick_models::random::DrawKey;
+use firebrick_sampler::{GenerationRequest, Generator, Sample, SamplingParams};
 use firebrick_spec::TensorShare;
 
 use crate::support::model::Model;

@@ -10,7 +10,7 @@ use crate::support::model::{Model, nll_rows};
 use crate::support::{assert_close, assert_gradient, checked, fixtures};
 use burn::tensor::Device;
 use firebrick_engine::objective::sft::Nll;
-use firebrick_models::generate::SchedulerConfig;
+use firebrick_sampler::SchedulerConfig;
 
 on_gpus! {
     rows_in_both_paddings_packed_and_through_the_cache_have_the_scores_of_transformers,

@@ -16,9 +16,9 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::{LossScale, OptimConfig};
 use firebrick_engine::plan::{MemoryConfig, ModelPlan, MomentKind, OptimizerOffload, ParamOffload};
 use firebrick_engine::sequence::Sequence;
-use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Decoder, Prepack, Quantization};
+use firebrick_sampler::{GenerationRequest, Generator, SamplingParams};
 use std::path::Path;
 use std::sync::Arc;
 

@@ -18,11 +18,9 @@ use firebrick_engine::plan::estimate::{Workload, estimate};
 use firebrick_engine::plan::{MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Plan};
 use firebrick_engine::sequence::{Sequence, TokenColumns};
 use firebrick_models::adapter::LoraConfig;
-use firebrick_models::generate::{
-    GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, SamplingParams, SchedulerConfig,
-};
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Arch, Decoder, Prepack};
+use firebrick_sampler::{GenerationRequest, Generator, MAX_NUM_BATCHED_TOKENS, SamplingParams, SchedulerConfig};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::path::Path;

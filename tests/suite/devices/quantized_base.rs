@@ -14,10 +14,10 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::{MemoryConfig, ParamOffload};
 use firebrick_engine::sequence::Sequence;
 use firebrick_models::adapter::LoraConfig;
-use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::{DrawKey, Stream};
 use firebrick_models::unit::TargetModule;
 use firebrick_models::{BaseFormat, Decoder};
+use firebrick_sampler::{GenerationRequest, Generator, SamplingParams};
 use firebrick_spec::QuantizedLayout;
 use std::path::PathBuf;
 

@@ -7,9 +7,9 @@ use crate::support::{assert_close, checked, fixtures, folders};
 use burn::tensor::Device;
 use firebrick_backends::device::Backend;
 use firebrick_backends::kernels;
-use firebrick_models::generate::{Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Arch, Decoder, Prepack, Quantization};
+use firebrick_sampler::{Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use serde_json::{Value, json};
 use std::path::Path;
 

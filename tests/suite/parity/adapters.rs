@@ -12,9 +12,9 @@ use firebrick_models::Decoder;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::checkpoint::{load_adapter, save_adapter};
 use firebrick_models::decoder::Param;
-use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::DrawKey;
 use firebrick_models::unit::TargetModule;
+use firebrick_sampler::{GenerationRequest, Generator, SamplingParams};
 use serde::Deserialize;
 
 use crate::support::golden::Golden;

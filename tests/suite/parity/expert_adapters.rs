@@ -7,10 +7,10 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::checkpoint::{ExportOptions, export, load_adapter, save_adapter};
 use firebrick_models::decoder::Param;
-use firebrick_models::generate::{GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::DrawKey;
 use firebrick_models::unit::TargetModule;
 use firebrick_models::{Arch, Checkpoint};
+use firebrick_sampler::{GenerationRequest, Generator, SamplingParams};
 use serde_json::Value;
 
 use firebrick_engine::sequence::Sequence;

@@ -4,8 +4,8 @@
 use super::long_rows::models;
 use crate::support::model::Model;
 use crate::support::{assert_close, checked, is_foreign, report};
-use firebrick_models::generate::{Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use firebrick_models::random::DrawKey;
+use firebrick_sampler::{Generated, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 
 /// How far a log-prob may be apart, relative above one: prefill in chunks that end elsewhere sums in another order, and
 /// states add the roundings up. With AVX-512 half of them are within 2e-6, and the furthest is 3.5e-5.

@@ -8,8 +8,8 @@ use firebrick_engine::sequence::Sequence;
 use firebrick_models::KvCacheDtype;
 use firebrick_models::cache::{BlockTable, Chunk, KvCache};
 use firebrick_models::forward_context::{Columns, ForwardContext};
-use firebrick_models::generate::{FinishReason, GenerationRequest, Generator, SamplingParams};
 use firebrick_models::random::DrawKey;
+use firebrick_sampler::{FinishReason, GenerationRequest, Generator, SamplingParams};
 
 use crate::support::golden::Golden;
 use crate::support::model::{GreedySample, Model, nll_rows, scored_rows, unpadded};

@@ -8,9 +8,9 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::plan::Layout;
 use firebrick_engine::rollout::Rerouted;
 use firebrick_engine::sequence::Sequence;
-use firebrick_models::generate::{GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use firebrick_models::random::DrawKey;
 use firebrick_models::routing::Routes;
+use firebrick_sampler::{GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 
 use crate::support::model::{Model, scored_rows};
 use crate::support::{assert_all_close, assert_close, checked, folders};

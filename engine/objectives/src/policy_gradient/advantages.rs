@@ -7,7 +7,7 @@ use crate::kl_controller::{KlInReward, token_level_rewards};
 use crate::rejection::kept_tokens;
 use crate::traits::Objective;
 use firebrick_core::rollout::Rollout;
-use firebrick_models::generate::FinishReason;
+use firebrick_sampler::FinishReason;
 use std::collections::HashMap;
 
 impl PolicyGradient {

@@ -4,8 +4,8 @@ use super::PolicyGradient;
 use crate::{AdaptiveCoefficients, Algorithm, Objective, ObjectiveConfig};
 use firebrick_core::rollout::Rollout;
 use firebrick_core::sequence::TokenColumns;
-use firebrick_models::generate::FinishReason;
 use firebrick_models::random::Stream;
+use firebrick_sampler::FinishReason;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 

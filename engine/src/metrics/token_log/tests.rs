@@ -1,7 +1,7 @@
 use super::*;
 use crate::metrics::{Recorder, RolloutStats};
 use crate::sequence::TokenColumns;
-use firebrick_models::generate::FinishReason;
+use firebrick_sampler::FinishReason;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,0 +1,278 @@
+//! A run folder read as it grows.
+
+use super::excerpt::{Excerpt, Pick, picks};
+use super::run::{config, name};
+use super::view_update::{Planned, ViewUpdate};
+use firebrick_engine::config::{Mode, RunConfig, mode_of, parse};
+use firebrick_engine::metrics::{GLOBAL_STEP, Metrics};
+use firebrick_engine::{Error, Result};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Of samples, readings and log lines only the newest are shown: so many bytes from the end of a file are read at
+/// first.
+const NEWEST_SAMPLES: u64 = 8 << 20;
+const NEWEST_READINGS: u64 = 1 << 18;
+const NEWEST_LINES: u64 = 1 << 16;
+
+/// The run's log, as the program writes it: a time, a level and a text in each line.
+pub const LOG: &str = "run.log";
+
+/// Reads what a run's folder says that it did not say before.
+pub struct Follower {
+    folder: PathBuf,
+    config: Option<Stamp>,
+    plan: Option<Stamp>,
+    ended: bool,
+    metrics: Tail,
+    samples: Tail,
+    memory: Tail,
+    log: Tail,
+    /// Samples of the newest step.
+    newest: Vec<Excerpt>,
+}
+
+/// When a file was written, and how long it is.
+type Stamp = (SystemTime, u64);
+
+impl Follower {
+    /// Follows the run in a folder.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Report`] for a folder that holds no run.
+    pub fn open(folder: &Path) -> Result<Self> {
+        config(folder)?;
+        let tail = |file: &str, newest| Tail::new(folder.join(file), newest);
+        Ok(Self {
+            config: None,
+            plan: None,
+            ended: false,
+            metrics: tail("metrics.jsonl", u64::MAX),
+            samples: tail("samples.jsonl", NEWEST_SAMPLES),
+            memory: tail("memory.jsonl", NEWEST_READINGS),
+            log: tail(LOG, NEWEST_LINES),
+            newest: Vec::new(),
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// What is new since the last call; all of it at the first, and again where the run was started over or resumed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] for a file that is there and cannot be read, [`Error::Report`] for a folder that no longer holds a
+    /// run.
+    pub fn poll(&mut self) -> Result<Vec<ViewUpdate>> {
+        let mut news = Vec::new();
+        let stamp = stamp(&self.folder.join("config.yaml"));
+        let tails = [&self.metrics, &self.samples, &self.memory, &self.log];
+        if self.config != stamp || tails.iter().any(|tail| tail.was_replaced()) {
+            self.config = stamp;
+            self.start_over();
+            news.push(self.opened()?);
+        }
+        let plan = self::stamp(&self.folder.join("plan.json"));
+        if self.plan != plan {
+            self.plan = plan;
+            news.extend(Planned::read(&self.folder).map(ViewUpdate::Planned));
+        }
+        news.extend(self.metrics.lines()?.iter().filter_map(|line| step(line)));
+        news.extend(self.samples()?);
+        let readings = self.memory.lines()?;
+        news.extend(most(&readings));
+        news.extend(self.log.lines()?.iter().filter_map(|line| said(line)));
+        news.extend(self.ended());
+        Ok(news)
+    }
+
+    /// How long ago the run last wrote a step; none before its first.
+    #[must_use]
+    pub fn silent_for(&self) -> Option<Duration> {
+        let (written, _) = stamp(&self.metrics.path)?;
+        SystemTime::now().duration_since(written).ok()
+    }
+
+    fn start_over(&mut self) {
+        for tail in [&mut self.metrics, &mut self.samples, &mut self.memory, &mut self.log] {
+            tail.restart();
+        }
+        self.newest.clear();
+        (self.plan, self.ended) = (None, false);
+    }
+
+    fn opened(&self) -> Result<ViewUpdate> {
+        let yaml = config(&self.folder)?;
+        // one of another version is shown all the same: without what graders read, and how long it is to be
+        let config = parse(&yaml, &[]).ok();
+        let mode = config.as_ref().map_or(Mode::Rl, mode_of);
+        Ok(ViewUpdate::Opened {
+            name: name(&self.folder),
+            mode,
+            steps: config.as_ref().and_then(|config| steps(config, mode)),
+            task: config.and_then(|config| config.task),
+        })
+    }
+
+    /// The newest step's samples, where there are new ones.
+    fn samples(&mut self) -> Result<Option<ViewUpdate>> {
+        let lines = self.samples.lines()?;
+        let read = lines.iter().filter_map(|line| serde_json::from_slice::<Excerpt>(line).ok());
+        let mut grown = false;
+        for excerpt in read {
+            grown = true;
+            if self.newest.last().is_some_and(|l| l.step != excerpt.step) {
+                self.newest.clear();
+            }
+            self.newest.push(excerpt);
+        }
+        let rows: Vec<(u64, f64)> = self.newest.iter().map(|e| (e.draw, e.reward.unwrap_or(f64::NAN))).collect();
+        let picked = picks(&rows).into_iter();
+        let samples: Vec<(Pick, Excerpt)> = picked.map(|(at, pick)| (pick, self.newest[at].clone())).collect();
+        let step = self.newest.last().map(|excerpt| excerpt.step);
+        Ok(step.filter(|_| grown).map(|step| ViewUpdate::Samples { step, samples }))
+    }
+
+    /// Whether the run has ended: its summary is newer than its start.
+    fn ended(&mut self) -> Option<ViewUpdate> {
+        let path = self.folder.join("summary.json");
+        let (written, _) = stamp(&path)?;
+        if self.ended || self.config.is_some_and(|(begun, _)| begun > written) {
+            return None;
+        }
+        let summary: Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+        self.ended = true;
+        Some(ViewUpdate::Ended { steps: summary["steps"].as_u64()? })
+    }
+}
+
+/// Steps of the whole run, where its configuration says.
+fn steps(config: &RunConfig, mode: Mode) -> Option<u64> {
+    match mode {
+        Mode::Rl => Some(config.trainer.steps),
+        Mode::Sft => config.sft.as_ref()?.steps,
+    }
+}
+
+fn step(line: &[u8]) -> Option<ViewUpdate> {
+    let mut row: Map<String, Value> = serde_json::from_slice(line).ok()?;
+    let step = row.remove(GLOBAL_STEP)?.as_u64()?;
+    let numbers = row.into_iter();
+    let metrics: Metrics = numbers.filter_map(|(name, value)| Some((name, value.as_f64()?))).collect();
+    Some(ViewUpdate::Metrics { step, steps: None, metrics })
+}
+
+#[derive(Deserialize)]
+struct Reading {
+    phase: String,
+    in_use_bytes: u64,
+    peak_bytes: Option<u64>,
+}
+
+/// The newest bytes of every phase.
+fn most(lines: &[Vec<u8>]) -> Option<ViewUpdate> {
+    let readings = lines.iter().filter_map(|line| serde_json::from_slice::<Reading>(line).ok());
+    let phases: BTreeMap<String, u64> = readings.map(|r| (r.phase, r.peak_bytes.unwrap_or(r.in_use_bytes))).collect();
+    (!phases.is_empty()).then_some(ViewUpdate::Memory(phases))
+}
+
+/// A line of the log without its time.
+fn said(line: &[u8]) -> Option<ViewUpdate> {
+    let line = String::from_utf8_lossy(line);
+    let (time, rest) = line.split_once(' ')?;
+    // what follows a line break within a text has no time
+    if !time.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let rest = rest.trim();
+    let (level, text) = rest.split_once(' ')?;
+    let text = text.trim().to_owned();
+    match level {
+        "WARN" | "ERROR" => Some(ViewUpdate::Warning(text)),
+        "INFO" => Some(ViewUpdate::Note(text)),
+        _ => None,
+    }
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.modified().ok()?, metadata.len()))
+}
+
+/// The lines that a file gains.
+struct Tail {
+    path: PathBuf,
+    /// Bytes from its end that are read at first.
+    newest: u64,
+    offset: u64,
+    file: Option<u64>,
+}
+
+impl Tail {
+    fn new(path: PathBuf, newest: u64) -> Self {
+        Self { path, newest, offset: 0, file: None }
+    }
+
+    fn restart(&mut self) {
+        (self.offset, self.file) = (0, None);
+    }
+
+    /// Whether the file is another one than the one that was read, or has become shorter.
+    fn was_replaced(&self) -> bool {
+        let Ok(now) = std::fs::metadata(&self.path) else {
+            return false;
+        };
+        now.len() < self.offset || self.file.is_some_and(|file| file != number(&now))
+    }
+
+    /// Whole lines since the last call.
+    fn lines(&mut self) -> Result<Vec<Vec<u8>>> {
+        let mut file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Error::io("read", &self.path)(e)),
+        };
+        let read = || {
+            let metadata = file.metadata()?;
+            let first = self.file.is_none();
+            self.file = Some(number(&metadata));
+            if first {
+                self.offset = metadata.len().saturating_sub(self.newest);
+            }
+            file.seek(SeekFrom::Start(self.offset))?;
+            let mut bytes = Vec::new();
+            file.take(metadata.len().saturating_sub(self.offset)).read_to_end(&mut bytes)?;
+            // a line that is not whole is read again
+            let end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
+            bytes.truncate(end);
+            let cut = first && self.offset > 0;
+            self.offset += end as u64;
+            let lines = bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty());
+            Ok(lines.skip(usize::from(cut)).map(<[u8]>::to_vec).collect())
+        };
+        read().map_err(Error::io("read", &self.path))
+    }
+}
+
+/// What tells a file from one that took its name.
+#[cfg(unix)]
+fn number(metadata: &Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(metadata)
+}
+
+/// What tells a file from one that took its name.
+#[cfg(not(unix))]
+fn number(metadata: &Metadata) -> u64 {
+    let created = metadata.created().ok();
+    let since = created.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+    since.map_or(0, |since| since.as_nanos() as u64)
+}
+
+#[cfg(test)]
+#[path = "follow/tests.rs"]
+mod tests;

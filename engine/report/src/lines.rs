@@ -1,0 +1,102 @@
+//! Files of a run that may be missing, or cut off where a kill stopped their writer.
+
+use firebrick_engine::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::path::Path;
+
+/// Where a line is in its file.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    offset: u64,
+    bytes: usize,
+}
+
+/// What reading a file of lines met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Met {
+    /// There is no such file.
+    Missing,
+    /// It was read; so many lines were not what they should be.
+    Read {
+        /// Lines that were skipped.
+        broken: u64,
+    },
+}
+
+impl Met {
+    /// What there is to say of a file, if anything.
+    pub fn note(self, name: &str) -> Option<String> {
+        match self {
+            Self::Missing => Some(format!("There is no {name}.")),
+            Self::Read { broken: 0 } => None,
+            Self::Read { broken: 1 } => Some(format!(
+                "{name}: 1 line could not be read and is skipped (a run that was killed leaves such a line)."
+            )),
+            Self::Read { broken } => Some(format!("{name}: {broken} lines could not be read and are skipped.")),
+        }
+    }
+}
+
+/// Reads a JSON Lines file, one line in memory at a time; `each` says whether a value is what it should be.
+pub fn read<T: DeserializeOwned>(path: &Path, mut each: impl FnMut(T, Span) -> bool) -> Result<Met> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Met::Missing),
+        Err(e) => return Err(Error::io("read", path)(e)),
+    };
+    let mut reader = BufReader::with_capacity(1 << 18, file);
+    let (mut line, mut offset, mut broken) = (Vec::new(), 0, 0);
+    loop {
+        line.clear();
+        let bytes = reader.read_until(b'\n', &mut line).map_err(Error::io("read", path))?;
+        if bytes == 0 {
+            return Ok(Met::Read { broken });
+        }
+        let span = Span { offset, bytes };
+        offset += bytes as u64;
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let good = serde_json::from_slice(&line).is_ok_and(|value| each(value, span));
+        broken += u64::from(!good);
+    }
+}
+
+/// Reads single lines of a file again.
+pub struct Lines {
+    file: File,
+}
+
+impl Lines {
+    /// Opens a file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(Error::io("read", path))?;
+        Ok(Self { file })
+    }
+
+    /// The line at a place, unless the file changed since.
+    pub fn at<T: DeserializeOwned>(&mut self, span: Span) -> Option<T> {
+        let mut line = vec![0; span.bytes];
+        self.file.seek(SeekFrom::Start(span.offset)).ok()?;
+        self.file.read_exact(&mut line).ok()?;
+        serde_json::from_slice(&line).ok()
+    }
+}
+
+/// Reads a JSON file. One that is missing or broken is none, with a note: of a missing one, that there is none and
+/// `why`.
+pub fn json(folder: &Path, name: &str, why: &str, notes: &mut Vec<String>) -> Option<Value> {
+    let note = match std::fs::read(folder.join(name)) {
+        Ok(text) => match serde_json::from_slice(&text) {
+            Ok(value) => return Some(value),
+            Err(error) => format!("{name} could not be read: {error}."),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound => format!("There is no {name}{why}."),
+        Err(error) => format!("{name} could not be read: {error}."),
+    };
+    notes.push(note);
+    None
+}

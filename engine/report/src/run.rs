@@ -1,0 +1,192 @@
+//! Runs as one value.
+
+use super::lines::{self, Met};
+use super::memory::{self, MemoryReadings, TimelineView};
+use super::reader::AnswerReader;
+use super::samples::{self, Files, RewardHistogram, Room, Samples};
+use super::scalars::Scalars;
+use super::settings::{Settings, repeats, settings};
+use super::tokens::{TOKEN_BYTES, TokenIndex};
+use firebrick_engine::config::parse;
+use firebrick_engine::metrics::{MemoryTimeline, TokenLog};
+use firebrick_engine::{Error, Result};
+use serde::Serialize;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Bytes of sample texts in a report, of all runs together.
+const TEXT_BYTES: usize = 4_000_000;
+
+/// Parts of `plan.json` that are no part of a report: the segments of each model, and other group sizes.
+const LEFT_OUT: [&str; 2] = ["plan", "groups"];
+
+/// The key that asks for tokens.
+const LOG_TOKENS: &str = "trainer.log_tokens";
+
+/// Some runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// `firebrick.report`.
+    pub format: &'static str,
+    /// The version of the format, 1.
+    pub version: u64,
+    /// The version of the program.
+    pub program: &'static str,
+    /// The runs, in the order in which they were named.
+    pub runs: Vec<RunReport>,
+}
+
+/// A run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunReport {
+    /// Its folder's name; the path where several runs have one name.
+    pub name: String,
+    /// Index of the first run that has the same settings but for seeds and `output`.
+    pub repeats: usize,
+    /// What is missing or could not be read, a sentence each.
+    pub notes: Vec<String>,
+    /// Every metric of every step.
+    pub metrics: Scalars,
+    /// Rewards of all samples by step.
+    pub rewards: Option<RewardHistogram>,
+    /// Selected samples.
+    pub samples: Option<Samples>,
+    /// Readings at the ends of phases.
+    pub memory: Option<MemoryReadings>,
+    /// The memory timeline.
+    pub timeline: Option<TimelineView>,
+    /// `plan.json`, its segments left out.
+    pub plan: Option<Value>,
+    /// `summary.json`, of a run that has ended.
+    pub summary: Option<Value>,
+    /// `config.yaml` as keys and values.
+    pub settings: Settings,
+}
+
+impl Report {
+    /// Reads runs. The texts of about `most` samples of each are kept, in whole groups.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Report`] for a folder that holds no run, and for a `config.yaml` that is not YAML; [`Error::Io`] for a
+    /// file that is there and cannot be read.
+    pub fn read(folders: &[PathBuf], most: usize) -> Result<Self> {
+        let each = |bytes: usize| bytes / folders.len().max(1);
+        let room = Room { most, texts: each(TEXT_BYTES), tokens: each(TOKEN_BYTES) };
+        let read = folders.iter().map(|folder| run(folder, room));
+        let mut runs = read.collect::<Result<Vec<RunReport>>>()?;
+        let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+        for (run, folder) in runs.iter_mut().zip(folders) {
+            if names.iter().filter(|name| **name == run.name).count() > 1 {
+                run.name = folder.display().to_string();
+            }
+        }
+        let all: Vec<Settings> = runs.iter().map(|run| run.settings.clone()).collect();
+        for (run, first) in runs.iter_mut().zip(repeats(&all)) {
+            run.repeats = first;
+        }
+        Ok(Self { format: "firebrick.report", version: 1, program: env!("CARGO_PKG_VERSION"), runs })
+    }
+
+    /// The report as JSON that can stand inside an HTML element: no `<` in it.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let text = serde_json::to_string(self).expect("keys are strings, and values finite or none");
+        // only strings hold these, and there an escape means the same
+        text.replace('<', "\\u003c").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
+    }
+}
+
+/// Reads a run's folder.
+fn run(folder: &Path, room: Room) -> Result<RunReport> {
+    let yaml = config(folder)?;
+    let settings = settings(&yaml).map_err(|error| refused(folder, error.to_string()))?;
+    let mut notes = Vec::new();
+    let task = match parse(&yaml, &[]) {
+        Ok(config) => config.task,
+        Err(_) => {
+            notes.push(
+                "config.yaml was written by another version, so the answers that graders parsed from completions are \
+                 not shown."
+                    .into(),
+            );
+            None
+        }
+    };
+    let mut noted = |met: Met, name: &str| notes.extend(met.note(name));
+    let (metrics, met) = Scalars::read(&folder.join("metrics.jsonl"))?;
+    noted(met, "metrics.jsonl");
+    let files = Files { samples: &folder.join("samples.jsonl"), tokens: &folder.join(TokenLog::FILE) };
+    let (tokens, met) = TokenIndex::read(files.tokens)?;
+    let asked = settings.get(LOG_TOKENS).is_some_and(|groups| groups != "0");
+    if asked || met != Met::Missing {
+        noted(met, TokenLog::FILE);
+    }
+    let reader = AnswerReader::new(task.as_ref());
+    let (found, met) = samples::read(files, &reader, room, tokens)?;
+    noted(met, "samples.jsonl");
+    let (samples, rewards) = found.unzip();
+    let (memory, met) = memory::readings(&folder.join("memory.jsonl"))?;
+    noted(met, "memory.jsonl");
+    let timeline = timeline(folder, &mut notes);
+    let mut plan = lines::json(folder, "plan.json", "", &mut notes);
+    if let Some(Value::Object(plan)) = &mut plan {
+        plan.retain(|key, _| !LEFT_OUT.contains(&key.as_str()));
+    }
+    let unfinished = ": the run has not ended";
+    let summary = lines::json(folder, "summary.json", unfinished, &mut notes);
+    Ok(RunReport {
+        name: name(folder),
+        repeats: 0,
+        notes,
+        metrics,
+        rewards,
+        samples,
+        memory,
+        timeline,
+        plan,
+        summary,
+        settings,
+    })
+}
+
+/// A run's configuration.
+pub(super) fn config(folder: &Path) -> Result<String> {
+    if !folder.is_dir() {
+        return Err(refused(folder, "there is no such run folder".into()));
+    }
+    let path = folder.join("config.yaml");
+    if !path.is_file() {
+        let detail = "it contains no run (no config.yaml); name the folder that the run's `output` is";
+        return Err(refused(folder, detail.into()));
+    }
+    let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
+    String::from_utf8(bytes).map_err(|_| refused(&path, "it is not text in UTF-8".into()))
+}
+
+fn refused(path: &Path, detail: String) -> Error {
+    Error::Report { path: path.to_owned(), detail }
+}
+
+/// The timeline, where there is one that can be read.
+fn timeline(folder: &Path, notes: &mut Vec<String>) -> Option<TimelineView> {
+    if !folder.join(MemoryTimeline::FILE).is_file() {
+        let how = "memory.snapshot=N makes the run write one";
+        notes.push(format!("There is no {}: {how}.", MemoryTimeline::FILE));
+        return None;
+    }
+    match MemoryTimeline::load(folder) {
+        Ok(timeline) => Some(TimelineView::new(timeline)),
+        Err(error) => {
+            notes.push(format!("{} could not be read: {error}.", MemoryTimeline::FILE));
+            None
+        }
+    }
+}
+
+/// The last name of a folder's path.
+pub(super) fn name(folder: &Path) -> String {
+    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let last = whole.file_name().map(|name| name.to_string_lossy().into_owned());
+    last.unwrap_or_else(|| folder.display().to_string())
+}

@@ -1,0 +1,162 @@
+//! `tokens.jsonl`: what a report shows of the tokens of completions.
+
+use super::lines::{self, Lines, Met, Span};
+use super::numbers::Number;
+use super::selection::scattered;
+use super::text::cost;
+use firebrick_engine::Result;
+use firebrick_engine::metrics::TokenRecord;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+
+/// Bytes of the tokens in a report, of all runs together.
+pub const TOKEN_BYTES: usize = 1_500_000;
+
+/// Bytes that a completion's tokens are given at least; with many completions fewer have theirs shown.
+const LEAST_BYTES: usize = 8_000;
+
+/// Bytes of a token's numbers in the data block, roughly.
+const NUMBERS: usize = 27;
+
+/// Significant digits of a token's numbers.
+const DIGITS: usize = 3;
+
+/// A completion: step, draw, index in its group.
+pub type CompletionKey = (u64, u64, u64);
+
+/// The tokens of a completion: lists with an entry a token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TokensView {
+    /// The characters that each token adds to the text.
+    pub pieces: Vec<String>,
+    /// Log-prob under the distribution that the token was drawn from.
+    pub sampler: Vec<Number>,
+    /// Log-prob as the trainer computes it, where it does.
+    pub trainer: Option<Vec<Number>>,
+    /// The trainer's probability less the sampler's.
+    pub mismatch: Option<Vec<Number>>,
+    /// Advantage.
+    pub advantage: OneOrEach,
+    /// Tokens that are not trained on, by index.
+    pub masked: Vec<usize>,
+    /// Tokens behind these that are not in the report.
+    pub left_out: usize,
+}
+
+/// One number for all tokens, or one each.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum OneOrEach {
+    /// All tokens have it.
+    One(Number),
+    /// One a token.
+    Each(Vec<Number>),
+}
+
+/// Where the file has which completion, and which of them a report shows.
+#[derive(Debug, Default)]
+pub struct TokenIndex {
+    spans: HashMap<CompletionKey, Span>,
+    /// Bytes for each completion.
+    room: usize,
+}
+
+#[derive(Deserialize)]
+struct Brief {
+    step: u64,
+    /// None on the first line.
+    draw: Option<u64>,
+    #[serde(default)]
+    sample: u64,
+}
+
+impl TokenIndex {
+    /// Reads where which completion is.
+    pub fn read(path: &Path) -> Result<(Self, Met)> {
+        let mut spans = HashMap::new();
+        let met = lines::read(path, |line: Brief, span| {
+            if let Some(draw) = line.draw {
+                spans.insert((line.step, draw, line.sample), span);
+            }
+            true
+        })?;
+        Ok((Self { spans, room: 0 }, met))
+    }
+
+    /// Completions whose tokens there are.
+    pub fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// The groups, by step and draw, that have any.
+    pub fn groups(&self) -> BTreeSet<(u64, u64)> {
+        let keys = self.spans.keys();
+        keys.map(|(step, draw, _)| (*step, *draw)).collect()
+    }
+
+    /// Keeps those of some groups, and of these as many as have room, spread evenly.
+    pub fn keep(&mut self, groups: &BTreeSet<(u64, u64)>, room: usize) {
+        self.spans.retain(|(step, draw, _), _| groups.contains(&(*step, *draw)));
+        let mut sizes: BTreeMap<(u64, u64), usize> = BTreeMap::new();
+        for (step, draw, _) in self.spans.keys() {
+            *sizes.entry((*step, *draw)).or_default() += 1;
+        }
+        let mut sizes: Vec<((u64, u64), usize)> = sizes.into_iter().collect();
+        let places: HashMap<(u64, u64), usize> =
+            sizes.iter().enumerate().map(|(at, (group, _))| (*group, at)).collect();
+        sizes.sort_by(|(a, _), (b, _)| scattered(places[a]).total_cmp(&scattered(places[b])));
+        let (most, mut taken) = ((room / LEAST_BYTES).max(1), 0);
+        let kept: BTreeSet<(u64, u64)> = sizes
+            .into_iter()
+            .filter(|(_, size)| {
+                let fits = taken == 0 || taken + size <= most;
+                taken += if fits { *size } else { 0 };
+                fits
+            })
+            .map(|(group, _)| group)
+            .collect();
+        self.spans.retain(|(step, draw, _), _| kept.contains(&(*step, *draw)));
+        self.room = room / self.spans.len().max(1);
+    }
+
+    /// The tokens of a completion, as many of the first as have room.
+    pub fn tokens(&self, key: CompletionKey, lines: &mut Lines) -> Option<TokensView> {
+        let record: TokenRecord = lines.at(*self.spans.get(&key)?)?;
+        let mut left = self.room;
+        let within = record.pieces.iter().take_while(|piece| {
+            let own = NUMBERS + piece.chars().map(cost).sum::<usize>();
+            let fits = own <= left;
+            left = left.saturating_sub(own);
+            fits
+        });
+        let count = within.count();
+        let numbers =
+            |column: &[Option<f32>]| -> Vec<Number> { column.iter().take(count).copied().map(number).collect() };
+        let masked = record.mask.iter().take(count).enumerate();
+        Some(TokensView {
+            sampler: numbers(&record.sampler_logp),
+            trainer: record.trainer_logp.as_deref().map(numbers),
+            mismatch: record.mismatch.as_deref().map(numbers),
+            advantage: OneOrEach::of(numbers(&record.advantage)),
+            masked: masked.filter(|(_, kept)| **kept == 0).map(|(at, _)| at).collect(),
+            left_out: record.tokens.saturating_sub(count),
+            pieces: record.pieces.into_iter().take(count).collect(),
+        })
+    }
+}
+
+impl OneOrEach {
+    fn of(each: Vec<Number>) -> Self {
+        match each.first() {
+            Some(first) if each.iter().all(|other| other == first) => Self::One(*first),
+            _ => Self::Each(each),
+        }
+    }
+}
+
+/// A number of three significant digits.
+fn number(value: Option<f32>) -> Number {
+    let rounded = value.and_then(|value| format!("{value:.*e}", DIGITS - 1).parse().ok());
+    rounded.into()
+}

@@ -1,0 +1,243 @@
+//! Chunked prefill: a few prompts at a time, in forward passes of a bounded number of tokens, each prompt once for all
+//! of its samples.
+//!
+//! States of linear attention are there where a forward pass ends. So that prompts that begin alike share them, the
+//! first of these ends a chunk at the last whole block that it has in common with others, and they begin with the next
+//! forward pass.
+
+use super::engine_args::EngineArgs;
+use super::sequence::{Sequence, SequenceGroup};
+use burn::tensor::{Int, Tensor, TensorData};
+use firebrick_models::cache::{BLOCK_SIZE, BlockTable, Boundary, Chunk, KvCache};
+use std::collections::VecDeque;
+
+/// Groups in prefill.
+#[derive(Debug)]
+pub(super) struct Prefill {
+    groups: VecDeque<PartialGroup>,
+}
+
+/// A group of which some tokens have been run.
+#[derive(Debug)]
+struct PartialGroup {
+    group: SequenceGroup,
+    /// Its blocks, once its first chunk is scheduled.
+    table: Option<BlockTable>,
+    /// Tokens that were found in the cache.
+    found: usize,
+    /// Where a chunk ends for others that begin alike.
+    split: Option<usize>,
+}
+
+/// A chunk of a group's tokens.
+#[derive(Clone, Copy, Debug)]
+struct ScheduledChunk {
+    /// Index of the group.
+    group: usize,
+    from: usize,
+    to: usize,
+}
+
+/// A prefilled group, and those of its sequences that are not being decoded yet.
+#[derive(Debug)]
+pub(super) struct PrefilledGroup {
+    pub table: BlockTable,
+    pub tokens: Vec<u32>,
+    pub members: VecDeque<Sequence>,
+    /// Whether its tokens were prefilled before, and how many of them the cache still had.
+    pub recomputed: bool,
+    pub found: usize,
+}
+
+/// What a forward pass over prompts did.
+#[derive(Debug)]
+pub(super) enum Prefilled {
+    /// The pool had no block for any prompt.
+    NoBlocks,
+    /// The groups whose last token has run, and their last hidden states, `[groups, hidden]`.
+    Ran(Vec<PrefilledGroup>, Option<Tensor<2>>),
+}
+
+impl Prefill {
+    pub fn new(groups: Vec<SequenceGroup>) -> Self {
+        let partial = |group| PartialGroup { group, table: None, found: 0, split: None };
+        Self { groups: groups.into_iter().map(partial).collect() }
+    }
+
+    /// Whether all groups are prefilled.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Slots of last blocks that hold no token.
+    pub fn unused_slots(&self) -> usize {
+        let tables = self.groups.iter().flat_map(|own| &own.table);
+        tables.map(BlockTable::unused_slots).sum()
+    }
+
+    /// Gives all blocks back.
+    pub fn into_groups(self, cache: &mut KvCache) -> Vec<SequenceGroup> {
+        let free = |own: PartialGroup| {
+            if let Some(table) = own.table {
+                cache.free(table);
+            }
+            own.group
+        };
+        self.groups.into_iter().map(free).collect()
+    }
+
+    /// Runs the next tokens, as many as one forward pass may have.
+    pub fn run(&mut self, args: &EngineArgs<'_>, cache: &mut KvCache) -> Prefilled {
+        let decoder = args.decoder;
+        let mut chunks = self.schedule(cache, args.config.max_num_batched_tokens);
+        if chunks.is_empty() {
+            return Prefilled::NoBlocks;
+        }
+        // those that begin a sequence come first
+        chunks.sort_by_key(|chunk| chunk.from > 0);
+        let (mut ids, mut last, mut row) = (Vec::new(), Vec::new(), 0);
+        for &ScheduledChunk { group, from, to } in &chunks {
+            let tokens = &self.groups[group].group.tokens;
+            ids.extend(tokens[from..to].iter().map(|&token| token as i32));
+            row += to - from;
+            if to == tokens.len() {
+                last.push((group, row as i32 - 1));
+            }
+        }
+        let parts: Vec<Chunk<'_>> = chunks
+            .iter()
+            .filter_map(|chunk| {
+                let table = self.groups[chunk.group].table.as_ref()?;
+                let tokens = chunk.from..chunk.to;
+                Some(Chunk { table, tokens })
+            })
+            .collect();
+        let metadata = cache.prefill(decoder.arch(), &parts);
+        let device = decoder.device();
+        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [row]), device);
+        let hidden = decoder.in_its_pool(|| decoder.hidden_cached(ids, &metadata, cache));
+        args.moments.tell();
+        self.save_states(cache, &chunks);
+        for own in &mut self.groups {
+            if let Some(table) = &mut own.table {
+                cache.trim(table);
+            }
+        }
+        if last.is_empty() {
+            return Prefilled::Ran(Vec::new(), None);
+        }
+        last.sort_unstable();
+        let rows: Vec<i32> = last.iter().map(|&(_, row)| row).collect();
+        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [last.len()]), device);
+        let done = self.take(&last);
+        Prefilled::Ran(done, Some(hidden.select(0, rows)))
+    }
+
+    /// The chunks of the next forward pass. Their blocks are allocated.
+    fn schedule(&mut self, cache: &mut KvCache, most: usize) -> Vec<ScheduledChunk> {
+        let (mut chunks, mut left) = (Vec::new(), most);
+        for group in 0..self.groups.len() {
+            if left == 0 {
+                break;
+            }
+            if self.groups[group].table.is_none() {
+                if self.awaits_states(group, &chunks, cache) {
+                    continue;
+                }
+                self.begin(group, cache);
+            }
+            let own = &mut self.groups[group];
+            let Some(table) = &mut own.table else {
+                unreachable!("it has begun");
+            };
+            let (tokens, from) = (&own.group.tokens, table.tokens());
+            let split = own.split.filter(|&split| split > from);
+            let to = split.unwrap_or(tokens.len()).min(from + left);
+            if !cache.append(table, to - from) {
+                break;
+            }
+            // the prompts after it in this forward pass already share these blocks: a layer writes before it reads
+            cache.keep_prefix(table, &tokens[..to]);
+            left -= to - from;
+            chunks.push(ScheduledChunk { group, from, to });
+        }
+        chunks
+    }
+
+    /// Begins a group with what the cache has of it.
+    fn begin(&mut self, group: usize, cache: &mut KvCache) {
+        let own = &self.groups[group].group;
+        let split = if own.is_prompt() && cache.may_share_states() {
+            let others = self.groups.iter().skip(group + 1);
+            let others = others.filter(|other| other.table.is_none());
+            let common = others.map(|other| common_blocks(&own.tokens, &other.group.tokens));
+            let common = common.max().unwrap_or(0);
+            Some(common.max(cache.kept_tokens(&own.tokens)))
+        } else {
+            None
+        };
+        let own = &mut self.groups[group];
+        let table = cache.begin(&own.group.tokens);
+        own.found = table.tokens();
+        own.split = split.filter(|&split| split > own.found);
+        own.table = Some(table);
+    }
+
+    /// Whether a group begins after this forward pass, since one of its chunks leaves states behind that it can begin
+    /// with.
+    fn awaits_states(&self, group: usize, chunks: &[ScheduledChunk], cache: &KvCache) -> bool {
+        let tokens = &self.groups[group].group.tokens;
+        let ends = chunks.iter().filter_map(|chunk| {
+            let other = &self.groups[chunk.group];
+            let split = other.split.filter(|&split| split == chunk.to)?;
+            let common = common_blocks(&other.group.tokens, tokens);
+            (split <= common).then_some(split)
+        });
+        let longest = ends.max();
+        longest.is_some_and(|end| end > cache.found_tokens(tokens))
+    }
+
+    /// Keeps the states at the ends of prompts that have run, and where prompts part, for others. The latter are used
+    /// sooner: they come last, so that they stay longer.
+    fn save_states(&mut self, cache: &mut KvCache, chunks: &[ScheduledChunk]) {
+        for at in [Boundary::Prompt, Boundary::Shared] {
+            for &ScheduledChunk { group, to, .. } in chunks {
+                let PartialGroup { group, table, split, .. } = &mut self.groups[group];
+                let ends = if at == Boundary::Shared {
+                    *split == Some(to)
+                } else {
+                    to == group.tokens.len() && group.is_prompt()
+                };
+                if let Some(table) = table.as_mut().filter(|_| ends) {
+                    cache.save_states(table, &group.tokens[..to], at);
+                }
+            }
+        }
+    }
+
+    /// Removes the groups at these indices, in their order.
+    fn take(&mut self, indices: &[(usize, i32)]) -> Vec<PrefilledGroup> {
+        let mut done = Vec::with_capacity(indices.len());
+        for &(index, _) in indices.iter().rev() {
+            let Some(PartialGroup { group, table: Some(table), found, .. }) = self.groups.remove(index) else {
+                unreachable!("its last token has run");
+            };
+            done.push(PrefilledGroup {
+                table,
+                tokens: group.tokens,
+                members: group.members.into(),
+                recomputed: group.recomputed,
+                found,
+            });
+        }
+        done.reverse();
+        done
+    }
+}
+
+/// Tokens of the whole blocks that two prompts begin with, the last token of each left out.
+fn common_blocks(a: &[u32], b: &[u32]) -> usize {
+    let most = a.len().min(b.len()).saturating_sub(1);
+    let same = a.iter().zip(b).take(most).take_while(|(a, b)| a == b);
+    same.count() / BLOCK_SIZE * BLOCK_SIZE
+}
