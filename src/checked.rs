@@ -8,8 +8,8 @@ use firebrick::engine::hub::{ModelFiles, model_folder, stay_offline};
 use firebrick::engine::reward;
 use firebrick::engine::task::{RewardKind, RowFiles, TaskConfig, TaskError, TaskProblem};
 use firebrick::engine::{self, Error};
+use firebrick::models::Arch;
 use firebrick::models::{Checkpoint, Tokenizer};
-use firebrick::spec::Arch;
 use std::path::Path;
 
 /// What was found.

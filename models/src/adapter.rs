@@ -7,5 +7,5 @@ mod dropout;
 mod forward;
 
 pub use dropout::{Dropout, DropoutKey};
-pub use firebrick_spec::lora::LoraConfig;
+pub use firebrick_arch::lora::LoraConfig;
 pub(crate) use forward::{LoraForward, init_stream};

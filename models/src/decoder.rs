@@ -27,12 +27,12 @@ use crate::unit::{ParamSpec, chain, unit_specs};
 use crate::weights::{WeightKey, Weights};
 use block::TrainedShare;
 use burn::tensor::{Device, Tensor};
+use firebrick_arch::PipelineStage;
 use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
-use firebrick_spec::PipelineStage;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -12,9 +12,9 @@ pub(crate) use states::LayerStates;
 
 use burn::tensor::Tensor;
 use burn::tensor::activation::{log_sigmoid, sigmoid, silu};
+use firebrick_arch::arch::GatedDeltaNet;
 use firebrick_backends::kernels::{self, DeltaHeads};
 use firebrick_backends::precision::{stored_as, widened};
-use firebrick_spec::arch::GatedDeltaNet;
 
 /// Heads as kernels take them.
 pub(crate) fn heads(delta: &GatedDeltaNet) -> DeltaHeads {

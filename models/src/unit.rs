@@ -1,3 +1,3 @@
 //! The units of a decoder and their parameters, as plain data.
 
-pub use firebrick_spec::parameters::{ParamSpec, Slot, TargetModule, UnitKind, chain, unit_specs};
+pub use firebrick_arch::parameters::{ParamSpec, Slot, TargetModule, UnitKind, chain, unit_specs};

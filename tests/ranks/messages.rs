@@ -2,6 +2,7 @@
 
 use super::config;
 use burn::tensor::Device;
+use firebrick_arch::Arch;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::collective::{OperationKind, Settings, Threads, Traffic};
 use firebrick_engine::executor::{Residency, ResidentModel, Runtime};
@@ -19,7 +20,7 @@ use firebrick_engine::world::World;
 use firebrick_models::Decoder;
 use firebrick_models::random::DrawKey;
 use firebrick_sampler::{GenerationRequest, Generator, SamplingParams};
-use firebrick_spec::{Arch, Backend, DeviceProfile};
+use firebrick_spec::{Backend, DeviceProfile};
 use std::path::Path;
 
 const KINDS: [(MessageKind, OperationKind); 3] = [

@@ -1,6 +1,9 @@
 //! Which fused kernels models run through on a device, as plain data: `firebrick_backends::kernels` fills the table,
 //! kernels and estimates ask it.
 
+/// Tokens of a block of the KV cache (vLLM's `block_size`).
+pub const BLOCK_SIZE: usize = 16;
+
 /// A formula that there is a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {

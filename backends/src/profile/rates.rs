@@ -7,7 +7,8 @@ use crate::kernels::{
 };
 use crate::{Error, Result};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
-use firebrick_spec::{BLOCK_SIZE, KernelRates, LogitRates, RowsRate};
+use firebrick_spec::BLOCK_SIZE;
+use firebrick_spec::{KernelRates, LogitRates, RowsRate};
 use std::collections::VecDeque;
 use std::time::Instant;
 

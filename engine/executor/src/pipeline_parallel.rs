@@ -18,6 +18,7 @@ use super::segment_graph::run;
 use super::training_pass::{Done, Pass};
 use crate::batch::MicroBatch;
 use burn::tensor::{DType, Tensor};
+use firebrick_arch::PipelineStage;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::collective::{Element, Flat};
@@ -29,7 +30,6 @@ use firebrick_models::head::Head;
 use firebrick_models::{Arch, Decoder};
 use firebrick_objectives::LossSums;
 use firebrick_plan::Role;
-use firebrick_spec::PipelineStage;
 use std::collections::VecDeque;
 
 /// Refuses a model that cannot be cut into so many stages.

@@ -6,7 +6,7 @@
 //! micro-batches whose activations it keeps, whatever number a step has, and the backward passes of all stages are in
 //! the order of the micro-batches: gradients are added in the same order as on one rank.
 
-use firebrick_spec::PipelineStage;
+use firebrick_arch::PipelineStage;
 
 /// What a stage does next. Every step names its micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use super::leaves::{collect, inner, qkv_root, taken};
 use super::runtime::Runtime;
 use crate::batch::MicroBatch;
 use burn::tensor::Tensor;
+use firebrick_arch::TensorShare;
 use firebrick_backends::accounts::{Category, MemoryGuard};
 use firebrick_backends::collective::Flat;
 use firebrick_backends::kernels::backward_root;
@@ -23,7 +24,6 @@ use firebrick_models::decoder::Block;
 use firebrick_models::weights::Weights;
 use firebrick_models::{Arch, Decoder, Projected};
 use firebrick_plan::Role;
-use firebrick_spec::TensorShare;
 use std::ops::Range;
 
 /// Refuses a model whose matrices `degree` ranks cannot share in training.

@@ -3,10 +3,10 @@
 //!
 //! `cargo run --release -p firebrick-plan --example bases`
 
+use firebrick_arch::lora::LoraConfig;
 use firebrick_plan::estimate::rules::{of_run, public};
 use firebrick_plan::estimate::{Parallel, Sizes, Workload};
 use firebrick_plan::{Preset, Result};
-use firebrick_spec::lora::LoraConfig;
 use firebrick_spec::{Backend, BaseFormat, DeviceProfile, KernelTable, Operation, Precision};
 
 /// Dense models in order of their sizes.

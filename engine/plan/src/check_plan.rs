@@ -2,7 +2,7 @@
 
 use crate::segmentation::body;
 use crate::{ActivationPolicy, Error, ModelPlan, Result, Zero};
-use firebrick_spec::Arch;
+use firebrick_arch::Arch;
 use firebrick_spec::Home;
 
 impl ModelPlan {

@@ -5,7 +5,8 @@ use crate::{
     CriticMemory, Error, Granularity, MemoryConfig, ModelPlan, ParamOffload, Plan, Result, Role, RoleMemory,
     RolloutPlan, Zero,
 };
-use firebrick_spec::{Arch, Home};
+use firebrick_arch::Arch;
+use firebrick_spec::Home;
 
 /// Which layers keep their input instead of their graph; exactly one of the ways of saying so.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,8 +1,9 @@
 //! Activation policies: how a chain of units is divided into segments, and what each keeps.
 
 use crate::{ActivationPolicy, MemoryConfig, ModelPlan, OptimizerOffload, OptimizerPlan, Segment};
-use firebrick_spec::Arch;
-use firebrick_spec::{Home, PipelineStage};
+use firebrick_arch::Arch;
+use firebrick_arch::PipelineStage;
+use firebrick_spec::Home;
 use std::ops::Range;
 
 /// Units between embedding and head: two halves a layer.

@@ -2,7 +2,7 @@
 
 use super::lora::LoraSettings;
 use crate::{Error, Result};
-use firebrick_spec::Arch;
+use firebrick_arch::Arch;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;

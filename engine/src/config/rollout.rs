@@ -3,11 +3,12 @@
 use crate::plan::size::Bytes;
 use crate::task::ToolParser;
 use crate::{Error, Result};
+use firebrick_arch::Arch;
 use firebrick_backends::Precision;
 use firebrick_backends::device::Backend;
 use firebrick_models::{KvCacheDtype, Quantization};
 use firebrick_sampler::{MAX_NUM_BATCHED_TOKENS, SamplingParams};
-use firebrick_spec::{Arch, CudaGraphs};
+use firebrick_spec::CudaGraphs;
 use serde::{Deserialize, Serialize};
 
 /// The `rollout` section, under verl's and vLLM's names.

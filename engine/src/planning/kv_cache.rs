@@ -2,11 +2,12 @@
 
 use crate::config::RolloutConfig;
 use crate::{Error, Result};
+use firebrick_arch::{Arch, TensorShare};
 use firebrick_plan::Plan;
 use firebrick_plan::estimate::{EstimatePhase, PhaseEstimate};
 use firebrick_plan::planner::Request;
 use firebrick_sampler::SchedulerConfig;
-use firebrick_spec::{Arch, Category, TensorShare};
+use firebrick_spec::Category;
 
 /// Bytes of keys and values where everything that is on the device while sampling may have `share` of its memory, and
 /// no more than the budget allows: what a plan leaves beside weights, temporaries and what the pools add to all of it,

@@ -4,10 +4,11 @@ use super::kv_cache::{cache_bytes_of_share, engine_limits};
 use super::request::request_within;
 use crate::config::{Mode, RunConfig};
 use crate::{Error, Result};
+use firebrick_arch::Arch;
 use firebrick_backends::DeviceInfo;
 use firebrick_plan::planner::Request;
 use firebrick_plan::{DeviceAbilities, Plan, SHARE};
-use firebrick_spec::{Arch, DeviceProfile};
+use firebrick_spec::DeviceProfile;
 
 /// Gives up what the preset set and a device cannot do. `info` is what the device says of itself, where it is at hand.
 pub fn restrict_to_device(config: &mut RunConfig, profile: &DeviceProfile, info: Option<&DeviceInfo>) {

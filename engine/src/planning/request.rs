@@ -4,10 +4,11 @@ use super::kv_cache::{cache_bytes_of_share, least_cache_bytes};
 use super::workload::{rl_workload, sft_workload, warm_up};
 use crate::config::{Mode, RunConfig, sft_of};
 use crate::{Error, Result};
+use firebrick_arch::Arch;
 use firebrick_plan::estimate::{Parallel, Workload};
 use firebrick_plan::planner::Request;
 use firebrick_plan::size::Budget;
-use firebrick_spec::{Arch, DeviceProfile};
+use firebrick_spec::DeviceProfile;
 
 /// The request of a configuration in one of its modes. `budget` in bytes; `None` sets no limit.
 pub(super) fn request_within(

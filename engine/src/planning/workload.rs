@@ -7,9 +7,9 @@ use crate::objective::{Needs, Objective};
 use crate::reward;
 use crate::task::{RewardModelConfig, Rewards, TaskConfig};
 use crate::{Error, Result};
+use firebrick_arch::Arch;
 use firebrick_plan::Plan;
 use firebrick_plan::estimate::{CriticWork, Examples, RewardWork, WarmUp, Workload};
-use firebrick_spec::Arch;
 
 /// The workload of a configuration.
 pub(super) fn rl_workload(config: &RunConfig, arch: &Arch) -> Result<Workload> {

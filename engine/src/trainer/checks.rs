@@ -11,11 +11,12 @@ use crate::task::{Rewards, Task};
 use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::{Device, FloatDType};
+use firebrick_arch::{Arch, TensorShare};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::{DeviceInfo, DeviceSpec, Precision, profile};
-use firebrick_spec::{Arch, Backend, TensorShare};
+use firebrick_spec::Backend;
 use std::sync::Arc;
 
 /// What to do where ranks are not alike.

@@ -8,10 +8,10 @@ use super::scheduler_config::SchedulerConfig;
 use super::stats::GenerationStats;
 use super::stopping_criteria::StoppingCriteria;
 use super::turns::{OneTurn, Turns};
+use firebrick_arch::kv_cache::state_slots;
 use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_models::cache::KvCache;
 use firebrick_models::{Decoder, Error, Prepack, Result, Tokenizer};
-use firebrick_spec::kv_cache::state_slots;
 use std::cell::RefCell;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Limits of a generation run.
 
+use firebrick_arch::KvCacheDtype;
+use firebrick_arch::kv_cache::KvCacheDemand;
 use firebrick_models::arch::Arch;
 use firebrick_models::{Error, Result};
-use firebrick_spec::KvCacheDtype;
-use firebrick_spec::kv_cache::KvCacheDemand;
 
 /// Default of [`SchedulerConfig::max_num_batched_tokens`].
 pub const MAX_NUM_BATCHED_TOKENS: usize = 2048;

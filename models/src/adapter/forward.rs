@@ -4,8 +4,8 @@ use super::dropout::Dropout;
 use crate::functional::linear;
 use crate::unit::TargetModule;
 use burn::tensor::Tensor;
+use firebrick_arch::lora::LoraConfig;
 use firebrick_backends::kernels::{ExpertInput, ExpertRows, expert_linear};
-use firebrick_spec::lora::LoraConfig;
 
 /// Random stream that initialises the A matrix of an adapter, apart from the streams of other purposes.
 pub(crate) fn init_stream(layer: usize, target: TargetModule) -> u64 {

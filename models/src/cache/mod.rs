@@ -47,10 +47,10 @@ use crate::routing::Routes;
 use block_pool::{BlockPool, ContentId};
 use block_table::GroupTable;
 use burn::tensor::{DType, Device};
+use firebrick_arch::KvCacheDtype;
+use firebrick_arch::kv_cache::{KvCacheGroup, state_bytes};
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::kernels::KvPool;
-use firebrick_spec::KvCacheDtype;
-use firebrick_spec::kv_cache::{KvCacheGroup, state_bytes};
 use prefix_index::PrefixIndex;
 use states::StateSlots;
 

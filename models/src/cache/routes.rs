@@ -4,7 +4,7 @@
 use super::{BLOCK_SIZE, BlockTable, KvCache};
 use crate::arch::Arch;
 use crate::routing::Routes;
-use firebrick_spec::kv_cache::KvCacheGroup;
+use firebrick_arch::kv_cache::KvCacheGroup;
 use std::ops::Range;
 
 impl KvCache {

@@ -3,7 +3,7 @@
 use super::tensor_names::{EMBEDDING, HEAD, is_frequencies, is_scorer};
 use super::weights::{Folder, same};
 use crate::{Arch, Result};
-use firebrick_spec::arch::{Rope, RopeScaling};
+use firebrick_arch::arch::{Rope, RopeScaling};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};

@@ -2,7 +2,7 @@
 
 use crate::arch::Arch;
 use crate::unit::ParamSpec;
-use firebrick_spec::TensorShare;
+use firebrick_arch::TensorShare;
 use std::ops::Range;
 
 /// Which share of which model a decoder is.

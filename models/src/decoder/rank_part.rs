@@ -5,7 +5,7 @@ use crate::arch::Arch;
 use crate::unit::{ParamSpec, UnitKind};
 use crate::{Error, Result};
 use burn::tensor::Device;
-use firebrick_spec::TensorShare;
+use firebrick_arch::TensorShare;
 use std::ops::Range;
 
 /// Some values of a parameter, counted in row-major order, as a matrix of this shape.

@@ -4,7 +4,7 @@
 
 use super::{Decoder, Unit};
 use crate::{Error, Result};
-use firebrick_spec::PipelineStage;
+use firebrick_arch::PipelineStage;
 use std::ops::Range;
 
 impl Decoder {

@@ -6,12 +6,12 @@ use crate::unit::ParamSpec;
 use crate::weights::{WeightKey, Weights};
 use crate::{Error, Result};
 use burn::tensor::{Device, Tensor};
+use firebrick_arch::TensorShare;
+use firebrick_arch::tensor_parallel::Cut;
 use firebrick_backends::kernels::{in_thread_pool, with_team};
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
-use firebrick_spec::TensorShare;
-use firebrick_spec::tensor_parallel::Cut;
 
 impl Decoder {
     /// This rank's share of the model in a precision, on the device, adapters included. `whole` gives the parameters of

@@ -20,11 +20,11 @@ use crate::unit::{ParamSpec, Slot, UnitKind, chain, unit_specs};
 use crate::weights::{WeightKey, Weights};
 use crate::{Error, Result};
 use burn::tensor::{DType, Device, Int, Tensor};
+use firebrick_arch::TensorShare;
+use firebrick_arch::tensor_parallel::Cut;
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::{HostTensor, check_computed};
 use firebrick_backends::{Precision, PrecisionExt};
-use firebrick_spec::TensorShare;
-use firebrick_spec::tensor_parallel::Cut;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Stages of a model on ranks of their own (pipeline parallelism, 1F1B) against one rank that has all layers, in f64.
 
+use firebrick_arch::PipelineStage;
 use firebrick_backends::collective::OperationKind;
 use firebrick_engine::objective::value::ValueLoss;
-use firebrick_spec::PipelineStage;
 
 use super::critic::critics;
 use super::plans::{TOLERANCE, models as with_rows, objective};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use firebrick_arch::TensorShare;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::collective::{Collective, Settings, Threads};
 use firebrick_engine::executor::{Residency, ResidentModel};
@@ -9,7 +10,6 @@ use firebrick_engine::plan::{MemoryConfig, Role};
 use firebrick_engine::world::World;
 use firebrick_models::random::DrawKey;
 use firebrick_sampler::{GenerationRequest, Generator, Sample, SamplingParams};
-use firebrick_spec::TensorShare;
 
 use crate::support::model::Model;
 use crate::support::{checked, folders};

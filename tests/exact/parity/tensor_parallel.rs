@@ -1,11 +1,11 @@
 //! Ranks that share every matrix in training (tensor parallelism) against one rank that has all of them, in f64.
 
+use firebrick_arch::TensorShare;
 use firebrick_backends::collective::OperationKind;
 use firebrick_engine::objective::value::ValueLoss;
 use firebrick_models::Decoder;
 use firebrick_models::arch::QkNorm;
 use firebrick_models::unit::Slot;
-use firebrick_spec::TensorShare;
 
 use super::critic::critics;
 use super::plans::{TOLERANCE, models as with_rows, objective};

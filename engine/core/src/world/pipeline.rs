@@ -4,8 +4,8 @@
 use super::World;
 use super::mesh::{Mesh, SharedModel};
 use crate::{Error, Result};
+use firebrick_arch::PipelineStage;
 use firebrick_backends::collective::{Collective, CollectiveError, Element, Flat, Traffic};
-use firebrick_spec::PipelineStage;
 use std::sync::Arc;
 
 impl World {

@@ -5,8 +5,8 @@ use super::World;
 use super::mesh::{Mesh, SharedModel};
 use crate::{Error, Result};
 use burn::tensor::Tensor;
+use firebrick_arch::TensorShare;
 use firebrick_backends::collective::{Flat, Traffic};
-use firebrick_spec::TensorShare;
 use std::sync::Arc;
 
 impl World {

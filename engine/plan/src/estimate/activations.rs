@@ -50,9 +50,9 @@ pub use super::numbers::Numbers;
 use super::parallel::Parallel;
 use super::sizes::F32;
 pub use super::sizes::Half;
-use firebrick_spec::Arch;
-use firebrick_spec::arch::Activation;
-use firebrick_spec::lora::LoraConfig;
+use firebrick_arch::Arch;
+use firebrick_arch::arch::Activation;
+use firebrick_arch::lora::LoraConfig;
 use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Widths of an architecture.

@@ -7,8 +7,8 @@
 //!
 //! [`QuantizedLayout`]: firebrick_spec::QuantizedLayout
 
-use firebrick_spec::Arch;
-use firebrick_spec::parameters::ParamSpec;
+use firebrick_arch::Arch;
+use firebrick_arch::parameters::ParamSpec;
 use firebrick_spec::quantized::CPU_TILE;
 
 /// Kinds of halves that layers have: those of `Half`, in its order.

@@ -29,7 +29,7 @@ use super::sizes::F32;
 use super::time;
 use super::unit_messages::ModelMessages;
 use crate::{ModelPlan, Zero};
-use firebrick_spec::arch::{HeadKind, QkNorm};
+use firebrick_arch::arch::{HeadKind, QkNorm};
 
 /// Bytes by which devices that sample together compare their tokens.
 const FINGERPRINT: u64 = 8;

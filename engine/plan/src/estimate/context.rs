@@ -12,9 +12,10 @@ use super::unit_messages::UnitMessages;
 use super::usage::{MemoryUsage, PeakUsage};
 use super::workload::Workload;
 use crate::{Layout, ModelPlan, Plan, Role};
-use firebrick_spec::kv_cache::ROUTE_BYTES;
-use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::{Arch, Backend, Category, DeviceProfile, PipelineStage, Quantization};
+use firebrick_arch::kv_cache::ROUTE_BYTES;
+use firebrick_arch::lora::LoraConfig;
+use firebrick_arch::{Arch, PipelineStage};
+use firebrick_spec::{Backend, Category, DeviceProfile, Quantization};
 
 /// Bytes on the host for a token of a step's rollouts: ids, log-probs, weights, advantages.
 const TOKEN_BYTES: u64 = 64;

@@ -1,8 +1,8 @@
 //! What layers with experts have that others have not: parameters that only some tokens go through, and rows by expert.
 
-use firebrick_spec::Arch;
-use firebrick_spec::arch::{ExpertLayout, MAX_EXPERT_LAYERS};
-use firebrick_spec::parameters::{ParamSpec, Slot};
+use firebrick_arch::Arch;
+use firebrick_arch::arch::{ExpertLayout, MAX_EXPERT_LAYERS};
+use firebrick_arch::parameters::{ParamSpec, Slot};
 use std::ops::Range;
 
 /// A set of layers.
@@ -141,9 +141,9 @@ impl ExpertWidths {
 mod tests {
     use crate::estimate::Sizes;
     use crate::estimate::public_models::public;
+    use firebrick_arch::lora::LoraConfig;
+    use firebrick_arch::parameters::TargetModule;
     use firebrick_spec::BaseFormat;
-    use firebrick_spec::lora::LoraConfig;
-    use firebrick_spec::parameters::TargetModule;
 
     #[test]
     fn every_expert_has_adapters_and_all_of_them_are_trained() {

@@ -13,8 +13,8 @@
 
 use super::activations::Shape;
 use super::sizes::F32;
-use firebrick_spec::Arch;
-use firebrick_spec::arch::HeadKind;
+use firebrick_arch::Arch;
+use firebrick_arch::arch::HeadKind;
 use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Most rows of a product's inner dimension that the CPU packs at a time.

@@ -19,8 +19,9 @@
 //! Tensor operations, where kernels are off, keep what every step of the chunked form reads: for each head some forty
 //! matrices of 64 by 64 a chunk, two states, and the rows of every tap.
 
-use firebrick_spec::arch::GatedDeltaNet;
-use firebrick_spec::{Arch, Backend, DeviceProfile, Operation};
+use firebrick_arch::Arch;
+use firebrick_arch::arch::GatedDeltaNet;
+use firebrick_spec::{Backend, DeviceProfile, Operation};
 
 /// Cores whose buffers are there at a time.
 const CORES: u64 = 4;

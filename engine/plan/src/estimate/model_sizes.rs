@@ -6,9 +6,9 @@ use super::unit_messages::UnitMessages;
 use super::workload::Workload;
 use crate::segmentation::body_of;
 use crate::{Plan, Role};
-use firebrick_spec::arch::QkNorm;
-use firebrick_spec::parameters::{Slot, UnitKind, unit_specs};
-use firebrick_spec::{Arch, PipelineStage};
+use firebrick_arch::arch::QkNorm;
+use firebrick_arch::parameters::{Slot, UnitKind, unit_specs};
+use firebrick_arch::{Arch, PipelineStage};
 
 /// The parameters of a run's models, on all devices or on those of a stage: the same under every plan, so that a search
 /// counts them once.

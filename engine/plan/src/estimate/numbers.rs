@@ -2,8 +2,8 @@
 
 use super::experts::ExpertWidths;
 use super::parallel::Parallel;
-use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::parameters::TargetModule;
+use firebrick_arch::lora::LoraConfig;
+use firebrick_arch::parameters::TargetModule;
 
 /// Numbers a token, by which kind of parallelism divides them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -30,7 +30,8 @@ mod checks;
 
 use super::workload::Workload;
 use crate::Zero;
-use firebrick_spec::{Backend, Cluster, LinkKind, PipelineStage, TensorShare};
+use firebrick_arch::{PipelineStage, TensorShare};
+use firebrick_spec::{Backend, Cluster, LinkKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Public models by name.
 
 use crate::{Error, Result};
-use firebrick_spec::Arch;
+use firebrick_arch::Arch;
 use serde_json::{Value, json};
 use std::path::Path;
 

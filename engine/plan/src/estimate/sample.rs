@@ -13,8 +13,9 @@ use super::sizes::{F32, Sizes};
 use super::states::{Activity, fetched, gathered_ahead, gathered_in_place};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ModelPlan, Zero};
-use firebrick_spec::kv_cache::{KvCacheDemand, route_bytes, state_slots};
-use firebrick_spec::{Category, Home, PipelineStage};
+use firebrick_arch::PipelineStage;
+use firebrick_arch::kv_cache::{KvCacheDemand, route_bytes, state_slots};
+use firebrick_spec::{Category, Home};
 use firebrick_spec::{CudaGraphs, Operation};
 
 /// Score-sized tensors while a token is chosen.

@@ -2,11 +2,12 @@
 
 use super::base::{BaseSizes, HALVES};
 use super::experts::{ExpertSizes, LayerSet};
-use firebrick_spec::Arch;
-use firebrick_spec::arch::{HeadKind, Mixer};
-use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
-use firebrick_spec::{Backend, DeviceProfile, PipelineStage};
+use firebrick_arch::Arch;
+use firebrick_arch::PipelineStage;
+use firebrick_arch::arch::{HeadKind, Mixer};
+use firebrick_arch::lora::LoraConfig;
+use firebrick_arch::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
+use firebrick_spec::{Backend, DeviceProfile};
 use std::ops::Range;
 
 /// Bytes of a number that is f32 in every precision.

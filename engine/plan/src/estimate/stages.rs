@@ -9,7 +9,8 @@ use super::parallel::Parallel;
 use super::result::Estimate;
 use super::workload::Workload;
 use crate::{Plan, Segment};
-use firebrick_spec::{DeviceProfile, PipelineStage};
+use firebrick_arch::PipelineStage;
+use firebrick_spec::DeviceProfile;
 
 /// The parameters of every stage, the first one first; of one device that has all where there are no stages.
 #[derive(Clone, Debug)]

@@ -9,7 +9,8 @@ mod time;
 use super::{Estimate, EstimatePhase, Sizes, Workload, estimate, rules};
 use crate::test_support::device;
 use crate::{Granularity, MemoryConfig, MomentKind, OptimizerOffload, ParamOffload, RoleMemory};
-use firebrick_spec::{Arch, Backend, Category, DeviceProfile, KvCacheDtype, Precision};
+use firebrick_arch::{Arch, KvCacheDtype};
+use firebrick_spec::{Backend, Category, DeviceProfile, Precision};
 use serde_json::{Value, json};
 use std::path::Path;
 

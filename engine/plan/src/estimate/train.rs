@@ -17,7 +17,8 @@ use super::states;
 use super::states::{Activity, fetched, gathered_ahead, gathered_by, gathered_in_place};
 use super::usage::{MemoryUsage, PeakUsage};
 use crate::{ActivationPolicy, ModelPlan, Order, Segment};
-use firebrick_spec::{Backend, Category, Home, PipelineStage};
+use firebrick_arch::PipelineStage;
+use firebrick_spec::{Backend, Category, Home};
 
 /// Device bytes of a half of a layer in a micro-batch.
 #[derive(Clone, Copy, Default)]

@@ -9,10 +9,11 @@ use super::parallel::Parallel;
 use super::sizes::{F32, Half, Sizes};
 use super::states::home_of_layers;
 use crate::{ModelPlan, Order, Partition, Segment, Zero};
-use firebrick_spec::arch::Mixer;
-use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
-use firebrick_spec::{Arch, Home, PipelineStage, TensorShare};
+use firebrick_arch::arch::Mixer;
+use firebrick_arch::lora::LoraConfig;
+use firebrick_arch::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
+use firebrick_arch::{Arch, PipelineStage, TensorShare};
+use firebrick_spec::Home;
 
 /// Parameters of a unit, as they lie in messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

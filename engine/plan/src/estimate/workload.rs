@@ -1,9 +1,10 @@
 //! What a run asks for, as far as its memory depends on it.
 
 use crate::ModelPlan;
+use firebrick_arch::lora::LoraConfig;
+use firebrick_arch::{Arch, KvCacheDtype};
 use firebrick_spec::Precision;
-use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::{Arch, CudaGraphs, KvCacheDtype, Prepack};
+use firebrick_spec::{CudaGraphs, Prepack};
 
 /// What a run asks for, memory decisions apart.
 #[derive(Clone, Debug, PartialEq)]

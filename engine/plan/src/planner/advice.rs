@@ -5,7 +5,7 @@ use super::search;
 use crate::estimate::{Examples, Sizes, WarmUp};
 use crate::size::Bytes;
 use crate::{Infeasible, Result};
-use firebrick_spec::lora::LoraConfig;
+use firebrick_arch::lora::LoraConfig;
 
 /// Says by how much no plan fits, and which single changes would make the smallest one fit.
 pub(super) fn explain(request: &Request) -> Result<Infeasible> {

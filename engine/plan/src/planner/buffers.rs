@@ -4,11 +4,12 @@ use super::request::Request;
 use crate::estimate::{Sizes, Workload};
 use crate::size::Bytes;
 use crate::{Error, ModelPlan, Plan, Result, Role};
-use firebrick_spec::Arch;
+use firebrick_arch::Arch;
+use firebrick_arch::KvCacheDtype;
+use firebrick_arch::arch::HeadKind;
+use firebrick_arch::lora::LoraConfig;
+use firebrick_spec::BLOCK_SIZE;
 use firebrick_spec::KernelTable;
-use firebrick_spec::arch::HeadKind;
-use firebrick_spec::lora::LoraConfig;
-use firebrick_spec::{BLOCK_SIZE, KvCacheDtype};
 use std::fmt::Write;
 
 const F32: u64 = 4;

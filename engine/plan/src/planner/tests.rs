@@ -4,7 +4,8 @@ use crate::test_support::{device, kernels};
 use crate::{
     Error, Infeasible, MemoryConfig, MomentKind, OptimizerOffload, Packing, ParamOffload, Plan, PlanReport, PlannedFor,
 };
-use firebrick_spec::{Arch, Backend, Category};
+use firebrick_arch::Arch;
+use firebrick_spec::{Backend, Category};
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -89,7 +89,7 @@ fn sums_on_device(numbers: u64, devices: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::Zero;
-    use firebrick_spec::Arch;
+    use firebrick_arch::Arch;
     use serde_json::{Value, json};
     use std::path::Path;
 

@@ -3,7 +3,7 @@
 use super::Parallel;
 use crate::estimate::workload::Workload;
 use crate::{Error, Result, Zero};
-use firebrick_spec::Arch;
+use firebrick_arch::Arch;
 
 impl Parallel {
     /// Refuses degrees that the workload cannot be divided by.

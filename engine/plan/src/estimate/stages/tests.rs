@@ -4,7 +4,8 @@ use crate::estimate::{
 };
 use crate::test_support::device;
 use crate::{MemoryConfig, Plan};
-use firebrick_spec::{Arch, Backend, Category, PipelineStage};
+use firebrick_arch::{Arch, PipelineStage};
+use firebrick_spec::{Backend, Category};
 use serde_json::{Value, json};
 use std::path::Path;
 

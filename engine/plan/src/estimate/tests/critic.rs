@@ -5,7 +5,7 @@ use crate::estimate::estimate_parallel;
 use crate::estimate::{Along, CriticWork, EstimatePhase, MessageKind, Parallel, Workload};
 use crate::test_support::device;
 use crate::{Error, MemoryConfig, Zero};
-use firebrick_spec::parameters::{chain, unit_specs};
+use firebrick_arch::parameters::{chain, unit_specs};
 use firebrick_spec::{Backend, Category};
 
 fn workload() -> Workload {

@@ -232,7 +232,7 @@ fn what_several_ranks_refuse_is_never_chosen() {
     assert!(!found.expect("fits").fit.plan.policy().optimizer.in_backward);
     let mut coded = free;
     coded.workload.arch = coded.workload.arch.with_base(Some(firebrick_spec::BaseFormat::Nf4));
-    let lora = firebrick_spec::lora::LoraConfig::default();
+    let lora = firebrick_arch::lora::LoraConfig::default();
     coded.workload.lora = Some(lora.in_arch(&coded.workload.arch));
     let candidates = coded.candidates(cluster(1, 4, FAST), &Degrees::default());
     let stages: Vec<Zero> = candidates.expect("some").iter().map(|(_, request)| request.parallel.zero).collect();

@@ -9,8 +9,8 @@ pub use feed_forward::{ExpertLayout, Experts, FeedForward, MAX_EXPERT_LAYERS};
 pub use mixer::{GatedDeltaNet, Mixer};
 pub use rope::{QueryScaling, Rope, RopeScaling, Yarn};
 
-use crate::Precision;
-use crate::quantized::BaseFormat;
+use firebrick_spec::Precision;
+use firebrick_spec::quantized::BaseFormat;
 use serde_json::{Map, Value};
 
 /// A published decoder family. One [`Arch`] covers them all; the family decides names and defaults.

@@ -1,8 +1,8 @@
 //! The shape of gated `DeltaNet` layers.
 
 use super::fields::Fields;
-use crate::Result;
 use crate::arch::{GatedDeltaNet, Mixer};
+use firebrick_spec::Result;
 
 /// Most layers of an architecture with several mixers: estimates keep a bit for each.
 const MOST_LAYERS: usize = 256;

@@ -2,7 +2,7 @@
 
 use super::ParamSpec;
 use crate::arch::Arch;
-use crate::quantized::QuantizedLayout;
+use firebrick_spec::quantized::QuantizedLayout;
 
 impl ParamSpec {
     /// The layout of a matrix that an architecture has in few bits: those of a layer's mixer, of its dense MLP and of

@@ -1,8 +1,8 @@
 //! What differs from layer to layer: windows, mixers, and whether there is a rotary embedding.
 
 use super::fields::Fields;
-use crate::Result;
 use crate::arch::{Family, Mixer};
+use firebrick_spec::Result;
 use serde_json::Value;
 
 /// A layer's attention, as transformers' `layer_types` tell it.

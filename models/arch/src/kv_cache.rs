@@ -2,10 +2,8 @@
 
 use crate::Arch;
 use crate::arch::Mixer;
+use firebrick_spec::BLOCK_SIZE;
 use serde::{Deserialize, Serialize};
-
-/// Tokens of a block of the KV cache (vLLM's `block_size`).
-pub const BLOCK_SIZE: usize = 16;
 
 /// Format of keys and values in the cache (vLLM's `kv_cache_dtype`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

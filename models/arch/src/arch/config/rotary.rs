@@ -2,8 +2,8 @@
 
 use super::fields::Fields;
 use super::layers::LayerKind;
-use crate::Result;
 use crate::arch::{Family, QueryScaling, Rope, RopeScaling, Yarn};
+use firebrick_spec::Result;
 use serde_json::{Map, Value, json};
 
 /// The tables of rotary settings that a config has.

@@ -1,8 +1,8 @@
 //! Which layers have experts, and how many.
 
 use super::fields::Fields;
-use crate::Result;
 use crate::arch::{ExpertLayout, Experts, Family, FeedForward, MAX_EXPERT_LAYERS};
+use firebrick_spec::Result;
 use serde_json::Value;
 
 /// The feed-forwards of all layers.

@@ -8,9 +8,9 @@ mod nested;
 mod rotary;
 
 use super::{Activation, Arch, FAMILIES, Family, HeadKind, Mixer, QkNorm, Rope, RopeScaling};
-use crate::{Error, Precision, Result};
 use experts::feed_forwards;
 use fields::Fields;
+use firebrick_spec::{Error, Precision, Result};
 use layers::layers;
 use rotary::{partial_rotary, query_scaling, ropes};
 use serde_json::{Map, Value, json};

@@ -1,6 +1,6 @@
 //! Typed fields of a JSON object.
 
-use crate::{Error, Result};
+use firebrick_spec::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
 

@@ -393,7 +393,7 @@ mod tests {
         let experts =
             json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4});
         assert!(said(experts, 2).contains("4 experts"));
-        let based = arch(&json!({})).with_base(Some(crate::BaseFormat::Nf4));
+        let based = arch(&json!({})).with_base(Some(firebrick_spec::BaseFormat::Nf4));
         assert!(TensorShare::check(&based, 2).unwrap_err().contains("model.lora.base"));
     }
 }
