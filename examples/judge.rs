@@ -45,7 +45,7 @@ fn rows(task: &dyn Task) -> Result<Vec<Row>, Box<dyn Error>> {
         let completion = completion.ok_or("a row has no text `completion`")?.to_owned();
         let ids = example.fields.get("completion_ids").cloned();
         let tokens = ids.map(serde_json::from_value).transpose()?;
-        let prompt = Prompt { text: String::new(), tokens: Vec::new(), example };
+        let prompt = Prompt { text: String::new(), tokens: Vec::new(), example, row: None };
         Ok(Row { prompt, completion, tokens: tokens.unwrap_or_default() })
     };
     (0..count).map(row).collect()

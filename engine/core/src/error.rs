@@ -5,7 +5,7 @@ use firebrick_backends::accounts::Balance;
 use firebrick_backends::collective::CollectiveError;
 use firebrick_backends::out_of_memory::{MemoryErrorKind, OutOfMemory as Refused};
 use firebrick_data::hub::HubError;
-use firebrick_data::task::TaskError;
+use firebrick_data::task::{Split, TaskError};
 use firebrick_plan::size::Bytes;
 use std::path::PathBuf;
 
@@ -51,13 +51,16 @@ pub enum Error {
     LrScheduler(LrSchedulerError),
     /// A completion could not be judged.
     #[error(
-        "reward failed at step {step}, draw {prompt_index}, sample {sample}: {reason}\n  prompt: {prompt:?}\n  completion: {completion:?}"
+        "reward failed at step {step}, draw {prompt_index}{}, sample {sample}: {reason}\n  prompt: {prompt:?}\n  completion: {completion:?}",
+        in_brackets(*row)
     )]
     Reward {
         /// Training step.
         step: u64,
         /// Index of the prompt among the run's draws.
         prompt_index: u64,
+        /// The prompt's row of its split, where it is known.
+        row: Option<(Split, u64)>,
         /// Index of the completion in its group.
         sample: usize,
         /// The prompt's text.
@@ -65,6 +68,27 @@ pub enum Error {
         /// The completion's text.
         completion: String,
         /// Why it cannot be judged.
+        reason: String,
+        /// Whether it is because the user's code raised, or returned what is no reward.
+        users: bool,
+    },
+    /// An environment raised, or returned what it may not.
+    #[error(
+        "environment failed at step {step}, draw {prompt_index}{}, sample {sample}: {reason}\n  prompt: {prompt:?}",
+        in_brackets(*row)
+    )]
+    Environment {
+        /// Training step.
+        step: u64,
+        /// Index of the prompt among the run's draws.
+        prompt_index: u64,
+        /// The prompt's row of its split, where it is known.
+        row: Option<(Split, u64)>,
+        /// Index of the rollout in its group.
+        sample: usize,
+        /// The prompt's text.
+        prompt: String,
+        /// What it raised or returned, and where.
         reason: String,
     },
     /// A sequence is longer than the token budget.
@@ -175,6 +199,19 @@ pub enum Error {
     /// Ranks of a run that are not alike, or not as many as the configuration says.
     #[error("ranks: {0}")]
     Ranks(String),
+    /// What failed on rank 0, on another rank.
+    #[error("{message}")]
+    OfMain {
+        /// Its message.
+        message: String,
+        /// Whether the user can fix it.
+        users: bool,
+    },
+}
+
+/// A row in a message.
+fn in_brackets(row: Option<(Split, u64)>) -> String {
+    row.map(|(split, at)| format!(" ({} row {at})", split.name())).unwrap_or_default()
 }
 
 /// What the run was doing when memory ran out.
@@ -290,11 +327,12 @@ impl Error {
             | Self::Timeline { .. }
             | Self::Report { .. }
             | Self::Ranks(_)
+            | Self::Environment { .. }
             | Self::Resume { .. } => true,
+            Self::Reward { users, .. } | Self::OfMain { users, .. } => *users,
             Self::Device(e) => e.is_users(),
             Self::Model(e) | Self::Row { error: e, .. } => e.is_users(),
-            Self::Reward { .. }
-            | Self::NonFinite { .. }
+            Self::NonFinite { .. }
             | Self::OutOfMemory(_)
             | Self::PartlyApplied { .. }
             | Self::Phase { .. }

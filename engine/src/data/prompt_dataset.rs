@@ -20,6 +20,8 @@ pub struct Prompt {
     pub text: String,
     /// Its tokens.
     pub tokens: Vec<u32>,
+    /// The split that it is of, and its row there; none of one that was made by hand.
+    pub row: Option<(Split, u64)>,
 }
 
 /// A task made ready for a model.
@@ -318,7 +320,7 @@ impl PromptDataset {
         if tokens.is_empty() {
             return Err(Error::Config(format!("{} prompt {index} is empty", split.name())));
         }
-        Ok(Prompt { example, text, tokens })
+        Ok(Prompt { example, text, tokens, row: Some((split, index)) })
     }
 }
 

@@ -60,8 +60,8 @@ pub const METRICS: &[(&str, &[Described])] = &[
                 "",
                 "Statistics of a reward over the whole run. Rewards with `normalize` are normalized by them.",
             ),
-            of("reward/repeated", "completions", "Completions scored again after a reward function or command failed."),
-            of("reward/lost", "completions", "Completions whose reward function or command failed twice."),
+            of("reward/repeated", "completions", "Completions scored again after a worker crashed or timed out."),
+            of("reward/lost", "completions", "Completions whose worker crashed or timed out twice."),
             of(
                 "frac_reward_zero_std",
                 "",

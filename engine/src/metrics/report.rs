@@ -129,7 +129,7 @@ impl RankWaits {
 pub struct ProgramStats {
     /// Seconds from the last completion to the last verdict: what training waited for them.
     pub wait_seconds: f64,
-    /// Completions that were judged again, since the call that they were in failed.
+    /// Completions that were judged again, since the worker that they were sent to died or did not answer in time.
     pub repeated: usize,
     /// Completions that have lost a reward.
     pub lost: usize,

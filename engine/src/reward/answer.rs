@@ -71,10 +71,21 @@ impl Answer<'_> {
 
     /// The error that it cannot be judged, for a reason.
     pub(crate) fn failed(&self, reason: String) -> Error {
+        self.error(reason, false)
+    }
+
+    /// The error that the user's code raised, or returned what is no reward.
+    pub(crate) fn misjudged(&self, reason: String) -> Error {
+        self.error(reason, true)
+    }
+
+    fn error(&self, reason: String, users: bool) -> Error {
         Error::Reward {
             step: self.id.step,
             prompt_index: self.id.prompt_index,
+            row: self.prompt.row,
             sample: self.id.sample,
+            users,
             prompt: self.prompt.text.clone(),
             completion: self.text.clone(),
             reason,

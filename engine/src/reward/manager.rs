@@ -156,7 +156,7 @@ fn noted(program: &Program, answer: &Answer<'_>, outcome: &ProgramResult, note: 
             note.repeated |= verdict.repeated;
             Ok(verdict.reward.unwrap_or(f64::NAN))
         }
-        Err(Failure::Misused(reason)) => Err(answer.failed(format!("reward `{name}`: {reason}"))),
+        Err(Failure::Misused(reason)) => Err(answer.misjudged(format!("reward `{name}`: {reason}"))),
         Err(Failure::Failed(reason)) => {
             let id = answer.id;
             tracing::warn!(

@@ -1,7 +1,7 @@
 //! Rewards that other programs compute: Python functions and commands, in several processes each. A group of
-//! completions is a call; a call that fails is repeated one completion at a time and counted, so that one bad completion
-//! does not cost the others their rewards. A program that answers with another number of rewards than it was asked for
-//! is wrong for all of them: that ends the run.
+//! completions is a call. Where the process of a call dies or does not answer in time, its completions are asked for once
+//! more one at a time and counted, so that one bad completion does not cost the others their rewards. Where the user's
+//! code raises, or answers with what is no reward for each completion, it is wrong: that ends the run.
 
 mod protocol;
 mod queue;
@@ -19,6 +19,7 @@ use super::Answer;
 use crate::task::{RewardProgram, Task};
 use crate::{Error, Result};
 use serde_json::json;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
@@ -45,11 +46,12 @@ impl Program {
             };
             Error::Config(format!("reward `{name}` ({what}): {detail}"))
         };
-        let first = Worker::start(name, program, &|| true).map_err(refusal)?;
+        let mut first = Worker::start(name, program, &|| true).map_err(|failure| refusal(failure.to_string()))?;
         let protocol = first.protocol().clone();
         check_rows(&protocol, task).map_err(refusal)?;
         check_environments(name, &protocol, task).map_err(refusal)?;
         let queue = Arc::new(Queue::default());
+        queue.add_modules(first.take_modules());
         let mut first = Some(first);
         let threads = (0..program.workers()).map(|_| {
             let (name, program) = (name.to_owned(), program.clone());
@@ -63,6 +65,12 @@ impl Program {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Files of the user's modules that it has imported so far, its own file apart.
+    #[must_use]
+    pub fn modules(&self) -> Vec<PathBuf> {
+        self.queue.modules()
     }
 
     /// Asks it to judge the completions of a prompt of the task with this name. An error is of a row that lacks what it
@@ -132,11 +140,12 @@ fn work(name: &str, program: &RewardProgram, queue: &Queue, worker: Option<Worke
         };
         let outcomes = match ready {
             Ok(ready) => {
-                let (left, outcomes) = ready.judge(&job.call, &job.samples, time, &wanted);
+                let (mut left, outcomes) = ready.judge(&job.call, &job.samples, time, &wanted);
+                queue.add_modules(left.as_mut().map(Worker::take_modules).unwrap_or_default());
                 worker = left;
                 outcomes
             }
-            Err(reason) => vec![Err(Failure::Failed(reason)); job.samples.len()],
+            Err(failure) => vec![Err(failure); job.samples.len()],
         };
         job.complete(name, outcomes, queue);
     }

@@ -173,7 +173,7 @@ fn with_additions<'p>(prompts: &[Prompt], played: impl IntoIterator<Item = &'p P
 
 fn with_addition(own: &Prompt, played: &Prompt) -> Prompt {
     let example = Example { prompt: played.example.prompt.clone(), ..own.example.clone() };
-    Prompt { example, ..played.clone() }
+    Prompt { example, row: own.row, ..played.clone() }
 }
 
 /// Adds what other programs' rewards cost: ranks wait for theirs at the same time.
@@ -181,5 +181,6 @@ fn add_programs(stats: &mut RolloutStats, own: Option<ProgramStats>) {
     let Some(own) = own else { return };
     let all = stats.programs.get_or_insert_default();
     all.wait_seconds = all.wait_seconds.max(own.wait_seconds);
+    all.repeated += own.repeated;
     all.lost += own.lost;
 }

@@ -221,7 +221,8 @@ mod tests {
         let tokenizer = Tokenizer::characters("<>/think 14\n").expect("a tokenizer");
         let ends = |prompt: &str, completion: &str, between: Option<Range<usize>>| {
             let encode = |text: &str| tokenizer.encode(text, false).expect("tokens");
-            let prompt = Prompt { example: Example::text(prompt, ""), text: prompt.into(), tokens: encode(prompt) };
+            let prompt =
+                Prompt { example: Example::text(prompt, ""), text: prompt.into(), tokens: encode(prompt), row: None };
             let sample = Sample {
                 request: 0,
                 sample: 0,

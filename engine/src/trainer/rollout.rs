@@ -275,7 +275,9 @@ impl Trainer {
         Err(Error::Reward {
             step: self.state.step + 1,
             prompt_index: rollout.prompt_index,
+            row: prompt.row,
             sample: rollout.sample,
+            users: false,
             prompt: rollout.prompt_text.as_ref().unwrap_or(&prompt.text).clone(),
             completion: rollout.text.clone(),
             reason: format!("no prompt group has all its rewards; first failure: {reason}"),

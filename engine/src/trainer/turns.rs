@@ -124,12 +124,15 @@ impl<'a> Playing<'a> {
         let apart = episodes.borrow().requests(requests);
         let mut turns = Shared { episodes, group: apart.as_ref().map(|_| n) };
         let Some(requests) = apart else {
-            return Ok(generator.run_turns(requests, n, &limits, &mut turns, ended)?);
+            let generated = generator.run_turns(requests, n, &limits, &mut turns, ended)?;
+            episodes.borrow().check()?;
+            return Ok(generated);
         };
         // each rollout is a request: its places in its group are put back
         let mut ended = ended;
         let mut ended = |sample: &Sample| ended(&placed(sample, Some(n)));
         let mut generated = generator.run_turns(&requests, 1, &limits, &mut turns, &mut ended)?;
+        episodes.borrow().check()?;
         for sample in &mut generated.samples {
             (sample.request, sample.sample) = (sample.request / n, sample.request % n);
         }

@@ -62,7 +62,7 @@ pub(super) fn read_prompt(from: &mut Reader<'_>) -> Result<Prompt> {
         (Some(text), _) => PromptText::Text(text),
         (None, messages) => PromptText::Chat(Option::unwrap_or_default(messages)),
     };
-    Ok(Prompt { example, text: from.text()?, tokens: from.tokens()? })
+    Ok(Prompt { example, text: from.text()?, tokens: from.tokens()?, row: None })
 }
 
 /// Writes what came of a rollout.

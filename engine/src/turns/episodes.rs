@@ -3,9 +3,9 @@
 use super::outcome::{Outcome, Played};
 use super::pool::{EnvironmentAnswer, EnvironmentJob, EnvironmentRequest, Pool};
 use super::template::{TurnTemplate, turn};
-use crate::Result;
 use crate::data::{Prompt, encode_prompt};
 use crate::task::{Environment, EnvironmentError, Environments, Example, PromptText, ToolParser, Turn};
+use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use firebrick_models::random::{DrawKey, Stream};
 use firebrick_models::tokenizer::Message;
@@ -42,6 +42,8 @@ pub struct Episodes<'a> {
     /// The examples as the task has them, for resets.
     examples: Vec<Example>,
     prompts: Vec<Prompt>,
+    /// The key of the first prompt.
+    first: DrawKey,
     /// Seeds of each prompt's environments.
     seeds: Vec<u32>,
     n: usize,
@@ -49,6 +51,8 @@ pub struct Episodes<'a> {
     pool: Option<Pool>,
     /// Of the rollouts that an environment is asked about: their tokens so far and the room that they leave.
     asked: BTreeMap<usize, (Vec<u32>, usize)>,
+    /// The first rollout whose environment's code failed, and how.
+    fault: Option<(usize, String)>,
 }
 
 /// One rollout.
@@ -67,7 +71,7 @@ impl<'a> Episodes<'a> {
     /// prompts what they say.
     ///
     /// # Errors
-    /// Where a prompt cannot be rendered again.
+    /// Where a prompt cannot be rendered again; `Error::Environment` where a reset raises.
     pub fn begin(
         environments: &'a dyn Environments,
         template: &'a TurnTemplate,
@@ -89,20 +93,40 @@ impl<'a> Episodes<'a> {
             limits,
             examples,
             prompts: prompts.to_vec(),
+            first: key,
             seeds,
             n,
             all: Vec::with_capacity(prompts.len() * n),
             pool: (workers > 0).then(|| Pool::new(workers)),
             asked: BTreeMap::new(),
+            fault: None,
         };
         let mut begun = begun.into_iter();
         for at in 0..prompts.len() {
             for begun in begun.by_ref().take(n) {
                 own.add(begun);
             }
+            own.check()?;
             own.add_to_prompts(at, tokenizer)?;
         }
         Ok(own)
+    }
+
+    /// Whether the code of all environments did what it should.
+    ///
+    /// # Errors
+    /// `Error::Environment` for the first that raised, or returned what it may not.
+    pub fn check(&self) -> Result<()> {
+        let Some((index, reason)) = &self.fault else { return Ok(()) };
+        let prompt = &self.prompts[index / self.n];
+        Err(Error::Environment {
+            step: u64::from(self.first.step),
+            prompt_index: u64::from(self.first.prompt_index) + (index / self.n) as u64,
+            row: prompt.row,
+            sample: index % self.n,
+            prompt: prompt.text.clone(),
+            reason: reason.clone(),
+        })
     }
 
     /// The prompts, with what environments have said at the beginning.
@@ -159,11 +183,10 @@ impl<'a> Episodes<'a> {
                 Ok(begun) => break begun,
                 Err(error) => error,
             };
-            let episode = &mut self.all[index];
-            if !episode.may_fail(&error) {
+            if !self.may_fail(index, &error) {
                 return false;
             }
-            episode.outcome.retries += 1;
+            self.all[index].outcome.retries += 1;
             begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
         };
         let episode = &mut self.all[index];
@@ -283,15 +306,38 @@ impl<'a> Episodes<'a> {
 
     /// Tries a rollout again with a fresh environment, or gives it up.
     fn failed(&mut self, index: usize, error: &EnvironmentError) -> Next {
-        let episode = &mut self.all[index];
-        episode.environment = None;
-        if !episode.may_fail(error) {
+        self.all[index].environment = None;
+        if !self.may_fail(index, error) {
             return Next::End;
         }
-        episode.outcome.restart();
+        self.all[index].outcome.restart();
         let prompt = index / self.n;
         let begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
         if self.take(index, begun) { Next::Restart } else { Next::End }
+    }
+
+    /// Counts a failure; whether there is another try, of which a warning says why. Failures that are another
+    /// environment's are not counted, and one of the code is final.
+    fn may_fail(&mut self, index: usize, error: &EnvironmentError) -> bool {
+        let (n, first) = (self.n, self.first);
+        let episode = &mut self.all[index];
+        episode.failures += usize::from(error.own);
+        if error.of_code {
+            self.fault.get_or_insert((index, error.reason.clone()));
+        } else if episode.failures < TRIES {
+            if error.own {
+                tracing::warn!(
+                    "step {}, draw {}, sample {}: its environment failed, and the rollout begins again: {}",
+                    first.step,
+                    first.prompt_index as usize + index / n,
+                    index % n,
+                    error.reason
+                );
+            }
+            return true;
+        }
+        episode.outcome.lost = Some(error.reason.clone());
+        false
     }
 
     /// Compares a whole rollout with what the template writes of it. Its last turn ends before the stop string that ended
@@ -344,7 +390,7 @@ fn with_words(
             "with its environment's first text, the prompt has {found} tokens, and rollout.prompt_length is {most}"
         )));
     }
-    Ok(Ok(Prompt { example, text, tokens }))
+    Ok(Ok(Prompt { example, text, tokens, row: prompt.row }))
 }
 
 /// An environment that was reset, and what it said; or why it could not begin.
@@ -380,24 +426,13 @@ fn reset_all(environments: &dyn Environments, examples: &[Example], seeds: &[u32
     begun.into_iter().map(|(_, own)| own).collect()
 }
 
-impl Episode {
-    /// Counts a failure; whether there is another try. Failures that are another environment's are not counted.
-    fn may_fail(&mut self, error: &EnvironmentError) -> bool {
-        self.failures += usize::from(error.own);
-        if self.failures < TRIES {
-            return true;
-        }
-        self.outcome.lost = Some(error.reason.clone());
-        false
-    }
-}
-
 impl Turns for Episodes<'_> {
     fn turn(&mut self, sample: &Sample, room: usize) -> Next {
         let index = sample.request * self.n + sample.sample;
         let last = &sample.tokens[sample.turn_start()..];
         let outcome = &mut self.all[index].outcome;
-        if outcome.lost.is_some() {
+        // where the code of one has failed, nothing is made of the others
+        if outcome.lost.is_some() || self.fault.is_some() {
             return Next::End;
         }
         let text = match self.template.words(last, &self.limits.stop_ids) {

@@ -2,6 +2,7 @@
 
 use super::outcome::Played;
 use crate::task::{Environment, EnvironmentError, Turn};
+use firebrick_backends::device::panic_message;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -43,7 +44,9 @@ impl EnvironmentJob {
             }),
             EnvironmentRequest::Reward => ended(environment.as_mut()),
         }));
-        let said = said.unwrap_or_else(|_| Err(EnvironmentError::new("it panicked")));
+        let said = said.unwrap_or_else(|panic| {
+            Err(EnvironmentError::of_code(format!("it panicked: {}", panic_message(panic.as_ref()))))
+        });
         EnvironmentAnswer { episode: self.episode, environment: self.environment, said: said.and_then(checked) }
     }
 }
@@ -58,7 +61,7 @@ fn ended(environment: &mut dyn Environment) -> Result<Played, EnvironmentError> 
 fn checked(said: Played) -> Result<Played, EnvironmentError> {
     match said {
         Played::Ended(Some(reward), _) if !reward.is_finite() => {
-            Err(EnvironmentError::new(format!("its reward is {reward}; rewards must be finite")))
+            Err(EnvironmentError::of_code(format!("its reward is {reward}; rewards must be finite")))
         }
         other => Ok(other),
     }

@@ -64,6 +64,7 @@ fn said(task: &dyn Task) -> Vec<Map<String, Value>> {
             example: task.example(Split::Train, index).expect("an example"),
             text: String::new(),
             tokens: Vec::new(),
+            row: None,
         })
         .collect();
     let tokens = |prompt: &Prompt| -> Vec<u32> {

@@ -46,8 +46,18 @@ def digits_but_of_one(completions, completion_ids, trainer_state, **kwargs):
         os._exit(4)
     return digits(None, completions)
 
-def digits_never(completions, **kwargs):
-    raise ValueError("out of order")
+def digits_dies(completions, **kwargs):
+    os._exit(5)
+
+def digits_until_step_two(completions, trainer_state, **kwargs):
+    if trainer_state.global_step == 1:
+        raise ValueError("out of order")
+    return digits(None, completions)
+
+def digits_once_wrong(completions, **kwargs):
+    if once("wrong"):
+        raise ValueError("out of order")
+    return digits(None, completions)
 
 def digits_for_ever(completions, **kwargs):
     (here / f"worker{os.getpid()}").touch()
@@ -203,10 +213,10 @@ fn a_completion_that_cannot_be_judged_leaves_its_group_out_and_says_why() {
 #[test]
 fn a_function_that_judges_nothing_ends_the_run_and_one_that_cannot_be_used_begins_none() {
     let Some(bench) = bench() else { return };
-    let output = run(&bench, "run", "digits_never", &["trainer.val_max_samples=0"]);
+    let output = run(&bench, "run", "digits_dies", &["trainer.val_max_samples=0"]);
     assert_eq!(output.status.code(), Some(1));
     let message = stderr(&output);
-    for part in ["reward failed at step", "has all its rewards", "ValueError: out of order"] {
+    for part in ["reward failed at step", "has all its rewards", "exit status: 5"] {
         assert!(message.contains(part), "{message}");
     }
     refused(&run(&bench, "none", "no_such_function", &[]), &["reward `digits`", "no function `no_such_function`"]);
@@ -215,6 +225,64 @@ fn a_function_that_judges_nothing_ends_the_run_and_one_that_cannot_be_used_begin
         &["reward `digits`", "no-such-python", "set `python`"],
     );
     assert!(!bench.path("none").exists());
+}
+
+#[test]
+fn a_function_that_raises_ends_the_run_as_a_users_error_with_its_line_and_the_row_and_keeps_the_checkpoint() {
+    let Some(bench) = bench() else { return };
+    let more = ["trainer.val_max_samples=0", "trainer.save_freq=1"];
+    let output = run(&bench, "run", "digits_until_step_two", &more);
+    let line = 1 + ROGUES.lines().position(|line| line.contains("out of order")).unwrap();
+    refused(
+        &output,
+        &[
+            "reward failed at step 2, draw ",
+            " (train row ",
+            "), sample 0: reward `digits`: `digits_until_step_two` raised ValueError: out of order (",
+            &format!("rogues.py, line {line}) when called with 4 completions"),
+            "Traceback",
+            "  prompt: ",
+        ],
+    );
+    assert!(!stderr(&output).contains("again"), "{}", stderr(&output));
+    assert!(bench.path("run/checkpoints/step-000001").is_dir());
+    assert_eq!(bench.read("run/metrics.jsonl").lines().count(), 2, "no second step");
+    // the checkpoint continues once the function works
+    std::fs::copy(bench.path("rogues.py"), bench.path("kept.py")).unwrap();
+    let fixed = ROGUES.replace("trainer_state.global_step == 1", "False");
+    bench.write("rogues.py", &fixed);
+    succeeded(&run(
+        &bench,
+        "run",
+        "digits_until_step_two",
+        &[&more[..], &["--resume", "--allow-changed-inputs"]].concat(),
+    ));
+}
+
+#[test]
+fn a_function_that_raises_once_is_not_asked_again_in_training_validation_or_evaluation() {
+    let Some(bench) = bench() else { return };
+    let raised =
+        ["reward failed at step ", "`digits_once_wrong` raised ValueError: out of order", " when called with "];
+    let again = || std::fs::remove_file(bench.path("wrong")).unwrap();
+    refused(&run(&bench, "train", "digits_once_wrong", &["trainer.val_max_samples=0"]), &raised);
+    again();
+    let validated = run(&bench, "validation", "digits_once_wrong", &[]);
+    refused(&validated, &[&raised[..], &["step 0, ", " (validation row "]].concat());
+    again();
+    let eval = arguments(&bench, "eval", "run", "digits_once_wrong");
+    let eval: Vec<&str> = eval.iter().map(String::as_str).collect();
+    refused(&firebrick(&eval), &[&raised[..], &["step 0, ", " (validation row "]].concat());
+}
+
+#[test]
+fn completions_that_are_scored_again_are_counted() {
+    let Some(bench) = bench() else { return };
+    let more = ["trainer.val_max_samples=0", "trainer.test_freq=0"];
+    succeeded(&run(&bench, "run", "digits_after_a_death", &more));
+    let repeated = |line: &Value| line["reward/repeated"].as_f64().unwrap_or(0.0);
+    let counts: Vec<f64> = metrics(&bench, "run").iter().map(repeated).collect();
+    assert_eq!(counts.iter().sum::<f64>(), 4.0, "{counts:?}");
 }
 
 #[test]

@@ -319,7 +319,7 @@ fn environments_that_fail_once_or_answer_late_change_nothing() {
     let path = |name: &str| folder.path().join(name);
     steps(&path("run"), Chat::new(Fails::Never), &[]);
     let whole = left(&path("run"));
-    for at in [At::Reset, At::Step, At::Reward, At::Panic] {
+    for at in [At::Reset, At::Step, At::Reward] {
         let name = format!("{at:?}");
         steps(&path(&name), Chat::new(Fails::Once(at)), &[]);
         let retries = |line: &Value| line["environment/retries"].as_f64().unwrap_or(0.0);
@@ -332,6 +332,20 @@ fn environments_that_fail_once_or_answer_late_change_nothing() {
     steps(&path("threads"), threads, &[]);
     let (text, _) = left(&path("threads"));
     assert!(text == whole.0, "samples of environments in threads");
+}
+
+#[test]
+fn an_environment_that_panics_ends_the_run_with_its_words_and_the_row() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for workers in [0, 2] {
+        let path = folder.path().join(workers.to_string());
+        let chat = Chat { workers, ..Chat::new(Fails::Once(At::Panic)) };
+        let ran = Trainer::builder(config(&path, &[])).task(chat).build().expect("a trainer").run();
+        let message = ran.map(drop).expect_err("an end").to_string();
+        for part in ["environment failed at step ", " row ", "it panicked: as told"] {
+            assert!(message.contains(part), "{part:?} is not in {message}");
+        }
+    }
 }
 
 #[test]

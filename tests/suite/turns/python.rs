@@ -120,6 +120,36 @@ class Raises:
 class Wrong:
     def reset(self, **row):
         return 3
+
+class Unmade:
+    made = 0
+    def __init__(self):
+        Unmade.made += 1
+        if Unmade.made > 1:
+            raise TypeError("no second one")
+    def reset(self, **row): pass
+
+class NoNumber:
+    def reset(self, **row): pass
+    def get_reward(self):
+        return 'high'
+
+class Infinite:
+    def reset(self, **row): pass
+    def get_reward(self):
+        return float("inf")
+
+class Unpaid:
+    def reset(self, **row): pass
+    def get_reward(self):
+        return self.no_such_attribute
+
+class DiesOnce:
+    def reset(self, **row):
+        died = here / "died"
+        if not died.exists():
+            died.touch()
+            os._exit(3)
 "#;
 
 /// A folder with the classes.
@@ -302,11 +332,64 @@ fn classes_that_are_no_environments_are_refused_with_the_reason() {
         let wrong = open(folder.path(), "Counter", &json!({key: value})).expect_err(key);
         assert!(wrong.to_string().contains(key), "{wrong}");
     }
-    for (class, part) in [("Raises", "cannot begin"), ("Wrong", "reset returned int")] {
+}
+
+#[test]
+fn code_that_raises_or_returns_what_it_may_not_is_named_with_its_line() {
+    let Some(folder) = folder() else { return };
+    let line = |code: &str| 1 + CLASSES.lines().position(|line| line.contains(code)).expect(code);
+    let cases = [
+        ("Raises", "`Raises.reset` raised RuntimeError: cannot begin (", line("cannot begin")),
+        ("Wrong", "`Wrong.reset` (", line("return 3") - 1),
+        ("Unmade", "`Unmade` raised TypeError: no second one (", line("no second one")),
+        ("NoNumber", "`NoNumber.get_reward` (", line("return 'high'") - 1),
+        ("Infinite", "`Infinite.get_reward` (", line("inf") - 1),
+        ("Unpaid", "`Unpaid.get_reward` raised AttributeError: ", line("no_such_attribute")),
+    ];
+    for (class, part, line) in cases {
         let environments = open(folder.path(), class, &Value::Null).expect("opened");
-        let failed = environments.make(0).reset(&example(&json!({}))).expect_err(class);
-        assert!(failed.own && failed.reason.contains(part), "{failed}");
+        let mut environment = environments.make(0);
+        let begun = environment.reset(&example(&json!({})));
+        let failed = begun.and_then(|_| environment.reward()).expect_err(class);
+        assert!(failed.of_code && failed.reason.contains(part), "{failed}");
+        assert!(failed.reason.contains(&format!("env.py, line {line})")), "{line}: {failed}");
     }
+}
+
+#[test]
+fn a_run_whose_environment_raises_ends_with_its_line_and_the_row_and_one_that_dies_is_tried_again_with_a_warning() {
+    let Some(folder) = folder() else { return };
+    let rows: Vec<String> =
+        (0..4).map(|_| json!({"prompt": [{"role": "user", "content": "ab"}]}).to_string()).collect();
+    std::fs::write(folder.path().join("rows.jsonl"), rows.join("\n")).expect("written");
+    let run = |class: &str| {
+        let text = format!(
+            "model: {{path: {}, chat_template: {}}}\noutput: {}\ndevice: cpu\n\
+             task:\n  kind: dataset\n  train: {}\n  environment: {{kind: python, file: {}, class: {class}}}\n  rewards: [{{kind: length, target: 4}}]\n\
+             rollout: {{n: 2, prompt_length: 200, response_length: 8}}\n\
+             trainer: {{steps: 1, train_batch_size: 2, test_freq: 0, save_freq: -1}}\n",
+            crate::support::fixtures().join("models/qwen2-tied").display(),
+            template(folder.path()).display(),
+            folder.path().join(class).display(),
+            folder.path().join("rows.jsonl").display(),
+            folder.path().join("env.py").display(),
+        );
+        let config: RunConfig = parse(&text, &[]).expect("a configuration");
+        Trainer::builder(config).build().expect("a trainer").run().map(drop)
+    };
+    for (class, part) in [
+        ("Raises", "`Raises.reset` raised RuntimeError: cannot begin ("),
+        ("Unpaid", "`Unpaid.get_reward` raised AttributeError: "),
+        ("NoNumber", "returned 'high', which is no reward"),
+    ] {
+        let error = run(class).expect_err(class);
+        let message = error.to_string();
+        assert!(error.is_users(), "{message}");
+        for part in ["environment failed at step 1, draw ", " (train row ", "), sample ", part, "env.py, line "] {
+            assert!(message.contains(part), "{part:?} is not in {message}");
+        }
+    }
+    run("DiesOnce").expect("a run");
 }
 
 /// Rows of files whose environment is a class: what a random model says has no calls, so its rollouts are one turn and

@@ -8,6 +8,7 @@ because the trainer is done or was killed, this process and all that it started 
 import ast
 import asyncio
 import atexit
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -27,8 +28,20 @@ import types
 GRACE = 2.0
 
 
+# Files that were loaded, and the packages that they are in: the user's, even where they are installed.
+LOADED = set()
+OWN = set()
+# Folders of what is installed, and Python's.
+INSTALLED = {"site-packages", "dist-packages"}
+STDLIB = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
+
+
 class Refused(Exception):
     """The user's code cannot be used; the message says why."""
+
+
+class Misused(Exception):
+    """The user's code returned what it may not; the message says what."""
 
 
 def load(file):
@@ -41,6 +54,8 @@ def load(file):
     while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.basename(folder):
         folder, package = os.path.split(folder)
         parts.insert(0, package)
+    LOADED.add(file)
+    OWN.add(os.path.realpath(file if folder == own else os.path.join(folder, parts[0])))
     if folder not in sys.path:
         sys.path.insert(0, folder)
     if folder == own:
@@ -121,10 +136,14 @@ def find(module, name, kind, is_one):
 
 
 def number(value):
-    value = float(value)
-    if not math.isfinite(value):
-        raise ValueError(f"it returned {value}; rewards must be finite")
-    return value
+    """A value as a reward."""
+    try:
+        found = float(value)
+    except Exception as error:
+        raise Misused(f"returned {value!r:.80}, which is no reward: {error}") from None
+    if not math.isfinite(found):
+        raise Misused(f"returned {found}; rewards must be finite")
+    return found
 
 
 def plain(value):
@@ -162,6 +181,50 @@ def told(error):
     return "".join(lines + traceback.format_exception_only(type(error), error)).rstrip() + advice
 
 
+def is_users(file):
+    """Whether a file is the user's: not this program's, not Python's, and not installed."""
+    if file.startswith("<"):
+        return False
+    path = os.path.realpath(file)
+    for own in OWN:
+        if path == own or path.startswith(own + os.sep):
+            return not INSTALLED.intersection(path[len(own) :].split(os.sep))
+    return not path.startswith(STDLIB) and not INSTALLED.intersection(path.split(os.sep))
+
+
+def modules(seen):
+    """Files of the user's modules that are new since the last look, those that were loaded by name apart."""
+    files = (getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values()))
+    new = {file for file in files if isinstance(file, str)} - seen
+    seen.update(new)
+    new = {os.path.abspath(file) for file in new if is_users(file) and os.path.isfile(file)}
+    return sorted(new - LOADED)
+
+
+def place(function):
+    """Name of a function, and its file and line."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    name = f"`{getattr(function, '__qualname__', type(function).__name__)}`".replace("<locals>.", "")
+    return name, f"({code.co_filename}, line {code.co_firstlineno})" if code else None
+
+
+def failed(error, function, called=""):
+    """What the user's code raised or returned: in which function, and where. Asked again, it would do so again."""
+    name, where = place(function)
+    if isinstance(error, (Misused, Refused)):
+        found = " ".join(part for part in (name, where) if part)
+        return f"{found}{':' if isinstance(error, Refused) else ''} {error}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
+    if frames:
+        where = f"({frames[-1].filename}, line {frames[-1].lineno})"
+    lines = traceback.format_exception_only(type(error), error)
+    what = next((line.strip() for line in lines if not line.startswith("  ")), type(error).__name__)
+    return " ".join(part for part in (name, "raised", what, where, called) if part) + "\n" + told(error)
+
+
 def leads():
     """Whether this process has a process group of its own, and not one that it was forked into."""
     return hasattr(os, "killpg") and os.getpgrp() == os.getpid()
@@ -188,7 +251,8 @@ def listen(requests, calls):
 def channels():
     """The two ends of the conversation, out of the function's reach."""
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8", newline="\n")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
+    # what is no text, such as half of a surrogate pair, is written as `?`
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace", newline="\n")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -197,15 +261,19 @@ def channels():
 
 
 def serve(begin):
-    """Answers requests. `begin` gets the first, the loop and what writes an answer, and gives what is called with the others."""
+    """Answers requests. `begin` gets the first and the loop, and gives what is called with the others. An answer names the user's modules
+    that were imported since the last."""
     requests, answers = channels()
     atexit.register(end_others)  # the first to be registered is the last to run
     calls = queue.SimpleQueue()
     threading.Thread(target=listen, args=(requests, calls), daemon=True).start()
 
+    seen = set()
+
     def answer(value):
         sys.stdout.flush()
-        answers.write(json.dumps(value) + "\n")
+        new = modules(seen)
+        answers.write(json.dumps({**value, "modules": new} if new else value, ensure_ascii=False) + "\n")
         answers.flush()
 
     opening = calls.get()
@@ -223,6 +291,8 @@ def serve(begin):
         request = json.loads(line)
         try:
             said = handle(request)
+        except KeyboardInterrupt:
+            raise  # from outside: nothing that the user's code did
         except BaseException as error:
             said = {"error": told(error)}
         if said is not None:

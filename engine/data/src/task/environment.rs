@@ -20,6 +20,7 @@ use super::Example;
 use firebrick_models::tokenizer::Message;
 use serde_json::Value;
 use std::fmt;
+use std::path::PathBuf;
 
 /// The role of a tool's answer.
 pub const TOOL: &str = "tool";
@@ -81,6 +82,11 @@ pub trait Environments: Send + Sync {
         false
     }
 
+    /// Files of the user's modules that they have imported so far, the file that was named apart.
+    fn modules(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
     /// Says that a reward function looks at the objects behind them ([`Environment::object`]). Whether there are some.
     fn keep_objects(&self) -> bool {
         false
@@ -138,13 +144,21 @@ pub struct EnvironmentError {
     pub reason: String,
     /// Whether it failed by itself. Otherwise it is gone with something that it shared with others, such as a process.
     pub own: bool,
+    /// Whether its code raised, or returned what it may not: a fresh one would too, so it ends the run.
+    pub of_code: bool,
 }
 
 impl EnvironmentError {
-    /// A failure of its own.
+    /// A failure of its own that a fresh one may not have: its rollout is tried once more.
     #[must_use]
     pub fn new(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), own: true }
+        Self { reason: reason.into(), own: true, of_code: false }
+    }
+
+    /// A failure of its code, which ends the run.
+    #[must_use]
+    pub fn of_code(reason: impl Into<String>) -> Self {
+        Self { of_code: true, ..Self::new(reason) }
     }
 }
 

@@ -82,7 +82,7 @@ impl PromptDataset {
     pub(in crate::data) fn longest_example(&self) -> Result<Option<Prompt>> {
         let prompt = |example: Example| {
             let (text, tokens) = encode_prompt(&self.tokenizer, &example)?;
-            Ok(Prompt { example, text, tokens })
+            Ok(Prompt { example, text, tokens, row: None })
         };
         self.task.longest().map(prompt).transpose()
     }

@@ -4,6 +4,7 @@ use super::verdict::{Failure, ProgramResult, Verdict};
 use firebrick_spec::json::to_text;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use std::path::PathBuf;
 
 /// How a program is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,17 +38,27 @@ pub(super) enum Parameter {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Opening {
-    Refused { refused: String },
-    Ready { style: String, needs: Vec<String>, columns: Option<Vec<String>>, environments: Option<Parameter> },
+    Refused {
+        refused: String,
+    },
+    Ready {
+        style: String,
+        needs: Vec<String>,
+        columns: Option<Vec<String>>,
+        environments: Option<Parameter>,
+        #[serde(default)]
+        modules: Vec<PathBuf>,
+    },
 }
 
-/// What the worker of a function says of a call.
+/// What the worker of a function says of a call: of its completions, or what failed for all of them.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Reply {
-    Judged { id: u64, samples: Vec<Item> },
-    Failed { id: u64, error: String },
-    Misused { id: u64, misused: String },
+struct Reply {
+    id: u64,
+    samples: Option<Vec<Item>>,
+    error: Option<String>,
+    #[serde(default)]
+    modules: Vec<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -58,34 +69,39 @@ enum Item {
 }
 
 impl Protocol {
-    /// The protocol of a function, from the first line of its worker; or why it cannot be used.
-    pub fn of_function(line: &str) -> Result<Self, String> {
+    /// The protocol of a function and the user's modules that it has imported, from the first line of its worker; or
+    /// why it cannot be used.
+    pub fn of_function(line: &str) -> Result<(Self, Vec<PathBuf>), Failure> {
         match serde_json::from_str(line) {
-            Ok(Opening::Refused { refused }) => Err(refused),
-            Ok(Opening::Ready { style, .. }) if style != "trl" => Ok(Self::Verl),
-            Ok(Opening::Ready { needs, columns, environments, .. }) => Ok(Self::Trl { columns, needs, environments }),
-            Err(_) => Err(format!("its worker wrote {}", shortened(line))),
+            Ok(Opening::Refused { refused }) => Err(Failure::Misused(refused)),
+            Ok(Opening::Ready { style, modules, .. }) if style != "trl" => Ok((Self::Verl, modules)),
+            Ok(Opening::Ready { needs, columns, environments, modules, .. }) => {
+                Ok((Self::Trl { columns, needs, environments }, modules))
+            }
+            Err(_) => Err(Failure::Failed(format!("its worker wrote {}", shortened(line)))),
         }
     }
 }
 
-/// The outcomes of call `id` of a function, of `len` completions; or why the line is no answer.
-pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<Vec<ProgramResult>, String> {
-    match serde_json::from_str(line) {
-        Ok(Reply::Judged { id: own, samples }) if own == id && samples.len() == len => {
-            Ok(samples.into_iter().map(Item::outcome).collect())
+/// The outcomes of call `id` of a function, of `len` completions, and the user's modules that it has imported on the
+/// way; or why the line is no answer.
+pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<(Vec<ProgramResult>, Vec<PathBuf>), String> {
+    let reply = serde_json::from_str::<Reply>(line).ok().filter(|reply| reply.id == id);
+    let outcomes = reply.map(|reply| match (reply.samples, reply.error) {
+        (Some(samples), None) if samples.len() == len => {
+            Some((samples.into_iter().map(Item::outcome).collect(), reply.modules))
         }
-        Ok(Reply::Failed { id: own, error }) if own == id => Ok(vec![Err(Failure::Failed(error)); len]),
-        Ok(Reply::Misused { id: own, misused }) if own == id => Ok(vec![Err(Failure::Misused(misused)); len]),
-        _ => Err(format!("it answered {}, which is not a valid answer", shortened(line))),
-    }
+        (None, Some(error)) => Some((vec![Err(Failure::Misused(error)); len], reply.modules)),
+        _ => None,
+    });
+    outcomes.flatten().ok_or_else(|| format!("it answered {}, which is not a valid answer", shortened(line)))
 }
 
 impl Item {
     fn outcome(self) -> ProgramResult {
         match self {
             Self::Judged { reward, extra } => Ok(Verdict { reward, extra, repeated: false }),
-            Self::Failed { error } => Err(Failure::Failed(error)),
+            Self::Failed { error } => Err(Failure::Misused(error)),
         }
     }
 }
@@ -101,7 +117,7 @@ pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> 
     };
     if let Some(error) = answer.remove("error") {
         let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
-        return Ok((id, Err(Failure::Failed(text))));
+        return Ok((id, Err(Failure::Misused(text))));
     }
     let reward = match answer.remove("reward") {
         Some(Value::Null) => None,

@@ -2,7 +2,8 @@
 
 use super::verdict::{Failure, ProgramResult, Verdict};
 use serde_json::{Map, Value};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -31,8 +32,8 @@ impl Job {
         self.wanted.strong_count() > 0
     }
 
-    /// Hands verdicts over. A completion whose judge failed is asked for once more, with a warning and in a call of its
-    /// own; what fails alone is lost.
+    /// Hands verdicts over. A completion whose worker died or did not answer is asked for once more, with a warning and
+    /// in a call of its own; what fails alone is lost.
     pub fn complete(self, name: &str, outcomes: Vec<ProgramResult>, queue: &Queue) {
         let (mut again, mut first) = (Vec::new(), None);
         for (&at, outcome) in self.samples.iter().zip(outcomes) {
@@ -76,6 +77,8 @@ pub(super) struct Queue {
 struct State {
     jobs: VecDeque<Job>,
     closed: bool,
+    /// Files of the user's modules that workers have imported.
+    modules: BTreeSet<PathBuf>,
 }
 
 impl Queue {
@@ -108,6 +111,16 @@ impl Queue {
             let waited = self.changed.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Keeps files of the user's modules that a worker has imported.
+    pub fn add_modules(&self, modules: Vec<PathBuf>) {
+        self.state().modules.extend(modules);
+    }
+
+    /// All of those.
+    pub fn modules(&self) -> Vec<PathBuf> {
+        self.state().modules.iter().cloned().collect()
     }
 
     /// Ends the work: what is under way is called off too.

@@ -110,7 +110,7 @@ fn row(answer: &str) -> Example {
 }
 
 fn prompt(example: Example) -> Prompt {
-    Prompt { example, text: "p".to_owned(), tokens: vec![1] }
+    Prompt { example, text: "p".to_owned(), tokens: vec![1], row: Some((Split::Train, 2)) }
 }
 
 /// What a program says of completions of one prompt.

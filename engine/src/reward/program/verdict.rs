@@ -24,17 +24,18 @@ pub struct Verdict {
     pub reward: Option<f64>,
     /// What else it reports.
     pub extra: Map<String, Value>,
-    /// Whether it is the second one that was asked for: the call with all completions of the prompt failed.
+    /// Whether it is the second one that was asked for: the worker that all completions of the prompt were sent to died
+    /// or did not answer in time.
     pub repeated: bool,
 }
 
 /// Why there is no verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The program failed, as it may with another completion or at another time: asked once more, it may answer.
+    /// The process failed, not what the user wrote: it died, or gave no answer in time. Asked once more, another may.
     Failed(String),
-    /// It answered with what is no reward for each completion: the program is wrong, and no answer of it can be relied
-    /// on.
+    /// The user's code raised, or answered with what is no reward for each completion. Asked once more it would again,
+    /// so it ends the run.
     Misused(String),
 }
 

@@ -12,7 +12,6 @@
 # Either may be `async def`.
 
 import base64
-import functools
 import pickle
 
 # What TRL passes beside the columns of the rows.
@@ -109,26 +108,15 @@ def returned(make, name, arguments):
     return make(**arguments)
 
 
-class Misused(Exception):
-    """The function does not do what its signature promises: asked about fewer completions, it would not be right either."""
-
-
-def place(function):
-    """Name, file and line of a function, for messages."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None) or getattr(getattr(type(function), "__call__", None), "__code__", None)
-    name = f"`{getattr(function, '__name__', type(function).__name__)}`"
-    return f"{name} ({code.co_filename}, line {code.co_firstlineno})" if code else name
-
-
 def reward_of(value):
     """A value as a reward: none for None and, as in TRL, for NaN, which both mean that it does not apply."""
     if value is None:
         return None
-    value = float(value)
-    return None if math.isnan(value) else number(value)
+    try:
+        missing = math.isnan(float(value))
+    except Exception:
+        missing = False  # it is no reward, as `number` says
+    return None if missing else number(value)
 
 
 def by_trl(function, request, loop):
@@ -167,8 +155,7 @@ def by_trl(function, request, loop):
     for name, seen in logged.items():
         for note in notes:
             note.setdefault(name, plain(sum(seen) / len(seen)))
-    where = place(function.function)
-    return [scored(value, note, where) for value, note in zip(values, notes)]
+    return [scored(value, note, function) for value, note in zip(values, notes)]
 
 
 def one_each(values, samples, loop):
@@ -195,13 +182,13 @@ def copies(made):
 
 def copy_of(own):
     if "error" in own:
-        raise RuntimeError(own["error"])
+        raise Refused(own["error"])
     file, name = own["file"], own["module"]
     if name not in sys.modules:
         load(file)
     found = getattr(sys.modules.get(name), "__file__", None)
     if found is None or os.path.realpath(found) != os.path.realpath(file):
-        raise ImportError(f"the environment's module `{name}` is {file}, and here it is {found}; give the files different names")
+        raise Refused(f"the environment's module `{name}` is {file}, and here it is {found}; give the files different names")
     return pickle.loads(base64.b64decode(own["pickle"]))
 
 
@@ -217,6 +204,8 @@ def by_verl(function, request, loop):
         arguments.update({name: sample[name] for name in VERL})
         try:
             results.append(function.call(arguments))
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:  # SystemExit too: it is the function that fails, not this process
             results.append(error)
     waiting = [i for i, result in enumerate(results) if inspect.isawaitable(result)]
@@ -224,36 +213,34 @@ def by_verl(function, request, loop):
         done = loop.run_until_complete(all_of([results[i] for i in waiting]))
         for i, result in zip(waiting, done):
             results[i] = result
-    where = place(function.function)
-    return [graded(result, where) for result in results]
+    return [graded(result, function) for result in results]
 
 
 def by_batch(function, request, loop):
     """Rewards of a group by verl's signature for batches."""
     samples = request["samples"]
     arguments = {**function.kwargs, **{many: [sample[one] for sample in samples] for many, one in BATCH.items()}}
-    where = place(function.function)
-    return [graded(result, where) for result in one_each(function.call(arguments), samples, loop)]
+    return [graded(result, function) for result in one_each(function.call(arguments), samples, loop)]
 
 
-def graded(result, where):
+def graded(result, function):
     """An answer from what `compute_score` returned or raised."""
     if isinstance(result, BaseException):
-        return {"error": told(result)}
+        return {"error": failed(result, function.function)}
     if not isinstance(result, dict):
-        return scored(result, {}, where)
+        return scored(result, {}, function)
     if "score" not in result:
-        return {"error": f"{where} returned a dict without `score`; its keys are {listed(result)}"}
+        return {"error": failed(Misused(f"returned a dict without `score`; its keys are {listed(result)}"), function.function)}
     extra = {str(key): plain(value) for key, value in result.items() if key != "score"}
-    return scored(result["score"], extra, where)
+    return scored(result["score"], extra, function)
 
 
-def scored(value, extra, where):
+def scored(value, extra, function):
     """An answer from the value of a completion."""
     try:
         return {"reward": reward_of(value), "extra": extra}
-    except (TypeError, ValueError, OverflowError) as error:
-        return {"error": f"{where} returned {value!r:.80}, which is no reward: {error}"}
+    except Misused as error:
+        return {"error": failed(error, function.function)}
 
 
 def begin(opening, loop):
@@ -263,8 +250,11 @@ def begin(opening, loop):
     def handle(request):
         try:
             return {"samples": judge(function, request, loop)}
-        except Misused as error:
-            return {"misused": f"{place(function.function)} {error}"}
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            count = len(request["samples"])
+            return {"error": failed(error, function.function, f"when called with {count} completions" if count > 1 else "")}
 
     return {"style": function.style, "needs": function.needs, "columns": function.columns(), "environments": function.environments}, handle
 

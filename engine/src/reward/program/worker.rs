@@ -7,6 +7,7 @@ use crate::process::{Process, Silence, failure, with_stderr};
 use crate::task::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
 use firebrick_spec::json::to_text;
 use serde_json::json;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -24,29 +25,34 @@ pub(super) struct Worker {
     protocol: Protocol,
     /// Number of the next call, or of its first completion.
     next: u64,
+    /// Files of the user's modules that it has imported, those that are known already apart.
+    modules: Vec<PathBuf>,
 }
 
 impl Worker {
     /// Starts a worker and waits until it is ready; or says why it cannot be.
-    pub fn start(name: &str, program: &RewardProgram, wanted: &dyn Fn() -> bool) -> Result<Self, String> {
+    pub fn start(name: &str, program: &RewardProgram, wanted: &dyn Fn() -> bool) -> Result<Self, Failure> {
         match program {
             RewardProgram::Python(config) => Self::python(name, config, wanted),
-            RewardProgram::Command(config) => Self::command(name, config, wanted),
+            RewardProgram::Command(config) => Self::command(name, config, wanted).map_err(Failure::Failed),
         }
     }
 
-    fn python(name: &str, config: &PythonRewardConfig, wanted: &dyn Fn() -> bool) -> Result<Self, String> {
+    fn python(name: &str, config: &PythonRewardConfig, wanted: &dyn Fn() -> bool) -> Result<Self, Failure> {
         if !config.file.is_file() {
-            return Err(format!("there is no file {}", config.file.display()));
+            return Err(Failure::Failed(format!("there is no file {}", config.file.display())));
         }
-        let process = Process::python(&config.python, SCRIPT, &format!("reward `{name}`"))?;
+        let process = Process::python(&config.python, SCRIPT, &format!("reward `{name}`")).map_err(Failure::Failed)?;
         let (file, function) = (&config.file, &config.function);
         let opening = json!({"file": file, "name": function, "kwargs": config.kwargs, "arguments": config.arguments});
         process.send(format!("{opening}\n"));
         let time = LOADING.max(Duration::from_secs_f64(config.timeout));
         match process.line(Instant::now() + time, wanted) {
-            Ok(line) => Ok(Self { protocol: Protocol::of_function(&line)?, process, next: 0 }),
-            Err(silence) => Err(failure(process, &silence, time)),
+            Ok(line) => {
+                let (protocol, modules) = Protocol::of_function(&line)?;
+                Ok(Self { process, protocol, next: 0, modules })
+            }
+            Err(silence) => Err(Failure::Failed(failure(process, &silence, time))),
         }
     }
 
@@ -60,7 +66,7 @@ impl Worker {
         let process = Process::start(&mut command, &format!("reward `{name}`"))
             .map_err(|e| format!("cannot run `{program}`: {e}"))?;
         match process.line(Instant::now() + WATCHED, wanted) {
-            Err(Silence::TimedOut) => Ok(Self { process, protocol: Protocol::Lines, next: 0 }),
+            Err(Silence::TimedOut) => Ok(Self { process, protocol: Protocol::Lines, next: 0, modules: Vec::new() }),
             Ok(line) => Err(format!("it wrote {:?} before it was asked", line.trim_end())),
             Err(silence) => Err(failure(process, &silence, WATCHED)),
         }
@@ -69,6 +75,11 @@ impl Worker {
     /// How it is asked.
     pub fn protocol(&self) -> &Protocol {
         &self.protocol
+    }
+
+    /// Files of the user's modules that it has imported since this was asked.
+    pub fn take_modules(&mut self) -> Vec<PathBuf> {
+        std::mem::take(&mut self.modules)
     }
 
     /// Judges some completions of a call, within a time. After a failure of the process, which it does not outlive,
@@ -92,8 +103,11 @@ impl Worker {
                 (Some(self), outcomes.into_iter().map(|outcome| outcome.map_err(told)).collect())
             }
             Err(silence) => {
+                // what a command writes is what its user wrote; a function's answer is written by its worker
+                let is_users = matches!((&silence, &self.protocol), (Silence::Unreadable(_), Protocol::Lines));
+                let failed = if is_users { Failure::Misused } else { Failure::Failed };
                 let reason = failure(self.process, &silence, time);
-                (None, vec![Err(Failure::Failed(reason)); samples.len()])
+                (None, vec![Err(failed(reason)); samples.len()])
             }
         }
     }
@@ -112,7 +126,9 @@ impl Worker {
         let request = json!({"id": id, "samples": own, "trainer_state": call.trainer_state});
         self.process.send(format!("{}\n", to_text(&request)));
         let line = self.process.line(deadline, wanted)?;
-        function_reply(&line, id, samples.len()).map_err(Silence::Unreadable)
+        let (outcomes, modules) = function_reply(&line, id, samples.len()).map_err(Silence::Unreadable)?;
+        self.modules.extend(modules);
+        Ok(outcomes)
     }
 
     /// A line for each of the completions, and one back, in whatever order.

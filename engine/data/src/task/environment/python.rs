@@ -5,6 +5,8 @@ use super::session::{Abilities, Session, gone};
 use super::{Environment, EnvironmentError, Environments, Observation, Turn};
 use crate::task::{Example, TOOLS, TaskError};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,8 +28,8 @@ impl PythonEnvironments {
     pub fn open(config: &PythonEnvironmentConfig) -> Result<Self, TaskError> {
         config.check()?;
         let mut first = Session::new(config);
-        let abilities = first.ready().map_err(|reason| {
-            let detail = format!("`{}` of {}: {reason}", config.class, config.file.display());
+        let abilities = first.ready().map_err(|error| {
+            let detail = format!("`{}` of {}: {error}", config.class, config.file.display());
             TaskError::config("task.environment", detail)
         })?;
         let Some(abilities) = abilities else { unreachable!("a new session was not started") };
@@ -66,6 +68,12 @@ impl Environments for PythonEnvironments {
 
     fn adds_to_prompts(&self) -> bool {
         true
+    }
+
+    fn modules(&self) -> Vec<PathBuf> {
+        let sessions = self.sessions.iter();
+        let all = sessions.flat_map(|own| own.lock().unwrap_or_else(PoisonError::into_inner).modules.clone());
+        all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn keep_objects(&self) -> bool {
@@ -115,7 +123,7 @@ impl Environment for PythonEnvironment {
     fn reset(&mut self, example: &Example) -> Result<Option<String>, EnvironmentError> {
         self.close();
         let mut session = self.session();
-        session.ready().map_err(EnvironmentError::new)?;
+        session.ready()?;
         let own = (session.started, session.number());
         drop(session);
         self.own = Some(own);

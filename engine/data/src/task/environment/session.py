@@ -125,29 +125,50 @@ class Sessions:
     def handle(self, request):
         number_of, what = request["environment"], request["op"]
         if what == "close":
-            environment = self.environments.pop(number_of, None)
-            if callable(getattr(environment, "close", None)):
-                try:
-                    self.done(environment.close())
-                except Exception as error:
-                    print(told(error))
+            self.close(self.environments.pop(number_of, None))
             return None
         if what == "reset":
-            if request["start"]["seed"] is not None:
-                seed(request["start"]["seed"])
-            environment = self.environments[number_of] = self.make(**self.kwargs)
-            text = self.done(environment.reset(**request["start"]["row"]))
-            if text is not None and not isinstance(text, str):
-                raise TypeError(f"reset returned {type(text).__name__}; expected str or None")
-            return {"text": text}
+            return self.asked(self.make, lambda: self.reset(number_of, request["start"]))
         environment = self.environments[number_of]
         if what == "reward":
-            reward = self.done(environment.get_reward())
-            return {"reward": None if reward is None else number(reward)}
+            return self.asked(environment.get_reward, lambda: self.reward(environment))
         if what == "object":
             return {"object": self.copy_of(environment)}
         tools = tools_of(environment)
         return {"results": [self.call(tools, **call) for call in request["calls"]]}
+
+    def asked(self, function, ask):
+        """What the user's code says; where it fails, an error that names the function that was called."""
+        try:
+            return ask()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return {"error": failed(error, function)}
+
+    def reset(self, number_of, start):
+        if start["seed"] is not None:
+            seed(start["seed"])
+        environment = self.environments[number_of] = self.make(**self.kwargs)
+
+        def begin():
+            text = self.done(environment.reset(**start["row"]))
+            if text is not None and not isinstance(text, str):
+                raise Misused(f"returned {type(text).__name__}, expected str or None")
+            return {"text": text}
+
+        return self.asked(environment.reset, begin)
+
+    def reward(self, environment):
+        reward = self.done(environment.get_reward())
+        return {"reward": None if reward is None else number(reward)}
+
+    def close(self, environment):
+        if callable(getattr(environment, "close", None)):
+            try:
+                self.done(environment.close())
+            except Exception as error:
+                print(told(error))
 
     def copy_of(self, environment):
         """What another process makes a copy of an environment from, or why it cannot."""

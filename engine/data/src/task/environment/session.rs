@@ -6,6 +6,8 @@ use crate::process::{Process, Silence, failure, with_stderr};
 use firebrick_spec::json::to_text;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The program that environments live in.
@@ -21,6 +23,9 @@ pub(super) struct Abilities {
     pub tools: Value,
     /// Whether it has `get_reward`.
     pub has_reward: bool,
+    /// Files of the user's modules that it has imported.
+    #[serde(default)]
+    pub modules: Vec<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -39,39 +44,46 @@ pub(super) struct Session {
     pub started: u64,
     requests: u64,
     environments: u64,
+    /// Files of the user's modules that its processes have imported.
+    pub modules: BTreeSet<PathBuf>,
 }
 
 impl Session {
     pub fn new(config: &PythonEnvironmentConfig) -> Self {
-        Self { config: config.clone(), process: None, started: 0, requests: 0, environments: 0 }
+        let config = config.clone();
+        Self { config, process: None, started: 0, requests: 0, environments: 0, modules: BTreeSet::new() }
     }
 
     /// Starts the process where none runs. Gives what the class is where it was started now.
-    pub fn ready(&mut self) -> Result<Option<Abilities>, String> {
+    pub fn ready(&mut self) -> Result<Option<Abilities>, EnvironmentError> {
         if self.process.is_some() {
             return Ok(None);
         }
         let config = &self.config;
         if !config.file.is_file() {
-            return Err(format!("there is no file {}", config.file.display()));
+            return Err(EnvironmentError::new(format!("there is no file {}", config.file.display())));
         }
         let name = format!("environment `{}`", config.class);
-        let process = Process::python(&config.python, SCRIPT, &name)?;
+        let process = Process::python(&config.python, SCRIPT, &name).map_err(EnvironmentError::new)?;
         let opening = json!({"file": config.file, "name": config.class, "kwargs": config.kwargs});
         process.send(format!("{opening}\n"));
         let time = LOADING.max(Duration::from_secs_f64(config.timeout));
         let line = match process.line(Instant::now() + time, &|| true) {
             Ok(line) => line,
-            Err(silence) => return Err(failure(process, &silence, time)),
+            Err(silence) => return Err(EnvironmentError::new(failure(process, &silence, time))),
         };
         match serde_json::from_str(&line) {
             Ok(Opening::Ready(abilities)) => {
                 self.process = Some(process);
                 self.started += 1;
+                self.modules.extend(abilities.modules.iter().cloned());
                 Ok(Some(abilities))
             }
-            Ok(Opening::Refused { refused }) => Err(refused),
-            Err(_) => Err(format!("it wrote {:?} before it was asked", line.trim_end())),
+            Ok(Opening::Refused { refused }) => Err(EnvironmentError::of_code(refused)),
+            Err(_) => {
+                let wrote = format!("it wrote {:?} before it was asked", line.trim_end());
+                Err(EnvironmentError::new(wrote))
+            }
         }
     }
 
@@ -81,8 +93,8 @@ impl Session {
         self.environments
     }
 
-    /// Asks about an environment of the running process. An error of its own is one that Python reports, or the end of
-    /// the process.
+    /// Asks about an environment of the running process. An error of its own is the end of the process, and one of its
+    /// code what Python reports.
     pub fn ask(
         &mut self,
         environment: u64,
@@ -101,10 +113,14 @@ impl Session {
             .line(Instant::now() + time, &|| true)
             .and_then(|line| reply(&line, id).map_err(Silence::Unreadable));
         match said {
-            Ok(Ok(fields)) => Ok(fields),
+            Ok(Ok(mut fields)) => {
+                let new = fields.remove("modules").and_then(|new| serde_json::from_value::<Vec<PathBuf>>(new).ok());
+                self.modules.extend(new.unwrap_or_default());
+                Ok(fields)
+            }
             Ok(Err(reason)) => {
                 let stderr = process.stderr();
-                Err(EnvironmentError::new(with_stderr(reason, &stderr)))
+                Err(EnvironmentError::of_code(with_stderr(reason, &stderr)))
             }
             Err(silence) => {
                 let reason = self.process.take().map(|process| failure(process, &silence, time));
@@ -124,7 +140,7 @@ impl Session {
 
 /// The error of an environment whose process ended with another one.
 pub(super) fn gone() -> EnvironmentError {
-    EnvironmentError { reason: "its process ended while another environment was asked".to_owned(), own: false }
+    EnvironmentError { own: false, ..EnvironmentError::new("its process ended while another environment was asked") }
 }
 
 /// The fields of an answer, or what Python raised; an error where it is no answer to the request.

@@ -1,6 +1,6 @@
 //! Rewards by a command.
 
-use super::super::{Program, ProgramResult};
+use super::super::{Failure, Program, ProgramResult};
 use super::{Bench, LENGTHS, Rows, program, prompt, rewards, row, said};
 use crate::task::RewardProgram;
 use serde_json::{Map, json};
@@ -63,17 +63,21 @@ fn what_is_no_answer_of_a_command_is_not_taken_for_one() {
     ] {
         let outcomes = by_command(how, &["a", "bb"]);
         for outcome in &outcomes {
-            let lost = outcome.as_ref().expect_err(how).to_string();
-            assert!(lost.contains(reason), "{how}: {lost}");
+            let failure = outcome.as_ref().expect_err(how);
+            assert!(failure.to_string().contains(reason), "{how}: {failure}");
+            // one that ends may not have done so by itself
+            assert_eq!(matches!(failure, Failure::Failed(_)), reason == "enough", "{how}: {failure}");
         }
     }
-    // each answer twice: what is left of the first call must not be taken for the second's
+    // each answer twice: what is left of the first call is not taken for the second's
     let program = ECHO
         .replace("HOW", "q = json.loads(line)\n    for _ in range(2): answer(id=q['id'], reward=len(q['completion']))");
     let program = Program::open("judge", &command(&program), &Rows(vec![row("")]));
     let program = program.expect("opens");
     assert_eq!(rewards(&program, &["a"]), [Some(1.0)]);
-    assert_eq!(rewards(&program, &["bb"]), [Some(2.0)]);
+    let outcomes = said(&program, &prompt(row("")), &["bb"]);
+    let Err(Failure::Misused(reason)) = &outcomes[0] else { panic!("{outcomes:?}") };
+    assert!(reason.contains("it answered id 0, which it was not asked, or twice"), "{reason}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Workers that die, hang, flood their output or miscount.
+//! Workers that die, hang or flood their output, and functions that raise or return what is no reward.
 
 use super::super::Progress;
 use super::{Bench, LENGTHS, prompt, rewards, row, said};
@@ -17,8 +17,6 @@ def f(completions, **kwargs):
             print("about to die of", c, file=sys.stderr)
             os._exit(3)
     return [len(c) for c in completions]
-def raises(completions, **kwargs):
-    return [{"a": 1.0, "cc": 2.0}[c] for c in completions]
 "#,
     ) else {
         return;
@@ -33,11 +31,120 @@ def raises(completions, **kwargs):
         assert_eq!(left, [Some(1.0), Some(3.0), Some(2.0)]);
         assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS);
     }
-    let outcomes = said(&bench.open("raises", &json!({})), &prompt(row("")), &["a", "b", "cc"]);
-    let lost = outcomes[1].as_ref().expect_err("lost").to_string();
-    assert!(lost.contains("in raises") && lost.ends_with("KeyError: 'b'"), "{lost}");
-    assert!(!lost.contains("<string>"), "frames of the worker: {lost}");
-    assert!(outcomes[0].is_ok() && outcomes[2].is_ok());
+}
+
+#[test]
+fn a_function_that_raises_is_wrong_with_the_exception_and_the_line_of_the_users_code_and_not_asked_again() {
+    let Some(bench) = Bench::new(
+        r#"
+import json, pathlib, sys
+import helper
+def calls():
+    with open(pathlib.Path(__file__).parent / "calls", "a") as file:
+        print("called", file=file)
+class Mine(Exception):
+    pass
+def raises(completions, **kwargs):
+    calls()
+    return [{"a": 1.0, "cc": 2.0}[c] for c in completions]
+def library(completions, **kwargs):
+    calls()
+    return [json.loads(c) for c in completions]
+def module(completions, **kwargs):
+    calls()
+    return helper.scores(completions)
+def exits(completions, **kwargs):
+    calls()
+    sys.exit("enough")
+async def waits(completions, **kwargs):
+    calls()
+    raise Mine("late")
+def rows(completions, log_metric, **kwargs):
+    calls()
+    log_metric("n", "many")
+def imports(completions, **kwargs):
+    calls()
+    import no_such_module
+class Scorer:
+    def __call__(self, completions, **kwargs):
+        calls()
+        assert len(completions) == 1, "one at a time"
+def numbers(solution_strs, ground_truths, **kwargs):
+    calls()
+    return [1 / (len(text) - 1) for text in solution_strs]
+"#,
+    ) else {
+        return;
+    };
+    std::fs::write(bench.path("helper.py"), "def scores(texts):\n    return texts.scores()\n").expect("written");
+    let cases = [
+        ("raises", "raised KeyError: 'b' (", "rewards.py, line 11)"),
+        ("library", "JSONDecodeError: Expecting value", "rewards.py, line 14)"),
+        ("module", "raised AttributeError: 'list' object has no attribute 'scores' (", "helper.py, line 2)"),
+        ("exits", "raised SystemExit: enough (", "rewards.py, line 20)"),
+        ("waits", "raised rewards.Mine: late (", "rewards.py, line 23)"),
+        ("rows", "raised ValueError: could not convert string to float: 'many' (", "rewards.py, line 26)"),
+        ("imports", "raised ModuleNotFoundError: No module named 'no_such_module' (", "rewards.py, line 29)"),
+        ("Scorer", "raised AssertionError: one at a time (", "rewards.py, line 33)"),
+        ("numbers", "raised ZeroDivisionError: ", "rewards.py, line 36)"),
+    ];
+    for (count, (function, raised, place)) in (1..).zip(cases) {
+        let outcomes = said(&bench.open(function, &json!({})), &prompt(row("")), &["a", "b", "cc"]);
+        for outcome in outcomes {
+            let Err(Failure::Misused(reason)) = outcome else { panic!("{function}: {outcome:?}") };
+            for part in [&format!("`{function}` "), raised, place, " when called with 3 completions\nTraceback"] {
+                assert!(reason.contains(part), "{function}: {part:?} is not in {reason}");
+            }
+            assert!(!reason.contains("<string>"), "frames of the worker: {reason}");
+        }
+        assert_eq!(bench.lines("calls").len(), count, "{function} is called once");
+    }
+}
+
+#[test]
+fn a_function_of_one_completion_that_raises_is_wrong_for_that_one_and_an_interrupt_is_not_its_fault() {
+    let Some(bench) = Bench::new(
+        r#"
+import os, pathlib, signal
+def raises(data_source, solution_str, ground_truth, extra_info=None):
+    return {"a": 1.0, "cc": 2.0}[solution_str]
+async def waits(data_source, solution_str, ground_truth, extra_info=None):
+    return {"a": 1.0, "cc": 2.0}[solution_str]
+def interrupted(data_source, solution_str, ground_truth, extra_info=None):
+    done = pathlib.Path(__file__).parent / "interrupted"
+    if not done.exists():
+        done.touch()
+        os.kill(os.getpid(), signal.SIGINT)
+    return 1.0
+"#,
+    ) else {
+        return;
+    };
+    for (function, line) in [("raises", 4), ("waits", 6)] {
+        let outcomes = said(&bench.open(function, &json!({})), &prompt(row("")), &["a", "b", "cc"]);
+        let Err(Failure::Misused(reason)) = &outcomes[1] else { panic!("{function}: {outcomes:?}") };
+        for part in [&format!("`{function}` raised KeyError: 'b' ("), &format!("rewards.py, line {line})")] {
+            assert!(reason.contains(part.as_str()), "{part:?} is not in {reason}");
+        }
+        assert!(outcomes[0].is_ok() && outcomes[2].is_ok(), "{outcomes:?}");
+    }
+    let outcomes = said(&bench.open("interrupted", &json!({})), &prompt(row("")), &["a", "b"]);
+    assert!(outcomes.iter().flatten().all(|own| own.reward == Some(1.0) && own.repeated), "{outcomes:?}");
+}
+
+#[test]
+fn what_a_function_reports_may_be_no_text() {
+    let Some(bench) = Bench::new(
+        "def half(completions, log_extra, **kwargs):\n    log_extra('x', ['\\ud800'] * len(completions))\n    \
+         return [1.0] * len(completions)\n\
+         def raises(completions, **kwargs):\n    raise ValueError('\\udfff')\n",
+    ) else {
+        return;
+    };
+    let outcomes = said(&bench.open("half", &json!({})), &prompt(row("")), &["a", "bb"]);
+    assert!(outcomes.iter().all(|own| own.as_ref().is_ok_and(|own| own.extra["x"] == "?")), "{outcomes:?}");
+    let outcomes = said(&bench.open("raises", &json!({})), &prompt(row("")), &["a", "bb"]);
+    assert!(outcomes.iter().all(|own| matches!(own, Err(Failure::Misused(_)))), "{outcomes:?}");
 }
 
 #[test]
@@ -144,7 +251,7 @@ wrapped = functools.partial(one)
 }
 
 #[test]
-fn a_value_that_is_no_reward_is_lost_with_the_place_of_its_function_and_nan_does_not_apply() {
+fn a_value_that_is_no_reward_is_wrong_with_the_place_of_its_function_and_nan_does_not_apply() {
     let Some(bench) = Bench::new(
         r#"
 VALUES = {"a": 1.0, "bb": float("nan"), "ccc": float("inf"), "dddd": "much", "eeeee": [1.0, 2.0]}
@@ -166,7 +273,7 @@ def keyed(data_source, solution_str, ground_truth, extra_info=None):
         assert_eq!(nan.as_ref().expect("judged").reward, None, "{function}");
         assert!(!one.as_ref().expect("judged").repeated, "{function}: its value costs the others no second call");
         for (outcome, value) in [(infinite, "inf"), (text, "'much'"), (list, "[1.0, 2.0]")] {
-            let Err(Failure::Failed(reason)) = outcome else { panic!("{function}: {outcome:?}") };
+            let Err(Failure::Misused(reason)) = outcome else { panic!("{function}: {outcome:?}") };
             for part in [function, "rewards.py", &format!("line {line})"), value] {
                 assert!(reason.contains(part), "{function}: {part:?} is not in {reason}");
             }
@@ -249,13 +356,13 @@ def f(completions, **kwargs):
 fn no_reward_is_lost_or_doubled_among_many_groups_whose_judges_keep_failing() {
     let Some(bench) = Bench::new(
         r#"
-import os, random
+import os, random, signal
 def f(completions, **kwargs):
     chance = random.random()
     if len(completions) > 1 and chance < 0.3:
         os._exit(1)
     if len(completions) > 1 and chance < 0.5:
-        raise RuntimeError("not now")
+        os.kill(os.getpid(), signal.SIGKILL)
     return [float(c) for c in completions]
 "#,
     ) else {
