@@ -44,15 +44,14 @@ pub fn run(args: &RunArgs, mode: Mode) -> anyhow::Result<()> {
     };
     let trace = config.output.join(Profiler::FILE);
     let console = Console::new(show, args.plain, &config, mode);
-    let mut trainer = Trainer::builder(config)
+    Trainer::builder(config)
         .mode(mode)
         .start(start(args))
         .profile(args.profile)
         .observer(console)
         .world(Arc::clone(&world))
-        .build()
+        .run()
         .map_err(|error| of_rank(&world, error))?;
-    trainer.run().map_err(|error| of_rank(&world, error))?;
     if rank == 0 && show != Show::Warnings && args.profile > 0 && trace.exists() {
         output::message(&format!("profile: open {} at https://ui.perfetto.dev", trace.display()));
     }

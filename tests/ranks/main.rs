@@ -1,6 +1,7 @@
 //! Whole runs on several ranks, which are threads of this process: the same weights, metrics and files as they promise.
 
 mod budget;
+mod folders;
 mod messages;
 mod out_of_memory;
 mod panics;

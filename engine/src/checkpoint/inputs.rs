@@ -1,5 +1,5 @@
-//! The files that a run reads, as they were when it began: rows, weights, tokenizers, templates, programs. A run that
-//! is resumed compares, because with other ones it would not be the run that it was.
+//! The files that a run reads, as they were when it began: rows, weights, tokenizers, templates, programs and the modules
+//! that these import. A run that is resumed compares, because with other ones it would not be the run that it was.
 
 use super::RunDir;
 use crate::config::{Mode, RunConfig, is_template};
@@ -8,7 +8,7 @@ use crate::task::{EnvironmentConfig, RewardKind, TaskConfig};
 use crate::{Error, Result};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,11 @@ const STRIDE: u64 = 4 << 20;
 /// Bytes that are read at a time.
 const BUFFER: usize = 1 << 20;
 
-/// Files by the key of the configuration that names them.
+/// The end of the key of the modules that a program imports, in place of its file's.
+const MODULES: &str = ".modules";
+const FILE: &str = ".file";
+
+/// Files by the key of the configuration that names them; modules by their program's, and `modules` in place of `file`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(transparent)]
 pub struct Inputs(BTreeMap<String, Vec<InputFile>>);
@@ -76,6 +80,60 @@ impl Inputs {
         Ok(Self(all))
     }
 
+    /// Adds modules that programs have imported, each list with the key of the program (`task.rewards.0`). Whether one is
+    /// new.
+    ///
+    /// # Errors
+    /// `Error::Io` where a file cannot be read.
+    pub fn add_modules(&mut self, modules: Vec<(String, Vec<PathBuf>)>) -> Result<bool> {
+        let mut any = false;
+        for (program, files) in modules {
+            let own = self.0.entry(program + MODULES).or_default();
+            for path in files.into_iter().filter(|path| path.is_file()) {
+                if own.iter().all(|known| known.path != path) {
+                    own.push(InputFile::of(path)?);
+                    any = true;
+                }
+            }
+            own.sort_by(|a, b| a.path.cmp(&b.path));
+        }
+        Ok(any)
+    }
+
+    /// Adds the modules that programs imported before, at their first calls, and would again: those that are there.
+    ///
+    /// # Errors
+    /// `Error::Io` where a file cannot be read.
+    pub fn recall_modules(&mut self, earlier: &Self) -> Result<()> {
+        for (key, files) in &earlier.0 {
+            let Some(program) = key.strip_suffix(MODULES) else { continue };
+            let file = format!("{program}{FILE}");
+            let first = |own: &Self| own.0.get(&file).and_then(|files| Some(files.first()?.path.clone()));
+            let Some((from, to)) = first(earlier).zip(first(self)) else { continue };
+            let there = files.iter().map(|module| rebased(&module.path, &from, &to)).collect();
+            self.add_modules(vec![(program.to_owned(), there)])?;
+        }
+        Ok(())
+    }
+
+    /// The keys whose files are, in both, the same in contents and order, whatever their paths.
+    #[must_use]
+    pub fn same(&self, now: &Self) -> BTreeSet<String> {
+        let keys = self.0.iter().filter(|(key, before)| now.0.get(*key).is_some_and(|now| equal(key, before, now)));
+        keys.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// What is as it was at another path: each key with its first such file.
+    #[must_use]
+    pub fn moved(&self, now: &Self) -> Vec<String> {
+        let moved = self.same(now).into_iter().filter_map(|key| {
+            let mut pairs = self.0[&key].iter().zip(&now.0[&key]);
+            let (before, now) = pairs.find(|(before, now)| before.path != now.path)?;
+            Some(format!("{key} ({}, it was {})", now.path.display(), before.path.display()))
+        });
+        moved.collect()
+    }
+
     /// Those that a run folder keeps; none of a run that kept none.
     ///
     /// # Errors
@@ -102,28 +160,68 @@ impl Inputs {
         run.write_json(INPUTS, self)
     }
 
-    /// What is not as it was, given these as they were: each key with its files.
+    /// What is not as it was, given these as they were: each key with its files, modules apart.
     #[must_use]
     pub fn changes(&self, now: &Self) -> Vec<String> {
+        self.differing(now, |key| !key.ends_with(MODULES))
+    }
+
+    /// The same of the modules of programs that both know of.
+    #[must_use]
+    pub fn changed_modules(&self, now: &Self) -> Vec<String> {
+        let known = |own: &Self, key: &str| own.0.contains_key(key);
+        self.differing(now, |key| key.ends_with(MODULES) && known(self, key) && known(now, key))
+    }
+
+    fn differing(&self, now: &Self, is_compared: impl Fn(&str) -> bool) -> Vec<String> {
         let mut keys: Vec<&String> = self.0.keys().chain(now.0.keys()).collect();
         keys.sort_unstable();
         keys.dedup();
         let of = |own: &Self, key: &str| own.0.get(key).cloned().unwrap_or_default();
         keys.into_iter()
+            .filter(|key| is_compared(key))
             .filter_map(|key| {
-                let found = differences(&of(self, key), &of(now, key));
-                (!found.is_empty()).then(|| format!("{key} ({})", found.join(", ")))
+                let (before, now) = (of(self, key), of(now, key));
+                (!equal(key, &before, &now)).then(|| format!("{key} ({})", differences(&before, &now).join(", ")))
             })
             .collect()
     }
 }
 
+/// Whether lists of files have the same contents in the same order. A model's are found by their names, which have to be
+/// the same too.
+fn equal(key: &str, before: &[InputFile], now: &[InputFile]) -> bool {
+    let by_name = key.ends_with(".path") || key.ends_with(".tokenizer");
+    let mut pairs = before.iter().zip(now);
+    before.len() == now.len()
+        && pairs.all(|(a, b)| {
+            a.bytes == b.bytes && a.crc32c == b.crc32c && (!by_name || a.path.file_name() == b.path.file_name())
+        })
+}
+
+/// The end of a path below `from`'s folder, or below one above it, below the same folder of `to`: what lies with a file
+/// is moved with it.
+fn rebased(path: &Path, from: &Path, to: &Path) -> PathBuf {
+    let (mut from, mut to) = (from, to);
+    while from.file_name() == to.file_name() {
+        let (Some(above), Some(other)) = (from.parent(), to.parent()) else { break };
+        (from, to) = (above, other);
+        if let Ok(rest) = path.strip_prefix(from)
+            && from.file_name() != to.file_name()
+        {
+            return to.join(rest);
+        }
+    }
+    path.to_owned()
+}
+
 /// How lists of files differ: by name, in their order.
 fn differences(before: &[InputFile], now: &[InputFile]) -> Vec<String> {
-    let with = |files: &[InputFile], name: &str| files.iter().position(|file| file.name() == name);
+    let depth = (1..).find(|&depth| is_told_apart(before, depth) && is_told_apart(now, depth)).unwrap_or(1);
+    let with = |files: &[InputFile], name: &str| files.iter().position(|file| file.name(depth) == name);
     let mut found = Vec::new();
     for (at, own) in now.iter().enumerate() {
-        let name = own.name();
+        let name = own.name(depth);
         match with(before, &name).map(|place| (place, &before[place])) {
             None => found.push(format!("{name} is new")),
             Some((_, earlier)) if earlier.bytes != own.bytes => {
@@ -136,9 +234,21 @@ fn differences(before: &[InputFile], now: &[InputFile]) -> Vec<String> {
             Some(_) => {}
         }
     }
-    let gone = before.iter().filter(|file| with(now, &file.name()).is_none());
-    found.extend(gone.map(|file| format!("{} is gone", file.name())));
+    let gone = before.iter().filter(|file| with(now, &file.name(depth)).is_none());
+    found.extend(gone.map(|file| format!("{} is gone", file.name(depth))));
+    if found.is_empty() {
+        // such as one that is listed twice
+        found.push(format!("{} files, there were {}", now.len(), before.len()));
+    }
     found
+}
+
+/// Whether different files have different names, where names are so many parts of the path.
+fn is_told_apart(files: &[InputFile], depth: usize) -> bool {
+    let names: BTreeSet<String> = files.iter().map(|file| file.name(depth)).collect();
+    let paths: BTreeSet<&Path> = files.iter().map(|file| file.path.as_path()).collect();
+    let longest = paths.iter().map(|path| path.components().count()).max().unwrap_or(0);
+    names.len() == paths.len() || depth >= longest
 }
 
 impl InputFile {
@@ -154,10 +264,11 @@ impl InputFile {
         Ok(Self { path, bytes, crc32c })
     }
 
-    /// The file's name: a folder may be moved.
-    fn name(&self) -> String {
-        let name = self.path.file_name().unwrap_or(self.path.as_os_str());
-        name.to_string_lossy().into_owned()
+    /// The last parts of its path: a folder may be moved.
+    fn name(&self, depth: usize) -> String {
+        let parts: Vec<_> = self.path.components().collect();
+        let last: PathBuf = parts[parts.len().saturating_sub(depth)..].iter().collect();
+        last.display().to_string()
     }
 }
 
@@ -267,9 +378,83 @@ mod tests {
             ]
         );
         write("a.jsonl", "{\"q\": 1}\n");
-        write("b.jsonl", "{\"q\": 1}\n");
+        write("b.jsonl", "{\"q\": 2}\n");
+        let before = inputs(folder.path(), &["a.jsonl", "b.jsonl", "c.jsonl"]);
         let swapped = before.changes(&inputs(folder.path(), &["b.jsonl", "a.jsonl", "c.jsonl"]));
         assert!(swapped[0].contains("another place"), "{swapped:?}");
+    }
+
+    #[test]
+    fn files_that_have_moved_or_have_other_names_are_the_same_and_those_of_a_model_need_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        for (name, text) in [("a/x.jsonl", "1"), ("b/x.jsonl", "2"), ("c/y.jsonl", "1"), ("c/z.jsonl", "2")] {
+            write(name, text);
+        }
+        // two files of one name
+        let before = inputs(folder.path(), &["a/x.jsonl", "b/x.jsonl"]);
+        assert!(before.changes(&before).is_empty() && before.moved(&before).is_empty());
+        let moved = inputs(folder.path(), &["c/y.jsonl", "c/z.jsonl"]);
+        assert!(before.changes(&moved).is_empty());
+        assert_eq!(before.same(&moved).into_iter().collect::<Vec<_>>(), ["task.train"]);
+        let said = before.moved(&moved);
+        assert!(said.len() == 1 && said[0].contains("y.jsonl, it was ") && said[0].ends_with("x.jsonl)"), "{said:?}");
+        write("b/x.jsonl", "3");
+        let now = inputs(folder.path(), &["a/x.jsonl", "b/x.jsonl"]);
+        assert_eq!(before.changes(&now), ["task.train (b/x.jsonl has other contents)"]);
+        assert!(before.same(&now).is_empty() && before.moved(&now).is_empty());
+        let twice = inputs(folder.path(), &["a/x.jsonl", "a/x.jsonl"]);
+        let once = inputs(folder.path(), &["a/x.jsonl"]);
+        assert_eq!(once.changes(&twice), ["task.train (2 files, there were 1)"]);
+        let of_model = |name: &str| {
+            let file = InputFile::of(folder.path().join(name)).unwrap();
+            Inputs(BTreeMap::from([("model.path".to_owned(), vec![file])]))
+        };
+        assert!(of_model("a/x.jsonl").changes(&of_model("a/x.jsonl")).is_empty());
+        let said = of_model("a/x.jsonl").changes(&of_model("c/y.jsonl"));
+        assert_eq!(said, ["model.path (y.jsonl is new, x.jsonl is gone)"]);
+    }
+
+    #[test]
+    fn modules_are_moved_with_their_program() {
+        for (path, from, to, expected) in [
+            ("/a/x/pkg/h.py", "/a/x/pkg/r.py", "/b/pkg/r.py", "/b/pkg/h.py"),
+            ("/a/x/h.py", "/a/x/pkg/r.py", "/b/pkg/r.py", "/b/h.py"),
+            ("/a/x/pkg/h.py", "/a/x/pkg/r.py", "/a/x/pkg/r.py", "/a/x/pkg/h.py"),
+            ("/a/h.py", "/a/r.py", "/a/s.py", "/a/h.py"),
+            ("/else/h.py", "/a/r.py", "/b/r.py", "/else/h.py"),
+            ("/a/h.py", "r.py", "r.py", "/a/h.py"),
+        ] {
+            assert_eq!(rebased(Path::new(path), Path::new(from), Path::new(to)), Path::new(expected), "{path}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["a/r.py", "a/h.py", "a/late.py", "b/r.py", "b/h.py", "b/late.py"] {
+            std::fs::create_dir_all(at(name).parent().unwrap()).unwrap();
+            std::fs::write(at(name), name.rsplit('/').next().unwrap()).unwrap();
+        }
+        let of = |file: &str, modules: &[&str]| {
+            let file = InputFile::of(at(file)).unwrap();
+            let mut own = Inputs(BTreeMap::from([("task.rewards.0.file".to_owned(), vec![file])]));
+            let modules = modules.iter().map(|name| at(name)).collect();
+            own.add_modules(vec![("task.rewards.0".to_owned(), modules)]).unwrap();
+            own
+        };
+        let kept = of("a/r.py", &["a/h.py", "a/late.py"]);
+        let mut now = of("b/r.py", &["b/h.py"]);
+        assert_eq!(kept.changed_modules(&now), ["task.rewards.0.modules (late.py is gone)"]);
+        now.recall_modules(&kept).unwrap();
+        assert!(kept.changed_modules(&now).is_empty() && kept.changes(&now).is_empty());
+        std::fs::write(at("b/late.py"), "other").unwrap();
+        let mut now = of("b/r.py", &["b/h.py"]);
+        now.recall_modules(&kept).unwrap();
+        assert_eq!(kept.changed_modules(&now), ["task.rewards.0.modules (late.py has 5 bytes, it had 7)"]);
+        // runs of earlier versions kept none
+        assert!(inputs(folder.path(), &[]).changed_modules(&now).is_empty());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::config::{Mode, RunConfig};
 use crate::{Error, Result};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// Keys beside `memory` and `device` that are about memory, time and the division of work: they change no token and no
 /// update.
@@ -28,8 +29,14 @@ const FREE_OF_REWARDS: [&str; 4] = ["workers", "device", "score_tokens", "param_
 /// Most characters of a value that a message shows.
 const SHOWN: usize = 40;
 
-/// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too.
-pub(crate) fn check_resume_compat(earlier: &RunConfig, now: &RunConfig, mode: Mode) -> Result<()> {
+/// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too, and
+/// so may the keys `same`, whose files have been compared.
+pub(crate) fn check_resume_compat(
+    earlier: &RunConfig,
+    now: &RunConfig,
+    mode: Mode,
+    same: &BTreeSet<String>,
+) -> Result<()> {
     let whole = [earlier, now].map(|config| serde_json::to_value(config).unwrap_or(Value::Null));
     let [before, after] = [(earlier, &whole[0]), (now, &whole[1])].map(|(config, value)| compared(config, value, mode));
     let used: &[&str] = match mode {
@@ -47,6 +54,7 @@ pub(crate) fn check_resume_compat(earlier: &RunConfig, now: &RunConfig, mode: Mo
         let of = |own: &Value| own.pointer(&path).cloned().unwrap_or_default();
         differences(&path, &of(&before), &of(&after), &mut changed);
     }
+    changed.retain(|path| !names_same(path, same));
     if changed.is_empty() {
         return Ok(());
     }
@@ -57,6 +65,18 @@ pub(crate) fn check_resume_compat(earlier: &RunConfig, now: &RunConfig, mode: Mo
         named.join(", ")
     );
     Err(Error::Resume { path: now.output.clone(), detail })
+}
+
+/// Whether a path is one of these keys, or an element of its list.
+fn names_same(path: &str, same: &BTreeSet<String>) -> bool {
+    let key = dotted(path);
+    let element = key.rsplit_once('.').filter(|(_, at)| at.parse::<usize>().is_ok());
+    same.contains(&key) || element.is_some_and(|(list, _)| same.contains(list))
+}
+
+/// A path as configurations spell keys.
+fn dotted(path: &str) -> String {
+    path.trim_start_matches('/').replace('/', ".")
 }
 
 /// A configuration without what may change.
@@ -106,7 +126,7 @@ fn differences(path: &str, before: &Value, after: &Value, found: &mut Vec<String
 
 /// A key with what it was and what it is, where that is short.
 fn described(path: &str, [before, after]: &[Value; 2]) -> String {
-    let key = path.trim_start_matches('/').replace('/', ".");
+    let key = dotted(path);
     let [before, after] = [before, after].map(|whole| whole.pointer(path).unwrap_or(&Value::Null).to_string());
     if before.len().max(after.len()) > SHOWN {
         return key;
@@ -135,7 +155,7 @@ trainer: {steps: 4}
     fn resumed(more: &[&str], mode: Mode) -> std::result::Result<(), String> {
         let more: Vec<String> = more.iter().map(|&own| own.to_owned()).collect();
         let [before, now] = [&[][..], &more].map(|own| parse(CONFIG, own).unwrap());
-        check_resume_compat(&before, &now, mode).map_err(|error| error.to_string())
+        check_resume_compat(&before, &now, mode, &BTreeSet::new()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -175,13 +195,33 @@ trainer: {steps: 4}
     }
 
     #[test]
+    fn a_path_may_change_whose_files_have_been_compared() {
+        let same = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect::<BTreeSet<String>>();
+        for (before, now, key) in [
+            ("task.train=a.jsonl", "task.train=b.jsonl", "task.train"),
+            ("task.train=a.jsonl", "task.train=[b.jsonl]", "task.train"),
+            ("task.train=[a.jsonl, c.jsonl]", "task.train=[a.jsonl, d.jsonl]", "task.train"),
+            ("task.rewards.0.file=a.py", "task.rewards.0.file=b.py", "task.rewards.0.file"),
+            ("task.rewards.1.path=a", "task.rewards.1.path=b", "task.rewards.1.path"),
+            ("model.path=a", "model.path=b", "model.path"),
+        ] {
+            let [before, now] = [before, now].map(|own| parse(CONFIG, &[own.to_owned()]).unwrap());
+            check_resume_compat(&before, &now, Mode::Rl, &same(&[key])).expect(key);
+            let others = same(&["task", "task.rewards", "task.rewards.0", "model", "task.validation"]);
+            let message = check_resume_compat(&before, &now, Mode::Rl, &others).expect_err(key).to_string();
+            assert!(message.contains(key), "{message}");
+        }
+    }
+
+    #[test]
     fn the_length_of_supervised_training_may_change_and_not_its_unit() {
         resumed(&[], Mode::Rl).unwrap();
         let of = |from: &str, to: &str| {
             let config = |sft: &str| {
                 parse(&format!("model: {{path: base}}\noutput: run\nsft: {{train: rows.jsonl, {sft}}}\n"), &[]).unwrap()
             };
-            check_resume_compat(&config(from), &config(to), Mode::Sft).map_err(|error| error.to_string())
+            check_resume_compat(&config(from), &config(to), Mode::Sft, &BTreeSet::new())
+                .map_err(|error| error.to_string())
         };
         of("epochs: 2", "epochs: 4").unwrap();
         of("steps: 2", "steps: 4").unwrap();

@@ -5,6 +5,7 @@ use super::{Answer, RewardModel, ScoredCompletion, Surroundings};
 use crate::Result;
 use crate::task::{BatchedReward, Rewards, Task};
 use serde_json::{Map, Value};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The reward models and programs of a task, ready to judge.
@@ -58,7 +59,14 @@ impl RewardManager {
     /// # Errors
     /// Those of [`RewardModel::open`], and `Error::Config` for a program that does not start or cannot judge the task.
     pub fn open(task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
-        let programs = Programs::open(task)?;
+        Self::with(Programs::open(task)?, task, around)
+    }
+
+    /// The same with programs that have been started.
+    ///
+    /// # Errors
+    /// Those of [`RewardModel::open`].
+    pub fn with(programs: Programs, task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
         let (mut models, mut order) = (Vec::new(), Vec::new());
         for (name, judge) in task.rewards().into_iter().flat_map(Rewards::judges) {
             order.push(match judge {
@@ -192,6 +200,13 @@ impl Programs {
     /// Their names among the rewards, in the order in which they answer.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.list.iter().map(Program::name)
+    }
+
+    /// Files of the user's modules that the program of a name has imported so far, its own file apart.
+    #[must_use]
+    pub fn modules(&self, name: &str) -> Vec<PathBuf> {
+        let own = self.list.iter().find(|program| program.name() == name);
+        own.map(Program::modules).unwrap_or_default()
     }
 
     /// Whether there are none.

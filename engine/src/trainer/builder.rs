@@ -1,8 +1,9 @@
 //! What a run is made of, put together and opened.
 
 use super::load::Loaded;
+use super::resume::Found;
 use super::saved::Saved;
-use super::setup::Opened;
+use super::setup::{Opened, PlannedRun};
 use super::{Start, Trainer};
 use crate::Result;
 use crate::checkpoint::RunDir;
@@ -11,8 +12,9 @@ use crate::data::task_of;
 use crate::hub::ModelFiles;
 use crate::metrics::profile::Profiler;
 use crate::metrics::tracker::{self, TrackedRun, Tracker, Trackers};
-use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots, TokenSettings};
+use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots, Summary, TokenSettings};
 use crate::objective::Objective;
+use crate::reward::Programs;
 use crate::task::Task;
 use crate::world::World;
 use firebrick_backends::collective::{Collective, Solo};
@@ -128,21 +130,47 @@ impl TrainerBuilder {
     ///
     /// Where the configuration is wrong, a file cannot be read, no plan fits the budget, or the output folder holds
     /// another run.
-    pub fn build(self) -> Result<Trainer> {
+    pub fn build(mut self) -> Result<Trainer> {
         let ranks = Arc::clone(&self.ranks);
-        let built = self.build_on(&ranks);
-        if let Err(error) = &built {
-            World::new(ranks).give_up(error);
-        }
-        built
+        let prepared = self.prepare();
+        telling(ranks, prepared.and_then(|prepared| self.load(prepared)))
     }
 
-    fn build_on(mut self, ranks: &Arc<dyn Collective>) -> Result<Trainer> {
-        let opened = self.open(ranks, ModelFiles::All)?;
-        let mut planned = opened.plan()?;
+    /// Does all of the run, as [`build`](Self::build) and [`Trainer::run`] do; nothing of one that has ended before, of
+    /// which it says so before it loads anything.
+    ///
+    /// # Errors
+    ///
+    /// Those of both.
+    pub fn run(mut self) -> Result<Option<Summary>> {
+        let ranks = Arc::clone(&self.ranks);
+        let prepared = self.prepare();
+        let loaded =
+            prepared.and_then(|prepared| if prepared.found.ended { Ok(None) } else { self.load(prepared).map(Some) });
+        let trainer = telling(ranks, loaded)?;
+        trainer.map(|mut trainer| trainer.run()).transpose()
+    }
+
+    /// Opens and plans the run, and looks at its folder. Nothing is loaded or written yet.
+    fn prepare(&mut self) -> Result<Prepared> {
+        let ranks = Arc::clone(&self.ranks);
+        let opened = self.open(&ranks, ModelFiles::All)?;
+        let planned = opened.plan()?;
         opened.check_ranks(&planned)?;
-        let (mut loaded, state, resumed) = Loaded::begin(&opened, &mut planned, self.start)?;
-        let folder = loaded.folder(&opened)?;
+        let found = opened.look(self.start, planned.steps)?;
+        Ok(Prepared { opened, planned, found })
+    }
+
+    fn load(mut self, prepared: Prepared) -> Result<Trainer> {
+        let Prepared { opened, mut planned, mut found } = prepared;
+        let programs = if opened.judges() { Programs::open(opened.data.prompts.task())? } else { Programs::default() };
+        opened.resume(&mut found, self.start, planned.steps, &programs)?;
+        let (loaded, state, resumed) = Loaded::begin(&opened, &mut planned, &found, &programs)?;
+        // a new one is made last, so that a run that cannot start leaves none in its own way
+        let folder = match found.run.take() {
+            Some(folder) => folder,
+            None => opened.new_folder(&programs)?,
+        };
         let ended = resumed && state.step >= planned.steps;
         let mut trackers = tracker::configured(&opened.config.trainer);
         trackers.append(&mut self.trackers);
@@ -167,7 +195,6 @@ impl TrainerBuilder {
         let profiler = Profiler::new(log, self.profile, state.step..planned.steps);
         let predicted = planned.request.predict(planned.plan.clone());
         snapshots.planned(predicted.estimate.phases);
-        let length_key = opened.length_key();
         Ok(Trainer {
             world: opened.world,
             ledger: Ledger::new(state.peak_bytes, &opened.device, accounts, log),
@@ -192,7 +219,6 @@ impl TrainerBuilder {
             objective: opened.objective,
             recorder,
             saved,
-            length_key,
             state,
             steps: planned.steps,
             lr_schedule: planned.schedules.policy,
@@ -206,6 +232,21 @@ impl TrainerBuilder {
             phase_step: 0,
         })
     }
+}
+
+/// A run that nothing has been loaded of.
+struct Prepared {
+    opened: Opened,
+    planned: PlannedRun,
+    found: Found,
+}
+
+/// Tells the other ranks of an error that ends the run.
+fn telling<T>(ranks: Arc<dyn Collective>, done: Result<T>) -> Result<T> {
+    if let Err(error) = &done {
+        World::new(ranks).give_up(error);
+    }
+    done
 }
 
 /// Tells trackers of the run that they are to follow.

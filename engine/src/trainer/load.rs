@@ -1,8 +1,9 @@
 //! Weights and state of a run: loaded fresh, or from the checkpoint that it continues from.
 
 use super::recover::{agreed_attempt, attempt};
+use super::resume::Found;
 use super::setup::{Opened, PlannedRun};
-use super::{CRITIC, REFERENCE, Start};
+use super::{CRITIC, REFERENCE};
 use crate::Result;
 use crate::checkpoint::trainer_state::{self, TrainerState};
 use crate::checkpoint::{CriticSource, RunDir};
@@ -11,7 +12,7 @@ use crate::executor::{BoundaryLog, Residency, ResidentModel, Runtime, kept_value
 use crate::learner::Learner;
 use crate::optim::Scaler;
 use crate::plan::{ModelPlan, Plan, Role, Zero};
-use crate::reward::{RewardManager, Surroundings};
+use crate::reward::{Programs, RewardManager, Surroundings};
 use crate::world::World;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::allocation_trace::{AllocationTrace, TraceSource};
@@ -35,8 +36,6 @@ pub(super) struct Loaded {
     pub log: Arc<BoundaryLog>,
     /// The rows of the data, as the accounts count them.
     pub rows: MemoryGuard,
-    /// The run folder, where there is one already.
-    folder: Option<RunDir>,
     /// The checkpoint that the run continues from.
     checkpoint: Option<PathBuf>,
 }
@@ -44,11 +43,16 @@ pub(super) struct Loaded {
 impl Loaded {
     /// Loads what the run starts with and restores what its checkpoint keeps beside the weights. Where memory runs out,
     /// under the next cheaper plan. Gives the state that the run begins with, and whether it is a checkpoint's.
-    pub fn begin(opened: &Opened, planned: &mut PlannedRun, start: Start) -> Result<(Self, TrainerState, bool)> {
+    pub fn begin(
+        opened: &Opened,
+        planned: &mut PlannedRun,
+        found: &Found,
+        programs: &Programs,
+    ) -> Result<(Self, TrainerState, bool)> {
         loop {
             let attempt = attempt(|| {
                 let watch = Watch::start(&opened.device)?;
-                let mut loaded = Self::load(opened, planned, start)?;
+                let mut loaded = Self::load(opened, planned, found, programs)?;
                 let (state, resumed) = loaded.restore(opened.mode)?;
                 watch.finish()?;
                 loaded.check_computed()?;
@@ -75,7 +79,7 @@ impl Loaded {
     }
 
     /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.
-    fn load(opened: &Opened, planned: &PlannedRun, start: Start) -> Result<Self> {
+    fn load(opened: &Opened, planned: &PlannedRun, found: &Found, programs: &Programs) -> Result<Self> {
         let (config, plan) = (&opened.config, &planned.plan);
         let (runtime, log) = runtime(opened, plan);
         let around = Surroundings {
@@ -88,20 +92,11 @@ impl Loaded {
             world: &opened.world,
         };
         let reward_manager = if opened.judges() {
-            RewardManager::open(opened.data.prompts.task(), around)?
+            RewardManager::with(programs.clone(), opened.data.prompts.task(), around)?
         } else {
             RewardManager::default()
         };
-        let (folder, checkpoint) = match start {
-            Start::Fresh => {
-                // where another rank looks, rank 0 may have made it already
-                if opened.world.writes() {
-                    RunDir::check_free(&config.output)?;
-                }
-                (None, None)
-            }
-            Start::Resume | Start::ResumeChanged => opened.resume(start, planned.steps)?,
-        };
+        let checkpoint = found.checkpoint.as_ref().map(|(_, folder)| folder.clone());
         let rows =
             runtime.accounts.hold(Category::Buffers, Home::Host, opened.data.prompts.task().held_bytes() as usize);
         let values = kept_values(plan.policy(), opened.source.checkpoint.arch(), &opened.world);
@@ -121,10 +116,10 @@ impl Loaded {
         if let Some(critic) = &mut critic {
             critic.model.set_residency(Residency::Idle)?;
         }
-        let kept = folder.as_ref().filter(|_| checkpoint.is_some());
+        let kept = found.run.as_ref().filter(|_| checkpoint.is_some());
         let reference = reference(opened, plan, &policy, kept)?;
         policy.model.set_residency(Residency::Idle)?;
-        Ok(Self { policy, critic, reference, reward_manager, log, rows, folder, checkpoint })
+        Ok(Self { policy, critic, reference, reward_manager, log, rows, checkpoint })
     }
 
     /// Where the run continues from a checkpoint, restores what that keeps beside the weights. Gives the state that the
@@ -144,14 +139,6 @@ impl Loaded {
             restore_optimizer(&dir.join(CRITIC), steps, scaler, critic)?;
         }
         Ok((state, true))
-    }
-
-    /// The run folder. A new one is made last, so that a run that cannot start leaves none in its own way.
-    pub fn folder(&mut self, opened: &Opened) -> Result<RunDir> {
-        match self.folder.take() {
-            Some(folder) => Ok(folder),
-            None => opened.new_folder(),
-        }
     }
 }
 

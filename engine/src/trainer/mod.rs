@@ -150,8 +150,6 @@ pub struct Trainer {
     /// Optimizer steps skipped in a row, by phase: for gradients that were not finite, or that only overflowed.
     skipped_in_a_row: BTreeMap<Phase, u64>,
     overflows_in_a_row: BTreeMap<Phase, u64>,
-    /// The key that says how long the run is.
-    length_key: String,
     /// Whether this session has said that most completions are cut.
     warned_of_cut_completions: bool,
     /// The step that phases belong to: 0 before the first.
@@ -180,19 +178,10 @@ impl Trainer {
         self.resumed && !self.started && self.state.step >= self.steps
     }
 
-    /// Says that a resumed run had ended before. What it left stays as it is.
+    /// The end of a resumed run that had ended before. What it left stays as it is.
     fn end_again(&mut self) -> Result<Summary> {
-        let run = self.recorder.run();
-        tracing::warn!(
-            "nothing to train: the run in {} has finished {} steps, and {} ends it after {}; raise {} to continue",
-            run.path().display(),
-            self.state.step,
-            self.length_key,
-            self.steps,
-            self.length_key
-        );
         // it may have been killed between the last checkpoint and the end
-        let ended = run.path().join("summary.json").exists();
+        let ended = self.recorder.run().path().join("summary.json").exists();
         let ended = self.world.of_main(vec![u8::from(ended)])?;
         if ended.first() == Some(&0) { self.finish() } else { Ok(self.summary()) }
     }

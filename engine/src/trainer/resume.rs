@@ -1,69 +1,144 @@
 //! Which run a folder holds: whether it is the one that is asked for, and where it continues.
+//!
+//! Rank 0 alone looks, locks and writes. What it finds is every rank's: all continue from the same checkpoint, or end
+//! with the same message.
 
 use super::Start;
 use super::setup::Opened;
 use crate::checkpoint::{Inputs, RunDir, TrainerState};
 use crate::config::{Mode, RunConfig, check_resume_compat};
 use crate::metrics::Recorder;
-use crate::world::World;
+use crate::reward::Programs;
+use crate::task::{RewardKind, Task, TaskConfig};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
+/// What a session finds in its run folder, before anything is loaded.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The folder of a run that continues, or starts over; none of a new one.
+    pub run: Option<RunDir>,
+    /// The newest checkpoint: its step and its folder.
+    pub checkpoint: Option<(u64, PathBuf)>,
+    /// Whether the run has done all of its steps, and its summary is there.
+    pub ended: bool,
+    /// The files that the run reads; on rank 0.
+    inputs: Option<Inputs>,
+}
+
 impl Opened {
-    /// Opens the run folder, checks that it is the same run, and rewinds its logs to the newest checkpoint, where that
-    /// is not after the last of `steps` already. The checkpoint is `None` of a run that was killed before its first one
-    /// and starts over; of a folder without a run all is.
-    pub fn resume(&self, start: Start, steps: u64) -> Result<(Option<RunDir>, Option<PathBuf>)> {
+    /// Looks at the run folder. A new run needs one without a run. One that is resumed has to be the same run; the
+    /// checkpoint is none of a run that was killed before its first one and starts over, and all is of a folder without
+    /// a run. Says where there is nothing to train, since `steps` are done.
+    pub fn look(&self, start: Start, steps: u64) -> Result<Found> {
         let (config, world) = (&self.config, &self.world);
-        // before rank 0 makes one
-        if !is_there(world, &config.output)? {
-            if world.writes() {
-                tracing::warn!("--resume: {} contains no run, so a new one starts", config.output.display());
-            }
-            return Ok((None, None));
+        let mut found = Found::default();
+        let said = world.on_main(|| {
+            found = self.found(start, steps)?;
+            Ok(vec![u8::from(found.run.is_some()), u8::from(found.ended)])
+        })?;
+        if said.first() != Some(&1) {
+            return Ok(found);
         }
-        // rank 0 makes what is missing, and changes nothing before all have looked
-        let opened = world.together(if world.writes() {
-            RunDir::open(&config.output)
-        } else {
-            Ok(RunDir::of_another(&config.output))
-        });
-        let run = opened?;
-        let newest = run.checkpoints()?.pop();
-        if newest.is_none() && world.writes() {
-            tracing::warn!("--resume: {} contains no checkpoint, so the run starts over", config.output.display());
+        if !world.writes() {
+            let run = RunDir::of_another(&config.output);
+            found.checkpoint = run.checkpoints()?.pop();
+            found.ended = said.last() == Some(&1);
+            found.run = Some(run);
         }
-        let inputs = world.together(if world.writes() { self.inputs().map(Some) } else { Ok(None) })?;
-        if let Some((_, dir)) = &newest {
-            let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
-            check_resume_compat(&earlier, config, self.mode)?;
-            check_mode(config, self.mode, dir)?;
-            let compared = inputs.as_ref().map(|now| compare_inputs(&run, now, start));
-            world.together(compared.unwrap_or(Ok(())))?;
-        }
-        let found = newest.as_ref().map_or(u64::MAX, |(step, _)| *step);
+        let newest = found.checkpoint.as_ref().map_or(u64::MAX, |(step, _)| *step);
         let advice = "every rank needs the run folder on a file system that all machines share";
-        world.same("the newest checkpoint", advice, &found.to_le_bytes())?;
-        if newest.as_ref().is_none_or(|(step, _)| *step < steps) {
-            // a run that starts over keeps nothing; one that continues keeps what its checkpoint knows
-            Recorder::rewind(&run, newest.as_ref().map(|(step, _)| *step))?;
-            run.write("config.yaml", config.to_yaml()?.as_bytes())?;
-            if let Some(inputs) = inputs {
-                inputs.keep(&run)?;
-            }
+        world.same("the newest checkpoint", advice, &newest.to_le_bytes())?;
+        Ok(found)
+    }
+
+    /// What rank 0 finds. It makes what is missing, and changes nothing before all have looked.
+    fn found(&self, start: Start, steps: u64) -> Result<Found> {
+        let output = &self.config.output;
+        if start == Start::Fresh {
+            RunDir::check_free(output)?;
+            return Ok(Found::default());
         }
-        Ok((Some(run), newest.map(|(_, dir)| dir)))
+        if !RunDir::holds_run(output) {
+            tracing::warn!("--resume: {} contains no run, so a new one starts", output.display());
+            return Ok(Found::default());
+        }
+        let run = RunDir::open(output)?;
+        let inputs = self.inputs()?;
+        let Some((step, folder)) = run.checkpoints()?.pop() else {
+            tracing::warn!("--resume: {} contains no checkpoint, so the run starts over", output.display());
+            return Ok(Found { run: Some(run), inputs: Some(inputs), ..Found::default() });
+        };
+        self.check_same_run(&run, &inputs)?;
+        check_mode(&self.config, self.mode, &folder)?;
+        if let Some(kept) = Inputs::kept(&run)? {
+            refuse(&run, &kept.changes(&inputs), start)?;
+        }
+        let done = step >= steps;
+        if done {
+            let key = self.length_key();
+            tracing::warn!(
+                "nothing to train: the run in {} has finished {step} steps, and {key} ends it after {steps}; raise {key} \
+                 to continue",
+                output.display()
+            );
+        }
+        // it may have been killed between the last checkpoint and the end
+        let ended = done && run.path().join("summary.json").exists();
+        Ok(Found { run: Some(run), checkpoint: Some((step, folder)), ended, inputs: Some(inputs) })
+    }
+
+    /// Refuses a configuration that is not the run's. A file may have moved.
+    fn check_same_run(&self, run: &RunDir, now: &Inputs) -> Result<()> {
+        let earlier = crate::config::parse(&run.config_yaml()?, &[])?;
+        let kept = Inputs::kept(run)?.unwrap_or_default();
+        check_resume_compat(&earlier, &self.config, self.mode, &kept.same(now))?;
+        let moved = kept.moved(now);
+        if !moved.is_empty() {
+            tracing::warn!("files have moved since the run began, with the same contents: {}", moved.join("; "));
+        }
+        Ok(())
+    }
+
+    /// Begins where the newest checkpoint is, before anything is loaded: compares the modules that programs import, and
+    /// rewinds the logs, where that is not after the last of `steps` already.
+    pub fn resume(&self, found: &mut Found, start: Start, steps: u64, programs: &Programs) -> Result<()> {
+        let Some(run) = &found.run else { return Ok(()) };
+        let (inputs, newest) = (&mut found.inputs, found.checkpoint.as_ref().map(|(step, _)| *step));
+        let continues = newest.is_none_or(|step| step < steps);
+        self.world.on_main(|| {
+            let Some(mut inputs) = inputs.take() else { return Ok(Vec::new()) };
+            inputs.add_modules(modules(&self.config, self.data.prompts.task(), programs))?;
+            if let (Some(kept), true) = (Inputs::kept(run)?, newest.is_some()) {
+                inputs.recall_modules(&kept)?;
+                refuse(run, &kept.changed_modules(&inputs), start)?;
+            }
+            if continues {
+                inputs.keep(run)?;
+            }
+            Ok(Vec::new())
+        })?;
+        if continues {
+            // a run that starts over keeps nothing; one that continues keeps what its checkpoint knows
+            Recorder::rewind(run, newest)?;
+            run.write("config.yaml", self.config.to_yaml()?.as_bytes())?;
+        }
+        Ok(())
     }
 
     /// A new run folder, which keeps what the run reads.
-    pub fn new_folder(&self) -> Result<RunDir> {
+    pub fn new_folder(&self, programs: &Programs) -> Result<RunDir> {
         let output = &self.config.output;
-        let made = || {
+        let mut made = None;
+        self.world.on_main(|| {
             let run = RunDir::create(output, &self.config.to_yaml()?)?;
-            self.inputs()?.keep(&run)?;
-            Ok::<_, Error>(run)
-        };
-        self.world.together(if self.world.writes() { made() } else { Ok(RunDir::of_another(output)) })
+            let mut inputs = self.inputs()?;
+            inputs.add_modules(modules(&self.config, self.data.prompts.task(), programs))?;
+            inputs.keep(&run)?;
+            made = Some(run);
+            Ok(Vec::new())
+        })?;
+        Ok(made.unwrap_or_else(|| RunDir::of_another(output)))
     }
 
     /// The files that the run reads, as they are now.
@@ -82,10 +157,15 @@ impl Opened {
     }
 }
 
-/// Whether a folder holds a run, as rank 0 sees it.
-fn is_there(world: &World, output: &Path) -> Result<bool> {
-    let said = world.of_main(vec![u8::from(RunDir::holds_run(output))])?;
-    Ok(said.first() == Some(&1))
+/// The user's modules that the Python programs of a task have imported, each list with the key of its program.
+pub(super) fn modules(config: &RunConfig, task: &dyn Task, programs: &Programs) -> Vec<(String, Vec<PathBuf>)> {
+    let Some(rows) = config.task.as_ref().and_then(TaskConfig::rows) else { return Vec::new() };
+    let rewards = rows.rewards.iter().enumerate();
+    let functions = rewards.filter(|(_, own)| matches!(own.kind, RewardKind::Python(_)));
+    let functions = functions.map(|(at, own)| (format!("task.rewards.{at}"), programs.modules(own.name())));
+    let environments = task.environments().filter(|_| rows.environment.is_some());
+    let environments = environments.map(|own| ("task.environment".to_owned(), own.modules()));
+    functions.chain(environments).collect()
 }
 
 /// Refuses a run that the other command started.
@@ -103,11 +183,7 @@ fn check_mode(config: &RunConfig, mode: Mode, checkpoint: &Path) -> Result<()> {
 }
 
 /// Refuses files that are not as they were when the run began, or warns of them where they are allowed.
-fn compare_inputs(run: &RunDir, now: &Inputs, start: Start) -> Result<()> {
-    let Some(kept) = Inputs::kept(run)? else {
-        return Ok(());
-    };
-    let changes = kept.changes(now);
+fn refuse(run: &RunDir, changes: &[String], start: Start) -> Result<()> {
     if changes.is_empty() {
         return Ok(());
     }

@@ -4,10 +4,11 @@
 //! are skipped no checkpoint is written, and the one before the newest stays until an update after the newest has been
 //! applied.
 
+use super::resume::modules;
 use super::saved::Saved;
 use super::{CRITIC, Trainer};
 use crate::Result;
-use crate::checkpoint::{RunDir, trainer_state};
+use crate::checkpoint::{Inputs, RunDir, trainer_state};
 use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype, WholeModel};
 use std::path::{Path, PathBuf};
@@ -104,6 +105,7 @@ impl Trainer {
         });
         let name = RunDir::checkpoint_name(self.state.step);
         let run = self.recorder.run();
+        world.together(self.keep_modules())?;
         let dir = world.together(run.stage(&name))?;
         let trainer = dir.join("trainer");
         // rank 0 writes models, of which the others give it their parts; then all write their shards into its folders
@@ -116,6 +118,18 @@ impl Trainer {
             trainer_state::save_optimizer(&dir, &critic.optimizer, decoder, half, world)?;
         }
         run.complete(&name)
+    }
+
+    /// Adds to what the run reads the modules that programs have imported since it began.
+    fn keep_modules(&self) -> Result<()> {
+        let run = self.recorder.run();
+        let kept = if self.world.writes() { Inputs::kept(run)? } else { None };
+        let Some(mut inputs) = kept else { return Ok(()) };
+        let programs = self.reward_manager.programs(self.progress());
+        if inputs.add_modules(modules(&self.config, self.data.task(), &programs))? {
+            inputs.keep(run)?;
+        }
+        Ok(())
     }
 
     /// Writes the models, and where the run stands: on rank 0, tensor by tensor.

@@ -66,6 +66,104 @@ fn files_that_have_changed_are_named_by_key_and_refused_unless_they_are_allowed(
 }
 
 #[test]
+fn files_that_have_moved_are_accepted_with_a_word_as_long_as_their_contents_are_the_same() {
+    let bench = Bench::new();
+    let args = rows(&bench);
+    succeeded(&bench.firebrick("train", &with(&args, &[])));
+    for (from, to) in [
+        ("rows.jsonl", "moved/other.jsonl"),
+        ("reward.py", "moved/score.py"),
+        ("template.jinja", "moved/chat.jinja"),
+        ("rows.jsonl", "longer.jsonl"),
+    ] {
+        let text = bench.read(from);
+        bench.write(to, &text);
+    }
+    copy_model("llama-gqa", &bench.path("moved/model"));
+    let model = format!("model.path={}", bench.path("moved/model").display());
+    let moved = [
+        ("task.train", "task.train=moved/other.jsonl"),
+        ("task.rewards.1.file", "task.rewards.1.file=moved/score.py"),
+        ("model.chat_template", "model.chat_template=moved/chat.jinja"),
+        ("model.path", model.as_str()),
+    ];
+    for (steps, (key, own)) in (2..).zip(moved) {
+        let steps = format!("trainer.steps={steps}");
+        let output = bench.firebrick("train", &with(&args, &["--resume", own, &steps]));
+        succeeded(&output);
+        let said = stderr(&output);
+        assert!(said.contains("files have moved since the run began, with the same contents: "), "{key}: {said}");
+        assert!(said.contains(&format!("{key} (")) && said.contains("moved/"), "{key}: {said}");
+    }
+    // other contents at another path are refused, allowed or not
+    bench.write("longer.jsonl", &(bench.read("rows.jsonl") + "{\"q\": \"9 apples\", \"a\": \"9\"}\n"));
+    let other = with(&args, &["--resume", "task.train=longer.jsonl", "trainer.steps=9"]);
+    refused(&bench.firebrick("train", &other), &["cannot resume", "task.train ("]);
+    let allowed = [&other[..], &["--allow-changed-inputs"]].concat();
+    refused(&bench.firebrick("train", &allowed), &["cannot resume", "task.train ("]);
+}
+
+#[test]
+fn modules_that_a_reward_file_imports_are_inputs_at_once_or_at_its_first_call() {
+    let bench = Bench::new();
+    if Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    let args = rows(&bench);
+    let score = "import json\nfrom lengths.plain import of\n\
+                 def compute_score(solution_str, **_):\n    import late\n    return late.scaled(of(solution_str))\n";
+    bench.write("reward.py", score);
+    bench.write("lengths/__init__.py", "");
+    bench.write("lengths/plain.py", "from . import words\ndef of(text):\n    return float(len(text))\n");
+    bench.write("lengths/words.py", "WORDS = 1\n");
+    bench.write("late.py", "def scaled(value):\n    return 2 * value\n");
+    bench.write("beside.py", "NOTHING = 0\n");
+    succeeded(&bench.firebrick("train", &with(&args, &[])));
+    let kept: Value = serde_json::from_str(&bench.read("run/inputs.json")).unwrap();
+    let names = kept["task.rewards.1.modules"].as_array().expect("modules").iter().map(|own| {
+        let path = own["path"].as_str().unwrap().to_owned();
+        path.rsplit('/').next().unwrap().to_owned()
+    });
+    assert_eq!(names.collect::<Vec<_>>(), ["late.py", "__init__.py", "plain.py", "words.py"], "{kept}");
+    let resume =
+        |more: &[&str]| bench.firebrick("train", &with(&args, &[&["--resume", "trainer.steps=2"], more].concat()));
+    for file in ["late.py", "lengths/words.py", "lengths/__init__.py"] {
+        let before = bench.read(file);
+        bench.write(file, &format!("{before}# other\n"));
+        let name = file.rsplit('/').next().unwrap();
+        refused(&resume(&[]), &["cannot resume", "task.rewards.1.modules (", &format!("{name} has ")]);
+        bench.write(file, &before);
+    }
+    bench.write("beside.py", "NOTHING = 1\n");
+    bench.write("lengths/words.py", "WORDS = 2\n");
+    let allowed = resume(&["--allow-changed-inputs"]);
+    succeeded(&allowed);
+    assert!(stderr(&allowed).contains("words.py has other contents"), "{}", stderr(&allowed));
+    // from then on they are those of the run
+    succeeded(&resume(&["trainer.steps=3"]));
+}
+
+#[test]
+fn a_run_that_has_ended_loads_nothing_before_it_says_so() {
+    let bench = Bench::new();
+    let args = ["trainer.steps=2", "--resume"];
+    succeeded(&bench.firebrick("train", &args[..1]));
+    let weights = bench.path("run/checkpoints/step-000002/model/model.safetensors");
+    let kept = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, "no weights").unwrap();
+    let again = bench.firebrick("train", &args);
+    succeeded(&again);
+    assert!(stderr(&again).contains("nothing to train"), "{}", stderr(&again));
+    // one that was killed before its summary was written says so too, and writes it
+    std::fs::write(&weights, kept).unwrap();
+    std::fs::remove_file(bench.path("run/summary.json")).unwrap();
+    let again = bench.firebrick("train", &args);
+    succeeded(&again);
+    assert_eq!(stderr(&again).matches("nothing to train").count(), 1, "{}", stderr(&again));
+    assert!(bench.read("run/summary.json").contains("\"steps\": 2"));
+}
+
+#[test]
 fn a_second_process_is_refused_with_the_id_of_the_first_and_touches_nothing() {
     let bench = Bench::new();
     succeeded(&bench.firebrick("train", &["trainer.steps=1"]));

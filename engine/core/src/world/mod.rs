@@ -294,6 +294,37 @@ impl World {
         Ok(self.exchange(own)?.swap_remove(0))
     }
 
+    /// What only rank 0 does, for all: the bytes that it gives, or its error, with the same message on every rank.
+    ///
+    /// # Errors
+    /// Those of `work`; `Error::Device` where a rank is gone.
+    pub fn on_main(&self, work: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+        const DONE: u8 = 0;
+        const FAILED: u8 = 1;
+        const USERS: u8 = 2;
+        let own = self.writes().then(work);
+        let said = match &own {
+            None => Vec::new(),
+            Some(Ok(bytes)) => [&[DONE][..], bytes].concat(),
+            Some(Err(error)) => {
+                let kind = if error.is_users() { USERS } else { FAILED };
+                [&[kind][..], error.to_string().as_bytes()].concat()
+            }
+        };
+        let said = self.of_main(said)?;
+        if let Some(own @ Err(_)) = own {
+            return own;
+        }
+        match said.split_first() {
+            None => Ok(Vec::new()),
+            Some((&DONE, bytes)) => Ok(bytes.to_vec()),
+            Some((&kind, message)) => {
+                let message = String::from_utf8_lossy(message).into_owned();
+                Err(Error::OfMain { message, users: kind == USERS })
+            }
+        }
+    }
+
     /// Refuses ranks that are not alike: `what` they have, as bytes that have to be equal. The same error on every
     /// rank.
     ///
@@ -346,6 +377,25 @@ mod tests {
             world.together(own).unwrap_err().to_string()
         });
         assert_eq!(found, ["rank 1 failed: config: a wrong key", "config: a wrong key"]);
+    }
+
+    #[test]
+    fn what_rank_0_does_for_all_comes_to_the_same_bytes_or_the_same_message_on_every_rank() {
+        let found = ranks(3, |world| {
+            let done = world.on_main(|| Ok(vec![7, world.rank() as u8])).unwrap();
+            let failed =
+                [Error::Config("a wrong key".into()), Error::Phase { phase: "p", step: 1, detail: "d".into() }]
+                    .map(|error| world.on_main(|| Err(error)).unwrap_err());
+            // the ranks can continue
+            let after = world.of_main(vec![5]).unwrap();
+            (done, failed.map(|error| (error.to_string(), error.is_users())), after)
+        });
+        for (done, [users, other], after) in found {
+            assert_eq!(done, [7, 0]);
+            assert_eq!(users, ("config: a wrong key".to_owned(), true));
+            assert_eq!(other, ("the p phase failed at step 1: d".to_owned(), false));
+            assert_eq!(after, [5]);
+        }
     }
 
     #[test]

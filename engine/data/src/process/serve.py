@@ -28,9 +28,11 @@ import types
 GRACE = 2.0
 
 
-# Files that were loaded, and the packages that they are in: the user's, even where they are installed.
+# Files that were loaded, the packages that they are in, which are the user's even where they are installed, and the folders that they are
+# imported from.
 LOADED = set()
 OWN = set()
+ROOTS = set()
 # Folders of what is installed, and Python's.
 INSTALLED = {"site-packages", "dist-packages"}
 STDLIB = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
@@ -55,6 +57,7 @@ def load(file):
         folder, package = os.path.split(folder)
         parts.insert(0, package)
     LOADED.add(file)
+    ROOTS.add(os.path.realpath(folder))
     OWN.add(os.path.realpath(file if folder == own else os.path.join(folder, parts[0])))
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -193,11 +196,12 @@ def is_users(file):
 
 
 def modules(seen):
-    """Files of the user's modules that are new since the last look, those that were loaded by name apart."""
+    """Files of the user's modules that are new since the last look: those below the folders of the files that were loaded, which are apart."""
     files = (getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values()))
     new = {file for file in files if isinstance(file, str)} - seen
     seen.update(new)
-    new = {os.path.abspath(file) for file in new if is_users(file) and os.path.isfile(file)}
+    below = lambda file: any(os.path.realpath(file).startswith(os.path.join(root, "")) for root in ROOTS)
+    new = {os.path.abspath(file) for file in new if is_users(file) and below(file) and os.path.isfile(file)}
     return sorted(new - LOADED)
 
 
