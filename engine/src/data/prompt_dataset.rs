@@ -266,6 +266,18 @@ impl PromptDataset {
         self.kept.len()
     }
 
+    /// Training prompts that can be drawn: evenly spread ones, so many at most.
+    ///
+    /// # Errors
+    /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
+    pub fn spread(&self, most: u64) -> Result<Vec<Prompt>> {
+        let len = self.kept.len().unwrap_or(GLANCE);
+        let count = len.min(most);
+        let prompts = (0..count).into_par_iter().map(|i| self.prompt(Split::Train, self.kept.index(i * len / count)));
+        let prompts = prompts.collect::<Result<Vec<Prompt>>>()?;
+        Ok(prompts.into_iter().filter(|prompt| prompt.tokens.len() <= self.most).collect())
+    }
+
     /// The task.
     #[must_use]
     pub fn task(&self) -> &dyn Task {

@@ -1,7 +1,7 @@
 //! Judging completions: the task's reward models all together, its programs a group at a time, and what both say.
 
 use super::program::{Asked, Failure, Program, ProgramResult, ProgramResults, Progress};
-use super::{Answer, RewardModel, ScoredCompletion, Surroundings};
+use super::{Answer, RewardModel, RewardReader, ScoredCompletion, Surroundings};
 use crate::Result;
 use crate::task::{BatchedReward, Rewards, Task};
 use serde_json::{Map, Value};
@@ -126,30 +126,43 @@ impl RewardManager {
     }
 }
 
-/// Scores of a model.
+/// Scores of a model: NaN, which is said once, of what it cannot read, such as a completion that is too long for it.
 fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<f64>> {
-    let rows = answers.iter().map(|answer| row(model, answer));
-    let scores = model.score(rows.collect::<Result<_>>()?)?;
-    match scores.iter().position(|s| !s.is_finite()) {
-        None => Ok(scores),
-        Some(i) => {
-            Err(answers[i].failed(format!("reward `{}` returned {}; rewards must be finite", model.name(), scores[i])))
+    let (mut rows, mut readable) = (Vec::new(), Vec::new());
+    for (at, answer) in answers.iter().enumerate() {
+        match row(model.reader(), answer) {
+            Ok(row) => {
+                rows.push(row);
+                readable.push(at);
+            }
+            Err(reason) => model.warn_once(answer.id, &reason),
         }
     }
+    let mut scores = vec![f64::NAN; answers.len()];
+    for (at, score) in readable.into_iter().zip(model.score(rows)?) {
+        if !score.is_finite() {
+            let name = model.name();
+            return Err(answers[at].failed(format!("reward `{name}` returned {score}; rewards must be finite")));
+        }
+        scores[at] = score;
+    }
+    Ok(scores)
 }
 
-fn row(model: &RewardModel, answer: &Answer<'_>) -> Result<Vec<u32>> {
+/// The row of a completion, or why it has none.
+fn row(reader: &RewardReader, answer: &Answer<'_>) -> Result<Vec<u32>, String> {
     let prompt = answer.prompt;
-    let row = model.read(&ScoredCompletion {
+    let row = reader.read(&ScoredCompletion {
         example: &prompt.example,
         prompt_text: &prompt.text,
         prompt_tokens: &prompt.tokens,
         completion: &answer.text,
         completion_tokens: answer.tokens,
-    })?;
-    match model.refuses(row.len()) {
+    });
+    let row = row.map_err(|error| format!("reward `{}`: {error}", reader.name()))?;
+    match reader.refuses_row(&row) {
         None => Ok(row),
-        Some(reason) => Err(answer.failed(reason)),
+        Some(reason) => Err(reason),
     }
 }
 

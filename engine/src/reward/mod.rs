@@ -4,8 +4,10 @@ mod answer;
 mod manager;
 mod model;
 mod program;
+mod reader;
 
 pub use answer::{Answer, CompletionId, Purpose};
 pub use manager::{Judgement, Note, Programs, RewardManager};
-pub use model::{RewardModel, ScoredCompletion, Surroundings, architecture};
+pub use model::{RewardModel, Surroundings, architecture};
 pub use program::{Asked, Failure, ProgramResult, ProgramResults, Progress, Verdict};
+pub use reader::{RewardReader, ScoredCompletion};

@@ -3,12 +3,14 @@
 //! The score of a sequence is the head's number at its last real token, as transformers' `…ForSequenceClassification`
 //! reads it: the last one that is not the padding token of the model's config.
 
+use super::answer::CompletionId;
+use super::reader::{RewardReader, refusal};
 use crate::executor::{BoundaryLog, Executor, Residency, ResidentModel, Runtime, kept_values, values_all};
 use crate::hub::{ModelFiles, model_folder};
 use crate::learner::score_cut;
 use crate::plan::{MemoryConfig, Role, Zero};
 use crate::sequence::Sequence;
-use crate::task::{Example, PromptText, RewardInput, RewardModelConfig};
+use crate::task::RewardModelConfig;
 use crate::world::World;
 use crate::world::codec::Reader;
 use crate::{Error, Result};
@@ -17,9 +19,7 @@ use firebrick_backends::accounts::Accounts;
 use firebrick_backends::{Precision, PrecisionExt, device};
 use firebrick_models::arch::HeadKind;
 use firebrick_models::decoder::RankPart;
-use firebrick_models::tokenizer::{ChatOptions, Control, Message};
 use firebrick_models::{Arch, Checkpoint, Tokenizer};
-use std::path::Path;
 use std::sync::Arc;
 
 /// What the models of a run share.
@@ -41,34 +41,15 @@ pub struct Surroundings<'a> {
     pub world: &'a World,
 }
 
-/// A prompt with a completion, as a reward model may read it.
-#[derive(Clone, Copy, Debug)]
-pub struct ScoredCompletion<'a> {
-    /// The prompt before tokenization.
-    pub example: &'a Example,
-    /// Its text, rendered.
-    pub prompt_text: &'a str,
-    /// Its tokens, the policy's.
-    pub prompt_tokens: &'a [u32],
-    /// The completion's text, without special tokens.
-    pub completion: &'a str,
-    /// Its tokens, the policy's.
-    pub completion_tokens: &'a [u32],
-}
-
 /// A reward model in its place.
 #[derive(Debug)]
 pub struct RewardModel {
-    name: String,
-    input: RewardInput,
+    reader: RewardReader,
     placed: ResidentModel,
     runtime: Runtime,
-    /// Its own; none where it reads the policy's ids.
-    tokenizer: Option<Tokenizer>,
-    /// The policy's.
-    policy: Arc<Tokenizer>,
     pad: Option<u32>,
-    context: usize,
+    /// Whether it has been said that a completion has no score.
+    warned: bool,
 }
 
 /// The architecture of a reward model's folder, from its config alone.
@@ -95,10 +76,6 @@ pub fn architecture(name: &str, config: &RewardModelConfig) -> Result<Arch> {
     }
 }
 
-fn refusal(name: &str, path: &Path, detail: impl std::fmt::Display) -> Error {
-    Error::Config(format!("reward `{name}` ({}): {detail}", path.display()))
-}
-
 impl RewardModel {
     /// Loads a reward model onto its device, and sends it to where it waits.
     ///
@@ -110,7 +87,7 @@ impl RewardModel {
         let arch = architecture(name, config)?.in_precision(around.precision);
         let folder = model_folder(&config.path, ModelFiles::All)?;
         let checkpoint = Checkpoint::open(&folder)?.in_precision(around.precision);
-        let tokenizer = Self::vocabulary(name, config, &arch, around.tokenizer)?;
+        let reader = RewardReader::open(name, config, &arch, around.memory, around.tokenizer)?;
         let own = config.device.map(device::open).transpose()?;
         let device = own.as_ref().map_or(around.device, |(device, _)| device);
         let precision = around.precision.check(device);
@@ -141,119 +118,31 @@ impl RewardModel {
         let mut placed = placed.shared_by(&world);
         placed.set_residency(Residency::Idle)?;
         placed.decoder.check_computed()?;
-        Ok(Self {
-            name: name.to_owned(),
-            input: config.input,
-            placed,
-            runtime,
-            tokenizer,
-            policy: Arc::clone(around.tokenizer),
-            pad: checkpoint.pad_id(),
-            context: arch.max_positions,
-        })
-    }
-
-    /// The tokenizer that it reads with; none where it reads the policy's ids, which must then mean the same to it.
-    fn vocabulary(
-        name: &str,
-        config: &RewardModelConfig,
-        arch: &Arch,
-        policy: &Tokenizer,
-    ) -> Result<Option<Tokenizer>> {
-        let refused = |detail: String| Err(refusal(name, &config.path, detail));
-        let own = Tokenizer::from_dir(&model_folder(&config.path, ModelFiles::Tokenizer)?);
-        if config.input == RewardInput::Tokens {
-            if policy.vocab_size() > arch.vocab_size {
-                return refused(format!(
-                    "`input: tokens` passes it the policy's token ids, of which there are {}, but its embedding has {} \
-                     rows; use `input: text` or `chat`, which use the reward model's tokenizer",
-                    policy.vocab_size(),
-                    arch.vocab_size
-                ));
-            }
-            let differing = own.as_ref().ok().and_then(|own| own.differing_id(policy));
-            return match differing {
-                None => Ok(None),
-                Some((id, [own, other])) => refused(format!(
-                    "`input: tokens` passes it the policy's token ids, but id {id} is {own} to it and {other} to the \
-                     policy; use `input: text` or `chat`, which use the reward model's tokenizer"
-                )),
-            };
-        }
-        let own = own.map_err(|e| {
-            let advice = "it has no tokenizer, so only `input: tokens` is possible";
-            refusal(name, &config.path, format!("{e}; {advice}"))
-        })?;
-        let own = own.for_embedding(arch.vocab_size);
-        if config.input == RewardInput::Chat && !own.has_chat_template() {
-            return refused(
-                "`input: chat` needs a chat template, but its tokenizer has none; use `input: text`".into(),
-            );
-        }
-        Ok(Some(own))
+        Ok(Self { reader, placed, runtime, pad: checkpoint.pad_id(), warned: false })
     }
 
     /// Its name among the rewards.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        self.reader.name()
     }
 
-    /// The token ids that it reads of a prompt with its completion.
-    ///
-    /// # Errors
-    /// `Error::Model` where the template or the tokenizer refuses the texts.
-    pub fn read(&self, reading: &ScoredCompletion<'_>) -> Result<Vec<u32>> {
-        let Some(tokenizer) = &self.tokenizer else {
-            return Ok([reading.prompt_tokens, reading.completion_tokens].concat());
-        };
-        let example = reading.example;
-        let mut messages = match (self.input, &example.prompt) {
-            (RewardInput::Chat, PromptText::Text(text)) => vec![Message::new("user", text)],
-            (RewardInput::Chat, PromptText::Chat(messages)) => messages.clone(),
-            (RewardInput::Auto, PromptText::Chat(messages)) if tokenizer.has_chat_template() => messages.clone(),
-            _ => {
-                let text = format!("{}{}", reading.prompt_text, reading.completion);
-                return Ok(tokenizer.encode_text(&text, &self.control(tokenizer, reading)?, true)?);
-            }
-        };
-        messages.push(Message::new("assistant", reading.completion));
-        let options = ChatOptions { special_tokens: example.special_tokens(), ..ChatOptions::default() };
-        Ok(tokenizer.encode_chat(&messages, options)?.1)
+    /// How it reads prompts with completions.
+    #[must_use]
+    pub fn reader(&self) -> &RewardReader {
+        &self.reader
     }
 
-    /// Where its special tokens are control tokens in the policy's prompt followed by the completion: in what the
-    /// policy's chat template has written.
-    fn control(&self, tokenizer: &Tokenizer, reading: &ScoredCompletion<'_>) -> Result<Control> {
-        let (example, text) = (reading.example, reading.prompt_text);
-        let control = match &example.prompt {
-            PromptText::Text(_) => example.control.clone(),
-            PromptText::Chat(messages) => self.policy.control(text, messages, 0, example.chat_options(), tokenizer)?,
-        };
-        Ok(match control {
-            Control::Everywhere => Control::In(std::iter::once(0..text.len()).collect()),
-            within @ Control::In(_) => within,
-        })
-    }
-
-    /// Why a sequence of so many tokens cannot be scored, where it cannot.
-    pub fn refuses(&self, tokens: usize) -> Option<String> {
-        let (name, budget) = (&self.name, self.placed.plan.score_tokens);
-        if tokens == 0 {
-            Some(format!("reward `{name}` has no tokens to read"))
-        } else if tokens > self.context {
-            Some(format!(
-                "reward `{name}` needs {tokens} tokens for it, but its context is {} (max_position_embeddings); lower \
-                 rollout.response_length or rollout.prompt_length",
-                self.context
-            ))
-        } else if tokens > budget {
-            Some(format!(
-                "reward `{name}` needs {tokens} tokens for it, but its budget is {budget}; raise its score_tokens (or \
-                 memory.score_tokens) to {tokens}"
-            ))
-        } else {
-            None
+    /// Says, the first time, why a completion has no score.
+    pub(super) fn warn_once(&mut self, id: CompletionId, reason: &str) {
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(
+                "step {}, draw {}, sample {}: {reason}; it has no score, and reward/{}/missing counts such completions",
+                id.step,
+                id.prompt_index,
+                id.sample,
+                self.name()
+            );
         }
     }
 

@@ -1,12 +1,13 @@
 //! What a configuration asks for and the run's task, plans or device cannot serve: refused before anything is loaded.
 
 use crate::config::{Mode, RunConfig, SftConfig, TrainerConfig};
+use crate::data::{Prompt, PromptDataset};
 use crate::executor::{check_shared_matrices, check_shared_sequences, check_stages};
 use crate::objective::{Advantages, Objective};
 use crate::optim::OptimConfig;
 use crate::plan::{ModelPlan, MomentKind, Plan, Role};
 use crate::planning;
-use crate::reward::architecture;
+use crate::reward::{RewardReader, architecture};
 use crate::task::{Rewards, Task};
 use crate::world::World;
 use crate::{Error, Result};
@@ -16,6 +17,7 @@ use firebrick_backends::accounts::Home;
 use firebrick_backends::kernels;
 use firebrick_backends::memory::{ReadingSource, read};
 use firebrick_backends::{DeviceInfo, DeviceSpec, Precision, profile};
+use firebrick_models::Tokenizer;
 use firebrick_spec::Backend;
 use std::sync::Arc;
 
@@ -105,6 +107,30 @@ pub(super) fn check_matrices(config: &RunConfig, policy: &Arch, critic: Option<&
             "shards the inputs of adapters, and each rank would drop different ones; set model.lora.dropout to 0"
                 .into(),
         );
+    }
+    Ok(())
+}
+
+/// Prompts of each split that reward models read before the first step.
+const READ: usize = 1000;
+
+/// Refuses prompts and lengths that leave a reward model no room for a completion, where it can be foreseen. `longest` are
+/// the most tokens of a prompt to the policy.
+pub(super) fn check_reward_models(
+    config: &RunConfig,
+    prompts: &PromptDataset,
+    tokenizer: &Arc<Tokenizer>,
+    longest: usize,
+) -> Result<()> {
+    let models: Vec<_> = prompts.task().rewards().into_iter().flat_map(Rewards::models).collect();
+    if models.is_empty() {
+        return Ok(());
+    }
+    let drawn = prompts.spread(READ as u64)?;
+    let read: Vec<&Prompt> = prompts.validation.iter().take(READ).chain(&drawn).collect();
+    for (name, own) in models {
+        let reader = RewardReader::open(name, own, &architecture(name, own)?, &config.memory, tokenizer)?;
+        reader.check(&read, longest, config.rollout.longest_response())?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
+use super::checks::check_reward_models;
 use super::evaluated_sample::{EvaluatedSample, judged_samples, mean_reward, unjudged};
 use super::gather::{Dealt, all_played, all_samples};
 use super::judging::{ends_in_thought, texts};
@@ -75,6 +76,8 @@ pub fn evaluate(config: &RunConfig) -> Result<Evaluation> {
     let request = planning::request(&config, Mode::Rl, arch, profile, free_bytes(&info))?;
     let cache = request.workload.kv_cache_bytes;
     let limits = engine_limits(&config.rollout, arch, config.rollout.max_num_seqs, cache)?;
+    let longest = data.validation.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
+    check_reward_models(&config, &data, &source.tokenizer, longest)?;
     let decoder = source.decoder(&config, RankPart::default(), &device)?;
     let mut reward_manager = RewardManager::open(
         data.task(),

@@ -1,8 +1,8 @@
 //! A run before its weights: what it is made of is opened, then its memory is planned.
 
 use super::checks::{
-    check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised, check_rewards,
-    check_sampling_groups, check_sequences, check_size, chosen_objective,
+    check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised, check_reward_models,
+    check_rewards, check_sampling_groups, check_sequences, check_size, chosen_objective,
 };
 use super::ddp_backend::connect;
 use super::links::{cluster, profile_of};
@@ -120,6 +120,10 @@ impl Opened {
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
         planning::check_longest(&plan, &request.workload, config.memory.plan.is_some())?;
+        if self.judges() {
+            let longest = request.workload.prompt_length as usize;
+            check_reward_models(config, &self.data.prompts, &self.source.tokenizer, longest)?;
+        }
         request.memory.set_zero(plan.policy().zero);
         request.parallel = self.parallel(plan.policy().zero, cluster(&self.world, &request.profile)?);
         planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;

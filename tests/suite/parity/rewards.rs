@@ -82,7 +82,7 @@ impl Case {
             completion: &self.completion,
             completion_tokens: &self.completion_ids,
         };
-        model.read(&reading).expect("tokens")
+        model.reader().read(&reading).expect("tokens")
     }
 }
 
@@ -140,8 +140,8 @@ fn scores_do_not_depend_on_the_batch_nor_on_where_weights_wait() {
                     assert_close(&label, *found, *expected, 1e-5);
                 }
             }
-            assert_eq!(model.refuses(longest), None);
-            let refusal = model.refuses(score_tokens + 1).expect("too long");
+            assert_eq!(model.reader().refuses(longest), None);
+            let refusal = model.reader().refuses(score_tokens + 1).expect("too long");
             assert!(refusal.contains("tokens for it"), "{refusal}");
         }
     }

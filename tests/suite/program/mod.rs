@@ -29,6 +29,7 @@ mod quantized_base;
 mod readings;
 mod report;
 mod resume;
+mod reward_models;
 mod rewards;
 mod rollout;
 mod runs;

@@ -108,14 +108,25 @@ fn checkpoints_that_are_no_reward_model_end_a_run_before_it_starts() {
 }
 
 #[test]
-fn a_completion_that_is_too_long_for_its_judge_ends_the_run_with_what_to_raise() {
+fn lengths_that_leave_a_reward_model_no_room_are_refused_before_the_first_step_with_what_to_raise() {
     let bench = Bench::new();
-    let output = run(&bench, "run", &["task.rewards.0.score_tokens=20"]);
-    assert_eq!(output.status.code(), Some(1));
-    let message = stderr(&output);
-    for part in ["reward `helpful` needs", "its budget is 20", "raise its score_tokens"] {
-        assert!(message.contains(part), "{message}");
+    let budget = ["reward `helpful` needs", "its budget is 20", "raise its score_tokens"];
+    let context = ["reward `helpful` needs", "its context is 256", "lower rollout.response_length"];
+    let tokens = "task.rewards.0.input=tokens";
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&["task.rewards.0.score_tokens=20"], &budget),
+        (&["rollout.response_length=240"], &context),
+        (&[tokens, "task.rewards.0.score_tokens=20"], &budget),
+        (&[tokens, "rollout.response_length=240"], &context),
+    ];
+    for (more, parts) in cases {
+        refused(&run(&bench, "run", more), parts);
+        assert!(!bench.path("run").exists(), "{more:?}: nothing begins");
     }
+    let example = project().join("examples/reward_model.yaml");
+    let model = format!("model.path={}", fixtures().join("models/qwen2-tied").display());
+    let eval = ["eval", example.to_str().unwrap(), &model, "rollout.response_length=240"];
+    refused(&firebrick(&eval), &context);
 }
 
 #[test]

@@ -1,0 +1,230 @@
+//! What a reward model reads of a prompt with its completion: token ids, and what is too long for it.
+
+use crate::data::Prompt;
+use crate::hub::{ModelFiles, model_folder};
+use crate::plan::MemoryConfig;
+use crate::task::{Example, PromptText, RewardInput, RewardModelConfig};
+use crate::{Error, Result};
+use firebrick_models::tokenizer::{ChatOptions, Control, Message};
+use firebrick_models::{Arch, Tokenizer};
+use rayon::prelude::*;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A prompt with a completion, as a reward model may read it.
+#[derive(Clone, Copy, Debug)]
+pub struct ScoredCompletion<'a> {
+    /// The prompt before tokenization.
+    pub example: &'a Example,
+    /// Its text, rendered.
+    pub prompt_text: &'a str,
+    /// Its tokens, the policy's.
+    pub prompt_tokens: &'a [u32],
+    /// The completion's text, without special tokens.
+    pub completion: &'a str,
+    /// Its tokens, the policy's.
+    pub completion_tokens: &'a [u32],
+}
+
+/// How a reward model reads.
+#[derive(Debug)]
+pub struct RewardReader {
+    name: String,
+    input: RewardInput,
+    /// Its own; none where it reads the policy's ids.
+    tokenizer: Option<Tokenizer>,
+    /// The policy's.
+    policy: Arc<Tokenizer>,
+    /// Most tokens of a sequence: of the model, and of a batch.
+    context: usize,
+    budget: usize,
+    /// Rows of its embedding.
+    rows: usize,
+}
+
+pub(super) fn refusal(name: &str, path: &Path, detail: impl std::fmt::Display) -> Error {
+    Error::Config(format!("reward `{name}` ({}): {detail}", path.display()))
+}
+
+impl RewardReader {
+    /// Opens the tokenizer of a reward model of this architecture.
+    ///
+    /// # Errors
+    /// `Error::Config` for another vocabulary than the policy's where it reads the policy's ids, and for a tokenizer or a
+    /// template that is not there; `Error::Hub` where they cannot be fetched; those of its plan.
+    pub fn open(
+        name: &str,
+        config: &RewardModelConfig,
+        arch: &Arch,
+        memory: &MemoryConfig,
+        policy: &Arc<Tokenizer>,
+    ) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            input: config.input,
+            tokenizer: Self::vocabulary(name, config, arch, policy)?,
+            policy: Arc::clone(policy),
+            context: arch.max_positions,
+            budget: memory.scorer_plan(arch, config.score_tokens, config.param_offload)?.score_tokens,
+            rows: arch.vocab_size,
+        })
+    }
+
+    /// Its name among the rewards.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Refuses, before the first step, prompts that cannot be scored with any completion, and lengths that leave no room
+    /// for one: `longest` are the most tokens of a prompt to the policy, `response` those of a completion. Another
+    /// tokenizer may need more or fewer tokens than the policy's, which a warning says.
+    ///
+    /// # Errors
+    /// `Error::Row` for a prompt that its tokenizer or template refuses, `Error::Config` where there is no room.
+    pub fn check(&self, prompts: &[&Prompt], longest: usize, response: usize) -> Result<()> {
+        let lengths = match &self.tokenizer {
+            None => vec![longest],
+            Some(_) => prompts.par_iter().map(|prompt| self.length(prompt)).collect::<Result<_>>()?,
+        };
+        let (Some(shortest), Some(longest)) = (lengths.iter().min(), lengths.iter().max()) else { return Ok(()) };
+        let needed = longest + response;
+        let Some(reason) = self.refuses(needed) else { return Ok(()) };
+        let bound = self.tokenizer.as_ref().is_none_or(|own| own.differing_id(&self.policy).is_none());
+        let message =
+            format!("a prompt of {longest} tokens with a completion of {response} (rollout.response_length): {reason}");
+        if bound || self.refuses(shortest + 1).is_some() {
+            return Err(Error::Config(message));
+        }
+        tracing::warn!("{message}; longer completions have no score");
+        Ok(())
+    }
+
+    /// Tokens of a prompt with an empty completion.
+    fn length(&self, prompt: &Prompt) -> Result<usize> {
+        let place = || match prompt.row {
+            Some((split, row)) => format!("reward `{}`: {} row {row}", self.name, split.name()),
+            None => format!("reward `{}`", self.name),
+        };
+        let row = self.read(&ScoredCompletion {
+            example: &prompt.example,
+            prompt_text: &prompt.text,
+            prompt_tokens: &prompt.tokens,
+            completion: "",
+            completion_tokens: &[],
+        });
+        row.map(|row| row.len()).map_err(|error| error.in_row(&place()))
+    }
+
+    /// The tokenizer that it reads with; none where it reads the policy's ids, which must then mean the same to it.
+    fn vocabulary(
+        name: &str,
+        config: &RewardModelConfig,
+        arch: &Arch,
+        policy: &Tokenizer,
+    ) -> Result<Option<Tokenizer>> {
+        let refused = |detail: String| Err(refusal(name, &config.path, detail));
+        let own = Tokenizer::from_dir(&model_folder(&config.path, ModelFiles::Tokenizer)?);
+        if config.input == RewardInput::Tokens {
+            if policy.vocab_size() > arch.vocab_size {
+                return refused(format!(
+                    "`input: tokens` passes it the policy's token ids, of which there are {}, but its embedding has {} \
+                     rows; use `input: text` or `chat`, which use the reward model's tokenizer",
+                    policy.vocab_size(),
+                    arch.vocab_size
+                ));
+            }
+            let differing = own.as_ref().ok().and_then(|own| own.differing_id(policy));
+            return match differing {
+                None => Ok(None),
+                Some((id, [own, other])) => refused(format!(
+                    "`input: tokens` passes it the policy's token ids, but id {id} is {own} to it and {other} to the \
+                     policy; use `input: text` or `chat`, which use the reward model's tokenizer"
+                )),
+            };
+        }
+        let own = own.map_err(|e| {
+            let advice = "it has no tokenizer, so only `input: tokens` is possible";
+            refusal(name, &config.path, format!("{e}; {advice}"))
+        })?;
+        let own = own.for_embedding(arch.vocab_size);
+        if config.input == RewardInput::Chat && !own.has_chat_template() {
+            return refused(
+                "`input: chat` needs a chat template, but its tokenizer has none; use `input: text`".into(),
+            );
+        }
+        Ok(Some(own))
+    }
+
+    /// The token ids that it reads of a prompt with its completion.
+    ///
+    /// # Errors
+    /// `Error::Model` where the template or the tokenizer refuses the texts.
+    pub fn read(&self, reading: &ScoredCompletion<'_>) -> Result<Vec<u32>> {
+        let Some(tokenizer) = &self.tokenizer else {
+            return Ok([reading.prompt_tokens, reading.completion_tokens].concat());
+        };
+        let example = reading.example;
+        let mut messages = match (self.input, &example.prompt) {
+            (RewardInput::Chat, PromptText::Text(text)) => vec![Message::new("user", text)],
+            (RewardInput::Chat, PromptText::Chat(messages)) => messages.clone(),
+            (RewardInput::Auto, PromptText::Chat(messages)) if tokenizer.has_chat_template() => messages.clone(),
+            _ => {
+                let text = format!("{}{}", reading.prompt_text, reading.completion);
+                return Ok(tokenizer.encode_text(&text, &self.control(tokenizer, reading)?, true)?);
+            }
+        };
+        messages.push(Message::new("assistant", reading.completion));
+        let options = ChatOptions { special_tokens: example.special_tokens(), ..ChatOptions::default() };
+        Ok(tokenizer.encode_chat(&messages, options)?.1)
+    }
+
+    /// Where its special tokens are control tokens in the policy's prompt followed by the completion: in what the
+    /// policy's chat template has written.
+    fn control(&self, tokenizer: &Tokenizer, reading: &ScoredCompletion<'_>) -> Result<Control> {
+        let (example, text) = (reading.example, reading.prompt_text);
+        let control = match &example.prompt {
+            PromptText::Text(_) => example.control.clone(),
+            PromptText::Chat(messages) => self.policy.control(text, messages, 0, example.chat_options(), tokenizer)?,
+        };
+        Ok(match control {
+            Control::Everywhere => Control::In(std::iter::once(0..text.len()).collect()),
+            within @ Control::In(_) => within,
+        })
+    }
+
+    /// Why a row cannot be scored, where it cannot.
+    #[must_use]
+    pub fn refuses_row(&self, row: &[u32]) -> Option<String> {
+        let beyond = row.iter().find(|&&id| id as usize >= self.rows);
+        let beyond = beyond.map(|id| {
+            format!(
+                "reward `{}` has no embedding for the token id {id}: it has {} rows (vocab_size)",
+                self.name, self.rows
+            )
+        });
+        self.refuses(row.len()).or(beyond)
+    }
+
+    /// Why a sequence of so many tokens cannot be scored, where it cannot.
+    #[must_use]
+    pub fn refuses(&self, tokens: usize) -> Option<String> {
+        let (name, budget) = (&self.name, self.budget);
+        if tokens == 0 {
+            Some(format!("reward `{name}` has no tokens to read"))
+        } else if tokens > self.context {
+            Some(format!(
+                "reward `{name}` needs {tokens} tokens for it, but its context is {} (max_position_embeddings); lower \
+                 rollout.response_length or rollout.prompt_length",
+                self.context
+            ))
+        } else if tokens > budget {
+            Some(format!(
+                "reward `{name}` needs {tokens} tokens for it, but its budget is {budget}; raise its score_tokens (or \
+                 memory.score_tokens) to {tokens}"
+            ))
+        } else {
+            None
+        }
+    }
+}
