@@ -5,6 +5,7 @@
 
 use super::answer::CompletionId;
 use super::reader::{RewardReader, refusal};
+use crate::Result;
 use crate::executor::{BoundaryLog, Executor, Residency, ResidentModel, Runtime, kept_values, values_all};
 use crate::hub::{ModelFiles, model_folder};
 use crate::learner::score_cut;
@@ -13,7 +14,6 @@ use crate::sequence::Sequence;
 use crate::task::RewardModelConfig;
 use crate::world::World;
 use crate::world::codec::Reader;
-use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::{Precision, PrecisionExt, device};

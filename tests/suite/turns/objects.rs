@@ -7,6 +7,7 @@ use firebrick_engine::config::{RunConfig, parse};
 use firebrick_engine::task::{EnvironmentConfig, Environments, Example, PythonEnvironments};
 use firebrick_engine::trainer::Trainer;
 use serde_json::{Value, json};
+use std::path::Path;
 
 const CLASSES: &str = r#"
 import os, pathlib, threading
@@ -77,17 +78,16 @@ fn a_process_that_dies_as_its_environments_are_copied_costs_no_rollout() {
     looked_at("Dies");
 }
 
-/// A run whose rewards look at environments of a class.
-fn looked_at(class: &str) {
-    let Some(folder) = folder() else { return };
+/// A run whose rewards look at environments of a class, in a folder.
+fn run(folder: &Path, class: &str) -> firebrick::Result<()> {
     let rows: Vec<String> = (0..8)
         .map(|row| {
             let prompt = json!([{"role": "user", "content": "ab"}]);
             json!({"prompt": prompt, "row": row}).to_string()
         })
         .collect();
-    std::fs::write(folder.path().join("rows.jsonl"), rows.join("\n")).expect("written");
-    let file = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(folder.join("rows.jsonl"), rows.join("\n")).expect("written");
+    let file = |name: &str| folder.join(name).display().to_string();
     let function = |of: &str, name: &str| json!({"kind": "python", "name": name, "file": file(of), "function": name});
     let rewards = json!([
         function("judge.py", "apart"),
@@ -99,7 +99,7 @@ fn looked_at(class: &str) {
     let environment = json!({"kind": "python", "file": file("env.py"), "class": class, "kwargs": {"scale": 10}});
     let model = crate::support::fixtures().join("models/qwen2-tied");
     let config = json!({
-        "model": {"path": model, "chat_template": template(folder.path())},
+        "model": {"path": model, "chat_template": template(folder)},
         "output": file("run"),
         "device": "cpu",
         "task": {"kind": "dataset", "train": file("rows.jsonl"), "environment": environment, "rewards": rewards},
@@ -108,7 +108,12 @@ fn looked_at(class: &str) {
     });
     let config: RunConfig = parse(&config.to_string(), &[]).expect("a configuration");
     let mut trainer = Trainer::builder(config).build().expect("a trainer");
-    trainer.run().expect("a run");
+    trainer.run().map(drop)
+}
+
+fn looked_at(class: &str) {
+    let Some(folder) = folder() else { return };
+    run(folder.path(), class).expect("a run");
     let mut seen = 0;
     for line in samples(&folder.path().join("run")).lines() {
         let sample: Value = serde_json::from_str(line).expect("JSON");
@@ -122,6 +127,17 @@ fn looked_at(class: &str) {
     }
     assert_eq!(seen, 8);
     assert_eq!(folder.path().join("died").exists(), class == "Dies");
+}
+
+#[test]
+fn an_object_that_cannot_be_copied_ends_the_run_with_the_function_that_needs_it() {
+    let Some(folder) = folder() else { return };
+    let error = run(folder.path(), "Locked").expect_err("an end");
+    let message = error.to_string();
+    assert!(error.is_users(), "{message}");
+    for part in ["reward `apart`: `apart` (", "judge.py, line 2): ", "an object of `Locked` cannot be pickled"] {
+        assert!(message.contains(part), "{part:?} is not in {message}");
+    }
 }
 
 #[test]

@@ -312,6 +312,18 @@ fn what_an_environment_prints_disturbs_nothing_however_much_it_is() {
 }
 
 #[test]
+fn modules_of_the_folder_that_a_class_imports_are_named_at_once_or_at_its_first_call() {
+    let class = "import json, near\nclass Late:\n    def reset(self, **row):\n        import late\n";
+    let files = [("env.py", class), ("near.py", ""), ("late.py", ""), ("apart.py", "")];
+    let Some(folder) = folder_with(&files) else { return };
+    let environments = open(folder.path(), "Late", &Value::Null).expect("opened");
+    let at = |name: &str| folder.path().join(name);
+    assert_eq!(environments.modules(), [at("near.py")]);
+    environments.make(0).reset(&example(&json!({}))).expect("begun");
+    assert_eq!(environments.modules(), [at("late.py"), at("near.py")]);
+}
+
+#[test]
 fn classes_that_are_no_environments_are_refused_with_the_reason() {
     let Some(folder) = folder() else { return };
     for (class, part) in [
