@@ -106,7 +106,8 @@ impl Header {
         let failure = self.failure.as_ref();
         let (used, allowed) = failure.and_then(|f| f.limit).unwrap_or_default();
         let flags = failure.map_or(0, |f| {
-            1 | u8::from(f.out_of_memory) << 1 | u8::from(f.limit.is_some()) << 2 | u8::from(f.device_lost) << 3
+            let flags = [true, f.out_of_memory, f.limit.is_some(), f.device_lost, f.users];
+            flags.iter().enumerate().fold(0, |all, (bit, set)| all | u8::from(*set) << bit)
         });
         let mut bytes = Vec::with_capacity(FIXED);
         bytes.extend(MAGIC.to_le_bytes());
@@ -145,6 +146,7 @@ impl Header {
             out_of_memory: flag(1),
             limit: flag(2).then(|| (number(24), number(32))),
             device_lost: flag(3),
+            users: flag(4),
         });
         Ok(Self { kind, element, sequence: number(8), bytes: number(16), failure })
     }

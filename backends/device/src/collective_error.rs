@@ -18,6 +18,8 @@ pub struct Failure {
     pub limit: Option<(u64, u64)>,
     /// Whether its device is lost.
     pub device_lost: bool,
+    /// Whether the user can mend it.
+    pub users: bool,
 }
 
 impl Failure {
@@ -117,6 +119,12 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
+    /// Whether the user can mend it by changing what they asked for: all ranks that failed say so.
+    #[must_use]
+    pub fn is_users(&self) -> bool {
+        matches!(self, Self::Failed(failures) if failures.iter().all(|failure| failure.users))
+    }
+
     /// The failure to act on where ranks have failed: the largest shortage of memory, or else the lowest rank's error.
     /// The same on every rank.
     #[must_use]

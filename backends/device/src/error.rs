@@ -132,7 +132,10 @@ impl Error {
     /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
     #[must_use]
     pub fn is_users(&self) -> bool {
-        !matches!(self, Self::Transfer(_) | Self::NoRoom { .. } | Self::OutOfMemory(_) | Self::Collective(_))
+        match self {
+            Self::Collective(error) => error.is_users(),
+            other => !matches!(other, Self::Transfer(_) | Self::NoRoom { .. } | Self::OutOfMemory(_)),
+        }
     }
 }
 

@@ -88,7 +88,7 @@ pub(super) fn agreed_attempt<T>(world: &World, own: Result<Attempt<T>>) -> Resul
     let failure = match &own {
         Ok(Ok(_)) => None,
         Ok(Err(what)) => Some(Failure::of_memory(&what.cause)),
-        Err(error) => Some(Failure::new(error.to_string())),
+        Err(error) => Some(Failure { users: error.is_users(), ..Failure::new(error.to_string()) }),
     };
     let Err(error) = world.agree_on_failure(failure) else {
         return own;

@@ -268,7 +268,7 @@ impl World {
     pub fn together<T>(&self, done: Result<T>) -> Result<T> {
         let told = |error: &Error| match error.out_of_memory() {
             Some(what) => Failure::of_memory(&what),
-            None => Failure::new(error.to_string()),
+            None => Failure { users: error.is_users(), ..Failure::new(error.to_string()) },
         };
         let failure = done.as_ref().err().map(told);
         match (self.agree_on_failure(failure), done) {
@@ -374,7 +374,9 @@ mod tests {
                 0 => Ok(()),
                 _ => Err(Error::Config("a wrong key".into())),
             };
-            world.together(own).unwrap_err().to_string()
+            let error = world.together(own).unwrap_err();
+            assert!(error.is_users());
+            error.to_string()
         });
         assert_eq!(found, ["rank 1 failed: config: a wrong key", "config: a wrong key"]);
     }
