@@ -199,7 +199,7 @@ pub enum Error {
     /// Ranks of a run that are not alike, or not as many as the configuration says.
     #[error("ranks: {0}")]
     Ranks(String),
-    /// What failed on rank 0, on another rank.
+    /// What failed on rank 0, and is known to all of several ranks.
     #[error("{message}")]
     OfMain {
         /// Its message.

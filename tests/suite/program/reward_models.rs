@@ -85,13 +85,12 @@ fn completions_that_a_reward_model_cannot_read_have_no_score_and_are_counted_and
     trains(&too_long, &limit, "its budget is 32; raise its score_tokens", |text| 3 + text.len() > 32);
     let beyond = bench();
     edit(&beyond.path("judge/tokenizer.json"), |tokenizer| {
-        let added = json!({"id": 512, "content": "e", "single_word": false, "lstrip": false, "rstrip": false,
+        let added = json!({"id": 512, "content": " s", "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": false});
         tokenizer["added_tokens"].as_array_mut().unwrap().push(added);
     });
-    trains(&beyond, &[], "the token \"e\" has id 512, but the model's embedding has 512 rows", |text| {
-        text.contains('e')
-    });
+    let reason = "the token \" s\" has id 512, but the model's embedding has 512 rows";
+    trains(&beyond, &[], reason, |text| text.contains(" s"));
     let templates = bench();
     set_template(
         &templates,
@@ -108,18 +107,18 @@ fn prompts_that_a_reward_model_cannot_read_are_refused_before_the_first_step_wit
     refused(&refusing.firebrick("train", &chat), &["reward `judge`: train row 1", "no c"]);
     let beyond = bench();
     edit(&beyond.path("judge/tokenizer.json"), |tokenizer| {
-        let added = json!({"id": 512, "content": "d", "single_word": false, "lstrip": false, "rstrip": false,
+        let added = json!({"id": 512, "content": "cd", "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": false});
         tokenizer["added_tokens"].as_array_mut().unwrap().push(added);
     });
-    let parts = ["reward `judge`: train row 1", "the token \"d\" has id 512"];
+    let parts = ["reward `judge`: train row 1", "the token \"cd\" has id 512"];
     refused(&beyond.firebrick("train", &[]), &parts);
     // what is validated too, and before an evaluation
     let validation = ["task.validation=rows.jsonl", "task.train=others.jsonl"];
     beyond.write("others.jsonl", "{\"q\": \"ab\"}\n{\"q\": \"ac\"}\n");
     for command in ["train", "eval"] {
         let output = beyond.firebrick(command, &validation);
-        refused(&output, &["reward `judge`: validation row 1", "the token \"d\" has id 512"]);
+        refused(&output, &["reward `judge`: validation row 1", "the token \"cd\" has id 512"]);
     }
     assert!(!refusing.path("run").exists() && !beyond.path("run").exists());
 }

@@ -277,9 +277,12 @@ impl World {
         }
     }
 
-    /// Tells all ranks that the run ends here with an error.
+    /// Tells all ranks that the run ends here with an error. What rank 0 found for all they know, and may still be
+    /// reading.
     pub fn give_up(&self, error: &Error) {
-        self.all.abort(&error.to_string());
+        if !matches!(error, Error::OfMain { .. }) {
+            self.all.abort(&error.to_string());
+        }
     }
 
     /// What rank 0 says.
@@ -297,24 +300,24 @@ impl World {
     /// What only rank 0 does, for all: the bytes that it gives, or its error, with the same message on every rank.
     ///
     /// # Errors
-    /// Those of `work`; `Error::Device` where a rank is gone.
+    /// That of `work`, of several ranks as `Error::OfMain`; `Error::Device` where a rank is gone.
     pub fn on_main(&self, work: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
         const DONE: u8 = 0;
         const FAILED: u8 = 1;
         const USERS: u8 = 2;
+        if self.is_solo() {
+            return work();
+        }
         let own = self.writes().then(work);
-        let said = match &own {
+        let said = match own {
             None => Vec::new(),
-            Some(Ok(bytes)) => [&[DONE][..], bytes].concat(),
+            Some(Ok(bytes)) => [&[DONE][..], &bytes].concat(),
             Some(Err(error)) => {
                 let kind = if error.is_users() { USERS } else { FAILED };
                 [&[kind][..], error.to_string().as_bytes()].concat()
             }
         };
         let said = self.of_main(said)?;
-        if let Some(own @ Err(_)) = own {
-            return own;
-        }
         match said.split_first() {
             None => Ok(Vec::new()),
             Some((&DONE, bytes)) => Ok(bytes.to_vec()),
