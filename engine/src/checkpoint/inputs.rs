@@ -1,5 +1,6 @@
-//! The files that a run reads, as they were when it began: rows, weights, tokenizers, templates, programs and the modules
-//! that these import. A run that is resumed compares, because with other ones it would not be the run that it was.
+//! The files that a run reads, as they were when it began: rows, weights, tokenizers, templates, programs and the
+//! modules that these import. A run that is resumed compares, because with other ones it would not be the run that it
+//! was.
 
 use super::RunDir;
 use crate::config::{Mode, RunConfig, is_template};
@@ -80,8 +81,8 @@ impl Inputs {
         Ok(Self(all))
     }
 
-    /// Adds modules that programs have imported, each list with the key of the program (`task.rewards.0`). Whether one is
-    /// new.
+    /// Adds modules that programs have imported, each list with the key of the program (`task.rewards.0`). Whether one
+    /// is new.
     ///
     /// # Errors
     /// `Error::Io` where a file cannot be read.
@@ -188,8 +189,8 @@ impl Inputs {
     }
 }
 
-/// Whether lists of files have the same contents in the same order. A model's are found by their names, which have to be
-/// the same too.
+/// Whether lists of files have the same contents in the same order. A model's are found by their names, which have to
+/// be the same too.
 fn equal(key: &str, before: &[InputFile], now: &[InputFile]) -> bool {
     let by_name = key.ends_with(".path") || key.ends_with(".tokenizer");
     let mut pairs = before.iter().zip(now);

@@ -29,8 +29,8 @@ const FREE_OF_REWARDS: [&str; 4] = ["workers", "device", "score_tokens", "param_
 /// Most characters of a value that a message shows.
 const SHOWN: usize = 40;
 
-/// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too, and
-/// so may the keys `same`, whose files have been compared.
+/// Only the run's length, rhythm, device and memory may change between sessions; what the mode does not read may too,
+/// and so may the keys `same`, whose files have been compared.
 pub(crate) fn check_resume_compat(
     earlier: &RunConfig,
     now: &RunConfig,

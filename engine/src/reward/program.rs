@@ -1,7 +1,7 @@
 //! Rewards that other programs compute: Python functions and commands, in several processes each. A group of
-//! completions is a call. Where the process of a call dies or does not answer in time, its completions are asked for once
-//! more one at a time and counted, so that one bad completion does not cost the others their rewards. Where the user's
-//! code raises, or answers with what is no reward for each completion, it is wrong: that ends the run.
+//! completions is a call. Where the process of a call dies or does not answer in time, its completions are asked for
+//! once more one at a time and counted, so that one bad completion does not cost the others their rewards. Where the
+//! user's code raises, or answers with what is no reward for each completion, it is wrong: that ends the run.
 
 mod protocol;
 mod queue;

@@ -50,8 +50,8 @@ impl RewardReader {
     /// Opens the tokenizer of a reward model of this architecture.
     ///
     /// # Errors
-    /// `Error::Config` for another vocabulary than the policy's where it reads the policy's ids, and for a tokenizer or a
-    /// template that is not there; `Error::Hub` where they cannot be fetched; those of its plan.
+    /// `Error::Config` for another vocabulary than the policy's where it reads the policy's ids, and for a tokenizer or
+    /// a template that is not there; `Error::Hub` where they cannot be fetched; those of its plan.
     pub fn open(
         name: &str,
         config: &RewardModelConfig,
@@ -76,8 +76,8 @@ impl RewardReader {
         &self.name
     }
 
-    /// Refuses, before the first step, prompts that cannot be scored with any completion, and lengths that leave no room
-    /// for one: `longest` are the most tokens of a prompt to the policy, `response` those of a completion. Another
+    /// Refuses, before the first step, prompts that cannot be scored with any completion, and lengths that leave no
+    /// room for one: `longest` are the most tokens of a prompt to the policy, `response` those of a completion. Another
     /// tokenizer may need more or fewer tokens than the policy's, which a warning says.
     ///
     /// # Errors

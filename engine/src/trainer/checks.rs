@@ -114,8 +114,8 @@ pub(super) fn check_matrices(config: &RunConfig, policy: &Arch, critic: Option<&
 /// Prompts of each split that reward models read before the first step.
 const READ: usize = 1000;
 
-/// Refuses prompts and lengths that leave a reward model no room for a completion, where it can be foreseen. `longest` are
-/// the most tokens of a prompt to the policy.
+/// Refuses prompts and lengths that leave a reward model no room for a completion, where it can be foreseen. `longest`
+/// are the most tokens of a prompt to the policy.
 pub(super) fn check_reward_models(
     config: &RunConfig,
     prompts: &PromptDataset,
