@@ -5,6 +5,7 @@ use crate::output;
 use crate::table::Table;
 use firebrick::engine::config;
 use firebrick::engine::data::{DataReport, Lengths, SampledPrompt, SplitReport};
+use firebrick::spec::json::{to_lines, to_text};
 use std::fmt::Write;
 
 /// Characters of the longest bar of a histogram.
@@ -14,7 +15,7 @@ pub fn run(args: &DataArgs) -> anyhow::Result<()> {
     let config = config::load(&args.config, &args.overrides)?;
     let report = DataReport::of(&config, args.samples)?;
     let text =
-        if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { output::printable(&text(&report)) };
+        if args.json { to_lines(&serde_json::to_value(&report)?) + "\n" } else { output::printable(&text(&report)) };
     output::print(&text)
 }
 
@@ -100,12 +101,12 @@ fn prompt(sample: &SampledPrompt, report: &DataReport) -> String {
             let is_text = |content: &serde_json::Value| content.is_string() || content.is_array();
             for (name, value) in message.fields() {
                 if name != "role" && !(name == "content" && is_text(value)) {
-                    text += &quoted(&format!("  {name}: {value}"));
+                    text += &quoted(&format!("  {name}: {}", to_text(value)));
                 }
             }
         }
         if let Some(tools) = &sample.tools {
-            text += &quoted(&format!("tools: {tools}"));
+            text += &quoted(&format!("tools: {}", to_text(tools)));
         }
         for (name, value) in &report.chat_template_kwargs {
             text += &quoted(&format!("{name}: {value}"));

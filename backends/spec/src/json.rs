@@ -158,8 +158,9 @@ fn number_as_written(text: &str) -> Value {
     json!({MARK: text})
 }
 
-/// The text of a mark.
-fn written(value: &Value) -> Option<&str> {
+/// The text of a number that is a mark; `None` of any other value.
+#[must_use]
+pub fn number_text(value: &Value) -> Option<&str> {
     let own = value.as_object().filter(|own| own.len() == 1)?;
     // a file may have the key too: what is no number stays what it is
     own.get(MARK)?.as_str().filter(|text| is_number(text))
@@ -169,7 +170,7 @@ fn written(value: &Value) -> Option<&str> {
 #[must_use]
 pub fn has_marks(value: &Value) -> bool {
     match value {
-        Value::Object(map) => written(value).is_some() || map.values().any(has_marks),
+        Value::Object(map) => number_text(value).is_some() || map.values().any(has_marks),
         Value::Array(list) => list.iter().any(has_marks),
         _ => false,
     }
@@ -188,7 +189,7 @@ pub fn plain_config(value: &Value) -> Value {
 }
 
 fn unmarked(value: &Value, not_finite: &dyn Fn(&str) -> Value) -> Value {
-    if let Some(text) = written(value) {
+    if let Some(text) = number_text(value) {
         let whole = text.parse::<i64>().ok().map(Value::from);
         let float = || text.parse().ok().and_then(Number::from_f64).map(Value::Number);
         return whole.or_else(float).unwrap_or_else(|| not_finite(text));
@@ -207,36 +208,63 @@ fn unmarked(value: &Value, not_finite: &dyn Fn(&str) -> Value) -> Value {
 #[must_use]
 pub fn to_text(value: &Value) -> String {
     let mut text = String::new();
-    write(value, &mut text);
+    write(value, None, &mut text);
     text
 }
 
-fn write(value: &Value, to: &mut String) {
-    if let Some(text) = written(value) {
+/// The same on several lines, indented by two spaces.
+#[must_use]
+pub fn to_lines(value: &Value) -> String {
+    let mut text = String::new();
+    write(value, Some(0), &mut text);
+    text
+}
+
+/// Writes a value, at this depth of indentation if there is any.
+fn write(value: &Value, depth: Option<usize>, to: &mut String) {
+    if let Some(text) = number_text(value) {
         to.push_str(text);
         return;
     }
+    let inner = depth.map(|depth| depth + 1);
     match value {
-        Value::Object(map) => {
-            to.push('{');
-            for (at, (key, value)) in map.iter().enumerate() {
-                to.push_str(if at > 0 { "," } else { "" });
+        Value::Object(map) if !map.is_empty() => {
+            let colon = if depth.is_some() { ": " } else { ":" };
+            block(['{', '}'], depth, map.iter(), to, |(key, value), to| {
                 to.push_str(&Value::from(key.as_str()).to_string());
-                to.push(':');
-                write(value, to);
-            }
-            to.push('}');
+                to.push_str(colon);
+                write(value, inner, to);
+            });
         }
-        Value::Array(list) => {
-            to.push('[');
-            for (at, value) in list.iter().enumerate() {
-                to.push_str(if at > 0 { "," } else { "" });
-                write(value, to);
-            }
-            to.push(']');
+        Value::Array(list) if !list.is_empty() => {
+            block(['[', ']'], depth, list.iter(), to, |value, to| write(value, inner, to));
         }
         other => to.push_str(&other.to_string()),
     }
+}
+
+/// Writes brackets around items, each on a line if there is indentation.
+fn block<T>(
+    [open, close]: [char; 2],
+    depth: Option<usize>,
+    items: impl Iterator<Item = T>,
+    to: &mut String,
+    item: impl Fn(T, &mut String),
+) {
+    let line = |depth: Option<usize>, to: &mut String| {
+        if let Some(depth) = depth {
+            to.push('\n');
+            (0..depth).for_each(|_| to.push_str("  "));
+        }
+    };
+    to.push(open);
+    for (at, own) in items.enumerate() {
+        to.push_str(if at > 0 { "," } else { "" });
+        line(depth.map(|depth| depth + 1), to);
+        item(own, to);
+    }
+    line(depth, to);
+    to.push(close);
 }
 
 #[cfg(test)]
@@ -302,6 +330,14 @@ mod tests {
         assert_eq!((fault.line, fault.column, &*fault.reason), (2, 6, "byte 0xE9 is not UTF-8"));
         let fault = parse(b"{\"a\": NaN,\n \"b\": 1E3 x}").unwrap_err();
         assert_eq!((fault.line, fault.column), (2, 11), "{fault}");
+    }
+
+    #[test]
+    fn lines_are_those_of_other_json_with_numbers_as_written() {
+        let value = json!({"a": [1, {"b": null}], "c": {}, "d": [], "e": "x"});
+        assert_eq!(to_lines(&value), serde_json::to_string_pretty(&value).unwrap());
+        let value = parse(br#"{"a": [12345678901234567890123]}"#).unwrap();
+        assert_eq!(to_lines(&value), "{\n  \"a\": [\n    12345678901234567890123\n  ]\n}");
     }
 
     #[test]

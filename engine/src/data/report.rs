@@ -212,7 +212,7 @@ impl Look<'_> {
             PromptText::Chat(messages) => Some(messages),
             PromptText::Text(_) => None,
         };
-        let tools = example.fields.get(TOOLS).filter(|tools| !tools.is_null());
+        let tools = example.fields.column(TOOLS).filter(|tools| !tools.is_null());
         Ok(SampledPrompt {
             index,
             tools: tools.cloned().filter(|_| messages.is_some()),
@@ -274,7 +274,7 @@ fn fingerprint(example: &Example) -> u64 {
     match &example.prompt {
         PromptText::Text(text) => text.hash(&mut hasher),
         PromptText::Chat(messages) => {
-            serde_json::to_string(&(messages, example.fields.get(TOOLS))).unwrap_or_default().hash(&mut hasher);
+            serde_json::to_string(&(messages, example.fields.column(TOOLS))).unwrap_or_default().hash(&mut hasher);
         }
     }
     hasher.finish()

@@ -311,14 +311,14 @@ fn sequence(
     };
     let fields = ["messages", "prompt", "completion"].map(|key| {
         // a Parquet file has a null where a row has no such column
-        row.fields.get(key).filter(|value| !value.is_null())
+        row.fields.column(key).filter(|value| !value.is_null())
     });
     let tokenizer = &source.tokenizer;
-    let tools = row.fields.get(TOOLS);
+    let tools = row.fields.column(TOOLS);
     let mut encode = |messages: &[Message], from| {
         looked.conversations = true;
         looked.add(row, spelled_in_chat(tokenizer, messages, tools));
-        let kwargs = row.fields.get(TEMPLATE_KWARGS).and_then(Value::as_object);
+        let kwargs = row.fields.column(TEMPLATE_KWARGS).and_then(Value::as_object);
         let options = ChatOptions { tools, kwargs, special_tokens, ..ChatOptions::default() };
         tokenizer.encode_with_assistant_mask_and(messages, from, options)
     };

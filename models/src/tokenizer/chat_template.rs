@@ -10,6 +10,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use firebrick_spec::json::number_text;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value, context};
@@ -229,8 +230,11 @@ impl ChatTemplate {
     }
 }
 
-/// A value of JSON as templates see it, the keys of objects in their order.
+/// A value of JSON as templates see it, the keys of objects in their order, numbers as Python reads them.
 fn from_json(value: &serde_json::Value) -> Value {
+    if let Some(number) = number_text(value) {
+        return python_text::parsed(number);
+    }
     match value {
         serde_json::Value::Null => Value::from(()),
         serde_json::Value::Bool(is) => (*is).into(),
@@ -268,6 +272,10 @@ fn compile(source: &str) -> Result<Environment<'static>, minijinja::Error> {
     });
     // Templates ask this of `tools`; the engine's own answer for none is yes.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    environment.add_test("integer", python_text::is_integer);
+    environment.add_test("number", |value: &Value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || python_text::is_integer(value)
+    });
     environment.add_filter("tojson", tojson);
     environment.add_filter(MARK, |text: String| format!("{}{text}{}", MARKS[0], MARKS[1]));
     environment.add_function("raise_exception", raise_exception);

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use firebrick_spec::json::number_text;
 use serde_json::{Map, Value};
 use tokenizers::{Encoding, Model as _, OffsetReferential, OffsetType, PreTokenizer as _};
 
@@ -299,6 +300,7 @@ impl Marker<'_> {
         match value {
             Value::String(text) => Value::String(self.string(text, tails)),
             Value::Array(list) => list.iter().map(|entry| self.value(entry, tails)).collect(),
+            number if number_text(number).is_some() => number.clone(),
             Value::Object(fields) => {
                 let fields = fields.iter();
                 Value::Object(
@@ -327,6 +329,7 @@ fn gather<'v>(value: &'v Value, to: &mut Vec<&'v str>) {
                 gather(entry, to);
             }
         }
+        number if number_text(number).is_some() => {}
         Value::Object(fields) => {
             for (name, entry) in fields {
                 to.push(name);

@@ -1,6 +1,7 @@
 //! The words of a message: what its author wrote, in all fields that have some.
 
 use super::Message;
+use firebrick_spec::json::number_text;
 use serde_json::Value;
 
 /// The role whose turns are trained on.
@@ -38,6 +39,7 @@ fn each(name: &str, value: &mut Value, visit: &mut dyn FnMut(&mut String)) {
     match value {
         Value::String(own) if !LABELS.contains(&name) => visit(own),
         Value::Array(list) => list.iter_mut().for_each(|own| each(name, own, visit)),
+        own if number_text(own).is_some() => {}
         Value::Object(fields) => fields.iter_mut().for_each(|(name, own)| each(name, own, visit)),
         _ => {}
     }
@@ -65,6 +67,15 @@ mod tests {
         assert_eq!(
             upper(json!({"role": "tool", "name": "f", "content": parts("a")})),
             json!({"role": "tool", "name": "f", "content": parts("A")})
+        );
+    }
+
+    #[test]
+    fn a_number_of_any_length_has_no_words() {
+        let arguments = |s: &str| json!({"n": firebrick_spec::json::number("98765432109876543210"), "s": s});
+        assert_eq!(
+            upper(json!({"role": "assistant", "tool_calls": [{"function": {"arguments": arguments("x")}}]})),
+            json!({"role": "assistant", "tool_calls": [{"function": {"arguments": arguments("X")}}]})
         );
     }
 

@@ -1,9 +1,42 @@
 //! Values as Python writes them: what a template prints of a list, a dictionary or a number.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
+use std::sync::Arc;
 
 use minijinja::Value;
-use minijinja::value::ValueKind;
+use minijinja::value::{Object, ObjectRepr, ValueKind};
+
+/// An integer that the template engine has no type for, in digits.
+#[derive(Debug)]
+struct LongInteger(String);
+
+impl Object for LongInteger {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The number that Python reads a text of JSON as: integers keep all their digits, others are floats.
+pub(super) fn parsed(text: &str) -> Value {
+    if let Ok(integer) = text.parse::<i128>() {
+        return integer.into();
+    }
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    if digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Value::from_object(LongInteger(text.to_owned()));
+    }
+    // Rust reads Python's names of what is not finite, and what is too large is infinite to both
+    text.parse().map_or_else(|_| text.into(), |float: f64| float.into())
+}
+
+/// Whether a value is an integer of any length.
+pub(super) fn is_integer(value: &Value) -> bool {
+    value.is_integer() || value.downcast_object_ref::<LongInteger>().is_some()
+}
 
 /// `str(value)`.
 pub(super) fn text(value: &Value) -> String {
@@ -50,10 +83,15 @@ fn write(out: &mut String, value: &Value) {
 
 /// A number: the shortest digits, with an exponent below 1e-4 and from 1e16 on.
 pub(super) fn number(value: &Value) -> String {
-    let float = f64::try_from(value.clone()).ok().filter(|_| !value.is_integer());
-    let Some(float) = float.filter(|float| float.is_finite()) else {
+    if is_integer(value) {
+        return value.to_string();
+    }
+    let Ok(float) = f64::try_from(value.clone()) else {
         return value.to_string();
     };
+    if !float.is_finite() {
+        return float.to_string().to_lowercase();
+    }
     let shortest = format!("{float:e}");
     let (digits, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
     let exponent: i32 = exponent.parse().unwrap_or_default();
@@ -120,5 +158,28 @@ mod tests {
             assert_eq!(number(&Value::from(float)), expected);
         }
         assert_eq!(number(&Value::from(10_i64.pow(17))), "100000000000000000");
+    }
+
+    #[test]
+    fn numbers_are_read_as_python_reads_them() {
+        // repr(json.loads(text)) of CPython 3.11
+        let long = "1234567890".repeat(9);
+        for (text, expected) in [
+            ("98765432109876543210", "98765432109876543210"),
+            ("-18446744073709551616", "-18446744073709551616"),
+            (long.as_str(), long.as_str()),
+            ("-0", "0"),
+            ("-0.0", "-0.0"),
+            ("1.50", "1.5"),
+            ("1E3", "1000.0"),
+            ("12345678901234567890.5", "1.2345678901234567e+19"),
+            ("1e999", "inf"),
+            ("-Infinity", "-inf"),
+            ("NaN", "nan"),
+        ] {
+            let value = parsed(text);
+            assert_eq!(repr(&value), expected, "{text}");
+            assert_eq!(is_integer(&value), !text.contains(['.', 'E', 'e', 'N', 'I']), "{text}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python_text::number;
+use super::python_text::{is_integer, number};
 use super::special_tokens::is_mark;
 
 /// `value|tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`.
@@ -55,7 +55,13 @@ impl Style {
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&number(value)),
+            _ if is_integer(value) => out.push_str(&number(value)),
+            ValueKind::Number => out.push_str(match number(value).as_str() {
+                "nan" => "NaN",
+                "inf" => "Infinity",
+                "-inf" => "-Infinity",
+                finite => finite,
+            }),
             ValueKind::String => self.string(out, value.as_str().unwrap_or_default()),
             ValueKind::Map => return self.map(out, value, depth),
             ValueKind::Seq | ValueKind::Iterable => {

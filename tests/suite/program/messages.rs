@@ -99,6 +99,71 @@ fn supervised_turns_are_trained_with_their_tool_calls() {
     assert_eq!((tokens[1], tokens[1]), (tokens[2], tokens[3]));
 }
 
+/// JSON with numbers beyond 64 bits, and what Python's `json.dumps(json.loads(…))` writes of it.
+const LONG: &str = "{\"n\": 98765432109876543210, \"l\": [-18446744073709551616, {\"x\": 1234567890123456789012345678901234567890123}], \
+                    \"f\": 1.50, \"z\": -0, \"e\": 1E3}";
+const PYTHONS: &str = "{\"n\": 98765432109876543210, \"l\": [-18446744073709551616, {\"x\": 1234567890123456789012345678901234567890123}], \
+                       \"f\": 1.5, \"z\": 0, \"e\": 1000.0}";
+
+#[test]
+fn integers_of_any_length_in_messages_tools_and_variables_reach_the_template_as_they_are_written() {
+    let bench = bench(&[]);
+    let call = format!("{{\"function\": {{\"name\": \"f\", \"arguments\": {LONG}}}}}");
+    let turn = format!("{{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{call}]}}");
+    let row = format!(
+        "{{\"prompt\": [{{\"role\": \"user\", \"content\": \"<|im_end|>\"}}, {turn}], \"tools\": [{LONG}], \"a\": \"1\", \
+         \"chat_template_kwargs\": {{\"own\": {LONG}}}}}"
+    );
+    // columns may be the JSON of tools and variables
+    let texts = format!(
+        "{{\"prompt\": [{{\"role\": \"user\", \"content\": \"x\"}}, {turn}], \"tools\": {}, \"a\": \"1\", \
+         \"chat_template_kwargs\": {}}}",
+        json!(format!("[{LONG}]")),
+        json!(format!("{{\"own\": {LONG}}}"))
+    );
+    bench.write("rows.jsonl", &format!("{row}\n{texts}\n"));
+    bench.write(
+        "chat.jinja",
+        "{{ tools[0] | tojson }}|{{ own | tojson }}|{{ messages[1].tool_calls[0].function.arguments | tojson }}|\
+         {{ own.n }} {{ own.n is number }} {{ own.n | string }} {{ own.l[1] }}",
+    );
+    let expected = format!(
+        "{PYTHONS}|{PYTHONS}|{PYTHONS}|98765432109876543210 True 98765432109876543210 \
+         {{'x': 1234567890123456789012345678901234567890123}}"
+    );
+    let output = bench.firebrick("data", &["--json", "--samples=2"]);
+    let found = samples(&output);
+    assert_eq!(found.len(), 2);
+    for sample in &found {
+        assert_eq!(sample["text"], expected.as_str());
+    }
+    // and the report writes them as they are
+    let report = succeeded(&output);
+    assert!(report.contains("\"n\": 98765432109876543210,") && !report.contains("\\u0000"), "{report}");
+    let report = succeeded(&bench.firebrick("data", &[]));
+    assert!(report.contains("\"n\":98765432109876543210,") && !report.contains("\\u0000"), "{report}");
+}
+
+#[test]
+fn supervised_turns_have_the_integers_of_their_tool_calls() {
+    let bench = bench(&[]);
+    let row = |turn: String| {
+        format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"x\"}}, {{\"role\": \"assistant\", {turn}}}]}}\n")
+    };
+    let call = format!("{{\"function\": {{\"name\": \"f\", \"arguments\": {LONG}}}}}");
+    let rows = [
+        format!("\"content\": null, \"tool_calls\": [{call}]"),
+        format!("\"content\": {}", json!(format!("f({PYTHONS})"))),
+    ];
+    let tokens = rows.map(|turn| {
+        bench.write("sft.jsonl", &row(turn));
+        std::fs::remove_dir_all(bench.path("sft.jsonl.run")).unwrap_or_default();
+        succeeded(&sft(&bench, "sft.jsonl"));
+        batch_tokens(&bench, "sft.jsonl.run")
+    });
+    assert_eq!(tokens[0], tokens[1]);
+}
+
 #[test]
 fn nulls_that_a_table_adds_to_structs_reach_no_template() {
     let bench = bench(&[]);

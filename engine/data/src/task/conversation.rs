@@ -2,6 +2,7 @@
 //! video or audio are refused.
 
 use firebrick_models::tokenizer::{CONVERSATION_VARIABLES, Message};
+use firebrick_spec::json::{parse, to_text};
 use serde_json::{Map, Value};
 
 use super::rows::fills_structs;
@@ -22,7 +23,7 @@ const LABELS: [&str; 4] = ["role", "content", "name", "tool_call_id"];
 /// # Errors
 /// `TaskError` for a message without a role, or with content that is no text.
 pub fn message(value: &Value, path: &str, setting: &str, row: &Row) -> Result<Message, TaskError> {
-    let bad = |what: &str| row.bad(setting, format!("field `{path}` has the message {value}, {what}"));
+    let bad = |what: &str| row.bad(setting, format!("field `{path}` has the message {}, {what}", to_text(value)));
     let own = if fills_structs(&row.place.path) { without_nulls(value) } else { value.clone() };
     let message = match own {
         Value::Object(fields) => Message::of(fields),
@@ -93,12 +94,12 @@ pub fn check_text_only(row: &Row, setting: &str, read: impl Fn(&str) -> bool) ->
 /// # Errors
 /// `TaskError` with the row, if the field is no list.
 pub fn read_tools(row: &mut Row) -> Result<(), TaskError> {
-    let Some(value) = row.fields.get(TOOLS) else {
+    let Some(value) = row.fields.column(TOOLS) else {
         return Ok(());
     };
     let list = match value {
         Value::String(json) if json.trim().is_empty() => Value::Null,
-        Value::String(json) => serde_json::from_str(json).unwrap_or_else(|_| value.clone()),
+        Value::String(json) => parse(json.as_bytes()).unwrap_or_else(|_| value.clone()),
         other => without_nulls(other),
     };
     let is_good = match &list {
@@ -108,8 +109,9 @@ pub fn read_tools(row: &mut Row) -> Result<(), TaskError> {
     };
     if !is_good {
         let detail = format!(
-            "field `{TOOLS}` is {value}, expected a list of tools (JSON schemas), or the JSON of such a list; it is what the \
-             chat template is given, so rename a column that means something else"
+            "field `{TOOLS}` is {}, expected a list of tools (JSON schemas), or the JSON of such a list; it is what the \
+             chat template is given, so rename a column that means something else",
+            to_text(value)
         );
         return Err(row.bad(TOOLS, detail));
     }
@@ -122,16 +124,16 @@ pub fn read_tools(row: &mut Row) -> Result<(), TaskError> {
 /// # Errors
 /// `TaskError` with the row, if the field is no object.
 pub fn read_template_kwargs(row: &mut Row) -> Result<(), TaskError> {
-    let Some(value) = row.fields.get(TEMPLATE_KWARGS) else {
+    let Some(value) = row.fields.column(TEMPLATE_KWARGS) else {
         return Ok(());
     };
     let read = match value {
         Value::String(json) if json.trim().is_empty() => Value::Null,
-        Value::String(json) => serde_json::from_str(json).unwrap_or_else(|_| value.clone()),
+        Value::String(json) => parse(json.as_bytes()).unwrap_or_else(|_| value.clone()),
         Value::Object(_) if fills_structs(&row.place.path) => without_nulls(value),
         other => other.clone(),
     };
-    let bad = |what: &str| row.bad(TEMPLATE_KWARGS, format!("field `{TEMPLATE_KWARGS}` is {value}, {what}"));
+    let bad = |what: &str| row.bad(TEMPLATE_KWARGS, format!("field `{TEMPLATE_KWARGS}` is {}, {what}", to_text(value)));
     match &read {
         Value::Null => {}
         Value::Object(kwargs) => {

@@ -74,8 +74,8 @@ impl Example {
     #[must_use]
     pub fn chat_options(&self) -> ChatOptions<'_> {
         ChatOptions {
-            tools: self.fields.get(TOOLS),
-            kwargs: self.fields.get(TEMPLATE_KWARGS).and_then(Value::as_object),
+            tools: self.fields.column(TOOLS),
+            kwargs: self.fields.column(TEMPLATE_KWARGS).and_then(Value::as_object),
             special_tokens: self.special_tokens(),
             ..ChatOptions::prompt()
         }

@@ -15,11 +15,18 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// Sets a column.
+    /// Sets a column, which may have [marks](json).
     pub fn insert(&mut self, name: impl Into<String>, value: Value) {
         let name = name.into();
         self.marked.remove(&name);
-        self.plain.insert(name, value);
+        let plain = if json::has_marks(&value) {
+            let plain = json::plain(&value);
+            self.marked.insert(name.clone(), value);
+            plain
+        } else {
+            value
+        };
+        self.plain.insert(name, plain);
     }
 
     /// A column as its file has it, with [marks](json).
@@ -123,5 +130,8 @@ mod tests {
         let mut own = fields(r#"{"a":1E3}"#);
         own.insert("a", Value::from(2));
         assert_eq!(own.to_text(), r#"{"a":2}"#);
+        own.insert("a", json::number("98765432109876543210"));
+        assert_eq!(own.to_text(), r#"{"a":98765432109876543210}"#);
+        assert_eq!(own["a"], 98_765_432_109_876_543_210_f64);
     }
 }

@@ -2,6 +2,7 @@
 //! compiled.
 
 use firebrick_models::tokenizer::{Control, Message, SpecialTokens};
+use firebrick_spec::json::to_text;
 use regex::Regex;
 use serde_json::Value;
 use std::ops::Range;
@@ -236,7 +237,7 @@ impl Recipe {
                     |(role, content): &(String, Template)| Ok(Message::new(role.clone(), content.render(row)?));
                 messages.iter().map(render).collect::<Result<Vec<_>, _>>()?
             }
-            Prompt::Field(path) => match row.get(path, PROMPT_FIELD)? {
+            Prompt::Field(path) => match row.written(path, PROMPT_FIELD)? {
                 Value::String(_) if self.system.is_some() => {
                     let detail = format!("field `{path}` is plain text, expected a list of messages");
                     return Err(row.bad("task.system_prompt", detail));
@@ -246,6 +247,7 @@ impl Recipe {
                     list.iter().map(|value| message(value, path, PROMPT_FIELD, row)).collect::<Result<_, _>>()?
                 }
                 other => {
+                    let other = to_text(other);
                     let detail = format!("field `{path}` is {other}, expected a string or a list of chat messages");
                     return Err(row.bad(PROMPT_FIELD, detail));
                 }

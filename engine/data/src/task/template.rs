@@ -32,14 +32,22 @@ impl Row {
         })
     }
 
+    /// The value at a dotted path as the row's file has it, with [marks](json).
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub fn written(&self, path: &str, setting: &str) -> Result<&Value, TaskError> {
+        let plain = self.get(path, setting)?;
+        Ok(self.fields.at(path).unwrap_or(plain))
+    }
+
     /// The value at a dotted path as text: strings as they are, numbers as the row has them, booleans, lists and objects
     /// as JSON. A null has no text.
     ///
     /// # Errors
     /// As [`Self::get`]; for a null an error that names the row and the field.
     pub fn text(&self, path: &str, setting: &str) -> Result<String, TaskError> {
-        let plain = self.get(path, setting)?;
-        match self.fields.at(path).unwrap_or(plain) {
+        match self.written(path, setting)? {
             Value::String(text) => Ok(text.clone()),
             Value::Null => {
                 Err(self.bad(setting, format!("field `{path}` is null; expected text, a number or a boolean")))
