@@ -5,10 +5,14 @@
 //! trained on are those that were sampled. What was not sampled is masked out of the loss.
 
 mod episodes;
+mod format;
 mod outcome;
 mod pool;
 mod template;
+mod thought;
 
 pub use episodes::{Episodes, Limits};
+pub use format::tool_format;
 pub use outcome::{Outcome, TurnStats};
 pub use template::TurnTemplate;
+pub use thought::{behind_thought, opens_thought};

@@ -48,7 +48,7 @@ impl PolicySource {
         let checkpoint = config.path.as_ref();
         let checkpoint = checkpoint.map(|path| checkpoint_of(path, files)).transpose()?;
         let mut tokenizer = tokenizer_of(config, task)?;
-        let family = tokenizer.training_family().filter(|_| task.environments().is_some());
+        let family = tokenizer.turns_family().filter(|_| task.environments().is_some());
         if let Some(family) = family {
             tokenizer = tokenizer.for_turns();
             tracing::info!(

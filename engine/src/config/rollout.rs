@@ -1,7 +1,7 @@
 //! The `rollout` section, what of it can be refused, and dynamic sampling.
 
 use crate::plan::size::Bytes;
-use crate::task::ToolParser;
+use crate::task::{ToolParser, ToolRole};
 use crate::{Error, Result};
 use firebrick_arch::Arch;
 use firebrick_backends::Precision;
@@ -83,8 +83,10 @@ pub struct MultiTurn {
     pub max_assistant_turns: Option<usize>,
     /// Maximum characters of a tool response; longer ones are truncated and end with `...`. `null`: no limit.
     pub max_tool_response_length: Option<usize>,
-    /// Format of tool calls.
-    pub format: ToolParser,
+    /// Format of tool calls. `null`: the chat template's, or `hermes`.
+    pub format: Option<ToolParser>,
+    /// Role of tool responses.
+    pub tool_role: ToolRole,
 }
 
 impl MultiTurn {

@@ -4,7 +4,7 @@
 use crate::data::Prompt;
 use crate::reward::{Answer, Asked, CompletionId, ProgramResults, Programs, Purpose};
 use crate::task::{Reward, Task};
-use crate::turns::Outcome;
+use crate::turns::{Outcome, opens_thought};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use firebrick_models::tokenizer::Message;
@@ -119,12 +119,7 @@ pub(super) fn ends_in_thought(tokenizer: &Tokenizer, prompt: &Prompt, sample: &S
     if turn.contains("</think>") {
         return Ok(false);
     }
-    let opens = |text: &str| text.trim_end().ends_with("<think>");
-    let opened = match sample.inserted.last() {
-        Some(between) => opens(&tokenizer.decode(&sample.tokens[between.clone()], false)?),
-        None => opens(&prompt.text),
-    };
-    Ok(opened || turn.trim_start().starts_with("<think>"))
+    Ok(opens_thought(tokenizer, &prompt.text, sample)? || turn.trim_start().starts_with("<think>"))
 }
 
 impl Judging {

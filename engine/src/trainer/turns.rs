@@ -5,7 +5,7 @@ use crate::config::{MultiTurn, RolloutConfig, RunConfig};
 use crate::data::Prompt;
 use crate::objective::Needs;
 use crate::task::{PromptText, Split, TOOLS, Task};
-use crate::turns::{Episodes, Limits, Outcome, TurnTemplate};
+use crate::turns::{Episodes, Limits, Outcome, TurnTemplate, tool_format};
 use crate::{Error, Result};
 use firebrick_models::random::DrawKey;
 use firebrick_sampler::{Generated, GenerationRequest, Generator, Next, Sample, SchedulerConfig, Turns};
@@ -53,10 +53,23 @@ pub(super) fn turn_template(
             "an environment answers in a conversation, but the task's prompts are plain text; write them as messages",
         );
     };
-    let tools = example.fields.get(TOOLS).unwrap_or(environments.tools());
-    let call = config.rollout.multi_turn.format.example();
-    let tokenizer = &source.tokenizer;
-    TurnTemplate::new(tokenizer, &source.ends.ids, tools, messages, call).map(Some)
+    let tools = example.fields.column(TOOLS).unwrap_or(environments.tools());
+    let (turns, tokenizer) = (&config.rollout.multi_turn, &source.tokenizer);
+    let format = tool_format(tokenizer, tools, messages, turns.format)?;
+    let template = TurnTemplate::new(tokenizer, &source.ends.ids, tools, messages, format, turns.tool_role)?;
+    // a model that starts from random weights has no format of its own
+    if config.model.path.is_some() {
+        tracing::info!("tool calls are read in the format {} (rollout.multi_turn.format)", format.name());
+        if !template.reads_tools(messages) {
+            tracing::warn!(
+                "the chat template does not write the tools: describe them, and that calls are written as {}, in \
+                 task.system_prompt or in the string that `reset` returns, or set model.chat_template to a file that writes \
+                 `tools`",
+                format.example()
+            );
+        }
+    }
+    Ok(Some(template))
 }
 
 /// The limits of a run's rollouts.
@@ -65,7 +78,6 @@ fn limits(rollout: &RolloutConfig, source: &PolicySource) -> Limits {
     Limits {
         max_assistant_turns: own.max_assistant_turns,
         max_tool_response_length: own.max_tool_response_length,
-        format: own.format,
         stop_ids: source.ends.ids.clone(),
         stop: rollout.stop.clone(),
         prompt_length: rollout.prompt_length,

@@ -3,8 +3,9 @@
 use super::outcome::{Outcome, Played};
 use super::pool::{EnvironmentAnswer, EnvironmentJob, EnvironmentRequest, Pool};
 use super::template::{TurnTemplate, turn};
+use super::thought::{behind_thought, opens_thought};
 use crate::data::{Prompt, encode_prompt};
-use crate::task::{Environment, EnvironmentError, Environments, Example, PromptText, ToolParser, Turn};
+use crate::task::{Environment, EnvironmentError, Environments, Example, PromptText, ToolCalls, Turn};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use firebrick_models::random::{DrawKey, Stream};
@@ -17,15 +18,13 @@ use std::sync::Arc;
 /// Times that a rollout is tried whose environment fails by itself.
 const TRIES: usize = 2;
 
-/// How long rollouts may get, and how the model calls tools.
+/// How long rollouts may get, and what ends a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Most turns of the model; none: as many as there is room for.
     pub max_assistant_turns: Option<usize>,
     /// Most characters of an answer; longer ones are cut.
     pub max_tool_response_length: Option<usize>,
-    /// How tool calls are written.
-    pub format: ToolParser,
     /// Ids that end a turn.
     pub stop_ids: Vec<u32>,
     /// Strings that end a turn.
@@ -226,6 +225,14 @@ impl<'a> Episodes<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The words of the last turn of a rollout and the calls in them, of which those in its thought are none.
+    fn read(&self, index: usize, sample: &Sample) -> Result<(String, ToolCalls)> {
+        let text = self.template.words(&sample.tokens[sample.turn_start()..], &self.limits.stop_ids)?;
+        let opened = opens_thought(self.template.tokenizer(), &self.prompt(index).text, sample)?;
+        let calls = self.template.calls(behind_thought(&text, opened));
+        Ok((text, calls))
     }
 
     /// The messages of a rollout, the prompt's first.
@@ -429,14 +436,14 @@ fn reset_all(environments: &dyn Environments, examples: &[Example], seeds: &[u32
 impl Turns for Episodes<'_> {
     fn turn(&mut self, sample: &Sample, room: usize) -> Next {
         let index = sample.request * self.n + sample.sample;
-        let last = &sample.tokens[sample.turn_start()..];
-        let outcome = &mut self.all[index].outcome;
         // where the code of one has failed, nothing is made of the others
-        if outcome.lost.is_some() || self.fault.is_some() {
+        if self.all[index].outcome.lost.is_some() || self.fault.is_some() {
             return Next::End;
         }
-        let text = match self.template.words(last, &self.limits.stop_ids) {
-            Ok(text) => text,
+        let read = self.read(index, sample);
+        let outcome = &mut self.all[index].outcome;
+        let (text, calls) = match read {
+            Ok(read) => read,
             Err(error) => {
                 outcome.lost = Some(format!("a turn cannot be decoded: {error}"));
                 return Next::End;
@@ -446,7 +453,6 @@ impl Turns for Episodes<'_> {
         let ended = sample.finish == FinishReason::Stop;
         let most = self.limits.max_assistant_turns.unwrap_or(usize::MAX);
         let asked = if ended && sample.turns() < most {
-            let calls = self.limits.format.parse(&text);
             outcome.tool_calls += calls.len();
             EnvironmentRequest::Turn(Turn { text, calls })
         } else {

@@ -5,14 +5,20 @@
 //! sampled. Many templates are not: they drop the reasoning of earlier turns, or write the last turn differently from
 //! others.
 
+use crate::task::environment::{TOOL, tool_answer};
+use crate::task::{ToolCalls, ToolParser, ToolRole};
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use firebrick_models::tokenizer::{ChatOptions, Message};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// A role that is the model's.
 const ASSISTANT: &str = "assistant";
+
+/// The role of answers of tools in templates that have none for tools.
+const USER: &str = "user";
 
 /// What a tool answers in the conversation that templates are tried with.
 const ANSWER: &str = "4711";
@@ -20,37 +26,38 @@ const ANSWER: &str = "4711";
 /// Written behind the words of a turn: a noncharacter, which no text has.
 const MARK: char = '\u{1FFFE}';
 
-/// A template that was found to be prefix-preserving, and what it does around turns.
+/// A template that was found to be prefix-preserving, and how tools are called and answer in it.
 #[derive(Clone, Debug)]
 pub struct TurnTemplate {
     tokenizer: Arc<Tokenizer>,
     tools: Value,
-    /// What the template writes behind the last word of a conversation's last turn.
-    end: String,
+    format: ToolParser,
+    role: ToolRole,
 }
 
 impl TurnTemplate {
-    /// Checks a template with a conversation's first messages and `call`, a tool call as the model writes it, with or
-    /// without reasoning before it. `answer` is the role of what follows it. Turns end with one of `stop_ids`.
+    /// Checks a template with a conversation's first messages and a tool call as the model writes it in a format, with
+    /// or without reasoning before it. `role` is that of a tool's answer. Turns end with one of `stop_ids`.
     ///
     /// # Errors
-    /// [`Error::Config`] with the reason where the template cannot be used, [`Error::Model`] with its own words where
-    /// it refuses the conversation.
+    /// [`Error::Config`] with the reason where the template cannot be used.
     pub fn new(
         tokenizer: &Arc<Tokenizer>,
         stop_ids: &[u32],
         tools: &Value,
         prompt: &[Message],
-        call: &str,
+        format: ToolParser,
+        role: ToolRole,
     ) -> Result<Self> {
-        let own = Self { tokenizer: Arc::clone(tokenizer), tools: tools.clone(), end: String::new() };
+        let own = Self { tokenizer: Arc::clone(tokenizer), tools: tools.clone(), format, role };
+        let call = format.example();
         // the generation prompt may open the reasoning, and the template may write an empty one
         let words = [call.to_owned(), format!("<think>\no\n</think>\n\n{call}"), format!("o\n</think>\n\n{call}")];
         let mut refusal = None;
         for first in &words {
             for second in &words {
-                match own.checked(stop_ids, prompt, [first, second]) {
-                    Ok(end) => return Ok(Self { end, ..own }),
+                match own.check(stop_ids, prompt, [first, second]) {
+                    Ok(()) => return Ok(own),
                     Err(error) => refusal = refusal.or(Some(error)),
                 }
             }
@@ -58,13 +65,34 @@ impl TurnTemplate {
         Err(refusal.unwrap_or_else(|| refused("it was not tried")))
     }
 
-    /// What the template writes behind the last word of a turn, provided that it writes two turns with these words, and
-    /// a tool's answer behind each, as they were sampled.
-    fn checked(&self, stop_ids: &[u32], prompt: &[Message], words: [&str; 2]) -> Result<String> {
+    /// The tokenizer with the template.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The tool calls in the words of a turn.
+    #[must_use]
+    pub fn calls(&self, words: &str) -> ToolCalls {
+        self.format.parse(words, &self.tools)
+    }
+
+    /// Whether the template reads the tools of a conversation.
+    #[must_use]
+    pub fn reads_tools(&self, prompt: &[Message]) -> bool {
+        let options = ChatOptions { tools: None, ..self.options(true) };
+        let without = self.tokenizer.render_chat_with(&self.given(prompt), options).ok();
+        self.tools.as_array().is_none_or(Vec::is_empty) || without != self.render(prompt, true).ok()
+    }
+
+    /// Refuses a template that does not write two turns with these words, and a tool's answer behind each, as they were
+    /// sampled.
+    fn check(&self, stop_ids: &[u32], prompt: &[Message], words: [&str; 2]) -> Result<()> {
         let [first, second] = words.map(turn);
         let mut told = [prompt, std::slice::from_ref(&first)].concat();
         let before = self.render(prompt, true)? + &first.text();
-        let wrote = self.render(&told, false)?;
+        let wrote = self.render(&told, false);
+        let wrote = wrote.map_err(|error| refused(&format!("it refuses a turn as it was sampled: {error}")))?;
         let Some(end) = wrote.strip_prefix(&before) else {
             let (wrote, expected) = difference(&wrote, &before);
             return Err(refused(&format!(
@@ -72,12 +100,17 @@ impl TurnTemplate {
                  the generation prompt followed by the words of the turn"
             )));
         };
-        let answer = std::slice::from_ref(&tool(ANSWER)).to_vec();
-        let between = self.between_text(&told, &answer)?;
+        let answer = [tool_answer("tool", ANSWER)];
+        let between = match self.between_text(&told, &answer) {
+            Ok(text) if text.contains(ANSWER) => text,
+            Ok(_) if self.role == ToolRole::User => return Err(refused("it omits messages of the user")),
+            Ok(_) => return Err(refused_role("it omits tool answers (messages of the role `tool`)")),
+            Err(Error::Model(error)) if self.role == ToolRole::Tool => {
+                return Err(refused_role(&format!("it refuses messages of the role `tool`: {error}")));
+            }
+            Err(error) => return Err(error),
+        };
         self.check_end(stop_ids, end, &between)?;
-        if !between.contains(ANSWER) {
-            return Err(refused("it omits tool answers (messages of the role `tool`)"));
-        }
         let expected = before + &between;
         told.extend(answer.clone());
         self.check_prefix(&told, true, &expected, "once a tool has answered")?;
@@ -86,8 +119,7 @@ impl TurnTemplate {
         self.check_prefix(&told, false, &expected, "once another turn follows")?;
         let expected = expected + &self.between_text(&told, &answer)?;
         told.extend(answer);
-        self.check_prefix(&told, true, &expected, "once two turns follow")?;
-        Ok(end.to_owned())
+        self.check_prefix(&told, true, &expected, "once two turns follow")
     }
 
     /// A turn has to end with what ends sampling, or the model would continue where the template does not.
@@ -118,7 +150,24 @@ impl TurnTemplate {
     /// # Errors
     /// `Error::Model` where the template refuses the messages.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        Ok(self.tokenizer.render_chat_with(messages, self.options(add_generation_prompt))?)
+        Ok(self.tokenizer.render_chat_with(&self.given(messages), self.options(add_generation_prompt))?)
+    }
+
+    /// The messages as the template is given them: answers of tools to a turn may be a message of the user.
+    fn given<'m>(&self, messages: &'m [Message]) -> Cow<'m, [Message]> {
+        let is_answer = |message: &Message| message.role() == TOOL;
+        if self.role == ToolRole::Tool || !messages.iter().any(is_answer) {
+            return Cow::Borrowed(messages);
+        }
+        let groups = messages.chunk_by(|a, b| is_answer(a) && is_answer(b));
+        let one = |group: &[Message]| match group {
+            [first, ..] if is_answer(first) => {
+                let texts: Vec<_> = group.iter().map(Message::text).collect();
+                Message::new(USER, texts.join("\n"))
+            }
+            _ => group[0].clone(),
+        };
+        Cow::Owned(groups.map(one).collect())
     }
 
     fn options(&self, add_generation_prompt: bool) -> ChatOptions<'_> {
@@ -151,8 +200,9 @@ impl TurnTemplate {
         let ended = ended.map(|id| self.tokenizer.decode(&[id], false));
         let ended = ended.transpose()?.unwrap_or_default();
         let rest = text.strip_prefix(&ended).unwrap_or(&text);
-        let whole = [told, messages].concat();
-        let written = self.render(&whole, true)?;
+        let written = self.render(&[told, messages].concat(), true)?;
+        let (told, messages) = (self.given(told), self.given(messages));
+        let whole = [&*told, &*messages].concat();
         let control = self.tokenizer.control(&written, &whole, told.len(), self.options(true), &self.tokenizer)?;
         let control = control.after(written.len().saturating_sub(rest.len()));
         Ok(self.tokenizer.encode_text(rest, &control, false)?)
@@ -177,7 +227,14 @@ impl TurnTemplate {
     pub fn writes(&self, tokens: &[u32], messages: &[Message]) -> Result<bool> {
         let text = self.tokenizer.decode(tokens, false)?;
         let wrote = self.render(messages, false)?;
-        Ok(wrote.strip_prefix(&text).is_some_and(|rest| self.end.ends_with(rest)))
+        let Some(rest) = wrote.strip_prefix(&text) else { return Ok(false) };
+        // a turn that was cut short has no end
+        let mut marked = messages.to_vec();
+        if let Some(last) = marked.last_mut() {
+            last.push_text(&MARK.to_string());
+        }
+        let marked = self.render(&marked, false)?;
+        Ok(rest.is_empty() || marked.rsplit_once(MARK).is_some_and(|(_, end)| end.ends_with(rest)))
     }
 }
 
@@ -186,14 +243,18 @@ pub(super) fn turn(content: &str) -> Message {
     Message::new(ASSISTANT, content)
 }
 
-fn tool(content: &str) -> Message {
-    Message::new(crate::task::environment::TOOL, content)
-}
-
 fn refused(why: &str) -> Error {
     Error::Config(format!(
         "the chat template cannot be used for rollouts of several turns, whose tokens are only ever appended: {why}; set \
          `model.chat_template` to one that writes every turn as it was, or remove the environment"
+    ))
+}
+
+/// The refusal of a template without messages of tools.
+fn refused_role(why: &str) -> Error {
+    Error::Config(format!(
+        "the chat template cannot be used for rollouts of several turns: {why}; set `rollout.multi_turn.tool_role: user` to \
+         give tool answers as messages of the user, or `model.chat_template` to one that writes them"
     ))
 }
 

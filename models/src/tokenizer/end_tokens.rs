@@ -5,6 +5,7 @@
 //! of a chat model, which ends turns with another: trained on chats, it would never stop.
 
 use super::{ChatOptions, Message, Tokenizer};
+use serde_json::json;
 use std::collections::BTreeMap;
 
 /// Written in the place of a turn's words: a Unicode noncharacter, which occurs in no text.
@@ -42,10 +43,12 @@ impl EndTokens {
             let behind = tokenizer.behind_turn(true)?;
             tokenizer.special_at(behind.trim_start()).map(|(id, _)| id)
         });
+        own.of_turn = own.of_turn.map(|end| tokenizer.end_of_each_turn(&behind, end));
         match own.of_turn {
             Some(_) => own.add(own.of_turn),
             None => own.endless = Some(behind),
         }
+        own.add(tokenizer.end_of_call());
         own
     }
 
@@ -90,6 +93,33 @@ impl Tokenizer {
         chat.extend(followed.then(|| Message::new("user", WORDS.to_string())));
         let text = self.render_chat_with(&chat, ChatOptions::default()).ok()?;
         text.split(WORDS).nth(1).map(str::to_owned)
+    }
+
+    /// What ends every turn, where `end` is behind a conversation's last turn only, and another special token before it:
+    /// `<|end|>` of Phi-3, which writes the end of a text behind the last one.
+    fn end_of_each_turn(&self, behind: &str, end: u32) -> u32 {
+        let first = self.special_at(behind.trim_start()).map(|(id, _)| id).filter(|first| *first != end);
+        let Some((first, followed)) = first.zip(self.behind_turn(true)) else { return end };
+        let starts = self.special_at(followed.trim_start()).is_some_and(|(id, _)| id == first);
+        let is_there = self.token_text(end).is_some_and(|end| followed.contains(&end));
+        if starts && !is_there { first } else { end }
+    }
+
+    /// The special token that the chat template ends a turn with that is a call of a tool; none where it writes no calls,
+    /// or something else behind them.
+    fn end_of_call(&self) -> Option<u32> {
+        let arguments = json!({"x": WORDS.to_string()});
+        // some templates append the arguments to text
+        [arguments.clone(), arguments.to_string().into()].into_iter().find_map(|arguments| {
+            let call =
+                json!([{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": arguments}}]);
+            let chat = [Message::new("user", "1"), Message::new("assistant", "").with("tool_calls", call)];
+            let text = self.render_chat_with(&chat, ChatOptions::default()).ok()?;
+            let (_, behind) = text.rsplit_once(WORDS)?;
+            let behind = behind.trim_end();
+            let ends = self.special.iter().filter(|(_, token)| behind.ends_with(token.as_str()));
+            ends.max_by_key(|(_, token)| token.len()).map(|(id, _)| *id)
+        })
     }
 
     /// Length of the special token at the beginning of what is behind a turn, where the template writes none behind a
@@ -201,6 +231,27 @@ mod tests {
         let end = id(&own, "<pad>");
         assert_eq!(EndTokens::of(&[1], &own).of_turn, Some(end));
         assert_eq!(EndTokens::of(&[1], &own).ids, [1, end]);
+    }
+
+    #[test]
+    fn a_turn_ends_with_what_ends_every_one_and_not_with_what_is_behind_the_last() {
+        let own = tokenizer("<pad>{% if loop.last %}<eos>{% endif %}");
+        let [eos, pad] = ["<eos>", "<pad>"].map(|token| id(&own, token));
+        let ends = EndTokens::of(&[eos], &own);
+        assert_eq!((ends.ids, ends.added, ends.of_turn), (vec![eos, pad], vec![pad], Some(pad)));
+        // another token behind the last turn
+        let own = tokenizer("{% if loop.last %}<eos>{% else %}<pad>{% endif %}");
+        let ends = EndTokens::of(&[eos], &own);
+        assert_eq!((ends.ids, ends.of_turn), (vec![eos], Some(eos)));
+    }
+
+    #[test]
+    fn what_the_template_ends_a_call_with_ends_completions() {
+        let call = "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.x }}/<pad>{% else %}<end>{% endif %}";
+        let own = tokenizer(call);
+        let [eos, end, pad] = ["<eos>", "<end>", "<pad>"].map(|token| id(&own, token));
+        let ends = EndTokens::of(&[eos], &own);
+        assert_eq!((ends.ids, ends.added, ends.of_turn), (vec![eos, end, pad], vec![end, pad], Some(end)));
     }
 
     #[test]

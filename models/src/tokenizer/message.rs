@@ -59,8 +59,14 @@ impl Message {
 
     /// The same message with another `content`.
     #[must_use]
-    pub fn with_content(mut self, content: impl Into<Value>) -> Self {
-        self.0.insert(CONTENT.to_owned(), content.into());
+    pub fn with_content(self, content: impl Into<Value>) -> Self {
+        self.with(CONTENT, content)
+    }
+
+    /// The same message with another field, or another value of it.
+    #[must_use]
+    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.0.insert(field.to_owned(), value.into());
         self
     }
 

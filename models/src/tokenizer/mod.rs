@@ -49,8 +49,8 @@ pub struct Tokenizer {
     backend: Backend,
     settings: Settings,
     template: ChatTemplate,
-    /// The template for training of a known family, with its name.
-    training: Option<(&'static str, ChatTemplate)>,
+    /// The template for training of a known family.
+    training: Option<Training>,
     vocab_size: usize,
     /// Rows of the embedding that ids are looked up in, where it is known.
     rows: Option<usize>,
@@ -63,6 +63,14 @@ pub struct Tokenizer {
     longest_special: usize,
     /// The special token that is put before every text.
     begin: Option<u32>,
+}
+
+/// The template for training of a family.
+struct Training {
+    family: &'static str,
+    template: ChatTemplate,
+    /// Whether supervised training uses it, and not only rollouts of several turns.
+    supervised: bool,
 }
 
 impl Tokenizer {
@@ -124,7 +132,11 @@ impl Tokenizer {
             TemplateSource::Text(text) => training_template::variant(text),
             TemplateSource::Absent | TemplateSource::NoDefault(_) => None,
         };
-        let training = training.map(|(family, text)| (family, ChatTemplate::new(origin, &TemplateSource::Text(text))));
+        let training = training.map(|own| Training {
+            family: own.family,
+            template: ChatTemplate::new(origin, &TemplateSource::Text(own.text)),
+            supervised: own.trains,
+        });
         let vocab_size = backend.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let clean_up = settings.cleans_up(matches!(backend.get_model(), ModelWrapper::BPE(_)));
         let added = backend.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
@@ -291,7 +303,7 @@ impl Tokenizer {
 
     /// The template that supervised training renders conversations with.
     fn training_template(&self) -> &ChatTemplate {
-        self.training.as_ref().map_or(&self.template, |(_, template)| template)
+        self.training.as_ref().filter(|own| own.supervised).map_or(&self.template, |own| &own.template)
     }
 
     /// The model family of a chat template that writes a turn otherwise once others follow, and of which there is one
@@ -299,15 +311,22 @@ impl Tokenizer {
     /// it. There is none for a template that [`Tokenizer::with_chat_template`] has set.
     #[must_use]
     pub fn training_family(&self) -> Option<&'static str> {
-        self.training.as_ref().map(|(family, _)| *family)
+        self.training.as_ref().filter(|own| own.supervised).map(|own| own.family)
     }
 
-    /// The same tokenizer with that template for all conversations; the files that [`Tokenizer::save`] writes keep the
-    /// checkpoint's.
+    /// The same of rollouts of several turns, whose turns are given to the template as they were sampled: gpt-oss has a
+    /// template for these only.
+    #[must_use]
+    pub fn turns_family(&self) -> Option<&'static str> {
+        self.training.as_ref().map(|own| own.family)
+    }
+
+    /// The same tokenizer with the template of [`Tokenizer::turns_family`] for all conversations; the files that
+    /// [`Tokenizer::save`] writes keep the checkpoint's.
     #[must_use]
     pub fn for_turns(mut self) -> Self {
-        if let Some((_, template)) = self.training.take() {
-            self.template = template;
+        if let Some(own) = self.training.take() {
+            self.template = own.template;
         }
         self
     }
@@ -338,8 +357,8 @@ impl Tokenizer {
     /// `add_generation_prompt`).
     pub fn with_chat_template_kwargs(mut self, kwargs: &Map<String, Value>) -> Result<Self> {
         self.template.set_kwargs(kwargs)?;
-        if let Some((_, training)) = &mut self.training {
-            training.set_kwargs(kwargs)?;
+        if let Some(training) = &mut self.training {
+            training.template.set_kwargs(kwargs)?;
         }
         Ok(self)
     }

@@ -8,18 +8,44 @@
 struct Variant {
     family: &'static str,
     edits: &'static [(&'static str, &'static str)],
+    /// What else its template has.
+    has: &'static [&'static str],
+    /// Whether supervised training uses it too, and not only rollouts of several turns.
+    trains: bool,
 }
 
+/// Arguments of a call that are an object, which DeepSeek's templates append to text.
+const ARGUMENTS: (&str, &str) = (
+    "+ tool['function']['arguments'] +",
+    "+ (tool['function']['arguments'] if tool['function']['arguments'] is string else tool['function']['arguments'] | \
+     tojson) +",
+);
+
+/// A turn as it was sampled, with the token that ends it: a call, or an answer.
+const SAMPLED_HARMONY: &str = "{%- if message.role == 'assistant' and message.content is string \
+    and ('<|channel|>' in message.content or '<|message|>' in message.content) -%}\
+    {{- '<|start|>assistant' + message.content }}\
+    {%- set header = message.content.split('<|start|>')[-1].split('<|message|>')[0] %}\
+    {%- if 'to=' in header %}\
+        {{- '<|call|>' }}\
+        {%- set last_tool_call.name = header.split('to=')[-1].split('<|')[0].split(' ')[0].split('functions.')[-1] %}\
+    {%- else %}\
+        {{- '<|return|>' }}\
+    {%- endif %}\
+    {%- elif message.role == 'assistant' -%}";
+
 /// Every family whose conditions are all there. TRL has such templates too (`chat_templates/*_training.jinja`).
-const VARIANTS: [Variant; 3] = [
+static VARIANTS: [Variant; 5] = [
     Variant {
         family: "Qwen 3",
         edits: &[
             ("loop.index0 > ns.last_query_index", "true"),
             ("loop.last or (not loop.last and reasoning_content)", "true"),
         ],
+        has: &[],
+        trains: true,
     },
-    Variant { family: "Qwen 3.5", edits: &[("loop.index0 > ns.last_query_index", "true")] },
+    Variant { family: "Qwen 3.5", edits: &[("loop.index0 > ns.last_query_index", "true")], has: &[], trains: true },
     Variant {
         family: "DeepSeek",
         edits: &[
@@ -28,18 +54,49 @@ const VARIANTS: [Variant; 3] = [
                 "{% set content = content.split('</think>')[-1] %}",
                 r"{% if not content.startswith('<think>') %}{% set content = '<think>\n' + content %}{% endif %}",
             ),
-            (
-                "+ tool['function']['arguments'] +",
-                "+ (tool['function']['arguments'] if tool['function']['arguments'] is string else \
-                 tool['function']['arguments'] | tojson) +",
-            ),
+            ARGUMENTS,
         ],
+        has: &[],
+        trains: true,
+    },
+    Variant {
+        family: "DeepSeek V3.1",
+        edits: &[
+            // the generation prompt has the tag that opens the reasoning, or the one that ends it
+            ("message['prefix'] is defined and message['prefix'] and thinking", "'</think>' in message['content']"),
+            (
+                "content.split('</think>', 1)[1]",
+                "content.split('<think>', 1)[1] if content.startswith('<think>') else content",
+            ),
+            ARGUMENTS,
+        ],
+        has: &[],
+        trains: true,
+    },
+    Variant {
+        family: "gpt-oss",
+        // it takes reasoning, answers and calls as fields, and drops the reasoning before earlier answers
+        edits: &[("{%- if message.role == 'assistant' -%}", SAMPLED_HARMONY)],
+        has: &["<|start|>assistant", "last_tool_call.name"],
+        trains: false,
     },
 ];
 
-/// The family of a template, and its template for training.
-pub(super) fn variant(template: &str) -> Option<(&'static str, String)> {
-    let known = VARIANTS.iter().find(|own| own.edits.iter().all(|(from, _)| template.contains(from)))?;
-    let edited = known.edits.iter().fold(template.to_owned(), |text, (from, to)| text.replace(from, to));
-    Some((known.family, edited))
+/// A template for training.
+pub(super) struct TrainingTemplate {
+    pub family: &'static str,
+    pub text: String,
+    /// Whether supervised training uses it too, and not only rollouts of several turns.
+    pub trains: bool,
+}
+
+/// The template for training of a template's family.
+pub(super) fn variant(template: &str) -> Option<TrainingTemplate> {
+    let has = |own: &Variant| {
+        let mut parts = own.edits.iter().map(|(from, _)| from).chain(own.has);
+        parts.all(|part| template.contains(part))
+    };
+    let known = VARIANTS.iter().find(|own| has(own))?;
+    let text = known.edits.iter().fold(template.to_owned(), |text, (from, to)| text.replace(from, to));
+    Some(TrainingTemplate { family: known.family, text, trains: known.trains })
 }

@@ -20,6 +20,7 @@ mod routers;
 mod schedules;
 mod sft;
 mod tokenizers;
+mod tool_turns;
 mod train;
 mod training_turns;
 mod zero;

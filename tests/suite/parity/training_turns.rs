@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use firebrick_engine::task::ToolParser;
+use firebrick_engine::task::{ToolParser, ToolRole};
 use firebrick_engine::turns::TurnTemplate;
 use firebrick_models::tokenizer::{ChatOptions, ChatTokens, EndTokens, Message, Tokenizer};
 use serde::Deserialize;
@@ -35,23 +35,32 @@ impl Conversation {
 }
 
 impl Case {
-    /// A small vocabulary with the family's special tokens and its template.
     fn tokenizer(&self) -> Tokenizer {
-        let dir = tempfile::tempdir().expect("a folder");
-        let vocabulary = fixtures().join("tokenizers/qwen/tokenizer.json");
-        std::fs::copy(vocabulary, dir.path().join("tokenizer.json")).expect("copied");
-        let mut config = self.names.clone();
-        config.insert("extra_special_tokens".to_owned(), json!(self.special));
-        let config = Value::Object(config).to_string();
-        std::fs::write(dir.path().join("tokenizer_config.json"), config).expect("written");
-        std::fs::write(dir.path().join("chat_template.jinja"), self.jinja()).expect("written");
-        Tokenizer::from_dir(dir.path()).expect("a tokenizer")
+        family_tokenizer(&self.jinja(), &self.names, &self.special)
     }
 
     fn jinja(&self) -> String {
-        let file = fixtures().join("chat_templates").join(format!("{}.jinja", self.template));
-        std::fs::read_to_string(file).expect("a template")
+        jinja(&self.template)
     }
+}
+
+/// An original template.
+pub(super) fn jinja(name: &str) -> String {
+    let file = fixtures().join("chat_templates").join(format!("{name}.jinja"));
+    std::fs::read_to_string(file).expect("a template")
+}
+
+/// A small vocabulary with a family's special tokens and its template.
+pub(super) fn family_tokenizer(template: &str, names: &Map<String, Value>, special: &[String]) -> Tokenizer {
+    let dir = tempfile::tempdir().expect("a folder");
+    let vocabulary = fixtures().join("tokenizers/qwen/tokenizer.json");
+    std::fs::copy(vocabulary, dir.path().join("tokenizer.json")).expect("copied");
+    let mut config = names.clone();
+    config.insert("extra_special_tokens".to_owned(), json!(special));
+    let config = Value::Object(config).to_string();
+    std::fs::write(dir.path().join("tokenizer_config.json"), config).expect("written");
+    std::fs::write(dir.path().join("chat_template.jinja"), template).expect("written");
+    Tokenizer::from_dir(dir.path()).expect("a tokenizer")
 }
 
 fn cases() -> Vec<Case> {
@@ -71,7 +80,7 @@ fn scored(tokenizer: &Tokenizer, encoded: &ChatTokens) -> Vec<String> {
 }
 
 /// Without the day, which gpt-oss's template writes.
-fn undated(text: &str) -> String {
+pub(super) fn undated(text: &str) -> String {
     const DATE: &str = "Current date: ";
     match text.find(DATE) {
         Some(at) => {
@@ -132,7 +141,6 @@ fn the_turns_of_a_template_that_is_set_are_found_where_it_writes_them() {
 #[test]
 fn rollouts_of_several_turns_use_the_templates_of_families_that_write_turns_otherwise() {
     let cases = cases();
-    let call = ToolParser::Hermes.example();
     let tools = json!([{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]);
     let prompt: Vec<Message> = parse("a prompt", &json!([{"role": "user", "content": "ab"}]));
     if cases.is_empty() {
@@ -163,7 +171,9 @@ fn rollouts_of_several_turns_use_the_templates_of_families_that_write_turns_othe
         assert_eq!(tokenizer.training_family(), Some(family));
         let tokenizer = Arc::new(tokenizer.for_turns());
         let ends = EndTokens::of(&[], &tokenizer);
-        let template = TurnTemplate::new(&tokenizer, &ends.ids, &tools, &prompt, call);
+        let (format, role) = (ToolParser::Hermes, ToolRole::Tool);
+        let call = format.example();
+        let template = TurnTemplate::new(&tokenizer, &ends.ids, &tools, &prompt, format, role);
         let template = template.unwrap_or_else(|error| panic!("{name}: {error}"));
         let turn = json!({"role": "assistant", "content": format!("<think>\no\n</think>\n\n{call}")});
         let told = [prompt.clone(), parse("a turn", &json!([turn]))].concat();

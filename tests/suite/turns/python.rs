@@ -6,7 +6,7 @@ use crate::support::report;
 use firebrick_engine::config::{RunConfig, parse};
 use firebrick_engine::task::{
     Environment, EnvironmentConfig, Environments, Example, PythonEnvironmentConfig, PythonEnvironments, TaskError,
-    ToolCall, Turn,
+    ToolCall, ToolParser, Turn,
 };
 use firebrick_engine::trainer::Trainer;
 use firebrick_models::tokenizer::Message;
@@ -254,6 +254,18 @@ fn an_object_of_the_class_answers_each_rollout_for_itself() {
     assert_eq!(one.reward().expect("a reward"), Some(11.0));
     assert_eq!(other.reward().expect("a reward"), Some(4.0));
     assert!(one.step(&turn(&[])).expect("an answer").messages.is_empty());
+}
+
+#[test]
+fn an_integer_of_any_length_reaches_a_tool_as_it_is_written() {
+    let Some(folder) = folder() else { return };
+    let environments = open(folder.path(), "Counter", &Value::Null).expect("opened");
+    let mut environment = began(&environments, 0);
+    let call = r#"<tool_call>{"name": "add", "arguments": {"amount": 98765432109876543210}}</tool_call>"#;
+    let calls = ToolParser::Hermes.parse(call, environments.tools());
+    let observation = environment.step(&Turn { text: call.to_owned(), calls }).expect("an answer");
+    assert_eq!(observation.messages[0].text(), "total 98765432109876543210");
+    assert_eq!(observation.messages[0].fields()["name"], "add");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::WORDS;
 use firebrick_engine::Result;
-use firebrick_engine::task::ToolParser;
+use firebrick_engine::task::{ToolParser, ToolRole};
 use firebrick_engine::turns::TurnTemplate;
 use firebrick_models::Tokenizer;
 use firebrick_models::tokenizer::Message;
@@ -34,8 +34,7 @@ fn tokenizer(template: &str) -> Arc<Tokenizer> {
 fn opened(template: &str, stop: &[u32]) -> Result<TurnTemplate> {
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     let prompt = [message("user", "ab")];
-    let call = ToolParser::Hermes.example();
-    TurnTemplate::new(&tokenizer(template), stop, &tools, &prompt, call)
+    TurnTemplate::new(&tokenizer(template), stop, &tools, &prompt, ToolParser::Hermes, ToolRole::Tool)
 }
 
 fn refused(template: &str, stop: &[u32]) -> String {

@@ -12,7 +12,7 @@ mod session;
 mod tool_call;
 
 pub use calculator::{Calculator, CalculatorConfig};
-pub use config::{EnvironmentConfig, PythonEnvironmentConfig};
+pub use config::{EnvironmentConfig, PythonEnvironmentConfig, ToolRole};
 pub use python::PythonEnvironments;
 pub use tool_call::{ToolCall, ToolCalls, ToolParser};
 
@@ -24,6 +24,12 @@ use std::path::PathBuf;
 
 /// The role of a tool's answer.
 pub const TOOL: &str = "tool";
+
+/// A tool's answer, with the tool's name as in TRL.
+#[must_use]
+pub fn tool_answer(name: &str, content: impl Into<String>) -> Message {
+    Message::new(TOOL, content).with("name", name)
+}
 
 /// What answers the turns of one rollout.
 pub trait Environment: Send {
@@ -125,6 +131,9 @@ impl Observation {
         for own in &turn.calls {
             let said = own.as_ref().map_err(Clone::clone).and_then(&mut call);
             observation.add(said);
+            if let (Ok(call), Some(last)) = (own, observation.messages.last_mut()) {
+                *last = last.clone().with("name", call.name.as_str());
+            }
         }
         observation
     }

@@ -31,7 +31,7 @@ pub use self::config::TaskConfig;
 pub use self::countdown::{Countdown, CountdownConfig};
 pub use self::environment::{
     Calculator, CalculatorConfig, Environment, EnvironmentConfig, EnvironmentError, Environments, Observation,
-    PythonEnvironmentConfig, PythonEnvironments, ToolCall, ToolParser, Turn,
+    PythonEnvironmentConfig, PythonEnvironments, ToolCall, ToolCalls, ToolParser, ToolRole, Turn,
 };
 pub use self::error::{RowLocation, TaskError, Unit};
 pub use self::example::{Example, PromptText, Split, TEMPLATE_KWARGS, TOOLS};

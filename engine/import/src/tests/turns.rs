@@ -51,10 +51,14 @@ fn limits_of_several_turns_are_mapped_and_tools_say_what_to_do() {
 
     // turns of the user are answers; the model has one turn more. verl cuts answers after 256 characters where nothing
     // is said
-    let found = verl("MT.enable=True MT.max_user_turns=3 MT.max_assistant_turns=9 MT.format=gpt-oss");
+    let found = verl("MT.enable=True MT.max_user_turns=3 MT.max_assistant_turns=9 MT.format=pythonic");
     let turns = at(&found, "/rollout/multi_turn");
     assert_eq!(turns, json!({"max_assistant_turns": 4, "max_tool_response_length": 256}));
-    cannot(&found, &format!("{section}.format"), "not as gpt-oss");
+    cannot(&found, &format!("{section}.format"), "not as pythonic");
+    for (name, format) in [("hermes", "hermes"), ("gpt-oss", "openai"), ("qwen3_coder", "qwen3_xml")] {
+        let found = verl(&format!("MT.enable=True MT.format={name}"));
+        assert_eq!(at(&found, "/rollout/multi_turn/format"), format);
+    }
 
     let off = verl("MT.enable=False MT.max_assistant_turns=5 MT.format=hermes");
     assert_eq!(at(&off, "/rollout/multi_turn"), Value::Null);

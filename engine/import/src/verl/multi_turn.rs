@@ -3,6 +3,7 @@
 
 use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
 use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
+use firebrick_engine::task::ToolParser;
 
 const SECTION: &str = "actor_rollout_ref.rollout.multi_turn";
 const CLASSES: &str = "verl's tools and interactions are not read: write the tools as methods of one class, and name it in task.environment \
@@ -138,9 +139,12 @@ fn side(asked: &SourceKey) -> MappedKey {
 fn format(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         _ if !is_on(asked) => not_needed(OFF),
+        Some("gpt-oss") => set("rollout.multi_turn.format", "openai"),
+        Some("qwen3_coder") => set("rollout.multi_turn.format", "qwen3_xml"),
         Some(name @ ("hermes" | "llama3_json")) => set("rollout.multi_turn.format", name),
         Some(name) => cannot(format!(
-            "tool calls are read as hermes (Qwen and others) or llama3_json, not as {name}; a chat template can ask for one of these"
+            "tool calls are read as {}, not as {name}; a chat template can ask for one of these",
+            ToolParser::names()
         )),
         None => not_needed("has no value in the files"),
     }

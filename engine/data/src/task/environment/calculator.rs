@@ -1,7 +1,7 @@
 //! Generated products of numbers that are too long to multiply without the tool that comes with them: a calculator.
 
 use super::expression::calculate;
-use super::{Environment, EnvironmentError, Environments, Observation, TOOL, Turn};
+use super::{Environment, EnvironmentError, Environments, Observation, Turn, tool_answer};
 use crate::task::operation::{Operation, Operations};
 use crate::task::{Completion, Example, Permutation, PromptText, Reward, Split, Task, TaskError};
 use firebrick_models::tokenizer::{Control, Message};
@@ -14,6 +14,9 @@ const HOLD_OUT: u64 = 0xCA1C_0417;
 /// Every character that a conversation can have: what tools refuse is said in words.
 const ALPHABET: &str =
     concat!(" !\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~", "\n");
+
+/// The tool.
+const NAME: &str = "calculate";
 
 /// What stands around the expression of a call.
 const OPEN: &str = r#"<tool_call>{"name": "calculate", "arguments": {"expression": ""#;
@@ -169,7 +172,7 @@ impl Task for Calculator {
         let mut turns = Vec::new();
         if self.config.tool {
             turns.push(Message::new("assistant", format!("{OPEN}{expression}{CLOSE}")));
-            turns.push(Message::new(TOOL, example.answer.clone()));
+            turns.push(tool_answer(NAME, example.answer.clone()));
         }
         turns.push(Message::new("assistant", example.answer.clone()));
         Some(turns)
@@ -199,7 +202,7 @@ impl CalculatorTool {
             tools: json!([{
                 "type": "function",
                 "function": {
-                    "name": "calculate",
+                    "name": NAME,
                     "description": r"Computes an expression of numbers with + - * / and brackets.",
                     "parameters": {
                         "type": "object",
@@ -234,7 +237,7 @@ impl Environment for OneCalculator {
 
     fn step(&mut self, turn: &Turn) -> Result<Observation, EnvironmentError> {
         Ok(Observation::of_calls(turn, |call| {
-            if call.name != "calculate" {
+            if call.name != NAME {
                 return Err(format!("there is no tool {:?}; there is calculate", call.name));
             }
             match call.arguments.get("expression") {
@@ -249,6 +252,7 @@ impl Environment for OneCalculator {
 mod tests {
     use super::*;
     use crate::task::ToolParser;
+    use crate::task::environment::TOOL;
     use std::collections::HashSet;
 
     fn task(json: &str) -> Calculator {
@@ -272,7 +276,7 @@ mod tests {
             let roles: Vec<&str> = turns.iter().map(Message::role).collect();
             assert_eq!(roles, ["assistant", TOOL, "assistant"]);
             let text = turns[0].text().into_owned();
-            let turn = Turn { calls: ToolParser::Hermes.parse(&text), text };
+            let turn = Turn { calls: ToolParser::Hermes.parse(&text, &Value::Null), text };
             let environments = task.environments().expect("a calculator");
             let said = environments.make(0).step(&turn).expect("an answer");
             assert_eq!((said.messages, said.failed_calls), (turns[1..2].to_vec(), 0));

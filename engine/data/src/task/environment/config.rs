@@ -14,6 +14,17 @@ pub enum EnvironmentConfig {
     Python(PythonEnvironmentConfig),
 }
 
+/// Role of tool responses in the chat template.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolRole {
+    /// A message per call.
+    #[default]
+    Tool,
+    /// A message per turn, for templates without `tool`.
+    User,
+}
+
 /// A Python class with `reset(**row)`, public methods that are the tools, and optionally `get_reward()`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
