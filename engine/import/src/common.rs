@@ -1,7 +1,7 @@
 //! What several engines' keys become in the same way.
 
 use super::facts::{Facts, truth};
-use super::key_mapping::{MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
+use super::key_mapping::prelude::*;
 use firebrick_engine::hub::HubName;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -12,122 +12,30 @@ const FILES: [&str; 6] = ["parquet", "jsonl", "json", "gz", "py", "jinja"];
 /// Rows of the training split of GSM8K.
 const GSM8K_ROWS: u64 = 7_473;
 
+pub(super) const NO_PYTHON: &str = "no Python is run: model families are built in";
+pub(super) const OWN_ENGINE: &str = "the sampling engine is built in, and samples from the weights that are trained";
+pub(super) const ONE_POOL: &str = "sampling uses the memory that training leaves free: the two alternate in one pool";
+pub(super) const VALIDATED: &str =
+    "validation samples rollout.max_num_seqs sequences at a time, regardless of its size";
+pub(super) const PACKED: &str = "rows are packed without padding by default";
+pub(super) const OWN_CONFIG: &str = "the model's config.json defines the model: edit it in the folder";
+pub(super) const ONE_RATIO: &str = "1 changes nothing";
+
 /// Machines, or devices of each: the ranks that `mpirun` has to start.
 pub(super) fn ranks(asked: &SourceKey, key: &str) -> MappedKey {
     match asked.whole() {
         None | Some(-1..=1) => not_needed("one rank, as here without mpirun"),
-        Some(n) => set_noted(
-            key,
-            n,
+        Some(n) => set(key, n).noted(
             "a run has as many ranks as `mpirun -n N` starts, and rejects another number; remove the key for one \
              device",
         ),
     }
 }
 
-/// Degrees of parallelism above one.
+/// Degrees of parallelism above one that change no result.
 pub(super) fn devices(asked: &SourceKey) -> MappedKey {
-    match asked.whole() {
-        None | Some(-1..=1) => not_needed("one device, as here"),
-        Some(n) => not_needed(format!(
-            "results do not depend on it: training is data, tensor, pipeline and sequence parallel, each with a separate \
-             key; `firebrick plan CONFIG {} {n}` estimates what each of {n} devices would hold",
-            degree(asked.key)
-        )),
-    }
-}
-
-/// Devices that share matrices in training.
-pub(super) fn training_groups(asked: &SourceKey) -> MappedKey {
-    match asked.whole() {
-        None | Some(-1..=1) => not_needed("each rank has whole matrices, as here by default"),
-        Some(n) => set_noted(
-            "memory.tensor_model_parallel_size",
-            n,
-            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
-        ),
-    }
-}
-
-/// Stages that layers are divided into in training.
-pub(super) fn training_stages(asked: &SourceKey) -> MappedKey {
-    match asked.whole() {
-        None | Some(-1..=1) => not_needed("each rank has all layers, as here by default"),
-        Some(n) => set_noted(
-            "memory.pipeline_model_parallel_size",
-            n,
-            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
-        ),
-    }
-}
-
-/// Ranks that share the tokens of every sequence.
-pub(super) fn shared_sequences(asked: &SourceKey) -> MappedKey {
-    match asked.whole() {
-        None | Some(-1..=1) => not_needed("each rank has its sequences, as here by default"),
-        Some(n) => set_noted(
-            "memory.ulysses_sequence_parallel_size",
-            n,
-            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
-        ),
-    }
-}
-
-/// The same of a model that is not the policy, whose degree `policy` says: all have the policy's.
-pub(super) fn same_training_groups(asked: &SourceKey, policy: &str) -> MappedKey {
-    same_degree(asked, policy, "shard matrices over the same ranks", "memory.tensor_model_parallel_size")
-}
-
-/// The same of stages.
-pub(super) fn same_training_stages(asked: &SourceKey, policy: &str) -> MappedKey {
-    same_degree(asked, policy, "have stages on the same ranks", "memory.pipeline_model_parallel_size")
-}
-
-fn same_degree(asked: &SourceKey, policy: &str, what: &str, key: &str) -> MappedKey {
-    let shared = asked.facts.whole(policy).unwrap_or(1).max(1);
-    match asked.whole().map_or(1, |n| n.max(1)) {
-        n if n == shared => not_needed("policy, reference and critic have the same"),
-        n => not_needed(format!(
-            "policy, reference and critic {what}, with the same results: {policy} is {shared} and this is {n}, and the \
-             former applies ({key})"
-        )),
-    }
-}
-
-/// Devices that share matrices while they sample.
-pub(super) fn sampling_groups(asked: &SourceKey) -> MappedKey {
-    match asked.whole() {
-        None | Some(-1..=1) => not_needed("each rank samples by itself, as here by default"),
-        Some(n) => set_noted(
-            "rollout.tensor_model_parallel_size",
-            n,
-            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
-        ),
-    }
-}
-
-/// An argument of the chat template, below `start` in the source.
-pub(super) fn arguments(asked: &SourceKey, start: &str) -> MappedKey {
-    match asked.key.strip_prefix(start) {
-        Some(name) if !asked.is_absent() => set(&format!("model.chat_template_kwargs.{name}"), plain(asked.value)),
-        _ => not_needed("has no value in the files"),
-    }
-}
-
-/// A chat template: its text, or a file with it.
-pub(super) fn template(asked: &SourceKey, key: &str) -> MappedKey {
-    match asked.text() {
-        Some(text) if text.contains("{{") || text.contains("{%") => set(key, text),
-        Some(file) => set(key, path(asked.facts, file)),
-        None if asked.is_off() => not_needed("the tokenizer's, as here by default"),
-        None => asked.wrong("a template"),
-    }
-}
-
-/// The option of `firebrick plan` for a degree of parallelism.
-fn degree(key: &str) -> &'static str {
-    let has = |part: &str| key.contains(part);
-    if has("tensor") || has("model_parallel_size") && !has("pipeline") && !has("context") {
+    let has = |part: &str| asked.key.contains(part);
+    let option = if has("tensor") || has("model_parallel_size") && !has("pipeline") && !has("context") {
         "--tensor-parallel"
     } else if has("pipeline") {
         "--pipeline-parallel"
@@ -135,6 +43,41 @@ fn degree(key: &str) -> &'static str {
         "--sequence-parallel"
     } else {
         "--zero-stage 3 --data-parallel"
+    };
+    match asked.whole() {
+        None | Some(-1..=1) => not_needed("one device, as here"),
+        Some(n) => not_needed(format!(
+            "results do not depend on it: training is data, tensor, pipeline and sequence parallel, each with a separate \
+             key; `firebrick plan CONFIG {option} {n}` estimates what each of {n} devices would hold"
+        )),
+    }
+}
+
+/// Ranks that are a group for something: matrices, stages, sequences.
+pub(super) fn grouped(asked: &SourceKey, key: &str) -> MappedKey {
+    match asked.whole() {
+        None | Some(-1..=1) => not_needed("each rank works by itself, as here by default"),
+        Some(n) => set(key, n).noted(
+            "a run has as many ranks as `mpirun -n N` starts, a multiple of this; remove the key for one device",
+        ),
+    }
+}
+
+/// An argument of the chat template.
+pub(super) fn arguments(asked: &SourceKey) -> MappedKey {
+    match asked.key.split_once("chat_template_kwargs.") {
+        Some((_, name)) if !asked.is_absent() => set(&format!("model.chat_template_kwargs.{name}"), plain(asked.value)),
+        _ => absent(),
+    }
+}
+
+/// A chat template: its text, or a file with it.
+pub(super) fn template(asked: &SourceKey) -> MappedKey {
+    match asked.text() {
+        Some(text) if text.contains("{{") || text.contains("{%") => set("model.chat_template", text),
+        Some(file) => set("model.chat_template", path(asked.facts, file)),
+        None if asked.is_off() => not_needed("the tokenizer's, as here by default"),
+        None => asked.wrong("a template"),
     }
 }
 
@@ -159,17 +102,13 @@ pub(super) fn float_type(name: &str) -> Option<&'static str> {
 
 /// The model: a folder, or a name on the Hub, which is one here too.
 pub(super) fn model(asked: &SourceKey) -> MappedKey {
-    match asked.text() {
-        Some(name) => {
-            let path = path(asked.facts, name);
-            let is_name = !path.starts_with(['/', '.']) && path.matches('/').count() == 1;
-            let note =
-                if is_name { "a folder next to the configuration file, or else downloaded from the Hub" } else { "" };
-            set_noted("model.path", path, note)
-        }
-        None if asked.is_absent() => not_needed("has no value in the files"),
-        None => asked.wrong("a model's folder or name"),
-    }
+    let Some(name) = asked.text() else {
+        return if asked.is_absent() { absent() } else { asked.wrong("a model's folder or name") };
+    };
+    let path = path(asked.facts, name);
+    let is_name = !path.starts_with(['/', '.']) && path.matches('/').count() == 1;
+    let note = if is_name { "a folder next to the configuration file, or else downloaded from the Hub" } else { "" };
+    set("model.path", path).noted(note)
 }
 
 /// A path as it is in the configuration: with the user's home folder in place of `~`, and from the configuration's
@@ -191,63 +130,76 @@ fn is_relative(text: &str) -> bool {
             || !HubName::is_one(text, Path::new(".")))
 }
 
-/// Files of rows under a key of ours: one, or a list.
-pub(super) fn rows(asked: &SourceKey, key: &str) -> MappedKey {
-    let files: Vec<&str> = match asked.value {
-        Value::String(file) => vec![file],
-        Value::Array(files) => files.iter().filter_map(Value::as_str).collect(),
+/// A folder or file under a key of ours.
+pub(super) fn folder(asked: &SourceKey, key: &str) -> MappedKey {
+    asked.text().map_or_else(|| asked.off_or_wrong("a path"), |text| set(key, path(asked.facts, text)))
+}
+
+/// A reward model by its folder.
+pub(super) fn reward_model(facts: &Facts, folder: &str) -> MappedKey {
+    set("task.rewards[]", json!({"kind": "model", "path": path(facts, folder)}))
+}
+
+/// The strings of a list, or the only one.
+pub(super) fn texts(value: &Value) -> Vec<&str> {
+    match value {
+        Value::String(text) => vec![text],
+        Value::Array(texts) => texts.iter().filter_map(Value::as_str).collect(),
         _ => Vec::new(),
-    };
-    match files[..] {
-        [] if asked.is_off() => not_needed("has no value in the files"),
-        [] => asked.wrong("a file, or a list of files"),
-        [file] => set(key, path(asked.facts, file)),
-        _ => {
-            let paths: Vec<Value> = files.iter().map(|file| path(asked.facts, file).into()).collect();
-            set(key, paths)
-        }
     }
 }
 
-/// Steps of so many passes over the training rows, where their number is known.
-pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64, drops_last: bool) -> MappedKey {
+/// Files of rows under a key of ours: one, or a list.
+pub(super) fn rows(asked: &SourceKey, key: &str) -> MappedKey {
+    let mut paths: Vec<Value> = texts(asked.value).iter().map(|file| path(asked.facts, file).into()).collect();
+    match paths.len() {
+        0 => asked.off_or_wrong("a file, or a list of files"),
+        1 => set(key, paths.remove(0)),
+        _ => set(key, paths),
+    }
+}
+
+/// Steps of so many passes over the training rows, where their number is known. What is left of a pass is dropped.
+pub(super) fn epochs(facts: &Facts, epochs: f64, prompts: u64) -> MappedKey {
     let is_gsm8k = ["data.train_files", "dataset_name", "load_dataset.argument_1"]
         .iter()
         .filter_map(|key| facts.value(key))
         .any(|value| value.to_string().contains("gsm8k") && !value.to_string().contains(','));
-    let known = if is_gsm8k { Some(GSM8K_ROWS) } else { None };
-    let Some(rows) = facts.rows.or(known) else {
+    let Some(rows) = facts.rows.or(is_gsm8k.then_some(GSM8K_ROWS)) else {
         return cannot(
             "the length of a run is in steps here, and the files do not specify the number of rows: pass --rows N, or \
              set trainer.steps to epochs x rows / trainer.train_batch_size",
         );
     };
-    let each = if drops_last { rows / prompts.max(1) } else { rows.div_ceil(prompts.max(1)) };
+    let each = rows / prompts.max(1);
     let steps = (epochs * each as f64).ceil().max(1.0) as u64;
-    set_noted("trainer.steps", steps, format!("{epochs} x {each} steps of {prompts} prompts out of {rows} rows"))
+    let note = format!("{epochs} x {each} steps of {prompts} prompts out of {rows} rows");
+    set("trainer.steps", steps).noted(note)
+}
+
+/// Whether rows are drawn in shuffled order.
+pub(super) fn shuffled(asked: &SourceKey) -> MappedKey {
+    if asked.is_on() {
+        return not_needed("rows are drawn in shuffled epochs");
+    }
+    cannot("rows are always drawn in shuffled epochs; the rows of a step depend only on trainer.seed")
 }
 
 /// Where metrics go.
 pub(super) fn trackers(asked: &SourceKey) -> MappedKey {
-    let names: Vec<&str> = match asked.value {
-        Value::String(name) => vec![name],
-        Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
-        _ => Vec::new(),
-    };
-    let known = |name: &&str| ["console", "file", "tensorboard", "trackio"].contains(name);
-    let foreign: Vec<&str> = names.iter().copied().filter(|name| !known(name) && *name != "none").collect();
-    let mut loggers = vec!["console", "file"];
-    let known = names.iter().filter(|name| ["tensorboard", "trackio"].contains(name));
-    loggers.extend(known);
-    if !foreign.is_empty() {
+    let (ours, others): (Vec<&str>, Vec<&str>) =
+        texts(asked.value).into_iter().partition(|name| ["tensorboard", "trackio"].contains(name));
+    let others: Vec<&str> = others.into_iter().filter(|name| !["console", "file", "none"].contains(name)).collect();
+    let mut loggers = [vec!["console", "file"], ours].concat();
+    if !others.is_empty() {
         loggers.push("trackio");
     }
     loggers.dedup();
-    let note = match foreign[..] {
+    let note = match others[..] {
         [] => String::new(),
-        _ => format!("no {} here; trackio is used instead", foreign.join(", ")),
+        _ => format!("no {} here; trackio is used instead", others.join(", ")),
     };
-    set_noted("trainer.logger", json!(loggers), note)
+    set("trainer.logger", json!(loggers)).noted(note)
 }
 
 /// What trackers call a run, or the project that it belongs to.
@@ -256,45 +208,71 @@ pub(super) fn tracked(asked: &SourceKey, key: &str) -> MappedKey {
         Value::String(name) if !name.is_empty() => set(key, name.as_str()),
         // a name of digits is a number in YAML
         Value::Number(name) => set(key, name.to_string()),
-        _ if asked.is_off() => not_needed("has no value in the files"),
-        _ => asked.wrong("a name"),
-    }
-}
-
-/// A reward in Python, by file and function.
-pub(super) fn python_reward(file: Option<String>, function: &str) -> MappedKey {
-    match file {
-        Some(file) => {
-            set("task.rewards[]", json!({"kind": "python", "file": file, "function": function, "name": function}))
-        }
-        None => cannot(format!(
-            "put `{function}` into a separate file, and write rewards: \
-             [{{kind: python, file: FILE, function: {function}}}]"
-        )),
+        _ => asked.off_or_wrong("a name"),
     }
 }
 
 /// A switch that is built in: on it is what happens anyway, off it cannot be had.
 pub(super) fn built_in(asked: &SourceKey, what: &str) -> MappedKey {
-    match truth(asked.value) {
-        Some(false) => not_needed(format!("{what}, and nothing is lost by it")),
-        _ => not_needed(what),
-    }
+    let end = if truth(asked.value) == Some(false) { ", and nothing is lost by it" } else { "" };
+    not_needed(format!("{what}{end}"))
 }
 
-/// Offload of a model's state between phases, of the policy or under `memory.critic`.
-pub(super) fn idle(asked: &SourceKey, key: &str) -> MappedKey {
-    if asked.is_on() {
-        return set(key, "idle");
-    }
-    not_needed("off, as here by default")
+/// A truth value under a key of ours.
+pub(super) fn switch(asked: &SourceKey, key: &str) -> MappedKey {
+    set(key, asked.is_on())
+}
+
+/// A value under a key of ours, where there is one.
+pub(super) fn given(asked: &SourceKey, key: &str) -> MappedKey {
+    if asked.is_absent() { absent() } else { set(key, plain(asked.value)) }
 }
 
 /// A whole number above zero under a key of ours.
 pub(super) fn size(asked: &SourceKey, key: &str) -> MappedKey {
+    asked.count().map_or_else(|| asked.off_or_wrong("a whole number above 0"), |n| set(key, n))
+}
+
+/// The same; any other means that there is no bound, as here by default.
+pub(super) fn bound(asked: &SourceKey, key: &str) -> MappedKey {
+    asked.count().map_or_else(|| not_needed("none, as here by default"), |n| set(key, n))
+}
+
+/// Most checkpoints that are kept.
+pub(super) fn keep(asked: &SourceKey) -> MappedKey {
+    let key = "trainer.max_ckpt_to_keep";
+    let why = format!("a number of checkpoints is kept: {key}, 3 by default");
+    asked.count().map_or_else(|| not_needed(why), |n| set(key, n))
+}
+
+/// The likeliest tokens that are drawn from; all of them where it is no number above 0.
+pub(super) fn top_k(asked: &SourceKey, key: &str) -> MappedKey {
     match asked.whole() {
-        Some(n) if n > 0 => set(key, n),
-        _ if asked.is_off() => not_needed("has no value in the files"),
-        _ => asked.wrong("a whole number above 0"),
+        Some(k) => set(key, if k > 0 { k } else { -1 }),
+        None => asked.off_or_wrong("a whole number"),
+    }
+}
+
+/// A penalty of repetition.
+pub(super) fn penalty(asked: &SourceKey) -> MappedKey {
+    if asked.number() == Some(1.0) {
+        return not_needed(ONE_RATIO);
+    }
+    cannot("no penalty of repetition; a reward of {kind: length} or a stop text bounds completions")
+}
+
+/// Weights, gradients and the optimizer's update on the host, segment by segment.
+pub(super) fn streamed(asked: &SourceKey, recomputes: bool) -> MappedKey {
+    match (asked.is_on(), recomputes) {
+        (false, _) => off(),
+        (true, true) => set_all([
+            ("memory.param_offload", "streamed".into()),
+            ("memory.grad_offload", true.into()),
+            ("memory.optimizer_offload", "cpu".into()),
+        ])
+        .noted("gradients and the update are on the host too"),
+        (true, false) => not_needed(
+            "weights are streamed segment by segment only if segments are recomputed: turn gradient checkpointing on too",
+        ),
     }
 }

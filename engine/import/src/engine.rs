@@ -4,12 +4,13 @@ use super::assembly::Assembly;
 use super::entry::PROGRAM;
 use super::error::ImportError;
 use super::facts::Facts;
-use super::key_mapping::{KeyRule, rule};
+use super::key_mapping::{KeyTable, Rules};
 use super::{grpo_guide, nemo, trl, verl};
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::LazyLock;
 
 /// An engine whose configurations can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -25,23 +26,31 @@ pub enum Engine {
     GrpoGuide,
 }
 
+/// The rules of every engine, in the order of [`Engine::ALL`].
+static RULES: LazyLock<[Rules; 4]> = LazyLock::new(|| Engine::ALL.map(|engine| Rules::of(engine.tables())));
+
 impl Engine {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Verl, Self::Trl, Self::Nemo, Self::GrpoGuide];
 
-    /// Its spelling on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
+    /// Its spelling on the command line, and its name in prose.
+    const fn names(self) -> (&'static str, &'static str) {
         match self {
-            Self::Verl => "verl",
-            Self::Trl => "trl",
-            Self::Nemo => "nemo",
-            Self::GrpoGuide => "grpo_guide",
+            Self::Verl => ("verl", "verl"),
+            Self::Trl => ("trl", "TRL"),
+            Self::Nemo => ("nemo", "NeMo RL"),
+            Self::GrpoGuide => ("grpo_guide", "the guide to GRPO's memory"),
         }
     }
 
+    /// Its spelling on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.names().0
+    }
+
     /// The tables of its keys.
-    pub(super) fn tables(self) -> &'static [&'static [KeyRule]] {
+    pub(super) fn tables(self) -> &'static [KeyTable] {
         match self {
             Self::Verl => verl::TABLES,
             Self::Trl => trl::TABLES,
@@ -50,8 +59,13 @@ impl Engine {
         }
     }
 
+    /// Its rules by their names.
+    pub(super) fn rules(self) -> &'static Rules {
+        &RULES[self as usize]
+    }
+
     /// What it does where a file does not say, as far as that differs from here.
-    pub(super) fn defaults(self, facts: &Facts) -> Vec<(&'static str, Value)> {
+    pub(super) fn defaults(self, facts: &Facts) -> Vec<(String, Value)> {
         match self {
             Self::Verl => verl::defaults(facts),
             Self::Trl => trl::defaults(facts),
@@ -86,18 +100,14 @@ impl Engine {
             return Ok(Self::Verl);
         }
         let known = |engine: Self| {
-            let tables = engine.tables();
             let keys = facts.keys().filter(|key| *key != PROGRAM);
+            let names = keys.filter_map(|key| engine.rules().find(key));
             // a key by its name is worth two by their section
-            keys.filter_map(|key| rule(tables, key))
-                .map(|(key, _)| if key.ends_with("**") { 1 } else { 2 })
-                .sum::<usize>()
+            names.map(|(name, _)| if name.ends_with("**") { 1 } else { 2 }).sum::<usize>()
         };
-        let most = Self::ALL.into_iter().map(|engine| (known(engine), engine));
         // of equals the first
-        let most = most.rev().max_by_key(|(known, _)| *known);
-        match most {
-            Some((known, engine)) if known > 0 => Ok(engine),
+        match Self::ALL.into_iter().rev().max_by_key(|engine| known(*engine)) {
+            Some(engine) if known(engine) > 0 => Ok(engine),
             _ => {
                 let keys: Vec<&str> = facts.keys().take(3).collect();
                 Err(ImportError::UnknownEngine(format!(
@@ -112,12 +122,7 @@ impl Engine {
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Verl => "verl",
-            Self::Trl => "TRL",
-            Self::Nemo => "NeMo RL",
-            Self::GrpoGuide => "the guide to GRPO's memory",
-        })
+        f.write_str(self.names().1)
     }
 }
 

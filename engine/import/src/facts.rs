@@ -7,6 +7,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+/// What a section of `NeMo RL`'s has that is laid over nothing.
+pub(super) const OVERRIDE: &str = "_override_";
+
 /// Most times that a value may refer to another that refers on.
 const REFERENCES: usize = 16;
 
@@ -56,19 +59,17 @@ impl Facts {
             open_reads: RefCell::default(),
         };
         for entry in entries {
-            if entry.removes {
-                // the key stays accounted for, without a value
-                this.put(entry.key, Given::Value(Value::Null), entry.place);
-            } else {
-                this.put(entry.key, entry.given, entry.place);
-            }
+            // a key that is taken out stays accounted for, without a value
+            let given = if entry.removes { Given::Value(Value::Null) } else { entry.given };
+            this.put(entry.key, given, entry.place);
         }
         this
     }
 
     fn put(&mut self, key: String, given: Given, place: SourceLocation) {
-        // a value in the place of a section
-        let below = format!("{key}.");
+        // a value, or a whole other section, in the place of a section
+        let section = key.strip_suffix(OVERRIDE).filter(|_| given == Given::Value(Value::Bool(true)));
+        let below = section.map_or_else(|| format!("{key}."), str::to_owned);
         let keys = self.index.range(below.clone()..).take_while(|(own, _)| own.starts_with(&below));
         for (_, &at) in keys {
             let fact = &mut self.list[at];
@@ -81,24 +82,21 @@ impl Facts {
             fact.replaces.extend(before);
             return;
         }
-        self.index.insert(key.clone(), self.list.len());
-        self.list.push(Fact { key, given, place: Some(place), replaces: Vec::new(), taken_by: None });
+        self.add(key, given, Some(place));
     }
 
     /// Puts the engine's own defaults under what is written.
-    pub fn lay_under(&mut self, defaults: &[(&str, Value)]) {
+    pub fn lay_under(&mut self, defaults: Vec<(String, Value)>) {
         for (key, value) in defaults {
-            if !self.index.contains_key(*key) {
-                self.index.insert((*key).to_owned(), self.list.len());
-                self.list.push(Fact {
-                    key: (*key).to_owned(),
-                    given: Given::Value(value.clone()),
-                    place: None,
-                    replaces: Vec::new(),
-                    taken_by: None,
-                });
+            if !self.index.contains_key(&key) {
+                self.add(key, Given::Value(value), None);
             }
         }
+    }
+
+    fn add(&mut self, key: String, given: Given, place: Option<SourceLocation>) {
+        self.index.insert(key.clone(), self.list.len());
+        self.list.push(Fact { key, given, place, replaces: Vec::new(), taken_by: None });
     }
 
     /// All of them: defaults first, then what is written, in its order.
@@ -238,26 +236,36 @@ impl Facts {
         match resolver {
             "oc.env" => environment(name).map(Value::String).or(default),
             "oc.select" => {
-                let parent = key.rsplit_once('.').map_or("", |(parent, _)| parent);
-                let path = match name.strip_prefix('.') {
-                    Some(sibling) if !parent.is_empty() => format!("{parent}.{sibling}"),
-                    Some(sibling) => sibling.to_owned(),
-                    None => name.to_owned(),
-                };
+                // each stop at its start leads one section up
+                let up = name.len() - name.trim_start_matches('.').len();
+                let parts: Vec<&str> = key.split('.').collect();
+                let above = if up == 0 { &[] } else { &parts[..parts.len().saturating_sub(up)] };
+                let path = [above, &[name.trim_start_matches('.')]].concat().join(".");
                 let found = self.index.get(&path).map(|&at| &self.list[at].given);
                 match found {
                     Some(Given::Value(value)) => Some(value.clone()),
                     _ => default,
                 }
             }
-            "mul" => {
-                let factors = argument.split(',').map(|factor| factor.trim().parse::<i64>().ok());
-                let product = factors.reduce(|a, b| a?.checked_mul(b?))??;
-                Some(product.into())
-            }
-            _ => None,
+            "oc.decode" => Some(super::literal::hydra(argument)),
+            _ => calculated(resolver, argument),
         }
     }
+}
+
+/// `NeMo RL`'s resolvers: `mul:A,B` and its like.
+fn calculated(resolver: &str, argument: &str) -> Option<Value> {
+    let numbers: Option<Vec<f64>> = argument.split(',').map(|own| super::literal::word(own.trim()).as_f64()).collect();
+    let operate: fn(f64, f64) -> f64 = match resolver {
+        "add" => |a, b| a + b,
+        "sub" => |a, b| a - b,
+        "mul" => |a, b| a * b,
+        "div" => |a, b| a / b,
+        "max" => f64::max,
+        _ => return None,
+    };
+    let value = Value::from(numbers?.into_iter().reduce(operate)?);
+    Some(whole(&value).map_or(value, Value::from))
 }
 
 /// A whole number, also one that is written as `1e3`, `8.0` or `"8"`.

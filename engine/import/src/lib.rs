@@ -3,7 +3,7 @@
 //!
 //! [`import`] takes the texts of files and gives a configuration with a table that accounts for every key of theirs:
 //! what it became here, why the same results need nothing, or why it cannot be done and what to do instead. Nothing is
-//! written, and nothing else read but the prompts that `NeMo RL`'s files name.
+//! written, and nothing else read but the prompts and the defaults that `NeMo RL`'s files name.
 //!
 //! What each key becomes stands in tables, one folder or file an engine: `verl`, `trl`, `nemo`, `grpo_guide`.
 

@@ -22,6 +22,12 @@ pub(super) fn hydra(text: &str) -> Value {
     word(text)
 }
 
+/// Settings of a section, as `key=value` with spaces between them.
+pub(super) fn settings(section: &str, text: &str) -> Vec<(String, Value)> {
+    let each = text.split_whitespace().filter_map(|word| word.split_once('='));
+    each.map(|(key, value)| (format!("{section}{key}"), hydra(value))).collect()
+}
+
 /// What a word without quotes is.
 pub(super) fn word(text: &str) -> Value {
     match text {

@@ -5,8 +5,8 @@ use super::assembly::{Assembly, Missing, names};
 use super::engine::Engine;
 use super::entry::{Absent, Given, PROGRAM, Reading};
 use super::error::ImportError;
-use super::facts::{Fact, Facts};
-use super::key_mapping::{KeyMapping, KeyRule, MappedKey, SourceKey, judge, rule};
+use super::facts::{Fact, Facts, OVERRIDE};
+use super::key_mapping::{KeyMapping, MappedKey, Rules, SourceKey, judge};
 use super::objective;
 use super::open::{Open, open};
 use super::source_file::SourceFile;
@@ -66,10 +66,9 @@ pub fn import(
     if let Some(other) = engine.refusal(&facts) {
         return Err(ImportError::OtherRun(other));
     }
-    let defaults = engine.defaults(&facts);
-    facts.lay_under(&defaults);
+    facts.lay_under(engine.defaults(&facts));
     facts.follow_references(environment);
-    let mut work = Work::new(engine.tables());
+    let mut work = Work::new(engine.rules());
     for fact in facts.all() {
         work.take(fact, &facts);
     }
@@ -97,7 +96,7 @@ fn depends_on(keys: &BTreeSet<String>) -> String {
 
 /// The rows so far, and the configuration that they make.
 struct Work {
-    tables: &'static [&'static [KeyRule]],
+    rules: &'static Rules,
     assembly: Assembly,
     rows: Vec<ImportedKey>,
     /// Our keys by the row that set them, where it is written.
@@ -107,8 +106,8 @@ struct Work {
 }
 
 impl Work {
-    fn new(tables: &'static [&'static [KeyRule]]) -> Self {
-        Self { tables, assembly: Assembly::default(), rows: Vec::new(), owners: BTreeMap::new(), replaced: Vec::new() }
+    fn new(rules: &'static Rules) -> Self {
+        Self { rules, assembly: Assembly::default(), rows: Vec::new(), owners: BTreeMap::new(), replaced: Vec::new() }
     }
 
     fn take(&mut self, fact: &Fact, facts: &Facts) {
@@ -135,10 +134,13 @@ impl Work {
         if fact.key.ends_with("_target_") {
             return KeyOutcome::NotNeeded { why: "it names a Python class of the other engine".into() };
         }
+        if fact.key.ends_with(OVERRIDE) {
+            return KeyOutcome::NotNeeded { why: "its section is laid over nothing".into() };
+        }
         if let Some(section) = &fact.taken_by {
             return KeyOutcome::NotNeeded { why: format!("{section} is given a value later, in place of the section") };
         }
-        let Some((_, answer)) = rule(self.tables, &fact.key) else {
+        let Some((_, answer)) = self.rules.find(&fact.key) else {
             return KeyOutcome::Unknown { nearest: self.nearest(&fact.key) };
         };
         let value = match &fact.given {
@@ -249,8 +251,7 @@ impl Work {
 
     /// The key of the tables that is spelled most alike.
     fn nearest(&self, key: &str) -> Option<String> {
-        let all = self.tables.iter().flat_map(|table| table.iter());
-        let all = all.map(|(known, _)| *known).filter(|known| !known.ends_with("**"));
+        let all = self.rules.names().filter(|known| !known.ends_with("**"));
         let alike = all.map(|known| (strsim::jaro_winkler(known, key), known));
         let (similarity, nearest) = alike.max_by(|a, b| a.0.total_cmp(&b.0))?;
         (similarity > 0.93).then(|| nearest.to_owned())

@@ -1,11 +1,13 @@
 //! Files by what they are: scripts, YAML, JSON, Python.
 
-use super::entry::{EnvironmentLookup, Reading, SourceLocation};
+use super::common::texts;
+use super::entry::{EnvironmentLookup, Given, Reading, SourceLocation};
 use super::error::ImportError;
 use super::page::CodeBlock;
 use super::shell::Script;
 use super::source_file::{SourceFile, is_known};
 use super::{page, python, shell, yaml};
+use std::path::{Component, Path, PathBuf};
 
 /// The stack for a parser, in bytes; only what is used of it is memory.
 const STACK: usize = 256 << 20;
@@ -82,11 +84,60 @@ fn read_as(kind: &str, script: &Script) -> Result<Reading, ImportError> {
     let (name, text) = (script.name, script.text);
     match kind {
         "sh" | "bash" | "slurm" | "sbatch" => deep(name, || shell::read(script)),
-        "yaml" | "yml" => yaml::entries(name, text).map(Reading::from),
+        "yaml" | "yml" => layered(script, &[name]),
         "json" => yaml::json_entries(name, text).map(Reading::from),
         "py" => deep(name, || python::read(name, text, script.environment)),
         _ => read_as(guessed(text), script),
     }
+}
+
+/// A YAML file over those that its `defaults` name with their endings, as `NeMo RL` lays them: each over the one before,
+/// from the file's own folder. `above` are the files that led here.
+fn layered(script: &Script, above: &[&str]) -> Result<Reading, ImportError> {
+    let own = yaml::entries(script.name, script.text)?;
+    let mut reading = Reading::default();
+    for entry in own.iter().filter(|entry| entry.key == "defaults") {
+        let Given::Value(value) = &entry.given else { continue };
+        let error = |detail: String| ImportError::at(script.name, entry.place.line, detail);
+        let is_file = |name: &&str| name.ends_with(".yaml") || name.ends_with(".yml");
+        for name in texts(value).into_iter().filter(is_file) {
+            let base = beside(script, name).ok_or_else(|| {
+                error(format!(
+                    "its settings are laid over {name}, which is neither in this file's folder nor among the files: \
+                     import it with this file"
+                ))
+            })?;
+            if above.contains(&base.name.as_str()) {
+                return Err(error(format!("{name} leads back to itself")));
+            }
+            let under = Script { name: &base.name, text: &base.text, ..*script };
+            let under = layered(&under, &[above, &[&base.name]].concat())?;
+            reading.entries.extend(under.entries);
+            reading.used.extend(under.used);
+            reading.used.push(base.name);
+        }
+    }
+    reading.entries.extend(own);
+    Ok(reading)
+}
+
+/// The file that another names: of those given, by its path or at least its name, or in the other's folder.
+fn beside(script: &Script, name: &str) -> Option<SourceFile> {
+    let mut path = PathBuf::new();
+    for part in Path::new(script.name).parent().unwrap_or(Path::new("")).join(name).components() {
+        match part {
+            Component::ParentDir if path.file_name().is_some() => drop(path.pop()),
+            Component::CurDir => {}
+            part => path.push(part),
+        }
+    }
+    let given = |same: &dyn Fn(&Path) -> bool| {
+        script.files.iter().find(|file| file.name != script.name && same(Path::new(&file.name))).cloned()
+    };
+    let by_path = given(&|own| own == path);
+    let read = || std::fs::read_to_string(&path).ok().filter(|text| text.len() <= yaml::LARGEST);
+    let there = || read().map(|text| SourceFile::new(path.display().to_string(), text));
+    by_path.or_else(there).or_else(|| given(&|own| own.file_name() == path.file_name()))
 }
 
 /// What a text is of which nothing says so.

@@ -1,7 +1,6 @@
 //! A file of another engine, and the keys that engines have.
 
 use super::engine::Engine;
-use super::key_mapping::rule;
 
 /// A file of another engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +30,5 @@ impl SourceFile {
 
 /// Whether an engine has a key of that name.
 pub(super) fn is_known(key: &str) -> bool {
-    let of = |engine: &Engine| rule(engine.tables(), key).is_some();
-    Engine::ALL.iter().any(of)
+    Engine::ALL.iter().any(|engine| engine.rules().find(key).is_some())
 }

@@ -2,6 +2,7 @@
 
 use super::entry::{Entry, Given, SourceLocation};
 use super::error::ImportError;
+use super::facts::OVERRIDE;
 use firebrick_engine::config::{Spans, mistake};
 use serde_json::Value;
 
@@ -60,7 +61,9 @@ impl Located<'_> {
     fn flatten(&mut self, key: &str, pointer: &str, value: Value) {
         match value {
             Value::Object(map) if !map.is_empty() => {
-                for (part, value) in map {
+                let mut parts: Vec<(String, Value)> = map.into_iter().collect();
+                parts.sort_by_key(|(part, _)| part != OVERRIDE);
+                for (part, value) in parts {
                     let token = part.replace('~', "~0").replace('/', "~1");
                     let pointer = format!("{pointer}/{token}");
                     let key = if key.is_empty() { part } else { format!("{key}.{part}") };

@@ -1,55 +1,47 @@
 //! `NeMo RL`'s `data` and `env`: rows, prompts, and what grades completions.
 
 use super::policy::prompt_length;
-use crate::common::{path, rows};
+use crate::common::{path, rows, shuffled};
 use crate::facts::Facts;
-use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
-use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, set};
+use crate::key_mapping::prelude::*;
 use serde_json::json;
 
 const READ_ONCE: &str = "rows are read once, before the first step";
 const ROWS: &str = "write the dataset's name on the Hub, or its files, as task.train (docs/guides/data.md)";
 const GRADED: &str = "task.rewards grade completions, and are among the values to be replaced";
 
-pub(super) const TABLE: &[KeyRule] = &[
-    ("data.max_input_seq_length", By(length)),
-    ("data.shuffle", By(shuffle)),
-    ("data.num_workers", NotNeeded(READ_ONCE)),
-    ("data.use_multiple_dataloader", Off("task.train takes several files with weights: {path, weight}")),
-    ("data.dataset_name", By(dataset)),
-    ("data.train.**", Off(ROWS)),
-    ("data.train.dataset_name", By(dataset)),
-    ("data.default.dataset_name", By(dataset)),
-    ("data.train.data_path", By(|a| rows(a, "task.train"))),
-    ("data.train.split_validation_size", By(held_out)),
-    ("data.train.seed", By(seed)),
-    ("data.validation.**", Off("write its name on the Hub, or its files, as task.validation")),
-    ("data.validation.data_path", By(|a| rows(a, "task.validation"))),
-    ("data.train.input_key", By(question)),
-    ("data.default.input_key", By(question)),
-    ("data.train.output_key", By(ground_truth)),
-    ("data.default.output_key", By(ground_truth)),
-    ("data.train.prompt_file", By(prompt)),
-    ("data.default.prompt_file", By(prompt)),
-    ("data.prompt_file", By(prompt)),
-    ("data.train.system_prompt_file", By(system_prompt)),
-    ("data.default.system_prompt_file", By(system_prompt)),
-    ("data.system_prompt_file", By(system_prompt)),
-    ("data.validation.input_key", NotNeeded(AS_TRAINED)),
-    ("data.validation.output_key", NotNeeded(AS_TRAINED)),
-    ("data.validation.prompt_file", NotNeeded(AS_TRAINED)),
-    ("data.validation.system_prompt_file", NotNeeded(AS_TRAINED)),
-    ("data.train.env_name", NotNeeded(GRADED)),
-    ("data.validation.env_name", NotNeeded(GRADED)),
-    ("data.default.env_name", NotNeeded(GRADED)),
-    ("data.train.processor", NotNeeded(PROCESSED)),
-    ("data.validation.processor", NotNeeded(PROCESSED)),
-    ("data.default.processor", NotNeeded(PROCESSED)),
-    ("data.**", NotNeeded("task specifies the source of the rows and the content of a prompt")),
-    ("env.math.**", NotNeeded(GRADED)),
-    ("env.dapo.**", NotNeeded(GRADED)),
-    ("env.**", Off("specify in task.rewards how completions are graded (docs/guides/rewards.md)")),
-];
+pub(super) const TABLE: KeyTable = (
+    "",
+    &[
+        ("data.max_input_seq_length", By(length)),
+        ("data.shuffle", By(shuffled)),
+        ("data.num_workers", NotNeeded(READ_ONCE)),
+        ("data.use_multiple_dataloader", Off("task.train takes several files with weights: {path, weight}")),
+        ("data.dataset_name data.train.dataset_name data.default.dataset_name", By(dataset)),
+        ("data.train.**", Off(ROWS)),
+        ("data.train.data_path", To(rows, "task.train")),
+        ("data.train.split_validation_size", By(held_out)),
+        ("data.train.seed", By(seed)),
+        ("data.validation.**", Off("write its name on the Hub, or its files, as task.validation")),
+        ("data.validation.data_path", To(rows, "task.validation")),
+        ("data.train.input_key data.default.input_key", By(question)),
+        ("data.train.output_key data.default.output_key", By(ground_truth)),
+        ("data.train.prompt_file data.default.prompt_file data.prompt_file", By(prompt)),
+        ("data.train.system_prompt_file data.default.system_prompt_file data.system_prompt_file", By(system_prompt)),
+        (
+            "data.validation.input_key data.validation.output_key data.validation.prompt_file \
+             data.validation.system_prompt_file",
+            NotNeeded(AS_TRAINED),
+        ),
+        (
+            "data.train.env_name data.validation.env_name data.default.env_name env.math.** env.dapo.**",
+            NotNeeded(GRADED),
+        ),
+        ("data.train.processor data.validation.processor data.default.processor", NotNeeded(PROCESSED)),
+        ("data.**", NotNeeded("task specifies the source of the rows and the content of a prompt")),
+        ("env.**", Off("specify in task.rewards how completions are graded (docs/guides/rewards.md)")),
+    ],
+);
 
 const AS_TRAINED: &str = "rows of validation have the fields and prompts of training";
 const PROCESSED: &str = "task.messages makes a prompt of a row";
@@ -63,16 +55,8 @@ fn length(asked: &SourceKey) -> MappedKey {
     match (asked.whole().filter(|n| *n > 0), prompt_length(asked.facts)) {
         (Some(own), Some(prompt)) if own == prompt => set("rollout.prompt_length", prompt),
         (Some(_), _) => not_needed("no less than max_total_sequence_length, which has the lengths of both"),
-        _ if asked.is_off() => not_needed("has no value in the files"),
-        _ => asked.wrong("a number of tokens"),
+        _ => asked.off_or_wrong("a number of tokens"),
     }
-}
-
-fn shuffle(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        return not_needed("rows are drawn in shuffled epochs");
-    }
-    cannot("rows are always drawn in shuffled epochs; the rows of a step depend only on trainer.seed")
 }
 
 /// A name is of a class that fetches rows; that of files is read from them.
@@ -132,8 +116,7 @@ fn prompt(asked: &SourceKey) -> MappedKey {
 fn question(asked: &SourceKey) -> MappedKey {
     match asked.text() {
         Some(_) => messages(asked.facts).unwrap_or_else(|_| not_needed("the field is in the prompt of prompt_file")),
-        None if asked.is_absent() => not_needed("has no value in the files"),
-        None => asked.wrong("the name of a field"),
+        None => asked.off_or_wrong("the name of a field"),
     }
 }
 
@@ -150,8 +133,7 @@ fn system_prompt(asked: &SourceKey) -> MappedKey {
 fn ground_truth(asked: &SourceKey) -> MappedKey {
     match of_rows(asked.facts, "output_key") {
         Some(field) => set("task.answer_field", field),
-        None if asked.is_absent() => not_needed("has no value in the files"),
-        None => asked.wrong("the name of a field"),
+        None => asked.off_or_wrong("the name of a field"),
     }
 }
 
@@ -171,7 +153,6 @@ fn held_out(asked: &SourceKey) -> MappedKey {
 fn seed(asked: &SourceKey) -> MappedKey {
     match asked.whole() {
         Some(seed) if seed >= 0 => set("task.seed", seed),
-        _ if asked.is_absent() => not_needed("has no value in the files"),
-        _ => asked.wrong("a whole number, 0 or more"),
+        _ => asked.off_or_wrong("a whole number, 0 or more"),
     }
 }

@@ -1,119 +1,183 @@
-//! `NeMo RL`'s `policy` section.
+//! `NeMo RL`'s `policy` section, with the keys of its memory guide.
 
-use super::guide::{recompute, recomputes};
+use super::grpo::of_run;
 use super::optimizer::{OF_TORCH, is_megatron};
 use crate::common::{
-    arguments, devices, float_type, model, sampling_groups, shared_sequences, size, template, training_groups,
-    training_stages,
+    self, ONE_POOL, OWN_CONFIG, OWN_ENGINE, PACKED, arguments, built_in, devices, float_type, given, grouped, model,
+    precision, size, template, top_k,
 };
 use crate::facts::Facts;
-use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
-use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
+use crate::key_mapping::prelude::*;
 use serde_json::json;
 
-const ONE_EXECUTOR: &str = "one executor runs every plan: there is no backend to choose";
-const OWN_ENGINE: &str = "the sampling engine is built in, and samples from the weights that are trained";
+pub(super) const ONE_EXECUTOR: &str = "one executor runs every plan: there is no backend to choose";
+const NO_RECOMPUTING: &str = "gradient_checkpointing is off, so the key is ignored";
+const OFF_BATCHING: &str = "its section is off, so the key is ignored";
+const SIZES: &str = "a model's sizes are in its config.json; for a random start write num_attention_heads and head_dim under model.arch";
 
-pub(super) const TABLE: &[KeyRule] = &[
-    ("policy.model_name", By(model)),
-    ("policy.tokenizer.name", By(tokenizer)),
-    ("policy.tokenizer.chat_template", By(chat_template)),
-    ("policy.tokenizer.chat_template_kwargs.**", By(|a| arguments(a, "policy.tokenizer.chat_template_kwargs."))),
-    ("policy.tokenizer.use_fastokens", NotNeeded("the tokenizer is built in")),
-    ("policy.tokenizer.trust_remote_code", NotNeeded("no Python is run: tokenizers are built in")),
-    ("policy.tokenizer.**", Off("the model's tokenizer is used as it is")),
-    ("policy.hf_config_overrides.**", Off("the model's config.json defines the model: edit it in the folder")),
-    ("policy.train_global_batch_size", By(global_batch)),
-    ("policy.train_micro_batch_size", By(|a| size(a, "memory.micro_batch_size"))),
-    ("policy.logprob_batch_size", NotNeeded("scoring is bounded by tokens: memory.score_tokens")),
-    ("policy.logprob_chunk_size", NotNeeded("log-probs come from chunks of memory.head_rows rows")),
-    ("policy.generation_batch_size", NotNeeded("rollout.max_num_seqs are sampled at a time")),
-    ("policy.max_total_sequence_length", By(total_length)),
-    (
-        "policy.offload_optimizer_for_logprob",
-        By(|a| if a.is_on() { set("memory.optimizer_offload", "idle") } else { not_needed("off, as here by default") }),
-    ),
-    ("policy.refit_buffer_size_gb", NotNeeded(OWN_ENGINE)),
-    ("policy.dtensor_cfg.activation_checkpointing", By(recompute)),
-    ("policy.dtensor_cfg.cpu_offload", By(streamed)),
-    ("policy.dtensor_cfg.tensor_parallel_size", By(training_groups)),
-    ("policy.dtensor_cfg.context_parallel_size", By(shared_sequences)),
-    (
-        "policy.dtensor_cfg.sequence_parallel",
-        NotNeeded("ranks that share matrices compute norms on whole rows, with the same results"),
-    ),
-    ("policy.dtensor_cfg.lora_cfg.enabled", By(lora)),
-    (
-        "policy.dtensor_cfg.lora_cfg.**",
-        NotNeeded("lora_cfg.enabled controls whether adapters are trained; rank, alpha and dropout are in it"),
-    ),
-    ("policy.dtensor_cfg.**", NotNeeded(ONE_EXECUTOR)),
-    ("policy.megatron_cfg.enabled", NotNeeded("it controls whether its optimizer, schedule and degrees are in force")),
-    ("policy.megatron_cfg.activation_checkpointing", By(|a| of_megatron(a, recompute))),
-    ("policy.megatron_cfg.tensor_model_parallel_size", By(|a| of_megatron(a, training_groups))),
-    ("policy.megatron_cfg.pipeline_model_parallel_size", By(|a| of_megatron(a, training_stages))),
-    ("policy.megatron_cfg.context_parallel_size", By(|a| of_megatron(a, shared_sequences))),
-    ("policy.megatron_cfg.freeze_moe_router", By(frozen_router)),
-    ("policy.megatron_cfg.moe_router_bias_update_rate", By(|a| of_megatron(a, router_bias))),
-    ("policy.megatron_cfg.mtp_num_layers", By(|a| of_megatron(a, more_heads))),
-    ("policy.megatron_cfg.model_overrides.**", By(|a| of_megatron(a, overridden))),
-    ("policy.megatron_cfg.pretrained_checkpoint.**", By(|a| of_megatron(a, pretrained))),
-    ("policy.megatron_cfg.fp8_cfg.enabled", By(|a| of_megatron(a, eight_bits))),
-    ("policy.megatron_cfg.peft.enabled", By(|a| of_megatron(a, lora))),
-    ("policy.megatron_cfg.**", NotNeeded(ONE_EXECUTOR)),
-    ("policy.dynamic_batching.enabled", NotNeeded("micro-batches are always packed by tokens (memory.train_tokens)")),
-    ("policy.dynamic_batching.train_mb_tokens", By(|a| of_batching(a, "dynamic_batching", "memory.train_tokens"))),
-    ("policy.dynamic_batching.logprob_mb_tokens", By(|a| of_batching(a, "dynamic_batching", "memory.score_tokens"))),
-    ("policy.dynamic_batching.**", NotNeeded("rows are packed without padding")),
-    ("policy.sequence_packing.enabled", NotNeeded("rows are packed without padding by default")),
-    ("policy.sequence_packing.train_mb_tokens", By(|a| of_batching(a, "sequence_packing", "memory.train_tokens"))),
-    ("policy.sequence_packing.logprob_mb_tokens", By(|a| of_batching(a, "sequence_packing", "memory.score_tokens"))),
-    ("policy.sequence_packing.**", NotNeeded("rows are packed without padding by default")),
-    ("policy.make_sequence_length_divisible_by", NotNeeded("rows are packed without padding")),
-    ("policy.activation_checkpointing_enabled", By(recompute)),
-    ("policy.router_replay.enabled", By(replay)),
-    ("policy.router_replay.**", NotNeeded("router_replay.enabled controls whether routes are replayed")),
-    ("policy.draft.enabled", Off("no draft model samples ahead")),
-    ("policy.draft.**", NotNeeded("draft.enabled controls whether there is a draft model")),
-    ("policy.generation.backend", NotNeeded(OWN_ENGINE)),
-    ("policy.generation.max_new_tokens", By(new_tokens)),
-    ("policy.generation.val_temperature", By(|a| validated(a, "temperature"))),
-    ("policy.generation.val_top_p", By(|a| validated(a, "top_p"))),
-    ("policy.generation.val_top_k", By(|a| validated(a, "top_k"))),
-    ("policy.generation.temperature", Same("rollout.temperature")),
-    ("policy.generation.top_p", Same("rollout.top_p")),
-    ("policy.generation.top_k", By(|a| set("rollout.top_k", a.whole().filter(|k| *k > 0).unwrap_or(-1)))),
-    (
-        "policy.generation.stop_strings",
-        By(|a| if a.is_off() { not_needed("none, as here by default") } else { set("rollout.stop", plain(a.value)) }),
-    ),
-    (
-        "policy.generation.stop_token_ids",
-        Off("the model's end tokens end a completion, and the strings of rollout.stop"),
-    ),
-    ("policy.generation.vllm_cfg.tensor_parallel_size", By(sampling_groups)),
-    ("policy.generation.vllm_cfg.pipeline_parallel_size", By(devices)),
-    ("policy.generation.vllm_cfg.expert_parallel_size", By(devices)),
-    (
-        "policy.generation.vllm_cfg.gpu_memory_utilization",
-        NotNeeded("sampling uses the memory that training leaves free: the two alternate in one pool"),
-    ),
-    (
-        "policy.generation.vllm_cfg.enforce_eager",
-        By(|a| {
-            if a.is_on() {
-                set("rollout.enforce_eager", true)
-            } else {
-                not_needed("decoding steps are captured as graphs on CUDA by default")
-            }
-        }),
-    ),
-    ("policy.generation.vllm_cfg.precision", By(sampled_in)),
-    ("policy.generation.vllm_cfg.kv_cache_dtype", By(cache)),
-    ("policy.generation.vllm_cfg.max_model_len", NotNeeded("prompt and response length together, as here")),
-    ("policy.generation.vllm_cfg.**", NotNeeded(OWN_ENGINE)),
-    ("policy.generation.**", NotNeeded(OWN_ENGINE)),
-];
+pub(super) const TABLE: KeyTable = (
+    "policy.",
+    &[
+        ("model_name", By(model)),
+        ("tokenizer.name", By(tokenizer)),
+        ("tokenizer.chat_template", By(chat_template)),
+        ("tokenizer.chat_template_kwargs.**", By(arguments)),
+        ("tokenizer.use_fastokens", NotNeeded("the tokenizer is built in")),
+        ("tokenizer.trust_remote_code", NotNeeded("no Python is run: tokenizers are built in")),
+        ("tokenizer.**", Off("the model's tokenizer is used as it is")),
+        ("hf_config_overrides.**", Off(OWN_CONFIG)),
+        ("train_global_batch_size", By(global_batch)),
+        ("train_micro_batch_size", To(size, "memory.micro_batch_size")),
+        ("logprob_batch_size", NotNeeded("scoring is bounded by tokens: memory.score_tokens")),
+        ("logprob_chunk_size", NotNeeded("log-probs come from chunks of memory.head_rows rows")),
+        ("generation_batch_size", NotNeeded("rollout.max_num_seqs are sampled at a time")),
+        ("max_total_sequence_length", By(total_length)),
+        ("offload_optimizer_for_logprob", On("memory.optimizer_offload", "idle")),
+        // the guide has four names for it
+        (
+            "gradient_checkpointing activation_checkpointing activation_checkpointing_enabled \
+             dtensor_cfg.activation_checkpointing",
+            On("memory.gradient_checkpointing", "true"),
+        ),
+        ("checkpoint_every", If(recomputes, NO_RECOMPUTING, &By(every))),
+        ("checkpoint_layers", If(recomputes, NO_RECOMPUTING, &Same("memory.checkpoint_layers"))),
+        ("mixed_precision", By(mixed)),
+        ("precision", By(precision)),
+        ("loss_scaling", By(loss_scale)),
+        (
+            "gradient_accumulation_steps",
+            NotNeeded("the number of micro-batches follows from the tokens of an optimizer step (memory.train_tokens)"),
+        ),
+        (
+            "model_parallel",
+            Off("it has no degree: memory.tensor_model_parallel_size: N shards every matrix over N ranks in training"),
+        ),
+        ("tensor_parallel_size", By(devices)),
+        ("pipeline_parallel_size", To(grouped, "memory.pipeline_model_parallel_size")),
+        ("offload_optimizer", On("memory.optimizer_offload", "cpu")),
+        ("offload_activations", By(offload)),
+        ("pin_memory", By(|a| built_in(a, "offloaded tensors are in pinned host memory on CUDA"))),
+        ("use_flash_attention", By(|a| built_in(a, "no tokens x tokens tensor exists, on any backend"))),
+        ("attention_heads attention_head_dim", By(|_| cannot(SIZES))),
+        ("dtensor_cfg.cpu_offload", By(|a| common::streamed(a, recomputes(a)))),
+        ("dtensor_cfg.tensor_parallel_size", To(grouped, "memory.tensor_model_parallel_size")),
+        ("dtensor_cfg.context_parallel_size", To(grouped, "memory.ulysses_sequence_parallel_size")),
+        (
+            "dtensor_cfg.sequence_parallel",
+            NotNeeded("ranks that share matrices compute norms on whole rows, with the same results"),
+        ),
+        ("dtensor_cfg.lora_cfg.enabled", By(lora)),
+        (
+            "dtensor_cfg.lora_cfg.**",
+            NotNeeded("lora_cfg.enabled controls whether adapters are trained; rank, alpha and dropout are in it"),
+        ),
+        ("dtensor_cfg.** megatron_cfg.**", NotNeeded(ONE_EXECUTOR)),
+        ("megatron_cfg.enabled", NotNeeded("it controls whether its optimizer, schedule and degrees are in force")),
+        (
+            "megatron_cfg.activation_checkpointing",
+            If(is_megatron, OF_TORCH, &On("memory.gradient_checkpointing", "true")),
+        ),
+        (
+            "megatron_cfg.tensor_model_parallel_size",
+            If(is_megatron, OF_TORCH, &To(grouped, "memory.tensor_model_parallel_size")),
+        ),
+        (
+            "megatron_cfg.pipeline_model_parallel_size",
+            If(is_megatron, OF_TORCH, &To(grouped, "memory.pipeline_model_parallel_size")),
+        ),
+        (
+            "megatron_cfg.context_parallel_size",
+            If(is_megatron, OF_TORCH, &To(grouped, "memory.ulysses_sequence_parallel_size")),
+        ),
+        ("megatron_cfg.freeze_moe_router", By(frozen_router)),
+        (
+            "megatron_cfg.moe_router_bias_update_rate",
+            If(is_megatron, OF_TORCH, &Off("a router's bias is only updated by its gradient")),
+        ),
+        ("megatron_cfg.mtp_num_layers", If(is_megatron, OF_TORCH, &Off("no extra heads that predict several tokens"))),
+        ("megatron_cfg.model_overrides.**", If(is_megatron, OF_TORCH, &Off(OWN_CONFIG))),
+        (
+            "megatron_cfg.pretrained_checkpoint.**",
+            If(
+                is_megatron,
+                OF_TORCH,
+                &Off("weights are read from Hugging Face checkpoints: convert it, and set model.path"),
+            ),
+        ),
+        ("megatron_cfg.fp8_cfg.enabled", If(is_megatron, OF_TORCH, &Off("training computes in f32, bf16 or f16"))),
+        ("megatron_cfg.peft.enabled", If(is_megatron, OF_TORCH, &By(lora))),
+        ("dynamic_batching.enabled", NotNeeded("micro-batches are always packed by tokens (memory.train_tokens)")),
+        (
+            "dynamic_batching.train_mb_tokens sequence_packing.train_mb_tokens",
+            If(batches, OFF_BATCHING, &To(size, "memory.train_tokens")),
+        ),
+        (
+            "dynamic_batching.logprob_mb_tokens sequence_packing.logprob_mb_tokens",
+            If(batches, OFF_BATCHING, &To(size, "memory.score_tokens")),
+        ),
+        ("dynamic_batching.** sequence_packing.** make_sequence_length_divisible_by", NotNeeded(PACKED)),
+        ("router_replay.enabled", On("rollout.router_replay", "true")),
+        ("router_replay.**", NotNeeded("router_replay.enabled controls whether routes are replayed")),
+        ("draft.enabled", Off("no draft model samples ahead")),
+        ("draft.**", NotNeeded("draft.enabled controls whether there is a draft model")),
+        ("refit_buffer_size_gb generation.backend generation.vllm_cfg.** generation.**", NotNeeded(OWN_ENGINE)),
+        ("generation.max_new_tokens", By(new_tokens)),
+        ("generation.val_temperature", To(given, "rollout.val_kwargs.temperature")),
+        ("generation.val_top_p", To(given, "rollout.val_kwargs.top_p")),
+        ("generation.val_top_k", To(top_k, "rollout.val_kwargs.top_k")),
+        ("generation.temperature", Same("rollout.temperature")),
+        ("generation.top_p", Same("rollout.top_p")),
+        ("generation.top_k", To(top_k, "rollout.top_k")),
+        ("generation.stop_strings", If(|a| !a.is_off(), "none, as here by default", &Same("rollout.stop"))),
+        ("generation.stop_token_ids", Off("the model's end tokens end a completion, and the strings of rollout.stop")),
+        ("generation.vllm_cfg.tensor_parallel_size", To(grouped, "rollout.tensor_model_parallel_size")),
+        ("generation.vllm_cfg.pipeline_parallel_size generation.vllm_cfg.expert_parallel_size", By(devices)),
+        ("generation.vllm_cfg.gpu_memory_utilization", NotNeeded(ONE_POOL)),
+        ("generation.vllm_cfg.enforce_eager", On("rollout.enforce_eager", "true")),
+        ("generation.vllm_cfg.precision", By(sampled_in)),
+        ("generation.vllm_cfg.kv_cache_dtype", By(cache)),
+        ("generation.vllm_cfg.max_model_len", NotNeeded("prompt and response length together, as here")),
+    ],
+);
+
+fn recomputes(asked: &SourceKey) -> bool {
+    ["gradient_checkpointing", "activation_checkpointing", "dtensor_cfg.activation_checkpointing"]
+        .iter()
+        .any(|key| asked.facts.is_on(&format!("policy.{key}")))
+}
+
+fn every(asked: &SourceKey) -> MappedKey {
+    if asked.facts.is_written("policy.checkpoint_layers") {
+        return cannot("memory.checkpoint_layers lists the layers that are recomputed, each separately");
+    }
+    given(asked, "memory.checkpoint_every")
+}
+
+fn mixed(asked: &SourceKey) -> MappedKey {
+    match (asked.is_on(), asked.facts.text("policy.precision")) {
+        (true, Some(_)) => not_needed("precision sets the type; master weights, moments and sums stay in f32"),
+        (true, None) => set("precision", "bf16").noted("the usual type of mixed precision"),
+        (false, _) => not_needed("off: precision sets the type"),
+    }
+}
+
+/// A scale is for f16: bf16 has the range of f32.
+fn loss_scale(asked: &SourceKey) -> MappedKey {
+    let half = asked.facts.text("policy.precision").and_then(float_type);
+    match asked.number() {
+        Some(scale) if scale > 0.0 && half == Some("f16") => set("optim.loss_scale", plain(asked.value)),
+        Some(_) => not_needed("bf16 and f32 have the range that a loss scale makes up for in f16"),
+        None => asked.wrong("a number above 0"),
+    }
+}
+
+fn offload(asked: &SourceKey) -> MappedKey {
+    match (asked.is_on(), recomputes(asked)) {
+        (false, _) => off(),
+        (true, true) => set("memory.activation_offload", true),
+        (true, false) => cannot("only checkpointed activations are offloaded: turn gradient_checkpointing on too"),
+    }
+}
 
 fn tokenizer(asked: &SourceKey) -> MappedKey {
     if asked.text() == asked.facts.text("policy.model_name") {
@@ -128,21 +192,20 @@ const PASSED_THROUGH: &str = "{% for message in messages %}{{ message['content']
 /// Null is another template than none: NeMo RL then passes contents on as they are.
 fn chat_template(asked: &SourceKey) -> MappedKey {
     match asked.text() {
-        _ if asked.is_absent() => set_noted("model.chat_template", PASSED_THROUGH, "null is this template there"),
+        _ if asked.is_absent() => set("model.chat_template", PASSED_THROUGH).noted("null is this template there"),
         Some(name) if name.eq_ignore_ascii_case("default") => not_needed("the tokenizer's, as here by default"),
-        _ => template(asked, "model.chat_template"),
+        _ => template(asked),
     }
 }
 
 /// Completions an optimizer step, which are prompts here.
 fn global_batch(asked: &SourceKey) -> MappedKey {
-    let group = asked.facts.whole("grpo.num_generations_per_prompt").unwrap_or(16);
-    let prompts = asked.facts.whole("grpo.num_prompts_per_step").unwrap_or(32);
-    match asked.whole() {
-        Some(all)
-            if group > 0 && all > 0 && all % group == 0 && all / group <= prompts && prompts % (all / group) == 0 =>
-        {
-            set_noted("update.ppo_mini_batch_size", all / group, format!("{all} completions of {group} a prompt"))
+    let count = |name: &str, default: i64| of_run(asked.facts, name).and_then(crate::facts::whole).unwrap_or(default);
+    let (group, prompts) = (count("num_generations_per_prompt", 16), count("num_prompts_per_step", 32));
+    match asked.count() {
+        Some(all) if group > 0 && all % group == 0 && all / group <= prompts && prompts % (all / group) == 0 => {
+            let note = format!("{all} completions of {group} a prompt");
+            set("update.ppo_mini_batch_size", all / group).noted(note)
         }
         Some(_) => cannot(format!(
             "an optimizer step takes whole groups of {group}, and a number of prompts that divides {prompts}; a round is one step here"
@@ -165,43 +228,20 @@ fn total_length(asked: &SourceKey) -> MappedKey {
     let (Some(total), Some(prompt)) = (asked.whole().filter(|n| *n > 1), prompt_length(asked.facts)) else {
         return asked.wrong("a number of tokens");
     };
-    let mut all = vec![("rollout.max_model_len".to_owned(), json!(total))];
+    let mut all = vec![("rollout.max_model_len", json!(total))];
     let mut note = String::new();
     if asked.facts.whole("data.max_input_seq_length").is_none_or(|own| own >= total) {
-        all.push(("rollout.prompt_length".into(), json!(prompt)));
+        all.push(("rollout.prompt_length", json!(prompt)));
         note = format!("prompts of more than {prompt} are skipped: raise rollout.prompt_length if there are any");
     }
     if asked.facts.whole("policy.generation.max_new_tokens").is_none() {
-        all.push(("rollout.response_length".into(), json!(total)));
+        all.push(("rollout.response_length", json!(total)));
     }
-    MappedKey::Set(all, note)
+    set_all(all).noted(note)
 }
 
 fn new_tokens(asked: &SourceKey) -> MappedKey {
-    match size(asked, "rollout.response_length") {
-        MappedKey::Set(settings, _) => {
-            MappedKey::Set(settings, "at most what the prompt leaves of rollout.max_model_len".into())
-        }
-        other => other,
-    }
-}
-
-/// How validation samples: as training does where nothing else is said.
-fn validated(asked: &SourceKey, name: &str) -> MappedKey {
-    let key = format!("rollout.val_kwargs.{name}");
-    match asked.value {
-        _ if asked.is_absent() => not_needed("all tokens, as here by default"),
-        _ if name == "top_k" => set(&key, asked.whole().filter(|k| *k > 0).unwrap_or(-1)),
-        value => set(&key, plain(value)),
-    }
-}
-
-fn of_megatron(asked: &SourceKey, of: fn(&SourceKey) -> MappedKey) -> MappedKey {
-    if is_megatron(asked) { of(asked) } else { not_needed(OF_TORCH) }
-}
-
-fn off_or(asked: &SourceKey, why: &str) -> MappedKey {
-    if asked.is_off() { not_needed("it is off, as here") } else { cannot(why) }
+    size(asked, "rollout.response_length").noted("at most what the prompt leaves of rollout.max_model_len")
 }
 
 /// Names of models with experts.
@@ -215,37 +255,11 @@ fn frozen_router(asked: &SourceKey) -> MappedKey {
         number.is_some_and(|number| number.parse::<f64>().is_ok())
     };
     let experts = EXPERTS.iter().any(|own| name.contains(own)) || name.split('-').any(is_active);
-    if !is_megatron(asked) || !asked.is_on() {
-        return not_needed("off, as here");
+    match is_megatron(asked) && asked.is_on() {
+        true if experts => cannot("a router is trained with the rest of the model"),
+        true => not_needed("a model without experts has no router"),
+        false => not_needed("off, as here"),
     }
-    if experts {
-        return cannot("a router is trained with the rest of the model");
-    }
-    not_needed("a model without experts has no router")
-}
-
-fn router_bias(asked: &SourceKey) -> MappedKey {
-    off_or(asked, "a router's bias is only updated by its gradient")
-}
-
-fn more_heads(asked: &SourceKey) -> MappedKey {
-    off_or(asked, "no extra heads that predict several tokens")
-}
-
-fn overridden(asked: &SourceKey) -> MappedKey {
-    off_or(asked, "the model's config.json defines the model: edit it in the folder")
-}
-
-fn pretrained(asked: &SourceKey) -> MappedKey {
-    off_or(asked, "weights are read from Hugging Face checkpoints: convert it, and set model.path")
-}
-
-fn eight_bits(asked: &SourceKey) -> MappedKey {
-    off_or(asked, "training computes in f32, bf16 or f16")
-}
-
-fn replay(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() { set("rollout.router_replay", true) } else { not_needed("off, as here by default") }
 }
 
 fn cache(asked: &SourceKey) -> MappedKey {
@@ -259,23 +273,19 @@ fn cache(asked: &SourceKey) -> MappedKey {
 
 fn lora(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
-        return not_needed("off, as here by default");
+        return off();
     }
-    let section = asked.key.trim_end_matches(".enabled");
-    let of = |key: &str| asked.facts.value(&format!("{section}.{key}"));
     let mut all = vec![
-        ("model.lora.rank".to_owned(), of("dim").cloned().unwrap_or(json!(8))),
-        ("model.lora.alpha".to_owned(), of("alpha").cloned().unwrap_or(json!(32))),
+        ("model.lora.rank", asked.beside("dim").cloned().unwrap_or(json!(8))),
+        ("model.lora.alpha", asked.beside("alpha").cloned().unwrap_or(json!(32))),
     ];
-    all.extend(of("dropout").map(|share| ("model.lora.dropout".to_owned(), share.clone())));
-    MappedKey::Set(all, format!("dim, alpha and dropout of {section}"))
+    all.extend(asked.beside("dropout").map(|share| ("model.lora.dropout", share.clone())));
+    set_all(all).noted(format!("dim, alpha and dropout of {}", asked.section()))
 }
 
-fn of_batching(asked: &SourceKey, section: &str, key: &str) -> MappedKey {
-    if asked.facts.is_on(&format!("policy.{section}.enabled")) {
-        return size(asked, key);
-    }
-    not_needed(format!("{section} is off, so the key is ignored"))
+/// Whether the section that a key stands in is on.
+fn batches(asked: &SourceKey) -> bool {
+    asked.beside("enabled").and_then(crate::facts::truth) == Some(true)
 }
 
 fn sampled_in(asked: &SourceKey) -> MappedKey {
@@ -284,23 +294,5 @@ fn sampled_in(asked: &SourceKey) -> MappedKey {
         own if own == run => not_needed("completions are sampled in the run's precision"),
         Some(own) if own != "f32" => set("rollout.precision", own),
         _ => cannot("completions are sampled in the run's precision, or in 8 bits: rollout.quantization: int8"),
-    }
-}
-
-fn streamed(asked: &SourceKey) -> MappedKey {
-    match (asked.is_on(), recomputes(asked)) {
-        (false, _) => not_needed("off, as here by default"),
-        (true, true) => MappedKey::Set(
-            vec![
-                ("memory.param_offload".into(), json!("streamed")),
-                ("memory.grad_offload".into(), json!(true)),
-                ("memory.optimizer_offload".into(), json!("cpu")),
-            ],
-            String::new(),
-        ),
-        (true, false) => not_needed(
-            "weights are streamed segment by segment only if segments are recomputed: turn activation_checkpointing on \
-             too",
-        ),
     }
 }

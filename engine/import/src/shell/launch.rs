@@ -331,8 +331,9 @@ impl Shell<'_> {
         if let ("config" | "--config" | "config_file" | "--config-name", [value]) = (key, values) {
             let path = if key == "--config-name" { format!("{}.yaml", value.text) } else { value.text.clone() };
             if let Some(file) = self.given(&path) {
-                let reading = file.read(&[], self.environment)?;
+                let reading = file.read(self.files, self.environment)?;
                 self.reading.used.push(file.name);
+                self.reading.used.extend(reading.used);
                 into.entries.extend(reading.entries.into_iter().map(|entry| (entry, BTreeSet::new())));
             } else if key != "--config-name" {
                 // the tables have a row for a key, and none for NeMo RL's

@@ -77,6 +77,14 @@ impl BatchSizes {
         format!("{} are not a whole number of groups: {what}", self.note())
     }
 
+    /// Why an optimizer step is a round.
+    pub fn one_step(&self) -> String {
+        format!(
+            "{} completions per optimizer step are not a whole number of groups: a round of sampling is one step here",
+            self.mini
+        )
+    }
+
     /// A key that a broken batch is not to be blamed for.
     pub fn part_of_broken(&self) -> Option<MappedKey> {
         let why = "a part of trainer.train_batch_size, which needs the devices of that run";

@@ -26,22 +26,7 @@ impl Class {
 const RL: [(&str, Class); 3] = [("grpo", Class::Grpo), ("rloo", Class::Rloo), ("ppo", Class::Ppo)];
 
 /// Training that is none of reinforcement learning by rewards, as commands and classes name it.
-const OTHERS: [&str; 14] = [
-    "sft",
-    "dpo",
-    "kto",
-    "orpo",
-    "cpo",
-    "bco",
-    "gkd",
-    "xpo",
-    "prm",
-    "reward",
-    "nash",
-    "distillation",
-    "minillm",
-    "simpo",
-];
+const OTHERS: &str = "sft dpo kto orpo cpo bco gkd xpo prm reward nash distillation minillm simpo";
 
 /// What trains, by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +43,7 @@ fn named(text: &str) -> Option<Named> {
     let lower = last.to_ascii_lowercase();
     let words: Vec<&str> = lower.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     let rl = RL.iter().find(|(name, _)| words.contains(name)).map(|(_, class)| Named::Rl(*class));
-    let other = || OTHERS.iter().find(|name| words.contains(name)).map(|name| Named::Other((*name).to_owned()));
+    let other = || OTHERS.split(' ').find(|name| words.contains(name)).map(|name| Named::Other(name.to_owned()));
     rl.or_else(other)
 }
 
@@ -79,24 +64,16 @@ pub(super) fn of_files(facts: &Facts) -> Option<Class> {
 }
 
 /// Keys that only one class has.
-const OF_PPO: [&str; 7] = [
-    "num_ppo_epochs",
-    "total_episodes",
-    "cliprange",
-    "kl_coef",
-    "num_mini_batches",
-    "sft_model_path",
-    "whiten_rewards",
-];
-const OF_RLOO: [&str; 2] = ["normalize_advantages", "reward_clip_range"];
+const OF_PPO: &str = "num_ppo_epochs total_episodes cliprange kl_coef num_mini_batches sft_model_path whiten_rewards";
+const OF_RLOO: &str = "normalize_advantages reward_clip_range";
 
 /// The class of the files' arguments.
 pub(super) fn class(facts: &Facts) -> Class {
-    let has = |keys: &[&str]| facts.keys().any(|key| keys.contains(&key));
+    let has = |keys: &str| facts.keys().any(|key| keys.split(' ').any(|own| own == key));
     match of_names(facts) {
         Some(Named::Rl(class)) => class,
-        _ if has(&OF_PPO) => Class::Ppo,
-        _ if has(&OF_RLOO) => Class::Rloo,
+        _ if has(OF_PPO) => Class::Ppo,
+        _ if has(OF_RLOO) => Class::Rloo,
         _ => of_files(facts).unwrap_or(Class::Grpo),
     }
 }

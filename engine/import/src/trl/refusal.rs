@@ -3,66 +3,33 @@
 use super::class::{Named, of_files, of_names};
 use super::{grpo, ppo};
 use crate::facts::Facts;
-use crate::key_mapping::rule;
+use crate::key_mapping::Rules;
 
 /// Keys that only others have, and whose they are.
-const KEYS_OF_OTHERS: [(&str, &str); 17] = [
-    ("packing", "sft"),
-    ("dataset_text_field", "sft"),
-    ("assistant_only_loss", "sft"),
-    ("completion_only_loss", "sft"),
-    ("precompute_ref_log_probs", "dpo"),
-    ("precompute_ref_batch_size", "dpo"),
-    ("reference_free", "dpo"),
-    ("rpo_alpha", "dpo"),
-    ("f_divergence_type", "dpo"),
-    ("label_smoothing", "dpo"),
-    ("use_weighting", "dpo"),
-    ("desirable_weight", "kto"),
-    ("undesirable_weight", "kto"),
+const KEYS_OF_OTHERS: [(&str, &str); 5] = [
+    ("packing dataset_text_field assistant_only_loss completion_only_loss", "sft"),
+    (
+        "precompute_ref_log_probs precompute_ref_batch_size reference_free rpo_alpha f_divergence_type label_smoothing \
+         use_weighting",
+        "dpo",
+    ),
+    ("desirable_weight undesirable_weight", "kto"),
     ("center_rewards_coefficient", "reward"),
-    ("finetuning_type", "LLaMA-Factory"),
-    ("cutoff_len", "LLaMA-Factory"),
-    ("pref_beta", "LLaMA-Factory"),
+    ("finetuning_type cutoff_len pref_beta", "LLaMA-Factory"),
 ];
 
 /// Losses of DPO, CPO and KTO.
-const LOSSES_OF_DPO: [&str; 18] = [
-    "sigmoid",
-    "sigmoid_norm",
-    "hinge",
-    "ipo",
-    "exo_pair",
-    "nca_pair",
-    "robust",
-    "bco_pair",
-    "sppo_hard",
-    "aot",
-    "aot_unpaired",
-    "aot_pair",
-    "apo_zero",
-    "apo_down",
-    "discopop",
-    "simpo",
-    "kto",
-    "orpo",
-];
+const LOSSES_OF_DPO: &str = "sigmoid sigmoid_norm hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_unpaired \
+                             aot_pair apo_zero apo_down discopop simpo kto orpo";
 
 /// Keys of the tables that others have too.
-const SHARED: [&str; 12] = [
-    "beta",
-    "loss_type",
-    "max_prompt_length",
-    "disable_dropout",
-    "use_liger_loss",
-    "pad_to_multiple_of",
-    "router_aux_loss_coef",
-    "model_adapter_name",
-    "ref_adapter_name",
-    "sync_ref_model",
-    "ref_model_mixup_alpha",
-    "ref_model_sync_steps",
-];
+const SHARED: &str = "beta loss_type max_prompt_length disable_dropout use_liger_loss pad_to_multiple_of \
+                      router_aux_loss_coef model_adapter_name ref_adapter_name sync_ref_model ref_model_mixup_alpha \
+                      ref_model_sync_steps";
+
+fn has(words: &str, word: &str) -> bool {
+    words.split_whitespace().any(|own| own == word)
+}
 
 /// Why the files are of a run that is not imported, where they are.
 pub(crate) fn refusal(facts: &Facts) -> Option<String> {
@@ -70,17 +37,20 @@ pub(crate) fn refusal(facts: &Facts) -> Option<String> {
         Some(Named::Rl(_)) => return None,
         Some(Named::Other(name)) => Some(name),
         None if facts.text("stage").is_some() => Some("LLaMA-Factory".to_owned()),
-        None if facts.text("loss_type").is_some_and(|own| LOSSES_OF_DPO.contains(&own)) => Some("dpo".to_owned()),
+        None if facts.text("loss_type").is_some_and(|own| has(LOSSES_OF_DPO, own)) => Some("dpo".to_owned()),
         None => None,
     };
+    let rules = Rules::of(&[grpo::TABLE, ppo::TABLE]);
     let is_of_rl = |key: &str| {
-        let table = rule(&[grpo::TABLE, ppo::TABLE], key).is_some();
-        table && !SHARED.contains(&key) || key.starts_with("reward_funcs") || key == "reward_model_name_or_path"
+        rules.find(key).is_some() && !has(SHARED, key)
+            || key.starts_with("reward_funcs")
+            || key == "reward_model_name_or_path"
     };
     if other.is_none() && facts.keys().any(is_of_rl) {
         return None;
     }
-    let key = KEYS_OF_OTHERS.iter().find(|(key, _)| facts.is_written(key)).map(|(_, name)| (*name).to_owned());
+    let key = KEYS_OF_OTHERS.iter().find(|(keys, _)| keys.split_whitespace().any(|key| facts.is_written(key)));
+    let key = key.map(|(_, name)| (*name).to_owned());
     let other = other.or(key);
     if other.is_none() && of_files(facts).is_some() {
         return None;

@@ -2,7 +2,7 @@
 
 use crate::common::path;
 use crate::facts::Facts;
-use crate::key_mapping::{MappedKey, SourceKey, cannot, not_needed};
+use crate::key_mapping::prelude::*;
 use crate::literal::hydra;
 use serde_json::{Map, Value, json};
 
@@ -250,7 +250,7 @@ const LISTS: [&str; 4] =
 /// The rewards of a trainer or a launch script.
 pub(super) fn functions(asked: &SourceKey) -> MappedKey {
     if asked.is_off() {
-        return not_needed("has no value in the files");
+        return absent();
     }
     let found = Found::of(asked);
     if !found.missing.is_empty() {
@@ -260,7 +260,7 @@ pub(super) fn functions(asked: &SourceKey) -> MappedKey {
         return asked.wrong("names of reward functions");
     }
     let settings = found.rewards.into_iter().map(|reward| ("task.rewards[]".to_owned(), reward));
-    MappedKey::Set(settings.collect(), found.notes.join("; "))
+    set_all(settings).noted(found.notes.join("; "))
 }
 
 /// Of lists that are not mapped as a whole, the rewards that there are.

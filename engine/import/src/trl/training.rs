@@ -2,131 +2,130 @@
 
 use super::batch::BatchSizes;
 use super::class::{Class, class};
-use super::grpo::{accumulation, per_device};
 use super::ppo::learning_rate;
-use crate::common::{epochs, path, tracked, trackers};
-use crate::key_mapping::KeyMapping::{By, NotNeeded, Off, Same};
-use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set, set_noted};
-use serde_json::json;
+use crate::common::{VALIDATED, bound, epochs, folder, keep, tracked, trackers};
+use crate::key_mapping::prelude::*;
+use serde_json::{Value, json};
 
 const RHYTHM: &str = "every step's metrics are written to metrics.jsonl";
 const ONE_PROCESS: &str = "rows are read once, in the one process";
-const HUB: &str = "checkpoints stay in the run folder; `hf upload` puts one on the hub";
+pub(super) const HUB: &str = "checkpoints stay in the run folder; `hf upload` puts one on the hub";
 const RANKS: &str = "`mpirun` starts ranks, and memory.zero_stage sets what they shard (docs/guides/multi_gpu.md)";
 const COMPILED: &str = "kernels are compiled by the backend";
+const BEST: &str = "checkpoints stay in the run folder: choose one by its val-core metric";
+const BALANCED: &str = "micro-batches are balanced by their work";
+const KERNELS: &str =
+    "head, loss and gradient are one pass over chunks (memory.head_rows), norms and rotary embedding are kernels";
 
-pub(super) const TABLE: &[KeyRule] = &[
-    ("output_dir", By(folder)),
-    ("overwrite_output_dir", NotNeeded("a run never overwrites another: choose another `output`, or --resume")),
-    ("run_name", By(|a| tracked(a, "trainer.experiment_name"))),
-    ("project", By(|a| tracked(a, "trainer.project_name"))),
-    ("trackio_space_id", NotNeeded("trackers are local")),
-    ("do_train", NotNeeded("`firebrick train` trains")),
-    ("do_eval", NotNeeded("validation runs if there are rows for it")),
-    ("do_predict", NotNeeded("`firebrick generate` samples")),
-    ("per_device_train_batch_size", By(per_device)),
-    (
-        "per_device_eval_batch_size",
-        NotNeeded("validation samples rollout.max_num_seqs sequences at a time, regardless of its size"),
-    ),
-    ("gradient_accumulation_steps", By(accumulation)),
-    ("eval_accumulation_steps", NotNeeded("validation keeps only completions and rewards")),
-    ("auto_find_batch_size", NotNeeded("memory.budget: auto plans a step within what the device has")),
-    ("learning_rate", By(learning_rate)),
-    ("weight_decay", By(|a| both(a, "weight_decay"))),
-    ("adam_beta1", By(betas)),
-    ("adam_beta2", By(betas)),
-    ("adam_epsilon", By(|a| both(a, "eps"))),
-    ("max_grad_norm", By(clip)),
-    ("optim", By(optimizer)),
-    ("optim_args", Off("AdamW's parameters are keys of `optim`")),
-    ("optim_target_modules", Off("all weights are trained, or adapters: model.lora")),
-    ("lr_scheduler_type", By(|a| both(a, "lr_scheduler.lr_scheduler_type"))),
-    ("lr_scheduler_kwargs.**", By(schedule)),
-    ("warmup_ratio", By(warmup_ratio)),
-    ("warmup_steps", By(warmup_steps)),
-    ("num_train_epochs", By(passes)),
-    ("max_steps", By(steps)),
-    ("seed", Same("trainer.seed")),
-    ("data_seed", NotNeeded("trainer.seed seeds everything")),
-    ("full_determinism", NotNeeded("a run repeats to the bit unless deterministic: false")),
-    ("bf16", By(|a| half(a, "bf16"))),
-    ("fp16", By(|a| half(a, "f16"))),
-    ("bf16_full_eval", NotNeeded("validation is sampled in the run's precision")),
-    ("fp16_full_eval", NotNeeded("validation is sampled in the run's precision")),
-    ("tf32", Same("allow_tf32")),
-    ("use_cpu", By(cpu)),
-    ("no_cuda", By(cpu)),
-    ("gradient_checkpointing", By(checkpointing)),
-    ("gradient_checkpointing_kwargs.**", NotNeeded("segments are recomputed by the executor")),
-    (
-        "use_liger_kernel",
-        NotNeeded(
-            "head, loss and gradient are one pass over chunks (memory.head_rows), norms and rotary embedding are kernels",
+pub(super) const TABLE: KeyTable = (
+    "",
+    &[
+        ("output_dir", To(folder, "output")),
+        ("overwrite_output_dir", NotNeeded("a run never overwrites another: choose another `output`, or --resume")),
+        ("run_name", To(tracked, "trainer.experiment_name")),
+        ("project", To(tracked, "trainer.project_name")),
+        ("trackio_space_id", NotNeeded("trackers are local")),
+        ("do_train", NotNeeded("`firebrick train` trains")),
+        ("do_eval", NotNeeded("validation runs if there are rows for it")),
+        ("do_predict", NotNeeded("`firebrick generate` samples")),
+        ("per_device_train_batch_size", By(per_device)),
+        ("per_device_eval_batch_size", NotNeeded(VALIDATED)),
+        ("gradient_accumulation_steps", By(accumulation)),
+        ("eval_accumulation_steps", NotNeeded("validation keeps only completions and rewards")),
+        ("auto_find_batch_size", NotNeeded("memory.budget: auto plans a step within what the device has")),
+        ("learning_rate", By(learning_rate)),
+        ("weight_decay", To(both, "weight_decay")),
+        ("adam_beta1 adam_beta2", By(betas)),
+        ("adam_epsilon", To(both, "eps")),
+        ("max_grad_norm", By(clip)),
+        ("optim", By(optimizer)),
+        ("optim_args", Off("AdamW's parameters are keys of `optim`")),
+        ("optim_target_modules", Off("all weights are trained, or adapters: model.lora")),
+        ("lr_scheduler_type", To(both, "lr_scheduler.lr_scheduler_type")),
+        ("lr_scheduler_kwargs.**", By(schedule)),
+        ("warmup_ratio", By(warmup_ratio)),
+        ("warmup_steps", By(warmup_steps)),
+        ("num_train_epochs", By(passes)),
+        ("max_steps", By(steps)),
+        ("seed", Same("trainer.seed")),
+        ("data_seed", NotNeeded("trainer.seed seeds everything")),
+        ("full_determinism", NotNeeded("a run repeats to the bit unless deterministic: false")),
+        ("bf16", To(half, "bf16")),
+        ("fp16", To(half, "f16")),
+        ("bf16_full_eval fp16_full_eval", NotNeeded("validation is sampled in the run's precision")),
+        ("tf32", Same("allow_tf32")),
+        ("use_cpu no_cuda", On("device", "cpu")),
+        ("gradient_checkpointing", On("memory.gradient_checkpointing", "true")),
+        ("gradient_checkpointing_kwargs.**", NotNeeded("segments are recomputed by the executor")),
+        ("use_liger_kernel liger_kernel_config.**", NotNeeded(KERNELS)),
+        ("torch_empty_cache_steps", To(bound, "memory.cleanup_every")),
+        ("torch_compile torch_compile_backend torch_compile_mode jit_mode_eval", NotNeeded(COMPILED)),
+        ("save_strategy", By(save_strategy)),
+        ("save_steps", By(save)),
+        ("save_total_limit", By(keep)),
+        ("save_only_model", NotNeeded("a checkpoint has all that --resume needs")),
+        ("save_safetensors", NotNeeded("weights are written as safetensors")),
+        ("save_on_each_node", NotNeeded("one process writes one run folder")),
+        ("eval_strategy evaluation_strategy", By(eval_strategy)),
+        ("eval_steps", By(eval)),
+        ("eval_on_start", Same("trainer.val_before_train")),
+        ("eval_delay", NotNeeded("validation runs at its interval from the start")),
+        ("load_best_model_at_end metric_for_best_model greater_is_better", NotNeeded(BEST)),
+        ("resume_from_checkpoint", NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint")),
+        ("report_to", By(trackers)),
+        ("logging_steps logging_first_step logging_strategy logging_dir", NotNeeded(RHYTHM)),
+        ("logging_nan_inf_filter", NotNeeded("an update whose norm is not finite is skipped and counted")),
+        ("log_level log_level_replica", NotNeeded("FIREBRICK_LOG=info logs more")),
+        ("disable_tqdm", NotNeeded("progress is drawn only on terminals")),
+        ("include_num_input_tokens_seen", NotNeeded("perf/total_num_tokens counts them")),
+        ("remove_unused_columns", NotNeeded("a row keeps all its fields")),
+        (
+            "dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers \
+             dataset_num_proc",
+            NotNeeded(ONE_PROCESS),
         ),
-    ),
-    ("liger_kernel_config.**", NotNeeded("head, loss and gradient are one pass over chunks (memory.head_rows)")),
-    ("torch_empty_cache_steps", By(cleanup)),
-    ("torch_compile", NotNeeded(COMPILED)),
-    ("torch_compile_backend", NotNeeded(COMPILED)),
-    ("torch_compile_mode", NotNeeded(COMPILED)),
-    ("jit_mode_eval", NotNeeded(COMPILED)),
-    ("save_strategy", By(save_strategy)),
-    ("save_steps", By(save)),
-    ("save_total_limit", By(keep)),
-    ("save_only_model", NotNeeded("a checkpoint has all that --resume needs")),
-    ("save_safetensors", NotNeeded("weights are written as safetensors")),
-    ("save_on_each_node", NotNeeded("one process writes one run folder")),
-    ("eval_strategy", By(eval_strategy)),
-    ("evaluation_strategy", By(eval_strategy)),
-    ("eval_steps", By(eval)),
-    ("eval_on_start", Same("trainer.val_before_train")),
-    ("eval_delay", NotNeeded("validation runs at its interval from the start")),
-    ("load_best_model_at_end", NotNeeded("checkpoints stay in the run folder: choose one by its val-core metric")),
-    ("metric_for_best_model", NotNeeded("checkpoints stay in the run folder: choose one by its val-core metric")),
-    ("greater_is_better", NotNeeded("checkpoints stay in the run folder: choose one by its val-core metric")),
-    ("resume_from_checkpoint", NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint")),
-    ("report_to", By(trackers)),
-    ("logging_steps", NotNeeded(RHYTHM)),
-    ("logging_first_step", NotNeeded(RHYTHM)),
-    ("logging_strategy", NotNeeded(RHYTHM)),
-    ("logging_dir", NotNeeded(RHYTHM)),
-    ("logging_nan_inf_filter", NotNeeded("an update whose norm is not finite is skipped and counted")),
-    ("log_level", NotNeeded("FIREBRICK_LOG=info logs more")),
-    ("log_level_replica", NotNeeded("FIREBRICK_LOG=info logs more")),
-    ("disable_tqdm", NotNeeded("progress is drawn only on terminals")),
-    ("include_num_input_tokens_seen", NotNeeded("perf/total_num_tokens counts them")),
-    ("remove_unused_columns", NotNeeded("a row keeps all its fields")),
-    ("dataloader_num_workers", NotNeeded(ONE_PROCESS)),
-    ("dataloader_pin_memory", NotNeeded(ONE_PROCESS)),
-    ("dataloader_drop_last", NotNeeded("a step draws whole batches, on into the next epoch")),
-    ("dataloader_prefetch_factor", NotNeeded(ONE_PROCESS)),
-    ("dataloader_persistent_workers", NotNeeded(ONE_PROCESS)),
-    ("dataset_num_proc", NotNeeded(ONE_PROCESS)),
-    ("group_by_length", NotNeeded("micro-batches are balanced by their work")),
-    ("length_column_name", NotNeeded("micro-batches are balanced by their work")),
-    ("neftune_noise_alpha", Off("no noise is added to embeddings")),
-    ("label_smoothing_factor", Off("nothing is smoothed")),
-    ("average_tokens_across_devices", NotNeeded("divisors cover the whole step")),
-    ("push_to_hub", NotNeeded(HUB)),
-    ("hub_model_id", NotNeeded(HUB)),
-    ("hub_strategy", NotNeeded(HUB)),
-    ("hub_token", NotNeeded(HUB)),
-    ("hub_private_repo", NotNeeded(HUB)),
-    ("deepspeed", NotNeeded(RANKS)),
-    ("fsdp", NotNeeded(RANKS)),
-    ("ddp_timeout", NotNeeded(RANKS)),
-    ("ddp_find_unused_parameters", NotNeeded(RANKS)),
-    ("ddp_backend", By(ddp_backend)),
-    ("ddp_bucket_cap_mb", NotNeeded(RANKS)),
-    ("accelerator_config.**", NotNeeded(RANKS)),
-    ("local_rank", NotNeeded(RANKS)),
-];
+        ("dataloader_drop_last", NotNeeded("a step draws whole batches, on into the next epoch")),
+        ("group_by_length length_column_name", NotNeeded(BALANCED)),
+        ("neftune_noise_alpha", Off("no noise is added to embeddings")),
+        ("label_smoothing_factor", Off("nothing is smoothed")),
+        ("average_tokens_across_devices", NotNeeded("divisors cover the whole step")),
+        ("push_to_hub hub_model_id hub_strategy hub_token hub_private_repo", NotNeeded(HUB)),
+        (
+            "deepspeed fsdp ddp_timeout ddp_find_unused_parameters ddp_bucket_cap_mb accelerator_config.** local_rank",
+            NotNeeded(RANKS),
+        ),
+        ("ddp_backend", By(ddp_backend)),
+    ],
+);
 
-fn folder(asked: &SourceKey) -> MappedKey {
-    match asked.text() {
-        Some(folder) => set("output", path(asked.facts, folder)),
-        None => not_needed("has no value in the files"),
+/// The prompts of a step, out of the completions of a device.
+fn per_device(asked: &SourceKey) -> MappedKey {
+    let batch = BatchSizes::of(asked.facts);
+    let Some(each) = asked.count() else {
+        return asked.wrong("a number of completions");
+    };
+    let Some(prompts) = batch.prompts() else {
+        return cannot(batch.broken());
+    };
+    let mut all = vec![("trainer.train_batch_size", json!(prompts)), ("memory.micro_batch_size", json!(each))];
+    let mut note = batch.note();
+    match batch.mini_prompts() {
+        Some(mini) => all.push(("update.ppo_mini_batch_size", json!(mini))),
+        None => note = format!("{note}; {}", batch.one_step()),
+    }
+    set_all(all).noted(note)
+}
+
+/// What accumulates is part of the batch sizes.
+fn accumulation(asked: &SourceKey) -> MappedKey {
+    let batch = BatchSizes::of(asked.facts);
+    match (batch.part_of_broken(), asked.count(), batch.mini_prompts()) {
+        (Some(part), _, _) => part,
+        (_, None, _) => asked.wrong("a number of micro-batches"),
+        (_, _, Some(mini)) => {
+            set("update.ppo_mini_batch_size", mini).noted(format!("{} completions an optimizer step", batch.mini))
+        }
+        (_, _, None) => cannot(batch.one_step()),
     }
 }
 
@@ -140,28 +139,23 @@ fn ddp_backend(asked: &SourceKey) -> MappedKey {
 
 /// A setting of the optimizer, which is the critic's too where there is one.
 fn both(asked: &SourceKey, key: &str) -> MappedKey {
-    let value = plain(asked.value);
-    let mut all = vec![(format!("optim.{key}"), value.clone())];
-    if class(asked.facts) == Class::Ppo {
-        all.push((format!("critic.optim.{key}"), value));
-    }
-    MappedKey::Set(all, String::new())
+    both_have(asked, key, plain(asked.value))
+}
+
+fn both_have(asked: &SourceKey, key: &str, value: Value) -> MappedKey {
+    let critic = (class(asked.facts) == Class::Ppo).then(|| format!("critic.optim.{key}"));
+    set_all(critic.into_iter().chain([format!("optim.{key}")]).map(|key| (key, value.clone())))
 }
 
 fn betas(asked: &SourceKey) -> MappedKey {
     let of = |key, default| asked.facts.number(key).unwrap_or(default);
-    let betas = json!([of("adam_beta1", 0.9), of("adam_beta2", 0.999)]);
-    let mut all = vec![("optim.betas".to_owned(), betas.clone())];
-    if class(asked.facts) == Class::Ppo {
-        all.push(("critic.optim.betas".into(), betas));
-    }
-    MappedKey::Set(all, String::new())
+    both_have(asked, "betas", json!([of("adam_beta1", 0.9), of("adam_beta2", 0.999)]))
 }
 
 fn clip(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(norm) if norm > 0.0 => both(asked, "clip_grad"),
-        _ => set("optim.clip_grad", serde_json::Value::Null),
+        _ => set("optim.clip_grad", Value::Null),
     }
 }
 
@@ -179,7 +173,7 @@ fn optimizer(asked: &SourceKey) -> MappedKey {
 fn schedule(asked: &SourceKey) -> MappedKey {
     match asked.key.split_once('.') {
         Some((_, key)) => both(asked, &format!("lr_scheduler.{key}")),
-        None => not_needed("has no value in the files"),
+        None => absent(),
     }
 }
 
@@ -197,17 +191,25 @@ fn warmup_ratio(asked: &SourceKey) -> MappedKey {
 fn warmup_steps(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(share) if share > 0.0 && share < 1.0 => both(asked, "lr_scheduler.warmup_ratio"),
-        Some(steps) if steps >= 1.0 => in_rounds(asked, steps as u64, "optim.lr_scheduler.warmup_steps"),
+        Some(steps) if steps >= 1.0 => {
+            let (steps, note) = rounds(asked, steps as u64);
+            both_have(asked, "lr_scheduler.warmup_steps", steps.into()).noted(note)
+        }
         _ => not_needed("no warm-up, as here by default"),
     }
 }
 
-/// A number of optimizer steps as steps of the run.
-fn in_rounds(asked: &SourceKey, steps: u64, key: &str) -> MappedKey {
+/// A number of optimizer steps as steps of the run, and what there is to say of it.
+fn rounds(asked: &SourceKey, steps: u64) -> (u64, String) {
     let batch = BatchSizes::of(asked.facts);
     let each = batch.optimizer_steps();
     let note = if each == 1 { String::new() } else { format!("{steps} optimizer steps, {each} a step of the run") };
-    set_noted(key, batch.rounds(steps), note)
+    (batch.rounds(steps), note)
+}
+
+fn in_rounds(asked: &SourceKey, steps: u64, key: &str) -> MappedKey {
+    let (steps, note) = rounds(asked, steps);
+    set(key, steps).noted(note)
 }
 
 fn passes(asked: &SourceKey) -> MappedKey {
@@ -217,17 +219,14 @@ fn passes(asked: &SourceKey) -> MappedKey {
     }
     let batch = BatchSizes::of(asked.facts);
     match (asked.number(), batch.prompts()) {
-        (Some(n), Some(prompts)) if n > 0.0 => epochs(asked.facts, n, prompts, true),
+        (Some(n), Some(prompts)) if n > 0.0 => epochs(asked.facts, n, prompts),
         (Some(_), None) => cannot(batch.broken()),
         _ => asked.wrong("a number of passes over the rows"),
     }
 }
 
 fn steps(asked: &SourceKey) -> MappedKey {
-    match asked.whole().and_then(|n| u64::try_from(n).ok()) {
-        Some(n) if n > 0 => in_rounds(asked, n, "trainer.steps"),
-        _ => not_needed("set by num_train_epochs"),
-    }
+    asked.count().map_or_else(|| not_needed("set by num_train_epochs"), |n| in_rounds(asked, n as u64, "trainer.steps"))
 }
 
 fn half(asked: &SourceKey, ours: &str) -> MappedKey {
@@ -239,24 +238,6 @@ fn half(asked: &SourceKey, ours: &str) -> MappedKey {
         return not_needed(format!("{other} is on"));
     }
     not_needed("off: f32, unless another key sets the precision")
-}
-
-fn cpu(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() { set("device", "cpu") } else { not_needed("auto, as here by default") }
-}
-
-fn checkpointing(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        return set("memory.gradient_checkpointing", true);
-    }
-    not_needed("off, as here by default")
-}
-
-fn cleanup(asked: &SourceKey) -> MappedKey {
-    match asked.whole() {
-        Some(n) if n > 0 => set("memory.cleanup_every", n),
-        _ => not_needed("never, as here by default"),
-    }
 }
 
 fn save_strategy(asked: &SourceKey) -> MappedKey {
@@ -277,13 +258,6 @@ fn save(asked: &SourceKey) -> MappedKey {
     match asked.number() {
         Some(n) if n >= 1.0 => in_rounds(asked, n as u64, "trainer.save_freq"),
         _ => not_needed("checkpoints are written after the last step and every trainer.save_freq steps"),
-    }
-}
-
-fn keep(asked: &SourceKey) -> MappedKey {
-    match asked.whole() {
-        Some(n) if n > 0 => set("trainer.max_ckpt_to_keep", n),
-        _ => not_needed("a number of checkpoints is kept: trainer.max_ckpt_to_keep, 3 by default"),
     }
 }
 

@@ -4,13 +4,10 @@ mod actor;
 mod algorithm;
 mod critic;
 mod data;
-mod grading;
 mod loss;
 mod model;
 mod multi_turn;
-mod offload;
 mod optimizer;
-mod reference;
 mod reward_model;
 mod rollout;
 mod trainer;
@@ -19,61 +16,56 @@ mod version;
 use super::assembly::Assembly;
 use super::entry::PROGRAM;
 use super::facts::Facts;
-use super::key_mapping::KeyRule;
+use super::key_mapping::KeyTable;
+use super::literal::settings;
 use serde_json::{Value, json};
 
 /// All tables.
-pub(super) const TABLES: &[&[KeyRule]] = &[
+pub(super) const TABLES: &[KeyTable] = &[
     data::TABLE,
     model::TABLE,
+    model::LIGER,
     actor::TABLE,
-    reference::TABLE,
+    actor::REFERENCE,
     rollout::TABLE,
     multi_turn::TABLE,
     algorithm::TABLE,
     critic::TABLE,
     reward_model::TABLE,
     trainer::TABLE,
+    trainer::AROUND,
 ];
 
 /// What verl does where a file does not say (`ppo_trainer.yaml` of its versions), as far as it sets something here.
-pub(super) fn defaults(facts: &Facts) -> Vec<(&'static str, Value)> {
+const DEFAULTS: [(&str, &str); 4] = [
+    ("algorithm.", "adv_estimator=gae kl_ctrl.kl_coef=0.001"),
+    (
+        "actor_rollout_ref.actor.",
+        "policy_loss.loss_mode=vanilla clip_ratio_low=0.2 clip_ratio_high=0.2 loss_agg_mode=token-mean \
+         policy_loss.ppo_kl_coef=0.1 use_kl_loss=false kl_loss_coef=0.001 kl_loss_type=low_var_kl \
+         ppo_mini_batch_size=256 fsdp_config.dtype=bfloat16",
+    ),
+    ("actor_rollout_ref.", "model.enable_gradient_checkpointing=true rollout.n=1 model.lora_alpha=16"),
+    ("", "data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=512 trainer.save_freq=-1"),
+];
+
+/// The defaults of the version that the files are of.
+pub(super) fn defaults(facts: &Facts) -> Vec<(String, Value)> {
     let old = version::is_before_0_4(facts);
     // verl before 0.4 took the KL off the reward wherever it was not in the loss
     let in_loss = facts.is_on("actor_rollout_ref.actor.use_kl_loss");
     let kl_in_reward = old && !in_loss && !version::is_deepscaler(facts);
-    let mut all = vec![
-        ("algorithm.adv_estimator", json!("gae")),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", json!("vanilla")),
-        ("actor_rollout_ref.actor.clip_ratio_low", json!(0.2)),
-        ("actor_rollout_ref.actor.clip_ratio_high", json!(0.2)),
-        ("actor_rollout_ref.actor.clip_ratio_c", if old { Value::Null } else { json!(3.0) }),
-        ("actor_rollout_ref.actor.loss_agg_mode", json!("token-mean")),
-        ("actor_rollout_ref.actor.entropy_coeff", if old { json!(0.001) } else { json!(0) }),
-        ("actor_rollout_ref.actor.policy_loss.ppo_kl_coef", json!(0.1)),
-        ("actor_rollout_ref.actor.use_kl_loss", json!(false)),
-        ("actor_rollout_ref.actor.kl_loss_coef", json!(0.001)),
-        ("actor_rollout_ref.actor.kl_loss_type", json!("low_var_kl")),
-        ("algorithm.use_kl_in_reward", json!(kl_in_reward)),
-        ("algorithm.kl_ctrl.kl_coef", json!(0.001)),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size", json!(256)),
-        ("actor_rollout_ref.actor.fsdp_config.dtype", json!("bfloat16")),
-        ("actor_rollout_ref.model.enable_gradient_checkpointing", json!(true)),
-        ("actor_rollout_ref.rollout.n", json!(1)),
-        ("actor_rollout_ref.model.lora_alpha", json!(16)),
-        ("data.train_batch_size", json!(1024)),
-        ("data.max_prompt_length", json!(512)),
-        ("data.max_response_length", json!(512)),
-        ("trainer.save_freq", json!(-1)),
-    ];
+    let mut all = DEFAULTS.to_vec();
+    all.push(("algorithm.", if kl_in_reward { "use_kl_in_reward=true" } else { "use_kl_in_reward=false" }));
+    let of_version = if old { "clip_ratio_c= entropy_coeff=0.001" } else { "clip_ratio_c=3.0 entropy_coeff=0" };
+    all.push(("actor_rollout_ref.actor.", of_version));
     if version::is_search_r1(facts) {
-        all.push(("actor_rollout_ref.rollout.top_p", json!(0.95)));
+        all.push(("actor_rollout_ref.rollout.", "top_p=0.95"));
     }
     if version::is_deepscaler(facts) {
-        all.push(("actor_rollout_ref.rollout.val_temperature", json!(0.6)));
-        all.push(("actor_rollout_ref.rollout.n_val", json!(8)));
+        all.push(("actor_rollout_ref.rollout.", "val_temperature=0.6 n_val=8"));
     }
-    all
+    all.into_iter().flat_map(|(section, text)| settings(section, text)).collect()
 }
 
 /// Why the files are not of a run that is imported: supervised training, or what only samples.
@@ -109,7 +101,7 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
     into.put("task.answer_field", json!("reward_model.ground_truth"));
     // what only adds to a reward is none by itself
     if !into.rewards.iter().any(|reward| reward["kind"] != "length") {
-        let (reward, sure) = grading::guess(facts);
+        let (reward, sure) = reward_model::guess(facts);
         into.rewards.insert(0, reward);
         if !sure {
             into.replace_rewards("what grades a completion: verl chooses a function for each row by its data_source");

@@ -1,95 +1,74 @@
 //! verl's `actor_rollout_ref.model`.
 
-use crate::common::{built_in, model, path, precision, template};
-use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
-use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set};
+use crate::common::{NO_PYTHON, OWN_CONFIG, built_in, folder, given, model, precision, template};
+use crate::key_mapping::prelude::*;
 use serde_json::Value;
 
-const NO_PYTHON: &str = "no Python is run: model families are built in";
+const FUSED: &str = "norms, attention and the head are fused kernels";
+const MODULES: &str = "name the modules that are to have adapters in model.lora.target_modules";
+const NO_ADAPTERS: &str = "no adapters are trained, or they are those of the adapter folder";
 
-pub(super) const TABLE: &[KeyRule] = &[
-    ("actor_rollout_ref.model.path", By(model)),
-    ("actor_rollout_ref.model.tokenizer_path", By(own_files)),
-    ("actor_rollout_ref.model.hf_config_path", By(own_files)),
-    ("actor_rollout_ref.model.enable_gradient_checkpointing", By(checkpointing)),
-    ("actor_rollout_ref.model.enable_activation_offload", By(offload)),
-    ("actor_rollout_ref.model.use_remove_padding", By(padding)),
-    ("model.use_liger", By(liger)),
-    ("actor_rollout_ref.model.use_liger", By(liger)),
-    (
-        "actor_rollout_ref.model.use_fused_kernels",
-        By(|a| built_in(a, "norms, attention and the head are fused kernels")),
-    ),
-    (
-        "actor_rollout_ref.model.fused_kernel_options.**",
-        NotNeeded("norms, attention and the head are built-in fused kernels"),
-    ),
-    ("actor_rollout_ref.model.tiled_mlp.**", By(tiled)),
-    ("actor_rollout_ref.model.use_shm", NotNeeded("weights are read from the folder, once")),
-    ("actor_rollout_ref.model.torch_dtype", By(precision)),
-    ("actor_rollout_ref.model.dtype", By(precision)),
-    ("actor_rollout_ref.model.trust_remote_code", NotNeeded(NO_PYTHON)),
-    ("actor_rollout_ref.model.external_lib", Off("no Python is run: what the library changes is not read")),
-    ("actor_rollout_ref.model.custom_chat_template", By(|a| template(a, "model.chat_template"))),
-    ("actor_rollout_ref.model.override_config.attn_implementation", NotNeeded("attention is a built-in kernel")),
-    (
-        "actor_rollout_ref.model.override_config.**",
-        Off("the model's config.json defines the model: edit it in the folder"),
-    ),
-    ("actor_rollout_ref.model.lora_rank", By(|a| lora(a, "rank"))),
-    ("actor_rollout_ref.model.lora_alpha", By(|a| lora(a, "alpha"))),
-    ("actor_rollout_ref.model.target_modules", By(|a| lora(a, "target_modules"))),
-    ("actor_rollout_ref.model.lora_adapter_path", By(adapter)),
-    ("actor_rollout_ref.model.lora.adapter_path", By(adapter)),
-    (
-        "actor_rollout_ref.model.exclude_modules",
-        Off("name the modules that are to have adapters in model.lora.target_modules"),
-    ),
-    ("actor_rollout_ref.model.lora.rank", By(|a| lora(a, "rank"))),
-    ("actor_rollout_ref.model.lora.alpha", By(|a| lora(a, "alpha"))),
-    ("actor_rollout_ref.model.lora.dropout", By(|a| lora(a, "dropout"))),
-    (
-        "actor_rollout_ref.model.lora.merge",
-        NotNeeded("the sampler computes with base model and adapters; model.lora.merge is about checkpoints here"),
-    ),
-    ("actor_rollout_ref.model.lora.target_modules", By(megatron_targets)),
-    (
-        "actor_rollout_ref.model.lora.exclude_modules",
-        Off("name the modules that are to have adapters in model.lora.target_modules"),
-    ),
-    ("actor_rollout_ref.model.lora.**", NotNeeded("adapters are plain LoRA, started as PEFT starts them")),
-    ("actor_rollout_ref.model.mtp.enable", Off("no extra heads that predict several tokens")),
-    ("actor_rollout_ref.model.mtp.**", NotNeeded("mtp.enable controls whether there are extra heads")),
-    ("actor_rollout_ref.hybrid_engine", NotNeeded("each rank samples and trains")),
-    ("actor_rollout_ref.nccl_timeout", NotNeeded("ranks wait for each other without a limit")),
-];
+pub(super) const LIGER: KeyTable = ("model.", &[("use_liger", By(liger))]);
 
-/// Whether adapters are trained.
-fn has_adapters(asked: &SourceKey) -> bool {
-    let ranks = ["actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"];
-    let paths = ["actor_rollout_ref.model.lora_adapter_path", "actor_rollout_ref.model.lora.adapter_path"];
-    ranks.iter().any(|key| asked.facts.whole(key).is_some_and(|rank| rank > 0))
-        || paths.iter().any(|key| asked.facts.value(key).is_some())
+pub(super) const TABLE: KeyTable = (
+    "actor_rollout_ref.",
+    &[
+        ("model.path", By(model)),
+        ("model.tokenizer_path model.hf_config_path", By(own_files)),
+        ("model.enable_gradient_checkpointing", On("memory.gradient_checkpointing", "true")),
+        ("model.enable_activation_offload", If(recomputes, NO_OFFLOAD, &On("memory.activation_offload", "true"))),
+        ("model.use_remove_padding", By(padding)),
+        ("model.use_liger", By(liger)),
+        ("model.use_fused_kernels", By(|a| built_in(a, FUSED))),
+        ("model.fused_kernel_options.**", NotNeeded(FUSED)),
+        ("model.tiled_mlp.**", By(tiled)),
+        ("model.use_shm", NotNeeded("weights are read from the folder, once")),
+        ("model.torch_dtype model.dtype", By(precision)),
+        ("model.trust_remote_code", NotNeeded(NO_PYTHON)),
+        ("model.external_lib", Off("no Python is run: what the library changes is not read")),
+        ("model.custom_chat_template", By(template)),
+        ("model.override_config.attn_implementation", NotNeeded("attention is a built-in kernel")),
+        ("model.override_config.**", Off(OWN_CONFIG)),
+        ("model.lora_rank model.lora.rank", If(adapts, NO_ADAPTERS, &To(given, "model.lora.rank"))),
+        ("model.lora_alpha model.lora.alpha", If(adapts, NO_ADAPTERS, &To(given, "model.lora.alpha"))),
+        ("model.lora.dropout", If(adapts, NO_ADAPTERS, &To(given, "model.lora.dropout"))),
+        ("model.target_modules model.lora.target_modules", If(adapts, NO_ADAPTERS, &By(targets))),
+        ("model.exclude_modules model.lora.exclude_modules", Off(MODULES)),
+        (
+            "model.lora_adapter_path model.lora.adapter_path",
+            If(|a| !a.is_absent(), "adapters are newly initialized", &To(folder, "model.lora.path")),
+        ),
+        (
+            "model.lora.merge",
+            NotNeeded("the sampler computes with base model and adapters; model.lora.merge is about checkpoints here"),
+        ),
+        ("model.lora.**", NotNeeded("adapters are plain LoRA, started as PEFT starts them")),
+        ("model.mtp.enable", Off("no extra heads that predict several tokens")),
+        ("model.mtp.**", NotNeeded("mtp.enable controls whether there are extra heads")),
+        ("hybrid_engine", NotNeeded("each rank samples and trains")),
+        ("nccl_timeout", NotNeeded("ranks wait for each other without a limit")),
+    ],
+);
+
+const NO_OFFLOAD: &str =
+    "off, as here by default; only checkpointed activations are offloaded: turn enable_gradient_checkpointing on too";
+
+fn recomputes(asked: &SourceKey) -> bool {
+    asked.facts.is_on("actor_rollout_ref.model.enable_gradient_checkpointing")
 }
 
-fn lora(asked: &SourceKey, key: &str) -> MappedKey {
-    let from = ["actor_rollout_ref.model.lora_adapter_path", "actor_rollout_ref.model.lora.adapter_path"];
-    if !has_adapters(asked) {
-        return not_needed("lora_rank is 0: no adapters are trained");
-    }
-    if from.iter().any(|key| asked.facts.value(key).is_some()) {
-        return not_needed("set by the adapter folder");
-    }
-    if asked.is_absent() {
-        return not_needed("has no value in the files");
-    }
-    set(&format!("model.lora.{key}"), plain(asked.value))
+/// Whether adapters are trained that no folder has.
+fn adapts(asked: &SourceKey) -> bool {
+    let value = |key: &str| asked.facts.value(&format!("actor_rollout_ref.model.{key}"));
+    let has_rank = |key| value(key).and_then(crate::facts::whole).is_some_and(|rank| rank > 0);
+    ["lora_rank", "lora.rank"].into_iter().any(has_rank)
+        && ["lora_adapter_path", "lora.adapter_path"].into_iter().all(|key| value(key).is_none())
 }
 
-/// Megatron's names of modules join what stands apart here.
-fn megatron_targets(asked: &SourceKey) -> MappedKey {
+/// Modules with adapters; Megatron's names join what stands apart here.
+fn targets(asked: &SourceKey) -> MappedKey {
     let Value::Array(names) = asked.value else {
-        return lora(asked, "target_modules");
+        return given(asked, "model.lora.target_modules");
     };
     let mut ours = Vec::new();
     for name in names.iter().filter_map(Value::as_str) {
@@ -101,51 +80,21 @@ fn megatron_targets(asked: &SourceKey) -> MappedKey {
             other => ours.push(other),
         }
     }
-    match lora(asked, "target_modules") {
-        MappedKey::Set(..) => set("model.lora.target_modules", ours),
-        other => other,
-    }
-}
-
-fn adapter(asked: &SourceKey) -> MappedKey {
-    match asked.text() {
-        Some(folder) => set("model.lora.path", path(asked.facts, folder)),
-        None => not_needed("adapters are newly initialized"),
-    }
+    set("model.lora.target_modules", ours)
 }
 
 fn own_files(asked: &SourceKey) -> MappedKey {
-    let model = asked.facts.text("actor_rollout_ref.model.path");
     match asked.text() {
-        None => not_needed("the model's, as here"),
-        own if own == model => not_needed("the model's, as here"),
-        Some(_) => cannot("the model's files are read: put these into its folder"),
-    }
-}
-
-fn checkpointing(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        return set("memory.gradient_checkpointing", true);
-    }
-    not_needed("off, as here by default")
-}
-
-fn offload(asked: &SourceKey) -> MappedKey {
-    let recomputes = asked.facts.is_on("actor_rollout_ref.model.enable_gradient_checkpointing");
-    match (asked.is_on(), recomputes) {
-        (false, _) => not_needed("off, as here by default"),
-        (true, true) => set("memory.activation_offload", true),
-        (true, false) => {
-            not_needed("only checkpointed activations are offloaded: turn enable_gradient_checkpointing on too")
+        Some(own) if asked.facts.text("actor_rollout_ref.model.path") != Some(own) => {
+            cannot("the model's files are read: put these into its folder")
         }
+        _ => not_needed("the model's, as here"),
     }
 }
 
 fn padding(asked: &SourceKey) -> MappedKey {
-    if asked.is_on() {
-        return not_needed("rows are packed without padding by default");
-    }
-    not_needed("rows are packed anyway, with the same results (memory.packing: padded would pad them)")
+    let end = if asked.is_on() { "" } else { ", with the same results (memory.packing: padded would pad them)" };
+    not_needed(format!("rows are packed without padding by default{end}"))
 }
 
 fn liger(asked: &SourceKey) -> MappedKey {
@@ -156,9 +105,6 @@ fn liger(asked: &SourceKey) -> MappedKey {
 }
 
 fn tiled(asked: &SourceKey) -> MappedKey {
-    not_needed(if asked.is_off() {
-        "off, as here"
-    } else {
-        "memory.train_tokens bounds what an MLP computes on at a time"
-    })
+    let bounded = "memory.train_tokens bounds what an MLP computes on at a time";
+    not_needed(if asked.is_off() { "off, as here" } else { bounded })
 }

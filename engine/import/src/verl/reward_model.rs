@@ -1,107 +1,67 @@
-//! verl's `reward_model`, `reward_manager` and `custom_reward_function`.
+//! verl's `reward_model`, `reward_manager` and `custom_reward_function`, and what grades the completions of its rows.
 
-use crate::common::{path, python_reward};
+use crate::common::{path, reward_model};
 use crate::facts::Facts;
-use crate::key_mapping::KeyMapping::{By, NotNeeded, Off};
-use crate::key_mapping::{KeyRule, MappedKey, SourceKey, cannot, not_needed, plain, set};
+use crate::key_mapping::prelude::*;
 use serde_json::{Value, json};
 
-pub(super) const TABLE: &[KeyRule] = &[
-    ("reward_model.enable", By(judge)),
-    ("reward_model.model.path", By(judge_path)),
-    ("reward_model.model.input_tokenizer", NotNeeded("a reward model encodes its input with its tokenizer")),
-    ("reward_model.reward_manager", By(manager)),
-    ("reward_model.reward_kwargs.overlong_buffer_cfg.enable", By(overlong)),
-    (
-        "reward_model.reward_kwargs.overlong_buffer_cfg.**",
-        NotNeeded(
-            "overlong_buffer_cfg.enable controls whether there is a penalty; its reward has len and penalty_factor",
-        ),
-    ),
-    ("reward_model.overlong_buffer.enable", By(overlong)),
-    (
-        "reward_model.overlong_buffer.**",
-        NotNeeded("overlong_buffer.enable controls whether there is a penalty; its reward has len and penalty_factor"),
-    ),
-    ("reward_model.reward_kwargs.max_resp_len", NotNeeded(LIMIT)),
-    (
-        "reward_model.reward_kwargs.**",
-        Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)"),
-    ),
-    ("reward_model.sandbox_fusion.url", Off("no completions are run as programs")),
-    (
-        "reward_model.sandbox_fusion.**",
-        NotNeeded("sandbox_fusion.url controls whether completions are run as programs"),
-    ),
-    ("sandbox_fusion.url", Off("no completions are run as programs")),
-    ("sandbox_fusion.**", NotNeeded("sandbox_fusion.url controls whether completions are run as programs")),
-    (
-        "reward_model.n_gpus_per_node",
-        NotNeeded("a reward model computes on the run's device, or on the `device` of its reward"),
-    ),
-    ("reward_model.nnodes", NotNeeded("a reward model computes on the run's device, or on the `device` of its reward")),
-    ("reward_model.**", NotNeeded(JUDGE)),
-    ("reward_manager.source", NotNeeded("rules add up their parts")),
-    ("reward_manager.name", By(manager)),
-    ("reward_manager.**", NotNeeded("rules add up their parts")),
-    ("custom_reward_function.path", By(custom)),
-    ("custom_reward_function.name", NotNeeded("it names the function at custom_reward_function.path")),
-    (
-        "custom_reward_function.reward_kwargs.**",
-        NotNeeded("they are the kwargs of the reward of custom_reward_function.path"),
-    ),
-    // verl of 2026 has all of it in one section
-    ("reward.num_workers", NotNeeded(WORKERS)),
-    ("reward.custom_reward_function.path", By(custom)),
-    ("reward.custom_reward_function.name", NotNeeded("it names the function at reward.custom_reward_function.path")),
-    (
-        "reward.custom_reward_function.reward_kwargs.**",
-        NotNeeded("they are the kwargs of the reward of reward.custom_reward_function.path"),
-    ),
-    ("reward.reward_manager.source", NotNeeded("rules add up their parts")),
-    ("reward.reward_manager.name", By(manager)),
-    ("reward.reward_manager.**", NotNeeded("rules add up their parts")),
-    ("reward.reward_kwargs.overlong_buffer_cfg.enable", By(overlong)),
-    (
-        "reward.reward_kwargs.overlong_buffer_cfg.**",
-        NotNeeded(
-            "overlong_buffer_cfg.enable controls whether there is a penalty; its reward has len and penalty_factor",
-        ),
-    ),
-    ("reward.reward_kwargs.max_resp_len", NotNeeded(LIMIT)),
-    (
-        "reward.reward_kwargs.**",
-        Off("a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)"),
-    ),
-    ("reward.reward_model.enable", By(judge)),
-    ("reward.reward_model.model_path", By(judge_path)),
-    ("reward.reward_model.**", NotNeeded(JUDGE)),
-    ("reward.sandbox_fusion.url", Off("no completions are run as programs")),
-    ("reward.sandbox_fusion.**", NotNeeded("sandbox_fusion.url controls whether completions are run as programs")),
-];
-
+const JUDGE: &str = "a reward model scores in batches by tokens (score_tokens of the reward)";
 const LIMIT: &str = "it is the `limit` of the length reward, unless it is rollout.response_length";
-const WORKERS: &str = "`workers` of a Python reward sets the number of processes that call it";
+const ON_A_DEVICE: &str = "a reward model computes on the run's device, or on the `device` of its reward";
+const OPTIONS: &str = "a rule's options are keys next to its kind in task.rewards (docs/guides/rewards.md)";
+const OVERLONG: &str = "`enable` controls whether there is a penalty; its reward has len and penalty_factor";
+const PARTS: &str = "rules add up their parts";
+const NO_SANDBOX: &str = "no completions are run as programs";
+const SANDBOX: &str = "sandbox_fusion.url controls whether completions are run as programs";
+const NAMED: &str = "it names the function at custom_reward_function.path";
+const KWARGS: &str = "they are the kwargs of the reward of custom_reward_function.path";
+
+pub(super) const TABLE: KeyTable = (
+    "",
+    &[
+        ("reward_model.enable reward.reward_model.enable", By(judge)),
+        ("reward_model.model.path reward.reward_model.model_path", By(judge_path)),
+        ("reward_model.model.input_tokenizer", NotNeeded("a reward model encodes its input with its tokenizer")),
+        ("reward_model.reward_manager reward_manager.name reward.reward_manager.name", By(manager)),
+        ("reward_manager.** reward.reward_manager.**", NotNeeded(PARTS)),
+        (
+            "reward_model.reward_kwargs.overlong_buffer_cfg.enable reward_model.overlong_buffer.enable \
+             reward.reward_kwargs.overlong_buffer_cfg.enable",
+            By(overlong),
+        ),
+        (
+            "reward_model.reward_kwargs.overlong_buffer_cfg.** reward_model.overlong_buffer.** \
+             reward.reward_kwargs.overlong_buffer_cfg.**",
+            NotNeeded(OVERLONG),
+        ),
+        ("reward_model.reward_kwargs.max_resp_len reward.reward_kwargs.max_resp_len", NotNeeded(LIMIT)),
+        ("reward_model.reward_kwargs.** reward.reward_kwargs.**", Off(OPTIONS)),
+        ("reward_model.sandbox_fusion.url sandbox_fusion.url reward.sandbox_fusion.url", Off(NO_SANDBOX)),
+        ("reward_model.sandbox_fusion.** sandbox_fusion.** reward.sandbox_fusion.**", NotNeeded(SANDBOX)),
+        ("reward_model.n_gpus_per_node reward_model.nnodes", NotNeeded(ON_A_DEVICE)),
+        ("reward_model.** reward.reward_model.**", NotNeeded(JUDGE)),
+        ("custom_reward_function.path reward.custom_reward_function.path", By(custom)),
+        ("custom_reward_function.name reward.custom_reward_function.name", NotNeeded(NAMED)),
+        ("custom_reward_function.reward_kwargs.** reward.custom_reward_function.reward_kwargs.**", NotNeeded(KWARGS)),
+        ("reward.num_workers", NotNeeded("`workers` of a Python reward sets the number of processes that call it")),
+    ],
+);
 
 fn judge(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
         return not_needed("no reward model, as here by default");
     }
-    let section = asked.key.trim_end_matches(".enable");
-    let paths = ["model.path", "model_path"].map(|path| format!("{section}.{path}"));
-    let Some(folder) = paths.iter().find_map(|path| asked.facts.text(path)) else {
-        return cannot("the reward model's path is missing: write rewards: [{kind: model, path: FOLDER}]");
-    };
-    set("task.rewards[]", json!({"kind": "model", "path": path(asked.facts, folder)}))
+    let folder = ["model.path", "model_path"].into_iter().find_map(|path| asked.beside(path)?.as_str());
+    match folder {
+        Some(folder) => reward_model(asked.facts, folder),
+        None => cannot("the reward model's path is missing: write rewards: [{kind: model, path: FOLDER}]"),
+    }
 }
 
 fn judge_path(asked: &SourceKey) -> MappedKey {
     let sections = ["reward_model.enable", "reward.reward_model.enable"];
-    not_needed(if sections.iter().any(|key| asked.facts.is_on(key)) {
-        "it is in the reward of reward_model.enable"
-    } else {
-        "reward_model.enable is off"
-    })
+    let on = sections.iter().any(|key| asked.facts.is_on(key));
+    not_needed(if on { "it is in the reward of reward_model.enable" } else { "reward_model.enable is off" })
 }
 
 fn manager(asked: &SourceKey) -> MappedKey {
@@ -122,15 +82,13 @@ fn overlong(asked: &SourceKey) -> MappedKey {
     if !asked.is_on() {
         return not_needed("off: no penalty for length");
     }
-    let section = asked.key.trim_end_matches(".enable");
-    let (Some(buffer), factor) = (
-        asked.facts.whole(&format!("{section}.len")),
-        asked.facts.number(&format!("{section}.penalty_factor")).unwrap_or(1.0),
-    ) else {
+    let Some(buffer) = asked.beside("len").and_then(crate::facts::whole) else {
         return cannot("its len is missing: write rewards: [{kind: length, buffer: TOKENS}]");
     };
+    let factor = asked.beside("penalty_factor").and_then(crate::facts::number).unwrap_or(1.0);
     let mut reward = json!({"kind": "length", "buffer": buffer, "weight": factor});
-    let limit = asked.facts.whole(&format!("{}.max_resp_len", section.trim_end_matches(".overlong_buffer_cfg")));
+    let section = asked.section().trim_end_matches(".overlong_buffer_cfg");
+    let limit = asked.facts.whole(&format!("{section}.max_resp_len"));
     if let Some(limit) = limit.filter(|limit| asked.facts.whole("data.max_response_length") != Some(*limit)) {
         reward["limit"] = limit.into();
     }
@@ -138,32 +96,25 @@ fn overlong(asked: &SourceKey) -> MappedKey {
 }
 
 /// The function of the files that grades completions.
-pub(super) fn custom_function(facts: &Facts) -> Option<&str> {
-    let section = SECTIONS.into_iter().find(|section| facts.text(&format!("{section}.path")).is_some())?;
+fn custom_function(facts: &Facts) -> Option<&str> {
+    let sections = ["custom_reward_function", "reward.custom_reward_function"];
+    let section = sections.into_iter().find(|section| facts.text(&format!("{section}.path")).is_some())?;
     Some(facts.text(&format!("{section}.name")).unwrap_or("compute_score"))
 }
-
-const SECTIONS: [&str; 2] = ["custom_reward_function", "reward.custom_reward_function"];
 
 fn custom(asked: &SourceKey) -> MappedKey {
     let Some(file) = asked.text() else {
         return not_needed("none, as here by default");
     };
-    let section = asked.key.trim_end_matches(".path");
-    let name = asked.facts.text(&format!("{section}.name"));
-    let mut reward = python_reward(Some(path(asked.facts, file)), name.unwrap_or("compute_score"));
-    let start = format!("{section}.reward_kwargs.");
-    if let MappedKey::Set(settings, _) = &mut reward {
-        for key in asked.facts.keys() {
-            let (Some(argument), Some(value)) = (key.strip_prefix(&start), asked.facts.value(key)) else {
-                continue;
-            };
-            for (_, reward) in &mut *settings {
-                put(&mut reward["kwargs"], argument, plain(value));
-            }
+    let name = asked.beside("name").and_then(Value::as_str).unwrap_or("compute_score");
+    let mut reward = json!({"kind": "python", "file": path(asked.facts, file), "function": name, "name": name});
+    let start = format!("{}.reward_kwargs.", asked.section());
+    for key in asked.facts.keys() {
+        if let (Some(argument), Some(value)) = (key.strip_prefix(&start), asked.facts.value(key)) {
+            put(&mut reward["kwargs"], argument, plain(value));
         }
     }
-    reward
+    set("task.rewards[]", reward)
 }
 
 /// Puts an argument with a dotted name into nested objects.
@@ -174,4 +125,18 @@ fn put(arguments: &mut Value, name: &str, value: Value) {
     }
 }
 
-const JUDGE: &str = "a reward model scores in batches by tokens (score_tokens of the reward)";
+/// The name of the reward that compares with the ground truth.
+pub(super) fn grader(facts: &Facts) -> String {
+    let guessed = || guess(facts).0["kind"].as_str().unwrap_or_default().to_owned();
+    custom_function(facts).map_or_else(guessed, str::to_owned)
+}
+
+/// What verl grades the rows of a file by, as its name tells it, and whether it does.
+pub(super) fn guess(facts: &Facts) -> (Value, bool) {
+    let files = facts.value("data.train_files").map(Value::to_string).unwrap_or_default().to_ascii_lowercase();
+    if files.contains("gsm8k") {
+        return (json!({"kind": "gsm8k", "method": "strict"}), !files.contains(','));
+    }
+    let is_math = ["math", "aime", "dapo"].iter().any(|word| files.contains(word));
+    (json!({"kind": if is_math { "verl_math" } else { "exact" }}), false)
+}
