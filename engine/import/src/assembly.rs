@@ -5,21 +5,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Sections in the order in which the configuration has them.
-const SECTIONS: [&str; 13] = [
-    "model",
-    "task",
-    "objective",
-    "rollout",
-    "update",
-    "optim",
-    "critic",
-    "trainer",
-    "memory",
-    "precision",
-    "device",
-    "output",
-    "warmup",
-];
+const SECTIONS: &str = "model task objective rollout update optim critic trainer memory precision device output warmup";
 
 /// Where rewards are collected.
 const REWARDS: &str = "task.rewards";
@@ -128,7 +114,7 @@ impl Assembly {
         let mut root = Map::new();
         let rank = |key: &String| {
             let first = key.split('.').next().unwrap_or(key);
-            SECTIONS.iter().position(|section| *section == first).unwrap_or(SECTIONS.len())
+            SECTIONS.split_whitespace().position(|section| section == first).unwrap_or(usize::MAX)
         };
         let mut keys: Vec<&String> = self.settings.keys().collect();
         let is_name = |key: &str| key.rsplit_once('.').is_some_and(|(_, last)| last == "name");

@@ -84,13 +84,13 @@ impl Engine {
         }
     }
 
-    /// Settings that follow from several keys together.
-    pub(super) fn finish(self, facts: &Facts, into: &mut Assembly) {
+    /// What makes settings that follow from several keys together.
+    pub(super) fn last(self) -> &'static [fn(&Facts, &mut Assembly)] {
         match self {
-            Self::Verl => verl::finish(facts, into),
-            Self::Trl => trl::finish(facts, into),
-            Self::Nemo => nemo::finish(facts, into),
-            Self::GrpoGuide => {}
+            Self::Verl => &[verl::finish],
+            Self::Trl => &[trl::finish, trl::batches],
+            Self::Nemo => &[nemo::finish],
+            Self::GrpoGuide => &[],
         }
     }
 

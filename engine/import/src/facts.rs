@@ -141,7 +141,7 @@ impl Facts {
 
     /// Whether a key that begins so is written.
     pub fn has_below(&self, start: &str) -> bool {
-        self.list.iter().any(|fact| fact.place.is_some() && fact.key.starts_with(start))
+        self.list.iter().any(|fact| fact.place.is_some() && fact.taken_by.is_none() && fact.key.starts_with(start))
     }
 
     /// Whether a file of that name is among those that are read.

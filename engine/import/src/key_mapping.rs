@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// What every table of keys is written with.
 pub(super) mod prelude {
-    pub(crate) use super::KeyMapping::{By, If, NotNeeded, Off, On, Same, To};
+    pub(crate) use super::KeyMapping::{By, If, NotNeeded, Off, On, Same, To, Under};
     pub(crate) use super::{KeyTable, MappedKey, SourceKey, absent, cannot, not_needed, off, plain, set, set_all};
 }
 
@@ -20,6 +20,8 @@ pub(super) type KeyTable = (&'static str, &'static [(&'static str, KeyMapping)])
 pub(super) enum KeyMapping {
     /// The value stands under a key of ours.
     Same(&'static str),
+    /// The same, under its own last name in a section of ours.
+    Under(&'static str),
     /// Where it is on, a key of ours has this value.
     On(&'static str, &'static str),
     /// It depends on the value, or on others.
@@ -153,13 +155,21 @@ impl<'a> SourceKey<'a> {
         self.key.rsplit_once('.').map_or("", |(section, _)| section)
     }
 
+    /// Its last name.
+    pub fn name(&self) -> &'a str {
+        self.key.rsplit('.').next().unwrap_or(self.key)
+    }
+
     /// Another key of its section.
     pub fn beside(&self, name: &str) -> Option<&'a Value> {
         self.facts.value(&format!("{}.{name}", self.section()))
     }
 
-    /// A value that is none of those that the key has.
+    /// A value that is none of those that the key has; null is none at all.
     pub fn wrong(&self, expected: &str) -> MappedKey {
+        if self.is_absent() {
+            return absent();
+        }
         cannot(format!("expected {expected}, found {}; correct it in the source, or write our key by hand", self.value))
     }
 
@@ -186,7 +196,8 @@ impl<'a> SourceKey<'a> {
 /// What a rule makes of a key.
 pub(super) fn judge(mapping: &KeyMapping, asked: &SourceKey) -> MappedKey {
     match mapping {
-        KeyMapping::Same(_) if asked.is_absent() => absent(),
+        KeyMapping::Same(_) | KeyMapping::Under(_) if asked.is_absent() => absent(),
+        KeyMapping::Under(section) => set(&format!("{section}.{}", asked.name()), plain(asked.value)),
         KeyMapping::Same(key) => set(key, plain(asked.value)),
         KeyMapping::On(key, value) if asked.is_on() => set(key, word(value)),
         KeyMapping::On(..) => off(),

@@ -22,6 +22,11 @@ pub(super) fn hydra(text: &str) -> Value {
     word(text)
 }
 
+/// Whether a list of words with spaces between them has one.
+pub(super) fn has_word(words: &str, word: &str) -> bool {
+    words.split_whitespace().any(|own| own == word)
+}
+
 /// Settings of a section, as `key=value` with spaces between them.
 pub(super) fn settings(section: &str, text: &str) -> Vec<(String, Value)> {
     let each = text.split_whitespace().filter_map(|word| word.split_once('='));

@@ -192,18 +192,21 @@ impl Work {
 
     /// Settings that follow from several keys together.
     fn follow(&mut self, engine: Engine, facts: &Facts) {
-        let before = self.assembly.all().clone();
-        facts.open_reads.take();
-        engine.finish(facts, &mut self.assembly);
-        let depends = facts.open_reads.take();
-        let changed = self.assembly.all().iter().filter(|(key, value)| before.get(*key) != Some(value));
-        if !depends.is_empty() {
-            let missing = changed.map(|(key, value)| Missing {
-                key: key.clone(),
-                stands_in: value.clone(),
-                what: depends_on(&depends),
-            });
-            self.replaced.extend(missing);
+        for put in engine.last() {
+            let before = self.assembly.all().clone();
+            facts.open_reads.take();
+            put(facts, &mut self.assembly);
+            let depends = facts.open_reads.take();
+            let changed = self.assembly.all().iter().filter(|(key, value)| before.get(*key) != Some(value));
+            if !depends.is_empty() {
+                let what = depends_on(&depends);
+                let missing = |(key, value): (&String, &Value)| Missing {
+                    key: key.clone(),
+                    stands_in: value.clone(),
+                    what: what.clone(),
+                };
+                self.replaced.extend(changed.map(missing));
+            }
         }
     }
 

@@ -1,11 +1,10 @@
 //! What the readers make of texts, also of hostile ones.
 
-mod keys;
+mod cases;
 mod nemo;
 mod pages;
 mod programs;
 mod scripts;
-mod turns;
 mod versions;
 use super::entry::{Entry, Given};
 use super::key_mapping::named;
@@ -41,6 +40,12 @@ fn refusal(name: &str, text: &str) -> String {
 fn imported(name: &str, text: &str) -> Imported {
     let files = [SourceFile::new(name, text)];
     import(&files, &Options::default(), &environment).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// What the imported configuration has at a place.
+fn at(imported: &Imported, path: &str) -> Value {
+    let config: Value = serde_saphyr::from_str(&imported.config).expect("YAML");
+    config.pointer(path).cloned().unwrap_or(Value::Null)
 }
 
 fn outcome<'i>(imported: &'i Imported, key: &str) -> &'i KeyOutcome {
@@ -335,15 +340,6 @@ fn a_value_that_is_none_of_a_key_s_is_named_and_leaves_a_configuration_that_is_a
     for key in ["data.train_batch_size", "actor_rollout_ref.actor.optim.lr"] {
         assert!(matches!(outcome(&imported, key), KeyOutcome::Cannot { .. }), "{key}: {:?}", outcome(&imported, key));
     }
-}
-
-#[test]
-fn two_keys_of_one_setting_with_two_values_are_not_both_taken() {
-    let imported = imported("a.sh", "actor_rollout_ref.actor.optim.clip_grad=2 actor_rollout_ref.actor.grad_clip=3\n");
-    let KeyOutcome::Cannot { why } = outcome(&imported, "actor_rollout_ref.actor.grad_clip") else {
-        panic!("both were taken");
-    };
-    assert!(why.contains("actor_rollout_ref.actor.optim.clip_grad"), "{why}");
 }
 
 #[test]

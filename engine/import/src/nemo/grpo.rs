@@ -166,7 +166,7 @@ fn passes(asked: &SourceKey) -> MappedKey {
 /// A switch of the estimator, which has those of `grpo` where it has none of its own.
 fn of_estimator(asked: &SourceKey, name: &str) -> bool {
     let own = of_run(asked.facts, &format!("adv_estimator.{name}")).or_else(|| of_run(asked.facts, name));
-    own.and_then(truth) != Some(false)
+    own.is_none_or(|own| truth(own) == Some(true))
 }
 
 fn estimator_name<'a>(asked: &SourceKey<'a>) -> &'a str {
@@ -185,7 +185,8 @@ fn estimator(asked: &SourceKey) -> MappedKey {
     let name = match estimator_name(asked) {
         "grpo" if of_estimator(asked, "use_leave_one_out_baseline") => "grpo_leave_one_out",
         "reinforce_plus_plus" if of_estimator(asked, "minus_baseline") => "reinforce_plus_plus_baseline",
-        name @ ("grpo" | "reinforce_plus_plus" | "gae") => name,
+        "gae" if is_ppo(asked.facts) => "gae",
+        name @ ("grpo" | "reinforce_plus_plus") => name,
         _ => return cannot("docs/guides/algorithms.md lists the estimators"),
     };
     set("objective.adv_estimator", name)

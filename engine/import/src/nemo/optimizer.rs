@@ -19,10 +19,10 @@ const RULES: &[(&str, KeyMapping)] = &[
     ("max_grad_norm", By(clip)),
     ("optimizer", By(section)),
     ("optimizer.name", If(is_torch, OF_MEGATRON, &By(name))),
-    ("optimizer.kwargs.lr", If(is_torch, OF_MEGATRON, &To(own, "lr"))),
-    ("optimizer.kwargs.weight_decay", If(is_torch, OF_MEGATRON, &To(own, "weight_decay"))),
-    ("optimizer.kwargs.betas", If(is_torch, OF_MEGATRON, &To(own, "betas"))),
-    ("optimizer.kwargs.eps", If(is_torch, OF_MEGATRON, &To(own, "eps"))),
+    (
+        "optimizer.kwargs.lr optimizer.kwargs.weight_decay optimizer.kwargs.betas optimizer.kwargs.eps",
+        If(is_torch, OF_MEGATRON, &By(|a| own(a, a.name()))),
+    ),
     (
         "optimizer.kwargs.foreach optimizer.kwargs.fused optimizer.kwargs.master_weights \
          optimizer.kwargs.store_param_remainders megatron_cfg.optimizer.**",
@@ -33,11 +33,12 @@ const RULES: &[(&str, KeyMapping)] = &[
     ("scheduler", If(is_torch, OF_MEGATRON, &By(torch_schedule))),
     ("scheduler.** megatron_cfg.scheduler.**", Off(NO_SCHEDULE)),
     ("megatron_cfg.optimizer.optimizer", If(is_megatron, OF_TORCH, &By(name))),
-    ("megatron_cfg.optimizer.lr", If(is_megatron, OF_TORCH, &To(own, "lr"))),
-    ("megatron_cfg.optimizer.weight_decay", If(is_megatron, OF_TORCH, &To(own, "weight_decay"))),
+    (
+        "megatron_cfg.optimizer.lr megatron_cfg.optimizer.weight_decay megatron_cfg.optimizer.clip_grad",
+        If(is_megatron, OF_TORCH, &By(|a| own(a, a.name()))),
+    ),
     ("megatron_cfg.optimizer.adam_beta1 megatron_cfg.optimizer.adam_beta2", If(is_megatron, OF_TORCH, &By(betas))),
     ("megatron_cfg.optimizer.adam_eps", If(is_megatron, OF_TORCH, &To(own, "eps"))),
-    ("megatron_cfg.optimizer.clip_grad", If(is_megatron, OF_TORCH, &To(own, "clip_grad"))),
     ("megatron_cfg.optimizer.min_lr", NotNeeded("scheduler.lr_decay_style controls whether the rate falls to it")),
     ("megatron_cfg.optimizer.optimizer_cpu_offload", If(is_megatron, OF_TORCH, &By(on_host))),
     (

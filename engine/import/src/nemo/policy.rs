@@ -12,6 +12,8 @@ use serde_json::json;
 
 pub(super) const ONE_EXECUTOR: &str = "one executor runs every plan: there is no backend to choose";
 const NO_RECOMPUTING: &str = "gradient_checkpointing is off, so the key is ignored";
+const NO_DEGREE: &str =
+    "it has no degree: memory.tensor_model_parallel_size: N shards every matrix over N ranks in training";
 const OFF_BATCHING: &str = "its section is off, so the key is ignored";
 const SIZES: &str = "a model's sizes are in its config.json; for a random start write num_attention_heads and head_dim under model.arch";
 
@@ -48,10 +50,7 @@ pub(super) const TABLE: KeyTable = (
             "gradient_accumulation_steps",
             NotNeeded("the number of micro-batches follows from the tokens of an optimizer step (memory.train_tokens)"),
         ),
-        (
-            "model_parallel",
-            Off("it has no degree: memory.tensor_model_parallel_size: N shards every matrix over N ranks in training"),
-        ),
+        ("model_parallel", If(SourceKey::is_on, "one device, as here", &Off(NO_DEGREE))),
         ("tensor_parallel_size", By(devices)),
         ("pipeline_parallel_size", To(grouped, "memory.pipeline_model_parallel_size")),
         ("offload_optimizer", On("memory.optimizer_offload", "cpu")),

@@ -1,11 +1,12 @@
 //! Calls: of configurations and trainers, of the program's own functions and dataclasses, of parsers of arguments.
 
-use super::known::{CALLS as CLASSES, Known, Thing};
+use super::known::{CALLS as CLASSES, Known, POSITIONAL, Thing};
 use super::values::printed;
 use super::{CALLS, CLASS, Flow, Program, fields};
 use crate::entry::{Entry, Given};
 use crate::error::ImportError;
 use crate::literal::word;
+use crate::source_file::is_known;
 use ruff_python_ast::{Arguments, Expr, ExprCall, StmtClassDef, StmtFunctionDef};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -32,6 +33,9 @@ impl<'a> Program<'a> {
                 return Ok(if matches!(made.thing, Thing::Function(_)) { self.unknown(own) } else { made });
             }
             Thing::Class(local) if !is_method => return self.instance(local, Some(&own.arguments), self.line(own)),
+            Thing::Value(Value::Object(_) | Value::Array(_)) | Thing::Space(_) | Thing::List(_) if is_method => {
+                return self.method(&class, own);
+            }
             _ => {}
         }
         if let Some((class, prefix)) = CLASSES.iter().find(|(call, _)| *call == class) {
@@ -61,11 +65,98 @@ impl<'a> Program<'a> {
             self.flow = Flow::Exit;
         }
         let (positional, named) = self.arguments(&own.arguments)?;
+        if let Some(Thing::Object(prefix)) = positional.first().map(|own| own.thing.clone()) {
+            self.changed(&class, &prefix, own, &positional, named);
+            return Ok(positional[0].clone());
+        }
         Ok(self.built_in(&name, &positional, &named).unwrap_or_else(|| self.unknown(own)))
+    }
+
+    /// A call with a configuration: `setattr`, `dataclasses.replace`.
+    fn changed(
+        &mut self,
+        call: &str,
+        prefix: &str,
+        own: &'a ExprCall,
+        positional: &[Known<'a>],
+        mut named: BTreeMap<String, Known<'a>>,
+    ) {
+        match (call, positional) {
+            ("setattr", [_, name, value]) => match name.value().and_then(Value::as_str) {
+                Some(name) => drop(named.insert(name.to_owned(), value.clone())),
+                None => drop(named.insert("setattr".to_owned(), name.clone())),
+            },
+            ("replace", _) => {}
+            _ => return,
+        }
+        for (name, known) in named {
+            self.setting(
+                &format!("{prefix}{name}"),
+                known,
+                own.arguments.args.last().unwrap_or(&own.func),
+                self.line(own),
+            );
+        }
+    }
+
+    /// Methods of mappings and lists, which may change what a name stands for.
+    fn method(&mut self, name: &str, own: &'a ExprCall) -> Result<Known<'a>, ImportError> {
+        let (positional, named) = self.arguments(&own.arguments)?;
+        let unknown = self.unknown(own);
+        let Expr::Attribute(method) = &*own.func else {
+            return Ok(unknown);
+        };
+        let before = self.value(&method.value)?;
+        let key = positional.first().and_then(Known::value).and_then(Value::as_str).unwrap_or_default();
+        let default = || positional.get(1).cloned().unwrap_or_else(|| Known::of(Value::Null));
+        let (mut fields, mut items) = (before.fields().unwrap_or_default(), before.items().unwrap_or_default());
+        let is_mapping = before.fields().is_some();
+        let found = fields.get(key).cloned();
+        let made = match (name, is_mapping) {
+            ("copy", _) => return Ok(before),
+            ("get", true) => return Ok(found.unwrap_or_else(default)),
+            ("keys", true) => return Ok(Known::of_items(fields.into_keys().map(Known::of).collect())),
+            ("values", true) => return Ok(Known::of_items(fields.into_values().collect())),
+            ("items", true) => {
+                let pair = |(key, own)| Known::of_items(vec![Known::of(key), own]);
+                return Ok(Known::of_items(fields.into_iter().map(pair).collect()));
+            }
+            ("setdefault", true) => fields.entry(key.to_owned()).or_insert_with(default).clone(),
+            ("pop", true) if !key.is_empty() => fields.remove(key).unwrap_or_else(default),
+            ("update", true) if positional.iter().all(|own| own.fields().is_some()) => {
+                fields.extend(positional.iter().filter_map(Known::fields).flatten().chain(named));
+                unknown
+            }
+            ("append", false) => {
+                items.extend(positional);
+                unknown
+            }
+            ("extend", false) if positional.iter().all(|own| own.items().is_some()) => {
+                items.extend(positional.iter().filter_map(Known::items).flatten());
+                unknown
+            }
+            ("count" | "index", false) => return Ok(unknown),
+            // what else there is changes it in a way that is not followed
+            _ => {
+                let written = self.unknown(&*method.value);
+                if let Some(owner) = self.owner(&method.value) {
+                    *owner = written;
+                }
+                return Ok(unknown);
+            }
+        };
+        if let Some(owner) = self.owner(&method.value) {
+            *owner = if is_mapping { Known::of_fields(fields) } else { Known::of_items(items) };
+        }
+        Ok(made)
     }
 
     /// Functions of Python's own, of values.
     fn built_in(&self, name: &str, positional: &[Known<'a>], named: &BTreeMap<String, Known<'a>>) -> Option<Known<'a>> {
+        if ["dict", "vars", "asdict", "dataclasses.asdict"].contains(&name) {
+            let first = positional.first().map_or(Some(BTreeMap::new()), Known::fields)?;
+            return Some(Known::of_fields(first.into_iter().chain(named.clone()).collect()));
+        }
         let first = positional.first().and_then(Known::value);
         let value = match (name, first) {
             ("os.environ.get" | "os.getenv", Some(Value::String(variable))) => {
@@ -82,10 +173,6 @@ impl<'a> Program<'a> {
             ("len", _) => positional.first()?.items()?.len().into(),
             ("list" | "tuple", Some(own @ Value::Array(_))) => own.clone(),
             ("range", Some(own)) if positional.len() == 1 => (0..own.as_u64()?.min(1000)).collect(),
-            ("dict", None) if positional.is_empty() => {
-                let each = named.iter().map(|(key, own)| Some((key.clone(), own.value()?.clone())));
-                each.collect::<Option<Map<_, _>>>()?.into()
-            }
             ("os.path.join", _) => {
                 let parts: Option<Vec<&str>> = positional.iter().map(|own| own.value()?.as_str()).collect();
                 parts?.join("/").into()
@@ -104,8 +191,8 @@ impl<'a> Program<'a> {
             let known = self.value(&keyword.value)?;
             if let Some(name) = &keyword.arg {
                 named.insert(name.to_string(), known);
-            } else if let Thing::Value(Value::Object(map)) = known.thing {
-                named.extend(map.into_iter().map(|(key, value)| (key, Known::of(value))));
+            } else if let Some(fields) = known.fields() {
+                named.extend(fields);
             }
         }
         Ok((positional, named))
@@ -172,16 +259,18 @@ impl<'a> Program<'a> {
     fn settings(&mut self, own: &'a Arguments, prefix: &str) -> Result<(), ImportError> {
         for (at, argument) in own.args.iter().enumerate() {
             let known = self.value(argument)?;
-            self.setting(&format!("{prefix}argument_{}", at + 1), known, argument, self.line(argument));
+            let names = POSITIONAL.iter().find(|(own, _)| *own == prefix);
+            let name = names.and_then(|(_, names)| names.get(at)).filter(|name| !name.is_empty());
+            let name = name.map_or_else(|| format!("argument_{}", at + 1), |name| (*name).to_owned());
+            self.setting(&format!("{prefix}{name}"), known, argument, self.line(argument));
         }
         for keyword in &own.keywords {
             let known = self.value(&keyword.value)?;
             let name = keyword.arg.as_ref().map_or("**", |name| name.as_str());
             let line = self.line(keyword);
-            match (name, &known.thing) {
-                ("**", Thing::Value(Value::Object(map))) => {
-                    for (key, value) in map.clone() {
-                        let part = Known { thing: Thing::Value(value), lines: known.lines.clone() };
+            match (name, known.fields()) {
+                ("**", Some(fields)) => {
+                    for (key, part) in fields {
                         self.setting(&format!("{prefix}{key}"), part, &keyword.value, line);
                     }
                 }
@@ -273,8 +362,8 @@ impl<'a> Program<'a> {
                 Thing::Class(local) => {
                     let object = self.instance(local, None, line)?;
                     if matches!(object.thing, Thing::Space(_)) {
-                        // each field is an option of the program, and its default a setting
-                        for (name, default, at) in fields(local) {
+                        // a field that is a key of an engine is a setting, and its default the value
+                        for (name, default, at) in fields(local).filter(|(name, _, _)| is_known(name)) {
                             let line = self.starts.partition_point(|start| *start <= at);
                             let (known, default) = self.field(default)?;
                             self.setting(name, known, default, line);

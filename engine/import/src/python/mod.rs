@@ -233,6 +233,12 @@ impl<'a> Program<'a> {
         }
     }
 
+    /// What a name stands for.
+    fn owner(&mut self, expr: &Expr) -> Option<&mut Known<'a>> {
+        let name = expr.as_name_expr()?.id.as_str();
+        self.names.iter_mut().rev().find_map(|names| names.get_mut(name))
+    }
+
     fn block(&mut self, body: &'a [Stmt]) -> Result<(), ImportError> {
         for stmt in body {
             if self.flow != Flow::Next {
@@ -331,27 +337,22 @@ impl<'a> Program<'a> {
                     self.setting(&format!("{prefix}{}", own.attr), known, value, line);
                     return Ok(());
                 }
-                if let (Thing::Space(_), Expr::Name(name)) = (&object.thing, &*own.value) {
-                    let attr = own.attr.to_string();
-                    let spaces = self.names.iter_mut().rev().find_map(|names| names.get_mut(name.id.as_str()));
-                    if let Some(Known { thing: Thing::Space(space), .. }) = spaces {
-                        space.insert(attr, known);
-                    }
+                if let (Thing::Space(mut space), Some(owner)) = (object.thing, self.owner(&own.value)) {
+                    space.insert(own.attr.to_string(), known);
+                    owner.thing = Thing::Space(space);
                     return Ok(());
                 }
             }
             Expr::Subscript(own) => {
-                let key = self.value(&own.slice)?;
-                let Expr::Name(name) = &*own.value else {
-                    return Ok(());
-                };
-                let owner = self.names.iter_mut().rev().find_map(|names| names.get_mut(name.id.as_str()));
-                if let (Some(Known { thing, lines }), Thing::Value(Value::String(key))) = (owner, key.thing) {
-                    match (thing, known.thing) {
-                        (Thing::Value(Value::Object(map)), Thing::Value(value)) => drop(map.insert(key, value)),
-                        (thing, _) => *thing = Thing::Written(name.id.to_string()),
-                    }
-                    lines.extend(known.lines);
+                let (key, written) = (self.value(&own.slice)?, self.written(&*own.value));
+                if let Some(owner) = self.owner(&own.value) {
+                    *owner = match (key.thing, owner.fields()) {
+                        (Thing::Value(Value::String(key)), Some(mut fields)) => {
+                            fields.insert(key, known);
+                            Known::of_fields(fields)
+                        }
+                        _ => Known::new(Thing::Written(written)),
+                    };
                 }
                 return Ok(());
             }

@@ -9,8 +9,8 @@ use ruff_python_ast::{
     InterpolatedStringElement, Number, Operator, UnaryOp,
 };
 use ruff_text_size::Ranged;
-use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use serde_json::Value;
+use std::collections::BTreeMap;
 
 impl<'a> Program<'a> {
     pub(super) fn value(&mut self, expr: &'a Expr) -> Result<Known<'a>, ImportError> {
@@ -105,7 +105,7 @@ impl<'a> Program<'a> {
         }
         let owner = self.value(&own.value)?;
         let item = match (&owner.thing, key.value()) {
-            (Thing::Value(Value::Object(map)), Some(Value::String(key))) => map.get(key).cloned().map(Known::of),
+            (_, Some(Value::String(key))) => owner.fields().and_then(|mut own| own.remove(key)),
             (_, Some(Value::Number(at))) => {
                 let items = owner.items();
                 items.zip(at.as_u64()).and_then(|(items, at)| items.get(at as usize).cloned())
@@ -148,25 +148,21 @@ impl<'a> Program<'a> {
                 }
             }
         }
-        let lines = items.iter().flat_map(|item| item.lines.clone()).collect();
-        let values: Option<Vec<Value>> = items.iter().map(|item| item.value().cloned()).collect();
-        Ok(Known { thing: values.map_or_else(|| Thing::List(items), |values| Thing::Value(values.into())), lines })
+        Ok(Known::of_items(items))
     }
 
     fn dict(&mut self, own: &'a ExprDict) -> Result<Known<'a>, ImportError> {
-        let (mut map, mut lines, mut is_known) = (Map::new(), BTreeSet::new(), true);
+        let mut fields = BTreeMap::new();
         for item in &own.items {
             let value = self.value(&item.value)?;
-            lines.extend(value.lines.iter().cloned());
             let key = item.key.as_ref().map(|key| self.value(key)).transpose()?;
-            match (key.as_ref().map(Known::value), value.thing) {
-                (Some(Some(Value::String(key))), Thing::Value(value)) => drop(map.insert(key.clone(), value)),
-                (None, Thing::Value(Value::Object(more))) => map.extend(more),
-                _ => is_known = false,
+            match (key.as_ref().map(Known::value), value.fields()) {
+                (Some(Some(Value::String(key))), _) => drop(fields.insert(key.clone(), value)),
+                (None, Some(more)) => fields.extend(more),
+                _ => return Ok(self.unknown(own)),
             }
         }
-        let thing = if is_known { Thing::Value(map.into()) } else { Thing::Written(self.written(own)) };
-        Ok(Known { thing, lines })
+        Ok(Known::of_fields(fields))
     }
 
     fn f_string(&mut self, own: &'a ExprFString) -> Result<Known<'a>, ImportError> {
@@ -232,7 +228,11 @@ impl<'a> Program<'a> {
         let value = a.value().zip(b.value()).and_then(|(a, b)| operated(op, a, b));
         if let (None, Operator::Add, Some(mut items), Some(more)) = (&value, op, a.items(), b.items()) {
             items.extend(more);
-            return Known::new(Thing::List(items));
+            return Known::of_items(items);
+        }
+        if let (Operator::BitOr, Some(mut fields), Some(more)) = (op, a.fields(), b.fields()) {
+            fields.extend(more);
+            return Known::of_fields(fields);
         }
         self.known_or(value, &[a, b], node)
     }

@@ -4,21 +4,12 @@ use super::strings::{formatted, joined};
 use super::value::{Mode, Text, Variable, number};
 use super::{Flow, Shell};
 use crate::error::ImportError;
+use crate::literal::has_word;
 use brush_parser::ast::FunctionBody;
 use std::sync::Arc;
 
 /// Files of an installation, which set nothing of a run.
-const INSTALLED: [&str; 9] = [
-    "activate",
-    "conda.sh",
-    ".bashrc",
-    ".bash_profile",
-    ".profile",
-    "profile",
-    "setvars.sh",
-    "set_env.sh",
-    "modules.sh",
-];
+const INSTALLED: &str = "activate conda.sh .bashrc .bash_profile .profile profile setvars.sh set_env.sh modules.sh";
 
 impl Shell<'_> {
     /// Starts a command: a function, a command of bash's own, a program.
@@ -246,7 +237,7 @@ impl Shell<'_> {
         }
         let written = self.written(&path.text);
         let base = written.rsplit('/').next().unwrap_or(&written);
-        if INSTALLED.contains(&base) || ["/etc/", "/opt/", "venv/", "conda"].iter().any(|own| written.contains(own)) {
+        if has_word(INSTALLED, base) || ["/etc/", "/opt/", "venv/", "conda"].iter().any(|own| written.contains(own)) {
             return Ok(());
         }
         self.absent("source", &written, false);

@@ -235,10 +235,16 @@ impl Shell<'_> {
     ) -> Result<(String, String), ImportError> {
         Ok(match target {
             ArithmeticTarget::Variable(name) => (name.clone(), "0".to_owned()),
-            ArithmeticTarget::ArrayElement(name, index) => {
-                let key = self.evaluate(index, lines)?;
-                (name.clone(), key.map_or_else(String::new, |key| key.to_string()))
-            }
+            // the index of a mapping is a word
+            ArithmeticTarget::ArrayElement(name, index) => match &**index {
+                ArithmeticExpr::Reference(ArithmeticTarget::Variable(key)) if self.scope.mappings.contains(name) => {
+                    (name.clone(), key.clone())
+                }
+                index => {
+                    let key = self.evaluate(index, lines)?;
+                    (name.clone(), key.map_or_else(String::new, |key| key.to_string()))
+                }
+            },
         })
     }
 

@@ -7,7 +7,7 @@ use super::value::{Place, Text, Unknown, Variable, number};
 use super::{Flow, Shell};
 use crate::entry::{Absent, Entry, Given, PROGRAM, SourceLocation};
 use crate::error::ImportError;
-use crate::literal::{hydra, word as literal_word};
+use crate::literal::{has_word, hydra, word as literal_word};
 use crate::source_file::{SourceFile, is_known};
 use crate::ways::{Written, united};
 use serde_json::Value;
@@ -17,38 +17,8 @@ use std::collections::BTreeSet;
 const TRL_WORDS: [&str; 4] = ["trl", "grpo", "rloo", "ppo"];
 
 /// Programs that start another.
-const WRAPPERS: [&str; 30] = [
-    "nohup",
-    "time",
-    "exec",
-    "command",
-    "builtin",
-    "env",
-    "sudo",
-    "nice",
-    "ionice",
-    "timeout",
-    "stdbuf",
-    "setsid",
-    "srun",
-    "mpirun",
-    "mpiexec",
-    "numactl",
-    "uv",
-    "poetry",
-    "pdm",
-    "pixi",
-    "conda",
-    "mamba",
-    "micromamba",
-    "singularity",
-    "apptainer",
-    "docker",
-    "podman",
-    "ray",
-    "ssh",
-    "nsys",
-];
+const WRAPPERS: &str = "nohup time exec command builtin env sudo nice ionice timeout stdbuf setsid srun mpirun mpiexec numactl \
+    uv poetry pdm pixi conda mamba micromamba singularity apptainer docker podman ray ssh nsys";
 /// Programs that start a Python program on several devices.
 const LAUNCHERS: [&str; 3] = ["torchrun", "accelerate", "deepspeed"];
 const MODULES: [&str; 4] =
@@ -120,7 +90,7 @@ impl Shell<'_> {
         input: Option<Text>,
     ) -> Result<(), ImportError> {
         self.scope.status = None;
-        if WRAPPERS.contains(&base(&words[0].text)) {
+        if has_word(WRAPPERS, base(&words[0].text)) {
             if let Some(at) = words.iter().position(|word| starts_program(&word.text)) {
                 words.drain(..at);
             } else if let Some(text) =
@@ -170,7 +140,7 @@ impl Shell<'_> {
         } else if launcher.iter().any(|own| own.text.starts_with("--n")) {
             Form::Devices
         } else {
-            if !INERT.contains(&name.as_str()) && !name.starts_with("python") {
+            if !has_word(INERT, &name) && !name.starts_with("python") {
                 // it may be a function of a file that is not given
                 self.forget();
             }
@@ -236,6 +206,9 @@ impl Shell<'_> {
 
     /// The file among those given that a path names.
     pub(super) fn given(&self, path: &str) -> Option<SourceFile> {
+        if let Some(made) = self.made.iter().rfind(|made| made.name == path) {
+            return Some(made.clone());
+        }
         let alike = |file: &SourceFile| {
             let parts = file.name.rsplit('/').zip(path.rsplit('/'));
             parts.take_while(|(a, b)| a == b).count()
@@ -338,9 +311,10 @@ impl Shell<'_> {
             } else if key != "--config-name" {
                 // the tables have a row for a key, and none for NeMo RL's
                 let by = if key == "--config" { key } else { "" };
-                let absent =
-                    Absent { by: by.into(), file: self.written(&value.text), place: place.clone(), has_settings: true };
-                into.absent.push(absent);
+                let file = self.written(&value.text);
+                // a launcher's file says how many devices there are, and its own row that it is not given
+                let has_settings = key != "config_file";
+                into.absent.push(Absent { by: by.into(), file, place: place.clone(), has_settings });
             }
             if key == "--config" {
                 return Ok(());

@@ -110,6 +110,8 @@ struct Shell<'a> {
     asked: String,
     ways: &'a mut Ways,
     launches: Vec<Launch>,
+    /// Files that here-documents are written to.
+    made: Vec<SourceFile>,
     /// Notes, files that are used, and files that are not given.
     reading: Reading,
 }
@@ -220,6 +222,7 @@ impl<'a> Shell<'a> {
             asked: String::new(),
             ways,
             launches: Vec::new(),
+            made: Vec::new(),
             reading: Reading::default(),
         }
     }

@@ -4,6 +4,7 @@ use super::simple::is_elsewhere;
 use super::value::{Mode, Variable};
 use super::{Flow, Shell};
 use crate::error::ImportError;
+use crate::literal::has_word;
 use brush_parser::ast::{
     AndOr, AndOrList, CaseClauseCommand, CaseItemPostAction, Command, CompoundCommand, CompoundList, CompoundListItem,
     ForClauseCommand, IfClauseCommand, Pipeline, SeparatorOperator, SourceLocation, UnexpandedArithmeticExpr,
@@ -14,48 +15,9 @@ use std::sync::Arc;
 const TIMES: usize = 256;
 
 /// Commands that set nothing: whether they run makes no difference to a run's settings.
-pub(super) const INERT: [&str; 40] = [
-    "echo",
-    "printf",
-    "mkdir",
-    "rm",
-    "cp",
-    "mv",
-    "ln",
-    "ls",
-    "touch",
-    "chmod",
-    "sleep",
-    "wait",
-    "kill",
-    "pkill",
-    "wget",
-    "curl",
-    "pip",
-    "pip3",
-    "apt",
-    "apt-get",
-    "git",
-    "tar",
-    "unzip",
-    "huggingface-cli",
-    "hf",
-    "ulimit",
-    "nvidia-smi",
-    "npu-smi",
-    "true",
-    ":",
-    "false",
-    "test",
-    "[",
-    "tee",
-    "grep",
-    "which",
-    "trap",
-    "shopt",
-    "conda",
-    "module",
-];
+pub(super) const INERT: &str = "echo printf mkdir rm cp mv ln ls touch chmod sleep wait kill pkill wget curl pip pip3 apt apt-get git \
+    tar unzip huggingface-cli hf ulimit nvidia-smi npu-smi true : false test [ tee grep which trap shopt \
+    conda module";
 
 impl Shell<'_> {
     pub(super) fn list(&mut self, list: &CompoundList) -> Result<(), ImportError> {
@@ -343,7 +305,7 @@ impl Shell<'_> {
         pipeline.seq.iter().all(|command| match command {
             Command::Simple(simple) => {
                 let name = simple.word_or_name.as_ref().map(|word| word.value.as_str());
-                name.is_some_and(|name| INERT.contains(&name) && !self.scope.functions.contains_key(name))
+                name.is_some_and(|name| has_word(INERT, name) && !self.scope.functions.contains_key(name))
                     && !self.scope.output.is_taken
             }
             Command::Compound(CompoundCommand::IfClause(own), _) => {

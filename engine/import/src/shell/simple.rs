@@ -3,9 +3,10 @@
 use super::value::{Mode, Text};
 use super::{Flow, Shell};
 use crate::error::ImportError;
+use crate::source_file::SourceFile;
 use brush_parser::ast::{
     Assignment, AssignmentName, AssignmentValue, CommandPrefixOrSuffixItem, FunctionBody, IoFileRedirectKind,
-    IoRedirect, SimpleCommand, Word,
+    IoFileRedirectTarget, IoRedirect, SimpleCommand, Word,
 };
 
 impl Shell<'_> {
@@ -48,6 +49,15 @@ impl Shell<'_> {
                 IoRedirect::HereDocument(_, document) => input = Some(Text::new(&document.doc.value)),
                 IoRedirect::HereString(_, word) => input = Some(self.text(&word.value, Mode::Value)?),
                 _ => {}
+            }
+        }
+        for redirect in redirects.iter().filter(|redirect| is_elsewhere(redirect)) {
+            if let (IoRedirect::File(_, _, IoFileRedirectTarget::Filename(word)), Some(input)) = (redirect, &input)
+                && ["cat", "tee"].contains(&name.value.as_str())
+                && input.is_known()
+            {
+                let path = self.text(&word.value, Mode::Value)?.text;
+                self.made.push(SourceFile::new(path, input.text.clone()));
             }
         }
         let output = self.scope.output.clone();

@@ -355,21 +355,16 @@ impl Shell<'_> {
     fn changed(&mut self, expression: &ParameterExpr, text: &str) -> Result<Option<String>, ImportError> {
         use ParameterExpr as E;
         Ok(Some(match expression {
-            E::RemoveSmallestSuffixPattern { pattern, .. } => {
+            E::RemoveSmallestSuffixPattern { pattern, .. }
+            | E::RemoveLargestSuffixPattern { pattern, .. }
+            | E::RemoveSmallestPrefixPattern { pattern, .. }
+            | E::RemoveLargestPrefixPattern { pattern, .. } => {
+                let at_start =
+                    matches!(expression, E::RemoveSmallestPrefixPattern { .. } | E::RemoveLargestPrefixPattern { .. });
+                let most =
+                    matches!(expression, E::RemoveLargestSuffixPattern { .. } | E::RemoveLargestPrefixPattern { .. });
                 let pattern = self.pattern(pattern.as_deref(), "^(?:", ")$")?;
-                return Ok(trimmed(text, pattern.as_ref(), false, false));
-            }
-            E::RemoveLargestSuffixPattern { pattern, .. } => {
-                let pattern = self.pattern(pattern.as_deref(), "^(?:", ")$")?;
-                return Ok(trimmed(text, pattern.as_ref(), false, true));
-            }
-            E::RemoveSmallestPrefixPattern { pattern, .. } => {
-                let pattern = self.pattern(pattern.as_deref(), "^(?:", ")$")?;
-                return Ok(trimmed(text, pattern.as_ref(), true, false));
-            }
-            E::RemoveLargestPrefixPattern { pattern, .. } => {
-                let pattern = self.pattern(pattern.as_deref(), "^(?:", ")$")?;
-                return Ok(trimmed(text, pattern.as_ref(), true, true));
+                return Ok(trimmed(text, pattern.as_ref(), at_start, most));
             }
             E::ReplaceSubstring { pattern, replacement, match_kind, .. } => {
                 let (before, after) = match match_kind {

@@ -1,6 +1,6 @@
 //! Launch scripts: what bash would pass, and what only a run decides.
 
-use super::{environment, imported, outcome, refusal};
+use super::{at, environment, imported, outcome, refusal};
 use crate::entry::{Entry, Given, PROGRAM};
 use crate::{Imported, ImportedKey, KeyOutcome, Missing, Options, SourceFile, import};
 use serde_json::{Value, json};
@@ -32,11 +32,6 @@ fn value(script: &str, word: &str) -> String {
 fn missing<'i>(imported: &'i Imported, key: &str) -> &'i Missing {
     let own = imported.missing.iter().find(|own| own.key == key);
     own.unwrap_or_else(|| panic!("{key} is not to be replaced: {:?}", imported.missing))
-}
-
-fn at(imported: &Imported, path: &str) -> Value {
-    let config: Value = serde_saphyr::from_str(&imported.config).expect("YAML");
-    config.pointer(path).cloned().unwrap_or(Value::Null)
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use crate::entry::PROGRAM;
 use crate::facts::Facts;
+use crate::literal::has_word;
 use crate::python::CLASS;
 
 /// Which of TRL's configurations.
@@ -69,7 +70,7 @@ const OF_RLOO: &str = "normalize_advantages reward_clip_range";
 
 /// The class of the files' arguments.
 pub(super) fn class(facts: &Facts) -> Class {
-    let has = |keys: &str| facts.keys().any(|key| keys.split(' ').any(|own| own == key));
+    let has = |keys: &str| facts.keys().any(|key| has_word(keys, key));
     match of_names(facts) {
         Some(Named::Rl(class)) => class,
         _ if has(OF_PPO) => Class::Ppo,

@@ -29,7 +29,11 @@ pub(super) const ACCELERATE: KeyTable = (
         ("deepspeed_config.offload_optimizer_device", By(|a| offload(a, "memory.optimizer_offload", "cpu"))),
         (
             "deepspeed_config.offload_param_device fsdp_config.fsdp_offload_params",
-            If(|a| a.is_off() || recomputes(a), NO_STREAM, &By(|a| offload(a, "memory.param_offload", "streamed"))),
+            By(|a| match a.is_off() || recomputes(a) {
+                true if a.is_off() => off(),
+                true => set("memory.param_offload", "streamed"),
+                false => cannot(NO_STREAM),
+            }),
         ),
         (
             "deepspeed_config.gradient_accumulation_steps",

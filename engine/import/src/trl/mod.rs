@@ -51,10 +51,8 @@ pub(super) fn defaults(facts: &Facts) -> Vec<(String, Value)> {
     all
 }
 
-/// What follows from several keys.
-pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
-    into.put("task.kind", json!("dataset"));
-    into.rewards.extend(rewards::of_parts(facts));
+/// What follows from the sizes of batches.
+pub(super) fn batches(facts: &Facts, into: &mut Assembly) {
     let batch = BatchSizes::of(facts);
     if batch.prompts().is_none() {
         let what = format!("completions of a round / num_generations: {}", batch.broken());
@@ -63,6 +61,12 @@ pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
         into.adjusted
             .push("the files do not give the number of devices, taken to be 1: pass --devices N for another".into());
     }
+}
+
+/// What follows from other keys together.
+pub(super) fn finish(facts: &Facts, into: &mut Assembly) {
+    into.put("task.kind", json!("dataset"));
+    into.rewards.extend(rewards::of_parts(facts));
     if class(facts) == Class::Grpo {
         into.put("objective.adv_eps", json!(1e-4));
     }

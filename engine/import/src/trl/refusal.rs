@@ -4,6 +4,7 @@ use super::class::{Named, of_files, of_names};
 use super::{grpo, ppo};
 use crate::facts::Facts;
 use crate::key_mapping::Rules;
+use crate::literal::has_word;
 
 /// Keys that only others have, and whose they are.
 const KEYS_OF_OTHERS: [(&str, &str); 5] = [
@@ -27,22 +28,18 @@ const SHARED: &str = "beta loss_type max_prompt_length disable_dropout use_liger
                       router_aux_loss_coef model_adapter_name ref_adapter_name sync_ref_model ref_model_mixup_alpha \
                       ref_model_sync_steps";
 
-fn has(words: &str, word: &str) -> bool {
-    words.split_whitespace().any(|own| own == word)
-}
-
 /// Why the files are of a run that is not imported, where they are.
 pub(crate) fn refusal(facts: &Facts) -> Option<String> {
     let other = match of_names(facts) {
         Some(Named::Rl(_)) => return None,
         Some(Named::Other(name)) => Some(name),
         None if facts.text("stage").is_some() => Some("LLaMA-Factory".to_owned()),
-        None if facts.text("loss_type").is_some_and(|own| has(LOSSES_OF_DPO, own)) => Some("dpo".to_owned()),
+        None if facts.text("loss_type").is_some_and(|own| has_word(LOSSES_OF_DPO, own)) => Some("dpo".to_owned()),
         None => None,
     };
     let rules = Rules::of(&[grpo::TABLE, ppo::TABLE]);
     let is_of_rl = |key: &str| {
-        rules.find(key).is_some() && !has(SHARED, key)
+        rules.find(key).is_some() && !has_word(SHARED, key)
             || key.starts_with("reward_funcs")
             || key == "reward_model_name_or_path"
     };

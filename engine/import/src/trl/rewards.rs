@@ -3,7 +3,7 @@
 use crate::common::path;
 use crate::facts::Facts;
 use crate::key_mapping::prelude::*;
-use crate::literal::hydra;
+use crate::literal::{hydra, settings};
 use serde_json::{Map, Value, json};
 
 /// Where open-r1 has its functions.
@@ -155,58 +155,54 @@ fn reward(asked: &SourceKey, text: &str) -> Result<(Value, String), String> {
     }
 }
 
+/// open-r1's functions by their short names; of those that make a function, its arguments with the keys that set them
+/// and their defaults.
+const OPEN_R1: [(&str, &str, &str); 7] = [
+    ("tag_count", "tag_count_reward", ""),
+    ("reasoning_steps", "reasoning_steps_reward", ""),
+    ("length", "len_reward", ""),
+    ("code_format", "get_code_format_reward", "language:code_language=python"),
+    (
+        "cosine",
+        "get_cosine_scaled_reward",
+        "min_value_wrong:cosine_min_value_wrong=0.0 max_value_wrong:cosine_max_value_wrong=-0.5 \
+         min_value_correct:cosine_min_value_correct=0.5 max_value_correct:cosine_max_value_correct=1.0 \
+         max_len:cosine_max_len=1000",
+    ),
+    (
+        "repetition_penalty",
+        "get_repetition_penalty_reward",
+        "ngram_size:repetition_n_grams=3 max_penalty:repetition_max_penalty=-1.0",
+    ),
+    (
+        "soft_overlong_punishment",
+        "get_soft_overlong_punishment",
+        "max_completion_len:max_completion_len=16384 soft_punish_cache:soft_punish_cache=4096",
+    ),
+];
+
 /// The rewards that open-r1 has under short names.
 fn open_r1(facts: &Facts, name: &str) -> Option<Result<(Value, String), String>> {
-    let of = |key: &str, default: Value| facts.value(key).cloned().unwrap_or(default);
-    let (function, arguments) = match name {
-        "accuracy" => {
-            let note = "open-r1's accuracy_reward: as TRL's";
-            return Some(Ok((json!({"kind": "trl_accuracy", "name": name}), note.into())));
-        }
-        "format" => {
-            let note = "open-r1's format_reward";
-            return Some(Ok((json!({"kind": "regex", "name": name, "pattern": OPEN_R1_FORMAT}), note.into())));
-        }
-        "tag_count" => ("tag_count_reward", None),
-        "reasoning_steps" => ("reasoning_steps_reward", None),
-        "length" => ("len_reward", None),
-        "code_format" => ("get_code_format_reward", Some(json!({"language": of("code_language", json!("python"))}))),
-        "cosine" => (
-            "get_cosine_scaled_reward",
-            Some(json!({
-                "min_value_wrong": of("cosine_min_value_wrong", json!(0.0)),
-                "max_value_wrong": of("cosine_max_value_wrong", json!(-0.5)),
-                "min_value_correct": of("cosine_min_value_correct", json!(0.5)),
-                "max_value_correct": of("cosine_max_value_correct", json!(1.0)),
-                "max_len": of("cosine_max_len", json!(1000)),
-            })),
-        ),
-        "repetition_penalty" => (
-            "get_repetition_penalty_reward",
-            Some(json!({
-                "ngram_size": of("repetition_n_grams", json!(3)),
-                "max_penalty": of("repetition_max_penalty", json!(-1.0)),
-            })),
-        ),
-        "soft_overlong_punishment" => (
-            "get_soft_overlong_punishment",
-            Some(json!({
-                "max_completion_len": of("max_completion_len", json!(16_384)),
-                "soft_punish_cache": of("soft_punish_cache", json!(4096)),
-            })),
-        ),
-        "code" | "binary_code" | "ioi_code" | "cf_code" => {
-            return Some(Err(format!(
-                "open-r1's `{name}` runs programs in a sandbox that its script sets up: write a function that calls it, \
-                 and name that under task.rewards ({{kind: python, file, function}})"
-            )));
-        }
-        _ => return None,
-    };
+    if name == "accuracy" {
+        let note = "open-r1's accuracy_reward: as TRL's";
+        return Some(Ok((json!({"kind": "trl_accuracy", "name": name}), note.into())));
+    }
+    if name == "format" {
+        let note = "open-r1's format_reward";
+        return Some(Ok((json!({"kind": "regex", "name": name, "pattern": OPEN_R1_FORMAT}), note.into())));
+    }
+    if ["code", "binary_code", "ioi_code", "cf_code"].contains(&name) {
+        return Some(Err(format!(
+            "open-r1's `{name}` runs programs in a sandbox that its script sets up: write a function that calls it, \
+             and name that under task.rewards ({{kind: python, file, function}})"
+        )));
+    }
+    let (_, function, arguments) = OPEN_R1.iter().find(|(own, _, _)| *own == name)?;
     let mut reward =
         json!({"kind": "python", "file": path(facts, OPEN_R1_REWARDS), "function": function, "name": name});
-    if let Some(arguments) = arguments {
-        reward["arguments"] = arguments;
+    for (argument, default) in settings("", arguments) {
+        let (argument, key) = argument.split_once(':')?;
+        reward["arguments"][argument] = facts.value(key).cloned().unwrap_or(default);
     }
     Some(Ok((reward, format!("`{name}` is of open-r1: its file is taken from a checkout in this folder"))))
 }

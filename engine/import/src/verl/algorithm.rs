@@ -2,7 +2,7 @@
 
 use super::reward_model::grader;
 use super::version::{OLD, is_before_0_4};
-use crate::common::{given, size, switch};
+use crate::common::{size, switch};
 use crate::key_mapping::prelude::*;
 use serde_json::json;
 
@@ -15,36 +15,27 @@ pub(super) const TABLE: KeyTable = (
     "algorithm.",
     &[
         ("adv_estimator", By(estimator)),
-        ("gamma", Same("objective.gamma")),
-        ("lam", Same("objective.lam")),
+        ("gamma lam rollout_is_threshold", Under("objective")),
         ("norm_adv_by_std_in_grpo", By(|a| set("objective.scale_rewards", if a.is_on() { "group" } else { "none" }))),
         ("use_kl_in_reward", By(kl_in_reward)),
         ("kl_penalty", If(has_kl, NO_KL, &Same("objective.kl_penalty"))),
-        ("kl_ctrl.type", If(has_kl, NO_KL, &Same("objective.kl_ctrl.type"))),
-        ("kl_ctrl.kl_coef", If(has_kl, NO_KL, &Same("objective.kl_ctrl.kl_coef"))),
-        ("kl_ctrl.target_kl", If(has_kl, NO_KL, &Same("objective.kl_ctrl.target_kl"))),
-        ("kl_ctrl.horizon", If(has_kl, NO_KL, &Same("objective.kl_ctrl.horizon"))),
+        (
+            "kl_ctrl.type kl_ctrl.kl_coef kl_ctrl.target_kl kl_ctrl.horizon",
+            If(has_kl, NO_KL, &Under("objective.kl_ctrl")),
+        ),
         ("filter_groups.enable", To(switch, "rollout.dynamic_sampling.enable")),
         ("filter_groups.metric", By(metric)),
         ("filter_groups.max_num_gen_batches", To(rounds, "rollout.dynamic_sampling.max_num_gen_batches")),
         ("filter_groups.max_inflight_gen_batches", NotNeeded("one round of prompts is sampled at a time")),
         ("rollout_correction.rollout_is", By(weights)),
         (
-            "rollout_correction.rollout_is_threshold",
-            If(has_weights, NO_WEIGHTS, &To(given, "objective.rollout_is_threshold")),
-        ),
-        (
-            "rollout_correction.rollout_is_batch_normalize",
-            If(has_weights, NO_WEIGHTS, &To(given, "objective.rollout_is_batch_normalize")),
+            "rollout_correction.rollout_is_threshold rollout_correction.rollout_is_batch_normalize",
+            If(has_weights, NO_WEIGHTS, &Under("objective")),
         ),
         ("rollout_correction.rollout_rs", By(rejection)),
         (
-            "rollout_correction.rollout_rs_threshold",
-            If(rejects, NO_REJECTION, &To(given, "objective.rollout_rs_threshold")),
-        ),
-        (
-            "rollout_correction.rollout_rs_threshold_lower",
-            If(rejects, NO_REJECTION, &To(given, "objective.rollout_rs_threshold_lower")),
+            "rollout_correction.rollout_rs_threshold rollout_correction.rollout_rs_threshold_lower",
+            If(rejects, NO_REJECTION, &Under("objective")),
         ),
         ("rollout_correction.bypass_mode", By(bypass)),
         ("rollout_correction.loss_type", By(bypass_loss)),
@@ -57,7 +48,6 @@ pub(super) const TABLE: KeyTable = (
             Off("write objective.policy_loss: reinforce with objective.rollout_is (docs/guides/algorithms.md)"),
         ),
         ("rollout_is", By(correction_switch)),
-        ("rollout_is_threshold", Same("objective.rollout_is_threshold")),
         ("use_pf_ppo", Off("no filter of rollouts by reward; rollout.dynamic_sampling drops groups without spread")),
         ("pf_ppo.**", NotNeeded("use_pf_ppo controls whether there is a filter")),
         ("group_by_agent_id", Off("completions of one prompt are a group")),

@@ -67,8 +67,9 @@ fn adapts(asked: &SourceKey) -> bool {
 
 /// Modules with adapters; Megatron's names join what stands apart here.
 fn targets(asked: &SourceKey) -> MappedKey {
-    let Value::Array(names) = asked.value else {
-        return given(asked, "model.lora.target_modules");
+    let names = match asked.value {
+        Value::Array(names) if names.iter().all(Value::is_string) => names,
+        _ => return given(asked, "model.lora.target_modules"),
     };
     let mut ours = Vec::new();
     for name in names.iter().filter_map(Value::as_str) {

@@ -1,7 +1,7 @@
 //! verl's rollouts of several turns (`actor_rollout_ref.rollout.multi_turn`), its agent loops, and how validation
 //! samples.
 
-use crate::common::{bound, given, top_k};
+use crate::common::{bound, top_k};
 use crate::key_mapping::prelude::*;
 use firebrick_engine::task::ToolParser;
 
@@ -51,8 +51,7 @@ pub(super) const TABLE: KeyTable = (
             "agent.custom_async_server.**",
             Off("there is no sampling server: the built-in engine samples from the weights that are trained"),
         ),
-        ("val_kwargs.temperature", If(samples, GREEDY, &To(given, "rollout.val_kwargs.temperature"))),
-        ("val_kwargs.top_p", If(samples, GREEDY, &To(given, "rollout.val_kwargs.top_p"))),
+        ("val_kwargs.temperature val_kwargs.top_p", If(samples, GREEDY, &Under("rollout.val_kwargs"))),
         ("val_kwargs.top_k", If(samples, GREEDY, &To(top_k, "rollout.val_kwargs.top_k"))),
         ("val_kwargs.do_sample", If(draws, GREEDY, &NotNeeded("set by rollout.val_kwargs.temperature"))),
         ("val_kwargs.n", By(completions)),
