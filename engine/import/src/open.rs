@@ -6,8 +6,12 @@ use super::facts::Facts;
 use super::key_mapping::{KeyMapping, MappedKey, SourceKey, judge};
 use serde_json::{Value, json};
 
-/// Names of a run.
-const NAMES: [&str; 3] = ["output", "trainer.project_name", "trainer.experiment_name"];
+/// Settings that change no result: names of a run, and how many ranks there are.
+fn is_free(ours: &str) -> bool {
+    ["output", "trainer.project_name", "trainer.experiment_name", "trainer.nnodes", "trainer.n_gpus_per_node"]
+        .contains(&ours)
+        || ours.ends_with("parallel_size")
+}
 
 /// What becomes of such a key.
 pub(super) enum Open {
@@ -28,7 +32,7 @@ pub(super) fn open(
     let mapped = |value: &Value| judge(answer, &SourceKey { key, value, facts });
     if candidates.is_empty() {
         // what kind of value it has decides which of our keys it is
-        let samples = [json!(text), json!(1), json!(0.5), json!(true)];
+        let samples = [json!(text), json!(2), json!(0.5), json!(true)];
         let keys = samples.iter().find_map(|sample| match mapped(sample) {
             MappedKey::Set(settings, _) => Some(settings.into_iter().map(|(key, _)| key).collect::<Vec<_>>()),
             MappedKey::NotNeeded(_) | MappedKey::Cannot(_) => None,
@@ -37,8 +41,8 @@ pub(super) fn open(
             return Open::Agreed(MappedKey::NotNeeded(why));
         }
         let keys = keys.unwrap_or_default();
-        if !keys.is_empty() && keys.iter().all(|ours| NAMES.contains(&ours.as_str())) {
-            let why = format!("it names the run, as `{text}`, which needs {needs}: no result depends on it");
+        if !keys.is_empty() && keys.iter().all(|ours| is_free(ours)) {
+            let why = format!("no result depends on {}, which is `{text}` and needs {needs}", keys.join(", "));
             return Open::Agreed(MappedKey::NotNeeded(why));
         }
         let missing = keys.into_iter().map(|ours| Missing {

@@ -80,7 +80,7 @@ pub fn import(
     if let Some(own) = whole.absent.iter().find(|own| own.has_settings) {
         // of a file that may set anything, no default is certain
         for setting in imported.assumed.iter().flat_map(ImportedKey::settings) {
-            let what = format!("the default of {engine}, which {} may change: import it with this file", own.file);
+            let what = format!("the default of {engine}, which {} may change", own.file);
             imported.missing.push(Missing { key: setting.key.clone(), stands_in: setting.value.clone(), what });
         }
     }

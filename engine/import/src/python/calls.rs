@@ -3,13 +3,17 @@
 use super::known::{CALLS as CLASSES, Known, POSITIONAL, Thing};
 use super::values::printed;
 use super::{CALLS, CLASS, Flow, Program, fields};
-use crate::entry::{Entry, Given};
+use crate::entry::{Absent, Entry, Given};
 use crate::error::ImportError;
 use crate::literal::word;
 use crate::source_file::is_known;
 use ruff_python_ast::{Arguments, Expr, ExprCall, StmtClassDef, StmtFunctionDef};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+
+/// Keys of what is given without a name that is known.
+const UNPACKED: &str = "**";
+const SETATTR: &str = "setattr";
 
 impl<'a> Program<'a> {
     pub(super) fn called(&mut self, own: &'a ExprCall) -> Result<Known<'a>, ImportError> {
@@ -84,7 +88,7 @@ impl<'a> Program<'a> {
         match (call, positional) {
             ("setattr", [_, name, value]) => match name.value().and_then(Value::as_str) {
                 Some(name) => drop(named.insert(name.to_owned(), value.clone())),
-                None => drop(named.insert("setattr".to_owned(), name.clone())),
+                None => drop(named.insert(SETATTR.to_owned(), name.clone())),
             },
             ("replace", _) => {}
             _ => return,
@@ -171,6 +175,24 @@ impl<'a> Program<'a> {
             ("str" | "Path" | "pathlib.Path", Some(own)) => printed(own)?.into(),
             ("bool", _) => positional.first()?.truth()?.into(),
             ("len", _) => positional.first()?.items()?.len().into(),
+            ("min" | "max" | "sum" | "abs" | "round", _) => {
+                let items =
+                    if let [one] = positional { one.items().unwrap_or(vec![one.clone()]) } else { positional.to_vec() };
+                let each: Option<Vec<f64>> = items.iter().map(|own| own.value()?.as_f64()).collect();
+                let whole = items.iter().all(|own| own.value().is_some_and(Value::is_i64)) || name == "round";
+                let number = each?.into_iter().reduce(match name {
+                    "min" => f64::min,
+                    "max" => f64::max,
+                    _ => |a, b| a + b,
+                })?;
+                let number = match name {
+                    "abs" => number.abs(),
+                    "round" if positional.len() == 1 => number.round_ties_even(),
+                    "round" => return None,
+                    _ => number,
+                };
+                if whole { (number as i64).into() } else { number.into() }
+            }
             ("list" | "tuple", Some(own @ Value::Array(_))) => own.clone(),
             ("range", Some(own)) if positional.len() == 1 => (0..own.as_u64()?.min(1000)).collect(),
             ("os.path.join", _) => {
@@ -222,6 +244,11 @@ impl<'a> Program<'a> {
             };
             names.insert(name, own);
         }
+        let variadic = [
+            (&function.parameters.vararg, Known::of_items(positional.collect())),
+            (&function.parameters.kwarg, Known::of_fields(named)),
+        ];
+        names.extend(variadic.into_iter().filter_map(|(own, known)| Some((own.as_ref()?.name.to_string(), known))));
         self.depth += 1;
         self.names.push(names);
         let outer = self.returned.take();
@@ -246,8 +273,20 @@ impl<'a> Program<'a> {
     /// Adds a setting.
     pub(super) fn setting(&mut self, key: &str, known: Known<'a>, expr: &'a Expr, line: usize) {
         let place = self.place(line);
+        let is_trainer = key.contains("Trainer.");
+        if let (Thing::Space(fields), false) = (&known.thing, is_trainer) {
+            for (name, part) in fields.clone() {
+                self.setting(&format!("{key}.{name}"), part, expr, line);
+            }
+            return;
+        }
+        if [UNPACKED, SETATTR].contains(&key) {
+            // any setting may be among them
+            let file = format!("`{}`", self.written(expr));
+            self.absent.push(Absent { by: String::new(), file, place: place.clone(), has_settings: true });
+        }
         let mut entries = Vec::new();
-        match self.given(&known, expr, key.contains("Trainer.")) {
+        match self.given(&known, expr, is_trainer) {
             Given::Value(value) => Entry::flatten(key, value, &place, &mut entries),
             given @ Given::Open { .. } => entries.push(Entry::new(key, given, &place)),
         }
@@ -266,10 +305,10 @@ impl<'a> Program<'a> {
         }
         for keyword in &own.keywords {
             let known = self.value(&keyword.value)?;
-            let name = keyword.arg.as_ref().map_or("**", |name| name.as_str());
+            let name = keyword.arg.as_ref().map_or(UNPACKED, |name| name.as_str());
             let line = self.line(keyword);
             match (name, known.fields()) {
-                ("**", Some(fields)) => {
+                (UNPACKED, Some(fields)) => {
                     for (key, part) in fields {
                         self.setting(&format!("{prefix}{key}"), part, &keyword.value, line);
                     }
@@ -333,7 +372,7 @@ impl<'a> Program<'a> {
     }
 
     /// The default of a field: `field(default=…)`, `field(default_factory=lambda: …)`, or a value.
-    fn field(&mut self, default: &'a Expr) -> Result<(Known<'a>, &'a Expr), ImportError> {
+    pub(super) fn field(&mut self, default: &'a Expr) -> Result<(Known<'a>, &'a Expr), ImportError> {
         let call = default.as_call_expr().filter(|call| self.written(&*call.func).ends_with("field"));
         let Some(call) = call else {
             return Ok((self.value(default)?, default));

@@ -7,7 +7,7 @@ mod calls;
 mod known;
 mod values;
 
-use super::entry::{Entry, EnvironmentLookup, Reading, SourceLocation};
+use super::entry::{Absent, Entry, EnvironmentLookup, Reading, SourceLocation};
 use super::error::ImportError;
 use super::ways::{Ways, Written, united};
 use known::{Known, Thing};
@@ -62,6 +62,8 @@ struct Program<'a> {
     configs: Vec<usize>,
     found: Vec<Written>,
     assigned: Vec<Written>,
+    /// What may have any setting.
+    absent: Vec<Absent>,
 }
 
 /// What a program says.
@@ -95,7 +97,7 @@ pub(super) fn read(file: &str, text: &str, environment: EnvironmentLookup) -> Re
         Stmt::ClassDef(own) => Some((own.name.to_string(), place(stmt))),
         _ => None,
     });
-    let reading = Reading { definitions: definitions.collect(), ..Reading::default() };
+    let mut reading = Reading { definitions: definitions.collect(), ..Reading::default() };
     let (mut runs, mut assigned): (Vec<Vec<Written>>, Vec<Vec<Written>>) = (Vec::new(), Vec::new());
     let (mut steps, mut second) = (0, None);
     Ways::follow(file, |ways| {
@@ -103,6 +105,7 @@ pub(super) fn read(file: &str, text: &str, environment: EnvironmentLookup) -> Re
         program.block(body)?;
         program.uncalled(body)?;
         steps = program.steps;
+        reading.join(Reading { absent: program.absent, ..Reading::default() });
         second = second.or_else(|| match program.configs[..] {
             [first, second, ..] => Some((first, second)),
             _ => None,
@@ -204,6 +207,7 @@ impl<'a> Program<'a> {
             configs: Vec::new(),
             found: Vec::new(),
             assigned: Vec::new(),
+            absent: Vec::new(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What expressions are, as far as that is certain.
 
-use super::Program;
 use super::known::{Known, Thing};
+use super::{Program, fields};
 use crate::entry::Given;
 use crate::error::ImportError;
 use ruff_python_ast::{
@@ -84,6 +84,10 @@ impl<'a> Program<'a> {
             return Ok(Known::of(kind));
         }
         let known = match self.value(&own.value)?.thing {
+            Thing::Class(class) => match fields(class).find(|(name, _, _)| *name == own.attr.as_str()) {
+                Some((_, default, _)) => Some(self.field(default)?.0),
+                None => None,
+            },
             Thing::Space(space) => space.get(own.attr.as_str()).cloned(),
             Thing::Object(prefix) => {
                 let key = format!("{prefix}{}", own.attr);

@@ -82,6 +82,14 @@ impl Shell<'_> {
                 let count = self.scope.arguments.len().min(count);
                 self.scope.arguments.drain(..count);
             }
+            "printf" if first.is_some_and(|own| own.text == "-v") => {
+                if let [_, name, format, own @ ..] = arguments {
+                    let text = formatted(format, own);
+                    let text =
+                        text.unwrap_or_else(|| self.unknown("$(printf …)", "the output of the command printf", false));
+                    self.scope.variables.insert(name.text.clone(), Variable::text(text));
+                }
+            }
             "unset" => arguments.iter().for_each(|own| drop(self.scope.variables.remove(&own.text))),
             "let" => {
                 for own in arguments {
@@ -241,10 +249,14 @@ impl Shell<'_> {
             return Ok(());
         }
         self.absent("source", &written, false);
-        let place = format!("{written}, sourced in line {},", self.line);
+        self.obscured(format!("{written}, sourced in line {},", self.line));
+        Ok(())
+    }
+
+    /// Something that may set any variable.
+    pub(super) fn obscured(&mut self, place: String) {
         self.scope.sourced = Some(place);
         self.forget();
-        Ok(())
     }
 
     /// What a file that is not given may have set is not known.

@@ -165,6 +165,12 @@ impl Shell<'_> {
     ) -> Result<(), ImportError> {
         let flags = words.iter().take_while(|own| own.text.starts_with(['-', '+'])).count();
         let is_text = words[..flags].iter().any(|own| !own.text.starts_with("--") && own.text.contains('c'));
+        // `sbatch --wrap TEXT`
+        if let Some(at) = words.iter().position(|own| own.text.starts_with("--wrap")) {
+            let own = words[at].text.split_once('=').map(|(_, text)| text);
+            let text = own.or_else(|| Some(words.get(at + 1)?.text.as_str())).unwrap_or_default().to_owned();
+            return self.apart(|shell| shell.nested(&text));
+        }
         let rest = &words[flags..];
         let Some(first) = rest.first() else {
             let Some(input) = input else {
@@ -321,8 +327,11 @@ impl Shell<'_> {
             }
         }
         let read = if key.starts_with("--config") { literal_word } else { hydra };
+        // a parser of dataclasses has a second flag that turns a switch off
+        let off = key.strip_prefix("no_").filter(|own| values.is_empty() && !is_known(key) && is_known(own));
+        let key = off.unwrap_or(key);
         let given = match values {
-            [] => Given::Value(Value::Bool(true)),
+            [] => Given::Value(Value::Bool(off.is_none())),
             [one] => self.value(&one.text, read),
             all if all.iter().all(Text::is_known) => {
                 Given::Value(all.iter().map(|one| literal_word(&one.text)).collect())
@@ -331,7 +340,12 @@ impl Shell<'_> {
         };
         let mut lines = self.lines(own);
         lines.extend(values.iter().flat_map(|value| self.lines(value)));
-        into.entries.push((Entry::new(key, given, place), lines));
+        let mut entries = Vec::new();
+        match given {
+            Given::Value(value) => Entry::flatten(key, value, place, &mut entries),
+            given @ Given::Open { .. } => entries.push(Entry::new(key, given, place)),
+        }
+        into.entries.extend(entries.into_iter().map(|entry| (entry, lines.clone())));
         Ok(())
     }
 }

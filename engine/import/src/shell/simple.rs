@@ -106,9 +106,14 @@ impl Shell<'_> {
                     continue;
                 }
                 CommandPrefixOrSuffixItem::Word(word) => {
-                    let name = self.text(&word.value, Mode::Value)?.text;
-                    self.declare(command, &name, is_mapping);
-                    name
+                    let name = self.text(&word.value, Mode::Value)?;
+                    if !name.is_known() {
+                        // `export $(cat FILE)`
+                        let what = self.written(&name.text);
+                        self.obscured(format!("{what} in line {}", self.line));
+                    }
+                    self.declare(command, &name.text, is_mapping);
+                    name.text
                 }
                 _ => continue,
             };
