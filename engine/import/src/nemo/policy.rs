@@ -50,7 +50,7 @@ pub(super) const TABLE: KeyTable = (
             "gradient_accumulation_steps",
             NotNeeded("the number of micro-batches follows from the tokens of an optimizer step (memory.train_tokens)"),
         ),
-        ("model_parallel", If(SourceKey::is_on, "one device, as here", &Off(NO_DEGREE))),
+        ("model_parallel", If(is_on, "one device, as here", &Off(NO_DEGREE))),
         ("tensor_parallel_size", By(devices)),
         ("pipeline_parallel_size", To(grouped, "memory.pipeline_model_parallel_size")),
         ("offload_optimizer", On("memory.optimizer_offload", "cpu")),
@@ -143,6 +143,10 @@ fn recomputes(asked: &SourceKey) -> bool {
     ["gradient_checkpointing", "activation_checkpointing", "dtensor_cfg.activation_checkpointing"]
         .iter()
         .any(|key| asked.facts.is_on(&format!("policy.{key}")))
+}
+
+fn is_on(asked: &SourceKey) -> bool {
+    asked.is_on()
 }
 
 fn every(asked: &SourceKey) -> MappedKey {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 const FUSED: &str = "norms, attention and the head are fused kernels";
 const MODULES: &str = "name the modules that are to have adapters in model.lora.target_modules";
-const NO_ADAPTERS: &str = "no adapters are trained, or they are those of the adapter folder";
+const NO_ADAPTERS: &str = "no adapters are trained, or a folder has them";
 
 pub(super) const LIGER: KeyTable = ("model.", &[("use_liger", By(liger))]);
 
