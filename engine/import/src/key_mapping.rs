@@ -12,8 +12,8 @@ pub(super) mod prelude {
     pub(crate) use super::{KeyTable, MappedKey, SourceKey, absent, cannot, not_needed, off, plain, set, set_all};
 }
 
-/// A section, which its keys begin with, and its rules: names with spaces between them, and what becomes of each. A name
-/// that ends in `**` stands for everything below it; an exact one goes before.
+/// A section, which its keys begin with, and its rules: names with spaces between them, and what becomes of each. A
+/// name that ends in `**` stands for everything below it; an exact one goes before. `a.{b,c}` is two names.
 pub(super) type KeyTable = (&'static str, &'static [(&'static str, KeyMapping)]);
 
 /// What becomes of a key, whatever its value.
@@ -61,8 +61,17 @@ impl Rules {
 pub(super) fn named(tables: &[KeyTable]) -> impl Iterator<Item = (String, &'static KeyMapping)> {
     let rules = tables.iter().flat_map(|(section, rules)| rules.iter().map(move |rule| (section, rule)));
     rules.flat_map(|(section, (names, mapping))| {
-        names.split_whitespace().map(move |name| (format!("{section}{name}"), mapping))
+        names.split_whitespace().flat_map(expanded).map(move |name| (format!("{section}{name}"), mapping))
     })
+}
+
+/// `a.{b,c}` as `a.b` and `a.c`.
+fn expanded(name: &str) -> Vec<String> {
+    let parts = name.split_once('{').and_then(|(start, rest)| Some((start, rest.split_once('}')?)));
+    let Some((start, (middle, end))) = parts else {
+        return vec![name.to_owned()];
+    };
+    middle.split(',').flat_map(|own| expanded(&format!("{start}{own}{end}"))).collect()
 }
 
 /// A key that is asked about.

@@ -91,8 +91,8 @@ fn read_as(kind: &str, script: &Script) -> Result<Reading, ImportError> {
     }
 }
 
-/// A YAML file over those that its `defaults` name with their endings, as `NeMo RL` lays them: each over the one before,
-/// from the file's own folder. `above` are the files that led here.
+/// A YAML file over those that its `defaults` name with their endings, as `NeMo RL` lays them: each over the one
+/// before, from the file's own folder. `above` are the files that led here.
 fn layered(script: &Script, above: &[&str]) -> Result<Reading, ImportError> {
     let own = yaml::entries(script.name, script.text)?;
     let mut reading = Reading::default();

@@ -31,7 +31,7 @@ pub fn all() -> Vec<Case> {
     all.extend(others());
     all.extend(losses());
     all.extend(trl());
-    all.push(nemo());
+    all.extend([nemo(), nemo_ppo()]);
     all
 }
 
@@ -315,6 +315,27 @@ fn nemo() -> Case {
             "rollout.prompt_length": 512, "rollout.response_length": 512, "rollout.max_model_len": 1024,
             "objective.adv_estimator": "grpo_leave_one_out", "optim.decay_norms_and_biases": true,
             "rollout.val_kwargs.temperature": 1.0, "trainer.val_before_train": false, "trainer.save_freq": 10, "trainer.test_freq": 10, "trainer.seed": 42, "output": "results/grpo",
+        }),
+    )
+    .without(&["task.rewards", "task.answer_field", "task.train"])
+}
+
+fn nemo_ppo() -> Case {
+    case(
+        &["nemo/ppo_base.yaml", "nemo/ppo_qwen2_5_1_5b_megatron.yaml"],
+        "Qwen2.5-1.5B",
+        json!({
+            "objective.name": "ppo", "objective.lam": 0.97, "objective.gamma": 1.0, "objective.kl_loss_coef": 0.0,
+            "objective.clip_ratio_high": 0.28, "objective.clip_ratio_c": 10.0, "rollout.n": 4, "trainer.train_batch_size": 64,
+            "trainer.steps": 200, "trainer.seed": 7, "trainer.test_freq": 25, "update.ppo_epochs": 2,
+            "update.ppo_mini_batch_size": 64, "memory.train_tokens": 8192, "memory.gradient_checkpointing": true,
+            // Megatron's for the policy, which leaves norms and biases out of the decay; PyTorch's for the critic
+            "optim.lr": 2e-6, "optim.weight_decay": 0.1, "optim.decay_norms_and_biases": false,
+            "optim.lr_scheduler.warmup_steps": 10, "critic.optim.lr": 1e-5, "critic.optim.weight_decay": 0.1,
+            "critic.optim.decay_norms_and_biases": true, "critic.optim.clip_grad": 0.5, "critic.warmup": 5,
+            "critic.cliprange_value": 0.3, "memory.critic.micro_batch_size": 8,
+            "memory.critic.gradient_checkpointing": true, "rollout.prompt_length": 512, "rollout.response_length": 2048,
+            "rollout.max_model_len": 2048, "output": "results/ppo",
         }),
     )
     .without(&["task.rewards", "task.answer_field", "task.train"])

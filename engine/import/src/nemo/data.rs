@@ -26,18 +26,11 @@ pub(super) const TABLE: KeyTable = (
         ("data.validation.data_path", To(rows, "task.validation")),
         ("data.train.input_key data.default.input_key", By(question)),
         ("data.train.output_key data.default.output_key", By(ground_truth)),
-        ("data.train.prompt_file data.default.prompt_file data.prompt_file", By(prompt)),
-        ("data.train.system_prompt_file data.default.system_prompt_file data.system_prompt_file", By(system_prompt)),
-        (
-            "data.validation.input_key data.validation.output_key data.validation.prompt_file \
-             data.validation.system_prompt_file",
-            NotNeeded(AS_TRAINED),
-        ),
-        (
-            "data.train.env_name data.validation.env_name data.default.env_name env.math.** env.dapo.**",
-            NotNeeded(GRADED),
-        ),
-        ("data.train.processor data.validation.processor data.default.processor", NotNeeded(PROCESSED)),
+        ("data.{train.,default.,}prompt_file", By(prompt)),
+        ("data.{train.,default.,}system_prompt_file", By(system_prompt)),
+        ("data.validation.{input_key,output_key,prompt_file,system_prompt_file}", NotNeeded(AS_TRAINED)),
+        ("data.{train,validation,default}.env_name env.math.** env.dapo.**", NotNeeded(GRADED)),
+        ("data.{train,validation,default}.processor", NotNeeded(PROCESSED)),
         ("data.**", NotNeeded("task specifies the source of the rows and the content of a prompt")),
         ("env.**", Off("specify in task.rewards how completions are graded (docs/guides/rewards.md)")),
     ],

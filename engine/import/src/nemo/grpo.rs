@@ -26,11 +26,7 @@ const ROUNDS: &[(&str, KeyMapping)] = &[
     ("max_num_epochs", By(passes)),
     ("max_rollout_turns", By(|a| if a.whole() == Some(1) { not_needed(ONE_TURN) } else { cannot(ONE_TURN) })),
     ("normalize_rewards adv_estimator.normalize_rewards", By(scale)),
-    (
-        "use_leave_one_out_baseline adv_estimator.name adv_estimator.use_leave_one_out_baseline \
-         adv_estimator.minus_baseline",
-        By(estimator),
-    ),
+    ("use_leave_one_out_baseline adv_estimator.{name,use_leave_one_out_baseline,minus_baseline}", By(estimator)),
     ("adv_estimator.**", Off("docs/guides/algorithms.md lists the estimators and their settings")),
     ("val_period", To(size, "trainer.test_freq")),
     ("val_at_start", To(switch, "trainer.val_before_train")),
@@ -53,10 +49,7 @@ const ROUNDS: &[(&str, KeyMapping)] = &[
     ("use_dynamic_sampling", To(switch, "rollout.dynamic_sampling.enable")),
     ("reward_shaping.enabled", By(shaping)),
     ("reward_shaping.stop_properly_penalty_coef", By(stop_properly)),
-    (
-        "reward_shaping.**",
-        NotNeeded("reward_shaping.enabled controls whether there is a penalty; its reward has lengths and penalty"),
-    ),
+    ("reward_shaping.**", NotNeeded("reward_shaping.enabled controls whether there is a penalty; its reward has them")),
     ("reward_scaling.enabled", By(scaled)),
     ("reward_scaling.**", NotNeeded("reward_scaling.enabled controls whether rewards are scaled")),
     ("advantage_clip_low advantage_clip_high", Off(NO_CLIP)),
@@ -89,11 +82,7 @@ pub(super) const LOSS: KeyTable = (
             By(|a| set("objective.importance_sampling_level", if a.is_on() { "sequence" } else { "token" })),
         ),
         ("use_importance_sampling_correction", By(correction)),
-        (
-            "truncated_importance_sampling_type truncated_importance_sampling_ratio \
-             truncated_importance_sampling_ratio_min",
-            NotNeeded(IN_CORRECTION),
-        ),
+        ("truncated_importance_sampling_{type,ratio,ratio_min}", NotNeeded(IN_CORRECTION)),
         ("use_on_policy_kl_approximation", By(bias_corrected)),
         ("force_on_policy_ratio", NotNeeded("one optimizer step a round has a ratio of 1")),
         ("use_kl_in_reward", By(kl_in_reward)),
@@ -113,7 +102,7 @@ pub(super) const AROUND: KeyTable = (
         ("checkpointing.save_period", By(save)),
         ("checkpointing.**", NotNeeded("checkpoints are kept by their age; val-core metrics show which is best")),
         ("logger.log_dir", NotNeeded("a run is its folder: `output`")),
-        ("logger.wandb_enabled logger.tensorboard_enabled logger.mlflow_enabled logger.swanlab_enabled", By(tracked)),
+        ("logger.{wandb,tensorboard,mlflow,swanlab}_enabled", By(tracked)),
         ("logger.wandb.project", To(called, "trainer.project_name")),
         ("logger.wandb.name", To(called, "trainer.experiment_name")),
         ("logger.**", NotNeeded(SHOWN)),

@@ -19,25 +19,18 @@ const RULES: &[(&str, KeyMapping)] = &[
     ("max_grad_norm", By(clip)),
     ("optimizer", By(section)),
     ("optimizer.name", If(is_torch, OF_MEGATRON, &By(name))),
+    ("optimizer.kwargs.{lr,weight_decay,betas,eps}", If(is_torch, OF_MEGATRON, &By(|a| own(a, a.name())))),
     (
-        "optimizer.kwargs.lr optimizer.kwargs.weight_decay optimizer.kwargs.betas optimizer.kwargs.eps",
-        If(is_torch, OF_MEGATRON, &By(|a| own(a, a.name()))),
-    ),
-    (
-        "optimizer.kwargs.foreach optimizer.kwargs.fused optimizer.kwargs.master_weights \
-         optimizer.kwargs.store_param_remainders megatron_cfg.optimizer.**",
+        "optimizer.kwargs.{foreach,fused,master_weights,store_param_remainders} megatron_cfg.optimizer.**",
         NotNeeded(FUSED),
     ),
-    ("optimizer.kwargs.exp_avg_dtype optimizer.kwargs.exp_avg_sq_dtype", If(is_torch, OF_MEGATRON, &By(moments))),
+    ("optimizer.kwargs.{exp_avg_dtype,exp_avg_sq_dtype}", If(is_torch, OF_MEGATRON, &By(moments))),
     ("optimizer.kwargs.**", Off("`optim` has AdamW's lr, betas, eps and weight_decay")),
     ("scheduler", If(is_torch, OF_MEGATRON, &By(torch_schedule))),
     ("scheduler.** megatron_cfg.scheduler.**", Off(NO_SCHEDULE)),
     ("megatron_cfg.optimizer.optimizer", If(is_megatron, OF_TORCH, &By(name))),
-    (
-        "megatron_cfg.optimizer.lr megatron_cfg.optimizer.weight_decay megatron_cfg.optimizer.clip_grad",
-        If(is_megatron, OF_TORCH, &By(|a| own(a, a.name()))),
-    ),
-    ("megatron_cfg.optimizer.adam_beta1 megatron_cfg.optimizer.adam_beta2", If(is_megatron, OF_TORCH, &By(betas))),
+    ("megatron_cfg.optimizer.{lr,weight_decay,clip_grad}", If(is_megatron, OF_TORCH, &By(|a| own(a, a.name())))),
+    ("megatron_cfg.optimizer.{adam_beta1,adam_beta2}", If(is_megatron, OF_TORCH, &By(betas))),
     ("megatron_cfg.optimizer.adam_eps", If(is_megatron, OF_TORCH, &To(own, "eps"))),
     ("megatron_cfg.optimizer.min_lr", NotNeeded("scheduler.lr_decay_style controls whether the rate falls to it")),
     ("megatron_cfg.optimizer.optimizer_cpu_offload", If(is_megatron, OF_TORCH, &By(on_host))),
@@ -46,12 +39,9 @@ const RULES: &[(&str, KeyMapping)] = &[
         If(offloads, "optimizer_cpu_offload is off", &To(given, "memory.offload_fraction")),
     ),
     ("megatron_cfg.scheduler.lr_decay_style", If(is_megatron, OF_TORCH, &By(megatron_schedule))),
-    ("megatron_cfg.scheduler.lr_warmup_iters megatron_cfg.scheduler.lr_decay_iters", NotNeeded(IN_STYLE)),
+    ("megatron_cfg.scheduler.{lr_warmup_iters,lr_decay_iters}", NotNeeded(IN_STYLE)),
     ("megatron_cfg.scheduler.lr_warmup_init", If(is_megatron, OF_TORCH, &By(first_rate))),
-    (
-        "megatron_cfg.scheduler.start_weight_decay megatron_cfg.scheduler.end_weight_decay",
-        If(is_megatron, OF_TORCH, &By(decay)),
-    ),
+    ("megatron_cfg.scheduler.{start,end}_weight_decay", If(is_megatron, OF_TORCH, &By(decay))),
     ("megatron_cfg.scheduler.weight_decay_incr_style", NotNeeded("start and end of the decay are compared")),
 ];
 

@@ -11,6 +11,9 @@ use crate::key_mapping::prelude::*;
 use serde_json::json;
 
 pub(super) const ONE_EXECUTOR: &str = "one executor runs every plan: there is no backend to choose";
+const MATRICES: &str = "memory.tensor_model_parallel_size";
+const STAGES: &str = "memory.pipeline_model_parallel_size";
+const SEQUENCES: &str = "memory.ulysses_sequence_parallel_size";
 const NO_RECOMPUTING: &str = "gradient_checkpointing is off, so the key is ignored";
 const NO_DEGREE: &str =
     "it has no degree: memory.tensor_model_parallel_size: N shards every matrix over N ranks in training";
@@ -46,48 +49,30 @@ pub(super) const TABLE: KeyTable = (
         ("mixed_precision", By(mixed)),
         ("precision", By(precision)),
         ("loss_scaling", By(loss_scale)),
-        (
-            "gradient_accumulation_steps",
-            NotNeeded("the number of micro-batches follows from the tokens of an optimizer step (memory.train_tokens)"),
-        ),
+        ("gradient_accumulation_steps", NotNeeded("memory.train_tokens sets the number of micro-batches")),
         ("model_parallel", If(is_on, "one device, as here", &Off(NO_DEGREE))),
         ("tensor_parallel_size", By(devices)),
-        ("pipeline_parallel_size", To(grouped, "memory.pipeline_model_parallel_size")),
+        ("pipeline_parallel_size", To(grouped, STAGES)),
         ("offload_optimizer", On("memory.optimizer_offload", "cpu")),
         ("offload_activations", By(offload)),
         ("pin_memory", By(|a| built_in(a, "offloaded tensors are in pinned host memory on CUDA"))),
         ("use_flash_attention", By(|a| built_in(a, "no tokens x tokens tensor exists, on any backend"))),
         ("attention_heads attention_head_dim", By(|_| cannot(SIZES))),
         ("dtensor_cfg.cpu_offload", By(|a| common::streamed(a, recomputes(a)))),
-        ("dtensor_cfg.tensor_parallel_size", To(grouped, "memory.tensor_model_parallel_size")),
-        ("dtensor_cfg.context_parallel_size", To(grouped, "memory.ulysses_sequence_parallel_size")),
-        (
-            "dtensor_cfg.sequence_parallel",
-            NotNeeded("ranks that share matrices compute norms on whole rows, with the same results"),
-        ),
+        ("dtensor_cfg.tensor_parallel_size", To(grouped, MATRICES)),
+        ("dtensor_cfg.context_parallel_size", To(grouped, SEQUENCES)),
+        ("dtensor_cfg.sequence_parallel", NotNeeded("ranks that share matrices have whole rows in norms")),
         ("dtensor_cfg.lora_cfg.enabled", By(lora)),
-        (
-            "dtensor_cfg.lora_cfg.**",
-            NotNeeded("lora_cfg.enabled controls whether adapters are trained; rank, alpha and dropout are in it"),
-        ),
+        ("dtensor_cfg.lora_cfg.**", NotNeeded("`enabled` controls whether adapters are trained, and has these")),
         ("dtensor_cfg.** megatron_cfg.**", NotNeeded(ONE_EXECUTOR)),
         ("megatron_cfg.enabled", NotNeeded("it controls whether its optimizer, schedule and degrees are in force")),
         (
             "megatron_cfg.activation_checkpointing",
             If(is_megatron, OF_TORCH, &On("memory.gradient_checkpointing", "true")),
         ),
-        (
-            "megatron_cfg.tensor_model_parallel_size",
-            If(is_megatron, OF_TORCH, &To(grouped, "memory.tensor_model_parallel_size")),
-        ),
-        (
-            "megatron_cfg.pipeline_model_parallel_size",
-            If(is_megatron, OF_TORCH, &To(grouped, "memory.pipeline_model_parallel_size")),
-        ),
-        (
-            "megatron_cfg.context_parallel_size",
-            If(is_megatron, OF_TORCH, &To(grouped, "memory.ulysses_sequence_parallel_size")),
-        ),
+        ("megatron_cfg.tensor_model_parallel_size", If(is_megatron, OF_TORCH, &To(grouped, MATRICES))),
+        ("megatron_cfg.pipeline_model_parallel_size", If(is_megatron, OF_TORCH, &To(grouped, STAGES))),
+        ("megatron_cfg.context_parallel_size", If(is_megatron, OF_TORCH, &To(grouped, SEQUENCES))),
         ("megatron_cfg.freeze_moe_router", By(frozen_router)),
         (
             "megatron_cfg.moe_router_bias_update_rate",
@@ -107,11 +92,11 @@ pub(super) const TABLE: KeyTable = (
         ("megatron_cfg.peft.enabled", If(is_megatron, OF_TORCH, &By(lora))),
         ("dynamic_batching.enabled", NotNeeded("micro-batches are always packed by tokens (memory.train_tokens)")),
         (
-            "dynamic_batching.train_mb_tokens sequence_packing.train_mb_tokens",
+            "{dynamic_batching,sequence_packing}.train_mb_tokens",
             If(batches, OFF_BATCHING, &To(size, "memory.train_tokens")),
         ),
         (
-            "dynamic_batching.logprob_mb_tokens sequence_packing.logprob_mb_tokens",
+            "{dynamic_batching,sequence_packing}.logprob_mb_tokens",
             If(batches, OFF_BATCHING, &To(size, "memory.score_tokens")),
         ),
         ("dynamic_batching.** sequence_packing.** make_sequence_length_divisible_by", NotNeeded(PACKED)),

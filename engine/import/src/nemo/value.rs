@@ -25,10 +25,7 @@ pub(super) const ROUNDS: KeyTable = (
         ("adv_estimator.gae_lambda", Same("objective.lam")),
         ("adv_estimator.gae_gamma", Same("objective.gamma")),
         ("adv_estimator.normalize_advantages", By(whitening)),
-        (
-            "adv_estimator.gae_lambda_value adv_estimator.gae_lambda_policy adv_estimator.length_adaptive_alpha",
-            Off(ONE_LAMBDA),
-        ),
+        ("adv_estimator.{gae_lambda_value,gae_lambda_policy,length_adaptive_alpha}", Off(ONE_LAMBDA)),
     ],
 );
 
@@ -49,8 +46,7 @@ pub(super) const TABLE: KeyTable = (
         ("dtensor_cfg.cpu_offload", Off("memory.critic.param_offload and optimizer_offload keep it on the host")),
         ("dtensor_cfg.lora_cfg.enabled megatron_cfg.peft.enabled", Off("all of a critic's weights are trained")),
         (
-            "dtensor_cfg.tensor_parallel_size dtensor_cfg.context_parallel_size megatron_cfg.context_parallel_size \
-             megatron_cfg.tensor_model_parallel_size megatron_cfg.pipeline_model_parallel_size",
+            "dtensor_cfg.{tensor,context}_parallel_size megatron_cfg.{context,tensor_model,pipeline_model}_parallel_size",
             NotNeeded(AS_POLICY),
         ),
         ("megatron_cfg.expert_model_parallel_size megatron_cfg.expert_tensor_parallel_size", By(devices)),

@@ -57,6 +57,15 @@ fn values_are_those_of_python() {
         ("try:\n    import x\n    N = 1\nexcept ImportError:\n    N = 2", "N", "?1 | 2"),
         ("N = 1 if probe() else 2", "N", "?1 | 2"),
         ("", "compute(3)", "?compute(3)"),
+        // Python 3.11's
+        ("", "min(8, 3 * 2) + max([1, 2]) + sum((1, 2)) + abs(-1) + round(2.5)", "14"),
+        ("class C:\n    n = 4", "C.n", "4"),
+        ("D = {'a': 1}\nD.update(b=2)\nD.update({'a': 5})", "D['a'] + D['b']", "7"),
+        ("D = {'a': 1}\nE = D.copy()\nE.setdefault('b', 3)\nD |= {'a': 2}", "D.get('a') + E['a'] + E.pop('b', 0)", "6"),
+        ("L = [1]\nL.append(2)\nL.extend([3])\nN = 0\nfor i in L:\n    N += i", "N + len(L)", "9"),
+        ("N = 0\nfor k, v in {'a': 2, 'b': 3}.items():\n    N += v", "N", "5"),
+        ("def f(*a, **k):\n    return a[1] + k['n']", "f(1, 2, n=3)", "5"),
+        ("L = [1, 2]\nL.reverse()", "L[0]", "?L[0]"),
     ] {
         let program = format!("{before}\nargs = GRPOConfig(max_steps={expression})\n");
         assert_eq!(value(&program, "max_steps"), expected, "{before}: {expression}");
@@ -114,6 +123,30 @@ fn functions_that_run_are_followed_and_a_program_has_one_configuration() {
     assert_eq!(value(either, "beta"), "0.1");
     let turns = "for lr in [1e-6, 2e-6]:\n    GRPOTrainer(args=GRPOConfig(learning_rate=lr)).train()\n";
     assert_eq!(value(turns, "learning_rate"), "?1e-6 | 2e-6");
+}
+
+#[test]
+fn a_configuration_is_what_its_mappings_and_later_changes_make_of_it() {
+    for (program, key, expected) in [
+        ("D = dict(beta=0.1)\nD.update(max_steps=3)\nD['seed'] = 5\nGRPOConfig('o', **D)", "max_steps", "3"),
+        ("D = {}\nD['seed'] = 5\nGRPOConfig('o', **{**D, 'top_k': 2})", "seed", "5"),
+        ("GRPOConfig('o', beta=0.1)", "output_dir", "o"),
+        ("c = GRPOConfig(beta=0.1)\nsetattr(c, 'beta', 0.2)", "beta", "0.2"),
+        ("c = GRPOConfig(beta=0.1)\nd = dataclasses.replace(c, beta=0.3)", "beta", "0.3"),
+        ("c = GRPOConfig(beta=0.1)\nfor k, v in {'beta': 0.4}.items():\n    setattr(c, k, v)", "beta", "0.4"),
+        ("def f(**k):\n    d = {'beta': 0.1}\n    d.update(k)\n    return GRPOConfig(**d)\nf(beta=0.5)", "beta", "0.5"),
+        ("GRPOConfig(model_init_kwargs=dict(dtype='x', revision=r))", "model_init_kwargs.dtype", "x"),
+        ("GRPOTrainer('q/m', 'org/rm', GRPOConfig(beta=0.1))", "GRPOTrainer.model", "q/m"),
+    ] {
+        assert_eq!(value(program, key), expected, "{program}");
+    }
+    // what may have any setting leaves no default certain
+    for program in
+        ["GRPOConfig(max_steps=1, **load())", "c = GRPOConfig(max_steps=1)\nfor k, v in load():\n    setattr(c, k, v)"]
+    {
+        let found = imported("train.py", program);
+        assert!(found.missing.iter().any(|own| own.key == "optim.lr"), "{program}: {:?}", found.missing);
+    }
 }
 
 #[test]

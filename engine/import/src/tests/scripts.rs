@@ -80,6 +80,8 @@ fn expansions_are_those_of_bash() {
         ("read -r A B <<< \"p q r\"", "a.b=\"$B\"", "q r"),
         ("IFS=, read -ra A <<< \"p,q\"", "a.b=${A[1]}", "q"),
         ("printf -v X %s 1; X=$(printf '%s-%d' p 3)", "a.b=$X", "p-3"),
+        ("printf -v X '%s-%d' q 4", "a.b=$X", "q-4"),
+        ("declare -A M=([p]=3)", "a.b=$((M[p] * 2))", "6"),
         ("eval \"N=4\"", "a.b=$N", "4"),
         ("X='[{\"a\": 1}]'", "a.b=\"$X\"", "[{\"a\":1}]"),
         ("unset X; X+=p; X+=q", "a.b=$X", "pq"),
@@ -109,6 +111,7 @@ fn what_only_running_decides_has_all_candidates() {
         ("", "a.b=$NOT_SET", "?$NOT_SET"),
         ("", "a.b=$1", "?$1"),
         ("N=$(nproc)", "a.b=$((N * 2))", "?$((N * 2))"),
+        ("export $(grep -v '#' .env | xargs)", "a.b=${N:-8}", "?8 | an unknown value"),
         ("P=$NOT_SET/q", "a.b=${P%/q}", "?${P%/q}"),
         // the same question has the same answer, and a branch that leaves is none of a run
         ("if [ -f x ]; then N=1; else N=2; fi\nif [ -f x ]; then M=1; else M=2; fi", "a.b=$((N - M))", "0"),
@@ -288,6 +291,8 @@ fn launchers_and_wrappers_are_passed_and_their_options_kept() {
         format!("ssh host \"cd x; {run}\""),
         format!("main() {{\n  {run} \"$@\"\n}}\nhelp() {{ python3 -m x a.b=1; }}\nmain \"$@\""),
         format!("bash <<EOF\n{run}\nEOF"),
+        format!("sbatch --job-name=x --wrap=\"{run}\""),
+        format!("sbatch -N 1 --wrap '{run}'"),
         format!("if [ -f x ]; then\n{run}\nelse\n{run}\nfi"),
         "CMD=(python3 -m verl.trainer.main_ppo)\nCMD+=(data.seed=1)\n\"${CMD[@]}\"".to_owned(),
         format!("CMD=\"{run}\"\necho $CMD\neval $CMD"),
@@ -304,6 +309,19 @@ fn runs_of_a_loop_are_one_with_candidates_and_two_commands_are_refused() {
     let twice = "run() {\n  python3 -m x a.b=$1\n}\nrun 1\nrun 2\n";
     let refused = refusal("run.sh", twice);
     assert!(refused.contains("run.sh:5") && refused.contains("line 4"), "{refused}");
+}
+
+#[test]
+fn flags_are_read_as_parsers_of_dataclasses_read_them() {
+    let found = launched(
+        "cat > conf.yaml <<EOF\nbeta: 0.5\nmax_steps: 7\nEOF\n\
+         trl grpo --config conf.yaml --max_steps 9 --lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' --no_bf16 --use_vllm\n",
+    );
+    for own in ["beta=0.5", "max_steps=9", "lr_scheduler_kwargs.min_lr_rate=0.1", "bf16=false", "use_vllm=true"] {
+        let (key, value) = own.split_once('=').expect("a key and a value");
+        let last = found.iter().rfind(|(own, _)| own == key);
+        assert_eq!(last.map(|(_, value)| value.as_str()), Some(value), "{found:?}");
+    }
 }
 
 #[test]

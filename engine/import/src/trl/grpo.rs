@@ -31,15 +31,11 @@ pub(super) const TABLE: KeyTable = (
         ("generation_kwargs.**", Off("sampling parameters are keys of `rollout`, which has none of this name")),
         ("chat_template_kwargs.**", By(arguments)),
         (
-            "cache_implementation ds3_gather_for_generation use_vllm vllm_mode vllm_model_impl vllm_server_base_url \
-             vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_device vllm_dtype \
+            "cache_implementation ds3_gather_for_generation use_vllm vllm_mode vllm_model_impl vllm_server_{base_url,host,port,timeout} vllm_group_port vllm_device vllm_dtype \
              use_transformers_paged use_transformers_continuous_batching transformers_continuous_batching_config.**",
             NotNeeded(OWN_ENGINE),
         ),
-        (
-            "vllm_enable_sleep_mode",
-            NotNeeded("rollout.free_cache gives the cache's pages back before training, by default"),
-        ),
+        ("vllm_enable_sleep_mode", NotNeeded("rollout.free_cache frees the cache before training, by default")),
         ("vllm_gpu_memory_utilization", NotNeeded(ONE_POOL)),
         ("vllm_max_model_length vllm_max_model_len", By(model_length)),
         ("vllm_tensor_parallel_size", To(grouped, "rollout.tensor_model_parallel_size")),
@@ -50,7 +46,7 @@ pub(super) const TABLE: KeyTable = (
         ),
         ("vllm_importance_sampling_mode", If(corrects, NO_CORRECTION, &To(given, "objective.rollout_is"))),
         (
-            "vllm_importance_sampling_clip_max vllm_importance_sampling_cap",
+            "vllm_importance_sampling_{clip_max,cap}",
             If(corrects, NO_CORRECTION, &To(given, "objective.rollout_is_threshold")),
         ),
         (
@@ -85,7 +81,7 @@ pub(super) const TABLE: KeyTable = (
         ("pad_to_multiple_of", NotNeeded("rows are packed without padding")),
         ("use_liger_loss", NotNeeded("head, loss and gradient are one pass over chunks (memory.head_rows)")),
         (
-            "log_completions log_multimodal num_completions_to_print log_unique_prompts wandb_log_unique_prompts",
+            "log_{completions,multimodal,unique_prompts} num_completions_to_print wandb_log_unique_prompts",
             NotNeeded(SHOWN),
         ),
         ("log_completions_hub_repo", NotNeeded("samples stay in the run folder: samples.jsonl")),

@@ -48,10 +48,7 @@ pub(super) const TABLE: KeyTable = (
         ("model_init_kwargs.low_cpu_mem_usage", NotNeeded("weights are read tensor by tensor")),
         ("model_init_kwargs.use_cache", NotNeeded("sampling always has a cache")),
         ("model_init_kwargs.device_map", NotNeeded("device selects the device of the model")),
-        (
-            "model_init_kwargs.output_router_logits",
-            NotNeeded("router_aux_loss_coef becomes model.router_aux_loss_coef with it"),
-        ),
+        ("model_init_kwargs.output_router_logits", NotNeeded("it is in what router_aux_loss_coef becomes")),
         ("model_init_kwargs.**", Off(OWN_CONFIG)),
         ("dataset_name", By(dataset)),
         ("dataset_config dataset_train_split", NotNeeded(IN_NAME)),
@@ -68,23 +65,20 @@ pub(super) const TABLE: KeyTable = (
 pub(super) const TRAINER: KeyTable = (
     "",
     &[
-        ("GRPOTrainer.model RLOOTrainer.model PPOTrainer.model", By(trainer_model)),
+        ("{GRPO,RLOO,PPO}Trainer.model", By(trainer_model)),
         ("GRPOTrainer.reward_funcs RLOOTrainer.reward_funcs", By(functions)),
         ("PPOTrainer.reward_model PPOTrainer.value_model", By(object)),
         ("PPOTrainer.ref_model", NotNeeded("the reference is the policy before the first step")),
-        ("GRPOTrainer.args RLOOTrainer.args PPOTrainer.args", NotNeeded(LISTED)),
-        ("GRPOTrainer.train_dataset RLOOTrainer.train_dataset PPOTrainer.train_dataset", Off(FILES)),
+        ("{GRPO,RLOO,PPO}Trainer.args", NotNeeded(LISTED)),
+        ("{GRPO,RLOO,PPO}Trainer.train_dataset", Off(FILES)),
         (
-            "GRPOTrainer.eval_dataset RLOOTrainer.eval_dataset PPOTrainer.eval_dataset",
+            "{GRPO,RLOO,PPO}Trainer.eval_dataset",
             NotNeeded("its rows are task.validation, which no training step reads"),
         ),
-        ("GRPOTrainer.peft_config RLOOTrainer.peft_config PPOTrainer.peft_config", By(peft_config)),
-        (
-            "GRPOTrainer.processing_class RLOOTrainer.processing_class PPOTrainer.processing_class",
-            NotNeeded("the model's tokenizer is used"),
-        ),
+        ("{GRPO,RLOO,PPO}Trainer.peft_config", By(peft_config)),
+        ("{GRPO,RLOO,PPO}Trainer.processing_class", NotNeeded("the model's tokenizer is used")),
         ("GRPOTrainer.reward_processing_classes", NotNeeded("a reward model encodes its input with its tokenizer")),
-        ("GRPOTrainer.callbacks RLOOTrainer.callbacks PPOTrainer.callbacks", Off(OBSERVER)),
+        ("{GRPO,RLOO,PPO}Trainer.callbacks", Off(OBSERVER)),
         (
             "GRPOTrainer.tools",
             Off("functions are not tools here: write them as methods of a class with `reset`, and name it in \

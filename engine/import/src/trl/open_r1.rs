@@ -14,8 +14,7 @@ pub(super) const TABLE: KeyTable = (
         ("system_prompt", By(system_prompt)),
         ("dataset_prompt_column", By(prompt_column)),
         (
-            "cosine_min_value_wrong cosine_max_value_wrong cosine_min_value_correct cosine_max_value_correct \
-             cosine_max_len repetition_n_grams repetition_max_penalty code_language max_completion_len \
+            "cosine_{min,max}_value_{wrong,correct} cosine_max_len repetition_n_grams repetition_max_penalty code_language max_completion_len \
              soft_punish_cache",
             NotNeeded(OF_REWARDS),
         ),
@@ -24,10 +23,7 @@ pub(super) const TABLE: KeyTable = (
              morph_router_url code_provider ioi_provider",
             NotNeeded(SANDBOX),
         ),
-        (
-            "dataset_mixture.**",
-            Off("write its datasets as a list of {path, weight} under task.train (docs/guides/data.md)"),
-        ),
+        ("dataset_mixture.**", Off("write its datasets as {path, weight} under task.train (docs/guides/data.md)")),
         ("benchmarks", NotNeeded("they run after training: evaluate the exported model with the same tool")),
         ("callbacks", NotNeeded("they push checkpoints and run benchmarks, which change no step")),
         ("hub_model_revision overwrite_hub_revision push_to_hub_revision", NotNeeded(super::training::HUB)),

@@ -27,19 +27,11 @@ pub(super) const TABLE: KeyTable = (
         ("kl_estimator", Same("objective.kl_penalty")),
         ("cliprange", By(clip)),
         ("cliprange_value", Same("critic.cliprange_value")),
-        (
-            "vf_coef",
-            NotNeeded("the critic has a separate optimizer, and a constant factor does not change AdamW updates"),
-        ),
+        ("vf_coef", NotNeeded("with a separate optimizer a constant factor does not change AdamW's updates")),
         ("gamma", Same("objective.gamma")),
         ("lam", Same("objective.lam")),
         ("whiten_rewards", Off("rewards are not whitened; a reward's `normalize: true` subtracts its running mean")),
-        (
-            "missing_eos_penalty",
-            Off(
-                "{kind: length, max: TOKENS} as a reward, with a weight, pays less to completions that ran into the limit",
-            ),
-        ),
+        ("missing_eos_penalty", Off("a reward {kind: length, max: TOKENS} pays less to truncated completions")),
         ("stop_token", By(stop)),
         ("stop_token_id", Off(STOPS)),
         ("local_rollout_forward_batch_size", NotNeeded("rollout.max_num_seqs are sampled at a time")),
@@ -48,11 +40,7 @@ pub(super) const TABLE: KeyTable = (
         ("exp_name", To(tracked, "trainer.experiment_name")),
         ("model_adapter_name", Off("one set of adapters: model.lora")),
         ("ref_adapter_name", Off("the reference is the base model if adapters are trained")),
-        (
-            "world_size num_total_batches micro_batch_size local_batch_size batch_size local_mini_batch_size \
-             mini_batch_size",
-            NotNeeded(FOLLOWS),
-        ),
+        ("world_size num_total_batches {,micro_,local_,mini_,local_mini_}batch_size", NotNeeded(FOLLOWS)),
     ],
 );
 

@@ -80,8 +80,7 @@ pub(super) const TABLE: KeyTable = (
         ("include_num_input_tokens_seen", NotNeeded("perf/total_num_tokens counts them")),
         ("remove_unused_columns", NotNeeded("a row keeps all its fields")),
         (
-            "dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers \
-             dataset_num_proc",
+            "dataloader_{num_workers,pin_memory,prefetch_factor,persistent_workers} dataset_num_proc",
             NotNeeded(ONE_PROCESS),
         ),
         ("dataloader_drop_last", NotNeeded("a step draws whole batches, on into the next epoch")),
@@ -91,7 +90,7 @@ pub(super) const TABLE: KeyTable = (
         ("average_tokens_across_devices", NotNeeded("divisors cover the whole step")),
         ("push_to_hub hub_model_id hub_strategy hub_token hub_private_repo", NotNeeded(HUB)),
         (
-            "deepspeed fsdp ddp_timeout ddp_find_unused_parameters ddp_bucket_cap_mb accelerator_config.** local_rank",
+            "deepspeed fsdp ddp_{timeout,find_unused_parameters,bucket_cap_mb} accelerator_config.** local_rank",
             NotNeeded(RANKS),
         ),
         ("ddp_backend", By(ddp_backend)),

@@ -33,13 +33,9 @@ pub(super) const TABLE: KeyTable = (
         ("clip_ratio_low", To(clip, "objective.clip_ratio_low")),
         ("clip_ratio_high", To(clip, "objective.clip_ratio_high")),
         ("clip_ratio_c", By(dual_clip)),
-        ("tau_pos tau_neg policy_loss.tau_pos policy_loss.tau_neg", Under("objective")),
+        ("{,policy_loss.}{tau_pos,tau_neg}", Under("objective")),
         ("policy_loss.loss_mode", By(policy_loss)),
-        (
-            "policy_loss.clip_cov_ratio policy_loss.clip_cov_lb policy_loss.clip_cov_ub \
-             policy_loss.kl_cov_ratio policy_loss.ppo_kl_coef",
-            Under("objective"),
-        ),
+        ("policy_loss.{clip_cov_ratio,clip_cov_lb,clip_cov_ub,kl_cov_ratio,ppo_kl_coef}", Under("objective")),
         ("policy_loss.dro_beta", Off("docs/guides/algorithms.md lists the losses")),
         ("loss_agg_mode", By(aggregation)),
         ("loss_scale_factor", By(loss_scale)),
@@ -61,14 +57,11 @@ pub(super) const TABLE: KeyTable = (
         ("use_fused_kernels", NotNeeded("norms, attention and the head are fused kernels")),
         ("use_remove_padding pad_to_length", NotNeeded(PACKED)),
         // as other engines call it
-        (
-            "ulysses_sequence_parallel_size fsdp_config.ulysses_sequence_parallel_size megatron.context_parallel_size",
-            To(grouped, SEQUENCES),
-        ),
-        ("entropy_from_logits_with_chunking entropy_checkpointing entropy_from_logits_chunk_size", NotNeeded(CHUNKS)),
+        ("{,fsdp_config.}ulysses_sequence_parallel_size megatron.context_parallel_size", To(grouped, SEQUENCES)),
+        ("entropy_{from_logits_with_chunking,checkpointing,from_logits_chunk_size}", NotNeeded(CHUNKS)),
         ("calculate_sum_pi_squared sum_pi_squared_checkpointing", NotNeeded(SQUARES)),
         ("tis_imp_ratio_cap", By(truncated)),
-        ("qat.enable fsdp_config.qat.enable megatron.qat.enable", Off(NO_QAT)),
+        ("{,fsdp_config.,megatron.}qat.enable", Off(NO_QAT)),
         ("qat.**", NotNeeded("qat.enable controls whether weights are quantized in training")),
         ("state_masking", NotNeeded("what a tool answers is never trained on")),
         // DeepScaleR's switch
@@ -82,10 +75,7 @@ pub(super) const TABLE: KeyTable = (
         ("profiler.** profile.**", NotNeeded(PROFILER)),
         ("router_replay.**", Off("routes are replayed from the rollout, not from files: rollout.router_replay")),
         ("router_replay.mode", By(replay)),
-        (
-            "optim.**",
-            Off("AdamW on gradients clipped by their global norm is the optimizer; its keys are under `optim`"),
-        ),
+        ("optim.**", Off("AdamW on clipped gradients is the optimizer; its keys are under `optim`")),
         ("optim.lr optim.betas optim.weight_decay optim.eps", Under("optim")),
         ("optim.optimizer optim.optimizer_impl", By(optimizer)),
         ("optim.lr_warmup_steps", To(warmup_steps, "optim")),
@@ -94,10 +84,7 @@ pub(super) const TABLE: KeyTable = (
         ("optim.min_lr_ratio", To(min_lr, "optim")),
         ("optim.num_cycles", To(cycles, "optim")),
         ("optim.zero_indexed_step", By(first_step)),
-        (
-            "optim.total_training_steps optim.lr_decay_steps",
-            NotNeeded("verl fills it in with the run's steps; the schedule here is over trainer.steps"),
-        ),
+        ("optim.total_training_steps optim.lr_decay_steps", NotNeeded("the schedule is over trainer.steps")),
         ("optim.override_optimizer_config.optimizer_cpu_offload", On("memory.optimizer_offload", "cpu")),
         (
             "optim.override_optimizer_config.optimizer_offload_fraction",
@@ -145,18 +132,11 @@ pub(super) const TABLE: KeyTable = (
         ("megatron.grad_offload", On("memory.grad_offload", "true")),
         ("megatron.tensor_model_parallel_size", To(grouped, MATRICES)),
         ("megatron.pipeline_model_parallel_size", To(grouped, STAGES)),
-        (
-            "megatron.virtual_pipeline_model_parallel_size megatron.expert_model_parallel_size \
-             megatron.expert_tensor_parallel_size",
-            By(devices),
-        ),
+        ("megatron.{virtual_pipeline_model,expert_model,expert_tensor}_parallel_size", By(devices)),
         ("megatron.override_transformer_config.recompute_granularity", By(granularity)),
         ("megatron.override_transformer_config.recompute_method", By(method)),
         ("megatron.override_transformer_config.recompute_num_layers", By(layers)),
-        (
-            "megatron.override_transformer_config.**",
-            NotNeeded("it chooses Megatron's kernels and parts; ours are built in"),
-        ),
+        ("megatron.override_transformer_config.**", NotNeeded("Megatron's kernels; ours are built in")),
     ],
 );
 
@@ -168,29 +148,16 @@ pub(super) const REFERENCE: KeyTable = (
         ("fsdp_config.param_offload megatron.param_offload", On("memory.reference.param_offload", "idle")),
         ("megatron.tensor_model_parallel_size", To(policys, MATRICES)),
         ("megatron.pipeline_model_parallel_size", To(policys, STAGES)),
-        (
-            "ulysses_sequence_parallel_size fsdp_config.ulysses_sequence_parallel_size megatron.context_parallel_size",
-            To(policys, SEQUENCES),
-        ),
-        (
-            "megatron.virtual_pipeline_model_parallel_size megatron.expert_model_parallel_size \
-             megatron.expert_tensor_parallel_size",
-            By(devices),
-        ),
-        ("entropy_from_logits_with_chunking entropy_checkpointing entropy_from_logits_chunk_size", NotNeeded(CHUNKS)),
+        ("{,fsdp_config.}ulysses_sequence_parallel_size megatron.context_parallel_size", To(policys, SEQUENCES)),
+        ("megatron.{virtual_pipeline_model,expert_model,expert_tensor}_parallel_size", By(devices)),
+        ("entropy_{from_logits_with_chunking,checkpointing,from_logits_chunk_size}", NotNeeded(CHUNKS)),
         ("pad_to_length", NotNeeded(PACKED)),
         ("log_prob_micro_batch_size_per_gpu", To(sequences, "memory.reference.score_tokens")),
-        (
-            "log_prob_micro_batch_size log_prob_use_dynamic_bsz",
-            NotNeeded("scoring is always bounded by tokens: memory.reference.score_tokens"),
-        ),
+        ("log_prob_{micro_batch_size,use_dynamic_bsz}", NotNeeded("memory.reference.score_tokens bounds scoring")),
         ("log_prob_max_token_len_per_gpu", To(policy_tokens, "memory.reference.score_tokens")),
         ("use_torch_compile", NotNeeded(KERNELS)),
         ("profiler.** profile.**", NotNeeded(PROFILER)),
-        (
-            "router_replay.**",
-            Off("rollout.router_replay replays routes in the policy; the reference routes tokens itself"),
-        ),
+        ("router_replay.**", Off("rollout.router_replay replays routes in the policy, not in the reference")),
         ("model.**", Off("the reference is the policy before the first step; another cannot be one")),
     ],
 );

@@ -19,24 +19,15 @@ pub(super) const TABLE: KeyTable = (
         ("norm_adv_by_std_in_grpo", By(|a| set("objective.scale_rewards", if a.is_on() { "group" } else { "none" }))),
         ("use_kl_in_reward", By(kl_in_reward)),
         ("kl_penalty", If(has_kl, NO_KL, &Same("objective.kl_penalty"))),
-        (
-            "kl_ctrl.type kl_ctrl.kl_coef kl_ctrl.target_kl kl_ctrl.horizon",
-            If(has_kl, NO_KL, &Under("objective.kl_ctrl")),
-        ),
+        ("kl_ctrl.{type,kl_coef,target_kl,horizon}", If(has_kl, NO_KL, &Under("objective.kl_ctrl"))),
         ("filter_groups.enable", To(switch, "rollout.dynamic_sampling.enable")),
         ("filter_groups.metric", By(metric)),
         ("filter_groups.max_num_gen_batches", To(rounds, "rollout.dynamic_sampling.max_num_gen_batches")),
         ("filter_groups.max_inflight_gen_batches", NotNeeded("one round of prompts is sampled at a time")),
         ("rollout_correction.rollout_is", By(weights)),
-        (
-            "rollout_correction.rollout_is_threshold rollout_correction.rollout_is_batch_normalize",
-            If(has_weights, NO_WEIGHTS, &Under("objective")),
-        ),
+        ("rollout_correction.rollout_is_{threshold,batch_normalize}", If(has_weights, NO_WEIGHTS, &Under("objective"))),
         ("rollout_correction.rollout_rs", By(rejection)),
-        (
-            "rollout_correction.rollout_rs_threshold rollout_correction.rollout_rs_threshold_lower",
-            If(rejects, NO_REJECTION, &Under("objective")),
-        ),
+        ("rollout_correction.rollout_rs_threshold{,_lower}", If(rejects, NO_REJECTION, &Under("objective"))),
         ("rollout_correction.bypass_mode", By(bypass)),
         ("rollout_correction.loss_type", By(bypass_loss)),
         (

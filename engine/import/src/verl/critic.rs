@@ -30,18 +30,12 @@ pub(super) const TABLE: KeyTable = (
         ("model.enable_gradient_checkpointing", own(&To(given, "memory.critic.gradient_checkpointing"))),
         ("model.enable_activation_offload", own(&To(given, "memory.critic.activation_offload"))),
         // verl of 2026 has them outside `model`
-        ("model.fsdp_config.param_offload fsdp.param_offload megatron.param_offload", own(&To(idle, "param_offload"))),
-        (
-            "model.fsdp_config.optimizer_offload fsdp.optimizer_offload megatron.optimizer_offload",
-            own(&To(idle, "optimizer_offload")),
-        ),
+        ("{model.fsdp_config,fsdp,megatron}.param_offload", own(&To(idle, "param_offload"))),
+        ("{model.fsdp_config,fsdp,megatron}.optimizer_offload", own(&To(idle, "optimizer_offload"))),
         ("megatron.grad_offload", own(&To(given, "memory.critic.grad_offload"))),
         ("megatron.tensor_model_parallel_size", own(&To(policys, MATRICES))),
         ("megatron.pipeline_model_parallel_size", own(&To(policys, STAGES))),
-        (
-            "ulysses_sequence_parallel_size fsdp.ulysses_sequence_parallel_size megatron.context_parallel_size",
-            own(&By(shared_sequences)),
-        ),
+        ("{,fsdp.}ulysses_sequence_parallel_size megatron.context_parallel_size", own(&By(shared_sequences))),
         ("megatron.expert_model_parallel_size megatron.expert_tensor_parallel_size", By(devices)),
         ("strategy megatron.**", NotNeeded(ONE_EXECUTOR)),
         ("model.lora_rank", Off("all of a critic's weights are trained")),
@@ -65,10 +59,7 @@ pub(super) const TABLE: KeyTable = (
         ("ppo_mini_batch_size", own(&To(shared, "update.ppo_mini_batch_size"))),
         ("ppo_micro_batch_size_per_gpu", If(sequences, NO_SEQUENCES, &To(size, "memory.critic.micro_batch_size"))),
         ("ppo_micro_batch_size", NotNeeded("memory.critic.train_tokens bounds its micro-batches")),
-        (
-            "forward_micro_batch_size_per_gpu forward_micro_batch_size",
-            NotNeeded("memory.critic.score_tokens bounds its forward batches"),
-        ),
+        ("forward_micro_batch_size{,_per_gpu}", NotNeeded("memory.critic.score_tokens bounds scoring")),
         ("use_dynamic_bsz", NotNeeded("micro-batches are always packed by tokens (memory.critic.train_tokens)")),
         ("ppo_max_token_len_per_gpu", own(&To(tokens, "memory.critic.train_tokens"))),
         ("forward_max_token_len_per_gpu", own(&To(tokens, "memory.critic.score_tokens"))),

@@ -35,12 +35,12 @@ pub(super) const TABLE: KeyTable = (
         ("model.target_modules model.lora.target_modules", If(adapts, NO_ADAPTERS, &By(targets))),
         ("model.exclude_modules model.lora.exclude_modules", Off(MODULES)),
         (
-            "model.lora_adapter_path model.lora.adapter_path",
+            "model.{lora_,lora.}adapter_path",
             If(|a| !a.is_absent(), "adapters are newly initialized", &To(folder, "model.lora.path")),
         ),
         (
             "model.lora.merge",
-            NotNeeded("the sampler computes with base model and adapters; model.lora.merge is about checkpoints here"),
+            NotNeeded("the sampler has base model and adapters; model.lora.merge is about checkpoints"),
         ),
         ("model.lora.**", NotNeeded("adapters are plain LoRA, started as PEFT starts them")),
         ("model.mtp.enable", Off("no extra heads that predict several tokens")),

@@ -31,7 +31,7 @@ pub(super) const TABLE: KeyTable = (
         ),
         ("multi_turn.tool_response_truncate_side", If(is_on, ONE_TURN, &By(side))),
         ("multi_turn.format", If(is_on, ONE_TURN, &By(format))),
-        ("multi_turn.tool_config_path multi_turn.function_tool_path multi_turn.interaction_config_path", Off(CLASSES)),
+        ("multi_turn.{tool_config,function_tool,interaction_config}_path", Off(CLASSES)),
         (
             "multi_turn.use_inference_chat_template",
             Off("tokens are only ever appended, as the model sampled them; a template that writes earlier turns \

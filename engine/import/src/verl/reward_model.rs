@@ -25,13 +25,11 @@ pub(super) const TABLE: KeyTable = (
         ("reward_model.reward_manager reward_manager.name reward.reward_manager.name", By(manager)),
         ("reward_manager.** reward.reward_manager.**", NotNeeded(PARTS)),
         (
-            "reward_model.reward_kwargs.overlong_buffer_cfg.enable reward_model.overlong_buffer.enable \
-             reward.reward_kwargs.overlong_buffer_cfg.enable",
+            "{reward_model,reward}.reward_kwargs.overlong_buffer_cfg.enable reward_model.overlong_buffer.enable",
             By(overlong),
         ),
         (
-            "reward_model.reward_kwargs.overlong_buffer_cfg.** reward_model.overlong_buffer.** \
-             reward.reward_kwargs.overlong_buffer_cfg.**",
+            "{reward_model,reward}.reward_kwargs.overlong_buffer_cfg.** reward_model.overlong_buffer.**",
             NotNeeded(OVERLONG),
         ),
         ("reward_model.reward_kwargs.max_resp_len reward.reward_kwargs.max_resp_len", NotNeeded(LIMIT)),
@@ -42,7 +40,7 @@ pub(super) const TABLE: KeyTable = (
         ("reward_model.** reward.reward_model.**", NotNeeded(JUDGE)),
         ("custom_reward_function.path reward.custom_reward_function.path", By(custom)),
         ("custom_reward_function.name reward.custom_reward_function.name", NotNeeded(NAMED)),
-        ("custom_reward_function.reward_kwargs.** reward.custom_reward_function.reward_kwargs.**", NotNeeded(KWARGS)),
+        ("{,reward.}custom_reward_function.reward_kwargs.**", NotNeeded(KWARGS)),
         ("reward.num_workers", NotNeeded("`workers` of a Python reward sets the number of processes that call it")),
     ],
 );

@@ -30,17 +30,9 @@ pub(super) const TABLE: KeyTable = (
         ("val_only", Off("`firebrick eval CONFIG` validates and trains nothing")),
         ("critic_warmup", If(has_critic, NO_CRITIC, &To(bound, "critic.warmup"))),
         ("resume_mode", NotNeeded("`firebrick train CONFIG --resume` continues from the newest checkpoint")),
-        (
-            "resume_from_path",
-            Off(
-                "--resume continues from the newest checkpoint of the run folder; model.path may be a checkpoint's model/",
-            ),
-        ),
+        ("resume_from_path", Off("--resume takes the newest checkpoint; model.path may be a checkpoint's model/")),
         ("max_actor_ckpt_to_keep max_ckpt_to_keep", By(keep)),
-        (
-            "max_critic_ckpt_to_keep",
-            NotNeeded("a checkpoint has policy and critic; trainer.max_ckpt_to_keep counts it once"),
-        ),
+        ("max_critic_ckpt_to_keep", NotNeeded("a checkpoint has both; trainer.max_ckpt_to_keep counts it once")),
         ("del_local_ckpt_after_load", NotNeeded("checkpoints stay in the run folder")),
         ("log_val_generations val_generations_to_log_to_wandb", NotNeeded(SAMPLES)),
         ("rollout_data_dir", NotNeeded("samples.jsonl in the run folder has every completion")),
@@ -49,7 +41,7 @@ pub(super) const TABLE: KeyTable = (
         ("device", By(device)),
         ("remove_previous_ckpt_in_save remove_previous_ckpt", NotNeeded(OLDER)),
         ("esi_redundant_time ray_wait_register_center_timeout use_legacy_worker_impl", NotNeeded(RAY)),
-        ("npu_profile.** profile_steps controller_nsight_options.** worker_nsight_options.**", NotNeeded(PROFILER)),
+        ("npu_profile.** profile_steps {controller,worker}_nsight_options.**", NotNeeded(PROFILER)),
         ("v1.trainer_mode", By(mode)),
         ("v1.**", NotNeeded("trainer_mode controls whether sampling runs ahead")),
         ("checkpoint_callback_class", Off("no Python is run when a checkpoint is written")),
@@ -68,7 +60,7 @@ pub(super) const AROUND: KeyTable = (
         ("global_profiler.global_tool_config.torch_memory.trace_alloc_max_entries", By(trace)),
         (
             "global_profiler.global_tool_config.torch_memory.stack_depth",
-            NotNeeded("a trace has the innermost 48 frames on the CPU; GPU pools report none"),
+            NotNeeded("a trace has 48 frames on the CPU, none on GPUs"),
         ),
         ("global_profiler.** actor_rollout_ref.profiler.**", NotNeeded(PROFILER)),
         ("transfer_queue.** ray_kwargs.** ray_init.**", NotNeeded(RAY)),
