@@ -80,6 +80,9 @@ pub fn import(
     if let Some(own) = whole.absent.iter().find(|own| own.has_settings) {
         // of a file that may set anything, no default is certain
         for setting in imported.assumed.iter().flat_map(ImportedKey::settings) {
+            if imported.missing.iter().any(|known| known.key == setting.key) {
+                continue;
+            }
             let what = format!("the default of {engine}, which {} may change", own.file);
             imported.missing.push(Missing { key: setting.key.clone(), stands_in: setting.value.clone(), what });
         }

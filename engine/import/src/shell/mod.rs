@@ -125,8 +125,10 @@ fn parse(file: &str, line: Option<usize>, text: &str) -> Result<Program, ImportE
         let own = line.or(Some(text[..at].matches('\n').count() + 1));
         return Err(ImportError::at(file, own, "a number here has more digits than bash takes; correct it"));
     }
-    // nobody's characters are placeholders here
-    let text: String = text.chars().map(|c| if value::number(c).is_some() { '\u{FFFD}' } else { c }).collect();
+    // nobody's characters are placeholders in a file; a text within a line has those of its variables
+    let is_file = line.is_none();
+    let plain = |c: char| if is_file && value::number(c).is_some() { '\u{FFFD}' } else { c };
+    let text: String = text.chars().map(plain).collect();
     let text = text.replace("\r\n", "\n");
     let parsed = |text: &str| Parser::new(text.as_bytes(), &ParserOptions::default()).parse_program();
     let error = match parsed(&text) {

@@ -111,6 +111,8 @@ fn what_only_running_decides_has_all_candidates() {
         ("", "a.b=$NOT_SET", "?$NOT_SET"),
         ("", "a.b=$1", "?$1"),
         ("N=$(nproc)", "a.b=$((N * 2))", "?$((N * 2))"),
+        ("N=$(nproc)\nbash -c \"python3 -m x a.b=$N\"\nexit", "", "?$(nproc)"),
+        ("bash <<E\npython3 -m x a.b=p$NOT_SET\nE\nexit", "", "?p$NOT_SET"),
         ("export $(grep -v '#' .env | xargs)", "a.b=${N:-8}", "?8 | an unknown value"),
         ("P=$NOT_SET/q", "a.b=${P%/q}", "?${P%/q}"),
         // the same question has the same answer, and a branch that leaves is none of a run
