@@ -5,7 +5,7 @@ use super::values::printed;
 use super::{CALLS, CLASS, Flow, Program, fields};
 use crate::entry::{Absent, Entry, Given};
 use crate::error::ImportError;
-use crate::literal::word;
+use crate::literal::{has_word, word};
 use crate::source_file::is_known;
 use ruff_python_ast::{Arguments, Expr, ExprCall, StmtClassDef, StmtFunctionDef};
 use serde_json::{Map, Value};
@@ -14,18 +14,20 @@ use std::collections::BTreeMap;
 /// Keys of what is given without a name that is known.
 const UNPACKED: &str = "**";
 const SETATTR: &str = "setattr";
+/// Methods of mappings and lists that change them.
+const CHANGING: &str = "clear popitem update pop insert remove sort reverse extend";
 
 impl<'a> Program<'a> {
     pub(super) fn called(&mut self, own: &'a ExprCall) -> Result<Known<'a>, ImportError> {
         let name = self.written(&*own.func);
         let class = name.rsplit('.').next().unwrap_or(&name).to_owned();
         let callee = match &*own.func {
-            Expr::Attribute(method) => self.value(&method.value)?.thing,
-            Expr::Name(_) => self.value(&own.func)?.thing,
-            _ => Thing::Written(name.clone()),
+            Expr::Attribute(method) => self.value(&method.value)?,
+            Expr::Name(_) => self.value(&own.func)?,
+            _ => Known::new(Thing::Written(name.clone())),
         };
         let is_method = own.func.is_attribute_expr();
-        match callee {
+        match callee.thing {
             Thing::Parser(at) if is_method => return self.parser(at, &class, own),
             Thing::Classes(classes) if is_method && class.starts_with("parse") => {
                 return self.parsed(&classes, self.line(own));
@@ -37,8 +39,10 @@ impl<'a> Program<'a> {
                 return Ok(if matches!(made.thing, Thing::Function(_)) { self.unknown(own) } else { made });
             }
             Thing::Class(local) if !is_method => return self.instance(local, Some(&own.arguments), self.line(own)),
-            Thing::Value(Value::Object(_) | Value::Array(_)) | Thing::Space(_) | Thing::List(_) if is_method => {
-                return self.method(&class, own);
+            thing @ (Thing::Value(Value::Object(_) | Value::Array(_)) | Thing::Space(_) | Thing::List(_))
+                if is_method =>
+            {
+                return self.method(&class, own, &Known { thing, lines: callee.lines });
             }
             _ => {}
         }
@@ -69,7 +73,8 @@ impl<'a> Program<'a> {
             self.flow = Flow::Exit;
         }
         let (positional, named) = self.arguments(&own.arguments)?;
-        if let Some(Thing::Object(prefix)) = positional.first().map(|own| own.thing.clone()) {
+        let is_change = has_word("setattr replace copy deepcopy", &class);
+        if let (Some(Thing::Object(prefix)), true) = (positional.first().map(|own| own.thing.clone()), is_change) {
             self.changed(&class, &prefix, own, &positional, named);
             return Ok(positional[0].clone());
         }
@@ -104,20 +109,19 @@ impl<'a> Program<'a> {
     }
 
     /// Methods of mappings and lists, which may change what a name stands for.
-    fn method(&mut self, name: &str, own: &'a ExprCall) -> Result<Known<'a>, ImportError> {
+    fn method(&mut self, name: &str, own: &'a ExprCall, before: &Known<'a>) -> Result<Known<'a>, ImportError> {
         let (positional, named) = self.arguments(&own.arguments)?;
         let unknown = self.unknown(own);
         let Expr::Attribute(method) = &*own.func else {
             return Ok(unknown);
         };
-        let before = self.value(&method.value)?;
         let key = positional.first().and_then(Known::value).and_then(Value::as_str).unwrap_or_default();
         let default = || positional.get(1).cloned().unwrap_or_else(|| Known::of(Value::Null));
         let (mut fields, mut items) = (before.fields().unwrap_or_default(), before.items().unwrap_or_default());
         let is_mapping = before.fields().is_some();
         let found = fields.get(key).cloned();
         let made = match (name, is_mapping) {
-            ("copy", _) => return Ok(before),
+            ("copy", _) => return Ok(before.clone()),
             ("get", true) => return Ok(found.unwrap_or_else(default)),
             ("keys", true) => return Ok(Known::of_items(fields.into_keys().map(Known::of).collect())),
             ("values", true) => return Ok(Known::of_items(fields.into_values().collect())),
@@ -139,8 +143,7 @@ impl<'a> Program<'a> {
                 items.extend(positional.iter().filter_map(Known::items).flatten());
                 unknown
             }
-            ("count" | "index", false) => return Ok(unknown),
-            // what else there is changes it in a way that is not followed
+            _ if !has_word(CHANGING, name) => return Ok(unknown),
             _ => {
                 let written = self.unknown(&*method.value);
                 if let Some(owner) = self.owner(&method.value) {
