@@ -153,3 +153,42 @@ fn ranks_share_out_a_reward_model_which_scores_as_a_whole_one_does() {
     }
     assert!(compared >= 4, "{compared} metrics of rewards");
 }
+
+#[test]
+fn a_reward_function_that_raises_on_one_rank_ends_all_as_an_error_that_the_user_can_fix() {
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let rows: String = (0..8).map(|row| format!("{{\"q\": \"{row}+1=\", \"row\": {row}}}\n")).collect();
+    std::fs::write(at("rows.jsonl"), rows).unwrap();
+    let function = "def score(completions, row, **kwargs):\n    assert row[0] != 5, 'no fifth'\n    \
+                    return [float(len(text)) for text in completions]\n";
+    std::fs::write(at("rewards.py"), function).unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen2-tied");
+    let text = format!(
+        "model: {{path: {}}}\ntask: {{kind: dataset, train: {}, prompt: '{{q}}',\n  \
+         rewards: [{{kind: python, file: {}, function: score, workers: 1}}]}}\n\
+         output: {}\ndevice: cpu\nrollout: {{n: 2, prompt_length: 16, response_length: 4}}\n\
+         trainer: {{steps: 2, train_batch_size: 4, save_freq: 1}}\n",
+        model.display(),
+        at("rows.jsonl").display(),
+        at("rewards.py").display(),
+        at("run").display()
+    );
+    let config = parse(&text, &[]).unwrap();
+    let ended = Threads::run(2, Settings::default(), |rank| {
+        let mut trainer = Trainer::builder(config.clone()).world(rank).build().unwrap();
+        trainer.run().map(drop).unwrap_err()
+    });
+    let errors: Vec<_> = ended.into_iter().map(Result::unwrap).collect();
+    for error in &errors {
+        let message = error.to_string();
+        for part in ["(train row 5)", "`score` raised AssertionError: no fifth (", "rewards.py, line 2)"] {
+            assert!(message.contains(part), "{part:?} is not in {message}");
+        }
+    }
+    // whichever rank scored the row
+    assert!(errors.iter().all(firebrick_engine::Error::is_users), "{errors:?}");
+}
