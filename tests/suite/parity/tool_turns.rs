@@ -9,9 +9,9 @@ use firebrick_engine::task::{
 };
 use firebrick_engine::turns::{Episodes, Limits, Outcome, TurnTemplate, tool_format};
 use firebrick_models::Tokenizer;
-use firebrick_sampler::{FinishReason, Next, Sample, Turns};
 use firebrick_models::random::DrawKey;
 use firebrick_models::tokenizer::{EndTokens, Message};
+use firebrick_sampler::{FinishReason, Next, Sample, Turns};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, Mutex};
