@@ -27,7 +27,8 @@ fn all_say(messages: &[String], parts: &[&str]) {
 
 /// A task of rows in a folder.
 fn rows(folder: &Path, overrides: &[&str]) -> RunConfig {
-    let lines: String = (0..8).map(|i| format!("{{\"q\": \"{i}+1=\", \"a\": \"{}\"}}\n", i + 1)).collect();
+    let line = |i: i32| format!("{{\"q\": \"{i}+1=\", \"a\": \"{}\"}}\n", i + 1);
+    let lines = (0..8).map(line).collect::<Vec<_>>().concat();
     let file = folder.join("rows.jsonl");
     if !file.exists() {
         std::fs::write(&file, lines).unwrap();

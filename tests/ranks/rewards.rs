@@ -161,7 +161,8 @@ fn a_reward_function_that_raises_on_one_rank_ends_all_as_an_error_that_the_user_
     }
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let rows: String = (0..8).map(|row| format!("{{\"q\": \"{row}+1=\", \"row\": {row}}}\n")).collect();
+    let line = |row: i32| format!("{{\"q\": \"{row}+1=\", \"row\": {row}}}\n");
+    let rows = (0..8).map(line).collect::<Vec<_>>().concat();
     std::fs::write(at("rows.jsonl"), rows).unwrap();
     let function = "def score(completions, row, **kwargs):\n    assert row[0] != 5, 'no fifth'\n    \
                     return [float(len(text)) for text in completions]\n";

@@ -7,6 +7,7 @@ use super::page::CodeBlock;
 use super::shell::Script;
 use super::source_file::{SourceFile, is_known};
 use super::{page, python, shell, yaml};
+use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
 /// The stack for a parser, in bytes; only what is used of it is memory.
@@ -99,7 +100,7 @@ fn layered(script: &Script, above: &[&str]) -> Result<Reading, ImportError> {
     for entry in own.iter().filter(|entry| entry.key == "defaults") {
         let Given::Value(value) = &entry.given else { continue };
         let error = |detail: String| ImportError::at(script.name, entry.place.line, detail);
-        let is_file = |name: &&str| name.ends_with(".yaml") || name.ends_with(".yml");
+        let is_file = |name: &&str| matches!(Path::new(name).extension().and_then(OsStr::to_str), Some("yaml" | "yml"));
         for name in texts(value).into_iter().filter(is_file) {
             let base = beside(script, name).ok_or_else(|| {
                 error(format!(

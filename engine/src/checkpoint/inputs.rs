@@ -192,7 +192,7 @@ impl Inputs {
 /// Whether lists of files have the same contents in the same order. A model's are found by their names, which have to
 /// be the same too.
 fn equal(key: &str, before: &[InputFile], now: &[InputFile]) -> bool {
-    let by_name = key.ends_with(".path") || key.ends_with(".tokenizer");
+    let by_name = matches!(key.rsplit('.').next(), Some("path" | "tokenizer"));
     let mut pairs = before.iter().zip(now);
     before.len() == now.len()
         && pairs.all(|(a, b)| {
@@ -216,9 +216,12 @@ fn rebased(path: &Path, from: &Path, to: &Path) -> PathBuf {
     path.to_owned()
 }
 
+/// Parts of a path that a message gives at most.
+const MOST_PARTS: usize = 64;
+
 /// How lists of files differ: by name, in their order.
 fn differences(before: &[InputFile], now: &[InputFile]) -> Vec<String> {
-    let depth = (1..).find(|&depth| is_told_apart(before, depth) && is_told_apart(now, depth)).unwrap_or(1);
+    let depth = (1..=MOST_PARTS).find(|&depth| is_told_apart(before, depth) && is_told_apart(now, depth)).unwrap_or(1);
     let with = |files: &[InputFile], name: &str| files.iter().position(|file| file.name(depth) == name);
     let mut found = Vec::new();
     for (at, own) in now.iter().enumerate() {

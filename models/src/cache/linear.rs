@@ -79,6 +79,7 @@ impl KvCache {
 
     /// Whether the architecture has states, and there is a slot to keep those at the end of a block that prompts have
     /// in common.
+    #[must_use]
     pub fn may_share_states(&self) -> bool {
         let slots = self.slots.as_ref();
         slots.is_some_and(|slots| slots.may_save(Boundary::Shared))

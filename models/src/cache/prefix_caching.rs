@@ -37,11 +37,13 @@ impl KvCache {
     }
 
     /// Tokens that a sequence would [begin](Self::begin) with.
+    #[must_use]
     pub fn found_tokens(&self, tokens: &[u32]) -> usize {
         self.longest_beginning(tokens).tokens
     }
 
     /// Tokens that it would begin with if there were states at the end of every block.
+    #[must_use]
     pub fn kept_tokens(&self, tokens: &[u32]) -> usize {
         let contents = self.kept_blocks(tokens);
         let counts = (0..=contents.len()).rev();

@@ -46,6 +46,7 @@ impl KvCache {
     }
 
     /// The routes of a sequence's first tokens, as many as have run.
+    #[must_use]
     pub fn routes_of(&self, table: &BlockTable, tokens: usize) -> Option<Routes> {
         let kept = self.routes.as_ref()?;
         let mut own = Routes::unknown(tokens, kept.width());

@@ -29,6 +29,7 @@ impl Boundary {
 
     /// Whether the sequence that kept them is the one that continues with them: it gives its slot away, and gets it
     /// back.
+    #[must_use]
     pub fn is_own(self) -> bool {
         match self {
             Self::Prompt | Self::Shared => false,

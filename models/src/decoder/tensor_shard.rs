@@ -98,6 +98,7 @@ impl Decoder {
 
     /// Logits of hidden rows `[rows, hidden]`, `[rows, vocab]`; on ranks that share matrices each computes its part,
     /// and compares the fingerprint of the tokens so far.
+    #[must_use]
     pub fn logits(&self, hidden: Tensor<2>, fingerprint: u64) -> Tensor<2> {
         let own = self.head().logits(hidden);
         match &self.tensor {
@@ -107,6 +108,9 @@ impl Decoder {
     }
 
     /// Ends a run of sampling: compares the fingerprint of all its tokens.
+    ///
+    /// # Errors
+    /// `Error::Device` if a rank has other tokens.
     pub fn same_tokens(&self, fingerprint: u64) -> Result<()> {
         let group = self.tensor.as_ref();
         group.map_or(Ok(()), |group| group.same_tokens(fingerprint))

@@ -41,8 +41,8 @@ fn sft(bench: &Bench, rows: &str) -> Output {
     bench.firebrick("sft", &["task=null", &train, &format!("output={rows}.run")])
 }
 
-fn batch_tokens(bench: &Bench, run: &str) -> f64 {
-    metrics(bench, run).iter().find_map(|line| line["batch/tokens"].as_f64()).unwrap()
+fn batch_tokens(bench: &Bench, run: &str) -> usize {
+    metrics(bench, run).iter().find_map(|line| line["batch/tokens"].as_f64()).unwrap() as usize
 }
 
 fn check(bench: &Bench, more: &[&str]) -> (bool, String) {

@@ -72,9 +72,9 @@ fn trains(bench: &Bench, more: &[&str], reason: &str, is_unreadable: impl Fn(&st
     }
     assert!(missing > 0 && scored > 0, "{reason}: {missing} and {scored}");
     let lines = metrics(bench, "run");
-    let counted = |key: &str| lines.iter().filter_map(|line| line[key].as_f64()).sum::<f64>();
-    assert_eq!(counted("reward/judge/missing"), f64::from(missing), "{reason}");
-    assert_eq!(counted("rollout/unjudged"), f64::from(missing), "{reason}");
+    let counted = |key: &str| lines.iter().filter_map(|line| line[key].as_f64()).sum::<f64>() as usize;
+    assert_eq!(counted("reward/judge/missing"), missing, "{reason}");
+    assert_eq!(counted("rollout/unjudged"), missing, "{reason}");
 }
 
 #[test]

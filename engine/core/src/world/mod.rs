@@ -28,6 +28,8 @@ pub struct World {
     all: Arc<dyn Collective>,
     /// A failure that every rank knows of and nobody has answered yet.
     known: Arc<Mutex<Option<CollectiveError>>>,
+    /// The error of the last failure that all agreed on, as this rank has it.
+    agreed: Arc<Mutex<Option<String>>>,
     /// The ranks that share sequences, where they do.
     mesh: Option<Arc<Mesh>>,
     /// Those that share the critic's: the same, or groups of another size.
@@ -75,6 +77,7 @@ impl World {
         Self {
             all,
             known: Arc::default(),
+            agreed: Arc::default(),
             mesh: None,
             critic_mesh: None,
             for_critic: false,
@@ -252,7 +255,15 @@ impl World {
         let settled = match known {
             Some(known) => Err(known),
             // the failure that cut an operation short is another rank's, which tells all
-            None => self.all.agree(failure.filter(|_| !overtaken)),
+            None => {
+                let own = failure.filter(|_| !overtaken);
+                let message = own.as_ref().map(|failure| failure.message.clone());
+                let settled = self.all.agree(own);
+                let agreed = settled.as_ref().err().filter(|error| matches!(error, CollectiveError::Failed(_)));
+                let agreed = agreed.map(|error| message.unwrap_or_else(|| error.to_string()));
+                *self.agreed.lock().unwrap_or_else(PoisonError::into_inner) = agreed;
+                settled
+            }
         };
         if let Err(CollectiveError::Failed(_)) = &settled {
             self.meshes().try_for_each(|mesh| mesh.renew(&self.all))?;
@@ -277,11 +288,13 @@ impl World {
         }
     }
 
-    /// Tells all ranks that the run ends here with an error. What rank 0 found for all they know, and may still be
-    /// reading.
+    /// Tells all ranks that the run ends here with an error, unless they know it: they may still be reading what they
+    /// were told.
     pub fn give_up(&self, error: &Error) {
-        if !matches!(error, Error::OfMain { .. }) {
-            self.all.abort(&error.to_string());
+        let message = error.to_string();
+        let agreed = self.agreed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !matches!(error, Error::OfMain { .. }) && agreed.as_ref() != Some(&message) {
+            self.all.abort(&message);
         }
     }
 

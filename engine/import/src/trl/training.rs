@@ -138,17 +138,17 @@ fn ddp_backend(asked: &SourceKey) -> MappedKey {
 
 /// A setting of the optimizer, which is the critic's too where there is one.
 fn both(asked: &SourceKey, key: &str) -> MappedKey {
-    both_have(asked, key, plain(asked.value))
+    both_have(asked, key, &plain(asked.value))
 }
 
-fn both_have(asked: &SourceKey, key: &str, value: Value) -> MappedKey {
+fn both_have(asked: &SourceKey, key: &str, value: &Value) -> MappedKey {
     let critic = (class(asked.facts) == Class::Ppo).then(|| format!("critic.optim.{key}"));
     set_all(critic.into_iter().chain([format!("optim.{key}")]).map(|key| (key, value.clone())))
 }
 
 fn betas(asked: &SourceKey) -> MappedKey {
     let of = |key, default| asked.facts.number(key).unwrap_or(default);
-    both_have(asked, "betas", json!([of("adam_beta1", 0.9), of("adam_beta2", 0.999)]))
+    both_have(asked, "betas", &json!([of("adam_beta1", 0.9), of("adam_beta2", 0.999)]))
 }
 
 fn clip(asked: &SourceKey) -> MappedKey {
@@ -192,7 +192,7 @@ fn warmup_steps(asked: &SourceKey) -> MappedKey {
         Some(share) if share > 0.0 && share < 1.0 => both(asked, "lr_scheduler.warmup_ratio"),
         Some(steps) if steps >= 1.0 => {
             let (steps, note) = rounds(asked, steps as u64);
-            both_have(asked, "lr_scheduler.warmup_steps", steps.into()).noted(note)
+            both_have(asked, "lr_scheduler.warmup_steps", &steps.into()).noted(note)
         }
         _ => not_needed("no warm-up, as here by default"),
     }

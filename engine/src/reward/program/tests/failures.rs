@@ -355,7 +355,7 @@ def f(completions, **kwargs):
 #[test]
 fn no_reward_is_lost_or_doubled_among_many_groups_whose_judges_keep_failing() {
     let Some(bench) = Bench::new(
-        r#"
+        r"
 import os, random, signal
 def f(completions, **kwargs):
     chance = random.random()
@@ -364,7 +364,7 @@ def f(completions, **kwargs):
     if len(completions) > 1 and chance < 0.5:
         os.kill(os.getpid(), signal.SIGKILL)
     return [float(c) for c in completions]
-"#,
+",
     ) else {
         return;
     };
