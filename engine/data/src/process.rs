@@ -78,7 +78,7 @@ impl Process {
         Ok(Self { child, requests: Some(requests), lines, errors, errors_end, reaped: false })
     }
 
-    /// Starts a Python program: [`PYTHON`] and `script` behind it.
+    /// Starts a Python program: the code that serves requests, then `script`.
     ///
     /// # Errors
     /// That the interpreter cannot be started, with the setting that names it.
