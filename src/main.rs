@@ -124,9 +124,9 @@ fn run(command: Command) -> anyhow::Result<()> {
 fn exit_code(error: &anyhow::Error) -> u8 {
     use firebrick::{backends, engine, models};
     let users = error.chain().any(|cause| {
-        cause.downcast_ref::<engine::Error>().is_some_and(engine::Error::is_users)
-            || cause.downcast_ref::<models::Error>().is_some_and(models::Error::is_users)
-            || cause.downcast_ref::<backends::Error>().is_some_and(backends::Error::is_users)
+        cause.downcast_ref::<engine::Error>().is_some_and(engine::Error::is_user_error)
+            || cause.downcast_ref::<models::Error>().is_some_and(models::Error::is_user_error)
+            || cause.downcast_ref::<backends::Error>().is_some_and(backends::Error::is_user_error)
             || cause.downcast_ref::<engine::plan::Error>().is_some()
             || cause.downcast_ref::<engine::hub::HubError>().is_some()
             || cause.downcast_ref::<commands::UserError>().is_some()

@@ -230,7 +230,7 @@ impl Error {
 
     /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
     #[must_use]
-    pub fn is_users(&self) -> bool {
+    pub fn is_user_error(&self) -> bool {
         let failed = matches!(self, Self::Device { .. } | Self::Ranks(_) | Self::Diverged { .. });
         !failed && self.out_of_memory().is_none()
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 fn refusals(config: &RunConfig, start: Start) -> Vec<String> {
     let ended = Threads::run(3, Settings::default(), |rank| {
         let error = run(config.clone(), start, rank).unwrap_err();
-        assert!(error.is_users(), "{error}");
+        assert!(error.is_user_error(), "{error}");
         error.to_string()
     });
     ended.into_iter().map(|rank| rank.unwrap()).collect()

@@ -191,5 +191,5 @@ fn a_reward_function_that_raises_on_one_rank_ends_all_as_an_error_that_the_user_
         }
     }
     // whichever rank scored the row
-    assert!(errors.iter().all(firebrick_engine::Error::is_users), "{errors:?}");
+    assert!(errors.iter().all(firebrick_engine::Error::is_user_error), "{errors:?}");
 }

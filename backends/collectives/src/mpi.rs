@@ -22,12 +22,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The tag of last words. Each channel has the next two numbers: one for messages, and one for those that tell of a
-/// failure.
-const LAST_WORDS: c_int = 0;
+/// Tag of the message of a rank that gives up. Each channel has the next two tags: one for values, one for failures.
+const ABORT_TAG: c_int = 0;
 
 /// Longest time that a rank which gives up takes to tell the others.
-const FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Rests between two looks for messages: short while somebody waits for one, then longer and longer.
 const SHORT_REST: Duration = Duration::from_micros(50);
@@ -134,7 +133,7 @@ impl Transport for Endpoint {
         for to in (0..self.size).filter(|&to| to != self.rank) {
             let bytes = message.as_bytes().to_vec().into();
             // without its thread nobody can be told; the launcher will
-            let _ = self.order(Order::Post { to, tag: LAST_WORDS, bytes });
+            let _ = self.order(Order::Post { to, tag: ABORT_TAG, bytes });
         }
     }
 
@@ -220,7 +219,7 @@ impl Pump<'_> {
 
     /// Until all is sent; where the run has failed, not for long.
     fn complete(&mut self, finalize: bool) {
-        let until = Instant::now() + FAREWELL;
+        let until = Instant::now() + SHUTDOWN_TIMEOUT;
         while !self.flying.is_empty() && (finalize || Instant::now() < until) {
             self.look();
             std::thread::sleep(SHORT_REST);
@@ -299,7 +298,7 @@ impl Pump<'_> {
         }
         let from = status.MPI_SOURCE as usize;
         match status.MPI_TAG {
-            LAST_WORDS => self.mailbox.abort(from, &String::from_utf8_lossy(&bytes)),
+            ABORT_TAG => self.mailbox.abort(from, &String::from_utf8_lossy(&bytes)),
             tag => {
                 let (channel, kind) = ((tag as u64 - 1) / 2, (tag - 1) % 2);
                 let message = match kind {

@@ -121,7 +121,7 @@ pub enum CollectiveError {
 impl CollectiveError {
     /// Whether the user can mend it by changing what they asked for: all ranks that failed say so.
     #[must_use]
-    pub fn is_users(&self) -> bool {
+    pub fn is_user_error(&self) -> bool {
         matches!(self, Self::Failed(failures) if failures.iter().all(|failure| failure.users))
     }
 

@@ -131,9 +131,9 @@ impl Error {
 
     /// Whether the user can mend it by changing what they asked for, as opposed to a device that failed.
     #[must_use]
-    pub fn is_users(&self) -> bool {
+    pub fn is_user_error(&self) -> bool {
         match self {
-            Self::Collective(error) => error.is_users(),
+            Self::Collective(error) => error.is_user_error(),
             other => !matches!(other, Self::Transfer(_) | Self::NoRoom { .. } | Self::OutOfMemory(_)),
         }
     }

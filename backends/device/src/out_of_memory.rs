@@ -1,4 +1,4 @@
-//! Memory that ran out, whoever says so: one error for all of them.
+//! One error for every backend's out-of-memory failure.
 //!
 //! How each source arrives here:
 //!

@@ -313,7 +313,7 @@ impl Error {
 
     /// Whether the user can mend it by changing what they asked for, as opposed to a run that failed.
     #[must_use]
-    pub fn is_users(&self) -> bool {
+    pub fn is_user_error(&self) -> bool {
         match self {
             Self::Config(_)
             | Self::Io { .. }
@@ -330,8 +330,8 @@ impl Error {
             | Self::Environment { .. }
             | Self::Resume { .. } => true,
             Self::Reward { users, .. } | Self::OfMain { users, .. } => *users,
-            Self::Device(e) => e.is_users(),
-            Self::Model(e) | Self::Row { error: e, .. } => e.is_users(),
+            Self::Device(e) => e.is_user_error(),
+            Self::Model(e) | Self::Row { error: e, .. } => e.is_user_error(),
             Self::NonFinite { .. }
             | Self::OutOfMemory(_)
             | Self::PartlyApplied { .. }

@@ -226,7 +226,7 @@ fn context(
     ForwardContext::of_rows(arch, all, &positions, attention_rows, device)
 }
 
-/// The routes that sequences bring along, of which each has so many rows, on those rows of all that are here.
+/// Recorded expert routes, scattered to this rank's rows `here`. `strides` has the rows of each sequence.
 fn routing(sequences: &[&Sequence], strides: &[usize], here: Range<usize>) -> Routing {
     let known = sequences.iter().find_map(|s| s.routes.as_ref());
     let Some(width) = known.map(|routes| routes.width()) else {

@@ -112,9 +112,9 @@ impl<'a> Neighbours<'a> {
     }
 }
 
-/// What a stage has at hand between two steps.
+/// Tensors that a stage holds between two steps of the schedule.
 #[derive(Default)]
-struct AtHand<'a, 'r> {
+struct StageBuffers<'a, 'r> {
     /// The micro-batch whose rows were received and not used.
     next: Option<Pass<'a, 'r>>,
     /// Rows, before this stage's layers or behind them.
@@ -141,7 +141,7 @@ struct StagePass<'a, 'r> {
     neighbours: Neighbours<'a>,
     loss: HeadLoss<'a>,
     sums: LossSums,
-    at_hand: AtHand<'a, 'r>,
+    at_hand: StageBuffers<'a, 'r>,
 }
 
 impl<'a, 'r> StagePass<'a, 'r> {
@@ -230,7 +230,7 @@ impl Executor<'_> {
     ) -> Result<LossSums> {
         let neighbours = Neighbours::of(decoder, self.runtime)?;
         let mut pass =
-            StagePass { executor: self, neighbours, loss, sums: LossSums::default(), at_hand: AtHand::default() };
+            StagePass { executor: self, neighbours, loss, sums: LossSums::default(), at_hand: StageBuffers::default() };
         for step in one_forward_one_backward(neighbours.stage, micros.len()) {
             pass.take(step, decoder, micros, gradients)?;
         }

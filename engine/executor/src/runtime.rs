@@ -226,7 +226,7 @@ impl Runtime {
         Some(read(&self.device)).filter(|reading| reading.source != ReadingSource::None)
     }
 
-    /// The same without waiting for the device: the pools only for a log, which is what wants to know.
+    /// Memory read without a sync; pool statistics only if a log is attached.
     fn unhurried(&self) -> Option<Reading> {
         if self.on_host {
             return counted_heap();

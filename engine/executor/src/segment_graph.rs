@@ -9,8 +9,8 @@
 use super::gradients::Gradients;
 use super::leaves::{collect, inner, qkv_root, taken};
 use super::runtime::Runtime;
-use super::sequence_parallel::{self, Attended, SharedAttention};
-use super::tensor_parallel::{self, SharedHalf};
+use super::sequence_parallel::{self, Attended, UlyssesAttention};
+use super::tensor_parallel::{self, TpSublayer};
 use crate::batch::MicroBatch;
 use burn::tensor::Tensor;
 use firebrick_backends::kernels::backward_root;
@@ -29,7 +29,7 @@ pub(super) enum Piece {
     /// An attention unit whose scores are left out of the graph.
     Attention(Box<SplitAttention>),
     /// A half of a layer whose matrices ranks share.
-    Shared(Box<SharedHalf>),
+    Shared(Box<TpSublayer>),
 }
 
 /// Leaves and root of a graph.
@@ -68,7 +68,7 @@ pub(super) fn run(
         *x = if decoder.share().is_some() {
             tensor_parallel::run(decoder, unit, weights, take(x), micro, runtime)?
         } else if micro.whole.is_some() && decoder.attends(unit) {
-            let shared = SharedAttention { decoder, unit, ctx, runtime };
+            let shared = UlyssesAttention { decoder, unit, ctx, runtime };
             sequence_parallel::run(shared, weights, take(x))?
         } else {
             decoder.run(unit, weights, take(x), ctx)
@@ -96,7 +96,7 @@ pub(super) fn trace(
     let mut x = input;
     for (unit, weights) in units.zip(weights) {
         if decoder.share().is_some() {
-            let (half, y) = SharedHalf::trace(decoder, unit, weights, x, micro, runtime)?;
+            let (half, y) = TpSublayer::trace(decoder, unit, weights, x, micro, runtime)?;
             x = y;
             pieces.push(Piece::Shared(Box::new(half)));
             continue;
@@ -170,7 +170,7 @@ impl SplitAttention {
         let input = x.clone().autodiff().require_grad();
         let Projected { qkv, gate } = decoder.project(unit, &weights, input.clone(), ctx);
         let (mixed, shared) = if micro.whole.is_some() {
-            let shared = SharedAttention { decoder, unit, ctx, runtime };
+            let shared = UlyssesAttention { decoder, unit, ctx, runtime };
             let (mixed, attended) = shared.attend(&inner(&qkv))?;
             (mixed, Some(attended))
         } else {
@@ -201,7 +201,7 @@ impl SplitAttention {
 
         let d = match self.shared {
             Some(attended) => {
-                let shared = SharedAttention { decoder, unit: self.unit, ctx, runtime };
+                let shared = UlyssesAttention { decoder, unit: self.unit, ctx, runtime };
                 shared.backward(attended, d_mixed)?
             }
             None => {

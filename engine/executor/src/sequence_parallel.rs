@@ -65,7 +65,7 @@ pub fn check_shared_sequences(
 
 /// The ranks that share the rows of a micro-batch's sequences, and these sequences.
 #[derive(Clone, Copy)]
-pub(super) struct SharedAttention<'a> {
+pub(super) struct UlyssesAttention<'a> {
     pub decoder: &'a Decoder,
     pub unit: usize,
     pub ctx: &'a ForwardContext,
@@ -81,8 +81,8 @@ pub(super) struct Attended {
 }
 
 /// An attention unit without a graph.
-pub(super) fn run(shared: SharedAttention<'_>, weights: &Weights, x: Tensor<2>) -> Result<Tensor<2>> {
-    let SharedAttention { decoder, unit, ctx, .. } = shared;
+pub(super) fn run(shared: UlyssesAttention<'_>, weights: &Weights, x: Tensor<2>) -> Result<Tensor<2>> {
+    let UlyssesAttention { decoder, unit, ctx, .. } = shared;
     let Projected { qkv, gate } = decoder.project(unit, weights, x.clone(), ctx);
     let qkv = shared.gather(&qkv)?;
     let mixed = shared.scatter([decoder.attend(unit, &qkv, ctx)])?;
@@ -90,7 +90,7 @@ pub(super) fn run(shared: SharedAttention<'_>, weights: &Weights, x: Tensor<2>) 
     Ok(decoder.project_output(unit, weights, x, &mixed, gate, ctx))
 }
 
-impl SharedAttention<'_> {
+impl UlyssesAttention<'_> {
     /// What attention mixes for this rank's rows, `[rows, heads · head_dim]`, without a graph, and what its backward
     /// pass needs.
     pub fn attend(self, qkv: &Qkv) -> Result<(Tensor<2>, Attended)> {

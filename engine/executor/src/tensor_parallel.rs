@@ -82,33 +82,33 @@ pub(super) fn run(
     Ok(decoder.leave(unit, weights, x, sum(part, runtime)?))
 }
 
-/// A half under its graphs: up to the normed input, to the part of the sum, and behind the sum.
-pub(super) struct SharedHalf {
+/// A sublayer as three graphs: norm of the input, partial sum of this rank, and bias or norm after the all-reduce.
+pub(super) struct TpSublayer {
     unit: usize,
     weights: Weights,
     input: Tensor<2>,
     /// The normed input, and the same as a leaf of the second graph.
     normed: [Tensor<2>; 2],
-    attention: Option<ApartAttention>,
+    attention: Option<DetachedAttention>,
     part: Tensor<2>,
-    /// Nothing where the result is the residual plus the sum, whose gradients are the result's.
-    left: Option<Left>,
+    /// `None` if the result is the residual plus the sum, which needs no graph.
+    left: Option<AfterReduce>,
 }
 
-/// What is behind the sum: a bias or a norm.
-struct Left {
+/// Graph after the all-reduce: a bias or a norm.
+struct AfterReduce {
     residual: Tensor<2>,
     sum: Tensor<2>,
     output: Tensor<2>,
 }
 
-/// Attention whose scores are left out of the graph.
-struct ApartAttention {
+/// Attention outside the graph of its block.
+struct DetachedAttention {
     qkv: Qkv,
     mixed: Tensor<2>,
 }
 
-impl SharedHalf {
+impl TpSublayer {
     /// The half of rows `x` under its graphs, and its result off the graph.
     pub fn trace(
         decoder: &Decoder,
@@ -128,7 +128,7 @@ impl SharedHalf {
             let mixed = decoder.attend(unit, &inner(&qkv), ctx);
             let mixed = mixed.autodiff().require_grad();
             let part = decoder.output_part(unit, &weights, &mixed, ctx);
-            (Some(ApartAttention { qkv, mixed }), part)
+            (Some(DetachedAttention { qkv, mixed }), part)
         } else {
             (None, decoder.partial(unit, &weights, &leaf, ctx))
         };
@@ -139,7 +139,7 @@ impl SharedHalf {
             let [residual, sum] = [x, sum].map(|own| own.autodiff().require_grad());
             let output = decoder.leave(unit, &weights, residual.clone(), sum.clone());
             let y = output.clone().inner();
-            let left = Left { residual, sum, output };
+            let left = AfterReduce { residual, sum, output };
             (Some(left), y)
         };
         let half = Self { unit, weights, input, normed: [normed, leaf], attention, part, left };
@@ -158,7 +158,7 @@ impl SharedHalf {
         let Self { unit, weights, input, normed: [normed, leaf], attention, part, left } = self;
         let [d_residual, d_part] = match left {
             None => [d_output.clone(), d_output],
-            Some(Left { residual, sum, output }) => {
+            Some(AfterReduce { residual, sum, output }) => {
                 let mut tape = backward_root(output, d_output).backward();
                 collect(decoder, unit, &weights, &mut tape, gradients);
                 [&residual, &sum].map(|leaf| taken(leaf, &mut tape))
@@ -169,7 +169,7 @@ impl SharedHalf {
         // all gradients of the graph beside those that they are added to
         runtime.raise_peak();
         collect(decoder, unit, &weights, &mut tape, gradients);
-        if let Some(ApartAttention { qkv, mixed }) = attention {
+        if let Some(DetachedAttention { qkv, mixed }) = attention {
             let d_mixed = taken(&mixed, &mut tape);
             drop(tape);
             let plain = inner(&qkv);

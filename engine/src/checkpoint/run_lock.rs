@@ -116,7 +116,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = RunLock::take(folder.path()).unwrap();
         let error = RunLock::take(folder.path()).unwrap_err();
-        assert!(error.is_users());
+        assert!(error.is_user_error());
         let message = error.to_string();
         let process = format!("process {}", std::process::id());
         assert!(message.contains(&process) && message.contains(&host()), "{message}");

@@ -61,8 +61,7 @@ impl CheckedFile {
     /// The same for a text whose relative paths are below `folder`.
     ///
     /// # Errors
-    /// `Error::Config` for an override that is none. What is wrong in the text is no error here: it is what is
-    /// returned.
+    /// `Error::Config` for an invalid override. Problems in the text are returned, not raised.
     pub fn of_text(text: &str, folder: &Path, overrides: &[String]) -> Result<Self> {
         let mut root = match mapping(text) {
             Ok(root) => root,

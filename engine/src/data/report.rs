@@ -19,7 +19,7 @@ use std::path::Path;
 /// Examples of an endless task that are looked at.
 const LOOK: u64 = 256;
 /// Examples that are looked at together on one core.
-const TOGETHER: u64 = 1024;
+const BATCH: u64 = 1024;
 /// Kinds of values that are named of one column.
 const KINDS: usize = 4;
 
@@ -154,9 +154,9 @@ impl Look<'_> {
     fn split(&self, split: Split) -> Result<(SplitReport, Vec<u64>)> {
         let rows = self.task.len(split);
         let looked_at = rows.unwrap_or(LOOK);
-        let pieces: Vec<Result<Piece>> = (0..looked_at.div_ceil(TOGETHER))
+        let pieces: Vec<Result<Piece>> = (0..looked_at.div_ceil(BATCH))
             .into_par_iter()
-            .map(|piece| self.piece(split, piece * TOGETHER, looked_at))
+            .map(|piece| self.piece(split, piece * BATCH, looked_at))
             .collect();
         let mut whole = Piece::default();
         for piece in pieces {
@@ -187,7 +187,7 @@ impl Look<'_> {
 
     fn piece(&self, split: Split, from: u64, end: u64) -> Result<Piece> {
         let mut piece = Piece::default();
-        for index in from..(from + TOGETHER).min(end) {
+        for index in from..(from + BATCH).min(end) {
             let example = self.task.example(split, index)?;
             piece.spelled.add(spelled_in(self.tokenizer, &example));
             piece.add(&example);

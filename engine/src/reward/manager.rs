@@ -1,4 +1,4 @@
-//! Judging completions: the task's reward models all together, its programs a group at a time, and what both say.
+//! RewardJob completions: the task's reward models all together, its programs a group at a time, and what both say.
 
 use super::program::{Asked, Failure, Program, ProgramResult, ProgramResults, Progress};
 use super::{Answer, RewardModel, RewardReader, ScoredCompletion, Surroundings};
@@ -33,9 +33,9 @@ pub struct Programs {
     pub progress: Progress,
 }
 
-/// What judges say of completions.
+/// Scores of completions, with notes.
 #[derive(Clone, Debug, Default)]
-pub struct Judgement {
+pub struct Judgments {
     /// Scores, one list a judge in the order of [`Rewards::judges`]; NaN where a reward does not apply.
     pub scores: Vec<Vec<f64>>,
     /// What else there is to say of each completion.
@@ -90,7 +90,7 @@ impl RewardManager {
     ///
     /// # Errors
     /// `Error::Reward` for a completion that cannot be judged; those of [`RewardModel::score`].
-    pub fn judge(&mut self, answers: &[Answer<'_>], progress: Progress) -> Result<Judgement> {
+    pub fn judge(&mut self, answers: &[Answer<'_>], progress: Progress) -> Result<Judgments> {
         let said = self.programs(progress).ask_all(answers)?.said();
         self.judge_with(answers, &said)
     }
@@ -99,7 +99,7 @@ impl RewardManager {
     ///
     /// # Errors
     /// As [`Self::judge`].
-    pub fn judge_with(&mut self, answers: &[Answer<'_>], said: &ProgramResults) -> Result<Judgement> {
+    pub fn judge_with(&mut self, answers: &[Answer<'_>], said: &ProgramResults) -> Result<Judgments> {
         let mut notes = vec![Note::default(); answers.len()];
         let list = Arc::clone(&self.programs.list);
         // of no completions nothing is said
@@ -122,7 +122,7 @@ impl RewardManager {
                 }
             });
         }
-        Ok(Judgement { scores, notes })
+        Ok(Judgments { scores, notes })
     }
 }
 

@@ -7,7 +7,7 @@ mod program;
 mod reader;
 
 pub use answer::{Answer, CompletionId, Purpose};
-pub use manager::{Judgement, Note, Programs, RewardManager};
+pub use manager::{Judgments, Note, Programs, RewardManager};
 pub use model::{RewardModel, Surroundings, architecture};
 pub use program::{Asked, Failure, ProgramResult, ProgramResults, Progress, Verdict};
 pub use reader::{RewardReader, ScoredCompletion};

@@ -114,9 +114,8 @@ impl TrainerBuilder {
         self
     }
 
-    /// The ranks that share the work of this run, of which this trainer is one: every rank of a collective builds the
-    /// same run. Rank 0 writes the run folder and tells trackers; the observer of rank 0 steers all.
-    /// `trainer.ddp_backend` says what carries their values.
+    /// Ranks of this run; one by default. Every rank of a collective builds the same run. Rank 0 writes the run folder
+    /// and the trackers, and its observer steers all. `trainer.ddp_backend` selects the transport.
     #[must_use]
     pub fn world(mut self, ranks: Arc<dyn Collective>) -> Self {
         self.ranks = ranks;
@@ -133,7 +132,7 @@ impl TrainerBuilder {
     pub fn build(mut self) -> Result<Trainer> {
         let ranks = Arc::clone(&self.ranks);
         let prepared = self.prepare();
-        telling(ranks, prepared.and_then(|prepared| self.load(prepared)))
+        broadcast_failure(ranks, prepared.and_then(|prepared| self.load(prepared)))
     }
 
     /// Does all of the run, as [`build`](Self::build) and [`Trainer::run`] do; nothing of one that has ended before, of
@@ -147,7 +146,7 @@ impl TrainerBuilder {
         let prepared = self.prepare();
         let loaded =
             prepared.and_then(|prepared| if prepared.found.ended { Ok(None) } else { self.load(prepared).map(Some) });
-        let trainer = telling(ranks, loaded)?;
+        let trainer = broadcast_failure(ranks, loaded)?;
         trainer.map(|mut trainer| trainer.run()).transpose()
     }
 
@@ -242,7 +241,7 @@ struct Prepared {
 }
 
 /// Tells the other ranks of an error that ends the run.
-fn telling<T>(ranks: Arc<dyn Collective>, done: Result<T>) -> Result<T> {
+fn broadcast_failure<T>(ranks: Arc<dyn Collective>, done: Result<T>) -> Result<T> {
     if let Err(error) = &done {
         World::new(ranks).give_up(error);
     }

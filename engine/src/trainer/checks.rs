@@ -162,7 +162,7 @@ pub(super) fn check_layers(config: &RunConfig, policy: &Arch, critic: Option<&Ar
     Ok(())
 }
 
-/// Refuses what ranks that sample together, as `rollout.tensor_model_parallel_size` says, do not do.
+/// Rejects settings that tensor-parallel sampling (`rollout.tensor_model_parallel_size`) does not support.
 pub(super) fn check_sampling_groups(config: &RunConfig, policy: &Arch, task: &dyn Task) -> Result<()> {
     let rollout = &config.rollout;
     let degree = rollout.tensor_model_parallel_size;
@@ -279,7 +279,7 @@ fn check_optimizer(
     Ok(())
 }
 
-/// A limit on bytes that nobody counts would be none.
+/// Rejects `memory.limit` on a device that does not report memory use.
 pub(super) fn check_limit(config: &RunConfig, device: &Device) -> Result<()> {
     if config.memory.limit.is_some() && read(device).source == ReadingSource::None {
         return Err(Error::Config(

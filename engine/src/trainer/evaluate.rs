@@ -2,10 +2,10 @@
 
 use super::checks::check_reward_models;
 use super::evaluated_sample::{EvaluatedSample, judged_samples, mean_reward, unjudged};
-use super::gather::{Dealt, all_played, all_samples};
+use super::gather::{PromptShard, all_played, all_samples};
 use super::judging::{ends_in_thought, texts};
 use super::rollout::ENVIRONMENT;
-use super::turns::{Playing, turn_template};
+use super::turns::{EnvironmentSession, turn_template};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
@@ -127,12 +127,12 @@ pub(crate) fn validation_samples(
     let (n, task) = (rollout.val_kwargs.n, data.task());
     let sampling = rollout.validation(source.ends.ids.clone());
     let lengths = data.validation.iter().map(|prompt| prompt.tokens.len());
-    let dealt = Dealt::new(world, lengths, n * rollout.response_length);
+    let dealt = PromptShard::new(world, lengths, n * rollout.response_length);
     let part = dealt.sampled.clone();
     let own = &data.validation[part.clone()];
     // step 0 is no step of training
     let key = |prompt_index| DrawKey { seed: 0, step: 0, prompt_index, sample: 0 };
-    let playing = Playing::begin(turns, task, rollout, source, own, n, key(part.start as u32))?;
+    let playing = EnvironmentSession::begin(turns, task, rollout, source, own, n, key(part.start as u32))?;
     let prompts = playing.prompts();
     let requests: Vec<GenerationRequest> = prompts
         .as_deref()

@@ -1,4 +1,4 @@
-//! Judged completions of validation prompts: what `firebrick eval` writes of each, and what statistics take of it.
+//! RewardResults completions of validation prompts: what `firebrick eval` writes of each, and what statistics take of it.
 
 use crate::metrics::JudgedSample;
 use crate::reward::Answer;

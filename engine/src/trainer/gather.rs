@@ -1,6 +1,6 @@
 //! Completions and rollouts of all ranks, put together on every rank in the order of their prompts.
 
-use super::wire::{OwnRollouts, read_outcome, read_prompt, write_outcome, write_prompt};
+use super::wire::{RankRollouts, read_outcome, read_prompt, write_outcome, write_prompt};
 use crate::Result;
 use crate::data::Prompt;
 use crate::metrics::{ProgramStats, RankWaits, RolloutStats};
@@ -16,9 +16,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What of a list of prompts is this rank's. Ranks that sample together sample from the same prompts, and divide what
-/// has to be judged.
-pub(super) struct Dealt {
+/// This rank's share of a list of prompts. Ranks of one sampling group generate from the same prompts and split the
+/// scoring.
+pub(super) struct PromptShard {
     /// The prompts that it samples from.
     pub sampled: Range<usize>,
     /// Those of them whose completions are its own to judge and to give to the others, counted from the first that it
@@ -28,7 +28,7 @@ pub(super) struct Dealt {
     counts: bool,
 }
 
-impl Dealt {
+impl PromptShard {
     /// Whole groups, in their order, of about the same expected work. That is a prompt's tokens, which are prefilled
     /// once, and as many completions as a group has, which are expected to be equally long.
     pub fn new(world: &World, prompts: impl Iterator<Item = usize>, completions: usize) -> Self {
@@ -58,7 +58,7 @@ impl Dealt {
 }
 
 /// Completions of all prompts, where this rank has sampled those that it was dealt.
-pub(super) fn all_samples(world: &World, dealt: &Dealt, own: Vec<Sample>) -> Result<Vec<Sample>> {
+pub(super) fn all_samples(world: &World, dealt: &PromptShard, own: Vec<Sample>) -> Result<Vec<Sample>> {
     if world.is_solo() {
         return Ok(own);
     }
@@ -89,7 +89,7 @@ pub(super) fn all_values(world: &World, own: Vec<(String, Vec<f64>)>) -> Result<
 pub(super) fn all_rollouts(
     world: &World,
     prompts: &Arc<Vec<Prompt>>,
-    own: OwnRollouts,
+    own: RankRollouts,
     stats: &mut RolloutStats,
 ) -> Result<(Arc<Vec<Prompt>>, Vec<Rollout>)> {
     let all = gathered(world, own)?;
@@ -117,15 +117,15 @@ pub(super) fn all_rollouts(
 }
 
 /// What every rank sampled, in their order.
-fn gathered(world: &World, own: OwnRollouts) -> Result<Vec<OwnRollouts>> {
+fn gathered(world: &World, own: RankRollouts) -> Result<Vec<RankRollouts>> {
     if world.is_solo() {
         return Ok(vec![own]);
     }
-    world.gather(|w| own.write(w), OwnRollouts::read)
+    world.gather(|w| own.write(w), RankRollouts::read)
 }
 
 /// A step's prompts with what the environments of all ranks have added.
-fn all_prompts(prompts: &Arc<Vec<Prompt>>, all: &[OwnRollouts]) -> Arc<Vec<Prompt>> {
+fn all_prompts(prompts: &Arc<Vec<Prompt>>, all: &[RankRollouts]) -> Arc<Vec<Prompt>> {
     let played: Vec<_> = all.iter().filter_map(|rank| rank.played.as_ref()).collect();
     match played[..] {
         [] => Arc::clone(prompts),

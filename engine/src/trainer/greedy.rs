@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use super::evaluate::answers;
-use super::gather::{Dealt, all_samples};
+use super::gather::{PromptShard, all_samples};
 use crate::Result;
 use crate::data::Prompt;
 use crate::metrics::Phase;
@@ -27,7 +27,7 @@ impl Trainer {
         let generator = Generator::new(&sampler.decoder, Some(tokenizer), &sampling)?;
         let limits = self.engine_limits()?;
         let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
-        let dealt = Dealt::new(&self.world, lengths, self.config.rollout.response_length);
+        let dealt = PromptShard::new(&self.world, lengths, self.config.rollout.response_length);
         let own = generator.run_with(&requests[dealt.sampled.clone()], 1, &limits, |_| {})?;
         all_samples(&self.world, &dealt, own.samples)
     }

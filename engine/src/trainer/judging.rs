@@ -1,4 +1,4 @@
-//! Judging while completions are sampled: a thread of its own scores each by the task's rules as it ends, and hands
+//! RewardJob while completions are sampled: a thread of its own scores each by the task's rules as it ends, and hands
 //! each group whose last completion has ended to the task's programs.
 
 use crate::data::Prompt;
@@ -49,14 +49,14 @@ impl<'a> EnvironmentView<'a> {
     }
 }
 
-/// Judges completions as they come. The results do not depend on their order.
-pub(super) struct JudgingThread {
+/// Thread that scores completions as they end. Results do not depend on their order.
+pub(super) struct RewardWorker {
     samples: Sender<Ended>,
-    thread: JoinHandle<Judged>,
+    thread: JoinHandle<RewardResults>,
 }
 
-/// What judging needs, shared with its thread.
-pub(super) struct Judging {
+/// Inputs of scoring, shared with the worker.
+pub(super) struct RewardJob {
     pub task: Arc<dyn Task>,
     pub tokenizer: Arc<Tokenizer>,
     /// What ended the completions.
@@ -71,9 +71,9 @@ pub(super) struct Judging {
     pub first: u64,
 }
 
-/// Completions judged by the rules, and by the programs once they are waited for.
+/// Scores of rules, and pending scores of programs.
 #[derive(Default)]
-pub(super) struct Judged {
+pub(super) struct RewardResults {
     rules: RuleRewards,
     asked: BTreeMap<usize, Result<Asked>>,
 }
@@ -122,7 +122,7 @@ pub(super) fn ends_in_thought(tokenizer: &Tokenizer, prompt: &Prompt, sample: &S
     Ok(opens_thought(tokenizer, &prompt.text, sample)? || turn.trim_start().starts_with("<think>"))
 }
 
-impl Judging {
+impl RewardJob {
     fn score(&self, ended: &Ended) -> Result<(String, Reward)> {
         let sample = &ended.sample;
         let (text, last_turn) = texts(&self.tokenizer, &self.sampling, sample)?;
@@ -149,8 +149,8 @@ impl Judging {
         self.programs.ask(&answers.collect::<Vec<_>>())
     }
 
-    fn judge(&self, coming: impl IntoIterator<Item = Ended>) -> Judged {
-        let mut judged = Judged::default();
+    fn judge(&self, coming: impl IntoIterator<Item = Ended>) -> RewardResults {
+        let mut judged = RewardResults::default();
         let mut groups: BTreeMap<usize, Vec<Ended>> = BTreeMap::new();
         for ended in coming {
             let (request, place) = (ended.sample.request, ended.sample.sample);
@@ -169,8 +169,8 @@ impl Judging {
     }
 }
 
-impl JudgingThread {
-    pub fn start(judging: Judging) -> Self {
+impl RewardWorker {
+    pub fn start(judging: RewardJob) -> Self {
         let (samples, coming) = channel::<Ended>();
         let thread = std::thread::spawn(move || judging.judge(coming));
         Self { samples, thread }
@@ -183,7 +183,7 @@ impl JudgingThread {
     }
 
     /// Waits for the last of the rules' rewards. A panic in a task is resumed here.
-    pub fn finish(self) -> Judged {
+    pub fn finish(self) -> RewardResults {
         drop(self.samples);
         match self.thread.join() {
             Ok(judged) => judged,
@@ -192,7 +192,7 @@ impl JudgingThread {
     }
 }
 
-impl Judged {
+impl RewardResults {
     /// Texts and rewards by the rules, by request and sample, and what the programs say of them, which is waited for.
     /// The first error is the first sample's.
     pub fn wait(self) -> Result<(Vec<(String, Reward)>, ProgramResults)> {

@@ -60,7 +60,7 @@ impl Loaded {
             });
             match agreed_attempt(&opened.world, attempt)? {
                 Ok(begun) => return Ok(begun),
-                Err(what) => planned.step_down(what, opened.config.memory.recover)?,
+                Err(what) => planned.replan_after_oom(what, opened.config.memory.recover)?,
             }
         }
     }

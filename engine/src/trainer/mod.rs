@@ -102,7 +102,7 @@ pub enum Start {
 /// A run: policy, data, optimizer, plan, and where it stands.
 pub struct Trainer {
     config: RunConfig,
-    /// The ranks that share the work of this run; one alone, where nobody says otherwise.
+    /// Ranks of this run; one by default.
     world: World,
     info: DeviceInfo,
     device: Device,
@@ -168,9 +168,9 @@ impl Trainer {
         let done = if self.has_nothing_to_do() {
             self.end_again()
         } else {
-            self.leaving_timeline(Self::begin).and_then(|()| self.run_steps())
+            self.dump_timeline_on_oom(Self::begin).and_then(|()| self.run_steps())
         };
-        self.telling(done)
+        self.broadcast_failure(done)
     }
 
     /// Whether it continues from a checkpoint that is not before its last step.
@@ -196,8 +196,8 @@ impl Trainer {
         self.finish()
     }
 
-    /// Tells the other ranks of an error that ends the run.
-    fn telling<T>(&self, done: Result<T>) -> Result<T> {
+    /// Sends an error that ends the run to the other ranks.
+    fn broadcast_failure<T>(&self, done: Result<T>) -> Result<T> {
         if let Err(error) = &done {
             self.world.give_up(error);
         }
@@ -213,8 +213,8 @@ impl Trainer {
     ///
     /// Those of [`run`](Self::run).
     pub fn step(&mut self) -> Result<StepReport> {
-        let done = self.leaving_timeline(Self::next_step);
-        self.telling(done)
+        let done = self.dump_timeline_on_oom(Self::next_step);
+        self.broadcast_failure(done)
     }
 
     fn next_step(&mut self) -> Result<StepReport> {
@@ -289,7 +289,7 @@ impl Trainer {
     fn control(&mut self) -> Result<ControlFlow<()>> {
         let mut saved = false;
         loop {
-            match self.asked()? {
+            match self.poll_observer()? {
                 Control::Continue => return Ok(ControlFlow::Continue(())),
                 Control::Pause => {
                     std::thread::sleep(PAUSE_POLL);

@@ -37,7 +37,7 @@ impl Trainer {
         Err(self.failed(phase, step, error))
     }
 
-    /// The error of a phase: those of a device, and of memory that ran out where nothing could be run again, name it.
+    /// Adds the name of the phase to device errors, and to out-of-memory errors of work that cannot be repeated.
     pub(super) fn failed(&self, phase: Phase, step: u64, error: Error) -> Error {
         let failed = |detail: String| {
             let phase = phase.name();

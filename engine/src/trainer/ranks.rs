@@ -41,8 +41,8 @@ impl Opened {
 }
 
 impl Trainer {
-    /// What the observer of rank 0 asks for.
-    pub(super) fn asked(&mut self) -> Result<Control> {
+    /// The control that rank 0's observer returns, on all ranks.
+    pub(super) fn poll_observer(&mut self) -> Result<Control> {
         const ALL: [Control; 4] = [Control::Continue, Control::Pause, Control::Save, Control::Stop];
         let own = self.recorder.control();
         if self.world.is_solo() {

@@ -88,7 +88,7 @@ pub(super) fn agreed_attempt<T>(world: &World, own: Result<Attempt<T>>) -> Resul
     let failure = match &own {
         Ok(Ok(_)) => None,
         Ok(Err(what)) => Some(Failure::of_memory(&what.cause)),
-        Err(error) => Some(Failure { users: error.is_users(), ..Failure::new(error.to_string()) }),
+        Err(error) => Some(Failure { users: error.is_user_error(), ..Failure::new(error.to_string()) }),
     };
     let Err(error) = world.agree_on_failure(failure) else {
         return own;
@@ -116,7 +116,7 @@ impl Replay {
 
 impl PlannedRun {
     /// Takes the next cheaper plan after memory ran out while models were loaded, or says what would help.
-    pub(super) fn step_down(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
+    pub(super) fn replan_after_oom(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
         what.phase = "load";
         let failure = PlanFailure { phase: None, used: what.in_use_bytes(), limit: what.limit_bytes() };
         match self.request.next_cheaper(&self.plan, &failure) {
@@ -170,14 +170,14 @@ impl Trainer {
             });
             match agreed_attempt(&self.world, attempt)? {
                 Ok(done) => return Ok(done),
-                Err(what) => self.step_down(phase, what, self.replay(phase))?,
+                Err(what) => self.replan_after_oom(phase, what, self.replay(phase))?,
             }
         }
     }
 
     /// Runs work that changes weights and so cannot be run again. Where memory runs out, the run ends, and its message
     /// says how to go on from the last checkpoint.
-    pub(super) fn once<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    pub(super) fn run_irreversible<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let device = self.device.clone();
         let attempt = attempt(|| {
             let watch = Watch::start(&device)?;
@@ -189,7 +189,7 @@ impl Trainer {
             Ok(done) => Ok(done),
             Err(what) => {
                 let reason = "memory ran out while weights were updated";
-                self.step_down(phase, what, Replay::Impossible(reason))?;
+                self.replan_after_oom(phase, what, Replay::Impossible(reason))?;
                 unreachable!("work that cannot be repeated ends in an error")
             }
         }
@@ -213,13 +213,13 @@ impl Trainer {
             other => other.map(Ok),
         };
         match agreed_attempt(&self.world, own)? {
-            Err(what) => self.step_down(phase, what, self.replay(phase)),
+            Err(what) => self.replan_after_oom(phase, what, self.replay(phase)),
             Ok(()) => Ok(()),
         }
     }
 
     /// Takes the next cheaper plan, or says why not and what would help.
-    fn step_down(&mut self, phase: Phase, mut what: Box<OutOfMemory>, replay: Replay) -> Result<()> {
+    fn replan_after_oom(&mut self, phase: Phase, mut what: Box<OutOfMemory>, replay: Replay) -> Result<()> {
         let replay = replay.after(&what.cause);
         (what.phase, what.step) = (phase.name(), self.phase_step);
         self.learner.runtime.record(BoundaryKind::OutOfMemory);

@@ -18,7 +18,7 @@ impl Trainer {
             let greedy = self.recovering_phase(Phase::GenerateBaseline, |t| t.greedy_baselines(prompts))?;
             self.phase(Phase::RewardBaseline, |t| t.reward_baselines(prompts, &greedy, rollouts))?;
             rollout.leave_out_lost();
-            self.something_left(&rollout)?;
+            self.ensure_nonempty(&rollout)?;
         }
         let RolloutReport { rollouts, advantages, .. } = &mut rollout;
         if self.scores_old_log_probs() {

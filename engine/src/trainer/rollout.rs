@@ -2,10 +2,10 @@
 //! still sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
-use super::gather::{Dealt, all_rollouts, all_values};
-use super::judging::{Ended, EnvironmentView, Judging, JudgingThread, answer};
-use super::turns::Playing;
-use super::wire::OwnRollouts;
+use super::gather::{PromptShard, all_rollouts, all_values};
+use super::judging::{Ended, EnvironmentView, RewardJob, RewardWorker, answer};
+use super::turns::EnvironmentSession;
+use super::wire::RankRollouts;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::executor::BoundaryKind;
@@ -43,7 +43,7 @@ struct Sampled {
     /// The prompts, with what environments have added.
     prompts: Arc<Vec<Prompt>>,
     generated: Generated,
-    judging: JudgingThread,
+    judging: RewardWorker,
     /// What came of each completion where it had an environment.
     outcomes: Option<Vec<Outcome>>,
 }
@@ -103,7 +103,7 @@ impl Trainer {
             entropy_coeff: None,
             reward_stats: self.state.rewards.clone(),
         };
-        self.something_left(&report)?;
+        self.ensure_nonempty(&report)?;
         Ok(report)
     }
 
@@ -127,11 +127,11 @@ impl Trainer {
     }
 
     /// Rollouts of those of the prompts that this rank samples from, judged here.
-    fn own_rollouts(&mut self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<OwnRollouts> {
+    fn own_rollouts(&mut self, prompts: &Arc<Vec<Prompt>>, first: u64) -> Result<RankRollouts> {
         let started = Instant::now();
         let completions = self.config.rollout.n * self.config.rollout.response_length;
         let lengths = prompts.iter().map(|prompt| prompt.tokens.len());
-        let dealt = Dealt::new(&self.world, lengths, completions);
+        let dealt = PromptShard::new(&self.world, lengths, completions);
         let part = dealt.sampled.clone();
         let first = first + part.start as u64;
         let is_all = part.len() == prompts.len();
@@ -158,7 +158,7 @@ impl Trainer {
             }
             rollouts.push(rollout);
         }
-        Ok(OwnRollouts {
+        Ok(RankRollouts {
             rollouts,
             engine: dealt.counted(generated.stats),
             programs: stats.programs,
@@ -220,7 +220,7 @@ impl Trainer {
         first: u64,
         samples: &[Sample],
         outcomes: Option<&[Outcome]>,
-        judging: JudgingThread,
+        judging: RewardWorker,
         stats: &mut RolloutStats,
     ) -> Result<Vec<Scored>> {
         let step = self.state.step + 1;
@@ -262,8 +262,8 @@ impl Trainer {
         Progress { global_step: self.state.step, max_steps: self.steps, epoch: epochs.unwrap_or(0.0) }
     }
 
-    /// A step of whose groups each has lost a reward teaches nothing, and nor would the next: it ends the run.
-    pub(super) fn something_left(&self, report: &RolloutReport) -> Result<()> {
+    /// Ends the run if every group of the step has lost a reward: there is nothing to learn from.
+    pub(super) fn ensure_nonempty(&self, report: &RolloutReport) -> Result<()> {
         let lost = report.left_out.iter().find_map(|rollout| {
             let reason = rollout.reward_error.as_ref()?;
             Some((rollout, reason))
@@ -285,7 +285,7 @@ impl Trainer {
     }
 
     /// Completions of prompts. Those that have ended are being judged already.
-    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64, dealt: &Dealt) -> Result<Sampled> {
+    fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64, dealt: &PromptShard) -> Result<Sampled> {
         let rollout = &self.config.rollout;
         let (template, task) = (self.turns.as_ref(), self.data.task());
         let step = self.state.step + 1;
@@ -295,7 +295,7 @@ impl Trainer {
             prompt_index: prompt_index as u32,
             sample: 0,
         };
-        let playing = Playing::begin(template, task, rollout, &self.source, prompts, rollout.n, key(first))?;
+        let playing = EnvironmentSession::begin(template, task, rollout, &self.source, prompts, rollout.n, key(first))?;
         let prompts = playing.prompts().map_or_else(|| Arc::clone(prompts), Arc::new);
         let sampling = rollout.sampling(self.source.ends.ids.clone());
         let requests: Vec<GenerationRequest> = prompts
@@ -309,7 +309,7 @@ impl Trainer {
             .collect();
         let sampler = self.rollout_sampler()?;
         let limits = self.rollout_limits()?;
-        let judging = JudgingThread::start(Judging {
+        let judging = RewardWorker::start(RewardJob {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
             sampling: sampling.clone(),

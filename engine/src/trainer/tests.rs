@@ -289,7 +289,7 @@ fn memory_that_runs_out_while_weights_change_ends_the_run_which_resumes_from_its
     trainer.step().unwrap();
     trainer.phase_step = 2;
     let refused: crate::Result<()> =
-        trainer.once(Phase::UpdateActor, |_| panic!("CUDA_ERROR_OUT_OF_MEMORY, in the second half"));
+        trainer.run_irreversible(Phase::UpdateActor, |_| panic!("CUDA_ERROR_OUT_OF_MEMORY, in the second half"));
     let said = refused.unwrap_err().to_string();
     for part in [
         "out of memory: the update_actor phase of step 2",
@@ -342,7 +342,7 @@ fn a_panic_of_one_ranks_copier_thread_ends_the_run_of_all_and_names_the_rank() {
                 Ok(())
             })
         });
-        trainer.telling(failed).expect_err("an end").to_string()
+        trainer.broadcast_failure(failed).expect_err("an end").to_string()
     });
     for (rank, said) in ended.into_iter().enumerate() {
         let said = said.unwrap();

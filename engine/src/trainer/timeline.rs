@@ -9,7 +9,7 @@ use firebrick_backends::allocator::without_peak;
 impl Trainer {
     /// Runs a part of the run. If it fails, the timeline is written: always where memory ran out, and else where one
     /// was asked for and is not written yet.
-    pub(super) fn leaving_timeline<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    pub(super) fn dump_timeline_on_oom<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let result = work(self);
         if let Err(error) = &result {
             if error.out_of_memory().is_some() {

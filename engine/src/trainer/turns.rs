@@ -84,10 +84,10 @@ fn limits(rollout: &RolloutConfig, source: &PolicySource) -> Limits {
     }
 }
 
-/// What rollouts of some prompts are sampled with: an environment each, or none.
-pub(super) struct Playing<'a>(Option<RefCell<Episodes<'a>>>);
+/// Environments of the rollouts of some prompts, if the task has any.
+pub(super) struct EnvironmentSession<'a>(Option<RefCell<Episodes<'a>>>);
 
-impl<'a> Playing<'a> {
+impl<'a> EnvironmentSession<'a> {
     /// Resets the environments of a task that has some; `first` is the key of the first prompt.
     pub fn begin(
         template: Option<&'a TurnTemplate>,

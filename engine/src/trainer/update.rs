@@ -105,7 +105,7 @@ impl Trainer {
             Error::PartlyApplied { .. } => Error::PartlyApplied { way_back: self.way_back() },
             error => error,
         })?;
-        let updated = self.once(phase, |t| t.learner_of(phase).apply(gradients, lr))?;
+        let updated = self.run_irreversible(phase, |t| t.learner_of(phase).apply(gradients, lr))?;
         self.check_after(phase)?;
         report.add(&updated);
         self.check_skipped(phase, &updated)?;

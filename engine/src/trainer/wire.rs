@@ -12,8 +12,8 @@ use firebrick_sampler::GenerationStats;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a rank sampled and judged of a step, and the seconds that it took.
-pub(super) struct OwnRollouts {
+/// Rollouts that a rank sampled and scored in a step, with seconds.
+pub(super) struct RankRollouts {
     pub rollouts: Vec<Rollout>,
     pub engine: GenerationStats,
     pub programs: Option<ProgramStats>,
@@ -22,7 +22,7 @@ pub(super) struct OwnRollouts {
     pub seconds: f64,
 }
 
-impl OwnRollouts {
+impl RankRollouts {
     pub fn write(&self, to: &mut Writer) {
         to.list(self.rollouts.iter(), write_rollout);
         write_stats(to, &self.engine);

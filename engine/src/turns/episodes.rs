@@ -61,7 +61,7 @@ struct Episode {
     /// Failures of its own environments.
     failures: usize,
     /// What its environment returned when it was reset.
-    said: Option<FirstWords>,
+    said: Option<Greeting>,
     outcome: Outcome,
 }
 
@@ -363,11 +363,11 @@ impl<'a> Episodes<'a> {
     }
 }
 
-/// What an environment adds to the prompt.
+/// Text that `reset` adds to the prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct FirstWords(Option<String>);
+struct Greeting(Option<String>);
 
-impl fmt::Display for FirstWords {
+impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Some(text) => write!(f, "{text:?}"),
@@ -377,12 +377,7 @@ impl fmt::Display for FirstWords {
 }
 
 /// A prompt with words added to its user's last message, or why it is too long.
-fn with_words(
-    prompt: &Prompt,
-    words: &FirstWords,
-    most: usize,
-    tokenizer: &Tokenizer,
-) -> Result<Result<Prompt, String>> {
+fn with_words(prompt: &Prompt, words: &Greeting, most: usize, tokenizer: &Tokenizer) -> Result<Result<Prompt, String>> {
     let Some(text) = &words.0 else { return Ok(Ok(prompt.clone())) };
     let mut example = prompt.example.clone();
     if let PromptText::Chat(messages) = &mut example.prompt
@@ -401,14 +396,14 @@ fn with_words(
 }
 
 /// An environment that was reset, and what it said; or why it could not begin.
-type Begun = Result<(Box<dyn Environment>, FirstWords), EnvironmentError>;
+type Begun = Result<(Box<dyn Environment>, Greeting), EnvironmentError>;
 
 /// A fresh environment for the rollout with this number.
 fn reset(environments: &dyn Environments, example: &Example, seed: u32, index: usize) -> Begun {
     let mut environment = environments.make(index % environments.workers().max(1));
     environment.seed(seed);
     let said = environment.reset(example)?;
-    Ok((environment, FirstWords(said)))
+    Ok((environment, Greeting(said)))
 }
 
 /// Environments of all rollouts, those of each worker in a thread.

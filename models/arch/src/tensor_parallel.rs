@@ -226,9 +226,8 @@ impl TensorShare {
         (0..self.rank).any(|rank| Self::new(rank, self.ranks).trained_cut(arch, slot) == own)
     }
 
-    /// Whether the device's gradient of a parameter is a part of it, which sums with those of the others that have it:
-    /// of what it has whole and uses beside its own heads, rows or columns alone; of key heads that several devices
-    /// have.
+    /// Whether this device's gradient of a parameter must be all-reduced: replicated parameters used by sharded heads,
+    /// rows or columns, and key heads that several devices share.
     #[must_use]
     pub fn has_part_of_gradient(&self, arch: &Arch, slot: Slot) -> bool {
         match slot {

@@ -12,13 +12,14 @@ use firebrick_spec::quantized::{NF4_BLOCK, NF4_GROUP};
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 
-/// What stands behind a weight's name in those of the tensors beside it.
-const BESIDE: [&str; 6] = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATES[0], STATES[1]];
+/// Suffixes of a weight's name in its quantization tensors.
+const QUANTIZATION_SUFFIXES: [&str; 6] =
+    [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATES[0], STATES[1]];
 
-/// What stands behind a module's name in those of the tensors beside an 8-bit weight.
-const BESIDE_MODULE: [&str; 2] = [".SCB", ".weight_format"];
+/// Suffixes of a module's name in the tensors of an 8-bit weight.
+const MODULE_SUFFIXES: [&str; 2] = [".SCB", ".weight_format"];
 
-/// The same of the tensor that says how a matrix is quantised.
+/// Suffixes of the tensor that describes how a matrix is quantized.
 const STATES: [&str; 2] = [".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"];
 
 /// What is read of bitsandbytes' checkpoints.
@@ -52,8 +53,8 @@ struct QuantState {
 /// The weight that a tensor stands beside; `None` for a tensor by itself.
 pub(super) fn weight_beside(name: &str) -> Option<String> {
     // 8-bit weights have theirs beside the module
-    let of_module = BESIDE_MODULE.iter().find_map(|part| name.strip_suffix(part));
-    let of_weight = BESIDE.iter().find_map(|part| name.strip_suffix(part));
+    let of_module = MODULE_SUFFIXES.iter().find_map(|part| name.strip_suffix(part));
+    let of_weight = QUANTIZATION_SUFFIXES.iter().find_map(|part| name.strip_suffix(part));
     let weight = of_module.map(|module| format!("{module}.weight"));
     weight.or_else(|| of_weight.map(str::to_owned))
 }

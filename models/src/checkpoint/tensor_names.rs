@@ -17,12 +17,12 @@ pub(super) fn nested_name(name: &str) -> String {
     }
 }
 
-/// What Qwen 3.5 has beside its language model: the parts that see, and those that predict several tokens.
-const BESIDE: [&str; 2] = ["model.visual.", "mtp."];
+/// Prefixes of tensors outside the language model in Qwen 3.5: vision, and multi-token prediction.
+const UNUSED_PREFIXES: [&str; 2] = ["model.visual.", "mtp."];
 
 /// Whether a tensor is one of them.
 pub(super) fn is_beside(name: &str) -> bool {
-    BESIDE.iter().any(|part| name.starts_with(part))
+    UNUSED_PREFIXES.iter().any(|part| name.starts_with(part))
 }
 
 /// The parts of such a model that see.

@@ -1,6 +1,5 @@
 //! A decoder of which a rank trains a stage: consecutive layers, with the embedding on the first stage and the head on
-//! the last. Its units are those of the whole model. Of those that are on other stages a rank keeps nothing between
-//! passes.
+//! the last. Its units are those of the whole model. A rank holds no weights of other stages between passes.
 
 use super::{Decoder, Unit};
 use crate::{Error, Result};

@@ -134,7 +134,7 @@ fn an_object_that_cannot_be_copied_ends_the_run_with_the_function_that_needs_it(
     let Some(folder) = folder() else { return };
     let error = run(folder.path(), "Locked").expect_err("an end");
     let message = error.to_string();
-    assert!(error.is_users(), "{message}");
+    assert!(error.is_user_error(), "{message}");
     for part in ["reward `apart`: `apart` (", "judge.py, line 2): ", "an object of `Locked` cannot be pickled"] {
         assert!(message.contains(part), "{part:?} is not in {message}");
     }

@@ -407,7 +407,7 @@ fn a_run_whose_environment_raises_ends_with_its_line_and_the_row_and_one_that_di
     ] {
         let error = run(class).expect_err(class);
         let message = error.to_string();
-        assert!(error.is_users(), "{message}");
+        assert!(error.is_user_error(), "{message}");
         for part in ["environment failed at step 1, draw ", " (train row ", "), sample ", part, "env.py, line "] {
             assert!(message.contains(part), "{part:?} is not in {message}");
         }

@@ -17,7 +17,7 @@ const SHORT_REST: Duration = Duration::from_micros(20);
 const LONG_REST: Duration = Duration::from_millis(1);
 
 /// Longest time that what others are still to get of a communicator that is given back takes.
-const FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a rank looks at while it waits for NCCL, and until when.
 pub(super) struct Wait<'a> {
@@ -177,7 +177,7 @@ impl Communicator {
         if !going(unsafe { (self.library.comm_finalize)(self.comm) }) {
             return false;
         }
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
         loop {
             let mut state = SUCCESS;
             // SAFETY: it was not given back before; it writes one number.

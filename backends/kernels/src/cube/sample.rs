@@ -18,9 +18,9 @@ use cubecl::prelude::*;
 use firebrick_device::trace::span;
 use truncation::{Row, Support, rank_of, truncated_support, weight_of};
 
-/// Parts of a row that are summed first, each by [`BESIDE`] units with coalesced reads.
+/// Parts of a row that are summed first, each by [`LANES_PER_PART`] units with coalesced reads.
 const PARTS: usize = 16;
-const BESIDE: usize = UNITS / PARTS;
+const LANES_PER_PART: usize = UNITS / PARTS;
 
 /// Token ids that f32 represents exactly.
 const IDS: usize = 1 << 24;
@@ -245,17 +245,18 @@ fn sample_token<F: Float>(
     let mut tied = Shared::<[f32]>::new_slice(UNITS);
     let unit = UNIT_POS as usize;
     let each = row.vocab.div_ceil(PARTS);
-    let first = min(unit / BESIDE * each, row.vocab);
+    let first = min(unit / LANES_PER_PART * each, row.vocab);
     let end = min(first + each, row.vocab);
-    let (weight, ties) = partial_mass::<F>(logits, row, support, first + unit % BESIDE, end, BESIDE, spare);
+    let (weight, ties) =
+        partial_mass::<F>(logits, row, support, first + unit % LANES_PER_PART, end, LANES_PER_PART, spare);
     lanes[unit] = weight;
     tied[unit] = ties;
     sync_cube();
     let none = f32::new(0.0);
     let all = f32::new(3.0e38);
-    let (_part, _start, _ties, mass) = find_part(lanes, &mut tied, support, none, none, all, BESIDE);
+    let (_part, _start, _ties, mass) = find_part(lanes, &mut tied, support, none, none, all, LANES_PER_PART);
     let threshold = uniform * mass;
-    let (part, start, ties, _all) = find_part(lanes, &mut tied, support, none, none, threshold, BESIDE);
+    let (part, start, ties, _all) = find_part(lanes, &mut tied, support, none, none, threshold, LANES_PER_PART);
     sync_cube();
     let first = min(part * each, row.vocab);
     let end = min(first + each, row.vocab);

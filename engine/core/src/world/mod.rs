@@ -279,7 +279,7 @@ impl World {
     pub fn together<T>(&self, done: Result<T>) -> Result<T> {
         let told = |error: &Error| match error.out_of_memory() {
             Some(what) => Failure::of_memory(&what),
-            None => Failure { users: error.is_users(), ..Failure::new(error.to_string()) },
+            None => Failure { users: error.is_user_error(), ..Failure::new(error.to_string()) },
         };
         let failure = done.as_ref().err().map(told);
         match (self.agree_on_failure(failure), done) {
@@ -326,7 +326,7 @@ impl World {
             None => Vec::new(),
             Some(Ok(bytes)) => [&[DONE][..], &bytes].concat(),
             Some(Err(error)) => {
-                let kind = if error.is_users() { USERS } else { FAILED };
+                let kind = if error.is_user_error() { USERS } else { FAILED };
                 [&[kind][..], error.to_string().as_bytes()].concat()
             }
         };
@@ -391,7 +391,7 @@ mod tests {
                 _ => Err(Error::Config("a wrong key".into())),
             };
             let error = world.together(own).unwrap_err();
-            assert!(error.is_users());
+            assert!(error.is_user_error());
             error.to_string()
         });
         assert_eq!(found, ["rank 1 failed: config: a wrong key", "config: a wrong key"]);
@@ -406,7 +406,7 @@ mod tests {
                     .map(|error| world.on_main(|| Err(error)).unwrap_err());
             // the ranks can continue
             let after = world.of_main(vec![5]).unwrap();
-            (done, failed.map(|error| (error.to_string(), error.is_users())), after)
+            (done, failed.map(|error| (error.to_string(), error.is_user_error())), after)
         });
         for (done, [users, other], after) in found {
             assert_eq!(done, [7, 0]);

@@ -54,7 +54,7 @@ impl AdamW {
         replace(decoder, unit, fresh)
     }
 
-    /// The same of a unit of which this rank has its shards alone: they stay that.
+    /// Updates a unit that stays sharded.
     fn update_in_place(
         &mut self,
         decoder: &mut Decoder,

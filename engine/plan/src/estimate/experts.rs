@@ -130,8 +130,8 @@ impl ExpertWidths {
         self.per_token * self.f + self.shared
     }
 
-    /// Numbers a token that experts keep inside: so many as wide as all of its experts, the router's probabilities, and
-    /// where rows lie.
+    /// Elements per token kept by an expert layer: `factors` tensors as wide as all of a token's experts, router
+    /// probabilities, and row indices.
     pub fn kept(self, factors: u64) -> u64 {
         factors * self.all() + self.count + 8 * self.per_token
     }

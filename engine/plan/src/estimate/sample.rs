@@ -162,8 +162,8 @@ fn cutting(ctx: &Context<'_>) -> MemoryUsage {
     MemoryUsage::default().on_host(Category::Communication, bytes)
 }
 
-/// What a choice of tokens takes, whose logits are so many bytes: devices that share the vocabulary gather all of them,
-/// through the host.
+/// Memory for sampling tokens from `logits` bytes. With tensor parallelism every device gathers all logits through the
+/// host.
 fn chosen(ctx: &Context<'_>, logits: u64, copies: u64) -> MemoryUsage {
     let whole = MemoryUsage::default().on_device(Category::Head, copies * logits);
     if ctx.parallel.tensor == 1 {

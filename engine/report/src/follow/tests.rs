@@ -60,7 +60,7 @@ fn a_folder_without_a_run_is_refused() {
     let empty = tempfile::tempdir().unwrap();
     let error = Follower::open(empty.path()).err().expect("refused");
     assert!(error.to_string().contains("config.yaml"), "{error}");
-    assert!(error.is_users());
+    assert!(error.is_user_error());
 }
 
 #[test]

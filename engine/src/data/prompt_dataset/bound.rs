@@ -11,7 +11,7 @@ const MOST_ROWS: u64 = 100_000;
 const MOST_BYTES: usize = 8 << 20;
 
 /// Rows that are encoded together.
-const TOGETHER: u64 = 4096;
+const BATCH: u64 = 4096;
 
 impl PromptDataset {
     /// Most tokens of a prompt that can be drawn: of the longest one where all are known, else
@@ -58,8 +58,8 @@ impl PromptDataset {
             Ok([found, bytes])
         };
         let (mut largest, mut bytes) = (0, 0);
-        for first in (0..rows).step_by(TOGETHER as usize) {
-            let all: Vec<Result<[usize; 2]>> = (first..(first + TOGETHER).min(rows)).into_par_iter().map(one).collect();
+        for first in (0..rows).step_by(BATCH as usize) {
+            let all: Vec<Result<[usize; 2]>> = (first..(first + BATCH).min(rows)).into_par_iter().map(one).collect();
             for own in all {
                 let own = own?;
                 largest = largest.max(own[0]);

@@ -64,7 +64,7 @@ struct Reply {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Item {
-    Judged { reward: Option<f64>, extra: Map<String, Value> },
+    RewardResults { reward: Option<f64>, extra: Map<String, Value> },
     Failed { error: String },
 }
 
@@ -100,7 +100,7 @@ pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<(Vec<Pro
 impl Item {
     fn outcome(self) -> ProgramResult {
         match self {
-            Self::Judged { reward, extra } => Ok(Verdict { reward, extra, repeated: false }),
+            Self::RewardResults { reward, extra } => Ok(Verdict { reward, extra, repeated: false }),
             Self::Failed { error } => Err(Failure::Misused(error)),
         }
     }

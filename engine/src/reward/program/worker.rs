@@ -104,8 +104,8 @@ impl Worker {
             }
             Err(silence) => {
                 // what a command writes is what its user wrote; a function's answer is written by its worker
-                let is_users = matches!((&silence, &self.protocol), (Silence::Unreadable(_), Protocol::Lines));
-                let failed = if is_users { Failure::Misused } else { Failure::Failed };
+                let is_user_error = matches!((&silence, &self.protocol), (Silence::Unreadable(_), Protocol::Lines));
+                let failed = if is_user_error { Failure::Misused } else { Failure::Failed };
                 let reason = failure(self.process, &silence, time);
                 (None, vec![Err(failed(reason)); samples.len()])
             }

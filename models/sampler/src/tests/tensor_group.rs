@@ -223,7 +223,7 @@ fn ranks_that_sample_other_tokens_end_with_an_error() {
     let other_draws = |rank: usize, own: &mut GenerationRequest| own.key.seed += rank as u64;
     for error in diverging(other_draws) {
         assert!(matches!(error, Error::Diverged { rank: 1 }), "{error}");
-        assert!(!error.is_users() && error.to_string().contains("rollout.tensor_model"));
+        assert!(!error.is_user_error() && error.to_string().contains("rollout.tensor_model"));
     }
     // one token, after which nothing is gathered any more
     let last_draw = |rank: usize, own: &mut GenerationRequest| {

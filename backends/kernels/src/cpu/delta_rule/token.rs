@@ -8,9 +8,9 @@ use crate::cpu::real::{LANES, Real, lanes};
 use std::ops::Range;
 
 /// Rows of a state that are read or written at a time, so that a sum over them stays in a register.
-const TOGETHER: usize = 4;
+const ROWS_PER_PASS: usize = 4;
 
-/// Distance of the prefetched rows from those that are read, in units of [`TOGETHER`]. Behind a state is that of the
+/// Distance of the prefetched rows from those that are read, in units of [`ROWS_PER_PASS`]. Behind a state is that of the
 /// next head.
 const AHEAD: usize = 2;
 
@@ -71,12 +71,12 @@ impl<T: Real> Vectors<'_, T> {
     fn held(&self, state: &[T], held: &mut [T]) {
         held.fill(T::ZERO);
         let width = held.len();
-        let whole = self.k.len() / TOGETHER * TOGETHER;
-        for row in (0..whole).step_by(TOGETHER) {
+        let whole = self.k.len() / ROWS_PER_PASS * ROWS_PER_PASS;
+        for row in (0..whole).step_by(ROWS_PER_PASS) {
             let rows = &state[row * width..];
-            let ahead = rows.as_ptr().wrapping_add(AHEAD * TOGETHER * width);
-            prefetch_rows(ahead, width, TOGETHER, width);
-            self.read_rows::<TOGETHER>(rows, row, held);
+            let ahead = rows.as_ptr().wrapping_add(AHEAD * ROWS_PER_PASS * width);
+            prefetch_rows(ahead, width, ROWS_PER_PASS, width);
+            self.read_rows::<ROWS_PER_PASS>(rows, row, held);
         }
         for row in whole..self.k.len() {
             self.read_rows::<1>(&state[row * width..], row, held);
@@ -87,9 +87,9 @@ impl<T: Real> Vectors<'_, T> {
     #[inline(always)]
     fn write(&self, state: &mut [T], delta: &[T], out: &mut [T]) {
         let width = out.len();
-        let whole = self.k.len() / TOGETHER * TOGETHER;
-        for row in (0..whole).step_by(TOGETHER) {
-            self.write_rows::<TOGETHER>(&mut state[row * width..], row, delta, out);
+        let whole = self.k.len() / ROWS_PER_PASS * ROWS_PER_PASS;
+        for row in (0..whole).step_by(ROWS_PER_PASS) {
+            self.write_rows::<ROWS_PER_PASS>(&mut state[row * width..], row, delta, out);
         }
         for row in whole..self.k.len() {
             self.write_rows::<1>(&mut state[row * width..], row, delta, out);

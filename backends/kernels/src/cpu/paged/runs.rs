@@ -5,7 +5,7 @@ use firebrick_spec::BLOCK_SIZE;
 use std::ops::Range;
 
 /// Sequences of one task: their products with a shared prefix are computed together.
-const TOGETHER: usize = 8;
+const MAX_MEMBERS: usize = 8;
 
 /// Tokens whose keys or values are read at a time, and prefetched before.
 const PIECE: usize = 2 * BLOCK_SIZE;
@@ -35,7 +35,7 @@ pub(super) struct Sequence {
     runs: Range<usize>,
 }
 
-/// Sequences that begin with the same tokens, up to [`TOGETHER`] of them.
+/// Sequences that begin with the same tokens, up to [`MAX_MEMBERS`] of them.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     /// Tokens that they share.
@@ -134,12 +134,12 @@ impl SlotRuns {
     fn push_parts(&mut self, tokens: usize, prefix: Range<usize>, members: usize) {
         let end = self.sequences.len();
         let first = self.parts.len();
-        let whole = first..first + members.div_ceil(TOGETHER);
-        for start in (end - members..end).step_by(TOGETHER) {
+        let whole = first..first + members.div_ceil(MAX_MEMBERS);
+        for start in (end - members..end).step_by(MAX_MEMBERS) {
             self.parts.push(Part {
                 tokens,
                 prefix: prefix.clone(),
-                members: start..end.min(start + TOGETHER),
+                members: start..end.min(start + MAX_MEMBERS),
                 whole: whole.clone(),
             });
         }

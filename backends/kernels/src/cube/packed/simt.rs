@@ -23,8 +23,8 @@ const CHUNK: usize = UNITS / ACROSS;
 
 /// Rows that are reduced at a time, and parts of the units of an output: shared memory stays below the 16 KiB that
 /// WebGPU guarantees.
-const TOGETHER: usize = 4;
-const PARTS: usize = CHUNK / TOGETHER;
+const ROWS_PER_PASS: usize = 4;
+const PARTS: usize = CHUNK / ROWS_PER_PASS;
 
 /// Copies a chunk of the rows' inputs to shared memory, with zeros beyond the last.
 #[cube]
@@ -166,7 +166,7 @@ pub(super) fn multiply<F: Float, N: Size>(
         chunk += CHUNK;
     }
     let writes = CUBE_POS < tiles * panels;
-    let each = comptime!(if most < TOGETHER { most } else { TOGETHER });
+    let each = comptime!(if most < ROWS_PER_PASS { most } else { ROWS_PER_PASS });
     #[unroll]
     for round in 0..comptime!(most / each) {
         let sum = reduce_units(&mut sums, &mut shared, round, each);
@@ -205,6 +205,6 @@ fn clear<N: Size>(sums: &mut Array<Vector<f32, N>>, #[comptime] count: usize) {
 
 /// Vectors of shared memory: enough for a chunk of the rows, and for the sums of all units of some rows.
 const fn shared_vectors(most: usize) -> usize {
-    let (staged, each) = (most * CHUNK, if most < TOGETHER { most } else { TOGETHER });
+    let (staged, each) = (most * CHUNK, if most < ROWS_PER_PASS { most } else { ROWS_PER_PASS });
     if staged > each * UNITS { staged } else { each * UNITS }
 }

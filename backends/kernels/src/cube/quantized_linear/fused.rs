@@ -31,7 +31,7 @@ pub(super) const OUTPUTS: usize = GROUPS * VECTOR;
 
 /// Rows that are summed over the units of an output at a time: shared memory stays below the 16 KiB that WebGPU
 /// guarantees.
-const TOGETHER: usize = 2;
+const ROWS_PER_PASS: usize = 2;
 
 /// Most rows of a cube: their inputs fit in shared memory, and their sums in registers.
 pub(super) const fn most_rows(numbers_of_word: usize) -> usize {
@@ -45,7 +45,7 @@ const fn shared_vectors(most: usize, numbers: usize) -> usize {
 }
 
 const fn together(most: usize) -> usize {
-    if most < TOGETHER { most } else { TOGETHER }
+    if most < ROWS_PER_PASS { most } else { ROWS_PER_PASS }
 }
 
 /// Copies the inputs of a turn to shared memory, with zeros beyond the last: the vectors of one place in a word lie
