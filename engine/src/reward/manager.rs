@@ -1,4 +1,4 @@
-//! RewardJob completions: the task's reward models all together, its programs a group at a time, and what both say.
+//! Scores of completions: the task's reward models score a batch, its programs a group at a time.
 
 use super::program::{Asked, Failure, Program, ProgramResult, ProgramResults, Progress};
 use super::{Answer, RewardModel, RewardReader, ScoredCompletion, Surroundings};

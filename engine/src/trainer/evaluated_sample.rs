@@ -1,4 +1,4 @@
-//! RewardResults completions of validation prompts: what `firebrick eval` writes of each, and what statistics take of it.
+//! Scored completions of validation prompts, as `firebrick eval` writes them and as statistics read them.
 
 use crate::metrics::JudgedSample;
 use crate::reward::Answer;

@@ -1,5 +1,5 @@
-//! RewardJob while completions are sampled: a thread of its own scores each by the task's rules as it ends, and hands
-//! each group whose last completion has ended to the task's programs.
+//! Rewards while completions are sampled: a thread scores each by the task's rules as it ends, and hands complete groups
+//! to the task's programs.
 
 use crate::data::Prompt;
 use crate::reward::{Answer, Asked, CompletionId, ProgramResults, Programs, Purpose};

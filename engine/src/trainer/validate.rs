@@ -41,7 +41,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// RewardResults completions of the validation prompts, as many at a time as the plan in force allows.
+    /// Scored completions of the validation prompts, as many at a time as the current plan allows.
     pub(super) fn validation_samples(&mut self) -> Result<Vec<EvaluatedSample>> {
         let samples = self.recovering_phase(Phase::Validation, |t| {
             let (rollout, sampler) = (&t.config.rollout, t.own_sampler()?);
