@@ -106,6 +106,8 @@ fn a_function_of_one_completion_that_raises_is_wrong_for_that_one_and_an_interru
     let Some(bench) = Bench::new(
         r#"
 import os, pathlib, signal
+# the jobs of a shell in the background ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def raises(data_source, solution_str, ground_truth, extra_info=None):
     return {"a": 1.0, "cc": 2.0}[solution_str]
 async def waits(data_source, solution_str, ground_truth, extra_info=None):
@@ -120,7 +122,7 @@ def interrupted(data_source, solution_str, ground_truth, extra_info=None):
     ) else {
         return;
     };
-    for (function, line) in [("raises", 4), ("waits", 6)] {
+    for (function, line) in [("raises", 6), ("waits", 8)] {
         let outcomes = said(&bench.open(function, &json!({})), &prompt(row("")), &["a", "b", "cc"]);
         let Err(Failure::Misused(reason)) = &outcomes[1] else { panic!("{function}: {outcomes:?}") };
         for part in [&format!("`{function}` raised KeyError: 'b' ("), &format!("rewards.py, line {line})")] {
