@@ -4,7 +4,7 @@
 //! run before its first step. What is kept is where rows are, or their compressed text: an example is made again when
 //! it is drawn.
 
-mod config;
+pub(super) mod config;
 
 pub use config::{Extract, JsonlConfig, MessageTemplate};
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::ops::Range;
 
 use super::conversation::{check_text_only, message, read_template_kwargs, read_tools};
-use super::jsonl::{Extract, JsonlConfig, MessageTemplate};
+use super::jsonl::config::{Extract, JsonlConfig, MessageTemplate};
 use super::reward::compile;
 use super::template::{Row, Template, lookup};
 use super::{Example, PromptText, TaskError};
