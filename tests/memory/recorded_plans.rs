@@ -1,7 +1,7 @@
 //! Plans and predictions as recorded: of every case under its settings, and of the planner under budgets.
 //!
-//! A change that only moves code keeps all of them. One that means to change plans records them again, with
-//! `FIREBRICK_REFERENCE=write cargo test --release --test memory recorded`, and the difference is part of its review.
+//! A refactoring keeps all of them. A change of plans records them again, and its review includes the difference:
+//! `FIREBRICK_REFERENCE=write cargo test --release --workspace --test memory recorded`.
 
 use crate::cases::cases;
 use crate::measure::Case;

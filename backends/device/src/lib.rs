@@ -1,5 +1,5 @@
-//! Devices: names, probing, memory readings and accounts, host files, transfers. No crate above this one and
-//! `firebrick-collectives` and `firebrick-kernels` names a backend's feature or type.
+//! Devices: names, probing, memory readings and accounts, host files, transfers. Backend types and `unsafe` occur only in
+//! this crate, `firebrick-collectives` and `firebrick-kernels`.
 
 pub mod accounts;
 pub mod allocation_trace;

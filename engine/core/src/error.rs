@@ -1,4 +1,4 @@
-//! What can go wrong in a run.
+//! Errors of a run.
 
 use crate::lr_scheduler::LrSchedulerError;
 use firebrick_backends::accounts::Balance;
@@ -9,7 +9,7 @@ use firebrick_data::task::{Split, TaskError};
 use firebrick_plan::size::Bytes;
 use std::path::PathBuf;
 
-/// Errors of this crate. Every message says what was expected, what was found, where, and what to do. A message
+/// Errors of the engine. Every message states expectation, finding, place and remedy. A message
 /// includes its cause, which [`source`](std::error::Error::source) therefore does not give again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -69,10 +69,10 @@ pub enum Error {
         completion: String,
         /// Why it cannot be judged.
         reason: String,
-        /// Whether it is because the user's code raised, or returned what is no reward.
+        /// Whether the user's code raised an exception or returned an invalid reward.
         users: bool,
     },
-    /// An environment raised, or returned what it may not.
+    /// An environment raised an exception or returned an invalid value.
     #[error(
         "environment failed at step {step}, draw {prompt_index}{}, sample {sample}: {reason}\n  prompt: {prompt:?}",
         in_brackets(*row)
@@ -199,7 +199,7 @@ pub enum Error {
     /// Ranks of a run that are not alike, or not as many as the configuration says.
     #[error("ranks: {0}")]
     Ranks(String),
-    /// What failed on rank 0, and is known to all of several ranks.
+    /// A failure of rank 0 that all ranks report.
     #[error("{message}")]
     OfMain {
         /// Its message.
@@ -311,7 +311,7 @@ impl Error {
         }
     }
 
-    /// Whether the user can mend it by changing what they asked for, as opposed to a run that failed.
+    /// Whether the user can fix the cause: a setting, a file, their code. `false` for a run that failed.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
         match self {

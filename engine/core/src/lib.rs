@@ -1,4 +1,4 @@
-//! What all parts of the engine share: ranks, sequences, rollouts, learning-rate schedules, errors.
+//! Types that all parts of the engine use: ranks, sequences, rollouts, learning-rate schedules, errors.
 
 pub mod error;
 pub mod lr_scheduler;

@@ -9,14 +9,14 @@ use num_rational::BigRational;
 use num_traits::Signed;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a comparison found.
+/// Result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// The same answer.
     Equal,
     /// Another answer.
     Different,
-    /// Nothing: why.
+    /// Not decidable, with the reason.
     Undecided(&'static str),
 }
 

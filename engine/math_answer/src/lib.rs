@@ -67,7 +67,7 @@ impl Verdict {
 }
 
 impl Checker {
-    /// The answer of a text in a normal form, in which equal numbers are equal strings.
+    /// The answer of a text in a normal form: equal numbers are equal strings.
     #[must_use]
     pub fn read(self, text: &str) -> Option<String> {
         extract(text, self.source).map(|answer| Parsed::new(answer).to_string())

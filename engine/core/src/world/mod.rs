@@ -28,7 +28,7 @@ pub struct World {
     all: Arc<dyn Collective>,
     /// A failure that every rank knows of and nobody has answered yet.
     known: Arc<Mutex<Option<CollectiveError>>>,
-    /// The error of the last failure that all agreed on, as this rank has it.
+    /// This rank's message of the last failure that all ranks agreed on.
     agreed: Arc<Mutex<Option<String>>>,
     /// The ranks that share sequences, where they do.
     mesh: Option<Arc<Mesh>>,
@@ -288,8 +288,8 @@ impl World {
         }
     }
 
-    /// Tells all ranks that the run ends here with an error, unless they know it: they may still be reading what they
-    /// were told.
+    /// Sends an error that ends the run to all ranks. No message for an error that all ranks know: they may still be
+    /// reading the first one.
     pub fn give_up(&self, error: &Error) {
         let message = error.to_string();
         let agreed = self.agreed.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,7 +16,7 @@ pub(super) fn judge(checker: Checker, answer: &str, text: &str) -> Result<RuleVe
     Ok(RuleVerdict { undecided, ..rule })
 }
 
-/// A completion that says the ground truth and nothing else.
+/// A completion with the ground truth as its only content.
 pub(super) fn own_gold(answer: &str) -> String {
     format!("\\boxed{{{}}}", gold_source(answer))
 }
