@@ -16,3 +16,14 @@ impl Traffic {
         self.operations[kind as usize] += 1;
     }
 }
+
+impl std::ops::Add for Traffic {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            operations: std::array::from_fn(|kind| self.operations[kind] + other.operations[kind]),
+            bytes: std::array::from_fn(|kind| self.bytes[kind] + other.bytes[kind]),
+        }
+    }
+}

@@ -7,8 +7,8 @@ use super::weight_shards::WeightShards;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::transfer::HostTensor;
-use firebrick_core::world::World;
 use firebrick_core::world::codec::{Reader, Writer};
+use firebrick_core::world::{Dim, World};
 use firebrick_core::{Error, Result};
 use firebrick_models::Decoder;
 use firebrick_models::checkpoint::WholeModel;
@@ -130,7 +130,7 @@ impl ResidentModel {
                 } else {
                     Vec::new()
                 };
-                let bytes = self.world().exchange_parts(own)?.swap_remove(owner);
+                let bytes = self.world().model_group().exchange(own)?.swap_remove(owner);
                 let _held = self.hold(bytes.len());
                 Ok(self.tensor(bytes, [rows.len(), cols]))
             }
@@ -149,7 +149,7 @@ impl ResidentModel {
             }
             _ => decoder.param(index).download()?.as_bytes().to_vec(),
         };
-        let parts = self.world().tensor_exchange(own)?;
+        let parts = self.world().group(Dim::Tensor).exchange(own)?;
         let parts: Vec<HostTensor> = parts.into_iter().map(|bytes| self.tensor(bytes, [own_rows, own_cols])).collect();
         let _held = self.hold(parts.iter().map(HostTensor::bytes).sum());
         let whole = decoder.joined_param(index, &parts.iter().collect::<Vec<_>>());

@@ -336,7 +336,7 @@ impl Gradients {
             None => {
                 let mut part = Writer::default();
                 part.float(own);
-                let all = world.exchange_parts(part.into_bytes())?;
+                let all = world.model_group().exchange(part.into_bytes())?;
                 let parts = all.iter().map(|bytes| Reader::new(bytes).float());
                 parts.sum::<Result<f64>>()?
             }

@@ -3,15 +3,12 @@
 //! Losses that separate over tokens need one pass. Losses that look at whole sequences get all log-probs from a pass
 //! without gradients first, are differentiated on those vectors, and the chunks run a second time with the result.
 
+use super::sharding::PassContext;
 use super::token_chunk::TokenChunk;
-use crate::batch::{MicroBatch, Whole};
-use crate::{Gradients, Runtime};
-use burn::tensor::{DType, Tensor, TensorData};
-use firebrick_backends::PrecisionExt;
+use crate::Gradients;
+use crate::batch::MicroBatch;
+use burn::tensor::Tensor;
 use firebrick_core::Result;
-use firebrick_core::error::device_error;
-use firebrick_core::world::codec::{Reader, Writer};
-use firebrick_models::Decoder;
 use firebrick_models::head::{Head, HeadGradients};
 use firebrick_models::weights::Weights;
 use firebrick_objectives::value::ValueLoss;
@@ -55,14 +52,11 @@ impl From<ValueLoss> for HeadLoss<'_> {
 
 /// Head of one micro-batch in training.
 pub(super) struct HeadPass<'a> {
-    pub decoder: &'a Decoder,
     pub weights: &'a Weights,
     pub rows: usize,
     pub temperature: f64,
     /// What the loss is multiplied by before its gradients are taken.
     pub loss_scale: f64,
-    /// Reads memory at each chunk.
-    pub runtime: &'a Runtime,
 }
 
 /// The loss of a value head.
@@ -79,36 +73,37 @@ impl HeadPass<'_> {
     /// Gradient of the scored rows of `hidden`, `[scored, hidden]`; the weights' gradients go into `gradients`.
     pub fn backward(
         &self,
-        micro: &MicroBatch,
+        at: PassContext<'_>,
         hidden: Tensor<2>,
         loss: HeadLoss<'_>,
         gradients: &mut Gradients,
     ) -> Result<(Tensor<2>, LossSums)> {
+        let (decoder, micro) = (at.decoder, at.micro);
         let whole = matches!(loss, HeadLoss::Tokens(loss) | HeadLoss::Joint { tokens: loss, .. } if !loss.separates());
         if micro.scored() == 0 {
             if whole && micro.whole.is_some() {
-                self.share_scores(micro, Vec::new(), Vec::new())?;
+                at.sharding.scores(at, [Vec::new(), Vec::new()])?;
             }
             let none = hidden.narrow(0, 0, 1).zeros_like();
             return Ok((none, LossSums::default()));
         }
         let hidden = scored_rows(hidden, micro);
-        let head = self.decoder.head_with(self.weights);
+        let head = decoder.head_with(self.weights);
         match loss {
-            HeadLoss::Tokens(loss) => self.tokens(&head, micro, &hidden, loss, gradients),
+            HeadLoss::Tokens(loss) => self.tokens(&head, at, &hidden, loss, gradients),
             HeadLoss::Values(loss) => {
-                let projection = self.decoder.projection_index();
+                let projection = decoder.projection_index();
                 let term = ValueTerm { loss, coefficient: 1.0, projection };
-                self.values(&head, micro, &hidden, term, gradients)
+                self.values(&head, at, &hidden, term, gradients)
             }
             HeadLoss::Joint { tokens, values, coefficient } => {
-                let both = head.joint_value().zip(self.decoder.value_index());
+                let both = head.joint_value().zip(decoder.value_index());
                 let Some((value_head, index)) = both else {
                     unreachable!("a joint loss is one of a policy with a value head")
                 };
-                let (d_tokens, mut sums) = self.tokens(&head, micro, &hidden, tokens, gradients)?;
+                let (d_tokens, mut sums) = self.tokens(&head, at, &hidden, tokens, gradients)?;
                 let term = ValueTerm { loss: values, coefficient, projection: index };
-                let (d_values, own) = self.values(&value_head, micro, &hidden, term, gradients)?;
+                let (d_values, own) = self.values(&value_head, at, &hidden, term, gradients)?;
                 sums.join(own, coefficient);
                 Ok((d_tokens + d_values, sums))
             }
@@ -118,21 +113,21 @@ impl HeadPass<'_> {
     fn tokens(
         &self,
         head: &Head<'_>,
-        micro: &MicroBatch,
+        at: PassContext<'_>,
         hidden: &Tensor<2>,
         loss: &dyn TokenLoss,
         gradients: &mut Gradients,
     ) -> Result<(Tensor<2>, LossSums)> {
         if !loss.separates() {
-            return self.two_passes(head, micro, hidden, loss, gradients);
+            return self.two_passes(head, at, hidden, loss, gradients);
         }
-        self.by_chunks(micro, |start, len| {
-            let chunk = self.chunk(head, micro, hidden, start, len)?;
+        self.by_chunks(at.micro, |start, len| {
+            let chunk = self.chunk(head, at, hidden, start, len)?;
             let scores = chunk.scores();
-            let inputs = micro.inputs.narrow(start, len);
+            let inputs = at.micro.inputs.narrow(start, len);
             let found = differentiate(loss, &scores.logp, &scores.entropy, &inputs, self.loss_scale);
             let d_entropy = found.d_entropy.as_ref();
-            let d_hidden = self.absorb(chunk, &found.d_logp, d_entropy, gradients)?;
+            let d_hidden = self.absorb(at, chunk, &found.d_logp, d_entropy, gradients)?;
             Ok((d_hidden, found.loss))
         })
     }
@@ -141,20 +136,20 @@ impl HeadPass<'_> {
     fn values(
         &self,
         head: &Head<'_>,
-        micro: &MicroBatch,
+        at: PassContext<'_>,
         hidden: &Tensor<2>,
         term: ValueTerm,
         gradients: &mut Gradients,
     ) -> Result<(Tensor<2>, LossSums)> {
-        self.by_chunks(micro, |start, len| {
+        self.by_chunks(at.micro, |start, len| {
             let chunk = head.value_chunk(hidden.clone().narrow(0, start, len));
             let values = chunk.values.clone().autodiff().require_grad();
-            let loss = term.loss.loss(&values, &micro.inputs.narrow(start, len));
+            let loss = term.loss.loss(&values, &at.micro.inputs.narrow(start, len));
             let mut tape = loss.total.backward();
             let d_values = values.grad_remove(&mut tape);
             let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());
             let d_values = scaled(d_values, self.loss_scale * term.coefficient);
-            let d_hidden = self.add(chunk.backward(d_values), term.projection, gradients);
+            let d_hidden = self.add(at, chunk.backward(d_values), term.projection, gradients);
             Ok((d_hidden, loss))
         })
     }
@@ -176,73 +171,36 @@ impl HeadPass<'_> {
         Ok((Tensor::cat(d_hidden, 0), sums))
     }
 
-    /// The log-probs and entropies of all scored tokens of a micro-batch whose sequences ranks share, where this one
-    /// has these.
-    fn share_scores(
-        &self,
-        micro: &MicroBatch,
-        logp: Vec<Tensor<1>>,
-        entropy: Vec<Tensor<1>>,
-    ) -> Result<(Tensor<1>, Tensor<1>)> {
-        let mut own = Writer::default();
-        for column in [logp, entropy] {
-            let values = column
-                .into_iter()
-                .map(|chunk| chunk.try_into_vec_as::<f64>().map_err(|e| device_error("reading log-probs", &e)));
-            let values: Vec<Vec<f64>> = values.collect::<Result<_>>()?;
-            own.floats(&values.concat());
-        }
-        let mut all = [Vec::new(), Vec::new()];
-        for bytes in self.runtime.world().sequence_exchange(own.into_bytes())? {
-            let mut from = Reader::new(&bytes);
-            for column in &mut all {
-                column.extend(from.floats()?);
-            }
-        }
-        let device = self.decoder.device();
-        let dtype = match self.decoder.arch().precision.dtype(device) {
-            DType::F64 => DType::F64,
-            _ => DType::F32,
-        };
-        let scored = micro.whole.as_ref().map_or(0, Whole::scored);
-        let [logp, entropy] = all.map(|values| {
-            assert_eq!(values.len(), scored, "a score a scored token");
-            Tensor::<1>::from_data(TensorData::new(values, [scored]), (device, dtype))
-        });
-        Ok((logp, entropy))
-    }
-
     fn two_passes(
         &self,
         head: &Head<'_>,
-        micro: &MicroBatch,
+        at: PassContext<'_>,
         hidden: &Tensor<2>,
         loss: &dyn TokenLoss,
         gradients: &mut Gradients,
     ) -> Result<(Tensor<2>, LossSums)> {
+        let micro = at.micro;
         let (mut logp, mut entropy) = (Vec::new(), Vec::new());
         for (start, len) in chunks(micro.scored(), self.rows) {
-            let chunk = self.chunk(head, micro, hidden, start, len)?;
+            let chunk = self.chunk(head, at, hidden, start, len)?;
             logp.push(chunk.scores().logp.clone());
             entropy.push(chunk.scores().entropy.clone());
         }
-        let (scores, inputs, before) = match &micro.whole {
-            // every rank has the whole loss, and each differentiates its own tokens' part of it
-            Some(whole) => (self.share_scores(micro, logp, entropy)?, &whole.inputs, whole.before),
-            None => ((Tensor::cat(logp, 0), Tensor::cat(entropy, 0)), &micro.inputs, 0),
-        };
-        let (logp, entropy) = scores;
+        let [logp, entropy] = at.sharding.scores(at, [logp, entropy])?;
+        // every rank has the whole loss, and each differentiates its tokens' part of it
+        let whole = micro.whole.as_ref();
+        let (inputs, before) = whole.map_or((&micro.inputs, 0), |whole| (&whole.inputs, whole.before));
         let found = differentiate(loss, &logp, &entropy, inputs, self.loss_scale);
         let mut d_hidden = Vec::new();
         for (start, len) in chunks(micro.scored(), self.rows) {
-            let chunk = self.chunk(head, micro, hidden, start, len)?;
+            let chunk = self.chunk(head, at, hidden, start, len)?;
             let d_logp = found.d_logp.clone().narrow(0, before + start, len);
             let d_entropy = found.d_entropy.as_ref();
             let d_entropy = d_entropy.map(|d| d.clone().narrow(0, before + start, len));
-            d_hidden.push(self.absorb(chunk, &d_logp, d_entropy.as_ref(), gradients)?);
+            d_hidden.push(self.absorb(at, chunk, &d_logp, d_entropy.as_ref(), gradients)?);
         }
         let d_hidden = Tensor::cat(d_hidden, 0);
-        let (tokens, sequences) = match &micro.whole {
+        let (tokens, sequences) = match whole {
             // the rank of the first scored token tells of the loss of all
             Some(_) if before > 0 => return Ok((d_hidden, LossSums::default())),
             Some(whole) => (whole.scored(), whole.sequences()),
@@ -256,36 +214,43 @@ impl HeadPass<'_> {
     fn chunk<'h>(
         &self,
         head: &'h Head<'_>,
-        micro: &MicroBatch,
+        at: PassContext<'_>,
         hidden: &Tensor<2>,
         start: usize,
         len: usize,
     ) -> Result<TokenChunk<'h>> {
         let rows = hidden.clone().narrow(0, start, len);
-        let targets = micro.targets.clone().narrow(0, start, len);
-        TokenChunk::score(head, rows, targets, self.temperature, self.runtime)
+        let targets = at.micro.targets.clone().narrow(0, start, len);
+        TokenChunk::score(head, rows, targets, self.temperature, at.runtime)
     }
 
     /// The chunk's gradient: that of its rows is returned, those of the weights are added up.
     fn absorb(
         &self,
+        at: PassContext<'_>,
         chunk: TokenChunk<'_>,
         d_logp: &Tensor<1>,
         d_entropy: Option<&Tensor<1>>,
         gradients: &mut Gradients,
     ) -> Result<Tensor<2>> {
-        let projection = self.decoder.projection_index();
-        let mut found = chunk.backward(d_logp, d_entropy, self.runtime)?;
+        let projection = at.decoder.projection_index();
+        let mut found = chunk.backward(d_logp, d_entropy, at.runtime)?;
         let own = found.projection.take();
-        found.projection = own.map(|own| self.decoder.projection_gradient(own));
-        Ok(self.add(found, projection, gradients))
+        found.projection = own.map(|own| at.decoder.projection_gradient(own));
+        Ok(self.add(at, found, projection, gradients))
     }
 
     /// Adds up a chunk's gradients of weights and gives that of its rows.
-    fn add(&self, chunk: HeadGradients, projection: usize, gradients: &mut Gradients) -> Tensor<2> {
+    fn add(
+        &self,
+        at: PassContext<'_>,
+        chunk: HeadGradients,
+        projection: usize,
+        gradients: &mut Gradients,
+    ) -> Tensor<2> {
         // the chunk's gradient of the projection beside the one that it is added to
-        self.runtime.raise_peak();
-        let units = self.decoder.units();
+        at.runtime.raise_peak();
+        let units = at.decoder.units();
         let norm = units[units.len() - 1].range.start;
         for (index, gradient) in [(norm, chunk.norm), (projection, chunk.projection), (projection + 1, chunk.bias)] {
             if let Some(gradient) = gradient {

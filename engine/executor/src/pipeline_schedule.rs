@@ -6,7 +6,18 @@
 //! micro-batches whose activations it keeps, whatever number a step has, and the backward passes of all stages are in
 //! the order of the micro-batches: gradients are added in the same order as on one rank.
 
+use super::gradients::Gradients;
+use super::head::HeadLoss;
+use super::pipeline_parallel::Neighbors;
+use super::segment_executor::Executor;
+use super::training_pass::{Done, Pass};
+use burn::tensor::Tensor;
 use firebrick_arch::PipelineStage;
+use firebrick_core::Result;
+use firebrick_core::sequence::Sequence;
+use firebrick_models::Decoder;
+use firebrick_objectives::LossSums;
+use std::collections::VecDeque;
 
 /// What a stage does next. Every step names its micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +69,134 @@ pub(super) fn one_forward_one_backward(stage: PipelineStage, micros: usize) -> V
         [ReceiveGradient(micro), Backward(micro), SendGradient(micro)].into_iter().for_each(&mut take);
     }
     steps
+}
+
+/// Tensors that a stage holds between two steps of the schedule.
+#[derive(Default)]
+struct StageBuffers<'a, 'r> {
+    /// The micro-batch whose rows were received and not used.
+    next: Option<Pass<'a, 'r>>,
+    /// Rows, before this stage's layers or behind them.
+    rows: Option<Tensor<2>>,
+    /// The gradient of rows behind its layers.
+    d_rows: Option<Tensor<2>>,
+    /// The gradient of rows before its layers.
+    d_input: Option<Tensor<2>>,
+    /// Micro-batches that went forward and not backward, the first one first.
+    in_flight: VecDeque<Pass<'a, 'r>>,
+}
+
+/// What an earlier step of the schedule has left.
+fn left<T>(of: Option<T>) -> T {
+    match of {
+        Some(left) => left,
+        None => unreachable!("the schedule makes it before it is used"),
+    }
+}
+
+/// A stage's way through an optimizer step.
+struct StagePass<'a, 'r> {
+    executor: &'a Executor<'r>,
+    neighbors: Neighbors<'a>,
+    loss: HeadLoss<'a>,
+    sums: LossSums,
+    buffers: StageBuffers<'a, 'r>,
+}
+
+impl<'a, 'r> StagePass<'a, 'r> {
+    fn pass(&self, decoder: &Decoder, sequences: &[&Sequence]) -> Pass<'a, 'r> {
+        let micro = self.executor.dropped(decoder, sequences);
+        let visits = self.executor.forward_visits(decoder);
+        Pass::new(self.executor, vec![micro], visits)
+    }
+
+    fn take(
+        &mut self,
+        step: PipelineStep,
+        decoder: &mut Decoder,
+        micros: &[Vec<&Sequence>],
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let neighbors = self.neighbors;
+        match step {
+            PipelineStep::ReceiveRows(micro) => {
+                let pass = self.pass(decoder, &micros[micro]);
+                self.buffers.rows = Some(neighbors.receive_rows(&pass.micros[0])?);
+                self.buffers.next = Some(pass);
+            }
+            PipelineStep::Forward(micro) => {
+                let pass = self.buffers.next.take();
+                let pass = pass.unwrap_or_else(|| self.pass(decoder, &micros[micro]));
+                self.forward(pass, decoder, gradients)?;
+            }
+            PipelineStep::SendRows(_) => {
+                neighbors.send_rows(left(self.buffers.rows.take()))?;
+            }
+            PipelineStep::ReceiveGradient(_) => {
+                let pass = left(self.buffers.in_flight.front());
+                let d_rows = neighbors.receive_gradient(&pass.micros[0])?;
+                self.buffers.d_rows = Some(d_rows);
+            }
+            PipelineStep::Backward(_) => self.backward(decoder, gradients)?,
+            PipelineStep::SendGradient(_) => {
+                neighbors.send_gradient(left(self.buffers.d_input.take()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, mut pass: Pass<'a, 'r>, decoder: &Decoder, gradients: &mut Gradients) -> Result<()> {
+        let rows = match self.buffers.rows.take() {
+            Some(rows) => vec![rows],
+            None => pass.embed(decoder)?,
+        };
+        let mut rows = pass.forward(decoder, rows)?;
+        if decoder.has_head() {
+            let mut d_rows = pass.head(decoder, rows, self.loss, gradients, &mut self.sums)?;
+            self.buffers.d_rows = d_rows.pop();
+        } else {
+            self.buffers.rows = rows.pop();
+        }
+        // weights that are copied ahead of their use would wait beside those of every micro-batch in flight
+        pass.visit(Vec::new());
+        self.buffers.in_flight.push_back(pass);
+        Ok(())
+    }
+
+    fn backward(&mut self, decoder: &mut Decoder, gradients: &mut Gradients) -> Result<()> {
+        let nobody: Done<'_> = &mut |_, _, _| Ok(());
+        let mut pass = left(self.buffers.in_flight.pop_front());
+        let d_rows = left(self.buffers.d_rows.take());
+        pass.visit(self.executor.backward_visits().collect());
+        let mut d_input = pass.backward(decoder, vec![d_rows], gradients, nobody)?;
+        if decoder.embeds() {
+            return pass.embedding_backward(decoder, d_input, gradients, nobody);
+        }
+        self.buffers.d_input = d_input.pop();
+        Ok(())
+    }
+}
+
+impl Executor<'_> {
+    /// Forward and backward of an optimizer step's micro-batches through this rank's stage: adds to `gradients`,
+    /// returns the sums of the loss on the last stage.
+    pub(super) fn backward_in_stages(
+        &self,
+        decoder: &mut Decoder,
+        micros: &[Vec<&Sequence>],
+        loss: HeadLoss<'_>,
+        gradients: &mut Gradients,
+    ) -> Result<LossSums> {
+        let neighbors = left(Neighbors::of(decoder, self.runtime)?);
+        let mut pass =
+            StagePass { executor: self, neighbors, loss, sums: LossSums::default(), buffers: StageBuffers::default() };
+        for step in one_forward_one_backward(neighbors.stage, micros.len()) {
+            pass.take(step, decoder, micros, gradients)?;
+        }
+        let sums = pass.sums;
+        gradients.finish()?;
+        Ok(sums)
+    }
 }
 
 #[cfg(test)]

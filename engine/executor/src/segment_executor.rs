@@ -3,12 +3,14 @@
 //! Everything the plan decides happens between two segments; units know nothing of it.
 
 use super::boundary_log::{Boundary, BoundaryKind};
-use super::embedding::embed;
-use super::fetch::Fetcher;
+use super::fetch::{Fetched, Fetcher};
 use super::head;
+use super::pipeline_parallel::Neighbors;
 use super::runtime::Runtime;
 use super::segment_graph::run;
-use super::sequence_parallel::check_shared_sequences;
+use super::sequence_parallel::{Ulysses, check_shared_sequences};
+use super::sharding::{PassContext, Sharding, Unsharded};
+use super::tensor_parallel::TensorParallel;
 use super::token_chunk::TokenChunk;
 use crate::batch::{DropoutStep, MicroBatch, Part};
 use burn::tensor::Tensor;
@@ -148,6 +150,24 @@ impl<'a> Executor<'a> {
         MicroBatch::part(arch, sequences, layout, attention_rows, part, device)
     }
 
+    /// A micro-batch on its way through a model, with the ranks that divide its arithmetic.
+    pub(super) fn at<'b>(&'b self, decoder: &'b Decoder, micro: &'b MicroBatch) -> PassContext<'b> {
+        let sharding: &dyn Sharding = if decoder.share().is_some() {
+            &TensorParallel
+        } else if micro.whole.is_some() {
+            &Ulysses
+        } else {
+            &Unsharded
+        };
+        PassContext { decoder, micro, runtime: self.runtime, sharding }
+    }
+
+    /// Rows of micro-batches, `[tokens, hidden]` each.
+    pub(super) fn embed(&self, decoder: &Decoder, fetched: &Fetched, micros: &[MicroBatch]) -> Result<Vec<Tensor<2>>> {
+        let contexts = micros.iter().map(|micro| self.at(decoder, micro));
+        contexts.map(|at| at.sharding.embed(at, &fetched.weights[0])).collect()
+    }
+
     /// A micro-batch as training sees it.
     pub(super) fn dropped(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
         let micro = self.micro(decoder, sequences);
@@ -217,33 +237,57 @@ impl<'a> Executor<'a> {
         read: impl Fn(&Head<'_>, &MicroBatch, Tensor<2>) -> Result<T>,
     ) -> Result<Vec<T>> {
         self.check(decoder, 0.0)?;
-        if decoder.stage().is_some() {
-            return self.forward_in_stages(decoder, micros, read);
-        }
-        let mut all = Vec::with_capacity(micros.len());
-        for group in self.groups(micros) {
-            let micro = |s: &Vec<&Sequence>| self.micro(decoder, s).recorded(decoder.arch());
-            let micros: Vec<MicroBatch> = group.iter().map(micro).collect();
+        let neighbors = Neighbors::of(decoder, self.runtime)?;
+        let groups: Vec<_> = match &neighbors {
+            None => self.groups(micros).collect(),
+            Some(_) => micros.chunks(1).collect(),
+        };
+        let mut results = Vec::with_capacity(micros.len());
+        for (place, group) in groups.iter().enumerate() {
+            let micros: Vec<MicroBatch> = group.iter().map(|s| self.scored(decoder, s)).collect();
             let mut fetch = self.fetcher(self.forward_visits(decoder));
-            let mut rows = embed(decoder, &fetch.next(decoder)?, &micros, self.runtime)?;
+            let mut rows = match &neighbors {
+                Some(neighbors) if !decoder.embeds() => {
+                    let rows = neighbors.receive_rows(&micros[0])?;
+                    if place + 1 < groups.len() {
+                        neighbors.acknowledge()?;
+                    }
+                    vec![rows]
+                }
+                _ => self.embed(decoder, &fetch.next(decoder)?, &micros)?,
+            };
             for (i, segment) in self.plan.segments.iter().enumerate() {
                 let fetched = fetch.next(decoder)?;
                 for (x, micro) in rows.iter_mut().zip(&micros) {
-                    run(decoder, segment.units.clone(), &fetched.weights, x, micro, self.runtime)?;
+                    run(self.at(decoder, micro), segment.units.clone(), &fetched.weights, x)?;
                 }
                 self.runtime.boundary(Boundary::at(BoundaryKind::Forward, i))?;
+            }
+            if let Some(neighbors) = neighbors.filter(|_| !decoder.has_head()) {
+                if place > 0 {
+                    neighbors.wait_for_acknowledgement()?;
+                }
+                rows.into_iter().try_for_each(|rows| neighbors.send_rows(rows))?;
+                continue;
             }
             let fetched = fetch.next(decoder)?;
             let head = decoder.head_with(&fetched.weights[0]);
             for (hidden, micro) in rows.into_iter().zip(&micros) {
                 let hidden = head::scored_rows(hidden, micro);
                 self.runtime.boundary(BoundaryKind::Head)?;
-                all.push(read(&head, micro, hidden)?);
+                results.push(read(&head, micro, hidden)?);
             }
         }
-        for _ in self.groups(micros).count()..self.rounds {
+        let rounds = if neighbors.is_none() { self.rounds } else { 0 };
+        for _ in groups.len()..rounds {
             self.idle_forward(decoder)?;
         }
-        Ok(all)
+        Ok(results)
+    }
+
+    /// A micro-batch as scoring sees it: with the routes of its experts, unless they are on several stages.
+    fn scored(&self, decoder: &Decoder, sequences: &[&Sequence]) -> MicroBatch {
+        let micro = self.micro(decoder, sequences);
+        if decoder.stage().is_some() { micro } else { micro.recorded(decoder.arch()) }
     }
 }

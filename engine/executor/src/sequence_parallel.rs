@@ -6,24 +6,27 @@
 //! A graph ends before each exchange and another one begins behind it: no collective is differentiated.
 
 use super::leaves::taken;
-use super::runtime::Runtime;
-use crate::batch::Part;
-use burn::tensor::Tensor;
+use super::sharding::{Attended, PassContext, Sharding};
+use crate::batch::{Part, Whole};
+use burn::tensor::{DType, Tensor, TensorData};
+use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::Category;
 use firebrick_backends::kernels::backward_root;
 use firebrick_backends::precision::widened;
+use firebrick_core::error::device_error;
 use firebrick_core::world::World;
+use firebrick_core::world::codec::{Reader, Writer};
 use firebrick_core::{Error, Result};
 use firebrick_models::arch::Mixer;
 use firebrick_models::attention::{Qkv, SequenceLayout};
 use firebrick_models::forward_context::ForwardContext;
 use firebrick_models::weights::Weights;
-use firebrick_models::{Arch, Decoder, Projected};
+use firebrick_models::{Arch, Projected};
 
 impl Part {
     /// This rank among those that share its sequences.
     pub(super) fn of(world: &World) -> Self {
-        Self { rank: world.sequence_rank(), ranks: world.sequence_size() }
+        Self { rank: world.sequence_group().rank(), ranks: world.sequence_size() }
     }
 }
 
@@ -63,87 +66,115 @@ pub fn check_shared_sequences(
     Ok(())
 }
 
-/// The ranks that share the rows of a micro-batch's sequences, and these sequences.
-#[derive(Clone, Copy)]
-pub(super) struct UlyssesAttention<'a> {
-    pub decoder: &'a Decoder,
-    pub unit: usize,
-    pub ctx: &'a ForwardContext,
-    pub runtime: &'a Runtime,
-}
+/// Ranks that share the rows of a micro-batch's sequences.
+pub(super) struct Ulysses;
 
-/// Attention of some heads over all rows, as its backward pass needs it.
-pub(super) struct Attended {
-    /// `[all rows, heads of this rank, head_dim]` each; leaves of a graph where `mixed` has one.
-    qkv: Qkv,
-    /// `[all rows, heads of this rank · head_dim]`.
-    mixed: Tensor<2>,
-}
-
-/// An attention unit without a graph.
-pub(super) fn run(shared: UlyssesAttention<'_>, weights: &Weights, x: Tensor<2>) -> Result<Tensor<2>> {
-    let UlyssesAttention { decoder, unit, ctx, .. } = shared;
-    let Projected { qkv, gate } = decoder.project(unit, weights, x.clone(), ctx);
-    let qkv = shared.gather(&qkv)?;
-    let mixed = shared.scatter([decoder.attend(unit, &qkv, ctx)])?;
-    let [mixed] = mixed.map(joined);
-    Ok(decoder.project_output(unit, weights, x, &mixed, gate, ctx))
-}
-
-impl UlyssesAttention<'_> {
-    /// What attention mixes for this rank's rows, `[rows, heads · head_dim]`, without a graph, and what its backward
-    /// pass needs.
-    pub fn attend(self, qkv: &Qkv) -> Result<(Tensor<2>, Attended)> {
-        let Self { decoder, unit, ctx, .. } = self;
-        let whole = self.gather(qkv)?;
-        let attended = if ctx.recomputes_attention() {
-            Attended { mixed: decoder.attend(unit, &whole, ctx), qkv: whole }
-        } else {
-            let qkv = Qkv {
-                q: whole.q.autodiff().require_grad(),
-                k: whole.k.autodiff().require_grad(),
-                v: whole.v.autodiff().require_grad(),
-                sinks: whole.sinks.map(|own| own.autodiff().require_grad()),
-            };
-            Attended { mixed: decoder.attend(unit, &qkv, ctx), qkv }
-        };
-        let [mixed] = self.scatter([attended.mixed.clone().inner()])?.map(joined);
-        Ok((mixed, attended))
+impl Sharding for Ulysses {
+    fn run(&self, at: PassContext<'_>, unit: usize, weights: &Weights, x: Tensor<2>) -> Result<Tensor<2>> {
+        let (decoder, ctx) = (at.decoder, at.forward());
+        if !decoder.attends(unit) {
+            return Ok(decoder.run(unit, weights, x, ctx));
+        }
+        let Projected { qkv, gate } = decoder.project(unit, weights, x.clone(), ctx);
+        let qkv = HeadExchange(at).gather(&qkv)?;
+        let mixed = HeadExchange(at).scatter([decoder.attend(unit, &qkv, ctx)])?;
+        let [mixed] = mixed.map(joined);
+        Ok(decoder.project_output(unit, weights, x, &mixed, gate, ctx))
     }
 
-    /// Gradients of queries, keys and values of this rank's rows, given that of [`attend`](Self::attend)'s result.
-    pub fn backward(self, attended: Attended, d_mixed: Tensor<2>) -> Result<Qkv> {
-        let Self { decoder, unit, ctx, runtime } = self;
+    fn splits_attention(&self, _ctx: &ForwardContext) -> bool {
+        true
+    }
+
+    fn attend(&self, at: PassContext<'_>, unit: usize, qkv: &Qkv) -> Result<(Tensor<2>, Option<Attended>)> {
+        let (decoder, ctx) = (at.decoder, at.forward());
+        let mut qkv = HeadExchange(at).gather(qkv)?;
+        if !ctx.recomputes_attention() {
+            qkv = Qkv {
+                q: qkv.q.autodiff().require_grad(),
+                k: qkv.k.autodiff().require_grad(),
+                v: qkv.v.autodiff().require_grad(),
+                sinks: qkv.sinks.map(|sinks| sinks.autodiff().require_grad()),
+            };
+        }
+        let attended = Attended { mixed: decoder.attend(unit, &qkv, ctx), qkv };
+        let [mixed] = HeadExchange(at).scatter([attended.mixed.clone().inner()])?.map(joined);
+        Ok((mixed, Some(attended)))
+    }
+
+    fn attend_backward(
+        &self,
+        at: PassContext<'_>,
+        unit: usize,
+        (_, _, attended): (Qkv, Tensor<2>, Option<Attended>),
+        d_mixed: Tensor<2>,
+    ) -> Result<Qkv> {
+        let Some(Attended { qkv, mixed }) = attended else { unreachable!("attend has returned it") };
+        let (decoder, exchange) = (at.decoder, HeadExchange(at));
         let dim = decoder.arch().head_dim;
         let [rows, width] = d_mixed.dims();
-        let [d] = self.all_rows([d_mixed.reshape([rows, width / dim, dim])])?;
+        let [d] = exchange.all_rows([d_mixed.reshape([rows, width / dim, dim])])?;
         let d = joined(d);
-        let Attended { qkv, mixed } = attended;
-        let d = if ctx.recomputes_attention() {
-            decoder.attend_backward(unit, &qkv, mixed, d, ctx)
+        let d = if at.forward().recomputes_attention() {
+            decoder.attend_backward(unit, &qkv, mixed, d, at.forward())
         } else {
             let mut tape = backward_root(mixed, d).backward();
             let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|leaf| taken(leaf, &mut tape));
             let sinks = qkv.sinks.as_ref().map(|leaf| taken(leaf, &mut tape));
             Qkv { q, k, v, sinks }
         };
-        runtime.raise_peak();
-        let [q, k, v] = self.scatter([d.q, d.k, d.v].map(joined))?;
-        let copies = self.copies();
-        Ok(Qkv { q, k: summed(k, copies), v: summed(v, copies), sinks: d.sinks.map(|own| self.among_all(&own)) })
+        at.runtime.raise_peak();
+        let [q, k, v] = exchange.scatter([d.q, d.k, d.v].map(joined))?;
+        let copies = exchange.copies();
+        let sinks = d.sinks.map(|sinks| exchange.among_all(&sinks));
+        Ok(Qkv { q, k: summed(k, copies), v: summed(v, copies), sinks })
     }
 
+    fn scores(&self, at: PassContext<'_>, columns: [Vec<Tensor<1>>; 2]) -> Result<[Tensor<1>; 2]> {
+        let mut own = Writer::default();
+        for column in columns {
+            let values = column
+                .into_iter()
+                .map(|chunk| chunk.try_into_vec_as::<f64>().map_err(|e| device_error("reading log-probs", &e)));
+            let values: Vec<Vec<f64>> = values.collect::<Result<_>>()?;
+            own.floats(&values.concat());
+        }
+        let mut columns = [Vec::new(), Vec::new()];
+        for bytes in at.runtime.world().sequence_group().exchange(own.into_bytes())? {
+            let mut from = Reader::new(&bytes);
+            for column in &mut columns {
+                column.extend(from.floats()?);
+            }
+        }
+        let device = at.decoder.device();
+        let dtype = match at.decoder.arch().precision.dtype(device) {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let scored = at.micro.whole.as_ref().map_or(0, Whole::scored);
+        Ok(columns.map(|values| {
+            assert_eq!(values.len(), scored, "a score per scored token");
+            Tensor::<1>::from_data(TensorData::new(values, [scored]), (device, dtype))
+        }))
+    }
+}
+
+/// The all-to-all around attention: from some rows of all heads to all rows of some heads, and back.
+#[derive(Clone, Copy)]
+struct HeadExchange<'a>(PassContext<'a>);
+
+impl HeadExchange<'_> {
     /// The part of some numbers of all heads, `[1, heads]`, that belongs to this rank's heads.
     fn of_own_heads(self, all: &Tensor<2>) -> Tensor<2> {
         let own = all.dims()[1] / self.ranks();
-        let first = self.runtime.world().sequence_rank() * own;
+        let first = self.0.runtime.world().sequence_group().rank() * own;
         all.clone().narrow(1, first, own)
     }
 
     /// Numbers of this rank's heads among zeros for those of the others, whose ranks have theirs.
     fn among_all(self, own: &Tensor<2>) -> Tensor<2> {
         let [_, heads] = own.dims();
-        let rank = self.runtime.world().sequence_rank();
+        let rank = self.0.runtime.world().sequence_group().rank();
         let parts = (0..self.ranks()).map(|other| {
             if other == rank { own.clone() } else { Tensor::zeros([1, heads], (&own.device(), own.dtype())) }
         });
@@ -154,12 +185,12 @@ impl UlyssesAttention<'_> {
     /// a multiple of the ranks. Ranks that share a key head have different queries of its group.
     fn copies(self) -> usize {
         let ranks = self.ranks();
-        let keys = self.decoder.arch().num_kv_heads;
+        let keys = self.0.decoder.arch().num_kv_heads;
         (1..=ranks).find(|copies| (keys * copies).is_multiple_of(ranks)).unwrap_or(ranks)
     }
 
     fn ranks(self) -> usize {
-        self.runtime.world().sequence_size()
+        self.0.runtime.world().sequence_size()
     }
 
     /// Queries, keys and values of all rows, of this rank's heads.
@@ -184,7 +215,7 @@ impl UlyssesAttention<'_> {
         });
         let lengths = blocks.each_ref().map(|t| t.dims()[1]);
         let received = self.exchange(blocks)?;
-        let real = self.ctx.sequences().map_or(0, SequenceLayout::tokens);
+        let real = self.0.forward().sequences().map_or(0, SequenceLayout::tokens);
         let mut start = 0;
         Ok(std::array::from_fn(|i| {
             let [rows, heads, dim] = shapes[i];
@@ -198,7 +229,7 @@ impl UlyssesAttention<'_> {
     /// The way back: from all rows of some heads, `[all rows, heads · head_dim]` each, to some rows of all heads,
     /// `[rows, heads, head_dim]`.
     fn scatter<const N: usize>(self, whole: [Tensor<2>; N]) -> Result<[Tensor<3>; N]> {
-        let (ranks, dim) = (self.ranks(), self.decoder.arch().head_dim);
+        let (ranks, dim) = (self.ranks(), self.0.decoder.arch().head_dim);
         let widths = whole.each_ref().map(|t| t.dims()[1]);
         let rows = Part { rank: 0, ranks }.rows(whole[0].dims()[0]).len();
         let blocks = whole.map(|t| {
@@ -225,7 +256,7 @@ impl UlyssesAttention<'_> {
     /// One message to every rank that shares these sequences: row r of each matrix is for the rth of them. Gives theirs
     /// for this one.
     fn exchange<const N: usize>(self, blocks: [Tensor<2>; N]) -> Result<Tensor<2>> {
-        let runtime = self.runtime;
+        let runtime = self.0.runtime;
         let mut blocks = Vec::from(blocks);
         let all = match blocks.len() {
             1 => blocks.remove(0),
@@ -237,7 +268,7 @@ impl UlyssesAttention<'_> {
         let (home, bytes) = (world.buffers_home(), values * all.dtype().size());
         let accounts = &runtime.accounts;
         let _held = accounts.hold(Category::Communication, home, bytes);
-        let received = world.sequence_all_to_all(all.reshape([values]))?;
+        let received = world.sequence_group().all_to_all_tensor(all.reshape([values]))?;
         Ok(received.reshape([ranks, block]))
     }
 }

@@ -8,19 +8,22 @@
 //! has parts of it ([`sum_parts`](Gradients::sum_parts)).
 
 use super::gradient::Gradient;
-use super::gradients::Gradients;
+use super::gradients::{Gradients, TokenRows};
 use super::leaves::{collect, inner, qkv_root, taken};
 use super::runtime::Runtime;
-use crate::batch::MicroBatch;
+use super::sharding::{PassContext, Sharding, Traced, UnitGraph};
 use burn::tensor::Tensor;
 use firebrick_arch::TensorShare;
 use firebrick_backends::accounts::{Category, MemoryGuard};
 use firebrick_backends::collective::Flat;
-use firebrick_backends::kernels::backward_root;
+use firebrick_backends::kernels::{RowsByToken, backward_root};
 use firebrick_backends::precision::widened;
+use firebrick_core::world::Dim;
 use firebrick_core::{Error, Result};
 use firebrick_models::attention::Qkv;
 use firebrick_models::decoder::Block;
+use firebrick_models::forward_context::ForwardContext;
+use firebrick_models::tensor_group::local_ids;
 use firebrick_models::weights::Weights;
 use firebrick_models::{Arch, Decoder, Projected};
 use firebrick_plan::Role;
@@ -43,7 +46,7 @@ pub fn check_shared_matrices(role: Role, arch: &Arch, degree: usize) -> Result<(
 pub(super) fn sum(own: Tensor<2>, runtime: &Runtime) -> Result<Tensor<2>> {
     let [rows, columns] = own.dims();
     let (_held, own) = message(own, 1, runtime);
-    let sum = runtime.world().tensor_sum(own)?;
+    let sum = runtime.world().group(Dim::Tensor).all_reduce_tensor(own)?;
     Ok(sum.reshape([rows, columns]))
 }
 
@@ -52,7 +55,7 @@ pub(super) fn gather(own: &Tensor<2>, runtime: &Runtime) -> Result<Vec<Tensor<2>
     let [rows, columns] = own.dims();
     let ranks = runtime.world().tensor_size();
     let (_held, own) = message(widened(own.clone()), ranks, runtime);
-    let all = runtime.world().tensor_gather(own)?;
+    let all = runtime.world().group(Dim::Tensor).all_gather_tensor(own)?;
     let all = all.reshape([ranks * rows, columns]);
     let tensor = |rank: usize| all.clone().narrow(0, rank * rows, rows);
     Ok((0..ranks).map(tensor).collect())
@@ -67,23 +70,54 @@ fn message(own: Tensor<2>, ranks: usize, runtime: &Runtime) -> (MemoryGuard, Ten
     (held, own.reshape([values]))
 }
 
-/// A half without a graph.
-pub(super) fn run(
-    decoder: &Decoder,
-    unit: usize,
-    weights: &Weights,
-    x: Tensor<2>,
-    micro: &MicroBatch,
-    runtime: &Runtime,
-) -> Result<Tensor<2>> {
-    let normed = decoder.enter(weights, x.clone());
-    let part = decoder.partial(unit, weights, &normed, &micro.ctx);
-    drop(normed);
-    Ok(decoder.leave(unit, weights, x, sum(part, runtime)?))
+/// Ranks that share every matrix.
+pub(super) struct TensorParallel;
+
+impl Sharding for TensorParallel {
+    fn embed(&self, at: PassContext<'_>, weights: &Weights) -> Result<Tensor<2>> {
+        let part = at.decoder.embed_part(weights, at.micro.ids.clone());
+        Ok(at.decoder.embedded(sum(part, at.runtime)?))
+    }
+
+    fn embedding_gradient(&self, at: PassContext<'_>, d: Tensor<2>, gradients: &mut Gradients) -> Result<()> {
+        let PassContext { decoder, micro, runtime, .. } = at;
+        let Some(tokens) = decoder.own_tokens() else { unreachable!("ranks share the rows of the embedding") };
+        // rows of other ranks' tokens add zeros to this rank's first row
+        let [len, hidden] = d.dims();
+        let [rows, _] = decoder.units()[0].specs[0].rows_cols();
+        let (ids, others) = local_ids(tokens, micro.ids.clone());
+        let others = others.reshape([len, 1]).expand([len, hidden]);
+        let sorted = micro.segments.as_ref().map(|_| {
+            let ids = runtime.copier.download_indices(ids.clone()).finish()?;
+            let ids: Vec<i32> = ids.iter::<i32>().collect();
+            Ok::<_, Error>(RowsByToken::new(&ids, decoder.device()))
+        });
+        let sorted = sorted.transpose()?;
+        let at = TokenRows { ids: &ids, sorted: sorted.as_ref() };
+        gradients.add_rows(0, rows, at, d.mask_fill(others, 0.0), runtime)
+    }
+
+    fn run(&self, at: PassContext<'_>, unit: usize, weights: &Weights, x: Tensor<2>) -> Result<Tensor<2>> {
+        let decoder = at.decoder;
+        let normed = decoder.enter(weights, x.clone());
+        let part = decoder.partial(unit, weights, &normed, at.forward());
+        drop(normed);
+        Ok(decoder.leave(unit, weights, x, sum(part, at.runtime)?))
+    }
+
+    fn trace(&self, at: PassContext<'_>, unit: usize, weights: &Weights, x: Tensor<2>) -> Result<Traced> {
+        let (graph, y) = TpSublayer::trace(at, unit, weights, x)?;
+        Ok(Traced::Unit(Box::new(graph), y))
+    }
+
+    /// [`TpSublayer`] leaves attention out of its graphs itself.
+    fn splits_attention(&self, _ctx: &ForwardContext) -> bool {
+        false
+    }
 }
 
 /// A sublayer as three graphs: norm of the input, partial sum of this rank, and bias or norm after the all-reduce.
-pub(super) struct TpSublayer {
+struct TpSublayer {
     unit: usize,
     weights: Weights,
     input: Tensor<2>,
@@ -110,15 +144,8 @@ struct DetachedAttention {
 
 impl TpSublayer {
     /// The half of rows `x` under its graphs, and its result off the graph.
-    pub fn trace(
-        decoder: &Decoder,
-        unit: usize,
-        weights: &Weights,
-        x: Tensor<2>,
-        micro: &MicroBatch,
-        runtime: &Runtime,
-    ) -> Result<(Self, Tensor<2>)> {
-        let ctx = &micro.ctx;
+    fn trace(at: PassContext<'_>, unit: usize, weights: &Weights, x: Tensor<2>) -> Result<(Self, Tensor<2>)> {
+        let (decoder, ctx) = (at.decoder, at.forward());
         let weights = decoder.units()[unit].leaves(weights);
         let input = x.clone().autodiff().require_grad();
         let normed = decoder.enter(&weights, input.clone());
@@ -132,7 +159,7 @@ impl TpSublayer {
         } else {
             (None, decoder.partial(unit, &weights, &leaf, ctx))
         };
-        let sum = sum(part.clone().inner(), runtime)?;
+        let sum = sum(part.clone().inner(), at.runtime)?;
         let (left, y) = if decoder.leaves_plainly(unit, &weights) {
             (None, decoder.leave(unit, &weights, x, sum))
         } else {
@@ -145,17 +172,17 @@ impl TpSublayer {
         let half = Self { unit, weights, input, normed: [normed, leaf], attention, part, left };
         Ok((half, y))
     }
+}
 
-    /// The gradient of the half's rows, given its result's.
-    pub fn backward(
-        self,
-        decoder: &Decoder,
+impl UnitGraph for TpSublayer {
+    fn backward(
+        self: Box<Self>,
+        at: PassContext<'_>,
         d_output: Tensor<2>,
-        micro: &MicroBatch,
         gradients: &mut Gradients,
-        runtime: &Runtime,
     ) -> Result<Tensor<2>> {
-        let Self { unit, weights, input, normed: [normed, leaf], attention, part, left } = self;
+        let (decoder, runtime) = (at.decoder, at.runtime);
+        let Self { unit, weights, input, normed: [normed, leaf], attention, part, left } = *self;
         let [d_residual, d_part] = match left {
             None => [d_output.clone(), d_output],
             Some(AfterReduce { residual, sum, output }) => {
@@ -173,7 +200,7 @@ impl TpSublayer {
             let d_mixed = taken(&mixed, &mut tape);
             drop(tape);
             let plain = inner(&qkv);
-            let d = decoder.attend_backward(unit, &plain, mixed.inner(), d_mixed, &micro.ctx);
+            let d = decoder.attend_backward(unit, &plain, mixed.inner(), d_mixed, at.forward());
             runtime.raise_peak();
             tape = qkv_root([qkv.q, qkv.k, qkv.v], [d.q, d.k, d.v]).backward();
             collect(decoder, unit, &weights, &mut tape, gradients);
@@ -217,7 +244,7 @@ impl Gradients {
             message.push(whole);
         }
         let lengths: Vec<usize> = message.iter().map(Flat::len).collect();
-        let sum = runtime.world().tensor_all_reduce(Flat::concat(message))?;
+        let sum = runtime.world().group(Dim::Tensor).all_reduce(Flat::concat(message))?;
         for ((index, block, shape, own), whole) in parts.into_iter().zip(sum.split(&lengths)) {
             let start = first(&block);
             let values = whole.slice(start..start + own.len());

@@ -2,7 +2,6 @@
 
 use super::activation_offload::ActivationStack;
 use super::boundary_log::{Boundary, BoundaryKind};
-use super::embedding::{add_embedding, embed};
 use super::fetch::Fetcher;
 use super::gradients::{GradientHook, Gradients};
 use super::head::{HeadLoss, HeadPass};
@@ -122,8 +121,7 @@ impl<'a, 'r> Pass<'a, 'r> {
 
     /// The rows of every micro-batch before the first layer.
     pub fn embed(&mut self, decoder: &Decoder) -> Result<Vec<Tensor<2>>> {
-        let runtime = self.executor.runtime;
-        embed(decoder, &self.fetch.next(decoder)?, &self.micros, runtime)
+        self.executor.embed(decoder, &self.fetch.next(decoder)?, &self.micros)
     }
 
     /// The rows of every micro-batch behind the last segment, given those before the first.
@@ -132,25 +130,20 @@ impl<'a, 'r> Pass<'a, 'r> {
         for (i, segment) in self.executor.plan.segments.iter().enumerate() {
             let fetched = self.fetch.next(decoder)?;
             for (x, micro) in rows.iter_mut().zip(&self.micros) {
+                let (at, units) = (self.executor.at(decoder, micro), segment.units.clone());
                 match segment.keep {
                     ActivationPolicy::Graph => {
-                        let before = self.executor.runtime.in_use();
-                        let input = take(x);
-                        let units = segment.units.clone();
-                        let (weights, runtime) = (&fetched.weights, self.executor.runtime);
-                        let (pieces, y) = segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
-                        let hold = self.executor.hold_graph(before);
-                        self.graphs.push((pieces, hold));
+                        let before = at.runtime.in_use();
+                        let (pieces, y) = segment_graph::trace(at, units, &fetched.weights, take(x))?;
+                        self.graphs.push((pieces, self.executor.hold_graph(before)));
                         *x = y;
                     }
                     ActivationPolicy::Input(home) => {
                         self.kept.push(x.clone(), home)?;
-                        let runtime = self.executor.runtime;
-                        run(decoder, segment.units.clone(), &fetched.weights, x, micro, runtime)?;
+                        run(at, units, &fetched.weights, x)?;
                     }
                 }
-                let runtime = self.executor.runtime;
-                runtime.boundary(Boundary::at(BoundaryKind::Forward, i))?;
+                at.runtime.boundary(Boundary::at(BoundaryKind::Forward, i))?;
             }
         }
         Ok(rows)
@@ -169,16 +162,14 @@ impl<'a, 'r> Pass<'a, 'r> {
         let runtime = self.executor.runtime;
         let fetched = self.fetch.next(decoder)?;
         let pass = HeadPass {
-            decoder,
             weights: &fetched.weights[0],
             rows: self.executor.plan.head_rows,
             temperature: self.executor.temperature,
             loss_scale: self.executor.loss_scale,
-            runtime,
         };
         let mut rows = Vec::with_capacity(hidden.len());
         for (hidden, micro) in hidden.into_iter().zip(&self.micros) {
-            let (d_scored, own) = pass.backward(micro, hidden, loss, gradients)?;
+            let (d_scored, own) = pass.backward(self.executor.at(decoder, micro), hidden, loss, gradients)?;
             sums.absorb(&own);
             // unscored rows read the row of zeros that stands behind the scored ones: a gather, not a scatter
             let zero = Tensor::<2>::zeros([1, d_scored.dims()[1]], (&d_scored.device(), d_scored.dtype()));
@@ -209,19 +200,18 @@ impl<'a, 'r> Pass<'a, 'r> {
             let fetched = self.fetch.next(decoder)?;
             for (d, micro) in rows.iter_mut().zip(&self.micros).rev() {
                 let before = runtime.in_use();
+                let at = self.executor.at(decoder, micro);
                 let (pieces, hold) = match segment.keep {
                     ActivationPolicy::Graph => self.graphs.pop().unwrap_or_default(),
                     ActivationPolicy::Input(home) => {
                         let _span = span_on("recompute", decoder.device());
                         let input = self.kept.pop(home)?;
-                        let units = segment.units.clone();
-                        let weights = &fetched.weights;
-                        let (pieces, _) = segment_graph::trace(decoder, units, weights, input, micro, runtime)?;
+                        let (pieces, _) = segment_graph::trace(at, segment.units.clone(), &fetched.weights, input)?;
                         (pieces, self.executor.hold_graph(before))
                     }
                 };
                 runtime.boundary(Boundary::at(BoundaryKind::Graph, i))?;
-                *d = segment_graph::backward(decoder, pieces, take(d), micro, gradients, runtime)?;
+                *d = segment_graph::backward(at, pieces, take(d), gradients)?;
                 drop(hold);
                 runtime.boundary(Boundary::at(BoundaryKind::Backward, i))?;
             }
@@ -249,7 +239,10 @@ impl<'a, 'r> Pass<'a, 'r> {
         let device = decoder.device().clone();
         let _span = span_on("embedding gradient", &device);
         for (d, micro) in rows.into_iter().zip(&self.micros) {
-            add_embedding(decoder, micro, d, gradients, runtime)?;
+            let at = self.executor.at(decoder, micro);
+            let scale = decoder.arch().embedding_scale;
+            let d = if let Some(scale) = scale { d * scale } else { d };
+            at.sharding.embedding_gradient(at, d, gradients)?;
         }
         gradients.complete(decoder, decoder.units()[0].range.clone(), runtime)?;
         runtime.boundary(BoundaryKind::Embedding)?;

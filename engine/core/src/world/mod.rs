@@ -6,11 +6,8 @@
 
 pub mod codec;
 pub mod deal;
-mod mesh;
-mod pipeline;
-mod sampling_groups;
-mod shared_matrices;
-mod shared_sequences;
+mod group;
+mod parallel;
 
 use crate::{Error, Result};
 use burn::tensor::Tensor;
@@ -18,7 +15,8 @@ use codec::{Reader, Writer};
 use firebrick_backends::collective::{self, Collective, CollectiveError, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
 use firebrick_spec::Home;
-use mesh::{Mesh, OfRanks, SharedModel};
+pub use group::{Dim, Group};
+use group::{Mesh, RankError};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,18 +28,10 @@ pub struct World {
     known: Arc<Mutex<Option<CollectiveError>>>,
     /// This rank's message of the last failure that all ranks agreed on.
     agreed: Arc<Mutex<Option<String>>>,
-    /// The ranks that share sequences, where they do.
-    mesh: Option<Arc<Mesh>>,
-    /// Those that share the critic's: the same, or groups of another size.
-    critic_mesh: Option<Arc<Mesh>>,
-    /// Whether these ranks work for the critic.
+    /// Groups of this rank by [`Dim`]; `None` in a dimension that is not split.
+    groups: [Option<Arc<Mesh>>; Dim::COUNT],
+    /// Whether the sequences are the critic's.
     for_critic: bool,
-    /// The ranks that sample together, where they do.
-    sampling: Option<Arc<Mesh>>,
-    /// The ranks that share matrices in training, and those that have the same share, where they do.
-    matrices: Option<SharedModel>,
-    /// The ranks that have the other stages, and those that have the same one, where layers are divided.
-    stages: Option<SharedModel>,
     /// The group whose ranks these are, where it is not all of them.
     through: Option<Arc<Mesh>>,
 }
@@ -78,35 +68,34 @@ impl World {
             all,
             known: Arc::default(),
             agreed: Arc::default(),
-            mesh: None,
-            critic_mesh: None,
+            groups: Default::default(),
             for_critic: false,
-            sampling: None,
-            matrices: None,
-            stages: None,
             through: None,
         }
     }
 
-    fn meshes(&self) -> impl Iterator<Item = &Arc<Mesh>> {
-        let shares = self.matrices.iter().chain(&self.stages);
-        let shares = shares.flat_map(|own| [&own.group, &own.replicas]);
-        let sequences = self.sequence_meshes();
-        sequences.chain(&self.sampling).chain(shares)
+    /// Groups of this rank, each once.
+    fn meshes(&self) -> impl Iterator<Item = (Dim, &Arc<Mesh>)> {
+        use Dim::{CriticSequence, Pipeline, Replicas, Sampling, Sequence, Tensor};
+        let shared = self.group(CriticSequence).0.zip(self.group(Sequence).0);
+        let shared = shared.is_some_and(|(critic, policy)| Arc::ptr_eq(critic, policy));
+        let dims = [Sequence, CriticSequence, Sampling, Tensor, Pipeline, Replicas];
+        let dims = dims.into_iter().filter(move |dim| !(shared && *dim == CriticSequence));
+        dims.filter_map(|dim| Some((dim, self.groups[dim as usize].as_ref()?)))
     }
 
     /// This rank, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
         let group = self.through.as_ref();
-        group.map_or_else(|| self.all.rank(), |mesh| mesh.place())
+        group.map_or_else(|| self.all.rank(), |mesh| mesh.ranks().rank())
     }
 
     /// How many ranks there are.
     #[must_use]
     pub fn size(&self) -> usize {
         let group = self.through.as_ref();
-        group.map_or_else(|| self.all.size(), |mesh| mesh.degree())
+        group.map_or_else(|| self.all.size(), |mesh| mesh.ranks().size())
     }
 
     /// Whether this is the only rank.
@@ -122,15 +111,15 @@ impl World {
     }
 
     /// An operation of these ranks.
-    fn operation<T, E: OfRanks>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, E>) -> Result<T>
+    fn operation<T, E: RankError>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, E>) -> Result<T>
     where
         Error: From<E>,
     {
         if let Some(group) = &self.through {
-            return Ok(group.during(work)?);
+            return Ok(group.run(work)?);
         }
         let done = work(self.all.as_ref());
-        if let Some(error) = done.as_ref().err().and_then(OfRanks::failed_rank) {
+        if let Some(error) = done.as_ref().err().and_then(RankError::failed_rank) {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             *known = Some(error.clone());
         }
@@ -251,12 +240,12 @@ impl World {
     /// `CollectiveError::Failed` where a rank failed; the others where one is gone or in another operation.
     pub fn agree_on_failure(&self, failure: Option<Failure>) -> Result<(), CollectiveError> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let overtaken = self.meshes().any(|mesh| mesh.take_overtaken());
+        let interrupted = self.meshes().any(|(_, mesh)| mesh.take_interrupted());
         let settled = match known {
             Some(known) => Err(known),
             // the failure that cut an operation short is another rank's, which tells all
             None => {
-                let own = failure.filter(|_| !overtaken);
+                let own = failure.filter(|_| !interrupted);
                 let message = own.as_ref().map(|failure| failure.message.clone());
                 let settled = self.all.agree(own);
                 let agreed = settled.as_ref().err().filter(|error| matches!(error, CollectiveError::Failed(_)));
@@ -266,7 +255,7 @@ impl World {
             }
         };
         if let Err(CollectiveError::Failed(_)) = &settled {
-            self.meshes().try_for_each(|mesh| mesh.renew(&self.all))?;
+            self.meshes().try_for_each(|(_, mesh)| mesh.renew(&self.all))?;
         }
         settled
     }
