@@ -127,7 +127,7 @@ impl HeadPass<'_> {
             let inputs = at.micro.inputs.narrow(start, len);
             let found = differentiate(loss, &scores.logp, &scores.entropy, &inputs, self.loss_scale);
             let d_entropy = found.d_entropy.as_ref();
-            let d_hidden = self.absorb(at, chunk, &found.d_logp, d_entropy, gradients)?;
+            let d_hidden = absorb(at, chunk, &found.d_logp, d_entropy, gradients)?;
             Ok((d_hidden, found.loss))
         })
     }
@@ -149,7 +149,7 @@ impl HeadPass<'_> {
             let d_values = values.grad_remove(&mut tape);
             let d_values = d_values.unwrap_or_else(|| chunk.values.zeros_like());
             let d_values = scaled(d_values, self.loss_scale * term.coefficient);
-            let d_hidden = self.add(at, chunk.backward(d_values), term.projection, gradients);
+            let d_hidden = add(at, chunk.backward(d_values), term.projection, gradients);
             Ok((d_hidden, loss))
         })
     }
@@ -197,7 +197,7 @@ impl HeadPass<'_> {
             let d_logp = found.d_logp.clone().narrow(0, before + start, len);
             let d_entropy = found.d_entropy.as_ref();
             let d_entropy = d_entropy.map(|d| d.clone().narrow(0, before + start, len));
-            d_hidden.push(self.absorb(at, chunk, &d_logp, d_entropy.as_ref(), gradients)?);
+            d_hidden.push(absorb(at, chunk, &d_logp, d_entropy.as_ref(), gradients)?);
         }
         let d_hidden = Tensor::cat(d_hidden, 0);
         let (tokens, sequences) = match whole {
@@ -223,42 +223,35 @@ impl HeadPass<'_> {
         let targets = at.micro.targets.clone().narrow(0, start, len);
         TokenChunk::score(head, rows, targets, self.temperature, at.runtime)
     }
+}
 
-    /// The chunk's gradient: that of its rows is returned, those of the weights are added up.
-    fn absorb(
-        &self,
-        at: PassContext<'_>,
-        chunk: TokenChunk<'_>,
-        d_logp: &Tensor<1>,
-        d_entropy: Option<&Tensor<1>>,
-        gradients: &mut Gradients,
-    ) -> Result<Tensor<2>> {
-        let projection = at.decoder.projection_index();
-        let mut found = chunk.backward(d_logp, d_entropy, at.runtime)?;
-        let own = found.projection.take();
-        found.projection = own.map(|own| at.decoder.projection_gradient(own));
-        Ok(self.add(at, found, projection, gradients))
-    }
+/// The chunk's gradient: that of its rows is returned, those of the weights are added up.
+fn absorb(
+    at: PassContext<'_>,
+    chunk: TokenChunk<'_>,
+    d_logp: &Tensor<1>,
+    d_entropy: Option<&Tensor<1>>,
+    gradients: &mut Gradients,
+) -> Result<Tensor<2>> {
+    let projection = at.decoder.projection_index();
+    let mut found = chunk.backward(d_logp, d_entropy, at.runtime)?;
+    let own = found.projection.take();
+    found.projection = own.map(|own| at.decoder.projection_gradient(own));
+    Ok(add(at, found, projection, gradients))
+}
 
-    /// Adds up a chunk's gradients of weights and gives that of its rows.
-    fn add(
-        &self,
-        at: PassContext<'_>,
-        chunk: HeadGradients,
-        projection: usize,
-        gradients: &mut Gradients,
-    ) -> Tensor<2> {
-        // the chunk's gradient of the projection beside the one that it is added to
-        at.runtime.raise_peak();
-        let units = at.decoder.units();
-        let norm = units[units.len() - 1].range.start;
-        for (index, gradient) in [(norm, chunk.norm), (projection, chunk.projection), (projection + 1, chunk.bias)] {
-            if let Some(gradient) = gradient {
-                gradients.add(index, gradient);
-            }
+/// Adds up a chunk's gradients of weights and gives that of its rows.
+fn add(at: PassContext<'_>, chunk: HeadGradients, projection: usize, gradients: &mut Gradients) -> Tensor<2> {
+    // the chunk's gradient of the projection beside the one that it is added to
+    at.runtime.raise_peak();
+    let units = at.decoder.units();
+    let norm = units[units.len() - 1].range.start;
+    for (index, gradient) in [(norm, chunk.norm), (projection, chunk.projection), (projection + 1, chunk.bias)] {
+        if let Some(gradient) = gradient {
+            gradients.add(index, gradient);
         }
-        chunk.hidden
     }
+    chunk.hidden
 }
 
 /// The scored rows of a micro-batch, `[scored, hidden]`; where there are none, rows that nobody reads.

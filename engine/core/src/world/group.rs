@@ -1,4 +1,4 @@
-//! Groups of ranks: the dimensions of the mesh, as PyTorch's `DeviceMesh` has them.
+//! Groups of ranks: the dimensions of the mesh, as `PyTorch`'s `DeviceMesh` has them.
 
 use crate::{Error, Result};
 use burn::tensor::Tensor;

@@ -26,7 +26,7 @@ impl World {
     pub fn sharing_sequences(self, degree: usize) -> Result<Self> {
         self.check_degree(SEQUENCE_KEY, degree, "groups")?;
         let mut world = self.split(Dim::Sequence, degree, Layout::Consecutive(degree))?;
-        world.groups[Dim::CriticSequence as usize] = world.groups[Dim::Sequence as usize].clone();
+        world.share_with_critic();
         Ok(world)
     }
 
@@ -44,7 +44,7 @@ impl World {
             )));
         }
         if degree == self.group(Dim::Sequence).size() {
-            self.groups[Dim::CriticSequence as usize] = self.groups[Dim::Sequence as usize].clone();
+            self.share_with_critic();
             return Ok(self);
         }
         self.split(Dim::CriticSequence, degree, Layout::Consecutive(degree))
@@ -98,6 +98,12 @@ impl World {
         let replicas = self.size() / stages;
         let world = self.split(Dim::Pipeline, stages, Layout::Strided(replicas))?;
         world.split(Dim::Replicas, stages, Layout::Consecutive(replicas))
+    }
+
+    /// Gives the critic's sequences the groups of the other models'.
+    fn share_with_critic(&mut self) {
+        let group = self.groups[Dim::Sequence as usize].clone();
+        self.groups[Dim::CriticSequence as usize] = group;
     }
 
     fn check_degree(&self, key: &str, degree: usize, parts: &str) -> Result<()> {
