@@ -21,11 +21,6 @@ impl Number {
         });
         Self(rounded)
     }
-
-    /// The rounded value.
-    pub fn value(self) -> Option<f64> {
-        self.0
-    }
 }
 
 impl From<Option<f64>> for Number {

@@ -121,7 +121,9 @@ impl RunView {
                 self.samples = samples.into_iter().map(|(pick, excerpt)| self.shown(pick, excerpt)).collect();
             }
             ViewUpdate::Memory(entries) => {
-                entries.iter().for_each(|entry| self.memory.add(entry));
+                for entry in &entries {
+                    self.memory.add(entry);
+                }
                 self.memory.keep_newest();
             }
             ViewUpdate::Note(text) => self.note(false, text),

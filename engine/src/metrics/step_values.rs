@@ -169,6 +169,7 @@ pub(super) fn expert_loads(report: &StepReport) -> Named {
     load.into_iter().flat_map(named).collect()
 }
 
+/// The waits of `timing_s/rank_wait/max` and `timing_s/rank_wait/mean`.
 pub(super) fn rank_waits(report: &StepReport) -> Named {
     let waits = stats(report).and_then(|stats| stats.ranks);
     waits.into_iter().flat_map(|own| [("max".into(), own.max_seconds), ("mean".into(), own.mean_seconds)]).collect()

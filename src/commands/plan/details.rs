@@ -142,5 +142,5 @@ fn rules_of_run(request: &Request, gpu: &DeviceProfile) -> anyhow::Result<Table>
 fn public_models(gpu: &DeviceProfile) -> anyhow::Result<Table> {
     let presets = rules::MULTIPLIERS.iter().map(|m| m.preset.name());
     let header: Vec<&str> = ["PUBLIC MODELS", "parameters", "in"].into_iter().chain(presets).collect();
-    Ok(Table::new(1, &header).rows(rules::table(gpu)?.iter().map(|model| model.cells())))
+    Ok(Table::new(1, &header).rows(rules::table(gpu)?.iter().map(rules::PublicModel::cells)))
 }
