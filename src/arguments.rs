@@ -391,7 +391,7 @@ fn base_format() -> impl TypedValueParser<Value = BaseFormat> {
 }
 
 #[derive(Debug, Args)]
-pub struct GenerateArgs {
+pub struct CheckpointArgs {
     /// Checkpoint folder, or a model of the Hub
     #[arg(long)]
     pub model: PathBuf,
@@ -401,6 +401,12 @@ pub struct GenerateArgs {
     /// Quantize the layers' weights when loading, as `model.lora.base` does
     #[arg(long, value_name = "FORMAT", value_parser = base_format())]
     pub base: Option<BaseFormat>,
+}
+
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub checkpoint: CheckpointArgs,
     /// Prompt; can be repeated
     #[arg(long, required = true)]
     pub prompt: Vec<String>,
@@ -441,15 +447,8 @@ pub struct GenerateArgs {
 
 #[derive(Debug, Args)]
 pub struct LogprobsArgs {
-    /// Checkpoint folder, or a model of the Hub
-    #[arg(long)]
-    pub model: PathBuf,
-    /// Apply the PEFT adapter in this folder
-    #[arg(long)]
-    pub adapter: Option<PathBuf>,
-    /// Quantize the layers' weights when loading, as `model.lora.base` does
-    #[arg(long, value_name = "FORMAT", value_parser = base_format())]
-    pub base: Option<BaseFormat>,
+    #[command(flatten)]
+    pub checkpoint: CheckpointArgs,
     /// Input file (JSON Lines): `{"input_ids": [...]}` or `{"prompt": "...", "completion": "..."}`
     #[arg(long)]
     pub input: PathBuf,

@@ -2,13 +2,14 @@
 
 use crate::arguments::RunArgs;
 use crate::live::{Live, can_show};
-use crate::log::{self, Level};
+use crate::log;
 use crate::output;
 use crate::progress::{Progress, summary_lines};
 use firebrick::engine::config::{Mode, RunConfig};
 use firebrick::engine::metrics::{Control, Event, Observer};
 use firebrick::report::ViewUpdate;
 use std::path::{Path, PathBuf};
+use tracing::Level;
 
 /// What is to be shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,9 +86,9 @@ impl Console {
     fn record(&self, event: &Event<'_>) {
         for news in ViewUpdate::of_event(event, self.mode, &self.folder) {
             match news {
-                ViewUpdate::Note(text) => log::record(Level::Info, &text),
+                ViewUpdate::Note(text) => log::record(Level::INFO, &text),
                 ViewUpdate::Warning(text) => {
-                    log::record(Level::Warn, &text);
+                    log::record(Level::WARN, &text);
                     if self.show == Show::Warnings {
                         output::message(&format!("warning: {text}"));
                     }
@@ -114,14 +115,14 @@ impl Observer for Console {
                     live.leave();
                     output::message(&summary_lines(summary));
                 }
-                live.event(event);
+                live.feed.event(event);
             }
         }
     }
 
     fn control(&mut self) -> Control {
         match &mut self.shown {
-            Shown::Live(live) => live.control(),
+            Shown::Live(live) => live.feed.control(),
             Shown::Nothing | Shown::Lines(_) => Control::Continue,
         }
     }

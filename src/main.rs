@@ -13,6 +13,7 @@ mod output;
 mod planned;
 mod progress;
 #[cfg(test)]
+#[path = "../tests/reference/mod.rs"]
 mod reference;
 mod report_page;
 mod table;

@@ -1,6 +1,7 @@
 //! The program's standard streams: results go to stdout, everything else to stderr.
 
 use anyhow::Context;
+use serde::Serialize;
 use std::io::{ErrorKind, Write};
 
 /// Writes a command's result to stdout. A reader that closes the pipe early (`firebrick plan … | head`) has what it
@@ -12,6 +13,11 @@ pub fn print(text: &str) -> anyhow::Result<()> {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to stdout"),
     }
+}
+
+/// Prints a command's result: one JSON value if that was asked for, else a text.
+pub fn print_as(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    print(&if json { serde_json::to_string_pretty(value)? + "\n" } else { text() })
 }
 
 /// A text of rows, prompts or models as a terminal may show it: characters that steer a terminal or turn text around

@@ -50,20 +50,23 @@ impl Links {
 
 /// The devices that a run is spread over.
 #[derive(Clone, Copy, Debug)]
-pub enum Spread {
-    /// Degrees as they are given, on machines of so many devices where that is their number.
-    Given { parallel: Parallel, machines: (u64, u64), links: Links },
-    /// Machines of so many devices, whose degrees are chosen.
-    Chosen { machines: (u64, u64), links: Links, degrees: Degrees },
+pub struct Spread {
+    pub degrees: SpreadDegrees,
+    /// Machines, and devices of each.
+    pub machines: (u64, u64),
+    pub links: Links,
+}
+
+/// The degrees of a spread.
+#[derive(Clone, Copy, Debug)]
+pub enum SpreadDegrees {
+    /// As they are given, on the machines if these have as many devices.
+    Given(Parallel),
+    /// The planner's choice.
+    Chosen(Degrees),
 }
 
 impl Spread {
-    fn through_host(mut self) -> Self {
-        let (Self::Given { links, .. } | Self::Chosen { links, .. }) = &mut self;
-        *links = links.through_host();
-        self
-    }
-
     /// Devices of one machine that share sequences, the critic's own, matrices and layers so, and nothing else.
     pub fn of_groups(degrees: [usize; 3], critic: Option<usize>) -> Self {
         let [sequence, tensor, pipeline] = degrees.map(|degree| degree as u64);
@@ -77,17 +80,13 @@ impl Spread {
             pipeline,
             ..Parallel::ALONE
         };
-        Self::Given { parallel, machines: (1, parallel.devices()), links: Links { link: None, node_link: None } }
-    }
-
-    pub fn links(&self) -> Links {
-        let (Self::Given { links, .. } | Self::Chosen { links, .. }) = self;
-        *links
+        let degrees = SpreadDegrees::Given(parallel);
+        Self { degrees, machines: (1, parallel.devices()), links: Links::default() }
     }
 
     /// Whether the degrees are the planner's choice.
     pub fn is_chosen(&self) -> bool {
-        matches!(self, Self::Chosen { .. })
+        matches!(self.degrees, SpreadDegrees::Chosen(_))
     }
 }
 
@@ -98,14 +97,13 @@ fn smallest_factor(of: u64, divisor: u64) -> u64 {
 
 /// Plans a run. The model's `config.json` is read and the data are surveyed; no weights are read and no device is
 /// opened.
-pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
+pub fn plan(mut config: RunConfig, mut spread: Spread) -> anyhow::Result<Planned> {
     let (profile, info) = profile::look_up(config.device);
     check_ranks(&spread, profile.backend)?;
     planning::restrict_to_device(&mut config, &profile, info.as_ref());
-    let spread = match (profile.backend, config.trainer.ddp_backend) {
-        (Backend::Cuda, DdpBackend::Mpi) => spread.through_host(),
-        _ => spread,
-    };
+    if (profile.backend, config.trainer.ddp_backend) == (Backend::Cuda, DdpBackend::Mpi) {
+        spread.links = spread.links.through_host();
+    }
     let (arch, mode) = (architecture(&config)?, mode_of(&config));
     planning::check_preset_share(&mut config, mode, &arch, &profile)?;
     config.rollout.check_on(profile.backend, config.precision)?;
@@ -114,22 +112,23 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
     }
     let free = info.as_ref().and_then(free_bytes);
     let mut request = planning::request(&config, mode, &arch, profile, free)?;
-    if let Spread::Given { parallel, machines, links } = spread {
+    let Spread { degrees, machines, links } = spread;
+    if let SpreadDegrees::Given(parallel) = degrees {
         let parallel = placed(parallel, machines, links, &request.profile);
         request = request.spread(parallel)?;
     }
     let survey = DatasetStats::of(&config);
     let unread = survey.map(|survey| planning::observe(&mut request.workload, survey)).err();
     let mut others = Vec::new();
-    let mut fit = match (spread, request.budget) {
-        (Spread::Chosen { machines, links, degrees }, _) => {
+    let mut fit = match (degrees, request.budget) {
+        (SpreadDegrees::Chosen(degrees), _) => {
             let cluster = links.cluster(machines, &request.profile);
             let found = request.fit_cluster(cluster, &degrees)?;
             (request, others) = (found.request, found.others);
             found.fit
         }
-        (Spread::Given { .. }, Some(_)) => request.fit()?,
-        (Spread::Given { .. }, None) => request.as_configured()?,
+        (SpreadDegrees::Given(_), Some(_)) => request.fit()?,
+        (SpreadDegrees::Given(_), None) => request.as_configured()?,
     };
     planning::resolve_kv_cache(&config, &arch, &mut request, &fit.plan)?;
     fit.estimate = request.predict(fit.plan.clone()).estimate;
@@ -142,8 +141,8 @@ pub fn plan(mut config: RunConfig, spread: Spread) -> anyhow::Result<Planned> {
         let key = "rollout.tensor_model_parallel_size";
         report.settings.insert(0, format!("{key}={together}"));
     }
-    if let Spread::Chosen { machines: (nodes, gpus), .. } = spread {
-        let ranks = [("nnodes", nodes), ("n_gpus_per_node", gpus)];
+    if spread.is_chosen() {
+        let ranks = [("nnodes", machines.0), ("n_gpus_per_node", machines.1)];
         let ranks = ranks.map(|(key, n)| format!("trainer.{key}={n}"));
         report.settings.splice(0..0, ranks);
     }
@@ -163,11 +162,8 @@ fn placed(parallel: Parallel, (nodes, gpus): (u64, u64), links: Links, profile: 
 
 /// Refuses to choose degrees for devices that several ranks do not run on.
 fn check_ranks(spread: &Spread, backend: Backend) -> anyhow::Result<()> {
-    let Spread::Chosen { machines: (nodes, gpus), .. } = spread else {
-        return Ok(());
-    };
     let runs = matches!(backend, Backend::Cpu | Backend::Cuda);
-    if runs || nodes * gpus == 1 {
+    if runs || !spread.is_chosen() || spread.machines.0 * spread.machines.1 == 1 {
         return Ok(());
     }
     Err(UserError(format!(

@@ -29,11 +29,8 @@ pub fn show_downloads() {
             }
             return;
         }
-        let bar = bar.get_or_insert_with(|| {
-            let style = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(0).with_style(style.progress_chars("=> "))
-        });
+        let bar =
+            bar.get_or_insert_with(|| progress_bar("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}"));
         bar.set_length(download.total);
         bar.set_message(download.file.clone());
         bar.set_position(download.done);
@@ -44,6 +41,11 @@ pub fn show_downloads() {
             bar.reset();
         }
     });
+}
+
+fn progress_bar(template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0).with_style(style.progress_chars("=> "))
 }
 
 pub struct Progress {
@@ -71,9 +73,9 @@ impl Progress {
                 if let Some(old) = self.bar.take() {
                     old.finish_and_clear();
                 }
-                let style = ProgressStyle::with_template("{prefix} [{bar:30}] {pos}/{len} {elapsed}<{eta} {msg}")
-                    .unwrap_or_else(|_| ProgressStyle::default_bar());
-                self.bar = Some(ProgressBar::new(steps).with_style(style.progress_chars("=> ")).with_prefix(phase));
+                let bar = progress_bar("{prefix} [{bar:30}] {pos}/{len} {elapsed}<{eta} {msg}").with_prefix(phase);
+                bar.set_length(steps);
+                self.bar = Some(bar);
             }
             if let Some(bar) = &self.bar {
                 bar.set_position(step);
@@ -138,20 +140,14 @@ fn memory_lines(summary: &Summary) -> Vec<String> {
     if summary.memory.is_empty() {
         return Vec::new();
     }
-    let mut table = Table::new(1, &["memory", "predicted", "measured", "measured/predicted"]);
-    let mut row = |name: &str, predicted: u64, measured: u64| {
-        table.row(vec![
-            name.to_owned(),
-            Bytes(predicted).to_string(),
-            Bytes(measured).to_string(),
-            format!("{:.2}", measured as f64 / predicted.max(1) as f64),
-        ]);
+    let row = |name: &str, predicted: u64, measured: u64| {
+        let ratio = format!("{:.2}", measured as f64 / predicted.max(1) as f64);
+        vec![name.to_owned(), Bytes(predicted).to_string(), Bytes(measured).to_string(), ratio]
     };
-    for phase in &summary.memory {
-        row(phase.phase, phase.predicted_bytes, phase.measured_bytes);
-    }
     let predicted = summary.predicted_peak_bytes.unwrap_or(0);
-    row("whole run", predicted, summary.measured_peak_bytes);
+    let phases = summary.memory.iter().map(|phase| row(phase.phase, phase.predicted_bytes, phase.measured_bytes));
+    let rows = phases.chain([row("whole run", predicted, summary.measured_peak_bytes)]);
+    let table = Table::new(1, &["memory", "predicted", "measured", "measured/predicted"]).rows(rows);
     let mut lines: Vec<String> = table.render().lines().map(|l| format!("  {l}")).collect();
     let ratio = summary.measured_peak_bytes as f64 / predicted.max(1) as f64;
     if (ratio - 1.0).abs() > TRUSTED && summary.replans == 0 {

@@ -25,6 +25,12 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// The same with more rows.
+    pub fn rows(mut self, rows: impl Iterator<Item = Vec<String>>) -> Self {
+        self.rows.extend(rows);
+        self
+    }
+
     /// Lines with columns two spaces apart, none ending in a space.
     pub fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);

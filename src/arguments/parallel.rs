@@ -1,6 +1,6 @@
 //! The options of `firebrick plan` for several devices.
 
-use crate::planned::{Links, Spread};
+use crate::planned::{Links, Spread, SpreadDegrees};
 use clap::Args;
 use firebrick::engine::config::RunConfig;
 use firebrick::engine::plan::estimate::{Parallel, Zero};
@@ -61,13 +61,10 @@ impl ParallelArgs {
         let trainer = &config.trainer;
         let nodes = self.nodes.unwrap_or_else(|| said(trainer.nnodes));
         let gpus = self.gpus.unwrap_or_else(|| said(trainer.n_gpus_per_node));
-        if self.nodes.is_none() && self.gpus.is_none() {
-            return Spread::Given { parallel: self.degrees(config), machines: (nodes, gpus), links };
-        }
-        Spread::Chosen {
-            machines: (nodes, gpus),
-            links,
-            degrees: Degrees {
+        let degrees = if self.nodes.is_none() && self.gpus.is_none() {
+            SpreadDegrees::Given(self.degrees(config))
+        } else {
+            SpreadDegrees::Chosen(Degrees {
                 data: self.data_parallel,
                 zero: self.stage(),
                 tensor: self.tensor_parallel,
@@ -76,8 +73,9 @@ impl ParallelArgs {
                 critic_sequence: critic_sequence(config),
                 rollout_tensor: self.rollout_tensor_parallel,
                 estimated: self.allow_estimated,
-            },
-        }
+            })
+        };
+        Spread { degrees, machines: (nodes, gpus), links }
     }
 
     /// Whether devices that share matrices in training may sample by themselves: as the configuration says, or an

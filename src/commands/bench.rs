@@ -1,11 +1,11 @@
 //! `firebrick bench`: where the time of a training step goes.
 
+use super::load_config;
 use crate::arguments::BenchArgs;
 use crate::output;
 use crate::table::Table;
 use anyhow::Context;
 use firebrick::backends::trace::{self, SpanRecord, SpanTotal};
-use firebrick::engine::config;
 use firebrick::engine::metrics::{Event, Metrics, Observer};
 use firebrick::engine::trainer::Trainer;
 use firebrick::models::Arch;
@@ -13,7 +13,7 @@ use firebrick::models::arch::Mixer;
 use firebrick::spec::{DeviceProfile, Origin};
 use serde::Serialize;
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Steps before the ones that count: kernels are compiled and memory is faulted in.
@@ -81,31 +81,10 @@ struct Line {
     flops_per_second: Option<f64>,
 }
 
-/// A folder of its own for the run that is measured; gone afterwards.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> anyhow::Result<Self> {
-        let path = std::env::temp_dir().join(format!("firebrick-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // what cannot be removed is the system's temporary folder's to clean
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let mut config = config::load(&args.config, &args.overrides)?;
-    if let Some(device) = args.device {
-        config.device = device;
-    }
-    let scratch = Scratch::new()?;
-    config.output = scratch.0.join("run");
+    let mut config = load_config(&args.config, &args.overrides, args.device)?;
+    let scratch = tempfile::Builder::new().prefix("firebrick-bench-").tempdir().context("cannot create a folder")?;
+    config.output = scratch.path().join("run");
     config.warmup.sft = None;
     config.trainer.steps = WARM_UP + args.steps;
     config.trainer.test_freq = 0;
@@ -128,8 +107,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     let work = Work { products: products as f64, arch: &arch, epochs: epochs as f64 };
     let report = report(&collected, &work, &profile);
-    let text = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { tables(&report) };
-    output::print(&text)
+    output::print_as(args.json, &report, || tables(&report))
 }
 
 /// Parameters that are looked up and not multiplied.
@@ -224,18 +202,12 @@ fn tables(report: &Report) -> String {
         }
     );
     for (title, lines) in [("PHASE", &report.phases), ("KERNEL FAMILY, SELF TIME", &report.families)] {
-        let mut table = Table::new(1, &[title, "CALLS", "MS", "SHARE", "GFLOP/S"]);
-        for line in lines {
-            let rate = line.flops_per_second;
-            table.row(vec![
-                line.name.into(),
-                format!("{:.0}", line.calls_per_step),
-                format!("{:.2}", line.seconds_per_step * 1e3),
-                format!("{:.1} %", line.share * 100.0),
-                rate.map_or_else(String::new, |r| format!("{:.1}", r / 1e9)),
-            ]);
-        }
-        text += &table.render();
+        let rows = lines.iter().map(|line| {
+            let (calls, ms) = (format!("{:.0}", line.calls_per_step), format!("{:.2}", line.seconds_per_step * 1e3));
+            let rate = line.flops_per_second.map_or_else(String::new, |rate| format!("{:.1}", rate / 1e9));
+            vec![line.name.into(), calls, ms, format!("{:.1} %", line.share * 100.0), rate]
+        });
+        text += &Table::new(1, &[title, "CALLS", "MS", "SHARE", "GFLOP/S"]).rows(rows).render();
         text += "\n";
     }
     text + "Self time excludes nested families. Time in no family is spent in the backend's tensor operations.\n"

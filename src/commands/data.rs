@@ -45,16 +45,12 @@ fn split(name: &str, split: &SplitReport, report: &DataReport) -> String {
         None => format!("{} {name}: endless, of which {} were made\n", report.task, split.looked_at),
     };
     if !split.columns.is_empty() {
-        let mut table = Table::new(2, &["  column", "type", "values"]);
-        for column in &split.columns {
+        let rows = split.columns.iter().map(|column| {
             let kinds: Vec<&str> = column.kinds.iter().map(String::as_str).collect();
-            table.row(vec![
-                format!("  {}", column.name),
-                if kinds.is_empty() { "null".to_owned() } else { kinds.join(" or ") },
-                column.values.to_string(),
-            ]);
-        }
-        text += &table.render();
+            let kinds = if kinds.is_empty() { "null".to_owned() } else { kinds.join(" or ") };
+            vec![format!("  {}", column.name), kinds, column.values.to_string()]
+        });
+        text += &Table::new(2, &["  column", "type", "values"]).rows(rows).render();
     }
     if let Some(tokens) = &split.prompt_tokens {
         text += &lengths("prompt", tokens, split.looked_at);

@@ -8,7 +8,6 @@ use firebrick::backends::device::{BackendReport, DeviceInfo, open, probe};
 use firebrick::backends::profile::{self, machine, measure, measure_links};
 use firebrick::engine::plan::size::Bytes;
 use firebrick::spec::{Backend, DeviceProfile, Link, MeasuredLinks};
-use std::fmt::Write;
 use std::sync::Arc;
 
 pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
@@ -21,37 +20,29 @@ pub fn run(args: &DevicesArgs) -> anyhow::Result<()> {
         });
     }
     let reports = probe();
-    let text = if args.json { serde_json::to_string_pretty(&reports)? + "\n" } else { table(&reports) };
-    output::print(&text)
+    output::print_as(args.json, &reports, || table(&reports))
 }
 
 /// A line a device, and one for a backend that has none.
 fn table(reports: &[BackendReport]) -> String {
-    let mut text =
-        format!("{:<12} {:<36} {:>10} {:>14}  {:<18} NOTE\n", "DEVICE", "NAME", "MEMORY", "LARGEST TENSOR", "DTYPES");
+    let line = |[device, name, memory, largest, dtypes, note]: [&str; 6]| {
+        format!("{device:<12} {name:<36} {memory:>10} {largest:>14}  {dtypes:<18} {note}\n")
+    };
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), |bytes| Bytes(bytes).to_string());
+    let mut text = line(["DEVICE", "NAME", "MEMORY", "LARGEST TENSOR", "DTYPES", "NOTE"]);
     for report in reports {
-        for device in &report.devices {
-            let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), |b| Bytes(b).to_string());
-            let (memory, largest) = (size(device.memory_bytes), size(device.largest_buffer));
-            let note = if device.software {
-                "software adapter: slow, never selected by auto"
-            } else if device.integrated {
-                "integrated: its memory is the host's"
-            } else {
-                ""
+        for info in &report.devices {
+            let note = match (info.software, info.integrated) {
+                (true, _) => "software adapter: slow, never selected by auto",
+                (false, true) => "integrated: its memory is the host's",
+                (false, false) => "",
             };
-            // writing to a string cannot fail
-            let _ = writeln!(
-                text,
-                "{:<12} {:<36} {memory:>10} {largest:>14}  {:<18} {note}",
-                device.device.to_string(),
-                device.name,
-                device.dtypes.join(" ")
-            );
+            let (device, dtypes) = (info.device.to_string(), info.dtypes.join(" "));
+            let [memory, largest] = [info.memory_bytes, info.largest_buffer].map(size);
+            text += &line([&device, &info.name, &memory, &largest, &dtypes, note]);
         }
         if let Some(note) = &report.note {
-            let _ =
-                writeln!(text, "{:<12} {:<36} {:>10} {:>14}  {:<18} {note}", report.backend.name(), "-", "-", "-", "-");
+            text += &line([report.backend.name(), "-", "-", "-", "-", note]);
         }
     }
     text
@@ -113,12 +104,8 @@ fn save_and_print(
         profiles.push(profile);
     }
     let said = table.render() + &links.map_or_else(String::new, link_lines);
-    let text = match (json, folder) {
-        (true, _) => serde_json::to_string_pretty(&profiles)? + "\n",
-        (false, Some(folder)) => format!("{said}saved in {}\n", folder.display()),
-        (false, None) => said,
-    };
-    output::print(&text)
+    let saved = folder.map_or_else(String::new, |folder| format!("saved in {}\n", folder.display()));
+    output::print_as(json, &profiles, || said + &saved)
 }
 
 /// A line a link.

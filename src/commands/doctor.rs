@@ -8,8 +8,7 @@ use std::fmt::Write;
 
 pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let checks = checks(&Machine::this(), &probe(), &args.output);
-    let text = if args.json { serde_json::to_string_pretty(&checks)? + "\n" } else { report(&checks) };
-    output::print(&text)?;
+    output::print_as(args.json, &checks, || report(&checks))?;
     let failed = checks.iter().find(|check| check.status == Status::Failed);
     match failed {
         Some(check) => anyhow::bail!("nothing can train here: {}: {}", check.name, check.found),

@@ -1,26 +1,23 @@
 //! `firebrick eval`.
 
+use super::load_config;
 use crate::arguments::EvalArgs;
 use crate::output;
 use anyhow::Context;
-use firebrick::engine::config;
-use firebrick::engine::config::LoraSettings;
+use firebrick::engine::config::{LoraSettings, ModelConfig};
 use firebrick::engine::metrics::{validation_reward, validation_unjudged};
 use firebrick::engine::trainer::{EvaluatedSample, evaluate};
 use std::fmt::Write as _;
 use std::path::Path;
 
 pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
-    let mut config = config::load(&args.config, &args.overrides)?;
-    if let Some(device) = args.device {
-        config.device = device;
-    }
+    let mut config = load_config(&args.config, &args.overrides, args.device)?;
     if let Some(model) = &args.model {
-        config.model = config::ModelConfig {
+        config.model = ModelConfig {
             path: Some(model.clone()),
             chat_template: config.model.chat_template.take(),
             chat_template_kwargs: std::mem::take(&mut config.model.chat_template_kwargs),
-            ..config::ModelConfig::default()
+            ..ModelConfig::default()
         };
     }
     if let Some(adapter) = &args.adapter {

@@ -10,7 +10,7 @@ use firebrick::sampler::{GenerationRequest, Generator, SamplingParams, text_befo
 use serde_json::json;
 
 pub fn run(args: &GenerateArgs) -> anyhow::Result<()> {
-    let Loaded { checkpoint, tokenizer, decoder } = load(&args.model, args.adapter.as_deref(), args.base, args.device)?;
+    let Loaded { checkpoint, tokenizer, decoder } = load(&args.checkpoint, args.device)?;
     let stop_ids = EndTokens::of(&checkpoint.eos_ids(), &tokenizer).ids;
     check_ends(&stop_ids, checkpoint.arch())?;
     let sampling = SamplingParams {

@@ -5,7 +5,7 @@ use crate::arguments::ImportArgs;
 use crate::output;
 use crate::table::Table;
 use firebrick::engine::Error;
-use firebrick::import::{Imported, ImportedKey, KeyOutcome, Options, SourceFile, import};
+use firebrick::import::{Imported, ImportedKey, KeyOutcome, Options, Setting, SourceFile, import};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::{Component, Path};
@@ -46,21 +46,12 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
 }
 
 /// Keys that results may depend on and that the configuration does not have.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the configuration is incomplete: results may depend on keys that it does not have: {0}. The table and the comments at \
+     its head give the reasons, and what to write instead"
+)]
 pub struct Incomplete(String);
-
-impl std::fmt::Display for Incomplete {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "the configuration is incomplete: results may depend on keys that it does not have: {}. The table and the \
-             comments at its head give the reasons, and what to write instead",
-            self.0
-        )
-    }
-}
-
-impl std::error::Error for Incomplete {}
 
 /// What leads from the folder of a file to the working folder, where that is another.
 fn way_back(file: &Path) -> anyhow::Result<Option<String>> {
@@ -100,7 +91,8 @@ fn heading(imported: &Imported, files: &[&str]) -> String {
         let _ = writeln!(text, "# Replace {}: {}.", missing.key, missing.what);
     }
     for gap in imported.gaps() {
-        let why = cannot(&gap.outcome).unwrap_or_else(|| "unknown".into());
+        let why = reason(&gap.outcome).filter(|(kind, _)| *kind == CANNOT);
+        let why = why.map_or_else(|| "unknown".to_owned(), |(_, why)| why);
         let place = gap.place.as_ref().map(|place| format!(" ({place})")).unwrap_or_default();
         let line = format!("# Missing: {}{place}: {why}.", theirs(gap)).replace(['\n', '\r'], " ");
         text += &(line.trim_end_matches('.').to_owned() + ".\n");
@@ -110,31 +102,25 @@ fn heading(imported: &Imported, files: &[&str]) -> String {
 
 /// The account: what each key became, by kind.
 fn table(imported: &Imported) -> String {
-    let count = |wanted: fn(&KeyOutcome) -> bool| imported.rows.iter().filter(|row| wanted(&row.outcome)).count();
+    let count = |kind| imported.rows.iter().filter(|row| reason(&row.outcome).map(|(own, _)| own) == kind).count();
     let mut text = format!(
         "{} keys of {}: {} mapped, {} not needed here, {} cannot be done, {} unknown\n",
         imported.rows.len(),
         imported.engine,
-        count(|o| matches!(o, KeyOutcome::Mapped { .. })),
-        count(|o| matches!(o, KeyOutcome::NotNeeded { .. })),
-        count(|o| matches!(o, KeyOutcome::Cannot { .. })),
-        count(|o| matches!(o, KeyOutcome::Unknown { .. })),
+        count(None),
+        count(Some(NOT_NEEDED)),
+        count(Some(CANNOT)),
+        count(Some(UNKNOWN)),
     );
-    mapped(&mut text, "MAPPED", &imported.rows);
-    let kinds: [(&str, Reason); 3] =
-        [("NOT NEEDED HERE", not_needed), ("CANNOT BE DONE", cannot), ("UNKNOWN", unknown)];
-    for (title, why) in kinds {
-        reasons(&mut text, title, &imported.rows, why);
+    text += &mapped("MAPPED", &imported.rows);
+    for kind in [NOT_NEEDED, CANNOT, UNKNOWN] {
+        text += &reasons(kind, &imported.rows);
     }
     let title = format!("DEFAULTS OF {} THAT ARE TAKEN", imported.engine.to_string().to_uppercase());
-    mapped(&mut text, &title, &imported.assumed);
-    if !imported.missing.is_empty() {
-        let mut table = Table::new(3, &["TO BE REPLACED", "", ""]);
-        for missing in &imported.missing {
-            table.row(vec![missing.key.clone(), word(&missing.stands_in), missing.what.clone()]);
-        }
-        let _ = write!(text, "\n{}", table.render());
-    }
+    text += &mapped(&title, &imported.assumed);
+    let missing = imported.missing.iter();
+    let missing = missing.map(|missing| vec![missing.key.clone(), word(&missing.stands_in), missing.what.clone()]);
+    text += &section(3, &["TO BE REPLACED", "", ""], missing);
     if !imported.adjusted.is_empty() {
         let _ = write!(text, "\nADJUSTED\n{}\n", imported.adjusted.join("\n"));
     }
@@ -144,30 +130,20 @@ fn table(imported: &Imported) -> String {
     text
 }
 
-/// What there is to say of a key that set nothing; nothing where it is of another kind.
-type Reason = fn(&KeyOutcome) -> Option<String>;
+const NOT_NEEDED: &str = "NOT NEEDED HERE";
+const CANNOT: &str = "CANNOT BE DONE";
+const UNKNOWN: &str = "UNKNOWN";
 
-fn not_needed(outcome: &KeyOutcome) -> Option<String> {
+/// The kind of a key that set nothing, and the reason.
+fn reason(outcome: &KeyOutcome) -> Option<(&'static str, String)> {
     match outcome {
-        KeyOutcome::NotNeeded { why } => Some(why.clone()),
-        _ => None,
-    }
-}
-
-fn cannot(outcome: &KeyOutcome) -> Option<String> {
-    match outcome {
-        KeyOutcome::Cannot { why } => Some(why.clone()),
-        _ => None,
-    }
-}
-
-fn unknown(outcome: &KeyOutcome) -> Option<String> {
-    match outcome {
+        KeyOutcome::Mapped { .. } => None,
+        KeyOutcome::NotNeeded { why } => Some((NOT_NEEDED, why.clone())),
+        KeyOutcome::Cannot { why } => Some((CANNOT, why.clone())),
         KeyOutcome::Unknown { nearest } => {
-            let known = nearest.as_ref();
-            Some(known.map_or_else(String::new, |key| format!("did you mean {key}?")))
+            let nearest = nearest.as_ref().map(|key| format!("did you mean {key}?"));
+            Some((UNKNOWN, nearest.unwrap_or_default()))
         }
-        _ => None,
     }
 }
 
@@ -187,35 +163,30 @@ fn word(value: &Value) -> String {
     text.chars().take(LONGEST - 1).chain(['…']).collect()
 }
 
-fn mapped(text: &mut String, title: &str, rows: &[ImportedKey]) {
-    let mut table = Table::new(3, &[title, "HERE", ""]);
-    let mut any = false;
-    for row in rows {
-        let KeyOutcome::Mapped { settings, note } = &row.outcome else {
-            continue;
-        };
-        any = true;
-        for (at, setting) in settings.iter().enumerate() {
-            let (key, note) = if at == 0 { (theirs(row), note.clone()) } else { (String::new(), String::new()) };
-            let here = format!("{}: {}", setting.key.trim_end_matches("[]"), word(&setting.value));
-            table.row(vec![key, here, note]);
-        }
+/// A table below an empty line; nothing without rows.
+fn section(text_columns: usize, header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut rows = rows.peekable();
+    if rows.peek().is_none() {
+        return String::new();
     }
-    if any {
-        let _ = write!(text, "\n{}", table.render());
-    }
+    format!("\n{}", Table::new(text_columns, header).rows(rows).render())
 }
 
-fn reasons(text: &mut String, title: &str, rows: &[ImportedKey], why: Reason) {
-    let mut table = Table::new(2, &[title, ""]);
-    let mut any = false;
-    for row in rows {
-        if let Some(why) = why(&row.outcome) {
-            any = true;
-            table.row(vec![theirs(row), why]);
-        }
-    }
-    if any {
-        let _ = write!(text, "\n{}", table.render());
-    }
+fn mapped(title: &str, rows: &[ImportedKey]) -> String {
+    let lines = rows.iter().flat_map(|row| {
+        let KeyOutcome::Mapped { settings, note } = &row.outcome else {
+            return Vec::new();
+        };
+        let line = |(at, setting): (usize, &Setting)| {
+            let (key, note) = if at == 0 { (theirs(row), note.clone()) } else { (String::new(), String::new()) };
+            vec![key, format!("{}: {}", setting.key.trim_end_matches("[]"), word(&setting.value)), note]
+        };
+        settings.iter().enumerate().map(line).collect()
+    });
+    section(3, &[title, "HERE", ""], lines)
+}
+
+fn reasons(title: &str, rows: &[ImportedKey]) -> String {
+    let reason = |row: &ImportedKey| reason(&row.outcome).filter(|(kind, _)| *kind == title);
+    section(2, &[title, ""], rows.iter().filter_map(|row| Some(vec![theirs(row), reason(row)?.1])))
 }

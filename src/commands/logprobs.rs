@@ -41,7 +41,7 @@ pub fn run(args: &LogprobsArgs) -> anyhow::Result<()> {
     }
     let text = std::fs::read_to_string(&args.input)
         .map_err(|e| UserError(format!("cannot read {}: {e}", args.input.display())))?;
-    let Loaded { tokenizer, decoder, .. } = load(&args.model, args.adapter.as_deref(), args.base, args.device)?;
+    let Loaded { tokenizer, decoder, .. } = load(&args.checkpoint, args.device)?;
     let mut sequences = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let at = || format!("{} line {}", args.input.display(), number + 1);

@@ -6,9 +6,10 @@ use crate::table::Table;
 use firebrick::backends::allocation_trace::TraceSource;
 use firebrick::engine::executor::BoundaryKind;
 use firebrick::engine::metrics::timeline::{
-    LiveAllocations, LiveGroup, MemoryTimeline, PeakReport, Reason, TimelineReport, When,
+    Holder, LiveAllocations, LiveGroup, MemoryTimeline, PeakReport, Reason, TimelineReport, When,
 };
 use firebrick::engine::plan::size::Bytes;
+use firebrick::spec::memory::Account;
 use std::fmt::Write;
 
 /// Groups of live allocations that are printed; `--json` has all.
@@ -20,8 +21,7 @@ const FRAMES: usize = 4;
 pub fn run(args: &MemoryArgs) -> anyhow::Result<()> {
     let timeline = MemoryTimeline::load(&args.run)?;
     let report = TimelineReport::new(&timeline);
-    let text = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { tables(&report) };
-    output::print(&text)
+    output::print_as(args.json, &report, || tables(&report))
 }
 
 fn bytes(bytes: u64) -> String {
@@ -117,33 +117,22 @@ fn place(when: &When) -> String {
 
 /// Who held the bytes of the peak.
 fn holders(peak: &PeakReport) -> String {
-    let mut table = Table::new(3, &["HELD AT THE PEAK", "HOME", "MODEL", "BYTES", "SHARE"]);
-    for holder in &peak.holders {
-        table.row(vec![
-            holder.account.category.name().into(),
-            holder.account.home.name().into(),
-            holder.account.model.name().into(),
-            bytes(holder.bytes),
-            holder.share.map_or_else(String::new, percent),
-        ]);
-    }
-    if let Some(rest) = peak.unaccounted_bytes {
-        table.row(vec![
-            "in no account".into(),
-            String::new(),
-            String::new(),
-            bytes(rest),
-            percent(rest as f64 / peak.bytes.max(1) as f64),
-        ]);
-    }
-    table.render()
+    let holder = |holder: &Holder| {
+        let Account { category, home, model } = holder.account;
+        let share = holder.share.map_or_else(String::new, percent);
+        vec![category.name().into(), home.name().into(), model.name().into(), bytes(holder.bytes), share]
+    };
+    let rest = peak.unaccounted_bytes.map(|rest| {
+        let share = percent(rest as f64 / peak.bytes.max(1) as f64);
+        vec!["in no account".into(), String::new(), String::new(), bytes(rest), share]
+    });
+    let rows = peak.holders.iter().map(holder).chain(rest);
+    Table::new(3, &["HELD AT THE PEAK", "HOME", "MODEL", "BYTES", "SHARE"]).rows(rows).render()
 }
 
 /// Bytes by category beside the prediction and the step before.
 fn categories(peak: &PeakReport) -> String {
-    let header = ["CATEGORY", "PEAK", "PREDICTED", "STEP BEFORE", "CHANGE"];
-    let mut table = Table::new(1, &header);
-    for category in &peak.categories {
+    let rows = peak.categories.iter().map(|category| {
         let change = category.before_bytes.map(|before| {
             let sign = if category.bytes < before { "-" } else { "+" };
             match category.bytes.abs_diff(before) {
@@ -151,34 +140,22 @@ fn categories(peak: &PeakReport) -> String {
                 difference => format!("{sign}{}", bytes(difference)),
             }
         });
-        table.row(vec![
-            category.category.name().into(),
-            bytes(category.bytes),
-            maybe(category.predicted_bytes),
-            maybe(category.before_bytes),
-            change.unwrap_or_else(|| "-".into()),
-        ]);
-    }
-    let before = match &peak.before {
-        Some(before) => format!("step before: {}\n", when(before)),
-        None => "the step before is not in the timeline\n".to_owned(),
-    };
-    table.render() + &before
+        let [predicted, before] = [category.predicted_bytes, category.before_bytes].map(maybe);
+        let change = change.unwrap_or_else(|| "-".into());
+        vec![category.category.name().into(), bytes(category.bytes), predicted, before, change]
+    });
+    let table = Table::new(1, &["CATEGORY", "PEAK", "PREDICTED", "STEP BEFORE", "CHANGE"]).rows(rows).render();
+    let before = peak.before.as_ref().map(|before| format!("step before: {}\n", when(before)));
+    table + &before.unwrap_or_else(|| "the step before is not in the timeline\n".to_owned())
 }
 
 fn phases(report: &TimelineReport) -> String {
-    let header = ["PHASE", "LARGEST BOUNDARY", "BYTES", "BETWEEN", "PREDICTED"];
-    let mut table = Table::new(2, &header);
-    for phase in &report.phases {
-        let at = &phase.when;
-        table.row(vec![
-            at.phase.clone(),
-            format!("step {}, {}", at.step, place(at)),
-            bytes(phase.bytes),
-            maybe(phase.peak_bytes),
-            maybe(phase.predicted_bytes),
-        ]);
-    }
+    let rows = report.phases.iter().map(|phase| {
+        let at = format!("step {}, {}", phase.when.step, place(&phase.when));
+        let [between, predicted] = [phase.peak_bytes, phase.predicted_bytes].map(maybe);
+        vec![phase.when.phase.clone(), at, bytes(phase.bytes), between, predicted]
+    });
+    let table = Table::new(2, &["PHASE", "LARGEST BOUNDARY", "BYTES", "BETWEEN", "PREDICTED"]).rows(rows);
     table.render() + "between: the maximum in use at any time of the phase, if it is counted\n"
 }
 
@@ -190,19 +167,12 @@ fn live_table(live: &LiveAllocations) -> String {
     };
     let mut text =
         format!("at most {} traced {what} were live at the same time, {} in total\n", live.count, bytes(live.bytes));
-    let mut table = Table::new(1, &["MADE IN", "BYTES", "COUNT", "BY"]).ends_with_text();
-    let mut groups = live.groups.iter();
-    for group in groups.by_ref().take(GROUPS) {
-        let phase = group.phase.as_deref();
-        table.row(vec![
-            phase.unwrap_or("set-up").to_owned(),
-            bytes(group.bytes),
-            group.count.to_string(),
-            made_by(group),
-        ]);
-    }
-    let rest: Vec<&LiveGroup> = groups.collect();
-    text += &table.render();
+    let (shown, rest) = live.groups.split_at(live.groups.len().min(GROUPS));
+    let rows = shown.iter().map(|group| {
+        let phase = group.phase.as_deref().unwrap_or("set-up").to_owned();
+        vec![phase, bytes(group.bytes), group.count.to_string(), made_by(group)]
+    });
+    text += &Table::new(1, &["MADE IN", "BYTES", "COUNT", "BY"]).ends_with_text().rows(rows).render();
     if !rest.is_empty() {
         let sum: u64 = rest.iter().map(|group| group.bytes).sum();
         let _ = writeln!(text, "and {} in {} other groups", bytes(sum), rest.len());
@@ -216,26 +186,18 @@ fn made_by(group: &LiveGroup) -> String {
         let (category, home) = (account.category.name(), account.home.name());
         return format!("{category} {home} {}", account.model.name());
     }
-    let own = group.stack.iter().filter(|name| name.contains("firebrick"));
-    let own: Vec<&String> = own.collect();
-    let frames = if own.is_empty() { group.stack.iter().collect() } else { own };
-    let names: Vec<&str> = frames.into_iter().take(FRAMES).map(|n| short(n)).collect();
-    if names.is_empty() {
-        return "unknown".to_owned();
-    }
-    names.join(" < ")
-}
-
-/// A function's name without the crate's prefix.
-fn short(name: &str) -> &str {
-    name.strip_prefix("firebrick_").unwrap_or(name)
+    let is_own = |name: &&String| name.contains("firebrick");
+    let any_own = group.stack.iter().any(|name| is_own(&name));
+    let frames = group.stack.iter().filter(|name| !any_own || is_own(name));
+    let names: Vec<&str> = frames.take(FRAMES).map(|name| name.strip_prefix("firebrick_").unwrap_or(name)).collect();
+    if names.is_empty() { "unknown".to_owned() } else { names.join(" < ") }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firebrick::engine::metrics::timeline::{CategoryBytes, Holder, PhasePeak};
-    use firebrick::spec::memory::{Account, Category, Home, Role};
+    use firebrick::engine::metrics::timeline::{CategoryBytes, PhasePeak};
+    use firebrick::spec::memory::{Category, Home, Role};
 
     fn moment(step: u64, place: BoundaryKind, segment: Option<u32>) -> When {
         When { step, phase: "update_actor".into(), place, segment, seconds: 0.25 }

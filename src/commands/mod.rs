@@ -18,23 +18,26 @@ pub mod report;
 pub mod train;
 pub mod watch;
 
+use crate::arguments::CheckpointArgs;
+use firebrick::backends::DeviceSpec;
 use firebrick::engine::checkpoint::check_arch;
+use firebrick::engine::config::RunConfig;
 use firebrick::engine::hub::{ModelFiles, model_folder};
 use firebrick::models::checkpoint::load_adapter;
-use firebrick::models::{BaseFormat, Checkpoint, Decoder, Tokenizer};
+use firebrick::models::{Checkpoint, Decoder, Tokenizer};
 use std::path::Path;
 
 /// Invalid user input.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct UserError(pub String);
 
-impl std::fmt::Display for UserError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
+/// Loads a configuration with its overrides, and the device of an option instead of the file's.
+fn load_config(file: &Path, overrides: &[String], device: Option<DeviceSpec>) -> anyhow::Result<RunConfig> {
+    let mut config = firebrick::engine::config::load(file, overrides)?;
+    config.device = device.unwrap_or(config.device);
+    Ok(config)
 }
-
-impl std::error::Error for UserError {}
 
 /// A checkpoint with its tokenizer and weights on a device.
 pub struct Loaded {
@@ -45,19 +48,14 @@ pub struct Loaded {
 
 /// Loads a checkpoint folder, or a model of the Hub, onto a device, its layers' matrices in few bits where a format is
 /// given, and with an adapter beside it where one is.
-pub fn load(
-    dir: &Path,
-    adapter: Option<&Path>,
-    base: Option<BaseFormat>,
-    device: firebrick::backends::DeviceSpec,
-) -> anyhow::Result<Loaded> {
-    let dir = model_folder(dir, ModelFiles::All)?;
-    let checkpoint = Checkpoint::open(&dir)?.with_base(base);
+pub fn load(args: &CheckpointArgs, device: DeviceSpec) -> anyhow::Result<Loaded> {
+    let dir = model_folder(&args.model, ModelFiles::All)?;
+    let checkpoint = Checkpoint::open(&dir)?.with_base(args.base);
     let tokenizer = Tokenizer::from_dir(&dir)?.for_embedding(checkpoint.arch().vocab_size);
     check_arch(checkpoint.arch())?;
     let (device, _) = firebrick::backends::device::open(device)?;
     let decoder = checkpoint.load(&device)?;
-    let decoder = match adapter {
+    let decoder = match &args.adapter {
         Some(adapter) => load_adapter(&decoder, &model_folder(adapter, ModelFiles::All)?)?,
         None => decoder,
     };

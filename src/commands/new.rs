@@ -59,93 +59,75 @@ struct Asker<'a> {
 
 /// The answers, asked for one after the other where they were not given.
 fn asked(args: &NewArgs, asker: &mut Asker<'_>) -> anyhow::Result<Answers> {
-    let model = answer(
-        args.model.as_deref(),
-        asker,
-        &Question {
-            option: "--model",
-            text: "Which model? A checkpoint folder, a name on the Hub, or `tiny` for a small one from random weights",
-            default: Some("tiny"),
-        },
-        Model::parse,
-    )?;
-    let data = answer(
-        args.data.as_deref(),
-        asker,
-        &Question {
-            option: "--data",
-            text: "Which data? Rows (a JSON or Parquet file, a folder, a dataset of the Hub), or `arithmetic` or `countdown`, which are generated",
-            default: (model == Model::Tiny).then_some("arithmetic"),
-        },
-        Data::parse,
-    )?;
+    let model = Question {
+        option: "--model",
+        text: "Which model? A checkpoint folder, a name on the Hub, or `tiny` for a small one from random weights",
+        default: Some("tiny"),
+    };
+    let model = model.answer(args.model.as_deref(), asker, Model::parse)?;
+    let data = Question {
+        option: "--data",
+        text: "Which data? Rows (a JSON or Parquet file, a folder, a dataset of the Hub), or `arithmetic` or `countdown`, which are generated",
+        default: (model == Model::Tiny).then_some("arithmetic"),
+    };
+    let data = data.answer(args.data.as_deref(), asker, Data::parse)?;
     let text = format!("Which reward? One of {}", data.rewards());
-    let reward = answer(
-        args.reward.as_deref(),
-        asker,
-        &Question { option: "--reward", text: &text, default: Some(data.usual_reward()) },
-        |text| Reward::parse(text, &data),
-    )?;
-    let memory = answer(
-        args.memory.as_deref(),
-        asker,
-        &Question {
-            option: "--memory",
-            text: "How much device memory? A size as 8GiB, `auto` for what there is, or a preset: constrained, balanced, fast, huge",
-            default: Some("auto"),
-        },
-        Memory::parse,
-    )?;
-    let device = answer(
-        args.device.as_deref(),
-        asker,
-        &Question {
-            option: "--device",
-            text: "Which device? cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], or auto",
-            default: Some("auto"),
-        },
-        |text| text.parse::<DeviceSpec>().map_err(|e| e.to_string()),
-    )?;
+    let reward = Question { option: "--reward", text: &text, default: Some(data.usual_reward()) };
+    let reward = reward.answer(args.reward.as_deref(), asker, |text| Reward::parse(text, &data))?;
+    let memory = Question {
+        option: "--memory",
+        text: "How much device memory? A size as 8GiB, `auto` for what there is, or a preset: constrained, balanced, fast, huge",
+        default: Some("auto"),
+    };
+    let memory = memory.answer(args.memory.as_deref(), asker, Memory::parse)?;
+    let device = Question {
+        option: "--device",
+        text: "Which device? cpu, cuda[:n], wgpu[:n], vulkan[:n], metal[:n], or auto",
+        default: Some("auto"),
+    };
+    let parse = |text: &str| text.parse::<DeviceSpec>().map_err(|e| e.to_string());
+    let device = device.answer(args.device.as_deref(), asker, parse)?;
     Ok(Answers { model, data, reward, memory, device })
 }
 
-/// An answer that was given, or else one that is asked for until it can be read.
-fn answer<T>(
-    given: Option<&str>,
-    asker: &mut Asker<'_>,
-    question: &Question<'_>,
-    read: impl Fn(&str) -> Result<T, String>,
-) -> anyhow::Result<T> {
-    if let Some(text) = given {
-        return Ok(read(text).map_err(UserError)?);
-    }
-    let option = question.option;
-    let Some(input) = &mut asker.input else {
-        let default = question.default.ok_or_else(|| {
-            UserError(format!(
-                "without a terminal no question can be asked, and {option} has no default: give it (see `firebrick new \
-                 --help`)"
-            ))
-        })?;
-        asker.taken.push(format!("{option} {default}"));
-        return Ok(read(default).map_err(UserError)?);
-    };
-    loop {
-        let default = question.default.map(|own| format!(" [{own}]"));
-        let default = default.unwrap_or_default();
-        output::message(&format!("{}{default}", question.text));
-        let mut line = String::new();
-        if input.read_line(&mut line)? == 0 {
-            return Err(UserError(format!("no answer was given; {option} gives one")).into());
+impl Question<'_> {
+    /// An answer that was given, or else one that is asked for until it can be read.
+    fn answer<T>(
+        &self,
+        given: Option<&str>,
+        asker: &mut Asker<'_>,
+        read: impl Fn(&str) -> Result<T, String>,
+    ) -> anyhow::Result<T> {
+        if let Some(text) = given {
+            return Ok(read(text).map_err(UserError)?);
         }
-        let text = match (line.trim(), question.default) {
-            ("", Some(default)) => default,
-            ("", None) => continue,
-            (text, _) => text,
+        let option = self.option;
+        let Some(input) = &mut asker.input else {
+            let default = self.default.ok_or_else(|| {
+                UserError(format!(
+                    "without a terminal no question can be asked, and {option} has no default: give it (see \
+                     `firebrick new --help`)"
+                ))
+            })?;
+            asker.taken.push(format!("{option} {default}"));
+            return Ok(read(default).map_err(UserError)?);
         };
-        match read(text) {
-            Ok(answer) => return Ok(answer),
-            Err(wrong) => output::message(&wrong),
+        loop {
+            let default = self.default.map(|own| format!(" [{own}]")).unwrap_or_default();
+            output::message(&format!("{}{default}", self.text));
+            let mut line = String::new();
+            if input.read_line(&mut line)? == 0 {
+                return Err(UserError(format!("no answer was given; {option} gives one")).into());
+            }
+            let text = match (line.trim(), self.default) {
+                ("", Some(default)) => default,
+                ("", None) => continue,
+                (text, _) => text,
+            };
+            match read(text) {
+                Ok(answer) => return Ok(answer),
+                Err(wrong) => output::message(&wrong),
+            }
         }
     }
 }

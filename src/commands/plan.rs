@@ -22,20 +22,15 @@ const NAMED: usize = 3;
 
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let mut config = config::load(&args.config, &args.overrides)?;
-    if args.budget.is_some() {
-        config.memory.budget = args.budget;
-    }
-    if let Some(stage) = args.parallel.zero_stage {
-        config.memory.zero_stage = stage;
-    }
-    if let Some(degree) = args.parallel.sequence_parallel {
-        config.memory.ulysses_sequence_parallel_size = degree as usize;
-    }
-    if let Some(degree) = args.parallel.tensor_parallel {
-        config.memory.tensor_model_parallel_size = degree as usize;
-    }
-    if let Some(degree) = args.parallel.pipeline_parallel {
-        config.memory.pipeline_model_parallel_size = degree as usize;
+    let (parallel, memory) = (&args.parallel, &mut config.memory);
+    memory.budget = args.budget.or(memory.budget);
+    memory.zero_stage = parallel.zero_stage.unwrap_or(memory.zero_stage);
+    for (degree, given) in [
+        (&mut memory.ulysses_sequence_parallel_size, parallel.sequence_parallel),
+        (&mut memory.tensor_model_parallel_size, parallel.tensor_parallel),
+        (&mut memory.pipeline_model_parallel_size, parallel.pipeline_parallel),
+    ] {
+        *degree = given.map_or(*degree, |given| given as usize);
     }
     let spread = args.parallel.spread(&config);
     let planned = planned::plan(config, spread)?;
@@ -47,16 +42,14 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(report)?;
         std::fs::write(path, text + "\n").map_err(|e| UserError(format!("cannot write {}: {e}", path.display())))?;
     }
-    if args.json {
-        return output::print(&(serde_json::to_string_pretty(report)? + "\n"));
-    }
-    output::print(&text(args, &planned, &spread)?)
+    let text = text(args, &planned, &spread)?;
+    output::print_as(args.json, report, || text)
 }
 
 /// What a user needs to know, and what was asked for beside it.
 fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<String> {
     let (request, report) = (&planned.request, &planned.report);
-    let heading = heading(request, report, spread.links()) + &preset_lines(report);
+    let heading = heading(request, report, spread.links) + &preset_lines(report);
     let mut parts = if spread.is_chosen() {
         let settings = format!("as settings: {}\n", report.settings.join(" "));
         let said = [
@@ -66,9 +59,13 @@ fn text(args: &PlanArgs, planned: &Planned, spread: &Spread) -> anyhow::Result<S
             cluster::others(report),
             settings,
         ];
-        vec![heading + "\n" + &cluster::phases(report) + "\n" + &said.concat()]
+        vec![heading + "\n" + &phases(report, true) + "\n" + &said.concat()]
     } else {
-        vec![heading, phases(report) + &cluster::messages(report) + &peak(request, report), turned_on(request, report)]
+        vec![
+            heading,
+            phases(report, false) + &cluster::messages(report) + &peak(request, report),
+            turned_on(request, report),
+        ]
     };
     if args.details.phases {
         parts.push(details::phases(report));
@@ -194,12 +191,12 @@ fn preset_lines(report: &PlanReport) -> String {
     text
 }
 
-/// One line a phase: its bytes, its time, and what holds most of them.
-fn phases(report: &PlanReport) -> String {
-    let has_host = report.host_peak_bytes > 0;
-    let mut header = vec!["PHASE", "BYTES"];
-    header.extend(has_host.then_some("HOST"));
-    header.extend(["TIME", "MOST OF IT"]);
+/// One line a phase: its bytes, its time, what one device sends in it if it is one of several, and what holds most.
+fn phases(report: &PlanReport, sends: bool) -> String {
+    let has_host = sends || report.host_peak_bytes > 0;
+    let header = ["PHASE", "BYTES"].into_iter().chain(has_host.then_some("HOST")).chain(["TIME"]);
+    let sent = if sends { &["SENT", "FOR"][..] } else { &[] };
+    let header: Vec<&str> = header.chain(sent.iter().copied()).chain(["MOST OF IT"]).collect();
     let mut table = Table::new(1, &header).ends_with_text();
     let peak = report.peak_phase().map(|p| p.name);
     for phase in &report.phases {
@@ -208,13 +205,17 @@ fn phases(report: &PlanReport) -> String {
             continue;
         }
         let mark = if peak == Some(phase.name) { " *" } else { "" };
-        let mut held: Vec<_> = phase.categories.iter().filter(|(_, b)| **b > 0).collect();
+        let mut held: Vec<_> = phase.categories.iter().filter(|(_, b)| sends || **b > 0).collect();
         held.sort_by_key(|(_, b)| std::cmp::Reverse(**b));
-        let most: Vec<String> =
-            held.iter().take(NAMED).map(|(category, b)| format!("{} {}", category.name(), bytes(**b))).collect();
+        let most = held.iter().take(if sends { 2 } else { NAMED });
+        let most: Vec<String> = most.map(|(category, b)| format!("{} {}", category.name(), bytes(**b))).collect();
         let mut cells = vec![format!("{}{mark}", phase.name), bytes(phase.total_bytes)];
         cells.extend(has_host.then(|| bytes(phase.host_bytes)));
-        cells.extend([seconds(report, phase.name), most.join(", ")]);
+        cells.push(seconds(report, phase.name));
+        if sends {
+            cells.extend(cluster::sent(report, phase.name));
+        }
+        cells.push(most.join(", "));
         table.row(cells);
     }
     table.render()
@@ -257,23 +258,18 @@ fn turned_on(request: &Request, report: &PlanReport) -> String {
         Some(_) => "TURNED ON, the fastest that fits",
         None => "TURNED ON",
     };
-    let mut table = Table::new(1, &[title, "SAVES", "IN", "COST PER STEP"]);
     let cost = |seconds: f64| {
         let share = seconds / (step - seconds).max(1e-12) * 100.0;
         format!("{share:+.0} %")
     };
     let (saving, others): (Vec<_>, Vec<_>) = report.decisions.iter().partition(|own| own.saves_bytes > 0);
-    for d in saving {
-        table.row(vec![d.what.clone(), bytes(d.saves_bytes), d.phase.to_string(), cost(d.costs_seconds)]);
-    }
-    if !others.is_empty() {
-        let seconds = others.iter().map(|own| own.costs_seconds).sum();
-        table.row(vec![
-            format!("{} more that save nothing here by themselves (--techniques)", others.len()),
-            String::new(),
-            String::new(),
-            cost(seconds),
-        ]);
-    }
+    let saving = saving
+        .into_iter()
+        .map(|d| vec![d.what.clone(), bytes(d.saves_bytes), d.phase.to_string(), cost(d.costs_seconds)]);
+    let others = (!others.is_empty()).then(|| {
+        let what = format!("{} more that save nothing here by themselves (--techniques)", others.len());
+        vec![what, String::new(), String::new(), cost(others.iter().map(|own| own.costs_seconds).sum())]
+    });
+    let table = Table::new(1, &[title, "SAVES", "IN", "COST PER STEP"]).rows(saving.chain(others));
     format!("{}as settings: {}\n", table.render(), report.settings.join(" "))
 }

@@ -3,11 +3,11 @@
 use crate::arguments::ReportArgs;
 use crate::output;
 use crate::report_page::html;
+use firebrick::backends::host::write_synced;
 use firebrick::engine::Error;
 use firebrick::engine::plan::size::Bytes;
 use firebrick::report::Report;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -41,13 +41,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.tmp", std::process::id()));
     let aside = PathBuf::from(aside);
-    let write = || {
-        let mut file = File::create(&aside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&aside, path)
-    };
-    write().map_err(|error| {
+    let written = write_synced(&aside, bytes).and_then(|()| fs::rename(&aside, path));
+    written.map_err(|error| {
         // what was begun takes no room; the first error is the one to report
         let _ = fs::remove_file(&aside);
         Error::io("write", path)(error)

@@ -1,21 +1,17 @@
 //! `firebrick train` and `firebrick sft`.
 
-use super::dry_run;
+use super::{dry_run, load_config};
 use crate::arguments::RunArgs;
 use crate::console::{Console, Show};
 use crate::{log, output};
 use firebrick::backends::collective::{Collective, Launch, Settings, launched_world};
-use firebrick::engine::config;
 use firebrick::engine::config::{Logger, Mode};
 use firebrick::engine::metrics::profile::Profiler;
 use firebrick::engine::trainer::{Start, Trainer};
 use std::sync::Arc;
 
 pub fn run(args: &RunArgs, mode: Mode) -> anyhow::Result<()> {
-    let mut config = config::load(&args.config, &args.overrides)?;
-    if let Some(device) = args.device {
-        config.device = device;
-    }
+    let mut config = load_config(&args.config, &args.overrides, args.device)?;
     let launch = Launch::of_process().filter(|launch| launch.size > 1);
     if let Some(launch) = launch {
         config.device = config.device.for_local_rank(launch.local_rank);

@@ -38,8 +38,24 @@ pub struct Check {
 }
 
 impl Check {
-    pub fn new(name: impl Into<String>, status: Status, found: impl Into<String>) -> Self {
+    fn new(name: impl Into<String>, status: Status, found: impl Into<String>) -> Self {
         Self { name: name.into(), status, found: found.into(), fix: None }
+    }
+
+    pub fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Status::Ok, found)
+    }
+
+    pub fn missing(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Status::Missing, found)
+    }
+
+    pub fn warning(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Status::Warning, found)
+    }
+
+    pub fn failed(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(name, Status::Failed, found)
     }
 
     /// The same with the command that mends it.

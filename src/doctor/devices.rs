@@ -1,6 +1,6 @@
 //! Devices, as `firebrick devices` probes them.
 
-use super::check::{Check, Status};
+use super::check::Check;
 use super::programs::install;
 use firebrick::backends::device::{BackendReport, DeviceInfo};
 use firebrick::engine::plan::size::Bytes;
@@ -15,7 +15,7 @@ pub fn checks(reports: &[BackendReport]) -> Vec<Check> {
         let possible = report.backend != Backend::Metal || cfg!(target_os = "macos");
         if let Some(note) = report.note.as_ref().filter(|_| possible) {
             let name = report.backend.name();
-            let check = Check::new(name, Status::Missing, note.as_str());
+            let check = Check::missing(name, note.as_str());
             checks.push(if report.built { check } else { check.mended_by(install(name)) });
         }
     }
@@ -35,7 +35,7 @@ fn device(info: &DeviceInfo) -> Check {
     };
     let dtypes = info.dtypes.join(" ");
     let found = format!("{}{memory}, {dtypes}{software}", info.name);
-    Check::new(info.device.to_string(), Status::Ok, found)
+    Check::ok(info.device.to_string(), found)
 }
 
 /// Backends are probed in the order in which `auto` prefers them.
@@ -43,12 +43,10 @@ fn auto(reports: &[BackendReport]) -> Check {
     let mut devices = reports.iter().flat_map(|report| &report.devices);
     let best = devices.clone().find(|device| !device.software);
     match (best, devices.next()) {
-        (Some(best), _) => Check::new("auto", Status::Ok, format!("takes {}", best.device)),
-        (None, Some(other)) => {
-            Check::new("auto", Status::Warning, format!("selects no device; name {} explicitly", other.device))
-                .mended_by(format!("firebrick train CONFIG --device {}", other.device))
-        }
-        (None, None) => Check::new("auto", Status::Failed, "no device can be opened: nothing can train")
+        (Some(best), _) => Check::ok("auto", format!("takes {}", best.device)),
+        (None, Some(other)) => Check::warning("auto", format!("selects no device; name {} explicitly", other.device))
+            .mended_by(format!("firebrick train CONFIG --device {}", other.device)),
+        (None, None) => Check::failed("auto", "no device can be opened: nothing can train")
             .mended_by("cargo install --path . --locked --force"),
     }
 }

@@ -24,18 +24,12 @@ use std::path::Path;
 pub fn checks(machine: &Machine, reports: &[BackendReport], output: &Path) -> Vec<Check> {
     let mut checks = devices::checks(reports);
     if cfg!(target_os = "linux") {
-        checks.push(nvidia::driver(machine));
-        checks.push(nvidia::toolkit(machine));
         let opened = is_built(Backend::Cuda).then(Nccl::installation);
-        checks.push(nvidia::nccl(machine, opened));
-        checks.push(vulkan::loader(machine));
-        checks.push(system::open_files(machine));
-        checks.push(system::locked_memory(machine));
+        checks.extend([nvidia::driver(machine), nvidia::toolkit(machine), nvidia::nccl(machine, opened)]);
+        checks.extend([vulkan::loader(machine), system::open_files(machine), system::locked_memory(machine)]);
         checks.push(system::memory(machine));
     }
-    checks.push(storage::run_folder(output));
-    checks.push(storage::cache(machine));
-    checks.push(programs::python(machine));
-    checks.push(programs::mpi(machine));
+    checks.extend([storage::run_folder(output), storage::cache(machine)]);
+    checks.extend([programs::python(machine), programs::mpi(machine)]);
     checks
 }

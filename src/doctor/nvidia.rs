@@ -1,6 +1,6 @@
 //! NVIDIA's driver and the CUDA toolkit.
 
-use super::check::{Check, Status};
+use super::check::Check;
 use super::machine::{Machine, Packages};
 use firebrick::backends::collective::NcclInstallation;
 use firebrick::backends::toolkit::inspect;
@@ -33,21 +33,19 @@ pub fn driver(machine: &Machine) -> Check {
             // "… Kernel Module  570.86.15  …", or "… Open Kernel Module for x86_64  580.159.04  …"
             let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c == '.' || c.is_ascii_digit());
             let version = line.split_whitespace().find(is_version).unwrap_or(line);
-            Check::new(NAME, Status::Ok, format!("version {version}"))
+            Check::ok(NAME, format!("version {version}"))
         }
-        (None, Some(library)) => Check::new(NAME, Status::Ok, library.display().to_string()),
-        (Some(_), None) => Check::new(
+        (None, Some(library)) => Check::ok(NAME, library.display().to_string()),
+        (Some(_), None) => Check::warning(
             NAME,
-            Status::Warning,
             "its kernel module is loaded, but libcuda.so.1 is not found; if this is a container, mount the driver \
              libraries (NVIDIA Container Toolkit)",
         )
         .mended_by("docker run --gpus all IMAGE"),
         (None, None) if has_card(machine) => {
-            Check::new(NAME, Status::Warning, "there is an NVIDIA GPU, but no driver for it")
-                .mended_by(machine.install(&DRIVER))
+            Check::warning(NAME, "there is an NVIDIA GPU, but no driver for it").mended_by(machine.install(&DRIVER))
         }
-        (None, None) => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA GPU"),
+        (None, None) => Check::ok(NAME, "not needed: there is no NVIDIA GPU"),
     }
 }
 
@@ -62,12 +60,12 @@ pub fn toolkit(machine: &Machine) -> Check {
     });
     let wanted = has_card(machine) || machine.library("libcuda.so.1").is_some();
     match (found.missing, found.folder) {
-        (None, Some(folder)) => Check::new(NAME, Status::Ok, folder.display().to_string()),
+        (None, Some(folder)) => Check::ok(NAME, folder.display().to_string()),
         (missing, _) if wanted => {
             let missing = missing.unwrap_or_else(|| "not found".into());
-            Check::new(NAME, Status::Warning, missing).mended_by(machine.install(&TOOLKIT))
+            Check::warning(NAME, missing).mended_by(machine.install(&TOOLKIT))
         }
-        _ => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA GPU"),
+        _ => Check::ok(NAME, "not needed: there is no NVIDIA GPU"),
     }
 }
 
@@ -80,19 +78,18 @@ pub fn nccl(machine: &Machine, opened: Option<Result<NcclInstallation, String>>)
         (Some(Ok(NcclInstallation { path, version })), file) => {
             let file = path.or(file).map(|file| format!(" ({})", file.display()));
             let found = format!("version {version}{}", file.unwrap_or_default());
-            Check::new(NAME, Status::Ok, found)
+            Check::ok(NAME, found)
         }
-        (Some(Err(why)), Some(_)) => Check::new(NAME, Status::Warning, why).mended_by(machine.install(&NCCL)),
+        (Some(Err(why)), Some(_)) => Check::warning(NAME, why).mended_by(machine.install(&NCCL)),
         (None, Some(file)) => {
             let found = format!("{}; this build has no CUDA, and does not use it", file.display());
-            Check::new(NAME, Status::Ok, found)
+            Check::ok(NAME, found)
         }
-        (_, None) if has_card(machine) => Check::new(
+        (_, None) if has_card(machine) => Check::missing(
             NAME,
-            Status::Missing,
             "no libnccl.so.2; not needed for one GPU; several GPUs exchange values through host memory without it",
         )
         .mended_by(machine.install(&NCCL)),
-        (_, None) => Check::new(NAME, Status::Ok, "not needed: there is no NVIDIA GPU"),
+        (_, None) => Check::ok(NAME, "not needed: there is no NVIDIA GPU"),
     }
 }

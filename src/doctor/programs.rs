@@ -1,6 +1,6 @@
 //! Other programs: Python for rewards, MPI for several machines.
 
-use super::check::{Check, Status};
+use super::check::Check;
 use super::machine::{Machine, Packages};
 
 /// The oldest Python that is still known to work, by its minor version.
@@ -14,21 +14,19 @@ const MPI: Packages = Packages { apt: "openmpi-bin", dnf: "openmpi", pacman: "op
 pub fn python(machine: &Machine) -> Check {
     const NAME: &str = "Python";
     let Some(program) = machine.program(&["python3"]) else {
-        return Check::new(NAME, Status::Missing, "no python3 in PATH; only rewards written in Python need it")
+        return Check::missing(NAME, "no python3 in PATH; only rewards written in Python need it")
             .mended_by(machine.install(&PYTHON));
     };
     let found = |version: &str| format!("{version} ({})", program.display());
     let Some(version) = machine.version(&program) else {
-        return Check::new(NAME, Status::Warning, found("it does not report its version"))
-            .mended_by(machine.install(&PYTHON));
+        return Check::warning(NAME, found("it does not report its version")).mended_by(machine.install(&PYTHON));
     };
     let minor = version.strip_prefix("Python 3.");
     let minor = minor.and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
     if minor.is_some_and(|minor| minor >= OLDEST_PYTHON) {
-        return Check::new(NAME, Status::Ok, found(&version));
+        return Check::ok(NAME, found(&version));
     }
-    Check::new(NAME, Status::Warning, found(&format!("{version}: older than 3.{OLDEST_PYTHON}")))
-        .mended_by(machine.install(&PYTHON))
+    Check::warning(NAME, found(&format!("{version}: older than 3.{OLDEST_PYTHON}"))).mended_by(machine.install(&PYTHON))
 }
 
 /// The command that builds this program again with one feature more.
@@ -64,20 +62,19 @@ pub(super) fn install_with(mut features: Vec<&str>) -> String {
 pub fn mpi(machine: &Machine) -> Check {
     const NAME: &str = "MPI";
     let Some(program) = machine.program(&["mpirun", "mpiexec"]) else {
-        return Check::new(NAME, Status::Missing, "no mpirun or mpiexec in PATH; one device needs none")
+        return Check::missing(NAME, "no mpirun or mpiexec in PATH; one device needs none")
             .mended_by(machine.install(&MPI));
     };
     let Some(version) = machine.version(&program) else {
         let found = format!("{} does not report its version", program.display());
-        return Check::new(NAME, Status::Warning, found).mended_by(machine.install(&MPI));
+        return Check::warning(NAME, found).mended_by(machine.install(&MPI));
     };
     let found = format!("{version} ({})", program.display());
     if cfg!(feature = "mpi") {
-        return Check::new(NAME, Status::Ok, found);
+        return Check::ok(NAME, found);
     }
-    Check::new(
+    Check::missing(
         NAME,
-        Status::Missing,
         format!("{found} is installed, but this program is built for one rank; not needed for one device"),
     )
     .mended_by(install("mpi"))

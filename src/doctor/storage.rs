@@ -1,6 +1,6 @@
 //! Folders that runs write to: their space, and whether they can be written to.
 
-use super::check::{Check, Status};
+use super::check::Check;
 use super::machine::Machine;
 use firebrick::engine::plan::size::Bytes;
 use std::path::{Path, PathBuf};
@@ -56,19 +56,18 @@ pub fn run_folder_with(output: &Path, free: Option<u64>) -> Check {
     let folder = existing(output);
     if let Some(error) = refusal(&folder) {
         let found = format!("{} cannot be written to: {error}", folder.display());
-        return Check::new(NAME, Status::Failed, found).mended_by(MEND);
+        return Check::failed(NAME, found).mended_by(MEND);
     }
     let Some(free) = free else {
-        return Check::new(NAME, Status::Ok, folder.display().to_string());
+        return Check::ok(NAME, folder.display().to_string());
     };
     let found = format!("{} free in {}", Bytes(free), folder.display());
     match free {
-        ..NO_SPACE => Check::new(NAME, Status::Failed, found).mended_by(MEND),
+        ..NO_SPACE => Check::failed(NAME, found).mended_by(MEND),
         NO_SPACE..LITTLE_SPACE => {
-            Check::new(NAME, Status::Warning, format!("{found}: checkpoints of common models take more"))
-                .mended_by(MEND)
+            Check::warning(NAME, format!("{found}: checkpoints of common models take more")).mended_by(MEND)
         }
-        _ => Check::new(NAME, Status::Ok, found),
+        _ => Check::ok(NAME, found),
     }
 }
 
@@ -79,12 +78,8 @@ pub fn cache(machine: &Machine) -> Check {
     let named = ["HF_HOME", "XDG_CACHE_HOME"];
     let named = named.iter().find_map(|name| machine.folder(name));
     let Some(cache) = named.or_else(|| Some(home()?.join(".cache"))) else {
-        return Check::new(
-            NAME,
-            Status::Warning,
-            "none of HF_HOME, XDG_CACHE_HOME and HOME is set: nothing can be kept",
-        )
-        .mended_by("export XDG_CACHE_HOME=/path/with/space");
+        return Check::warning(NAME, "none of HF_HOME, XDG_CACHE_HOME and HOME is set: nothing can be kept")
+            .mended_by("export XDG_CACHE_HOME=/path/with/space");
     };
     let folder = existing(&cache);
     let free = free_bytes(&folder);
@@ -92,9 +87,9 @@ pub fn cache(machine: &Machine) -> Check {
         free.map_or_else(|| cache.display().to_string(), |free| format!("{} free in {}", Bytes(free), cache.display()));
     let little = free.is_some_and(|free| free < LITTLE_SPACE);
     match refusal(&folder) {
-        Some(error) => Check::new(NAME, Status::Warning, format!("{} cannot be written to: {error}", cache.display()))
+        Some(error) => Check::warning(NAME, format!("{} cannot be written to: {error}", cache.display()))
             .mended_by("export HF_HOME=/path/with/space XDG_CACHE_HOME=/path/with/space"),
-        None if little => Check::new(NAME, Status::Warning, found).mended_by("export HF_HOME=/path/with/space"),
-        None => Check::new(NAME, Status::Ok, found),
+        None if little => Check::warning(NAME, found).mended_by("export HF_HOME=/path/with/space"),
+        None => Check::ok(NAME, found),
     }
 }

@@ -1,6 +1,6 @@
 //! Limits of a process, and memory.
 
-use super::check::{Check, Status};
+use super::check::Check;
 use super::machine::Machine;
 use super::nvidia::has_card;
 use firebrick::engine::plan::size::Bytes;
@@ -11,56 +11,45 @@ const FEW_FILES: u64 = 1024;
 /// Available memory below which little can be trained on the host.
 const LITTLE_MEMORY: u64 = 2 << 30;
 
-/// A soft limit of this process, as `/proc/self/limits` calls it.
-enum Limit {
-    Unlimited,
-    At(u64),
-    Unknown,
-}
-
-fn limit(machine: &Machine, name: &str) -> Limit {
-    let text = machine.read("/proc/self/limits").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let soft = line.and_then(|line| line.split_whitespace().next());
-    match soft {
-        Some("unlimited") => Limit::Unlimited,
-        Some(number) => number.parse().map_or(Limit::Unknown, Limit::At),
-        None => Limit::Unknown,
+/// A soft limit of this process, as `/proc/self/limits` calls it, the largest number for none; `None` where the system
+/// does not report it.
+fn limit(machine: &Machine, name: &str) -> Option<u64> {
+    let text = machine.read("/proc/self/limits")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
     }
 }
 
 pub fn open_files(machine: &Machine) -> Check {
     const NAME: &str = "open files";
     match limit(machine, "Max open files") {
-        Limit::Unlimited => Check::new(NAME, Status::Ok, "unlimited"),
-        Limit::At(most) if most >= FEW_FILES => Check::new(NAME, Status::Ok, format!("at most {most}")),
-        Limit::At(most) => {
-            Check::new(NAME, Status::Warning, format!("at most {most}: too few for checkpoints and data in many files"))
+        None => unknown(NAME),
+        Some(u64::MAX) => Check::ok(NAME, "unlimited"),
+        Some(most @ ..FEW_FILES) => {
+            Check::warning(NAME, format!("at most {most}: too few for checkpoints and data in many files"))
                 .mended_by("ulimit -n 65536")
         }
-        Limit::Unknown => unknown(NAME),
+        Some(most) => Check::ok(NAME, format!("at most {most}")),
     }
 }
 
 pub fn locked_memory(machine: &Machine) -> Check {
     const NAME: &str = "locked memory";
     match limit(machine, "Max locked memory") {
-        Limit::Unlimited => Check::new(NAME, Status::Ok, "unlimited"),
-        Limit::At(most) if has_card(machine) => Check::new(
-            NAME,
-            Status::Warning,
-            format!("at most {}: pinned host memory and fast networks may want more", Bytes(most)),
-        )
-        .mended_by("ulimit -l unlimited"),
-        Limit::At(most) => {
-            Check::new(NAME, Status::Ok, format!("at most {}; enough without an NVIDIA GPU", Bytes(most)))
+        None => unknown(NAME),
+        Some(u64::MAX) => Check::ok(NAME, "unlimited"),
+        Some(most) if has_card(machine) => {
+            Check::warning(NAME, format!("at most {}: pinned host memory and fast networks may want more", Bytes(most)))
+                .mended_by("ulimit -l unlimited")
         }
-        Limit::Unknown => unknown(NAME),
+        Some(most) => Check::ok(NAME, format!("at most {}; enough without an NVIDIA GPU", Bytes(most))),
     }
 }
 
 fn unknown(name: &str) -> Check {
-    Check::new(name, Status::Missing, "the system does not report it (no /proc/self/limits)")
+    Check::missing(name, "the system does not report it (no /proc/self/limits)")
 }
 
 /// Bytes of an entry of `/proc/meminfo`.
@@ -75,7 +64,7 @@ pub fn memory(machine: &Machine) -> Check {
     const NAME: &str = "memory";
     let text = machine.read("/proc/meminfo").unwrap_or_default();
     let (Some(total), Some(available)) = (meminfo(&text, "MemTotal:"), meminfo(&text, "MemAvailable:")) else {
-        return Check::new(NAME, Status::Missing, "the system does not report it (no /proc/meminfo)");
+        return Check::missing(NAME, "the system does not report it (no /proc/meminfo)");
     };
     let number = |path: &str| machine.read(path)?.trim().parse::<u64>().ok();
     let group = number("/sys/fs/cgroup/memory.max").map(|most| {
@@ -86,7 +75,7 @@ pub fn memory(machine: &Machine) -> Check {
     let group = group.map_or_else(String::new, |(most, _)| format!(", {} for this control group", Bytes(most)));
     let found = format!("{} available of {}{group}", Bytes(free), Bytes(total));
     if free < LITTLE_MEMORY {
-        return Check::new(NAME, Status::Warning, found).mended_by(format!("firebrick plan CONFIG --budget {free}"));
+        return Check::warning(NAME, found).mended_by(format!("firebrick plan CONFIG --budget {free}"));
     }
-    Check::new(NAME, Status::Ok, found)
+    Check::ok(NAME, found)
 }

@@ -1,6 +1,6 @@
 //! Vulkan: its loader, and the drivers that it finds.
 
-use super::check::{Check, Status};
+use super::check::Check;
 use super::machine::{Machine, Packages};
 
 /// Mesa has drivers for AMD and Intel, and one in software; those of NVIDIA come with its driver.
@@ -15,7 +15,7 @@ const VULKAN: Packages = Packages {
 pub fn loader(machine: &Machine) -> Check {
     const NAME: &str = "Vulkan loader";
     let Some(loader) = machine.library("libvulkan.so.1") else {
-        return Check::new(NAME, Status::Missing, "libvulkan.so.1 not found: the devices wgpu and vulkan need it")
+        return Check::missing(NAME, "libvulkan.so.1 not found: the devices wgpu and vulkan need it")
             .mended_by(machine.install(&VULKAN));
     };
     let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES"];
@@ -28,9 +28,8 @@ pub fn loader(machine: &Machine) -> Check {
         .collect();
     drivers.sort();
     if drivers.is_empty() && !named {
-        return Check::new(
+        return Check::missing(
             NAME,
-            Status::Missing,
             format!("{} finds no driver (no file in /usr/share/vulkan/icd.d)", loader.display()),
         )
         .mended_by(machine.install(&VULKAN));
@@ -40,5 +39,5 @@ pub fn loader(machine: &Machine) -> Check {
     } else {
         format!("drivers {}", drivers.join(" "))
     };
-    Check::new(NAME, Status::Ok, format!("{}, {drivers}", loader.display()))
+    Check::ok(NAME, format!("{}, {drivers}", loader.display()))
 }

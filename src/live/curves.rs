@@ -1,9 +1,9 @@
 //! Values over steps.
 
+use super::metrics;
 use super::numbers::number;
 use super::state::LiveState;
 use super::theme::Theme;
-use firebrick::engine::config::Mode;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
@@ -13,7 +13,7 @@ use ratatui::widgets::{Axis, Block, Borders, Chart, Dataset, GraphType};
 
 /// A curve of one chart.
 struct Curve<'a> {
-    name: &'static str,
+    name: String,
     points: &'a [(f64, f64)],
     style: Style,
     /// Single points, or a line through them.
@@ -22,39 +22,30 @@ struct Curve<'a> {
 
 /// Reward, or loss; with the validation where there is no room for two charts.
 pub fn training(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme, both: bool) {
-    let name = match state.mode {
-        Mode::Rl => "reward",
-        Mode::Sft => "loss",
-    };
-    let mut curves = vec![Curve { name, points: &state.curves.training, style: theme.training(), single: false }];
-    if both {
-        curves.push(of_validation(state, theme, true));
-    }
-    draw(frame, area, &curves, theme);
+    let [training, validation, _] = curves(state, theme);
+    let validation = Curve { name: format!("• {}", validation.name), single: true, ..validation };
+    let shown = if both { vec![training, validation] } else { vec![training] };
+    draw(frame, area, &shown, theme);
 }
 
 /// Validation.
 pub fn validation(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    draw(frame, area, &[of_validation(state, theme, false)], theme);
-}
-
-fn of_validation(state: &LiveState, theme: Theme, single: bool) -> Curve<'_> {
-    Curve {
-        name: if single { "• validation" } else { "validation" },
-        points: &state.curves.validation,
-        style: theme.validation(),
-        single,
-    }
+    draw(frame, area, &curves(state, theme)[1..2], theme);
 }
 
 /// Truncation, or the gradient norm.
 pub fn third(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let name = match state.mode {
-        Mode::Rl => "truncated",
-        Mode::Sft => "grad norm",
-    };
-    let curve = Curve { name, points: &state.curves.third, style: theme.training(), single: false };
-    draw(frame, area, &[curve], theme);
+    draw(frame, area, &curves(state, theme)[2..], theme);
+}
+
+/// The curves of training, of validation, and the third.
+fn curves(state: &LiveState, theme: Theme) -> [Curve<'_>; 3] {
+    let styles = [theme.training(), theme.validation(), theme.training()];
+    let metrics = metrics::curves(&state.run);
+    std::array::from_fn(|at| {
+        let (name, metric) = metrics[at];
+        Curve { name: name.to_owned(), points: state.run.scalars.curve(metric), style: styles[at], single: false }
+    })
 }
 
 fn draw(frame: &mut Frame<'_>, area: Rect, curves: &[Curve<'_>], theme: Theme) {

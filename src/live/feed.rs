@@ -26,14 +26,8 @@ impl Feed {
     /// A feed, and where its news arrive.
     pub fn new(config: &RunConfig, mode: Mode, folder: &Path) -> (Self, Receiver<ViewUpdate>) {
         let (news, arrived) = channel();
-        let opened = ViewUpdate::Opened {
-            name: name(folder),
-            mode,
-            task: config.task.clone(),
-            steps: (mode == Mode::Rl).then_some(config.trainer.steps),
-        };
         let feed = Self { news, steering: Arc::default(), mode, folder: folder.to_owned(), spent: Duration::ZERO };
-        feed.send(opened);
+        feed.send(ViewUpdate::opened(folder, mode, Some(config)));
         (feed, arrived)
     }
 
@@ -69,7 +63,8 @@ impl Observer for Feed {
 
 /// A feed and the screen that shows it.
 pub struct Live {
-    feed: Feed,
+    /// The run's observer.
+    pub feed: Feed,
     /// None once it has been left.
     screen: Option<Screen>,
 }
@@ -97,16 +92,6 @@ impl Live {
     }
 }
 
-impl Observer for Live {
-    fn event(&mut self, event: Event<'_>) {
-        self.feed.event(event);
-    }
-
-    fn control(&mut self) -> Control {
-        self.feed.control()
-    }
-}
-
 impl Drop for Live {
     fn drop(&mut self) {
         self.leave();
@@ -125,10 +110,4 @@ fn received(arrived: Receiver<ViewUpdate>) -> UpdateSource {
             }
         }
     })
-}
-
-/// The last name of a folder's path.
-fn name(folder: &Path) -> String {
-    let last = folder.file_name();
-    last.map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
 }

@@ -1,7 +1,8 @@
 //! Where a run stands: its name and state, the numbers that tell how it does, the keys.
 
+use super::metrics::{self, Headline, Unit};
 use super::numbers::{duration, grouped, number, percent};
-use super::state::{Headline, LiveState, Unit};
+use super::state::LiveState;
 use super::texts::{clean, fit, width};
 use super::theme::Theme;
 use ratatui::Frame;
@@ -19,7 +20,7 @@ const NAME: usize = 12;
 pub fn title(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let step = step(state);
     let columns = usize::from(area.width).saturating_sub(width(&step) + 2);
-    let line = title_of(shortened(&clean(&state.name), columns), step, theme);
+    let line = title_of(shortened(&clean(&state.run.name), columns), step, theme);
     frame.render_widget(Line::from(line), area);
 }
 
@@ -33,10 +34,10 @@ fn title_of(name: String, step: String, theme: Theme) -> Vec<Span<'static>> {
 }
 
 fn step(state: &LiveState) -> String {
-    match (state.warm_up, state.steps) {
+    match (state.run.warm_up, state.run.steps) {
         (Some((step, steps, _)), _) => format!("warm-up {step} of {steps}"),
-        (None, Some(steps)) => format!("step {} of {steps}", state.step),
-        (None, None) => format!("step {}", state.step),
+        (None, Some(steps)) => format!("step {} of {steps}", state.run.step),
+        (None, None) => format!("step {}", state.run.step),
     }
 }
 
@@ -73,7 +74,7 @@ fn columns(pace: &[String]) -> usize {
 /// the time that is left: no word is cut.
 pub fn line(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     const GAP: &str = "   ";
-    let (name, step, doing) = (clean(&state.name), step(state), doing(state, theme));
+    let (name, step, doing) = (clean(&state.run.name), step(state), doing(state, theme));
     let mut pace = pace(state);
     let others = |pace: &[String]| 2 + width(&step) + width(GAP) + doing.width() + columns(pace);
     while !pace.is_empty() {
@@ -97,12 +98,12 @@ pub fn line(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
 fn doing(state: &LiveState, theme: Theme) -> Span<'static> {
     let asked = state.asked;
     let warn = theme.warning();
-    let (text, style) = match state.ended {
-        Some(steps) if state.steps.is_none_or(|all| steps >= all) => ("finished".to_owned(), theme.strong()),
+    let (text, style) = match state.run.ended {
+        Some(steps) if state.run.steps.is_none_or(|all| steps >= all) => ("finished".to_owned(), theme.strong()),
         Some(steps) => (format!("stopped after step {steps}"), warn),
         None if state.asking => ("end in the middle of the step?".to_owned(), warn),
         None if asked.stopping => ("stops after this step".to_owned(), warn),
-        None if asked.paused && state.phase.is_none() => ("paused".to_owned(), warn),
+        None if asked.paused && state.run.phase.is_none() => ("paused".to_owned(), warn),
         None if asked.paused => ("pauses after this step".to_owned(), warn),
         None if asked.saving => ("saves after this step".to_owned(), warn),
         None => (running(state), Style::new()),
@@ -111,10 +112,10 @@ fn doing(state: &LiveState, theme: Theme) -> Span<'static> {
 }
 
 fn running(state: &LiveState) -> String {
-    if let Some((_, _, Some(loss))) = state.warm_up {
+    if let Some((_, _, Some(loss))) = state.run.warm_up {
         return format!("loss {}", number(loss));
     }
-    if let Some((phase, since)) = state.phase {
+    if let Some((phase, since)) = state.run.phase {
         let seconds = state.clock.saturating_sub(since).as_secs_f64();
         return format!("{phase} for {}", duration(seconds));
     }
@@ -122,18 +123,18 @@ fn running(state: &LiveState) -> String {
         Some(silent) if silent.as_secs_f64() >= SILENT => {
             format!("no step for {}", duration(silent.as_secs_f64()))
         }
-        _ if state.step == 0 && !state.watching => "starting".to_owned(),
+        _ if state.run.step == 0 && !state.watching => "starting".to_owned(),
         _ => "running".to_owned(),
     }
 }
 
 /// Speed and the time that is left, which is worth the more.
 fn pace(state: &LiveState) -> Vec<String> {
-    let speed = state.metrics.get("perf/throughput");
-    let speed = speed.map(|&speed| format!("{} tokens/s", grouped(speed)));
-    let step = state.metrics.get("timing_s/step");
-    let step = step.filter(|_| speed.is_none()).map(|&step| format!("{} a step", duration(step)));
-    let left = state.left().map(|left| format!("{} left", duration(left)));
+    let speed = state.run.value(metrics::THROUGHPUT);
+    let speed = speed.map(|speed| format!("{} tokens/s", grouped(speed)));
+    let step = state.run.value("timing_s/step");
+    let step = step.filter(|_| speed.is_none()).map(|step| format!("{} a step", duration(step)));
+    let left = metrics::left(&state.run).map(|left| format!("{} left", duration(left)));
     [speed, step, left].into_iter().flatten().collect()
 }
 
@@ -161,7 +162,7 @@ fn change(headline: &Headline) -> String {
 
 /// Labels above numbers.
 pub fn table(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let headlines = state.headlines();
+    let headlines = metrics::headlines(&state.run);
     let own = area.width / headlines.len().max(1) as u16;
     for (at, headline) in headlines.iter().enumerate() {
         let column = Rect { x: area.x + at as u16 * own, width: own, height: area.height.min(1), ..area };
@@ -178,7 +179,7 @@ pub fn table(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme)
 
 /// A label and a number a line.
 pub fn list(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    for (row, headline) in area.rows().zip(&state.headlines()) {
+    for (row, headline) in area.rows().zip(&metrics::headlines(&state.run)) {
         let line = Line::from(vec![
             Span::styled(format!("{:<12}", headline.label), theme.label()),
             Span::styled(value(headline), theme.strong()),

@@ -37,7 +37,7 @@ const SFT: [(&str, &str); 3] = [
 /// Draws the help over the middle of the view.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let keys: &[(&str, &str)] = if state.watching { &LEAVING } else { &STEERING };
-    let numbers: &[(&str, &str)] = match state.mode {
+    let numbers: &[(&str, &str)] = match state.run.mode {
         Mode::Rl => &RL,
         Mode::Sft => &SFT,
     };

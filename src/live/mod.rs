@@ -9,6 +9,7 @@ mod feed;
 mod headline;
 mod help;
 mod keys;
+mod metrics;
 mod notes;
 mod numbers;
 mod phases;

@@ -1,24 +1,22 @@
 //! Warnings, and what else was said.
 
-use super::state::{LiveState, Note};
+use super::state::LiveState;
 use super::texts::fit;
 use super::theme::Theme;
+use firebrick::report::Note;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Borders};
 
 /// The newest below a heading.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let heading = match state.warnings {
+    let heading = match state.run.warnings {
         0 => " no warnings ".to_owned(),
         1 => " 1 warning ".to_owned(),
         many => format!(" {many} warnings "),
     };
-    let heading = if state.warnings > 0 { Span::styled(heading, theme.warning()) } else { Span::raw(heading) };
-    let block = Block::new().borders(Borders::TOP).border_style(theme.label()).title(heading);
-    let inner = block.inner(area);
-    frame.render_widget(block, area);
+    let heading = if state.run.warnings > 0 { Span::styled(heading, theme.warning()) } else { Span::raw(heading) };
+    let inner = theme.section(frame, area, heading);
     lines(frame, inner, state, theme);
 }
 
@@ -26,7 +24,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
 pub fn lines(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let rows = usize::from(area.height);
     let newest = |warning: bool| {
-        let own = state.notes.iter().enumerate().rev();
+        let own = state.run.notes.iter().enumerate().rev();
         own.filter(move |(_, note)| note.warning == warning)
     };
     let chosen = newest(true).chain(newest(false)).take(rows);

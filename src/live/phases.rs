@@ -1,21 +1,19 @@
 //! Where the time of a step goes, and what its phases hold, beside the plan.
 
+use super::metrics::{self, PhasePart};
 use super::numbers::duration;
-use super::state::{LiveState, PhasePart};
+use super::state::LiveState;
 use super::theme::Theme;
 use firebrick::engine::plan::size::Bytes;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Borders};
 use std::fmt::Write;
 
 /// A bar of the step, and a line for each phase, the longest first where there is no room for all.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let block = Block::new().borders(Borders::TOP).border_style(theme.label()).title(format!(" {} ", heading(state)));
-    let inner = block.inner(area);
-    frame.render_widget(block, area);
-    let phases = state.phases();
+    let inner = theme.section(frame, area, format!(" {} ", heading(state)));
+    let phases = metrics::phases(&state.run);
     if phases.is_empty() || inner.height == 0 {
         return;
     }
@@ -30,19 +28,19 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
 
 fn heading(state: &LiveState) -> String {
     let size = |bytes: u64| Bytes(bytes).to_string();
-    let Some(seconds) = state.metrics.get("timing_s/step") else {
-        return match &state.planned {
+    let Some(seconds) = state.run.value("timing_s/step") else {
+        return match &state.run.planned {
             Some(plan) => format!("step: planned {}", size(plan.peak_bytes)),
             None => "step".to_owned(),
         };
     };
     // writing to a string cannot fail
-    let mut text = format!("step {}", duration(*seconds));
-    let planned = state.planned.as_ref();
+    let mut text = format!("step {}", duration(seconds));
+    let planned = state.run.planned.as_ref();
     if let Some(plan) = planned.filter(|plan| plan.seconds > 0.0) {
         let _ = write!(text, " (estimated {})", duration(plan.seconds));
     }
-    if let Some(peak) = state.peak_bytes() {
+    if let Some(peak) = metrics::peak_bytes(&state.run) {
         let _ = write!(text, ", peak {}", size(peak));
     }
     if let Some(plan) = planned {

@@ -1,14 +1,13 @@
 //! What the run writes: the newest sample, the step's best and worst, what the grader read in them.
 
 use super::numbers::number;
-use super::state::{LiveState, Shown};
+use super::state::LiveState;
 use super::texts::fit;
 use super::theme::Theme;
-use firebrick::report::Pick;
+use firebrick::report::{Pick, ShownSample};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Borders};
 use std::fmt::Write;
 
 /// Columns of a label.
@@ -23,13 +22,13 @@ fn reason(pick: Pick) -> &'static str {
     }
 }
 
-fn reward(shown: &Shown) -> String {
+fn reward(shown: &ShownSample) -> String {
     shown.excerpt.reward.map_or_else(|| "–".to_owned(), number)
 }
 
 /// The sample that the cursor is on; below it the best and the worst on a line each.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
-    let inner = heading(frame, area, state.current(), state, theme);
+    let inner = heading(frame, area, state.current(), theme);
     let Some(shown) = state.current() else { return };
     let mut whole = inner;
     whole.height = inner.height.saturating_sub(2);
@@ -46,7 +45,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) 
 pub fn side_by_side(frame: &mut Frame<'_>, areas: [Rect; 3], state: &LiveState, theme: Theme) {
     let shown = [state.current(), state.picked(Pick::Best), state.picked(Pick::Worst)];
     for (area, shown) in areas.into_iter().zip(shown) {
-        let inner = heading(frame, area, shown, state, theme);
+        let inner = heading(frame, area, shown, theme);
         if let Some(shown) = shown {
             text(frame, inner, shown, theme);
         }
@@ -61,19 +60,16 @@ pub fn line(frame: &mut Frame<'_>, area: Rect, state: &LiveState) {
     }
 }
 
-fn heading(frame: &mut Frame<'_>, area: Rect, shown: Option<&Shown>, state: &LiveState, theme: Theme) -> Rect {
+fn heading(frame: &mut Frame<'_>, area: Rect, shown: Option<&ShownSample>, theme: Theme) -> Rect {
     let title = match shown {
-        Some(shown) => format!(" {} of step {} ", reason(shown.pick), state.sampled),
+        Some(shown) => format!(" {} of step {} ", reason(shown.pick), shown.excerpt.step),
         None => " no samples yet ".to_owned(),
     };
-    let block = Block::new().borders(Borders::TOP).border_style(theme.label()).title(title);
-    let inner = block.inner(area);
-    frame.render_widget(block, area);
-    inner
+    theme.section(frame, area, title)
 }
 
 /// Reward, what the grader read and the completion on one line.
-fn brief(shown: &Shown, width: u16, theme: Theme) -> Line<'static> {
+fn brief(shown: &ShownSample, width: u16, theme: Theme) -> Line<'static> {
     let label = format!("{:<LABEL$}", reason(shown.pick));
     let value = format!("{:<8}", reward(shown));
     let used = label.len() + value.chars().count();
@@ -83,7 +79,7 @@ fn brief(shown: &Shown, width: u16, theme: Theme) -> Line<'static> {
 }
 
 /// A sample as far as the rows go: its numbers, what was read, then prompt and completion.
-fn text(frame: &mut Frame<'_>, area: Rect, shown: &Shown, theme: Theme) {
+fn text(frame: &mut Frame<'_>, area: Rect, shown: &ShownSample, theme: Theme) {
     let columns = usize::from(area.width).saturating_sub(LABEL);
     let rows = usize::from(area.height);
     let excerpt = &shown.excerpt;
@@ -111,7 +107,7 @@ fn labelled(label: &str, text: String, theme: Theme) -> Line<'static> {
 }
 
 /// Reward and its parts, advantage, length.
-fn numbers(shown: &Shown) -> String {
+fn numbers(shown: &ShownSample) -> String {
     let excerpt = &shown.excerpt;
     // writing to a string cannot fail
     let mut text = reward(shown);
@@ -130,7 +126,7 @@ fn numbers(shown: &Shown) -> String {
 }
 
 /// What each rule read, beside the ground truth.
-fn read(shown: &Shown, columns: usize) -> Vec<(&'static str, String)> {
+fn read(shown: &ShownSample, columns: usize) -> Vec<(&'static str, String)> {
     let truth = fit(&shown.excerpt.answer, columns.max(4), 1).concat();
     let rules = shown.read.iter();
     rules

@@ -155,7 +155,7 @@ fn run(
 /// Ends the program in the middle of a step.
 fn end_now(state: &LiveState) {
     terminal::restore();
-    output::message(&format!("ended after step {}; `--resume` continues from the newest checkpoint", state.step));
+    output::message(&format!("ended after step {}; `--resume` continues from the newest checkpoint", state.run.step));
     terminal::interrupt();
     // the signal ends the program from another thread
     std::thread::sleep(Duration::from_secs(1));

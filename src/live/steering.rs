@@ -1,15 +1,11 @@
 //! What the keys ask of a run, until the run asks for it.
 
 use firebrick::engine::metrics::Control;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Shared by the keys and the observer of a run.
 #[derive(Debug, Default)]
-pub struct Steering {
-    paused: AtomicBool,
-    save: AtomicBool,
-    stop: AtomicBool,
-}
+pub struct Steering(Mutex<Asked>);
 
 /// What is asked for at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,36 +19,36 @@ pub struct Asked {
 }
 
 impl Steering {
+    fn lock(&self) -> MutexGuard<'_, Asked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Pauses the run, or lets it continue.
     pub fn toggle_pause(&self) {
-        self.paused.fetch_xor(true, Ordering::Relaxed);
+        self.lock().paused ^= true;
     }
 
     /// Asks for a checkpoint.
     pub fn save(&self) {
-        self.save.store(true, Ordering::Relaxed);
+        self.lock().saving = true;
     }
 
     /// Asks the run to stop after its step, or no longer.
     pub fn stop(&self, stop: bool) {
-        self.stop.store(stop, Ordering::Relaxed);
+        self.lock().stopping = stop;
     }
 
     /// What is asked for.
     pub fn asked(&self) -> Asked {
-        Asked {
-            paused: self.paused.load(Ordering::Relaxed),
-            saving: self.save.load(Ordering::Relaxed),
-            stopping: self.stop.load(Ordering::Relaxed),
-        }
+        *self.lock()
     }
 
     /// The answer to the run's question. A checkpoint is answered once.
     pub fn control(&self) -> Control {
-        let asked = self.asked();
+        let mut asked = self.lock();
         if asked.stopping {
             Control::Stop
-        } else if self.save.swap(false, Ordering::Relaxed) {
+        } else if std::mem::take(&mut asked.saving) {
             Control::Save
         } else if asked.paused {
             Control::Pause

@@ -1,13 +1,16 @@
 mod observed;
 
 use super::keys::{Act, press};
-use super::state::{LiveState, Unit};
+use super::metrics::{Unit, headlines, left};
+use super::state::LiveState;
 use super::steering::Steering;
 use super::theme::Theme;
 use super::{picture, view};
+use firebrick::backends::memory::{Reading, ReadingSource};
 use firebrick::engine::config::{Mode, parse};
+use firebrick::engine::metrics::{LedgerEntry, Phase};
 use firebrick::engine::plan::estimate::EstimatePhase;
-use firebrick::report::{Excerpt, Pick, Planned, ViewUpdate};
+use firebrick::report::{Excerpt, Pick, Planned, Scalars, ViewUpdate};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -43,14 +46,33 @@ fn excerpt(completion: &str, reward: f64, finish: &str) -> Excerpt {
     Excerpt {
         step: 40,
         draw: 7,
+        sample: 0,
         prompt: "07+35=".into(),
         completion: completion.into(),
         answer: "042".into(),
         reward: Some(reward),
         reward_parts: vec![("exact".into(), Some(reward))],
+        readings: Vec::new(),
         advantage: Some(reward - 0.5),
         finish: finish.into(),
         tokens: 4,
+    }
+}
+
+fn reading(phase: Phase, bytes: u64) -> LedgerEntry {
+    LedgerEntry {
+        step: 40,
+        phase,
+        reading: Reading {
+            source: ReadingSource::CountedHeap,
+            in_use_bytes: 0,
+            reserved_bytes: 0,
+            peak_bytes: Some(bytes),
+        },
+        peak_source: None,
+        driver_free_bytes: None,
+        driver_total_bytes: None,
+        accounts: Vec::new(),
     }
 }
 
@@ -97,9 +119,7 @@ fn recorded() -> Vec<ViewUpdate> {
         }
     }
     news.extend([
-        ViewUpdate::Memory(
-            [("gen", mib(40)), ("update_actor", mib(66))].map(|(name, bytes)| (name.to_owned(), bytes)).into(),
-        ),
+        ViewUpdate::Memory(vec![reading(Phase::Generate, mib(40)), reading(Phase::UpdateActor, mib(66))]),
         ViewUpdate::Samples {
             step: 40,
             samples: vec![
@@ -174,7 +194,7 @@ fn an_ended_run_the_help_and_a_supervised_run_are_shown_as_recorded() {
 
 #[test]
 fn the_headline_is_reward_truncation_spread_entropy_and_mismatch_and_not_the_loss() {
-    let headlines = running().headlines();
+    let headlines = headlines(&running().run);
     let labels: Vec<&str> = headlines.iter().map(|h| h.label).collect();
     let wanted = ["reward", "validation", "truncated", "no spread", "entropy", "mismatch"];
     assert_eq!(labels, wanted);
@@ -188,24 +208,25 @@ fn the_headline_is_reward_truncation_spread_entropy_and_mismatch_and_not_the_los
 #[test]
 fn the_rest_takes_as_long_as_the_last_steps_took() {
     let mut state = running();
-    assert!((state.left().unwrap() - 180.0).abs() < 1e-9);
+    assert!((left(&state.run).unwrap() - 180.0).abs() < 1e-9);
     state.apply(ViewUpdate::Ended { steps: 40 });
-    assert_eq!(state.left(), None);
+    assert_eq!(left(&state.run), None);
 }
 
 #[test]
 fn another_run_forgets_what_was_said_of_the_last() {
     let mut state = running();
     state.apply(opened(Mode::Rl, 7));
-    assert_eq!((state.step, state.steps), (0, Some(7)));
-    assert!(state.samples.is_empty() && state.notes.is_empty() && state.warnings == 0);
-    assert!(state.curves.training.is_empty() && state.metrics.is_empty());
+    let run = &state.run;
+    assert_eq!((run.step, run.steps), (0, Some(7)));
+    assert!(run.samples.is_empty() && run.notes.is_empty() && run.warnings == 0);
+    assert!(run.scalars == Scalars::default());
 }
 
 /// The first line of a window of so many columns, of a run with a long name in its longest phase.
 fn first_lines(columns: u16) -> Vec<String> {
     let mut state = running();
-    state.name = "countdown-of-four-numbers-qwen3".into();
+    state.run.name = "countdown-of-four-numbers-qwen3".into();
     state.apply(ViewUpdate::Phase { step: 41, phase: "update_actor" });
     let drawn = picture(&state, columns, 24).unwrap();
     drawn.lines().take(2).map(str::to_owned).collect()
@@ -340,6 +361,6 @@ fn n_goes_through_the_samples_of_the_step_and_begins_again() {
     }
     assert_eq!(seen, [Pick::Newest, Pick::Best, Pick::Worst, Pick::Newest]);
     // what the grader read, without the space that it does not compare
-    let read = &state.samples[0].read;
+    let read = &state.run.samples[0].read;
     assert_eq!(read[..], [("answer".to_owned(), Some("43".to_owned()))]);
 }

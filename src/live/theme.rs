@@ -1,6 +1,10 @@
 //! Colours, and what stands for them where there are none.
 
+use ratatui::Frame;
+use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Borders};
 
 /// How things look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +63,14 @@ impl Theme {
     /// Curves of validation.
     pub fn validation(self) -> Style {
         self.coloured(Color::Yellow, Modifier::empty())
+    }
+
+    /// Draws a section's heading above a line, and gives the area below it.
+    pub fn section<'t>(self, frame: &mut Frame<'_>, area: Rect, heading: impl Into<Line<'t>>) -> Rect {
+        let block = Block::new().borders(Borders::TOP).border_style(self.label()).title(heading);
+        let inner = block.inner(area);
+        frame.render_widget(block, area);
+        inner
     }
 
     /// What a part of a bar is filled with.

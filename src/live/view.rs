@@ -3,6 +3,7 @@
 use super::curves;
 use super::headline;
 use super::help;
+use super::metrics;
 use super::notes;
 use super::phases;
 use super::samples;
@@ -69,7 +70,7 @@ fn small(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     if let Some(keys) = keys {
         headline::keys(frame, keys, state, theme);
     }
-    if !state.notes.is_empty() && rest.height > 0 {
+    if !state.run.notes.is_empty() && rest.height > 0 {
         let line = Rect { y: rest.bottom() - 1, height: 1, ..rest };
         rest.height -= 1;
         notes::lines(frame, line, state, theme);
@@ -87,7 +88,7 @@ fn medium(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     let mut rest = area;
     headline::line(frame, rows(&mut rest, 1), state, theme);
     headline::table(frame, rows(&mut rest, 2), state, theme);
-    let known = state.phases().len() as u16;
+    let known = metrics::phases(&state.run).len() as u16;
     let of_phases = (4 + spare / 4).min(known.max(2) + 2);
     let of_samples = 6 + spare / 4;
     let of_notes = 2 + spare / 8;
@@ -108,7 +109,7 @@ fn large(frame: &mut Frame<'_>, area: Rect, state: &LiveState, theme: Theme) {
     rows(&mut rest, 1);
     headline::table(frame, rows(&mut rest, 2), state, theme);
     rows(&mut rest, 1);
-    let of_phases = (state.phases().len() as u16).clamp(4, 12) + 3;
+    let of_phases = (metrics::phases(&state.run).len() as u16).clamp(4, 12) + 3;
     let left = rest.height.saturating_sub(of_phases + 1);
     let of_curves = left / 2;
     let [first, second, third] = columns(rows(&mut rest, of_curves), 3);

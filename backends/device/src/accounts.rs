@@ -6,7 +6,7 @@
 pub use firebrick_spec::{Account, Category, Home, Role};
 
 use crate::allocation_trace;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -33,7 +33,7 @@ pub struct Accounts {
 }
 
 /// The state of one account, all models together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Balance {
     /// What the bytes are held for.
     pub category: Category,

@@ -4,10 +4,10 @@ use crate::allocator;
 use crate::device::{Backend, DeviceInfo, DeviceSpec, list};
 use crate::driver_memory::DriverMemory;
 use burn::tensor::Device;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Where a reading comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadingSource {
     /// Bytes counted by the global allocator (CPU backend).
@@ -19,7 +19,7 @@ pub enum ReadingSource {
 }
 
 /// Where a peak comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeakSource {
     /// Every allocation of the global allocator (CPU backend): nothing is missed.
@@ -30,7 +30,7 @@ pub enum PeakSource {
 }
 
 /// Bytes of a device at one time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Reading {
     /// The source of the values.
     pub source: ReadingSource,

@@ -18,67 +18,51 @@ pub const RING_ROWS: usize = 2048;
 /// Most rows of steps that are kept whole.
 pub const KEPT_ROWS: usize = 1 << 18;
 
-/// Where in a phase a row was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BoundaryKind {
-    /// The phase begins; models are where the phase before left them.
-    Begin,
-    /// A completion has ended.
-    Sample,
-    /// A segment has run forward.
-    Forward,
-    /// A micro-batch is at the head: before its rows are read in scoring, after its loss in training.
-    Head,
-    /// The graph of a segment is there, for its backward pass.
-    Graph,
-    /// A segment has run backward.
-    Backward,
-    /// The embedding's gradient is there.
-    Embedding,
-    /// A unit's weights are updated.
-    Update,
-    /// Memory ran out; what the attempt held is gone already.
-    OutOfMemory,
-    /// The phase continues under another plan.
-    Replanned,
-    /// The phase ends.
-    End,
+macro_rules! boundary_kinds {
+    ($($(#[$doc:meta])+ $kind:ident = $name:literal,)+) => {
+        /// Where in a phase a row was taken.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+        pub enum BoundaryKind {
+            $($(#[$doc])+ #[serde(rename = $name)] $kind,)+
+        }
+
+        impl BoundaryKind {
+            /// All places, in the order of a phase.
+            pub const ALL: [Self; [$(Self::$kind),+].len()] = [$(Self::$kind),+];
+
+            /// Its name in files and tables.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)+
+                }
+            }
+        }
+    };
 }
 
-impl BoundaryKind {
-    /// All places, in the order of a phase.
-    pub const ALL: [Self; 11] = [
-        Self::Begin,
-        Self::Sample,
-        Self::Forward,
-        Self::Head,
-        Self::Graph,
-        Self::Backward,
-        Self::Embedding,
-        Self::Update,
-        Self::OutOfMemory,
-        Self::Replanned,
-        Self::End,
-    ];
-
-    /// Its name in files and tables.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Begin => "begin",
-            Self::Sample => "sample",
-            Self::Forward => "forward",
-            Self::Head => "head",
-            Self::Graph => "graph",
-            Self::Backward => "backward",
-            Self::Embedding => "embedding",
-            Self::Update => "update",
-            Self::OutOfMemory => "out_of_memory",
-            Self::Replanned => "replanned",
-            Self::End => "end",
-        }
-    }
+boundary_kinds! {
+    /// The phase begins; models are where the phase before left them.
+    Begin = "begin",
+    /// A completion has ended.
+    Sample = "sample",
+    /// A segment has run forward.
+    Forward = "forward",
+    /// A micro-batch is at the head: before its rows are read in scoring, after its loss in training.
+    Head = "head",
+    /// The graph of a segment is there, for its backward pass.
+    Graph = "graph",
+    /// A segment has run backward.
+    Backward = "backward",
+    /// The embedding's gradient is there.
+    Embedding = "embedding",
+    /// A unit's weights are updated.
+    Update = "update",
+    /// Memory ran out; what the attempt held is gone already.
+    OutOfMemory = "out_of_memory",
+    /// The phase continues under another plan.
+    Replanned = "replanned",
+    /// The phase ends.
+    End = "end",
 }
 
 /// Where a run stands: a place, and the segment or the unit where the place is one of several.
@@ -92,7 +76,6 @@ pub struct Boundary {
 
 impl Boundary {
     /// A place of a segment or a unit.
-    #[must_use]
     pub fn at(place: BoundaryKind, segment: usize) -> Self {
         Self { place, segment: Some(segment as u32) }
     }
@@ -124,8 +107,6 @@ pub struct BoundaryRow {
     pub seconds: f64,
     /// The device's memory, where it could be read without waiting for the device.
     pub reading: Option<Reading>,
-    /// How many accounts had held something by then.
-    accounts: u32,
 }
 
 /// Rows as they were taken, oldest first.
@@ -157,11 +138,8 @@ struct Inner {
     /// Whether rows of the current step are kept whole.
     keeps: bool,
     accounts: Vec<Account>,
-    /// Place of each account in `accounts`, by [`Account::index`].
-    columns: [Option<u8>; Account::COUNT],
-    rows: VecDeque<BoundaryRow>,
-    /// Bytes by account, one row after the other.
-    bytes: VecDeque<u64>,
+    /// Rows with the bytes of the accounts that had held something by then.
+    rows: VecDeque<(BoundaryRow, Box<[u64]>)>,
     /// Rows that were taken in all.
     taken: u64,
     /// The step whose rows were dropped last, and how many of them.
@@ -174,7 +152,6 @@ struct Inner {
 
 impl BoundaryLog {
     /// A log of what these accounts hold; with a trace of allocations, whose places it sets.
-    #[must_use]
     pub fn new(accounts: &Arc<Accounts>, trace: Option<AllocationTrace>) -> Arc<Self> {
         Arc::new(Self {
             accounts: Arc::clone(accounts),
@@ -185,9 +162,7 @@ impl BoundaryLog {
                 started: Instant::now(),
                 keeps: false,
                 accounts: Vec::new(),
-                columns: [None; Account::COUNT],
                 rows: VecDeque::new(),
-                bytes: VecDeque::new(),
                 taken: 0,
                 dropped: (0, 0),
                 phases: Vec::new(),
@@ -233,7 +208,6 @@ impl BoundaryLog {
     }
 
     /// Most that the pools had at the readings since the phase began; `None` where no pool was read.
-    #[must_use]
     pub fn pool_peak(&self) -> Option<PoolPeak> {
         self.inner().peak.get()
     }
@@ -251,21 +225,17 @@ impl BoundaryLog {
     }
 
     /// Rows that were taken so far, those that are no longer there among them.
-    #[must_use]
     pub fn taken(&self) -> u64 {
         self.inner().taken
     }
 
     /// The rows that are there.
-    #[must_use]
     pub fn rows(&self) -> BoundaryRows {
         let inner = self.inner();
-        let mut bytes = inner.bytes.iter().copied();
-        let width = inner.accounts.len();
-        let rows = inner.rows.iter().map(|row| {
-            let mut held: Vec<u64> = bytes.by_ref().take(row.accounts as usize).collect();
+        let rows = inner.rows.iter().map(|(row, held)| {
+            let mut held = held.to_vec();
             // accounts that came later held nothing
-            held.resize(width, 0);
+            held.resize(inner.accounts.len(), 0);
             (*row, held)
         });
         let rows: Vec<_> = rows.collect();
@@ -280,58 +250,40 @@ impl BoundaryLog {
     }
 
     /// The trace of allocations, where there is one.
-    #[must_use]
     pub fn trace(&self) -> Option<Trace> {
         self.trace.as_ref()?.read()
     }
 
     /// What the run was doing at a place of a trace; none before the first row.
-    #[must_use]
     pub fn moment(&self, place: u64) -> Option<Moment> {
         self.inner().moment(place)
     }
 }
 
-/// Bits of a trace's place: the step, then the phase, the place and the segment; all but the step plus one.
-const PHASE_BITS: u32 = 8;
-const PLACE_BITS: u32 = 8;
-const SEGMENT_BITS: u32 = 16;
-
 impl Inner {
     fn push(&mut self, boundary: Boundary, reading: Option<Reading>, held: impl Iterator<Item = u64>) {
         self.make_room(1);
-        let start = self.bytes.len();
-        self.bytes.resize(start + self.accounts.len(), 0);
-        for (index, bytes) in held.enumerate().filter(|(_, bytes)| *bytes > 0) {
-            if let Some(column) = self.columns[index] {
-                self.bytes[start + usize::from(column)] = bytes;
+        let mut row_bytes = vec![0; self.accounts.len()];
+        for (account, bytes) in Account::all().zip(held).filter(|(_, bytes)| *bytes > 0) {
+            if let Some(column) = self.accounts.iter().position(|known| *known == account) {
+                row_bytes[column] = bytes;
             } else {
-                self.columns[index] = Some(self.accounts.len() as u8);
-                self.accounts.extend(Account::all().nth(index));
-                self.bytes.push_back(bytes);
+                self.accounts.push(account);
+                row_bytes.push(bytes);
             }
         }
-        self.rows.push_back(BoundaryRow {
-            moment: Moment { step: self.step, phase: self.phase, boundary },
-            seconds: self.started.elapsed().as_secs_f64(),
-            reading,
-            accounts: self.accounts.len() as u32,
-        });
+        let moment = Moment { step: self.step, phase: self.phase, boundary };
+        let row = BoundaryRow { moment, seconds: self.started.elapsed().as_secs_f64(), reading };
+        self.rows.push_back((row, row_bytes.into_boxed_slice()));
         self.taken += 1;
     }
 
     /// Drops the oldest rows until there is room for `more`.
     fn make_room(&mut self, more: usize) {
         let most = if self.keeps { KEPT_ROWS } else { RING_ROWS };
-        if self.rows.len() + more <= most {
-            return;
-        }
         let shrinks = self.rows.len() > most;
-        while self.rows.len() + more > most {
-            let Some(row) = self.rows.pop_front() else {
-                break;
-            };
-            self.bytes.drain(..row.accounts as usize);
+        let excess = (self.rows.len() + more).saturating_sub(most);
+        for (row, _) in self.rows.drain(..excess) {
             let step = row.moment.step;
             self.dropped = match self.dropped {
                 (last, count) if last == step => (step, count + 1),
@@ -340,39 +292,27 @@ impl Inner {
         }
         if shrinks {
             self.rows.shrink_to(RING_ROWS);
-            self.bytes.shrink_to(RING_ROWS * self.accounts.len());
         }
     }
 
-    /// A boundary as a trace keeps it.
+    /// A boundary as a trace keeps it: the step, then 8 bits of the phase, 8 of the place and 16 of the segment, each
+    /// plus one.
     fn code(&mut self, boundary: Boundary) -> u64 {
         let known = self.phases.iter().position(|&name| name == self.phase);
         let phase = known.unwrap_or_else(|| {
             self.phases.push(self.phase);
             self.phases.len() - 1
         });
-        let most = (1 << SEGMENT_BITS) - 1;
-        let segment = boundary.segment.map_or(0, |s| (s + 1).min(most));
-        let code = (self.step << PHASE_BITS) | (phase as u64 + 1);
-        let code = (code << PLACE_BITS) | (boundary.place as u64 + 1);
-        (code << SEGMENT_BITS) | u64::from(segment)
+        let segment = boundary.segment.map_or(0, |segment| (segment + 1).min(0xffff));
+        (self.step << 32) | ((phase as u64 + 1) << 24) | ((boundary.place as u64 + 1) << 16) | u64::from(segment)
     }
 
     fn moment(&self, code: u64) -> Option<Moment> {
-        let below = |bits: u32| (1 << bits) - 1;
-        let segment = (code & below(SEGMENT_BITS)) as u32;
-        let code = code >> SEGMENT_BITS;
-        let place = (code & below(PLACE_BITS)) as usize;
-        let code = code >> PLACE_BITS;
-        let phase = (code & below(PHASE_BITS)) as usize;
-        Some(Moment {
-            step: code >> PHASE_BITS,
-            phase: self.phases.get(phase.checked_sub(1)?)?,
-            boundary: Boundary {
-                place: *BoundaryKind::ALL.get(place.checked_sub(1)?)?,
-                segment: segment.checked_sub(1),
-            },
-        })
+        let [phase, place, segment] = [(code >> 24) & 0xff, (code >> 16) & 0xff, code & 0xffff];
+        let index = |field: u64| field.checked_sub(1).map(|index| index as usize);
+        let place = *BoundaryKind::ALL.get(index(place)?)?;
+        let segment = index(segment).map(|segment| segment as u32);
+        Some(Moment { step: code >> 32, phase: self.phases.get(index(phase)?)?, boundary: Boundary { place, segment } })
     }
 }
 

@@ -21,13 +21,16 @@ pub enum Pick {
     Other,
 }
 
-/// A sample with its texts whole.
+/// A line of `samples.jsonl`: a sample with its texts whole.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Excerpt {
     /// Training step.
     pub step: u64,
     /// Index of its prompt among the run's draws.
     pub draw: u64,
+    /// Index in its group.
+    #[serde(default)]
+    pub sample: u64,
     /// The prompt.
     pub prompt: String,
     /// The completion.
@@ -40,6 +43,9 @@ pub struct Excerpt {
     /// Its parts.
     #[serde(default)]
     pub reward_parts: Vec<(String, Option<f64>)>,
+    /// What rules read in the completion, where the run noted it.
+    #[serde(default)]
+    pub readings: Vec<ParsedAnswer>,
     /// Advantage of its tokens.
     pub advantage: Option<f64>,
     /// Why it ended, as `samples.jsonl` writes it.
@@ -48,9 +54,17 @@ pub struct Excerpt {
     pub tokens: u64,
 }
 
+/// What a rule read in a completion.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct ParsedAnswer {
+    /// The reward's name.
+    pub reward: String,
+    /// What it read; none where it found nothing.
+    pub parsed: Option<String>,
+}
+
 impl Excerpt {
     /// Whether it ended at the length limit.
-    #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.finish == TRUNCATED
     }
@@ -58,7 +72,6 @@ impl Excerpt {
 
 /// Which samples of a step to show, given the draw and the reward of each in order: the newest, the best, the worst,
 /// then the first of each group.
-#[must_use]
 pub fn picks(samples: &[(u64, f64)]) -> Vec<(usize, Pick)> {
     let Some(newest) = samples.len().checked_sub(1) else {
         return Vec::new();

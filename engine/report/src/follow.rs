@@ -1,14 +1,13 @@
 //! A run folder read as it grows.
 
 use super::excerpt::{Excerpt, Pick, picks};
-use super::run::{config, name};
+use super::folder::config;
 use super::view_update::{Planned, ViewUpdate};
-use firebrick_engine::config::{Mode, RunConfig, mode_of, parse};
-use firebrick_engine::metrics::{GLOBAL_STEP, Metrics};
+use firebrick_engine::config::{Mode, mode_of, parse};
+use firebrick_engine::metrics::{GLOBAL_STEP, LedgerEntry, Metrics};
 use firebrick_engine::{Error, Result};
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -84,15 +83,14 @@ impl Follower {
         }
         news.extend(self.metrics.lines()?.iter().filter_map(|line| step(line)));
         news.extend(self.samples()?);
-        let readings = self.memory.lines()?;
-        news.extend(most(&readings));
+        let readings = parsed::<LedgerEntry>(&self.memory.lines()?);
+        news.extend((!readings.is_empty()).then_some(ViewUpdate::Memory(readings)));
         news.extend(self.log.lines()?.iter().filter_map(|line| said(line)));
         news.extend(self.ended());
         Ok(news)
     }
 
     /// How long ago the run last wrote a step; none before its first.
-    #[must_use]
     pub fn silent_for(&self) -> Option<Duration> {
         let (written, _) = stamp(&self.metrics.path)?;
         SystemTime::now().duration_since(written).ok()
@@ -107,25 +105,16 @@ impl Follower {
     }
 
     fn opened(&self) -> Result<ViewUpdate> {
-        let yaml = config(&self.folder)?;
-        // one of another version is shown all the same: without what graders read, and how long it is to be
-        let config = parse(&yaml, &[]).ok();
+        let config = parse(&config(&self.folder)?, &[]).ok();
         let mode = config.as_ref().map_or(Mode::Rl, mode_of);
-        Ok(ViewUpdate::Opened {
-            name: name(&self.folder),
-            mode,
-            steps: config.as_ref().and_then(|config| steps(config, mode)),
-            task: config.and_then(|config| config.task),
-        })
+        Ok(ViewUpdate::opened(&self.folder, mode, config.as_ref()))
     }
 
     /// The newest step's samples, where there are new ones.
     fn samples(&mut self) -> Result<Option<ViewUpdate>> {
-        let lines = self.samples.lines()?;
-        let read = lines.iter().filter_map(|line| serde_json::from_slice::<Excerpt>(line).ok());
-        let mut grown = false;
+        let read = parsed::<Excerpt>(&self.samples.lines()?);
+        let grown = !read.is_empty();
         for excerpt in read {
-            grown = true;
             if self.newest.last().is_some_and(|l| l.step != excerpt.step) {
                 self.newest.clear();
             }
@@ -151,12 +140,9 @@ impl Follower {
     }
 }
 
-/// Steps of the whole run, where its configuration says.
-fn steps(config: &RunConfig, mode: Mode) -> Option<u64> {
-    match mode {
-        Mode::Rl => Some(config.trainer.steps),
-        Mode::Sft => config.sft.as_ref()?.steps,
-    }
+/// The lines that are what they should be.
+fn parsed<T: DeserializeOwned>(lines: &[Vec<u8>]) -> Vec<T> {
+    lines.iter().filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }
 
 fn step(line: &[u8]) -> Option<ViewUpdate> {
@@ -165,20 +151,6 @@ fn step(line: &[u8]) -> Option<ViewUpdate> {
     let numbers = row.into_iter();
     let metrics: Metrics = numbers.filter_map(|(name, value)| Some((name, value.as_f64()?))).collect();
     Some(ViewUpdate::Metrics { step, steps: None, metrics })
-}
-
-#[derive(Deserialize)]
-struct Reading {
-    phase: String,
-    in_use_bytes: u64,
-    peak_bytes: Option<u64>,
-}
-
-/// The newest bytes of every phase.
-fn most(lines: &[Vec<u8>]) -> Option<ViewUpdate> {
-    let readings = lines.iter().filter_map(|line| serde_json::from_slice::<Reading>(line).ok());
-    let phases: BTreeMap<String, u64> = readings.map(|r| (r.phase, r.peak_bytes.unwrap_or(r.in_use_bytes))).collect();
-    (!phases.is_empty()).then_some(ViewUpdate::Memory(phases))
 }
 
 /// A line of the log without its time.

@@ -5,9 +5,11 @@
 //! not have ended: what is missing or cut off is said in [`RunReport::notes`]. [`Report::to_json`] is what
 //! `docs/guides/monitoring.md` calls the data block.
 //!
-//! A view of a run in progress is told [`ViewUpdate`]: of the run's own events, or by a [`Follower`] of its folder.
+//! A [`RunView`] is a run as it is shown. [`ViewUpdate`]s feed it: of the run's own events, or of a [`Follower`] of its
+//! folder. A report reads the folder at once.
 
 mod excerpt;
+mod folder;
 mod follow;
 mod lines;
 mod memory;
@@ -20,11 +22,12 @@ mod selection;
 mod settings;
 mod text;
 mod tokens;
+mod view;
 mod view_update;
 
-pub use excerpt::{Excerpt, Pick, picks};
+pub use excerpt::{Excerpt, ParsedAnswer, Pick, picks};
 pub use follow::{Follower, LOG};
-pub use memory::{AccountSeries, MemoryReadings, PhaseReadings, TimelineView};
+pub use memory::{AccountSeries, MemoryHistory, MemoryReadings, PhaseReadings, TimelineView};
 pub use numbers::Number;
 pub use reader::AnswerReader;
 pub use run::{Report, RunReport};
@@ -33,4 +36,5 @@ pub use scalars::Scalars;
 pub use selection::Tag;
 pub use text::Text;
 pub use tokens::{OneOrEach, TokensView};
+pub use view::{Note, RunView, ShownSample};
 pub use view_update::{Planned, ViewUpdate};

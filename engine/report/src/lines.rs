@@ -14,9 +14,9 @@ pub struct Span {
     bytes: usize,
 }
 
-/// What reading a file of lines met.
+/// The result of reading a file of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Met {
+pub enum ReadResult {
     /// There is no such file.
     Missing,
     /// It was read; so many lines were not what they should be.
@@ -26,8 +26,8 @@ pub enum Met {
     },
 }
 
-impl Met {
-    /// What there is to say of a file, if anything.
+impl ReadResult {
+    /// A sentence on a file that is missing or has broken lines.
     pub fn note(self, name: &str) -> Option<String> {
         match self {
             Self::Missing => Some(format!("There is no {name}.")),
@@ -41,10 +41,10 @@ impl Met {
 }
 
 /// Reads a JSON Lines file, one line in memory at a time; `each` says whether a value is what it should be.
-pub fn read<T: DeserializeOwned>(path: &Path, mut each: impl FnMut(T, Span) -> bool) -> Result<Met> {
+pub fn read<T: DeserializeOwned>(path: &Path, mut each: impl FnMut(T, Span) -> bool) -> Result<ReadResult> {
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Met::Missing),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(ReadResult::Missing),
         Err(e) => return Err(Error::io("read", path)(e)),
     };
     let mut reader = BufReader::with_capacity(1 << 18, file);
@@ -53,7 +53,7 @@ pub fn read<T: DeserializeOwned>(path: &Path, mut each: impl FnMut(T, Span) -> b
         line.clear();
         let bytes = reader.read_until(b'\n', &mut line).map_err(Error::io("read", path))?;
         if bytes == 0 {
-            return Ok(Met::Read { broken });
+            return Ok(ReadResult::Read { broken });
         }
         let span = Span { offset, bytes };
         offset += bytes as u64;

@@ -1,11 +1,13 @@
 //! `memory.jsonl` and the memory timeline.
 
-use super::lines::{self, Met};
+use super::lines::{self, ReadResult};
+use firebrick_backends::memory::ReadingSource;
 use firebrick_engine::Result;
-use firebrick_engine::metrics::timeline::{Boundaries, PlannedBytes, TimelinePhase};
-use firebrick_engine::metrics::{MemoryTimeline, Phase, TimelineReport};
+use firebrick_engine::executor::BoundaryKind;
+use firebrick_engine::metrics::timeline::{AccountBytes, Boundaries, PlannedBytes, TimelinePhase};
+use firebrick_engine::metrics::{LedgerEntry, MemoryTimeline, Phase, TimelineReport};
 use firebrick_engine::plan::estimate::EstimatePhase;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -19,10 +21,10 @@ const BOUNDARIES: usize = 3000;
 const LIVE_GROUPS: usize = 20;
 
 /// What a run's phases held.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryReadings {
     /// Where the numbers come from, as `memory.jsonl` says.
-    pub source: String,
+    pub source: ReadingSource,
     /// Steps that a reading is the largest of.
     pub steps_each: usize,
     /// By phase, in the order in which they first ran.
@@ -30,10 +32,10 @@ pub struct MemoryReadings {
 }
 
 /// What a phase held, step by step.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PhaseReadings {
-    /// Its name.
-    pub name: String,
+    /// The phase.
+    pub name: Phase,
     /// The phases of the estimate that predict its bytes: the largest of them does.
     pub estimates: &'static [EstimatePhase],
     /// The steps that it ran in.
@@ -52,9 +54,9 @@ pub struct PhaseReadings {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AccountSeries {
     /// Category.
-    pub category: String,
-    /// `device` or `host`.
-    pub home: String,
+    pub category: &'static str,
+    /// Device or host.
+    pub home: &'static str,
     /// Most bytes in each step.
     pub peak_bytes: Vec<u64>,
 }
@@ -69,130 +71,134 @@ pub struct TimelineView {
     /// Phases.
     pub phases: Vec<TimelinePhase>,
     /// Names of places.
-    pub places: Vec<firebrick_engine::executor::BoundaryKind>,
+    pub places: Vec<BoundaryKind>,
     /// Boundaries.
     pub boundaries: Boundaries,
     /// Who held how much.
-    pub accounts: Vec<firebrick_engine::metrics::timeline::AccountBytes>,
+    pub accounts: Vec<AccountBytes>,
     /// Plans.
     pub plans: Vec<PlannedBytes>,
     /// What `firebrick memory` prints.
     pub report: TimelineReport,
 }
 
-#[derive(Deserialize)]
-struct Reading {
-    step: u64,
-    phase: String,
-    source: String,
-    in_use_bytes: u64,
-    reserved_bytes: u64,
-    peak_bytes: Option<u64>,
-    accounts: Vec<Account>,
-}
-
-#[derive(Deserialize)]
-struct Account {
-    category: String,
-    home: String,
-    peak_bytes: u64,
-}
-
 /// The largest of a phase's readings in some steps.
-#[derive(Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Largest {
     in_use: u64,
     peak: Option<u64>,
     reserved: u64,
-    accounts: BTreeMap<(String, String), u64>,
+    /// By the names of category and home.
+    accounts: BTreeMap<(&'static str, &'static str), u64>,
 }
 
-/// A phase's readings by step.
-#[derive(Default)]
-struct ByStep(BTreeMap<u64, Largest>);
-
 impl Largest {
-    fn add(&mut self, reading: Reading) {
-        self.in_use = self.in_use.max(reading.in_use_bytes);
-        self.peak = self.peak.max(reading.peak_bytes);
-        self.reserved = self.reserved.max(reading.reserved_bytes);
-        for account in reading.accounts {
-            let key = (account.category, account.home);
-            let own = self.accounts.entry(key).or_default();
-            *own = (*own).max(account.peak_bytes);
-        }
-    }
-
     fn merge(&mut self, other: Self) {
         self.in_use = self.in_use.max(other.in_use);
         self.peak = self.peak.max(other.peak);
         self.reserved = self.reserved.max(other.reserved);
         for (key, bytes) in other.accounts {
-            let own = self.accounts.entry(key).or_default();
-            *own = (*own).max(bytes);
+            let most = self.accounts.entry(key).or_default();
+            *most = (*most).max(bytes);
         }
     }
 }
 
-/// Reads a run's `memory.jsonl`.
-pub fn readings(path: &Path) -> Result<(Option<MemoryReadings>, Met)> {
-    let mut phases: Vec<(String, ByStep)> = Vec::new();
-    let mut source = String::new();
-    let met = lines::read(path, |reading: Reading, _| {
-        source.clone_from(&reading.source);
-        let known = phases.iter().position(|(name, _)| *name == reading.phase);
-        let at = known.unwrap_or_else(|| {
-            phases.push((reading.phase.clone(), ByStep::default()));
-            phases.len() - 1
-        });
-        phases[at].1.0.entry(reading.step).or_default().add(reading);
-        true
-    })?;
-    let most = phases.iter().map(|(_, rows)| rows.0.len()).max();
-    let Some(most) = most else {
-        return Ok((None, met));
-    };
-    let steps_each = most.div_ceil(READINGS);
-    let phases = phases.into_iter();
-    let phases = phases.map(|(name, rows)| rows.series(name, steps_each));
-    let readings = MemoryReadings { source, steps_each, phases: phases.collect() };
-    Ok((Some(readings), met))
+impl From<&LedgerEntry> for Largest {
+    fn from(entry: &LedgerEntry) -> Self {
+        Self {
+            in_use: entry.reading.in_use_bytes,
+            peak: entry.reading.peak_bytes,
+            reserved: entry.reading.reserved_bytes,
+            accounts: entry
+                .accounts
+                .iter()
+                .map(|own| ((own.category.name(), own.home.name()), own.peak_bytes))
+                .collect(),
+        }
+    }
 }
 
-impl ByStep {
-    fn series(self, name: String, steps_each: usize) -> PhaseReadings {
-        let mut rows: Vec<(u64, Largest)> = Vec::new();
-        for (at, (step, largest)) in self.0.into_iter().enumerate() {
-            match rows.last_mut() {
-                Some((_, last)) if at % steps_each != 0 => last.merge(largest),
-                _ => rows.push((step, largest)),
-            }
-        }
-        let keys: BTreeSet<(String, String)> = rows.iter().flat_map(|(_, row)| row.accounts.keys().cloned()).collect();
-        let held = |key: &(String, String)| -> Vec<u64> {
-            let own = rows.iter().map(|(_, row)| row.accounts.get(key));
-            own.map(|bytes| bytes.copied().unwrap_or(0)).collect()
-        };
-        let accounts = keys.iter().map(|key| AccountSeries {
-            category: key.0.clone(),
-            home: key.1.clone(),
-            peak_bytes: held(key),
+/// Readings of phases by step, the phases in the order in which they first ran.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MemoryHistory {
+    source: Option<ReadingSource>,
+    phases: Vec<(Phase, BTreeMap<u64, Largest>)>,
+}
+
+impl MemoryHistory {
+    /// Reads a run's `memory.jsonl`.
+    pub(super) fn read(path: &Path) -> Result<(Self, ReadResult)> {
+        let mut history = Self::default();
+        let result = lines::read(path, |entry: LedgerEntry, _| {
+            history.add(&entry);
+            true
+        })?;
+        Ok((history, result))
+    }
+
+    /// Adds a reading.
+    pub fn add(&mut self, entry: &LedgerEntry) {
+        self.source = Some(entry.reading.source);
+        let known = self.phases.iter().position(|(phase, _)| *phase == entry.phase);
+        let at = known.unwrap_or_else(|| {
+            self.phases.push((entry.phase, BTreeMap::new()));
+            self.phases.len() - 1
         });
-        PhaseReadings {
-            accounts: accounts.collect(),
-            estimates: Phase::ALL.iter().find(|phase| phase.name() == name).map_or(&[], |phase| phase.estimates()),
-            name,
-            steps: rows.iter().map(|(step, _)| *step).collect(),
-            in_use_bytes: rows.iter().map(|(_, row)| row.in_use).collect(),
-            peak_bytes: rows.iter().map(|(_, row)| row.peak).collect(),
-            reserved_bytes: rows.iter().map(|(_, row)| row.reserved).collect(),
+        self.phases[at].1.entry(entry.step).or_default().merge(entry.into());
+    }
+
+    /// Drops all but the newest step of each phase.
+    pub fn keep_newest(&mut self) {
+        for (_, steps) in &mut self.phases {
+            let newest = steps.last_key_value().map_or(0, |(step, _)| *step);
+            steps.retain(|step, _| *step == newest);
         }
+    }
+
+    /// Most bytes of a phase in the newest step that has it.
+    pub fn newest_bytes(&self, phase: Phase) -> Option<u64> {
+        let (_, steps) = self.phases.iter().find(|(own, _)| *own == phase)?;
+        steps.last_key_value().map(|(_, largest)| largest.peak.unwrap_or(largest.in_use))
+    }
+
+    /// The readings in a report; none without any.
+    pub fn readings(self) -> Option<MemoryReadings> {
+        let source = self.source?;
+        let most = self.phases.iter().map(|(_, steps)| steps.len()).max()?;
+        let steps_each = most.div_ceil(READINGS);
+        let phases = self.phases.into_iter().map(|(phase, steps)| series(phase, steps, steps_each));
+        Some(MemoryReadings { source, steps_each, phases: phases.collect() })
+    }
+}
+
+fn series(phase: Phase, steps: BTreeMap<u64, Largest>, steps_each: usize) -> PhaseReadings {
+    let mut rows: Vec<(u64, Largest)> = Vec::new();
+    for (at, (step, largest)) in steps.into_iter().enumerate() {
+        match rows.last_mut() {
+            Some((_, last)) if at % steps_each != 0 => last.merge(largest),
+            _ => rows.push((step, largest)),
+        }
+    }
+    let keys: BTreeSet<_> = rows.iter().flat_map(|(_, row)| row.accounts.keys().copied()).collect();
+    let accounts = keys.into_iter().map(|key| AccountSeries {
+        category: key.0,
+        home: key.1,
+        peak_bytes: rows.iter().map(|(_, row)| row.accounts.get(&key).copied().unwrap_or(0)).collect(),
+    });
+    PhaseReadings {
+        name: phase,
+        estimates: phase.estimates(),
+        steps: rows.iter().map(|(step, _)| *step).collect(),
+        in_use_bytes: rows.iter().map(|(_, row)| row.in_use).collect(),
+        peak_bytes: rows.iter().map(|(_, row)| row.peak).collect(),
+        reserved_bytes: rows.iter().map(|(_, row)| row.reserved).collect(),
+        accounts: accounts.collect(),
     }
 }
 
 impl TimelineView {
     /// Thins a timeline.
-    #[must_use]
     pub fn new(timeline: MemoryTimeline) -> Self {
         let mut report = TimelineReport::new(&timeline);
         if let Some(live) = &mut report.live {
@@ -201,20 +207,10 @@ impl TimelineView {
         let count = timeline.boundaries.len();
         let boundaries_each = count.div_ceil(BOUNDARIES).max(1);
         let kept = kept(&timeline, boundaries_each);
-        let all = &timeline.boundaries;
-        let boundaries = Boundaries {
-            step: pick(&all.step, &kept),
-            phase: pick(&all.phase, &kept),
-            place: pick(&all.place, &kept),
-            segment: pick(&all.segment, &kept),
-            seconds: pick(&all.seconds, &kept),
-            in_use_bytes: pick(&all.in_use_bytes, &kept),
-            peak_bytes: pick(&all.peak_bytes, &kept),
-            reserved_bytes: pick(&all.reserved_bytes, &kept),
-        };
+        let boundaries = timeline.boundaries.at(&kept);
         let mut accounts = timeline.accounts;
         for account in &mut accounts {
-            account.bytes = pick(&account.bytes, &kept);
+            account.bytes = kept.iter().map(|&at| account.bytes[at]).collect();
         }
         let mut plans = timeline.plans;
         for plan in &mut plans {
@@ -244,8 +240,4 @@ fn kept(timeline: &MemoryTimeline, each: usize) -> Vec<usize> {
     let windows = (0..count).step_by(each);
     let largest = windows.filter_map(|from| (from..count.min(from + each)).max_by_key(|&at| held(at)));
     largest.collect()
-}
-
-fn pick<T: Clone>(column: &[T], kept: &[usize]) -> Vec<T> {
-    kept.iter().map(|&at| column[at].clone()).collect()
 }

@@ -14,19 +14,12 @@ pub struct Number(Option<f64>);
 
 impl Number {
     /// Rounds a number. NaN and infinities are none.
-    #[must_use]
     pub fn new(value: f64) -> Self {
         let rounded = value.is_finite().then(|| {
             let text = format!("{value:.*e}", DIGITS - 1);
             text.parse().unwrap_or(value)
         });
         Self(rounded)
-    }
-
-    /// The rounded value.
-    #[must_use]
-    pub fn value(self) -> Option<f64> {
-        self.0
     }
 }
 

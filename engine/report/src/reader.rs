@@ -18,7 +18,6 @@ pub enum AnswerReader {
 
 impl AnswerReader {
     /// The reader of a task; of none, one that reads nothing.
-    #[must_use]
     pub fn new(task: Option<&TaskConfig>) -> Self {
         match task {
             Some(TaskConfig::Arithmetic(_) | TaskConfig::Calculator(_)) => Self::Trimmed,
@@ -31,7 +30,6 @@ impl AnswerReader {
     }
 
     /// What each rule that compares with the ground truth reads in a completion, by the rule's name.
-    #[must_use]
     pub fn read(&self, completion: &str) -> Vec<(String, Option<Text>)> {
         let short = |text: &str| Text::new(text, LONGEST_ANSWER);
         match self {

@@ -1,18 +1,21 @@
 //! Runs as one value.
 
-use super::lines::{self, Met};
-use super::memory::{self, MemoryReadings, TimelineView};
-use super::reader::AnswerReader;
-use super::samples::{self, Files, RewardHistogram, Room, Samples};
+use super::folder::{config, refused};
+use super::lines::{self, ReadResult};
+use super::memory::{MemoryHistory, MemoryReadings, TimelineView};
+use super::samples::{self, Files, Limits, RewardHistogram, Samples};
 use super::scalars::Scalars;
 use super::settings::{Settings, repeats, settings};
 use super::tokens::{TOKEN_BYTES, TokenIndex};
-use firebrick_engine::config::parse;
+use super::view::RunView;
+use super::view_update::ViewUpdate;
+use firebrick_engine::Result;
+use firebrick_engine::config::{Mode, mode_of, parse};
 use firebrick_engine::metrics::{MemoryTimeline, TokenLog};
-use firebrick_engine::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Bytes of sample texts in a report, of all runs together.
 const TEXT_BYTES: usize = 4_000_000;
@@ -72,8 +75,8 @@ impl Report {
     /// file that is there and cannot be read.
     pub fn read(folders: &[PathBuf], most: usize) -> Result<Self> {
         let each = |bytes: usize| bytes / folders.len().max(1);
-        let room = Room { most, texts: each(TEXT_BYTES), tokens: each(TOKEN_BYTES) };
-        let read = folders.iter().map(|folder| run(folder, room));
+        let limits = Limits { samples: most, texts: each(TEXT_BYTES), tokens: each(TOKEN_BYTES) };
+        let read = folders.iter().map(|folder| run(folder, limits));
         let mut runs = read.collect::<Result<Vec<RunReport>>>()?;
         let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
         for (run, folder) in runs.iter_mut().zip(folders) {
@@ -89,7 +92,6 @@ impl Report {
     }
 
     /// The report as JSON that can stand inside an HTML element: no `<` in it.
-    #[must_use]
     pub fn to_json(&self) -> String {
         let text = serde_json::to_string(self).expect("keys are strings, and values finite or none");
         // only strings hold these, and there an escape means the same
@@ -98,36 +100,37 @@ impl Report {
 }
 
 /// Reads a run's folder.
-fn run(folder: &Path, room: Room) -> Result<RunReport> {
+fn run(folder: &Path, limits: Limits) -> Result<RunReport> {
     let yaml = config(folder)?;
     let settings = settings(&yaml).map_err(|error| refused(folder, error.to_string()))?;
     let mut notes = Vec::new();
-    let task = match parse(&yaml, &[]) {
-        Ok(config) => config.task,
-        Err(_) => {
-            notes.push(
-                "config.yaml was written by another version, so the answers that graders parsed from completions are \
-                 not shown."
-                    .into(),
-            );
-            None
-        }
-    };
-    let mut noted = |met: Met, name: &str| notes.extend(met.note(name));
-    let (metrics, met) = Scalars::read(&folder.join("metrics.jsonl"))?;
-    noted(met, "metrics.jsonl");
-    let files = Files { samples: &folder.join("samples.jsonl"), tokens: &folder.join(TokenLog::FILE) };
-    let (tokens, met) = TokenIndex::read(files.tokens)?;
-    let asked = settings.get(LOG_TOKENS).is_some_and(|groups| groups != "0");
-    if asked || met != Met::Missing {
-        noted(met, TokenLog::FILE);
+    let config = parse(&yaml, &[]).ok();
+    if config.is_none() {
+        notes.push(
+            "config.yaml was written by another version, so the answers that graders parsed from completions are not \
+             shown."
+                .into(),
+        );
     }
-    let reader = AnswerReader::new(task.as_ref());
-    let (found, met) = samples::read(files, &reader, room, tokens)?;
-    noted(met, "samples.jsonl");
+    let mut view = RunView::new(|_| true);
+    let mode = config.as_ref().map_or(Mode::Rl, mode_of);
+    view.apply(ViewUpdate::opened(folder, mode, config.as_ref()), Duration::ZERO);
+    let mut noted = |result: ReadResult, name: &str| notes.extend(result.note(name));
+    let result;
+    (view.scalars, result) = Scalars::read(&folder.join("metrics.jsonl"))?;
+    noted(result, "metrics.jsonl");
+    let files = Files { samples: &folder.join("samples.jsonl"), tokens: &folder.join(TokenLog::FILE) };
+    let (tokens, result) = TokenIndex::read(files.tokens)?;
+    let asked = settings.get(LOG_TOKENS).is_some_and(|groups| groups != "0");
+    if asked || result != ReadResult::Missing {
+        noted(result, TokenLog::FILE);
+    }
+    let (found, result) = samples::read(files, &view.reader, limits, tokens)?;
+    noted(result, "samples.jsonl");
     let (samples, rewards) = found.unzip();
-    let (memory, met) = memory::readings(&folder.join("memory.jsonl"))?;
-    noted(met, "memory.jsonl");
+    let result;
+    (view.memory, result) = MemoryHistory::read(&folder.join("memory.jsonl"))?;
+    noted(result, "memory.jsonl");
     let timeline = timeline(folder, &mut notes);
     let mut plan = lines::json(folder, "plan.json", "", &mut notes);
     if let Some(Value::Object(plan)) = &mut plan {
@@ -136,36 +139,18 @@ fn run(folder: &Path, room: Room) -> Result<RunReport> {
     let unfinished = ": the run has not ended";
     let summary = lines::json(folder, "summary.json", unfinished, &mut notes);
     Ok(RunReport {
-        name: name(folder),
+        name: view.name,
         repeats: 0,
         notes,
-        metrics,
+        metrics: view.scalars,
         rewards,
         samples,
-        memory,
+        memory: view.memory.readings(),
         timeline,
         plan,
         summary,
         settings,
     })
-}
-
-/// A run's configuration.
-pub(super) fn config(folder: &Path) -> Result<String> {
-    if !folder.is_dir() {
-        return Err(refused(folder, "there is no such run folder".into()));
-    }
-    let path = folder.join("config.yaml");
-    if !path.is_file() {
-        let detail = "it contains no run (no config.yaml); name the folder that the run's `output` is";
-        return Err(refused(folder, detail.into()));
-    }
-    let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
-    String::from_utf8(bytes).map_err(|_| refused(&path, "it is not text in UTF-8".into()))
-}
-
-fn refused(path: &Path, detail: String) -> Error {
-    Error::Report { path: path.to_owned(), detail }
 }
 
 /// The timeline, where there is one that can be read.
@@ -182,11 +167,4 @@ fn timeline(folder: &Path, notes: &mut Vec<String>) -> Option<TimelineView> {
             None
         }
     }
-}
-
-/// The last name of a folder's path.
-pub(super) fn name(folder: &Path) -> String {
-    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-    let last = whole.file_name().map(|name| name.to_string_lossy().into_owned());
-    last.unwrap_or_else(|| folder.display().to_string())
 }

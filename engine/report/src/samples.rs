@@ -1,6 +1,7 @@
 //! `samples.jsonl`: rewards of all samples by step, and the texts of selected groups.
 
-use super::lines::{self, Lines, Met, Span};
+use super::excerpt::{Excerpt, TRUNCATED};
+use super::lines::{self, Lines, ReadResult, Span};
 use super::numbers::Number;
 use super::reader::{AnswerReader, LONGEST_ANSWER};
 use super::selection::{GroupFacts, Tag, select};
@@ -105,38 +106,13 @@ pub struct RewardHistogram {
     pub counts: Vec<Vec<u32>>,
 }
 
-/// What the first reading keeps of a line.
+/// What the first pass keeps of a line.
 #[derive(Deserialize)]
-struct Brief {
+struct SampleSummary {
     step: u64,
     draw: u64,
     reward: Option<f64>,
     finish: String,
-}
-
-/// A line whole.
-#[derive(Deserialize)]
-struct Whole {
-    sample: u64,
-    prompt: String,
-    completion: String,
-    #[serde(default)]
-    answer: String,
-    reward: Option<f64>,
-    #[serde(default)]
-    reward_parts: Vec<(String, Option<f64>)>,
-    #[serde(default)]
-    readings: Vec<Noted>,
-    advantage: Option<f64>,
-    finish: String,
-    tokens: u64,
-}
-
-/// What a rule read, as the run noted it.
-#[derive(Deserialize)]
-struct Noted {
-    reward: String,
-    parsed: Option<String>,
 }
 
 struct Row {
@@ -150,11 +126,11 @@ struct Index {
     groups: Vec<((u64, u64), Vec<Row>)>,
 }
 
-/// How much of the samples is kept.
+/// How much of a run's samples a report keeps.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct Limits {
     /// Samples.
-    pub most: usize,
+    pub samples: usize,
     /// Bytes of their texts, about.
     pub texts: usize,
     /// Bytes of their tokens, about.
@@ -174,24 +150,24 @@ pub struct Files<'a> {
 pub fn read(
     files: Files<'_>,
     reader: &AnswerReader,
-    room: Room,
+    limits: Limits,
     tokens: TokenIndex,
-) -> Result<(Option<(Samples, RewardHistogram)>, Met)> {
+) -> Result<(Option<(Samples, RewardHistogram)>, ReadResult)> {
     let path = files.samples;
-    let (index, met) = Index::read(path)?;
+    let (index, result) = Index::read(path)?;
     if index.groups.is_empty() {
-        return Ok((None, met));
+        return Ok((None, result));
     }
     let histogram = index.histogram();
-    let samples = index.texts(files, reader, room, tokens)?;
-    Ok((Some((samples, histogram)), met))
+    let samples = index.texts(files, reader, limits, tokens)?;
+    Ok((Some((samples, histogram)), result))
 }
 
 impl Index {
-    fn read(path: &Path) -> Result<(Self, Met)> {
+    fn read(path: &Path) -> Result<(Self, ReadResult)> {
         let mut index = Self::default();
         let mut places: HashMap<(u64, u64), usize> = HashMap::new();
-        let met = lines::read(path, |line: Brief, span| {
+        let result = lines::read(path, |line: SampleSummary, span| {
             let groups = &mut index.groups;
             let place = *places.entry((line.step, line.draw)).or_insert_with(|| {
                 groups.push(((line.step, line.draw), Vec::new()));
@@ -201,7 +177,7 @@ impl Index {
             true
         })?;
         index.groups.sort_by_key(|(key, _)| *key);
-        Ok((index, met))
+        Ok((index, result))
     }
 
     fn facts(&self, tokens: &BTreeSet<(u64, u64)>) -> Vec<GroupFacts> {
@@ -223,11 +199,17 @@ impl Index {
             .collect()
     }
 
-    fn texts(&self, files: Files<'_>, reader: &AnswerReader, room: Room, mut tokens: TokenIndex) -> Result<Samples> {
+    fn texts(
+        &self,
+        files: Files<'_>,
+        reader: &AnswerReader,
+        limits: Limits,
+        mut tokens: TokenIndex,
+    ) -> Result<Samples> {
         let facts = self.facts(&tokens.groups());
-        let selected = select(&facts, room.most);
+        let selected = select(&facts, limits.samples);
         let shown: usize = selected.keys().map(|&at| facts[at].size).sum();
-        let longest = (room.texts / (shown + 2 * selected.len()).max(1)).min(LONGEST);
+        let longest = (limits.texts / (shown + 2 * selected.len()).max(1)).min(LONGEST);
         let mut samples = Samples {
             total: facts.iter().map(|group| group.size).sum(),
             total_groups: facts.len(),
@@ -238,7 +220,7 @@ impl Index {
             ..Samples::default()
         };
         let groups = selected.keys().map(|&at| self.groups[at].0);
-        tokens.keep(&groups.collect(), room.tokens);
+        tokens.keep(&groups.collect(), limits.tokens);
         let mut lines = Lines::open(files.samples)?;
         // without the file the index is empty
         let mut token_lines = match tokens.len() {
@@ -247,8 +229,8 @@ impl Index {
         };
         for (at, tags) in selected {
             let ((step, draw), rows) = &self.groups[at];
-            let rows = rows.iter().filter_map(|row| lines.at(row.span));
-            let Some(mut group) = group(*step, *draw, tags, rows, reader, longest) else {
+            let rows: Vec<Excerpt> = rows.iter().filter_map(|row| lines.at(row.span)).collect();
+            let Some(mut group) = group(tags, &rows, reader, longest) else {
                 continue;
             };
             if let Some(lines) = &mut token_lines {
@@ -315,19 +297,11 @@ fn rewards(rows: &[(u64, f64)]) -> (Vec<f64>, bool) {
     (bounds.collect(), true)
 }
 
-fn group(
-    step: u64,
-    draw: u64,
-    tags: BTreeSet<Tag>,
-    rows: impl Iterator<Item = Whole>,
-    reader: &AnswerReader,
-    longest: usize,
-) -> Option<GroupView> {
-    let rows: Vec<Whole> = rows.collect();
+fn group(tags: BTreeSet<Tag>, rows: &[Excerpt], reader: &AnswerReader, longest: usize) -> Option<GroupView> {
     let first = rows.first()?;
     Some(GroupView {
-        step,
-        draw,
+        step: first.step,
+        draw: first.draw,
         tags,
         prompt: Text::new(&first.prompt, longest),
         answer: Text::new(&first.answer, LONGEST_ANSWER),
@@ -335,7 +309,7 @@ fn group(
     })
 }
 
-fn sample(row: &Whole, reader: &AnswerReader, longest: usize) -> SampleView {
+fn sample(row: &Excerpt, reader: &AnswerReader, longest: usize) -> SampleView {
     let parts = row.reward_parts.iter();
     SampleView {
         sample: row.sample,
@@ -343,15 +317,15 @@ fn sample(row: &Whole, reader: &AnswerReader, longest: usize) -> SampleView {
         reward: row.reward.into(),
         parts: parts.map(|(name, value)| (name.clone(), (*value).into())).collect(),
         advantage: row.advantage.into(),
-        truncated: row.finish == TRUNCATED,
+        truncated: row.is_truncated(),
         tokens: row.tokens,
-        read: read_of(row, reader),
+        read: parsed_answers(row, reader),
         by_token: None,
     }
 }
 
 /// What rules read in a completion: as the run noted it, or, in older runs, read again.
-fn read_of(row: &Whole, reader: &AnswerReader) -> Vec<(String, Option<Text>)> {
+fn parsed_answers(row: &Excerpt, reader: &AnswerReader) -> Vec<(String, Option<Text>)> {
     if row.readings.is_empty() {
         return reader.read(&row.completion);
     }
@@ -361,6 +335,3 @@ fn read_of(row: &Whole, reader: &AnswerReader) -> Vec<(String, Option<Text>)> {
     });
     noted.collect()
 }
-
-/// How `samples.jsonl` writes that a completion ended at the length limit.
-const TRUNCATED: &str = "length";

@@ -23,7 +23,6 @@ pub enum Text {
 
 impl Text {
     /// Cuts a text that takes more than `most` bytes as JSON.
-    #[must_use]
     pub fn new(text: &str, most: usize) -> Self {
         let mut bytes = 0;
         let fits = text.chars().all(|c| {
@@ -41,6 +40,14 @@ impl Text {
             head: text[..start].to_owned(),
             left_out: text[start..end].chars().count(),
             tail: text[end..].to_owned(),
+        }
+    }
+
+    /// The text, with a mark in place of what is left out.
+    pub fn joined(self) -> String {
+        match self {
+            Self::Whole(text) => text,
+            Self::Cut { head, tail, .. } => format!("{head}…{tail}"),
         }
     }
 }

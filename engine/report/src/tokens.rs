@@ -1,6 +1,6 @@
 //! `tokens.jsonl`: what a report shows of the tokens of completions.
 
-use super::lines::{self, Lines, Met, Span};
+use super::lines::{self, Lines, ReadResult, Span};
 use super::numbers::Number;
 use super::selection::scattered;
 use super::text::cost;
@@ -63,7 +63,7 @@ pub struct TokenIndex {
 }
 
 #[derive(Deserialize)]
-struct Brief {
+struct TokenSummary {
     step: u64,
     /// None on the first line.
     draw: Option<u64>,
@@ -73,15 +73,15 @@ struct Brief {
 
 impl TokenIndex {
     /// Reads where which completion is.
-    pub fn read(path: &Path) -> Result<(Self, Met)> {
+    pub fn read(path: &Path) -> Result<(Self, ReadResult)> {
         let mut spans = HashMap::new();
-        let met = lines::read(path, |line: Brief, span| {
+        let result = lines::read(path, |line: TokenSummary, span| {
             if let Some(draw) = line.draw {
                 spans.insert((line.step, draw, line.sample), span);
             }
             true
         })?;
-        Ok((Self { spans, room: 0 }, met))
+        Ok((Self { spans, room: 0 }, result))
     }
 
     /// Completions whose tokens there are.
@@ -102,13 +102,12 @@ impl TokenIndex {
         for (step, draw, _) in self.spans.keys() {
             *sizes.entry((*step, *draw)).or_default() += 1;
         }
-        let mut sizes: Vec<((u64, u64), usize)> = sizes.into_iter().collect();
-        let places: HashMap<(u64, u64), usize> =
-            sizes.iter().enumerate().map(|(at, (group, _))| (*group, at)).collect();
-        sizes.sort_by(|(a, _), (b, _)| scattered(places[a]).total_cmp(&scattered(places[b])));
+        let mut sizes: Vec<(usize, ((u64, u64), usize))> = sizes.into_iter().enumerate().collect();
+        sizes.sort_by(|(a, _), (b, _)| scattered(*a).total_cmp(&scattered(*b)));
         let (most, mut taken) = ((room / LEAST_BYTES).max(1), 0);
         let kept: BTreeSet<(u64, u64)> = sizes
             .into_iter()
+            .map(|(_, group)| group)
             .filter(|(_, size)| {
                 let fits = taken == 0 || taken + size <= most;
                 taken += if fits { *size } else { 0 };

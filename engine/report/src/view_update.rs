@@ -1,7 +1,8 @@
-//! What a view of a run is told: by the run's events, or by its folder.
+//! Updates of a view of a run, from the run's events or its folder.
 
 use super::excerpt::{Excerpt, Pick, TRUNCATED, picks};
-use firebrick_engine::config::Mode;
+use super::folder::name;
+use firebrick_engine::config::{Mode, RunConfig};
 use firebrick_engine::metrics::{Event, GLOBAL_STEP, LedgerEntry, Metrics, RolloutReport};
 use firebrick_engine::plan::PlanReport;
 use firebrick_engine::plan::estimate::EstimatePhase;
@@ -58,8 +59,8 @@ pub enum ViewUpdate {
         /// Why each is shown, and what it is.
         samples: Vec<(Pick, Excerpt)>,
     },
-    /// Most bytes of each phase in a step, by phase.
-    Memory(BTreeMap<String, u64>),
+    /// Readings at the ends of phases.
+    Memory(Vec<LedgerEntry>),
     /// Something to be read, which is no cause for worry.
     Note(String),
     /// A warning or an error.
@@ -84,7 +85,6 @@ pub struct Planned {
 
 impl Planned {
     /// Reads a run folder's `plan.json`; none where it cannot be read.
-    #[must_use]
     pub fn read(folder: &Path) -> Option<Self> {
         let text = std::fs::read(folder.join("plan.json")).ok()?;
         let report: PlanReport = serde_json::from_slice(&text).ok()?;
@@ -98,13 +98,41 @@ impl Planned {
 }
 
 impl ViewUpdate {
+    /// A run of this kind in a folder begins. A configuration of another version is none: how long the run is to be, and
+    /// what graders read, is unknown then.
+    pub fn opened(folder: &Path, mode: Mode, config: Option<&RunConfig>) -> Self {
+        let steps = |config: &RunConfig| match mode {
+            Mode::Rl => Some(config.trainer.steps),
+            Mode::Sft => config.sft.as_ref()?.steps,
+        };
+        let task = config.and_then(|config| config.task.clone());
+        Self::Opened { name: name(folder), mode, task, steps: config.and_then(steps) }
+    }
+
     /// What an event of a run of this kind says. The plan is read from the run folder.
-    #[must_use]
     pub fn of_event(event: &Event<'_>, mode: Mode, folder: &Path) -> Vec<Self> {
+        let planned = || Planned::read(folder).map(Self::Planned).into_iter();
         match event {
-            Event::Ready { .. } => ready(event, folder),
+            Event::Ready { device, params, trainable, resumed_from, filtered, validation, .. } => {
+                let of = if trainable < params { format!("{trainable} of ") } else { String::new() };
+                let messages = [
+                    Some(Self::Note(format!("training {of}{params} parameters on {device}"))),
+                    (*resumed_from > 0).then(|| Self::Note(format!("resumed after step {resumed_from}"))),
+                    (*filtered > 0).then(|| {
+                        Self::Warning(format!(
+                            "{filtered} training prompts are longer than rollout.prompt_length and are skipped"
+                        ))
+                    }),
+                    (*validation == 0).then(|| Self::Note("there are no validation prompts".into())),
+                ];
+                planned().chain(messages.into_iter().flatten()).collect()
+            }
             Event::Phase { step, phase } => vec![Self::Phase { step: *step, phase: phase.name() }],
-            Event::Replanned { .. } => replanned(event, folder),
+            Event::Replanned { phase, step, settings, .. } => {
+                let settings = settings.join(" ");
+                let warning = format!("out of memory in {phase} of step {step}; continues with {settings}");
+                [Self::Warning(warning)].into_iter().chain(planned()).collect()
+            }
             Event::Sft { step, steps, metrics } => match mode {
                 Mode::Rl => vec![Self::WarmUp { step: *step, steps: *steps, loss: metrics.get("train/loss").copied() }],
                 Mode::Sft => vec![Self::metrics(*step, Some(*steps), metrics)],
@@ -115,7 +143,7 @@ impl ViewUpdate {
                     .as_ref()
                     .map(|rollout| Self::Samples { step: *step, samples: samples(*step, rollout) });
                 let memory = report.memory.as_ref();
-                let memory = memory.map(|memory| Self::Memory(most(&memory.readings)));
+                let memory = memory.map(|memory| Self::Memory(memory.readings.clone()));
                 let metrics = Self::metrics(*step, Some(*steps), metrics);
                 [Some(metrics), samples, memory].into_iter().flatten().collect()
             }
@@ -132,52 +160,9 @@ impl ViewUpdate {
     }
 }
 
-fn ready(event: &Event<'_>, folder: &Path) -> Vec<ViewUpdate> {
-    let Event::Ready { device, params, trainable, resumed_from, filtered, validation, .. } = event else {
-        return Vec::new();
-    };
-    let mut news: Vec<ViewUpdate> = Planned::read(folder).map(ViewUpdate::Planned).into_iter().collect();
-    let of = if trainable < params { format!("{trainable} of ") } else { String::new() };
-    news.push(ViewUpdate::Note(format!("training {of}{params} parameters on {device}")));
-    if *resumed_from > 0 {
-        news.push(ViewUpdate::Note(format!("resumed after step {resumed_from}")));
-    }
-    if *filtered > 0 {
-        news.push(ViewUpdate::Warning(format!(
-            "{filtered} training prompts are longer than rollout.prompt_length and are skipped"
-        )));
-    }
-    if *validation == 0 {
-        news.push(ViewUpdate::Note("there are no validation prompts".into()));
-    }
-    news
-}
-
-fn replanned(event: &Event<'_>, folder: &Path) -> Vec<ViewUpdate> {
-    let Event::Replanned { phase, step, settings, .. } = event else {
-        return Vec::new();
-    };
-    let said =
-        ViewUpdate::Warning(format!("out of memory in {phase} of step {step}; continues with {}", settings.join(" ")));
-    let plan = Planned::read(folder).map(ViewUpdate::Planned);
-    [Some(said), plan].into_iter().flatten().collect()
-}
-
 fn saved(path: &Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy());
     format!("saved {}", name.unwrap_or_else(|| path.display().to_string().into()))
-}
-
-/// Most bytes of each phase: its peak where one is known, else what it held at its end.
-fn most(readings: &[LedgerEntry]) -> BTreeMap<String, u64> {
-    let mut phases = BTreeMap::new();
-    for entry in readings {
-        let bytes = entry.reading.peak_bytes;
-        let bytes = bytes.unwrap_or(entry.reading.in_use_bytes);
-        let most = phases.entry(entry.phase.name().to_owned()).or_insert(0);
-        *most = bytes.max(*most);
-    }
-    phases
 }
 
 /// Those samples of a step that are shown.
@@ -196,11 +181,13 @@ fn samples(step: u64, report: &RolloutReport) -> Vec<(Pick, Excerpt)> {
             let excerpt = Excerpt {
                 step,
                 draw: rollout.prompt_index,
+                sample: rollout.sample as u64,
                 prompt: prompt.text.clone(),
                 completion: rollout.text.clone(),
                 answer: prompt.example.answer.clone(),
                 reward: rollout.reward.and_then(number),
                 reward_parts: parts.map(|(name, value)| (name.clone(), number(*value))).collect(),
+                readings: Vec::new(),
                 advantage: number(rollout.mean_advantage()),
                 finish: finish.to_owned(),
                 tokens: rollout.completion.len() as u64,

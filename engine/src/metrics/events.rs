@@ -1,6 +1,6 @@
 //! What a run tells its observer.
 
-use super::names::Metrics;
+use super::described::Metrics;
 use super::phase::Phase;
 use super::report::StepReport;
 use super::summary::Summary;

@@ -16,7 +16,6 @@ pub struct ExpertLoad {
 
 impl ExpertLoad {
     /// The load that routes make; `None` where there are none.
-    #[must_use]
     pub fn of<'r>(arch: &Arch, routes: impl Iterator<Item = &'r Routes>) -> Option<Self> {
         let layers: Vec<_> = arch.expert_layers().map(|(_, own)| own).collect();
         let mut counts: Vec<Vec<usize>> = layers.iter().map(|own| vec![0; own.count]).collect();

@@ -14,19 +14,19 @@ mod phase;
 pub mod profile;
 mod recorder;
 mod report;
+mod step_values;
 mod summary;
 pub mod timeline;
 mod token_log;
 pub mod tracker;
 mod validation;
 
-pub use described::{Described, METRICS, described};
+pub use described::{Described, GLOBAL_STEP, METRICS, Metrics, described};
 pub use events::{Control, Event, Observer, Silent};
 pub use expert_load::ExpertLoad;
 pub use ledger::{Growth, Leak, Ledger, LedgerEntry};
 pub use names::{
-    GLOBAL_STEP, Metrics, is_of_a_machine, judged_metrics, metrics, timings, validation_metrics, validation_reward,
-    validation_unjudged,
+    is_of_a_machine, judged_metrics, metrics, timings, validation_metrics, validation_reward, validation_unjudged,
 };
 pub use phase::{Phase, PhaseTimings};
 pub use recorder::Recorder;

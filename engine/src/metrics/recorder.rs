@@ -1,8 +1,9 @@
 //! Where what a run reports goes: the files of its folder, and its observer.
 
+use super::described::{GLOBAL_STEP, Metrics};
 use super::events::{Control, Event, Observer};
 use super::ledger::LedgerEntry;
-use super::names::{GLOBAL_STEP, Metrics, metrics, timings, validation_metrics};
+use super::names::{metrics, timings, validation_metrics};
 use super::report::{RolloutReport, StepMemory, StepReport, ValidationReport};
 use super::summary::Summary;
 use super::timeline::MemoryTimeline;
@@ -41,7 +42,6 @@ pub struct Recorder {
 
 impl Recorder {
     /// A recorder of the run in a folder.
-    #[must_use]
     pub fn new(run: RunDir, observer: Box<dyn Observer>, trackers: Trackers) -> Self {
         Self { run, tokens: None, observer, trackers, line: Metrics::new(), timeline_failed: false }
     }
@@ -91,7 +91,6 @@ impl Recorder {
     }
 
     /// The run folder.
-    #[must_use]
     pub fn run(&self) -> &RunDir {
         &self.run
     }

@@ -67,13 +67,11 @@ impl RolloutReport {
     }
 
     /// Tokens of the completions.
-    #[must_use]
     pub fn completion_tokens(&self) -> usize {
         self.rollouts.iter().map(|r| r.completion.len()).sum()
     }
 
     /// Tokens of prompts and completions, a prompt counted once for each of its completions.
-    #[must_use]
     pub fn total_tokens(&self) -> usize {
         let prompts: usize = self.rollouts.iter().map(|r| r.prompt.len()).sum();
         prompts + self.completion_tokens()
@@ -149,7 +147,6 @@ impl Mean {
     }
 
     /// The mean; none where nothing was reported.
-    #[must_use]
     pub fn value(self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
     }
@@ -176,7 +173,6 @@ pub struct UpdateReport {
 
 impl UpdateReport {
     /// An update at a learning rate, before its first optimizer step.
-    #[must_use]
     pub fn new(lr: f64) -> Self {
         Self { lr, ..Self::default() }
     }
@@ -233,7 +229,6 @@ pub struct StepMemory {
 
 impl StepMemory {
     /// The memory of a step with these readings.
-    #[must_use]
     pub fn new(readings: Vec<LedgerEntry>, leak: Option<Leak>) -> Self {
         let most = |f: fn(&LedgerEntry) -> u64| readings.iter().map(f).max().unwrap_or(0);
         Self {

@@ -1,7 +1,7 @@
 //! The summary of a run, with predicted beside measured bytes.
 
 use super::phase::Phase;
-use crate::plan::estimate::{Estimate, EstimatePhase};
+use crate::plan::estimate::Estimate;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -50,26 +50,25 @@ pub struct PhaseMemory {
     pub measured_bytes: u64,
 }
 
-/// Phases of a run that are summed up together: a name, the phases, and those of the estimate that predict their bytes.
-const GROUPS: [(&str, &[Phase], &[EstimatePhase]); 6] = [
-    ("rollout", &[Phase::Generate, Phase::GenerateBaseline, Phase::Validation], &[EstimatePhase::Rollout]),
-    ("score", &[Phase::OldLogProbs, Phase::ReferenceLogProbs], &[EstimatePhase::Score]),
-    ("update", &[Phase::UpdateActor], &[EstimatePhase::Backward, EstimatePhase::Optimizer]),
-    ("values", &[Phase::Values], &[EstimatePhase::Values]),
-    ("update_critic", &[Phase::UpdateCritic], &[EstimatePhase::CriticBackward, EstimatePhase::CriticOptimizer]),
-    ("warmup", &[Phase::WarmUp], &[EstimatePhase::WarmupBackward, EstimatePhase::WarmupOptimizer]),
+/// Phases of a run that are summed up together, by name.
+const GROUPS: [(&str, &[Phase]); 6] = [
+    ("rollout", &[Phase::Generate, Phase::GenerateBaseline, Phase::Validation]),
+    ("score", &[Phase::OldLogProbs, Phase::ReferenceLogProbs]),
+    ("update", &[Phase::UpdateActor]),
+    ("values", &[Phase::Values]),
+    ("update_critic", &[Phase::UpdateCritic]),
+    ("warmup", &[Phase::WarmUp]),
 ];
 
 /// Predicted beside measured bytes of the phases that ran, given the largest bytes of each.
-#[must_use]
 pub fn phase_memory(predicted: &Estimate, measured: &BTreeMap<Phase, u64>) -> Vec<PhaseMemory> {
-    let groups = GROUPS.iter().filter_map(|&(phase, phases, estimated)| {
+    let groups = GROUPS.iter().filter_map(|&(phase, phases)| {
         let measured = phases.iter().filter_map(|phase| measured.get(phase)).max();
-        let own = predicted.phases.iter();
-        let own = own.filter(|p| estimated.contains(&p.name));
+        let is_predicted = |name| phases.iter().any(|phase| phase.estimates().contains(name));
+        let estimates = predicted.phases.iter().filter(|estimate| is_predicted(&estimate.name));
         Some(PhaseMemory {
             phase,
-            predicted_bytes: own.map(|p| p.total_bytes).max().unwrap_or(0),
+            predicted_bytes: estimates.map(|estimate| estimate.total_bytes).max().unwrap_or(0),
             measured_bytes: *measured?,
         })
     });

@@ -37,7 +37,6 @@ pub struct TokenSettings {
 
 impl TokenSettings {
     /// So many groups a step in a file of at most 64 MiB.
-    #[must_use]
     pub fn new(groups: usize) -> Self {
         Self { groups, max_bytes: 64 << 20 }
     }

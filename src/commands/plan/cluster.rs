@@ -1,10 +1,9 @@
 //! What `firebrick plan --nodes N --gpus M` prints: degrees, bytes, seconds, messages and what binds, in twenty lines.
 
-use super::units::{bytes, duration, seconds, traffic};
+use super::units::{bytes, duration, traffic};
 use crate::planned::Links;
-use crate::table::Table;
 use firebrick::engine::plan::PlanReport;
-use firebrick::engine::plan::estimate::MessageKind;
+use firebrick::engine::plan::estimate::{EstimatePhase, MessageKind};
 use firebrick::engine::plan::planner::Request;
 use firebrick::spec::{Cluster, LinkKind};
 
@@ -40,33 +39,11 @@ pub fn runs(request: &Request) -> String {
     }
 }
 
-/// The phases of a step, with what one device sends in each.
-pub fn phases(report: &PlanReport) -> String {
-    let mut table = Table::new(1, &["PHASE", "BYTES", "HOST", "TIME", "SENT", "FOR", "MOST OF IT"]).ends_with_text();
-    let peak = report.peak_phase().map(|p| p.name);
-    for phase in &report.phases {
-        if !phase.name.is_of_a_step() && peak != Some(phase.name) {
-            continue;
-        }
-        let mark = if peak == Some(phase.name) { " *" } else { "" };
-        let own = report.communication.iter().filter(|t| t.phase == phase.name);
-        let (sent, waits) = own.fold((0, 0.0), |(b, s), t| (b + t.bytes, s + t.seconds));
-        let mut held: Vec<_> = phase.categories.iter().collect();
-        held.sort_by_key(|(_, b)| std::cmp::Reverse(**b));
-        let most: Vec<String> =
-            held.iter().take(2).map(|(category, b)| format!("{} {}", category.name(), bytes(**b))).collect();
-        let none = || "-".to_owned();
-        table.row(vec![
-            format!("{}{mark}", phase.name),
-            bytes(phase.total_bytes),
-            bytes(phase.host_bytes),
-            seconds(report, phase.name),
-            if sent > 0 { bytes(sent) } else { none() },
-            if sent > 0 { duration(waits) } else { none() },
-            most.join(", "),
-        ]);
-    }
-    table.render()
+/// Bytes that one device sends in a phase, and the seconds that it waits for them; dashes where it sends nothing.
+pub fn sent(report: &PlanReport, phase: EstimatePhase) -> [String; 2] {
+    let messages = report.communication.iter().filter(|own| own.phase == phase);
+    let (sent, waits) = messages.fold((0, 0.0), |(sent, waits), own| (sent + own.bytes, waits + own.seconds));
+    if sent > 0 { [bytes(sent), duration(waits)] } else { ["-", "-"].map(str::to_owned) }
 }
 
 /// What one device sends in a step, by kind.

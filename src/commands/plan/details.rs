@@ -47,17 +47,12 @@ pub fn decisions(request: &Request, report: &PlanReport) -> String {
         return String::new();
     }
     let step = report.seconds.total();
-    let mut table = Table::new(2, &["TECHNIQUE", "SETTING", "SAVES", "IN", "COST PER STEP"]);
-    for d in &report.decisions {
+    let rows = report.decisions.iter().map(|d| {
         let share = d.costs_seconds / (step - d.costs_seconds).max(1e-12) * 100.0;
-        table.row(vec![
-            d.what.clone(),
-            d.settings.clone(),
-            bytes(d.saves_bytes),
-            d.phase.to_string(),
-            format!("{share:+.0} %"),
-        ]);
-    }
+        let (saves, phase) = (bytes(d.saves_bytes), d.phase.to_string());
+        vec![d.what.clone(), d.settings.clone(), saves, phase, format!("{share:+.0} %")]
+    });
+    let table = Table::new(2, &["TECHNIQUE", "SETTING", "SAVES", "IN", "COST PER STEP"]).rows(rows);
     let why = match request.budget {
         Some(_) => {
             "Savings and costs of each technique by itself, with the others unchanged. Together they are the fastest \
@@ -70,11 +65,11 @@ pub fn decisions(request: &Request, report: &PlanReport) -> String {
 
 /// What each technique saves and costs on its own, for the step that was asked about.
 pub fn techniques(request: &Request) -> anyhow::Result<String> {
-    let mut techniques = Table::new(1, &["EACH TECHNIQUE BY ITSELF, for this step", "BYTES", "TIME"]);
-    for cost in rules::techniques(&request.workload, &request.memory, &request.profile, &request.parallel)? {
-        let percent = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
-        techniques.row(vec![format!("memory.{}", cost.settings), percent(cost.bytes), percent(cost.time)]);
-    }
+    let costs = rules::techniques(&request.workload, &request.memory, &request.profile, &request.parallel)?;
+    let percent = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
+    let rows =
+        costs.iter().map(|cost| vec![format!("memory.{}", cost.settings), percent(cost.bytes), percent(cost.time)]);
+    let techniques = Table::new(1, &["EACH TECHNIQUE BY ITSELF, for this step", "BYTES", "TIME"]).rows(rows);
     Ok(format!(
         "{}gradient checkpointing is compared with keeping the whole graph, the others with gradient checkpointing\n",
         techniques.render()
@@ -86,21 +81,13 @@ pub fn groups(report: &PlanReport) -> String {
     if report.groups.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(
-        1,
-        &["SAME NUMBER OF ROLLOUTS PER STEP, same settings", "SAMPLED AT A TIME", "PEAK", "TIME", "FITS"],
-    );
-    for own in &report.groups {
-        let (n, prompts) = (own.group_size, own.prompts);
-        table.row(vec![
-            format!("rollout.n={n} trainer.train_batch_size={prompts}"),
-            own.max_num_seqs.to_string(),
-            bytes(own.peak_bytes),
-            duration(own.seconds),
-            if own.fits { "yes" } else { "no" }.to_owned(),
-        ]);
-    }
-    table.render()
+    let rows = report.groups.iter().map(|own| {
+        let setting = format!("rollout.n={} trainer.train_batch_size={}", own.group_size, own.prompts);
+        let fits = if own.fits { "yes" } else { "no" };
+        vec![setting, own.max_num_seqs.to_string(), bytes(own.peak_bytes), duration(own.seconds), fits.to_owned()]
+    });
+    let header = ["SAME NUMBER OF ROLLOUTS PER STEP, same settings", "SAMPLED AT A TIME", "PEAK", "TIME", "FITS"];
+    Table::new(1, &header).rows(rows).render()
 }
 
 /// Rules of thumb, and what the formulas say for public models.
@@ -155,9 +142,5 @@ fn rules_of_run(request: &Request, gpu: &DeviceProfile) -> anyhow::Result<Table>
 fn public_models(gpu: &DeviceProfile) -> anyhow::Result<Table> {
     let presets = rules::MULTIPLIERS.iter().map(|m| m.preset.name());
     let header: Vec<&str> = ["PUBLIC MODELS", "parameters", "in"].into_iter().chain(presets).collect();
-    let mut table = Table::new(1, &header);
-    for model in rules::table(gpu)? {
-        table.row(model.cells());
-    }
-    Ok(table)
+    Ok(Table::new(1, &header).rows(rules::table(gpu)?.iter().map(rules::PublicModel::cells)))
 }

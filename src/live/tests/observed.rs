@@ -2,6 +2,7 @@
 
 use super::super::feed::Feed;
 use super::super::keys::press;
+use super::super::metrics::{curves, peak_bytes, phases};
 use super::super::state::LiveState;
 use super::{TINY, key};
 use firebrick::engine::config::{Mode, RunConfig, parse};
@@ -114,32 +115,33 @@ fn s_saves_p_pauses_until_p_and_q_stops_after_the_step() {
 
 #[test]
 fn a_real_run_is_told_with_its_phases_samples_memory_and_plan() {
-    let run = Run::new();
-    let config = run.config(&[]);
-    let (feed, arrived) = Feed::new(&config, Mode::Rl, &run.folder());
+    let folder = Run::new();
+    let config = folder.config(&[]);
+    let (feed, arrived) = Feed::new(&config, Mode::Rl, &folder.folder());
     let trainer = Trainer::builder(config).observer(feed).build();
     let summary = trainer.unwrap().run().unwrap();
     let mut state = LiveState::new(false);
     for news in arrived.try_iter() {
         state.apply(news);
     }
-    assert_eq!((state.step, state.steps, state.ended), (3, Some(3), Some(3)));
-    let planned = state.planned.as_ref().unwrap();
+    let run = &state.run;
+    assert_eq!((run.step, run.steps, run.ended), (3, Some(3), Some(3)));
+    let planned = run.planned.as_ref().unwrap();
     assert_eq!(Some(planned.peak_bytes), summary.predicted_peak_bytes);
-    let phases = state.phases();
+    let phases = phases(run);
     let names: Vec<&str> = phases.iter().map(|phase| phase.name).collect();
     assert!(names.contains(&"gen") && names.contains(&"update_actor"));
     let of_update = phases.iter().find(|p| p.name == "update_actor").unwrap();
     assert!(of_update.bytes.unwrap() > 0 && of_update.planned.unwrap() > 0);
-    assert!(state.peak_bytes().unwrap() > 0);
+    assert!(peak_bytes(run).unwrap() > 0);
     let newest = state.current().unwrap();
     assert_eq!((newest.pick, newest.excerpt.step), (Pick::Newest, 3));
     assert_eq!(newest.read[0].1.as_deref(), Some(newest.excerpt.completion.trim()));
     let best = state.picked(Pick::Best).unwrap().excerpt.reward;
     let worst = state.picked(Pick::Worst).unwrap().excerpt.reward;
     assert!(best >= worst);
-    assert_eq!(state.curves.training.len(), 3);
-    assert_eq!(state.curves.validation.len(), 2);
+    let points = curves(run).map(|(_, metric)| run.scalars.curve(metric).len());
+    assert_eq!(points[..2], [3, 2]);
 }
 
 /// Notes the time that the view took: until the run was ready, and until now.

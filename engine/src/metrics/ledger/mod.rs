@@ -10,12 +10,12 @@ use firebrick_backends::accounts::{Accounts, Balance, Home};
 use firebrick_backends::allocator;
 use firebrick_backends::driver_memory::DriverMemory;
 use firebrick_backends::memory::{PeakSource, Reading, ReadingSource, counted_heap, read, read_pools};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// One line of `memory.jsonl`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct LedgerEntry {
     /// Training step.
     pub step: u64,
@@ -37,7 +37,6 @@ pub struct LedgerEntry {
 
 impl LedgerEntry {
     /// What the driver says is used on the device, by whomever.
-    #[must_use]
     pub fn driver_used_bytes(&self) -> Option<u64> {
         let both = self.driver_total_bytes.zip(self.driver_free_bytes);
         both.map(|(total, free)| total.saturating_sub(free))
@@ -63,7 +62,6 @@ pub struct Ledger {
 
 impl Ledger {
     /// A ledger that continues from an earlier peak.
-    #[must_use]
     pub fn new(
         peak_bytes: u64,
         device: &burn::tensor::Device,
@@ -145,14 +143,12 @@ impl Ledger {
     }
 
     /// Largest bytes so far, on the CPU with what was allocated since the last phase.
-    #[must_use]
     pub fn peak_bytes(&mut self) -> u64 {
         self.absorb_heap();
         self.peak_bytes
     }
 
     /// Largest bytes of each phase in this session.
-    #[must_use]
     pub fn phases(&self) -> &BTreeMap<Phase, u64> {
         &self.phases
     }

@@ -34,7 +34,6 @@ impl Profiler {
 
     /// Traces `wanted` steps of a session that runs those after `left.start` up to `left.end`. The first is left out
     /// where there are more: kernels are compiled in it, and memory is touched for the first time.
-    #[must_use]
     pub fn new(log: &Arc<BoundaryLog>, wanted: u64, left: Range<u64>) -> Self {
         let count = left.end.saturating_sub(left.start);
         let first = left.start + 1 + u64::from(count > wanted);

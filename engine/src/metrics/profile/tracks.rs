@@ -141,10 +141,9 @@ fn account_name(account: Account) -> String {
 
 /// What kind of span it is: a filter of the viewer.
 fn category(span: &SpanRecord) -> &'static str {
-    let is_phase = || Phase::ALL.iter().any(|phase| phase.name() == span.name);
     match span.name {
         "copy to device" | "copy to host" => "transfer",
-        _ if span.depth == 0 && is_phase() => "phase",
+        name if span.depth == 0 && Phase::named(name).is_some() => "phase",
         name if PASSES.contains(&name) => "pass",
         _ => "kernel",
     }

@@ -70,38 +70,59 @@ pub struct TimelinePhase {
     pub estimates: Vec<EstimatePhase>,
 }
 
-/// Columns of equal length, one number for each boundary, oldest first.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct Boundaries {
-    /// Training step; 0 before the first.
-    pub step: Vec<u64>,
-    /// Index of the phase.
-    pub phase: Vec<usize>,
-    /// Index of the place.
-    pub place: Vec<usize>,
-    /// Index of the segment; of the decoder's unit at `update`.
-    pub segment: Vec<Option<u32>>,
-    /// Seconds since the step began.
-    pub seconds: Vec<f64>,
-    /// Bytes in use on the device (on the CPU: on the counted heap); none where reading them would wait for the device.
-    pub in_use_bytes: Vec<Option<u64>>,
-    /// Most bytes in use since the phase began, where the source records it.
-    pub peak_bytes: Vec<Option<u64>>,
-    /// Bytes that the pools hold, free pages among them.
-    pub reserved_bytes: Vec<Option<u64>>,
+macro_rules! columns {
+    ($(#[$doc:meta])+ $name:ident { $($(#[$column_doc:meta])+ $column:ident: $type:ty,)+ }) => {
+        $(#[$doc])+
+        #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+        pub struct $name {
+            $($(#[$column_doc])+ pub $column: Vec<$type>,)+
+        }
+
+        impl $name {
+            /// Number of rows.
+            pub fn len(&self) -> usize {
+                self.lengths()[0].1
+            }
+
+            /// Whether there is no row.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+
+            /// Only these rows.
+            #[must_use]
+            pub fn at(&self, rows: &[usize]) -> Self {
+                Self { $($column: rows.iter().map(|&row| self.$column[row]).collect(),)+ }
+            }
+
+            /// The columns, each with its number of rows.
+            fn lengths(&self) -> [(&'static str, usize); [$(stringify!($column)),+].len()] {
+                [$((stringify!($column), self.$column.len())),+]
+            }
+        }
+    };
 }
 
-impl Boundaries {
-    /// Number of boundaries.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.step.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.step.is_empty()
+columns! {
+    /// Columns of equal length, one number for each boundary, oldest first.
+    Boundaries {
+        /// Training step; 0 before the first.
+        step: u64,
+        /// Index of the phase.
+        phase: usize,
+        /// Index of the place.
+        place: usize,
+        /// Index of the segment; of the decoder's unit at `update`.
+        segment: Option<u32>,
+        /// Seconds since the step began.
+        seconds: f64,
+        /// Bytes in use on the device (on the CPU: on the counted heap); none where reading them would wait for the
+        /// device.
+        in_use_bytes: Option<u64>,
+        /// Most bytes in use since the phase began, where the source records it.
+        peak_bytes: Option<u64>,
+        /// Bytes that the pools hold, free pages among them.
+        reserved_bytes: Option<u64>,
     }
 }
 
@@ -141,27 +162,28 @@ pub struct TraceTable {
     pub events: TraceEvents,
 }
 
-/// Columns of equal length, one number for each event, oldest first.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct TraceEvents {
-    /// 0: an allocation, 1: a release.
-    pub released: Vec<u8>,
-    /// Number of the allocation, which its release repeats; none of a release whose allocation is not in the trace.
-    pub id: Vec<Option<u64>>,
-    /// Size in bytes.
-    pub bytes: Vec<u64>,
-    /// Step of the boundary before it; 0 before the first.
-    pub step: Vec<u64>,
-    /// Index of the phase of that boundary; none before the first.
-    pub phase: Vec<Option<usize>>,
-    /// Index of its place.
-    pub place: Vec<Option<usize>>,
-    /// Its segment.
-    pub segment: Vec<Option<u32>>,
-    /// Index of the account, where it is known.
-    pub account: Vec<Option<usize>>,
-    /// Index of the call stack, where it is known.
-    pub stack: Vec<Option<usize>>,
+columns! {
+    /// Columns of equal length, one number for each event, oldest first.
+    TraceEvents {
+        /// 0: an allocation, 1: a release.
+        released: u8,
+        /// Number of the allocation, which its release repeats; none of a release whose allocation is not in the trace.
+        id: Option<u64>,
+        /// Size in bytes.
+        bytes: u64,
+        /// Step of the boundary before it; 0 before the first.
+        step: u64,
+        /// Index of the phase of that boundary; none before the first.
+        phase: Option<usize>,
+        /// Index of its place.
+        place: Option<usize>,
+        /// Its segment.
+        segment: Option<u32>,
+        /// Index of the account, where it is known.
+        account: Option<usize>,
+        /// Index of the call stack, where it is known.
+        stack: Option<usize>,
+    }
 }
 
 impl MemoryTimeline {
@@ -244,17 +266,8 @@ impl MemoryTimeline {
     fn inconsistency(&self) -> Option<String> {
         let b = &self.boundaries;
         let (rows, phases, places) = (b.len(), self.phases.len(), self.places.len());
-        let lengths = [
-            ("phase", b.phase.len()),
-            ("place", b.place.len()),
-            ("segment", b.segment.len()),
-            ("seconds", b.seconds.len()),
-            ("in_use_bytes", b.in_use_bytes.len()),
-            ("peak_bytes", b.peak_bytes.len()),
-            ("reserved_bytes", b.reserved_bytes.len()),
-        ];
         let accounts = self.accounts.iter().map(|a| ("accounts.bytes", a.bytes.len()));
-        let mut columns = lengths.into_iter().chain(accounts);
+        let mut columns = b.lengths().into_iter().chain(accounts);
         if let Some((name, len)) = columns.find(|(_, len)| *len != rows) {
             return Some(format!("{name} has {len} values for {rows} boundaries"));
         }
@@ -273,7 +286,6 @@ impl MemoryTimeline {
     }
 
     /// The steps that have boundaries, in order.
-    #[must_use]
     pub fn steps(&self) -> Vec<u64> {
         let mut steps = self.boundaries.step.clone();
         steps.dedup();
@@ -284,19 +296,8 @@ impl MemoryTimeline {
 impl TraceTable {
     fn inconsistency(&self, phases: usize, places: usize, accounts: usize) -> Option<String> {
         let e = &self.events;
-        let events = e.released.len();
-        let lengths = [
-            ("id", e.id.len()),
-            ("bytes", e.bytes.len()),
-            ("step", e.step.len()),
-            ("phase", e.phase.len()),
-            ("place", e.place.len()),
-            ("segment", e.segment.len()),
-            ("account", e.account.len()),
-            ("stack", e.stack.len()),
-        ];
-        if let Some((name, len)) = lengths.iter().find(|(_, len)| *len != events) {
-            return Some(format!("trace.events.{name} has {len} values for {events} events"));
+        if let Some((name, len)) = e.lengths().iter().find(|(_, len)| *len != e.len()) {
+            return Some(format!("trace.events.{name} has {len} values for {} events", e.len()));
         }
         let within = |column: &[Option<usize>], count| column.iter().flatten().all(|&i| i < count);
         let frames = self.stacks.iter().flatten();

@@ -41,17 +41,10 @@ type Key = (Option<usize>, Option<usize>, Option<usize>);
 
 impl LiveAllocations {
     /// Of a timeline with a trace.
-    #[must_use]
     pub fn of(timeline: &MemoryTimeline) -> Option<Self> {
         let trace = timeline.trace.as_ref()?;
-        let (bytes, end) = most_live(trace);
-        let mut live: BTreeMap<u64, usize> = BTreeMap::new();
-        walk(trace, end, |id, event| {
-            match event {
-                Some(event) => live.insert(id, event),
-                None => live.remove(&id),
-            };
-        });
+        let (_, (bytes, end)) = replay(trace, trace.events.len());
+        let (live, _) = replay(trace, end);
         let mut groups: BTreeMap<Key, (u64, u64)> = BTreeMap::new();
         let e = &trace.events;
         for &event in live.values() {
@@ -76,34 +69,25 @@ impl LiveAllocations {
     }
 }
 
-/// Walks the first `end` events: tells of every allocation with its index, and of every release of one.
-fn walk(trace: &TraceTable, end: usize, mut tell: impl FnMut(u64, Option<usize>)) {
+/// Allocations that are live after the first `end` events, by id; and the most bytes that were live together until then,
+/// with the number of events that led to them.
+fn replay(trace: &TraceTable, end: usize) -> (BTreeMap<u64, usize>, (u64, usize)) {
     let e = &trace.events;
+    let (mut live, mut now, mut most) = (BTreeMap::new(), 0, (0, 0));
     for event in 0..end {
         // a release without its allocation says nothing
-        if let Some(id) = e.id[event] {
-            tell(id, (e.released[event] == 0).then_some(event));
+        let Some(id) = e.id[event] else { continue };
+        if e.released[event] == 0 {
+            live.insert(id, event);
+            now += e.bytes[event];
+            if now > most.0 {
+                most = (now, event + 1);
+            }
+        } else if let Some(allocation) = live.remove(&id) {
+            now -= e.bytes[allocation];
         }
     }
-}
-
-/// The most bytes that were live together, and the number of events until then.
-fn most_live(trace: &TraceTable) -> (u64, usize) {
-    let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
-    let (mut now, mut most, mut end) = (0, 0, 0);
-    let events = trace.events.released.len();
-    walk(trace, events, |id, event| match event {
-        Some(event) => {
-            let bytes = trace.events.bytes[event];
-            now += bytes;
-            sizes.insert(id, bytes);
-            if now > most {
-                (most, end) = (now, event + 1);
-            }
-        }
-        None => now -= sizes.remove(&id).unwrap_or(0),
-    });
-    (most, end)
+    (live, most)
 }
 
 #[cfg(test)]

@@ -108,7 +108,6 @@ pub struct TimelineReport {
 
 impl TimelineReport {
     /// The report of a timeline.
-    #[must_use]
     pub fn new(timeline: &MemoryTimeline) -> Self {
         let rows = Rows::new(timeline);
         let mut order: Vec<usize> = Vec::new();

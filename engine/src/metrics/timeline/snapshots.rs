@@ -40,7 +40,6 @@ pub struct Snapshots {
 impl Snapshots {
     /// Those of a run on a device that continues after `finished` steps, the next `snapshot` of which are kept whole.
     /// `unified`: host and device are one memory.
-    #[must_use]
     pub fn new(log: &Arc<BoundaryLog>, device: String, unified: bool, finished: u64, snapshot: u64) -> Self {
         let first = finished + 1;
         Self {
@@ -64,13 +63,11 @@ impl Snapshots {
     }
 
     /// Whether a timeline was asked for and is not written yet.
-    #[must_use]
     pub fn is_owed(&self) -> bool {
         !self.steps.is_empty() && !self.written
     }
 
     /// Whether it is to be written after this step.
-    #[must_use]
     pub fn is_due(&self, step: u64) -> bool {
         self.is_owed() && step + 1 >= self.steps.end
     }
@@ -86,7 +83,7 @@ impl Snapshots {
             rows.first += before as u64;
             rows.dropped = if before > 0 { 0 } else { rows.dropped };
         }
-        let mut names = PhaseNames::default();
+        let mut names = Interner::new();
         let boundaries = boundaries(&rows, &mut names);
         let mut accounts = columns(&rows);
         let trace = self.log.trace();
@@ -102,7 +99,7 @@ impl Snapshots {
             device: self.device.clone(),
             unified: self.unified,
             dropped: rows.dropped,
-            phases: names.phases(),
+            phases: names.values.into_iter().map(timeline_phase).collect(),
             places: BoundaryKind::ALL.to_vec(),
             plans: self.plans(&rows),
             boundaries,
@@ -125,30 +122,31 @@ impl Snapshots {
     }
 }
 
-/// Names of phases in the order of their first use.
-#[derive(Default)]
-struct PhaseNames(Vec<&'static str>);
+/// Values in the order of their first use, each with its place.
+struct Interner<T> {
+    values: Vec<T>,
+    places: BTreeMap<T, usize>,
+}
 
-impl PhaseNames {
-    fn index(&mut self, name: &'static str) -> usize {
-        let known = self.0.iter().position(|&other| other == name);
-        known.unwrap_or_else(|| {
-            self.0.push(name);
-            self.0.len() - 1
-        })
+impl<T: Clone + Ord> Interner<T> {
+    fn new() -> Self {
+        Self { values: Vec::new(), places: BTreeMap::new() }
     }
 
-    fn phases(&self) -> Vec<TimelinePhase> {
-        let phase = |&name: &&str| {
-            let phase = Phase::ALL.into_iter().find(|phase| phase.name() == name);
-            let estimates = phase.map_or(&[][..], Phase::estimates);
-            TimelinePhase { name: name.to_owned(), estimates: estimates.to_vec() }
-        };
-        self.0.iter().map(phase).collect()
+    fn index(&mut self, value: T) -> usize {
+        *self.places.entry(value).or_insert_with_key(|value| {
+            self.values.push(value.clone());
+            self.values.len() - 1
+        })
     }
 }
 
-fn boundaries(rows: &BoundaryRows, names: &mut PhaseNames) -> Boundaries {
+fn timeline_phase(name: &str) -> TimelinePhase {
+    let estimates = Phase::named(name).map_or(&[][..], Phase::estimates);
+    TimelinePhase { name: name.to_owned(), estimates: estimates.to_vec() }
+}
+
+fn boundaries(rows: &BoundaryRows, names: &mut Interner<&'static str>) -> Boundaries {
     let mut all = Boundaries::default();
     for (row, _) in &rows.rows {
         let boundary = row.moment.boundary;
@@ -179,7 +177,7 @@ fn columns(rows: &BoundaryRows) -> Vec<AccountBytes> {
 fn table(
     trace: &Trace,
     moment: impl Fn(&TraceEvent) -> Option<Moment>,
-    names: &mut PhaseNames,
+    names: &mut Interner<&'static str>,
     accounts: &mut Vec<AccountBytes>,
 ) -> TraceTable {
     let rows = accounts.first().map_or(0, |column| column.bytes.len());
@@ -221,8 +219,8 @@ fn table(
             TraceSource::Accounts => 0,
         },
         dropped: trace.dropped,
-        functions: stacks.functions,
-        stacks: stacks.all,
+        functions: stacks.functions.values,
+        stacks: stacks.stacks.values,
         events,
     }
 }
@@ -231,47 +229,30 @@ fn table(
 struct Stacks {
     /// Indices of the functions at each address.
     frames: BTreeMap<usize, Vec<usize>>,
-    functions: Vec<String>,
-    all: Vec<Vec<usize>>,
-    known: BTreeMap<Vec<usize>, usize>,
+    functions: Interner<String>,
+    stacks: Interner<Vec<usize>>,
 }
 
 impl Stacks {
     /// Resolves every address of a trace.
     fn of(trace: &Trace) -> Self {
         let addresses = trace.events.iter().flat_map(TraceEvent::stack).copied();
-        let mut functions: Vec<String> = Vec::new();
-        let mut places: BTreeMap<String, usize> = BTreeMap::new();
-        let frames = function_names(addresses).into_iter().map(|(address, own)| {
-            let own = own.into_iter().map(|name| {
-                *places.entry(name).or_insert_with_key(|name| {
-                    functions.push(name.clone());
-                    functions.len() - 1
-                })
-            });
-            (address, own.collect::<Vec<usize>>())
-        });
-        Self { frames: frames.collect(), functions, all: Vec::new(), known: BTreeMap::new() }
+        let mut functions = Interner::new();
+        let named = function_names(addresses).into_iter();
+        let frames =
+            named.map(|(address, names)| (address, names.into_iter().map(|name| functions.index(name)).collect()));
+        Self { frames: frames.collect(), functions, stacks: Interner::new() }
     }
 
     /// Index of a stack without the functions that only allocate; none of one without names.
     fn index(&mut self, addresses: &[usize]) -> Option<usize> {
         let allocates = |&function: &usize| {
-            let name = &self.functions[function];
+            let name = &self.functions.values[function];
             ALLOCATING.iter().any(|part| name.contains(part))
         };
         let named = addresses.iter().filter_map(|address| self.frames.get(address));
-        let frames = named.flatten().copied().skip_while(allocates);
-        let stack: Vec<usize> = frames.collect();
-        if stack.is_empty() {
-            return None;
-        }
-        let next = self.all.len();
-        let index = *self.known.entry(stack).or_insert_with_key(|stack| {
-            self.all.push(stack.clone());
-            next
-        });
-        Some(index)
+        let stack: Vec<usize> = named.flatten().copied().skip_while(allocates).collect();
+        (!stack.is_empty()).then(|| self.stacks.index(stack))
     }
 }
 

@@ -8,7 +8,6 @@ use crate::config::{Logger, TrainerConfig};
 
 /// The trackers of `trainer.logger`. The console and the files of the run folder are none: an observer and the recorder
 /// write those.
-#[must_use]
 pub fn configured(config: &TrainerConfig) -> Vec<Box<dyn Tracker>> {
     let tracker = |logger: Logger| -> Option<Box<dyn Tracker>> {
         match logger {

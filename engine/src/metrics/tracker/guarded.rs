@@ -2,7 +2,7 @@
 
 use super::markdown::code_block;
 use super::traits::{TrackedRun, Tracker, TrackerResult};
-use crate::metrics::names::Metrics;
+use crate::metrics::described::Metrics;
 use crate::metrics::report::RolloutReport;
 use crate::rollout::Rollout;
 use firebrick_backends::allocator::without_peak;
@@ -43,7 +43,6 @@ impl Guarded {
 
 impl Trackers {
     /// Tells trackers of their run.
-    #[must_use]
     pub fn begin(trackers: Vec<Box<dyn Tracker>>, run: &TrackedRun<'_>) -> Self {
         let guarded = trackers.into_iter().map(|tracker| {
             let mut guarded = Guarded { tracker, warned: false };

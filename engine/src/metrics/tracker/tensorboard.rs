@@ -3,7 +3,7 @@
 use super::event_file::{EventFile, EventProto};
 use super::markdown::code_block;
 use super::traits::{TrackedRun, Tracker, TrackerResult};
-use crate::metrics::names::Metrics;
+use crate::metrics::described::Metrics;
 use std::path::PathBuf;
 
 /// Bytes of records that wait for a folder that cannot be written to. More are dropped.
@@ -32,7 +32,6 @@ impl TensorBoard {
     pub const FOLDER: &str = "tensorboard";
 
     /// A tracker that has no run yet.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }

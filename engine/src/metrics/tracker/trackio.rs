@@ -4,7 +4,7 @@
 //! for by a reader. Trackio adds the others when it opens the database to write, and brings older schemas up to date.
 
 use super::traits::{TrackedRun, Tracker, TrackerResult};
-use crate::metrics::names::Metrics;
+use crate::metrics::described::Metrics;
 use rusqlite::{Connection, TransactionBehavior, params};
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
@@ -91,7 +91,6 @@ impl Default for Trackio {
 impl Trackio {
     /// A tracker that has no run yet, in the folder that Trackio uses: `TRACKIO_DIR`, or else `trackio` in the cache of
     /// Hugging Face.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             folder: folder(|name| std::env::var_os(name).map(PathBuf::from)),
@@ -104,7 +103,6 @@ impl Trackio {
     }
 
     /// The same in another folder.
-    #[must_use]
     pub fn in_folder(folder: &Path) -> Self {
         Self { folder: Some(folder.to_owned()), ..Self::new() }
     }

@@ -1,6 +1,6 @@
 //! What a tracker is.
 
-use crate::metrics::names::Metrics;
+use crate::metrics::described::Metrics;
 use serde_json::Value;
 use std::error::Error;
 use std::path::Path;
