@@ -7,8 +7,6 @@ use super::weight_shards::WeightShards;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::transfer::HostTensor;
-use firebrick_core::world::World;
-use firebrick_core::world::codec::{Reader, Writer};
 use firebrick_core::{Error, Result};
 use firebrick_models::Decoder;
 use firebrick_models::checkpoint::WholeModel;
@@ -27,13 +25,7 @@ struct GatheredModel<'a> {
 impl GatheredModel<'_> {
     /// Tells the other ranks which rows are next, or that there are none.
     fn ask(&self, next: Option<(usize, Range<usize>)>) -> Result<()> {
-        let mut question = Writer::default();
-        question.option(next, |w, (index, rows)| {
-            for number in [index, rows.start, rows.end] {
-                w.number(number as u64);
-            }
-        });
-        self.model.world().of_main(question.into_bytes()).map(drop)
+        self.model.world().of_main(next).map(drop)
     }
 }
 
@@ -100,7 +92,7 @@ impl ResidentModel {
                 written.and(model.ask(None))
             }
             (false, false) => {
-                while let Some((index, rows)) = next_rows(self.world())? {
+                while let Some((index, rows)) = self.world().of_main(None::<(usize, Range<usize>)>)? {
                     self.gather_rows(index, rows)?;
                 }
                 Ok(())
@@ -195,10 +187,4 @@ impl ResidentModel {
         let dtype = self.decoder.arch().precision.dtype(self.decoder.device());
         HostTensor::from_bytes(bytes, shape, dtype)
     }
-}
-
-/// The rows that rank 0 asks for next.
-fn next_rows(world: &World) -> Result<Option<(usize, Range<usize>)>> {
-    let question = world.of_main(Vec::new())?;
-    Reader::new(&question).option(|r| Ok((r.count()?, r.count()?..r.count()?)))
 }

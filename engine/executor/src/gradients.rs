@@ -9,10 +9,9 @@ use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::kernels::{self, RowsByToken};
 use firebrick_backends::precision::widened;
 use firebrick_backends::transfer::{HostTensor, Pending};
-use firebrick_core::Result;
 use firebrick_core::error::device_error;
 use firebrick_core::world::World;
-use firebrick_core::world::codec::{Reader, Writer};
+use firebrick_core::{Result, message};
 use firebrick_models::Decoder;
 use firebrick_plan::{ModelPlan, Role};
 use std::collections::VecDeque;
@@ -334,16 +333,10 @@ impl Gradients {
         let sum = match &self.reduced {
             None if self.copies.is_none() => own,
             None => {
-                let mut part = Writer::default();
-                part.float(own);
-                let all = world.exchange_parts(part.into_bytes())?;
-                let parts = all.iter().map(|bytes| Reader::new(bytes).float());
-                parts.sum::<Result<f64>>()?
+                let all = world.exchange_parts(message::encode(&own)?)?;
+                all.iter().map(|bytes| message::decode::<f64>(bytes)).sum::<Result<f64>>()?
             }
-            Some(_) => {
-                let all = world.gather(|w| w.floats(&[own]), |r| r.list(Reader::float))?;
-                all.into_iter().flatten().sum()
-            }
+            Some(_) => world.gather::<f64>(&own)?.into_iter().sum(),
         };
         let norm = f64::sqrt(sum);
         self.norm = Some(norm);

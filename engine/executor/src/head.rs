@@ -8,9 +8,8 @@ use crate::batch::{MicroBatch, Whole};
 use crate::{Gradients, Runtime};
 use burn::tensor::{DType, Tensor, TensorData};
 use firebrick_backends::PrecisionExt;
-use firebrick_core::Result;
 use firebrick_core::error::device_error;
-use firebrick_core::world::codec::{Reader, Writer};
+use firebrick_core::{Result, message};
 use firebrick_models::Decoder;
 use firebrick_models::head::{Head, HeadGradients};
 use firebrick_models::weights::Weights;
@@ -184,19 +183,13 @@ impl HeadPass<'_> {
         logp: Vec<Tensor<1>>,
         entropy: Vec<Tensor<1>>,
     ) -> Result<(Tensor<1>, Tensor<1>)> {
-        let mut own = Writer::default();
-        for column in [logp, entropy] {
-            let values = column
-                .into_iter()
-                .map(|chunk| chunk.try_into_vec_as::<f64>().map_err(|e| device_error("reading log-probs", &e)));
-            let values: Vec<Vec<f64>> = values.collect::<Result<_>>()?;
-            own.floats(&values.concat());
-        }
+        let read = |chunk: Tensor<1>| chunk.try_into_vec_as::<f64>().map_err(|e| device_error("reading log-probs", &e));
+        let values = |column: Vec<Tensor<1>>| column.into_iter().map(read).collect::<Result<Vec<_>>>();
+        let own = [values(logp)?.concat(), values(entropy)?.concat()];
         let mut all = [Vec::new(), Vec::new()];
-        for bytes in self.runtime.world().sequence_exchange(own.into_bytes())? {
-            let mut from = Reader::new(&bytes);
-            for column in &mut all {
-                column.extend(from.floats()?);
+        for bytes in self.runtime.world().sequence_exchange(message::encode(&own)?)? {
+            for (column, part) in all.iter_mut().zip(message::decode::<[Vec<f64>; 2]>(&bytes)?) {
+                column.extend(part);
             }
         }
         let device = self.decoder.device();

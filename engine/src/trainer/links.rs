@@ -1,7 +1,7 @@
 //! The machines that a run's ranks are on, and their links where they were measured.
 
+use crate::Result;
 use crate::world::World;
-use crate::{Error, Result};
 use firebrick_backends::DeviceInfo;
 use firebrick_backends::profile::{self, machine};
 use firebrick_spec::{Cluster, DeviceProfile, MeasuredLinks};
@@ -10,11 +10,8 @@ use firebrick_spec::{Cluster, DeviceProfile, MeasuredLinks};
 /// plan.
 pub(super) fn profile_of(world: &World, info: &DeviceInfo) -> Result<DeviceProfile> {
     let own = profile::of(info);
-    let unreadable = |e: serde_json::Error| Error::Ranks(format!("measured links: {e}"));
-    let text = serde_json::to_vec(&own.links).map_err(unreadable)?;
-    let first = world.of_main(text)?;
-    let links = serde_json::from_slice(&first).map_err(unreadable)?;
-    Ok(DeviceProfile { links, ..own })
+    let links = world.of_main(own.links.map(|links| [links.inside, links.between]))?;
+    Ok(DeviceProfile { links: links.map(|[inside, between]| MeasuredLinks { inside, between }), ..own })
 }
 
 /// The ranks' machines and links. None where nobody measured links: then messages take no time.

@@ -30,7 +30,6 @@ mod timeline;
 mod turns;
 mod update;
 mod validate;
-mod wire;
 
 #[cfg(test)]
 mod tests;
@@ -63,7 +62,6 @@ use crate::plan::planner::Request;
 use crate::reward::RewardManager;
 use crate::turns::TurnTemplate;
 use crate::world::World;
-use crate::world::codec::{Reader, Writer};
 use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
 use firebrick_backends::accounts::MemoryGuard;
@@ -182,8 +180,7 @@ impl Trainer {
     fn end_again(&mut self) -> Result<Summary> {
         // it may have been killed between the last checkpoint and the end
         let ended = self.recorder.run().path().join("summary.json").exists();
-        let ended = self.world.of_main(vec![u8::from(ended)])?;
-        if ended.first() == Some(&0) { self.finish() } else { Ok(self.summary()) }
+        if self.world.of_main(ended)? { Ok(self.summary()) } else { self.finish() }
     }
 
     fn run_steps(&mut self) -> Result<Summary> {
@@ -265,9 +262,7 @@ impl Trainer {
         }
         let mut summary = self.summary();
         if !self.world.is_solo() {
-            let own = [summary.measured_peak_bytes].into_iter();
-            let all = self.world.gather(|w| w.list(own, Writer::number), |r| r.list(Reader::number))?;
-            summary.rank_peak_bytes = all.concat();
+            summary.rank_peak_bytes = self.world.gather(&summary.measured_peak_bytes)?;
         }
         self.recorder.finished(&summary)?;
         Ok(summary)

@@ -5,9 +5,9 @@ use super::checks::START_ALIKE;
 use super::setup::{Opened, PlannedRun};
 use crate::config::RunConfig;
 use crate::metrics::{Control, Metrics, StepReport, is_of_a_machine, metrics};
-use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
 use firebrick_backends::DeviceSpec;
+use firebrick_core::message;
 
 impl Opened {
     /// Refuses, before anything is loaded, what several ranks do not do, and ranks that do not do the same.
@@ -48,9 +48,8 @@ impl Trainer {
         if self.world.is_solo() {
             return Ok(own);
         }
-        let said = self.world.of_main(vec![own as u8])?;
-        let place = said.first().map_or(0, |&place| usize::from(place));
-        Ok(ALL[place.min(ALL.len() - 1)])
+        let said = self.world.of_main(own as u8)?;
+        Ok(ALL[usize::from(said).min(ALL.len() - 1)])
     }
 
     /// Refuses to continue where what a step trained on, or a metric of it, is not the same on every rank, times and
@@ -62,26 +61,17 @@ impl Trainer {
         }
         let mut own: Metrics = metrics(report);
         own.retain(|name, _| !is_of_a_machine(name));
-        let mut bytes = Writer::default();
-        write(&mut bytes, &own);
-        if let Some(sampled) = &report.rollout {
-            bytes.list(sampled.rollouts.iter(), |w, rollout| {
-                w.number(rollout.prompt_index);
-                w.number(rollout.sample as u64);
-                w.tokens(&rollout.prompt);
-                w.tokens(&rollout.completion);
-                w.option(rollout.reward, Writer::float);
-            });
-        }
+        let trained = report.rollout.iter().flat_map(|sampled| &sampled.rollouts);
+        let trained = trained.map(|r| (r.prompt_index, r.sample, &r.prompt, &r.completion, r.reward));
+        let bytes = message::encode(&(&own, trained.collect::<Vec<_>>()))?;
         let advice =
             "the ranks have drifted apart; resume from the last checkpoint, and report it with the configuration";
-        let same = self.world.same("a sequence or a metric of the step", advice, &bytes.into_bytes());
+        let same = self.world.same("a sequence or a metric of the step", advice, &bytes);
         let Err(Error::Ranks(message)) = same else {
             return same;
         };
         // every rank is here
-        let all =
-            self.world.gather(|w| write(w, &own), |r| r.list(|r: &mut Reader<'_>| Ok((r.text()?, r.float()?))))?;
+        let all = self.world.gather::<Metrics>(&own)?;
         let other = all.iter().enumerate().find_map(|(rank, metrics)| {
             let pairs = all[0].iter().zip(metrics);
             let mut different = pairs.filter(|(a, b)| a.0 != b.0 || a.1.to_bits() != b.1.to_bits());
@@ -93,11 +83,4 @@ impl Trainer {
             detail: format!("{message} ({})", other.unwrap_or_else(|| "their sequences differ".into())),
         })
     }
-}
-
-fn write(to: &mut Writer, metrics: &Metrics) {
-    to.list(metrics.iter(), |w, (name, value)| {
-        w.text(name);
-        w.float(*value);
-    });
 }

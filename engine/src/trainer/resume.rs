@@ -33,17 +33,17 @@ impl Opened {
     pub fn look(&self, start: Start, steps: u64) -> Result<Found> {
         let (config, world) = (&self.config, &self.world);
         let mut found = Found::default();
-        let said = world.on_main(|| {
+        let (holds_run, ended) = world.on_main(|| {
             found = self.found(start, steps)?;
-            Ok(vec![u8::from(found.run.is_some()), u8::from(found.ended)])
+            Ok((found.run.is_some(), found.ended))
         })?;
-        if said.first() != Some(&1) {
+        if !holds_run {
             return Ok(found);
         }
         if !world.writes() {
             let run = RunDir::of_another(&config.output);
             found.checkpoint = run.checkpoints()?.pop();
-            found.ended = said.last() == Some(&1);
+            found.ended = ended;
             found.run = Some(run);
         }
         let newest = found.checkpoint.as_ref().map_or(u64::MAX, |(step, _)| *step);
@@ -107,7 +107,7 @@ impl Opened {
         let (inputs, newest) = (&mut found.inputs, found.checkpoint.as_ref().map(|(step, _)| *step));
         let continues = newest.is_none_or(|step| step < steps);
         self.world.on_main(|| {
-            let Some(mut inputs) = inputs.take() else { return Ok(Vec::new()) };
+            let Some(mut inputs) = inputs.take() else { return Ok(()) };
             inputs.add_modules(modules(&self.config, self.data.prompts.task(), programs))?;
             if let (Some(kept), true) = (Inputs::kept(run)?, newest.is_some()) {
                 inputs.recall_modules(&kept)?;
@@ -116,7 +116,7 @@ impl Opened {
             if continues {
                 inputs.keep(run)?;
             }
-            Ok(Vec::new())
+            Ok(())
         })?;
         if continues {
             // a run that starts over keeps nothing; one that continues keeps what its checkpoint knows
@@ -136,7 +136,7 @@ impl Opened {
             inputs.add_modules(modules(&self.config, self.data.prompts.task(), programs))?;
             inputs.keep(&run)?;
             made = Some(run);
-            Ok(Vec::new())
+            Ok(())
         })?;
         Ok(made.unwrap_or_else(|| RunDir::of_another(output)))
     }

@@ -2,10 +2,9 @@
 //! still sampled. With dynamic sampling, groups whose rewards do not differ are replaced by fresh prompts.
 
 use super::Trainer;
-use super::gather::{PromptShard, all_rollouts, all_values};
+use super::gather::{PromptShard, RankRollouts, all_rollouts, all_values};
 use super::judging::{Ended, EnvironmentView, RewardJob, RewardWorker, answer};
 use super::turns::EnvironmentSession;
-use super::wire::RankRollouts;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
 use crate::executor::BoundaryKind;
@@ -162,7 +161,8 @@ impl Trainer {
             rollouts,
             engine: dealt.counted(generated.stats),
             programs: stats.programs,
-            played: turns.map(|turns| (own, turns)),
+            played: turns.map(|_| own),
+            turns,
             seconds: started.elapsed().as_secs_f64(),
         })
     }

@@ -25,8 +25,7 @@ impl Saved {
         };
         let found = run.checkpoints()?;
         let earlier = found.iter().rev().map(|(step, _)| *step).find(|step| *step < state.step);
-        let said = world.of_main(earlier.map_or_else(Vec::new, |step| step.to_le_bytes().to_vec()))?;
-        let good = said.try_into().ok().map(u64::from_le_bytes);
+        let good = world.of_main(earlier)?;
         let updates = [state.optimizer_steps, state.critic_steps];
         Ok(Self { newest: Some(state.step), updates, good, spares: false })
     }

@@ -21,7 +21,6 @@ use crate::planning;
 use crate::task::{Split, Task};
 use crate::turns::TurnTemplate;
 use crate::world::World;
-use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
 use burn::tensor::Device;
 use firebrick_backends::accounts::Home;
@@ -209,7 +208,7 @@ impl Opened {
         if self.world.is_solo() {
             return Ok(own);
         }
-        let all = self.world.gather(|w| w.option(own, Writer::number), |r| r.option(Reader::number))?;
+        let all = self.world.gather::<Option<u64>>(&own)?;
         // where one does not know, nobody does
         Ok(all.into_iter().collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()))
     }

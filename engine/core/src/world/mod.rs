@@ -2,9 +2,8 @@
 //!
 //! Every rank computes the same advantages, normalisers and cut of a batch, since it has all judged rollouts; only the
 //! work of devices is divided. What has to be divided is dealt out by its expected cost ([`deal`]) without a message,
-//! and what comes of it is exchanged as bytes ([`codec`]).
+//! and what comes of it is exchanged as bytes ([`message`]).
 
-pub mod codec;
 pub mod deal;
 mod mesh;
 mod pipeline;
@@ -12,13 +11,15 @@ mod sampling_groups;
 mod shared_matrices;
 mod shared_sequences;
 
+use crate::message;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
-use codec::{Reader, Writer};
 use firebrick_backends::collective::{self, Collective, CollectiveError, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
 use firebrick_spec::Home;
 use mesh::{Mesh, OfRanks, SharedModel};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -180,19 +181,13 @@ impl World {
         self.operation(|ranks| ranks.exchange(own))
     }
 
-    /// Every rank's values by rank: written by `write`, read by `read`.
+    /// Every rank's value, by rank.
     ///
     /// # Errors
-    /// `Error::Device` where another rank fails or is gone; those of `read`.
-    pub fn gather<T>(
-        &self,
-        write: impl FnOnce(&mut Writer),
-        read: impl Fn(&mut Reader<'_>) -> Result<T>,
-    ) -> Result<Vec<T>> {
-        let mut own = Writer::default();
-        write(&mut own);
-        let all = self.exchange(own.into_bytes())?;
-        all.iter().map(|bytes| read(&mut Reader::new(bytes))).collect()
+    /// `Error::Device` where another rank fails or is gone; `Error::Ranks` where it runs another build.
+    pub fn gather<T: DeserializeOwned>(&self, own: &(impl Serialize + ?Sized)) -> Result<Vec<T>> {
+        let all = self.exchange(message::encode(own)?)?;
+        all.iter().map(|bytes| message::decode(bytes)).collect()
     }
 
     /// The sum of values over the ranks, in their order.
@@ -298,47 +293,31 @@ impl World {
         }
     }
 
-    /// What rank 0 says.
+    /// Rank 0's value; those of the others are dropped.
     ///
     /// # Errors
-    /// `Error::Device` where another rank fails or is gone.
-    pub fn of_main(&self, own: Vec<u8>) -> Result<Vec<u8>> {
-        if self.is_solo() {
-            return Ok(own);
-        }
-        let own = if self.writes() { own } else { Vec::new() };
-        Ok(self.exchange(own)?.swap_remove(0))
+    /// `Error::Device` where another rank fails or is gone; `Error::Ranks` where rank 0 runs another build.
+    pub fn of_main<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<T> {
+        if self.is_solo() { Ok(own) } else { self.sent_by_main(|| own) }
     }
 
-    /// What only rank 0 does, for all: the bytes that it gives, or its error, with the same message on every rank.
+    /// What only rank 0 does, for all: its value, or its error with the same message on every rank.
     ///
     /// # Errors
-    /// That of `work`, of several ranks as `Error::OfMain`; `Error::Device` where a rank is gone.
-    pub fn on_main(&self, work: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
-        const DONE: u8 = 0;
-        const FAILED: u8 = 1;
-        const USERS: u8 = 2;
+    /// That of `work`, of several ranks as `Error::OfMain`; those of [`of_main`](Self::of_main).
+    pub fn on_main<T: Serialize + DeserializeOwned>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.is_solo() {
             return work();
         }
-        let own = self.writes().then(work);
-        let said = match own {
-            None => Vec::new(),
-            Some(Ok(bytes)) => [&[DONE][..], &bytes].concat(),
-            Some(Err(error)) => {
-                let kind = if error.is_user_error() { USERS } else { FAILED };
-                [&[kind][..], error.to_string().as_bytes()].concat()
-            }
-        };
-        let said = self.of_main(said)?;
-        match said.split_first() {
-            None => Ok(Vec::new()),
-            Some((&DONE, bytes)) => Ok(bytes.to_vec()),
-            Some((&kind, message)) => {
-                let message = String::from_utf8_lossy(message).into_owned();
-                Err(Error::OfMain { message, users: kind == USERS })
-            }
-        }
+        let done: Result<T, (String, bool)> =
+            self.sent_by_main(|| work().map_err(|error| (error.to_string(), error.is_user_error())))?;
+        done.map_err(|(message, users)| Error::OfMain { message, users })
+    }
+
+    /// The value that rank 0 makes.
+    fn sent_by_main<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> T) -> Result<T> {
+        let own = if self.writes() { message::encode(&make())? } else { Vec::new() };
+        message::decode(&self.exchange(own)?[0])
     }
 
     /// Refuses ranks that are not alike: `what` they have, as bytes that have to be equal. The same error on every
@@ -403,7 +382,7 @@ mod tests {
             let done = world.on_main(|| Ok(vec![7, world.rank() as u8])).unwrap();
             let failed =
                 [Error::Config("a wrong key".into()), Error::Phase { phase: "p", step: 1, detail: "d".into() }]
-                    .map(|error| world.on_main(|| Err(error)).unwrap_err());
+                    .map(|error| world.on_main::<()>(|| Err(error)).unwrap_err());
             // the ranks can continue
             let after = world.of_main(vec![5]).unwrap();
             (done, failed.map(|error| (error.to_string(), error.is_user_error())), after)
