@@ -122,7 +122,7 @@ impl ResidentModel {
                 } else {
                     Vec::new()
                 };
-                let bytes = self.world().exchange_parts(own)?.swap_remove(owner);
+                let bytes = self.world().part_ranks().exchange(own)?.swap_remove(owner);
                 let _held = self.hold(bytes.len());
                 Ok(self.tensor(bytes, [rows.len(), cols]))
             }
@@ -141,7 +141,7 @@ impl ResidentModel {
             }
             _ => decoder.param(index).download()?.as_bytes().to_vec(),
         };
-        let parts = self.world().tensor_exchange(own)?;
+        let parts = self.world().tensor_ranks().exchange(own)?;
         let parts: Vec<HostTensor> = parts.into_iter().map(|bytes| self.tensor(bytes, [own_rows, own_cols])).collect();
         let _held = self.hold(parts.iter().map(HostTensor::bytes).sum());
         let whole = decoder.joined_param(index, &parts.iter().collect::<Vec<_>>());

@@ -9,9 +9,9 @@ use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::kernels::{self, RowsByToken};
 use firebrick_backends::precision::widened;
 use firebrick_backends::transfer::{HostTensor, Pending};
+use firebrick_core::Result;
 use firebrick_core::error::device_error;
 use firebrick_core::world::World;
-use firebrick_core::{Result, message};
 use firebrick_models::Decoder;
 use firebrick_plan::{ModelPlan, Role};
 use std::collections::VecDeque;
@@ -332,10 +332,7 @@ impl Gradients {
         let own = self.sum_of_squares(0..self.slots.len())?;
         let sum = match &self.reduced {
             None if self.copies.is_none() => own,
-            None => {
-                let all = world.exchange_parts(message::encode(&own)?)?;
-                all.iter().map(|bytes| message::decode::<f64>(bytes)).sum::<Result<f64>>()?
-            }
+            None => world.part_ranks().gather::<f64>(&own)?.into_iter().sum(),
             Some(_) => world.gather::<f64>(&own)?.into_iter().sum(),
         };
         let norm = f64::sqrt(sum);

@@ -8,8 +8,8 @@ use crate::batch::{MicroBatch, Whole};
 use crate::{Gradients, Runtime};
 use burn::tensor::{DType, Tensor, TensorData};
 use firebrick_backends::PrecisionExt;
+use firebrick_core::Result;
 use firebrick_core::error::device_error;
-use firebrick_core::{Result, message};
 use firebrick_models::Decoder;
 use firebrick_models::head::{Head, HeadGradients};
 use firebrick_models::weights::Weights;
@@ -187,10 +187,8 @@ impl HeadPass<'_> {
         let values = |column: Vec<Tensor<1>>| column.into_iter().map(read).collect::<Result<Vec<_>>>();
         let own = [values(logp)?.concat(), values(entropy)?.concat()];
         let mut all = [Vec::new(), Vec::new()];
-        for bytes in self.runtime.world().sequence_exchange(message::encode(&own)?)? {
-            for (column, part) in all.iter_mut().zip(message::decode::<[Vec<f64>; 2]>(&bytes)?) {
-                column.extend(part);
-            }
+        for parts in self.runtime.world().sequence_ranks().gather::<[Vec<f64>; 2]>(&own)? {
+            all.iter_mut().zip(parts).for_each(|(column, part)| column.extend(part));
         }
         let device = self.decoder.device();
         let dtype = match self.decoder.arch().precision.dtype(device) {

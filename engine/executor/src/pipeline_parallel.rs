@@ -77,20 +77,20 @@ impl<'a> Neighbours<'a> {
         let accounts = &self.runtime.accounts;
         let _held = accounts.hold(Category::Communication, Home::Host, own.bytes());
         let world = self.runtime.world();
-        world.send_to_stage(stage, Flat::as_stored(own))
+        world.part_ranks().send(stage, Flat::as_stored(own))
     }
 
     /// Tells the stage before that its rows were taken: it may send the next ones.
     fn say_taken(self) -> Result<()> {
         let world = self.runtime.world();
-        world.send_to_stage(self.stage.stage() - 1, Flat::Bytes(Vec::new()))
+        world.part_ranks().send(self.stage.stage() - 1, Flat::Bytes(Vec::new()))
     }
 
     /// Waits until the stage behind says that it has taken the rows that were sent last.
     fn wait_until_taken(self) -> Result<()> {
         let world = self.runtime.world();
         let behind = self.stage.stage() + 1;
-        world.receive_from_stage(behind, 0, Element::Byte).map(drop)
+        world.part_ranks().receive(behind, 0, Element::Byte).map(drop)
     }
 
     /// The rows of a micro-batch, or their gradient, from another stage.
@@ -104,7 +104,7 @@ impl<'a> Neighbours<'a> {
             _ => Element::F32,
         };
         let world = self.runtime.world();
-        let values = world.receive_from_stage(stage, tokens * self.hidden, element)?;
+        let values = world.part_ranks().receive(stage, tokens * self.hidden, element)?;
         let rows = values.into_host_tensor(shape);
         let accounts = &self.runtime.accounts;
         let _held = accounts.hold(Category::Communication, Home::Host, rows.bytes());
@@ -316,8 +316,8 @@ impl Gradients {
             let bytes = 2 * own.as_bytes().len();
             let held = self.accounts().hold(Category::Communication, Home::Host, bytes);
             let world = runtime.world();
-            world.send_to_stage(other, own.clone())?;
-            let theirs = world.receive_from_stage(other, own.len(), element)?;
+            world.part_ranks().send(other, own.clone())?;
+            let theirs = world.part_ranks().receive(other, own.len(), element)?;
             let [first, last] = if stage.is_first() { [own, theirs] } else { [theirs, own] };
             let mut sum = first.into_host_tensor(spec.rows_cols());
             sum.add(last.into_host_tensor(spec.rows_cols()));

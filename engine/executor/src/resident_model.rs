@@ -182,7 +182,7 @@ impl ResidentModel {
         let message: Vec<u8> = own.iter().flat_map(HostTensor::as_bytes).copied().collect();
         let bytes = self.world.tensor_size() * message.len();
         let _held = self.accounts.hold(Category::Communication, Home::Host, bytes);
-        let all = self.world.tensor_exchange(message)?;
+        let all = self.world.tensor_ranks().exchange(message)?;
         let ranks = all.into_iter().map(|bytes| {
             let mut left = &bytes[..];
             let parts = own.iter().map(|like| {

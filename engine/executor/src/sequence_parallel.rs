@@ -237,7 +237,7 @@ impl UlyssesAttention<'_> {
         let (home, bytes) = (world.buffers_home(), values * all.dtype().size());
         let accounts = &runtime.accounts;
         let _held = accounts.hold(Category::Communication, home, bytes);
-        let received = world.sequence_all_to_all(all.reshape([values]))?;
+        let received = world.sequence_ranks().all_to_all_tensor(all.reshape([values]))?;
         Ok(received.reshape([ranks, block]))
     }
 }

@@ -43,7 +43,7 @@ pub fn check_shared_matrices(role: Role, arch: &Arch, degree: usize) -> Result<(
 pub(super) fn sum(own: Tensor<2>, runtime: &Runtime) -> Result<Tensor<2>> {
     let [rows, columns] = own.dims();
     let (_held, own) = message(own, 1, runtime);
-    let sum = runtime.world().tensor_sum(own)?;
+    let sum = runtime.world().tensor_ranks().all_reduce_tensor(own)?;
     Ok(sum.reshape([rows, columns]))
 }
 
@@ -52,7 +52,7 @@ pub(super) fn gather(own: &Tensor<2>, runtime: &Runtime) -> Result<Vec<Tensor<2>
     let [rows, columns] = own.dims();
     let ranks = runtime.world().tensor_size();
     let (_held, own) = message(widened(own.clone()), ranks, runtime);
-    let all = runtime.world().tensor_gather(own)?;
+    let all = runtime.world().tensor_ranks().all_gather_tensor(own)?;
     let all = all.reshape([ranks * rows, columns]);
     let tensor = |rank: usize| all.clone().narrow(0, rank * rows, rows);
     Ok((0..ranks).map(tensor).collect())
@@ -217,7 +217,7 @@ impl Gradients {
             message.push(whole);
         }
         let lengths: Vec<usize> = message.iter().map(Flat::len).collect();
-        let sum = runtime.world().tensor_all_reduce(Flat::concat(message))?;
+        let sum = runtime.world().tensor_ranks().all_reduce(Flat::concat(message))?;
         for ((index, block, shape, own), whole) in parts.into_iter().zip(sum.split(&lengths)) {
             let start = first(&block);
             let values = whole.slice(start..start + own.len());

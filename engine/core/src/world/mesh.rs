@@ -1,8 +1,9 @@
-//! Ranks in two dimensions: groups of consecutive ranks that share every sequence (Ulysses, arXiv:2309.14509) or every
-//! matrix (arXiv:1909.08053), in training or while they sample, and as many groups that divide the batch. Stages of a
-//! model are furthest apart: those of one pipeline have the same place among the ranks of each stage.
+//! Ranks in two dimensions: consecutive ones are a group, and those of one place in every group are. Stages of a model are
+//! furthest apart: those of one pipeline have the same place among the ranks of each stage.
 
-use firebrick_backends::collective::{Collective, CollectiveError, OperationKind, Solo, Traffic};
+use burn::tensor::Tensor;
+use firebrick_backends::collective::{Collective, CollectiveError, Flat, OperationKind, Solo, Traffic};
+use firebrick_models::TensorRanks;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,16 +25,13 @@ pub(super) struct SharedModel {
     pub replicas: Arc<Mesh>,
 }
 
-impl SharedModel {
-    /// What this rank has sent in operations of both groups.
-    pub fn traffic(&self) -> Traffic {
-        let (mut sent, more) = (self.group.traffic(), self.replicas.traffic());
-        for kind in 0..OperationKind::COUNT {
-            sent.operations[kind] += more.operations[kind];
-            sent.bytes[kind] += more.bytes[kind];
-        }
-        sent
+/// The sum of what was sent.
+pub(super) fn plus(mut sent: Traffic, more: Traffic) -> Traffic {
+    for kind in 0..OperationKind::COUNT {
+        sent.operations[kind] += more.operations[kind];
+        sent.bytes[kind] += more.bytes[kind];
     }
+    sent
 }
 
 /// Which ranks are a group.
@@ -63,12 +61,18 @@ impl Mesh {
         Self::grouped(all, Grouping::Across(degree))
     }
 
+    /// One rank.
+    pub fn alone() -> Self {
+        Self::with(Grouping::Consecutive(1), Arc::new(Solo))
+    }
+
     fn grouped(all: &Arc<dyn Collective>, grouping: Grouping) -> Result<Self, CollectiveError> {
-        Ok(Self {
-            grouping,
-            group: Mutex::new(Group { ranks: grouping.split(all)?, before: Traffic::default() }),
-            overtaken: AtomicBool::new(false),
-        })
+        Ok(Self::with(grouping, grouping.split(all)?))
+    }
+
+    fn with(grouping: Grouping, ranks: Arc<dyn Collective>) -> Self {
+        let group = Mutex::new(Group { ranks, before: Traffic::default() });
+        Self { grouping, group, overtaken: AtomicBool::new(false) }
     }
 
     /// How many ranks are in this one's group.
@@ -102,12 +106,7 @@ impl Mesh {
     /// What this rank has sent in operations of its group.
     pub fn traffic(&self) -> Traffic {
         let group = self.group();
-        let (mut sent, now) = (group.before, group.ranks.traffic());
-        for kind in 0..OperationKind::COUNT {
-            sent.operations[kind] += now.operations[kind];
-            sent.bytes[kind] += now.bytes[kind];
-        }
-        sent
+        plus(group.before, group.ranks.traffic())
     }
 
     /// This rank's group as it is now.
@@ -123,6 +122,30 @@ impl Mesh {
             self.overtaken.store(true, Relaxed);
         }
         done
+    }
+}
+
+/// The ranks that sample together.
+impl TensorRanks for Mesh {
+    fn rank(&self) -> usize {
+        self.place()
+    }
+
+    fn size(&self) -> usize {
+        self.degree()
+    }
+
+    fn all_reduce(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
+        self.during(|group| group.all_reduce_tensor(own))
+    }
+
+    fn all_gather(&self, own: Tensor<1>) -> Result<Tensor<1>, firebrick_backends::Error> {
+        self.during(|group| group.all_gather_tensor(own))
+    }
+
+    fn all_gather_bytes(&self, own: Vec<u8>) -> Result<Vec<u8>, CollectiveError> {
+        let all = self.during(|group| group.all_gather(Flat::Bytes(own)))?;
+        Ok(all.as_bytes().to_vec())
     }
 }
 

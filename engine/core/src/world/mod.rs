@@ -5,16 +5,13 @@
 //! and what comes of it is exchanged as bytes ([`message`]).
 
 pub mod deal;
+mod groups;
 mod mesh;
-mod pipeline;
-mod sampling_groups;
-mod shared_matrices;
-mod shared_sequences;
 
 use crate::message;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
-use firebrick_backends::collective::{self, Collective, CollectiveError, Failure, Flat, Solo, Traffic};
+use firebrick_backends::collective::{self, Collective, CollectiveError, Element, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
 use firebrick_spec::Home;
 use mesh::{Mesh, OfRanks, SharedModel};
@@ -32,9 +29,9 @@ pub struct World {
     /// This rank's message of the last failure that all ranks agreed on.
     agreed: Arc<Mutex<Option<String>>>,
     /// The ranks that share sequences, where they do.
-    mesh: Option<Arc<Mesh>>,
+    sequences: Option<Arc<Mesh>>,
     /// Those that share the critic's: the same, or groups of another size.
-    critic_mesh: Option<Arc<Mesh>>,
+    critic_sequences: Option<Arc<Mesh>>,
     /// Whether these ranks work for the critic.
     for_critic: bool,
     /// The ranks that sample together, where they do.
@@ -79,21 +76,14 @@ impl World {
             all,
             known: Arc::default(),
             agreed: Arc::default(),
-            mesh: None,
-            critic_mesh: None,
+            sequences: None,
+            critic_sequences: None,
             for_critic: false,
             sampling: None,
             matrices: None,
             stages: None,
             through: None,
         }
-    }
-
-    fn meshes(&self) -> impl Iterator<Item = &Arc<Mesh>> {
-        let shares = self.matrices.iter().chain(&self.stages);
-        let shares = shares.flat_map(|own| [&own.group, &own.replicas]);
-        let sequences = self.sequence_meshes();
-        sequences.chain(&self.sampling).chain(shares)
     }
 
     /// This rank, from 0.
@@ -173,6 +163,30 @@ impl World {
         self.operation(|ranks| ranks.reduce_scatter_tensor(own))
     }
 
+    /// What each rank has for this one, in their order: blocks of equal length, block r for the rth of them.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce), and of copies.
+    pub fn all_to_all_tensor(&self, blocks: Tensor<1>) -> Result<Tensor<1>> {
+        self.operation(|ranks| ranks.all_to_all_tensor(blocks))
+    }
+
+    /// Sends values to another rank, and does not wait for it.
+    ///
+    /// # Errors
+    /// Where there is no such rank, or the message cannot be handed over.
+    pub fn send(&self, rank: usize, own: Flat) -> Result<()> {
+        self.operation(|ranks| ranks.send(rank, own))
+    }
+
+    /// Values that another rank sends.
+    ///
+    /// # Errors
+    /// Where a rank failed or is gone, or sends another length or type.
+    pub fn receive(&self, rank: usize, len: usize, element: Element) -> Result<Flat> {
+        self.operation(|ranks| ranks.receive(rank, len, element))
+    }
+
     /// Every rank's bytes, by rank.
     ///
     /// # Errors
@@ -224,10 +238,11 @@ impl World {
         Gathering { values: ranks.start_all_gather(own), world: self.clone() }
     }
 
-    /// What all ranks sent in their operations so far.
+    /// What this rank has sent in operations of these ranks so far.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        self.all.traffic()
+        let group = self.through.as_ref();
+        group.map_or_else(|| self.all.traffic(), |mesh| mesh.traffic())
     }
 
     /// This rank among those that share out state, or one that has all.
