@@ -17,7 +17,7 @@ use std::cell::RefCell;
 ///
 /// # Errors
 /// [`Error::Config`] for a template that is not prefix-preserving, and for settings that environments do not go with.
-pub(super) fn turn_template(
+pub(in crate::trainer) fn turn_template(
     config: &RunConfig,
     needs: Needs,
     task: &dyn Task,
@@ -85,7 +85,7 @@ fn limits(rollout: &RolloutConfig, source: &PolicySource) -> Limits {
 }
 
 /// Environments of the rollouts of some prompts, if the task has any.
-pub(super) struct EnvironmentSession<'a>(Option<RefCell<Episodes<'a>>>);
+pub(in crate::trainer) struct EnvironmentSession<'a>(Option<RefCell<Episodes<'a>>>);
 
 impl<'a> EnvironmentSession<'a> {
     /// Resets the environments of a task that has some; `first` is the key of the first prompt.

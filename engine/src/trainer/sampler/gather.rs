@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// This rank's share of a list of prompts. Ranks of one sampling group generate from the same prompts and split the
 /// scoring.
-pub(super) struct PromptShard {
+pub(in crate::trainer) struct PromptShard {
     /// The prompts that it samples from.
     pub sampled: Range<usize>,
     /// Those of them whose completions are its own to judge and to give to the others, counted from the first that it
@@ -57,7 +57,7 @@ impl PromptShard {
 
 /// Rollouts that a rank sampled and scored in a step, with seconds.
 #[derive(Deserialize, Serialize)]
-pub(super) struct RankRollouts {
+pub(in crate::trainer) struct RankRollouts {
     pub rollouts: Vec<Rollout>,
     pub engine: GenerationStats,
     pub programs: Option<ProgramStats>,
@@ -70,7 +70,7 @@ pub(super) struct RankRollouts {
 }
 
 /// Completions of all prompts, where this rank has sampled those that it was dealt.
-pub(super) fn all_samples(world: &World, dealt: &PromptShard, own: Vec<Sample>) -> Result<Vec<Sample>> {
+pub(in crate::trainer) fn all_samples(world: &World, dealt: &PromptShard, own: Vec<Sample>) -> Result<Vec<Sample>> {
     if world.is_solo() {
         return Ok(own);
     }
@@ -82,7 +82,7 @@ pub(super) fn all_samples(world: &World, dealt: &PromptShard, own: Vec<Sample>) 
 
 /// What rewards have given on all ranks, in the order of completions: every rank has the same rewards, with values of
 /// its own.
-pub(super) fn all_values(world: &World, own: Vec<(String, Vec<f64>)>) -> Result<Vec<(String, Vec<f64>)>> {
+pub(in crate::trainer) fn all_values(world: &World, own: Vec<(String, Vec<f64>)>) -> Result<Vec<(String, Vec<f64>)>> {
     if world.is_solo() || own.is_empty() {
         return Ok(own);
     }
@@ -97,7 +97,7 @@ pub(super) fn all_values(world: &World, own: Vec<(String, Vec<f64>)>) -> Result<
 }
 
 /// All prompts as they were sampled from, and rollouts of all ranks; counts and times are added to the step's.
-pub(super) fn all_rollouts(
+pub(in crate::trainer) fn all_rollouts(
     world: &World,
     prompts: &Arc<Vec<Prompt>>,
     own: RankRollouts,
@@ -142,7 +142,7 @@ fn all_prompts(prompts: &Arc<Vec<Prompt>>, all: &[RankRollouts]) -> Arc<Vec<Prom
 
 /// Validation prompts with what the environments of all ranks have added, and what came of their completions, in their
 /// order. This rank has a part of both.
-pub(super) fn all_played(
+pub(in crate::trainer) fn all_played(
     world: &World,
     prompts: &[Prompt],
     own: (Vec<Prompt>, Vec<Outcome>),

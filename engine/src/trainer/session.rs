@@ -1,12 +1,14 @@
-//! A run before its weights: what it is made of is opened, then its memory is planned.
+//! What a run is made of, weights apart: opened and checked once, then the same to its end.
 
-use super::checks::{
-    check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised, check_reward_models,
-    check_rewards, check_sampling_groups, check_sequences, check_size, chosen_objective,
-};
-use super::ddp_backend::connect;
-use super::links::{cluster, profile_of};
-use super::turns::turn_template;
+mod checks;
+mod ranks;
+mod resume;
+mod sharding;
+
+pub(super) use checks::check_reward_models;
+pub(super) use resume::{Found, modules};
+
+use super::sampler::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
 use crate::config::{Mode, RunConfig, SftConfig, sft_of};
 use crate::data::Data;
@@ -14,7 +16,7 @@ use crate::hub::ModelFiles;
 use crate::lr_scheduler::LrSchedule;
 use crate::objective::Objective;
 use crate::optim::OptimConfig;
-use crate::plan::estimate::Parallel;
+use crate::plan::estimate::{Estimate, Parallel};
 use crate::plan::planner::Request;
 use crate::plan::{Error as PlanError, Plan, PlannedFor, Role, Zero};
 use crate::planning;
@@ -23,17 +25,24 @@ use crate::turns::TurnTemplate;
 use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::Device;
+use checks::{
+    check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised, check_rewards,
+    check_sampling_groups, check_sequences, check_size, chosen_objective,
+};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::collective::Collective;
 use firebrick_backends::memory::free_bytes;
 use firebrick_backends::{DeviceInfo, PrecisionExt, device, profile};
 use firebrick_spec::Cluster;
+use ranks::{cluster, connect, profile_of};
 use std::sync::Arc;
 
-/// What a run is made of, weights apart: read and checked.
-pub(super) struct Opened {
+/// What a run is made of, weights apart. Nothing of it changes while the run goes on.
+pub(super) struct Session {
     pub config: RunConfig,
     pub mode: Mode,
+    /// Steps of the whole run.
+    pub steps: u64,
     /// The ranks that share the work.
     pub world: World,
     pub source: PolicySource,
@@ -49,18 +58,24 @@ pub(super) struct Opened {
     pub critic_source: Option<CriticSource>,
 }
 
-/// How a run uses memory, and the learning rates of its steps.
-pub(super) struct PlannedRun {
+/// How a run uses memory.
+pub(super) struct Planned {
+    /// What the planner was asked.
     pub request: Request,
+    /// The plan in force.
     pub plan: Plan,
-    /// Plans that ran out of memory while models were loaded.
+    /// Plans taken because one before ran out of memory.
     pub replans: u64,
-    pub schedules: LrSchedules,
-    /// Steps of the whole run.
-    pub steps: u64,
 }
 
-impl Opened {
+impl Planned {
+    /// What is predicted of the plan in force.
+    pub fn estimate(&self) -> Estimate {
+        self.request.predict(self.plan.clone()).estimate
+    }
+}
+
+impl Session {
     /// Reads and checks what a resolved configuration names. `objective` takes the place of the configured one; `files`
     /// are those of a model of the Hub that are wanted.
     pub fn open(
@@ -110,11 +125,15 @@ impl Opened {
         if let Some(degree) = config.critic_sequences().filter(|_| mode == Mode::Rl) {
             world = world.sharing_critic_sequences(degree)?;
         }
-        Ok(Self { config, mode, world, source, objective, sft, device, info, data, turns, critic_source })
+        let steps = match (mode, &data.demonstrations) {
+            (Mode::Sft, Some(examples)) => examples.steps,
+            _ => config.trainer.steps,
+        };
+        Ok(Self { config, mode, steps, world, source, objective, sft, device, info, data, turns, critic_source })
     }
 
-    /// Plans the run's memory, and checks that plan and device serve its optimizers.
-    pub fn plan(&self) -> Result<PlannedRun> {
+    /// Plans the run's memory, and checks that plan and device serve its optimizers. Gives their learning rates too.
+    pub fn plan(&self) -> Result<(Planned, LrSchedules)> {
         let (config, mode) = (&self.config, self.mode);
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
@@ -128,15 +147,10 @@ impl Opened {
         planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
         let sft = self.sft.as_ref();
         check_optimizers(config, sft, mode, &plan, &self.device)?;
-        let examples = self.data.demonstrations.as_ref();
-        let steps = match (mode, examples) {
-            (Mode::Sft, Some(examples)) => examples.steps,
-            _ => config.trainer.steps,
-        };
-        let schedules = LrSchedules::new(config, sft.filter(|_| mode == Mode::Sft), steps)?;
+        let schedules = LrSchedules::new(config, sft.filter(|_| mode == Mode::Sft), self.steps)?;
         check_limit(config, &self.device)?;
         check_quantised(config, mode, &plan, &self.info);
-        Ok(PlannedRun { request, plan, replans: 0, schedules, steps })
+        Ok((Planned { request, plan, replans: 0 }, schedules))
     }
 
     /// Whether completions are judged: not in supervised training that validates on no prompts.
@@ -254,6 +268,11 @@ impl Opened {
             }
         }
         Ok(plan)
+    }
+
+    /// Whether the policy is trained in the step after so many; not while the critic trains alone.
+    pub fn trains_policy(&self, finished: u64) -> bool {
+        finished >= self.config.critic.as_ref().map_or(0, |critic| critic.warmup)
     }
 
     /// The optimizer that the policy begins with.

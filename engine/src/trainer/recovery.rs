@@ -1,10 +1,12 @@
-//! Running out of memory: the work is done again under the next cheaper plan.
+//! How work runs on the models, and what happens where memory runs out: it is done again under the next cheaper plan.
 //!
 //! Nothing of a failed attempt stays: accumulators are dropped with it, and weights change only once all gradients are
 //! there. Normalisers are fixed for the whole optimizer step, so a step that is cut differently is the same step.
 
-use super::Trainer;
-use super::setup::PlannedRun;
+use super::models::Models;
+use super::save::Checkpoints;
+use super::session::{Planned, Session};
+use super::telemetry::Telemetry;
 use crate::error::OutOfMemory;
 use crate::executor::BoundaryKind;
 use crate::metrics::{Event, Phase};
@@ -13,8 +15,12 @@ use crate::plan::planner::{Failure as PlanFailure, Fit};
 use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::collective::Failure;
-use firebrick_backends::out_of_memory::{OutOfMemory as Refused, Watch};
+use firebrick_backends::device_lost::is_lost;
+use firebrick_backends::out_of_memory::{OutOfMemory as Refused, Watch, one_line};
+use firebrick_backends::trace::span_on;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
 
 /// An error that says that memory ran out.
 fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
@@ -114,7 +120,7 @@ impl Replay {
     }
 }
 
-impl PlannedRun {
+impl Planned {
     /// Takes the next cheaper plan after memory ran out while models were loaded, or says what would help.
     pub(super) fn replan_after_oom(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
         what.phase = "load";
@@ -153,35 +159,111 @@ fn device_is_lost(fit: &Fit) -> String {
     format!("the device was lost, so nothing can be loaded again; start again with: {settings}")
 }
 
-impl Trainer {
+/// The models under their plan, and the phases that run on them.
+pub(super) struct Recovery {
+    pub session: Arc<Session>,
+    pub models: Models,
+    pub planned: Planned,
+    pub telemetry: Telemetry,
+    /// The checkpoints that a run which ends can continue from.
+    pub checkpoints: Checkpoints,
+    /// The step that phases belong to: 0 before the first.
+    pub step: u64,
+}
+
+impl Recovery {
     /// Brings the models to where a phase needs them and runs work that can be run again from its start. Where memory
     /// runs out, it is: under the next cheaper plan, until it gets by or no plan is left.
-    pub(super) fn recovering<T>(&mut self, phase: Phase, mut work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
+    pub fn recovering<T>(&mut self, phase: Phase, mut work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
+        let session = Arc::clone(&self.session);
         loop {
-            let device = self.device.clone();
             let attempt = attempt(|| {
-                let watch = Watch::start(&device)?;
-                let done = self.place_models(phase).and_then(|()| work(self));
+                let watch = Watch::start(&session.device)?;
+                let done = self.models.place(phase, &session.world).and_then(|()| work(self));
                 // memory that was refused explains whatever else failed
                 watch.finish()?;
                 let done = done?;
-                self.learner.runtime.check()?;
+                self.models.policy.runtime.check()?;
                 Ok(done)
             });
-            match agreed_attempt(&self.world, attempt)? {
+            match agreed_attempt(&session.world, attempt)? {
                 Ok(done) => return Ok(done),
                 Err(what) => self.replan_after_oom(phase, what, self.replay(phase))?,
             }
         }
     }
 
+    /// Runs one phase: brings the models to where it needs them, times it, reads memory at its end, and turns a
+    /// backend's panic into an error that names it.
+    pub fn phase<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.clean_up();
+        let step = self.step;
+        self.telemetry.recorder.event(Event::Phase { step, phase });
+        self.telemetry.ledger.begin(step, phase);
+        let started = Instant::now();
+        let span = span_on(phase.name(), &self.session.device);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.recovering(phase, |_| Ok(()))?;
+            work(self)
+        }));
+        drop(span);
+        self.telemetry.timings.add(phase, started.elapsed().as_secs_f64());
+        self.telemetry.ledger.end(step, phase);
+        let error = match result {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(error)) => error,
+            Err(panic) => firebrick_backends::Error::panicked(panic.as_ref()).into(),
+        };
+        Err(self.failed(phase, step, error))
+    }
+
+    /// Adds the name of the phase to device errors, and to out-of-memory errors of work that cannot be repeated.
+    pub fn failed(&self, phase: Phase, step: u64, error: Error) -> Error {
+        let failed = |detail: String| {
+            let phase = phase.name();
+            if is_lost(&detail) {
+                let detail = one_line(&detail);
+                return Error::DeviceLost { phase, step, detail };
+            }
+            Error::Phase { phase, step, detail }
+        };
+        match (error.out_of_memory(), error) {
+            (_, error @ Error::OutOfMemory(_)) => error,
+            (Some(cause), _) => Error::OutOfMemory(Box::new(OutOfMemory {
+                phase: phase.name(),
+                step,
+                ranked: self.models.policy.runtime.accounts.ranked(),
+                ..OutOfMemory::new(cause)
+            })),
+            (None, Error::Model(firebrick_models::Error::Device { doing, detail })) => {
+                failed(format!("{doing}: {detail}"))
+            }
+            (None, Error::Device(firebrick_backends::Error::Transfer(detail))) => failed(detail),
+            (None, error) => error,
+        }
+    }
+
+    /// Runs a phase whose whole work can be run again, and is where memory runs out: see
+    /// [`recovering`](Self::recovering).
+    pub fn recovering_phase<T>(&mut self, phase: Phase, work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
+        self.phase(phase, |t| t.recovering(phase, work))
+    }
+
+    /// Gives the pools' free pages back where a setting says so. Pools that keep pages for another phase's shapes cost
+    /// reserved bytes; giving them back costs the time of allocating again.
+    fn clean_up(&self) {
+        let every = self.session.config.memory.cleanup_every;
+        if every > 0 && self.step.is_multiple_of(every) {
+            self.session.device.memory_cleanup();
+        }
+    }
+
     /// Runs work that changes weights and so cannot be run again. Where memory runs out, the run ends, and its message
     /// says how to go on from the last checkpoint.
-    pub(super) fn run_irreversible<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let device = self.device.clone();
+    pub fn run_irreversible<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Models) -> Result<T>) -> Result<T> {
         let attempt = attempt(|| {
-            let watch = Watch::start(&device)?;
-            let done = work(self);
+            let watch = Watch::start(&self.session.device)?;
+            let done = work(&mut self.models);
             watch.finish()?;
             done
         });
@@ -197,7 +279,7 @@ impl Trainer {
 
     /// Whether a phase's work changes nothing before it ends.
     fn replay(&self, phase: Phase) -> Replay {
-        let updated = phase.updates().and_then(|role| self.plan.models.get(&role));
+        let updated = phase.updates().and_then(|role| self.planned.plan.models.get(&role));
         if updated.is_some_and(|plan| plan.optimizer.in_backward) {
             Replay::Impossible("memory.step_in_backward updates segments on the way")
         } else {
@@ -207,12 +289,12 @@ impl Trainer {
 
     /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what
     /// follows.
-    pub(super) fn check_after(&mut self, phase: Phase) -> Result<()> {
-        let own = match self.learner.runtime.check() {
+    pub fn check_after(&mut self, phase: Phase) -> Result<()> {
+        let own = match self.models.policy.runtime.check() {
             Err(Error::OutOfMemory(what)) => Ok(Err(what)),
             other => other.map(Ok),
         };
-        match agreed_attempt(&self.world, own)? {
+        match agreed_attempt(&self.session.world, own)? {
             Err(what) => self.replan_after_oom(phase, what, self.replay(phase)),
             Ok(()) => Ok(()),
         }
@@ -221,20 +303,21 @@ impl Trainer {
     /// Takes the next cheaper plan, or says why not and what would help.
     fn replan_after_oom(&mut self, phase: Phase, mut what: Box<OutOfMemory>, replay: Replay) -> Result<()> {
         let replay = replay.after(&what.cause);
-        (what.phase, what.step) = (phase.name(), self.phase_step);
-        self.learner.runtime.record(BoundaryKind::OutOfMemory);
+        let runtime = &self.models.policy.runtime;
+        (what.phase, what.step) = (phase.name(), self.step);
+        runtime.record(BoundaryKind::OutOfMemory);
         if what.ranked.is_empty() {
-            what.ranked = self.learner.runtime.accounts.ranked();
+            what.ranked = runtime.accounts.ranked();
         }
         let failure = PlanFailure { phase: phase.estimated(), used: what.in_use_bytes(), limit: what.limit_bytes() };
         let mut tried: Option<Fit> = None;
         loop {
-            let from = tried.as_ref().map_or(&self.plan, |fit| &fit.plan);
-            let next = self.request.next_cheaper(from, &failure);
+            let Planned { request, plan, .. } = &self.planned;
+            let next = request.next_cheaper(tried.as_ref().map_or(plan, |fit| &fit.plan), &failure);
             match (next, replay) {
-                (Ok(fit), Replay::Possible) if self.config.memory.recover => {
+                (Ok(fit), Replay::Possible) if self.session.config.memory.recover => {
                     let adopted = attempt(|| self.adopt(phase, &what, &fit));
-                    let Err(again) = agreed_attempt(&self.world, adopted)? else {
+                    let Err(again) = agreed_attempt(&self.session.world, adopted)? else {
                         return Ok(());
                     };
                     tracing::warn!("out of memory while a cheaper plan was taken: {again}");
@@ -256,20 +339,14 @@ impl Trainer {
 
     fn adopt(&mut self, phase: Phase, what: &OutOfMemory, fit: &Fit) -> Result<()> {
         tracing::warn!("out of memory: {what}");
-        self.learner.runtime.forget_graphs();
-        self.learner.replan(fit.plan.policy())?;
-        if let (Some(critic), Some(plan)) = (&mut self.critic, fit.plan.critic()) {
-            critic.replan(plan)?;
-        }
-        if let (Some(model), Some(plan)) = (&mut self.reference, fit.plan.reference()) {
-            model.take_plan(plan);
-        }
-        self.plan = fit.plan.clone();
-        self.snapshots.planned(fit.estimate.phases.clone());
-        self.replans += 1;
-        self.recorder.plans(&self.request, &self.plan)?;
+        self.models.replan(&fit.plan)?;
+        let (planned, telemetry) = (&mut self.planned, &mut self.telemetry);
+        planned.plan = fit.plan.clone();
+        telemetry.snapshots.planned(fit.estimate.phases.clone());
+        planned.replans += 1;
+        telemetry.recorder.plans(&planned.request, &planned.plan)?;
         let settings = fit.overrides();
-        self.recorder.event(Event::Replanned {
+        telemetry.recorder.event(Event::Replanned {
             phase,
             step: what.step,
             used: what.in_use_bytes(),
@@ -277,7 +354,7 @@ impl Trainer {
             settings: &settings,
         });
         // what the failed attempt needed is no longer held: the next one is measured by itself
-        self.ledger.restart();
+        telemetry.ledger.restart();
         Ok(())
     }
 }

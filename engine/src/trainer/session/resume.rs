@@ -3,8 +3,8 @@
 //! Rank 0 alone looks, locks and writes. What it finds is every rank's: all continue from the same checkpoint, or end
 //! with the same message.
 
-use super::Start;
-use super::setup::Opened;
+use super::super::Start;
+use super::Session;
 use crate::checkpoint::{Inputs, RunDir, TrainerState};
 use crate::config::{Mode, RunConfig, check_resume_compat};
 use crate::metrics::Recorder;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// What a session finds in its run folder, before anything is loaded.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(in crate::trainer) struct Found {
     /// The folder of a run that continues, or starts over; none of a new one.
     pub run: Option<RunDir>,
     /// The newest checkpoint: its step and its folder.
@@ -26,15 +26,15 @@ pub(super) struct Found {
     inputs: Option<Inputs>,
 }
 
-impl Opened {
+impl Session {
     /// Looks at the run folder. A new run needs one without a run. One that is resumed has to be the same run; the
     /// checkpoint is none of a run that was killed before its first one and starts over, and all is of a folder without
-    /// a run. Says where there is nothing to train, since `steps` are done.
-    pub fn look(&self, start: Start, steps: u64) -> Result<Found> {
+    /// a run. Says where there is nothing to train, since all steps are done.
+    pub fn look(&self, start: Start) -> Result<Found> {
         let (config, world) = (&self.config, &self.world);
         let mut found = Found::default();
         let (holds_run, ended) = world.on_main(|| {
-            found = self.found(start, steps)?;
+            found = self.found(start)?;
             Ok((found.run.is_some(), found.ended))
         })?;
         if !holds_run {
@@ -53,7 +53,7 @@ impl Opened {
     }
 
     /// What rank 0 finds. It makes what is missing, and changes nothing before all have looked.
-    fn found(&self, start: Start, steps: u64) -> Result<Found> {
+    fn found(&self, start: Start) -> Result<Found> {
         let output = &self.config.output;
         if start == Start::Fresh {
             RunDir::check_free(output)?;
@@ -74,7 +74,7 @@ impl Opened {
         if let Some(kept) = Inputs::kept(&run)? {
             refuse(&run, &kept.changes(&inputs), start)?;
         }
-        let done = step >= steps;
+        let (done, steps) = (step >= self.steps, self.steps);
         if done {
             let key = self.length_key();
             tracing::warn!(
@@ -101,11 +101,11 @@ impl Opened {
     }
 
     /// Begins where the newest checkpoint is, before anything is loaded: compares the modules that programs import, and
-    /// rewinds the logs, where that is not after the last of `steps` already.
-    pub fn resume(&self, found: &mut Found, start: Start, steps: u64, programs: &Programs) -> Result<()> {
+    /// rewinds the logs, where that is not after the last step already.
+    pub fn resume(&self, found: &mut Found, start: Start, programs: &Programs) -> Result<()> {
         let Some(run) = &found.run else { return Ok(()) };
         let (inputs, newest) = (&mut found.inputs, found.checkpoint.as_ref().map(|(step, _)| *step));
-        let continues = newest.is_none_or(|step| step < steps);
+        let continues = newest.is_none_or(|step| step < self.steps);
         self.world.on_main(|| {
             let Some(mut inputs) = inputs.take() else { return Ok(()) };
             inputs.add_modules(modules(&self.config, self.data.prompts.task(), programs))?;
@@ -158,7 +158,11 @@ impl Opened {
 }
 
 /// The user's modules that the Python programs of a task have imported, each list with the key of its program.
-pub(super) fn modules(config: &RunConfig, task: &dyn Task, programs: &Programs) -> Vec<(String, Vec<PathBuf>)> {
+pub(in crate::trainer) fn modules(
+    config: &RunConfig,
+    task: &dyn Task,
+    programs: &Programs,
+) -> Vec<(String, Vec<PathBuf>)> {
     let Some(rows) = config.task.as_ref().and_then(TaskConfig::rows) else { return Vec::new() };
     let rewards = rows.rewards.iter().enumerate();
     let functions = rewards.filter(|(_, own)| matches!(own.kind, RewardKind::Python(_)));
