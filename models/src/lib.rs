@@ -17,6 +17,7 @@ mod layer;
 pub mod random;
 pub mod rope;
 pub mod routing;
+pub mod shared;
 pub mod tensor_group;
 pub mod tokenizer;
 pub mod unit;

@@ -2,11 +2,12 @@
 //! the same tokens are scored and trained on (router replay: Ma et al., 2025, arXiv:2510.11370), so that log-probs
 //! compare the same network.
 
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The experts of rows of tokens, `[rows, width]`: those of the first layer with experts, the likeliest first, then
 /// those of the next.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Routes {
     width: usize,
     choices: Vec<u16>,

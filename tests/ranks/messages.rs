@@ -16,7 +16,7 @@ use firebrick_engine::plan::planner::Request;
 use firebrick_engine::plan::{MemoryConfig, PlanReport, Role, Zero};
 use firebrick_engine::sequence::{Sequence, TokenColumns};
 use firebrick_engine::trainer::Trainer;
-use firebrick_engine::world::{Dim, World};
+use firebrick_engine::world::World;
 use firebrick_models::Decoder;
 use firebrick_models::random::DrawKey;
 use firebrick_sampler::{GenerationRequest, Generator, SamplingParams};
@@ -217,7 +217,7 @@ fn a_group_that_samples_sends_what_is_predicted() {
             generator.run(&requests, group, prompts * group).unwrap();
             let at = OperationKind::AllGather as usize;
             let weights = (gathered.operations[at] - before.operations[at], gathered.bytes[at] - before.bytes[at]);
-            (weights, world.group(Dim::Sampling).traffic())
+            (weights, world.sampling_traffic())
         });
         let (weights, sent) = ranks.into_iter().next().unwrap().unwrap();
         let request = Request {

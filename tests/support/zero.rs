@@ -14,7 +14,7 @@ use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::{MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Partition, Zero};
 use firebrick_engine::sequence::{SampleId, Sequence};
-use firebrick_engine::world::{Dim, World};
+use firebrick_engine::world::World;
 use firebrick_models::Decoder;
 use firebrick_models::adapter::LoraConfig;
 use firebrick_models::decoder::{Block, Unit};
@@ -169,8 +169,8 @@ pub fn trained(
     learner.runtime.accounts.reset_peaks();
     let before: Traffic = world.traffic();
     let shared = world.sequence_traffic();
-    let summed = world.group(Dim::Tensor).traffic();
-    let passed = world.group(Dim::Pipeline).traffic();
+    let summed = world.tensor_ranks().traffic();
+    let passed = world.part_ranks().traffic();
     let mut steps = Vec::new();
     for _ in 0..UPDATES {
         let updated = learner.update(rows, 1.0, &Nll, LR);
@@ -180,8 +180,8 @@ pub fn trained(
     }
     let after = world.traffic();
     let exchanged = world.sequence_traffic();
-    let sums = world.group(Dim::Tensor).traffic();
-    let stages = world.group(Dim::Pipeline).traffic();
+    let sums = world.tensor_ranks().traffic();
+    let stages = world.part_ranks().traffic();
     let (kind, messages) = (OperationKind::AllToAll as usize, exchanged.operations);
     let micro_batches = dealt[world.data_rank()].len();
     let categories = [Category::Moments, Category::Gradients, Category::Parameters];
@@ -295,7 +295,7 @@ fn whole_gradient(world: &World, own: &Block, part: &[f64]) -> Vec<f64> {
         }
     }
     let mut whole = vec![f64::NAN; own.whole[0] * own.whole[1]];
-    for bytes in world.group(Dim::Tensor).exchange(message).expect("parts") {
+    for bytes in world.tensor_ranks().exchange(message).expect("parts") {
         for pair in bytes.chunks_exact(16) {
             let [place, value] = [&pair[..8], &pair[8..]].map(|b| b.try_into().expect("8 bytes"));
             let (place, value) = (u64::from_le_bytes(place), f64::from_le_bytes(value));

@@ -2,6 +2,7 @@
 
 pub mod error;
 pub mod lr_scheduler;
+pub mod message;
 pub mod rollout;
 pub mod sequence;
 pub mod world;

@@ -1,19 +1,18 @@
 //! Rollouts: sampled completions with everything that training needs to know of them.
 
-pub mod wire;
-
+use crate::message::json;
 use crate::sequence::TokenColumns;
 use firebrick_data::task::Reading;
 use firebrick_models::routing::Routes;
 use firebrick_models::tokenizer::Message;
 use firebrick_sampler::FinishReason;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Tokens in layers with experts, and those of them that went through other experts than before.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Rerouted {
     /// Tokens, once for each layer with experts.
     pub tokens: usize,
@@ -48,7 +47,7 @@ impl Rerouted {
 }
 
 /// One sampled completion.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Rollout {
     /// Index of its prompt among the run's draws: names its group.
     pub prompt_index: u64,
@@ -63,6 +62,7 @@ pub struct Rollout {
     /// Those of them that the policy did not sample: what an environment wrote. They are never scored.
     pub inserted: Vec<Range<usize>>,
     /// The messages after the prompt, where it had an environment.
+    #[serde(with = "json")]
     pub turns: Vec<Message>,
     /// Completion's text, without special tokens.
     pub text: String,
@@ -71,6 +71,7 @@ pub struct Rollout {
     /// Why it ended.
     pub finish: FinishReason,
     /// The experts that prompt and completion went through as it was sampled; `None` in models without experts.
+    #[serde(with = "firebrick_models::shared")]
     pub routes: Option<Arc<Routes>>,
     /// How many choices of experts were others when its old log-probs were computed, where that was looked at.
     pub rerouted: Option<Rerouted>,
@@ -83,10 +84,12 @@ pub struct Rollout {
     /// Weights of the parts in the reward.
     pub reward_weights: Vec<f64>,
     /// What rewards reported beside their numbers, as `name/key`.
+    #[serde(with = "json")]
     pub reward_extra: Map<String, Value>,
     /// Why a reward is missing that could not be computed: its group is not trained on.
     pub reward_error: Option<String>,
     /// What rules read in it, beside what they compared it with.
+    #[serde(with = "json")]
     pub readings: Vec<Reading>,
     /// Reward of the greedy completion of its prompt, where the objective compares with it.
     pub baseline: Option<f64>,
@@ -252,6 +255,7 @@ pub struct SampleRecord<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message;
 
     fn rollout(finish: FinishReason, reward: f64) -> Rollout {
         Rollout {
@@ -278,6 +282,39 @@ mod tests {
             mask: Vec::new(),
             penalized_reward: reward,
         }
+    }
+
+    #[test]
+    fn a_rollout_arrives_as_it_was_sent() {
+        let extra = serde_json::json!({"judge/why": "short", "judge/score": 0.1});
+        let sent = Rollout {
+            prompt_index: 7,
+            sample: 3,
+            prompt_text: Some("a prompt".into()),
+            completion: vec![3, u32::MAX],
+            inserted: std::iter::once(1..2).collect(),
+            turns: vec![Message::new("tool", "5")],
+            text: "ähnlich\n".into(),
+            columns: TokenColumns {
+                sampler_logp: Some(vec![-0.1, f64::NEG_INFINITY]),
+                value_weight: Some(vec![0.25, 0.75]),
+                ..TokenColumns::default()
+            },
+            routes: Some(Arc::new(Routes::from_rows(&[&[0, 7], &[3, 1]]))),
+            rerouted: Some(Rerouted { tokens: 4, others: 1 }),
+            policy_version: 4,
+            reward_parts: vec![("exact".into(), 1.0), ("absent".into(), f64::NAN)],
+            reward_weights: vec![1.0, 0.5],
+            reward_extra: extra.as_object().unwrap().clone(),
+            reward_error: Some("no answer".into()),
+            readings: vec![Reading { reward: "exact".into(), parsed: None, gold: Some("5".into()), undecided: None }],
+            baseline: Some(-0.0),
+            mask: vec![true, false],
+            ..rollout(FinishReason::Length, 0.1 + 0.2)
+        };
+        let found: Rollout = message::decode(&message::encode(&sent).unwrap()).unwrap();
+        // NaN is printed like every other value
+        assert_eq!(format!("{found:?}"), format!("{sent:?}"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Sequences that are trained on or scored, and what is known of their tokens.
 
 use firebrick_models::routing::Routes;
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ macro_rules! token_columns {
     ($($(#[$doc:meta])* $name:ident,)+) => {
         /// What is known of tokens, a column each: absent where nobody computed it. A rollout and a [`Sequence`] have
         /// columns of numbers, a micro-batch has them as tensors `[tokens]` without a graph.
-        #[derive(Clone, Debug)]
+        #[derive(Clone, Debug, Deserialize, Serialize)]
         pub struct TokenColumns<C> {
             $($(#[$doc])* pub $name: Option<C>,)+
         }
@@ -22,19 +23,6 @@ macro_rules! token_columns {
         }
 
         impl<C> TokenColumns<C> {
-            /// All columns, there or not, in their order.
-            #[must_use]
-            pub fn columns(&self) -> Vec<Option<&C>> {
-                vec![$(self.$name.as_ref(),)+]
-            }
-
-            /// Columns that stand in that order; those that are missing at the end are absent.
-            #[must_use]
-            pub fn from_columns(columns: Vec<Option<C>>) -> Self {
-                let mut columns = columns.into_iter();
-                Self { $($name: columns.next().flatten(),)+ }
-            }
-
             /// Every column that is there, converted.
             #[must_use]
             pub fn map<D>(&self, convert: impl Fn(&C) -> D) -> TokenColumns<D> {

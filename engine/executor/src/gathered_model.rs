@@ -7,8 +7,6 @@ use super::weight_shards::WeightShards;
 use firebrick_backends::PrecisionExt;
 use firebrick_backends::accounts::{Category, Home, MemoryGuard};
 use firebrick_backends::transfer::HostTensor;
-use firebrick_core::world::codec::{Reader, Writer};
-use firebrick_core::world::{Dim, World};
 use firebrick_core::{Error, Result};
 use firebrick_models::Decoder;
 use firebrick_models::checkpoint::WholeModel;
@@ -27,13 +25,7 @@ struct GatheredModel<'a> {
 impl GatheredModel<'_> {
     /// Tells the other ranks which rows are next, or that there are none.
     fn ask(&self, next: Option<(usize, Range<usize>)>) -> Result<()> {
-        let mut question = Writer::default();
-        question.option(next, |w, (index, rows)| {
-            for number in [index, rows.start, rows.end] {
-                w.number(number as u64);
-            }
-        });
-        self.model.world().of_main(question.into_bytes()).map(drop)
+        self.model.world().of_main(next).map(drop)
     }
 }
 
@@ -100,7 +92,7 @@ impl ResidentModel {
                 written.and(model.ask(None))
             }
             (false, false) => {
-                while let Some((index, rows)) = next_rows(self.world())? {
+                while let Some((index, rows)) = self.world().of_main(None::<(usize, Range<usize>)>)? {
                     self.gather_rows(index, rows)?;
                 }
                 Ok(())
@@ -130,7 +122,7 @@ impl ResidentModel {
                 } else {
                     Vec::new()
                 };
-                let bytes = self.world().model_group().exchange(own)?.swap_remove(owner);
+                let bytes = self.world().part_ranks().exchange(own)?.swap_remove(owner);
                 let _held = self.hold(bytes.len());
                 Ok(self.tensor(bytes, [rows.len(), cols]))
             }
@@ -149,7 +141,7 @@ impl ResidentModel {
             }
             _ => decoder.param(index).download()?.as_bytes().to_vec(),
         };
-        let parts = self.world().group(Dim::Tensor).exchange(own)?;
+        let parts = self.world().tensor_ranks().exchange(own)?;
         let parts: Vec<HostTensor> = parts.into_iter().map(|bytes| self.tensor(bytes, [own_rows, own_cols])).collect();
         let _held = self.hold(parts.iter().map(HostTensor::bytes).sum());
         let whole = decoder.joined_param(index, &parts.iter().collect::<Vec<_>>());
@@ -195,10 +187,4 @@ impl ResidentModel {
         let dtype = self.decoder.arch().precision.dtype(self.decoder.device());
         HostTensor::from_bytes(bytes, shape, dtype)
     }
-}
-
-/// The rows that rank 0 asks for next.
-fn next_rows(world: &World) -> Result<Option<(usize, Range<usize>)>> {
-    let question = world.of_main(Vec::new())?;
-    Reader::new(&question).option(|r| Ok((r.count()?, r.count()?..r.count()?)))
 }

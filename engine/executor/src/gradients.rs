@@ -12,7 +12,6 @@ use firebrick_backends::transfer::{HostTensor, Pending};
 use firebrick_core::Result;
 use firebrick_core::error::device_error;
 use firebrick_core::world::World;
-use firebrick_core::world::codec::{Reader, Writer};
 use firebrick_models::Decoder;
 use firebrick_plan::{ModelPlan, Role};
 use std::collections::VecDeque;
@@ -333,17 +332,8 @@ impl Gradients {
         let own = self.sum_of_squares(0..self.slots.len())?;
         let sum = match &self.reduced {
             None if self.copies.is_none() => own,
-            None => {
-                let mut part = Writer::default();
-                part.float(own);
-                let all = world.model_group().exchange(part.into_bytes())?;
-                let parts = all.iter().map(|bytes| Reader::new(bytes).float());
-                parts.sum::<Result<f64>>()?
-            }
-            Some(_) => {
-                let all = world.gather(|w| w.floats(&[own]), |r| r.list(Reader::float))?;
-                all.into_iter().flatten().sum()
-            }
+            None => world.part_ranks().gather::<f64>(&own)?.into_iter().sum(),
+            Some(_) => world.gather::<f64>(&own)?.into_iter().sum(),
         };
         let norm = f64::sqrt(sum);
         self.norm = Some(norm);

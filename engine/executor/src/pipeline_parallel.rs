@@ -17,7 +17,7 @@ use firebrick_backends::accounts::{Category, Home};
 use firebrick_backends::collective::{Element, Flat};
 use firebrick_backends::precision::stored_as;
 use firebrick_backends::transfer::HostTensor;
-use firebrick_core::world::{Dim, Group};
+use firebrick_core::world::World;
 use firebrick_core::{Error, Result};
 use firebrick_models::{Arch, Decoder};
 use firebrick_plan::Role;
@@ -64,8 +64,9 @@ impl<'a> Neighbors<'a> {
         }
     }
 
-    fn group(self) -> Group<'a> {
-        self.runtime.world().group(Dim::Pipeline)
+    /// The ranks that have the other stages.
+    fn stages(self) -> World {
+        self.runtime.world().part_ranks()
     }
 
     /// Sends the rows of a micro-batch to the next stage.
@@ -90,19 +91,19 @@ impl<'a> Neighbors<'a> {
 
     /// Tells the stage before that its rows have arrived: it may send the next ones.
     pub fn acknowledge(self) -> Result<()> {
-        self.group().send(self.stage.stage() - 1, Flat::Bytes(Vec::new()))
+        self.stages().send(self.stage.stage() - 1, Flat::Bytes(Vec::new()))
     }
 
     /// Waits until the next stage has the rows that were sent last.
     pub fn wait_for_acknowledgement(self) -> Result<()> {
-        self.group().receive(self.stage.stage() + 1, 0, Element::Byte).map(drop)
+        self.stages().receive(self.stage.stage() + 1, 0, Element::Byte).map(drop)
     }
 
     fn send(self, stage: usize, rows: Tensor<2>) -> Result<()> {
         let rows = HostTensor::download(rows)?;
         let accounts = &self.runtime.accounts;
         let _held = accounts.hold(Category::Communication, Home::Host, rows.bytes());
-        self.group().send(stage, Flat::as_stored(rows))
+        self.stages().send(stage, Flat::as_stored(rows))
     }
 
     fn receive(self, stage: usize, micro: &MicroBatch) -> Result<Tensor<2>> {
@@ -113,7 +114,7 @@ impl<'a> Neighbors<'a> {
             DType::F16 => Element::F16,
             _ => Element::F32,
         };
-        let values = self.group().receive(stage, tokens * self.hidden, element)?;
+        let values = self.stages().receive(stage, tokens * self.hidden, element)?;
         let rows = values.into_host_tensor([tokens, self.hidden]);
         let accounts = &self.runtime.accounts;
         let _held = accounts.hold(Category::Communication, Home::Host, rows.bytes());
@@ -148,7 +149,7 @@ impl Gradients {
             };
             let bytes = 2 * own.as_bytes().len();
             let held = self.accounts().hold(Category::Communication, Home::Host, bytes);
-            let group = runtime.world().group(Dim::Pipeline);
+            let group = runtime.world().part_ranks();
             group.send(other, own.clone())?;
             let theirs = group.receive(other, own.len(), element)?;
             let [first, last] = if stage.is_first() { [own, theirs] } else { [theirs, own] };

@@ -6,7 +6,7 @@ use firebrick_backends::accounts::{Accounts, Category, Home, MemoryGuard};
 use firebrick_backends::transfer::HostTensor;
 use firebrick_backends::{Precision, PrecisionExt};
 use firebrick_core::Result;
-use firebrick_core::world::{Dim, World};
+use firebrick_core::world::World;
 use firebrick_models::decoder::{Param, ValueRange};
 use firebrick_models::unit::UnitKind;
 use firebrick_models::{Arch, Decoder, TensorGroup};
@@ -182,7 +182,7 @@ impl ResidentModel {
         let message: Vec<u8> = own.iter().flat_map(HostTensor::as_bytes).copied().collect();
         let bytes = self.world.tensor_size() * message.len();
         let _held = self.accounts.hold(Category::Communication, Home::Host, bytes);
-        let all = self.world.group(Dim::Tensor).exchange(message)?;
+        let all = self.world.tensor_ranks().exchange(message)?;
         let ranks = all.into_iter().map(|bytes| {
             let mut left = &bytes[..];
             let parts = own.iter().map(|like| {

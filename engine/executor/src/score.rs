@@ -6,10 +6,11 @@ use crate::batch::{Batch, MicroBatchLimits};
 use firebrick_core::Result;
 use firebrick_core::sequence::Sequence;
 use firebrick_core::world::World;
-use firebrick_core::world::codec::{Reader, Writer};
 use firebrick_models::Decoder;
 use firebrick_objectives::MicroScores;
 use firebrick_plan::Zero;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Log-probs and entropies of sequences, in their order, in micro-batches under the budget.
 ///
@@ -79,24 +80,14 @@ fn in_rounds<'e>(executor: &Executor<'e>, batch: &Batch<'_>) -> Executor<'e> {
 }
 
 /// What ranks exchange of a micro-batch that one of them scored, or several that share its sequences.
-trait Scored: Sized {
+trait Scored: Serialize + DeserializeOwned {
     /// Adds what the next rank has of the same sequences.
     fn append(&mut self, next: Self);
-    fn write(&self, to: &mut Writer);
-    fn read(from: &mut Reader<'_>) -> Result<Self>;
 }
 
 impl Scored for Vec<Vec<f32>> {
     fn append(&mut self, next: Self) {
         self.iter_mut().zip(next).for_each(|(own, next)| own.extend(next));
-    }
-
-    fn write(&self, to: &mut Writer) {
-        to.list(self.iter(), |w, values| w.singles(values));
-    }
-
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
-        from.list(Reader::singles)
     }
 }
 
@@ -110,25 +101,6 @@ impl Scored for MicroScores {
                 own.append(next);
             }
         }
-    }
-
-    fn write(&self, to: &mut Writer) {
-        let Self { logp, entropy, values, routes } = self;
-        for column in [logp, entropy, values] {
-            column.write(to);
-        }
-        to.list(routes.iter(), |w, own| {
-            w.option(own.as_ref(), Writer::routes);
-        });
-    }
-
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
-        Ok(Self {
-            logp: Scored::read(from)?,
-            entropy: Scored::read(from)?,
-            values: Scored::read(from)?,
-            routes: from.list(|r| r.option(Reader::routes))?,
-        })
     }
 }
 
@@ -146,7 +118,7 @@ fn shared<T: Scored>(
     let dealt = batch.deal(world.data_size());
     let own: Vec<_> = dealt[world.data_rank()].iter().map(|&i| micros[i].clone()).collect();
     let scored = score(&own)?;
-    let all = world.gather(|w| w.list(scored.iter(), |w, one| one.write(w)), |r| r.list(T::read))?;
+    let all = world.gather::<Vec<T>>(&scored)?;
     // those of the last stage have the results
     let behind = all.len() - all.len() / world.stages();
     let mut all = all.into_iter().skip(behind);

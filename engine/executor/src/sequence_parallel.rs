@@ -15,7 +15,6 @@ use firebrick_backends::kernels::backward_root;
 use firebrick_backends::precision::widened;
 use firebrick_core::error::device_error;
 use firebrick_core::world::World;
-use firebrick_core::world::codec::{Reader, Writer};
 use firebrick_core::{Error, Result};
 use firebrick_models::arch::Mixer;
 use firebrick_models::attention::{Qkv, SequenceLayout};
@@ -26,7 +25,7 @@ use firebrick_models::{Arch, Projected};
 impl Part {
     /// This rank among those that share its sequences.
     pub(super) fn of(world: &World) -> Self {
-        Self { rank: world.sequence_group().rank(), ranks: world.sequence_size() }
+        Self { rank: world.sequence_rank(), ranks: world.sequence_size() }
     }
 }
 
@@ -131,20 +130,13 @@ impl Sharding for Ulysses {
     }
 
     fn scores(&self, at: PassContext<'_>, columns: [Vec<Tensor<1>>; 2]) -> Result<[Tensor<1>; 2]> {
-        let mut own = Writer::default();
-        for column in columns {
-            let values = column
-                .into_iter()
-                .map(|chunk| chunk.try_into_vec_as::<f64>().map_err(|e| device_error("reading log-probs", &e)));
-            let values: Vec<Vec<f64>> = values.collect::<Result<_>>()?;
-            own.floats(&values.concat());
-        }
+        let read = |chunk: Tensor<1>| chunk.try_into_vec_as::<f64>().map_err(|e| device_error("reading log-probs", &e));
+        let values = |column: Vec<Tensor<1>>| column.into_iter().map(read).collect::<Result<Vec<_>>>();
+        let [logp, entropy] = columns;
+        let own = [values(logp)?.concat(), values(entropy)?.concat()];
         let mut columns = [Vec::new(), Vec::new()];
-        for bytes in at.runtime.world().sequence_group().exchange(own.into_bytes())? {
-            let mut from = Reader::new(&bytes);
-            for column in &mut columns {
-                column.extend(from.floats()?);
-            }
+        for parts in at.runtime.world().sequence_ranks().gather::<[Vec<f64>; 2]>(&own)? {
+            columns.iter_mut().zip(parts).for_each(|(column, part)| column.extend(part));
         }
         let device = at.decoder.device();
         let dtype = match at.decoder.arch().precision.dtype(device) {
@@ -167,14 +159,14 @@ impl HeadExchange<'_> {
     /// The part of some numbers of all heads, `[1, heads]`, that belongs to this rank's heads.
     fn of_own_heads(self, all: &Tensor<2>) -> Tensor<2> {
         let own = all.dims()[1] / self.ranks();
-        let first = self.0.runtime.world().sequence_group().rank() * own;
+        let first = self.0.runtime.world().sequence_rank() * own;
         all.clone().narrow(1, first, own)
     }
 
     /// Numbers of this rank's heads among zeros for those of the others, whose ranks have theirs.
     fn among_all(self, own: &Tensor<2>) -> Tensor<2> {
         let [_, heads] = own.dims();
-        let rank = self.0.runtime.world().sequence_group().rank();
+        let rank = self.0.runtime.world().sequence_rank();
         let parts = (0..self.ranks()).map(|other| {
             if other == rank { own.clone() } else { Tensor::zeros([1, heads], (&own.device(), own.dtype())) }
         });
@@ -268,7 +260,7 @@ impl HeadExchange<'_> {
         let (home, bytes) = (world.buffers_home(), values * all.dtype().size());
         let accounts = &runtime.accounts;
         let _held = accounts.hold(Category::Communication, home, bytes);
-        let received = world.sequence_group().all_to_all_tensor(all.reshape([values]))?;
+        let received = world.sequence_ranks().all_to_all_tensor(all.reshape([values]))?;
         Ok(received.reshape([ranks, block]))
     }
 }

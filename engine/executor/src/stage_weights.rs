@@ -40,7 +40,7 @@ impl StageWeights {
         let lacks = |unit: &firebrick_models::decoder::Unit| u8::from(unit.is_sharded());
         let own: Vec<u8> = decoder.units().iter().map(lacks).collect();
         // after an attempt that failed on one rank, units may be whole on others
-        let all = self.world.model_group().exchange(own)?;
+        let all = self.world.part_ranks().exchange(own)?;
         let mut gathered = false;
         for unit in 0..decoder.units().len() {
             if all.iter().all(|rank| rank.get(unit) == Some(&0)) {
@@ -79,7 +79,7 @@ impl StageWeights {
                 message.extend_from_slice(decoder.param(index).download()?.as_bytes());
             }
         }
-        let all = self.world.model_group().exchange(message)?.swap_remove(owner);
+        let all = self.world.part_ranks().exchange(message)?.swap_remove(owner);
         let _held = accounts.hold(Category::Communication, Home::Host, all.len());
         let dtype = decoder.arch().precision.dtype(decoder.device());
         let mut rest = &all[..];

@@ -18,7 +18,6 @@ use firebrick_backends::accounts::{Category, MemoryGuard};
 use firebrick_backends::collective::Flat;
 use firebrick_backends::kernels::{RowsByToken, backward_root};
 use firebrick_backends::precision::widened;
-use firebrick_core::world::Dim;
 use firebrick_core::{Error, Result};
 use firebrick_models::attention::Qkv;
 use firebrick_models::decoder::Block;
@@ -46,7 +45,7 @@ pub fn check_shared_matrices(role: Role, arch: &Arch, degree: usize) -> Result<(
 pub(super) fn sum(own: Tensor<2>, runtime: &Runtime) -> Result<Tensor<2>> {
     let [rows, columns] = own.dims();
     let (_held, own) = message(own, 1, runtime);
-    let sum = runtime.world().group(Dim::Tensor).all_reduce_tensor(own)?;
+    let sum = runtime.world().tensor_ranks().all_reduce_tensor(own)?;
     Ok(sum.reshape([rows, columns]))
 }
 
@@ -55,7 +54,7 @@ pub(super) fn gather(own: &Tensor<2>, runtime: &Runtime) -> Result<Vec<Tensor<2>
     let [rows, columns] = own.dims();
     let ranks = runtime.world().tensor_size();
     let (_held, own) = message(widened(own.clone()), ranks, runtime);
-    let all = runtime.world().group(Dim::Tensor).all_gather_tensor(own)?;
+    let all = runtime.world().tensor_ranks().all_gather_tensor(own)?;
     let all = all.reshape([ranks * rows, columns]);
     let tensor = |rank: usize| all.clone().narrow(0, rank * rows, rows);
     Ok((0..ranks).map(tensor).collect())
@@ -244,7 +243,7 @@ impl Gradients {
             message.push(whole);
         }
         let lengths: Vec<usize> = message.iter().map(Flat::len).collect();
-        let sum = runtime.world().group(Dim::Tensor).all_reduce(Flat::concat(message))?;
+        let sum = runtime.world().tensor_ranks().all_reduce(Flat::concat(message))?;
         for ((index, block, shape, own), whole) in parts.into_iter().zip(sum.split(&lengths)) {
             let start = first(&block);
             let values = whole.slice(start..start + own.len());

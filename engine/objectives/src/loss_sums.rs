@@ -5,8 +5,8 @@ use burn::tensor::Tensor;
 use firebrick_core::Result;
 use firebrick_core::error::device_error;
 use firebrick_core::world::World;
-use firebrick_core::world::codec::{Reader, Writer};
 use firebrick_models::routing::Routes;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 pub const ROUTER_AUX_LOSS: &str = "actor/router_aux_loss";
 
 /// Log-probs and entropies of a micro-batch's scored tokens, by sequence.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct MicroScores {
     /// Log-probs.
     pub logp: Vec<Vec<f32>>,
@@ -64,39 +64,17 @@ impl LossSums {
     /// # Errors
     /// `Error::Device` where another rank fails, `Error::Ranks` where one runs another build.
     pub fn gather(self, world: &World) -> Result<Self> {
+        type Sent = (f64, usize, usize, Vec<(String, Reduction, f64)>);
         if world.is_solo() {
             return Ok(self);
         }
-        let all = world.gather(|w| self.write(w), Self::read)?;
+        let Self { loss, tokens, sequences, metrics } = self;
         let mut sums = Self::default();
-        for own in &all {
-            sums.absorb(own);
+        for (loss, tokens, sequences, metrics) in world.gather::<Sent>(&(loss, tokens, sequences, metrics))? {
+            let metrics = metrics.into_iter().map(|(name, reduction, sum)| (interned(&name), reduction, sum)).collect();
+            sums.absorb(&Self { loss, tokens, sequences, metrics });
         }
         Ok(sums)
-    }
-
-    fn write(&self, to: &mut Writer) {
-        to.float(self.loss);
-        to.number(self.tokens as u64);
-        to.number(self.sequences as u64);
-        to.list(self.metrics.iter(), |w, &(name, reduction, sum)| {
-            w.text(name);
-            w.number(reduction as u64);
-            w.float(sum);
-        });
-    }
-
-    fn read(from: &mut Reader<'_>) -> Result<Self> {
-        Ok(Self {
-            loss: from.float()?,
-            tokens: from.count()?,
-            sequences: from.count()?,
-            metrics: from.list(|r| {
-                let name = interned(&r.text()?);
-                let reduction = Reduction::ALL[r.count()?.min(Reduction::ALL.len() - 1)];
-                Ok((name, reduction, r.float()?))
-            })?,
-        })
     }
 
     /// Metric values.

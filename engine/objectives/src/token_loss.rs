@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 use firebrick_core::sequence::TokenColumns;
+use serde::{Deserialize, Serialize};
 
 /// Scores of the tokens of a chunk as leaves of a graph, `[tokens]` each.
 #[derive(Clone, Debug)]
@@ -54,7 +55,7 @@ impl TokenInputs {
 }
 
 /// How a metric's numbers of chunks and micro-batches become its value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Reduction {
     /// The sum over an optimizer step: it was weighted like the loss.
     Sum,
@@ -69,9 +70,6 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// All of them, by number.
-    pub(super) const ALL: [Self; 5] = [Self::Sum, Self::TokenMean, Self::SequenceMean, Self::Min, Self::Max];
-
     /// Two micro-batches' numbers as one.
     #[must_use]
     pub fn combine(self, a: f64, b: f64) -> f64 {

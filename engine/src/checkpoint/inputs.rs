@@ -2,7 +2,7 @@
 //! modules that these import. A run that is resumed compares, because with other ones it would not be the run that it
 //! was.
 
-use super::RunDir;
+use super::{RunDir, read_if_there};
 use crate::config::{Mode, RunConfig, is_template};
 use crate::hub::{ModelFiles, model_folder};
 use crate::task::{EnvironmentConfig, RewardKind, TaskConfig};
@@ -141,12 +141,8 @@ impl Inputs {
     /// `Error::Io` where the file cannot be read, `Error::Resume` where it is damaged.
     pub fn kept(run: &RunDir) -> Result<Option<Self>> {
         let path = run.path().join(INPUTS);
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(Error::io("read", path)(e)),
-        };
-        let kept = serde_json::from_str(&text);
+        let Some(text) = read_if_there(&path)? else { return Ok(None) };
+        let kept = serde_json::from_slice(&text);
         kept.map(Some).map_err(|e| Error::Resume {
             detail: format!("{e}; delete the file to continue without a comparison of inputs"),
             path,

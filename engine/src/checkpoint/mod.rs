@@ -14,3 +14,27 @@ pub use inputs::Inputs;
 pub use policy_source::{PolicySource, architecture, check_arch, check_ends, tokenizer_of};
 pub use run_dir::RunDir;
 pub use trainer_state::TrainerState;
+
+use crate::{Error, Result};
+use serde::Serialize;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+/// The bytes of a file; none where there is none.
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io("read", path)(e)),
+    }
+}
+
+/// A value as the text of a file.
+fn json(value: &impl Serialize) -> io::Result<String> {
+    Ok(serde_json::to_string_pretty(value)?)
+}
+
+/// What came of changing a file or folder: done where there is none.
+fn if_there(changed: io::Result<()>) -> io::Result<()> {
+    changed.or_else(|e| if e.kind() == ErrorKind::NotFound { Ok(()) } else { Err(e) })
+}

@@ -1,6 +1,7 @@
 //! The run folder: its files, and checkpoints that are complete or absent.
 
 use super::run_lock::RunLock;
+use super::{if_there, json, read_if_there};
 use crate::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
@@ -124,11 +125,7 @@ impl RunDir {
     /// # Errors
     /// `Error::Io` where the value has no form in JSON, or the file cannot be written.
     pub fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
-        let mut text = serde_json::to_string_pretty(value).map_err(|e| Error::Io {
-            action: "write",
-            path: self.path.join(name),
-            error: e.into(),
-        })?;
+        let mut text = json(value).map_err(Error::io("write", self.path.join(name)))?;
         text.push('\n');
         self.write(name, text.as_bytes())
     }
@@ -142,10 +139,7 @@ impl RunDir {
         if !self.writes {
             return Ok(());
         }
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
-            _ => Ok(()),
-        }
+        if_there(fs::remove_file(&path)).map_err(Error::io("remove", path))
     }
 
     /// Appends lines to a JSON Lines file.
@@ -156,7 +150,7 @@ impl RunDir {
         let mut text = Vec::new();
         for line in lines {
             let path = self.path.join(name);
-            serde_json::to_writer(&mut text, line).map_err(|error| Error::io("append to", path)(error.into()))?;
+            serde_json::to_writer(&mut text, line).map_err(|e| Error::io("append to", path)(e.into()))?;
             text.push(b'\n');
         }
         self.append_text(name, &text)
@@ -182,11 +176,7 @@ impl RunDir {
     /// `Error::Io` where the file cannot be read or written again.
     pub fn rewind(&self, name: &str, step_key: &str, last_step: u64) -> Result<()> {
         let path = self.path.join(name);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(Error::io("read", path)(e)),
-        };
+        let Some(bytes) = read_if_there(&path)? else { return Ok(()) };
         // a kill may have cut the last line inside a character
         let text = String::from_utf8_lossy(&bytes);
         let keep = |line: &&str| {
@@ -297,19 +287,13 @@ fn discard(path: &Path) -> Result<()> {
     aside.push(REMOVED);
     let aside = PathBuf::from(aside);
     clear(&aside)?;
-    match fs::rename(path, &aside) {
-        Ok(()) => clear(&aside),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(Error::io("rename", path)(e)),
-    }
+    if_there(fs::rename(path, &aside)).map_err(Error::io("rename", path))?;
+    clear(&aside)
 }
 
 /// Removes a folder, if it is there.
 fn clear(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path)(e)),
-        _ => Ok(()),
-    }
+    if_there(fs::remove_dir_all(path)).map_err(Error::io("remove", path))
 }
 
 /// Makes a folder's entries durable. Windows has no such call for folders.

@@ -11,6 +11,7 @@
 //! Where ranks share matrices, a shard has elements of a block of its tensor: `"block": [[0, 256], [0, 512]]` are its
 //! rows and columns in the whole, and `range` counts elements of it.
 
+use super::read_if_there;
 use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::host::{MappedFile, write_synced};
@@ -150,7 +151,8 @@ pub(super) fn write(dir: &Path, stem: &str, (rank, ranks): (usize, usize), own: 
 
 /// Puts the entries of all ranks together, and writes the index where this rank writes the run's files.
 pub(super) fn write_index(dir: &Path, stem: &str, own: &[Shard], world: &World) -> Result<()> {
-    let bad = |e: serde_json::Error| Error::Io { action: "write", path: index_path(dir, stem), error: e.into() };
+    let path = index_path(dir, stem);
+    let bad = |e: serde_json::Error| Error::io("write", &path)(e.into());
     let all = world.exchange(serde_json::to_vec(own).map_err(bad)?)?;
     if !world.writes() {
         return Ok(());
@@ -161,7 +163,6 @@ pub(super) fn write_index(dir: &Path, stem: &str, own: &[Shard], world: &World) 
     }
     tensors.sort_by(|a, b| (&a.name, a.block, a.range).cmp(&(&b.name, b.block, b.range)));
     let index = Index { ranks: world.size(), tensors };
-    let path = index_path(dir, stem);
     let text = serde_json::to_string_pretty(&index).map_err(bad)?;
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))
 }
@@ -177,11 +178,7 @@ impl ShardedTensors {
     /// Opens what an index names; `None` where there is no index.
     pub fn open(dir: &Path, stem: &str) -> Result<Option<Self>> {
         let path = index_path(dir, stem);
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(Error::io("read", &path)(e)),
-        };
+        let Some(text) = read_if_there(&path)? else { return Ok(None) };
         let index: Index = serde_json::from_slice(&text)
             .map_err(|e| Error::Resume { path: path.clone(), detail: format!("{e}; {EARLIER}") })?;
         let mut this = Self { path, by_name: BTreeMap::new(), files: BTreeMap::new() };

@@ -1,5 +1,6 @@
 //! What a checkpoint keeps beside the model: where the run stands, and the optimizer's moments.
 
+use super::json;
 use super::saved_tensors::SavedTensors;
 use super::sharded::{self, EARLIER, Own};
 use crate::config::Mode;
@@ -27,7 +28,7 @@ const MASTERS: &str = "masters";
 const VALUE_HEAD: &str = "value_head.safetensors";
 
 /// Where a run stands.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct TrainerState {
     /// Kind of training.
     pub mode: Mode,
@@ -70,23 +71,7 @@ impl TrainerState {
     /// The start of a run.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
-        Self {
-            mode,
-            step: 0,
-            draws: 0,
-            optimizer_steps: 0,
-            critic_steps: 0,
-            skipped_steps: 0,
-            tokens: 0,
-            seconds: 0.0,
-            peak_bytes: 0,
-            first_validation: BTreeMap::new(),
-            last_validation: BTreeMap::new(),
-            coefficients: AdaptiveCoefficients::default(),
-            loss_scale: None,
-            critic_loss_scale: None,
-            rewards: BTreeMap::new(),
-        }
+        Self { mode, ..Self::default() }
     }
 
     /// Records a validation.
@@ -105,12 +90,8 @@ impl TrainerState {
 /// written.
 pub fn save(dir: &Path, state: &TrainerState, model: &dyn WholeModel) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    let text = serde_json::to_string_pretty(state).map_err(|e| Error::Io {
-        action: "write",
-        path: dir.join(STATE),
-        error: e.into(),
-    })?;
     let path = dir.join(STATE);
+    let text = json(state).map_err(Error::io("write", &path))?;
     write_synced(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
     match model.decoder().value_index() {
         Some(index) => save_value_head(dir, model, index),

@@ -6,10 +6,11 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Which of the two kinds of training a run is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Reinforcement learning: `firebrick train`.
+    #[default]
     Rl,
     /// Supervised training: `firebrick sft`.
     Sft,

@@ -7,21 +7,39 @@ use crate::task::{Example, Permutation, PromptText, Split, Task, shuffled_index}
 use crate::{Error, Result};
 use firebrick_models::Tokenizer;
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// An example with its prompt's tokens and text.
-#[derive(Clone, Debug, PartialEq)]
+/// An example with its prompt's tokens and text. What ranks send of it is the prompt, to which environments add.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Prompt {
     /// Where it came from, with its ground truth.
+    #[serde(with = "sent")]
     pub example: Example,
     /// The prompt as text, rendered.
     pub text: String,
     /// Its tokens.
     pub tokens: Vec<u32>,
     /// The split that it is of, and its row there; none of one that was made by hand.
+    #[serde(skip)]
     pub row: Option<(Split, u64)>,
+}
+
+/// What ranks send of an example.
+mod sent {
+    use crate::task::Example;
+    use firebrick_core::message::json;
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(example: &Example, to: S) -> Result<S::Ok, S::Error> {
+        json::serialize(&example.prompt, to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Example, D::Error> {
+        Ok(Example { prompt: json::deserialize(from)?, ..Example::text("", "") })
+    }
 }
 
 /// A task made ready for a model.

@@ -12,6 +12,7 @@ use crate::task::RunningStats;
 use crate::turns::TurnStats;
 use firebrick_backends::memory::{ReadingSource, peak_resident_bytes};
 use firebrick_sampler::GenerationStats;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What one step of a run was.
@@ -123,7 +124,7 @@ impl RankWaits {
 }
 
 /// How a step's rewards fared that other programs compute.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct ProgramStats {
     /// Seconds from the last completion to the last verdict: what training waited for them.
     pub wait_seconds: f64,

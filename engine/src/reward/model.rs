@@ -13,7 +13,6 @@ use crate::plan::{MemoryConfig, Role, Zero};
 use crate::sequence::Sequence;
 use crate::task::RewardModelConfig;
 use crate::world::World;
-use crate::world::codec::Reader;
 use burn::tensor::Device;
 use firebrick_backends::accounts::Accounts;
 use firebrick_backends::{Precision, PrecisionExt, device};
@@ -163,8 +162,7 @@ impl RewardModel {
     /// Scores of this rank's rows, among those of all.
     fn scored_together(&self, rows: &[Vec<u32>]) -> Result<Vec<f64>> {
         let world = self.runtime.world();
-        let all =
-            world.gather(|to| to.list(rows.iter(), |to, row| to.tokens(row)), |from| from.list(Reader::tokens))?;
+        let all = world.gather::<Vec<Vec<u32>>>(rows)?;
         let before = all[..world.rank()].iter().map(Vec::len).sum::<usize>();
         let scores = self.scored(all.concat())?;
         Ok(scores[before..before + rows.len()].to_vec())

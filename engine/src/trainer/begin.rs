@@ -1,12 +1,13 @@
 //! What comes before the first step of a run: a warm-up, the models that start from the policy, the first validation.
 
-use super::load::fresh_critic;
-use super::{REFERENCE, Trainer};
+use super::Trainer;
+use super::models::{Models, REFERENCE, fresh_critic};
+use super::recovery::Recovery;
 use crate::Result;
-use crate::checkpoint::CriticSource;
 use crate::config::Mode;
 use crate::metrics::{Event, Phase};
 use firebrick_models::checkpoint::{ExportOptions, export};
+use std::sync::Arc;
 
 impl Trainer {
     /// Does all of it, once. A resumed run did it in its first session.
@@ -16,17 +17,17 @@ impl Trainer {
         }
         self.announce();
         if !self.resumed {
-            if self.state.mode == Mode::Rl {
-                if let Some(sft) = self.config.warmup.sft.clone() {
+            if self.session.mode == Mode::Rl {
+                if let Some(sft) = self.session.config.warmup.sft.clone() {
                     self.warm_up(&sft)?;
                 }
-                self.keep_reference()?;
-                self.begin_critic()?;
+                keep_reference(&mut self.recovery)?;
+                begin_critic(&mut self.recovery)?;
             }
-            if self.config.trainer.val_before_train {
+            if self.session.config.trainer.val_before_train {
                 self.validate()?;
             }
-            self.recorder.end_line(0)?;
+            self.recovery.telemetry.recorder.end_line(0)?;
         }
         self.started = true;
         Ok(())
@@ -34,68 +35,67 @@ impl Trainer {
 
     /// Tells the observer what is about to run.
     fn announce(&mut self) {
-        let predicted = self.request.predict(self.plan.clone()).estimate;
-        let supervised = self.demonstrations.as_ref();
-        let [params, trainable] = self.learner.decoder().whole_params();
+        let Self { session, updater, recovery: run, state, .. } = self;
+        let (prompts, recorder) = (&session.data.prompts, &mut run.telemetry.recorder);
+        let [params, trainable] = run.models.policy.decoder().whole_params();
         let ready = Event::Ready {
-            predicted_peak_bytes: predicted.peak_bytes,
-            budget_bytes: self.request.budget,
-            device: format!("{} ({})", self.info.device, self.info.name),
+            predicted_peak_bytes: run.planned.estimate().peak_bytes,
+            budget_bytes: run.planned.request.budget,
+            device: format!("{} ({})", session.info.device, session.info.name),
             params,
             trainable,
-            output: self.recorder.run().path().to_owned(),
-            resumed_from: self.state.step,
-            filtered: self.data.filtered + supervised.map_or(0, |d| d.filtered),
-            validation: self.data.validation.len(),
+            output: recorder.run().path().to_owned(),
+            resumed_from: state.step,
+            filtered: prompts.filtered + updater.demonstrations.as_ref().map_or(0, |d| d.filtered),
+            validation: prompts.validation.len(),
         };
-        self.recorder.event(ready);
+        recorder.event(ready);
     }
+}
 
-    /// Keeps the reference policy with the run, in full precision, so that a resumed run compares with the same one.
-    fn keep_reference(&mut self) -> Result<()> {
-        if self.reference.is_none() {
-            return Ok(());
-        }
-        self.recovering(Phase::SaveCheckpoint, Self::write_reference)
+/// Keeps the reference policy with the run, in full precision, so that a resumed run compares with the same one.
+fn keep_reference(run: &mut Recovery) -> Result<()> {
+    if run.models.reference.is_none() {
+        return Ok(());
     }
+    run.recovering(Phase::SaveCheckpoint, write_reference)
+}
 
-    fn write_reference(&mut self) -> Result<()> {
-        let Some(reference) = &mut self.reference else {
-            return Ok(());
-        };
-        if !reference.is_shared_out() {
-            self.learner.model.make_whole()?;
-        }
-        reference.replace(self.learner.decoder().clone());
-        let tokenizer = &self.source.tokenizer;
-        let source = self.source.checkpoint.clone().stored_as_f32();
-        let run = self.recorder.run();
-        let written = self.learner.model.write_whole(|policy| {
-            let written = run.publish(REFERENCE, |dir| {
-                let options = ExportOptions::default();
-                Ok(export(policy, &source, Some(tokenizer), dir, options)?)
-            });
-            written.map(drop)
+fn write_reference(run: &mut Recovery) -> Result<()> {
+    let Models { policy, reference, .. } = &mut run.models;
+    let Some(reference) = reference else {
+        return Ok(());
+    };
+    if !reference.is_shared_out() {
+        policy.model.make_whole()?;
+    }
+    reference.replace(policy.decoder().clone());
+    let tokenizer = &run.session.source.tokenizer;
+    let source = run.session.source.checkpoint.clone().stored_as_f32();
+    let folder = run.telemetry.recorder.run();
+    let written = policy.model.write_whole(|policy| {
+        let written = folder.publish(REFERENCE, |dir| {
+            let options = ExportOptions::default();
+            Ok(export(policy, &source, Some(tokenizer), dir, options)?)
         });
-        self.world.together(written)
-    }
+        written.map(drop)
+    });
+    run.session.world.together(written)
+}
 
-    /// The critic starts from the policy as it is now, where it has no checkpoint of its own. Nothing of it has been
-    /// trained yet.
-    fn begin_critic(&mut self) -> Result<()> {
-        let seed = self.config.trainer.seed;
-        let follows = |source: &CriticSource| source.follows_policy();
-        if !self.critic_source.as_ref().is_some_and(follows) {
-            return Ok(());
+/// The critic starts from the policy as it is now, where it has no checkpoint of its own. Nothing of it has been trained
+/// yet.
+fn begin_critic(run: &mut Recovery) -> Result<()> {
+    let session = Arc::clone(&run.session);
+    let Some(source) = session.critic_source.as_ref().filter(|source| source.follows_policy()) else {
+        return Ok(());
+    };
+    run.recovering(Phase::Values, |run| {
+        if let (Some(critic), Some(plan)) = (&mut run.models.critic, run.planned.plan.critic()) {
+            let decoder = fresh_critic(source, plan, &run.models.policy.model, session.config.trainer.seed)?;
+            decoder.check_computed()?;
+            critic.model.replace(decoder);
         }
-        self.recovering(Phase::Values, |t| {
-            let parts = (&mut t.critic, &t.critic_source, t.plan.critic());
-            if let (Some(critic), Some(source), Some(plan)) = parts {
-                let decoder = fresh_critic(source, plan, &t.learner.model, seed)?;
-                decoder.check_computed()?;
-                critic.model.replace(decoder);
-            }
-            Ok(())
-        })
-    }
+        Ok(())
+    })
 }

@@ -1,24 +1,26 @@
 //! What a run is made of, put together and opened.
 
-use super::load::Loaded;
-use super::resume::Found;
-use super::saved::Saved;
-use super::setup::{Opened, PlannedRun};
-use super::{Start, Trainer};
+use super::Trainer;
+use super::models::Loaded;
+use super::recovery::{Checkpoints, Recovery};
+use super::sampler::Sampler;
+use super::scorer::Scorer;
+use super::session::resume::{Found, Start};
+use super::session::{LrSchedules, Planned, Session};
+use super::telemetry::Telemetry;
+use super::updater::Updater;
 use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::config::{Mode, RunConfig};
 use crate::data::task_of;
 use crate::hub::ModelFiles;
-use crate::metrics::profile::Profiler;
 use crate::metrics::tracker::{self, TrackedRun, Tracker, Trackers};
-use crate::metrics::{Ledger, Observer, PhaseTimings, Recorder, Silent, Snapshots, Summary, TokenSettings};
+use crate::metrics::{Observer, Recorder, Silent, Summary, TokenSettings};
 use crate::objective::Objective;
 use crate::reward::Programs;
 use crate::task::Task;
 use crate::world::World;
 use firebrick_backends::collective::{Collective, Solo};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A run that is being put together: see [`Trainer::builder`].
@@ -90,14 +92,14 @@ impl TrainerBuilder {
         self
     }
 
-    /// Reads and checks what the configuration names; see [`Opened::open`].
-    pub(super) fn open(&mut self, ranks: &Arc<dyn Collective>, files: ModelFiles) -> Result<Opened> {
+    /// Reads and checks what the configuration names; see [`Session::open`].
+    pub(super) fn open(&mut self, ranks: &Arc<dyn Collective>, files: ModelFiles) -> Result<Session> {
         let config = std::mem::take(&mut self.config).resolve()?;
         let task = match self.task.take() {
             Some(task) => task,
             None => task_of(&config, self.mode)?,
         };
-        Opened::open(config, self.mode, task, self.objective.take(), ranks, files)
+        Session::open(config, self.mode, task, self.objective.take(), ranks, files)
     }
 
     /// A tracker of one's own, beside those of `trainer.logger`.
@@ -153,90 +155,66 @@ impl TrainerBuilder {
     /// Opens and plans the run, and looks at its folder. Nothing is loaded or written yet.
     fn prepare(&mut self) -> Result<Prepared> {
         let ranks = Arc::clone(&self.ranks);
-        let opened = self.open(&ranks, ModelFiles::All)?;
-        let planned = opened.plan()?;
-        opened.check_ranks(&planned)?;
-        let found = opened.look(self.start, planned.steps)?;
-        Ok(Prepared { opened, planned, found })
+        let session = self.open(&ranks, ModelFiles::All)?;
+        let (planned, schedules) = session.plan()?;
+        session.check_ranks(&planned.plan)?;
+        let found = session.look(self.start)?;
+        Ok(Prepared { session, planned, schedules, found })
     }
 
     fn load(mut self, prepared: Prepared) -> Result<Trainer> {
-        let Prepared { opened, mut planned, mut found } = prepared;
-        let programs = if opened.judges() { Programs::open(opened.data.prompts.task())? } else { Programs::default() };
-        opened.resume(&mut found, self.start, planned.steps, &programs)?;
-        let (loaded, state, resumed) = Loaded::begin(&opened, &mut planned, &found, &programs)?;
+        let Prepared { mut session, mut planned, schedules, mut found } = prepared;
+        let task = session.data.prompts.task();
+        let programs = if session.judges() { Programs::open(task)? } else { Programs::default() };
+        session.resume(&mut found, self.start, &programs)?;
+        let (loaded, state, resumed) = Loaded::begin(&session, &mut planned, &found, &programs)?;
         // a new one is made last, so that a run that cannot start leaves none in its own way
         let folder = match found.run.take() {
             Some(folder) => folder,
-            None => opened.new_folder(&programs)?,
+            None => session.new_folder(&programs)?,
         };
-        let ended = resumed && state.step >= planned.steps;
-        let mut trackers = tracker::configured(&opened.config.trainer);
+        let resumed_from = resumed.then_some(&state);
+        let ended = resumed_from.is_some_and(|state| state.step >= session.steps);
+        let mut trackers = tracker::configured(&session.config.trainer);
         trackers.append(&mut self.trackers);
-        if ended || !opened.world.writes() {
+        if ended || !session.world.writes() {
             trackers.clear();
         }
-        let trackers = begin_trackers(trackers, &folder, &opened.config, resumed.then_some(state.step))?;
-        let tokens = TokenSettings::new(opened.config.trainer.log_tokens);
-        let recorder = Recorder::new(folder, self.observer, trackers).keep_tokens(tokens, &opened.source.tokenizer)?;
+        let trackers = begin_trackers(trackers, &folder, &session.config, resumed_from.map(|state| state.step))?;
+        let tokens = TokenSettings::new(session.config.trainer.log_tokens);
+        let recorder = Recorder::new(folder, self.observer, trackers).keep_tokens(tokens, &session.source.tokenizer)?;
         if !ended {
             recorder.plans(&planned.request, &planned.plan)?;
         }
-        let saved = Saved::at_start(recorder.run(), &opened.world, resumed.then_some(&state))?;
-        let (accounts, log) = (&loaded.policy.runtime.accounts, &loaded.log);
-        let mut snapshots = Snapshots::new(
-            log,
-            format!("{} ({})", opened.info.device, opened.info.name),
-            planned.request.profile.is_unified(),
-            state.step,
-            opened.config.memory.snapshot,
-        );
-        let profiler = Profiler::new(log, self.profile, state.step..planned.steps);
-        let predicted = planned.request.predict(planned.plan.clone());
-        snapshots.planned(predicted.estimate.phases);
+        let checkpoints = Checkpoints::at_start(recorder.run(), &session.world, resumed_from)?;
+        let demonstrations = session.data.demonstrations.take();
+        let telemetry = Telemetry::begin(recorder, &session, &planned, &loaded, &state, self.profile);
+        let session = Arc::new(session);
         Ok(Trainer {
-            world: opened.world,
-            ledger: Ledger::new(state.peak_bytes, &opened.device, accounts, log),
-            snapshots,
-            profiler,
-            config: opened.config,
-            info: opened.info,
-            device: opened.device,
-            source: opened.source,
-            data: opened.data.prompts,
-            turns: opened.turns,
-            demonstrations: opened.data.demonstrations,
-            _rows: loaded.rows,
-            learner: loaded.policy,
-            reference: loaded.reference,
-            reward_manager: loaded.reward_manager,
-            critic: loaded.critic,
-            critic_source: opened.critic_source,
-            request: planned.request,
-            plan: planned.plan,
-            replans: planned.replans,
-            objective: opened.objective,
-            recorder,
-            saved,
+            sampler: Sampler::new(&session),
+            scorer: Scorer::new(&session, loaded.reward_manager),
+            updater: Updater::new(&session, schedules, demonstrations),
+            recovery: Recovery {
+                session: Arc::clone(&session),
+                models: loaded.models,
+                planned,
+                telemetry,
+                checkpoints,
+                step: 0,
+            },
+            session,
             state,
-            steps: planned.steps,
-            lr_schedule: planned.schedules.policy,
-            critic_lr_schedule: planned.schedules.critic,
             resumed,
             started: false,
-            timings: PhaseTimings::default(),
-            skipped_in_a_row: BTreeMap::new(),
-            overflows_in_a_row: BTreeMap::new(),
-            warned_of_cut_completions: false,
-            phase_step: 0,
         })
     }
 }
 
 /// A run that nothing has been loaded of.
 struct Prepared {
-    opened: Opened,
-    planned: PlannedRun,
+    session: Session,
+    planned: Planned,
+    schedules: LrSchedules,
     found: Found,
 }
 

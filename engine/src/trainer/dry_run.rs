@@ -1,7 +1,7 @@
 //! What a run would do, found out before its weights are read: nothing is loaded, trained or written.
 
 use super::builder::TrainerBuilder;
-use super::setup::{Opened, PlannedRun};
+use super::session::{Planned, Session};
 use crate::Result;
 use crate::config::{Mode, RunConfig};
 use crate::data::{Prompt, PromptDataset};
@@ -22,10 +22,10 @@ const GLANCE: u64 = 256;
 /// Examples that are named where their reference answer earns nothing.
 const NAMED: usize = 5;
 
-/// A run that was opened and planned, and not begun.
+/// A run that was session and planned, and not begun.
 #[derive(Debug)]
 pub struct DryRun {
-    /// The device, which was opened.
+    /// The device, which was session.
     pub device: DeviceInfo,
     /// The run folder, which does not exist yet.
     pub output: PathBuf,
@@ -69,34 +69,33 @@ impl TrainerBuilder {
     /// Those that [`build`](Self::build) gives before it loads weights.
     pub fn dry_run(mut self) -> Result<DryRun> {
         let alone: Arc<dyn Collective> = Arc::new(Solo);
-        let opened = self.open(&alone, ModelFiles::Tokenizer)?;
-        let planned = opened.plan()?;
-        let prompts = &opened.data.prompts;
-        let has_prompts = opened.mode == Mode::Rl;
-        let estimate = planned.request.predict(planned.plan.clone()).estimate;
+        let session = self.open(&alone, ModelFiles::Tokenizer)?;
+        let (planned, _) = session.plan()?;
+        let prompts = &session.data.prompts;
+        let has_prompts = session.mode == Mode::Rl;
         Ok(DryRun {
-            device: opened.info.clone(),
-            output: opened.config.output.clone(),
-            steps: planned.steps,
+            device: session.info.clone(),
+            output: session.config.output.clone(),
+            steps: session.steps,
             prompts: prompts.examples(),
             filtered: prompts.filtered,
             validation: prompts.validation.len(),
             budget: planned.request.allowed(),
-            rendered: if has_prompts { rendered(&opened, prompts)? } else { Vec::new() },
-            references: if has_prompts { references(prompts, &opened.config)? } else { None },
-            disk_bytes: disk_bytes(&opened, &planned),
-            estimate,
+            rendered: if has_prompts { rendered(&session, prompts)? } else { Vec::new() },
+            references: if has_prompts { references(prompts, &session.config)? } else { None },
+            disk_bytes: disk_bytes(&session, &planned),
+            estimate: planned.estimate(),
         })
     }
 }
 
 /// The first prompts of the run, decoded from their tokens.
-fn rendered(opened: &Opened, prompts: &PromptDataset) -> Result<Vec<(String, usize)>> {
-    let seed = opened.config.trainer.seed;
+fn rendered(session: &Session, prompts: &PromptDataset) -> Result<Vec<(String, usize)>> {
+    let seed = session.config.trainer.seed;
     (0..RENDERED)
         .map(|draw| {
             let Prompt { tokens, .. } = prompts.draw(seed, draw)?;
-            Ok((opened.source.tokenizer.decode(&tokens, false)?, tokens.len()))
+            Ok((session.source.tokenizer.decode(&tokens, false)?, tokens.len()))
         })
         .collect()
 }
@@ -154,12 +153,12 @@ fn best_of_references(task: &dyn Task, example: &Example, max_tokens: usize) -> 
 /// Bytes that the run folder will take: of each checkpoint that is kept the weights in f32, both moments and, in half
 /// precision, the masters, of policy and critic; one checkpoint more while the next is written; and the reference
 /// policy.
-fn disk_bytes(opened: &Opened, planned: &PlannedRun) -> u64 {
-    let (config, work) = (&opened.config, &planned.request.workload);
+fn disk_bytes(session: &Session, planned: &Planned) -> u64 {
+    let (config, work) = (&session.config, &planned.request.workload);
     let sizes = Sizes::of(&work.arch, work.lora.as_ref());
     let masters = u64::from(config.precision.is_half());
     let policy = 4 * sizes.trained() * (3 + masters);
-    let critics = u64::from(opened.critic_source.is_some());
+    let critics = u64::from(session.critic_source.is_some());
     let kept = config.trainer.max_ckpt_to_keep as u64 + 1;
     let reference = if work.reference { 4 * sizes.total() } else { 0 };
     kept * policy * (1 + critics) + reference

@@ -1,19 +1,17 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
-use super::checks::check_reward_models;
-use super::evaluated_sample::{EvaluatedSample, judged_samples, mean_reward, unjudged};
-use super::gather::{PromptShard, all_played, all_samples};
+use super::gather::{PromptShard, all_played, all_samples, requests};
 use super::judging::{ends_in_thought, texts};
-use super::rollout::ENVIRONMENT;
-use super::turns::{EnvironmentSession, turn_template};
+use super::session::checks::check_reward_models;
+use super::turns::{ENVIRONMENT, EnvironmentSession, turn_template};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};
-use crate::metrics::{Metrics, judged_metrics, validation_reward, validation_unjudged};
+use crate::metrics::{JudgedSample, Metrics, judged_metrics, validation_reward, validation_unjudged};
 use crate::objective::Objective;
 use crate::planning::{self, engine_limits};
 use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
-use crate::task::{Reward, Shaping, Task};
+use crate::task::{Reading, Reward, Shaping, Task};
 use crate::turns::{Outcome, TurnTemplate};
 use crate::world::World;
 use crate::{Error, Result};
@@ -24,8 +22,9 @@ use firebrick_backends::memory::free_bytes;
 use firebrick_backends::profile;
 use firebrick_models::decoder::RankPart;
 use firebrick_models::random::DrawKey;
+use firebrick_models::tokenizer::Message;
 use firebrick_models::{Decoder, Tokenizer};
-use firebrick_sampler::{FinishReason, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
+use firebrick_sampler::{FinishReason, Generator, Sample, SamplingParams, SchedulerConfig};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
@@ -131,16 +130,11 @@ pub(crate) fn validation_samples(
     let part = dealt.sampled.clone();
     let own = &data.validation[part.clone()];
     // step 0 is no step of training
-    let key = |prompt_index| DrawKey { seed: 0, step: 0, prompt_index, sample: 0 };
-    let playing = EnvironmentSession::begin(turns, task, rollout, source, own, n, key(part.start as u32))?;
+    let key = |prompt_index: u64| DrawKey { seed: 0, step: 0, prompt_index: prompt_index as u32, sample: 0 };
+    let first = part.start as u64;
+    let playing = EnvironmentSession::begin(turns, task, rollout, source, own, n, key(first))?;
     let prompts = playing.prompts();
-    let requests: Vec<GenerationRequest> = prompts
-        .as_deref()
-        .unwrap_or(own)
-        .iter()
-        .zip(part.start as u32..)
-        .map(|(p, index)| GenerationRequest { tokens: p.tokens.clone(), key: key(index), max_new_tokens: None })
-        .collect();
+    let requests = requests(prompts.as_deref().unwrap_or(own), first, key);
     let generator = Generator::new(decoder, Some(&source.tokenizer), &sampling)?;
     let generated = playing.run(&generator, &requests, n, limits, |_| {})?;
     let samples = all_samples(world, &dealt, generated.samples)?;
@@ -228,4 +222,103 @@ pub(crate) fn judged(
         EvaluatedSample::new(set, answer, sample, reward, note.lost)
     });
     Ok(evaluated.collect())
+}
+
+/// A completion of a validation prompt with its reward.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvaluatedSample {
+    /// The set that its prompt belongs to: a named one, the row's `data_source`, or the task.
+    pub set: String,
+    /// Index of the prompt among those that were evaluated.
+    pub index: usize,
+    /// Index among the prompt's completions.
+    pub sample: usize,
+    /// The prompt's text.
+    pub prompt: String,
+    /// The completion's text.
+    pub completion: String,
+    /// The messages that it is made of, where it had an environment.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub turns: Vec<Message>,
+    /// Ground truth.
+    pub answer: String,
+    /// Reward; null where none applies, and no statistics count the sample.
+    pub reward: Option<f64>,
+    /// Its parts.
+    pub reward_parts: Vec<(String, f64)>,
+    /// Whether it is right, where a rule says so.
+    #[serde(rename = "acc")]
+    pub correct: Option<bool>,
+    /// What rules read, beside the ground truth as they read it.
+    pub readings: Vec<Reading>,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Completion tokens.
+    pub tokens: usize,
+    /// Why a reward is missing that could not be computed: no statistics count the sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_error: Option<String>,
+}
+
+impl EvaluatedSample {
+    /// A completion of a prompt of this set as it was judged.
+    pub(super) fn new(
+        set: &str,
+        answer: &Answer<'_>,
+        sample: &Sample,
+        reward: Reward,
+        reward_error: Option<String>,
+    ) -> Self {
+        let prompt = answer.prompt;
+        Self {
+            set: set.to_owned(),
+            index: sample.request,
+            sample: sample.sample,
+            prompt: prompt.text.clone(),
+            completion: answer.text.clone(),
+            turns: answer.turns.to_vec(),
+            answer: prompt.example.answer.clone(),
+            reward: reward.value(),
+            reward_parts: reward.parts,
+            correct: reward.correct,
+            readings: reward.readings,
+            finish: sample.finish,
+            tokens: sample.tokens.len(),
+            reward_error,
+        }
+    }
+
+    /// Whether no reward applies to it, though none is lost.
+    fn is_unjudged(&self) -> bool {
+        self.reward.is_none() && self.reward_error.is_none()
+    }
+
+    /// What statistics take of it: nothing where it has lost a reward or none applies.
+    fn judged(&self) -> Option<JudgedSample> {
+        let read = self.readings.first();
+        Some(JudgedSample {
+            set: self.set.clone(),
+            prompt: self.index,
+            reward: self.reward.filter(|_| self.reward_error.is_none())?,
+            correct: self.correct,
+            vote: read.and_then(|reading| reading.parsed.clone()),
+        })
+    }
+}
+
+/// What statistics take of judged completions, those apart that have lost a reward or have none.
+pub(super) fn judged_samples(samples: &[EvaluatedSample]) -> Vec<JudgedSample> {
+    samples.iter().filter_map(EvaluatedSample::judged).collect()
+}
+
+/// The mean reward of judged completions, those apart that have lost a reward or have none; none where none is left.
+pub(super) fn mean_reward(samples: &[EvaluatedSample]) -> Option<f64> {
+    let judged = samples.iter().filter_map(EvaluatedSample::judged);
+    let (count, total) = judged.fold((0, 0.0), |(n, sum), s| (n + 1, sum + s.reward));
+    (count > 0).then(|| total / f64::from(count))
+}
+
+/// How many completions have no reward, though they have lost none.
+pub(super) fn unjudged(samples: &[EvaluatedSample]) -> usize {
+    samples.iter().filter(|sample| sample.is_unjudged()).count()
 }

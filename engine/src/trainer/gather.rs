@@ -1,17 +1,17 @@
-//! Completions and rollouts of all ranks, put together on every rank in the order of their prompts.
+//! Prompts dealt to the ranks, and their completions and rollouts put together on every rank in the order of the
+//! prompts.
 
-use super::wire::{RankRollouts, read_outcome, read_prompt, write_outcome, write_prompt};
 use crate::Result;
 use crate::data::Prompt;
 use crate::metrics::{ProgramStats, RankWaits, RolloutStats};
 use crate::rollout::Rollout;
-use crate::rollout::wire::{read_sample, write_sample};
 use crate::task::Example;
-use crate::turns::Outcome;
+use crate::turns::{Outcome, TurnStats};
 use crate::world::World;
-use crate::world::codec::Reader;
 use crate::world::deal::in_order;
-use firebrick_sampler::{GenerationStats, Sample};
+use firebrick_models::random::DrawKey;
+use firebrick_sampler::{GenerationRequest, GenerationStats, Sample};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +57,31 @@ impl PromptShard {
     }
 }
 
+/// The requests for completions of prompts, the first of which has this index.
+pub(super) fn requests(prompts: &[Prompt], first: u64, key: impl Fn(u64) -> DrawKey) -> Vec<GenerationRequest> {
+    let numbered = prompts.iter().zip(first..);
+    let request = |(prompt, index): (&Prompt, u64)| GenerationRequest {
+        tokens: prompt.tokens.clone(),
+        key: key(index),
+        max_new_tokens: None,
+    };
+    numbered.map(request).collect()
+}
+
+/// Rollouts that a rank sampled and scored in a step, with seconds.
+#[derive(Deserialize, Serialize)]
+pub(super) struct RankRollouts {
+    pub rollouts: Vec<Rollout>,
+    pub engine: GenerationStats,
+    pub programs: Option<ProgramStats>,
+    /// Its prompts with what environments have added, where there are any.
+    #[serde(with = "firebrick_models::shared")]
+    pub played: Option<Arc<Vec<Prompt>>>,
+    /// How the turns of its environments fared.
+    pub turns: Option<TurnStats>,
+    pub seconds: f64,
+}
+
 /// Completions of all prompts, where this rank has sampled those that it was dealt.
 pub(super) fn all_samples(world: &World, dealt: &PromptShard, own: Vec<Sample>) -> Result<Vec<Sample>> {
     if world.is_solo() {
@@ -65,8 +90,7 @@ pub(super) fn all_samples(world: &World, dealt: &PromptShard, own: Vec<Sample>) 
     let own = own.into_iter().filter(|sample| dealt.judges(sample));
     let placed: Vec<Sample> =
         own.map(|sample| Sample { request: dealt.sampled.start + sample.request, ..sample }).collect();
-    let all = world.gather(|w| w.list(placed.iter(), write_sample), |r| r.list(read_sample))?;
-    Ok(all.concat())
+    Ok(world.gather::<Vec<Sample>>(&placed)?.concat())
 }
 
 /// What rewards have given on all ranks, in the order of completions: every rank has the same rewards, with values of
@@ -75,8 +99,8 @@ pub(super) fn all_values(world: &World, own: Vec<(String, Vec<f64>)>) -> Result<
     if world.is_solo() || own.is_empty() {
         return Ok(own);
     }
-    let values = own.iter().map(|(_, values)| values);
-    let all = world.gather(|w| w.list(values, |w, values| w.floats(values)), |r| r.list(Reader::floats))?;
+    let values: Vec<&Vec<f64>> = own.iter().map(|(_, values)| values).collect();
+    let all = world.gather::<Vec<Vec<f64>>>(&values)?;
     let places = own.into_iter().enumerate();
     let joined = places.map(|(place, (name, _))| {
         let ranks = all.iter().flat_map(|rank| &rank[place]);
@@ -92,12 +116,12 @@ pub(super) fn all_rollouts(
     own: RankRollouts,
     stats: &mut RolloutStats,
 ) -> Result<(Arc<Vec<Prompt>>, Vec<Rollout>)> {
-    let all = gathered(world, own)?;
+    let all = if world.is_solo() { vec![own] } else { world.gather::<RankRollouts>(&own)? };
     let mut step = GenerationStats::default();
     for rank in &all {
         step.add(&rank.engine);
         add_programs(stats, rank.programs);
-        if let Some((_, turns)) = &rank.played {
+        if let Some(turns) = &rank.turns {
             stats.turns.get_or_insert_default().absorb(turns);
         }
     }
@@ -116,22 +140,14 @@ pub(super) fn all_rollouts(
     Ok((prompts, rollouts))
 }
 
-/// What every rank sampled, in their order.
-fn gathered(world: &World, own: RankRollouts) -> Result<Vec<RankRollouts>> {
-    if world.is_solo() {
-        return Ok(vec![own]);
-    }
-    world.gather(|w| own.write(w), RankRollouts::read)
-}
-
 /// A step's prompts with what the environments of all ranks have added.
 fn all_prompts(prompts: &Arc<Vec<Prompt>>, all: &[RankRollouts]) -> Arc<Vec<Prompt>> {
     let played: Vec<_> = all.iter().filter_map(|rank| rank.played.as_ref()).collect();
     match played[..] {
         [] => Arc::clone(prompts),
-        [(only, _)] => Arc::clone(only),
+        [only] => Arc::clone(only),
         _ => {
-            let played = played.iter().flat_map(|(own, _)| own.iter());
+            let played = played.iter().flat_map(|own| own.iter());
             Arc::new(with_additions(prompts, played))
         }
     }
@@ -147,13 +163,7 @@ pub(super) fn all_played(
     if world.is_solo() {
         return Ok(own);
     }
-    let all = world.gather(
-        |w| {
-            w.list(own.0.iter(), write_prompt);
-            w.list(own.1.iter(), write_outcome);
-        },
-        |r| Ok((r.list(read_prompt)?, r.list(read_outcome)?)),
-    )?;
+    let all = world.gather::<(Vec<Prompt>, Vec<Outcome>)>(&own)?;
     let (played, outcomes): (Vec<_>, Vec<_>) = all.into_iter().unzip();
     let played = with_additions(prompts, played.iter().flatten());
     let mut outcomes = outcomes.concat();

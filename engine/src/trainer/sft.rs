@@ -1,7 +1,9 @@
 //! Supervised training on rows of a file or on the task's solutions: the warm-up of `train`, and the whole of `sft`.
 
 use super::Trainer;
-use super::evaluated_sample::mean_reward;
+use super::evaluate::mean_reward;
+use super::recovery::Recovery;
+use super::updater::StepLoss;
 use crate::Result;
 use crate::config::SftConfig;
 use crate::data::SftDataset;
@@ -17,27 +19,27 @@ const WARM_UP_CHECK: u64 = 10;
 impl Trainer {
     /// One step of `firebrick sft`.
     pub(super) fn sft_step(&mut self) -> Result<StepReport> {
-        let Some(examples) = self.demonstrations.clone() else {
+        let Some(examples) = self.updater.demonstrations.clone() else {
             unreachable!("checked before the run folder was made")
         };
         let step = self.state.step;
-        let lr = self.lr_schedule.lr(step);
+        let lr = self.updater.schedules.policy.lr(step);
         self.supervised_step(Phase::UpdateActor, &examples, step, lr)
     }
 
     /// The warm-up before the first RL step. It leaves weights behind and nothing else.
     pub(super) fn warm_up(&mut self, config: &SftConfig) -> Result<()> {
-        let Some(examples) = self.demonstrations.clone() else { unreachable!("read with the configuration") };
+        let Some(examples) = self.updater.demonstrations.clone() else { unreachable!("read with the configuration") };
         let schedule = config.optim.lr_scheduler.build(config.optim.lr, examples.steps)?;
-        let own = self.learner.fresh_optimizer(config.optim.clone());
-        let rl = std::mem::replace(&mut self.learner.optimizer, own);
+        let policy = &mut self.recovery.models.policy;
+        let own = policy.fresh_optimizer(config.optim.clone());
+        let rl = std::mem::replace(&mut policy.optimizer, own);
         let warmed = self.warm_up_steps(config, &examples, &schedule);
-        let mut warm = std::mem::replace(&mut self.learner.optimizer, rl);
-        self.learner.optimizer.adopt_masters(&mut warm);
-        self.demonstrations = None;
-        // of an optimizer that is gone
-        self.skipped_in_a_row.remove(&Phase::WarmUp);
-        self.overflows_in_a_row.remove(&Phase::WarmUp);
+        let policy = &mut self.recovery.models.policy;
+        let mut warm = std::mem::replace(&mut policy.optimizer, rl);
+        policy.optimizer.adopt_masters(&mut warm);
+        self.updater.demonstrations = None;
+        self.updater.forget(Phase::WarmUp);
         warmed
     }
 
@@ -46,10 +48,11 @@ impl Trainer {
             let started = Instant::now();
             let mut report = self.supervised_step(Phase::WarmUp, examples, step, schedule.lr(step))?;
             report.seconds = started.elapsed().as_secs_f64();
-            report.timings = std::mem::take(&mut self.timings);
+            let telemetry = &mut self.recovery.telemetry;
+            report.timings = std::mem::take(&mut telemetry.timings);
             report.step = step + 1;
             self.state.seconds += report.seconds;
-            self.recorder.warm_up_step(&report, examples.steps);
+            telemetry.recorder.warm_up_step(&report, examples.steps);
             if (step + 1).is_multiple_of(WARM_UP_CHECK) && self.is_warm(config)? {
                 break;
             }
@@ -59,24 +62,25 @@ impl Trainer {
 
     /// Whether the validation reward that ends the warm-up is reached.
     fn is_warm(&mut self, config: &SftConfig) -> Result<bool> {
-        let Some(target) = config.until_reward.filter(|_| !self.data.validation.is_empty()) else {
+        let Some(target) = config.until_reward.filter(|_| !self.session.data.prompts.validation.is_empty()) else {
             return Ok(false);
         };
         let reward = mean_reward(&self.validation_samples()?);
         // of no step
-        self.timings = PhaseTimings::default();
+        self.recovery.telemetry.timings = PhaseTimings::default();
         Ok(reward.is_some_and(|reward| reward >= target))
     }
 
     /// One optimizer step on a step's examples, in a phase of the run's or of its warm-up.
     fn supervised_step(&mut self, phase: Phase, examples: &SftDataset, step: u64, lr: f64) -> Result<StepReport> {
-        let (actor, epoch) = self.phase(phase, |t| {
-            let seed = t.config.trainer.seed;
-            let (sequences, epoch) = examples.step(step, seed, &t.source, &t.data)?;
-            t.state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
+        let Self { session, updater, recovery: run, state, .. } = self;
+        let (actor, epoch) = run.phase(phase, |run| {
+            let seed = session.config.trainer.seed;
+            let (sequences, epoch) = examples.step(step, seed, &session.source, &session.data.prompts)?;
+            state.tokens += sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
             let mut update = UpdateReport::new(lr);
-            let loss = (&Nll).into();
-            t.optimizer_step(phase, &sequences, 1.0, loss, &mut update)?;
+            let loss = StepLoss { phase, temperature: 1.0, loss: (&Nll).into() };
+            updater.optimizer_step(run, state, &sequences, loss, &mut update)?;
             Ok((update, epoch))
         })?;
         Ok(StepReport { actor: Some(actor), epoch, ..StepReport::default() })
@@ -84,11 +88,12 @@ impl Trainer {
 
     /// Mean negative log-likelihood of the held-out examples' scored tokens; none where there are none.
     pub(super) fn validation_loss(&mut self) -> Result<Option<f64>> {
-        let examples = self.demonstrations.clone();
+        let examples = self.updater.demonstrations.clone();
         let Some(examples) = examples.filter(|e| !e.validation.is_empty()) else {
             return Ok(None);
         };
-        let scores = self.recovering_phase(Phase::ValidationLoss, |t| t.learner.score(&examples.validation, 1.0))?;
+        let score = |run: &mut Recovery| run.models.policy.score(&examples.validation, 1.0);
+        let scores = self.recovery.recovering_phase(Phase::ValidationLoss, score)?;
         let all = scores.logp.iter().zip(&examples.validation);
         let loss: f64 = all
             .flat_map(|(logp, s)| logp.iter().zip(s.columns.weight.iter().flatten()))

@@ -229,7 +229,7 @@ fn an_objective_that_is_passed_in_is_planned_like_a_configured_one() {
             Some(own) => builder.objective(own),
             None => builder,
         };
-        builder.build().unwrap().request.workload
+        builder.build().unwrap().recovery.planned.request.workload
     };
     let passed_in = workload(runs.config("own"), Some(own), "own");
     assert_eq!(passed_in, workload(named, None, "named"));
@@ -287,9 +287,10 @@ fn memory_that_runs_out_while_weights_change_ends_the_run_which_resumes_from_its
     let built = Trainer::builder(runs.config_with("run", &settings)).build();
     let mut trainer = built.unwrap();
     trainer.step().unwrap();
-    trainer.phase_step = 2;
-    let refused: crate::Result<()> =
-        trainer.run_irreversible(Phase::UpdateActor, |_| panic!("CUDA_ERROR_OUT_OF_MEMORY, in the second half"));
+    trainer.recovery.step = 2;
+    let refused: crate::Result<()> = trainer
+        .recovery
+        .run_irreversible(Phase::UpdateActor, |_| panic!("CUDA_ERROR_OUT_OF_MEMORY, in the second half"));
     let said = refused.unwrap_err().to_string();
     for part in [
         "out of memory: the update_actor phase of step 2",
@@ -333,9 +334,9 @@ fn a_panic_of_one_ranks_copier_thread_ends_the_run_of_all_and_names_the_rank() {
         let config = runs.config_with("run", &["memory.optimizer_offload=cpu"]);
         let mut trainer = Trainer::builder(config).world(rank).build().unwrap();
         trainer.step().unwrap();
-        let copier = Copier::asynchronous(&trainer.device);
-        let failed = trainer.phase(Phase::UpdateActor, |t| {
-            t.recovering(Phase::UpdateActor, |_| {
+        let copier = Copier::asynchronous(&trainer.session.device);
+        let failed = trainer.recovery.phase(Phase::UpdateActor, |run| {
+            run.recovering(Phase::UpdateActor, |_| {
                 if own == 1 {
                     copier.run(|| -> firebrick_backends::Result<()> { panic!("a copy tore") }).wait()?;
                 }

@@ -12,6 +12,9 @@ use firebrick_sampler::{Generated, GenerationRequest, Generator, Next, Sample, S
 use std::borrow::Cow;
 use std::cell::RefCell;
 
+/// The part of the reward that environments give.
+pub(super) const ENVIRONMENT: &str = "environment";
+
 /// The template of a run whose task has environments, checked with its first conversation; none where the task has
 /// none.
 ///

@@ -2,7 +2,9 @@
 
 use crate::data::Prompt;
 use crate::task::Observation;
+use firebrick_core::message::json;
 use firebrick_models::tokenizer::Message;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -16,15 +18,18 @@ pub(super) enum Played {
 }
 
 /// What came of a rollout beside its tokens.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Outcome {
     /// Its prompt where its environment began otherwise than the first of its group.
+    #[serde(with = "firebrick_models::shared")]
     pub prompt: Option<Arc<Prompt>>,
     /// The messages after the prompt: the model's turns, and what stands between them.
+    #[serde(with = "json")]
     pub turns: Vec<Message>,
     /// What its environment said that it was worth.
     pub reward: Option<f64>,
     /// How a reward function makes a copy of the object that its environment was, where one looks at it.
+    #[serde(with = "json")]
     pub object: Option<Value>,
     /// Tool calls of the model.
     pub tool_calls: usize,
@@ -46,7 +51,7 @@ impl Outcome {
 }
 
 /// The outcomes of a step's rollouts in numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct TurnStats {
     /// Rollouts.
     pub rollouts: usize,

@@ -3,6 +3,7 @@
 use firebrick_models::random::DrawKey;
 use firebrick_models::routing::Routes;
 use firebrick_models::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub struct GenerationRequest {
 }
 
 /// Why a completion ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// A stop token or a stop string.
@@ -29,7 +30,7 @@ pub enum FinishReason {
 }
 
 /// One sampled completion.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Sample {
     /// Index of its request.
     pub request: usize,
@@ -49,6 +50,7 @@ pub struct Sample {
     pub finish: FinishReason,
     /// The experts that prompt and completion went through, a row a token but for the last, which was not run; `None`
     /// for models without experts, and for those with a sliding window on all layers.
+    #[serde(with = "firebrick_models::shared")]
     pub routes: Option<Arc<Routes>>,
 }
 

@@ -1,9 +1,10 @@
 //! Statistics of a generation run.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Counts and times of one generation run.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct GenerationStats {
     /// Prompt tokens that were prefilled, without padding and recomputation.
     pub prefill_tokens: usize,

@@ -2,21 +2,21 @@
 //!
 //! Every rank computes the same advantages, normalisers and cut of a batch, since it has all judged rollouts; only the
 //! work of devices is divided. What has to be divided is dealt out by its expected cost ([`deal`]) without a message,
-//! and what comes of it is exchanged as bytes ([`codec`]).
+//! and what comes of it is exchanged as bytes ([`message`]).
 
-pub mod codec;
 pub mod deal;
-mod group;
-mod parallel;
+mod groups;
+mod mesh;
 
+use crate::message;
 use crate::{Error, Result};
 use burn::tensor::Tensor;
-use codec::{Reader, Writer};
-use firebrick_backends::collective::{self, Collective, CollectiveError, Failure, Flat, Solo, Traffic};
+use firebrick_backends::collective::{self, Collective, CollectiveError, Element, Failure, Flat, Solo, Traffic};
 use firebrick_plan::{Partition, Zero};
 use firebrick_spec::Home;
-pub use group::{Dim, Group};
-use group::{Mesh, RankError};
+use mesh::{Mesh, OfRanks, SharedModel};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -28,10 +28,18 @@ pub struct World {
     known: Arc<Mutex<Option<CollectiveError>>>,
     /// This rank's message of the last failure that all ranks agreed on.
     agreed: Arc<Mutex<Option<String>>>,
-    /// Groups of this rank by [`Dim`]; `None` in a dimension that is not split.
-    groups: [Option<Arc<Mesh>>; Dim::COUNT],
-    /// Whether the sequences are the critic's.
+    /// The ranks that share sequences, where they do.
+    sequences: Option<Arc<Mesh>>,
+    /// Those that share the critic's: the same, or groups of another size.
+    critic_sequences: Option<Arc<Mesh>>,
+    /// Whether these ranks work for the critic.
     for_critic: bool,
+    /// The ranks that sample together, where they do.
+    sampling: Option<Arc<Mesh>>,
+    /// The ranks that share matrices in training, and those that have the same share, where they do.
+    matrices: Option<SharedModel>,
+    /// The ranks that have the other stages, and those that have the same one, where layers are divided.
+    stages: Option<SharedModel>,
     /// The group whose ranks these are, where it is not all of them.
     through: Option<Arc<Mesh>>,
 }
@@ -68,34 +76,28 @@ impl World {
             all,
             known: Arc::default(),
             agreed: Arc::default(),
-            groups: Default::default(),
+            sequences: None,
+            critic_sequences: None,
             for_critic: false,
+            sampling: None,
+            matrices: None,
+            stages: None,
             through: None,
         }
-    }
-
-    /// Groups of this rank, each once.
-    fn meshes(&self) -> impl Iterator<Item = (Dim, &Arc<Mesh>)> {
-        use Dim::{CriticSequence, Pipeline, Replicas, Sampling, Sequence, Tensor};
-        let shared = self.group(CriticSequence).0.zip(self.group(Sequence).0);
-        let shared = shared.is_some_and(|(critic, policy)| Arc::ptr_eq(critic, policy));
-        let dims = [Sequence, CriticSequence, Sampling, Tensor, Pipeline, Replicas];
-        let dims = dims.into_iter().filter(move |dim| !(shared && *dim == CriticSequence));
-        dims.filter_map(|dim| Some((dim, self.groups[dim as usize].as_ref()?)))
     }
 
     /// This rank, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
         let group = self.through.as_ref();
-        group.map_or_else(|| self.all.rank(), |mesh| mesh.ranks().rank())
+        group.map_or_else(|| self.all.rank(), |mesh| mesh.place())
     }
 
     /// How many ranks there are.
     #[must_use]
     pub fn size(&self) -> usize {
         let group = self.through.as_ref();
-        group.map_or_else(|| self.all.size(), |mesh| mesh.ranks().size())
+        group.map_or_else(|| self.all.size(), |mesh| mesh.degree())
     }
 
     /// Whether this is the only rank.
@@ -111,15 +113,15 @@ impl World {
     }
 
     /// An operation of these ranks.
-    fn operation<T, E: RankError>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, E>) -> Result<T>
+    fn operation<T, E: OfRanks>(&self, work: impl FnOnce(&dyn Collective) -> Result<T, E>) -> Result<T>
     where
         Error: From<E>,
     {
         if let Some(group) = &self.through {
-            return Ok(group.run(work)?);
+            return Ok(group.during(work)?);
         }
         let done = work(self.all.as_ref());
-        if let Some(error) = done.as_ref().err().and_then(RankError::failed_rank) {
+        if let Some(error) = done.as_ref().err().and_then(OfRanks::failed_rank) {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             *known = Some(error.clone());
         }
@@ -161,6 +163,30 @@ impl World {
         self.operation(|ranks| ranks.reduce_scatter_tensor(own))
     }
 
+    /// What each rank has for this one, in their order: blocks of equal length, block r for the rth of them.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce), and of copies.
+    pub fn all_to_all_tensor(&self, blocks: Tensor<1>) -> Result<Tensor<1>> {
+        self.operation(|ranks| ranks.all_to_all_tensor(blocks))
+    }
+
+    /// Sends values to another rank, and does not wait for it.
+    ///
+    /// # Errors
+    /// Where there is no such rank, or the message cannot be handed over.
+    pub fn send(&self, rank: usize, own: Flat) -> Result<()> {
+        self.operation(|ranks| ranks.send(rank, own))
+    }
+
+    /// Values that another rank sends.
+    ///
+    /// # Errors
+    /// Where a rank failed or is gone, or sends another length or type.
+    pub fn receive(&self, rank: usize, len: usize, element: Element) -> Result<Flat> {
+        self.operation(|ranks| ranks.receive(rank, len, element))
+    }
+
     /// Every rank's bytes, by rank.
     ///
     /// # Errors
@@ -169,19 +195,13 @@ impl World {
         self.operation(|ranks| ranks.exchange(own))
     }
 
-    /// Every rank's values by rank: written by `write`, read by `read`.
+    /// Every rank's value, by rank.
     ///
     /// # Errors
-    /// `Error::Device` where another rank fails or is gone; those of `read`.
-    pub fn gather<T>(
-        &self,
-        write: impl FnOnce(&mut Writer),
-        read: impl Fn(&mut Reader<'_>) -> Result<T>,
-    ) -> Result<Vec<T>> {
-        let mut own = Writer::default();
-        write(&mut own);
-        let all = self.exchange(own.into_bytes())?;
-        all.iter().map(|bytes| read(&mut Reader::new(bytes))).collect()
+    /// `Error::Device` where another rank fails or is gone; `Error::Ranks` where it runs another build.
+    pub fn gather<T: DeserializeOwned>(&self, own: &(impl Serialize + ?Sized)) -> Result<Vec<T>> {
+        let all = self.exchange(message::encode(own)?)?;
+        all.iter().map(|bytes| message::decode(bytes)).collect()
     }
 
     /// The sum of values over the ranks, in their order.
@@ -218,10 +238,11 @@ impl World {
         Gathering { values: ranks.start_all_gather(own), world: self.clone() }
     }
 
-    /// What all ranks sent in their operations so far.
+    /// What this rank has sent in operations of these ranks so far.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        self.all.traffic()
+        let group = self.through.as_ref();
+        group.map_or_else(|| self.all.traffic(), |mesh| mesh.traffic())
     }
 
     /// This rank among those that share out state, or one that has all.
@@ -240,12 +261,12 @@ impl World {
     /// `CollectiveError::Failed` where a rank failed; the others where one is gone or in another operation.
     pub fn agree_on_failure(&self, failure: Option<Failure>) -> Result<(), CollectiveError> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let interrupted = self.meshes().any(|(_, mesh)| mesh.take_interrupted());
+        let overtaken = self.meshes().any(|mesh| mesh.take_overtaken());
         let settled = match known {
             Some(known) => Err(known),
             // the failure that cut an operation short is another rank's, which tells all
             None => {
-                let own = failure.filter(|_| !interrupted);
+                let own = failure.filter(|_| !overtaken);
                 let message = own.as_ref().map(|failure| failure.message.clone());
                 let settled = self.all.agree(own);
                 let agreed = settled.as_ref().err().filter(|error| matches!(error, CollectiveError::Failed(_)));
@@ -255,7 +276,7 @@ impl World {
             }
         };
         if let Err(CollectiveError::Failed(_)) = &settled {
-            self.meshes().try_for_each(|(_, mesh)| mesh.renew(&self.all))?;
+            self.meshes().try_for_each(|mesh| mesh.renew(&self.all))?;
         }
         settled
     }
@@ -287,47 +308,31 @@ impl World {
         }
     }
 
-    /// What rank 0 says.
+    /// Rank 0's value; those of the others are dropped.
     ///
     /// # Errors
-    /// `Error::Device` where another rank fails or is gone.
-    pub fn of_main(&self, own: Vec<u8>) -> Result<Vec<u8>> {
-        if self.is_solo() {
-            return Ok(own);
-        }
-        let own = if self.writes() { own } else { Vec::new() };
-        Ok(self.exchange(own)?.swap_remove(0))
+    /// `Error::Device` where another rank fails or is gone; `Error::Ranks` where rank 0 runs another build.
+    pub fn of_main<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<T> {
+        if self.is_solo() { Ok(own) } else { self.sent_by_main(|| own) }
     }
 
-    /// What only rank 0 does, for all: the bytes that it gives, or its error, with the same message on every rank.
+    /// What only rank 0 does, for all: its value, or its error with the same message on every rank.
     ///
     /// # Errors
-    /// That of `work`, of several ranks as `Error::OfMain`; `Error::Device` where a rank is gone.
-    pub fn on_main(&self, work: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
-        const DONE: u8 = 0;
-        const FAILED: u8 = 1;
-        const USERS: u8 = 2;
+    /// That of `work`, of several ranks as `Error::OfMain`; those of [`of_main`](Self::of_main).
+    pub fn on_main<T: Serialize + DeserializeOwned>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.is_solo() {
             return work();
         }
-        let own = self.writes().then(work);
-        let said = match own {
-            None => Vec::new(),
-            Some(Ok(bytes)) => [&[DONE][..], &bytes].concat(),
-            Some(Err(error)) => {
-                let kind = if error.is_user_error() { USERS } else { FAILED };
-                [&[kind][..], error.to_string().as_bytes()].concat()
-            }
-        };
-        let said = self.of_main(said)?;
-        match said.split_first() {
-            None => Ok(Vec::new()),
-            Some((&DONE, bytes)) => Ok(bytes.to_vec()),
-            Some((&kind, message)) => {
-                let message = String::from_utf8_lossy(message).into_owned();
-                Err(Error::OfMain { message, users: kind == USERS })
-            }
-        }
+        let done: Result<T, (String, bool)> =
+            self.sent_by_main(|| work().map_err(|error| (error.to_string(), error.is_user_error())))?;
+        done.map_err(|(message, users)| Error::OfMain { message, users })
+    }
+
+    /// The value that rank 0 makes.
+    fn sent_by_main<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> T) -> Result<T> {
+        let own = if self.writes() { message::encode(&make())? } else { Vec::new() };
+        message::decode(&self.exchange(own)?[0])
     }
 
     /// Refuses ranks that are not alike: `what` they have, as bytes that have to be equal. The same error on every
@@ -392,7 +397,7 @@ mod tests {
             let done = world.on_main(|| Ok(vec![7, world.rank() as u8])).unwrap();
             let failed =
                 [Error::Config("a wrong key".into()), Error::Phase { phase: "p", step: 1, detail: "d".into() }]
-                    .map(|error| world.on_main(|| Err(error)).unwrap_err());
+                    .map(|error| world.on_main::<()>(|| Err(error)).unwrap_err());
             // the ranks can continue
             let after = world.of_main(vec![5]).unwrap();
             (done, failed.map(|error| (error.to_string(), error.is_user_error())), after)

@@ -83,7 +83,7 @@ impl Example {
 }
 
 /// A prompt before tokenization.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub enum PromptText {
     /// Text, encoded as it is.
     Text(String),

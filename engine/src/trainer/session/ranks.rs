@@ -1,20 +1,57 @@
-//! The machines that a run's ranks are on, and their links where they were measured.
+//! The ranks of a run: what carries values between them, and the machines that they are on.
 
+use crate::config::DdpBackend;
 use crate::world::World;
 use crate::{Error, Result};
+use burn::tensor::Device;
 use firebrick_backends::DeviceInfo;
+use firebrick_backends::collective::{Collective, Nccl};
 use firebrick_backends::profile::{self, machine};
-use firebrick_spec::{Cluster, DeviceProfile, MeasuredLinks};
+use firebrick_spec::{Backend, Cluster, DeviceProfile, MeasuredLinks};
+use std::sync::Arc;
+
+/// The ranks of a run as `trainer.ddp_backend` says: over NCCL, or as they are. All ranks come here together, with
+/// devices of one kind.
+pub(super) fn connect(
+    ranks: &Arc<dyn Collective>,
+    asked: DdpBackend,
+    device: &Device,
+    info: &DeviceInfo,
+) -> Result<Arc<dyn Collective>> {
+    let as_they_are = Arc::clone(ranks);
+    if ranks.size() == 1 || asked == DdpBackend::Mpi {
+        return Ok(as_they_are);
+    }
+    let joined = if info.device.backend() == Backend::Cuda {
+        Nccl::join(ranks, device)?
+    } else {
+        let device = info.device;
+        Err(format!("the ranks compute on {device}; set `device: cuda`"))
+    };
+    match joined {
+        Ok(joined) => {
+            tracing::info!("values go from GPU to GPU over NCCL ({} ranks)", ranks.size());
+            Ok(joined)
+        }
+        Err(why) if asked == DdpBackend::Nccl => Err(Error::Ranks(format!(
+            "trainer.ddp_backend: nccl is unavailable: {why} (or `trainer.ddp_backend: mpi`, through host memory; \
+             docs/guides/multi_gpu.md)"
+        ))),
+        Err(why) => {
+            if info.device.backend() == Backend::Cuda {
+                tracing::warn!("values between ranks pass through host memory, not over NCCL: {why}");
+            }
+            Ok(as_they_are)
+        }
+    }
+}
 
 /// A device's profile; of several ranks with the links that the first one has in its own, so that all make the same
 /// plan.
 pub(super) fn profile_of(world: &World, info: &DeviceInfo) -> Result<DeviceProfile> {
     let own = profile::of(info);
-    let unreadable = |e: serde_json::Error| Error::Ranks(format!("measured links: {e}"));
-    let text = serde_json::to_vec(&own.links).map_err(unreadable)?;
-    let first = world.of_main(text)?;
-    let links = serde_json::from_slice(&first).map_err(unreadable)?;
-    Ok(DeviceProfile { links, ..own })
+    let links = world.of_main(own.links.map(|links| [links.inside, links.between]))?;
+    Ok(DeviceProfile { links: links.map(|[inside, between]| MeasuredLinks { inside, between }), ..own })
 }
 
 /// The ranks' machines and links. None where nobody measured links: then messages take no time.

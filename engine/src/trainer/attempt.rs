@@ -1,19 +1,13 @@
-//! Running out of memory: the work is done again under the next cheaper plan.
-//!
-//! Nothing of a failed attempt stays: accumulators are dropped with it, and weights change only once all gradients are
-//! there. Normalisers are fixed for the whole optimizer step, so a step that is cut differently is the same step.
+//! Work that may run out of memory: told apart from other errors, on all ranks alike, and whether it can be done again.
 
-use super::Trainer;
-use super::setup::PlannedRun;
+use super::session::Planned;
 use crate::error::OutOfMemory;
-use crate::executor::BoundaryKind;
-use crate::metrics::{Event, Phase};
 use crate::plan;
 use crate::plan::planner::{Failure as PlanFailure, Fit};
 use crate::world::World;
 use crate::{Error, Result};
 use firebrick_backends::collective::Failure;
-use firebrick_backends::out_of_memory::{OutOfMemory as Refused, Watch};
+use firebrick_backends::out_of_memory::OutOfMemory as Refused;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// An error that says that memory ran out.
@@ -27,15 +21,23 @@ fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
 
 /// Whether work can be done again after memory ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Replay {
+pub(super) enum Replay {
     Possible,
     /// It cannot, for this reason.
     Impossible(&'static str),
 }
 
 impl Replay {
+    /// Nothing runs again on a device that was lost.
+    pub fn after(self, cause: &Refused) -> Self {
+        match self {
+            Self::Possible if cause.device_lost => Self::Impossible("the device was lost"),
+            replay => replay,
+        }
+    }
+
     /// What to do where a plan was found and is not taken.
-    fn advice(self, fit: &Fit) -> String {
+    pub fn advice(self, fit: &Fit) -> String {
         match self {
             Self::Impossible(reason) => {
                 let settings = fit.overrides().join(" ");
@@ -46,7 +48,7 @@ impl Replay {
     }
 
     /// What to do where no plan is left. `tried` is the last one for which there was no memory while it was taken.
-    fn without_plan(self, tried: Option<&Fit>, infeasible: &str) -> String {
+    pub fn without_plan(self, tried: Option<&Fit>, infeasible: &str) -> String {
         match (self, tried) {
             (Self::Impossible(reason), _) => {
                 format!("{reason}, so the step cannot be replayed; resume from the last checkpoint. {infeasible}")
@@ -104,19 +106,9 @@ pub(super) fn agreed_attempt<T>(world: &World, own: Result<Attempt<T>>) -> Resul
     }
 }
 
-impl Replay {
-    /// Nothing runs again on a device that was lost.
-    fn after(self, cause: &Refused) -> Self {
-        match self {
-            Self::Possible if cause.device_lost => Self::Impossible("the device was lost"),
-            replay => replay,
-        }
-    }
-}
-
-impl PlannedRun {
+impl Planned {
     /// Takes the next cheaper plan after memory ran out while models were loaded, or says what would help.
-    pub(super) fn replan_after_oom(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
+    pub fn replan_after_oom(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
         what.phase = "load";
         let failure = PlanFailure { phase: None, used: what.in_use_bytes(), limit: what.limit_bytes() };
         match self.request.next_cheaper(&self.plan, &failure) {
@@ -151,135 +143,6 @@ fn recovery_is_off(fit: &Fit) -> String {
 fn device_is_lost(fit: &Fit) -> String {
     let settings = fit.overrides().join(" ");
     format!("the device was lost, so nothing can be loaded again; start again with: {settings}")
-}
-
-impl Trainer {
-    /// Brings the models to where a phase needs them and runs work that can be run again from its start. Where memory
-    /// runs out, it is: under the next cheaper plan, until it gets by or no plan is left.
-    pub(super) fn recovering<T>(&mut self, phase: Phase, mut work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
-        loop {
-            let device = self.device.clone();
-            let attempt = attempt(|| {
-                let watch = Watch::start(&device)?;
-                let done = self.place_models(phase).and_then(|()| work(self));
-                // memory that was refused explains whatever else failed
-                watch.finish()?;
-                let done = done?;
-                self.learner.runtime.check()?;
-                Ok(done)
-            });
-            match agreed_attempt(&self.world, attempt)? {
-                Ok(done) => return Ok(done),
-                Err(what) => self.replan_after_oom(phase, what, self.replay(phase))?,
-            }
-        }
-    }
-
-    /// Runs work that changes weights and so cannot be run again. Where memory runs out, the run ends, and its message
-    /// says how to go on from the last checkpoint.
-    pub(super) fn run_irreversible<T>(&mut self, phase: Phase, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let device = self.device.clone();
-        let attempt = attempt(|| {
-            let watch = Watch::start(&device)?;
-            let done = work(self);
-            watch.finish()?;
-            done
-        });
-        match attempt? {
-            Ok(done) => Ok(done),
-            Err(what) => {
-                let reason = "memory ran out while weights were updated";
-                self.replan_after_oom(phase, what, Replay::Impossible(reason))?;
-                unreachable!("work that cannot be repeated ends in an error")
-            }
-        }
-    }
-
-    /// Whether a phase's work changes nothing before it ends.
-    fn replay(&self, phase: Phase) -> Replay {
-        let updated = phase.updates().and_then(|role| self.plan.models.get(&role));
-        if updated.is_some_and(|plan| plan.optimizer.in_backward) {
-            Replay::Impossible("memory.step_in_backward updates segments on the way")
-        } else {
-            Replay::Possible
-        }
-    }
-
-    /// After work that cannot be run again: where it needed more than it may, the next cheaper plan is for what
-    /// follows.
-    pub(super) fn check_after(&mut self, phase: Phase) -> Result<()> {
-        let own = match self.learner.runtime.check() {
-            Err(Error::OutOfMemory(what)) => Ok(Err(what)),
-            other => other.map(Ok),
-        };
-        match agreed_attempt(&self.world, own)? {
-            Err(what) => self.replan_after_oom(phase, what, self.replay(phase)),
-            Ok(()) => Ok(()),
-        }
-    }
-
-    /// Takes the next cheaper plan, or says why not and what would help.
-    fn replan_after_oom(&mut self, phase: Phase, mut what: Box<OutOfMemory>, replay: Replay) -> Result<()> {
-        let replay = replay.after(&what.cause);
-        (what.phase, what.step) = (phase.name(), self.phase_step);
-        self.learner.runtime.record(BoundaryKind::OutOfMemory);
-        if what.ranked.is_empty() {
-            what.ranked = self.learner.runtime.accounts.ranked();
-        }
-        let failure = PlanFailure { phase: phase.estimated(), used: what.in_use_bytes(), limit: what.limit_bytes() };
-        let mut tried: Option<Fit> = None;
-        loop {
-            let from = tried.as_ref().map_or(&self.plan, |fit| &fit.plan);
-            let next = self.request.next_cheaper(from, &failure);
-            match (next, replay) {
-                (Ok(fit), Replay::Possible) if self.config.memory.recover => {
-                    let adopted = attempt(|| self.adopt(phase, &what, &fit));
-                    let Err(again) = agreed_attempt(&self.world, adopted)? else {
-                        return Ok(());
-                    };
-                    tracing::warn!("out of memory while a cheaper plan was taken: {again}");
-                    what.cause = again.cause;
-                    tried = Some(fit);
-                }
-                (Ok(fit), replay) => {
-                    what.advice = replay.advice(&fit);
-                    return Err(Error::OutOfMemory(what));
-                }
-                (Err(plan::Error::Infeasible(infeasible)), replay) => {
-                    what.advice = replay.without_plan(tried.as_ref(), &infeasible.to_string());
-                    return Err(Error::OutOfMemory(what));
-                }
-                (Err(other), _) => return Err(other.into()),
-            }
-        }
-    }
-
-    fn adopt(&mut self, phase: Phase, what: &OutOfMemory, fit: &Fit) -> Result<()> {
-        tracing::warn!("out of memory: {what}");
-        self.learner.runtime.forget_graphs();
-        self.learner.replan(fit.plan.policy())?;
-        if let (Some(critic), Some(plan)) = (&mut self.critic, fit.plan.critic()) {
-            critic.replan(plan)?;
-        }
-        if let (Some(model), Some(plan)) = (&mut self.reference, fit.plan.reference()) {
-            model.take_plan(plan);
-        }
-        self.plan = fit.plan.clone();
-        self.snapshots.planned(fit.estimate.phases.clone());
-        self.replans += 1;
-        self.recorder.plans(&self.request, &self.plan)?;
-        let settings = fit.overrides();
-        self.recorder.event(Event::Replanned {
-            phase,
-            step: what.step,
-            used: what.in_use_bytes(),
-            limit: what.limit_bytes(),
-            settings: &settings,
-        });
-        // what the failed attempt needed is no longer held: the next one is measured by itself
-        self.ledger.restart();
-        Ok(())
-    }
 }
 
 #[cfg(test)]

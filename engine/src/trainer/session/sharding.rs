@@ -1,13 +1,13 @@
 //! Which `ZeRO` stage several ranks take under a budget (`ZeRO`, arXiv:1910.02054).
 
-use super::links::cluster;
-use super::setup::Opened;
+use super::Session;
+use super::ranks::cluster;
 use crate::Result;
 use crate::plan::estimate::Parallel;
 use crate::plan::planner::{Fit, Request, lossy};
 use crate::plan::{Plan, Zero};
 
-impl Opened {
+impl Session {
     /// The plan within the budget at the first `ZeRO` stage, from the configured one on, at which it is as fast as
     /// without a budget; if there is none, the fastest that fits at any of the stages that these ranks can run.
     ///

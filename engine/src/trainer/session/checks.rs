@@ -116,7 +116,7 @@ const READ: usize = 1000;
 
 /// Refuses prompts and lengths that leave a reward model no room for a completion, where it can be foreseen. `longest`
 /// are the most tokens of a prompt to the policy.
-pub(super) fn check_reward_models(
+pub(in crate::trainer) fn check_reward_models(
     config: &RunConfig,
     prompts: &PromptDataset,
     tokenizer: &Arc<Tokenizer>,

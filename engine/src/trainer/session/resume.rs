@@ -3,8 +3,7 @@
 //! Rank 0 alone looks, locks and writes. What it finds is every rank's: all continue from the same checkpoint, or end
 //! with the same message.
 
-use super::Start;
-use super::setup::Opened;
+use super::Session;
 use crate::checkpoint::{Inputs, RunDir, TrainerState};
 use crate::config::{Mode, RunConfig, check_resume_compat};
 use crate::metrics::Recorder;
@@ -13,9 +12,20 @@ use crate::task::{RewardKind, Task, TaskConfig};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
+/// Which run: a new one, or the one in the output folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// A new run folder.
+    Fresh,
+    /// The newest complete checkpoint of the output folder; a new run where it holds none.
+    Resume,
+    /// The same, also where files that the run reads have changed since it began.
+    ResumeChanged,
+}
+
 /// What a session finds in its run folder, before anything is loaded.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(in crate::trainer) struct Found {
     /// The folder of a run that continues, or starts over; none of a new one.
     pub run: Option<RunDir>,
     /// The newest checkpoint: its step and its folder.
@@ -26,24 +36,24 @@ pub(super) struct Found {
     inputs: Option<Inputs>,
 }
 
-impl Opened {
+impl Session {
     /// Looks at the run folder. A new run needs one without a run. One that is resumed has to be the same run; the
     /// checkpoint is none of a run that was killed before its first one and starts over, and all is of a folder without
-    /// a run. Says where there is nothing to train, since `steps` are done.
-    pub fn look(&self, start: Start, steps: u64) -> Result<Found> {
+    /// a run. Says where there is nothing to train, since all steps are done.
+    pub fn look(&self, start: Start) -> Result<Found> {
         let (config, world) = (&self.config, &self.world);
         let mut found = Found::default();
-        let said = world.on_main(|| {
-            found = self.found(start, steps)?;
-            Ok(vec![u8::from(found.run.is_some()), u8::from(found.ended)])
+        let (holds_run, ended) = world.on_main(|| {
+            found = self.found(start)?;
+            Ok((found.run.is_some(), found.ended))
         })?;
-        if said.first() != Some(&1) {
+        if !holds_run {
             return Ok(found);
         }
         if !world.writes() {
             let run = RunDir::of_another(&config.output);
             found.checkpoint = run.checkpoints()?.pop();
-            found.ended = said.last() == Some(&1);
+            found.ended = ended;
             found.run = Some(run);
         }
         let newest = found.checkpoint.as_ref().map_or(u64::MAX, |(step, _)| *step);
@@ -53,7 +63,7 @@ impl Opened {
     }
 
     /// What rank 0 finds. It makes what is missing, and changes nothing before all have looked.
-    fn found(&self, start: Start, steps: u64) -> Result<Found> {
+    fn found(&self, start: Start) -> Result<Found> {
         let output = &self.config.output;
         if start == Start::Fresh {
             RunDir::check_free(output)?;
@@ -74,7 +84,7 @@ impl Opened {
         if let Some(kept) = Inputs::kept(&run)? {
             refuse(&run, &kept.changes(&inputs), start)?;
         }
-        let done = step >= steps;
+        let (done, steps) = (step >= self.steps, self.steps);
         if done {
             let key = self.length_key();
             tracing::warn!(
@@ -101,13 +111,13 @@ impl Opened {
     }
 
     /// Begins where the newest checkpoint is, before anything is loaded: compares the modules that programs import, and
-    /// rewinds the logs, where that is not after the last of `steps` already.
-    pub fn resume(&self, found: &mut Found, start: Start, steps: u64, programs: &Programs) -> Result<()> {
+    /// rewinds the logs, where that is not after the last step already.
+    pub fn resume(&self, found: &mut Found, start: Start, programs: &Programs) -> Result<()> {
         let Some(run) = &found.run else { return Ok(()) };
         let (inputs, newest) = (&mut found.inputs, found.checkpoint.as_ref().map(|(step, _)| *step));
-        let continues = newest.is_none_or(|step| step < steps);
+        let continues = newest.is_none_or(|step| step < self.steps);
         self.world.on_main(|| {
-            let Some(mut inputs) = inputs.take() else { return Ok(Vec::new()) };
+            let Some(mut inputs) = inputs.take() else { return Ok(()) };
             inputs.add_modules(modules(&self.config, self.data.prompts.task(), programs))?;
             if let (Some(kept), true) = (Inputs::kept(run)?, newest.is_some()) {
                 inputs.recall_modules(&kept)?;
@@ -116,7 +126,7 @@ impl Opened {
             if continues {
                 inputs.keep(run)?;
             }
-            Ok(Vec::new())
+            Ok(())
         })?;
         if continues {
             // a run that starts over keeps nothing; one that continues keeps what its checkpoint knows
@@ -136,7 +146,7 @@ impl Opened {
             inputs.add_modules(modules(&self.config, self.data.prompts.task(), programs))?;
             inputs.keep(&run)?;
             made = Some(run);
-            Ok(Vec::new())
+            Ok(())
         })?;
         Ok(made.unwrap_or_else(|| RunDir::of_another(output)))
     }
@@ -158,7 +168,11 @@ impl Opened {
 }
 
 /// The user's modules that the Python programs of a task have imported, each list with the key of its program.
-pub(super) fn modules(config: &RunConfig, task: &dyn Task, programs: &Programs) -> Vec<(String, Vec<PathBuf>)> {
+pub(in crate::trainer) fn modules(
+    config: &RunConfig,
+    task: &dyn Task,
+    programs: &Programs,
+) -> Vec<(String, Vec<PathBuf>)> {
     let Some(rows) = config.task.as_ref().and_then(TaskConfig::rows) else { return Vec::new() };
     let rewards = rows.rewards.iter().enumerate();
     let functions = rewards.filter(|(_, own)| matches!(own.kind, RewardKind::Python(_)));

@@ -1,11 +1,10 @@
-//! A run before its weights: what it is made of is opened, then its memory is planned.
+//! What a run is made of, weights apart: opened and checked once, then the same to its end.
 
-use super::checks::{
-    check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised, check_reward_models,
-    check_rewards, check_sampling_groups, check_sequences, check_size, chosen_objective,
-};
-use super::ddp_backend::connect;
-use super::links::{cluster, profile_of};
+pub(super) mod checks;
+mod ranks;
+pub(super) mod resume;
+mod sharding;
+
 use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
 use crate::config::{Mode, RunConfig, SftConfig, sft_of};
@@ -14,27 +13,33 @@ use crate::hub::ModelFiles;
 use crate::lr_scheduler::LrSchedule;
 use crate::objective::Objective;
 use crate::optim::OptimConfig;
-use crate::plan::estimate::Parallel;
+use crate::plan::estimate::{Estimate, Parallel};
 use crate::plan::planner::Request;
 use crate::plan::{Error as PlanError, Plan, PlannedFor, Role, Zero};
 use crate::planning;
 use crate::task::{Split, Task};
 use crate::turns::TurnTemplate;
 use crate::world::World;
-use crate::world::codec::{Reader, Writer};
 use crate::{Error, Result};
 use burn::tensor::Device;
+use checks::{
+    START_ALIKE, check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised,
+    check_reward_models, check_rewards, check_sampling_groups, check_sequences, check_size, chosen_objective,
+};
 use firebrick_backends::accounts::Home;
 use firebrick_backends::collective::Collective;
 use firebrick_backends::memory::free_bytes;
-use firebrick_backends::{DeviceInfo, PrecisionExt, device, profile};
+use firebrick_backends::{DeviceInfo, DeviceSpec, PrecisionExt, device, profile};
 use firebrick_spec::Cluster;
+use ranks::{cluster, connect, profile_of};
 use std::sync::Arc;
 
-/// What a run is made of, weights apart: read and checked.
-pub(super) struct Opened {
+/// What a run is made of, weights apart. Nothing of it changes while the run goes on.
+pub(super) struct Session {
     pub config: RunConfig,
     pub mode: Mode,
+    /// Steps of the whole run.
+    pub steps: u64,
     /// The ranks that share the work.
     pub world: World,
     pub source: PolicySource,
@@ -50,18 +55,24 @@ pub(super) struct Opened {
     pub critic_source: Option<CriticSource>,
 }
 
-/// How a run uses memory, and the learning rates of its steps.
-pub(super) struct PlannedRun {
+/// How a run uses memory.
+pub(super) struct Planned {
+    /// What the planner was asked.
     pub request: Request,
+    /// The plan in force.
     pub plan: Plan,
-    /// Plans that ran out of memory while models were loaded.
+    /// Plans taken because one before ran out of memory.
     pub replans: u64,
-    pub schedules: LrSchedules,
-    /// Steps of the whole run.
-    pub steps: u64,
 }
 
-impl Opened {
+impl Planned {
+    /// What is predicted of the plan in force.
+    pub fn estimate(&self) -> Estimate {
+        self.request.predict(self.plan.clone()).estimate
+    }
+}
+
+impl Session {
     /// Reads and checks what a resolved configuration names. `objective` takes the place of the configured one; `files`
     /// are those of a model of the Hub that are wanted.
     pub fn open(
@@ -111,11 +122,15 @@ impl Opened {
         if let Some(degree) = config.critic_sequences().filter(|_| mode == Mode::Rl) {
             world = world.sharing_critic_sequences(degree)?;
         }
-        Ok(Self { config, mode, world, source, objective, sft, device, info, data, turns, critic_source })
+        let steps = match (mode, &data.demonstrations) {
+            (Mode::Sft, Some(examples)) => examples.steps,
+            _ => config.trainer.steps,
+        };
+        Ok(Self { config, mode, steps, world, source, objective, sft, device, info, data, turns, critic_source })
     }
 
-    /// Plans the run's memory, and checks that plan and device serve its optimizers.
-    pub fn plan(&self) -> Result<PlannedRun> {
+    /// Plans the run's memory, and checks that plan and device serve its optimizers. Gives their learning rates too.
+    pub fn plan(&self) -> Result<(Planned, LrSchedules)> {
         let (config, mode) = (&self.config, self.mode);
         let mut request = self.request()?;
         let plan = self.find_plan(&request)?;
@@ -129,15 +144,39 @@ impl Opened {
         planning::resolve_kv_cache(config, self.source.checkpoint.arch(), &mut request, &plan)?;
         let sft = self.sft.as_ref();
         check_optimizers(config, sft, mode, &plan, &self.device)?;
-        let examples = self.data.demonstrations.as_ref();
-        let steps = match (mode, examples) {
-            (Mode::Sft, Some(examples)) => examples.steps,
-            _ => config.trainer.steps,
-        };
-        let schedules = LrSchedules::new(config, sft.filter(|_| mode == Mode::Sft), steps)?;
+        let schedules = LrSchedules::new(config, sft.filter(|_| mode == Mode::Sft), self.steps)?;
         check_limit(config, &self.device)?;
         check_quantised(config, mode, &plan, &self.info);
-        Ok(PlannedRun { request, plan, replans: 0, schedules, steps })
+        Ok((Planned { request, plan, replans: 0 }, schedules))
+    }
+
+    /// Refuses, before anything is loaded, what several ranks do not do, and ranks that do not do the same.
+    pub fn check_ranks(&self, plan: &Plan) -> Result<()> {
+        let world = &self.world;
+        if world.is_solo() {
+            return Ok(());
+        }
+        let refuse = |what: String| Err(Error::Ranks(what));
+        if plan.models.values().any(|model| model.optimizer.in_backward) {
+            return refuse(
+                "memory.step_in_backward updates a unit before other ranks have its gradient; set it to false, or start one rank".into(),
+            );
+        }
+        let plan = serde_json::to_vec(plan).unwrap_or_default();
+        world.same("the memory plan", START_ALIKE, &plan)?;
+        world.same("the configuration", START_ALIKE, self.compared().to_yaml()?.as_bytes())
+    }
+
+    /// What has to be the same on every rank.
+    fn compared(&self) -> RunConfig {
+        let mut config = RunConfig {
+            // a number of its own on every rank
+            device: DeviceSpec::Auto,
+            ..self.config.clone()
+        };
+        // a rank that exceeds its own tells the others
+        config.memory.limit = None;
+        config
     }
 
     /// Whether completions are judged: not in supervised training that validates on no prompts.
@@ -209,7 +248,7 @@ impl Opened {
         if self.world.is_solo() {
             return Ok(own);
         }
-        let all = self.world.gather(|w| w.option(own, Writer::number), |r| r.option(Reader::number))?;
+        let all = self.world.gather::<Option<u64>>(&own)?;
         // where one does not know, nobody does
         Ok(all.into_iter().collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()))
     }
@@ -255,6 +294,11 @@ impl Opened {
             }
         }
         Ok(plan)
+    }
+
+    /// Whether the policy is trained in the step after so many; not while the critic trains alone.
+    pub fn trains_policy(&self, finished: u64) -> bool {
+        finished >= self.config.critic.as_ref().map_or(0, |critic| critic.warmup)
     }
 
     /// The optimizer that the policy begins with.

@@ -1,15 +1,15 @@
-//! Weights and state of a run: loaded fresh, or from the checkpoint that it continues from.
+//! The models of a run, and how they are loaded: fresh, or from the checkpoint that the run continues from.
 
-use super::recover::{agreed_attempt, attempt};
-use super::resume::Found;
-use super::setup::{Opened, PlannedRun};
-use super::{CRITIC, REFERENCE};
+use super::attempt::{agreed_attempt, attempt};
+use super::session::resume::Found;
+use super::session::{Planned, Session};
 use crate::Result;
 use crate::checkpoint::trainer_state::{self, TrainerState};
 use crate::checkpoint::{CriticSource, RunDir};
 use crate::config::Mode;
 use crate::executor::{BoundaryLog, Residency, ResidentModel, Runtime, kept_values};
 use crate::learner::Learner;
+use crate::metrics::Phase;
 use crate::optim::Scaler;
 use crate::plan::{ModelPlan, Plan, Role, Zero};
 use crate::reward::{Programs, RewardManager, Surroundings};
@@ -24,45 +24,68 @@ use firebrick_models::{Checkpoint, Decoder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The models of a run.
-pub(super) struct Loaded {
+/// Folder of the critic in the trainer's part of a checkpoint.
+pub(super) const CRITIC: &str = "critic";
+
+/// Folder of the reference policy in the run folder.
+pub(super) const REFERENCE: &str = "reference";
+
+/// The models of a run, each where the phase at hand needs it.
+pub(super) struct Models {
     pub policy: Learner,
     /// A critic of its own.
     pub critic: Option<Learner>,
-    /// A reference policy of its own.
+    /// A reference policy of its own; with adapters it is the policy with them off.
     pub reference: Option<ResidentModel>,
-    pub reward_manager: RewardManager,
-    /// What is held at the boundaries of the run.
-    pub log: Arc<BoundaryLog>,
     /// The rows of the data, as the accounts count them.
-    pub rows: MemoryGuard,
-    /// The checkpoint that the run continues from.
-    checkpoint: Option<PathBuf>,
+    _rows: MemoryGuard,
 }
 
-impl Loaded {
-    /// Loads what the run starts with and restores what its checkpoint keeps beside the weights. Where memory runs out,
-    /// under the next cheaper plan. Gives the state that the run begins with, and whether it is a checkpoint's.
-    pub fn begin(
-        opened: &Opened,
-        planned: &mut PlannedRun,
-        found: &Found,
-        programs: &Programs,
-    ) -> Result<(Self, TrainerState, bool)> {
-        loop {
-            let attempt = attempt(|| {
-                let watch = Watch::start(&opened.device)?;
-                let mut loaded = Self::load(opened, planned, found, programs)?;
-                let (state, resumed) = loaded.restore(opened.mode)?;
-                watch.finish()?;
-                loaded.check_computed()?;
-                Ok((loaded, state, resumed))
-            });
-            match agreed_attempt(&opened.world, attempt)? {
-                Ok(begun) => return Ok(begun),
-                Err(what) => planned.replan_after_oom(what, opened.config.memory.recover)?,
-            }
+impl Models {
+    /// The learner that a phase updates.
+    pub fn learner(&mut self, phase: Phase) -> &mut Learner {
+        match (phase.updates(), &mut self.critic) {
+            (Some(Role::Critic), Some(critic)) => critic,
+            (Some(Role::Critic), None) => unreachable!("a phase of the critic"),
+            (Some(Role::Policy | Role::Reference | Role::RewardModel) | None, _) => &mut self.policy,
         }
+    }
+
+    /// Brings every model to where a phase needs it: first away, then here.
+    pub fn place(&mut self, phase: Phase, world: &World) -> Result<()> {
+        // without a model of its own the reference is the policy with its adapters off
+        let reference = if self.reference.is_some() { Role::Reference } else { Role::Policy };
+        let on_groups = world.sampling_size() > 1 || world.tensor_size() > 1;
+        let residency = |role| {
+            let by_phase = phase.models().iter().find(|(used, _)| match used {
+                Role::Reference => role == reference,
+                used => role == *used,
+            });
+            match by_phase {
+                // what samples is made from the weights where they wait
+                Some((_, Residency::Rollout)) if on_groups => Residency::Idle,
+                Some((_, now)) => *now,
+                None => Residency::Idle,
+            }
+        };
+        let critic = self.critic.as_mut().map(|critic| &mut critic.model);
+        let models = [Some(&mut self.policy.model), self.reference.as_mut(), critic].into_iter().flatten();
+        let mut models: Vec<_> = models.map(|model| (residency(model.role()), model)).collect();
+        models.sort_by_key(|(now, _)| *now != Residency::Idle);
+        models.into_iter().try_for_each(|(now, model)| model.set_residency(now))
+    }
+
+    /// Takes another plan; what optimizers have learnt stays.
+    pub fn replan(&mut self, plan: &Plan) -> Result<()> {
+        self.policy.runtime.forget_graphs();
+        self.policy.replan(plan.policy())?;
+        if let (Some(critic), Some(plan)) = (&mut self.critic, plan.critic()) {
+            critic.replan(plan)?;
+        }
+        if let (Some(model), Some(plan)) = (&mut self.reference, plan.reference()) {
+            model.take_plan(plan);
+        }
+        Ok(())
     }
 
     /// Waits until everything is where it was loaded to. What was refused memory says so when it is read, which may be
@@ -72,54 +95,91 @@ impl Loaded {
         if let Some(critic) = &self.critic {
             critic.check_computed()?;
         }
-        if let Some(reference) = &self.reference {
-            reference.decoder.check_computed()?;
+        match &self.reference {
+            Some(reference) => Ok(reference.decoder.check_computed()?),
+            None => Ok(()),
         }
-        Ok(())
+    }
+}
+
+/// What a run starts with.
+pub(super) struct Loaded {
+    pub models: Models,
+    pub reward_manager: RewardManager,
+    /// What is held at the boundaries of the run.
+    pub log: Arc<BoundaryLog>,
+    /// The checkpoint that the run continues from.
+    checkpoint: Option<PathBuf>,
+}
+
+impl Loaded {
+    /// Loads what the run starts with and restores what its checkpoint keeps beside the weights. Where memory runs out,
+    /// under the next cheaper plan. Gives the state that the run begins with, and whether it is a checkpoint's.
+    pub fn begin(
+        session: &Session,
+        planned: &mut Planned,
+        found: &Found,
+        programs: &Programs,
+    ) -> Result<(Self, TrainerState, bool)> {
+        loop {
+            let attempt = attempt(|| {
+                let watch = Watch::start(&session.device)?;
+                let mut loaded = Self::load(session, planned, found, programs)?;
+                let (state, resumed) = loaded.restore(session.mode)?;
+                watch.finish()?;
+                loaded.models.check_computed()?;
+                Ok((loaded, state, resumed))
+            });
+            match agreed_attempt(&session.world, attempt)? {
+                Ok(begun) => return Ok(begun),
+                Err(what) => planned.replan_after_oom(what, session.config.memory.recover)?,
+            }
+        }
     }
 
     /// Loads the weights that a run starts with: of its newest checkpoint, or those of its configuration.
-    fn load(opened: &Opened, planned: &PlannedRun, found: &Found, programs: &Programs) -> Result<Self> {
-        let (config, plan) = (&opened.config, &planned.plan);
-        let (runtime, log) = runtime(opened, plan);
+    fn load(session: &Session, planned: &Planned, found: &Found, programs: &Programs) -> Result<Self> {
+        let (config, plan) = (&session.config, &planned.plan);
+        let (runtime, log) = runtime(session, plan);
         let around = Surroundings {
-            device: &opened.device,
+            device: &session.device,
             memory: &config.memory,
             accounts: &runtime.accounts,
             log: Some(&log),
             precision: config.precision,
-            tokenizer: &opened.source.tokenizer,
-            world: &opened.world,
+            tokenizer: &session.source.tokenizer,
+            world: &session.world,
         };
-        let reward_manager = if opened.judges() {
-            RewardManager::with(programs.clone(), opened.data.prompts.task(), around)?
+        let reward_manager = if session.judges() {
+            RewardManager::with(programs.clone(), session.data.prompts.task(), around)?
         } else {
             RewardManager::default()
         };
         let checkpoint = found.checkpoint.as_ref().map(|(_, folder)| folder.clone());
         let rows =
-            runtime.accounts.hold(Category::Buffers, Home::Host, opened.data.prompts.task().held_bytes() as usize);
-        let values = kept_values(plan.policy(), opened.source.checkpoint.arch(), &opened.world);
+            runtime.accounts.hold(Category::Buffers, Home::Host, session.data.prompts.task().held_bytes() as usize);
+        let values = kept_values(plan.policy(), session.source.checkpoint.arch(), &session.world);
         let part = if keeps_whole_policy(plan, checkpoint.is_some()) {
             RankPart::default()
         } else {
-            own_part(&opened.world, &values)
+            own_part(&session.world, &values)
         };
         let decoder = match &checkpoint {
-            Some(dir) => opened.source.saved(config, dir, part, &opened.device)?,
-            None => opened.source.decoder(config, part, &opened.device)?,
+            Some(dir) => session.source.saved(config, dir, part, &session.device)?,
+            None => session.source.decoder(config, part, &session.device)?,
         };
-        let mut policy = policy_learner(opened, plan, decoder, part, runtime)?;
+        let mut policy = policy_learner(session, plan, decoder, part, runtime)?;
         // each model makes room for the next one, as it does in the phases
         policy.model.set_residency(Residency::Idle)?;
-        let mut critic = critic_learner(opened, plan, &policy, checkpoint.as_deref())?;
+        let mut critic = critic_learner(session, plan, &policy, checkpoint.as_deref())?;
         if let Some(critic) = &mut critic {
             critic.model.set_residency(Residency::Idle)?;
         }
         let kept = found.run.as_ref().filter(|_| checkpoint.is_some());
-        let reference = reference(opened, plan, &policy, kept)?;
+        let reference = reference(session, plan, &policy, kept)?;
         policy.model.set_residency(Residency::Idle)?;
-        Ok(Self { policy, critic, reference, reward_manager, log, rows, checkpoint })
+        let models = Models { policy, critic, reference, _rows: rows };
+        Ok(Self { models, reward_manager, log, checkpoint })
     }
 
     /// Where the run continues from a checkpoint, restores what that keeps beside the weights. Gives the state that the
@@ -130,11 +190,11 @@ impl Loaded {
         };
         let dir = checkpoint.join("trainer");
         let state = trainer_state::load_state(&dir)?;
-        let policy = &mut self.policy;
+        let Models { policy, critic, .. } = &mut self.models;
         trainer_state::load_value_head(&dir, &mut policy.model.decoder, &policy.optimizer)?;
         let (steps, scaler) = (state.optimizer_steps, state.loss_scale);
-        restore_optimizer(&dir, steps, scaler, &mut self.policy)?;
-        if let Some(critic) = &mut self.critic {
+        restore_optimizer(&dir, steps, scaler, policy)?;
+        if let Some(critic) = critic {
             let (steps, scaler) = (state.critic_steps, state.critic_loss_scale);
             restore_optimizer(&dir.join(CRITIC), steps, scaler, critic)?;
         }
@@ -156,15 +216,15 @@ fn own_part<'a>(world: &World, values: &'a dyn Fn(UnitKind, usize) -> Option<Val
 }
 
 /// What all learners of a run share, with the log of its boundaries.
-fn runtime(opened: &Opened, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
-    let config = &opened.config;
-    let runtime = Runtime::new(&opened.device)
+fn runtime(session: &Session, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
+    let config = &session.config;
+    let runtime = Runtime::new(&session.device)
         .with_prefetch(plan.models.values().map(|m| m.prefetch).max().unwrap_or(0))
         .with_limit(config.memory.limit.map(|limit| limit.0))
         .with_determinism(config.deterministic)
-        .with_world(opened.world.clone());
+        .with_world(session.world.clone());
     let trace = (config.memory.trace > 0).then(|| {
-        let source = match read(&opened.device).source {
+        let source = match read(&session.device).source {
             ReadingSource::CountedHeap => TraceSource::Heap,
             ReadingSource::BurnPool | ReadingSource::None => TraceSource::Accounts,
         };
@@ -172,26 +232,26 @@ fn runtime(opened: &Opened, plan: &Plan) -> (Runtime, Arc<BoundaryLog>) {
     });
     let log = BoundaryLog::new(&runtime.accounts, trace);
     let runtime = runtime.with_log(Arc::clone(&log));
-    opened.world.watch_buffers(runtime.peak_reader());
+    session.world.watch_buffers(runtime.peak_reader());
     (runtime, log)
 }
 
 /// The policy with its optimizer; with a value head, where the critic shares its trunk.
 fn policy_learner(
-    opened: &Opened,
+    session: &Session,
     plan: &Plan,
     decoder: Decoder,
     part: RankPart<'_>,
     runtime: Runtime,
 ) -> Result<Learner> {
-    let (config, optim) = (&opened.config, opened.optimizer().clone());
+    let (config, optim) = (&session.config, session.optimizer().clone());
     let learner = |decoder| {
-        let decoder = own_share(decoder, &opened.world)?;
+        let decoder = own_share(decoder, &session.world)?;
         let mut own = Learner::new(decoder, plan.policy().clone(), optim, runtime);
         own.router_aux_loss_coef = config.model.router_aux_loss_coef;
         Ok(own)
     };
-    match config.shared_critic().filter(|_| opened.mode == Mode::Rl) {
+    match config.shared_critic().filter(|_| session.mode == Mode::Rl) {
         Some(critic) => {
             let own = learner(decoder.with_joint_value_head(part, config.trainer.seed))?;
             Ok(own.with_value_rate(critic.value_rate(&config.optim)))
@@ -214,23 +274,23 @@ pub(super) fn own_share(decoder: Decoder, world: &World) -> Result<Decoder> {
 
 /// A critic of its own, fresh or with the weights of a checkpoint.
 fn critic_learner(
-    opened: &Opened,
+    session: &Session,
     plan: &Plan,
     policy: &Learner,
     checkpoint: Option<&Path>,
 ) -> Result<Option<Learner>> {
-    let (Some(config), Some(source), Some(plan)) = (opened.config.own_critic(), &opened.critic_source, plan.critic())
+    let (Some(config), Some(source), Some(plan)) = (session.config.own_critic(), &session.critic_source, plan.critic())
     else {
         return Ok(None);
     };
     let decoder = match checkpoint {
         Some(dir) => {
             let folder = dir.join("trainer").join(CRITIC);
-            let values = kept_values(plan, &source.arch(), &opened.world);
-            let saved = source.saved(&folder, own_part(&opened.world, &values), &opened.device)?;
-            own_share(saved, &opened.world)?
+            let values = kept_values(plan, &source.arch(), &session.world);
+            let saved = source.saved(&folder, own_part(&session.world, &values), &session.device)?;
+            own_share(saved, &session.world)?
         }
-        None => fresh_critic(source, plan, &policy.model, opened.config.trainer.seed)?,
+        None => fresh_critic(source, plan, &policy.model, session.config.trainer.seed)?,
     };
     let (optim, runtime) = (config.optim.clone(), policy.runtime.of_critic());
     let critic = Learner::for_role(Role::Critic, decoder, plan.clone(), optim, runtime);
@@ -253,7 +313,7 @@ pub(super) fn fresh_critic(
 
 /// A reference policy of its own: the policy as it is, or the one that a resumed run keeps in its folder.
 fn reference(
-    opened: &Opened,
+    session: &Session,
     plan: &Plan,
     policy: &Learner,
     resumed: Option<&RunDir>,
@@ -265,15 +325,15 @@ fn reference(
     let decoder = match resumed {
         Some(run) => {
             let saved = Checkpoint::open(&run.path().join(REFERENCE))?.in_precision(policy.decoder().arch().precision);
-            let values = kept_values(plan, saved.arch(), &opened.world);
-            let saved = saved.load_part(own_part(&opened.world, &values), runtime.device())?;
-            own_share(saved, &opened.world)?
+            let values = kept_values(plan, saved.arch(), &session.world);
+            let saved = saved.load_part(own_part(&session.world, &values), runtime.device())?;
+            own_share(saved, &session.world)?
         }
         None => policy.decoder().clone(),
     };
     let (plan, accounts) = (plan.clone(), &runtime.accounts);
     let model = ResidentModel::new(decoder, plan, Role::Reference, accounts);
-    Ok(Some(model.shared_by(&opened.world)))
+    Ok(Some(model.shared_by(&session.world)))
 }
 
 /// Restores masters, loss scale and moments of an optimizer from a folder of a checkpoint.
