@@ -24,6 +24,7 @@ mod backend;
 mod bias;
 mod block8;
 mod cmma;
+mod column_sums;
 mod convolution;
 mod decays;
 mod delta_rule;

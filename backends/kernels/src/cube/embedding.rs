@@ -1,6 +1,6 @@
 //! The gradient of an embedding: each unit sums one column of one token's rows, in the batch's order.
 
-use super::launch::{UNITS, address, cubes, detached, dims, elem, integers, into_writable, supports};
+use super::launch::{Grid, UNITS, detached, dims, elem, integers, into_writable, launch, supports};
 use crate::autodiff::KernelBackend;
 use crate::choice::Operation;
 use crate::shapes::RowsByToken;
@@ -21,21 +21,9 @@ pub(super) fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tens
     // rows of other tokens stay unchanged
     let out = into_writable(detached(sum));
     let columns = width.div_ceil(UNITS);
-    add::launch(
-        &out.client.clone(),
-        cubes(&out, groups.count * columns),
-        CubeDim::new_1d(UNITS as u32),
-        address([&out, &rows]),
-        out.clone().into_buffer_arg(),
-        rows.into_buffer_arg(),
-        integers(&groups.order).into_buffer_arg(),
-        integers(&groups.starts).into_buffer_arg(),
-        integers(&groups.ids).into_buffer_arg(),
-        groups.count,
-        width,
-        columns,
-        elem(&out),
-    );
+    let [order, starts, ids] = [&groups.order, &groups.starts, &groups.ids].map(integers);
+    let grid = Grid::cubes([&out, &rows], groups.count * columns);
+    launch!(add, grid, [&out, rows, order, starts, ids], groups.count, width, columns, elem(&out));
     Ok(Cube::tensor(out))
 }
 

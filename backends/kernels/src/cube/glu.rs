@@ -1,6 +1,6 @@
 //! The gate of a gated MLP: activation(gate) · up.
 
-use super::launch::{address, detached, dims, elem, elementwise, empty, output_arg, reuse_or_alloc, supports};
+use super::launch::{Grid, detached, dims, elem, empty, launch, output_arg, reuse_or_alloc, supports};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::choice::Operation;
 use crate::shapes::Gate;
@@ -32,19 +32,8 @@ pub(super) fn glu_joined(activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
     let [rows, both] = dims(&x);
     let width = both / 2;
     let out = empty(&x, [rows, width], x.dtype);
-    let (count, dim) = elementwise(&out, rows * width);
-    forward_joined::launch(
-        &out.client,
-        count,
-        dim,
-        address([&x]),
-        x.into_buffer_arg(),
-        out.clone().into_buffer_arg(),
-        rows * width,
-        width,
-        activation,
-        elem(&out),
-    );
+    let n = rows * width;
+    launch!(forward, Grid::elements([&x], n), [&x, &x, &out], n, width, activation, true, elem(&out));
     Some(Cube::tensor(out))
 }
 
@@ -56,46 +45,21 @@ impl Kernel<Cube, 2> for Glu {
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, inputs: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
-        let [gate, up] = inputs.clone();
-        let out = empty(&gate, gate.shape(), gate.dtype);
+        let [gate, up] = &inputs;
+        let out = empty(gate, gate.shape(), gate.dtype);
         let n = gate.shape().num_elements();
-        let (count, dim) = elementwise(&gate, n);
-        forward::launch(
-            &out.client,
-            count,
-            dim,
-            address([&gate]),
-            gate.into_buffer_arg(),
-            up.into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            n,
-            self.0,
-            elem(&out),
-        );
+        launch!(forward, Grid::elements([gate], n), [gate, up, &out], n, n, self.0, false, elem(&out));
         (out, inputs)
     }
 
     fn backward(&self, [gate, up]: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         let n = gate.shape().num_elements();
-        let (count, dim) = elementwise(&gate, n);
         // a unit reads its elements before it writes them
         let (d_gate, gate_in_place) = reuse_or_alloc(&gate);
         let (d_up, up_in_place) = reuse_or_alloc(&up);
-        let dtype = elem(&gate);
-        backward::launch(
-            &gate.client.clone(),
-            count,
-            dim,
-            address([&gate]),
-            gate.into_buffer_arg(),
-            up.into_buffer_arg(),
-            gradient.into_buffer_arg(),
-            output_arg(&d_gate, gate_in_place, 0),
-            output_arg(&d_up, up_in_place, 1),
-            n,
-            self.0,
-            dtype,
-        );
+        let (grid, dtype) = (Grid::elements([&gate], n), elem(&gate));
+        let outputs = (output_arg(&d_gate, gate_in_place, 0), output_arg(&d_up, up_in_place, 1));
+        launch!(backward, grid, [gate, up, gradient, outputs.0, outputs.1], n, self.0, dtype);
         [wanted[0].then_some(d_gate), wanted[1].then_some(d_up)]
     }
 }
@@ -130,36 +94,28 @@ pub(super) fn activation(x: f32, #[comptime] gate: Gate) -> (f32, f32) {
     }
 }
 
+/// Gates of rows, which are `joined` with what they gate where both are one tensor of twice the width.
 #[cube(launch, address_type = "dynamic")]
 fn forward<F: Float>(
-    gate: &[F],
+    gates: &[F],
     up: &[F],
-    out: &mut [F],
-    n: usize,
-    #[comptime] kind: Gate,
-    #[define(F)] _dtype: ElemType,
-) {
-    let i = ABSOLUTE_POS;
-    if i < n {
-        let (value, _) = activation(f32::cast_from(gate[i]), kind);
-        out[i] = F::cast_from(value * f32::cast_from(up[i]));
-    }
-}
-
-#[cube(launch, address_type = "dynamic")]
-fn forward_joined<F: Float>(
-    x: &[F],
     out: &mut [F],
     n: usize,
     width: usize,
     #[comptime] kind: Gate,
+    #[comptime] joined: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
     if i < n {
-        let gate = i / width * width + i;
-        let (value, _) = activation(f32::cast_from(x[gate]), kind);
-        out[i] = F::cast_from(value * f32::cast_from(x[gate + width]));
+        let mut gate_at = i;
+        let mut up_at = i;
+        if joined {
+            gate_at = i / width * width + i;
+            up_at = gate_at + width;
+        }
+        let (value, _) = activation(f32::cast_from(gates[gate_at]), kind);
+        out[i] = F::cast_from(value * f32::cast_from(up[up_at]));
     }
 }
 

@@ -12,19 +12,15 @@ mod simt;
 mod tensor_core;
 
 use super::cmma::{VECTOR, has_tensor_cores};
-use super::launch::{
-    RowGrid, UNITS, address, cubes, detached, dims, elem, elementwise, empty, integers, into_writable, supports,
-};
+use super::launch::{Grid, RowGrid, detached, dims, elem, empty, integers, into_writable, launch, supports};
 use super::product::PRODUCTS;
 use crate::autodiff::KernelBackend;
 use crate::backend::PackedMatrix;
 use crate::choice::{FEW_ROWS, FEW_ROWS_ON_CORES, Operation};
 use burn::backend::Cube;
 use burn::tensor::{DType, Int, Tensor};
-use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use codes::{Epilogue, PANEL, WORD, decode, encode};
-use cubecl::prelude::*;
 use firebrick_device::trace::{Span, span};
 use std::any::Any;
 use std::fmt::{Debug, Formatter};
@@ -66,23 +62,8 @@ impl QuantizedMatrix {
         let scales = empty(&matrix, [panels * PANEL], DType::F32);
         let grid = RowGrid::of(inner);
         let dtype = elem(&matrix);
-        encode::launch(
-            &scales.client,
-            grid.count(&scales, panels * PANEL),
-            grid.dim(),
-            address([&matrix]),
-            matrix.into_buffer_arg(),
-            codes.clone().into_buffer_arg(),
-            scales.clone().into_buffer_arg(),
-            outputs,
-            panels * PANEL,
-            inner,
-            words,
-            f32::NAN,
-            grid.units,
-            grid.rows,
-            dtype,
-        );
+        let cubes = grid.cubes([&matrix], panels * PANEL);
+        launch!(encode, cubes, [matrix, &codes, &scales], outputs, panels * PANEL, inner, words, f32::NAN, grid, dtype,);
         Some(Self { words: Tensor::from_primitive::<Cube>(codes), scales: Cube::tensor(scales), outputs, inner })
     }
 
@@ -110,22 +91,14 @@ impl QuantizedMatrix {
         let [rows, inner] = dims(&x);
         let [words, up_words] = [self, up].map(|codes| integers(&codes.words));
         let [scales, up_scales] = [self, up].map(|codes| detached(codes.scales.clone()));
-        let address = address([&x, &words, out]);
         let panels = self.outputs.div_ceil(PANEL);
         macro_rules! multiply {
-            ($kernels:ident, $vector:expr, $blocks:expr, $tiles:expr, $size:expr) => {
-                $kernels::multiply::launch(
-                    &out.client,
-                    cubes(out, $tiles * $blocks),
-                    CubeDim::new_1d(UNITS as u32),
-                    address,
+            ($kernels:ident, $vector:path, $blocks:expr, $tiles:expr, $size:expr) => {
+                launch!(
+                    $kernels::multiply,
+                    Grid::cubes([&x, &words, out], $tiles * $blocks),
                     $vector,
-                    x.into_buffer_arg(),
-                    words.into_buffer_arg(),
-                    scales.into_buffer_arg(),
-                    up_words.into_buffer_arg(),
-                    up_scales.into_buffer_arg(),
-                    out.clone().into_buffer_arg(),
+                    [&x, &words, scales, up_words, up_scales, out],
                     rows,
                     inner,
                     self.outputs,
@@ -152,20 +125,9 @@ impl QuantizedMatrix {
         let codes = integers(&self.words);
         let out = empty(&codes, [self.outputs, self.inner], dtype);
         let words = self.inner.div_ceil(WORD);
-        let (count, dim) = elementwise(&out, self.outputs * words);
-        decode::launch(
-            &out.client,
-            count,
-            dim,
-            address([&out, &codes]),
-            codes.into_buffer_arg(),
-            detached(self.scales.clone()).into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            self.outputs,
-            self.inner,
-            words,
-            elem(&out),
-        );
+        let scales = detached(self.scales.clone());
+        let grid = Grid::elements([&out, &codes], self.outputs * words);
+        launch!(decode, grid, [codes, scales, &out], self.outputs, self.inner, words, elem(&out));
         Cube::tensor(out)
     }
 }

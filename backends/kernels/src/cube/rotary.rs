@@ -1,6 +1,6 @@
 //! Rotary position embedding in its rotate-half form (Su et al., 2021), in place where the tensor is not shared.
 
-use super::launch::{address, detached, dims, elem, elementwise, output_arg, reuse_or_alloc, supports};
+use super::launch::{Grid, detached, dims, elem, launch, output_arg, reuse_or_alloc, supports};
 use crate::autodiff::{self, Kernel, run};
 use crate::choice::Operation;
 use burn::backend::Cube;
@@ -32,22 +32,8 @@ impl Rotary {
         // a unit reads both elements of its pair before it writes either
         let (out, in_place) = reuse_or_alloc(&x);
         let pairs = tokens * heads * dim / 2;
-        let (count, cube) = elementwise(&x, pairs);
-        rotate::launch(
-            &out.client,
-            count,
-            cube,
-            address([&x]),
-            x.into_buffer_arg(),
-            self.cos.clone().into_buffer_arg(),
-            self.sin.clone().into_buffer_arg(),
-            output_arg(&out, in_place, 0),
-            pairs,
-            heads,
-            dim / 2,
-            sign,
-            elem(&out),
-        );
+        let (grid, y) = (Grid::elements([&x], pairs), output_arg(&out, in_place, 0));
+        launch!(rotate, grid, [x, &self.cos, &self.sin, y], pairs, heads, dim / 2, sign, elem(&out));
         out
     }
 }
