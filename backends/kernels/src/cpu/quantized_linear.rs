@@ -1,6 +1,6 @@
 //! Products with frozen matrices in few bits: rows of the matrix are widened a tile at a time, forward and backward.
 
-use super::autodiff::{Kernel, detached, dispatch_float, input, run, supports};
+use super::autodiff::{Kernel, Maybe, detached, dispatch_float, input, run};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::half;
 use super::parallel::{by_rows, dims, elements, tensor};
@@ -11,33 +11,25 @@ use firebrick_device::quantized::widen_rows;
 use firebrick_device::trace::span;
 use firebrick_spec::QuantizedLayout;
 use firebrick_spec::quantized::CPU_TILE;
-use gemm::Parallelism;
 use std::fmt::Debug;
-
-/// Multiplications from which a product runs in parallel.
-const LARGE: usize = 1 << 20;
 
 /// Rows of a task that widens.
 const ROWS: usize = 8;
 
-/// See [`crate::quantized_linear`]. `None` where the kernels do not support the tensor.
-pub(super) fn linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Option<Tensor<2>> {
+/// See [`crate::quantized_linear`].
+pub(crate) fn quantized_linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
     quantized_product(x, words, layout, All)
 }
 
-/// A product of rows with their matrices. `None` where the kernels do not support the tensor.
+/// A product of rows with their matrices.
 pub(super) fn quantized_product(
     x: &Tensor<2>,
     words: &Tensor<2>,
     layout: QuantizedLayout,
     rows: impl Rows,
-) -> Option<Tensor<2>> {
-    if !supports(x) {
-        return None;
-    }
+) -> Tensor<2> {
     let matrices = Matrices { words: detached(words.clone()), layout, stored: x.dtype() };
-    let kernel = QuantizedProduct { matrices, rows };
-    Some(run(kernel, [input(x.clone())]))
+    run(QuantizedProduct { matrices, rows }, [input(x.clone())])
 }
 
 /// Which rows go with which of some matrices.
@@ -86,12 +78,7 @@ impl<R: Rows> Kernel<1> for QuantizedProduct<R> {
         dispatch_float!(x.dtype(), forward(self, x))
     }
 
-    fn backward(
-        &self,
-        _saved: [Option<FlexTensor>; 1],
-        gradient: FlexTensor,
-        wanted: [bool; 1],
-    ) -> [Option<FlexTensor>; 1] {
+    fn backward(&self, _saved: Maybe<1>, gradient: FlexTensor, wanted: [bool; 1]) -> Maybe<1> {
         let back = || dispatch_float!(gradient.dtype(), backward(self, &gradient));
         [wanted[0].then(back)]
     }
@@ -175,20 +162,15 @@ impl Coded<'_> {
     }
 }
 
-fn parallelism(size: &Size) -> Parallelism {
-    if size.m * size.k * size.n < LARGE { Parallelism::None } else { Parallelism::Rayon(0) }
-}
-
 /// `x · Wᵀ` of so many rows: the outputs of a tile at a time.
 pub(super) fn product<T: Real>(coded: Coded<'_>, x: &[T], rows: usize, out: &mut [T]) {
     let (outputs, inner) = (coded.layout.rows, coded.layout.cols);
     coded.tiles(|first, count, wide: &[T]| {
         let size = Size { m: rows, k: inner, n: count };
-        let parallelism = parallelism(&size);
         let target = Target { start: out[first..].as_mut_ptr(), row: outputs, add: false };
         let by_row = Matrix { start: x.as_ptr(), row: inner, column: 1 };
         let transposed = Matrix { start: wide.as_ptr(), row: 1, column: inner };
-        multiply(size, target, by_row, transposed, parallelism);
+        multiply(size, target, by_row, transposed, size.parallelism());
     });
 }
 
@@ -197,10 +179,9 @@ pub(super) fn gradient<T: Real>(coded: Coded<'_>, g: &[T], rows: usize, out: &mu
     let (outputs, inner) = (coded.layout.rows, coded.layout.cols);
     coded.tiles(|first, count, wide: &[T]| {
         let size = Size { m: rows, k: count, n: inner };
-        let parallelism = parallelism(&size);
         let target = Target { start: out.as_mut_ptr(), row: inner, add: first > 0 };
         let columns = Matrix { start: g[first..].as_ptr(), row: outputs, column: 1 };
         let by_row = Matrix { start: wide.as_ptr(), row: inner, column: 1 };
-        multiply(size, target, columns, by_row, parallelism);
+        multiply(size, target, columns, by_row, size.parallelism());
     });
 }

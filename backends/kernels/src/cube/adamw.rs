@@ -1,7 +1,7 @@
 //! `AdamW` (Loshchilov & Hutter, 2019) in one pass over parameter, gradient and both moments.
 
 use super::launch::{
-    address, detached, elem, elementwise, empty, into_writable, is_unshared, output_arg, reuse_if, supports,
+    Grid, buffer, detached, elem, empty, into_writable, is_unshared, launch, output_arg, reuse_if, supports,
 };
 use crate::autodiff::KernelBackend;
 use crate::choice::Operation;
@@ -15,12 +15,12 @@ use firebrick_device::trace::span;
 use std::ops::Range;
 
 /// Whether a kernel updates parameters like this one.
-pub(super) fn has_kernel(value: &Tensor<2>) -> bool {
+pub(crate) fn takes(value: &Tensor<2>) -> bool {
     value.dtype() == DType::F32 && supports(Operation::AdamW, value)
 }
 
 /// Updates rows of a parameter, in place where it is not shared; see [`crate::adamw`].
-pub(super) fn adamw(
+pub(crate) fn adamw(
     value: Tensor<2>,
     rows: Range<usize>,
     gradient: &Tensor<2>,
@@ -43,20 +43,10 @@ pub(super) fn adamw(
     let (new_first, first_in_place) = reuse_if(is_unshared(&first), &first);
     let (new_second, second_in_place) = reuse_if(is_unshared(&second), &second);
     let gradient = detached(gradient.clone());
-    let (count, dim) = elementwise(&value, n);
     let stored = stored.map(|t| into_writable(detached(t)));
-    let types = [elem(&gradient), dtype];
-    let at = address([&value]);
-    let client = value.client.clone();
-    let buffers = (
-        value.clone().into_buffer_arg(),
-        gradient.into_buffer_arg(),
-        first.into_buffer_arg(),
-        second.into_buffer_arg(),
-        output_arg(&new_first, first_in_place, 2),
-        output_arg(&new_second, second_in_place, 3),
-    );
-    let (value_arg, gradient, first, second, first_arg, second_arg) = buffers;
+    let grid = Grid::elements([&value], n);
+    let types = [elem(&gradient), dtype, stored.as_ref().map_or(dtype, elem)];
+    let new = (output_arg(&new_first, first_in_place, 2), output_arg(&new_second, second_in_place, 3));
     let (start, fresh) = (rows.start * columns, u32::from(fresh));
     let params = StepLaunch::new(
         step.clip as f32,
@@ -69,30 +59,8 @@ pub(super) fn adamw(
         step.rate as f32,
         step.keep as f32,
     );
-    match &stored {
-        None => update::launch(
-            &client, count, dim, at, value_arg, gradient, first, second, first_arg, second_arg, n, start, fresh,
-            params, types,
-        ),
-        Some(stored) => update_both::launch(
-            &client,
-            count,
-            dim,
-            at,
-            value_arg,
-            gradient,
-            first,
-            second,
-            first_arg,
-            second_arg,
-            stored.clone().into_buffer_arg(),
-            n,
-            start,
-            fresh,
-            params,
-            [types[0], types[1], elem(stored)],
-        ),
-    }
+    let written = stored.as_ref().map(buffer).into();
+    launch!(update, grid, [&value, gradient, first, second, new.0, new.1], written, n, start, fresh, params, types);
     AdamWOutput {
         value: Cube::tensor(value),
         moments: [new_first, new_second].map(Cube::tensor),
@@ -120,60 +88,17 @@ struct Step {
     keep: f32,
 }
 
-/// An element's new value and moments: the same arithmetic in the same order as in tensor operations.
-#[cube]
-fn updated(value: f32, gradient: f32, first: f32, second: f32, fresh: u32, step: &Step) -> (f32, f32, f32) {
-    let g = gradient * step.clip;
-    let mut m = g * step.rest1;
-    let mut v = g * g * step.rest2;
-    if fresh == 0 {
-        m += first * step.b1;
-        v += second * step.b2;
-    }
-    let change = m / (v.sqrt() / step.second_root + step.eps) * step.rate;
-    (value * step.keep - change, m, v)
-}
-
+/// The same arithmetic in the same order as in tensor operations. Also writes the new value in the type of `stored`, if
+/// there is one.
 #[cube(launch, address_type = "dynamic")]
-fn update<G: Float, M: Float>(
+fn update<G: Float, M: Float, S: Float>(
     value: &mut [f32],
     gradient: &[G],
     first: &[M],
     second: &[M],
     new_first: &mut [M],
     new_second: &mut [M],
-    n: usize,
-    start: usize,
-    fresh: u32,
-    step: Step,
-    #[define(G, M)] _dtypes: [ElemType; 2],
-) {
-    let i = ABSOLUTE_POS;
-    if i < n {
-        let (p, m, v) = updated(
-            value[start + i],
-            f32::cast_from(gradient[start + i]),
-            f32::cast_from(first[i]),
-            f32::cast_from(second[i]),
-            fresh,
-            &step,
-        );
-        value[start + i] = p;
-        new_first[i] = M::cast_from(m);
-        new_second[i] = M::cast_from(v);
-    }
-}
-
-/// The same, and the new value written a second time in another type.
-#[cube(launch, address_type = "dynamic")]
-fn update_both<G: Float, M: Float, S: Float>(
-    value: &mut [f32],
-    gradient: &[G],
-    first: &[M],
-    second: &[M],
-    new_first: &mut [M],
-    new_second: &mut [M],
-    stored: &mut [S],
+    stored: ComptimeOption<&mut [S]>,
     n: usize,
     start: usize,
     fresh: u32,
@@ -182,16 +107,23 @@ fn update_both<G: Float, M: Float, S: Float>(
 ) {
     let i = ABSOLUTE_POS;
     if i < n {
-        let (p, m, v) = updated(
-            value[start + i],
-            f32::cast_from(gradient[start + i]),
-            f32::cast_from(first[i]),
-            f32::cast_from(second[i]),
-            fresh,
-            &step,
-        );
+        let g = f32::cast_from(gradient[start + i]) * step.clip;
+        let mut m = g * step.rest1;
+        let mut v = g * g * step.rest2;
+        if fresh == 0 {
+            m += f32::cast_from(first[i]) * step.b1;
+            v += f32::cast_from(second[i]) * step.b2;
+        }
+        let change = m / (v.sqrt() / step.second_root + step.eps) * step.rate;
+        let p = value[start + i] * step.keep - change;
         value[start + i] = p;
-        stored[start + i] = S::cast_from(p);
+        #[comptime]
+        match stored {
+            ComptimeOption::Some(stored) => {
+                stored[start + i] = S::cast_from(p);
+            }
+            ComptimeOption::None => {}
+        }
         new_first[i] = M::cast_from(m);
         new_second[i] = M::cast_from(v);
     }

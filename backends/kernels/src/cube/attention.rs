@@ -16,42 +16,37 @@ mod simt;
 mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
-use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, empty_or_zeros, integers, supports};
+use super::launch::{Grid, alike, dims, elem, empty, empty_or_zeros, integers, launch};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::choice::Operation;
-use crate::families::BLOCK_FIELDS;
+use crate::prefix_groups::BLOCK_FIELDS;
 use crate::shapes::AttentionShape;
-use blocks::softmax_delta;
+use blocks::{Layout, Sizes, softmax_delta};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Tensor};
-use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
 use firebrick_device::precision::{stored_as, widened};
 use simt::STAGE;
-use tensor_core::Sizes;
 
-/// Attention of packed rows; see [`crate::attention`].
-pub(super) fn attention(
+/// Whether the kernels take these tensors and sequences.
+pub(crate) fn takes(qkv: [&Tensor<3>; 3], shape: &AttentionShape) -> bool {
+    alike(Operation::LongAttention, &qkv) && qkv[0].dims()[2] <= STAGE && shape.groups.blocks.is_some()
+}
+
+/// See [`crate::attention`].
+pub(crate) fn attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,
     sinks: Option<&Tensor<2>>,
     shape: &AttentionShape,
-) -> Option<Tensor<3>> {
-    let known = |t: &Tensor<3>| supports(Operation::LongAttention, t) && t.dtype() == q.dtype();
-    if ![q, k, v].into_iter().all(known) || q.dims()[2] > STAGE || shape.families.blocks.is_none() {
-        return None;
-    }
-    let inputs = [q, k, v].map(|t| autodiff::input(t.clone()));
+) -> Tensor<3> {
+    let [q, k, v] = [q, k, v].map(|t| autodiff::input(t.clone()));
     let kernel = Attention(shape.clone());
-    Some(match sinks {
-        None => run(kernel, inputs),
-        Some(sinks) => {
-            let [q, k, v] = inputs;
-            run(kernel, [q, k, v, autodiff::input(sinks.clone())])
-        }
-    })
+    match sinks {
+        None => run(kernel, [q, k, v]),
+        Some(sinks) => run(kernel, [q, k, v, autodiff::input(sinks.clone())]),
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -60,76 +55,50 @@ struct Attention(AttentionShape);
 /// The arguments that all launches share.
 struct LaunchParams {
     table: CubeTensor,
-    blocks: usize,
-    /// Offsets in the table of the blocks of keys, and of the spans.
-    keys: usize,
-    spans: usize,
     /// Whether every row is in a sequence.
     whole: bool,
-    heads: usize,
-    group: usize,
-    dim: usize,
-    window: i32,
-    scale: f32,
-    /// The soft-cap, or 1 where there is none.
-    cap: f32,
-    capped: bool,
-    /// Sizes for the kernels on tensor cores; `None` for those on SIMT units.
-    tensor_cores: Option<Sizes>,
+    layout: Layout,
+    sizes: Sizes,
+    on_tensor_cores: bool,
 }
 
-/// Launches the version of a kernel for the tensors on `$count` cubes. Arguments are buffers, the table and the number
-/// of its blocks, offsets in the table, then the rest of `LaunchParams`.
-macro_rules! launch {
-    ($kernel:ident, $params:expr, $like:expr, $count:expr, [$($buffer:expr),*], [$($place:ident),*]) => {{
+/// Launches the version of a kernel for the tensors on `$count` cubes.
+macro_rules! launch_version {
+    ($kernel:ident, $params:expr, $like:expr, $count:expr, [$($buffer:expr),*]) => {{
         let (params, like): (&LaunchParams, &CubeTensor) = ($params, $like);
-        let cube = CubeDim::new_1d(UNITS as u32);
-        let (client, count, address, dtype) = (&like.client, cubes(like, $count), address([like]), elem(like));
-        match params.tensor_cores {
-            Some(sizes) => tensor_core::$kernel::launch(
-                client, count, cube, address, VECTOR,
-                $($buffer.clone().into_buffer_arg(),)*
-                params.table.clone().into_buffer_arg(), params.blocks, $(params.$place,)* params.heads, params.group, params.window,
-                params.scale, params.cap, params.capped, sizes, dtype,
-            ),
-            None => simt::$kernel::launch(
-                client, count, cube, address,
-                $($buffer.clone().into_buffer_arg(),)*
-                params.table.clone().into_buffer_arg(), params.blocks, $(params.$place,)* params.heads, params.group, params.window,
-                params.scale, params.cap, params.capped, params.dim, dtype,
-            ),
+        let (grid, table, layout, dtype) = (Grid::cubes([like], $count), &params.table, params.layout.argument(), elem(like));
+        if params.on_tensor_cores {
+            launch!(tensor_core::$kernel, grid, VECTOR, [$($buffer,)* table], layout, params.sizes, dtype);
+        } else {
+            launch!(simt::$kernel, grid, [$($buffer,)* table], layout, params.sizes, dtype);
         }
     }};
 }
 
 impl Attention {
     fn params(&self, q: &CubeTensor, k: &CubeTensor) -> LaunchParams {
-        let blocks = self.0.families.blocks.as_ref();
+        let blocks = self.0.groups.blocks.as_ref();
         let blocks = blocks.expect("the device was checked before");
         let ([rows, heads, dim], [_, kv, _]) = (dims(q), dims(k));
+        let sizes = Sizes { dim, capped: self.0.softcap.is_some() };
         LaunchParams {
             table: integers(&blocks.table),
-            blocks: blocks.count,
-            keys: blocks.count * BLOCK_FIELDS,
-            spans: 2 * blocks.count * BLOCK_FIELDS,
             whole: blocks.rows == rows,
-            heads,
-            group: heads / kv,
-            dim,
-            window: self.0.window.map_or(i32::MAX / 2, |w| w.min(1 << 29) as i32),
-            scale: self.0.scale as f32,
-            cap: self.0.softcap.unwrap_or(1.0) as f32,
-            capped: self.0.softcap.is_some(),
-            tensor_cores: tensor_core_sizes(q, dim),
+            layout: Layout {
+                blocks: blocks.count,
+                keys: blocks.count * BLOCK_FIELDS,
+                spans: 2 * blocks.count * BLOCK_FIELDS,
+                heads,
+                group: heads / kv,
+                window: self.0.window.map_or(i32::MAX / 2, |w| w.min(1 << 29) as i32),
+                scale: self.0.scale as f32,
+                cap: self.0.softcap.unwrap_or(1.0) as f32,
+            },
+            sizes,
+            // shared memory has to be enough too
+            on_tensor_cores: dim.is_multiple_of(SIDE) && has_tensor_cores(q, sizes.shared_bytes()),
         }
     }
-}
-
-/// Sizes for the kernels on tensor cores, where the device has them, and shared memory enough.
-fn tensor_core_sizes(q: &CubeTensor, dim: usize) -> Option<Sizes> {
-    let sizes = Sizes { dim };
-    let fits = dim.is_multiple_of(SIDE);
-    (fits && has_tensor_cores(q, sizes.shared_bytes())).then_some(sizes)
 }
 
 /// The buffer of an output; zeros where some rows are in no sequence.
@@ -143,20 +112,29 @@ impl Attention {
         let params = self.params(q, k);
         let out = output_buffer(q, params.whole);
         let [rows, ..] = dims::<3>(q);
-        let lse = empty(q, [rows, params.heads], DType::F32);
+        let lse = empty(q, [rows, params.layout.heads], DType::F32);
         let lse = if params.whole { lse } else { output_buffer(&lse, false) };
-        let count = params.blocks * params.heads;
-        launch!(attention_forward, &params, q, count, [q, k, v, out, lse], [spans]);
+        let count = params.layout.blocks * params.layout.heads;
+        launch_version!(attention_forward, &params, q, count, [q, k, v, &out, &lse]);
         [out, lse]
     }
 
     /// Gradients of queries, keys and values, given each row's logsumexp and Δ.
     fn gradients(&self, [q, k, v, gradient, rows]: [&CubeTensor; 5], wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let params = self.params(q, k);
-        let inputs = [q, k, v, gradient, rows];
-        let d_q = wanted[0].then(|| query_gradient(&params, inputs));
-        let [d_k, d_v] = if wanted[1] || wanted[2] { key_gradients(&params, inputs).map(Some) } else { [None, None] };
-        [d_q, d_k, d_v]
+        let count = params.layout.blocks * params.layout.heads;
+        let d_q = wanted[0].then(|| {
+            let d_q = output_buffer(q, params.whole);
+            launch_version!(query_backward, &params, q, count, [q, k, v, gradient, rows, &d_q]);
+            d_q
+        });
+        if !(wanted[1] || wanted[2]) {
+            return [d_q, None, None];
+        }
+        let [d_k, d_v] = [k, v].map(|t| output_buffer(t, params.whole));
+        let count = count / params.layout.group;
+        launch_version!(key_value_backward, &params, q, count, [q, k, v, gradient, rows, &d_k, &d_v]);
+        [d_q, Some(d_k), Some(d_v)]
     }
 }
 
@@ -232,34 +210,7 @@ fn sink_gradient(joint: CubeTensor, rows: &CubeTensor, sinks: CubeTensor) -> Cub
 fn softmax_stats(out: CubeTensor, gradient: &CubeTensor, lse: CubeTensor) -> CubeTensor {
     let [rows, heads, dim] = dims(&out);
     let both = empty(&lse, [rows, heads, 2], DType::F32);
-    let (count, cube) = elementwise(&both, rows * heads);
-    let dtype = elem(&out);
-    softmax_delta::launch(
-        &both.client,
-        count,
-        cube,
-        address([gradient]),
-        out.into_buffer_arg(),
-        gradient.clone().into_buffer_arg(),
-        lse.into_buffer_arg(),
-        both.clone().into_buffer_arg(),
-        rows * heads,
-        dim,
-        dtype,
-    );
+    let (grid, dtype) = (Grid::elements([gradient], rows * heads), elem(&out));
+    launch!(softmax_delta, grid, [out, gradient, lse, &both], rows * heads, dim, dtype);
     both
-}
-
-fn query_gradient(params: &LaunchParams, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> CubeTensor {
-    let d_q = output_buffer(q, params.whole);
-    let count = params.blocks * params.heads;
-    launch!(query_backward, params, q, count, [q, k, v, gradient, rows, d_q], [spans]);
-    d_q
-}
-
-fn key_gradients(params: &LaunchParams, [q, k, v, gradient, rows]: [&CubeTensor; 5]) -> [CubeTensor; 2] {
-    let [d_k, d_v] = [k, v].map(|t| output_buffer(t, params.whole));
-    let count = params.blocks * params.heads / params.group;
-    launch!(key_value_backward, params, q, count, [q, k, v, gradient, rows, d_k, d_v], [keys, spans]);
-    [d_k, d_v]
 }

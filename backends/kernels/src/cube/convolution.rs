@@ -2,77 +2,57 @@
 //! of a sequence, or of a whole sequence where that continues, and keeps the inputs that it still needs in registers:
 //! each input is read once.
 
+use super::column_sums::sum_rows;
 use super::glu::activation;
-use super::launch::{
-    UNITS, address, cubes, detached, dims, elem, elementwise, empty, empty_or_zeros, integers, into_writable, supports,
-};
-use super::norm::sum_rows;
+use super::launch::{Grid, alike, detached, dims, elem, empty_or_zeros, integers, into_writable, launch};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::choice::Operation;
 use crate::delta::{CHUNK_FIELDS, SEQUENCE_FIELDS, SequenceRows, SequenceTable};
-use crate::shapes::Gate;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
+use firebrick_spec::Activation;
 
 /// Most taps: a unit has an input and a weight of each in registers.
 const TAPS: usize = 32;
 
-/// Whether the kernels take these tensors.
-fn takes(tensors: &[&Tensor<2>], taps: usize) -> bool {
-    let alike = |t: &&Tensor<2>| supports(Operation::DeltaNet, *t) && t.dtype() == tensors[0].dtype();
-    tensors.iter().all(alike) && (1..=TAPS).contains(&taps)
+/// Whether the kernels take these tensors: inputs, taps, and a pool where there is one.
+pub(crate) fn takes(tensors: &[&Tensor<2>], sequences: &SequenceRows) -> bool {
+    let [_, taps] = tensors[1].dims();
+    alike(Operation::DeltaNet, tensors) && (1..=TAPS).contains(&taps) && sequences.table.is_some()
+}
+
+/// The sequences as the kernels take them.
+fn table_of(sequences: &SequenceRows) -> SequenceTable {
+    sequences.table.clone().expect("sequences of a GPU")
 }
 
 /// See [`crate::causal_convolution`].
-pub(super) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
-    if !takes(&[x, w], w.dims()[1]) {
-        return None;
-    }
-    let kernel = Convolution(sequences.table.clone()?);
-    let inputs = [x, w].map(|t| autodiff::input(t.clone()));
-    Some(run(kernel, inputs))
+pub(crate) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Tensor<2> {
+    run(Convolution(table_of(sequences)), [x, w].map(|t| autodiff::input(t.clone())))
 }
 
 /// See [`crate::continue_convolution`].
-pub(super) fn continue_convolution(
+pub(crate) fn continue_convolution(
     x: &Tensor<2>,
     w: &Tensor<2>,
     pool: Tensor<2>,
     sequences: &SequenceRows,
-) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
-    let tensors = [x, w, &pool];
-    let plain = tensors.iter().all(|t| !t.device().is_autodiff());
-    let (true, Some(table)) = (plain && takes(&tensors, w.dims()[1]), &sequences.table) else {
-        return Err(pool);
-    };
+) -> (Tensor<2>, Tensor<2>) {
+    let table = table_of(sequences);
     let _span = span("convolution", 0.0);
     let [x, w] = [x, w].map(|t| detached(t.clone()));
     let pool = into_writable(detached(pool));
     let ([rows, channels], [_, taps]) = (dims(&x), dims(&w));
     let y = empty_or_zeros(&x, [rows, channels], x.dtype, table.rows == rows);
     if table.sequences > 0 {
-        let (count, dim) = elementwise(&x, table.sequences * channels);
-        convolve_next::launch(
-            &x.client.clone(),
-            count,
-            dim,
-            address([&x, &pool]),
-            x.into_buffer_arg(),
-            w.into_buffer_arg(),
-            pool.clone().into_buffer_arg(),
-            integers(&table.words).into_buffer_arg(),
-            y.clone().into_buffer_arg(),
-            table.sequences,
-            channels,
-            taps,
-            elem(&y),
-        );
+        let (grid, words) = (Grid::elements([&x, &pool], table.sequences * channels), integers(&table.words));
+        launch!(convolve_next, grid, [x, w, &pool, words, &y], table.sequences, channels, taps, elem(&y));
     }
-    Ok((Cube::tensor(y), Cube::tensor(pool)))
+    (Cube::tensor(y), Cube::tensor(pool))
 }
 
 #[derive(Clone, Debug)]
@@ -83,26 +63,14 @@ impl Kernel<Cube, 2> for Convolution {
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, inputs: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
-        let [x, w] = inputs.clone();
-        let ([rows, channels], [_, taps]) = (dims(&x), dims(&w));
-        let y = empty_or_zeros(&x, [rows, channels], x.dtype, self.0.rows == rows);
-        if self.0.chunks > 0 {
-            let (count, dim) = elementwise(&x, self.0.chunks * channels);
-            convolve::launch(
-                &y.client,
-                count,
-                dim,
-                address([&x]),
-                x.into_buffer_arg(),
-                w.into_buffer_arg(),
-                integers(&self.0.words).into_buffer_arg(),
-                y.clone().into_buffer_arg(),
-                self.0.chunks_at(),
-                self.0.chunks,
-                channels,
-                taps,
-                elem(&y),
-            );
+        let [x, w] = &inputs;
+        let ([rows, channels], [_, taps]) = (dims(x), dims(w));
+        let Self(table) = self;
+        let y = empty_or_zeros(x, [rows, channels], x.dtype, table.rows == rows);
+        if table.chunks > 0 {
+            let (grid, words) = (Grid::elements([x], table.chunks * channels), integers(&table.words));
+            let chunks = ChunksLaunch::new(table.chunks_at(), table.chunks, channels);
+            launch!(convolve, grid, [x, w, words, &y], chunks, taps, elem(&y));
         }
         (y, inputs)
     }
@@ -114,42 +82,21 @@ impl Kernel<Cube, 2> for Convolution {
         let chunks = self.0.chunks.max(1);
         let partial = empty_or_zeros(&x, [chunks, channels * taps], DType::F32, self.0.chunks > 0);
         if self.0.chunks > 0 {
-            let (count, dim) = elementwise(&x, chunks * channels);
-            convolution_backward::launch(
-                &x.client,
-                count,
-                dim,
-                address([&x, &partial]),
-                x.clone().into_buffer_arg(),
-                w.clone().into_buffer_arg(),
-                gradient.into_buffer_arg(),
-                integers(&self.0.words).into_buffer_arg(),
-                dx.clone().into_buffer_arg(),
-                partial.clone().into_buffer_arg(),
-                self.0.chunks_at(),
-                chunks,
-                channels,
-                taps,
-                elem(&x),
-            );
+            let (grid, words) = (Grid::elements([&x, &partial], chunks * channels), integers(&self.0.words));
+            let chunks = ChunksLaunch::new(self.0.chunks_at(), chunks, channels);
+            launch!(convolution_backward, grid, [&x, &w, gradient, words, &dx, &partial], chunks, taps, elem(&x));
         }
-        let dw = wanted[1].then(|| {
-            let dw = empty(&w, [channels, taps], w.dtype);
-            sum_rows::launch(
-                &w.client,
-                cubes(&w, (channels * taps).div_ceil(UNITS)),
-                CubeDim::new_1d(UNITS as u32),
-                address([&partial]),
-                partial.into_buffer_arg(),
-                dw.clone().into_buffer_arg(),
-                chunks,
-                channels * taps,
-                elem(&w),
-            );
-            dw
-        });
+        let dw = wanted[1].then(|| sum_rows(partial, [channels, taps], w.dtype));
         [wanted[0].then_some(dx), dw]
     }
+}
+
+/// Where chunks are in the table, how many there are, and channels.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Chunks {
+    at: usize,
+    count: usize,
+    channels: usize,
 }
 
 /// The taps of a channel.
@@ -185,6 +132,47 @@ fn load_window<F: Float>(
     window
 }
 
+/// Where a chunk's rows begin and end, and where its sequence does.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone))]
+struct Rows {
+    start: usize,
+    end: usize,
+    first: usize,
+    last: usize,
+}
+
+#[cube]
+fn rows_of(table: &[i32], at: usize) -> Rows {
+    Rows {
+        start: table[at] as usize,
+        end: table[at + 1] as usize,
+        first: table[at + 2] as usize,
+        last: table[at + 3] as usize,
+    }
+}
+
+/// Convolves rows of a channel, given the inputs before them, which become the last ones.
+#[cube]
+fn convolve_rows<F: Float>(
+    x: &[F],
+    y: &mut [F],
+    window: &mut Array<f32>,
+    weights: &Array<f32>,
+    start: usize,
+    end: usize,
+    channels: usize,
+    channel: usize,
+    #[comptime] taps: usize,
+) {
+    for row in start..end {
+        let i = row * channels + channel;
+        shift(window, f32::cast_from(x[i]), taps);
+        let (value, _) = activation(weighted(&*window, weights, taps), Activation::Silu);
+        y[i] = F::cast_from(value);
+    }
+}
+
 /// Moves on to the next number.
 #[cube]
 fn shift(window: &mut Array<f32>, next: f32, #[comptime] taps: usize) {
@@ -211,28 +199,18 @@ fn convolve<F: Float>(
     w: &[F],
     table: &[i32],
     y: &mut [F],
-    chunks_at: usize,
-    chunks: usize,
-    channels: usize,
+    chunks: Chunks,
     #[comptime] taps: usize,
     #[define(F)] _dtype: ElemType,
 ) {
+    let channels = chunks.channels;
     let channel = ABSOLUTE_POS % channels;
     let chunk = ABSOLUTE_POS / channels;
-    if chunk < chunks {
-        let at = chunks_at + chunk * CHUNK_FIELDS;
-        let start = table[at] as usize;
-        let end = table[at + 1] as usize;
-        let first = table[at + 2] as usize;
+    if chunk < chunks.count {
+        let rows = rows_of(table, chunks.at + chunk * CHUNK_FIELDS);
         let weights = load_taps::<F>(w, channel, taps);
-        let mut window = load_window::<F>(x, start, first, channels, channel, taps);
-        for row in start..end {
-            let i = row * channels + channel;
-            shift(&mut window, f32::cast_from(x[i]), taps);
-            let z = weighted(&window, &weights, taps);
-            let (value, _) = activation(z, Gate::Silu);
-            y[i] = F::cast_from(value);
-        }
+        let mut window = load_window::<F>(x, rows.start, rows.first, channels, channel, taps);
+        convolve_rows::<F>(x, y, &mut window, &weights, rows.start, rows.end, channels, channel, taps);
     }
 }
 
@@ -268,13 +246,7 @@ fn convolve_next<F: Float>(
             }
             window[tap] = value;
         }
-        for row in start..end {
-            let i = row * channels + channel;
-            shift(&mut window, f32::cast_from(x[i]), taps);
-            let z = weighted(&window, &weights, taps);
-            let (value, _) = activation(z, Gate::Silu);
-            y[i] = F::cast_from(value);
-        }
+        convolve_rows::<F>(x, y, &mut window, &weights, start, end, channels, channel, taps);
         #[unroll]
         for tap in 1..taps {
             pool[own + comptime!(tap - 1) * channels] = F::cast_from(window[tap]);
@@ -292,22 +264,17 @@ fn convolution_backward<F: Float>(
     table: &[i32],
     dx: &mut [F],
     partial: &mut [f32],
-    chunks_at: usize,
-    chunks: usize,
-    channels: usize,
+    chunks: Chunks,
     #[comptime] taps: usize,
     #[define(F)] _dtype: ElemType,
 ) {
+    let channels = chunks.channels;
     let channel = ABSOLUTE_POS % channels;
     let chunk = ABSOLUTE_POS / channels;
-    if chunk < chunks {
-        let at = chunks_at + chunk * CHUNK_FIELDS;
-        let start = table[at] as usize;
-        let end = table[at + 1] as usize;
-        let first = table[at + 2] as usize;
-        let last = table[at + 3] as usize;
+    if chunk < chunks.count {
+        let rows = rows_of(table, chunks.at + chunk * CHUNK_FIELDS);
         let weights = load_taps::<F>(w, channel, taps);
-        let mut window = load_window::<F>(x, start, first, channels, channel, taps);
+        let mut window = load_window::<F>(x, rows.start, rows.first, channels, channel, taps);
         let mut sums = Array::<f32>::new(taps);
         let mut upstream = Array::<f32>::new(taps);
         #[unroll]
@@ -315,14 +282,14 @@ fn convolution_backward<F: Float>(
             sums[tap] = 0.0f32;
             upstream[tap] = 0.0f32;
         }
-        for row in start..end + comptime!(taps - 1) {
+        for row in rows.start..rows.end + comptime!(taps - 1) {
             let mut dz = 0.0f32;
-            if row < last {
+            if row < rows.last {
                 let i = row * channels + channel;
                 shift(&mut window, f32::cast_from(x[i]), taps);
-                let (_, slope) = activation(weighted(&window, &weights, taps), Gate::Silu);
+                let (_, slope) = activation(weighted(&window, &weights, taps), Activation::Silu);
                 dz = f32::cast_from(g[i]) * slope;
-                if row < end {
+                if row < rows.end {
                     #[unroll]
                     for tap in 0..taps {
                         sums[tap] += dz * window[tap];
@@ -330,7 +297,7 @@ fn convolution_backward<F: Float>(
                 }
             }
             shift(&mut upstream, dz, taps);
-            if row + 1 >= start + taps {
+            if row + 1 >= rows.start + taps {
                 let mut sum = 0.0f32;
                 #[unroll]
                 for tap in 0..taps {

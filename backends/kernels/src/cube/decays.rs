@@ -1,9 +1,8 @@
 //! The logs of the decays of gated `DeltaNet`, `−e^(A_log) softplus(a + dt_bias)`, and their gradients.
 
-use super::launch::{UNITS, address, cubes, dims, elem, elementwise, empty, supports};
-use super::norm::sum_rows;
+use super::column_sums::sum_rows;
+use super::launch::{Grid, dims, elem, empty, launch};
 use crate::autodiff::{self, Kernel, run};
-use crate::choice::Operation;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
@@ -14,13 +13,8 @@ use cubecl::prelude::*;
 const BLOCK: usize = 64;
 
 /// See [`crate::log_decays`].
-pub(super) fn log_decays(a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Option<Tensor<2>> {
-    let inputs = [a, decay_log, time_bias];
-    let alike = |t: &&Tensor<2>| supports(Operation::DeltaNet, *t) && t.dtype() == a.dtype();
-    if !inputs.iter().all(alike) {
-        return None;
-    }
-    Some(run(LogDecays, inputs.map(|t| autodiff::input(t.clone()))))
+pub(crate) fn log_decays(a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Tensor<2> {
+    run(LogDecays, [a, decay_log, time_bias].map(|t| autodiff::input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
@@ -31,24 +25,11 @@ impl Kernel<Cube, 3> for LogDecays {
     type Saved = [CubeTensor; 3];
 
     fn forward(&self, inputs: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
-        let [a, decay_log, time_bias] = inputs.clone();
-        let [rows, heads] = dims(&a);
-        let out = empty(&a, [rows, heads], DType::F32);
-        let (count, dim) = elementwise(&a, rows * heads);
-        let dtype = elem(&a);
-        log_decays_forward::launch(
-            &out.client,
-            count,
-            dim,
-            address([&out]),
-            a.into_buffer_arg(),
-            decay_log.into_buffer_arg(),
-            time_bias.into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            rows * heads,
-            heads,
-            dtype,
-        );
+        let [a, decay_log, time_bias] = &inputs;
+        let [rows, heads] = dims(a);
+        let n = rows * heads;
+        let out = empty(a, [rows, heads], DType::F32);
+        launch!(log_decays_forward, Grid::elements([&out], n), [a, decay_log, time_bias, &out], n, heads, elem(a));
         (out, inputs)
     }
 
@@ -62,46 +43,19 @@ impl Kernel<Cube, 3> for LogDecays {
         let blocks = rows.div_ceil(BLOCK).max(1);
         let da = empty(&a, [rows, heads], a.dtype);
         let partial = [(); 2].map(|()| empty(&a, [blocks, heads], DType::F32));
-        let (count, dim) = elementwise(&a, blocks * heads);
-        log_decays_backward::launch(
-            &a.client,
-            count,
-            dim,
-            address([&gradient]),
-            a.clone().into_buffer_arg(),
-            decay_log.clone().into_buffer_arg(),
-            time_bias.into_buffer_arg(),
-            gradient.into_buffer_arg(),
-            da.clone().into_buffer_arg(),
-            partial[0].clone().into_buffer_arg(),
-            partial[1].clone().into_buffer_arg(),
+        launch!(
+            log_decays_backward,
+            Grid::elements([&gradient], blocks * heads),
+            [&a, &decay_log, time_bias, gradient, &da, &partial[0], &partial[1]],
             rows,
             heads,
             blocks,
             BLOCK,
             elem(&a),
         );
-        let [of_log, of_bias] = partial.map(|partial| summed(partial, &decay_log));
+        let [of_log, of_bias] = partial.map(|sums| sum_rows(sums, [1, heads], decay_log.dtype));
         [wanted[0].then_some(da), wanted[1].then_some(of_log), wanted[2].then_some(of_bias)]
     }
-}
-
-/// The sum over blocks, like another tensor.
-fn summed(partial: CubeTensor, like: &CubeTensor) -> CubeTensor {
-    let [blocks, heads] = dims(&partial);
-    let sum = empty(like, [1, heads], like.dtype);
-    sum_rows::launch(
-        &sum.client,
-        cubes(&sum, heads.div_ceil(UNITS)),
-        CubeDim::new_1d(UNITS as u32),
-        address([&partial]),
-        partial.into_buffer_arg(),
-        sum.clone().into_buffer_arg(),
-        blocks,
-        heads,
-        elem(&sum),
-    );
-    sum
 }
 
 /// `ln(1 + eˣ)`, also where 1 + eˣ is rounded to 1.

@@ -27,8 +27,7 @@ mod sizes;
 mod tile;
 
 use super::launch::{
-    RowGrid, address, cubes, detached, dims, elem, elementwise, empty, empty_or_zeros, integers, into_writable,
-    supports,
+    Grid, RowGrid, detached, dims, elem, empty, empty_or_zeros, integers, into_writable, launch, supports,
 };
 use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::choice::Operation;
@@ -43,45 +42,46 @@ use sizes::{Keep, Sizes};
 use tile::RuleLayoutLaunch;
 
 /// Whether the kernels take these tensors: queries, keys and values in any type, all others in f32.
-fn takes([qkv, g, beta]: [&Tensor<2>; 3], heads: DeltaHeads) -> bool {
+pub(crate) fn takes([qkv, g, beta]: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> bool {
     let wide = [g, beta].iter().all(|t| t.dtype() == DType::F32);
-    supports(Operation::DeltaNet, qkv) && wide && Sizes::of(heads).is_some()
+    supports(Operation::DeltaNet, qkv) && wide && Sizes::of(heads).is_some() && sequences.table.is_some()
+}
+
+/// [`takes`], from states in a pool.
+pub(crate) fn continues(
+    inputs: [&Tensor<2>; 3],
+    pool: &Tensor<2>,
+    heads: DeltaHeads,
+    sequences: &SequenceRows,
+) -> bool {
+    let tracked = inputs.iter().any(|t| t.device().is_autodiff());
+    !tracked && takes(inputs, heads, sequences) && pool.dtype() == DType::F32
 }
 
 /// See [`crate::gated_delta_rule`].
-pub(super) fn gated_delta_rule(
+pub(crate) fn gated_delta_rule(
     qkv: &Tensor<2>,
     g: &Tensor<2>,
     beta: &Tensor<2>,
     heads: DeltaHeads,
     sequences: &SequenceRows,
-) -> Option<Tensor<2>> {
-    if !takes([qkv, g, beta], heads) {
-        return None;
-    }
-    let rule = DeltaRule { heads, sizes: Sizes::of(heads)?, table: sequences.table.clone()? };
-    let inputs = [qkv, g, beta].map(|t| autodiff::input(t.clone()));
-    Some(run(rule, inputs))
+) -> Tensor<2> {
+    run(DeltaRule::new(heads, sequences), [qkv, g, beta].map(|t| autodiff::input(t.clone())))
 }
 
 /// See [`crate::continue_delta_rule`].
-pub(super) fn continue_delta_rule(
+pub(crate) fn continue_delta_rule(
     inputs: [&Tensor<2>; 3],
     pool: Tensor<2>,
     heads: DeltaHeads,
     sequences: &SequenceRows,
-) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
-    let plain = inputs.iter().all(|t| !t.device().is_autodiff());
-    let known = plain && takes(inputs, heads) && pool.dtype() == DType::F32;
-    let (true, Some(sizes), Some(table)) = (known, Sizes::of(heads), &sequences.table) else {
-        return Err(pool);
-    };
+) -> (Tensor<2>, Tensor<2>) {
     let _span = span("delta rule", 0.0);
-    let rule = DeltaRule { heads, sizes, table: table.clone() };
+    let rule = DeltaRule::new(heads, sequences);
     let inputs = inputs.map(|t| detached(t.clone()));
     let pool = into_writable(detached(pool));
     let out = rule.advance(&inputs, Some(&pool));
-    Ok((Cube::tensor(out), Cube::tensor(pool)))
+    (Cube::tensor(out), Cube::tensor(pool))
 }
 
 #[derive(Clone, Debug)]
@@ -100,14 +100,25 @@ struct Kept {
 }
 
 impl DeltaRule {
+    fn new(heads: DeltaHeads, sequences: &SequenceRows) -> Self {
+        let sizes = Sizes::of(heads).expect("heads that a kernel takes");
+        let table = sequences.table.clone().expect("sequences of a GPU");
+        Self { heads, sizes, table }
+    }
+
     /// Cubes of a run through all sequences.
     fn runs(&self) -> usize {
         self.table.sequences * self.heads.values * self.sizes.slices()
     }
 
-    fn layout(&self, rows: usize) -> RuleLayoutLaunch {
+    fn runs_grid<const N: usize>(&self, largest: [&CubeTensor; N]) -> Grid {
+        Grid::of(largest, self.runs(), CubeDim::new_1d(self.sizes.units() as u32))
+    }
+
+    fn layout(&self, rows: usize, tasks: usize) -> RuleLayoutLaunch {
         let DeltaHeads { keys, values, key_dim, value_dim } = self.heads;
         RuleLayoutLaunch::new(
+            tasks,
             keys,
             values,
             (key_dim as f32).sqrt().recip(),
@@ -138,44 +149,24 @@ impl DeltaRule {
             return;
         }
         let [rows, _] = dims(qkv);
-        runs::delta_rule_forward::launch(
-            &out.client,
-            cubes(out, self.runs()),
-            CubeDim::new_1d(self.sizes.units() as u32),
-            address([qkv, out, states]),
-            qkv.clone().into_buffer_arg(),
-            g.clone().into_buffer_arg(),
-            beta.clone().into_buffer_arg(),
-            integers(&self.table.words).into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            states.clone().into_buffer_arg(),
-            self.runs(),
-            self.layout(rows),
-            keep,
-            self.sizes,
-            elem(qkv),
-        );
+        let (grid, layout) = (self.runs_grid([qkv, out, states]), self.layout(rows, self.runs()));
+        let (table, dtype) = (integers(&self.table.words), elem(qkv));
+        launch!(runs::delta_rule_forward, grid, [qkv, g, beta, table, out, states], layout, keep, self.sizes, dtype);
     }
 
     /// What a run through sequences from their ends adds to what is kept of them.
     fn run_back(&self, [qkv, g, beta]: &[CubeTensor; 3], d_out: &CubeTensor, kept: &Kept) {
         let [rows, _] = dims(qkv);
-        runs::delta_rule_reverse::launch(
-            &qkv.client,
-            cubes(qkv, self.runs()),
-            CubeDim::new_1d(self.sizes.units() as u32),
-            address([qkv, &kept.vectors, &kept.states]),
-            qkv.clone().into_buffer_arg(),
-            g.clone().into_buffer_arg(),
-            beta.clone().into_buffer_arg(),
-            d_out.clone().into_buffer_arg(),
-            integers(&self.table.words).into_buffer_arg(),
-            kept.vectors.clone().into_buffer_arg(),
-            kept.states.clone().into_buffer_arg(),
-            self.runs(),
-            self.layout(rows),
-            self.sizes,
-            elem(qkv),
+        let Kept { vectors, states } = kept;
+        let (grid, layout) = (self.runs_grid([qkv, vectors, states]), self.layout(rows, self.runs()));
+        let (table, sizes) = (integers(&self.table.words), self.sizes);
+        launch!(
+            runs::delta_rule_reverse,
+            grid,
+            [qkv, g, beta, d_out, table, vectors, states],
+            layout,
+            sizes,
+            elem(qkv)
         );
     }
 
@@ -185,22 +176,15 @@ impl DeltaRule {
         let tasks = self.table.chunks * self.heads.values;
         let numbers = rows * self.heads.values * 2 * self.heads.key_dim;
         let d_qk = empty(qkv, [numbers + tasks], DType::F32);
+        let Kept { vectors, states } = kept;
         for back in [false, true] {
-            chunks::delta_rule_chunks::launch(
-                &qkv.client,
-                cubes(qkv, tasks),
-                CubeDim::new_1d(self.sizes.row_units() as u32),
-                address([qkv, &kept.vectors, &kept.states, &d_qk]),
-                qkv.clone().into_buffer_arg(),
-                g.clone().into_buffer_arg(),
-                beta.clone().into_buffer_arg(),
-                d_out.clone().into_buffer_arg(),
-                integers(&self.table.words).into_buffer_arg(),
-                kept.vectors.clone().into_buffer_arg(),
-                kept.states.clone().into_buffer_arg(),
-                d_qk.clone().into_buffer_arg(),
-                tasks,
-                self.layout(rows),
+            let (table, dim) = (integers(&self.table.words), CubeDim::new_1d(self.sizes.row_units() as u32));
+            let grid = Grid::of([qkv, vectors, states, &d_qk], tasks, dim);
+            launch!(
+                chunks::delta_rule_chunks,
+                grid,
+                [qkv, g, beta, d_out, table, vectors, states, &d_qk],
+                self.layout(rows, tasks),
                 back,
                 self.sizes,
                 elem(qkv),
@@ -221,39 +205,18 @@ impl DeltaRule {
         let grid = RowGrid::of(self.heads.key_dim.max(self.heads.value_dim));
         let tasks = self.table.rows * self.heads.keys;
         let table = integers(&self.table.words);
-        rows::delta_rule_rows::launch(
-            &qkv.client,
-            grid.count(qkv, tasks),
-            grid.dim(),
-            address([qkv, &vectors, d_qk]),
-            qkv.clone().into_buffer_arg(),
-            beta.clone().into_buffer_arg(),
-            vectors.into_buffer_arg(),
-            d_qk.clone().into_buffer_arg(),
-            table.clone().into_buffer_arg(),
-            d_qkv.clone().into_buffer_arg(),
-            d_g.clone().into_buffer_arg(),
-            d_beta.clone().into_buffer_arg(),
-            tasks,
-            self.layout(rows),
-            grid.units,
-            grid.rows,
+        launch!(
+            rows::delta_rule_rows,
+            grid.cubes([qkv, &vectors, d_qk], tasks),
+            [qkv, beta, vectors, d_qk, &table, d_qkv, d_g, d_beta],
+            self.layout(rows, tasks),
+            grid,
             self.sizes,
             elem(qkv),
         );
         let tasks = self.table.chunks * self.heads.values;
-        let (count, dim) = elementwise(qkv, tasks);
-        rows::delta_rule_decays::launch(
-            &qkv.client,
-            count,
-            dim,
-            address([d_qk]),
-            d_qk.clone().into_buffer_arg(),
-            table.into_buffer_arg(),
-            d_g.clone().into_buffer_arg(),
-            tasks,
-            self.layout(rows),
-        );
+        let grid = Grid::elements([d_qk], tasks);
+        launch!(rows::delta_rule_decays, grid, [d_qk, table, d_g], self.layout(rows, tasks));
     }
 }
 

@@ -1,8 +1,7 @@
 //! The gradient of an embedding: each unit sums one column of one token's rows, in the batch's order.
 
-use super::launch::{UNITS, address, cubes, detached, dims, elem, integers, into_writable, supports};
+use super::launch::{Grid, UNITS, detached, dims, elem, integers, into_writable, launch};
 use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
 use crate::shapes::RowsByToken;
 use burn::backend::Cube;
 use burn::tensor::Tensor;
@@ -10,33 +9,18 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
 
-/// Adds rows to those of their tokens; see [`crate::scatter_add_rows`].
-pub(super) fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
-    if !supports(Operation::Embedding, &sum) || sum.dtype() != rows.dtype() {
-        return Err(sum);
-    }
+/// See [`crate::scatter_add_rows`].
+pub(crate) fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Tensor<2> {
     let _span = span("embedding gradient", 0.0);
     let rows = detached(rows.clone());
     let [_, width] = dims(&rows);
     // rows of other tokens stay unchanged
     let out = into_writable(detached(sum));
     let columns = width.div_ceil(UNITS);
-    add::launch(
-        &out.client.clone(),
-        cubes(&out, groups.count * columns),
-        CubeDim::new_1d(UNITS as u32),
-        address([&out, &rows]),
-        out.clone().into_buffer_arg(),
-        rows.into_buffer_arg(),
-        integers(&groups.order).into_buffer_arg(),
-        integers(&groups.starts).into_buffer_arg(),
-        integers(&groups.ids).into_buffer_arg(),
-        groups.count,
-        width,
-        columns,
-        elem(&out),
-    );
-    Ok(Cube::tensor(out))
+    let [order, starts, ids] = [&groups.order, &groups.starts, &groups.ids].map(integers);
+    let grid = Grid::cubes([&out, &rows], groups.count * columns);
+    launch!(add, grid, [&out, rows, order, starts, ids], groups.count, width, columns, elem(&out));
+    Cube::tensor(out)
 }
 
 /// A unit sums one column of one token's rows.

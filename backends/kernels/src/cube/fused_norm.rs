@@ -2,11 +2,11 @@
 //! queries, keys and values. Without a gradient.
 
 use super::launch::{
-    RowGrid, address, detached, dims, elem, empty, into_writable, output_arg, reuse_or_alloc, row_sum, supports,
+    RowGrid, detached, dims, elem, empty, into_writable, launch, output_arg, reuse_or_alloc, row_index, row_lanes,
+    row_sum,
 };
-use super::norm::reciprocal;
+use super::norm::{NormShape, NormShapeLaunch, reciprocal};
 use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
 use crate::shapes::JoinedHeads;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::Tensor;
@@ -14,86 +14,38 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
 
-/// Whether a norm's kernel takes all of these tensors.
-fn takes(tensors: &[&Tensor<2>]) -> bool {
-    let dtype = tensors[0].dtype();
-    tensors.iter().all(|t| supports(Operation::Norm, *t) && t.dtype() == dtype && !t.device().is_autodiff())
-}
-
 /// See [`crate::add_rms_norm`].
-pub(super) fn add_rms_norm(
-    base: Tensor<2>,
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    eps: f64,
-    offset: f64,
-) -> Result<[Tensor<2>; 2], Tensor<2>> {
-    if !takes(&[&base, x, w]) {
-        return Err(base);
-    }
+pub(crate) fn add_rms_norm(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
     let _span = span("norm", 0.0);
     let [base, x, w] = [base, x.clone(), w.clone()].map(detached);
     let [rows, n] = dims(&x);
     let grid = RowGrid::of(n);
     let normed = empty(&x, [rows, n], x.dtype);
     let (sum, in_place) = reuse_or_alloc(&base);
-    add_normalise::launch(
-        &sum.client,
-        grid.count(&x, rows),
-        grid.dim(),
-        address([&x]),
-        base.into_buffer_arg(),
-        x.into_buffer_arg(),
-        w.into_buffer_arg(),
-        output_arg(&sum, in_place, 0),
-        normed.clone().into_buffer_arg(),
-        rows,
-        n,
-        eps as f32,
-        offset as f32,
-        grid.units,
-        grid.rows,
-        elem(&normed),
-    );
-    Ok([sum, normed].map(Cube::tensor))
+    let shape = NormShapeLaunch::new(rows, n, eps as f32, offset as f32);
+    let (cubes, out) = (grid.cubes([&x], rows), output_arg(&sum, in_place, 0));
+    launch!(add_normalise, cubes, [base, x, w, out, &normed], shape, grid, elem(&normed));
+    [sum, normed].map(Cube::tensor)
 }
 
 /// See [`crate::norm_heads`].
-pub(super) fn norm_heads(
+pub(crate) fn norm_heads(
     qkv: Tensor<2>,
     [q, k]: [&Tensor<2>; 2],
     heads: JoinedHeads,
     eps: f64,
     offset: f64,
-) -> Result<Tensor<2>, Tensor<2>> {
-    if !takes(&[&qkv, q, k]) {
-        return Err(qkv);
-    }
+) -> Tensor<2> {
     let _span = span("norm", 0.0);
     let [qkv, q, k] = [qkv, q.clone(), k.clone()].map(detached);
     let out = into_writable(qkv);
     let rows = out.shape()[0];
-    let normed = heads.queries + heads.keys;
-    let grid = RowGrid::of(heads.dim);
-    normalise_heads::launch(
-        &out.client,
-        grid.count(&out, rows * normed),
-        grid.dim(),
-        address([&out]),
-        out.clone().into_buffer_arg(),
-        q.into_buffer_arg(),
-        k.into_buffer_arg(),
-        rows,
-        heads.queries,
-        heads.keys,
-        heads.dim,
-        eps as f32,
-        offset as f32,
-        grid.units,
-        grid.rows,
-        elem(&out),
-    );
-    Ok(Cube::tensor(out))
+    let JoinedHeads { queries, keys, dim } = heads;
+    let grid = RowGrid::of(dim);
+    let shape = NormShapeLaunch::new(rows, dim, eps as f32, offset as f32);
+    let cubes = grid.cubes([&out], rows * (queries + keys));
+    launch!(normalise_heads, cubes, [&out, q, k], shape, queries, keys, grid, elem(&out));
+    Cube::tensor(out)
 }
 
 /// The sum of two rows, rounded to their type, and its norm.
@@ -104,37 +56,34 @@ fn add_normalise<F: Float>(
     w: &[F],
     sums: &mut [F],
     normed: &mut [F],
-    rows: usize,
-    n: usize,
-    eps: f32,
-    offset: f32,
-    #[comptime] units: usize,
-    #[comptime] height: usize,
+    shape: NormShape,
+    #[comptime] grid: RowGrid,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut lanes = Shared::<[f32]>::new_slice(units * height);
-    let row = CUBE_POS * height + UNIT_POS_Y as usize;
-    let first = row * n;
+    let mut lanes = row_lanes(grid);
+    let row = row_index(grid);
+    let first = row * shape.n;
+    let is_row = row < shape.rows;
     let mut squares = 0.0f32;
-    if row < rows {
+    if is_row {
         let mut i = UNIT_POS_X as usize;
-        while i < n {
+        while i < shape.n {
             let sum = F::cast_from(f32::cast_from(base[first + i]) + f32::cast_from(x[first + i]));
             sums[first + i] = sum;
             let value = f32::cast_from(sum);
             squares += value * value;
-            i += units;
+            i += comptime!(grid.units);
         }
     }
-    let total = row_sum(&mut lanes, squares, units);
-    if row < rows {
-        let r = 1.0f32 / (total / n as f32 + eps).sqrt();
+    let total = row_sum(&mut lanes, squares, comptime!(grid.units));
+    if is_row {
+        let r = 1.0f32 / (total / shape.n as f32 + shape.eps).sqrt();
         let mut i = UNIT_POS_X as usize;
-        while i < n {
+        while i < shape.n {
             // each unit reads what it has written itself
             let value = f32::cast_from(sums[first + i]) * r;
-            normed[first + i] = F::cast_from(value * (f32::cast_from(w[i]) + offset));
-            i += units;
+            normed[first + i] = F::cast_from(value * (f32::cast_from(w[i]) + shape.offset));
+            i += comptime!(grid.units);
         }
     }
 }
@@ -145,33 +94,29 @@ fn normalise_heads<F: Float>(
     qkv: &mut [F],
     q: &[F],
     k: &[F],
-    rows: usize,
+    shape: NormShape,
     queries: usize,
     keys: usize,
-    dim: usize,
-    eps: f32,
-    offset: f32,
-    #[comptime] units: usize,
-    #[comptime] height: usize,
+    #[comptime] grid: RowGrid,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut lanes = Shared::<[f32]>::new_slice(units * height);
-    let index = CUBE_POS * height + UNIT_POS_Y as usize;
+    let mut lanes = row_lanes(grid);
+    let index = row_index(grid);
     let head = index % (queries + keys);
     let row = index / (queries + keys);
-    let first = (row * (queries + 2 * keys) + head) * dim;
-    let is_row = row < rows;
-    let r = reciprocal::<F>(&mut lanes, &*qkv, first, is_row, dim, eps, units);
+    let first = (row * (queries + 2 * keys) + head) * shape.n;
+    let is_row = row < shape.rows;
+    let r = reciprocal::<F>(&mut lanes, &*qkv, first, is_row, shape.n, shape.eps, comptime!(grid.units));
     if is_row {
         let mut i = UNIT_POS_X as usize;
-        while i < dim {
+        while i < shape.n {
             let mut weight = f32::cast_from(q[i]);
             if head >= queries {
                 weight = f32::cast_from(k[i]);
             }
             let value = f32::cast_from(qkv[first + i]) * r;
-            qkv[first + i] = F::cast_from(value * (weight + offset));
-            i += units;
+            qkv[first + i] = F::cast_from(value * (weight + shape.offset));
+            i += comptime!(grid.units);
         }
     }
 }

@@ -1,29 +1,30 @@
 //! `RMSNorm` with a gate, as gated `DeltaNet` ends, and its gradients: one pass over memory forward, two backward.
 
+use super::column_sums::{Extent, Term, X, Z, column_sums};
 use super::glu::activation;
-use super::launch::{RowGrid, UNITS, address, cubes, dims, elem, empty, row_sum, supports};
-use super::norm::{reciprocal, sum_rows};
+use super::launch::{RowGrid, alike, buffer, dims, elem, empty, launch, row_index, row_lanes, row_sum, supports};
+use super::norm::{NormShape, NormShapeLaunch, reciprocal};
 use crate::autodiff::{self, Kernel, run};
 use crate::choice::Operation;
-use crate::shapes::Gate;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use firebrick_spec::Activation;
 
 /// Rows whose contributions to the weight's gradient a unit sums: heads are narrow and many.
 const BLOCK: usize = 256;
 
-/// See [`crate::gated_rms_norm`].
-pub(super) fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Option<Tensor<2>> {
-    let known = [x, z, w].iter().all(|t| supports(Operation::DeltaNet, *t));
+/// Whether the kernel takes these tensors: `x` may be wider than the others.
+pub(crate) fn takes(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>) -> bool {
     let wide = x.dtype() == DType::F32 || x.dtype() == z.dtype();
-    if !known || !wide || w.dtype() != z.dtype() {
-        return None;
-    }
-    let inputs = [x, z, w].map(|t| autodiff::input(t.clone()));
-    Some(run(GatedNorm { eps }, inputs))
+    wide && supports(Operation::DeltaNet, x) && alike(Operation::DeltaNet, &[z, w])
+}
+
+/// See [`crate::gated_rms_norm`].
+pub(crate) fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Tensor<2> {
+    run(GatedNorm { eps }, [x, z, w].map(|t| autodiff::input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
@@ -31,101 +32,58 @@ struct GatedNorm {
     eps: f64,
 }
 
+impl GatedNorm {
+    fn shape(&self, [rows, n]: [usize; 2]) -> NormShapeLaunch {
+        NormShapeLaunch::new(rows, n, self.eps as f32, 0.0)
+    }
+}
+
 impl Kernel<Cube, 3> for GatedNorm {
     const NAME: &str = "gated norm";
     type Saved = [CubeTensor; 3];
 
     fn forward(&self, inputs: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
-        let [x, z, w] = inputs.clone();
-        let [rows, n] = dims(&x);
-        let y = empty(&z, [rows, n], z.dtype);
+        let [x, z, w] = &inputs;
+        let [rows, n] = dims(x);
+        let y = empty(z, [rows, n], z.dtype);
         let grid = RowGrid::of(n);
-        let dtypes = [elem(&x), elem(&z)];
-        gated_normalise::launch(
-            &y.client,
-            grid.count(&x, rows),
-            grid.dim(),
-            address([&x]),
-            x.into_buffer_arg(),
-            z.into_buffer_arg(),
-            w.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
-            rows,
-            n,
-            self.eps as f32,
-            grid.units,
-            grid.rows,
-            dtypes,
-        );
+        let types = [elem(x), elem(z)];
+        launch!(gated_normalise, grid.cubes([x], rows), [x, z, w, &y], self.shape([rows, n]), grid, types);
         (y, inputs)
     }
 
     fn backward(&self, [x, z, w]: Self::Saved, gradient: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let [rows, n] = dims(&x);
-        let dx = empty(&x, [rows, n], x.dtype);
-        let dz = empty(&z, [rows, n], z.dtype);
+        let [dx, dz] = [&x, &z].map(|t| empty(t, [rows, n], t.dtype));
         let reciprocals = empty(&x, [rows], DType::F32);
         let grid = RowGrid::of(n);
-        gated_norm_backward::launch(
-            &x.client,
-            grid.count(&x, rows),
-            grid.dim(),
-            address([&x]),
-            x.clone().into_buffer_arg(),
-            z.clone().into_buffer_arg(),
-            w.clone().into_buffer_arg(),
-            gradient.clone().into_buffer_arg(),
-            dx.clone().into_buffer_arg(),
-            dz.clone().into_buffer_arg(),
-            reciprocals.clone().into_buffer_arg(),
-            rows,
-            n,
-            self.eps as f32,
-            grid.units,
-            grid.rows,
-            [elem(&x), elem(&z)],
-        );
-        let dw = wanted[2].then(|| weight_gradient([x, z, gradient, reciprocals], dims(&w)));
+        let (cubes, shape, types) = (grid.cubes([&x], rows), self.shape([rows, n]), [elem(&x), elem(&z)]);
+        launch!(gated_norm_backward, cubes, [&x, &z, &w, &gradient, &dx, &dz, &reciprocals], shape, grid, types);
+        let dw = wanted[2].then(|| {
+            let [x_arg, z_arg, g, r] = [&x, &z, &gradient, &reciprocals].map(buffer);
+            let terms = GatedNormTermsLaunch::new(x_arg, z_arg, g, r);
+            let extent = Extent { rows, n, block: BLOCK };
+            column_sums::<GatedNormTerms<X, Z>>(&x, terms, types, extent, (dims(&w), z.dtype))
+        });
         [wanted[0].then_some(dx), wanted[1].then_some(dz), dw]
     }
 }
 
-/// Σ over rows of g x r silu(z): sums of blocks of rows, then the sum of those, in a fixed order without atomics.
-fn weight_gradient([x, z, gradient, reciprocals]: [CubeTensor; 4], shape: [usize; 2]) -> CubeTensor {
-    let [rows, n] = dims(&x);
-    let blocks = rows.div_ceil(BLOCK).max(1);
-    let columns = n.div_ceil(UNITS);
-    let partial = empty(&x, [blocks, n], DType::F32);
-    let dtypes = [elem(&x), elem(&z)];
-    let dw = empty(&z, shape, z.dtype);
-    gated_block_sums::launch(
-        &dw.client,
-        cubes(&x, blocks * columns),
-        CubeDim::new_1d(UNITS as u32),
-        address([&x]),
-        x.into_buffer_arg(),
-        z.into_buffer_arg(),
-        gradient.into_buffer_arg(),
-        reciprocals.into_buffer_arg(),
-        partial.clone().into_buffer_arg(),
-        rows,
-        n,
-        columns,
-        BLOCK,
-        dtypes,
-    );
-    sum_rows::launch(
-        &dw.client,
-        cubes(&dw, columns),
-        CubeDim::new_1d(UNITS as u32),
-        address([&partial]),
-        partial.into_buffer_arg(),
-        dw.clone().into_buffer_arg(),
-        blocks,
-        n,
-        elem(&dw),
-    );
-    dw
+/// The weight's gradient is Σ over rows of g x r silu(z).
+#[derive(CubeType, CubeLaunch)]
+struct GatedNormTerms<X: Float, Z: Float> {
+    x: Box<[X]>,
+    z: Box<[Z]>,
+    g: Box<[Z]>,
+    reciprocals: Box<[f32]>,
+}
+
+#[cube]
+impl<X: Float, Z: Float> Term for GatedNormTerms<X, Z> {
+    fn at(this: &Self, i: usize, row: usize) -> f32 {
+        let (gate, _) = activation(f32::cast_from(this.z[i]), Activation::Silu);
+        f32::cast_from(this.g[i]) * f32::cast_from(this.x[i]) * this.reciprocals[row] * gate
+    }
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -134,24 +92,22 @@ fn gated_normalise<X: Float, Z: Float>(
     z: &[Z],
     w: &[Z],
     y: &mut [Z],
-    rows: usize,
-    n: usize,
-    eps: f32,
-    #[comptime] units: usize,
-    #[comptime] height: usize,
+    shape: NormShape,
+    #[comptime] grid: RowGrid,
     #[define(X, Z)] _dtypes: [ElemType; 2],
 ) {
-    let mut lanes = Shared::<[f32]>::new_slice(units * height);
-    let row = CUBE_POS * height + UNIT_POS_Y as usize;
-    let first = row * n;
-    let r = reciprocal::<X>(&mut lanes, x, first, row < rows, n, eps, units);
-    if row < rows {
+    let mut lanes = row_lanes(grid);
+    let row = row_index(grid);
+    let first = row * shape.n;
+    let is_row = row < shape.rows;
+    let r = reciprocal::<X>(&mut lanes, x, first, is_row, shape.n, shape.eps, comptime!(grid.units));
+    if is_row {
         let mut i = UNIT_POS_X as usize;
-        while i < n {
-            let (gate, _) = activation(f32::cast_from(z[first + i]), Gate::Silu);
+        while i < shape.n {
+            let (gate, _) = activation(f32::cast_from(z[first + i]), Activation::Silu);
             let value = f32::cast_from(x[first + i]) * r * f32::cast_from(w[i]) * gate;
             y[first + i] = Z::cast_from(value);
-            i += units;
+            i += comptime!(grid.units);
         }
     }
 }
@@ -167,73 +123,42 @@ fn gated_norm_backward<X: Float, Z: Float>(
     dx: &mut [X],
     dz: &mut [Z],
     reciprocals: &mut [f32],
-    rows: usize,
-    n: usize,
-    eps: f32,
-    #[comptime] units: usize,
-    #[comptime] height: usize,
+    shape: NormShape,
+    #[comptime] grid: RowGrid,
     #[define(X, Z)] _dtypes: [ElemType; 2],
 ) {
-    let mut lanes = Shared::<[f32]>::new_slice(units * height);
-    let row = CUBE_POS * height + UNIT_POS_Y as usize;
-    let first = row * n;
+    let mut lanes = row_lanes(grid);
+    let row = row_index(grid);
+    let first = row * shape.n;
+    let is_row = row < shape.rows;
     let mut squares = 0.0f32;
     let mut products = 0.0f32;
-    if row < rows {
+    if is_row {
         let mut i = UNIT_POS_X as usize;
-        while i < n {
+        while i < shape.n {
             let value = f32::cast_from(x[first + i]);
-            let (gate, _) = activation(f32::cast_from(z[first + i]), Gate::Silu);
+            let (gate, _) = activation(f32::cast_from(z[first + i]), Activation::Silu);
             squares += value * value;
             products += f32::cast_from(g[first + i]) * f32::cast_from(w[i]) * gate * value;
-            i += units;
+            i += comptime!(grid.units);
         }
     }
-    let squares = row_sum(&mut lanes, squares, units);
-    let products = row_sum(&mut lanes, products, units);
-    if row < rows {
-        let r = 1.0f32 / (squares / n as f32 + eps).sqrt();
-        let pull = r * r * products / n as f32;
+    let squares = row_sum(&mut lanes, squares, comptime!(grid.units));
+    let products = row_sum(&mut lanes, products, comptime!(grid.units));
+    if is_row {
+        let r = 1.0f32 / (squares / shape.n as f32 + shape.eps).sqrt();
+        let pull = r * r * products / shape.n as f32;
         let mut i = UNIT_POS_X as usize;
-        while i < n {
+        while i < shape.n {
             let value = f32::cast_from(x[first + i]);
             let weighted = f32::cast_from(g[first + i]) * f32::cast_from(w[i]);
-            let (gate, slope) = activation(f32::cast_from(z[first + i]), Gate::Silu);
+            let (gate, slope) = activation(f32::cast_from(z[first + i]), Activation::Silu);
             dz[first + i] = Z::cast_from(weighted * value * r * slope);
             dx[first + i] = X::cast_from(r * (weighted * gate - value * pull));
-            i += units;
+            i += comptime!(grid.units);
         }
         if UNIT_POS_X == 0 {
             reciprocals[row] = r;
         }
-    }
-}
-
-/// A unit sums a column of a block of rows: `[blocks, n]`.
-#[cube(launch, address_type = "dynamic")]
-fn gated_block_sums<X: Float, Z: Float>(
-    x: &[X],
-    z: &[Z],
-    g: &[Z],
-    reciprocals: &[f32],
-    partial: &mut [f32],
-    rows: usize,
-    n: usize,
-    columns: usize,
-    height: usize,
-    #[define(X, Z)] _dtypes: [ElemType; 2],
-) {
-    let block = CUBE_POS / columns;
-    let column = (CUBE_POS % columns) * CUBE_DIM as usize + UNIT_POS as usize;
-    let from = block * height;
-    if from < rows && column < n {
-        let to = min(from + height, rows);
-        let mut sum = 0.0f32;
-        for row in from..to {
-            let i = row * n + column;
-            let (gate, _) = activation(f32::cast_from(z[i]), Gate::Silu);
-            sum += f32::cast_from(g[i]) * f32::cast_from(x[i]) * reciprocals[row] * gate;
-        }
-        partial[block * n + column] = sum;
     }
 }

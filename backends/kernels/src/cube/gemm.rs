@@ -5,8 +5,8 @@
 //! block has no more than the 48 KiB of shared memory that a source may declare, since `CubeCL` launches such a kernel
 //! without dynamic shared memory.
 
-use super::launch::{UNITS, address, cubes, dims, elem, empty};
-use super::norm::sum_rows;
+use super::column_sums::sum_rows;
+use super::launch::{dims, empty};
 use burn::tensor::DType;
 #[cfg(feature = "cuda")]
 use burn_cubecl::CubeDevice;
@@ -208,25 +208,14 @@ pub(super) fn product(a: &CubeTensor, b: &CubeTensor) -> Option<CubeTensor> {
     let variant =
         Variant { dtype: a.dtype, instructions, rows: if large { LARGE } else { SMALL }, orders, parts: parts > 1 };
     let sizes = [m, n, k, left.pitch, right.pitch, part];
-    let out = empty(a, [m, n], a.dtype);
     if parts == 1 {
+        let out = empty(a, [m, n], a.dtype);
         launch(variant, [a, b], &out, sizes, 1);
         return Some(out);
     }
     let sums = empty(a, [parts, m * n], DType::F32);
     launch(variant, [a, b], &sums, sizes, parts);
-    sum_rows::launch(
-        &out.client,
-        cubes(&out, (m * n).div_ceil(UNITS)),
-        CubeDim::new_1d(UNITS as u32),
-        address([&sums]),
-        sums.into_buffer_arg(),
-        out.clone().into_buffer_arg(),
-        parts,
-        m * n,
-        elem(&out),
-    );
-    Some(out)
+    Some(sum_rows(sums, [m, n], a.dtype))
 }
 
 /// `sizes`: rows, columns, inputs, pitches of both matrices, inputs of a part.

@@ -1,101 +1,56 @@
 //! The gate of a gated MLP: activation(gate) · up.
 
-use super::launch::{address, detached, dims, elem, elementwise, empty, output_arg, reuse_or_alloc, supports};
+use super::launch::{Grid, detached, dims, elem, empty, launch, output_arg, reuse_or_alloc};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
-use crate::choice::Operation;
-use crate::shapes::Gate;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::Tensor;
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
+use firebrick_spec::Activation;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
-/// `activation(gate) · up`; see [`crate::glu`].
-pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    let supported = supports(Operation::Gate, gate) && supports(Operation::Gate, up);
-    if !supported || gate.dtype() != up.dtype() {
-        return None;
-    }
-    let inputs = [gate, up].map(|t| autodiff::input(t.clone()));
-    Some(run(Glu(activation), inputs))
+/// See [`crate::glu`].
+pub(crate) fn glu(gate: &Tensor<2>, up: &Tensor<2>, activation: Activation) -> Tensor<2> {
+    run(Glu(activation), [gate, up].map(|t| autodiff::input(t.clone())))
 }
 
-/// The same of rows `[gate | up]`, without a gradient; see [`crate::glu_joined`].
-pub(super) fn glu_joined(activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
-    if !supports(Operation::Gate, x) || x.device().is_autodiff() {
-        return None;
-    }
+/// See [`crate::glu_joined`].
+pub(crate) fn glu_joined(x: &Tensor<2>, activation: Activation) -> Tensor<2> {
     let _span = span("gate", 0.0);
     let x = detached(x.clone());
     let [rows, both] = dims(&x);
     let width = both / 2;
     let out = empty(&x, [rows, width], x.dtype);
-    let (count, dim) = elementwise(&out, rows * width);
-    forward_joined::launch(
-        &out.client,
-        count,
-        dim,
-        address([&x]),
-        x.into_buffer_arg(),
-        out.clone().into_buffer_arg(),
-        rows * width,
-        width,
-        activation,
-        elem(&out),
-    );
-    Some(Cube::tensor(out))
+    let n = rows * width;
+    launch!(forward, Grid::elements([&x], n), [&x, &x, &out], n, width, activation, true, elem(&out));
+    Cube::tensor(out)
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Glu(Gate);
+struct Glu(Activation);
 
 impl Kernel<Cube, 2> for Glu {
     const NAME: &str = "gate";
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, inputs: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
-        let [gate, up] = inputs.clone();
-        let out = empty(&gate, gate.shape(), gate.dtype);
+        let [gate, up] = &inputs;
+        let out = empty(gate, gate.shape(), gate.dtype);
         let n = gate.shape().num_elements();
-        let (count, dim) = elementwise(&gate, n);
-        forward::launch(
-            &out.client,
-            count,
-            dim,
-            address([&gate]),
-            gate.into_buffer_arg(),
-            up.into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            n,
-            self.0,
-            elem(&out),
-        );
+        launch!(forward, Grid::elements([gate], n), [gate, up, &out], n, n, self.0, false, elem(&out));
         (out, inputs)
     }
 
     fn backward(&self, [gate, up]: Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         let n = gate.shape().num_elements();
-        let (count, dim) = elementwise(&gate, n);
         // a unit reads its elements before it writes them
         let (d_gate, gate_in_place) = reuse_or_alloc(&gate);
         let (d_up, up_in_place) = reuse_or_alloc(&up);
-        let dtype = elem(&gate);
-        backward::launch(
-            &gate.client.clone(),
-            count,
-            dim,
-            address([&gate]),
-            gate.into_buffer_arg(),
-            up.into_buffer_arg(),
-            gradient.into_buffer_arg(),
-            output_arg(&d_gate, gate_in_place, 0),
-            output_arg(&d_up, up_in_place, 1),
-            n,
-            self.0,
-            dtype,
-        );
+        let (grid, dtype) = (Grid::elements([&gate], n), elem(&gate));
+        let outputs = (output_arg(&d_gate, gate_in_place, 0), output_arg(&d_up, up_in_place, 1));
+        launch!(backward, grid, [gate, up, gradient, outputs.0, outputs.1], n, self.0, dtype);
         [wanted[0].then_some(d_gate), wanted[1].then_some(d_up)]
     }
 }
@@ -108,19 +63,19 @@ pub(super) fn tanh(x: f32) -> f32 {
 
 /// The activation and its derivative.
 #[cube]
-pub(super) fn activation(x: f32, #[comptime] gate: Gate) -> (f32, f32) {
+pub(super) fn activation(x: f32, #[comptime] gate: Activation) -> (f32, f32) {
     match gate {
-        Gate::Silu => {
+        Activation::Silu => {
             let s = 1.0f32 / (1.0f32 + (-x).exp());
             (x * s, s * (1.0f32 + x * (1.0f32 - s)))
         }
-        Gate::Gelu => {
+        Activation::Gelu => {
             // x Φ(x), whose slope is Φ(x) + x φ(x)
             let below = 0.5f32 * (1.0f32 + Erf::erf(x * FRAC_1_SQRT_2 as f32));
             let density = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2 / 2.0) as f32 * (-0.5f32 * x * x).exp();
             (x * below, below + x * density)
         }
-        Gate::GeluTanh => {
+        Activation::GeluTanh => {
             let a = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2) as f32;
             let t = tanh(a * (x + 0.044_715f32 * x * x * x));
             let slope = a * (1.0f32 + 3.0f32 * 0.044_715f32 * x * x);
@@ -130,36 +85,28 @@ pub(super) fn activation(x: f32, #[comptime] gate: Gate) -> (f32, f32) {
     }
 }
 
+/// Gates of rows, which are `joined` with what they gate where both are one tensor of twice the width.
 #[cube(launch, address_type = "dynamic")]
 fn forward<F: Float>(
-    gate: &[F],
+    gates: &[F],
     up: &[F],
     out: &mut [F],
     n: usize,
-    #[comptime] kind: Gate,
-    #[define(F)] _dtype: ElemType,
-) {
-    let i = ABSOLUTE_POS;
-    if i < n {
-        let (value, _) = activation(f32::cast_from(gate[i]), kind);
-        out[i] = F::cast_from(value * f32::cast_from(up[i]));
-    }
-}
-
-#[cube(launch, address_type = "dynamic")]
-fn forward_joined<F: Float>(
-    x: &[F],
-    out: &mut [F],
-    n: usize,
     width: usize,
-    #[comptime] kind: Gate,
+    #[comptime] kind: Activation,
+    #[comptime] joined: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
     if i < n {
-        let gate = i / width * width + i;
-        let (value, _) = activation(f32::cast_from(x[gate]), kind);
-        out[i] = F::cast_from(value * f32::cast_from(x[gate + width]));
+        let mut gate_at = i;
+        let mut up_at = i;
+        if joined {
+            gate_at = i / width * width + i;
+            up_at = gate_at + width;
+        }
+        let (value, _) = activation(f32::cast_from(gates[gate_at]), kind);
+        out[i] = F::cast_from(value * f32::cast_from(up[up_at]));
     }
 }
 
@@ -171,7 +118,7 @@ fn backward<F: Float>(
     d_gate: &mut [F],
     d_up: &mut [F],
     n: usize,
-    #[comptime] kind: Gate,
+    #[comptime] kind: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;

@@ -56,7 +56,7 @@ fn backend(device: &CubeDevice) -> Backend {
 }
 
 /// Whether models on this device run an operation through its kernel.
-pub(super) fn available(operation: Operation, device: &Device) -> bool {
+pub(crate) fn available(operation: Operation, device: &Device) -> bool {
     let dtype = device.settings().float_dtype.into();
     enabled() && !is_cpu(device) && computes_in(operation, device, dtype)
 }
@@ -67,8 +67,18 @@ pub(super) fn supports<const D: usize>(operation: Operation, tensor: &Tensor<D>)
     enabled() && !is_cpu(&device) && computes_in(operation, &device, tensor.dtype())
 }
 
+/// Whether an operation's kernel is used for these tensors, all of one type.
+pub(crate) fn alike<const D: usize>(operation: Operation, tensors: &[&Tensor<D>]) -> bool {
+    tensors.iter().all(|t| supports(operation, *t) && t.dtype() == tensors[0].dtype())
+}
+
+/// [`alike`], without autodiff.
+pub(crate) fn plain<const D: usize>(operation: Operation, tensors: &[&Tensor<D>]) -> bool {
+    alike(operation, tensors) && tensors.iter().all(|t| !t.device().is_autodiff())
+}
+
 /// Whether kernels are used on a device at all.
-pub(super) fn enabled_on(device: &Device) -> bool {
+pub(crate) fn enabled_on(device: &Device) -> bool {
     enabled() && !is_cpu(device)
 }
 
@@ -151,11 +161,54 @@ pub(super) fn output_arg(out: &CubeTensor, in_place: bool, input: usize) -> Buff
     }
 }
 
-/// The address type that the largest of these tensors needs.
-pub(super) fn address<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
-    let needed = tensors.into_iter().map(CubeTensor::required_address_type);
-    needed.max().unwrap_or_default()
+/// What a kernel takes as a buffer.
+pub(super) trait IntoBuffer {
+    fn into_buffer(self) -> BufferArg;
 }
+
+impl IntoBuffer for CubeTensor {
+    fn into_buffer(self) -> BufferArg {
+        self.into_buffer_arg()
+    }
+}
+
+impl IntoBuffer for &CubeTensor {
+    fn into_buffer(self) -> BufferArg {
+        buffer(self)
+    }
+}
+
+impl IntoBuffer for BufferArg {
+    fn into_buffer(self) -> BufferArg {
+        self
+    }
+}
+
+/// A tensor as a kernel's buffer.
+pub(super) fn buffer(tensor: &CubeTensor) -> BufferArg {
+    tensor.clone().into_buffer_arg()
+}
+
+/// Launches a kernel: on a [`Grid`], with the length of vectors where it loads such, with buffers, then with its other
+/// arguments.
+macro_rules! launch {
+    (
+        $($kernel:ident)::+ $(::<$($generic:ty),+>)?, $grid:expr, $($vector:path,)? [$($buffer:expr),* $(,)?],
+        $($argument:expr),+ $(,)?
+    ) => {{
+        let grid: &$crate::cube::launch::Grid = &$grid;
+        $($kernel)::+::launch$(::<$($generic),+>)?(
+            &grid.client,
+            grid.count.clone(),
+            grid.dim,
+            grid.address,
+            $($vector,)?
+            $($crate::cube::launch::IntoBuffer::into_buffer($buffer),)*
+            $($argument),+
+        )
+    }};
+}
+pub(super) use launch;
 
 /// A tensor's element type, as kernels take it.
 pub(super) fn elem(tensor: &CubeTensor) -> ElemType {
@@ -167,25 +220,43 @@ pub(super) fn dims<const D: usize>(tensor: &CubeTensor) -> [usize; D] {
     tensor.shape().dims()
 }
 
-/// A grid of at least `count` cubes; those beyond it must do nothing.
-pub(super) fn cubes(like: &CubeTensor, count: usize) -> CubeCount {
-    CubeCountSelection::new(&like.client, count as u32).cube_count()
-}
-
 /// Cubes that fill a GPU: two per multiprocessor, of which 32 are assumed where the device does not say.
 pub(super) fn cubes_to_fill(like: &CubeTensor) -> usize {
     let hardware = &like.client.properties().hardware;
     2 * hardware.num_streaming_multiprocessors.map_or(32, |cores| cores as usize)
 }
 
-/// Cubes of [`UNITS`] units, one unit for each of `count` elements.
-pub(super) fn elementwise(like: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
-    let grid = cubes(like, count.div_ceil(UNITS));
-    (grid, CubeDim::new_1d(UNITS as u32))
+/// At least as many cubes as a launch needs; those beyond must do nothing.
+pub(super) struct Grid {
+    pub client: Client,
+    pub count: CubeCount,
+    pub dim: CubeDim,
+    /// The address type that the largest buffer needs.
+    pub address: AddressType,
+}
+
+impl Grid {
+    /// Cubes of [`UNITS`] units. `largest` are the tensors of the launch that may be its largest.
+    pub fn cubes<const N: usize>(largest: [&CubeTensor; N], count: usize) -> Self {
+        Self::of(largest, count, CubeDim::new_1d(UNITS as u32))
+    }
+
+    /// Cubes of [`UNITS`] units, one unit for each of `count` elements.
+    pub fn elements<const N: usize>(largest: [&CubeTensor; N], count: usize) -> Self {
+        Self::cubes(largest, count.div_ceil(UNITS))
+    }
+
+    /// Cubes of some units.
+    pub fn of<const N: usize>(largest: [&CubeTensor; N], count: usize, dim: CubeDim) -> Self {
+        let client = largest[0].client.clone();
+        let count = CubeCountSelection::new(&client, count as u32).cube_count();
+        let address = largest.into_iter().map(CubeTensor::required_address_type).max();
+        Self { client, count, dim, address: address.unwrap_or_default() }
+    }
 }
 
 /// Rows of a cube and units of a row.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct RowGrid {
     pub units: usize,
     pub rows: usize,
@@ -198,41 +269,44 @@ impl RowGrid {
         Self { units, rows: UNITS / units }
     }
 
-    pub fn dim(self) -> CubeDim {
-        CubeDim::new_2d(self.units as u32, self.rows as u32)
+    /// Cubes for so many rows.
+    pub fn cubes<const N: usize>(self, largest: [&CubeTensor; N], rows: usize) -> Grid {
+        Grid::of(largest, rows.div_ceil(self.rows), CubeDim::new_2d(self.units as u32, self.rows as u32))
     }
+}
 
-    pub fn count(self, like: &CubeTensor, rows: usize) -> CubeCount {
-        cubes(like, rows.div_ceil(self.rows))
-    }
+/// A unit's row, which may be beyond the last.
+#[cube]
+pub(super) fn row_index(#[comptime] grid: RowGrid) -> usize {
+    CUBE_POS * comptime!(grid.rows) + UNIT_POS_Y as usize
+}
+
+/// An element for every unit of a cube, for [`row_sum`] and [`row_max`].
+#[cube]
+pub(super) fn row_lanes(#[comptime] grid: RowGrid) -> Shared<[f32]> {
+    Shared::<[f32]>::new_slice(comptime!(grid.units * grid.rows))
 }
 
 /// The sum of a value over the units of a row (those of one `UNIT_POS_Y`), in a fixed order. `lanes` has an element for
 /// every unit of the cube, all of which must call this.
 #[cube]
 pub(super) fn row_sum(lanes: &mut Shared<[f32]>, value: f32, #[comptime] units: usize) -> f32 {
-    let first = UNIT_POS_Y as usize * units;
-    let own = first + UNIT_POS_X as usize;
-    lanes[own] = value;
-    sync_cube();
-    let steps = comptime!(units.ilog2() as usize);
-    #[unroll]
-    for step in 0..steps {
-        let half = comptime!(units >> (step + 1));
-        if (UNIT_POS_X as usize) < half {
-            let other = lanes[own + half];
-            lanes[own] += other;
-        }
-        sync_cube();
-    }
-    let sum = lanes[first];
-    sync_cube();
-    sum
+    row_reduce::<f32>(lanes, value, false, units)
 }
 
 /// The maximum of a value over the units of a row; see [`row_sum`].
 #[cube]
-pub(super) fn row_max(lanes: &mut Shared<[f32]>, value: f32, #[comptime] units: usize) -> f32 {
+pub(super) fn row_max<N: Numeric>(lanes: &mut Shared<[N]>, value: N, #[comptime] units: usize) -> N {
+    row_reduce::<N>(lanes, value, true, units)
+}
+
+#[cube]
+fn row_reduce<N: Numeric>(
+    lanes: &mut Shared<[N]>,
+    value: N,
+    #[comptime] to_largest: bool,
+    #[comptime] units: usize,
+) -> N {
     let first = UNIT_POS_Y as usize * units;
     let own = first + UNIT_POS_X as usize;
     lanes[own] = value;
@@ -243,11 +317,15 @@ pub(super) fn row_max(lanes: &mut Shared<[f32]>, value: f32, #[comptime] units: 
         let half = comptime!(units >> (step + 1));
         if (UNIT_POS_X as usize) < half {
             let other = lanes[own + half];
-            lanes[own] = max(lanes[own], other);
+            if to_largest {
+                lanes[own] = max(lanes[own], other);
+            } else {
+                lanes[own] += other;
+            }
         }
         sync_cube();
     }
-    let largest = lanes[first];
+    let result = lanes[first];
     sync_cube();
-    largest
+    result
 }

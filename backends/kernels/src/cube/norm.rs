@@ -1,9 +1,11 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019): one pass over memory forward, two backward.
 
-use super::launch::{RowGrid, UNITS, address, cubes, dims, elem, empty, output_arg, reuse_or_alloc, row_sum, supports};
+use super::column_sums::{Extent, Term, X, column_sums};
+use super::launch::{
+    RowGrid, buffer, dims, elem, empty, launch, output_arg, reuse_or_alloc, row_index, row_lanes, row_sum,
+};
 use crate::autodiff::{self, Kernel, run};
-use crate::choice::Operation;
-use burn::backend::{Cube, TensorMetadata};
+use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
@@ -12,29 +14,15 @@ use cubecl::prelude::*;
 /// Rows whose contributions to the weight's gradient a unit sums.
 pub(super) const BLOCK: usize = 64;
 
-/// `x / √(mean(x²) + eps) · (w + offset)`; see [`crate::rms_norm`].
-pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
-    if !(supports(Operation::Norm, x) && supports(Operation::Norm, w)) || x.dtype() != w.dtype() {
-        return None;
-    }
-    let kernel = Norm { eps, offset };
-    Some(run(kernel, [autodiff::input(x.clone()), autodiff::input(w.clone())]))
+/// See [`crate::rms_norm`].
+pub(crate) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
+    run(Norm { eps, offset }, [x, w].map(|t| autodiff::input(t.clone())))
 }
 
-/// The same, added to `base`; see [`crate::rms_norm_add`].
-pub(super) fn rms_norm_add(
-    base: Tensor<2>,
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    eps: f64,
-    offset: f64,
-) -> Result<Tensor<2>, Tensor<2>> {
-    let alike = |t: &Tensor<2>| supports(Operation::Norm, t) && t.dtype() == x.dtype();
-    if ![&base, x, w].into_iter().all(alike) {
-        return Err(base);
-    }
+/// See [`crate::rms_norm_add`].
+pub(crate) fn rms_norm_add(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
     let inputs = [autodiff::input(base), autodiff::input(x.clone()), autodiff::input(w.clone())];
-    Ok(run(NormAdd(Norm { eps, offset }), inputs))
+    run(NormAdd(Norm { eps, offset }), inputs)
 }
 
 #[derive(Clone, Debug)]
@@ -47,6 +35,21 @@ struct Norm {
 #[derive(Clone, Debug)]
 struct NormAdd(Norm);
 
+/// The scalars of a norm over `rows` of `n` elements.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct NormShape {
+    pub rows: usize,
+    pub n: usize,
+    pub eps: f32,
+    pub offset: f32,
+}
+
+impl Norm {
+    fn shape(&self, [rows, n]: [usize; 2]) -> NormShapeLaunch {
+        NormShapeLaunch::new(rows, n, self.eps as f32, self.offset as f32)
+    }
+}
+
 impl Kernel<Cube, 3> for NormAdd {
     const NAME: &str = "norm";
     type Saved = [CubeTensor; 2];
@@ -55,23 +58,8 @@ impl Kernel<Cube, 3> for NormAdd {
         let [rows, n] = dims(&x);
         let grid = RowGrid::of(n);
         let (out, in_place) = reuse_or_alloc(&base);
-        normalise_add::launch(
-            &out.client,
-            grid.count(&x, rows),
-            grid.dim(),
-            address([&x]),
-            base.into_buffer_arg(),
-            x.clone().into_buffer_arg(),
-            w.clone().into_buffer_arg(),
-            output_arg(&out, in_place, 0),
-            rows,
-            n,
-            self.0.eps as f32,
-            self.0.offset as f32,
-            grid.units,
-            grid.rows,
-            elem(&x),
-        );
+        let y = output_arg(&out, in_place, 0);
+        launch!(normalise, grid.cubes([&x], rows), [base, &x, &w, y], self.0.shape([rows, n]), true, grid, elem(&x));
         (out, [x, w])
     }
 
@@ -90,26 +78,12 @@ impl Kernel<Cube, 2> for Norm {
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, inputs: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
-        let [x, w] = inputs.clone();
-        let [rows, n] = dims(&x);
-        let y = empty(&x, [rows, n], x.dtype);
+        let [x, w] = &inputs;
+        let [rows, n] = dims(x);
+        let y = empty(x, [rows, n], x.dtype);
         let grid = RowGrid::of(n);
-        normalise::launch(
-            &y.client,
-            grid.count(&x, rows),
-            grid.dim(),
-            address([&x]),
-            x.into_buffer_arg(),
-            w.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
-            rows,
-            n,
-            self.eps as f32,
-            self.offset as f32,
-            grid.units,
-            grid.rows,
-            elem(&y),
-        );
+        // nothing is added, but a buffer has to be bound
+        launch!(normalise, grid.cubes([x], rows), [x, x, w, &y], self.shape([rows, n]), false, grid, elem(x));
         (y, inputs)
     }
 
@@ -119,63 +93,30 @@ impl Kernel<Cube, 2> for Norm {
         let grid = RowGrid::of(n);
         // the weight's gradient reads the incoming gradient again
         let (dx, in_place) = if wanted[1] { (empty(&x, [rows, n], x.dtype), false) } else { reuse_or_alloc(&gradient) };
-        input_gradient::launch(
-            &x.client,
-            grid.count(&x, rows),
-            grid.dim(),
-            address([&x]),
-            x.clone().into_buffer_arg(),
-            w.clone().into_buffer_arg(),
-            gradient.clone().into_buffer_arg(),
-            output_arg(&dx, in_place, 2),
-            reciprocals.clone().into_buffer_arg(),
-            rows,
-            n,
-            self.eps as f32,
-            self.offset as f32,
-            grid.units,
-            grid.rows,
-            elem(&x),
-        );
-        let dw = wanted[1].then(|| weight_gradient(&x, &gradient, reciprocals, w.shape().dims()));
+        let (cubes, shape, out) = (grid.cubes([&x], rows), self.shape([rows, n]), output_arg(&dx, in_place, 2));
+        launch!(input_gradient, cubes, [&x, &w, &gradient, out, &reciprocals], shape, grid, elem(&x));
+        let dw = wanted[1].then(|| {
+            let terms = NormTermsLaunch::new(buffer(&x), buffer(&gradient), buffer(&reciprocals));
+            let (types, extent) = ([elem(&x); 2], Extent { rows, n, block: BLOCK });
+            column_sums::<NormTerms<X>>(&x, terms, types, extent, (dims(&w), x.dtype))
+        });
         [wanted[0].then_some(dx), dw]
     }
 }
 
-/// Σ over rows of g x r: sums of blocks of rows, then the sum of those, in a fixed order without atomics.
-fn weight_gradient(x: &CubeTensor, gradient: &CubeTensor, reciprocals: CubeTensor, shape: [usize; 2]) -> CubeTensor {
-    let [rows, n] = dims(x);
-    let blocks = rows.div_ceil(BLOCK).max(1);
-    let columns = n.div_ceil(UNITS);
-    let partial = empty(x, [blocks, n], DType::F32);
-    block_sums::launch(
-        &x.client,
-        cubes(x, blocks * columns),
-        CubeDim::new_1d(UNITS as u32),
-        address([x]),
-        x.clone().into_buffer_arg(),
-        gradient.clone().into_buffer_arg(),
-        reciprocals.into_buffer_arg(),
-        partial.clone().into_buffer_arg(),
-        rows,
-        n,
-        columns,
-        BLOCK,
-        elem(x),
-    );
-    let dw = empty(x, shape, x.dtype);
-    sum_rows::launch(
-        &x.client,
-        cubes(x, columns),
-        CubeDim::new_1d(UNITS as u32),
-        address([&partial]),
-        partial.into_buffer_arg(),
-        dw.clone().into_buffer_arg(),
-        blocks,
-        n,
-        elem(x),
-    );
-    dw
+/// The weight's gradient is Σ over rows of g x r.
+#[derive(CubeType, CubeLaunch)]
+struct NormTerms<F: Float> {
+    x: Box<[F]>,
+    g: Box<[F]>,
+    reciprocals: Box<[f32]>,
+}
+
+#[cube]
+impl<F: Float> Term for NormTerms<F> {
+    fn at(this: &Self, i: usize, row: usize) -> f32 {
+        f32::cast_from(this.g[i]) * f32::cast_from(this.x[i]) * this.reciprocals[row]
+    }
 }
 
 /// 1 / rms of the row that begins at `first`. All units of a cube must call this, also those without a row.
@@ -202,57 +143,32 @@ pub(super) fn reciprocal<F: Float>(
     1.0f32 / (sum / n as f32 + eps).sqrt()
 }
 
+/// The norm, added to `base` where it `adds`.
 #[cube(launch, address_type = "dynamic")]
 fn normalise<F: Float>(
-    x: &[F],
-    w: &[F],
-    y: &mut [F],
-    rows: usize,
-    n: usize,
-    eps: f32,
-    offset: f32,
-    #[comptime] units: usize,
-    #[comptime] height: usize,
-    #[define(F)] _dtype: ElemType,
-) {
-    let mut lanes = Shared::<[f32]>::new_slice(units * height);
-    let row = CUBE_POS * height + UNIT_POS_Y as usize;
-    let first = row * n;
-    let r = reciprocal::<F>(&mut lanes, x, first, row < rows, n, eps, units);
-    if row < rows {
-        let mut i = UNIT_POS_X as usize;
-        while i < n {
-            let value = f32::cast_from(x[first + i]) * r;
-            y[first + i] = F::cast_from(value * (f32::cast_from(w[i]) + offset));
-            i += units;
-        }
-    }
-}
-
-#[cube(launch, address_type = "dynamic")]
-fn normalise_add<F: Float>(
     base: &[F],
     x: &[F],
     w: &[F],
     y: &mut [F],
-    rows: usize,
-    n: usize,
-    eps: f32,
-    offset: f32,
-    #[comptime] units: usize,
-    #[comptime] height: usize,
+    shape: NormShape,
+    #[comptime] adds: bool,
+    #[comptime] grid: RowGrid,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut lanes = Shared::<[f32]>::new_slice(units * height);
-    let row = CUBE_POS * height + UNIT_POS_Y as usize;
-    let first = row * n;
-    let r = reciprocal::<F>(&mut lanes, x, first, row < rows, n, eps, units);
-    if row < rows {
+    let mut lanes = row_lanes(grid);
+    let row = row_index(grid);
+    let first = row * shape.n;
+    let is_row = row < shape.rows;
+    let r = reciprocal::<F>(&mut lanes, x, first, is_row, shape.n, shape.eps, comptime!(grid.units));
+    if is_row {
         let mut i = UNIT_POS_X as usize;
-        while i < n {
-            let value = f32::cast_from(x[first + i]) * r * (f32::cast_from(w[i]) + offset);
-            y[first + i] = F::cast_from(f32::cast_from(base[first + i]) + value);
-            i += units;
+        while i < shape.n {
+            let mut value = f32::cast_from(x[first + i]) * r * (f32::cast_from(w[i]) + shape.offset);
+            if adds {
+                value += f32::cast_from(base[first + i]);
+            }
+            y[first + i] = F::cast_from(value);
+            i += comptime!(grid.units);
         }
     }
 }
@@ -265,83 +181,40 @@ fn input_gradient<F: Float>(
     g: &[F],
     dx: &mut [F],
     reciprocals: &mut [f32],
-    rows: usize,
-    n: usize,
-    eps: f32,
-    offset: f32,
-    #[comptime] units: usize,
-    #[comptime] height: usize,
+    shape: NormShape,
+    #[comptime] grid: RowGrid,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut lanes = Shared::<[f32]>::new_slice(units * height);
-    let row = CUBE_POS * height + UNIT_POS_Y as usize;
-    let first = row * n;
+    let mut lanes = row_lanes(grid);
+    let row = row_index(grid);
+    let first = row * shape.n;
+    let is_row = row < shape.rows;
     let mut squares = 0.0f32;
     let mut products = 0.0f32;
-    if row < rows {
+    if is_row {
         let mut i = UNIT_POS_X as usize;
-        while i < n {
+        while i < shape.n {
             let value = f32::cast_from(x[first + i]);
-            let weighted = f32::cast_from(g[first + i]) * (f32::cast_from(w[i]) + offset);
+            let weighted = f32::cast_from(g[first + i]) * (f32::cast_from(w[i]) + shape.offset);
             squares += value * value;
             products += weighted * value;
-            i += units;
+            i += comptime!(grid.units);
         }
     }
-    let squares = row_sum(&mut lanes, squares, units);
-    let products = row_sum(&mut lanes, products, units);
-    if row < rows {
-        let r = 1.0f32 / (squares / n as f32 + eps).sqrt();
-        let pull = r * r * products / n as f32;
+    let squares = row_sum(&mut lanes, squares, comptime!(grid.units));
+    let products = row_sum(&mut lanes, products, comptime!(grid.units));
+    if is_row {
+        let r = 1.0f32 / (squares / shape.n as f32 + shape.eps).sqrt();
+        let pull = r * r * products / shape.n as f32;
         let mut i = UNIT_POS_X as usize;
-        while i < n {
+        while i < shape.n {
             let value = f32::cast_from(x[first + i]);
-            let weighted = f32::cast_from(g[first + i]) * (f32::cast_from(w[i]) + offset);
+            let weighted = f32::cast_from(g[first + i]) * (f32::cast_from(w[i]) + shape.offset);
             dx[first + i] = F::cast_from(r * (weighted - value * pull));
-            i += units;
+            i += comptime!(grid.units);
         }
         if UNIT_POS_X == 0 {
             reciprocals[row] = r;
         }
-    }
-}
-
-/// A unit sums a column of a block of rows: `[blocks, n]`.
-#[cube(launch, address_type = "dynamic")]
-fn block_sums<F: Float>(
-    x: &[F],
-    g: &[F],
-    reciprocals: &[f32],
-    partial: &mut [f32],
-    rows: usize,
-    n: usize,
-    columns: usize,
-    height: usize,
-    #[define(F)] _dtype: ElemType,
-) {
-    let block = CUBE_POS / columns;
-    let column = (CUBE_POS % columns) * CUBE_DIM as usize + UNIT_POS as usize;
-    let from = block * height;
-    if from < rows && column < n {
-        let to = min(from + height, rows);
-        let mut sum = 0.0f32;
-        for row in from..to {
-            let i = row * n + column;
-            sum += f32::cast_from(g[i]) * f32::cast_from(x[i]) * reciprocals[row];
-        }
-        partial[block * n + column] = sum;
-    }
-}
-
-/// A unit sums a column.
-#[cube(launch, address_type = "dynamic")]
-pub(super) fn sum_rows<F: Float>(partial: &[f32], out: &mut [F], rows: usize, n: usize, #[define(F)] _dtype: ElemType) {
-    let column = ABSOLUTE_POS;
-    if column < n {
-        let mut sum = 0.0f32;
-        for row in 0..rows {
-            sum += partial[row * n + column];
-        }
-        out[column] = F::cast_from(sum);
     }
 }

@@ -7,11 +7,10 @@
 
 mod fused;
 
-use super::launch::{UNITS, address, cubes, detached, elem, elementwise, empty, enabled_on, supports};
+use super::launch::{Grid, detached, elem, empty, launch, plain};
 use super::packed::codes::code;
 use crate::autodiff::KernelBackend;
 use crate::choice::{FEW_ROWS, Operation};
-use crate::quantized_linear::through_the_host;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
@@ -21,95 +20,82 @@ use firebrick_spec::quantized::{NF4_BLOCK, NF4_GROUP};
 use firebrick_spec::{BaseFormat, QuantizedLayout};
 use fused::{BYTES, NIBBLES, RECIPROCAL};
 
-/// The product of few rows with a matrix, widened as it is multiplied: `[rows, outputs]`. `None` for many rows, under
-/// autodiff, and where a row of the matrix does not begin with a word.
-pub(super) fn fused(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Option<Tensor<2>> {
-    let numbers = match layout.format {
+/// Where the parts of a buffer begin, in words. `int8` has scales of rows behind its codes, and nothing else.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Parts {
+    pub scales: usize,
+    pub groups: usize,
+    pub offset: usize,
+    pub scale_map: usize,
+    pub code_map: usize,
+}
+
+fn parts(layout: QuantizedLayout) -> PartsLaunch {
+    let scales = layout.code_words();
+    match layout.format {
+        BaseFormat::Int8 => PartsLaunch::new(scales, 0, 0, 0, 0),
+        BaseFormat::Nf4 => PartsLaunch::new(
+            scales,
+            layout.groups_at(),
+            layout.offset_at(),
+            layout.scale_map_at(),
+            layout.code_map_at(),
+        ),
+    }
+}
+
+/// Numbers of a word.
+fn numbers_of(format: BaseFormat) -> usize {
+    match format {
         BaseFormat::Int8 => BYTES,
         BaseFormat::Nf4 => NIBBLES,
-    };
-    let [rows, inner] = x.dims();
-    let few = (1..=FEW_ROWS).contains(&rows);
-    let fits = few && inner.is_multiple_of(numbers) && layout.matrices == 1;
-    if !fits || x.device().is_autodiff() || !supports(Operation::Quantised, x) {
-        return None;
     }
+}
+
+/// Whether a matrix is widened as it is multiplied with these rows: few, without autodiff, and where rows of the matrix
+/// begin with a word.
+pub(crate) fn takes(x: &Tensor<2>, layout: QuantizedLayout) -> bool {
+    let [rows, inner] = x.dims();
+    let fits = inner.is_multiple_of(numbers_of(layout.format)) && layout.matrices == 1;
+    (1..=FEW_ROWS).contains(&rows) && fits && plain(Operation::Quantised, &[x])
+}
+
+/// See [`crate::operations`]: the product of few rows with a matrix that is widened as it is multiplied.
+pub(crate) fn quantized_matmul(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
+    let ([rows, inner], numbers) = (x.dims(), numbers_of(layout.format));
     let _span = span("product", 2.0 * (rows * inner * layout.rows) as f64);
     let [x, words] = [x, words].map(|t| detached(t.clone()));
     let out = empty(&x, [rows, layout.rows], x.dtype);
     let most = rows.next_power_of_two().min(fused::most_rows(numbers));
     let tiles = rows.div_ceil(most);
     let panels = layout.rows.div_ceil(fused::OUTPUTS);
-    // int8 has a scale a row behind its codes, and nothing else
-    let [groups_at, offset_at, scale_map_at, code_map_at] = match layout.format {
-        BaseFormat::Int8 => [0; 4],
-        BaseFormat::Nf4 => [layout.groups_at(), layout.offset_at(), layout.scale_map_at(), layout.code_map_at()],
-    };
-    fused::multiply::launch(
-        &out.client,
-        cubes(&out, tiles * panels),
-        CubeDim::new_1d(UNITS as u32),
-        address([&x, &words, &out]),
+    launch!(
+        fused::multiply,
+        Grid::cubes([&x, &words, &out], tiles * panels),
         fused::VECTOR,
-        x.into_buffer_arg(),
-        words.into_buffer_arg(),
-        out.clone().into_buffer_arg(),
+        [&x, &words, &out],
         rows,
         inner / numbers,
         layout.rows,
         tiles,
-        layout.code_words(),
-        groups_at,
-        offset_at,
-        scale_map_at,
-        code_map_at,
+        parts(layout),
         numbers,
         most,
         elem(&out),
     );
-    Some(Cube::tensor(out))
+    Cube::tensor(out)
 }
 
-/// See [`crate::dequantize`]. The host widens where kernels are off.
-pub(super) fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
-    if !enabled_on(&words.device()) {
-        return through_the_host(words, layout, dtype);
-    }
+/// See [`crate::dequantize`].
+pub(crate) fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
     let _span = span("widening", 0.0);
     let words = detached(words.clone());
     let out = empty(&words, [layout.rows, layout.cols], dtype);
-    let (count, dim) = elementwise(&out, layout.code_words());
-    let address = address([&out, &words]);
+    let grid = Grid::elements([&out, &words], layout.code_words());
+    let (numbers, code_words, dtype) = (layout.numbers(), layout.code_words(), elem(&out));
     match layout.format {
-        BaseFormat::Int8 => int8::launch(
-            &out.client,
-            count,
-            dim,
-            address,
-            words.into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            layout.numbers(),
-            layout.cols,
-            layout.code_words(),
-            0,
-            elem(&out),
-        ),
-        BaseFormat::Nf4 => nf4::launch(
-            &out.client,
-            count,
-            dim,
-            address,
-            words.into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            layout.numbers(),
-            layout.code_words(),
-            layout.groups_at(),
-            layout.offset_at(),
-            layout.scale_map_at(),
-            layout.code_map_at(),
-            0,
-            elem(&out),
-        ),
+        BaseFormat::Int8 => launch!(int8, grid, [words, &out], numbers, layout.cols, code_words, 0, dtype),
+        BaseFormat::Nf4 => launch!(nf4, grid, [words, &out], numbers, parts(layout), 0, dtype),
     }
     Cube::tensor(out)
 }
@@ -141,29 +127,18 @@ fn int8<F: Float>(
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn nf4<F: Float>(
-    words: &[i32],
-    out: &mut [F],
-    numbers: usize,
-    code_words: usize,
-    groups_at: usize,
-    offset_at: usize,
-    scale_map_at: usize,
-    code_map_at: usize,
-    zero: u32,
-    #[define(F)] _dtype: ElemType,
-) {
+fn nf4<F: Float>(words: &[i32], out: &mut [F], numbers: usize, parts: Parts, zero: u32, #[define(F)] _dtype: ElemType) {
     let word = ABSOLUTE_POS;
-    if word < code_words {
+    if word < parts.scales {
         let packed = u32::reinterpret(words[word]);
         // the numbers of a word are of one block
         let block = word * NIBBLES / NF4_BLOCK;
-        let scales = u32::reinterpret(words[code_words + block / BYTES]);
+        let scales = u32::reinterpret(words[parts.scales + block / BYTES]);
         let scale = (scales >> ((block % BYTES) as u32 * 8)) & 255u32;
-        let entry = f32::reinterpret(words[scale_map_at + scale as usize]);
-        let scaled = entry * f32::reinterpret(words[groups_at + block / NF4_GROUP]);
+        let entry = f32::reinterpret(words[parts.scale_map + scale as usize]);
+        let scaled = entry * f32::reinterpret(words[parts.groups + block / NF4_GROUP]);
         let scaled = f32::reinterpret(u32::reinterpret(scaled) ^ zero);
-        let absmax = scaled + f32::reinterpret(words[offset_at]);
+        let absmax = scaled + f32::reinterpret(words[parts.offset]);
         #[unroll]
         for j in 0..NIBBLES {
             let at = word * NIBBLES + j;
@@ -171,7 +146,7 @@ fn nf4<F: Float>(
                 // the first number of a byte is in its upper half
                 let shift = comptime!((8 * (j / 2) + 4 * (1 - j % 2)) as u32);
                 let nibble = (packed >> shift) & 15u32;
-                let value = f32::reinterpret(words[code_map_at + nibble as usize]);
+                let value = f32::reinterpret(words[parts.code_map + nibble as usize]);
                 out[at] = F::cast_from(value * absmax);
             }
         }

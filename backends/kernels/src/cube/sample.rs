@@ -7,7 +7,7 @@
 
 mod truncation;
 
-use super::launch::{UNITS, address, cubes, detached, dims, elem, empty, row_max, row_sum, supports};
+use super::launch::{Grid, UNITS, detached, dims, elem, empty, launch, row_max, row_sum, supports};
 use crate::autodiff::KernelBackend;
 use crate::choice::Operation;
 use crate::shapes::{SampleOptions, Truncation};
@@ -16,7 +16,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
-use truncation::{Row, Support, rank_of, truncated_support, weight_of};
+use truncation::{Bounds, BoundsLaunch, Row, Support, Truncates, rank_of, truncated_support, weight_of};
 
 /// Parts of a row that are summed first, each by [`LANES_PER_PART`] units with coalesced reads.
 const PARTS: usize = 16;
@@ -25,8 +25,13 @@ const LANES_PER_PART: usize = UNITS / PARTS;
 /// Token ids that f32 represents exactly.
 const IDS: usize = 1 << 24;
 
+/// Whether the kernel takes these logits.
+pub(crate) fn takes(logits: &Tensor<2>) -> bool {
+    supports(Operation::Draw, logits) && logits.dims()[1] <= IDS
+}
+
 /// See [`crate::sample_rows_on_device`].
-pub(super) fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_>) -> Option<Tensor<2>> {
+pub(crate) fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_>) -> Tensor<2> {
     let uniforms = choice.uniforms.map(|uniforms| {
         let uniforms = TensorData::new(uniforms.to_vec(), [uniforms.len()]);
         Tensor::<1>::from_data(uniforms, (&logits.device(), DType::F32))
@@ -35,20 +40,17 @@ pub(super) fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_
 }
 
 /// See [`crate::draw_rows`].
-pub(super) fn draw_rows(
+pub(crate) fn draw_rows(
     logits: &Tensor<2>,
     temperature: f64,
     truncation: Truncation,
     uniforms: Option<&Tensor<1>>,
-) -> Option<Tensor<2>> {
-    if !supports(Operation::Draw, logits) || logits.dims()[1] > IDS {
-        return None;
-    }
+) -> Tensor<2> {
     let _span = span("draw", 0.0);
     let logits = detached(logits.clone());
     let [rows, vocab] = dims(&logits);
     let out = empty(&logits, [rows, 3], DType::F32);
-    let (count, dim, at) = (cubes(&out, rows), CubeDim::new_1d(UNITS as u32), address([&logits]));
+    let grid = Grid::cubes([&logits], rows);
     let (inverse, dtype) = (1.0 / temperature as f32, elem(&logits));
     // low bits of f32 that are 0 in all values of a type
     let spare = match logits.dtype {
@@ -56,33 +58,16 @@ pub(super) fn draw_rows(
         DType::F16 => 13,
         _ => 0,
     };
-    let logits = logits.into_buffer_arg();
-    let written = out.clone().into_buffer_arg();
     let Some(uniforms) = uniforms else {
-        greedy::launch(&out.client, count, dim, at, logits, written, rows, vocab, inverse, dtype);
-        return Some(Cube::tensor(out));
+        launch!(greedy, grid, [logits, &out], rows, vocab, inverse, dtype);
+        return Cube::tensor(out);
     };
     let top_k = truncation.top_k.unwrap_or(vocab).max(1);
-    sample::launch(
-        &out.client,
-        count,
-        dim,
-        at,
-        logits,
-        detached(uniforms.clone()).into_buffer_arg(),
-        written,
-        rows,
-        vocab,
-        inverse,
-        top_k as f32,
-        truncation.top_p as f32,
-        truncation.min_p as f32,
-        top_k < vocab,
-        truncation.top_p < 1.0,
-        spare,
-        dtype,
-    );
-    Some(Cube::tensor(out))
+    let uniforms = detached(uniforms.clone());
+    let bounds = BoundsLaunch::new(top_k as f32, truncation.top_p as f32, truncation.min_p as f32);
+    let truncates = Truncates { by_count: top_k < vocab, by_share: truncation.top_p < 1.0, spare };
+    launch!(sample, grid, [logits, uniforms, &out], rows, vocab, inverse, bounds, truncates, dtype);
+    Cube::tensor(out)
 }
 
 /// The largest logit, and the sum of all weights.
@@ -106,7 +91,7 @@ fn max_and_sum<F: Float>(
         sum += ((z - largest) * inverse).exp();
         i += UNITS;
     }
-    let all = row_max(lanes, largest, UNITS);
+    let all = row_max::<f32>(lanes, largest, UNITS);
     let scaled = sum * ((largest - all) * inverse).exp();
     let full = row_sum(lanes, scaled, UNITS);
     (all, full)
@@ -124,7 +109,7 @@ fn argmax<F: Float>(logits: &[F], lanes: &mut Shared<[f32]>, row: &Row) -> usize
         i += UNITS;
     }
     // the first index is the largest negated one; a row of NaN has none
-    let first = max(row_max(lanes, place, UNITS), 1.0f32 - row.vocab as f32);
+    let first = max(row_max::<f32>(lanes, place, UNITS), 1.0f32 - row.vocab as f32);
     u32::cast_from(-first) as usize
 }
 
@@ -314,12 +299,8 @@ fn sample<F: Float>(
     rows: usize,
     vocab: usize,
     inverse: f32,
-    top_k: f32,
-    top_p: f32,
-    min_p: f32,
-    #[comptime] by_count: bool,
-    #[comptime] by_share: bool,
-    #[comptime] spare: u32,
+    bounds: Bounds,
+    #[comptime] truncates: Truncates,
     #[define(F)] _dtype: ElemType,
 ) {
     let mut lanes = Shared::<[f32]>::new_slice(UNITS);
@@ -327,8 +308,8 @@ fn sample<F: Float>(
     let first = own * vocab;
     let (largest, full) = max_and_sum::<F>(logits, &mut lanes, first, vocab, inverse);
     let row = Row { first, vocab, largest, inverse };
-    let support =
-        truncated_support::<F>(logits, &mut lanes, &row, full, top_k, top_p, min_p, by_count, by_share, spare);
+    let support = truncated_support::<F>(logits, &mut lanes, &row, full, &bounds, truncates);
+    let spare = comptime!(truncates.spare);
     let (token, winner, mass) = sample_token::<F>(logits, &mut lanes, &row, &support, uniforms[own], spare);
     if UNIT_POS as usize == winner && CUBE_POS < rows {
         write_token::<F>(logits, out, &row, token, mass, full);

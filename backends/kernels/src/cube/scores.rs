@@ -6,11 +6,10 @@
 
 use super::glu::tanh;
 use super::launch::{
-    RowGrid, address, detached, dims, elem, elementwise, empty, integers, output_arg, reuse_or_alloc, row_max, row_sum,
-    supports,
+    Grid, RowGrid, detached, dims, elem, empty, integers, launch, output_arg, reuse_or_alloc, row_index, row_lanes,
+    row_max, row_sum,
 };
 use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
 use crate::shapes::{RowScores, RunningScores, Scaling, ScoreGradients};
 use burn::backend::Cube;
 use burn::tensor::{DType, Int, Tensor};
@@ -18,18 +17,31 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
 
+/// See [`crate::score_rows`]: all columns are one tile.
+pub(crate) fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> RowScores {
+    finish_scores(score_tile(logits, 0, targets, None, scaling))
+}
+
+/// See [`crate::score_gradient`].
+pub(crate) fn score_gradient(
+    logits: Tensor<2>,
+    targets: &Tensor<1, Int>,
+    scores: &RowScores,
+    upstream: ScoreGradients<'_>,
+    scaling: Scaling,
+) -> Tensor<2> {
+    tile_gradient(logits, 0, targets, scores, upstream, scaling)
+}
+
 /// Adds a tile of logits, `[rows, width]`, that begins at column `first` of the vocabulary; see
 /// [`crate::score_tile`].
-pub(super) fn score_tile(
+pub(crate) fn score_tile(
     logits: &Tensor<2>,
     first: usize,
     targets: &Tensor<1, Int>,
     running: Option<RunningScores>,
     scaling: Scaling,
-) -> Option<RunningScores> {
-    if !supports(Operation::Scores, logits) {
-        return None;
-    }
+) -> RunningScores {
     let _span = span("scores", 0.0);
     let logits = detached(logits.clone());
     let [rows, width] = dims(&logits);
@@ -40,35 +52,18 @@ pub(super) fn score_tile(
     };
     let grid = RowGrid::of(width);
     let dtype = elem(&logits);
-    update_state::launch(
-        &state.client,
-        grid.count(&state, rows),
-        grid.dim(),
-        address([&logits]),
-        logits.into_buffer_arg(),
-        integers(targets).into_buffer_arg(),
-        state.clone().into_buffer_arg(),
-        rows,
-        width,
-        first as i32,
-        u32::from(fresh),
-        1.0 / scaling.temperature as f32,
-        scaling.softcap.unwrap_or(1.0) as f32,
-        scaling.softcap.is_some(),
-        grid.units,
-        grid.rows,
-        dtype,
-    );
-    Some(RunningScores(Cube::tensor(state)))
+    let (cubes, tile) = (grid.cubes([&logits], rows), tile_of([rows, width], first, scaling));
+    let (fresh, capped) = (u32::from(fresh), scaling.softcap.is_some());
+    launch!(update_state, cubes, [logits, integers(targets), &state], tile, fresh, capped, grid, dtype);
+    RunningScores(Cube::tensor(state))
 }
 
 /// Log-probs, entropies, logsumexps and means from the state over all tiles.
-pub(super) fn finish(running: RunningScores) -> RowScores {
+pub(crate) fn finish_scores(running: RunningScores) -> RowScores {
     let state = Cube::primitive(running.0);
     let [rows, _] = dims(&state);
     let out = empty(&state, [4, rows], DType::F32);
-    let (count, dim) = elementwise(&state, rows);
-    finish_state::launch(&out.client, count, dim, state.into_buffer_arg(), out.clone().into_buffer_arg(), rows);
+    launch!(finish_state, Grid::elements([&state], rows), [&state, &out], rows);
     let out: Tensor<2> = Cube::tensor(out);
     let row = |i| out.clone().narrow(0, i, 1).reshape([rows]);
     RowScores { logp: row(0), entropy: row(1), lse: row(2), mean: row(3) }
@@ -76,52 +71,58 @@ pub(super) fn finish(running: RunningScores) -> RowScores {
 
 /// Gradient with respect to a tile of raw logits, in place where they are not shared; see
 /// [`crate::tile_gradient`].
-pub(super) fn tile_gradient(
+pub(crate) fn tile_gradient(
     logits: Tensor<2>,
     first: usize,
     targets: &Tensor<1, Int>,
     scores: &RowScores,
     upstream: ScoreGradients<'_>,
     scaling: Scaling,
-) -> Option<Tensor<2>> {
-    if !supports(Operation::Scores, &logits) {
-        return None;
-    }
+) -> Tensor<2> {
     let _span = span("scores", 0.0);
     let logits = detached(logits);
     let [rows, width] = dims(&logits);
     let (out, in_place) = reuse_or_alloc(&logits);
     let float = |t: &Tensor<1>| detached(t.clone().cast(DType::F32));
     let d_entropy = upstream.d_entropy.unwrap_or(upstream.d_logp);
-    let (count, dim) = elementwise(&logits, rows * width);
-    gradient::launch(
-        &out.client,
-        count,
-        dim,
-        address([&out]),
-        logits.into_buffer_arg(),
-        integers(targets).into_buffer_arg(),
-        float(&scores.lse).into_buffer_arg(),
-        float(&scores.mean).into_buffer_arg(),
-        float(upstream.d_logp).into_buffer_arg(),
-        float(d_entropy).into_buffer_arg(),
-        output_arg(&out, in_place, 0),
-        rows,
-        width,
-        first as i32,
-        1.0 / scaling.temperature as f32,
-        scaling.softcap.unwrap_or(1.0) as f32,
-        scaling.softcap.is_some(),
-        upstream.d_entropy.is_some(),
-        elem(&out),
-    );
-    Some(Cube::tensor(out))
+    let grid = Grid::elements([&out], rows * width);
+    let [lse, mean, d_logp, d_entropy] = [&scores.lse, &scores.mean, upstream.d_logp, d_entropy].map(float);
+    let (tile, capped, entropy) =
+        (tile_of([rows, width], first, scaling), scaling.softcap.is_some(), upstream.d_entropy.is_some());
+    let (targets, y) = (integers(targets), output_arg(&out, in_place, 0));
+    launch!(gradient, grid, [logits, targets, lse, mean, d_logp, d_entropy, y], tile, capped, entropy, elem(&out));
+    Cube::tensor(out)
 }
 
-/// The z of a logit.
+/// A tile of logits, and how they become z.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Tile {
+    rows: usize,
+    width: usize,
+    /// Its first column in the vocabulary.
+    first: i32,
+    /// 1 / temperature.
+    inverse: f32,
+    /// The soft-cap, or 1 where there is none.
+    cap: f32,
+}
+
+fn tile_of([rows, width]: [usize; 2], first: usize, scaling: Scaling) -> TileLaunch {
+    let cap = scaling.softcap.unwrap_or(1.0);
+    TileLaunch::new(rows, width, first as i32, 1.0 / scaling.temperature as f32, cap as f32)
+}
+
+/// The z of a logit, and its derivative.
 #[cube]
-fn scaled(logit: f32, inverse: f32, cap: f32, #[comptime] capped: bool) -> f32 {
-    if capped { tanh(logit / cap) * cap * inverse } else { logit * inverse }
+fn scaled(logit: f32, tile: &Tile, #[comptime] capped: bool) -> (f32, f32) {
+    let mut z = logit * tile.inverse;
+    let mut slope = tile.inverse;
+    if capped {
+        let t = tanh(logit / tile.cap);
+        z = t * tile.cap * tile.inverse;
+        slope = (1.0f32 - t * t) * tile.inverse;
+    }
+    (z, slope)
 }
 
 /// The factor that rescales a state whose maximum is `from` to the maximum `to`, which is no smaller.
@@ -137,26 +138,22 @@ fn update_state<F: Float>(
     logits: &[F],
     targets: &[i32],
     state: &mut [f32],
-    rows: usize,
-    width: usize,
-    first: i32,
+    tile: Tile,
     fresh: u32,
-    inverse: f32,
-    cap: f32,
     #[comptime] capped: bool,
-    #[comptime] units: usize,
-    #[comptime] height: usize,
+    #[comptime] grid: RowGrid,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut lanes = Shared::<[f32]>::new_slice(units * height);
-    let row = CUBE_POS * height + UNIT_POS_Y as usize;
+    let units = comptime!(grid.units);
+    let mut lanes = row_lanes(grid);
+    let row = row_index(grid);
     let mut largest = f32::new(-1.0e30);
     let mut sum = 0.0f32;
     let mut moment = 0.0f32;
-    if row < rows {
+    if row < tile.rows {
         let mut i = UNIT_POS_X as usize;
-        while i < width {
-            let z = scaled(f32::cast_from(logits[row * width + i]), inverse, cap, capped);
+        while i < tile.width {
+            let (z, _) = scaled(f32::cast_from(logits[row * tile.width + i]), &tile, capped);
             if z > largest {
                 let f = shrunk(largest, z);
                 moment = f * (moment + sum * (largest - z));
@@ -169,11 +166,11 @@ fn update_state<F: Float>(
             i += units;
         }
     }
-    let tile_max = row_max(&mut lanes, largest, units);
+    let tile_max = row_max::<f32>(&mut lanes, largest, units);
     let f = shrunk(largest, tile_max);
     let tile_sum = row_sum(&mut lanes, sum * f, units);
     let tile_moment = row_sum(&mut lanes, f * (moment + sum * (largest - tile_max)), units);
-    if row < rows && UNIT_POS_X == 0 {
+    if row < tile.rows && UNIT_POS_X == 0 {
         let at = row * 4;
         let mut total_max = tile_max;
         let mut total_sum = tile_sum;
@@ -191,10 +188,11 @@ fn update_state<F: Float>(
             total_moment = a * (old_moment + old_sum * (old_max - total_max))
                 + b * (tile_moment + tile_sum * (tile_max - total_max));
         }
-        let target = targets[row] - first;
-        if target >= 0 && target < width as i32 {
-            let logit = f32::cast_from(logits[row * width + target as usize]);
-            target_z = scaled(logit, inverse, cap, capped);
+        let target = targets[row] - tile.first;
+        if target >= 0 && target < tile.width as i32 {
+            let logit = f32::cast_from(logits[row * tile.width + target as usize]);
+            let (z, _) = scaled(logit, &tile, capped);
+            target_z = z;
         }
         state[at] = total_max;
         state[at + 1] = total_sum;
@@ -204,7 +202,7 @@ fn update_state<F: Float>(
 }
 
 /// Log-prob, entropy, logsumexp and Σ p z of every row: `[4, rows]`.
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 fn finish_state(state: &[f32], out: &mut [f32], rows: usize) {
     let row = ABSOLUTE_POS;
     if row < rows {
@@ -229,33 +227,22 @@ fn gradient<F: Float>(
     d_logp: &[f32],
     d_entropy: &[f32],
     out: &mut [F],
-    rows: usize,
-    width: usize,
-    first: i32,
-    inverse: f32,
-    cap: f32,
+    tile: Tile,
     #[comptime] capped: bool,
     #[comptime] entropy: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
-    if i < rows * width {
-        let row = i / width;
-        let column = (i % width) as i32;
-        let logit = f32::cast_from(logits[i]);
-        let mut z = logit * inverse;
-        let mut slope = inverse;
-        if capped {
-            let t = tanh(logit / cap);
-            z = t * cap * inverse;
-            slope = (1.0f32 - t * t) * inverse;
-        }
+    if i < tile.rows * tile.width {
+        let row = i / tile.width;
+        let column = (i % tile.width) as i32;
+        let (z, slope) = scaled(f32::cast_from(logits[i]), &tile, capped);
         let mut upstream = d_logp[row];
         if entropy {
             upstream += d_entropy[row] * (z - mean[row]);
         }
         let mut d = -(z - lse[row]).exp() * upstream;
-        if targets[row] - first == column {
+        if targets[row] - tile.first == column {
             d += d_logp[row];
         }
         out[i] = F::cast_from(d * slope);

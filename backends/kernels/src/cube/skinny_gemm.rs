@@ -7,8 +7,8 @@
 
 #![allow(clippy::trivially_copy_pass_by_ref, reason = "an accumulator is in the registers of a plane")]
 
-use super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, has_tensor_cores, shared_aligned, zero_accumulator};
-use super::launch::{UNITS, address, cubes, dims, elem, empty};
+use super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, has_tensor_cores, load_fragment, shared_aligned, zero_accumulator};
+use super::launch::{Grid, UNITS, dims, elem, empty, launch};
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, cubecl};
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
@@ -42,22 +42,8 @@ pub(super) fn product(x: &CubeTensor, w: &CubeTensor) -> Option<CubeTensor> {
     let tiles = tiles.next_power_of_two();
     let blocks = rows.div_ceil(tiles * SIDE);
     let out = empty(x, [rows, outputs], x.dtype);
-    multiply::launch(
-        &out.client,
-        cubes(&out, blocks * outputs.div_ceil(OUTPUT_TILES * SIDE)),
-        CubeDim::new_1d(UNITS as u32),
-        address([x, w, &out]),
-        x.clone().into_buffer_arg(),
-        w.clone().into_buffer_arg(),
-        out.clone().into_buffer_arg(),
-        rows,
-        inner,
-        outputs,
-        blocks,
-        tiles,
-        rows < SIDE,
-        elem(&out),
-    );
+    let grid = Grid::cubes([x, w, &out], blocks * outputs.div_ceil(OUTPUT_TILES * SIDE));
+    launch!(multiply, grid, [x, w, &out], rows, inner, outputs, blocks, tiles, rows < SIDE, elem(&out));
     Some(out)
 }
 
@@ -79,7 +65,6 @@ fn fragment<F: Float>(
 
 /// A fragment of fewer than 16 rows, with zeros for the others: through a patch of shared memory of the plane's own.
 #[cube]
-#[allow(unsafe_code, reason = "a fragment is uninitialised until it is loaded, in the next line")]
 fn ragged_fragment<F: Float>(x: &[F], patches: &mut Shared<[F]>, rows: usize, input: usize, pitch: usize) -> Matrix<F> {
     let patch = UNIT_POS as usize / PLANE * comptime!(SIDE * SIDE);
     let lane = UNIT_POS as usize % PLANE;
@@ -95,10 +80,7 @@ fn ragged_fragment<F: Float>(x: &[F], patches: &mut Shared<[F]>, rows: usize, in
         patches[patch + place] = value;
     }
     sync_plane();
-    // SAFETY: it is loaded before anything reads it.
-    let mut matrix = unsafe { Matrix::<F>::uninitialized(MatrixIdent::A, SIDE, SIDE, SIDE, MatrixLayout::RowMajor) };
-    cmma::load(&mut matrix, &patches[patch..comptime!(PLANES * SIDE * SIDE)], SIDE as u32);
-    matrix
+    load_fragment::<F, F>(MatrixIdent::A, MatrixLayout::RowMajor, &*patches, patch, SIDE as u32)
 }
 
 /// Adds the products of `16 · steps` inputs to a plane's sums: first all reads, then all products, so that many reads

@@ -6,4 +6,3 @@ mod tile;
 
 pub(super) use backward::{key_value_backward, query_backward};
 pub(super) use forward::attention_forward;
-pub(super) use tile::Sizes;

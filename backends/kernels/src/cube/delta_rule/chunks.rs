@@ -3,7 +3,7 @@
 
 use super::super::launch::row_sum;
 use super::sizes::{PARTS, Sizes};
-use super::tile::{HeadPlace, RuleLayout, clear, load_keys, place_of, total};
+use super::tile::{RuleLayout, clear, load_keys, place_of, total};
 use crate::delta::CHUNK_FIELDS;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
@@ -130,67 +130,6 @@ fn step_back(
     total(&sums)
 }
 
-/// Runs through a chunk, forward with rows of S, or back with rows of dS.
-#[cube]
-fn run_through<F: Float>(
-    qkv: &[F],
-    g: &[f32],
-    beta: &[f32],
-    d_out: &[f32],
-    vectors: &[f32],
-    d_qk: &mut [f32],
-    state: &mut Array<f32>,
-    part: &Part,
-    place: &HeadPlace,
-    layout: &RuleLayout,
-    stage: &mut Shared<[f32]>,
-    norms: &mut Shared<[f32]>,
-    value_stage: &mut Shared<[f32]>,
-    #[comptime] back: bool,
-    #[comptime] sizes: Sizes,
-) {
-    let dim = comptime!(sizes.key_dim);
-    let width = comptime!(sizes.value_dim);
-    let tile = comptime!(sizes.chunk_tile());
-    let units = comptime!(sizes.row_units());
-    let tiles = (part.end - part.start).div_ceil(tile);
-    for index in 0..tiles {
-        let mut row = part.start + index * tile;
-        if comptime!(back) {
-            row = part.start + (tiles - 1 - index) * tile;
-        }
-        let count = min(part.end - row, tile);
-        load_keys::<F>(qkv, place, layout, row, count, stage, norms, dim, tile, units);
-        load_values(d_out, beta, vectors, layout, row, count, part.head, value_stage, width, units);
-        for done in 0..count {
-            let mut token = done;
-            if comptime!(back) {
-                token = count - 1 - done;
-            }
-            let of = (row + token) * layout.values + part.head;
-            let query = stage[token * comptime!(2 * dim) + part.row];
-            let key = stage[token * comptime!(2 * dim) + dim + part.row];
-            let at = token * comptime!(3 * width);
-            let to = of * comptime!(2 * dim) + part.row;
-            let decay = g[of].exp();
-            if comptime!(back) {
-                let d_key = step_back(state, &*value_stage, at, decay, query, key, width);
-                if part.writes {
-                    // the unit has written the rest itself
-                    d_qk[to + dim] += d_key;
-                }
-            } else {
-                let (d_query, d_key) = step(state, &*value_stage, at, decay, key, width);
-                if part.writes {
-                    d_qk[to] = d_query;
-                    d_qk[to + dim] = d_key;
-                }
-            }
-        }
-        sync_cube();
-    }
-}
-
 /// Gradients of the normed queries and keys that a value head reads, `[rows, values, 2, key_dim]`, and behind them,
 /// `[chunks, values]`, the sum of products of the state after a chunk and its gradient. A cube has a value head of a
 /// chunk. Forward writes these, and then back adds what keys get of what comes later.
@@ -204,51 +143,69 @@ pub(crate) fn delta_rule_chunks<F: Float>(
     vectors: &[f32],
     states: &[f32],
     d_qk: &mut [f32],
-    tasks: usize,
     layout: RuleLayout,
     #[comptime] back: bool,
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
-    let width = comptime!(sizes.value_dim);
-    let tile = comptime!(sizes.chunk_tile());
-    let mut stage = Shared::<[f32]>::new_slice(comptime!(2 * tile * sizes.key_dim));
+    let (dim, width) = comptime!((sizes.key_dim, sizes.value_dim));
+    let (tile, units) = comptime!((sizes.chunk_tile(), sizes.row_units()));
+    let mut stage = Shared::<[f32]>::new_slice(comptime!(2 * tile * dim));
     let mut norms = Shared::<[f32]>::new_slice(comptime!(2 * tile * PARTS));
     let mut value_stage = Shared::<[f32]>::new_slice(comptime!(3 * tile * width));
-    let task = min(CUBE_POS, tasks - 1);
-    let part = part_of(table, &layout, task, CUBE_POS < tasks, sizes);
+    let task = min(CUBE_POS, layout.tasks - 1);
+    let part = part_of(table, &layout, task, CUBE_POS < layout.tasks, sizes);
     let place = place_of(&layout, part.head, sizes);
-    let before = (task * comptime!(sizes.key_dim) + part.row) * width;
+    let before = (task * dim + part.row) * width;
     let after = layout.states_at + before;
     let mut first = before;
     if comptime!(back) {
         first = after;
     }
     let mut state = load_row(states, first, width);
-    run_through::<F>(
-        qkv,
-        g,
-        beta,
-        d_out,
-        vectors,
-        d_qk,
-        &mut state,
-        &part,
-        &place,
-        &layout,
-        &mut stage,
-        &mut norms,
-        &mut value_stage,
-        back,
-        sizes,
-    );
+    let tiles = (part.end - part.start).div_ceil(tile);
+    for index in 0..tiles {
+        let mut row = part.start + index * tile;
+        if comptime!(back) {
+            row = part.start + (tiles - 1 - index) * tile;
+        }
+        let count = min(part.end - row, tile);
+        load_keys::<F>(qkv, &place, &layout, row, count, &mut stage, &mut norms, dim, tile, units);
+        load_values(d_out, beta, vectors, &layout, row, count, part.head, &mut value_stage, width, units);
+        for done in 0..count {
+            let mut token = done;
+            if comptime!(back) {
+                token = count - 1 - done;
+            }
+            let of = (row + token) * layout.values + part.head;
+            let query = stage[token * comptime!(2 * dim) + part.row];
+            let key = stage[token * comptime!(2 * dim) + dim + part.row];
+            let at = token * comptime!(3 * width);
+            let to = of * comptime!(2 * dim) + part.row;
+            let decay = g[of].exp();
+            if comptime!(back) {
+                let d_key = step_back(&mut state, &value_stage, at, decay, query, key, width);
+                if part.writes {
+                    // the unit has written the rest itself
+                    d_qk[to + dim] += d_key;
+                }
+            } else {
+                let (d_query, d_key) = step(&mut state, &value_stage, at, decay, key, width);
+                if part.writes {
+                    d_qk[to] = d_query;
+                    d_qk[to + dim] = d_key;
+                }
+            }
+        }
+        sync_cube();
+    }
     if comptime!(!back) {
-        let mut lanes = Shared::<[f32]>::new_slice(comptime!(sizes.row_units()));
+        let mut lanes = Shared::<[f32]>::new_slice(units);
         let mut own = product(&state, states, after, width);
         if !part.writes {
             own = 0.0f32;
         }
-        let sum = row_sum(&mut lanes, own, comptime!(sizes.row_units()));
+        let sum = row_sum(&mut lanes, own, units);
         if part.writes && UNIT_POS == 0 {
             d_qk[layout.products_at + task] = sum;
         }

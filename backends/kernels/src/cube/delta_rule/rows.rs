@@ -1,6 +1,6 @@
 //! Gradients of the inputs, row by row: through the norms of queries and keys, and of values, β and g.
 
-use super::super::launch::row_sum;
+use super::super::launch::{RowGrid, row_index, row_lanes, row_sum};
 use super::sizes::Sizes;
 use super::tile::{HeadPlace, RuleLayout, inverse_norm, place_of};
 use crate::delta::CHUNK_FIELDS;
@@ -114,18 +114,17 @@ pub(crate) fn delta_rule_rows<F: Float>(
     d_qkv: &mut [F],
     d_g: &mut [f32],
     d_beta: &mut [f32],
-    tasks: usize,
     layout: RuleLayout,
-    #[comptime] units: usize,
-    #[comptime] height: usize,
+    #[comptime] grid: RowGrid,
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
     let dim = comptime!(sizes.key_dim);
-    let mut lanes = Shared::<[f32]>::new_slice(units * height);
-    let index = CUBE_POS * height + UNIT_POS_Y as usize;
-    let is_row = index < tasks;
-    let task = min(index, tasks - 1);
+    let units = comptime!(grid.units);
+    let mut lanes = row_lanes(grid);
+    let index = row_index(grid);
+    let is_row = index < layout.tasks;
+    let task = min(index, layout.tasks - 1);
     let row = table[layout.rows_at + task / layout.keys] as usize;
     let group = layout.values / layout.keys;
     let head = task % layout.keys * group;
@@ -151,9 +150,9 @@ pub(crate) fn delta_rule_rows<F: Float>(
 /// The gradient of g: in a chunk of a value head the sum of what tokens from each on add, and of the products after the
 /// chunk.
 #[cube(launch, address_type = "dynamic")]
-pub(crate) fn delta_rule_decays(d_qk: &[f32], table: &[i32], d_g: &mut [f32], tasks: usize, layout: RuleLayout) {
+pub(crate) fn delta_rule_decays(d_qk: &[f32], table: &[i32], d_g: &mut [f32], layout: RuleLayout) {
     let task = ABSOLUTE_POS;
-    if task < tasks {
+    if task < layout.tasks {
         let at = layout.chunks_at + task / layout.values * CHUNK_FIELDS;
         let start = table[at] as usize;
         let end = table[at + 1] as usize;

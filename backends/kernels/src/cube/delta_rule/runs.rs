@@ -46,7 +46,6 @@ pub(crate) fn delta_rule_forward<F: Float>(
     table: &[i32],
     out: &mut [f32],
     states: &mut [f32],
-    tasks: usize,
     layout: RuleLayout,
     #[comptime] keep: Keep,
     #[comptime] sizes: Sizes,
@@ -59,7 +58,7 @@ pub(crate) fn delta_rule_forward<F: Float>(
     let mut norms = Shared::<[f32]>::new_slice(comptime!(2 * tile * PARTS));
     clear(&mut state, dim);
     let values = layout.values;
-    let run = run_of(table, tasks, values, sizes);
+    let run = run_of(table, &layout, sizes);
     let place = place_of(&layout, run.head, sizes);
     if comptime!(keep == Keep::Pool) {
         let first = column_at(&run, run.slot, values, sizes);
@@ -143,7 +142,6 @@ pub(crate) fn delta_rule_reverse<F: Float>(
     table: &[i32],
     vectors: &mut [f32],
     states: &mut [f32],
-    tasks: usize,
     layout: RuleLayout,
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
@@ -155,7 +153,7 @@ pub(crate) fn delta_rule_reverse<F: Float>(
     let mut norms = Shared::<[f32]>::new_slice(comptime!(2 * tile * PARTS));
     clear(&mut d_state, dim);
     let values = layout.values;
-    let run = run_of(table, tasks, values, sizes);
+    let run = run_of(table, &layout, sizes);
     let place = place_of(&layout, run.head, sizes);
     let length = run.end - run.start;
     let tiles = length.div_ceil(tile);

@@ -11,6 +11,8 @@ const NORM_EPS: f64 = 1e-6;
 /// What kernels are told of heads and buffers.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct RuleLayout {
+    /// Cubes or units with work.
+    pub tasks: usize,
     pub keys: usize,
     pub values: usize,
     /// √`key_dim`, inverted.
@@ -65,21 +67,21 @@ pub(crate) struct Run {
 }
 
 #[cube]
-pub(crate) fn run_of(table: &[i32], tasks: usize, values: usize, #[comptime] sizes: Sizes) -> Run {
-    let task = min(CUBE_POS, tasks - 1);
+pub(crate) fn run_of(table: &[i32], layout: &RuleLayout, #[comptime] sizes: Sizes) -> Run {
+    let task = min(CUBE_POS, layout.tasks - 1);
     let slice = task % comptime!(sizes.slices());
     let column = slice * comptime!(sizes.units()) + UNIT_POS as usize;
     let head = task / comptime!(sizes.slices());
-    let at = head / values * SEQUENCE_FIELDS;
+    let at = head / layout.values * SEQUENCE_FIELDS;
     Run {
         start: table[at] as usize,
         end: table[at + 1] as usize,
         slot: table[at + 2] as usize,
         begins: table[at + 3] != 0,
         chunk: table[at + 4] as usize,
-        head: head % values,
+        head: head % layout.values,
         column: min(column, comptime!(sizes.value_dim - 1)),
-        writes: CUBE_POS < tasks && column < comptime!(sizes.value_dim),
+        writes: CUBE_POS < layout.tasks && column < comptime!(sizes.value_dim),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The layout of 8-bit codes, and the kernels that write and widen them.
 
-use super::super::launch::{row_max, row_sum};
+use super::super::launch::{RowGrid, row_index, row_lanes, row_max, row_sum};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
@@ -30,6 +30,12 @@ pub(crate) fn code(word: i32, #[comptime] input: usize) -> f32 {
     f32::cast_from((word << comptime!(24 - 8 * input as i32)) >> 24)
 }
 
+/// A code in its place of a word.
+#[cube]
+pub(crate) fn placed(code: f32, #[comptime] place: usize) -> i32 {
+    (i32::cast_from(code) & 255i32) << comptime!(8 * place as i32)
+}
+
 /// x σ(x).
 #[cube]
 pub(super) fn silu(x: f32) -> f32 {
@@ -47,12 +53,12 @@ pub(super) fn encode<F: Float>(
     inner: usize,
     words: usize,
     nan: f32,
-    #[comptime] units: usize,
-    #[comptime] rows: usize,
+    #[comptime] grid: RowGrid,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut lanes = Shared::<[f32]>::new_slice(comptime!(units * rows));
-    let output = CUBE_POS * rows + UNIT_POS_Y as usize;
+    let units = comptime!(grid.units);
+    let mut lanes = row_lanes(grid);
+    let output = row_index(grid);
     let lane = UNIT_POS_X as usize;
     let first = output * inner;
     let mut most = 0.0f32;
@@ -69,7 +75,7 @@ pub(super) fn encode<F: Float>(
             i += units;
         }
     }
-    let most = row_max(&mut lanes, most, units);
+    let most = row_max::<f32>(&mut lanes, most, units);
     let bad = row_sum(&mut lanes, bad, units);
     let mut scale = most / f32::new(MAX_CODE);
     // where the scale underflows to 0, all codes are 0
@@ -88,7 +94,7 @@ pub(super) fn encode<F: Float>(
                 if output < outputs && input < inner && bad == 0.0f32 {
                     let x = f32::cast_from(values[first + input]) / divisor;
                     let x = clamp(x.round(), f32::new(-MAX_CODE), f32::new(MAX_CODE));
-                    packed |= (i32::cast_from(x) & 255i32) << comptime!(8 * j as i32);
+                    packed |= placed(x, j);
                 }
             }
             codes[at + word * PANEL] = packed;

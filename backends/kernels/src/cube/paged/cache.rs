@@ -1,9 +1,10 @@
 //! Slots of a pool: written, copied, read.
 
-use super::super::launch::{RowGrid, UNITS, address, detached, dims, elem, elementwise, empty, integers};
-use super::codes::{encoded, magnitude, placed, scale_bits, scale_of, widen};
+use super::super::launch::{Grid, RowGrid, UNITS, detached, dims, elem, empty, integers, launch, row_index, row_max};
+use super::super::packed::codes::placed;
+use super::codes::{CODES, encoded, magnitude, scale_bits, scale_of};
 use super::pool::CubePool;
-use super::tile::pack;
+use super::storage::{FloatPool, Int8Pool, Kind, Storage};
 use crate::autodiff::KernelBackend;
 use crate::paged::{KvPool, SlotMapping};
 use burn::backend::{Cube, TensorMetadata};
@@ -34,50 +35,18 @@ pub(crate) fn write_kv(pool: KvPool, kv: [&Tensor<3>; 2], mapping: &SlotMapping)
     let mapping = mapped(mapping, pool.slots());
     let slots = pool.slots();
     let pool = CubePool::open_writable(pool);
-    match &pool {
-        CubePool::Float { keys, values } => {
+    let CubePool { keys, values, scales } = &pool;
+    match scales {
+        None => {
             let [k, v] = kv.map(|x| detached(x.clone().cast(keys.dtype)));
-            let (count, dims) = elementwise(&k, tokens * heads * dim);
-            write::launch(
-                &k.client.clone(),
-                count,
-                dims,
-                address([keys, values, &k]),
-                keys.clone().into_buffer_arg(),
-                values.clone().into_buffer_arg(),
-                k.into_buffer_arg(),
-                v.into_buffer_arg(),
-                mapping.into_buffer_arg(),
-                tokens,
-                heads,
-                slots,
-                dim,
-                elem(keys),
-            );
+            let grid = Grid::elements([keys, values, &k], tokens * heads * dim);
+            launch!(write, grid, [keys, values, k, v, mapping], tokens, heads, slots, dim, elem(keys));
         }
-        CubePool::Int8 { keys, values, scales } => {
+        Some(scales) => {
             let [k, v] = kv.map(|x| detached(x.clone()));
-            let grid = RowGrid::of(dim);
-            let dtype = elem(&k);
-            write_int8::launch(
-                &k.client.clone(),
-                grid.count(&k, tokens * heads),
-                grid.dim(),
-                address([keys, values, &k]),
-                keys.clone().into_buffer_arg(),
-                values.clone().into_buffer_arg(),
-                scales.clone().into_buffer_arg(),
-                k.into_buffer_arg(),
-                v.into_buffer_arg(),
-                mapping.into_buffer_arg(),
-                tokens,
-                heads,
-                slots,
-                dim,
-                grid.units,
-                grid.rows,
-                dtype,
-            );
+            let (grid, dtype) = (RowGrid::of(dim), elem(&k));
+            let cubes = grid.cubes([keys, values, &k], tokens * heads);
+            launch!(write_int8, cubes, [keys, values, scales, k, v, mapping], tokens, heads, slots, dim, grid, dtype);
         }
     }
     pool.close()
@@ -101,35 +70,11 @@ pub(crate) fn copy_blocks(pool: KvPool, pairs: &[(u32, u32)]) -> KvPool {
     let both: Tensor<1, Int> = Tensor::from_data(TensorData::new(both, shape), (&pool.device(), DType::I32));
     let both = integers(&both);
     let pool = CubePool::open_writable(pool);
-    let copied = |tensor: &CubeTensor, each: usize| {
+    for tensor in pool.tensors() {
         let [heads, slots] = [tensor.shape()[0], tensor.shape()[1]];
-        let elements = heads * pairs.len() * BLOCK_SIZE * each;
-        let (count, dim) = elementwise(tensor, elements);
-        copy::launch(
-            &tensor.client,
-            count,
-            dim,
-            address([tensor]),
-            tensor.clone().into_buffer_arg(),
-            both.clone().into_buffer_arg(),
-            pairs.len(),
-            heads,
-            slots,
-            each,
-            elem(tensor),
-        );
-    };
-    let [_, _, each] = dims(pool.keys());
-    match &pool {
-        CubePool::Float { keys, values } => {
-            copied(keys, each);
-            copied(values, each);
-        }
-        CubePool::Int8 { keys, values, scales } => {
-            copied(keys, each);
-            copied(values, each);
-            copied(scales, 1);
-        }
+        let each = tensor.shape().num_elements() / (heads * slots);
+        let grid = Grid::elements([tensor], heads * pairs.len() * BLOCK_SIZE * each);
+        launch!(copy, grid, [tensor, &both], pairs.len(), heads, slots, each, elem(tensor));
     }
     pool.close()
 }
@@ -140,58 +85,34 @@ pub(crate) fn gather_kv(pool: &KvPool, mapping: &SlotMapping, dtype: DType) -> [
     if tokens == 0 {
         let [heads, dim] = match pool {
             KvPool::Float { keys, .. } => [keys.dims()[0], keys.dims()[2]],
-            KvPool::Int8 { keys, .. } => [keys.dims()[0], keys.dims()[2] * pack(true)],
+            KvPool::Int8 { keys, .. } => [keys.dims()[0], keys.dims()[2] * CODES],
         };
         return std::array::from_fn(|_| Tensor::empty([heads, 0, dim], (&pool.device(), dtype)));
     }
     let _span = span("KV cache", 0.0);
     let mapping = mapped(mapping, pool.slots());
     let pool = CubePool::open(pool.clone());
-    let [heads, slots, each] = dims(pool.keys());
-    let gathered = match &pool {
-        CubePool::Float { keys, values } => [keys, values].map(|from| {
-            let out = empty(from, [heads, tokens, each], dtype);
-            let (count, dim) = elementwise(&out, heads * tokens * each);
-            gather::launch(
-                &out.client,
-                count,
-                dim,
-                address([from, &out]),
-                from.clone().into_buffer_arg(),
-                mapping.clone().into_buffer_arg(),
-                out.clone().into_buffer_arg(),
-                tokens,
-                heads,
-                slots,
-                each,
-                elem(from),
-                elem(&out),
-            );
-            out
-        }),
-        CubePool::Int8 { keys, values, scales } => [(keys, false), (values, true)].map(|(from, high)| {
-            let out = empty(from, [heads, tokens, each * pack(true)], dtype);
-            let (count, dim) = elementwise(&out, heads * tokens * each);
-            gather_int8::launch(
-                &out.client,
-                count,
-                dim,
-                address([from, &out]),
-                from.clone().into_buffer_arg(),
-                scales.clone().into_buffer_arg(),
-                mapping.clone().into_buffer_arg(),
-                out.clone().into_buffer_arg(),
-                tokens,
-                heads,
-                slots,
-                each,
-                high,
-                elem(&out),
-            );
-            out
-        }),
-    };
+    let gathered = [Kind::Key, Kind::Value].map(|kind| match &pool.scales {
+        None => gathered::<FloatPool<gather::X>>(&pool, pool.floats(), &mapping, tokens, kind, dtype),
+        Some(scales) => gathered::<Int8Pool>(&pool, pool.codes(scales), &mapping, tokens, kind, dtype),
+    });
     gathered.map(Cube::tensor)
+}
+
+fn gathered<P: Storage>(
+    pool: &CubePool,
+    arg: P::RuntimeArg,
+    mapping: &CubeTensor,
+    tokens: usize,
+    kind: Kind,
+    dtype: DType,
+) -> CubeTensor {
+    let [heads, slots, elements] = dims(&pool.keys);
+    let out = empty(&pool.keys, [heads, tokens, elements * P::PACK], dtype);
+    let grid = Grid::elements([&pool.keys, &out], heads * tokens * elements);
+    let types = [if P::SCALED { elem(&out) } else { elem(&pool.keys) }, elem(&out)];
+    launch!(gather::<P>, grid, [mapping, &out], arg, tokens, heads, slots, elements, kind, types);
+    out
 }
 
 /// Writes keys and values to slots of a pool in a float type. A unit has an element.
@@ -231,7 +152,6 @@ fn encode_row<F: Float>(
     #[comptime] units: usize,
 ) -> u32 {
     let lane = UNIT_POS_X as usize;
-    let first = UNIT_POS_Y as usize * units;
     let mut largest = 0u32;
     if writes {
         let mut i = lane;
@@ -240,27 +160,14 @@ fn encode_row<F: Float>(
             i += units;
         }
     }
-    lanes[first + lane] = largest;
-    sync_cube();
-    let steps = comptime!(units.ilog2() as usize);
-    #[unroll]
-    for step in 0..steps {
-        let half = comptime!(units >> (step + 1));
-        if lane < half {
-            let other = lanes[first + lane + half];
-            lanes[first + lane] = max(lanes[first + lane], other);
-        }
-        sync_cube();
-    }
-    let bits = scale_bits(lanes[first]);
-    sync_cube();
+    let bits = scale_bits(row_max::<u32>(lanes, largest, units));
     if writes {
         let mut i = lane;
-        while i < dim / comptime!(pack(true)) {
+        while i < dim / CODES {
             let mut word = 0i32;
             #[unroll]
-            for j in 0..comptime!(pack(true)) {
-                let x = f32::cast_from(numbers[from + i * comptime!(pack(true)) + j]);
+            for j in 0..CODES {
+                let x = f32::cast_from(numbers[from + i * CODES + j]);
                 word |= placed(encoded(x, bits), j);
             }
             words[to + i] = word;
@@ -283,16 +190,16 @@ pub(super) fn write_int8<F: Float>(
     kv: usize,
     slots: usize,
     dim: usize,
-    #[comptime] units: usize,
-    #[comptime] rows: usize,
+    #[comptime] grid: RowGrid,
     #[define(F)] _dtype: ElemType,
 ) {
     let mut lanes = Shared::<[u32]>::new_slice(UNITS);
-    let row = CUBE_POS * rows + UNIT_POS_Y as usize;
+    let units = comptime!(grid.units);
+    let row = row_index(grid);
     let token = row / kv;
     let writes = token < tokens;
     let slot = row % kv * slots + mapping[min(token, tokens - 1)] as usize;
-    let (from, to) = (row * dim, slot * (dim / comptime!(pack(true))));
+    let (from, to) = (row * dim, slot * (dim / CODES));
     let key = encode_row::<F>(k, keys, &mut lanes, from, to, writes, dim, units);
     let value = encode_row::<F>(v, values, &mut lanes, from, to, writes, dim, units);
     if writes && UNIT_POS_X == 0 {
@@ -322,52 +229,36 @@ pub(super) fn copy<P: Numeric>(
     }
 }
 
-/// Reads slots of a pool in a float type. A unit has an element.
+/// Reads keys or values in slots of a pool. A unit has an element.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn gather<P: Float, F: Float>(
-    pool: &[P],
+pub(super) fn gather<X: Float, F: Float, P: Storage>(
     mapping: &[i32],
     out: &mut [F],
+    pool: &P,
     tokens: usize,
     kv: usize,
     slots: usize,
-    dim: usize,
-    #[define(P)] _stored: ElemType,
-    #[define(F)] _dtype: ElemType,
+    elements: usize,
+    #[comptime] kind: Kind,
+    #[define(X, F)] _dtypes: [ElemType; 2],
 ) {
-    let token = ABSOLUTE_POS / dim % tokens;
-    let head = ABSOLUTE_POS / (dim * tokens);
+    let token = ABSOLUTE_POS / elements % tokens;
+    let head = ABSOLUTE_POS / (elements * tokens);
     if head < kv {
         let slot = head * slots + mapping[token] as usize;
-        out[ABSOLUTE_POS] = F::cast_from(pool[slot * dim + ABSOLUTE_POS % dim]);
-    }
-}
-
-/// Reads slots of a pool in 8 bits, whose scales are in the low or the high half of `scales`. A unit has a word.
-#[cube(launch, address_type = "dynamic")]
-pub(super) fn gather_int8<F: Float>(
-    pool: &[i32],
-    scales: &[i32],
-    mapping: &[i32],
-    out: &mut [F],
-    tokens: usize,
-    kv: usize,
-    slots: usize,
-    words: usize,
-    #[comptime] high: bool,
-    #[define(F)] _dtype: ElemType,
-) {
-    let token = ABSOLUTE_POS / words % tokens;
-    let head = ABSOLUTE_POS / (words * tokens);
-    if head < kv {
-        let slot = head * slots + mapping[token] as usize;
-        let bits = u32::reinterpret(scales[slot]) >> comptime!(if high { 16u32 } else { 0u32 });
-        let scale = scale_of(bits);
-        let mut numbers = Array::<f32>::new(comptime!(pack(true)));
-        widen::<i32>(pool[slot * words + ABSOLUTE_POS % words], &mut numbers, true);
+        let mut numbers = Array::<f32>::new(P::PACK);
+        P::load(pool, kind, slot * elements + ABSOLUTE_POS % elements, &mut numbers);
+        if P::SCALED {
+            let bits = P::scales(pool, slot) >> comptime!(if kind == Kind::Value { 16u32 } else { 0u32 });
+            let scale = scale_of(bits);
+            #[unroll]
+            for j in 0..P::PACK {
+                numbers[j] *= scale;
+            }
+        }
         #[unroll]
-        for j in 0..comptime!(pack(true)) {
-            out[ABSOLUTE_POS * comptime!(pack(true)) + j] = F::cast_from(numbers[j] * scale);
+        for j in 0..P::PACK {
+            out[ABSOLUTE_POS * P::PACK + j] = F::cast_from(numbers[j]);
         }
     }
 }

@@ -2,9 +2,11 @@
 //! rounded up to bf16.
 
 use super::super::packed::codes::code;
-use super::tile::pack;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
+
+/// Codes of a word.
+pub(super) const CODES: usize = 4;
 
 /// The largest code.
 const MAX_CODE: f64 = 127.0;
@@ -49,22 +51,11 @@ pub(super) fn encoded(x: f32, bits: u32) -> f32 {
     rounded
 }
 
-/// A code in its place of a word.
+/// The codes of a word.
 #[cube]
-pub(super) fn placed(code: f32, #[comptime] place: usize) -> i32 {
-    (i32::cast_from(code) & 255i32) << comptime!(8 * place as i32)
-}
-
-/// The numbers of an element of a pool: one of its type, or the four codes of a word.
-#[cube]
-pub(super) fn widen<P: Numeric>(element: P, numbers: &mut Array<f32>, #[comptime] coded: bool) {
-    if coded {
-        let word = i32::cast_from(element);
-        #[unroll]
-        for j in 0..comptime!(pack(coded)) {
-            numbers[j] = code(word, j);
-        }
-    } else {
-        numbers[0] = f32::cast_from(element);
+pub(super) fn unpack(word: i32, numbers: &mut Array<f32>) {
+    #[unroll]
+    for j in 0..CODES {
+        numbers[j] = code(word, j);
     }
 }

@@ -1,18 +1,22 @@
 //! A pool's tensors, as kernels take them.
 
-use super::super::launch::{detached, into_writable};
+use super::super::launch::{buffer, detached, into_writable};
+use super::storage::{FloatPoolLaunch, Int8PoolLaunch};
 use crate::autodiff::KernelBackend;
 use crate::paged::KvPool;
 use burn::backend::Cube;
 use burn::tensor::{Int, Tensor};
+use burn_cubecl::cubecl;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
 
-/// See [`KvPool`].
+/// See [`KvPool`]. A pool in 8 bits has scales.
 #[derive(Debug)]
-pub(super) enum CubePool {
-    Float { keys: CubeTensor, values: CubeTensor },
-    Int8 { keys: CubeTensor, values: CubeTensor, scales: CubeTensor },
+pub(super) struct CubePool {
+    pub keys: CubeTensor,
+    pub values: CubeTensor,
+    pub scales: Option<CubeTensor>,
 }
 
 /// A tensor of integers, contiguous.
@@ -25,27 +29,24 @@ impl CubePool {
     /// To be read.
     pub(super) fn open(pool: KvPool) -> Self {
         match pool {
-            KvPool::Float { keys, values } => Self::Float { keys: detached(keys), values: detached(values) },
+            KvPool::Float { keys, values } => Self { keys: detached(keys), values: detached(values), scales: None },
             KvPool::Int8 { keys, values, scales } => {
-                Self::Int8 { keys: opened(keys), values: opened(values), scales: opened(scales) }
+                Self { keys: opened(keys), values: opened(values), scales: Some(opened(scales)) }
             }
         }
     }
 
     /// To be written to.
     pub(super) fn open_writable(pool: KvPool) -> Self {
-        match Self::open(pool) {
-            Self::Float { keys, values } => Self::Float { keys: into_writable(keys), values: into_writable(values) },
-            Self::Int8 { keys, values, scales } => {
-                Self::Int8 { keys: into_writable(keys), values: into_writable(values), scales: into_writable(scales) }
-            }
-        }
+        let Self { keys, values, scales } = Self::open(pool);
+        Self { keys: into_writable(keys), values: into_writable(values), scales: scales.map(into_writable) }
     }
 
     pub(super) fn close(self) -> KvPool {
-        match self {
-            Self::Float { keys, values } => KvPool::Float { keys: Cube::tensor(keys), values: Cube::tensor(values) },
-            Self::Int8 { keys, values, scales } => KvPool::Int8 {
+        let Self { keys, values, scales } = self;
+        match scales {
+            None => KvPool::Float { keys: Cube::tensor(keys), values: Cube::tensor(values) },
+            Some(scales) => KvPool::Int8 {
                 keys: Tensor::from_primitive::<Cube>(keys),
                 values: Tensor::from_primitive::<Cube>(values),
                 scales: Tensor::from_primitive::<Cube>(scales),
@@ -53,10 +54,18 @@ impl CubePool {
         }
     }
 
-    /// The tensor that has the keys.
-    pub(super) fn keys(&self) -> &CubeTensor {
-        match self {
-            Self::Float { keys, .. } | Self::Int8 { keys, .. } => keys,
-        }
+    /// All tensors.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &CubeTensor> {
+        [&self.keys, &self.values].into_iter().chain(&self.scales)
+    }
+
+    /// An argument of kernels over a [`FloatPool`](super::storage::FloatPool).
+    pub(super) fn floats<F: Float>(&self) -> FloatPoolLaunch<F> {
+        FloatPoolLaunch::new(buffer(&self.keys), buffer(&self.values))
+    }
+
+    /// An argument of kernels over an [`Int8Pool`](super::storage::Int8Pool).
+    pub(super) fn codes(&self, scales: &CubeTensor) -> Int8PoolLaunch {
+        Int8PoolLaunch::new(buffer(&self.keys), buffer(&self.values), buffer(scales))
     }
 }

@@ -17,8 +17,3 @@ pub(super) const PITCH: usize = UNITS + 4;
 
 /// The score before there is one: finite, so that differences are.
 pub(super) const MASKED: f64 = -1.0e30;
-
-/// Numbers that a unit reads at a time: those of a word where a pool has codes.
-pub(super) const fn pack(coded: bool) -> usize {
-    if coded { 4 } else { 1 }
-}

@@ -6,6 +6,7 @@
 
 use super::super::launch::UNITS;
 use super::super::packed::codes::code;
+use super::Parts;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_spec::quantized::{CODE_MAP, NF4_BLOCK, NF4_GROUP};
@@ -82,18 +83,11 @@ fn stage<F: Float, N: Size>(
 
 /// The scale of a block of `nf4`.
 #[cube]
-fn absmax(
-    words: &[i32],
-    block: usize,
-    scales_at: usize,
-    groups_at: usize,
-    offset_at: usize,
-    scale_map_at: usize,
-) -> f32 {
-    let scales = u32::reinterpret(words[scales_at + block / BYTES]);
+fn absmax(words: &[i32], block: usize, parts: &Parts) -> f32 {
+    let scales = u32::reinterpret(words[parts.scales + block / BYTES]);
     let scale = (scales >> ((block % BYTES) as u32 * 8)) & 255u32;
-    let entry = f32::reinterpret(words[scale_map_at + scale as usize]);
-    entry * f32::reinterpret(words[groups_at + block / NF4_GROUP]) + f32::reinterpret(words[offset_at])
+    let entry = f32::reinterpret(words[parts.scale_map + scale as usize]);
+    entry * f32::reinterpret(words[parts.groups + block / NF4_GROUP]) + f32::reinterpret(words[parts.offset])
 }
 
 /// The numbers of a word of four outputs, before scales.
@@ -170,11 +164,7 @@ pub(super) fn multiply<F: Float, N: Size>(
     words_of_row: usize,
     outputs: usize,
     tiles: usize,
-    scales_at: usize,
-    groups_at: usize,
-    offset_at: usize,
-    scale_map_at: usize,
-    code_map_at: usize,
+    parts: Parts,
     #[comptime] numbers: usize,
     #[comptime] most: usize,
     #[define(F)] _dtype: ElemType,
@@ -185,7 +175,7 @@ pub(super) fn multiply<F: Float, N: Size>(
     let mut map = Shared::<[f32]>::new_slice(CODE_MAP);
     let unit = UNIT_POS as usize;
     if nibbles && unit < CODE_MAP {
-        map[unit] = f32::reinterpret(words[code_map_at + unit]);
+        map[unit] = f32::reinterpret(words[parts.code_map + unit]);
     }
     let panels = outputs.div_ceil(OUTPUTS);
     let panel = min(CUBE_POS / tiles, panels - 1);
@@ -212,7 +202,7 @@ pub(super) fn multiply<F: Float, N: Size>(
                 if nibbles {
                     // the numbers of a word are of one block
                     let block = at / comptime!(NF4_BLOCK / NIBBLES);
-                    let own = absmax(words, block, scales_at, groups_at, offset_at, scale_map_at);
+                    let own = absmax(words, block, &parts);
                     scale.insert(k, own);
                 }
             }
@@ -251,7 +241,7 @@ pub(super) fn multiply<F: Float, N: Size>(
                 if output < outputs {
                     let mut y = sum.extract(k);
                     if comptime!(!nibbles) {
-                        let absmax = f32::reinterpret(words[scales_at + output]);
+                        let absmax = f32::reinterpret(words[parts.scales + output]);
                         y *= absmax * f32::new(RECIPROCAL);
                     }
                     out[row * outputs + output] = F::cast_from(y);

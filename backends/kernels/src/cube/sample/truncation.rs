@@ -16,6 +16,22 @@ pub(super) struct Row {
     pub inverse: f32,
 }
 
+/// The bounds of top-k, top-p and min-p.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Bounds {
+    pub top_k: f32,
+    pub top_p: f32,
+    pub min_p: f32,
+}
+
+/// Which truncations a kernel is compiled for, and the low bits that are 0 in all logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Truncates {
+    pub by_count: bool,
+    pub by_share: bool,
+    pub spare: u32,
+}
+
 /// The tokens of a row that are kept: those above a rank, and the first few at it.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone))]
@@ -154,25 +170,22 @@ pub(super) fn truncated_support<F: Float>(
     lanes: &mut Shared<[f32]>,
     row: &Row,
     full: f32,
-    top_k: f32,
-    top_p: f32,
-    min_p: f32,
-    #[comptime] by_count: bool,
-    #[comptime] by_share: bool,
-    #[comptime] spare: u32,
+    bounds: &Bounds,
+    #[comptime] truncates: Truncates,
 ) -> Support {
+    let spare = comptime!(truncates.spare);
     // no float has rank 0
     let mut rank = 0u32;
     let mut ties = 0.0f32;
     let mut held = full;
-    if by_count {
-        rank = radix_select::<F>(logits, lanes, row, top_k, false, spare);
+    if comptime!(truncates.by_count) {
+        rank = radix_select::<F>(logits, lanes, row, bounds.top_k, false, spare);
         let (weight, count) = mass_above::<F>(logits, lanes, row, rank, spare);
-        ties = top_k - count;
+        ties = bounds.top_k - count;
         held = weight + ties * weight_of(value_of(rank, spare), row);
     }
-    if by_share {
-        let share = top_p * held;
+    if comptime!(truncates.by_share) {
+        let share = bounds.top_p * held;
         let end = radix_select::<F>(logits, lanes, row, share, true, spare);
         let (before, _count) = mass_above::<F>(logits, lanes, row, end, spare);
         let tied = weight_of(value_of(end, spare), row);
@@ -187,9 +200,9 @@ pub(super) fn truncated_support<F: Float>(
     let mut tied = 0.0f32;
     if rank > 0u32 {
         let weight = weight_of(value_of(rank, spare), row);
-        if weight >= min_p {
+        if weight >= bounds.min_p {
             tied = weight;
         }
     }
-    Support { rank, ties, tied, least: min_p }
+    Support { rank, ties, tied, least: bounds.min_p }
 }

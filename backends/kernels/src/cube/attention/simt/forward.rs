@@ -2,23 +2,17 @@
 
 use super::super::super::launch::UNITS;
 use super::super::blocks::{
-    Block, MASKED, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows, visible_keys,
+    Block, Layout, MASKED, Sizes, Tile, block_rows, from_row, key_rows, masked_score, query_block, tile_of,
+    visible_keys,
 };
 use super::tile::{LANES, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
-use crate::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
+use crate::prefix_groups::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
 /// Turns products of queries and keys into scores, in place, and masks keys that a query does not see.
 #[cube]
-fn score(
-    scores: &mut Array<f32>,
-    block: &Block,
-    part: &Part,
-    count: usize,
-    scoring: &Scoring,
-    #[comptime] capped: bool,
-) {
+fn score(scores: &mut Array<f32>, tile: &Tile, layout: &Layout, #[comptime] sizes: Sizes) {
     let unit = UNIT_POS as usize;
     #[unroll]
     for i in 0..OWN {
@@ -26,14 +20,8 @@ fn score(
         for j in 0..OTHER {
             let r = unit / SIDE + comptime!(i * SIDE);
             let c = unit % SIDE + comptime!(j * SIDE);
-            let (score, _) = scored(scores[comptime!(i * OTHER + j)], scoring, capped);
-            let mut z = score;
-            let query = block.position + r as i32;
-            let key = part.row + part.shift + c as i32;
-            if r >= block.count || c >= count || !is_visible(query, key, scoring.window) {
-                z = f32::new(MASKED);
-            }
-            scores[comptime!(i * OTHER + j)] = z;
+            let product = scores[comptime!(i * OTHER + j)];
+            scores[comptime!(i * OTHER + j)] = masked_score(product, r, c, tile, layout, sizes);
         }
     }
 }
@@ -84,8 +72,6 @@ fn finish_softmax(
     total: f32,
     block: &Block,
     heads: usize,
-    head: usize,
-    writes: bool,
     #[comptime] each: usize,
 ) {
     let unit = UNIT_POS as usize;
@@ -100,8 +86,8 @@ fn finish_softmax(
     if lane == 0 {
         let row = unit / LANES;
         stage[row] = all;
-        if writes && row < block.count {
-            lse[(block.from + row) * heads + head] = largest + all.ln();
+        if block.writes && row < block.count {
+            lse[(block.from + row) * heads + block.head] = largest + all.ln();
         }
     }
     sync_cube();
@@ -124,40 +110,32 @@ pub(crate) fn attention_forward<F: Float>(
     out: &mut [F],
     lse: &mut [f32],
     table: &[i32],
-    blocks: usize,
-    spans: usize,
-    heads: usize,
-    group: usize,
-    window: i32,
-    scale: f32,
-    cap: f32,
-    #[comptime] capped: bool,
-    #[comptime] dim: usize,
+    layout: Layout,
+    #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
+    let dim = comptime!(sizes.dim);
     let each = comptime!(dim.div_ceil(SIDE));
     let mut stage = Shared::<[f32]>::new_slice(STAGE);
     let mut tile = Shared::<[f32]>::new_slice(comptime!(BLOCK * TILE_PITCH));
     let mut scores = Array::<f32>::new(comptime!(OWN * OTHER));
     let mut mixed = Array::<f32>::new(comptime!(OWN * each));
     clear(&mut mixed, comptime!(OWN * each));
-    let scoring = Scoring { window, scale, cap };
-    let block = block_of(table, min(CUBE_POS / heads, blocks - 1) * BLOCK_FIELDS);
-    let head = CUBE_POS % heads;
-    let writes = CUBE_POS < blocks * heads;
-    let own = block_rows(&block, heads, head, dim);
+    let block = query_block(table, &layout);
+    let own = block_rows(&block, layout.heads, dim);
     let mut largest = f32::new(MASKED);
     let mut total = 0.0f32;
     let mut entry = block.entry;
     while entry < block.last {
-        let keys = visible_keys(table, spans + entry * SPAN_FIELDS, &block, window);
+        let keys = visible_keys(table, &layout, entry, &block);
         let mut row = keys.row;
         while row < keys.end {
             let part = from_row(&keys, row);
-            let other = tile_rows(&part, heads / group, head / group, dim, TILE);
+            let other = key_rows(&part, &block, &layout, dim, TILE);
             clear(&mut scores, comptime!(OWN * OTHER));
             product::<F>(q, &own, k, &other, &mut stage, &mut scores, dim);
-            score(&mut scores, &block, &part, other.count, &scoring, capped);
+            let pairs = tile_of(&block, &part, other.count, block.head);
+            score(&mut scores, &pairs, &layout, sizes);
             write_tile(&mut scores, &mut tile);
             sync_cube();
             let (now, sum) = online_softmax(&mut tile, &mut stage, largest, total);
@@ -177,6 +155,6 @@ pub(crate) fn attention_forward<F: Float>(
         }
         entry += 1;
     }
-    finish_softmax(&mut mixed, &mut stage, lse, largest, total, &block, heads, head, writes, each);
-    store::<F>(&mut mixed, out, &own, writes, dim);
+    finish_softmax(&mut mixed, &mut stage, lse, largest, total, &block, layout.heads, each);
+    store::<F>(&mut mixed, out, &own, block.writes, dim);
 }

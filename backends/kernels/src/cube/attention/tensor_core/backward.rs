@@ -2,10 +2,11 @@
 
 use super::super::super::cmma::{VECTOR, shared_aligned};
 use super::super::blocks::{
-    Block, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows, visible_keys, visible_queries,
+    Layout, Sizes, Tile, block_rows, from_row, key_block, key_rows, pair_gradient, pair_of, query_block, tile_of,
+    tile_rows, visible_keys, visible_queries,
 };
-use super::tile::{LANES, Sizes, multiply_accumulate, products, stage, store, zero_sums};
-use crate::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
+use super::tile::{LANES, multiply_accumulate, products, stage, store, zero_sums};
+use crate::prefix_groups::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
@@ -19,13 +20,8 @@ fn score_gradients<F: Float>(
     probabilities: &mut Shared<[F]>,
     slopes: &mut Shared<[F]>,
     numbers: &[f32],
-    heads: usize,
-    head: usize,
-    block: &Block,
-    part: &Part,
-    count: usize,
-    scoring: &Scoring,
-    #[comptime] capped: bool,
+    tile: &Tile,
+    layout: &Layout,
     #[comptime] block_of_queries: bool,
     #[comptime] sizes: Sizes,
 ) {
@@ -33,22 +29,14 @@ fn score_gradients<F: Float>(
     let (r, lane) = (unit / LANES, unit % LANES);
     for i in 0..comptime!(sizes.tile() / LANES) {
         let c = lane + i * LANES;
-        let own = block.position + r as i32;
-        let other = part.row + part.shift + c as i32;
-        let mut seen = is_visible(other, own, scoring.window);
-        let mut row = part.row as usize + c;
-        if block_of_queries {
-            seen = is_visible(own, other, scoring.window);
-            row = block.from + r;
-        }
+        let (seen, at) = pair_of(r, c, tile, layout, block_of_queries);
         let mut p = 0.0f32;
         let mut d = 0.0f32;
-        if r < block.count && c < count && seen {
-            let at = (row * heads + head) * 2;
+        if seen {
             let from = r * comptime!(sizes.score_pitch()) + c;
-            let (z, slope) = scored(scores[from], scoring, capped);
-            p = (z - numbers[at]).exp();
-            d = p * (upstream[from] - numbers[at + 1]) * slope;
+            let (probability, slope) = pair_gradient(scores[from], upstream[from], numbers, at, layout, sizes);
+            p = probability;
+            d = slope;
         }
         let to = r * comptime!(sizes.weight_pitch()) + c;
         if !block_of_queries {
@@ -68,14 +56,7 @@ pub(crate) fn query_backward<F: Float, N: Size>(
     numbers: &[f32],
     d_q: &mut [F],
     table: &[i32],
-    blocks: usize,
-    spans: usize,
-    heads: usize,
-    group: usize,
-    window: i32,
-    scale: f32,
-    cap: f32,
-    #[comptime] capped: bool,
+    layout: Layout,
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -89,52 +70,35 @@ pub(crate) fn query_backward<F: Float, N: Size>(
     let mut nothing = Shared::<[F]>::new_slice(1usize);
     let no_factors = Shared::<[f32]>::new_slice(1usize);
     let mut sums = zero_sums(sizes);
-    let scoring = Scoring { window, scale, cap };
-    let block = block_of(table, min(CUBE_POS / heads, blocks - 1) * BLOCK_FIELDS);
-    let head = CUBE_POS % heads;
-    let wide = comptime!(sizes.dim / VECTOR);
-    let own = block_rows(&block, heads, head, wide);
+    let block = query_block(table, &layout);
+    let (wide, height) = comptime!((sizes.dim / VECTOR, sizes.tile()));
+    let own = block_rows(&block, layout.heads, wide);
     stage(q, &own, &mut own_queries, BLOCK, sizes);
     stage(gradient, &own, &mut own_gradients, BLOCK, sizes);
     let mut entry = block.entry;
     while entry < block.last {
-        let keys = visible_keys(table, spans + entry * SPAN_FIELDS, &block, window);
+        let keys = visible_keys(table, &layout, entry, &block);
         let mut row = keys.row;
         while row < keys.end {
             let part = from_row(&keys, row);
-            let other = tile_rows(&part, heads / group, head / group, wide, comptime!(sizes.tile()));
-            stage(k, &other, &mut keys_staged, comptime!(sizes.tile()), sizes);
-            stage(v, &other, &mut values_staged, comptime!(sizes.tile()), sizes);
+            let other = key_rows(&part, &block, &layout, wide, height);
+            stage(k, &other, &mut keys_staged, height, sizes);
+            stage(v, &other, &mut values_staged, height, sizes);
             sync_cube();
             products(&own_queries, &keys_staged, &mut scores, sizes);
             products(&own_gradients, &values_staged, &mut upstream, sizes);
             sync_cube();
-            score_gradients(
-                &scores,
-                &upstream,
-                &mut nothing,
-                &mut slopes,
-                numbers,
-                heads,
-                head,
-                &block,
-                &part,
-                other.count,
-                &scoring,
-                capped,
-                true,
-                sizes,
-            );
+            let tile = tile_of(&block, &part, other.count, block.head);
+            score_gradients(&scores, &upstream, &mut nothing, &mut slopes, numbers, &tile, &layout, true, sizes);
             sync_cube();
             multiply_accumulate(&slopes, &keys_staged, &mut sums, sizes);
             sync_cube();
-            row += comptime!(sizes.tile() as i32);
+            row += comptime!(height as i32);
         }
         entry += 1;
     }
-    let rows = block_rows(&block, heads, head, comptime!(sizes.dim));
-    let writes = CUBE_POS < blocks * heads;
-    store(&sums, &mut scores, &no_factors, d_q, &rows, writes, false, sizes);
+    let rows = block_rows(&block, layout.heads, comptime!(sizes.dim));
+    store(&sums, &mut scores, &no_factors, d_q, &rows, block.writes, false, sizes);
 }
 
 /// dK and dV of a block of keys of one key head.
@@ -148,15 +112,7 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
     d_k: &mut [F],
     d_v: &mut [F],
     table: &[i32],
-    blocks: usize,
-    keys: usize,
-    spans: usize,
-    heads: usize,
-    group: usize,
-    window: i32,
-    scale: f32,
-    cap: f32,
-    #[comptime] capped: bool,
+    layout: Layout,
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -171,42 +127,36 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
     let no_factors = Shared::<[f32]>::new_slice(1usize);
     let mut key_sums = zero_sums(sizes);
     let mut value_sums = zero_sums(sizes);
-    let scoring = Scoring { window, scale, cap };
-    let kv_heads = heads / group;
-    let block = block_of(table, keys + min(CUBE_POS / kv_heads, blocks - 1) * BLOCK_FIELDS);
-    let kv_head = CUBE_POS % kv_heads;
-    let wide = comptime!(sizes.dim / VECTOR);
-    let own = block_rows(&block, kv_heads, kv_head, wide);
+    let block = key_block(table, &layout);
+    let kv_heads = layout.heads / layout.group;
+    let (wide, height) = comptime!((sizes.dim / VECTOR, sizes.tile()));
+    let own = block_rows(&block, kv_heads, wide);
     stage(k, &own, &mut own_keys, BLOCK, sizes);
     stage(v, &own, &mut own_values, BLOCK, sizes);
     let mut entry = block.entry;
     while entry < block.last {
-        let queries = visible_queries(table, spans + entry * SPAN_FIELDS, &block, window);
-        let mut head = kv_head * group;
-        while head < (kv_head + 1) * group {
+        let queries = visible_queries(table, &layout, entry, &block);
+        let mut head = block.head * layout.group;
+        while head < (block.head + 1) * layout.group {
             let mut row = queries.row;
             while row < queries.end {
                 let part = from_row(&queries, row);
-                let other = tile_rows(&part, heads, head, wide, comptime!(sizes.tile()));
-                stage(q, &other, &mut queries_staged, comptime!(sizes.tile()), sizes);
-                stage(gradient, &other, &mut gradients_staged, comptime!(sizes.tile()), sizes);
+                let other = tile_rows(&part, layout.heads, head, wide, height);
+                stage(q, &other, &mut queries_staged, height, sizes);
+                stage(gradient, &other, &mut gradients_staged, height, sizes);
                 sync_cube();
                 products(&own_keys, &queries_staged, &mut scores, sizes);
                 products(&own_values, &gradients_staged, &mut upstream, sizes);
                 sync_cube();
+                let tile = tile_of(&block, &part, other.count, head);
                 score_gradients(
                     &scores,
                     &upstream,
                     &mut probabilities,
                     &mut slopes,
                     numbers,
-                    heads,
-                    head,
-                    &block,
-                    &part,
-                    other.count,
-                    &scoring,
-                    capped,
+                    &tile,
+                    &layout,
                     false,
                     sizes,
                 );
@@ -214,14 +164,13 @@ pub(crate) fn key_value_backward<F: Float, N: Size>(
                 multiply_accumulate(&probabilities, &gradients_staged, &mut value_sums, sizes);
                 multiply_accumulate(&slopes, &queries_staged, &mut key_sums, sizes);
                 sync_cube();
-                row += comptime!(sizes.tile() as i32);
+                row += comptime!(height as i32);
             }
             head += 1;
         }
         entry += 1;
     }
-    let rows = block_rows(&block, kv_heads, kv_head, comptime!(sizes.dim));
-    let writes = CUBE_POS < blocks * kv_heads;
-    store(&key_sums, &mut scores, &no_factors, d_k, &rows, writes, false, sizes);
-    store(&value_sums, &mut scores, &no_factors, d_v, &rows, writes, false, sizes);
+    let rows = block_rows(&block, kv_heads, comptime!(sizes.dim));
+    store(&key_sums, &mut scores, &no_factors, d_k, &rows, block.writes, false, sizes);
+    store(&value_sums, &mut scores, &no_factors, d_v, &rows, block.writes, false, sizes);
 }

@@ -2,10 +2,11 @@
 
 use super::super::super::cmma::{VECTOR, shared_aligned};
 use super::super::blocks::{
-    Block, MASKED, Part, Scoring, block_of, block_rows, from_row, is_visible, scored, tile_rows, visible_keys,
+    Block, Layout, MASKED, Sizes, Tile, block_rows, from_row, key_rows, masked_score, query_block, tile_of,
+    visible_keys,
 };
-use super::tile::{LANES, Sizes, load_sums, multiply_accumulate, products, stage, store, store_sums, zero_sums};
-use crate::families::{BLOCK, BLOCK_FIELDS, SPAN_FIELDS};
+use super::tile::{LANES, load_sums, multiply_accumulate, products, stage, store, store_sums, zero_sums};
+use crate::prefix_groups::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::cmma::Matrix;
 use cubecl::prelude::*;
@@ -18,28 +19,14 @@ const SLACK: f32 = 8.0;
 /// Turns the products of a tile into scores, in place, and masks keys that a query does not see. Returns the maximum of
 /// a unit's part of its row.
 #[cube]
-fn score(
-    scores: &mut Shared<[f32]>,
-    block: &Block,
-    part: &Part,
-    count: usize,
-    scoring: &Scoring,
-    #[comptime] capped: bool,
-    #[comptime] sizes: Sizes,
-) -> f32 {
+fn score(scores: &mut Shared<[f32]>, tile: &Tile, layout: &Layout, #[comptime] sizes: Sizes) -> f32 {
     let unit = UNIT_POS as usize;
     let (row, lane) = (unit / LANES, unit % LANES);
     let first = row * comptime!(sizes.score_pitch()) + lane;
     let mut top = f32::new(MASKED);
     for i in 0..comptime!(sizes.tile() / LANES) {
         let column = lane + i * LANES;
-        let (score, _) = scored(scores[first + i * LANES], scoring, capped);
-        let mut z = score;
-        let query = block.position + row as i32;
-        let key = part.row + part.shift + column as i32;
-        if row >= block.count || column >= count || !is_visible(query, key, scoring.window) {
-            z = f32::new(MASKED);
-        }
+        let z = masked_score(scores[first + i * LANES], row, column, tile, layout, sizes);
         scores[first + i * LANES] = z;
         top = max(top, z);
     }
@@ -126,8 +113,6 @@ fn finish_softmax(
     total: f32,
     block: &Block,
     heads: usize,
-    head: usize,
-    writes: bool,
 ) {
     let unit = UNIT_POS as usize;
     let (row, lane) = (unit / LANES, unit % LANES);
@@ -139,8 +124,8 @@ fn finish_softmax(
             all += tops[unit + other];
         }
         factors[row] = 1.0f32 / all;
-        if writes && row < block.count {
-            lse[(block.from + row) * heads + head] = reference + all.ln();
+        if block.writes && row < block.count {
+            lse[(block.from + row) * heads + block.head] = reference + all.ln();
         }
     }
 }
@@ -154,14 +139,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     out: &mut [F],
     lse: &mut [f32],
     table: &[i32],
-    blocks: usize,
-    spans: usize,
-    heads: usize,
-    group: usize,
-    window: i32,
-    scale: f32,
-    cap: f32,
-    #[comptime] capped: bool,
+    layout: Layout,
     #[comptime] sizes: Sizes,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -174,30 +152,29 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     let mut factors = Shared::<[f32]>::new_slice(BLOCK);
     let mut moved = Shared::<[u32]>::new_slice(1usize);
     let mut sums = zero_sums(sizes);
-    let scoring = Scoring { window, scale, cap };
-    let block = block_of(table, min(CUBE_POS / heads, blocks - 1) * BLOCK_FIELDS);
-    let head = CUBE_POS % heads;
-    let wide = comptime!(sizes.dim / VECTOR);
-    let queries = block_rows(&block, heads, head, wide);
+    let block = query_block(table, &layout);
+    let (wide, height) = comptime!((sizes.dim / VECTOR, sizes.tile()));
+    let queries = block_rows(&block, layout.heads, wide);
     stage(q, &queries, &mut own, BLOCK, sizes);
     let mut reference = f32::new(MASKED);
     let mut total = 0.0f32;
     let mut entry = block.entry;
     while entry < block.last {
-        let keys = visible_keys(table, spans + entry * SPAN_FIELDS, &block, window);
+        let keys = visible_keys(table, &layout, entry, &block);
         let mut row = keys.row;
         while row < keys.end {
             let part = from_row(&keys, row);
-            let other = tile_rows(&part, heads / group, head / group, wide, comptime!(sizes.tile()));
-            stage(k, &other, &mut keys_staged, comptime!(sizes.tile()), sizes);
-            stage(v, &other, &mut values_staged, comptime!(sizes.tile()), sizes);
+            let other = key_rows(&part, &block, &layout, wide, height);
+            stage(k, &other, &mut keys_staged, height, sizes);
+            stage(v, &other, &mut values_staged, height, sizes);
             if UNIT_POS == 0 {
                 moved[0] = 0u32;
             }
             sync_cube();
             products(&own, &keys_staged, &mut scores, sizes);
             sync_cube();
-            tops[UNIT_POS as usize] = score(&mut scores, &block, &part, other.count, &scoring, capped, sizes);
+            let tile = tile_of(&block, &part, other.count, block.head);
+            tops[UNIT_POS as usize] = score(&mut scores, &tile, &layout, sizes);
             sync_cube();
             let (now, sum) =
                 online_softmax(&scores, &mut weights, &tops, &mut factors, &mut moved, reference, total, sizes);
@@ -209,12 +186,11 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             }
             multiply_accumulate(&weights, &values_staged, &mut sums, sizes);
             sync_cube();
-            row += comptime!(sizes.tile() as i32);
+            row += comptime!(height as i32);
         }
         entry += 1;
     }
-    let writes = CUBE_POS < blocks * heads;
-    finish_softmax(&mut tops, &mut factors, lse, reference, total, &block, heads, head, writes);
-    let rows = block_rows(&block, heads, head, comptime!(sizes.dim));
-    store(&sums, &mut scores, &factors, out, &rows, writes, true, sizes);
+    finish_softmax(&mut tops, &mut factors, lse, reference, total, &block, layout.heads);
+    let rows = block_rows(&block, layout.heads, comptime!(sizes.dim));
+    store(&sums, &mut scores, &factors, out, &rows, block.writes, true, sizes);
 }

@@ -3,8 +3,8 @@
 
 use super::super::super::cmma::{ALIGNMENT, PLANE, PLANES, SIDE, VECTOR, load_fragment, zero_accumulator};
 use super::super::super::launch::UNITS;
-use super::super::blocks::Rows;
-use crate::families::BLOCK;
+use super::super::blocks::{Rows, Sizes};
+use crate::prefix_groups::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::prelude::*;
@@ -13,11 +13,6 @@ use cubecl::prelude::*;
 pub(super) const LANES: usize = UNITS / BLOCK;
 
 /// Sizes that follow from the dimension of a head, a multiple of 16.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Sizes {
-    pub dim: usize,
-}
-
 impl Sizes {
     /// Rows of the other side in a tile: fewer for large heads, because of shared memory.
     pub(super) const fn tile(self) -> usize {

@@ -2,129 +2,30 @@
 
 use super::super::glu::tanh;
 use super::super::launch::UNITS;
-use super::append::{element, rotated};
-use super::codes::{scale_of, widen};
-use super::tile::{KEYS, LANES, MASKED, PITCH, pack};
+use super::codes::scale_of;
+use super::place::{Place, Sizes, slot_of};
+use super::storage::{Kind, Storage};
+use super::tile::{KEYS, LANES, MASKED, PITCH};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
-use firebrick_spec::BLOCK_SIZE;
-
-/// The work of a cube: query heads of one key head of a row, and columns.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone))]
-pub(super) struct Place {
-    pub row: usize,
-    /// The key head, counted through all rows.
-    pub key_head: usize,
-    /// Offset of the first query head, and how many heads.
-    pub first: usize,
-    pub own: usize,
-    /// The key head's first slot in the pool.
-    pub base: usize,
-    /// Offset of the row's blocks in the table.
-    pub blocks: usize,
-    /// Columns that are seen. Those before `cached` are read from the pool; the one after them, if any, is in shared
-    /// memory.
-    pub from: usize,
-    pub to: usize,
-    pub cached: usize,
-}
-
-/// The work of a task, with all columns of its row. `task % chunks` is the chunk of query heads; the last column is the
-/// new one.
-#[cube]
-pub(super) fn place_of(
-    table: &[i32],
-    row: usize,
-    task: usize,
-    rows: usize,
-    stride: usize,
-    kv: usize,
-    group: usize,
-    chunks: usize,
-    slots: usize,
-    window: usize,
-    #[comptime] heads: usize,
-    #[comptime] dim: usize,
-) -> Place {
-    let chunk = task % chunks;
-    let head = task / chunks % kv;
-    // a row in no sequence has no columns
-    let to = table[row] as usize;
-    Place {
-        row,
-        key_head: row * kv + head,
-        first: (row * kv * group + head * group + chunk * heads) * dim,
-        own: min(group - chunk * heads, heads),
-        base: head * slots,
-        blocks: 3 * rows + row * stride,
-        from: to - min(window, to),
-        to,
-        cached: max(to, 1) - 1,
-    }
-}
-
-/// The slot of a column, or of the last where there are fewer columns.
-#[cube]
-pub(super) fn slot_of(table: &[i32], place: &Place, column: usize) -> usize {
-    let column = min(column, max(place.to, 1) - 1);
-    table[place.blocks + column / BLOCK_SIZE] as usize * BLOCK_SIZE + column % BLOCK_SIZE
-}
-
-/// Rotates the queries of a place, which begin at `first`, into shared memory, scaled.
-#[cube]
-pub(super) fn load_queries<F: Float>(
-    q: &[F],
-    bias: &[F],
-    angles: &[f32],
-    query: &mut Shared<[f32]>,
-    place: &Place,
-    first: usize,
-    first_bias: usize,
-    scale: f32,
-    #[comptime] biased: bool,
-    #[comptime] heads: usize,
-    #[comptime] dim: usize,
-) {
-    let half = comptime!(dim / 2);
-    let mut i = UNIT_POS as usize;
-    while i < comptime!(heads * half) {
-        let h = i / half;
-        let pair = i % half;
-        let mut a = 0.0f32;
-        let mut b = 0.0f32;
-        if h < place.own {
-            let angle = place.row * dim + pair;
-            let own = h * dim + pair;
-            let x = element::<F>(q, bias, first + own, first_bias + own, biased);
-            let y = element::<F>(q, bias, first + own + half, first_bias + own + half, biased);
-            let (x, y) = rotated::<F>(x, y, angles[angle], angles[angle + half]);
-            a = x * scale;
-            b = y * scale;
-        }
-        query[h * dim + pair] = a;
-        query[h * dim + half + pair] = b;
-        i += UNITS;
-    }
-}
 
 /// Numbers of a token: from the pool, or, of the new one, from shared memory.
 #[cube]
-fn load<P: Numeric>(
-    pool: &[P],
+fn load<P: Storage>(
+    pool: &P,
+    #[comptime] kind: Kind,
     at: usize,
     fresh: &Shared<[f32]>,
     first: usize,
     cached: bool,
     numbers: &mut Array<f32>,
-    #[comptime] coded: bool,
 ) {
     // another cube may still be writing the new token to the pool
     if cached {
-        widen::<P>(pool[at], numbers, coded);
+        P::load(pool, kind, at, numbers);
     } else {
         #[unroll]
-        for j in 0..comptime!(pack(coded)) {
+        for j in 0..P::PACK {
             numbers[j] = fresh[first + j];
         }
     }
@@ -133,9 +34,8 @@ fn load<P: Numeric>(
 /// Products of a tile's keys and all queries, as a partial sum of each lane. `factors` gets the scales of codes of the
 /// tile's values.
 #[cube]
-fn multiply<P: Numeric>(
-    keys: &[P],
-    scales: &[i32],
+fn multiply<P: Storage>(
+    pool: &P,
     fresh: &Shared<[f32]>,
     query: &Shared<[f32]>,
     partial: &mut Shared<[f32]>,
@@ -144,16 +44,15 @@ fn multiply<P: Numeric>(
     tile: usize,
     slot: usize,
     fresh_scales: u32,
-    #[comptime] coded: bool,
-    #[comptime] heads: usize,
-    #[comptime] dim: usize,
+    #[comptime] sizes: Sizes,
 ) {
     let unit = UNIT_POS as usize;
     let lane = unit % LANES;
     let column = tile + unit / LANES;
-    let elements = comptime!(dim / pack(coded));
+    let (heads, dim) = comptime!((sizes.heads, sizes.dim));
+    let elements = comptime!(dim / P::PACK);
     let mut products = Array::<f32>::new(heads);
-    let mut numbers = Array::<f32>::new(comptime!(pack(coded)));
+    let mut numbers = Array::<f32>::new(P::PACK);
     #[unroll]
     for h in 0..heads {
         products[h] = 0.0f32;
@@ -163,10 +62,10 @@ fn multiply<P: Numeric>(
         let cached = column < place.cached;
         let mut i = lane;
         while i < elements {
-            let d = i * comptime!(pack(coded));
-            load::<P>(keys, at * elements + i, fresh, d, cached, &mut numbers, coded);
+            let d = i * P::PACK;
+            load::<P>(pool, Kind::Key, at * elements + i, fresh, d, cached, &mut numbers);
             #[unroll]
-            for j in 0..comptime!(pack(coded)) {
+            for j in 0..P::PACK {
                 #[unroll]
                 for h in 0..heads {
                     products[h] += numbers[j] * query[h * dim + d + j];
@@ -174,10 +73,10 @@ fn multiply<P: Numeric>(
             }
             i += LANES;
         }
-        if coded {
+        if P::SCALED {
             let mut bits = fresh_scales;
             if cached {
-                bits = u32::reinterpret(scales[at]);
+                bits = P::scales(pool, at);
             }
             let scale = scale_of(bits);
             #[unroll]
@@ -209,12 +108,11 @@ fn online_softmax(
     largest: f32,
     total: f32,
     cap: f32,
-    #[comptime] capped: bool,
-    #[comptime] coded: bool,
-    #[comptime] heads: usize,
+    #[comptime] scaled: bool,
+    #[comptime] sizes: Sizes,
 ) -> (f32, f32) {
     let unit = UNIT_POS as usize;
-    let scored = unit < comptime!(heads * KEYS) && tile + unit % KEYS < place.to;
+    let scored = unit < comptime!(sizes.heads * KEYS) && tile + unit % KEYS < place.to;
     let mut score = f32::new(MASKED);
     if scored {
         score = 0.0f32;
@@ -222,7 +120,7 @@ fn online_softmax(
         for lane in 0..LANES {
             score += partial[comptime!(lane * PITCH) + unit];
         }
-        if capped {
+        if comptime!(sizes.capped) {
             score = tanh(score / cap) * cap;
         }
     }
@@ -237,7 +135,7 @@ fn online_softmax(
     let mut factor = 1.0f32;
     if scored {
         weight = (score - now).exp();
-        if coded {
+        if scaled {
             factor = factors[unit % KEYS];
         }
     }
@@ -251,23 +149,19 @@ fn online_softmax(
 
 /// Adds the weighted values of a tile to a unit's dimensions of all queries' accumulators.
 #[cube]
-fn accumulate_values<P: Numeric>(
-    values: &[P],
+fn accumulate_values<P: Storage>(
+    pool: &P,
     fresh: &Shared<[f32]>,
     partial: &Shared<[f32]>,
     slots: &Shared<[u32]>,
     mixed: &mut Array<f32>,
     place: &Place,
     tile: usize,
-    #[comptime] coded: bool,
-    #[comptime] heads: usize,
-    #[comptime] dim: usize,
+    #[comptime] sizes: Sizes,
 ) {
-    let pack = comptime!(pack(coded));
-    let elements = comptime!(dim / pack);
-    let width = comptime!(if elements < UNITS { elements } else { UNITS });
+    let (pack, heads, dim) = comptime!((P::PACK, sizes.heads, sizes.dim));
+    let (elements, width, each) = comptime!(spread::<P>(dim));
     let parts = comptime!(UNITS / width);
-    let each = comptime!(elements.div_ceil(width));
     let unit = UNIT_POS as usize;
     let mut numbers = Array::<f32>::new(pack);
     #[unroll]
@@ -288,7 +182,7 @@ fn accumulate_values<P: Numeric>(
             for e in 0..each {
                 let i = unit % width + comptime!(e * width);
                 if i < elements {
-                    load::<P>(values, at + i, fresh, dim + i * pack, cached, &mut numbers, coded);
+                    load::<P>(pool, Kind::Value, at + i, fresh, dim + i * pack, cached, &mut numbers);
                     #[unroll]
                     for h in 0..heads {
                         let weight = partial[h * KEYS + column - tile];
@@ -306,13 +200,10 @@ fn accumulate_values<P: Numeric>(
 }
 
 /// Attention over the columns of a place, written from `first` on: the weighted mean of the values (`whole`), or, for a
-/// part of the columns, their weighted sum, followed by each head's maximum and sum of weights. A pool has elements of
-/// type `P`: floats, or, where it is `coded`, words of four codes, which `scales` belong to.
+/// part of the columns, their weighted sum, followed by each head's maximum and sum of weights.
 #[cube]
-pub(super) fn attend_columns<P: Numeric, O: Float>(
-    keys: &[P],
-    values: &[P],
-    scales: &[i32],
+pub(super) fn attend_columns<P: Storage, O: Float>(
+    pool: &P,
     table: &[i32],
     out: &mut [O],
     query: &Shared<[f32]>,
@@ -322,20 +213,18 @@ pub(super) fn attend_columns<P: Numeric, O: Float>(
     first: usize,
     writes: bool,
     cap: f32,
-    #[comptime] capped: bool,
     #[comptime] whole: bool,
-    #[comptime] coded: bool,
-    #[comptime] heads: usize,
-    #[comptime] dim: usize,
+    #[comptime] sizes: Sizes,
 ) {
     let mut partial = Shared::<[f32]>::new_slice(comptime!(LANES * PITCH));
     let mut scores = Shared::<[f32]>::new_slice(UNITS);
     // of the keys of a tile
     let mut slots = Shared::<[u32]>::new_slice(KEYS);
-    let mut factors = Shared::<[f32]>::new_slice(comptime!(if coded { KEYS } else { 1 }));
-    let mut mixed = Array::<f32>::new(comptime!(mixed_of(coded, heads, dim)));
+    let mut factors = Shared::<[f32]>::new_slice(comptime!(if P::SCALED { KEYS } else { 1 }));
+    let count = comptime!(accumulators::<P>(sizes));
+    let mut mixed = Array::<f32>::new(count);
     #[unroll]
-    for j in 0..comptime!(mixed_of(coded, heads, dim)) {
+    for j in 0..count {
         mixed[j] = 0.0f32;
     }
     let own = UNIT_POS as usize / LANES;
@@ -349,68 +238,49 @@ pub(super) fn attend_columns<P: Numeric, O: Float>(
         }
         // looked up ahead, so that the next tile's keys need not wait for it
         let next = slot_of(table, place, tile + own + KEYS);
-        multiply::<P>(
-            keys,
-            scales,
-            fresh,
-            query,
-            &mut partial,
-            &mut factors,
-            place,
-            tile,
-            slot,
-            fresh_scales,
-            coded,
-            heads,
-            dim,
-        );
+        multiply::<P>(pool, fresh, query, &mut partial, &mut factors, place, tile, slot, fresh_scales, sizes);
         slot = next;
         let (now, sum) =
-            online_softmax(&mut partial, &mut scores, &factors, place, tile, largest, total, cap, capped, coded, heads);
+            online_softmax(&mut partial, &mut scores, &factors, place, tile, largest, total, cap, P::SCALED, sizes);
         largest = now;
         total = sum;
-        accumulate_values::<P>(values, fresh, &partial, &slots, &mut mixed, place, tile, coded, heads, dim);
+        accumulate_values::<P>(pool, fresh, &partial, &slots, &mut mixed, place, tile, sizes);
         tile += KEYS;
     }
-    write_output::<O>(
+    write_output::<P, O>(
         out,
         &mut partial,
         &mut scores,
-        &mut mixed,
+        &mixed,
         largest,
         total,
         first,
         place.own,
         writes,
         whole,
-        coded,
-        heads,
-        dim,
+        sizes,
     );
 }
 
 /// Sums the units' accumulators of each dimension, and writes the result.
 #[cube]
-fn write_output<O: Float>(
+fn write_output<P: Storage, O: Float>(
     out: &mut [O],
     partial: &mut Shared<[f32]>,
     totals: &mut Shared<[f32]>,
-    mixed: &mut Array<f32>,
+    mixed: &Array<f32>,
     largest: f32,
     total: f32,
     first: usize,
     own: usize,
     writes: bool,
     #[comptime] whole: bool,
-    #[comptime] coded: bool,
-    #[comptime] heads: usize,
-    #[comptime] dim: usize,
+    #[comptime] sizes: Sizes,
 ) {
-    let pack = comptime!(pack(coded));
-    let elements = comptime!(dim / pack);
-    let width = comptime!(if elements < UNITS { elements } else { UNITS });
+    let (pack, heads, dim) = comptime!((P::PACK, sizes.heads, sizes.dim));
+    let (_, width, each) = comptime!(spread::<P>(dim));
     let parts = comptime!(UNITS / width);
-    let each = comptime!(elements.div_ceil(width) * pack);
+    let each = comptime!(each * pack);
     let unit = UNIT_POS as usize;
     totals[unit] = total;
     #[unroll]
@@ -460,9 +330,14 @@ fn softmax_denominator(totals: &Shared<[f32]>, head: usize) -> f32 {
     all
 }
 
-/// Accumulators of a unit: some dimensions of each head.
-const fn mixed_of(coded: bool, heads: usize, dim: usize) -> usize {
-    let elements = dim / pack(coded);
+/// Elements of a value, units among which they are divided, and elements of a unit.
+const fn spread<P: Storage>(dim: usize) -> (usize, usize, usize) {
+    let elements = dim / P::PACK;
     let width = if elements < UNITS { elements } else { UNITS };
-    heads * elements.div_ceil(width) * pack(coded)
+    (elements, width, elements.div_ceil(width))
+}
+
+/// Accumulators of a unit: some dimensions of each head.
+const fn accumulators<P: Storage>(sizes: Sizes) -> usize {
+    sizes.heads * spread::<P>(sizes.dim).2 * P::PACK
 }
