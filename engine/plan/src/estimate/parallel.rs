@@ -9,8 +9,8 @@
 //! | weights | 1 / T, and 1 / (D · S) more under ZeRO-3 |
 //! | gradients | 1 / T, and 1 / (D · S) more from ZeRO-2 on |
 //! | masters and moments | 1 / T, and 1 / (D · S) more from ZeRO-1 on |
-//! | activations between halves (d wide) | 1 / S |
-//! | activations inside a half (q, k, f wide) and scores | 1 / (S · T) |
+//! | activations between sublayers (d wide) | 1 / S |
+//! | activations inside a sublayer (q, k, f wide) and scores | 1 / (S · T) |
 //! | logits | 1 / T, of 1 / S of the scored tokens |
 //! | queries, keys, values and what is mixed of them, once more for some heads and all tokens | 1 / S where S is above one |
 //! | keys and values | 1 / (S · T) |
@@ -28,8 +28,8 @@
 mod buffers;
 mod checks;
 
-use super::workload::Workload;
 use crate::Zero;
+use crate::estimate::workload::Workload;
 use firebrick_arch::{PipelineStage, TensorShare};
 use firebrick_spec::{Backend, Cluster, LinkKind};
 use serde::{Deserialize, Serialize};
@@ -230,13 +230,13 @@ impl Parallel {
         bytes.div_ceil(self.tensor * replicas)
     }
 
-    /// One device's share of activations between halves.
+    /// One device's share of activations between sublayers.
     #[must_use]
     pub fn between(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.sequence)
     }
 
-    /// One device's share of activations inside a half.
+    /// One device's share of activations inside a sublayer.
     #[must_use]
     pub fn inside(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.sequence * self.tensor)

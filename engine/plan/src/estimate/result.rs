@@ -1,7 +1,7 @@
 //! What an estimate says: bytes by phase and category, and seconds of a step.
 
-use super::messages::PhaseTraffic;
-use super::phase::EstimatePhase;
+use crate::estimate::messages::PhaseTraffic;
+use crate::estimate::phase::EstimatePhase;
 use firebrick_spec::Category;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -10,9 +10,9 @@
 //! activation, and with matrices three times its part in f32. What lies on the host takes what it takes without NCCL,
 //! and on the device what is sent and received.
 
-use super::super::sizes::{F32, Sizes};
-use super::super::usage::MemoryUsage;
 use super::Parallel;
+use crate::estimate::bytes::sizes::{F32, Sizes};
+use crate::estimate::bytes::usage::MemoryUsage;
 use firebrick_spec::{Category, Home};
 
 impl Parallel {
