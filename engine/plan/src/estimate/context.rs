@@ -1,16 +1,10 @@
 //! Everything an estimate looks at, for one of a run's models, and what all phases share: micro-batches, running
 //! activations, buffers.
 
-use crate::estimate::bytes::activations::{LayerWidths, Shape, Sublayer};
-use crate::estimate::bytes::sizes::{F32, QuantizedWeights, Sizes};
-use crate::estimate::bytes::states::{Activity, ModelState, Models};
-use crate::estimate::bytes::usage::{MemoryUsage, PeakUsage};
-use crate::estimate::messages::weights::UnitMessages;
-use crate::estimate::model_sizes::ModelSizes;
-use crate::estimate::parallel::Parallel;
-use crate::estimate::phase::EstimatePhase;
-use crate::estimate::result::PhaseEstimate;
-use crate::estimate::workload::Workload;
+use crate::estimate::{
+    Activity, EstimatePhase, F32, LayerWidths, MemoryUsage, ModelSizes, ModelState, Models, Parallel, PeakUsage,
+    PhaseEstimate, QuantizedWeights, Shape, Sizes, Sublayer, UnitMessages, Workload,
+};
 use crate::{Layout, ModelPlan, Plan, Role};
 use firebrick_arch::kv_cache::ROUTE_BYTES;
 use firebrick_arch::lora::LoraConfig;

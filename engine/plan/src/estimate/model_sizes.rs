@@ -1,9 +1,7 @@
 //! The parameters that devices, or those of a stage, have of every model of a run.
 
 use crate::estimate::bytes::sizes::{Sizes, sublayers};
-use crate::estimate::messages::weights::UnitMessages;
-use crate::estimate::parallel::Parallel;
-use crate::estimate::workload::Workload;
+use crate::estimate::{Parallel, UnitMessages, Workload};
 use crate::plan::body_of;
 use crate::{Plan, Role};
 use firebrick_arch::arch::QkNorm;

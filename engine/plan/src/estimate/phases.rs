@@ -1,17 +1,11 @@
 //! The phases of a step, one after the other, and the estimate of a plan.
 
-use crate::estimate::bytes::sizes::F32;
-use crate::estimate::bytes::states::Activity;
-use crate::estimate::bytes::usage::{MemoryUsage, PeakUsage};
 use crate::estimate::bytes::{sample, train};
-use crate::estimate::context::Context;
-use crate::estimate::messages::PhaseTraffic;
-use crate::estimate::parallel::Parallel;
-use crate::estimate::phase::EstimatePhase;
-use crate::estimate::result::{Estimate, PhaseEstimate};
 use crate::estimate::seconds;
-use crate::estimate::stages::Stages;
-use crate::estimate::workload::Workload;
+use crate::estimate::{
+    Activity, Context, Estimate, EstimatePhase, F32, MemoryUsage, Parallel, PeakUsage, PhaseEstimate, PhaseTraffic,
+    Stages, Workload,
+};
 use crate::{Plan, Role, Zero};
 use firebrick_spec::{Category, DeviceProfile};
 

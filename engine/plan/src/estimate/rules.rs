@@ -2,11 +2,8 @@
 
 pub use crate::estimate::public_models::{names, public};
 
-use crate::estimate::bytes::sizes::Sizes;
-use crate::estimate::parallel::Parallel;
 use crate::estimate::phases::estimate_parallel;
-use crate::estimate::result::Estimate;
-use crate::estimate::workload::Workload;
+use crate::estimate::{Estimate, Parallel, Sizes, Workload};
 use crate::size::Bytes;
 use crate::{Error, MemoryConfig, Preset, Result, TECHNIQUES};
 use firebrick_spec::{DeviceProfile, Precision};

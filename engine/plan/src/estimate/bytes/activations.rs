@@ -43,13 +43,7 @@
 //!
 //! The input `x` of a sublayer is the output of the one before it and is counted there.
 
-use crate::estimate::bytes::elements::Bypass;
-pub use crate::estimate::bytes::elements::Elements;
-use crate::estimate::bytes::experts::ExpertWidths;
-use crate::estimate::bytes::linear::LinearWidths;
-use crate::estimate::bytes::sizes::F32;
-pub use crate::estimate::bytes::sizes::Sublayer;
-use crate::estimate::parallel::Parallel;
+use crate::estimate::{Bypass, Elements, ExpertWidths, F32, LinearWidths, Parallel, Sublayer};
 use firebrick_arch::Arch;
 use firebrick_arch::arch::Activation;
 use firebrick_arch::lora::LoraConfig;
@@ -133,7 +127,6 @@ pub enum Cached {
 
 impl LayerWidths {
     /// The widths that matter to memory.
-    #[must_use]
     pub fn of(arch: &Arch, lora: Option<&LoraConfig>, profile: &DeviceProfile) -> Self {
         let on_cpu = profile.backend == Backend::Cpu;
         let used = |operation| profile.kernels.uses(operation);
@@ -189,25 +182,21 @@ impl LayerWidths {
     }
 
     /// The same with numbers of so many bytes.
-    #[must_use]
     pub fn of_width(self, width: u64) -> Self {
         Self { width, ..self }
     }
 
     /// Bytes of one device for so many tokens.
-    #[must_use]
     pub fn bytes(&self, numbers: Elements, tokens: u64, parallel: &Parallel) -> u64 {
         numbers.bytes(self.width, tokens, parallel)
     }
 
     /// Bytes of a row of so many tokens, as wide as the residual stream.
-    #[must_use]
     pub fn row(&self, tokens: u64) -> u64 {
         self.width * tokens * self.d
     }
 
     /// f32 copies of what a kernel reads and gives in a pass over a half, where that is stored in half precision.
-    #[must_use]
     pub fn widened(&self, sublayer: Sublayer, backward: bool, tokens: u64, parallel: &Parallel) -> u64 {
         if !self.widens || self.width == F32 {
             return 0;
@@ -247,13 +236,11 @@ impl LayerWidths {
     }
 
     /// Numbers of a token's queries and of its keys.
-    #[must_use]
     pub fn heads_apart(&self) -> [u64; 2] {
         [self.q, self.k]
     }
 
     /// Kept by a sublayer, scores apart.
-    #[must_use]
     pub fn kept(&self, sublayer: Sublayer) -> Elements {
         // each norm keeps its quotient, and what it gives is kept by the products after it
         let frozen = self.bypass.is_some();
@@ -311,7 +298,6 @@ impl LayerWidths {
     }
 
     /// Whether a kernel attends over sequences, or prompts, and no scores go through memory.
-    #[must_use]
     pub fn attends_by_kernel(&self, shape: Shape, rows: usize) -> bool {
         let over_tokens = shape.over == Some(Cached::Tokens);
         !over_tokens && (self.attention.is_some() || self.keeps_none(shape, rows))
@@ -356,7 +342,6 @@ impl LayerWidths {
     /// Scores that a traced attention keeps, over all tokens: none where they are computed again. Padded micro-batches
     /// of sequences that are too short for chunks keep theirs whatever the length limit is: at most `rows` of them a
     /// token.
-    #[must_use]
     pub fn scores_kept(&self, shape: Shape, rows: usize) -> u64 {
         if self.attention.is_some() || self.attends == Attends::All || shape.packed {
             0
@@ -366,7 +351,6 @@ impl LayerWidths {
     }
 
     /// Scores that an attention sublayer's backward has besides those it keeps.
-    #[must_use]
     pub fn scores_extra(&self, shape: Shape, rows: usize) -> u64 {
         let copies = if self.recomputes(shape, rows) {
             // the probabilities and their gradient; under a soft-cap the tanh of the scores
@@ -379,26 +363,22 @@ impl LayerWidths {
     }
 
     /// Scores of a forward without a graph: before and after softmax.
-    #[must_use]
     pub fn scores_forward(&self, shape: Shape, rows: usize) -> u64 {
         let copies = if self.attention.is_some() { 1 } else { 2 };
         copies * self.scores(shape, rows)
     }
 
     /// Whether a trained attention keeps no scores.
-    #[must_use]
     pub fn recomputes(&self, shape: Shape, rows: usize) -> bool {
         self.attention.is_some() || self.keeps_none(shape, rows) || shape.recomputes(rows)
     }
 
     /// Whether attention's backward runs outside of the graph, which cuts it at every attention sublayer.
-    #[must_use]
     pub fn splits(&self, shape: Shape, rows: usize) -> bool {
         self.attention.is_none() && !self.keeps_none(shape, rows) && shape.recomputes(rows)
     }
 
     /// Gradients on their way through a sublayer, besides what it keeps and scores apart.
-    #[must_use]
     pub fn extra(&self, sublayer: Sublayer, recomputes: bool) -> Elements {
         let inside = match (sublayer, recomputes) {
             // the queries', keys' and values' gradients, when the mixed values are gone
@@ -414,7 +394,6 @@ impl LayerWidths {
     }
 
     /// Running tensors of a sublayer without a graph, scores apart.
-    #[must_use]
     pub fn forward(&self, sublayer: Sublayer) -> Elements {
         Elements {
             between: 2 * self.d + self.sorted(sublayer),
@@ -438,7 +417,6 @@ impl LayerWidths {
     }
 
     /// The hidden size.
-    #[must_use]
     pub fn hidden(&self) -> u64 {
         self.d
     }
@@ -446,13 +424,11 @@ impl LayerWidths {
 
 impl Shape {
     /// Whether attention takes its queries in chunks of `rows`.
-    #[must_use]
     pub fn is_chunked(self, rows: usize) -> bool {
         at_most(rows, self.length) < self.length
     }
 
     /// Whether attention in tensor operations computes its scores once more in the backward.
-    #[must_use]
     fn recomputes(self, rows: usize) -> bool {
         self.packed || self.is_chunked(rows)
     }

@@ -1,7 +1,6 @@
 //! Numbers a token, and those that adapters keep.
 
-use crate::estimate::bytes::experts::ExpertWidths;
-use crate::estimate::parallel::Parallel;
+use crate::estimate::{ExpertWidths, Parallel};
 use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::parameters::TargetModule;
 

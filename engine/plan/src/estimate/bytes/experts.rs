@@ -31,8 +31,6 @@ impl LayerSet {
 /// Parameters of the feed-forward sublayer of a layer with experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ExpertSizes {
-    /// All of them.
-    pub all: u64,
     /// Those of the experts' matrices.
     pub matrices: u64,
     /// Those of the adapters beside them.
@@ -57,7 +55,6 @@ impl ExpertSizes {
             own.map(|spec| spec.numel() as u64).sum()
         };
         Self {
-            all: count(|_| true),
             matrices: count(Slot::is_expert),
             adapters: count(|slot| match slot {
                 Slot::LoraA(target) | Slot::LoraB(target) => target.is_expert(),

@@ -11,8 +11,7 @@
 //! | half precision: both factors of a product in f32 where a kernel makes it; else its narrow result | V d + r d; r V of two bytes |
 //! | rows picked for scoring, normed, and their gradients | 4 r d, and 2 d a scored token |
 
-use crate::estimate::bytes::activations::Shape;
-use crate::estimate::bytes::sizes::F32;
+use crate::estimate::{F32, Shape};
 use firebrick_arch::Arch;
 use firebrick_arch::arch::HeadKind;
 use firebrick_spec::{Backend, DeviceProfile, Operation};

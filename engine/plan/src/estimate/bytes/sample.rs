@@ -7,12 +7,7 @@
 //! logits, exponentials, their running sum.
 
 use crate::ModelPlan;
-use crate::estimate::bytes::activations::{Cached, Shape};
-use crate::estimate::bytes::head::HeadCost;
-use crate::estimate::bytes::sizes::{F32, Sizes};
-use crate::estimate::bytes::states::Activity;
-use crate::estimate::bytes::usage::{MemoryUsage, PeakUsage};
-use crate::estimate::context::Context;
+use crate::estimate::{Activity, Cached, Context, F32, HeadCost, MemoryUsage, PeakUsage, Shape, Sizes};
 use firebrick_arch::PipelineStage;
 use firebrick_arch::kv_cache::{KvCacheDemand, route_bytes, state_slots};
 use firebrick_spec::{Category, Home};

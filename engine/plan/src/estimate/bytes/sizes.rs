@@ -1,7 +1,6 @@
 //! Numbers of parameters, by what holds them.
 
-use crate::estimate::bytes::experts::{ExpertSizes, LayerSet};
-use crate::estimate::bytes::quantized_base::{BaseSizes, SUBLAYERS};
+use crate::estimate::{BaseSizes, ExpertSizes, LayerSet, SUBLAYERS};
 use firebrick_arch::Arch;
 use firebrick_arch::PipelineStage;
 use firebrick_arch::arch::{HeadKind, Mixer};
@@ -84,12 +83,8 @@ impl QuantizedWeights {
 pub struct Sizes {
     /// The embedding.
     pub embedding: u64,
-    /// One attention sublayer.
-    pub attention: u64,
-    /// One sublayer of linear attention; none where there are no such layers.
-    pub linear: u64,
-    /// One dense feed-forward sublayer; none where there are no such layers.
-    pub mlp: u64,
+    /// One sublayer of each kind; none where there are no such layers.
+    sublayers: [u64; SUBLAYERS],
     experts: ExpertSizes,
     /// Final norm and, where it is not the embedding, the projection.
     pub head: u64,
@@ -121,8 +116,7 @@ impl Sizes {
     }
 
     /// Counts those of a stage, where layers are divided; a tied matrix is on the first and on the last.
-    #[must_use]
-    pub fn of_stage(arch: &Arch, lora: Option<&LoraConfig>, stage: Option<PipelineStage>) -> Self {
+    pub(crate) fn of_stage(arch: &Arch, lora: Option<&LoraConfig>, stage: Option<PipelineStage>) -> Self {
         let layers = stage.map_or(0..arch.num_layers, |own| own.layers(arch.num_layers));
         let has = |end: UnitKind| stage.is_none_or(|own| own.has(arch, end));
         let specs = |kind| {
@@ -162,53 +156,47 @@ impl Sizes {
             HeadKind::Scalar { .. } => arch.hidden_size,
         };
         let [embedding, attention, linear, mlp, head] = &units;
+        let sublayers: [&[ParamSpec]; SUBLAYERS] = [attention, linear, mlp, &mixture];
         Self {
             embedding: count(embedding),
-            attention: count(attention),
-            linear: count(linear),
+            sublayers: sublayers.map(count),
             linear_layers: LayerSet::of(linear_layers(arch, layers.clone())),
-            mlp: count(mlp),
             experts: ExpertSizes::of(arch, &layers, &mixture),
             head: count(head),
             layers: layers.len() as u64,
             largest: largest(&mut all()),
             projection: projection as u64,
-            adapters: lora.map(|_| [attention, linear, mlp, &mixture].map(|own| adapters(own))),
+            adapters: lora.map(|_| sublayers.map(adapters)),
             value: if arch.joint_value_head && has(UnitKind::Head) { arch.hidden_size as u64 } else { 0 },
             largest_trained: largest(&mut all().filter(trained)),
             width: arch.precision.width(),
-            base: BaseSizes::of(arch, [attention, linear, mlp, &mixture]),
+            base: BaseSizes::of(arch, sublayers),
         }
     }
 
     /// Bytes of a sublayer.
-    #[must_use]
-    pub fn sublayer_bytes(&self, sublayer: Sublayer) -> u64 {
+    pub(crate) fn sublayer_bytes(&self, sublayer: Sublayer) -> u64 {
         let (few, bytes) = (self.base.numbers[sublayer as usize], self.base.bytes[sublayer as usize]);
         self.width * (self.sublayer_elements(sublayer) - few) + bytes
     }
 
     /// Bytes of a unit of the body by its index in the chain.
-    #[must_use]
-    pub fn unit_bytes(&self, index: usize) -> u64 {
+    pub(crate) fn unit_bytes(&self, index: usize) -> u64 {
         self.sublayer_bytes(self.sublayer(index))
     }
 
     /// Bytes of embedding and head.
-    #[must_use]
-    pub fn end_bytes(&self) -> u64 {
+    pub(crate) fn end_bytes(&self) -> u64 {
         self.width * self.ends()
     }
 
     /// Bytes of all parameters, tied ones once.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.over_sublayers(|sublayer| self.sublayer_bytes(sublayer)) + self.end_bytes()
     }
 
     /// Bytes of all parameters that any of so many tokens goes through.
-    #[must_use]
-    pub fn used_bytes(&self, tokens: u64) -> u64 {
+    pub(crate) fn used_bytes(&self, tokens: u64) -> u64 {
         let sublayer = Sublayer::Experts as usize;
         // a shared expert's codes have as many bytes a number as those of the others
         let matrices = match self.base.numbers[sublayer] {
@@ -222,25 +210,13 @@ impl Sizes {
         self.bytes() - self.experts.unused_of(each, tokens as f64)
     }
 
-    /// Bytes of the largest layer.
-    #[must_use]
-    pub fn layer_bytes(&self) -> u64 {
-        let of = |sublayer| match self.count(sublayer) {
-            0 => 0,
-            _ => self.sublayer_bytes(sublayer),
-        };
-        of(Sublayer::Attention).max(of(Sublayer::Linear)) + of(Sublayer::Mlp).max(of(Sublayer::Experts))
-    }
-
     /// Numbers of the body that are in few bits.
-    #[must_use]
-    pub fn in_few_bits(&self) -> u64 {
+    pub(crate) fn in_few_bits(&self) -> u64 {
         self.over_sublayers(|sublayer| self.base.numbers[sublayer as usize])
     }
 
     /// Those of them that so many tokens go through: they alone are widened.
-    #[must_use]
-    pub fn widened_by(&self, tokens: f64) -> u64 {
+    pub(crate) fn widened_by(&self, tokens: f64) -> u64 {
         let unused = match self.base.numbers[Sublayer::Experts as usize] {
             0 => 0,
             _ => self.experts.unused_of(self.experts.matrices, tokens),
@@ -250,8 +226,7 @@ impl Sizes {
 
     /// Numbers of the body that are read as they are while completions are sampled: of experts and their adapters, and
     /// in few bits.
-    #[must_use]
-    pub fn read_in_place(&self) -> u64 {
+    pub(crate) fn read_in_place(&self) -> u64 {
         let matrices = match self.base.numbers[Sublayer::Experts as usize] {
             0 => self.experts.matrices,
             _ => 0,
@@ -266,20 +241,17 @@ impl Sizes {
     }
 
     /// Whether the head's projection is the embedding; not on a stage without the head.
-    #[must_use]
-    pub fn is_tied(&self) -> bool {
+    pub(crate) fn is_tied(&self) -> bool {
         self.head < self.projection
     }
 
     /// Whether weights are rounded copies of f32 masters.
-    #[must_use]
-    pub fn is_half(&self) -> bool {
+    pub(crate) fn is_half(&self) -> bool {
         self.width < F32
     }
 
     /// Parameters of a unit of the body that are trained.
-    #[must_use]
-    pub fn trained_unit(&self, index: usize) -> u64 {
+    pub(crate) fn trained_unit(&self, index: usize) -> u64 {
         match self.adapters {
             None => self.unit(index),
             Some(each) => each[self.sublayer(index) as usize],
@@ -296,14 +268,12 @@ impl Sizes {
     }
 
     /// Whether embedding and head are trained: `numbers` of theirs, or none.
-    #[must_use]
-    pub fn trained_ends(&self, numbers: u64) -> u64 {
+    pub(crate) fn trained_ends(&self, numbers: u64) -> u64 {
         if self.adapters.is_some() { 0 } else { numbers }
     }
 
     /// Halves of a kind.
-    #[must_use]
-    pub fn count(&self, sublayer: Sublayer) -> u64 {
+    pub(crate) fn count(&self, sublayer: Sublayer) -> u64 {
         let (linear, experts) = (self.linear_layers.count(), self.experts.layers.count());
         match sublayer {
             Sublayer::Attention => self.layers - linear,
@@ -314,7 +284,7 @@ impl Sizes {
     }
 
     /// The kinds of sublayers that there are.
-    pub fn kinds(&self) -> impl Iterator<Item = Sublayer> {
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = Sublayer> {
         Sublayer::ALL.into_iter().filter(|sublayer| self.count(*sublayer) > 0)
     }
 
@@ -325,26 +295,22 @@ impl Sizes {
     }
 
     /// All parameters that any of so many tokens goes through.
-    #[must_use]
-    pub fn used(&self, tokens: u64) -> u64 {
+    pub(crate) fn used(&self, tokens: u64) -> u64 {
         self.total() - self.experts.unused(tokens as f64)
     }
 
     /// The matrices of all experts.
-    #[must_use]
-    pub fn expert_matrices(&self) -> u64 {
+    pub(crate) fn expert_matrices(&self) -> u64 {
         self.experts.layers.count() * self.experts.matrices
     }
 
     /// Everything between embedding and head.
-    #[must_use]
-    pub fn body(&self) -> u64 {
+    pub(crate) fn body(&self) -> u64 {
         self.over_sublayers(|sublayer| self.sublayer_elements(sublayer))
     }
 
     /// Embedding and head.
-    #[must_use]
-    pub fn ends(&self) -> u64 {
+    pub(crate) fn ends(&self) -> u64 {
         self.embedding + self.head
     }
 
@@ -355,31 +321,23 @@ impl Sizes {
     }
 
     /// Bytes of the largest unit that devices share out under ZeRO-3: tied ends are whole on each of them.
-    #[must_use]
-    pub fn largest_shared_unit(&self) -> u64 {
+    pub(crate) fn largest_shared_unit(&self) -> u64 {
         let body = self.kinds().map(|sublayer| self.sublayer_bytes(sublayer));
         let ends = if self.is_tied() { 0 } else { self.width * self.embedding.max(self.head) };
         body.max().unwrap_or(0).max(ends)
     }
 
     fn sublayer_elements(&self, sublayer: Sublayer) -> u64 {
-        match sublayer {
-            Sublayer::Attention => self.attention,
-            Sublayer::Linear => self.linear,
-            Sublayer::Mlp => self.mlp,
-            Sublayer::Experts => self.experts.all,
-        }
+        self.sublayers[sublayer as usize]
     }
 
     /// A unit of the body by its index in the chain: mixers are odd, feed-forward sublayers even.
-    #[must_use]
-    pub fn unit(&self, index: usize) -> u64 {
+    pub(crate) fn unit(&self, index: usize) -> u64 {
         self.sublayer_elements(self.sublayer(index))
     }
 
     /// What a unit of the body is.
-    #[must_use]
-    pub fn sublayer(&self, unit: usize) -> Sublayer {
+    pub(crate) fn sublayer(&self, unit: usize) -> Sublayer {
         let layer = (unit - 1) / 2;
         if !is_mixer(unit) {
             if self.experts.layers.has(layer) { Sublayer::Experts } else { Sublayer::Mlp }

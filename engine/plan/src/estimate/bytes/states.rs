@@ -13,9 +13,7 @@
 //! The norm of the gradient squares parts of at most 2²³ numbers. An update works on slices of at most 2²¹ elements and
 //! needs a few times that.
 
-use crate::estimate::bytes::sizes::{F32, Sizes};
-use crate::estimate::bytes::usage::MemoryUsage;
-use crate::estimate::parallel::Parallel;
+use crate::estimate::{F32, MemoryUsage, Parallel, Sizes};
 use crate::{ModelPlan, Plan, Role, Segment, Zero};
 use firebrick_spec::{Category, Home, KernelTable, Operation};
 

@@ -9,12 +9,7 @@
 //! under way: of `P - s` in all on stage `s` of `P` (one forward, one backward). The embedding is on the first stage,
 //! the head on the last.
 
-use crate::estimate::bytes::activations::Sublayer;
-use crate::estimate::bytes::head::HeadCost;
-use crate::estimate::bytes::sizes::F32;
-use crate::estimate::bytes::states::{Activity, ModelState};
-use crate::estimate::bytes::usage::{MemoryUsage, PeakUsage};
-use crate::estimate::context::Context;
+use crate::estimate::{Activity, Context, F32, HeadCost, MemoryUsage, ModelState, PeakUsage, Sublayer};
 use crate::{ActivationPolicy, ModelPlan, Order, Segment};
 use firebrick_arch::PipelineStage;
 use firebrick_spec::{Backend, Category, Home};

@@ -12,13 +12,11 @@ pub struct CategoryBytes([u64; CATEGORIES]);
 
 impl CategoryBytes {
     /// Sum over the categories.
-    #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
     /// Bytes of one category.
-    #[must_use]
     pub fn get(&self, category: Category) -> u64 {
         self.0[category as usize]
     }
@@ -29,7 +27,6 @@ impl CategoryBytes {
     }
 
     /// Categories that hold something, by name.
-    #[must_use]
     pub fn named(&self) -> BTreeMap<Category, u64> {
         let bytes = Category::ALL.into_iter().map(|c| (c, self.get(c)));
         bytes.filter(|(_, bytes)| *bytes > 0).collect()
@@ -58,7 +55,6 @@ pub struct MemoryUsage {
 
 impl MemoryUsage {
     /// The same and `bytes` more.
-    #[must_use]
     pub fn and(mut self, home: Home, category: Category, bytes: u64) -> Self {
         let bytes_of = match home {
             Home::Device => &mut self.device,
@@ -69,13 +65,11 @@ impl MemoryUsage {
     }
 
     /// The same and `bytes` more on the device.
-    #[must_use]
     pub fn on_device(self, category: Category, bytes: u64) -> Self {
         self.and(Home::Device, category, bytes)
     }
 
     /// The same and `bytes` more on the host.
-    #[must_use]
     pub fn on_host(self, category: Category, bytes: u64) -> Self {
         self.and(Home::Host, category, bytes)
     }

@@ -18,8 +18,7 @@
 mod phases;
 pub mod weights;
 
-use crate::estimate::parallel::Parallel;
-use crate::estimate::phase::EstimatePhase;
+use crate::estimate::{EstimatePhase, Parallel};
 use firebrick_spec::Cluster;
 use serde::{Deserialize, Serialize};
 
@@ -115,8 +114,7 @@ impl Communication {
     }
 
     /// Seconds of all.
-    #[must_use]
-    pub fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         self.sent.iter().flatten().map(|sent| sent.seconds).sum()
     }
 
@@ -148,7 +146,6 @@ impl Communication {
     }
 
     /// So many times as much.
-    #[must_use]
     pub(crate) fn times(mut self, count: u64) -> Self {
         for sent in self.sent.iter_mut().flatten() {
             sent.messages *= count;

@@ -19,15 +19,12 @@
 //! first visit of a pass: as far as it lasts, the forward pass hides its gathers, and head and backward pass hide
 //! theirs. The trainer waits for every other message.
 
-use crate::estimate::bytes::activations::{Shape, Sublayer};
-use crate::estimate::bytes::sizes::F32;
-use crate::estimate::context::Context;
-use crate::estimate::messages::weights::ModelMessages;
-use crate::estimate::messages::{Axis, Communication, MessageKind, PhaseTraffic};
-use crate::estimate::phase::EstimatePhase;
 use crate::estimate::seconds;
 use crate::estimate::seconds::sampling;
-use crate::estimate::seconds::segment_totals::SegmentTotals;
+use crate::estimate::{
+    Axis, Communication, Context, EstimatePhase, F32, MessageKind, ModelMessages, PhaseTraffic, SegmentTotals, Shape,
+    Sublayer,
+};
 use crate::{ModelPlan, Zero};
 use firebrick_arch::arch::{HeadKind, QkNorm};
 

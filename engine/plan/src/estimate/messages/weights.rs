@@ -4,9 +4,7 @@
 //! A message of shards has every parameter's filled up to the length of the longest ([`Partition::part`]); one that
 //! sums gradients has besides, for each device, a number a parameter that counts who had a gradient of it.
 
-use crate::estimate::bytes::sizes::{F32, Sizes, Sublayer};
-use crate::estimate::messages::{Axis, Communication, Group, MessageKind};
-use crate::estimate::parallel::Parallel;
+use crate::estimate::{Axis, Communication, F32, Group, MessageKind, Parallel, Sizes, Sublayer};
 use crate::{ModelPlan, Order, Partition, Segment, Zero};
 use firebrick_arch::arch::Mixer;
 use firebrick_arch::lora::LoraConfig;

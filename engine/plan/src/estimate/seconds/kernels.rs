@@ -12,9 +12,7 @@
 //! The head has a product of each chunk, log-probs of its logits and, in training, their gradient and two products
 //! more. Gradients of micro-batches and of chunks are added up, and squared for their norm, in tensor operations.
 
-use crate::estimate::bytes::activations::Sublayer;
-use crate::estimate::bytes::sizes::F32;
-use crate::estimate::context::Context;
+use crate::estimate::{Context, F32, Sublayer};
 use crate::{Layout, ModelPlan};
 use firebrick_spec::KernelRates;
 

@@ -29,16 +29,11 @@ mod passes;
 pub(crate) mod sampling;
 pub(crate) mod segment_totals;
 
-use crate::estimate::bytes::activations::{Cached, Shape, Sublayer};
-use crate::estimate::bytes::head::HeadCost;
-use crate::estimate::bytes::sizes::{F32, QuantizedWeights};
-use crate::estimate::context::Context;
-use crate::estimate::result::Seconds;
-use crate::estimate::seconds::kernels::Work;
 use crate::estimate::seconds::passes::{LAYER_OPERATIONS, widened_bytes};
 use crate::estimate::seconds::sampling::{measured_sampling, sampled_rows};
-use crate::estimate::seconds::segment_totals::SegmentTotals;
-use crate::estimate::workload::Workload;
+use crate::estimate::{
+    Cached, Context, F32, HeadCost, QuantizedWeights, Seconds, SegmentTotals, Shape, Sublayer, Work, Workload,
+};
 use crate::{ModelPlan, Order};
 use firebrick_spec::{Home, KernelRates};
 

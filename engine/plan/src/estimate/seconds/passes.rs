@@ -1,9 +1,6 @@
 //! Seconds of one pass over a layer or the head, from a device's rates of large products and long copies.
 
-use crate::estimate::bytes::activations::{Shape, Sublayer};
-use crate::estimate::bytes::head::HeadCost;
-use crate::estimate::bytes::sizes::{F32, Sizes};
-use crate::estimate::context::Context;
+use crate::estimate::{Context, F32, HeadCost, Shape, Sizes, Sublayer};
 use firebrick_spec::Backend;
 
 /// Operations of a layer's forward; a backward has about twice as many.

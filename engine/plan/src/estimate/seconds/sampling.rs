@@ -1,8 +1,6 @@
 //! Seconds of sampling where the device's kernels were measured: how many sequences are left in each decoding step.
 
-use crate::estimate::context::Context;
-use crate::estimate::seconds::kernels::Work;
-use crate::estimate::workload::Workload;
+use crate::estimate::{Context, Work, Workload};
 use firebrick_spec::KernelRates;
 
 /// Sequences that are sampled at a time, and how many waves of them there are.

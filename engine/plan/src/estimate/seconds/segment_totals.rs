@@ -2,8 +2,7 @@
 //! each plan.
 
 use crate::ActivationPolicy;
-use crate::estimate::context::Context;
-use crate::estimate::messages::weights::TrainingMessages;
+use crate::estimate::{Context, TrainingMessages};
 use firebrick_spec::Home;
 
 /// Sums over the segments of a model that is trained.
