@@ -26,7 +26,7 @@ use firebrick::engine::batch::Batch;
 use firebrick::engine::executor::{Executor, Gradients, Runtime};
 use firebrick::engine::learner::train_cut;
 use firebrick::engine::objective::sft::Nll;
-use firebrick::engine::plan::{MemoryConfig, ModelPlan};
+use firebrick::engine::plan::MemoryConfig;
 use firebrick::models::random::DrawKey;
 use firebrick::models::{Arch, Decoder, Prepack};
 use firebrick::sampler::{GenerationRequest, Generator, SamplingParams, SchedulerConfig};
@@ -213,7 +213,7 @@ fn micro_batch(mut decoder: Decoder, device: &Device) -> Step {
     let vocab = decoder.arch().vocab_size;
     let sequences = workload::sequences([TRAINED; 4], vocab);
     let memory = MemoryConfig { train_tokens: 4 * TRAINED, ..MemoryConfig::default() };
-    let plan = ModelPlan::plain(decoder.arch(), &memory);
+    let plan = memory.plan(decoder.arch()).expect("a plan");
     let batch = Batch::pack(&sequences, train_cut(&plan, decoder.arch())).expect("micro-batches");
     let runtime = Runtime::new(device);
     let mut run = || {

@@ -17,7 +17,7 @@ use firebrick::engine::batch::Batch;
 use firebrick::engine::executor::{Boundary, BoundaryKind, BoundaryLog, Executor, Gradients, Runtime};
 use firebrick::engine::learner::train_cut;
 use firebrick::engine::objective::sft::Nll;
-use firebrick::engine::plan::{MemoryConfig, ModelPlan};
+use firebrick::engine::plan::MemoryConfig;
 use workload::{VOCAB, sequences, word_problems};
 
 /// Allocations that are traced, of which a pass makes some thousand.
@@ -40,9 +40,10 @@ fn gradients(c: &mut Criterion) {
     let tokens: usize = sequences.iter().map(|s| s.tokens.len()).sum();
     let memory = MemoryConfig { train_tokens: 4096, ..MemoryConfig::default() };
     let plans = [
-        ("plain", ModelPlan::plain(decoder.arch(), &memory)),
-        ("every layer checkpointed", ModelPlan::checkpoint_every(decoder.arch(), &memory, 1)),
-    ];
+        ("plain", memory.clone()),
+        ("every layer checkpointed", MemoryConfig { gradient_checkpointing: true, ..memory }),
+    ]
+    .map(|(name, memory)| (name, memory.plan(decoder.arch()).expect("a plan")));
     let recorded = [
         ("", Recorded::Nothing),
         (", timeline", Recorded::Timeline),

@@ -10,7 +10,7 @@ use firebrick_engine::learner::Learner;
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::estimate::{
-    Along, Estimate, EstimatePhase, MessageKind, Parallel, PhaseTraffic, Workload, estimate_stages,
+    Axis, Estimate, EstimatePhase, MessageKind, Parallel, PhaseTraffic, Workload, estimate_stages,
 };
 use firebrick_engine::plan::planner::Request;
 use firebrick_engine::plan::{MemoryConfig, PlanReport, Role, Zero};
@@ -135,7 +135,7 @@ fn sends_what_its_plan_says(folders: &Path, name: &str, size: usize, overrides: 
     let ((two, _), (three, plan)) = (of(2), of(3));
     for (kind, own) in KINDS {
         // what groups send while they sample ends with the completions
-        let sampled = |t: &PhaseTraffic| t.phase == EstimatePhase::Rollout && t.along == Along::Tensor;
+        let sampled = |t: &PhaseTraffic| t.phase == EstimatePhase::Rollout && t.along == Axis::Tensor;
         let said = plan.communication.iter();
         let said = said.filter(|t| t.kind == kind && !sampled(t));
         let said = said.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes));
@@ -171,7 +171,7 @@ fn ranks_that_share_sequences_exchange_as_often_as_their_plan_says_of_policy_and
         };
         let ((two, _), (three, plan)) = (of(2), of(3));
         let said = plan.communication.iter();
-        let said = said.filter(|t| t.kind == MessageKind::AllToAll && t.along == Along::Sequence);
+        let said = said.filter(|t| t.kind == MessageKind::AllToAll && t.along == Axis::Sequence);
         let said = said.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes));
         let at = OperationKind::AllToAll as usize;
         let (times, bytes) = (three.operations[at] - two.operations[at], three.bytes[at] - two.bytes[at]);
@@ -240,16 +240,16 @@ fn a_group_that_samples_sends_what_is_predicted() {
             ..Parallel::default()
         };
         let fit = request.spread(parallel).unwrap().as_configured().unwrap();
-        let said = |kind: MessageKind, along: Along| {
+        let said = |kind: MessageKind, along: Axis| {
             let all = fit.estimate.communication.iter();
             let own = all.filter(|t| t.phase == EstimatePhase::Rollout && t.kind == kind && t.along == along);
             own.fold((0, 0), |(n, b), t| (n + t.messages, b + t.bytes))
         };
         let counted = |kind: OperationKind| (sent.operations[kind as usize], sent.bytes[kind as usize]);
         let label = format!("{size} ranks");
-        assert_eq!(weights, said(MessageKind::AllGather, Along::Data), "{label}");
-        assert_eq!(counted(OperationKind::AllReduce), said(MessageKind::AllReduce, Along::Tensor), "{label}");
-        assert_eq!(counted(OperationKind::AllGather), said(MessageKind::AllGather, Along::Tensor), "{label}");
+        assert_eq!(weights, said(MessageKind::AllGather, Axis::Data), "{label}");
+        assert_eq!(counted(OperationKind::AllReduce), said(MessageKind::AllReduce, Axis::Tensor), "{label}");
+        assert_eq!(counted(OperationKind::AllGather), said(MessageKind::AllGather, Axis::Tensor), "{label}");
     }
 }
 

@@ -126,12 +126,13 @@ impl Model {
 
     /// Settings with small head chunks.
     pub fn plain(&self, head_rows: usize) -> ModelPlan {
-        ModelPlan::plain(self.decoder.arch(), &memory(head_rows))
+        memory(head_rows).plan(self.decoder.arch()).expect("a plan")
     }
 
     /// The same with every layer's input kept instead of its graph.
     pub fn checkpointed(&self, head_rows: usize, blocks: usize) -> ModelPlan {
-        ModelPlan::checkpoint_every(self.decoder.arch(), &memory(head_rows), blocks)
+        let memory = MemoryConfig { gradient_checkpointing: true, checkpoint_every: blocks, ..memory(head_rows) };
+        memory.plan(self.decoder.arch()).expect("a plan")
     }
 
     pub fn ids(&self, rows: &[i64]) -> Tensor<1, Int> {

@@ -1,9 +1,12 @@
 //! The `memory` section of a configuration.
 
 use crate::size::{Budget, Bytes};
-use crate::{CriticMemory, Granularity, MomentKind, OptimizerOffload, Order, Packing, ParamOffload, Preset};
+use crate::{Granularity, MomentKind, OptimizerOffload, Order, Packing, ParamOffload, Preset};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
+use std::fmt;
+use std::sync::LazyLock;
 
 /// Memory settings of a model that is not trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -19,7 +22,7 @@ pub struct RoleMemory {
 /// The `memory` section of a configuration. In code, [`MemoryConfig::from`] sets a preset's values in this section, and
 /// the builder of a run's configuration its other values; the field `preset` by itself sets nothing.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(transform = describe_critic))]
 #[serde(deny_unknown_fields, default)]
 #[allow(clippy::struct_excessive_bools, reason = "switches that a user sets one by one")]
 pub struct MemoryConfig {
@@ -163,5 +166,217 @@ impl From<Preset> for MemoryConfig {
         let settings = serde_json::from_value(Value::Object(preset.settings()));
         let settings: Self = settings.expect("a preset's keys are settings of this section");
         Self { preset: Some(preset), ..settings }
+    }
+}
+
+/// Keys of `memory` that the critic overrides: settings in place of the policy's. Keys that are absent are the policy's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(transparent)]
+pub struct CriticMemory(Map<String, Value>);
+
+/// Keys that apply to the run or to another model, and not to the critic.
+const OF_RUN: [&str; 17] = [
+    "preset",
+    "plan",
+    "budget",
+    "host_budget",
+    "margin",
+    "limit",
+    "recover",
+    "zero_stage",
+    "reshard_after_forward",
+    "ulysses_sequence_parallel_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "cleanup_every",
+    "snapshot",
+    "trace",
+    "reference",
+    "critic",
+];
+
+/// All keys of the section.
+static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let keys = object(&MemoryConfig::default()).into_iter().flatten();
+    keys.map(|(key, _)| &*key.leak()).collect()
+});
+
+fn object(memory: &MemoryConfig) -> serde_json::Result<Map<String, Value>> {
+    serde_json::from_value(serde_json::to_value(memory)?)
+}
+
+impl CriticMemory {
+    /// Whether the critic overrides no key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The policy's settings with the critic's over them.
+    ///
+    /// # Errors
+    /// Where settings cannot be written as JSON, such as a path that is no text.
+    pub fn over(&self, policy: &MemoryConfig) -> serde_json::Result<MemoryConfig> {
+        let plain = MemoryConfig { critic: Self::default(), ..policy.clone() };
+        if self.is_empty() {
+            return Ok(plain);
+        }
+        let mut settings = object(&plain)?;
+        settings.extend(self.0.clone());
+        serde_json::from_value(Value::Object(settings))
+    }
+
+    /// A size that the critic overrides.
+    pub(crate) fn size(&self, key: &str) -> Option<usize> {
+        self.0.get(key).and_then(Value::as_u64).map(|size| size as usize)
+    }
+
+    /// Overrides a size; without a value the policy's applies.
+    pub(crate) fn set_size(&mut self, key: &str, size: Option<usize>) {
+        match size {
+            Some(size) => self.0.insert(key.to_owned(), size.into()),
+            None => self.0.shift_remove(key),
+        };
+    }
+
+    /// The overrides of these keys alone.
+    pub(crate) fn only(&self, keys: &[&str]) -> Self {
+        let kept = self.0.iter().filter(|(key, _)| keys.contains(&key.as_str()));
+        Self(kept.map(|(key, value)| (key.clone(), value.clone())).collect())
+    }
+}
+
+impl<'de> Deserialize<'de> for CriticMemory {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Section;
+        impl<'de> Visitor<'de> for Section {
+            type Value = CriticMemory;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CriticMemory, A::Error> {
+                let mut settings = Map::new();
+                while let Some(Key(key)) = map.next_key()? {
+                    settings.insert(key.to_owned(), map.next_value_seed(Key(key))?);
+                }
+                Ok(CriticMemory(settings))
+            }
+        }
+        deserializer.deserialize_map(Section)
+    }
+}
+
+/// A key of the section; as a seed it reads the key's value, as the section reads it.
+struct Key(&'static str);
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let key = KEYS.iter().find(|key| **key == name);
+        key.map(|key| Self(key)).ok_or_else(|| D::Error::unknown_field(&name, &KEYS))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        if OF_RUN.contains(&self.0) {
+            IgnoredAny::deserialize(deserializer)?;
+            return Err(D::Error::custom("this key applies to the run and not to one model; set it only in `memory`"));
+        }
+        let value = Value::deserialize(deserializer)?;
+        let section = Map::from_iter([(self.0.to_owned(), value)]);
+        let memory: MemoryConfig = serde_json::from_value(Value::Object(section)).map_err(D::Error::custom)?;
+        let mut settings = object(&memory).map_err(D::Error::custom)?;
+        Ok(settings.remove(self.0).unwrap_or_default())
+    }
+}
+
+/// Gives the section of the critic the keys that it may override, as the section of the policy has them.
+#[cfg(feature = "schema")]
+fn describe_critic(schema: &mut schemars::Schema) {
+    let Some(Value::Object(keys)) = schema.get_mut("properties") else {
+        return;
+    };
+    let mut overrides = Map::new();
+    for (key, setting) in keys.iter().filter(|(key, _)| !OF_RUN.contains(&key.as_str())) {
+        let mut setting = setting.clone();
+        if let Value::Object(setting) = &mut setting {
+            setting.shift_remove("default");
+            setting
+                .insert("description".into(), format!("The critic's `memory.{key}`; defaults to the policy's.").into());
+        }
+        overrides.insert(key.clone(), setting);
+    }
+    if let Some(Value::Object(critic)) = keys.get_mut("critic") {
+        critic.insert("properties".into(), Value::Object(overrides));
+        critic.insert("additionalProperties".into(), false.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn with(critic: Value) -> Result<MemoryConfig, String> {
+        let memory = MemoryConfig {
+            gradient_checkpointing: true,
+            critic: serde_path_to_error::deserialize(critic).map_err(|e| e.to_string())?,
+            ..MemoryConfig::default()
+        };
+        memory.critic_settings().map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_the_critic_leaves_out_is_the_policys() {
+        let critic = with(json!({"param_offload": "streamed", "train_tokens": 64})).unwrap();
+        assert!(critic.gradient_checkpointing);
+        assert_eq!(critic.param_offload, ParamOffload::Streamed);
+        assert_eq!(critic.train_tokens, 64);
+        assert_eq!(with(json!({})).unwrap().train_tokens, 16_384);
+    }
+
+    #[test]
+    fn null_is_a_setting_only_where_the_policy_s_may_be_null() {
+        let memory = MemoryConfig {
+            gradient_checkpointing: true,
+            checkpoint_ratio: Some(0.5),
+            critic: serde_json::from_value(json!({"checkpoint_ratio": null})).unwrap(),
+            ..MemoryConfig::default()
+        };
+        assert_eq!(memory.critic_settings().unwrap().checkpoint_ratio, None);
+        assert!(with(json!({"train_tokens": null})).is_err());
+    }
+
+    #[test]
+    fn only_settings_that_are_there_are_written() {
+        for section in [json!({}), json!({"checkpoint_ratio": null, "head_rows": 64})] {
+            let read: CriticMemory = serde_json::from_value(section.clone()).unwrap();
+            assert_eq!(serde_json::to_value(read).unwrap(), section);
+        }
+    }
+
+    #[test]
+    fn settings_of_the_critic_that_make_no_sense_are_refused_by_name() {
+        for (settings, part) in [
+            (json!({"trian_tokens": 3}), "unknown field `trian_tokens`"),
+            (json!({"budget": 3}), "set it only in `memory`"),
+            (json!({"ulysses_sequence_parallel_size": 2}), "set it only in `memory`"),
+            (json!({"head_rows": "many"}), "head_rows"),
+            (json!({"offload_fraction": 0.5}), "memory.critic, whose keys"),
+        ] {
+            let message = with(settings).unwrap_err();
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn keys_of_the_run_are_keys_of_the_section() {
+        assert!(OF_RUN.iter().all(|key| KEYS.contains(key)));
     }
 }

@@ -6,10 +6,7 @@
 //! or another one. The engine's executor runs plans.
 
 mod applied_preset;
-mod check_config;
-mod check_plan;
 mod config;
-mod critic_memory;
 pub mod error;
 pub mod estimate;
 mod infeasible;
@@ -18,23 +15,24 @@ mod partition;
 mod plan;
 pub mod planner;
 mod preset;
+mod request;
 mod resolve;
 pub mod saved;
-mod segmentation;
 pub mod size;
+mod technique;
+mod techniques;
 #[cfg(test)]
 mod test_support;
-mod zero;
 
 pub use applied_preset::{AppliedPreset, DeviceAbilities, LeftOut, PRECISION, SHARE};
-pub use config::{MemoryConfig, RoleMemory};
-pub use critic_memory::CriticMemory;
+pub use config::{CriticMemory, MemoryConfig, RoleMemory};
 pub use error::{Error, Result};
 pub use firebrick_spec::Role;
 pub use infeasible::Infeasible;
-pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload};
+pub use options::{Granularity, OptimizerOffload, Packing, ParamOffload, Zero};
 pub use partition::Partition;
 pub use plan::{ActivationPolicy, Layout, ModelPlan, MomentKind, OptimizerPlan, Order, Plan, RolloutPlan, Segment};
 pub use preset::Preset;
 pub use saved::{PlanReport, PlannedFor};
-pub use zero::Zero;
+pub use technique::{Explanation, Technique};
+pub use techniques::TECHNIQUES;

@@ -1,7 +1,8 @@
 //! Memory decisions as plain data: what each segment of the chain keeps between forward and backward, where every byte
 //! lives, and in which order work visits the device.
 
-use crate::Zero;
+use crate::{Error, Result, Zero};
+use firebrick_arch::{Arch, PipelineStage};
 use firebrick_spec::{Home, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -135,7 +136,71 @@ fn yes() -> bool {
     true
 }
 
+/// Units between embedding and head: two halves a layer.
+pub(crate) fn body(arch: &Arch) -> Range<usize> {
+    units(0..arch.num_layers)
+}
+
+/// Units of a stage.
+pub(crate) fn body_of(arch: &Arch, stage: PipelineStage) -> Range<usize> {
+    units(stage.layers(arch.num_layers))
+}
+
+/// Units of a layer.
+pub(crate) fn layer(index: usize) -> Range<usize> {
+    units(index..index + 1)
+}
+
+fn units(layers: Range<usize>) -> Range<usize> {
+    1 + 2 * layers.start..1 + 2 * layers.end
+}
+
 impl ModelPlan {
+    /// One segment that keeps its graph, and everything on the device: the fastest plan, and the yardstick of every
+    /// other one. Techniques write their settings into it.
+    pub(crate) fn plain(arch: &Arch) -> Self {
+        let whole = Segment { units: body(arch), keep: ActivationPolicy::Graph, weights: Home::Device };
+        Self {
+            segments: vec![whole],
+            ends: Home::Device,
+            idle: Home::Device,
+            grads: Home::Device,
+            optimizer: OptimizerPlan::default(),
+            zero: Zero::Off,
+            reshard_after_forward: true,
+            order: Order::MicroMajor,
+            head_rows: 0,
+            attention_rows: 0,
+            layout: Layout::Packed,
+            train_tokens: 0,
+            score_tokens: 0,
+            micro_batch_size: None,
+            prefetch: 0,
+            offload_group: 1,
+        }
+    }
+
+    /// Refuses segments that do not cover the model's layers one after the other.
+    pub(crate) fn check_units(&self, arch: &Arch) -> Result<()> {
+        let body = body(arch);
+        let mut next = body.start;
+        for Segment { units, .. } in &self.segments {
+            if units.start != next || units.is_empty() {
+                return Err(Error::Plan(format!(
+                    "segments should follow each other from unit {next} on, and one covers units {units:?}"
+                )));
+            }
+            next = units.end;
+        }
+        if next != body.end {
+            return Err(Error::Plan(format!(
+                "segments end at unit {next}; the model's layers end at unit {}",
+                body.end
+            )));
+        }
+        Ok(())
+    }
+
     /// The plan of a part of the chain: the parts of its segments that lie there.
     #[must_use]
     pub fn within(mut self, part: &Range<usize>) -> Self {

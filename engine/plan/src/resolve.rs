@@ -1,38 +1,49 @@
-//! The plans that memory settings describe.
+//! Checks of the memory settings, and the plans that they describe.
 
-use crate::segmentation::spread;
+use crate::technique::require;
 use crate::{
-    CriticMemory, Error, Granularity, MemoryConfig, ModelPlan, ParamOffload, Plan, Result, Role, RoleMemory,
-    RolloutPlan, Zero,
+    Error, MemoryConfig, ModelPlan, ParamOffload, Plan, Result, Role, RoleMemory, RolloutPlan, TECHNIQUES, Zero,
 };
 use firebrick_arch::Arch;
-use firebrick_spec::Home;
 
-/// Which layers keep their input instead of their graph; exactly one of the ways of saying so.
-#[derive(Clone, Debug, PartialEq)]
-enum Checkpointing {
-    /// None.
-    Off,
-    /// All layers, this many a segment.
-    Every(usize),
-    /// These layers.
-    Layers(Vec<usize>),
-    /// Every attention and MLP half by itself.
-    Halves,
-}
+/// Most events that `memory.trace` keeps, and about what one of them takes.
+const MOST_TRACED: usize = 1_000_000;
+const TRACED_BYTES: usize = 450;
 
 impl MemoryConfig {
-    /// Takes another stage. Stage 3 frees gathered weights, which a kept graph would hold on to: it recomputes where it
-    /// reshards.
-    pub fn set_zero(&mut self, stage: Zero) {
-        self.zero_stage = stage.number();
-        self.gradient_checkpointing |= stage == Zero::Stage3 && self.reshard_after_forward;
+    /// Refuses settings that cannot work, whatever the model.
+    ///
+    /// # Errors
+    /// `Error::Config` with the first setting that cannot work, by its key.
+    pub fn check(&self) -> Result<()> {
+        self.checks().collect()
     }
 
-    /// The stage of `ZeRO`; the last one for a number above it, which [`check`](Self::check) refuses.
-    #[must_use]
-    pub fn zero(&self) -> Zero {
-        Zero::STAGES[usize::from(self.zero_stage).min(Zero::STAGES.len() - 1)]
+    /// The first mistake of each technique, of the section's other keys, and of the critic's overrides.
+    pub fn checks(&self) -> impl Iterator<Item = Result<()>> {
+        let checks = TECHNIQUES.iter().map(|technique| technique.check(self));
+        let mut checks: Vec<Result<()>> = checks.chain([self.check_run()]).collect();
+        // the critic's settings stand over these, and would repeat their mistakes
+        if checks.iter().all(Result::is_ok) && !self.critic.is_empty() {
+            checks.push(self.critic_settings().map(|_| ()));
+        }
+        checks.into_iter()
+    }
+
+    /// Checks the keys that are no technique's.
+    fn check_run(&self) -> Result<()> {
+        require(
+            self.trace <= MOST_TRACED,
+            format_args!(
+                "trace is {}; at most {MOST_TRACED} allocations can be traced, which take about {} MB of host memory",
+                self.trace,
+                MOST_TRACED * TRACED_BYTES / 1_000_000
+            ),
+        )?;
+        require(
+            (0.0..0.9).contains(&self.margin),
+            format_args!("margin is {}; a share of the budget between 0 and 0.9 was expected", self.margin),
+        )
     }
 
     /// The policy's plan that these settings describe.
@@ -42,22 +53,9 @@ impl MemoryConfig {
     /// that it cannot run.
     pub fn plan(&self, arch: &Arch) -> Result<ModelPlan> {
         self.check()?;
-        let mut plan = match self.checkpointing(arch)? {
-            Checkpointing::Off => ModelPlan::plain(arch, self),
-            Checkpointing::Every(blocks) => ModelPlan::checkpoint_every(arch, self, blocks),
-            Checkpointing::Layers(layers) => ModelPlan::checkpoint_layers(arch, self, &layers),
-            Checkpointing::Halves => ModelPlan::checkpoint_halves(arch, self),
-        };
-        if self.activation_offload {
-            plan = plan.offload_inputs();
-        }
-        match self.param_offload {
-            ParamOffload::None => {}
-            ParamOffload::Idle => plan.idle = Home::Host,
-            ParamOffload::Streamed => plan = plan.stream_weights(arch),
-        }
-        if self.grad_offload {
-            plan.grads = Home::Host;
+        let mut plan = ModelPlan::plain(arch);
+        for technique in TECHNIQUES {
+            technique.apply(self, arch, &mut plan)?;
         }
         plan.check(arch)?;
         Ok(plan)
@@ -69,13 +67,7 @@ impl MemoryConfig {
     /// As [`Self::plan`].
     pub fn reference_plan(&self, arch: &Arch) -> Result<ModelPlan> {
         let RoleMemory { param_offload, score_tokens } = self.reference;
-        let own = self.scorer(score_tokens, param_offload);
-        // its weights alone can be shared out
-        let zero_stage = match self.zero() {
-            Zero::Stage3 => self.zero_stage,
-            Zero::Off | Zero::Stage1 | Zero::Stage2 => 0,
-        };
-        Self { zero_stage, ..own }.plan(arch)
+        self.scorer(score_tokens, param_offload, true).plan(arch)
     }
 
     /// The plan of a model that only scores, with a budget of its own where it has one. Devices that are data parallel
@@ -89,18 +81,13 @@ impl MemoryConfig {
         score_tokens: Option<usize>,
         param_offload: ParamOffload,
     ) -> Result<ModelPlan> {
-        let own = self.scorer(score_tokens, param_offload);
-        let shared =
+        let degrees =
             [self.tensor_model_parallel_size, self.pipeline_model_parallel_size, self.ulysses_sequence_parallel_size];
-        let zero_stage = match self.zero() {
-            Zero::Stage3 if shared == [1; 3] => self.zero_stage,
-            Zero::Off | Zero::Stage1 | Zero::Stage2 | Zero::Stage3 => 0,
-        };
-        Self { zero_stage, ..own }.plan(arch)
+        self.scorer(score_tokens, param_offload, degrees == [1; 3]).plan(arch)
     }
 
-    /// The settings of a model that only scores.
-    fn scorer(&self, score_tokens: Option<usize>, param_offload: ParamOffload) -> Self {
+    /// The settings of a model that only scores, which shards its weights where the policy does and `shards` is set.
+    fn scorer(&self, score_tokens: Option<usize>, param_offload: ParamOffload, shards: bool) -> Self {
         Self {
             score_tokens: score_tokens.unwrap_or(self.score_tokens),
             micro_batch_size: self.micro_batch_size,
@@ -109,6 +96,7 @@ impl MemoryConfig {
             attention_rows: self.attention_rows,
             prefetch: self.prefetch,
             gradient_checkpointing: true,
+            zero_stage: if shards && self.zero() == Zero::Stage3 { self.zero_stage } else { 0 },
             param_offload,
             ..Self::default()
         }
@@ -134,17 +122,16 @@ impl MemoryConfig {
     /// # Errors
     /// `Error::Config` where `memory.critic` and the policy's settings cannot work together.
     pub fn critic_settings(&self) -> Result<Self> {
-        let own = critic_over_policy(self);
-        if self.critic.is_empty() {
-            return Ok(own);
+        let refuse =
+            |detail: String| Error::Config(format!("memory.critic, whose keys override the policy's: {detail}"));
+        let settings = self.critic.over(self).map_err(|e| refuse(e.to_string()))?;
+        if !self.critic.is_empty() {
+            settings.check().map_err(|e| match e {
+                Error::Config(detail) => refuse(detail),
+                other => other,
+            })?;
         }
-        own.check().map_err(|e| match e {
-            Error::Config(detail) => {
-                Error::Config(format!("memory.critic, whose keys override the policy's: {detail}"))
-            }
-            other => other,
-        })?;
-        Ok(own)
+        Ok(settings)
     }
 
     /// The critic's plan.
@@ -154,54 +141,16 @@ impl MemoryConfig {
     pub fn critic_plan(&self, arch: &Arch) -> Result<ModelPlan> {
         self.critic_settings()?.plan(arch)
     }
-
-    fn checkpointing(&self, arch: &Arch) -> Result<Checkpointing> {
-        if !self.gradient_checkpointing {
-            return Ok(Checkpointing::Off);
-        }
-        if self.recompute_granularity == Granularity::Half {
-            return Ok(Checkpointing::Halves);
-        }
-        match (&self.checkpoint_layers, self.checkpoint_ratio) {
-            (None, None) => Ok(Checkpointing::Every(self.checkpoint_every)),
-            (None, Some(ratio)) => Ok(Checkpointing::Layers(spread(arch.num_layers, ratio))),
-            (Some(layers), _) => match layers.iter().find(|l| **l >= arch.num_layers) {
-                Some(l) => Err(Error::Config(format!(
-                    "memory.checkpoint_layers names layer {l}; the model has layers 0 to {}",
-                    arch.num_layers - 1
-                ))),
-                None => Ok(Checkpointing::Layers(layers.clone())),
-            },
-        }
-    }
 }
 
-/// The policy's settings with the critic's own over them.
-fn critic_over_policy(policy: &MemoryConfig) -> MemoryConfig {
-    let own = policy.critic.clone();
-    MemoryConfig {
-        gradient_checkpointing: own.gradient_checkpointing.unwrap_or(policy.gradient_checkpointing),
-        checkpoint_every: own.checkpoint_every.unwrap_or(policy.checkpoint_every),
-        checkpoint_layers: own.checkpoint_layers.unwrap_or_else(|| policy.checkpoint_layers.clone()),
-        checkpoint_ratio: own.checkpoint_ratio.unwrap_or(policy.checkpoint_ratio),
-        recompute_granularity: own.recompute_granularity.unwrap_or(policy.recompute_granularity),
-        activation_offload: own.activation_offload.unwrap_or(policy.activation_offload),
-        activation_offload_group: own.activation_offload_group.unwrap_or(policy.activation_offload_group),
-        param_offload: own.param_offload.unwrap_or(policy.param_offload),
-        order: own.order.unwrap_or(policy.order),
-        grad_offload: own.grad_offload.unwrap_or(policy.grad_offload),
-        optimizer_offload: own.optimizer_offload.unwrap_or(policy.optimizer_offload),
-        offload_fraction: own.offload_fraction.unwrap_or(policy.offload_fraction),
-        moments: own.moments.unwrap_or(policy.moments),
-        step_in_backward: own.step_in_backward.unwrap_or(policy.step_in_backward),
-        packing: own.packing.unwrap_or(policy.packing),
-        micro_batch_size: own.micro_batch_size.unwrap_or(policy.micro_batch_size),
-        prefetch: own.prefetch.unwrap_or(policy.prefetch),
-        head_rows: own.head_rows.unwrap_or(policy.head_rows),
-        attention_rows: own.attention_rows.unwrap_or(policy.attention_rows),
-        score_tokens: own.score_tokens.unwrap_or(policy.score_tokens),
-        train_tokens: own.train_tokens.unwrap_or(policy.train_tokens),
-        critic: CriticMemory::default(),
-        ..policy.clone()
+impl ModelPlan {
+    /// Refuses a plan that does not cover the model, or that no schedule could execute, whoever made it.
+    ///
+    /// # Errors
+    /// `Error::Plan` with the first mistake: segments that leave units out, streamed or resharded weights under a kept
+    /// graph, a size of 0.
+    pub fn check(&self, arch: &Arch) -> Result<()> {
+        self.check_units(arch)?;
+        TECHNIQUES.iter().try_for_each(|technique| technique.check_plan(self, arch))
     }
 }

@@ -119,39 +119,20 @@ impl PlannedFor {
             ));
         }
         let Self { ranks, sequence, critic_sequence, tensor, pipeline, sampling } = *self;
-        if parallel.pipeline != pipeline as u64 {
-            return refuse(format!(
-                "{made_for}'s memory.pipeline_model_parallel_size is {pipeline}; set it to {}, or make a plan with \
-                 --pipeline-parallel {pipeline}",
-                parallel.pipeline
-            ));
-        }
-        if parallel.tensor != tensor as u64 {
-            return refuse(format!(
-                "{made_for}'s memory.tensor_model_parallel_size is {tensor}; set it to {}, or make a plan with --tensor-parallel {tensor}",
-                parallel.tensor
-            ));
-        }
-        if parallel.sequence != sequence as u64 {
-            return refuse(format!(
-                "{made_for}'s memory.ulysses_sequence_parallel_size is {sequence}; set it to {}, or make a plan with \
-                 --sequence-parallel {sequence}",
-                parallel.sequence
-            ));
-        }
-        let of_critic = parallel.of_critic().sequence;
-        if of_critic != critic_sequence as u64 {
-            return refuse(format!(
-                "{made_for}'s critic.ulysses_sequence_parallel_size is {critic_sequence}; set it to {of_critic}, or make a plan for this \
-                 configuration"
-            ));
-        }
-        let together = parallel.rollout_tensor.unwrap_or(parallel.tensor);
-        if together != sampling as u64 {
-            return refuse(format!(
-                "{made_for}'s rollout.tensor_model_parallel_size is {sampling}; set it to {together}, or make a plan with \
-                 --rollout-tensor-parallel {sampling}"
-            ));
+        for (key, planned, degree, option) in [
+            ("memory.pipeline_model_parallel_size", parallel.pipeline, pipeline, "pipeline"),
+            ("memory.tensor_model_parallel_size", parallel.tensor, tensor, "tensor"),
+            ("memory.ulysses_sequence_parallel_size", parallel.sequence, sequence, "sequence"),
+            ("critic.ulysses_sequence_parallel_size", parallel.of_critic().sequence, critic_sequence, ""),
+            ("rollout.tensor_model_parallel_size", parallel.sampling().tensor, sampling, "rollout-tensor"),
+        ] {
+            let other = match option {
+                "" => "for this configuration".to_owned(),
+                _ => format!("with --{option}-parallel {degree}"),
+            };
+            if planned != degree as u64 {
+                return refuse(format!("{made_for}'s {key} is {degree}; set it to {planned}, or make a plan {other}"));
+            }
         }
         if parallel.devices() != ranks as u64 {
             return refuse(format!(

@@ -124,15 +124,18 @@ fn rules_of_run(request: &Request, gpu: &DeviceProfile) -> anyhow::Result<Table>
     );
     let header = [title.as_str(), "RULE", "BYTES", "PRESET", "BYTES", "TIMES"];
     let mut table = Table::new(1, &header);
-    for found in rules::of_run(workload, request.max_num_seqs, gpu, &request.parallel)? {
-        let ([low, high], [least, most]) = (found.rule.rule, found.bytes);
+    let weights = rules::weight_bytes(workload) as f64;
+    let needs = rules::under_presets(workload, request.max_num_seqs, gpu, &request.parallel)?;
+    for (rule, need) in rules::MULTIPLIERS.iter().zip(needs) {
+        let [low, high] = rule.rule;
+        let [least, most] = rule.rule.map(|multiple| bytes((weights * multiple) as u64));
         table.row(vec![
-            found.rule.with.into(),
+            rule.with.into(),
             format!("{low} to {high}"),
-            format!("{} to {}", bytes(least), bytes(most)),
-            found.rule.preset.name().into(),
-            bytes(found.need.device_bytes),
-            format!("{:.1}", found.need.multiplier),
+            format!("{least} to {most}"),
+            need.preset.name().into(),
+            bytes(need.device_bytes),
+            format!("{:.1}", need.multiplier),
         ]);
     }
     Ok(table)

@@ -2,6 +2,7 @@
 
 mod prose;
 mod run;
+mod techniques;
 
 use crate::program::firebrick;
 use crate::support::project;

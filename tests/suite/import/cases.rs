@@ -71,14 +71,14 @@ fn grpo() -> Vec<Case> {
         },
         case(
             &["verl/grpo_adapter_qwen2_5_3b.sh"],
-            "Qwen2.5-3B",
+            "Qwen2.5-1.5B",
             json!({"model.lora.path": "/path/saved/lora_adapter", "optim.lr": 3e-6, "trainer.steps": 105, "memory.micro_batch_size": 40}),
         ),
         Case {
             missing: &[],
             ..case(
                 &["verl/grpo_llama3_1_8b_megatron.yaml", "verl/grpo_llama3_1_8b_overrides.sh"],
-                "Llama-3.1-8B",
+                "Qwen3-8B",
                 json!({
                     "rollout.n": 8, "trainer.steps": 50, "trainer.train_batch_size": 512, "update.ppo_mini_batch_size": 128,
                     "memory.optimizer_offload": "cpu", "memory.offload_fraction": 0.5, "memory.moments": "bf16",
@@ -123,7 +123,7 @@ fn others() -> Vec<Case> {
         .without(&["task.rewards"]),
         case(
             &["verl/ppo_gemma.sh"],
-            "Gemma-2-2B",
+            "Qwen2.5-1.5B",
             json!({
                 "memory.critic.gradient_checkpointing": false, "memory.gradient_checkpointing": true, "trainer.steps": 210,
                 "update.ppo_mini_batch_size": 128, "trainer.train_batch_size": 512,
@@ -140,7 +140,7 @@ fn others() -> Vec<Case> {
         ),
         case(
             &["verl/remax_qwen2_5_3b.sh"],
-            "Qwen2.5-3B",
+            "Qwen2.5-1.5B",
             json!({
                 "objective.name": "remax", "objective.policy_loss": "clip", "objective.loss_agg_mode": "token-mean",
                 "objective.use_kl_in_reward": true, "memory.train_tokens": 30_000, "memory.micro_batch_size": null,
@@ -188,7 +188,7 @@ fn losses() -> Vec<Case> {
         .without(&["task.rewards"]),
         case(
             &["verl/gspo_qwen2_5_3b.sh"],
-            "Qwen2.5-3B",
+            "Qwen2.5-1.5B",
             json!({
                 "objective.name": "gspo_token", "objective.importance_sampling_level": "sequence_token",
                 "objective.clip_ratio_low": 0.0003, "objective.clip_ratio_high": 0.0004, "objective.clip_ratio_c": null,
@@ -253,7 +253,7 @@ fn trl() -> Vec<Case> {
         .without(&["trainer.steps"]),
         case(
             &["trl/gspo_qwen3_4b.py"],
-            "Qwen3-4B",
+            "Qwen3-8B",
             json!({
                 "objective.name": "gspo", "objective.importance_sampling_level": "sequence", "objective.clip_ratio_low": 0.0003,
                 "objective.clip_ratio_high": 0.0004, "objective.scale_rewards": "batch", "trainer.train_batch_size": 32,
@@ -266,7 +266,7 @@ fn trl() -> Vec<Case> {
         .without(&["task.train"]),
         case(
             &["trl/rloo_qwen3_0_6b.py"],
-            "Qwen3-0.6B",
+            "Qwen2.5-0.5B",
             json!({
                 "objective.name": "rloo", "objective.importance_sampling_level": "sequence_product",
                 "objective.use_kl_in_reward": true, "objective.kl_ctrl.kl_coef": 0.05, "rollout.n": 2,
@@ -277,7 +277,7 @@ fn trl() -> Vec<Case> {
         .without(&["task.train", "trainer.steps"]),
         case(
             &["trl/ppo_llama3_2_1b.sh"],
-            "Llama-3.2-1B",
+            "Qwen2.5-1.5B",
             json!({
                 "objective.name": "ppo", "objective.lam": 0.95, "objective.use_kl_in_reward": true,
                 "objective.kl_ctrl.kl_coef": 0.05, "critic.cliprange_value": 0.2, "critic.optim.lr": 3e-6, "optim.lr": 3e-6,

@@ -1,16 +1,10 @@
 //! Everything an estimate looks at, for one of a run's models, and what all phases share: micro-batches, running
 //! activations, buffers.
 
-use super::activations::{Half, Shape, Widths};
-use super::model_sizes::ModelSizes;
-use super::parallel::Parallel;
-use super::phase::EstimatePhase;
-use super::result::PhaseEstimate;
-use super::sizes::{F32, QuantizedWeights, Sizes};
-use super::states::{self, Activity, Models};
-use super::unit_messages::UnitMessages;
-use super::usage::{MemoryUsage, PeakUsage};
-use super::workload::Workload;
+use crate::estimate::{
+    Activity, EstimatePhase, F32, LayerWidths, MemoryUsage, ModelSizes, ModelState, Models, Parallel, PeakUsage,
+    PhaseEstimate, QuantizedWeights, Shape, Sizes, Sublayer, UnitMessages, Workload,
+};
 use crate::{Layout, ModelPlan, Plan, Role};
 use firebrick_arch::kv_cache::ROUTE_BYTES;
 use firebrick_arch::lora::LoraConfig;
@@ -39,6 +33,7 @@ fn packed(w: &Workload, sizes: &Sizes, profile: &DeviceProfile, joined: u64) -> 
 }
 
 /// Everything an estimate looks at, for one of the models that are trained.
+#[derive(Clone)]
 pub(crate) struct Context<'a> {
     pub workload: &'a Workload,
     pub plan: &'a Plan,
@@ -61,7 +56,7 @@ pub(crate) struct Context<'a> {
     /// Its adapters, where they alone are trained.
     pub lora: Option<&'a LoraConfig>,
     pub sizes: Sizes,
-    pub widths: Widths,
+    pub widths: LayerWidths,
     /// Bytes of copies of the policy's weights that sampling makes: rounded to another precision or to 8 bits, laid out
     /// in panels.
     pub copies: u64,
@@ -92,7 +87,7 @@ impl<'a> Context<'a> {
         }
         let rewards = workload.rewards.iter().zip(&counted.rewards);
         Self {
-            widths: Widths::of(arch, lora, profile),
+            widths: LayerWidths::of(arch, lora, profile),
             workload,
             plan,
             profile,
@@ -119,13 +114,7 @@ impl<'a> Context<'a> {
     /// The same in the warm-up, where there is one: the policy learns from examples, beside models that wait. A critic
     /// has not been updated yet, and has no state.
     pub fn warming_up(&self) -> Option<Self> {
-        Some(Self {
-            workload: self.warm_up?,
-            updated: 1,
-            trained: self.trained.clone(),
-            rewards: self.rewards.clone(),
-            ..*self
-        })
+        Some(Self { workload: self.warm_up?, updated: 1, ..self.clone() })
     }
 
     /// The same for a reward model.
@@ -140,10 +129,8 @@ impl<'a> Context<'a> {
             lora: None,
             sizes: self.rewards[index].1,
             units: self.counted.reward_units[index],
-            widths: Widths::of(arch, None, self.profile),
-            trained: self.trained.clone(),
-            rewards: self.rewards.clone(),
-            ..*self
+            widths: LayerWidths::of(arch, None, self.profile),
+            ..self.clone()
         }
     }
 
@@ -169,7 +156,7 @@ impl<'a> Context<'a> {
     where
         'a: 'p,
     {
-        Context { parallel, trained: self.trained.clone(), rewards: self.rewards.clone(), ..*self }
+        Context { parallel, ..self.clone() }
     }
 
     /// The same for the policy as it samples.
@@ -177,7 +164,7 @@ impl<'a> Context<'a> {
         let w = self.workload;
         let mut sizes = self.counted.whole_policy;
         sizes.width = w.rollout_precision.width();
-        let widths = Widths::of(&w.arch, self.lora, self.profile);
+        let widths = LayerWidths::of(&w.arch, self.lora, self.profile);
         let rounded = if w.rollout_precision == w.arch.precision || self.training.samples_on_groups() {
             // shares are cut in the precision that they sample in
             0
@@ -194,22 +181,13 @@ impl<'a> Context<'a> {
             eight_bits,
             sizes,
             widths: widths.of_width(sizes.width),
-            trained: self.trained.clone(),
-            rewards: self.rewards.clone(),
-            ..*self
+            ..self.clone()
         }
     }
 
     /// The same for the policy as it samples with the weights that it has: for validation.
     pub fn sampling_as_trained(&self) -> Self {
-        Self {
-            parallel: self.sampled,
-            stage: None,
-            sizes: self.counted.whole_policy,
-            trained: self.trained.clone(),
-            rewards: self.rewards.clone(),
-            ..*self
-        }
+        Self { parallel: self.sampled, stage: None, sizes: self.counted.whole_policy, ..self.clone() }
     }
 
     /// The same for the critic, where there is one.
@@ -223,10 +201,8 @@ impl<'a> Context<'a> {
             parallel: &self.counted.valued,
             units: self.critic_units,
             sizes,
-            widths: Widths::of(arch, None, self.profile),
-            trained: self.trained.clone(),
-            rewards: self.rewards.clone(),
-            ..*self
+            widths: LayerWidths::of(arch, None, self.profile),
+            ..self.clone()
         })
     }
 
@@ -250,7 +226,12 @@ impl<'a> Context<'a> {
             training: self.training,
             sampling: self.parallel,
         };
-        states::resident(models, doing)
+        models.resident(doing)
+    }
+
+    /// The state of the model at hand under a plan.
+    pub fn state<'c>(&'c self, plan: &'c ModelPlan) -> ModelState<'c> {
+        ModelState { sizes: &self.sizes, plan, parallel: self.parallel }
     }
 
     /// Whether the embedding is on these devices.
@@ -308,14 +289,14 @@ impl<'a> Context<'a> {
         sequences.div_ceil(each).max(1)
     }
 
-    /// Running tensors of the largest half, without a graph.
+    /// Running tensors of the largest sublayer, without a graph.
     pub fn forward(&self, shape: Shape, rows: usize) -> MemoryUsage {
-        let of = |half: Half| {
-            let running = self.running(half, shape.tokens) + self.widening();
+        let of = |sublayer: Sublayer| {
+            let running = self.running(sublayer, shape.tokens) + self.widening();
             let held = MemoryUsage::default().on_device(Category::Buffers, running);
-            match half {
-                Half::Mlp | Half::Linear | Half::Experts => held,
-                Half::Attention => {
+            match sublayer {
+                Sublayer::Mlp | Sublayer::Linear | Sublayer::Experts => held,
+                Sublayer::Attention => {
                     let scores = F32 * self.widths.scores_forward(shape, rows);
                     held.on_device(Category::Attention, self.parallel.inside(scores))
                 }
@@ -337,10 +318,10 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Running tensors of a half without a graph, scores apart.
-    fn running(&self, half: Half, tokens: u64) -> u64 {
+    /// Running tensors of a sublayer without a graph, scores apart.
+    fn running(&self, sublayer: Sublayer, tokens: u64) -> u64 {
         let (widths, parallel) = (&self.widths, self.parallel);
-        widths.bytes(widths.forward(half), tokens, parallel) + widths.widened(half, false, tokens, parallel)
+        widths.bytes(widths.forward(sublayer), tokens, parallel) + widths.widened(sublayer, false, tokens, parallel)
     }
 
     /// Ids, positions, angles and masks of micro-batches, what the step's rollouts take on the host, and buffers of

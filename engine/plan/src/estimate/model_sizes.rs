@@ -1,10 +1,8 @@
 //! The parameters that devices, or those of a stage, have of every model of a run.
 
-use super::parallel::Parallel;
-use super::sizes::{Sizes, halves};
-use super::unit_messages::UnitMessages;
-use super::workload::Workload;
-use crate::segmentation::body_of;
+use crate::estimate::bytes::sizes::{Sizes, sublayers};
+use crate::estimate::{Parallel, UnitMessages, Workload};
+use crate::plan::body_of;
 use crate::{Plan, Role};
 use firebrick_arch::arch::QkNorm;
 use firebrick_arch::parameters::{Slot, UnitKind, unit_specs};
@@ -96,10 +94,10 @@ fn joined(arch: &Arch) -> u64 {
     if arch.qk_norm != Some(QkNorm::Projection) && !arch.attention_gate {
         slots.extend(queries);
     }
-    let numbers = |(half, count): (UnitKind, u64)| {
-        let specs = unit_specs(arch, half).into_iter();
+    let numbers = |(sublayer, count): (UnitKind, u64)| {
+        let specs = unit_specs(arch, sublayer).into_iter();
         let own = specs.filter(|spec| slots.contains(&spec.slot));
         count * own.map(|spec| spec.numel() as u64).sum::<u64>()
     };
-    halves(arch).into_iter().map(numbers).sum()
+    sublayers(arch).into_iter().map(numbers).sum()
 }

@@ -9,8 +9,8 @@
 //! | weights | 1 / T, and 1 / (D · S) more under ZeRO-3 |
 //! | gradients | 1 / T, and 1 / (D · S) more from ZeRO-2 on |
 //! | masters and moments | 1 / T, and 1 / (D · S) more from ZeRO-1 on |
-//! | activations between halves (d wide) | 1 / S |
-//! | activations inside a half (q, k, f wide) and scores | 1 / (S · T) |
+//! | activations between sublayers (d wide) | 1 / S |
+//! | activations inside a sublayer (q, k, f wide) and scores | 1 / (S · T) |
 //! | logits | 1 / T, of 1 / S of the scored tokens |
 //! | queries, keys, values and what is mixed of them, once more for some heads and all tokens | 1 / S where S is above one |
 //! | keys and values | 1 / (S · T) |
@@ -28,8 +28,8 @@
 mod buffers;
 mod checks;
 
-use super::workload::Workload;
 use crate::Zero;
+use crate::estimate::Workload;
 use firebrick_arch::{PipelineStage, TensorShare};
 use firebrick_spec::{Backend, Cluster, LinkKind};
 use serde::{Deserialize, Serialize};
@@ -138,8 +138,7 @@ impl Parallel {
 
     /// Whether devices share matrices while they sample in other groups than in training: each then holds its share
     /// besides.
-    #[must_use]
-    pub fn samples_on_groups(&self) -> bool {
+    pub(crate) fn samples_on_groups(&self) -> bool {
         self.rollout_tensor.is_some_and(|n| n != self.tensor)
     }
 
@@ -184,44 +183,37 @@ impl Parallel {
     }
 
     /// Whether devices share out what one of them updates.
-    #[must_use]
-    pub fn shares(&self) -> bool {
+    pub(crate) fn shares(&self) -> bool {
         self.zero > Zero::Off && self.replicas() > 1
     }
 
     /// Whether they sum a segment's gradients as soon as these are complete, and keep shares of them.
-    #[must_use]
-    pub fn sums_on_the_way(&self) -> bool {
+    pub(crate) fn sums_on_the_way(&self) -> bool {
         self.zero >= Zero::Stage2 && self.replicas() > 1
     }
 
     /// Whether they share out weights, which are gathered where they are used.
-    #[must_use]
-    pub fn gathers(&self) -> bool {
+    pub(crate) fn gathers(&self) -> bool {
         self.zero == Zero::Stage3 && self.replicas() > 1
     }
 
     /// The same devices, that share nothing out: what a model that is not trained sees of them.
-    #[must_use]
-    pub fn replicated(self) -> Self {
+    pub(crate) fn replicated(self) -> Self {
         Self { zero: Zero::Off, ..self }
     }
 
     /// One device's share of the weights.
-    #[must_use]
-    pub fn weights(&self, bytes: u64) -> u64 {
+    pub(crate) fn weights(&self, bytes: u64) -> u64 {
         self.state(bytes, Zero::Stage3)
     }
 
     /// One device's share of the gradients.
-    #[must_use]
-    pub fn gradients(&self, bytes: u64) -> u64 {
+    pub(crate) fn gradients(&self, bytes: u64) -> u64 {
         self.state(bytes, Zero::Stage2)
     }
 
     /// One device's share of the optimizer's state.
-    #[must_use]
-    pub fn optimizer(&self, bytes: u64) -> u64 {
+    pub(crate) fn optimizer(&self, bytes: u64) -> u64 {
         self.state(bytes, Zero::Stage1)
     }
 
@@ -230,21 +222,18 @@ impl Parallel {
         bytes.div_ceil(self.tensor * replicas)
     }
 
-    /// One device's share of activations between halves.
-    #[must_use]
-    pub fn between(&self, bytes: u64) -> u64 {
+    /// One device's share of activations between sublayers.
+    pub(crate) fn between(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.sequence)
     }
 
-    /// One device's share of activations inside a half.
-    #[must_use]
-    pub fn inside(&self, bytes: u64) -> u64 {
+    /// One device's share of activations inside a sublayer.
+    pub(crate) fn inside(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.sequence * self.tensor)
     }
 
     /// One device's share of keys and values.
-    #[must_use]
-    pub fn cache(&self, bytes: u64) -> u64 {
+    pub(crate) fn cache(&self, bytes: u64) -> u64 {
         self.inside(bytes)
     }
 
@@ -261,8 +250,7 @@ impl Parallel {
     }
 
     /// How often each key head goes to the devices that share sequences, so that each of them has one.
-    #[must_use]
-    pub fn key_copies(&self, kv_heads: u64) -> u64 {
+    pub(crate) fn key_copies(&self, kv_heads: u64) -> u64 {
         let divides = |copies: &u64| (kv_heads * copies).is_multiple_of(self.sequence);
         (1..=self.sequence).find(divides).unwrap_or(1)
     }

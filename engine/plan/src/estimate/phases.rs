@@ -1,16 +1,11 @@
 //! The phases of a step, one after the other, and the estimate of a plan.
 
-use super::context::Context;
-use super::messages::PhaseTraffic;
-use super::parallel::Parallel;
-use super::phase::EstimatePhase;
-use super::result::{Estimate, PhaseEstimate};
-use super::sizes::F32;
-use super::stages::Stages;
-use super::states::{self, Activity};
-use super::usage::{MemoryUsage, PeakUsage};
-use super::workload::Workload;
-use super::{sample, time, train};
+use crate::estimate::bytes::{sample, train};
+use crate::estimate::seconds;
+use crate::estimate::{
+    Activity, Context, Estimate, EstimatePhase, F32, MemoryUsage, Parallel, PeakUsage, PhaseEstimate, PhaseTraffic,
+    Stages, Workload,
+};
 use crate::{Plan, Role, Zero};
 use firebrick_spec::{Category, DeviceProfile};
 
@@ -139,7 +134,7 @@ impl Context<'_> {
             let base = self.resident(Activity::Update(self.role)) + self.rollouts();
             let held = |bytes| base.and(plan.grads, Category::Gradients, bytes);
             let kernels = &self.profile.kernels;
-            let update = states::update_buffers(&self.sizes, plan, self.parallel, kernels);
+            let update = self.state(plan).update_buffers(kernels);
             peak.record("the update", held(bytes) + update);
             self.gathered_updates(held, peak);
         })
@@ -164,7 +159,7 @@ impl Context<'_> {
         }
         let plan = self.model();
         let (mut left, mut largest) = (self.sizes.trained(), 0);
-        for (place, unit) in states::trained_units(&self.sizes, plan).enumerate() {
+        for (place, unit) in self.state(plan).trained_units().enumerate() {
             left -= unit;
             // a device that has its shards alone keeps them; tied ends are whole everywhere
             let gathers = plan.zero < Zero::Stage3 || place == 0 && self.sizes.is_tied();
@@ -173,7 +168,7 @@ impl Context<'_> {
                 continue;
             }
             largest = unit;
-            let home = states::home_of_layers(plan);
+            let home = plan.home_of_layers();
             let gathered = self.parallel.gathering(self.sizes.width * unit, home);
             let held = held(self.parallel.optimizer(F32 * left));
             peak.record("gathering what devices updated", held + gathered);
@@ -211,7 +206,7 @@ impl Context<'_> {
         Estimate {
             peak_bytes: most(|p| p.total_bytes),
             host_peak_bytes: most(|p| p.host_bytes),
-            seconds: time::seconds(self),
+            seconds: seconds::of_step(self),
             communication: self.traffic(),
             phases,
         }

@@ -1,7 +1,6 @@
 //! What an estimate says: bytes by phase and category, and seconds of a step.
 
-use super::messages::PhaseTraffic;
-use super::phase::EstimatePhase;
+use crate::estimate::{EstimatePhase, PhaseTraffic};
 use firebrick_spec::Category;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -1,23 +1,19 @@
-//! Rules of thumb of the field, beside what the formulas say for public models.
+//! Rules of thumb of the field, beside what the formulas say for public models, and each technique by itself.
 
-use super::parallel::Parallel;
-use super::phases::estimate_parallel;
-pub use super::public_models::{names, public};
-use super::result::Estimate;
-use super::sizes::Sizes;
-use super::workload::Workload;
+pub use crate::estimate::public_models::{names, public};
+
+use crate::estimate::phases::estimate_parallel;
+use crate::estimate::{Estimate, Parallel, Sizes, Workload};
 use crate::size::Bytes;
-use crate::{Error, Result};
-use crate::{MemoryConfig, MomentKind, OptimizerOffload, Order, ParamOffload, Preset};
+use crate::{Error, MemoryConfig, Preset, Result, TECHNIQUES};
 use firebrick_spec::{DeviceProfile, Precision};
-use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt;
 
 /// A rule of thumb as the field states it: device bytes over bytes of the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multiplier {
-    /// What is on.
+    /// Techniques that are on.
     pub with: &'static str,
     /// The preset that is closest to it here.
     pub preset: Preset,
@@ -39,8 +35,11 @@ pub const SMALLEST_DEVICE: [(&str, u64); 3] = [("3B", 16), ("8B", 40), ("32B", 1
 /// Capacities that devices are sold with, in GiB.
 const CAPACITIES: [u64; 12] = [4, 6, 8, 12, 16, 24, 32, 48, 80, 141, 192, 288];
 
-/// What one public model needs under the presets, in one precision.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Precisions that [`table`] has.
+pub const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
+
+/// A public model under the presets, in one precision.
+#[derive(Clone, Debug, PartialEq)]
 pub struct PublicModel {
     /// Its name.
     pub name: &'static str,
@@ -48,19 +47,17 @@ pub struct PublicModel {
     pub parameters: u64,
     /// The float type that it is trained in, whatever the presets set.
     pub precision: Precision,
-    /// One entry a preset, in the order of [`MULTIPLIERS`].
+    /// Its needs under the preset of each of [`MULTIPLIERS`].
     pub presets: Vec<PresetNeed>,
 }
 
 /// Bytes under a preset.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PresetNeed {
     /// The preset.
     pub preset: Preset,
     /// Device bytes.
     pub device_bytes: u64,
-    /// Host bytes.
-    pub host_bytes: u64,
     /// Device bytes over bytes of the weights, in the precision that they are trained in.
     pub multiplier: f64,
     /// The smallest device sold that holds it, in GiB, with a tenth to spare.
@@ -70,31 +67,22 @@ pub struct PresetNeed {
 }
 
 impl PublicModel {
-    /// Name, parameters, precision and what it needs under each preset, in words.
+    /// Name, parameters, precision and needs under each preset, in words.
     #[must_use]
     pub fn cells(&self) -> Vec<String> {
-        let own =
-            [self.name.to_owned(), format!("{:.2} billion", self.parameters as f64 / 1e9), self.precision.to_string()];
-        let needs = self.presets.iter().map(PresetNeed::to_string);
-        own.into_iter().chain(needs).collect()
+        let parameters = format!("{:.2} billion", self.parameters as f64 / 1e9);
+        let model = [self.name.to_owned(), parameters, self.precision.to_string()];
+        model.into_iter().chain(self.presets.iter().map(PresetNeed::to_string)).collect()
     }
 }
 
 impl fmt::Display for PresetNeed {
     /// Device bytes, over the weights' bytes, the smallest device sold, time over that of `fast`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (bytes, multiple) = (Bytes(self.device_bytes), self.multiplier);
-        write!(f, "{bytes} x{multiple:.1} (")?;
-        match self.smallest_device_gib {
-            Some(gib) => write!(f, "{gib} GiB")?,
-            None => f.write_str("none")?,
-        }
-        write!(f, ") t{:.1}", self.relative_time)
+        let device = self.smallest_device_gib.map_or("none".to_owned(), |gib| format!("{gib} GiB"));
+        write!(f, "{} x{:.1} ({device}) t{:.1}", Bytes(self.device_bytes), self.multiplier, self.relative_time)
     }
 }
-
-/// Precisions that [`table`] has.
-pub const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
 /// Public models under the presets, each in every one of [`PRECISIONS`]: a step of 32 rollouts, groups of 8, 512 + 512
 /// tokens, no reference.
@@ -102,27 +90,16 @@ pub const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
 /// # Errors
 /// `Error::Config` or `Error::Plan` where a preset gives no plan for a model.
 pub fn table(profile: &DeviceProfile) -> Result<Vec<PublicModel>> {
-    let both = |name| PRECISIONS.map(|precision| (name, precision));
-    names().flat_map(both).map(|(name, precision)| row(name, precision, profile)).collect()
-}
-
-fn row(name: &'static str, precision: Precision, profile: &DeviceProfile) -> Result<PublicModel> {
-    let arch = public(name)?.in_precision(precision);
-    let parameters = Sizes::of(&arch, None).total();
-    let workload = Workload::grpo(arch, [512, 512], 4, 8);
-    let presets = under_presets(&workload, 32, profile, &Parallel::default())?;
-    Ok(PublicModel { name, parameters, precision, presets })
-}
-
-/// A rule of thumb for one run, beside what the formulas say.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct RuleOfRun {
-    /// The rule.
-    pub rule: Multiplier,
-    /// Least and most bytes by the rule: of the weights in the run's precision.
-    pub bytes: [u64; 2],
-    /// The run under the rule's preset, in its own precision and with its own lengths.
-    pub need: PresetNeed,
+    let models = names().flat_map(|name| PRECISIONS.map(|precision| (name, precision)));
+    models
+        .map(|(name, precision)| {
+            let arch = public(name)?.in_precision(precision);
+            let parameters = Sizes::of(&arch, None).total();
+            let workload = Workload::grpo(arch, [512, 512], 4, 8);
+            let presets = under_presets(&workload, 32, profile, &Parallel::default())?;
+            Ok(PublicModel { name, parameters, precision, presets })
+        })
+        .collect()
 }
 
 /// Bytes of a run's weights in its precision.
@@ -132,98 +109,64 @@ pub fn weight_bytes(workload: &Workload) -> u64 {
     arch.precision.width() * Sizes::of(arch, None).total()
 }
 
-/// The rules of thumb for a run: their multiples of its weights in its precision, and what the formulas say of it under
-/// the presets.
+/// Needs of a workload under the preset of each of [`MULTIPLIERS`], in its own precision.
 ///
 /// # Errors
 /// `Error::Config` or `Error::Plan` where a preset gives no plan for the workload.
-pub fn of_run(
-    workload: &Workload,
-    max_num_seqs: usize,
-    profile: &DeviceProfile,
-    parallel: &Parallel,
-) -> Result<Vec<RuleOfRun>> {
-    let weights = weight_bytes(workload) as f64;
-    let needs = under_presets(workload, max_num_seqs, profile, parallel)?;
-    let rules = MULTIPLIERS.into_iter().zip(needs);
-    let beside = |(rule, need): (Multiplier, PresetNeed)| RuleOfRun {
-        bytes: rule.rule.map(|multiple| (weights * multiple) as u64),
-        rule,
-        need,
-    };
-    Ok(rules.map(beside).collect())
-}
-
-/// What a workload needs under each of the presets, in its own precision.
-fn under_presets(
+pub fn under_presets(
     workload: &Workload,
     max_num_seqs: usize,
     profile: &DeviceProfile,
     parallel: &Parallel,
 ) -> Result<Vec<PresetNeed>> {
-    let estimates = MULTIPLIERS
-        .iter()
-        .map(|m| {
-            let estimate = under_preset(workload, m.preset, max_num_seqs, profile, parallel)?;
-            Ok((m.preset, estimate))
+    let (weights, longest) = (weight_bytes(workload) as f64, workload.scored_length() as usize);
+    let mut fastest = None;
+    let need = |Multiplier { preset, .. }| -> Result<PresetNeed> {
+        let mut memory = MemoryConfig::from(preset);
+        // the longest sequence has to fit into a micro-batch
+        memory.train_tokens = memory.train_tokens.max(longest);
+        memory.score_tokens = memory.score_tokens.max(longest);
+        let estimate = predicted(workload, &memory, max_num_seqs, profile, parallel)?;
+        let seconds = estimate.seconds.total();
+        Ok(PresetNeed {
+            preset,
+            device_bytes: estimate.peak_bytes,
+            multiplier: estimate.peak_bytes as f64 / weights,
+            smallest_device_gib: smallest_device(estimate.peak_bytes),
+            relative_time: seconds / *fastest.get_or_insert(seconds),
         })
-        .collect::<Result<Vec<_>>>()?;
-    let fastest = estimates.first().map_or(1.0, |(_, e)| e.seconds.total());
-    let weights = weight_bytes(workload) as f64;
-    let need = |(preset, e): (Preset, Estimate)| PresetNeed {
-        preset,
-        device_bytes: e.peak_bytes,
-        host_bytes: e.host_peak_bytes,
-        multiplier: e.peak_bytes as f64 / weights,
-        smallest_device_gib: smallest_device(e.peak_bytes),
-        relative_time: e.seconds.total() / fastest,
     };
-    Ok(estimates.into_iter().map(need).collect())
+    MULTIPLIERS.into_iter().map(need).collect()
 }
 
-/// The smallest device sold that holds so many bytes with a tenth to spare, in GiB.
-#[must_use]
-pub fn smallest_device(bytes: u64) -> Option<u64> {
+/// The smallest device sold that holds `bytes` with a tenth to spare, in GiB.
+fn smallest_device(bytes: u64) -> Option<u64> {
     CAPACITIES.into_iter().find(|gib| bytes as f64 * 1.1 <= (gib << 30) as f64)
 }
 
-fn under_preset(
+fn predicted(
     workload: &Workload,
-    preset: Preset,
+    memory: &MemoryConfig,
     max_num_seqs: usize,
     profile: &DeviceProfile,
     parallel: &Parallel,
 ) -> Result<Estimate> {
-    let mut memory = with_preset(preset)?;
-    // the longest sequence has to fit into a micro-batch
-    let longest = workload.scored_length() as usize;
-    memory.train_tokens = memory.train_tokens.max(longest);
-    memory.score_tokens = memory.score_tokens.max(longest);
     let plan = memory.plans(&workload.arch, workload.reference, workload.critic_arch(), max_num_seqs)?;
     Ok(estimate_parallel(workload, &plan, profile, parallel))
 }
 
-/// The settings of a preset over the defaults.
-///
-/// # Errors
-/// `Error::Config` where the preset's settings are no settings of memory.
-pub fn with_preset(preset: Preset) -> Result<MemoryConfig> {
-    let settings: Map<String, Value> = preset.settings();
-    serde_json::from_value(Value::Object(settings)).map_err(|e| Error::Config(format!("memory.preset: {e}")))
-}
-
 /// A technique by itself, on top of gradient checkpointing where it needs that.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TechniqueCost {
     /// Its settings.
-    pub settings: String,
+    pub settings: &'static str,
     /// Peak device bytes over those of the plan without it.
     pub bytes: f64,
     /// Seconds of a step over those of the plan without it.
     pub time: f64,
 }
 
-/// What each technique does to one workload, by itself.
+/// Gradient checkpointing over the plain plan, and every other technique over gradient checkpointing.
 ///
 /// # Errors
 /// `Error::Config` or `Error::Plan` where a technique gives no plan for the workload.
@@ -233,55 +176,32 @@ pub fn techniques(
     profile: &DeviceProfile,
     parallel: &Parallel,
 ) -> Result<Vec<TechniqueCost>> {
-    let seqs = workload.group.max(1) as usize;
-    let of = |memory: &MemoryConfig| -> Result<Estimate> {
-        let plan = memory.plans(&workload.arch, workload.reference, workload.critic_arch(), seqs)?;
-        Ok(estimate_parallel(workload, &plan, profile, parallel))
-    };
+    let of = |memory: &MemoryConfig| predicted(workload, memory, workload.group.max(1) as usize, profile, parallel);
     let plain =
         MemoryConfig { train_tokens: base.train_tokens, score_tokens: base.score_tokens, ..MemoryConfig::default() };
     let checkpointed = MemoryConfig { gradient_checkpointing: true, ..plain.clone() };
-    let mut all = Vec::new();
-    let mut add = |settings: &str, from: &MemoryConfig, to: MemoryConfig| -> Result<()> {
-        let (from, to) = (of(from)?, of(&to)?);
-        all.push(TechniqueCost {
-            settings: settings.to_owned(),
+    let cost = |settings: &'static str, from: &MemoryConfig, to: &MemoryConfig| -> Result<TechniqueCost> {
+        let (from, to) = (of(from)?, of(to)?);
+        Ok(TechniqueCost {
+            settings,
             bytes: to.peak_bytes as f64 / from.peak_bytes as f64,
             time: to.seconds.total() / from.seconds.total(),
-        });
-        Ok(())
+        })
     };
-    add("gradient_checkpointing: true", &plain, checkpointed.clone())?;
-    for (settings, change) in changes() {
-        let mut to = checkpointed.clone();
-        change(&mut to);
-        add(settings, &checkpointed, to)?;
-    }
-    Ok(all)
+    let first = cost("gradient_checkpointing: true", &plain, &checkpointed);
+    let examples = TECHNIQUES.iter().flat_map(|technique| technique.examples());
+    let others = examples.map(|settings| cost(settings, &checkpointed, &with(&checkpointed, settings)?));
+    std::iter::once(first).chain(others).collect()
 }
 
-type Change = (&'static str, fn(&mut MemoryConfig));
-
-fn changes() -> [Change; 8] {
-    [
-        ("activation_offload: true", |m| m.activation_offload = true),
-        ("grad_offload: true", |m| m.grad_offload = true),
-        ("optimizer_offload: idle", |m| {
-            m.optimizer_offload = OptimizerOffload::Idle;
-        }),
-        ("optimizer_offload: cpu", |m| {
-            m.optimizer_offload = OptimizerOffload::Cpu;
-        }),
-        ("moments: block8", |m| m.moments = MomentKind::Block8),
-        ("param_offload: streamed", |m| {
-            m.param_offload = ParamOffload::Streamed;
-        }),
-        ("param_offload: streamed, order: segment_major", |m| {
-            m.param_offload = ParamOffload::Streamed;
-            m.order = Order::SegmentMajor;
-        }),
-        ("head_rows: 128", |m| m.head_rows = 128),
-    ]
+/// `memory` with settings such as `param_offload: streamed, order: segment_major`.
+fn with(memory: &MemoryConfig, settings: &str) -> Result<MemoryConfig> {
+    let refuse = |e: serde_json::Error| Error::Config(format!("memory.{settings}: {e}"));
+    let mut keys: Map<String, Value> = serde_json::to_value(memory).and_then(serde_json::from_value).map_err(refuse)?;
+    for (key, value) in settings.split(", ").filter_map(|setting| setting.split_once(": ")) {
+        keys.insert(key.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| value.into()));
+    }
+    serde_json::from_value(Value::Object(keys)).map_err(refuse)
 }
 
 #[cfg(test)]

@@ -3,11 +3,7 @@
 //! A stage is a smaller model to the rest of an estimate: its sizes are those of its layers, and of the ends that are
 //! there. It samples from the whole model all the same.
 
-use super::context::Context;
-use super::model_sizes::ModelSizes;
-use super::parallel::Parallel;
-use super::result::Estimate;
-use super::workload::Workload;
+use crate::estimate::{Context, Estimate, ModelSizes, Parallel, Workload};
 use crate::{Plan, Segment};
 use firebrick_arch::PipelineStage;
 use firebrick_spec::DeviceProfile;

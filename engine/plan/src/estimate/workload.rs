@@ -154,8 +154,7 @@ impl Workload {
 
     /// The warm-up as a workload of its own: its batch, of examples in place of rollouts, and nothing that looks at
     /// rollouts.
-    #[must_use]
-    pub fn warming_up(&self) -> Option<Self> {
+    pub(crate) fn warming_up(&self) -> Option<Self> {
         let own = self.warm_up?;
         Some(Self {
             prompts: own.batch,
@@ -188,8 +187,7 @@ impl Workload {
 
     /// Whether every model that is trained can be updated segment by segment, in a warm-up too: no gradient is clipped
     /// by a global norm or comes of a scaled loss.
-    #[must_use]
-    pub fn steps_in_backward(&self) -> bool {
+    pub(crate) fn steps_in_backward(&self) -> bool {
         let warms = |own: WarmUp| !own.scales_loss && !own.clips;
         !self.scales_loss
             && !self.clips
@@ -230,20 +228,17 @@ impl Workload {
     }
 
     /// Sequences that are scored together.
-    #[must_use]
-    pub fn scored_sequences(&self) -> u64 {
+    pub(crate) fn scored_sequences(&self) -> u64 {
         self.examples.map_or_else(|| self.rollouts(), |e| e.validation.max(1))
     }
 
     /// Sequences a step.
-    #[must_use]
-    pub fn rollouts(&self) -> u64 {
+    pub(crate) fn rollouts(&self) -> u64 {
         self.prompts * self.group
     }
 
     /// Sequences an optimizer step.
-    #[must_use]
-    pub fn mini_rollouts(&self) -> u64 {
+    pub(crate) fn mini_rollouts(&self) -> u64 {
         self.mini_batch.min(self.prompts).max(1) * self.group
     }
 }

@@ -1,8 +1,8 @@
 //! Single changes of a run under which a plan fits.
 
-use super::request::Request;
 use super::search;
-use crate::estimate::{Examples, Sizes, WarmUp};
+use crate::estimate::{Examples, Sizes, WarmUp, Workload};
+use crate::request::Request;
 use crate::size::Bytes;
 use crate::{Infeasible, Result};
 use firebrick_arch::lora::LoraConfig;
@@ -54,143 +54,116 @@ fn above(bytes: u64) -> String {
 /// A change: of which kind, its settings, and the request with it.
 type Change = (&'static str, String, Request);
 
+/// Changes of a request.
+struct Changes<'a> {
+    request: &'a Request,
+    list: Vec<Change>,
+}
+
+impl Changes<'_> {
+    fn add(&mut self, kind: &'static str, settings: String, change: impl FnOnce(&mut Workload)) {
+        let mut changed = self.request.clone();
+        change(&mut changed.workload);
+        self.list.push((kind, settings, changed));
+    }
+}
+
+/// Shares of a number that are above `least`.
+fn shares<const N: usize>(number: u64, by: [u64; N], least: u64) -> impl Iterator<Item = u64> {
+    by.into_iter().map(move |share| number / share).filter(move |&share| share > least)
+}
+
 /// Single changes by kind, the mildest of each kind first.
 fn changes(request: &Request) -> Vec<Change> {
     let w = &request.workload;
-    let mut all = Vec::new();
+    let mut all = Changes { request, list: Vec::new() };
     let mut group = w.group;
     while group.is_multiple_of(2) {
         group /= 2;
-        let mut changed = request.clone();
-        changed.workload.group = group;
-        changed.workload.prompts = w.rollouts() / group;
-        changed.workload.mini_batch = w.mini_rollouts() / group;
-        let text = format!(
-            "rollout.n={group} trainer.train_batch_size={} (as many rollouts a step)",
-            changed.workload.prompts
-        );
-        all.push(("group", text, changed));
+        let prompts = w.rollouts() / group;
+        let text = format!("rollout.n={group} trainer.train_batch_size={prompts} (as many rollouts a step)");
+        all.add("group", text, |w| (w.mini_batch, w.prompts, w.group) = (w.mini_rollouts() / group, prompts, group));
     }
     match w.examples {
-        Some(examples) => shorter_examples(request, examples, &mut all),
-        None => fewer_tokens(request, &mut all),
+        Some(examples) => shorter_examples(&mut all, w, examples),
+        None => fewer_tokens(&mut all, w),
     }
     if let Some(warm) = w.warm_up {
-        smaller_warm_up(request, warm, &mut all);
+        smaller_warm_up(&mut all, warm);
     }
     if w.reference {
-        let mut changed = request.clone();
-        changed.workload.reference = false;
-        let text = "objective.kl_loss_coef=0: no reference model".to_owned();
-        all.push(("reference", text, changed));
+        all.add("reference", "objective.kl_loss_coef=0: no reference model".into(), |w| w.reference = false);
     }
     if w.lora.is_none() {
-        let mut changed = request.clone();
-        changed.workload.lora = Some(LoraConfig::default().in_arch(&w.arch));
-        changed.workload.adapters_off = changed.workload.reference;
-        changed.workload.reference = false;
-        let text = "model.lora={rank: 16}: adapters are trained instead of all weights".to_owned();
-        all.push(("lora", text, changed));
+        all.add("lora", "model.lora={rank: 16}: adapters are trained instead of all weights".into(), |w| {
+            w.lora = Some(LoraConfig::default().in_arch(&w.arch));
+            w.adapters_off = w.reference;
+            w.reference = false;
+        });
     }
-    let warm_clips = w.warm_up.is_some_and(|warm| warm.clips);
-    if w.clips || warm_clips {
-        let mut changed = request.clone();
-        changed.workload.clips = false;
-        if let Some(warm) = &mut changed.workload.warm_up {
-            warm.clips = false;
-        }
-        let section = if w.examples.is_some() { "sft." } else { "" };
-        let own = w.clips.then(|| format!("{section}optim.clip_grad=null"));
-        let warm = warm_clips.then(|| "warmup.sft.optim.clip_grad=null".to_owned());
-        let keys: Vec<String> = own.into_iter().chain(warm).collect();
-        let text = format!("{}: segments are updated in the backward pass", keys.join(" "));
-        all.push(("clip", text, changed));
+    no_clipping(&mut all, w);
+    for layers in shares(w.arch.num_layers as u64, [2, 4, 8], 0) {
+        let arch = w.arch.clone().with_layers(layers as usize);
+        let millions = Sizes::of(&arch, None).total() / 1_000_000;
+        let text = format!("a smaller model: {layers} layers of this width have {millions} million parameters");
+        all.add("model", text, |w| w.arch = arch);
     }
-    for share in [2, 4, 8] {
-        let layers = w.arch.num_layers / share;
-        if layers > 0 {
-            let mut changed = request.clone();
-            changed.workload.arch = changed.workload.arch.with_layers(layers);
-            let millions = Sizes::of(&changed.workload.arch, None).total() / 1_000_000;
-            let text = format!("a smaller model: {layers} layers of this width have {millions} million parameters");
-            all.push(("model", text, changed));
-        }
-    }
-    all
+    all.list
 }
 
 /// Shorter or fewer rollouts.
-fn fewer_tokens(request: &Request, all: &mut Vec<Change>) {
-    let w = &request.workload;
-    for share in [2, 4, 8] {
-        let length = w.response_length / share;
-        if length > 0 {
-            let mut changed = request.clone();
-            changed.workload.response_length = length;
-            all.push(("response", format!("rollout.response_length={length}"), changed));
-        }
+fn fewer_tokens(all: &mut Changes<'_>, w: &Workload) {
+    for length in shares(w.response_length, [2, 4, 8], 0) {
+        all.add("response", format!("rollout.response_length={length}"), |w| w.response_length = length);
     }
-    for share in [2, 4] {
-        let length = w.prompt_length / share;
-        if length > 0 {
-            let mut changed = request.clone();
-            changed.workload.prompt_length = length;
-            all.push(("prompt", format!("rollout.prompt_length={length}"), changed));
-        }
+    for length in shares(w.prompt_length, [2, 4], 0) {
+        all.add("prompt", format!("rollout.prompt_length={length}"), |w| w.prompt_length = length);
     }
-    for share in [2, 4] {
-        let prompts = w.prompts / share;
-        if prompts > 0 {
-            let mut changed = request.clone();
-            changed.workload.prompts = prompts;
-            changed.workload.mini_batch = w.mini_batch.min(prompts);
-            let text = format!("trainer.train_batch_size={prompts} (fewer rollouts a step)");
-            all.push(("prompts", text, changed));
-        }
-    }
-}
-
-/// Fewer examples a step of the warm-up, or shorter ones.
-fn smaller_warm_up(request: &Request, warm: WarmUp, all: &mut Vec<Change>) {
-    for share in [2, 4, 8] {
-        let batch = warm.batch / share;
-        if batch > 0 {
-            let mut changed = request.clone();
-            changed.workload.warm_up = Some(WarmUp { batch, ..warm });
-            let text = format!("warmup.sft.batch_size={batch} (fewer examples a step)");
-            all.push(("warm-up batch", text, changed));
-        }
-    }
-    for share in [2, 4, 8] {
-        let length = warm.length / share;
-        if length > 1 {
-            let mut changed = request.clone();
-            changed.workload.warm_up = Some(WarmUp { length, ..warm });
-            let text = format!("warmup.sft.max_length={length}: longer rows are skipped");
-            all.push(("warm-up length", text, changed));
-        }
+    for prompts in shares(w.prompts, [2, 4], 0) {
+        let text = format!("trainer.train_batch_size={prompts} (fewer rollouts a step)");
+        all.add("prompts", text, |w| (w.prompts, w.mini_batch) = (prompts, w.mini_batch.min(prompts)));
     }
 }
 
 /// Shorter or fewer examples of supervised training.
-fn shorter_examples(request: &Request, examples: Examples, all: &mut Vec<Change>) {
-    for share in [2, 4, 8] {
-        let length = examples.length / share;
-        if length > 1 {
-            let mut changed = request.clone();
-            changed.workload.examples = Some(Examples { length, ..examples });
-            let text = format!("sft.max_length={length}: longer rows are skipped");
-            all.push(("length", text, changed));
-        }
+fn shorter_examples(all: &mut Changes<'_>, w: &Workload, examples: Examples) {
+    for length in shares(examples.length, [2, 4, 8], 1) {
+        let text = format!("sft.max_length={length}: longer rows are skipped");
+        all.add("length", text, |w| w.examples = Some(Examples { length, ..examples }));
     }
-    for share in [2, 4] {
-        let batch = request.workload.prompts / share;
-        if batch > 0 {
-            let mut changed = request.clone();
-            changed.workload.prompts = batch;
-            changed.workload.mini_batch = batch;
-            let text = format!("sft.batch_size={batch} (fewer examples a step)");
-            all.push(("batch", text, changed));
-        }
+    for batch in shares(w.prompts, [2, 4], 0) {
+        let text = format!("sft.batch_size={batch} (fewer examples a step)");
+        all.add("batch", text, |w| (w.prompts, w.mini_batch) = (batch, batch));
     }
+}
+
+/// Fewer examples a step of the warm-up, or shorter ones.
+fn smaller_warm_up(all: &mut Changes<'_>, warm: WarmUp) {
+    for batch in shares(warm.batch, [2, 4, 8], 0) {
+        let text = format!("warmup.sft.batch_size={batch} (fewer examples a step)");
+        all.add("warm-up batch", text, |w| w.warm_up = Some(WarmUp { batch, ..warm }));
+    }
+    for length in shares(warm.length, [2, 4, 8], 1) {
+        let text = format!("warmup.sft.max_length={length}: longer rows are skipped");
+        all.add("warm-up length", text, |w| w.warm_up = Some(WarmUp { length, ..warm }));
+    }
+}
+
+/// Updates in the backward pass.
+fn no_clipping(all: &mut Changes<'_>, w: &Workload) {
+    let warm_up = w.warm_up.is_some_and(|warm| warm.clips);
+    if !w.clips && !warm_up {
+        return;
+    }
+    let section = if w.examples.is_some() { "sft." } else { "" };
+    let policy = w.clips.then(|| format!("{section}optim.clip_grad=null"));
+    let warm_up = warm_up.then(|| "warmup.sft.optim.clip_grad=null".to_owned());
+    let keys: Vec<String> = policy.into_iter().chain(warm_up).collect();
+    let text = format!("{}: segments are updated in the backward pass", keys.join(" "));
+    all.add("clip", text, |w| {
+        w.clips = false;
+        if let Some(warm) = &mut w.warm_up {
+            warm.clips = false;
+        }
+    });
 }

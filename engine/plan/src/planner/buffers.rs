@@ -1,7 +1,7 @@
 //! The largest single tensors of a run. A device may hold gigabytes and bind no buffer above 128 MiB, as WebGPU may.
 
-use super::request::Request;
 use crate::estimate::{Sizes, Workload};
+use crate::request::Request;
 use crate::size::Bytes;
 use crate::{Error, ModelPlan, Plan, Result, Role};
 use firebrick_arch::Arch;
@@ -23,7 +23,7 @@ struct Buffer {
 }
 
 /// Bytes of the largest tensor for each of what a setting counts.
-struct Each {
+struct BytesPer {
     /// A row of the head: logits, of a tile where kernels take the vocabulary in tiles.
     head_row: u64,
     /// A token: activations of the MLP or of the queries.
@@ -32,7 +32,7 @@ struct Each {
     sequence: u64,
 }
 
-impl Each {
+impl BytesPer {
     fn of(arch: &Arch, workload: &Workload, kernels: &KernelTable) -> Self {
         let vocab = match arch.head {
             HeadKind::LanguageModel => arch.vocab_size as u64,
@@ -74,7 +74,7 @@ impl Model<'_> {
     /// Every kind of its tensors that may be too large.
     fn buffers(&self, workload: &Workload, kernels: &KernelTable) -> Vec<Buffer> {
         let sizes = Sizes::of(self.arch, self.lora);
-        let each = Each::of(self.arch, workload, kernels);
+        let each = BytesPer::of(self.arch, workload, kernels);
         // a budget may be larger than what there is
         let warm = workload.warm_up.map_or(0, |own| own.batch * own.length);
         let there = (workload.rollouts().max(1) * workload.scored_length()).max(warm);
@@ -126,7 +126,7 @@ fn buffers(workload: &Workload, plan: &Plan, kernels: &KernelTable) -> Vec<Buffe
     let models = plan.models.iter().filter_map(|(role, plan)| own(*role, plan));
     let mut all: Vec<Buffer> = models.chain(rewards).flat_map(|model| model.buffers(workload, kernels)).collect();
     if workload.samples() {
-        let each = Each::of(&workload.arch, workload, kernels);
+        let each = BytesPer::of(&workload.arch, workload, kernels);
         all.push(Buffer {
             what: "the sampling buffer of a layer's keys, or of logits".into(),
             bytes: each.sequence * (plan.rollout.max_num_seqs as u64).min(workload.rollouts().max(1)),
@@ -172,7 +172,7 @@ impl Request {
         let Some(limit) = self.profile.largest_buffer else {
             return capped;
         };
-        let each = Each::of(&self.workload.arch, &self.workload, &self.profile.kernels);
+        let each = BytesPer::of(&self.workload.arch, &self.workload, &self.profile.kernels);
         let cap = |value: &mut usize, bytes: u64, least: u64| {
             let most = (limit / bytes.max(1)).max(least).max(1);
             *value = (*value).min(usize::try_from(most).unwrap_or(usize::MAX));

@@ -7,11 +7,10 @@
 //! without memory limits, and left out from where that is above the best so far.
 
 use super::advice;
-use super::candidates::placements;
 use super::fit::Fit;
-use super::request::Request;
 use super::search;
 use crate::estimate::Parallel;
+use crate::request::Request;
 use crate::{Error, Infeasible, MemoryConfig, Result, Zero};
 use firebrick_spec::Cluster;
 use serde::{Deserialize, Serialize};
@@ -277,7 +276,7 @@ fn first_that_fits(candidates: &[(f64, Request)]) -> Result<Option<&Request>> {
 fn frugal(request: &Request) -> Result<Option<u64>> {
     let (limits, stages) = (request.limits(), request.stages());
     let mut least = None;
-    for memory in placements(request).into_iter().rev().take(8) {
+    for memory in search::placements(request).into_iter().rev().take(8) {
         for candidate in search::frugal(request, &memory) {
             let plan = candidate.plan(&request.workload)?;
             let estimate = request.estimate_of(&stages, &plan);

@@ -1,8 +1,7 @@
 //! A plan with what is predicted of it.
 
-use super::candidates::Candidate;
-use super::request::Request;
 use crate::estimate::Estimate;
+use crate::request::{Candidate, Request};
 use crate::{MemoryConfig, Plan, Result};
 use serde::{Deserialize, Serialize};
 

@@ -1,10 +1,9 @@
 //! Other group sizes at as many rollouts a step: what each would take under the settings of a plan.
 
-use super::candidates::{Candidate, sequences};
 use super::fit::Fit;
-use super::request::Request;
 use crate::Result;
-use crate::estimate::Estimate;
+use crate::request::{Candidate, Request};
+use crate::techniques::concurrent_sequences::sequences;
 use serde::{Deserialize, Serialize};
 
 /// A group size that the plan's settings could serve, and what that would take.
@@ -61,7 +60,7 @@ impl Fit {
                 max_num_seqs: max_num_seqs as u64,
                 peak_bytes: estimate.peak_bytes,
                 seconds: estimate.seconds.total(),
-                fits: changed.holds(&estimate),
+                fits: changed.limits().hold_peaks(&estimate),
             };
             let better = best.as_ref().is_none_or(|best| (found.fits, best.seconds) > (best.fits, found.seconds));
             if better {
@@ -69,12 +68,5 @@ impl Fit {
             }
         }
         Ok(best.expect("at least one group is sampled at a time"))
-    }
-}
-
-impl Request {
-    fn holds(&self, estimate: &Estimate) -> bool {
-        let limits = self.limits();
-        estimate.peak_bytes <= limits.device && estimate.host_peak_bytes <= limits.host
     }
 }

@@ -1,32 +1,29 @@
 //! The plan with the least estimated time that fits a budget.
 //!
 //! Pure arithmetic on architecture, lengths and a [`DeviceProfile`](firebrick_spec::DeviceProfile): no device, no
-//! weights. The search is exhaustive over the combinations of `candidates`: where weights, gradients and the
+//! weights. The search is exhaustive over the choices of all techniques: where weights, gradients and the
 //! optimizer's state live, what segments keep, how many rows head and attention take, how many tokens a micro-batch
 //! has, how many sequences are sampled at a time. Phases do not run at the same time, so each is fitted by itself once
 //! it is settled where everything lives.
 //!
-//! Moments of fewer bits change results a little. They are counted as if they took [`lossy`] times as long, so that the
+//! Moments of fewer bits change results a little. They are counted as if they took [`MomentKind::penalty`](crate::MomentKind::penalty) times as long, so that the
 //! planner takes them only where exact ways to save as much cost more than that.
 
 mod advice;
 mod buffers;
-mod candidates;
 mod degrees;
 mod explain;
 mod fit;
 mod groups;
 mod limits;
-mod request;
 mod search;
 mod solve;
 
+pub use crate::request::{Candidate, Request};
 pub use degrees::{ClusterFit, Degrees, DegreesThatFit};
 pub use explain::Decision;
 pub use fit::{BatchProposal, Fit};
 pub use groups::GroupProposal;
-pub use request::Request;
-pub use search::lossy;
 pub use solve::Failure;
 
 #[cfg(test)]

@@ -1,20 +1,39 @@
 //! The search itself.
 
-use super::candidates::{Candidate, activation_policies, attention_rows, head_rows, placements, sequences, tokens};
 use super::limits::PhaseLimits;
-use super::request::Request;
-use crate::Result;
-use crate::estimate::{Context, PhaseEstimate, SegmentTotals, StagePlans, Stages, time};
-use crate::{MemoryConfig, ModelPlan, MomentKind, Plan, Role};
+use crate::estimate::{Context, PhaseEstimate, SegmentTotals, StagePlans, Stages, seconds};
+use crate::request::{Candidate, Request};
+use crate::techniques::attention_rows::attention_rows;
+use crate::techniques::concurrent_sequences::sequences;
+use crate::techniques::head_rows::head_rows;
+use crate::techniques::micro_batches::tokens;
+use crate::{MemoryConfig, ModelPlan, Plan, Result, Role, TECHNIQUES, Technique};
 
-/// What a step with moments of fewer bits is counted as, in steps with exact ones.
-#[must_use]
-pub fn lossy(moments: MomentKind) -> f64 {
-    match moments {
-        MomentKind::F32 => 1.0,
-        MomentKind::Bf16 => 1.25,
-        MomentKind::Block8 => 1.5,
-    }
+/// Settings with every technique off that the planner chooses; limits and everything else as they are.
+fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
+    // the critic goes as the policy goes; its sizes are limits, which the search lays over the policy's
+    let critic = memory.critic.only(&["micro_batch_size", "prefetch"]);
+    let mut plain = MemoryConfig { preset: None, critic, ..memory.clone() };
+    TECHNIQUES.iter().for_each(|technique| technique.turn_off(&mut plain));
+    plain
+}
+
+/// The settings that come of one by the choices of each technique.
+fn all_of(
+    memory: MemoryConfig,
+    choices: impl Fn(&dyn Technique, &MemoryConfig) -> Vec<MemoryConfig>,
+) -> Vec<MemoryConfig> {
+    TECHNIQUES.iter().fold(vec![memory], |all, technique| all.iter().flat_map(|m| choices(*technique, m)).collect())
+}
+
+/// Locations of weights, gradients and optimizer state. Everything else is open.
+pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
+    all_of(without_choices(&request.memory), |technique, memory| technique.placements(memory, request))
+}
+
+/// What segments keep, for given placements.
+fn kept(memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
+    all_of(memory.clone(), |technique, memory| technique.kept(memory, request))
 }
 
 /// The fastest candidate that fits.
@@ -67,8 +86,7 @@ pub(super) fn frugal(request: &Request, memory: &MemoryConfig) -> Vec<Candidate>
         ..memory.clone()
     };
     let max_num_seqs = smallest(sequences(request));
-    let policies = activation_policies(&frugal, w.arch.num_layers, request.profile.is_unified());
-    policies.into_iter().map(|memory| Candidate { memory, max_num_seqs }).collect()
+    kept(&frugal, request).into_iter().map(|memory| Candidate { memory, max_num_seqs }).collect()
 }
 
 /// The search among plans whose weights, gradients and optimizer state live where `memory` says.
@@ -119,20 +137,21 @@ impl PlacementSearch<'_> {
     fn best(&self, most: f64) -> Result<Option<(f64, Candidate)>> {
         let w = &self.request.workload;
         let frugal = MemoryConfig {
+            gradient_checkpointing: true,
             train_tokens: w.longest_pass().max(1) as usize,
             score_tokens: w.scored_length().max(1) as usize,
-            ..activation_policies(&self.memory, w.arch.num_layers, true)[0].clone()
+            ..self.memory.clone()
         };
         let plan = Candidate { memory: frugal, max_num_seqs: w.group.max(1) as usize }.plan(w)?;
         let mut plans = self.divided(&plan);
         if !self.hold(&plans, |ctx| vec![ctx.load(), ctx.save()]) {
             return Ok(None);
         }
-        let fixed = self.seconds_of_both(&plans, time::optimizer);
+        let fixed = self.seconds_of_both(&plans, seconds::optimizer);
         let Some((seqs, rollout)) = self.rollout(&mut plans) else {
             return Ok(None);
         };
-        let penalty = lossy(self.memory.moments);
+        let penalty = self.memory.moments.penalty();
         if (fixed + rollout) * penalty >= most {
             return Ok(None);
         }
@@ -150,7 +169,7 @@ impl PlacementSearch<'_> {
         for seqs in sequences(self.request) {
             plans.change(|plan| plan.rollout.max_num_seqs = seqs);
             if self.hold(plans, |ctx| vec![ctx.rollout()]) {
-                let seconds = self.seconds(plans, time::rollout);
+                let seconds = self.seconds(plans, seconds::rollout);
                 if best.is_none_or(|(_, least)| seconds < least) {
                     best = Some((seqs, seconds));
                 }
@@ -184,8 +203,8 @@ impl PlacementSearch<'_> {
                     if !self.hold(plans, phases) {
                         continue;
                     }
-                    let values = |ctx: &Context<'_>| ctx.critic().map_or(0.0, |c| time::values(&c));
-                    let seconds = self.seconds(plans, time::score) + self.seconds(plans, values);
+                    let values = |ctx: &Context<'_>| ctx.critic().map_or(0.0, |c| seconds::values(&c));
+                    let seconds = self.seconds(plans, seconds::score) + self.seconds(plans, values);
                     if best.as_ref().is_none_or(|b| seconds < b.seconds) {
                         best = Some(ChunkSizes { head, attention, score_tokens, seconds });
                     }
@@ -199,7 +218,6 @@ impl PlacementSearch<'_> {
     /// The fastest training pass that fits, after `before` seconds of other phases.
     fn backward(&self, rows: &[ChunkSizes], before: f64, most: f64) -> Result<Option<(f64, MemoryConfig)>> {
         let w = &self.request.workload;
-        let unified = self.request.profile.is_unified();
         let mut budgets = tokens(
             self.request.memory.train_tokens,
             w.scored_length(),
@@ -210,15 +228,14 @@ impl PlacementSearch<'_> {
             *budget = (*budget).max(w.longest_pass() as usize);
         }
         budgets.dedup();
-        let mut shapes: Vec<(MemoryConfig, StagePlans<'_>)> =
-            activation_policies(&self.memory, w.arch.num_layers, unified)
-                .into_iter()
-                .map(|memory| {
-                    let candidate = Candidate { memory, max_num_seqs: self.request.max_num_seqs };
-                    let plans = self.divided(&candidate.plan(w)?);
-                    Ok((candidate.memory, plans))
-                })
-                .collect::<Result<_>>()?;
+        let mut shapes: Vec<(MemoryConfig, StagePlans<'_>)> = kept(&self.memory, self.request)
+            .into_iter()
+            .map(|memory| {
+                let candidate = Candidate { memory, max_num_seqs: self.request.max_num_seqs };
+                let plans = self.divided(&candidate.plan(w)?);
+                Ok((candidate.memory, plans))
+            })
+            .collect::<Result<_>>()?;
         let mut options: Vec<(f64, usize, usize, usize)> = Vec::new();
         for (shape, (_, plans)) in shapes.iter_mut().enumerate() {
             let least = |ctx: &Context<'_>| ctx.least_of_training();
@@ -268,9 +285,9 @@ impl PlacementSearch<'_> {
     fn training_seconds(&self, plans: &StagePlans<'_>, totals: &[(SegmentTotals, Option<SegmentTotals>)]) -> f64 {
         let [mut policy, mut critics] = [0.0_f64; 2];
         for (ctx, (own, critic)) in self.contexts(plans).zip(totals) {
-            policy = policy.max(time::backward(&ctx, own));
+            policy = policy.max(seconds::backward(&ctx, own));
             let critic = ctx.critic().zip(critic.as_ref());
-            let critic = critic.map_or(0.0, |(c, totals)| time::backward(&c, totals));
+            let critic = critic.map_or(0.0, |(c, totals)| seconds::backward(&c, totals));
             critics = critics.max(critic);
         }
         policy + critics
@@ -294,13 +311,13 @@ impl PlacementSearch<'_> {
 
     /// The critic's own sizes are limits.
     fn limit_critic(&self, model: &mut ModelPlan) {
-        let own = &self.request.memory.critic;
-        for (size, most) in [
-            (&mut model.head_rows, own.head_rows),
-            (&mut model.score_tokens, own.score_tokens),
-            (&mut model.train_tokens, own.train_tokens),
+        let limits = &self.request.memory.critic;
+        for (size, key) in [
+            (&mut model.head_rows, "head_rows"),
+            (&mut model.score_tokens, "score_tokens"),
+            (&mut model.train_tokens, "train_tokens"),
         ] {
-            *size = most.map_or(*size, |most| most.min(*size));
+            *size = limits.size(key).map_or(*size, |most| most.min(*size));
         }
     }
 
@@ -330,10 +347,13 @@ fn settings(shape: &MemoryConfig, rows: &ChunkSizes, train_tokens: usize, critic
         ..shape.clone()
     };
     if let Some(critic) = critic {
-        let differing = |own: usize, policy| (own != policy).then_some(own);
-        memory.critic.head_rows = differing(critic.head_rows, rows.head);
-        memory.critic.score_tokens = differing(critic.score_tokens, rows.score_tokens);
-        memory.critic.train_tokens = differing(critic.train_tokens, train_tokens);
+        for (key, size, of_policy) in [
+            ("head_rows", critic.head_rows, rows.head),
+            ("score_tokens", critic.score_tokens, rows.score_tokens),
+            ("train_tokens", critic.train_tokens, train_tokens),
+        ] {
+            memory.critic.set_size(key, (size != of_policy).then_some(size));
+        }
     }
     memory
 }

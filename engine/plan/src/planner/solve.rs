@@ -1,10 +1,9 @@
 //! The plan that settings describe, the fastest one within a budget, and the next one where memory ran out.
 
-use super::candidates::Candidate;
 use super::fit::Fit;
-use super::request::Request;
 use super::{advice, search};
 use crate::estimate::EstimatePhase;
+use crate::request::{Candidate, Request};
 use crate::{Error, Plan, Result};
 use firebrick_spec::Category;
 

@@ -54,7 +54,7 @@ fn within(mut request: Request, budget: u64) -> Request {
 }
 
 fn cost(fit: &Fit) -> f64 {
-    fit.estimate.seconds.total() * lossy(fit.memory.moments)
+    fit.estimate.seconds.total() * fit.memory.moments.penalty()
 }
 
 fn infeasible(error: Error) -> Infeasible {
@@ -303,7 +303,7 @@ fn a_critic_moves_what_the_policy_moves_and_keeps_its_own_limits() {
     assert!(both.estimate.seconds.total() > alone.estimate.seconds.total());
 
     let mut limited = within(free, 3 * GIB);
-    limited.memory.critic.train_tokens = Some(512);
+    limited.memory.critic.set_size("train_tokens", Some(512));
     let fit = limited.fit().expect("fits");
     let (policy, critic) = (fit.plan.policy(), fit.plan.critic().expect("a critic"));
     assert!(fit.estimate.peak_bytes <= 3 * GIB * 9 / 10);

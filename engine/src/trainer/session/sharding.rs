@@ -4,7 +4,7 @@ use super::Session;
 use super::ranks::cluster;
 use crate::Result;
 use crate::plan::estimate::Parallel;
-use crate::plan::planner::{Fit, Request, lossy};
+use crate::plan::planner::{Fit, Request};
 use crate::plan::{Plan, Zero};
 
 impl Session {
@@ -75,7 +75,7 @@ impl Session {
 const SAME: f64 = 1.01;
 
 fn cost(fit: &Fit) -> f64 {
-    fit.estimate.seconds.total() * lossy(fit.memory.moments)
+    fit.estimate.seconds.total() * fit.memory.moments.penalty()
 }
 
 /// Whether ranks can share state out as these degrees say, with what the configuration sets besides.

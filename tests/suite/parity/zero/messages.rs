@@ -7,7 +7,8 @@ use crate::support::techniques::Technique;
 use crate::support::zero::{STAGES, UPDATES, on_ranks, rows, settings, with_adapters};
 use firebrick_backends::collective::OperationKind;
 use firebrick_engine::plan::Order;
-use firebrick_engine::plan::estimate::{Along, MessageKind, unit_messages};
+use firebrick_engine::plan::estimate::messages::weights;
+use firebrick_engine::plan::estimate::{Axis, MessageKind};
 
 /// What a plan predicts, beside the trainer's words for it.
 const KINDS: [(MessageKind, OperationKind); 5] = [
@@ -36,9 +37,9 @@ fn compare(model: &Model) -> usize {
                 // without ZeRO nothing is exchanged in rounds
                 let rounds = found.rounds.max(1) as u64;
                 let expected =
-                    unit_messages::of_update(model.decoder.arch(), model.decoder.lora(), &plan, size as u64, rounds);
+                    weights::of_update(model.decoder.arch(), model.decoder.lora(), &plan, size as u64, rounds);
                 for (kind, own) in KINDS {
-                    let expected = expected.of(kind, Along::Data);
+                    let expected = expected.of(kind, Axis::Data);
                     let label = format!("{} of {}, {stage}, {order:?}, {size} ranks", own.name(), model.name);
                     assert_eq!(own.name(), kind.name());
                     let updates = UPDATES as u64;

@@ -10,23 +10,20 @@
 //! activation, and with matrices three times its part in f32. What lies on the host takes what it takes without NCCL,
 //! and on the device what is sent and received.
 
-use super::super::sizes::{F32, Sizes};
-use super::super::usage::MemoryUsage;
 use super::Parallel;
+use crate::estimate::{F32, MemoryUsage, Sizes};
 use firebrick_spec::{Category, Home};
 
 impl Parallel {
     /// Whether devices sum the gradients of a whole optimizer step at its end, in buffers that are counted: through the
     /// host those of whole gradients are not, since a plan is then one device's.
-    #[must_use]
-    pub fn sums_at_the_end(&self) -> bool {
+    pub(crate) fn sums_at_the_end(&self) -> bool {
         self.replicas() > 1 && !self.sums_on_the_way() && (self.nccl || self.shares())
     }
 
     /// Bytes on the device of the communication between devices, for `tokens` of a micro-batch: what is sent; over NCCL
     /// also what comes and, where matrices are shared, what stands between that and its sum.
-    #[must_use]
-    pub fn buffers(&self, sizes: &Sizes, tokens: u64, hidden: u64) -> u64 {
+    pub(crate) fn buffers(&self, sizes: &Sizes, tokens: u64, hidden: u64) -> u64 {
         let numbers = self.between(tokens * hidden);
         let sent = sizes.width * numbers;
         match (self.tensor > 1, self.sequence > 1) {

@@ -1,7 +1,7 @@
 //! Degrees that a workload cannot be divided by.
 
 use super::Parallel;
-use crate::estimate::workload::Workload;
+use crate::estimate::Workload;
 use crate::{Error, Result, Zero};
 use firebrick_arch::Arch;
 

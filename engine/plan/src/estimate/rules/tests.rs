@@ -46,27 +46,14 @@ fn half_precision_saves_wherever_masters_and_moments_are_on_the_host() {
 
 #[test]
 fn a_rule_is_a_multiple_of_the_weights_in_the_run_s_precision() {
-    let arch = public("Qwen2.5-3B").expect("known");
-    let of = |precision| {
-        let workload = Workload::grpo(arch.clone().in_precision(precision), [512, 512], 4, 8);
-        let parallel = Parallel::default();
-        of_run(&workload, 32, &gpu(), &parallel).expect("a plan under every preset")
-    };
+    let arch = public("Qwen2.5-1.5B").expect("known");
+    let models = models();
     for precision in PRECISIONS {
-        let weights = precision.width() * Sizes::of(&arch, None).total();
-        let rules = of(precision);
-        assert_eq!(rules.len(), MULTIPLIERS.len());
-        for (found, rule) in rules.iter().zip(MULTIPLIERS) {
-            assert_eq!(found.rule, rule);
-            for (bytes, multiple) in found.bytes.into_iter().zip(rule.rule) {
-                assert_eq!(bytes, (weights as f64 * multiple) as u64);
-            }
-        }
-        let public = models();
-        let same = |m: &&PublicModel| m.name == "Qwen2.5-3B" && m.precision == precision;
-        let model = public.iter().find(same).expect("in the table");
-        let needs = rules.into_iter().map(|rule| rule.need);
-        assert!(needs.eq(model.presets.iter().cloned()), "{precision}");
+        let workload = Workload::grpo(arch.clone().in_precision(precision), [512, 512], 4, 8);
+        assert_eq!(weight_bytes(&workload), precision.width() * Sizes::of(&arch, None).total());
+        let needs = under_presets(&workload, 32, &gpu(), &Parallel::default()).expect("a plan under every preset");
+        let same = |m: &&PublicModel| m.name == "Qwen2.5-1.5B" && m.precision == precision;
+        assert_eq!(needs, models.iter().find(same).expect("in the table").presets, "{precision}");
     }
 }
 
@@ -74,6 +61,6 @@ fn a_rule_is_a_multiple_of_the_weights_in_the_run_s_precision() {
 fn sequences_longer_than_a_preset_s_micro_batch_are_estimated_all_the_same() {
     let arch = public("Qwen2.5-0.5B").expect("known");
     let workload = Workload::grpo(arch, [8192, 8192], 1, 2);
-    let rules = of_run(&workload, 2, &gpu(), &Parallel::default()).expect("plans");
-    assert!(rules.iter().all(|rule| rule.need.device_bytes > 0));
+    let needs = under_presets(&workload, 2, &gpu(), &Parallel::default()).expect("plans");
+    assert!(needs.iter().all(|need| need.device_bytes > 0));
 }

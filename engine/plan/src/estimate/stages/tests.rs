@@ -1,5 +1,5 @@
 use crate::estimate::{
-    Along, Estimate, EstimatePhase, MessageKind, Parallel, Sizes, Workload, Zero, estimate, estimate_parallel,
+    Axis, Estimate, EstimatePhase, MessageKind, Parallel, Sizes, Workload, Zero, estimate, estimate_parallel,
     estimate_stages,
 };
 use crate::test_support::device;
@@ -162,7 +162,7 @@ fn an_estimate_is_that_of_the_stage_that_binds_whichever_stages_are_alike() {
 /// Messages and bytes of a kind and phase along the stages.
 fn sent(estimate: &Estimate, kind: MessageKind, phase: EstimatePhase) -> [u64; 2] {
     let all = estimate.communication.iter();
-    let own = all.filter(|t| (t.kind, t.phase, t.along) == (kind, phase, Along::Pipeline));
+    let own = all.filter(|t| (t.kind, t.phase, t.along) == (kind, phase, Axis::Pipeline));
     own.fold([0; 2], |[n, b], t| [n + t.messages, b + t.bytes])
 }
 

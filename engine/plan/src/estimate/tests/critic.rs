@@ -2,7 +2,7 @@
 
 use super::arch;
 use crate::estimate::estimate_parallel;
-use crate::estimate::{Along, CriticWork, EstimatePhase, MessageKind, Parallel, Workload};
+use crate::estimate::{Axis, CriticWork, EstimatePhase, MessageKind, Parallel, Workload};
 use crate::test_support::device;
 use crate::{Error, MemoryConfig, Zero};
 use firebrick_arch::parameters::{chain, unit_specs};
@@ -30,7 +30,7 @@ fn found(parallel: Parallel) -> [(u64, u64, u64); 2] {
     [[EstimatePhase::Score, EstimatePhase::Backward], [EstimatePhase::Values, EstimatePhase::CriticBackward]].map(
         |phases| {
             let sent = found.communication.iter().filter(|sent| {
-                let along = (sent.kind, sent.along) == (MessageKind::AllToAll, Along::Sequence);
+                let along = (sent.kind, sent.along) == (MessageKind::AllToAll, Axis::Sequence);
                 along && phases.contains(&sent.phase)
             });
             let (messages, bytes) = sent.fold((0, 0), |(n, b), sent| (n + sent.messages, b + sent.bytes));

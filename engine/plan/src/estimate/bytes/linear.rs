@@ -1,0 +1,160 @@
+//! What a sublayer of gated `DeltaNet` keeps for its backward and needs besides, in numbers a token: `c` the channels of
+//! the convolution, `v` the width of all values, `h` the value heads.
+//!
+//! | kept | numbers |
+//! |---|---|
+//! | inputs of the convolution, and what it gives | 2 c |
+//! | the gate, what the delta rule gives, and that normed and gated | 3 v |
+//! | decays and β, with what they are made of | 6 h |
+//!
+//! In half precision the CPU has what the delta rule reads and gives, and the gate, in f32 too; a GPU keeps what the
+//! rule gives in f32.
+//!
+//! The backward of the CPU's delta rule has the states before each chunk of 64 tokens of one head at a time on each
+//! core, with what they lack of the values and what is written to them, queries and keys with their products, and the
+//! gradients of both. At another time that of the convolution has the gradients of all taps for each 64 tokens. The
+//! delta rule of a GPU has two states a chunk for all heads, two vectors as wide as a value, and gradients of a query
+//! and a key, for each token and head.
+//!
+//! Tensor operations, where kernels are off, keep what every step of the chunked form reads: for each head some forty
+//! matrices of 64 by 64 a chunk, two states, and the rows of every tap.
+
+use firebrick_arch::Arch;
+use firebrick_arch::arch::GatedDeltaNet;
+use firebrick_spec::{Backend, DeviceProfile, Operation};
+
+/// Cores whose buffers are there at a time.
+const CORES: u64 = 4;
+/// Tokens of a chunk.
+const CHUNK: u64 = 64;
+/// Matrices of a chunk by itself that tensor operations keep.
+const MATRICES: u64 = 40;
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Computes {
+    CpuKernels,
+    GpuKernels,
+    TensorOperations,
+}
+
+/// Widths of gated `DeltaNet` layers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinearWidths {
+    channels: u64,
+    values: u64,
+    heads: u64,
+    keys: u64,
+    /// Numbers of a head's state, and widths of its keys and values.
+    state: u64,
+    key: u64,
+    value: u64,
+    taps: u64,
+    computes: Computes,
+}
+
+impl LinearWidths {
+    /// Those of an architecture that has such layers.
+    pub fn of(arch: &Arch, profile: &DeviceProfile) -> Option<Self> {
+        let own: &GatedDeltaNet = arch.delta_net.as_ref()?;
+        let (key, value) = (own.key_head_dim as u64, own.value_head_dim as u64);
+        let computes = match profile.kernels.uses(Operation::DeltaNet) {
+            false => Computes::TensorOperations,
+            true if profile.backend == Backend::Cpu => Computes::CpuKernels,
+            true => Computes::GpuKernels,
+        };
+        Some(Self {
+            channels: own.channels() as u64,
+            values: own.value_dim() as u64,
+            heads: own.num_value_heads as u64,
+            keys: own.key_dim() as u64,
+            state: key * value,
+            key,
+            value,
+            taps: own.conv_kernel_dim as u64,
+            computes,
+        })
+    }
+
+    /// Width of what is mixed: the input of the last product.
+    pub fn mixed(&self) -> u64 {
+        self.values
+    }
+
+    /// Channels of the first product.
+    pub fn channels(&self) -> u64 {
+        self.channels
+    }
+
+    /// Kept beside the sublayer's normed input, for numbers of `width` bytes.
+    pub fn kept(&self, width: u64) -> u64 {
+        let (c, v) = (self.channels, self.values);
+        let plain = 2 * c + 3 * v + 6 * self.heads;
+        // the same once more in f32, in numbers of this width
+        let wide = match self.computes {
+            _ if width >= 4 => 0,
+            Computes::GpuKernels => (4 / width - 1) * v,
+            _ => 4 / width * (c + 2 * v),
+        };
+        let steps = if self.computes == Computes::TensorOperations {
+            let chunk = MATRICES * CHUNK * CHUNK + 2 * self.state;
+            4 / width * (self.taps * c + 6 * c + 8 * v + self.heads * chunk / CHUNK)
+        } else {
+            0
+        };
+        plain + wide + steps
+    }
+
+    /// Gradients on their way through a sublayer.
+    pub fn extra(&self) -> u64 {
+        2 * self.channels + 2 * self.values
+    }
+
+    /// Running tensors without a graph.
+    pub fn forward(&self, width: u64) -> u64 {
+        let plain = 2 * self.channels + 3 * self.values;
+        let wide = match self.computes {
+            _ if width >= 4 => 0,
+            Computes::GpuKernels => (4 / width - 1) * self.values,
+            _ => 4 / width * (self.channels + self.values),
+        };
+        let padded = if self.computes == Computes::TensorOperations { 4 / width * 4 * self.channels } else { 0 };
+        plain + wide + padded
+    }
+
+    /// Numbers, in f32, of the kernels' buffers in the backward of so many tokens, of sequences of `length`.
+    pub fn scratch(&self, tokens: u64, length: u64) -> u64 {
+        match self.computes {
+            Computes::TensorOperations => 0,
+            Computes::CpuKernels => {
+                let chunks = length.div_ceil(CHUNK) + 1;
+                let of_values = 2 * self.value;
+                let of_keys = 2 * (2 * self.key + CHUNK);
+                let head = chunks * self.state + length * (of_values + of_keys);
+                let rule = CORES.min(self.keys / self.key.max(1)) * head;
+                let convolution = tokens.div_ceil(CHUNK) * self.taps * self.channels;
+                rule.max(convolution)
+            }
+            Computes::GpuKernels => {
+                let chunks = tokens.div_ceil(length.max(1)) * length.div_ceil(CHUNK);
+                let vectors = 2 * tokens * (self.value + self.key);
+                self.heads * (2 * chunks * self.state + vectors)
+            }
+        }
+    }
+
+    /// Floating-point operations of a token, a third of those of its forward and backward: products within a chunk and
+    /// with the state; on GPUs, token by token, with the state alone.
+    pub fn operations(&self) -> f64 {
+        let chunk = match self.computes {
+            Computes::GpuKernels => 6 * self.state,
+            _ => CHUNK * (2 * self.key + 2 * self.value) + 3 * self.state,
+        };
+        (2 * self.heads * chunk + 2 * self.taps * self.channels) as f64
+    }
+
+    /// Launches for sequences of so many tokens, where there is no kernel: about so many operations a chunk.
+    pub fn launches(&self, length: u64) -> f64 {
+        if self.computes == Computes::TensorOperations { (60 + 20 * length.div_ceil(CHUNK)) as f64 } else { 0.0 }
+    }
+}

@@ -1,0 +1,13 @@
+//! Bytes that a device and its host hold, moment by moment.
+
+pub(crate) mod activations;
+mod elements;
+pub(crate) mod experts;
+pub(crate) mod head;
+mod linear;
+mod quantized_base;
+pub(crate) mod sample;
+pub(crate) mod sizes;
+pub(crate) mod states;
+pub(crate) mod train;
+pub(crate) mod usage;

@@ -1,0 +1,436 @@
+//! One training micro-batch, moment by moment: forward, head, and backward through the segments from the last to the
+//! first.
+//!
+//! While segment `s` goes backward there are: the inputs kept by it and the segments before it, the graphs of segments
+//! before it that keep theirs, its own graph (of what lies below the sublayer at hand), gradients on their way, and the
+//! parameters' gradients so far. From the second micro-batch on these are all parameters' and the segment's once more.
+//!
+//! A stage of a pipeline has its own segments alone, and what all of them keep of the other micro-batches that are
+//! under way: of `P - s` in all on stage `s` of `P` (one forward, one backward). The embedding is on the first stage,
+//! the head on the last.
+
+use crate::estimate::{Activity, Context, F32, HeadCost, MemoryUsage, ModelState, PeakUsage, Sublayer};
+use crate::{ActivationPolicy, ModelPlan, Order, Segment};
+use firebrick_arch::PipelineStage;
+use firebrick_spec::{Backend, Category, Home};
+
+/// Device bytes of a sublayer in a micro-batch.
+#[derive(Clone, Copy, Default)]
+struct SublayerBytes {
+    /// What its graph keeps, its input apart.
+    kept: u64,
+    /// Scores of attention among it.
+    scores: u64,
+    /// What its backward has besides.
+    backward: MemoryUsage,
+}
+
+/// A walk over the segments of a model that is trained.
+pub(crate) struct BackwardPass<'a> {
+    ctx: &'a Context<'a>,
+    plan: &'a ModelPlan,
+    /// In use throughout.
+    base: MemoryUsage,
+    /// Bytes of one d-wide activation of a micro-batch.
+    row: u64,
+    /// Micro-batches whose kept inputs live at the same time.
+    copies: u64,
+    /// Micro-batches under way: on a stage of a pipeline those that went forward and not backward.
+    under_way: u64,
+    /// Whether an earlier micro-batch left a gradient for every parameter.
+    full: bool,
+    /// Numbers that are trained.
+    trained: u64,
+    splits: bool,
+    /// By kind.
+    sublayers: [SublayerBytes; Sublayer::ALL.len()],
+    /// Graphs that are kept by the segments before each, and by all.
+    graphs: Vec<MemoryUsage>,
+    /// The same of inputs: how many are kept on the device, and on the host.
+    inputs: Vec<[u64; 2]>,
+}
+
+impl<'a> BackwardPass<'a> {
+    pub fn new(ctx: &'a Context<'a>) -> Self {
+        let plan = ctx.model();
+        let shape = ctx.train_shape();
+        let micros = ctx.micro_batches();
+        let copies = match plan.order {
+            Order::MicroMajor => 1,
+            Order::SegmentMajor => micros,
+        };
+        let under_way = ctx.under_way().min(micros);
+        let mut pass = Self {
+            plan,
+            base: ctx.resident(Activity::Pass(ctx.role))
+                + ctx.batch_buffers(shape, plan.attention_rows, copies.max(under_way)),
+            row: ctx.parallel.between(ctx.widths.row(shape.tokens)),
+            copies,
+            under_way,
+            // segment by segment, a parameter's gradients of all micro-batches meet in its own sum
+            full: micros > copies,
+            trained: ctx.sizes.trained(),
+            splits: ctx.widths.splits(shape, plan.attention_rows),
+            sublayers: [SublayerBytes::default(); Sublayer::ALL.len()],
+            graphs: Vec::with_capacity(plan.segments.len() + 1),
+            inputs: Vec::with_capacity(plan.segments.len() + 1),
+            ctx,
+        };
+        for sublayer in ctx.sizes.kinds() {
+            pass.sublayers[sublayer as usize] = pass.sublayer(sublayer);
+        }
+        pass.add_up();
+        pass
+    }
+
+    fn sublayer(&self, sublayer: Sublayer) -> SublayerBytes {
+        let (ctx, shape) = (self.ctx, self.ctx.train_shape());
+        let (widths, parallel) = (&ctx.widths, ctx.parallel);
+        let rows = self.plan.attention_rows;
+        let extra = widths.bytes(widths.extra(sublayer, self.splits), shape.tokens, parallel)
+            + widths.widened(sublayer, true, shape.tokens, parallel);
+        // a part of a sum over devices ends a graph
+        let part = if parallel.tensor > 1 { self.row } else { 0 };
+        let mut found = SublayerBytes {
+            kept: widths.bytes(widths.kept(sublayer), shape.tokens, parallel) + part,
+            scores: 0,
+            backward: MemoryUsage::default()
+                .on_device(Category::LiveGraph, extra)
+                .on_device(Category::Buffers, ctx.widening()),
+        };
+        if sublayer == Sublayer::Attention {
+            let [kept, sent] = ctx.shared_attention(shape.tokens);
+            found.kept += kept;
+            found.scores = parallel.inside(F32 * widths.scores_kept(shape, rows));
+            let scores = F32 * widths.scores_extra(shape, rows);
+            found.backward = found
+                .backward
+                .on_device(Category::Attention, parallel.inside(scores))
+                .on_device(Category::Buffers, sent);
+        }
+        if let (Sublayer::Linear, Some(linear)) = (sublayer, widths.linear()) {
+            let buffers = F32 * linear.scratch(shape.tokens, shape.length);
+            found.backward = found.backward.on_device(Category::Attention, parallel.inside(buffers));
+        }
+        found
+    }
+
+    /// Adds up once what segments keep: every moment looks at the sum of some of the first.
+    fn add_up(&mut self) {
+        let (mut graphs, mut inputs) = (MemoryUsage::default(), [0; 2]);
+        for segment in &self.plan.segments {
+            self.graphs.push(graphs);
+            self.inputs.push(inputs);
+            match segment.keep {
+                ActivationPolicy::Graph => {
+                    graphs += self.graph(segment, segment.units.end);
+                    graphs = graphs.on_device(Category::LiveGraph, self.row);
+                }
+                ActivationPolicy::Input(Home::Device) => inputs[0] += 1,
+                ActivationPolicy::Input(Home::Host) => inputs[1] += 1,
+            }
+        }
+        self.graphs.push(graphs);
+        self.inputs.push(inputs);
+    }
+
+    /// Sees every moment.
+    pub fn run(mut self, peak: &mut PeakUsage) {
+        let (base, micros) = (self.base, self.ctx.micro_batches());
+        // the most that are under way, in a first backward pass where there are no more
+        self.full = micros > self.copies.max(self.under_way);
+        self.base = base + self.of_others(self.under_way - 1);
+        self.walk(peak);
+        // and in the second one
+        if self.under_way > 1 && !self.full {
+            self.full = true;
+            self.base = base + self.of_others(self.under_way - 2);
+            self.walk(peak);
+        }
+        self.base = base;
+        self.tied_ends(peak);
+        self.sums_at_the_end(peak);
+    }
+
+    /// What so many other micro-batches keep.
+    fn of_others(&self, others: u64) -> MemoryUsage {
+        let last = self.plan.segments.len();
+        let [stay, offloaded] = self.inputs[last].map(|count| count * self.row * others);
+        let kept =
+            MemoryUsage::default().on_device(Category::KeptInputs, stay).on_host(Category::KeptInputs, offloaded);
+        (0..others).fold(kept, |held, _| held + self.graphs[last])
+    }
+
+    /// The gradient of a tied matrix, of which the first stage and the last have a part: a message to the other, and
+    /// one from there.
+    fn tied_ends(&self, peak: &mut PeakUsage) {
+        let two = |stage: PipelineStage| stage.is_first() || stage.is_last();
+        if self.ctx.arch.tied && self.ctx.stage.is_some_and(two) {
+            let sizes = &self.ctx.sizes;
+            let bytes = F32 * sizes.trained_ends(sizes.embedding);
+            let held = self.with_gradients(self.base, self.trained, 0);
+            let sum = held.on_host(Category::Communication, 2 * bytes);
+            peak.record("the sum of a tied matrix's gradients", sum);
+        }
+    }
+
+    /// Gradients that devices sum when all micro-batches are done, unit by unit in their order, and keep their shares
+    /// of.
+    fn sums_at_the_end(&self, peak: &mut PeakUsage) {
+        let ctx = self.ctx;
+        if !ctx.parallel.sums_at_the_end() {
+            return;
+        }
+        let (mut left, mut summed, mut largest) = (self.trained, 0, 0);
+        for unit in self.state().trained_units() {
+            left -= unit;
+            // later units that are no larger need less
+            if unit > largest {
+                largest = unit;
+                let whole = ctx.parallel.replicated().gradients(F32 * left);
+                let gradients = whole + ctx.parallel.optimizer(F32 * summed);
+                let (base, home) = (self.base, self.plan.grads);
+                let held = base.and(home, Category::Gradients, gradients);
+                peak.record("the sum of a unit's gradients", held + self.summing(unit));
+            }
+            summed += unit;
+        }
+    }
+
+    /// What summing so many gradients over devices takes.
+    fn summing(&self, numbers: u64) -> MemoryUsage {
+        self.ctx.parallel.summing(numbers, self.plan.grads)
+    }
+
+    /// Sees the moments of a micro-batch.
+    fn walk(&self, peak: &mut PeakUsage) {
+        let last = self.plan.segments.len();
+        let forward = self.kept(last) + self.graphs[last] + self.base;
+        let forward = self.with_gradients(forward, 0, 0);
+        peak.record("the last segment's forward", forward + self.running(last));
+        let gathered = self.state().gathered_in_place();
+        if gathered != MemoryUsage::default() {
+            peak.record("gathering weights", forward + gathered);
+        }
+        if self.ctx.stage.is_some() {
+            // through the host: a message that waits, one that is read, and what is read of it
+            let rows =
+                forward.on_device(Category::Buffers, 2 * self.row).on_host(Category::Communication, 3 * self.row);
+            peak.record("rows on their way between stages", rows);
+        }
+        let sizes = &self.ctx.sizes;
+        let on_the_way = self.ctx.parallel.sums_on_the_way();
+        let mut done = 0;
+        if self.ctx.has_head() {
+            peak.record("the head", self.head(forward));
+            if on_the_way {
+                let sum = forward + self.summing(sizes.trained_ends(sizes.head));
+                peak.record("the sum of the head's gradients", sum);
+            }
+            done = sizes.trained_ends(sizes.head);
+            if self.ctx.arch.tied {
+                done += sizes.trained_ends(sizes.embedding);
+            }
+        }
+        for (index, segment) in self.plan.segments.iter().enumerate().rev() {
+            self.segment(index, segment, done, peak);
+            if !self.updates_at_once() {
+                done += self.numbers(segment);
+            }
+        }
+        if !self.ctx.embeds() {
+            return;
+        }
+        let all = if self.updates_at_once() { sizes.trained_ends(sizes.embedding) } else { self.trained };
+        let rows = self.base.on_device(Category::Buffers, 2 * self.row * self.copies);
+        let held = self.with_gradients(rows, all, 0);
+        peak.record("the embedding's gradient", held);
+        if on_the_way {
+            let sum = held + self.summing(sizes.trained_ends(sizes.embedding));
+            peak.record("the sum of the embedding's gradients", sum);
+        }
+    }
+
+    fn numbers(&self, segment: &Segment) -> u64 {
+        let units = segment.units.clone();
+        units.map(|u| self.ctx.sizes.trained_unit(u)).sum()
+    }
+
+    /// The update in the backward pass leaves no gradients behind, where no earlier micro-batch did.
+    fn updates_at_once(&self) -> bool {
+        self.plan.optimizer.in_backward && !self.full
+    }
+
+    /// Inputs kept by the first `count` segments.
+    fn kept(&self, count: usize) -> MemoryUsage {
+        let [stay, offloaded] = self.inputs[count];
+        let bytes = self.row * self.copies;
+        let held = MemoryUsage::default()
+            .on_device(Category::KeptInputs, bytes * stay)
+            .on_host(Category::KeptInputs, bytes * offloaded);
+        // copies in flight are in both places
+        let prefetch = self.plan.prefetch as u64;
+        // memory that copies on a stream of their own have read is free when an event says so, some work later
+        let late = u64::from(prefetch > 0 && self.ctx.profile.overlaps_copies());
+        let flight = (prefetch + 1 + late) * self.plan.offload_group as u64;
+        held.on_device(Category::KeptInputs, self.row * offloaded.min(flight))
+    }
+
+    /// What the units of a segment before `end` keep, its first input apart.
+    fn graph(&self, segment: &Segment, end: usize) -> MemoryUsage {
+        let (mut kept, mut scores) = (0, 0);
+        for unit in segment.units.start..end {
+            let own = &self.sublayers[self.ctx.sizes.sublayer(unit) as usize];
+            // the output of every sublayer but the last is the next one's input
+            let inner = if unit + 1 < end { self.row } else { 0 };
+            kept += own.kept + inner;
+            scores += own.scores;
+        }
+        MemoryUsage::default().on_device(Category::LiveGraph, kept).on_device(Category::Attention, scores)
+    }
+
+    fn state(&self) -> ModelState<'_> {
+        self.ctx.state(self.plan)
+    }
+
+    /// Weights that are gathered ahead while a visit runs.
+    fn ahead_of(&self, visit: usize) -> MemoryUsage {
+        self.state().gathered_ahead(visit, true)
+    }
+
+    /// The forward of a segment that keeps no graph.
+    fn running(&self, count: usize) -> MemoryUsage {
+        let ctx = self.ctx;
+        let (at, ahead) = (count.saturating_sub(1), self.plan.prefetch);
+        let fetched = self.state().fetched(at, ahead);
+        let held = self.ahead_of(count);
+        let held = held.on_device(ctx.role.category(), fetched);
+        if self.plan.segments.iter().all(|s| s.keep == ActivationPolicy::Graph) {
+            return held;
+        }
+        held + ctx.forward(ctx.train_shape(), self.plan.attention_rows)
+    }
+
+    /// Adds the parameters' gradients: `done` numbers are complete for this micro-batch, `fresh` ones are the
+    /// segment's.
+    fn with_gradients(&self, held: MemoryUsage, done: u64, fresh: u64) -> MemoryUsage {
+        let share = |numbers| self.ctx.parallel.gradients(F32 * numbers);
+        // a segment's own are whole until they are summed
+        let whole = |numbers| self.ctx.parallel.replicated().gradients(F32 * numbers);
+        let complete = if self.full { self.trained } else { done };
+        let flight = match self.plan.grads {
+            Home::Host => (self.plan.prefetch as u64 + 1) * self.ctx.sizes.largest_trained.min(fresh),
+            Home::Device => 0,
+        };
+        // a gradient adds itself to the sum in place: the segment's own are what is there besides
+        held.on_device(Category::Gradients, whole(fresh))
+            .and(self.plan.grads, Category::Gradients, share(complete))
+            .and(self.plan.grads, Category::Buffers, whole(flight))
+    }
+
+    fn head(&self, held: MemoryUsage) -> MemoryUsage {
+        let ctx = self.ctx;
+        let shape = ctx.head_shape(ctx.train_shape());
+        let cost = HeadCost::of(ctx.arch, self.plan.head_rows, ctx.profile);
+        let sizes = &ctx.sizes;
+        let weights = self.fetched_for_head();
+        let projection = sizes.trained_ends(sizes.projection);
+        let fresh = match (self.full, cost.adds(shape, self.copies)) {
+            // this chunk's beside the sum, which is among all parameters' already
+            (true, _) | (false, false) => projection,
+            (false, true) => 2 * projection,
+        };
+        let backward = ctx.parallel.tensor_share(cost.backward(shape, ctx.has_entropy()));
+        let gradients = match self.plan.grads {
+            Home::Device => fresh,
+            // chunks are summed on the device before the sum leaves it
+            Home::Host => projection * (1 + u64::from(cost.adds(shape, self.copies))),
+        };
+        // what the product for the projection's gradient packs on the CPU
+        let made = match projection {
+            0 => 0,
+            _ if ctx.profile.backend == Backend::Cpu => cost.packed(shape),
+            _ => 0,
+        };
+        let held = held + self.ahead_of(self.plan.segments.len() + 1);
+        held.on_device(Category::Head, backward)
+            .on_device(Category::Buffers, self.row * self.copies + 2 * cost.picked(shape))
+            .on_device(ctx.role.category(), weights)
+            .on_device(Category::Gradients, ctx.parallel.replicated().gradients(F32 * (gradients + made)))
+    }
+
+    /// Weights that are on the device for the head and before the last segment's backward.
+    fn fetched_for_head(&self) -> u64 {
+        let (plan, parallel, sizes) = (self.plan, self.ctx.parallel, &self.ctx.sizes);
+        let last = plan.segments.len() - 1;
+        if parallel.gathers() {
+            let own = if self.ctx.arch.tied { 0 } else { sizes.projection };
+            let kept = if plan.reshard_after_forward { 0 } else { self.state().fetched(last, 0) };
+            return parallel.replicated().weights(sizes.width * own) + kept;
+        }
+        let own = match plan.ends {
+            Home::Host => parallel.weights(sizes.width * sizes.projection),
+            Home::Device => 0,
+        };
+        match plan.prefetch {
+            0 => own,
+            // the last segments' weights come already
+            n => own + self.state().fetched(last, n - 1),
+        }
+    }
+
+    fn segment(&self, index: usize, segment: &Segment, done: u64, peak: &mut PeakUsage) {
+        let ctx = self.ctx;
+        let visit = 2 * self.plan.segments.len() + 1 - index;
+        let ahead = self.plan.prefetch;
+        let fetched = self.state().fetched(index, ahead);
+        let input = match segment.keep {
+            ActivationPolicy::Graph | ActivationPolicy::Input(Home::Host) => self.row,
+            ActivationPolicy::Input(Home::Device) => 0,
+        };
+        let behind = self.base + self.graphs[index] + self.kept(index + 1) + self.ahead_of(visit);
+        let behind = behind
+            .on_device(Category::LiveGraph, input)
+            // the gradient that came in, for every micro-batch on its way
+            .on_device(Category::Buffers, self.row * self.copies);
+        let below = behind.on_device(ctx.role.category(), fetched);
+        let (mut fresh, mut added) = (0, 0);
+        for unit in segment.units.clone().rev() {
+            let sublayer = ctx.sizes.sublayer(unit);
+            let own = ctx.sizes.trained_unit(unit);
+            let besides = self.sublayers[sublayer as usize].backward;
+            let held = below + self.graph(segment, unit + 1) + besides;
+            peak.record(
+                match sublayer {
+                    Sublayer::Attention => "an attention half's backward",
+                    Sublayer::Linear => "a linear attention half's backward",
+                    Sublayer::Mlp => "an MLP half's backward",
+                    Sublayer::Experts => "the experts' backward",
+                },
+                // the largest matrix of a sublayer has about a third of it, and its product is made beside the others
+                self.with_gradients(held, done + added, fresh + own / 3),
+            );
+            // attention that is computed again cuts the graph at every attention sublayer; elsewhere a segment is one graph
+            if self.splits && sublayer != Sublayer::Linear && !ctx.parallel.sums_on_the_way() {
+                added += own;
+            } else {
+                fresh += own;
+            }
+        }
+        let mut end = self.with_gradients(below, done + added, fresh);
+        if self.plan.optimizer.in_backward {
+            end += self.state().update_buffers(&ctx.profile.kernels);
+        }
+        peak.record("a segment's complete gradient", end);
+        if ctx.parallel.sums_on_the_way() {
+            let units = segment.units.clone();
+            let unit = units.map(|unit| ctx.sizes.trained_unit(unit)).max();
+            let unit = unit.unwrap_or(0);
+            // what is in the message is no longer where it was, and what the segment gathered is gone
+            let gathered = self.state().gathered_by(segment);
+            let below = behind.on_device(ctx.role.category(), fetched - gathered);
+            let rest = self.with_gradients(below, done + added, fresh - unit);
+            peak.record("the sum of a unit's gradients", rest + self.summing(unit));
+        }
+    }
+}

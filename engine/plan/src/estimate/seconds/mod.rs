@@ -1,0 +1,376 @@
+//! Seconds of a step, roughly: enough to say which of two plans is faster, and by about how much.
+//!
+//! A forward of `n` tokens takes the larger of its floating-point operations over the device's rate and its
+//! element-wise traffic over the memory's bandwidth (their sum: they do not overlap), and a launch for each operation:
+//!
+//! | work | operations |
+//! |---|---|
+//! | products of a layer | 2 (attention + MLP parameters) n; of experts, those that a token goes through |
+//! | attention scores and mixing | 4 · q · keys · n; in chunks and by a kernel half of that, since later keys are left out |
+//! | gated `DeltaNet`, in f32 | 2 heads (64 (2 key + 2 value) + 3 key · value) n, of the widths of a head |
+//! | the same by GPU kernels | 12 heads key · value n |
+//! | head | 2 V d for each scored token |
+//! | backward | twice the forward; the head's gradient too |
+//! | recomputed segments | their forward once more; packed and chunked attention its scores once more |
+//!
+//! Every pass over a frozen base in few bits reads its codes, writes what they are widened to and reads that again; so
+//! does every token of a decoded batch, but where a kernel widens codes as it multiplies few rows. Decoding reads all
+//! weights, or their copies in 8 bits, and the cache for each token of a batch of sequences. Copies between host and
+//! device take bytes over the link. On a stream of their own (`DeviceProfile::overlaps_copies`) and with `prefetch`
+//! above 0 they hide behind the computation of their phase; elsewhere both share a queue and add up. Gradients that
+//! leave are waited for.
+//!
+//! Of several devices each has its share of the work; what they wait for of each other (`estimate::communication`) is
+//! added to the phase that it belongs to. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, each as
+//! long as the slowest stage's.
+
+mod kernels;
+mod passes;
+pub(crate) mod sampling;
+pub(crate) mod segment_totals;
+
+use crate::estimate::seconds::passes::{LAYER_OPERATIONS, widened_bytes};
+use crate::estimate::seconds::sampling::{measured_sampling, sampled_rows};
+use crate::estimate::{
+    Cached, Context, F32, HeadCost, QuantizedWeights, Seconds, SegmentTotals, Shape, Sublayer, Work, Workload,
+};
+use crate::{ModelPlan, Order};
+use firebrick_spec::{Home, KernelRates};
+
+/// Operations that choose a token.
+const CHOICE_OPERATIONS: f64 = 15.0;
+/// Operations of an update of one matrix, and matrices of a layer.
+const UPDATE_OPERATIONS: f64 = 16.0 * 9.0;
+
+pub(crate) fn of_step(ctx: &Context<'_>) -> Seconds {
+    let critic = ctx.critic();
+    let of_critic = |seconds: fn(&Context<'_>) -> f64| critic.as_ref().map_or(0.0, |critic| seconds(critic));
+    Seconds {
+        rollout: rollout(ctx),
+        reward: reward(ctx),
+        score: score(ctx),
+        backward: backward(ctx, &SegmentTotals::of(ctx)),
+        optimizer: optimizer(ctx),
+        values: of_critic(values),
+        critic_backward: of_critic(|critic| backward(critic, &SegmentTotals::of(critic))),
+        critic_optimizer: of_critic(optimizer),
+    }
+}
+
+/// Computation and copies ahead of it: one behind the other, or side by side.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    compute: f64,
+    copies: f64,
+}
+
+impl Cost {
+    fn total(self, prefetch: usize, overlaps_copies: bool) -> f64 {
+        if prefetch > 0 && overlaps_copies { self.compute.max(self.copies) } else { self.compute + self.copies }
+    }
+}
+
+/// Turns of all pipeline stages that take so many micro-batches.
+fn turns(ctx: &Context<'_>, micros: f64) -> f64 {
+    let behind = ctx.stage.map_or(0, |own| own.stages() - 1);
+    micros + behind as f64
+}
+
+/// What the turns of pipeline stages take over the work of one.
+fn waiting(ctx: &Context<'_>, work: Work) -> f64 {
+    turns(ctx, work.micros) / work.micros
+}
+
+/// Weights that a device streams in one pass over the model, in bytes.
+fn streamed(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
+    streamed_with(ctx, plan, plan.streamed(&ctx.sizes))
+}
+
+/// The same, given the bytes of the body.
+fn streamed_with(ctx: &Context<'_>, plan: &ModelPlan, body: u64) -> f64 {
+    let ends = match plan.ends {
+        Home::Host => ctx.sizes.end_bytes(),
+        Home::Device => 0,
+    };
+    ctx.parallel.weights(body + ends) as f64
+}
+
+pub(crate) fn rollout(ctx: &Context<'_>) -> f64 {
+    let w = ctx.workload;
+    if w.examples.is_some() {
+        // a step of supervised training samples nothing
+        return 0.0;
+    }
+    let greedy = if w.greedy { sampling(&ctx.sampling_as_trained(), 1) } else { 0.0 };
+    let policy = ctx.plan.policy();
+    // streamed and idle weights come to the device for sampling, once
+    let fetched =
+        if policy.idle == Home::Host { ctx.parallel.weights(ctx.sizes.bytes()) as f64 } else { streamed(ctx, policy) };
+    // and what is on other stages from there
+    let elsewhere = ctx.counted.whole_policy.bytes() - ctx.counted.policy.bytes();
+    let fetched = fetched + ctx.parallel.replicated().weights(elsewhere) as f64;
+    sampling(&ctx.sampling(), w.group.max(1)) + greedy + ctx.copy(fetched) + ctx.rollout_traffic().seconds()
+}
+
+/// Bytes of weights that a token of so many sequences moves.
+fn weights_moved(ctx: &Context<'_>, rows: u64) -> u64 {
+    let (sizes, width) = (&ctx.sizes, ctx.sizes.width);
+    let Some(codes) = &ctx.eight_bits else {
+        let fused = rows <= ctx.profile.kernels.max_fused_base_rows as u64;
+        let widened = if fused { 0 } else { widened_bytes(sizes, rows) };
+        return sizes.used_bytes(rows) + widened;
+    };
+    // what is widened as a whole is written and read again
+    let widened = if rows > codes.max_fused_rows { 2 * width * codes.numbers } else { 0 };
+    width * sizes.ends() + codes.bytes + widened
+}
+
+/// So many completions of every prompt.
+fn sampling(ctx: &Context<'_>, group: u64) -> f64 {
+    let w = ctx.workload;
+    if let (Some(rates), None) = (ctx.rates(), ctx.eight_bits) {
+        return ctx.shared(measured_sampling(ctx, group, rates));
+    }
+    let (rows, waves) = sampled_rows(ctx, group);
+    // devices that share matrices read their share of them, and those that share sequences have other ones
+    let tensor = ctx.parallel.tensor as f64;
+    let shares = tensor * ctx.parallel.sequence as f64;
+    let prompts = rows.div_ceil(group);
+    let prefill = Shape {
+        tokens: prompts * w.prompt_length,
+        packed: false,
+        length: w.prompt_length,
+        scored: prompts,
+        over: Some(Cached::Prompts),
+    };
+    let layers = ctx.sizes.layers as f64;
+    let prefill = layers * ctx.layer(prefill, 0);
+    let cached = w.prompt_length as f64 + w.response_length as f64 / 2.0;
+    let token = w.kv_cache_dtype.layer_bytes_per_token(&w.arch, ctx.sizes.width as usize);
+    let attend = ctx.sizes.count(Sublayer::Attention) as f64;
+    let states: usize = w.arch.state_numbers().iter().sum();
+    let cache = rows as f64 * (cached * attend * token as f64 + (states as u64 * F32) as f64);
+    let body = 2.0 * ctx.sizes.active_body() as f64 * rows as f64;
+    let head = 2.0 * ctx.sizes.projection as f64 * rows as f64;
+    let widened_in_f32 = |codes: QuantizedWeights| rows <= codes.max_fused_rows && !codes.tensor_cores;
+    let half = ctx.sizes.is_half() && !ctx.eight_bits.is_some_and(widened_in_f32);
+    let logits = (w.arch.vocab_size as u64 * rows) as f64 * F32 as f64 * 10.0;
+    let token = ctx.flops_in(body, half)
+        + ctx.flops(head)
+        + (weights_moved(ctx, rows) as f64 / tensor + 2.0 * cache / shares + logits / shares)
+            / ctx.profile.memory_bandwidth
+        + ctx.launch(layers * (LAYER_OPERATIONS + ctx.expert_operations(rows as f64)) + CHOICE_OPERATIONS);
+    waves * prefill + waves.ceil() * w.response_length as f64 * token
+}
+
+/// Micro-batches of a forward of all rollouts.
+pub(crate) fn score_micros(ctx: &Context<'_>, plan: &ModelPlan) -> u64 {
+    let shape = ctx.score_shape(plan);
+    let each = (shape.tokens / shape.length).max(1);
+    let own = ctx.workload.rollouts().div_ceil(ctx.parallel.data);
+    own.div_ceil(each)
+}
+
+/// Forward passes of the policy over the rollouts of a step.
+pub(crate) fn score_passes(w: &Workload) -> u64 {
+    // once more in every epoch where something is chosen out of an optimizer step
+    let choices = if w.scores { w.epochs } else { 0 };
+    u64::from(w.old_log_probs) + u64::from(w.adapters_off) + choices
+}
+
+/// A forward of all rollouts in micro-batches of a plan, messages apart.
+pub(crate) fn forward(ctx: &Context<'_>, plan: &ModelPlan) -> f64 {
+    let streams = streamed(ctx, plan);
+    if let Some(rates) = ctx.rates() {
+        let sequences = ctx.workload.scored_sequences() as f64 / ctx.parallel.data as f64;
+        let work = Work::of(ctx, plan, sequences, plan.score_tokens);
+        let compute = ctx.body_forward(rates, work) + ctx.head_forward(rates, work, plan.head_rows);
+        return waiting(ctx, work) * ctx.shared(compute) + turns(ctx, work.micros) * ctx.copy(streams);
+    }
+    let shape = ctx.score_shape(plan);
+    let micros = turns(ctx, score_micros(ctx, plan) as f64);
+    let body = ctx.sizes.layers as f64 * ctx.layer(shape, plan.attention_rows);
+    let cost = Cost { compute: body + ctx.head(shape.scored, plan.head_rows), copies: ctx.copy(streams) };
+    micros * cost.total(plan.prefetch, ctx.profile.overlaps_copies())
+}
+
+pub(crate) fn score(ctx: &Context<'_>) -> f64 {
+    let passes = score_passes(ctx.workload) as f64;
+    let mut seconds = passes * forward(ctx, ctx.plan.policy()) + ctx.score_traffic().seconds();
+    if let Some(reference) = ctx.plan.reference() {
+        seconds += forward(ctx, reference);
+        if reference.idle == Home::Host {
+            seconds += ctx.copy((2 * ctx.sizes.bytes()) as f64);
+        }
+    }
+    seconds
+}
+
+/// The reward models' scores of all rollouts.
+fn reward(ctx: &Context<'_>) -> f64 {
+    let w = ctx.workload;
+    let judged = 1.0 + f64::from(u8::from(w.greedy)) / w.group.max(1) as f64;
+    let models = ctx.rewards.iter().enumerate();
+    models
+        .map(|(index, (plan, sizes))| {
+            let visit = match plan.idle {
+                Home::Host => ctx.copy((2 * sizes.bytes()) as f64),
+                Home::Device => 0.0,
+            };
+            let gathers = ctx.reward_traffic(index).seconds();
+            judged * (forward(&ctx.reward(index), plan) + gathers) + visit
+        })
+        .sum()
+}
+
+/// The critic's values of all rollouts.
+pub(crate) fn values(ctx: &Context<'_>) -> f64 {
+    let visit = match ctx.model().idle {
+        Home::Host => ctx.copy((2 * ctx.sizes.bytes()) as f64),
+        Home::Device => 0.0,
+    };
+    forward(ctx, ctx.model()) + visit + ctx.values_traffic().seconds()
+}
+
+/// Computation of a micro-batch: the layers' forward; head and backward.
+fn training_computation(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
+    let plan = ctx.model();
+    let shape = ctx.train_shape();
+    let layer = ctx.layer(shape, plan.attention_rows);
+    let layers = ctx.sizes.layers as f64;
+    let attend = ctx.sizes.count(Sublayer::Attention) as f64;
+    let again = totals.recomputed_units as f64 / 2.0 * layer + attend * ctx.scores_again(shape, plan.attention_rows);
+    // beside frozen weights there are no gradients of weights
+    let passes = if ctx.lora.is_some() { 2.0 } else { 3.0 };
+    let head = HeadCost::of(ctx.arch, plan.head_rows, ctx.profile);
+    let head_passes = passes + f64::from(u8::from(head.repeats()));
+    let head = head_passes * ctx.head(shape.scored, plan.head_rows);
+    [layers * layer, (passes - 1.0) * layers * layer + head + again]
+}
+
+/// The same of the micro-batches of an optimizer step.
+pub(crate) fn training_passes(ctx: &Context<'_>, totals: &SegmentTotals) -> [f64; 2] {
+    if let Some(rates) = ctx.rates() {
+        let work = training_work(ctx);
+        let turns = waiting(ctx, work);
+        return measured_computation(ctx, totals, rates, work).map(|each| turns * each);
+    }
+    let turns = turns(ctx, ctx.micro_batches() as f64);
+    training_computation(ctx, totals).map(|each| turns * each)
+}
+
+/// Forward and backward of all micro-batches, given what the plan's segments add up to.
+pub(crate) fn backward(ctx: &Context<'_>, totals: &SegmentTotals) -> f64 {
+    if let Some(rates) = ctx.rates() {
+        return measured_backward(ctx, totals, rates);
+    }
+    let plan = ctx.model();
+    let shape = ctx.train_shape();
+    let micros = ctx.micro_batches() as f64;
+    let parts = training_computation(ctx, totals);
+    let compute: f64 = parts.iter().sum();
+
+    let row = ctx.parallel.between(ctx.widths.row(shape.tokens)) as f64;
+    let fetched = 2.0 * streamed_with(ctx, plan, totals.streamed);
+    let mut copies = ctx.copy(2.0 * row * totals.offloaded_inputs as f64);
+    copies += match plan.order {
+        Order::MicroMajor => ctx.copy(fetched),
+        Order::SegmentMajor => ctx.copy(fetched) / micros,
+    };
+    // waited for where they leave, all but the last `prefetch` matrices: nothing hides them
+    let gradients = match plan.grads {
+        Home::Host => {
+            let shares = ctx.parallel.tensor as f64;
+            let bytes = (F32 * ctx.sizes.trained()) as f64 / shares;
+            ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth
+        }
+        Home::Device => 0.0,
+    };
+    let cost = Cost { compute, copies };
+    let beside = ctx.profile.overlaps_copies();
+    let turns = turns(ctx, micros);
+    let passes = parts.map(|each| turns * each);
+    let turns = steps(ctx) as f64 * turns;
+    turns * (cost.total(plan.prefetch, beside) + gradients) + ctx.backward_traffic(totals, passes).seconds()
+}
+
+/// The work of an optimizer step's micro-batches.
+fn training_work(ctx: &Context<'_>) -> Work {
+    let plan = ctx.model();
+    let sequences = ctx.workload.mini_rollouts() as f64 / ctx.parallel.data as f64;
+    Work::of(ctx, plan, sequences, plan.train_tokens)
+}
+
+/// Computation of all of it where the device's kernels were measured: the layers' forward; head and backward.
+fn measured_computation(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRates, work: Work) -> [f64; 2] {
+    let head_rows = ctx.model().head_rows;
+    let forward = ctx.body_forward(rates, work);
+    let again = totals.recomputed_units as f64 / (2.0 * ctx.sizes.layers.max(1) as f64);
+    let backward = again * forward
+        + ctx.body_backward(rates, work)
+        + ctx.head_forward(rates, work, head_rows)
+        + ctx.head_backward(rates, work, head_rows)
+        + ctx.whole_gradients();
+    [forward, backward].map(|seconds| ctx.shared(seconds))
+}
+
+/// Forward and backward of all micro-batches where the device's kernels were measured.
+fn measured_backward(ctx: &Context<'_>, totals: &SegmentTotals, rates: &KernelRates) -> f64 {
+    let plan = ctx.model();
+    let work = training_work(ctx);
+    let parts = measured_computation(ctx, totals, rates, work);
+    let compute: f64 = parts.iter().sum();
+    let row = (F32 * ctx.arch.hidden_size as u64) as f64 * work.tokens;
+    let visits = match plan.order {
+        Order::MicroMajor => work.micros,
+        Order::SegmentMajor => 1.0,
+    };
+    let streams = 2.0 * visits * streamed_with(ctx, plan, totals.streamed);
+    let copies = ctx.copy(2.0 * row * totals.offloaded_inputs as f64 + streams);
+    let gradients = match plan.grads {
+        Home::Host => {
+            let bytes = (F32 * ctx.sizes.trained()) as f64 * visits;
+            ctx.copy(bytes) + 3.0 * bytes / ctx.profile.host_bandwidth
+        }
+        Home::Device => 0.0,
+    };
+    let waiting = waiting(ctx, work);
+    let passes = parts.map(|each| waiting * each);
+    steps(ctx) as f64 * waiting * (compute + copies + gradients) + ctx.backward_traffic(totals, passes).seconds()
+}
+
+/// Optimizer steps of a training step.
+pub(crate) fn steps(ctx: &Context<'_>) -> u64 {
+    let w = ctx.workload;
+    w.epochs.max(1) * w.prompts.div_ceil(w.mini_batch.max(1))
+}
+
+pub(crate) fn optimizer(ctx: &Context<'_>) -> f64 {
+    let plan = ctx.model();
+    let optimizer = &plan.optimizer;
+    let total = ctx.parallel.optimizer(ctx.sizes.trained()) as f64;
+    let on_host = match optimizer.home {
+        Home::Host => total * optimizer.offload_fraction,
+        Home::Device => 0.0,
+    };
+    let on_device = total - on_host;
+    let moments = optimizer.moments;
+    let moved = if ctx.rates().is_some() { moments.traffic_of_operations() } else { moments.traffic() };
+    let device =
+        on_device * moved / ctx.profile.memory_bandwidth + ctx.launch(ctx.sizes.layers as f64 * UPDATE_OPERATIONS);
+    let host = on_host * 36.0 / ctx.profile.host_bandwidth;
+    let bytes = F32 as f64;
+    let mut copies = on_host * bytes;
+    if plan.grads != optimizer.home {
+        copies += match plan.grads {
+            Home::Host => on_device * bytes,
+            Home::Device => on_host * bytes,
+        };
+    }
+    if optimizer.idle == Home::Host {
+        // in half precision the masters wait with the moments
+        let masters = if ctx.sizes.is_half() { on_device * bytes } else { 0.0 };
+        copies += 2.0 * (optimizer.moments.bytes(on_device as u64) as f64 + masters);
+    }
+    steps(ctx) as f64 * (device + host + ctx.copy(copies)) + ctx.optimizer_traffic().seconds()
+}

@@ -1,0 +1,95 @@
+//! The request to plan a run, and a candidate for its plan.
+
+use crate::estimate::{Estimate, Parallel, Stages, Workload};
+use crate::{MemoryConfig, Plan, Result, Zero};
+use firebrick_spec::DeviceProfile;
+
+/// A run to be planned: its work, settings, device and budgets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// What the run does.
+    pub workload: Workload,
+    /// Its `memory` section: token budgets and rows are upper limits; whether weights, gradients, moments and inputs
+    /// move is the planner's choice.
+    pub memory: MemoryConfig,
+    /// Most sequences sampled at a time.
+    pub max_num_seqs: usize,
+    /// The device.
+    pub profile: DeviceProfile,
+    /// Device bytes, the margin included; no limit where absent.
+    pub budget: Option<u64>,
+    /// Host bytes; no limit where absent. Where host and device are one memory the device's budget covers both.
+    pub host_budget: Option<u64>,
+    /// Devices that share the run; all bytes are those of one of them.
+    pub parallel: Parallel,
+    /// Ranks of the run. Those that share nothing out are each planned as if alone (`parallel` is one device), and sum
+    /// gradients all the same.
+    pub ranks: usize,
+}
+
+impl Request {
+    /// The same request with the run spread over several devices, which the workload must be divisible by.
+    ///
+    /// # Errors
+    /// `Error::Config`: see [`Parallel::check`].
+    pub fn spread(mut self, parallel: Parallel) -> Result<Self> {
+        parallel.check(&self.workload)?;
+        self.parallel = parallel;
+        Ok(self)
+    }
+
+    /// Whether the trainer runs the request on its devices.
+    #[must_use]
+    pub fn is_run(&self) -> bool {
+        let parallel = &self.parallel;
+        parallel.is_run() && parallel.trains(&self.workload) && parallel.samples(&self.workload)
+    }
+
+    /// Whether a plan may update a segment in the backward pass: no gradient has to be seen whole first, and none is
+    /// complete only when other devices have theirs.
+    pub(crate) fn steps_in_backward(&self) -> bool {
+        let alone = self.ranks <= 1 && !self.parallel.is_several();
+        alone && self.memory.zero() == Zero::Off && self.workload.steps_in_backward()
+    }
+
+    pub(crate) fn estimate(&self, plan: &Plan) -> Estimate {
+        self.estimate_of(&self.stages(), plan)
+    }
+
+    /// The parameters of its devices: the same under every plan.
+    pub(crate) fn stages(&self) -> Stages {
+        Stages::of(&self.workload, &self.parallel)
+    }
+
+    /// What a plan needs, given its stages.
+    pub(crate) fn estimate_of(&self, stages: &Stages, plan: &Plan) -> Estimate {
+        stages.estimate(&self.workload, plan, &self.profile, &self.parallel)
+    }
+
+    /// What the predicted peak may be: the budget less its margin.
+    #[must_use]
+    pub fn allowed(&self) -> Option<u64> {
+        let share = 1.0 - self.memory.margin;
+        self.budget.map(|b| (b as f64 * share) as u64)
+    }
+}
+
+/// Settings of a plan: those of `memory`, and the sequences sampled at a time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The `memory` section.
+    pub memory: MemoryConfig,
+    /// Most sequences sampled at a time.
+    pub max_num_seqs: usize,
+}
+
+impl Candidate {
+    /// The plans of a workload's models under these settings.
+    ///
+    /// # Errors
+    /// Those of [`MemoryConfig::plans`].
+    pub fn plan(&self, workload: &Workload) -> Result<Plan> {
+        let critic = workload.critic_arch();
+        self.memory.plans(&workload.arch, workload.reference, critic, self.max_num_seqs)
+    }
+}

@@ -1,0 +1,118 @@
+//! The definition of a memory technique.
+
+use crate::request::{Candidate, Request};
+use crate::{Error, MemoryConfig, ModelPlan, Result};
+use firebrick_arch::Arch;
+use std::fmt::Display;
+
+/// A memory technique: its keys, the settings that it refuses, its part of a plan, the planner's choices, and its row
+/// in reports. [`TECHNIQUES`](crate::TECHNIQUES) lists all of them; settings, plans, search, reports and documents
+/// follow from the list.
+pub trait Technique: Sync {
+    /// Keys of a configuration, by their paths.
+    fn keys(&self) -> &'static [&'static str];
+
+    /// Whether it divides the work among ranks.
+    fn is_of_ranks(&self) -> bool {
+        false
+    }
+
+    /// Refuses settings that cannot work, whatever the model.
+    ///
+    /// # Errors
+    /// `Error::Config` with the key.
+    fn check(&self, _memory: &MemoryConfig) -> Result<()> {
+        Ok(())
+    }
+
+    /// Writes the settings into a plan.
+    ///
+    /// # Errors
+    /// `Error::Config` for settings that the model cannot have.
+    fn apply(&self, _memory: &MemoryConfig, _arch: &Arch, _plan: &mut ModelPlan) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses a plan that no schedule can execute.
+    ///
+    /// # Errors
+    /// `Error::Plan` with the first mistake.
+    fn check_plan(&self, _plan: &ModelPlan, _arch: &Arch) -> Result<()> {
+        Ok(())
+    }
+
+    /// Turns it off, where the planner chooses it whatever the settings are.
+    fn turn_off(&self, _memory: &mut MemoryConfig) {}
+
+    /// Settings that the planner tries in place of `memory`, which may be one of them: of locations and of updates.
+    fn placements(&self, memory: &MemoryConfig, _request: &Request) -> Vec<MemoryConfig> {
+        vec![memory.clone()]
+    }
+
+    /// Settings that the planner tries in place of `memory`, whose placements are chosen: of what segments keep.
+    fn kept(&self, memory: &MemoryConfig, _request: &Request) -> Vec<MemoryConfig> {
+        vec![memory.clone()]
+    }
+
+    /// Its row in the report of a plan that uses it.
+    fn explain(&self, _used: &Candidate, _request: &Request) -> Option<Explanation> {
+        None
+    }
+
+    /// Settings that show it by itself, over gradient checkpointing: `firebrick plan --techniques` compares them.
+    fn examples(&self) -> &'static [&'static str] {
+        &[]
+    }
+}
+
+/// A technique in the report of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explanation {
+    /// What it does.
+    pub what: &'static str,
+    /// The keys that turn it on.
+    pub keys: Vec<&'static str>,
+    /// The settings without it.
+    pub without: Candidate,
+}
+
+impl Candidate {
+    /// Explains a technique of these settings, which `undo` takes back.
+    pub(crate) fn explained(
+        &self,
+        what: &'static str,
+        keys: &[&'static str],
+        undo: impl FnOnce(&mut Self),
+    ) -> Option<Explanation> {
+        let mut without = self.clone();
+        undo(&mut without);
+        Some(Explanation { what, keys: keys.to_vec(), without })
+    }
+}
+
+/// `memory`, and a change of it.
+pub(crate) fn and(memory: &MemoryConfig, change: impl FnOnce(&mut MemoryConfig)) -> Vec<MemoryConfig> {
+    let mut changed = memory.clone();
+    change(&mut changed);
+    vec![memory.clone(), changed]
+}
+
+/// Refuses settings of which a condition does not hold. `otherwise` begins with a key of `memory`.
+pub(crate) fn require(holds: bool, otherwise: impl Display) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Config(format!("memory.{otherwise}"))) }
+}
+
+/// Refuses a size of 0.
+pub(crate) fn at_least_one(key: &str, size: usize) -> Result<()> {
+    require(size > 0, format_args!("{key} should be at least 1"))
+}
+
+/// Refuses a plan of which a condition does not hold.
+pub(crate) fn require_of_plan(holds: bool, otherwise: impl Display) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Plan(otherwise.to_string())) }
+}
+
+/// Refuses a plan with a size of 0.
+pub(crate) fn at_least_one_in_plan(key: &str, size: usize) -> Result<()> {
+    require_of_plan(size > 0, format_args!("{key} should be at least 1"))
+}

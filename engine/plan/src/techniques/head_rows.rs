@@ -1,0 +1,45 @@
+//! Chunks of logits.
+
+use super::down;
+use crate::request::{Candidate, Request};
+use crate::technique::{Explanation, Technique, at_least_one, at_least_one_in_plan};
+use crate::{MemoryConfig, ModelPlan, Result};
+use firebrick_arch::Arch;
+
+/// Rows that the planner tries, the most first.
+pub(crate) fn head_rows(most: usize) -> Vec<usize> {
+    down(most, &[512, 256, 128, 64])
+}
+
+pub(crate) struct HeadRows;
+
+impl Technique for HeadRows {
+    fn keys(&self) -> &'static [&'static str] {
+        &["memory.head_rows"]
+    }
+
+    fn check(&self, memory: &MemoryConfig) -> Result<()> {
+        at_least_one("head_rows", memory.head_rows)
+    }
+
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+        plan.head_rows = memory.head_rows;
+        Ok(())
+    }
+
+    fn check_plan(&self, plan: &ModelPlan, _: &Arch) -> Result<()> {
+        at_least_one_in_plan("head_rows", plan.head_rows)
+    }
+
+    fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
+        let most = request.memory.head_rows;
+        if used.memory.head_rows >= most {
+            return None;
+        }
+        used.explained("the head takes fewer rows at a time", self.keys(), |c| c.memory.head_rows = most)
+    }
+
+    fn examples(&self) -> &'static [&'static str] {
+        &["head_rows: 128"]
+    }
+}

@@ -1,0 +1,101 @@
+//! Sizes of micro-batches.
+
+use crate::request::{Candidate, Request};
+use crate::technique::{Explanation, Technique, at_least_one, at_least_one_in_plan};
+use crate::{MemoryConfig, ModelPlan, Result};
+use firebrick_arch::Arch;
+
+/// Token budgets that hold whole sequences of `length`, up to `most` tokens and `sequences` of them.
+pub(crate) fn tokens(most: usize, length: u64, sequences: u64) -> Vec<usize> {
+    let length = length.max(1);
+    let most = (most as u64 / length).clamp(1, sequences.max(1));
+    let mut counts: Vec<u64> = std::iter::successors(Some(1), |n| Some(n * 2))
+        .flat_map(|n| [n, n + n / 2])
+        .take_while(|&n| n < most)
+        .collect();
+    counts.push(most);
+    counts.dedup();
+    counts.iter().map(|n| (n * length) as usize).collect()
+}
+
+/// Tokens of a device's share of `sequences` sequences.
+fn share(request: &Request, sequences: u64) -> u64 {
+    request.parallel.sequences(sequences) * request.workload.scored_length()
+}
+
+/// Micro-batches of training.
+pub(crate) struct TrainTokens;
+
+impl Technique for TrainTokens {
+    fn keys(&self) -> &'static [&'static str] {
+        &["memory.train_tokens", "memory.micro_batch_size"]
+    }
+
+    fn check(&self, memory: &MemoryConfig) -> Result<()> {
+        at_least_one("train_tokens", memory.train_tokens)?;
+        at_least_one("micro_batch_size", memory.micro_batch_size.unwrap_or(1))
+    }
+
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+        plan.train_tokens = memory.train_tokens;
+        plan.micro_batch_size = memory.micro_batch_size;
+        Ok(())
+    }
+
+    fn check_plan(&self, plan: &ModelPlan, _: &Arch) -> Result<()> {
+        at_least_one_in_plan("train_tokens", plan.train_tokens)
+    }
+
+    fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
+        let most = request.memory.train_tokens;
+        let step = share(request, request.workload.mini_rollouts());
+        if used.memory.train_tokens as u64 >= step.min(most as u64) {
+            return None;
+        }
+        used.explained("smaller training micro-batches", &self.keys()[..1], |c| c.memory.train_tokens = most)
+    }
+}
+
+/// Micro-batches of forward passes without a graph.
+pub(crate) struct ScoreTokens;
+
+impl Technique for ScoreTokens {
+    fn keys(&self) -> &'static [&'static str] {
+        &["memory.score_tokens", "memory.reference.score_tokens"]
+    }
+
+    fn check(&self, memory: &MemoryConfig) -> Result<()> {
+        at_least_one("score_tokens", memory.score_tokens)?;
+        at_least_one("reference.score_tokens", memory.reference.score_tokens.unwrap_or(1))
+    }
+
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+        plan.score_tokens = memory.score_tokens;
+        Ok(())
+    }
+
+    fn check_plan(&self, plan: &ModelPlan, _: &Arch) -> Result<()> {
+        at_least_one_in_plan("score_tokens", plan.score_tokens)
+    }
+
+    fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
+        let most = request.memory.score_tokens;
+        let step = share(request, request.workload.scored_sequences());
+        if used.memory.score_tokens as u64 >= step.min(most as u64) {
+            return None;
+        }
+        used.explained("smaller scoring micro-batches", &self.keys()[..1], |c| c.memory.score_tokens = most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tokens;
+
+    #[test]
+    fn token_budgets_hold_whole_sequences_and_end_at_the_limit() {
+        assert_eq!(tokens(1000, 100, 64), [100, 200, 300, 400, 600, 800, 1000]);
+        assert_eq!(tokens(1000, 100, 3), [100, 200, 300]);
+        assert_eq!(tokens(50, 100, 3), [100]);
+    }
+}

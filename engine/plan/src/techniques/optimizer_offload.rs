@@ -1,0 +1,71 @@
+//! Optimizer state on the host: between updates, or for good with the update there.
+
+use crate::request::{Candidate, Request};
+use crate::technique::{Explanation, Technique, require};
+use crate::{MemoryConfig, ModelPlan, OptimizerOffload as Offload, Result};
+use firebrick_arch::Arch;
+use firebrick_spec::Home;
+
+pub(crate) struct OptimizerOffload;
+
+impl Technique for OptimizerOffload {
+    fn keys(&self) -> &'static [&'static str] {
+        &["memory.optimizer_offload", "memory.offload_fraction"]
+    }
+
+    fn check(&self, memory: &MemoryConfig) -> Result<()> {
+        let fraction = memory.offload_fraction;
+        require(
+            (0.0..=1.0).contains(&fraction),
+            format_args!("offload_fraction is {fraction}; a share between 0 and 1 was expected"),
+        )?;
+        require(
+            fraction >= 1.0 || memory.optimizer_offload == Offload::Cpu,
+            "offload_fraction requires memory.optimizer_offload: cpu",
+        )
+    }
+
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+        let host_if = |offload| if memory.optimizer_offload == offload { Home::Host } else { Home::Device };
+        plan.optimizer.home = host_if(Offload::Cpu);
+        plan.optimizer.idle = host_if(Offload::Idle);
+        plan.optimizer.offload_fraction = memory.offload_fraction;
+        Ok(())
+    }
+
+    fn turn_off(&self, memory: &mut MemoryConfig) {
+        memory.optimizer_offload = Offload::None;
+        memory.offload_fraction = 1.0;
+    }
+
+    fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
+        let mut all = vec![memory.clone()];
+        if request.profile.is_unified() {
+            return all;
+        }
+        let with = |optimizer_offload, offload_fraction| MemoryConfig {
+            optimizer_offload,
+            offload_fraction,
+            ..memory.clone()
+        };
+        all.extend([with(Offload::Cpu, 0.5), with(Offload::Cpu, 1.0)]);
+        if !memory.step_in_backward {
+            all.push(with(Offload::Idle, 1.0));
+        }
+        all
+    }
+
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
+        let what = match used.memory.optimizer_offload {
+            Offload::None => return None,
+            Offload::Cpu => "the host keeps the moments and computes the update",
+            Offload::Idle => "moments are offloaded to the host between updates",
+        };
+        let keys = if used.memory.offload_fraction < 1.0 { self.keys() } else { &self.keys()[..1] };
+        used.explained(what, keys, |c| self.turn_off(&mut c.memory))
+    }
+
+    fn examples(&self) -> &'static [&'static str] {
+        &["optimizer_offload: idle", "optimizer_offload: cpu"]
+    }
+}

@@ -1,0 +1,52 @@
+//! Order of the loops over micro-batches and segments: weights are fetched once for all micro-batches.
+
+use crate::request::{Candidate, Request};
+use crate::technique::{Explanation, Technique, and, require};
+use crate::{MemoryConfig, ModelPlan, Order, ParamOffload, Result, Zero};
+use firebrick_arch::Arch;
+
+pub(crate) struct SegmentOrder;
+
+impl Technique for SegmentOrder {
+    fn keys(&self) -> &'static [&'static str] {
+        &["memory.order"]
+    }
+
+    fn check(&self, memory: &MemoryConfig) -> Result<()> {
+        let fetched = memory.param_offload == ParamOffload::Streamed || memory.zero() == Zero::Stage3;
+        require(
+            memory.order == Order::MicroMajor || fetched,
+            "order: segment_major shares the fetches of weights among micro-batches and costs memory otherwise: it \
+             requires memory.param_offload: streamed or memory.zero_stage: 3",
+        )
+    }
+
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+        plan.order = memory.order;
+        Ok(())
+    }
+
+    fn turn_off(&self, memory: &mut MemoryConfig) {
+        memory.order = Order::MicroMajor;
+    }
+
+    fn placements(&self, memory: &MemoryConfig, _: &Request) -> Vec<MemoryConfig> {
+        // pipeline stages take micro-batches one after the other
+        if memory.param_offload == ParamOffload::Streamed && memory.pipeline_model_parallel_size == 1 {
+            return and(memory, |m| m.order = Order::SegmentMajor);
+        }
+        vec![memory.clone()]
+    }
+
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
+        if used.memory.order == Order::MicroMajor {
+            return None;
+        }
+        let what = "each segment's weights are fetched once for all micro-batches";
+        used.explained(what, self.keys(), |c| self.turn_off(&mut c.memory))
+    }
+
+    fn examples(&self) -> &'static [&'static str] {
+        &["param_offload: streamed, order: segment_major"]
+    }
+}

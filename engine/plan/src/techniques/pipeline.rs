@@ -1,0 +1,31 @@
+//! Layers that ranks divide into stages (pipeline parallelism, 1F1B: arXiv:1806.03377).
+
+use crate::technique::{Technique, at_least_one, require};
+use crate::{MemoryConfig, Order, Result, Zero};
+
+pub(crate) struct Pipeline;
+
+impl Technique for Pipeline {
+    fn keys(&self) -> &'static [&'static str] {
+        &["memory.pipeline_model_parallel_size"]
+    }
+
+    fn is_of_ranks(&self) -> bool {
+        true
+    }
+
+    fn check(&self, memory: &MemoryConfig) -> Result<()> {
+        at_least_one("pipeline_model_parallel_size", memory.pipeline_model_parallel_size)?;
+        let alone = memory.pipeline_model_parallel_size == 1;
+        require(
+            alone || memory.zero() <= Zero::Stage1,
+            "pipeline_model_parallel_size requires a zero_stage of at most 1: a stage accumulates gradients of several \
+             micro-batches in flight, and holds only the weights of its layers",
+        )?;
+        require(
+            alone || memory.order == Order::MicroMajor,
+            "pipeline_model_parallel_size runs micro-batches through a stage one after the other: remove \
+             memory.order: segment_major",
+        )
+    }
+}

@@ -1,0 +1,48 @@
+//! Update in the backward pass: each segment is updated as soon as its gradient is complete.
+
+use crate::request::{Candidate, Request};
+use crate::technique::{Explanation, Technique, and, require};
+use crate::{MemoryConfig, ModelPlan, OptimizerOffload, Result, Zero};
+use firebrick_arch::Arch;
+
+pub(crate) struct UpdateInBackward;
+
+impl Technique for UpdateInBackward {
+    fn keys(&self) -> &'static [&'static str] {
+        &["memory.step_in_backward"]
+    }
+
+    fn check(&self, memory: &MemoryConfig) -> Result<()> {
+        require(
+            !memory.step_in_backward || memory.zero() == Zero::Off,
+            "step_in_backward updates a unit before other ranks have its gradient, and zero_stage shards the update \
+             over ranks; set one of them to its default",
+        )?;
+        require(
+            !memory.step_in_backward || memory.optimizer_offload != OptimizerOffload::Idle,
+            "step_in_backward uses the optimizer's state during the backward pass, so optimizer_offload: idle would \
+             free nothing there; use optimizer_offload: cpu",
+        )
+    }
+
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+        plan.optimizer.in_backward = memory.step_in_backward;
+        Ok(())
+    }
+
+    fn turn_off(&self, memory: &mut MemoryConfig) {
+        memory.step_in_backward = false;
+    }
+
+    fn placements(&self, memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
+        if request.steps_in_backward() { and(memory, |m| m.step_in_backward = true) } else { vec![memory.clone()] }
+    }
+
+    fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
+        if !used.memory.step_in_backward {
+            return None;
+        }
+        let what = "each segment is updated as soon as its gradient is complete";
+        used.explained(what, self.keys(), |c| self.turn_off(&mut c.memory))
+    }
+}
