@@ -39,6 +39,7 @@ use super::facts::{Facts, truth};
 use super::key_mapping::{MappedKey, SourceKey, absent, cannot, not_needed, plain, set_all};
 use super::literal;
 use serde_json::Value;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -71,6 +72,8 @@ macro_rules! functions {
 }
 pub(super) use functions;
 
+type Number = fn(&SourceKey) -> Option<f64>;
+type Comparison = fn(f64, f64) -> bool;
 type Guard = Arc<dyn Fn(&SourceKey) -> bool + Send + Sync>;
 type Decide = Arc<dyn Fn(&SourceKey) -> MappedKey + Send + Sync>;
 type ValueOf = Arc<dyn Fn(&SourceKey) -> Value + Send + Sync>;
@@ -90,7 +93,7 @@ impl Rule {
 
 /// The rules of an engine by the names of their keys, and its defaults.
 pub(super) struct Rules {
-    rules: BTreeMap<String, Rule>,
+    by_key: BTreeMap<String, Rule>,
     defaults: Vec<(Guard, String, Value)>,
     refused: Vec<(Guard, String)>,
 }
@@ -102,14 +105,14 @@ impl Rules {
         for table in std::iter::once(&SHARED).chain(tables) {
             reader.table(table)?;
         }
-        Ok(Self { rules: reader.rules, defaults: reader.defaults, refused: reader.refused })
+        Ok(Self { by_key: reader.rules, defaults: reader.defaults, refused: reader.refused })
     }
 
     /// The rule of a key, and its name: the exact one, else the longest that stands for all below it.
     pub fn find(&self, key: &str) -> Option<(&str, &Rule)> {
         let sections = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(section, _)| section));
         let mut below = sections.map(|section| format!("{section}.**"));
-        let rule = self.rules.get_key_value(key).or_else(|| below.find_map(|name| self.rules.get_key_value(&name)));
+        let rule = self.by_key.get_key_value(key).or_else(|| below.find_map(|name| self.by_key.get_key_value(&name)));
         rule.map(|(name, rule)| (name.as_str(), rule))
     }
 
@@ -128,7 +131,7 @@ impl Rules {
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.rules.keys().map(String::as_str)
+        self.by_key.keys().map(String::as_str)
     }
 }
 
@@ -291,7 +294,7 @@ impl<'t> Reader<'t> {
                 _ => Err(format!("no condition {name}")),
             };
         }
-        let kinds: [(&str, fn(&SourceKey) -> Option<f64>); 2] =
+        let kinds: [(&str, Number); 2] =
             [("number", |source| source.number()), ("whole", |source| source.whole().map(|n| n as f64))];
         for (kind, number) in kinds {
             if let Some(compared) = word.strip_prefix(kind).filter(|rest| !rest.is_empty()) {
@@ -334,13 +337,13 @@ impl<'t> Reader<'t> {
 }
 
 /// A comparison with a number: `>0`, `<=1`, `=-1`.
-fn compare(text: &str, number: fn(&SourceKey) -> Option<f64>) -> Result<Guard, String> {
-    let signs: [(&str, fn(f64, f64) -> bool); 5] = [
+fn compare(text: &str, number: Number) -> Result<Guard, String> {
+    let signs: [(&str, Comparison); 5] = [
         (">=", |a, b| a >= b),
         ("<=", |a, b| a <= b),
         (">", |a, b| a > b),
         ("<", |a, b| a < b),
-        ("=", |a, b| a >= b && a <= b),
+        ("=", |a, b| a.partial_cmp(&b) == Some(Ordering::Equal)),
     ];
     let compared = signs.into_iter().find_map(|(sign, holds)| Some((text.strip_prefix(sign)?.parse::<f64>(), holds)));
     match compared {
