@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: arguments devices judge_model model precision template trackers;
+    By: arguments devices judge_model model template trackers;
     To: path ranks rows tracked;
 };
 
@@ -51,25 +51,6 @@ pub(super) fn template(source: &SourceKey) -> MappedKey {
         Some(file) => set("model.chat_template", source.facts.path(file)),
         None if source.is_off() => not_needed("the tokenizer's, as here by default"),
         None => source.wrong("a template"),
-    }
-}
-
-/// A float type for the whole run.
-fn precision(source: &SourceKey) -> MappedKey {
-    match source.text().and_then(float_type) {
-        Some(precision) => set("precision", precision),
-        None if source.is_absent() || source.text() == Some("auto") => not_needed("set by the run's precision"),
-        None => source.wrong("a float type: float32, bfloat16 or float16"),
-    }
-}
-
-/// Our name of a float type.
-pub(super) fn float_type(name: &str) -> Option<&'static str> {
-    match name.trim_start_matches("torch.").to_ascii_lowercase().as_str() {
-        "bfloat16" | "bf16" => Some("bf16"),
-        "float16" | "fp16" | "half" => Some("f16"),
-        "float32" | "fp32" | "float" => Some("f32"),
-        _ => None,
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::json;
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: accumulation batch block;
+    By: batch block;
 };
 
 fn accumulated(source: &SourceKey) -> i64 {
@@ -23,16 +23,6 @@ fn batch(source: &SourceKey) -> MappedKey {
         ])
         .noted(format!("{prompts} prompts x {steps} accumulation steps; {prompts} x {group} sequences at a time")),
         _ => source.wrong("a number of prompts"),
-    }
-}
-
-fn accumulation(source: &SourceKey) -> MappedKey {
-    match source.count() {
-        Some(steps) if source.facts.whole("batch_size").is_none() => {
-            set("trainer.train_batch_size", steps).noted("batch_size is missing, and taken to be 1")
-        }
-        Some(_) => not_needed("it is in trainer.train_batch_size: as many micro-batches run as a step needs"),
-        None => source.wrong("a number of micro-batches"),
     }
 }
 

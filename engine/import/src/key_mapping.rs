@@ -71,6 +71,11 @@ impl<'a> SourceKey<'a> {
         number(self.value)
     }
 
+    /// Our name of the float type that it is.
+    pub fn float(&self) -> Option<&'static str> {
+        float(self.text())
+    }
+
     pub fn is_on(&self) -> bool {
         truth(self.value) == Some(true)
     }
@@ -146,5 +151,15 @@ pub(super) fn plain(value: &Value) -> Value {
         },
         Value::Number(_) => whole(value).map_or_else(|| value.clone(), Value::from),
         value => value.clone(),
+    }
+}
+
+/// Our name of a float type.
+pub(super) fn float(name: Option<&str>) -> Option<&'static str> {
+    match name?.trim_start_matches("torch.").to_ascii_lowercase().as_str() {
+        "bfloat16" | "bf16" => Some("bf16"),
+        "float16" | "fp16" | "half" => Some("f16"),
+        "float32" | "fp32" | "float" => Some("f32"),
+        _ => None,
     }
 }

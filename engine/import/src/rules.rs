@@ -19,24 +19,25 @@
 //! outcomes, of which one may stand behind a `condition?`:
 //!
 //! - `set A B=C -- note`: our key `A` has the value (`A.*`: the key's last name in section `A`), `B` the value `C`, or
-//!   `<text>`, `<number>`, `<whole>`, `<on>`, `<plain>`, `<value>` of theirs
+//!   `<text>`, `<number>`, `<number-1>`, `<whole>`, `<whole+1>`, `<float>`, `<on>`, `<plain>`, `<value>` of theirs
 //! - `not_needed why`, `cannot why`; a `{}` in a sentence is the text of the value, `{value}` the value as JSON, `{path}`
 //!   the path that it is here, `{@key}` the text of another key
 //! - a rule by its name, or a function in Rust, with what it is called with (`$1` in a rule)
 //!
 //! Guards, of which `!` is the opposite:
 //!
-//! - `null`, `off`, `true`, `false`, `text`, `number`, `whole`, `count` (above 0), `many` (none of -1, 0, 1),
-//!   `number>0`, `whole=-1`, `is:true` (that very value), `a|b` (one of these words), `has:a` (a text with it), `*`
-//!   (any)
+//! - `null`, `off`, `true`, `false`, `text`, `number`, `whole`, `count` (above 0), `many` (none of -1, 0, 1), `float` (a
+//!   float type), `float:f32`, `number>0`, `whole=-1`, `is:true` (that very value), `a|*b` (one of these words, or a text
+//!   that ends so), `has:a` (a text with it), `*` (any)
 //! - `@key`: another key is true; `@key:guard`: it holds for the value of another; `@.key`: of the same section; of
 //!   `{a,b}` for any
 //! - `written`, `written:key`: a file has the key with a value; `given:a|b`, a value that may be unknown; `below:a.|b.`:
-//!   a key that begins so; `same:key`: another key has the same text
+//!   a key that begins so; `same:key`, `equal:key`, `same_float:key`: another key has the same text, whole
+//!   number, float type; `above:key`: it is above that of another, 512 by default
 //! - `?name`: a condition, or a function in Rust
 
 use super::facts::{Facts, truth};
-use super::key_mapping::{MappedKey, SourceKey, absent, cannot, not_needed, plain, set_all};
+use super::key_mapping::{MappedKey, SourceKey, absent, cannot, float, not_needed, plain, set_all};
 use super::literal;
 use serde_json::Value;
 use std::cmp::Ordering;
@@ -147,6 +148,11 @@ fn expanded(name: &str) -> Vec<String> {
 /// `a|b` as `a` and `b`.
 fn alternatives(text: &str) -> Vec<String> {
     text.split('|').flat_map(expanded).collect()
+}
+
+/// Whether a word is a text, or its end where it begins with a star.
+fn matches(word: &str, text: &str) -> bool {
+    word.strip_prefix('*').map_or(word == text, |end| text.ends_with(end))
 }
 
 /// What has been read of the tables.
@@ -308,6 +314,10 @@ impl<'t> Reader<'t> {
                 "has" => return Ok(Arc::new(move |source| source.text().is_some_and(|text| text.contains(&of)))),
                 "below" => return Ok(Arc::new(move |source| keys.iter().any(|start| source.facts.has_below(start)))),
                 "is" => return Ok(Arc::new(move |source| *source.value == value)),
+                "equal" => return Ok(Arc::new(move |source| source.whole() == source.facts.whole(&of))),
+                "above" => return Ok(Arc::new(move |source| source.whole() > source.facts.whole(&of).or(Some(512)))),
+                "float" => return Ok(Arc::new(move |source| source.float() == Some(of.as_str()))),
+                "same_float" => return Ok(Arc::new(move |source| source.float() == float(source.facts.text(&of)))),
                 "written" => return Ok(Arc::new(move |source| source.facts.is_written(&of))),
                 "same" => return Ok(Arc::new(move |source| source.text() == source.facts.text(&of))),
                 _ => {}
@@ -322,13 +332,14 @@ impl<'t> Reader<'t> {
             "text" => |source| source.text().is_some(),
             "number" => |source| source.number().is_some(),
             "whole" => |source| source.whole().is_some(),
+            "float" => |source| source.float().is_some(),
             "count" => |source| source.count().is_some(),
             "many" => |source| source.whole().is_some_and(|n| !(-1..=1).contains(&n)),
             "written" => |source| source.facts.is_written(source.key),
             words => {
                 let words = alternatives(words);
                 return Ok(Arc::new(move |source| {
-                    source.text().is_some_and(|text| words.iter().any(|word| word == text))
+                    source.text().is_some_and(|text| words.iter().any(|word| matches(word, text)))
                 }));
             }
         };
@@ -380,6 +391,9 @@ fn value_of(text: &str) -> ValueOf {
         "<text>" => |source| source.text().into(),
         "<number>" => |source| source.number().into(),
         "<whole>" => |source| source.whole().into(),
+        "<whole+1>" => |source| source.whole().map(|n| n + 1).into(),
+        "<number-1>" => |source| source.number().map(|n| n - 1.0).into(),
+        "<float>" => |source| source.float().into(),
         "<on>" => |source| source.is_on().into(),
         "<value>" => |source| source.value.clone(),
         constant => {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: correction critic_epochs estimator kl kl_in_reward loggers passes policy_loss same_batch scale scaled shaping steps;
+    By: correction critic_epochs estimator kl kl_in_reward loggers passes policy_loss scale scaled shaping steps;
     To: kl_type;
 };
 
@@ -192,11 +192,4 @@ fn critic_epochs(source: &SourceKey) -> MappedKey {
     let policy = of_run(source.facts, "ppo_epochs").and_then(whole);
     let why = "update.ppo_epochs is the critic's too";
     if source.is_absent() || policy == source.whole() { not_needed(why) } else { cannot(why) }
-}
-
-fn same_batch(source: &SourceKey) -> MappedKey {
-    if source.is_absent() || source.facts.whole("policy.train_global_batch_size") == source.whole() {
-        return not_needed("update.ppo_mini_batch_size is the critic's too");
-    }
-    cannot("update.ppo_mini_batch_size is the critic's too: the two cannot differ")
 }

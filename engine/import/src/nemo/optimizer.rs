@@ -1,13 +1,13 @@
 //! `NeMo RL`'s optimizers and schedules of policy and value model: Megatron's where `megatron_cfg.enabled`, else
 //! `PyTorch`'s.
 
-use crate::common::{float_type, given};
+use crate::common::given;
 use crate::rules::prelude::*;
 use serde_json::{Value, json};
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: betas decay first_rate megatron_schedule moments name torch_schedule;
+    By: betas decay first_rate megatron_schedule torch_schedule;
     To: own;
     Holds: is_megatron;
 };
@@ -41,25 +41,6 @@ pub(super) fn is_megatron(source: &SourceKey) -> bool {
 fn own(source: &SourceKey, name: &str) -> MappedKey {
     let name = if name.is_empty() { source.name() } else { name };
     given(source, &format!("{}.{name}", ours(source)))
-}
-
-fn name(source: &SourceKey) -> MappedKey {
-    match source.text() {
-        Some(name) if name.ends_with("AdamW") || name.ends_with("FusedAdam") || name == "adam" => {
-            not_needed("AdamW, as here")
-        }
-        _ => cannot("AdamW is the optimizer; its parameters are keys of `optim`"),
-    }
-}
-
-/// Both moments in 2 bytes, as Transformer Engine's optimizer keeps them.
-fn moments(source: &SourceKey) -> MappedKey {
-    let is_narrow = |key: &str| source.beside(key).and_then(Value::as_str).and_then(float_type) == Some("bf16");
-    match source.text().and_then(float_type) {
-        Some("bf16") if is_narrow("exp_avg_dtype") && is_narrow("exp_avg_sq_dtype") => set("memory.moments", "bf16"),
-        Some("f32") | None => not_needed("in f32, as here by default"),
-        Some(_) => cannot("both moments have one format: memory.moments"),
-    }
 }
 
 fn betas(source: &SourceKey) -> MappedKey {

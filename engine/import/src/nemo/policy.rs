@@ -2,25 +2,15 @@
 
 use super::grpo::of_run;
 use super::optimizer::is_megatron;
-use crate::common::{float_type, template};
+use crate::common::template;
 use crate::facts::Facts;
 use crate::rules::prelude::*;
 use serde_json::json;
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: chat_template frozen_router global_batch lora loss_scale sampled_in total_length;
+    By: chat_template frozen_router global_batch lora total_length;
 };
-
-/// A scale is for f16: bf16 has the range of f32.
-fn loss_scale(source: &SourceKey) -> MappedKey {
-    let half = source.facts.text("policy.precision").and_then(float_type);
-    match source.number() {
-        Some(scale) if scale > 0.0 && half == Some("f16") => set("optim.loss_scale", plain(source.value)),
-        Some(_) => not_needed("bf16 and f32 have the range that a loss scale makes up for in f16"),
-        None => source.wrong("a number above 0"),
-    }
-}
 
 /// Prompts and answers one after the other, without marks of turns.
 const PASSED_THROUGH: &str = "{% for message in messages %}{{ message['content'] }}{% endfor %}";
@@ -104,13 +94,4 @@ fn lora(source: &SourceKey) -> MappedKey {
     ];
     all.extend(source.beside("dropout").map(|share| ("model.lora.dropout", share.clone())));
     set_all(all).noted(format!("dim, alpha and dropout of {}", source.section()))
-}
-
-fn sampled_in(source: &SourceKey) -> MappedKey {
-    let run = source.facts.text("policy.precision").and_then(float_type);
-    match source.text().and_then(float_type) {
-        own if own == run => not_needed("completions are sampled in the run's precision"),
-        Some(own) if own != "f32" => set("rollout.precision", own),
-        _ => cannot("completions are sampled in the run's precision, or in 8 bits: rollout.quantization: int8"),
-    }
 }

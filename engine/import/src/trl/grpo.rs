@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: cispo_bound episodes generation mini_batches model_length stop tool_turns validation;
+    By: episodes generation mini_batches stop validation;
     Holds: is_grpo is_ppo is_rloo;
 };
 
@@ -17,15 +17,6 @@ fn generation(source: &SourceKey) -> MappedKey {
     }
     let batch = BatchSizes::of(source.facts);
     batch.part_of_broken().unwrap_or_else(|| not_needed(format!("it is in trainer.train_batch_size: {}", batch.note())))
-}
-
-/// The model has one more turn than there are calls of tools.
-fn tool_turns(source: &SourceKey) -> MappedKey {
-    let key = "rollout.multi_turn.max_assistant_turns";
-    match source.count() {
-        Some(n) => set(key, n + 1).noted("the last turn calls no tool; it needs task.environment"),
-        None => not_needed("none, as here by default"),
-    }
 }
 
 /// TRL samples completions in validation as in training.
@@ -42,21 +33,6 @@ fn stop(source: &SourceKey) -> MappedKey {
         Value::Array(texts) if texts.iter().all(Value::is_string) => set("rollout.stop", texts.clone()),
         _ => source.off_or_wrong("strings"),
     }
-}
-
-fn model_length(source: &SourceKey) -> MappedKey {
-    let prompt = source.facts.whole("max_prompt_length").unwrap_or(512);
-    match source.whole() {
-        Some(most) if most > prompt => set("rollout.max_model_len", most),
-        _ => not_needed("prompt and response length together, as here"),
-    }
-}
-
-/// TRL's bound of cispo is the largest ratio itself.
-fn cispo_bound(source: &SourceKey) -> MappedKey {
-    let high = source.number().unwrap_or_default() - 1.0;
-    set_all([("objective.clip_ratio_high", high.into()), ("objective.clip_ratio_low", 1.0.into())])
-        .noted("TRL's is the largest ratio itself, ours is counted from 1")
 }
 
 fn is_grpo(source: &SourceKey) -> bool {

@@ -11,7 +11,7 @@ use std::path::Path;
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
     By: dataset environment model_at_revision other_file peft peft_config prompt_column revision system_prompt targets
-        template_file trainer_model;
+        trainer_model;
 };
 
 /// A file with more settings.
@@ -50,19 +50,6 @@ fn revision(source: &SourceKey) -> MappedKey {
             not_needed("it is in model.path, as owner/name@revision")
         }
         Some(revision) => cannot(format!("model.path takes a revision behind the name, as owner/name@{revision}")),
-    }
-}
-
-/// A file with a chat template.
-fn template_file(source: &SourceKey) -> MappedKey {
-    match source.text() {
-        Some(file) if Path::new(file).extension().is_some_and(|ending| ending == "jinja") => {
-            set("model.chat_template", source.facts.path(file))
-        }
-        Some(folder) => cannot(format!(
-            "it is the template of the tokenizer in {folder}: write its chat_template.jinja as model.chat_template"
-        )),
-        None => not_needed("the tokenizer's template is used"),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::rules::prelude::*;
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
     By: generated loss_scale mini_batch shared_sequences;
-    To: critic_tokens micro_batch policy_tokens policys sequences shared;
+    To: critic_tokens micro_batch policy_tokens policys sequences;
     Holds: one_mini_batch;
 };
 
@@ -136,15 +136,6 @@ fn shared_sequences(source: &SourceKey) -> MappedKey {
         own if own == policy_sharing(source) => not_needed("as many as share the policy's, as here by default"),
         own => set("critic.ulysses_sequence_parallel_size", own),
     }
-}
-
-/// What policy and critic have in common.
-fn shared(source: &SourceKey, ours: &str) -> MappedKey {
-    let theirs = source.key.replace("critic.", "actor_rollout_ref.actor.");
-    if source.is_absent() || source.facts.whole(&theirs).is_none_or(|policy| Some(policy) == source.whole()) {
-        return not_needed(format!("{ours} is the critic's too"));
-    }
-    cannot(format!("{ours} is the critic's too: the two cannot differ"))
 }
 
 fn critic_tokens(source: &SourceKey, key: &str) -> MappedKey {

@@ -1,13 +1,13 @@
 //! verl's sampling: sizes, precisions, turns, and the adapters of its model.
 
-use crate::common::{float_type, given};
+use crate::common::given;
 use crate::rules::prelude::*;
 use firebrick_engine::task::ToolParser;
 use serde_json::Value;
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: captures dtype group model_len other_format share targets;
+    By: captures group other_format share targets;
     To: turns;
 };
 
@@ -16,17 +16,6 @@ fn group(source: &SourceKey) -> MappedKey {
     match count("actor_rollout_ref.rollout.n") * count("actor_rollout_ref.rollout.n_agent") {
         n if n > 0 => set("rollout.n", n),
         _ => source.wrong("a number of completions"),
-    }
-}
-
-fn dtype(source: &SourceKey) -> MappedKey {
-    let run = source.facts.text("actor_rollout_ref.actor.fsdp_config.dtype").and_then(float_type);
-    match source.text().and_then(float_type) {
-        Some("f32") if run != Some("f32") => {
-            cannot("rollout.precision must not exceed precision: set precision: f32 for both")
-        }
-        Some(own) if run != Some(own) => set("rollout.precision", own),
-        _ => not_needed("completions are sampled in the run's precision"),
     }
 }
 
@@ -67,15 +56,6 @@ fn captures(source: &SourceKey) -> MappedKey {
     let left = sizes.len() - within.len();
     let note = if left == 0 { String::new() } else { format!("{left} above rollout.max_num_seqs omitted") };
     set("rollout.cudagraph_capture_sizes", within).noted(note)
-}
-
-fn model_len(source: &SourceKey) -> MappedKey {
-    let prompt = source.facts.whole("data.max_prompt_length").unwrap_or(512);
-    match source.whole() {
-        Some(most) if most > prompt => set("rollout.max_model_len", most),
-        Some(_) => cannot("it is not above the longest prompt, which would leave no room for a completion"),
-        None => not_needed("prompt and response length together, as here"),
-    }
 }
 
 /// Most turns of the model; `more` of them than the key counts. The least of the keys counts.

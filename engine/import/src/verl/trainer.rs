@@ -5,7 +5,7 @@ use crate::rules::prelude::*;
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: config_name passes program trace;
+    By: config_name passes program;
 };
 
 fn passes(source: &SourceKey) -> MappedKey {
@@ -18,15 +18,6 @@ fn passes(source: &SourceKey) -> MappedKey {
         }
         Some(n) if n > 0.0 => epochs(source.facts, n, prompts),
         _ => source.wrong("a number of passes over the rows"),
-    }
-}
-
-fn trace(source: &SourceKey) -> MappedKey {
-    let on = source.facts.is_on("global_profiler.enabled")
-        || source.facts.text("global_profiler.tool") == Some("torch_memory");
-    match source.count() {
-        Some(n) if on => set("memory.trace", n.min(1_000_000)),
-        _ => not_needed("the profiler is off, so the key is ignored"),
     }
 }
 
