@@ -4,8 +4,8 @@ use super::assembly::Assembly;
 use super::entry::PROGRAM;
 use super::error::ImportError;
 use super::facts::Facts;
-use super::key_mapping::{KeyTable, Rules};
-use super::{grpo_guide, nemo, trl, verl};
+use super::rules::{Functions, Rules};
+use super::{common, grpo_guide, nemo, trl, verl};
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt;
@@ -27,7 +27,7 @@ pub enum Engine {
 }
 
 /// The rules of every engine, in the order of [`Engine::ALL`].
-static RULES: LazyLock<[Rules; 4]> = LazyLock::new(|| Engine::ALL.map(|engine| Rules::of(engine.tables())));
+static RULES: LazyLock<[Rules; 4]> = LazyLock::new(|| Engine::ALL.map(Engine::read));
 
 impl Engine {
     /// All of them.
@@ -49,14 +49,16 @@ impl Engine {
         self.names().0
     }
 
-    /// The tables of its keys.
-    pub(super) fn tables(self) -> &'static [KeyTable] {
-        match self {
-            Self::Verl => verl::TABLES,
-            Self::Trl => trl::TABLES,
-            Self::Nemo => nemo::TABLES,
-            Self::GrpoGuide => grpo_guide::TABLES,
-        }
+    /// Reads its tables, which are part of the program.
+    fn read(self) -> Rules {
+        let (tables, functions): (&[&str], &[Functions]) = match self {
+            Self::Verl => (&[include_str!("../rules/verl.txt")], &verl::FUNCTIONS),
+            Self::Trl => (&[trl::refusal::TABLE, include_str!("../rules/trl.txt")], &trl::FUNCTIONS),
+            Self::Nemo => (&[include_str!("../rules/nemo.txt")], &nemo::FUNCTIONS),
+            Self::GrpoGuide => (&[include_str!("../rules/grpo_guide.txt")], &[grpo_guide::FUNCTIONS]),
+        };
+        let functions = [functions, &[common::FUNCTIONS]].concat();
+        Rules::read(tables, &functions).unwrap_or_else(|why| panic!("the tables of {self}: {why}"))
     }
 
     /// Its rules by their names.
@@ -66,22 +68,16 @@ impl Engine {
 
     /// What it does where a file does not say, as far as that differs from here.
     pub(super) fn defaults(self, facts: &Facts) -> Vec<(String, Value)> {
-        match self {
-            Self::Verl => verl::defaults(facts),
-            Self::Trl => trl::defaults(facts),
-            Self::Nemo => nemo::defaults(facts),
-            Self::GrpoGuide => Vec::new(),
+        let mut defaults = self.rules().defaults(facts);
+        if self == Self::Nemo {
+            defaults.extend(nemo::defaults(facts));
         }
+        defaults
     }
 
     /// Why the files are of a run that is not imported, where they are.
     pub(super) fn refusal(self, facts: &Facts) -> Option<String> {
-        match self {
-            Self::Verl => verl::refusal(facts),
-            Self::Nemo => nemo::refusal(facts),
-            Self::Trl => trl::refusal(facts),
-            Self::GrpoGuide => None,
-        }
+        if self == Self::Trl { trl::refusal(facts) } else { self.rules().refusal(facts) }
     }
 
     /// What makes settings that follow from several keys together.

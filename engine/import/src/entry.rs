@@ -148,8 +148,18 @@ impl Entry {
         Self { key: key.into(), given, place: place.clone(), removes: false }
     }
 
+    /// Entries of what is given.
+    pub fn all(key: &str, given: Given, place: &SourceLocation) -> Vec<Self> {
+        let Given::Value(value) = given else {
+            return vec![Self::new(key, given, place)];
+        };
+        let mut entries = Vec::new();
+        Self::flatten(key, value, place, &mut entries);
+        entries
+    }
+
     /// Entries of a value: a mapping is its parts, with dotted keys.
-    pub fn flatten(key: &str, value: Value, place: &SourceLocation, into: &mut Vec<Self>) {
+    fn flatten(key: &str, value: Value, place: &SourceLocation, into: &mut Vec<Self>) {
         match value {
             Value::Object(map) if !map.is_empty() => {
                 for (part, value) in map {

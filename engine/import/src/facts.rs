@@ -2,6 +2,7 @@
 //! them.
 
 use super::entry::{Entry, EnvironmentLookup, Given, SourceLocation};
+use firebrick_engine::hub::HubName;
 use serde_json::Value;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -158,6 +159,16 @@ impl Facts {
         self.value(key).and_then(number)
     }
 
+    /// A path as it is in the configuration: with the user's home folder in place of `~`, and from the configuration's
+    /// folder where it was from the working folder. Names of the Hub stay.
+    pub fn path(&self, text: &str) -> String {
+        match (text.strip_prefix("~/"), &self.home, &self.way_back) {
+            (Some(rest), Some(home), _) => format!("{home}/{rest}"),
+            (_, _, Some(back)) if is_relative(text) => format!("{back}/{text}"),
+            _ => text.to_owned(),
+        }
+    }
+
     /// Where a function or class of the files is defined.
     pub fn definition(&self, name: &str) -> Option<&SourceLocation> {
         self.definitions.get(name)
@@ -251,6 +262,16 @@ impl Facts {
             _ => calculated(resolver, argument),
         }
     }
+}
+
+/// Endings of files with rows or programs.
+const FILES: [&str; 6] = ["parquet", "jsonl", "json", "gz", "py", "jinja"];
+
+/// Whether a text is a path from the working folder.
+fn is_relative(text: &str) -> bool {
+    let is_file = || Path::new(text).extension().is_some_and(|ending| FILES.iter().any(|known| ending == *known));
+    let is_local = !text.is_empty() && !text.contains("://") && !Path::new(text).is_absolute();
+    is_local && (is_file() || !HubName::is_one(text, Path::new(".")))
 }
 
 /// `NeMo RL`'s resolvers: `mul:A,B` and its like.

@@ -1,78 +1,8 @@
-//! What a key of another engine becomes here: the rules of its tables, and the functions that decide where a rule does
-//! not.
+//! A key of another engine with its value, and what it becomes here.
 
 use super::facts::{Facts, number, truth, whole};
 use super::literal::word;
 use serde_json::Value;
-use std::collections::BTreeMap;
-
-/// What every table of keys is written with.
-pub(super) mod prelude {
-    pub(crate) use super::KeyMapping::{By, If, NotNeeded, Off, On, Same, To, Under};
-    pub(crate) use super::{KeyTable, MappedKey, SourceKey, absent, cannot, not_needed, off, plain, set, set_all};
-}
-
-/// A section, which its keys begin with, and its rules: names with spaces between them, and what becomes of each. A
-/// name that ends in `**` stands for everything below it; an exact one goes before. `a.{b,c}` is two names.
-pub(super) type KeyTable = (&'static str, &'static [(&'static str, KeyMapping)]);
-
-/// What becomes of a key, whatever its value.
-pub(super) enum KeyMapping {
-    /// The value stands under a key of ours.
-    Same(&'static str),
-    /// The same, under its own last name in a section of ours.
-    Under(&'static str),
-    /// Where it is on, a key of ours has this value.
-    On(&'static str, &'static str),
-    /// It depends on the value, or on others.
-    By(fn(&SourceKey) -> MappedKey),
-    /// The same, for a key of ours.
-    To(fn(&SourceKey, &str) -> MappedKey, &'static str),
-    /// Another rule where a condition holds; elsewhere nothing needs it, and why.
-    If(fn(&SourceKey) -> bool, &'static str, &'static Self),
-    /// Nothing here needs it, and why.
-    NotNeeded(&'static str),
-    /// Nothing here does it, and what to do instead; where it is off (false, 0, null, nothing) it is not needed.
-    Off(&'static str),
-}
-
-/// The rules of an engine by their names.
-pub(super) struct Rules(BTreeMap<String, &'static KeyMapping>);
-
-impl Rules {
-    pub fn of(tables: &[KeyTable]) -> Self {
-        Self(named(tables).collect())
-    }
-
-    /// The rule of a key, and its name: the exact one, else the longest that stands for all below it.
-    pub fn find(&self, key: &str) -> Option<(&str, &'static KeyMapping)> {
-        let sections = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(section, _)| section));
-        let mut below = sections.map(|section| format!("{section}.**"));
-        let found = self.0.get_key_value(key).or_else(|| below.find_map(|name| self.0.get_key_value(&name)));
-        found.map(|(name, mapping)| (name.as_str(), *mapping))
-    }
-
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
-    }
-}
-
-/// All rules of tables with their whole names.
-pub(super) fn named(tables: &[KeyTable]) -> impl Iterator<Item = (String, &'static KeyMapping)> {
-    let rules = tables.iter().flat_map(|(section, rules)| rules.iter().map(move |rule| (section, rule)));
-    rules.flat_map(|(section, (names, mapping))| {
-        names.split_whitespace().flat_map(expanded).map(move |name| (format!("{section}{name}"), mapping))
-    })
-}
-
-/// `a.{b,c}` as `a.b` and `a.c`.
-fn expanded(name: &str) -> Vec<String> {
-    let parts = name.split_once('{').and_then(|(start, rest)| Some((start, rest.split_once('}')?)));
-    let Some((start, (middle, end))) = parts else {
-        return vec![name.to_owned()];
-    };
-    middle.split(',').flat_map(|own| expanded(&format!("{start}{own}{end}"))).collect()
-}
 
 /// A key that is asked about.
 #[derive(Clone, Copy)]
@@ -141,6 +71,11 @@ impl<'a> SourceKey<'a> {
         number(self.value)
     }
 
+    /// Our name of the float type that it is.
+    pub fn float(&self) -> Option<&'static str> {
+        float(self.text())
+    }
+
     pub fn is_on(&self) -> bool {
         truth(self.value) == Some(true)
     }
@@ -174,6 +109,11 @@ impl<'a> SourceKey<'a> {
         self.facts.value(&format!("{}.{name}", self.section()))
     }
 
+    /// Another key; one that begins with a stop is of its section.
+    pub fn other(&self, key: &str) -> Option<&'a Value> {
+        key.strip_prefix('.').map_or_else(|| self.facts.value(key), |name| self.beside(name))
+    }
+
     /// A value that is none of those that the key has; null is none at all.
     pub fn wrong(&self, expected: &str) -> MappedKey {
         if self.is_absent() {
@@ -202,23 +142,6 @@ impl<'a> SourceKey<'a> {
     }
 }
 
-/// What a rule makes of a key.
-pub(super) fn judge(mapping: &KeyMapping, asked: &SourceKey) -> MappedKey {
-    match mapping {
-        KeyMapping::Same(_) | KeyMapping::Under(_) if asked.is_absent() => absent(),
-        KeyMapping::Under(section) => set(&format!("{section}.{}", asked.name()), plain(asked.value)),
-        KeyMapping::Same(key) => set(key, plain(asked.value)),
-        KeyMapping::On(key, value) if asked.is_on() => set(key, word(value)),
-        KeyMapping::On(..) => off(),
-        KeyMapping::By(decide) => decide(asked),
-        KeyMapping::To(decide, key) => decide(asked, key),
-        KeyMapping::If(holds, _, mapping) if holds(asked) => judge(mapping, asked),
-        KeyMapping::If(_, why, _) | KeyMapping::NotNeeded(why) => not_needed(*why),
-        KeyMapping::Off(_) if asked.is_off() => not_needed("it is off, as here"),
-        KeyMapping::Off(why) => cannot(*why),
-    }
-}
-
 /// A value under a key of ours: whole numbers without a fraction, numbers and truth values without quotes.
 pub(super) fn plain(value: &Value) -> Value {
     match value {
@@ -228,5 +151,15 @@ pub(super) fn plain(value: &Value) -> Value {
         },
         Value::Number(_) => whole(value).map_or_else(|| value.clone(), Value::from),
         value => value.clone(),
+    }
+}
+
+/// Our name of a float type.
+pub(super) fn float(name: Option<&str>) -> Option<&'static str> {
+    match name?.trim_start_matches("torch.").to_ascii_lowercase().as_str() {
+        "bfloat16" | "bf16" => Some("bf16"),
+        "float16" | "fp16" | "half" => Some("f16"),
+        "float32" | "fp32" | "float" => Some("f32"),
+        _ => None,
     }
 }

@@ -5,7 +5,8 @@
 //! what it became here, why the same results need nothing, or why it cannot be done and what to do instead. Nothing is
 //! written, and nothing else read but the prompts and the defaults that `NeMo RL`'s files name.
 //!
-//! What each key becomes stands in tables, one folder or file an engine: `verl`, `trl`, `nemo`, `grpo_guide`.
+//! What each key becomes stands in tables, one text an engine (`rules/*.txt`, whose language `rules` explains). What a
+//! table cannot say is a function: `verl`, `trl`, `nemo`, `grpo_guide`, `common`.
 
 mod account;
 mod assembly;
@@ -23,6 +24,7 @@ mod open;
 mod page;
 mod pipeline;
 mod python;
+mod rules;
 mod shell;
 mod source;
 mod source_file;

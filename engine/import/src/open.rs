@@ -3,7 +3,8 @@
 use super::assembly::Missing;
 use super::entry::{Candidate, SourceLocation};
 use super::facts::Facts;
-use super::key_mapping::{KeyMapping, MappedKey, SourceKey, judge};
+use super::key_mapping::{MappedKey, SourceKey};
+use super::rules::Rule;
 use serde_json::{Value, json};
 
 /// Settings that change no result: names of a run, and how many ranks there are.
@@ -26,10 +27,10 @@ pub(super) fn open(
     key: &str,
     (text, needs): (&str, &str),
     candidates: &[Candidate],
-    answer: &KeyMapping,
+    rule: &Rule,
     facts: &Facts,
 ) -> Open {
-    let mapped = |value: &Value| judge(answer, &SourceKey { key, value, facts });
+    let mapped = |value: &Value| rule.judge(&SourceKey { key, value, facts });
     if candidates.is_empty() {
         // what kind of value it has decides which of our keys it is
         let samples = [json!(text), json!(2), json!(0.5), json!(true)];

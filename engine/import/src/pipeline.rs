@@ -6,9 +6,10 @@ use super::engine::Engine;
 use super::entry::{Absent, Given, PROGRAM, Reading};
 use super::error::ImportError;
 use super::facts::{Fact, Facts, OVERRIDE};
-use super::key_mapping::{KeyMapping, MappedKey, Rules, SourceKey, judge};
+use super::key_mapping::{MappedKey, SourceKey};
 use super::objective;
 use super::open::{Open, open};
+use super::rules::Rules;
 use super::source_file::SourceFile;
 use firebrick_engine::config;
 use serde_json::{Value, json};
@@ -91,10 +92,11 @@ pub fn import(
     Ok(imported)
 }
 
-/// Why a setting that follows from others is to be replaced.
-fn depends_on(keys: &BTreeSet<String>) -> String {
-    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    format!("it follows from {}, whose value only a run decides", keys.join(", "))
+/// A setting that follows from keys without a certain value, where it does, and has to be replaced.
+fn depends_on(keys: &BTreeSet<String>, key: &str, value: &Value) -> Option<Missing> {
+    let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let what = format!("it follows from {}, whose value only a run decides", names.join(", "));
+    (!keys.is_empty()).then(|| Missing { key: key.to_owned(), stands_in: value.clone(), what })
 }
 
 /// The rows so far, and the configuration that they make.
@@ -143,14 +145,14 @@ impl Work {
         if let Some(section) = &fact.taken_by {
             return KeyOutcome::NotNeeded { why: format!("{section} is given a value later, in place of the section") };
         }
-        let Some((_, answer)) = self.rules.find(&fact.key) else {
+        let Some((_, rule)) = self.rules.find(&fact.key) else {
             return KeyOutcome::Unknown { nearest: self.nearest(&fact.key) };
         };
         let value = match &fact.given {
             Given::Value(value) => value,
-            Given::Open { .. } if matches!(answer, KeyMapping::NotNeeded(_)) => &Value::Null,
+            Given::Open { .. } if rule.is_not_needed => &Value::Null,
             Given::Open { text, needs, candidates } => {
-                return match open(&fact.key, (text, needs), candidates, answer, facts) {
+                return match open(&fact.key, (text, needs), candidates, rule, facts) {
                     Open::Agreed(mapped) => self.settle(fact, mapped),
                     Open::Replaced(missing, why) => {
                         for own in missing {
@@ -164,15 +166,12 @@ impl Work {
         if value == "???" {
             return KeyOutcome::NotNeeded { why: "has no value in the files".into() };
         }
-        let asked = SourceKey { key: &fact.key, value, facts };
+        let source = SourceKey { key: &fact.key, value, facts };
         facts.open_reads.take();
-        let mapped = judge(answer, &asked);
+        let mapped = rule.judge(&source);
         let depends = facts.open_reads.take();
-        if let (MappedKey::Set(settings, _), false) = (&mapped, depends.is_empty()) {
-            for (key, value) in settings {
-                let what = depends_on(&depends);
-                self.replaced.push(Missing { key: key.clone(), stands_in: value.clone(), what });
-            }
+        if let MappedKey::Set(settings, _) = &mapped {
+            self.replaced.extend(settings.iter().filter_map(|(key, value)| depends_on(&depends, key, value)));
         }
         self.settle(fact, mapped)
     }
@@ -201,15 +200,7 @@ impl Work {
             put(facts, &mut self.assembly);
             let depends = facts.open_reads.take();
             let changed = self.assembly.all().iter().filter(|(key, value)| before.get(*key) != Some(value));
-            if !depends.is_empty() {
-                let what = depends_on(&depends);
-                let missing = |(key, value): (&String, &Value)| Missing {
-                    key: key.clone(),
-                    stands_in: value.clone(),
-                    what: what.clone(),
-                };
-                self.replaced.extend(changed.map(missing));
-            }
+            self.replaced.extend(changed.filter_map(|(key, value)| depends_on(&depends, key, value)));
         }
     }
 

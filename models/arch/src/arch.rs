@@ -1,10 +1,12 @@
 //! What a decoder looks like: everything that the families differ in, as data.
 
 mod config;
+mod family;
 mod feed_forward;
 mod mixer;
 mod rope;
 
+pub use family::Family;
 pub use feed_forward::{ExpertLayout, Experts, FeedForward, MAX_EXPERT_LAYERS};
 pub use firebrick_spec::Activation;
 pub use mixer::{GatedDeltaNet, Mixer};
@@ -12,39 +14,6 @@ pub use rope::{QueryScaling, Rope, RopeScaling, Yarn};
 
 use firebrick_spec::Precision;
 use firebrick_spec::quantized::BaseFormat;
-use serde_json::{Map, Value};
-
-/// A published decoder family. One [`Arch`] covers them all; the family decides names and defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// Llama 1–3 and everything published in its shape.
-    Llama,
-    /// Mistral: Llama with a sliding window on every layer.
-    Mistral,
-    /// Qwen 2 and 2.5: biases on q, k and v.
-    Qwen2,
-    /// Qwen 3: RMS norms on q and k, a `head_dim` of its own.
-    Qwen3,
-    /// Qwen 3 with mixtures of experts.
-    Qwen3Moe,
-    /// Gemma 2: soft-caps, (1 + w) norms before and after each half, alternating windows.
-    Gemma2,
-    /// Gemma 3, text: Gemma 2 with norms on q and k for its soft-caps, and another rotary embedding in layers with a
-    /// window.
-    Gemma3,
-    /// `SmolLM` 3: Llama with layers that have no rotary embedding.
-    SmolLm3,
-    /// `OLMo` 3: norms after each half alone, norms on all of q and k, `YaRN` in the layers without a window.
-    Olmo3,
-    /// Ministral 3: `YaRN`, and queries that grow with their position.
-    Ministral3,
-    /// Qwen 3.5, text: gated `DeltaNet` layers between layers of gated attention, which rotate a part of each head.
-    Qwen3_5,
-    /// Qwen 3.5, text, with mixtures of experts, beside which every token goes through one more.
-    Qwen3_5Moe,
-    /// gpt-oss: attention sinks, alternating windows, experts with biases and a clamped gate, `YaRN`.
-    GptOss,
-}
 
 /// What the last unit computes from a hidden row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,86 +26,6 @@ pub enum HeadKind {
         /// Whether `score.bias` exists.
         bias: bool,
     },
-}
-
-/// Families, the `model_type` of their configs, and what their class names begin with: of language models, and of
-/// models with one number a token.
-const FAMILIES: [(Family, &str, &str, &str); 13] = [
-    (Family::Llama, "llama", "Llama", "Llama"),
-    (Family::Mistral, "mistral", "Mistral", "Mistral"),
-    (Family::Qwen2, "qwen2", "Qwen2", "Qwen2"),
-    (Family::Qwen3, "qwen3", "Qwen3", "Qwen3"),
-    (Family::Qwen3Moe, "qwen3_moe", "Qwen3Moe", "Qwen3Moe"),
-    (Family::Gemma2, "gemma2", "Gemma2", "Gemma2"),
-    // `Gemma3ForSequenceClassification` is that of the model that sees images
-    (Family::Gemma3, "gemma3_text", "Gemma3", "Gemma3Text"),
-    (Family::SmolLm3, "smollm3", "SmolLM3", "SmolLM3"),
-    (Family::Olmo3, "olmo3", "Olmo3", "Olmo3"),
-    (Family::Ministral3, "ministral3", "Ministral3", "Ministral3"),
-    (Family::Qwen3_5, "qwen3_5_text", "Qwen3_5", "Qwen3_5"),
-    (Family::Qwen3_5Moe, "qwen3_5_moe_text", "Qwen3_5Moe", "Qwen3_5Moe"),
-    (Family::GptOss, "gpt_oss", "GptOss", "GptOss"),
-];
-
-impl Family {
-    /// The `model_type` of its configs.
-    #[must_use]
-    pub fn model_type(self) -> &'static str {
-        FAMILIES.iter().find(|f| f.0 == self).map_or("", |f| f.1)
-    }
-
-    /// Its class of models with one number a sequence or token.
-    #[must_use]
-    pub fn scorer_class(self) -> String {
-        let class = FAMILIES.iter().find(|f| f.0 == self).map_or("", |f| f.3);
-        format!("{class}ForSequenceClassification")
-    }
-
-    /// Gemma 2 and what came after it.
-    #[must_use]
-    pub fn is_gemma(self) -> bool {
-        matches!(self, Self::Gemma2 | Self::Gemma3)
-    }
-
-    /// Qwen 3.5, dense or with experts.
-    #[must_use]
-    pub fn is_qwen3_5(self) -> bool {
-        matches!(self, Self::Qwen3_5 | Self::Qwen3_5Moe)
-    }
-
-    /// The class names it is known by, for messages.
-    fn known() -> String {
-        FAMILIES.map(|(_, _, class, _)| format!("{class}ForCausalLM")).join(", ")
-    }
-
-    fn parse(config: &Map<String, Value>) -> Result<(Self, HeadKind), String> {
-        let class = config.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
-        let Some(class) = class else {
-            let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or("(none)");
-            return FAMILIES
-                .iter()
-                .find(|f| f.1 == model_type)
-                .map(|f| (f.0, HeadKind::LanguageModel))
-                .ok_or_else(|| model_type.to_owned());
-        };
-        let kinds = [
-            ("ForCausalLM", HeadKind::LanguageModel),
-            ("ForSequenceClassification", HeadKind::Scalar { bias: false }),
-            ("ForTokenClassification", HeadKind::Scalar { bias: true }),
-        ];
-        FAMILIES
-            .iter()
-            .flat_map(|f| kinds.map(|k| (f, k)))
-            .find(|(f, k)| {
-                let prefix = match k.1 {
-                    HeadKind::LanguageModel => f.2,
-                    HeadKind::Scalar { .. } => f.3,
-                };
-                class.strip_prefix(prefix) == Some(k.0)
-            })
-            .map(|(f, k)| (f.0, k.1))
-            .ok_or_else(|| class.to_owned())
-    }
 }
 
 /// What the norms on queries and keys are taken over.

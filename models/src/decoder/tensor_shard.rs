@@ -2,7 +2,7 @@
 
 use super::{Decoder, Param, Store, Unit};
 use crate::tensor_group::{TensorGroup, padded};
-use crate::unit::ParamSpec;
+use crate::unit::{ParamSpec, UnitKind};
 use crate::weights::{WeightKey, Weights};
 use crate::{Error, Result};
 use burn::tensor::{Device, Tensor};
@@ -42,26 +42,26 @@ impl Decoder {
         };
         let dtype = precision.dtype(&self.device);
         for (index, unit) in self.units.iter().enumerate() {
-            let (mut specs, mut entries) = (Vec::new(), Vec::new());
+            let mut parts = Vec::new();
             for (spec, value) in self.whole_specs(index).iter().zip(whole(index)?) {
-                let Some(cut) = share.cut(arch, spec.slot) else {
-                    continue;
-                };
-                let own = kept(value, spec, &cut, &self.device)?;
-                entries.push((WeightKey::from(spec.slot), stored_as(own, dtype)));
-                specs.push(shard_spec(spec, &cut));
+                if let Some(cut) = share.cut(arch, spec.slot) {
+                    let part = kept(value, spec, &cut, &self.device)?;
+                    parts.push((shard_spec(spec, &cut), stored_as(part, dtype)));
+                }
             }
-            check_computed(entries.iter().map(|(_, own)| own.clone())).map_err(Error::from)?;
-            let first = shard.units.last().map_or(0, |unit: &Unit| unit.range.end);
-            shard.units.push(Unit {
-                kind: unit.kind,
-                range: first..first + specs.len(),
-                specs,
-                store: Store::Device(Weights::new(entries)),
-                sharded: false,
-            });
+            check_computed(parts.iter().map(|(_, part)| part.clone())).map_err(Error::from)?;
+            shard.push_unit(unit.kind, parts);
         }
         Ok(shard)
+    }
+
+    /// Adds a unit of a share, with its values on the device.
+    pub(super) fn push_unit(&mut self, kind: UnitKind, parts: Vec<(ParamSpec, Tensor<2>)>) {
+        let first = self.units.last().map_or(0, |unit| unit.range.end);
+        let (specs, values): (Vec<ParamSpec>, Vec<Tensor<2>>) = parts.into_iter().unzip();
+        let entries = specs.iter().map(|spec| WeightKey::from(spec.slot)).zip(values);
+        let store = Store::Device(Weights::new(entries.collect()));
+        self.units.push(Unit { kind, range: first..first + specs.len(), specs, store, sharded: false });
     }
 
     /// The ranks that share its matrices, where it is a share.

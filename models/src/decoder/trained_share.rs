@@ -86,22 +86,15 @@ impl Decoder {
         };
         for (index, (kind, all)) in whole.into_iter().enumerate() {
             let first = decoder.units.last().map_or(0, |unit| unit.range.end);
-            let (mut specs, mut entries) = (Vec::new(), Vec::new());
+            let mut parts = Vec::new();
             for (spec, index) in all.iter().zip(first..) {
                 let cut = share.trained_cut(decoder.whole_arch(), spec.slot);
                 let part = kept(value(index, spec)?, spec, &cut, device)?;
                 // the next whole parameter comes when this one is gone
                 check_computed([part.clone()]).map_err(Error::from)?;
-                entries.push((WeightKey::from(spec.slot), part));
-                specs.push(ParamSpec { trainable: spec.trainable, ..shard_spec(spec, &cut) });
+                parts.push((ParamSpec { trainable: spec.trainable, ..shard_spec(spec, &cut) }, part));
             }
-            decoder.units.push(Unit {
-                kind,
-                range: first..first + specs.len(),
-                specs,
-                store: Store::Device(Weights::new(entries)),
-                sharded: false,
-            });
+            decoder.push_unit(kind, parts);
             built(&mut decoder, index)?;
         }
         Ok(decoder)
@@ -243,24 +236,15 @@ impl Decoder {
         };
         shard.units.clear();
         for (index, unit) in self.units.iter().enumerate() {
-            let (mut specs, mut entries) = (Vec::new(), Vec::new());
-            for (spec, value) in unit.specs.iter().zip(own(index)?) {
-                // a value head does not sample
-                if spec.slot != Slot::Value {
-                    let value = stored_as(value.upload(&self.device), dtype);
-                    entries.push((WeightKey::from(spec.slot), value));
-                    specs.push(ParamSpec { trainable: false, ..spec.clone() });
-                }
-            }
-            check_computed(entries.iter().map(|(_, own)| own.clone())).map_err(Error::from)?;
-            let first = shard.units.last().map_or(0, |unit: &Unit| unit.range.end);
-            shard.units.push(Unit {
-                kind: unit.kind,
-                range: first..first + specs.len(),
-                specs,
-                store: Store::Device(Weights::new(entries)),
-                sharded: false,
+            // a value head does not sample
+            let kept = unit.specs.iter().zip(own(index)?).filter(|(spec, _)| spec.slot != Slot::Value);
+            let kept = kept.map(|(spec, value)| {
+                let value = stored_as(value.upload(&self.device), dtype);
+                (ParamSpec { trainable: false, ..spec.clone() }, value)
             });
+            let parts: Vec<_> = kept.collect();
+            check_computed(parts.iter().map(|(_, part)| part.clone())).map_err(Error::from)?;
+            shard.push_unit(unit.kind, parts);
         }
         Ok(shard)
     }

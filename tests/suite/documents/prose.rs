@@ -115,6 +115,20 @@ fn literals(tokens: TokenStream, found: &mut Vec<String>) {
     }
 }
 
+/// The strings of code, or the sentences of a table of the import.
+fn messages(file: &Path) -> Vec<String> {
+    let text = read(file);
+    if file.extension().is_some_and(|end| end == "txt") {
+        let verbs = "not_needed|cannot|lacks|wrong|off_or_wrong|built_in";
+        let sentence = Regex::new(&format!(r"(?m)(?:^[A-Z_0-9]+:| --| (?:{verbs})|^- \S+ ) (.*)$")).expect("a pattern");
+        return sentence.captures_iter(&text).map(|own| own[1].to_owned()).collect();
+    }
+    let tokens = TokenStream::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    let mut found = Vec::new();
+    literals(tokens, &mut found);
+    found
+}
+
 #[test]
 fn messages_use_the_words_of_the_field() {
     let words = words();
@@ -124,12 +138,12 @@ fn messages_use_the_words_of_the_field() {
     for folder in ["src", "engine", "models/src", "backends"] {
         sources(&project().join(folder), &mut files);
     }
+    let tables = project().join("engine/import/rules");
+    let tables = std::fs::read_dir(&tables).unwrap_or_else(|e| panic!("{}: {e}", tables.display()));
+    files.extend(tables.map(|entry| entry.expect("an entry").path()));
     let (mut wrong, mut checked) = (Vec::new(), 0);
     for file in files {
-        let tokens = TokenStream::from_str(&read(&file)).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        let mut found = Vec::new();
-        literals(tokens, &mut found);
-        for text in found {
+        for text in messages(&file) {
             for page in pages.find_iter(&text).filter(|page| !project().join(page.as_str()).exists()) {
                 wrong.push(format!("{}: there is no {}", file.display(), page.as_str()));
             }

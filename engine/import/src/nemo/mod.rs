@@ -5,82 +5,30 @@ mod data;
 mod grpo;
 mod optimizer;
 mod policy;
-mod value;
 
 use super::assembly::Assembly;
 use super::facts::Facts;
-use super::key_mapping::KeyTable;
-use super::literal::settings;
+use super::rules::Functions;
 use grpo::{is_ppo, of_run};
 use serde_json::{Value, json};
 
-/// All tables.
-pub(super) const TABLES: &[KeyTable] = &[
-    policy::TABLE,
-    optimizer::TABLE,
-    optimizer::OF_VALUE,
-    grpo::TABLE,
-    grpo::OF_PPO,
-    grpo::LOSS,
-    grpo::AROUND,
-    value::ROUNDS,
-    value::TABLE,
-    value::LOSS,
-    data::TABLE,
-];
-
-/// Sections of runs that are not imported, and what they are of.
-const OTHERS: [(&str, &str); 4] = [
-    ("sft.", "supervised training: write a section `sft` for `firebrick sft` (docs/reference/configuration.md)"),
-    ("dpo.", "DPO, which Firebrick does not have"),
-    ("rm.", "a reward model's training, which Firebrick does not have"),
-    ("distillation.", "distillation, which Firebrick does not have"),
-];
-
-/// Why the files are of a run that is not imported, where they are.
-pub(super) fn refusal(facts: &Facts) -> Option<String> {
-    let (section, what) = OTHERS.iter().find(|(section, _)| facts.has_below(section))?;
-    Some(format!("only NeMo RL's GRPO and PPO runs are imported, and `{}` is of {what}", section.trim_end_matches('.')))
-}
+/// Functions of the table `rules/nemo.txt`.
+pub(super) const FUNCTIONS: [Functions; 4] =
+    [data::FUNCTIONS, grpo::FUNCTIONS, optimizer::FUNCTIONS, policy::FUNCTIONS];
 
 /// Whether the files say what a run does, and not only how it uses memory.
 fn is_run(facts: &Facts) -> bool {
     is_ppo(facts) || facts.has_below("grpo.") || facts.has_below("loss_fn.")
 }
 
-/// What it does where a file does not say (`GRPOConfig`, `PPOConfig`, `ClippedPGLossConfig`).
+/// Validation samples as training does where a file does not say.
 pub(super) fn defaults(facts: &Facts) -> Vec<(String, Value)> {
-    if !is_run(facts) {
-        return Vec::new();
-    }
-    let mut all = if is_ppo(facts) {
-        settings(
-            "ppo.",
-            "num_prompts_per_step=32 num_generations_per_prompt=16 val_period=20 val_at_start=true \
-             max_val_samples=256 seed=42 ppo_epochs=4 adv_estimator.name=gae adv_estimator.gae_lambda=0.95 \
-             adv_estimator.gae_gamma=1.0",
-        )
-    } else {
-        settings(
-            "grpo.",
-            "num_prompts_per_step=32 num_generations_per_prompt=16 max_num_epochs=1 normalize_rewards=true \
-             use_leave_one_out_baseline=true val_period=10 val_at_start=false max_val_samples=256 seed=42",
-        )
+    let of = |(name, default): (&str, Value)| {
+        let value = facts.value(&format!("policy.generation.{name}")).cloned();
+        (format!("policy.generation.val_{name}"), value.unwrap_or(default))
     };
-    all.extend(settings(
-        "loss_fn.",
-        "reference_policy_kl_penalty=0.01 reference_policy_kl_type=k3 ratio_clip_min=0.2 ratio_clip_max=0.2 \
-         ratio_clip_c= token_level_loss=true",
-    ));
-    if is_ppo(facts) {
-        all.push(("value_loss_fn.cliprange".into(), Value::Null));
-    }
-    // validation samples as training does
-    for (name, default) in [("temperature", json!(1.0)), ("top_p", json!(1.0)), ("top_k", Value::Null)] {
-        let own = facts.value(&format!("policy.generation.{name}")).cloned();
-        all.push((format!("policy.generation.val_{name}"), own.unwrap_or(default)));
-    }
-    all
+    let names = [("temperature", json!(1.0)), ("top_p", json!(1.0)), ("top_k", Value::Null)];
+    if is_run(facts) { names.map(of).into() } else { Vec::new() }
 }
 
 /// What follows from several keys: what grades completions, which parameters decay.

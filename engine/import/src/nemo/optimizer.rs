@@ -1,134 +1,57 @@
 //! `NeMo RL`'s optimizers and schedules of policy and value model: Megatron's where `megatron_cfg.enabled`, else
 //! `PyTorch`'s.
 
-use crate::common::{float_type, given};
-use crate::key_mapping::KeyMapping;
-use crate::key_mapping::prelude::*;
+use crate::common::given;
+use crate::rules::prelude::*;
 use serde_json::{Value, json};
 
-const FUSED: &str = "the update is computed for all parameters of a unit at once, in f32";
-const OF_MEGATRON: &str = "megatron_cfg is enabled: its optimizer is in force";
-pub(super) const OF_TORCH: &str = "megatron_cfg is not enabled";
-const NO_SCHEDULE: &str = "write it as optim.lr_scheduler (docs/reference/configuration.md)";
+/// Functions of the table.
+pub(super) const FUNCTIONS: Functions = functions! {
+    By: betas decay first_rate megatron_schedule torch_schedule;
+    To: own;
+    Holds: is_megatron;
+};
+
 const IN_STYLE: &str = "it is in the schedule of lr_decay_style";
 
-pub(super) const TABLE: KeyTable = ("policy.", RULES);
-pub(super) const OF_VALUE: KeyTable = ("value.", RULES);
-
-const RULES: &[(&str, KeyMapping)] = &[
-    ("max_grad_norm", By(clip)),
-    ("optimizer", By(section)),
-    ("optimizer.name", If(is_torch, OF_MEGATRON, &By(name))),
-    ("optimizer.kwargs.{lr,weight_decay,betas,eps}", If(is_torch, OF_MEGATRON, &By(|a| own(a, a.name())))),
-    (
-        "optimizer.kwargs.{foreach,fused,master_weights,store_param_remainders} megatron_cfg.optimizer.**",
-        NotNeeded(FUSED),
-    ),
-    ("optimizer.kwargs.{exp_avg_dtype,exp_avg_sq_dtype}", If(is_torch, OF_MEGATRON, &By(moments))),
-    ("optimizer.kwargs.**", Off("`optim` has AdamW's lr, betas, eps and weight_decay")),
-    ("scheduler", If(is_torch, OF_MEGATRON, &By(torch_schedule))),
-    ("scheduler.** megatron_cfg.scheduler.**", Off(NO_SCHEDULE)),
-    ("megatron_cfg.optimizer.optimizer", If(is_megatron, OF_TORCH, &By(name))),
-    ("megatron_cfg.optimizer.{lr,weight_decay,clip_grad}", If(is_megatron, OF_TORCH, &By(|a| own(a, a.name())))),
-    ("megatron_cfg.optimizer.{adam_beta1,adam_beta2}", If(is_megatron, OF_TORCH, &By(betas))),
-    ("megatron_cfg.optimizer.adam_eps", If(is_megatron, OF_TORCH, &To(own, "eps"))),
-    ("megatron_cfg.optimizer.min_lr", NotNeeded("scheduler.lr_decay_style controls whether the rate falls to it")),
-    ("megatron_cfg.optimizer.optimizer_cpu_offload", If(is_megatron, OF_TORCH, &By(on_host))),
-    (
-        "megatron_cfg.optimizer.optimizer_offload_fraction",
-        If(offloads, "optimizer_cpu_offload is off", &To(given, "memory.offload_fraction")),
-    ),
-    ("megatron_cfg.scheduler.lr_decay_style", If(is_megatron, OF_TORCH, &By(megatron_schedule))),
-    ("megatron_cfg.scheduler.{lr_warmup_iters,lr_decay_iters}", NotNeeded(IN_STYLE)),
-    ("megatron_cfg.scheduler.lr_warmup_init", If(is_megatron, OF_TORCH, &By(first_rate))),
-    ("megatron_cfg.scheduler.{start,end}_weight_decay", If(is_megatron, OF_TORCH, &By(decay))),
-    ("megatron_cfg.scheduler.weight_decay_incr_style", NotNeeded("start and end of the decay are compared")),
-];
-
 /// The model that a key is of: `policy` or `value`.
-fn model<'a>(asked: &SourceKey<'a>) -> &'a str {
-    asked.key.split('.').next().unwrap_or_default()
+fn model<'a>(source: &SourceKey<'a>) -> &'a str {
+    source.key.split('.').next().unwrap_or_default()
 }
 
 /// The section of the model's optimizer here.
-fn ours(asked: &SourceKey) -> &'static str {
-    if model(asked) == "value" { "critic.optim" } else { "optim" }
+fn ours(source: &SourceKey) -> &'static str {
+    if model(source) == "value" { "critic.optim" } else { "optim" }
 }
 
 /// A key of the model's.
-fn of<'a>(asked: &SourceKey<'a>, name: &str) -> Option<&'a Value> {
-    asked.facts.value(&format!("{}.{name}", model(asked)))
+fn of<'a>(source: &SourceKey<'a>, name: &str) -> Option<&'a Value> {
+    source.facts.value(&format!("{}.{name}", model(source)))
 }
 
-fn number(asked: &SourceKey, name: &str) -> Option<f64> {
-    of(asked, name).and_then(crate::facts::number)
+fn number(source: &SourceKey, name: &str) -> Option<f64> {
+    of(source, name).and_then(crate::facts::number)
 }
 
-pub(super) fn is_megatron(asked: &SourceKey) -> bool {
-    asked.facts.is_on(&format!("{}.megatron_cfg.enabled", model(asked)))
+pub(super) fn is_megatron(source: &SourceKey) -> bool {
+    source.facts.is_on(&format!("{}.megatron_cfg.enabled", model(source)))
 }
 
-fn is_torch(asked: &SourceKey) -> bool {
-    !is_megatron(asked)
+/// A key of the optimizer, under a name that may be its own.
+fn own(source: &SourceKey, name: &str) -> MappedKey {
+    let name = if name.is_empty() { source.name() } else { name };
+    given(source, &format!("{}.{name}", ours(source)))
 }
 
-fn own(asked: &SourceKey, name: &str) -> MappedKey {
-    given(asked, &format!("{}.{name}", ours(asked)))
-}
-
-fn clip(asked: &SourceKey) -> MappedKey {
-    if is_megatron(asked) && of(asked, "megatron_cfg.optimizer.clip_grad").is_some() {
-        return not_needed(OF_MEGATRON);
-    }
-    set(&format!("{}.clip_grad", ours(asked)), plain(asked.value))
-}
-
-fn section(asked: &SourceKey) -> MappedKey {
-    match asked.is_absent() {
-        true if is_megatron(asked) => not_needed(OF_MEGATRON),
-        true => cannot("a run needs an optimizer: write `optim`"),
-        false => asked.wrong("a section"),
-    }
-}
-
-fn name(asked: &SourceKey) -> MappedKey {
-    match asked.text() {
-        Some(name) if name.ends_with("AdamW") || name.ends_with("FusedAdam") || name == "adam" => {
-            not_needed("AdamW, as here")
-        }
-        _ => cannot("AdamW is the optimizer; its parameters are keys of `optim`"),
-    }
-}
-
-/// Both moments in 2 bytes, as Transformer Engine's optimizer keeps them.
-fn moments(asked: &SourceKey) -> MappedKey {
-    let is_narrow = |key: &str| asked.beside(key).and_then(Value::as_str).and_then(float_type) == Some("bf16");
-    match asked.text().and_then(float_type) {
-        Some("bf16") if is_narrow("exp_avg_dtype") && is_narrow("exp_avg_sq_dtype") => set("memory.moments", "bf16"),
-        Some("f32") | None => not_needed("in f32, as here by default"),
-        Some(_) => cannot("both moments have one format: memory.moments"),
-    }
-}
-
-fn betas(asked: &SourceKey) -> MappedKey {
-    let beta = |key: &str, default: f64| asked.beside(key).and_then(crate::facts::number).unwrap_or(default);
-    let key = format!("{}.betas", ours(asked));
+fn betas(source: &SourceKey) -> MappedKey {
+    let beta = |key: &str, default: f64| source.beside(key).and_then(crate::facts::number).unwrap_or(default);
+    let key = format!("{}.betas", ours(source));
     set(&key, json!([beta("adam_beta1", 0.9), beta("adam_beta2", 0.999)]))
 }
 
-fn on_host(asked: &SourceKey) -> MappedKey {
-    let key = if model(asked) == "value" { "memory.critic.optimizer_offload" } else { "memory.optimizer_offload" };
-    if asked.is_on() { set(key, "cpu") } else { off() }
-}
-
-fn offloads(asked: &SourceKey) -> bool {
-    let on = asked.beside("optimizer_cpu_offload").and_then(crate::facts::truth);
-    model(asked) == "policy" && is_megatron(asked) && on == Some(true)
-}
-
 /// A decay that changes over the run.
-fn decay(asked: &SourceKey) -> MappedKey {
-    let same = asked.number().is_none_or(|own| number(asked, "megatron_cfg.optimizer.weight_decay") == Some(own));
+fn decay(source: &SourceKey) -> MappedKey {
+    let same = source.number().is_none_or(|own| number(source, "megatron_cfg.optimizer.weight_decay") == Some(own));
     if same {
         return not_needed("the decay is constant: optim.weight_decay");
     }
@@ -187,14 +110,14 @@ impl Schedule {
 
 /// Megatron's schedule, in iterations: a warm-up from `lr_warmup_init`, then a fall to `min_lr` by the
 /// last of `lr_decay_iters`.
-fn megatron(asked: &SourceKey) -> Option<Schedule> {
-    let rate = number(asked, "megatron_cfg.optimizer.lr")?;
-    let count = |key: &str| asked.beside(key).and_then(crate::facts::whole);
-    let share = |key: &str| number(asked, key).map_or(0.0, |own| own / rate);
+fn megatron(source: &SourceKey) -> Option<Schedule> {
+    let rate = number(source, "megatron_cfg.optimizer.lr")?;
+    let count = |key: &str| source.beside(key).and_then(crate::facts::whole);
+    let share = |key: &str| number(source, key).map_or(0.0, |own| own / rate);
     let warmup = count("lr_warmup_iters").unwrap_or(0);
     let last = share("megatron_cfg.optimizer.min_lr");
     let fall = |shape| Some((shape, count("lr_decay_iters").map(|all| all - warmup), last));
-    let fall = match asked.beside("lr_decay_style")?.as_str()? {
+    let fall = match source.beside("lr_decay_style")?.as_str()? {
         "constant" => None,
         "linear" => fall("linear"),
         "cosine" => fall("cosine"),
@@ -203,15 +126,15 @@ fn megatron(asked: &SourceKey) -> Option<Schedule> {
     Some(Schedule { warmup, first: share("megatron_cfg.scheduler.lr_warmup_init"), fall })
 }
 
-fn megatron_schedule(asked: &SourceKey) -> MappedKey {
-    match megatron(asked) {
-        Some(schedule) => schedule.settings(ours(asked)),
+fn megatron_schedule(source: &SourceKey) -> MappedKey {
+    match megatron(source) {
+        Some(schedule) => schedule.settings(ours(source)),
         None => cannot("constant, linear and cosine are read: write it as optim.lr_scheduler"),
     }
 }
 
-fn first_rate(asked: &SourceKey) -> MappedKey {
-    match megatron(asked) {
+fn first_rate(source: &SourceKey) -> MappedKey {
+    match megatron(source) {
         Some(schedule) if schedule.warmup > 0 => {
             let here = schedule.first_here();
             if (schedule.first - here).abs() <= 1e-9 {
@@ -228,19 +151,19 @@ fn first_rate(asked: &SourceKey) -> MappedKey {
 }
 
 /// `PyTorch`'s schedules: one, or several with the steps between them.
-fn torch_schedule(asked: &SourceKey) -> MappedKey {
-    if asked.is_absent() {
+fn torch_schedule(source: &SourceKey) -> MappedKey {
+    if source.is_absent() {
         return not_needed("constant, as here by default");
     }
-    let rate = number(asked, "optimizer.kwargs.lr").unwrap_or(1.0);
-    let parts = asked.value.as_array().map(Vec::as_slice).unwrap_or_default();
+    let rate = number(source, "optimizer.kwargs.lr").unwrap_or(1.0);
+    let parts = source.value.as_array().map(Vec::as_slice).unwrap_or_default();
     let unread = || {
         cannot(
             "a warm-up by LinearLR, then ConstantLR or CosineAnnealingLR is read: write the schedule as \
              optim.lr_scheduler (docs/reference/configuration.md)",
         )
     };
-    torch(parts, rate).map_or_else(unread, |schedule| schedule.settings(ours(asked)))
+    torch(parts, rate).map_or_else(unread, |schedule| schedule.settings(ours(source)))
 }
 
 fn torch(parts: &[Value], rate: f64) -> Option<Schedule> {

@@ -91,7 +91,7 @@ impl<'a> Program<'a> {
         mut named: BTreeMap<String, Known<'a>>,
     ) {
         match (call, positional) {
-            ("setattr", [_, name, value]) => match name.value().and_then(Value::as_str) {
+            ("setattr", [_, name, value]) => match name.text() {
                 Some(name) => drop(named.insert(name.to_owned(), value.clone())),
                 None => drop(named.insert(SETATTR.to_owned(), name.clone())),
             },
@@ -115,7 +115,7 @@ impl<'a> Program<'a> {
         let Expr::Attribute(method) = &*own.func else {
             return Ok(unknown);
         };
-        let key = positional.first().and_then(Known::value).and_then(Value::as_str).unwrap_or_default();
+        let key = positional.first().and_then(Known::text).unwrap_or_default();
         let default = || positional.get(1).cloned().unwrap_or_else(|| Known::of(Value::Null));
         let (mut fields, mut items) = (before.fields().unwrap_or_default(), before.items().unwrap_or_default());
         let is_mapping = before.fields().is_some();
@@ -288,11 +288,7 @@ impl<'a> Program<'a> {
             let file = format!("`{}`", self.written(expr));
             self.absent.push(Absent { by: String::new(), file, place: place.clone(), has_settings: true });
         }
-        let mut entries = Vec::new();
-        match self.given(&known, expr, is_trainer) {
-            Given::Value(value) => Entry::flatten(key, value, &place, &mut entries),
-            given @ Given::Open { .. } => entries.push(Entry::new(key, given, &place)),
-        }
+        let entries = Entry::all(key, self.given(&known, expr, is_trainer), &place);
         let mut lines = known.lines;
         lines.insert((self.file.to_owned(), line));
         self.found.extend(entries.into_iter().map(|entry| (entry, lines.clone())));
@@ -437,18 +433,17 @@ impl<'a> Program<'a> {
         let (positional, named) = self.arguments(&own.arguments)?;
         match method {
             "add_argument" => {
-                let flags: Vec<String> =
-                    positional.iter().filter_map(|own| Some(own.value()?.as_str()?.to_owned())).collect();
-                let dest = named.get("dest").and_then(|own| Some(own.value()?.as_str()?.to_owned()));
+                let flags: Vec<&str> = positional.iter().filter_map(Known::text).collect();
+                let dest = named.get("dest").and_then(Known::text).map(str::to_owned);
                 let long = flags.iter().find(|flag| flag.starts_with("--")).or(flags.first());
                 let Some(name) = dest.or_else(|| Some(long?.trim_start_matches('-').replace('-', "_"))) else {
                     return Ok(self.unknown(own));
                 };
-                let action = named.get("action").and_then(|own| Some(own.value()?.as_str()?.to_owned()));
+                let action = named.get("action").and_then(Known::text);
                 let is_required = named.get("required").is_some_and(|own| own.truth() != Some(false))
                     || flags.first().is_some_and(|flag| !flag.starts_with('-'));
                 let default = named.get("default").cloned();
-                let mut known = default.unwrap_or_else(|| match action.as_deref() {
+                let mut known = default.unwrap_or_else(|| match action {
                     _ if is_required => Known::new(Thing::Written(format!("--{name}"))),
                     Some("store_true") => Known::of(false),
                     Some("store_false") => Known::of(true),

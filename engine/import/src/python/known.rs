@@ -67,6 +67,10 @@ impl<'a> Known<'a> {
         }
     }
 
+    pub fn text(&self) -> Option<&str> {
+        self.value()?.as_str()
+    }
+
     /// Whether Python takes it for true.
     pub fn truth(&self) -> Option<bool> {
         Some(match &self.thing {

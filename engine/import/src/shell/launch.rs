@@ -35,6 +35,12 @@ pub(super) struct Settings {
     absent: Vec<Absent>,
 }
 
+impl Settings {
+    fn new(at: Vec<Place>, form: Form, is_line: bool) -> Self {
+        Self { at, form, is_line, entries: Vec::new(), absent: Vec::new() }
+    }
+}
+
 /// Whether a text without a telling name is a list of overrides.
 pub(crate) fn looks_like_overrides(text: &str) -> bool {
     let lines = text.lines().map(str::trim);
@@ -249,13 +255,7 @@ impl Shell<'_> {
     pub(super) fn settings(&mut self, launch: Launch) -> Result<Settings, ImportError> {
         let (file, line) = *launch.at.last().unwrap_or(&(0, 1));
         let place = SourceLocation { file: self.names[file].clone(), line: Some(line) };
-        let mut settings = Settings {
-            at: launch.at,
-            form: launch.form,
-            is_line: launch.is_line,
-            entries: Vec::new(),
-            absent: Vec::new(),
-        };
+        let mut settings = Settings::new(launch.at, launch.form, launch.is_line);
         if let Some(file) = launch.absent {
             settings.absent.push(Absent { by: "bash".into(), file, place: place.clone(), has_settings: true });
         }
@@ -280,12 +280,12 @@ impl Shell<'_> {
                 };
                 self.flag(flag, &[value], own, &place, &mut settings)?;
             } else if let Some((key, value)) = split_override(&own.text) {
-                let removes = own.text.starts_with('~');
-                let mut entries = Vec::new();
-                match self.value(value, hydra) {
-                    Given::Value(value) if !removes => Entry::flatten(key, value, &place, &mut entries),
-                    given => entries.push(Entry { removes, ..Entry::new(key, given, &place) }),
-                }
+                let given = self.value(value, hydra);
+                let entries = if own.text.starts_with('~') {
+                    vec![Entry { removes: true, ..Entry::new(key, given, &place) }]
+                } else {
+                    Entry::all(key, given, &place)
+                };
                 let lines = self.lines(own);
                 settings.entries.extend(entries.into_iter().map(|entry| (entry, lines.clone())));
             } else if own.text.chars().next().and_then(number).is_some() {
@@ -340,12 +340,7 @@ impl Shell<'_> {
         };
         let mut lines = self.lines(own);
         lines.extend(values.iter().flat_map(|value| self.lines(value)));
-        let mut entries = Vec::new();
-        match given {
-            Given::Value(value) => Entry::flatten(key, value, place, &mut entries),
-            given @ Given::Open { .. } => entries.push(Entry::new(key, given, place)),
-        }
-        into.entries.extend(entries.into_iter().map(|entry| (entry, lines.clone())));
+        into.entries.extend(Entry::all(key, given, place).into_iter().map(|entry| (entry, lines.clone())));
         Ok(())
     }
 }
@@ -383,7 +378,7 @@ pub(super) fn merged(file: &str, ways: Vec<Vec<Settings>>) -> Result<(Vec<Entry>
     let mut runs: Vec<Settings> = Vec::new();
     for mut way in ways {
         way.retain(|own| Some(own.form) == form);
-        let (lines, commands): (Vec<_>, Vec<_>) = way.into_iter().partition(|own| own.is_line);
+        let (lines, mut commands): (Vec<_>, Vec<_>) = way.into_iter().partition(|own| own.is_line);
         let first = commands.first().map(|own| own.at.clone());
         if let Some(second) = commands.iter().find(|own| Some(&own.at) != first.as_ref()) {
             let line = |at: &[Place]| at.first().map(|(_, line)| *line);
@@ -397,17 +392,9 @@ pub(super) fn merged(file: &str, ways: Vec<Vec<Settings>>) -> Result<(Vec<Entry>
             ));
         }
         let lines: Vec<_> = lines.into_iter().flat_map(|own| own.entries).collect();
-        let commands = if commands.is_empty() && !lines.is_empty() {
-            vec![Settings {
-                at: Vec::new(),
-                form: Form::Overrides,
-                is_line: true,
-                entries: Vec::new(),
-                absent: Vec::new(),
-            }]
-        } else {
-            commands
-        };
+        if commands.is_empty() && !lines.is_empty() {
+            commands.push(Settings::new(Vec::new(), Form::Overrides, true));
+        }
         for mut run in commands {
             run.entries.extend(lines.iter().cloned());
             if !runs.contains(&run) {

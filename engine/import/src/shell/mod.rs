@@ -46,8 +46,9 @@ pub(super) struct Script<'a> {
 }
 
 /// What comes next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Flow {
+    #[default]
     Next,
     Continue,
     Break(usize),
@@ -70,7 +71,7 @@ impl Output {
 }
 
 /// What a subshell has for itself.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Scope {
     variables: BTreeMap<String, Variable>,
     /// Variables that are mappings.
@@ -201,18 +202,7 @@ impl<'a> Shell<'a> {
             files: script.files,
             environment: script.environment,
             options: ParserOptions::default(),
-            scope: Scope {
-                variables: BTreeMap::new(),
-                mappings: BTreeSet::new(),
-                functions: BTreeMap::new(),
-                arguments: Vec::new(),
-                name: script.name.to_owned(),
-                locals: Vec::new(),
-                sourced: None,
-                flow: Flow::Next,
-                status: Some(true),
-                output: Output::default(),
-            },
+            scope: Scope { name: script.name.to_owned(), status: Some(true), ..Scope::default() },
             names: vec![script.name.to_owned()],
             file: 0,
             line: 1,

@@ -150,20 +150,18 @@ impl Shell<'_> {
     }
 
     fn find(&mut self, parameter: &Parameter) -> Result<Found, ImportError> {
-        let one = |items: Option<Text>, name: Option<&String>| Found {
-            items: items.map(|item| vec![item]),
+        let all = |items, joins, name: Option<&String>| Found { items, is_all: true, joins, name: name.cloned() };
+        let one = |item: Option<Text>, name: Option<&String>| Found {
+            items: item.map(|item| vec![item]),
             is_all: false,
             joins: false,
             name: name.cloned(),
         };
         Ok(match parameter {
             Parameter::Positional(number) => one(self.scope.arguments.get(*number as usize - 1).cloned(), None),
-            Parameter::Special(SpecialParameter::AllPositionalParameters { concatenate }) => Found {
-                items: Some(self.scope.arguments.clone()).filter(|all| !all.is_empty()),
-                is_all: true,
-                joins: *concatenate,
-                name: None,
-            },
+            Parameter::Special(SpecialParameter::AllPositionalParameters { concatenate }) => {
+                all(Some(self.scope.arguments.clone()).filter(|all| !all.is_empty()), *concatenate, None)
+            }
             Parameter::Special(special) => one(
                 match special {
                     SpecialParameter::PositionalParameterCount => {
@@ -183,12 +181,9 @@ impl Shell<'_> {
                 let key = self.key(name, index)?;
                 one(self.variable(name).and_then(|own| own.at(&key).cloned()), None)
             }
-            Parameter::NamedWithAllIndices { name, concatenate } => Found {
-                items: self.variable(name).map(|own| own.all()),
-                is_all: true,
-                joins: *concatenate,
-                name: Some(name.clone()),
-            },
+            Parameter::NamedWithAllIndices { name, concatenate } => {
+                all(self.variable(name).map(|list| list.all()), *concatenate, Some(name))
+            }
         })
     }
 

@@ -14,16 +14,6 @@ pub(super) enum Class {
     Ppo,
 }
 
-impl Class {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Grpo => "GRPOConfig",
-            Self::Rloo => "RLOOConfig",
-            Self::Ppo => "PPOConfig",
-        }
-    }
-}
-
 const RL: [(&str, Class); 3] = [("grpo", Class::Grpo), ("rloo", Class::Rloo), ("ppo", Class::Ppo)];
 
 /// Training that is none of reinforcement learning by rewards, as commands and classes name it.

@@ -4,52 +4,22 @@
 mod batch;
 mod class;
 mod grpo;
-mod launch;
 mod model;
-mod open_r1;
-mod ppo;
-mod refusal;
+pub(super) mod refusal;
 mod rewards;
 mod training;
 
 use super::assembly::Assembly;
 use super::facts::Facts;
-use super::key_mapping::KeyTable;
-use super::literal::settings;
+use super::rules::Functions;
 use batch::{BatchSizes, devices};
 use class::{Class, class};
 pub(super) use refusal::refusal;
 use serde_json::{Value, json};
 
-/// All tables.
-pub(super) const TABLES: &[KeyTable] =
-    &[grpo::TABLE, ppo::TABLE, training::TABLE, model::TABLE, model::TRAINER, launch::ACCELERATE, open_r1::TABLE];
-
-/// What TRL does where a file does not say, as far as it sets something here.
-pub(super) fn defaults(facts: &Facts) -> Vec<(String, Value)> {
-    let class = class(facts);
-    let mut all = vec![(super::python::CLASS.to_owned(), json!(class.name()))];
-    let mut add = |text: &str| all.extend(settings("", text));
-    add("per_device_train_batch_size=8 gradient_accumulation_steps=1 lr_scheduler_type=linear weight_decay=0.0");
-    add("gradient_checkpointing=true save_steps=500 seed=42");
-    // with neither of the three it computes in bf16
-    if !facts.is_on("fp16") && !facts.is_on("use_cpu") {
-        add("bf16=true");
-    }
-    add(match class {
-        Class::Ppo => {
-            "learning_rate=3e-6 response_length=53 temperature=0.7 num_ppo_epochs=4 num_mini_batches=1 kl_coef=0.05 \
-             cliprange=0.2 cliprange_value=0.2 lam=0.95"
-        }
-        Class::Rloo => "learning_rate=1e-6 max_completion_length=512 num_generations=2 beta=0.05 epsilon=0.2",
-        Class::Grpo => "learning_rate=1e-6 max_completion_length=512 num_generations=8 loss_type=dapo epsilon=0.2",
-    });
-    if class == Class::Grpo && facts.is_on("use_vllm") {
-        add("vllm_importance_sampling_correction=true vllm_importance_sampling_mode=sequence_mask");
-        add("vllm_importance_sampling_clip_max=3.0");
-    }
-    all
-}
+/// Functions of the tables `rules/trl.txt` and `rules/trl_algorithms.txt`.
+pub(super) const FUNCTIONS: [Functions; 4] =
+    [grpo::FUNCTIONS, model::FUNCTIONS, rewards::FUNCTIONS, training::FUNCTIONS];
 
 /// What follows from the sizes of batches.
 pub(super) fn batches(facts: &Facts, into: &mut Assembly) {

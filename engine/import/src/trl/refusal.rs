@@ -1,10 +1,18 @@
 //! Runs of TRL's that are not imported: supervised training, preferences, and what is not TRL's at all.
 
 use super::class::{Named, of_files, of_names};
-use super::{grpo, ppo};
 use crate::facts::Facts;
-use crate::key_mapping::Rules;
 use crate::literal::has_word;
+use crate::rules::Rules;
+use std::sync::LazyLock;
+
+/// The table of the keys that only the configurations of reinforcement learning have.
+pub(crate) const TABLE: &str = include_str!("../../rules/trl_algorithms.txt");
+
+static RULES: LazyLock<Rules> = LazyLock::new(|| {
+    let functions = [super::FUNCTIONS.as_slice(), &[crate::common::FUNCTIONS]].concat();
+    Rules::read(&[TABLE], &functions).unwrap_or_else(|why| panic!("the table of TRL's algorithms: {why}"))
+});
 
 /// Keys that only others have, and whose they are.
 const KEYS_OF_OTHERS: [(&str, &str); 5] = [
@@ -37,9 +45,8 @@ pub(crate) fn refusal(facts: &Facts) -> Option<String> {
         None if facts.text("loss_type").is_some_and(|own| has_word(LOSSES_OF_DPO, own)) => Some("dpo".to_owned()),
         None => None,
     };
-    let rules = Rules::of(&[grpo::TABLE, ppo::TABLE]);
     let is_of_rl = |key: &str| {
-        rules.find(key).is_some() && !has_word(SHARED, key)
+        RULES.find(key).is_some() && !has_word(SHARED, key)
             || key.starts_with("reward_funcs")
             || key == "reward_model_name_or_path"
     };

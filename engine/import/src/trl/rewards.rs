@@ -1,10 +1,14 @@
 //! TRL's and open-r1's reward functions, by name or as a program writes them.
 
-use crate::common::path;
 use crate::facts::Facts;
-use crate::key_mapping::prelude::*;
 use crate::literal::{hydra, settings};
+use crate::rules::prelude::*;
 use serde_json::{Map, Value, json};
+
+/// Functions of the table.
+pub(super) const FUNCTIONS: Functions = functions! {
+    By: functions;
+};
 
 /// Where open-r1 has its functions.
 const OPEN_R1_REWARDS: &str = "src/open_r1/rewards.py";
@@ -83,7 +87,7 @@ impl<'t> Written<'t> {
 
     fn python(&self, facts: &Facts, file: &str) -> Value {
         let last = self.name.rsplit('.').next().unwrap_or(self.name);
-        let mut reward = json!({"kind": "python", "file": path(facts, file), "function": last, "name": last});
+        let mut reward = json!({"kind": "python", "file": facts.path(file), "function": last, "name": last});
         if let Some(arguments) = &self.arguments {
             reward["arguments"] = arguments.clone().into();
         }
@@ -108,11 +112,11 @@ fn elements(value: &Value) -> Vec<&str> {
 }
 
 /// A reward of ours for a function, and what there is to say of it; or why there is none.
-fn reward(asked: &SourceKey, text: &str) -> Result<(Value, String), String> {
-    let facts = asked.facts;
+fn reward(source: &SourceKey, text: &str) -> Result<(Value, String), String> {
+    let facts = source.facts;
     let is_word = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-\"'".contains(c));
     if text.starts_with("lambda") {
-        let place = facts.place(asked.key).map(|place| format!(" ({place})")).unwrap_or_default();
+        let place = facts.place(source.key).map(|place| format!(" ({place})")).unwrap_or_default();
         return Err(format!(
             "a lambda{place} has no name that a configuration could have: write `{text}` as a function with `def`"
         ));
@@ -140,7 +144,7 @@ fn reward(asked: &SourceKey, text: &str) -> Result<(Value, String), String> {
             plain(json!({"kind": "length", "name": "soft_overlong", "buffer": buffer, "limit": limit, "clip": [-1, 0]}))
         }
         _ if written.name.contains('/') => {
-            plain(json!({"kind": "model", "name": last, "path": path(facts, written.name)}))
+            plain(json!({"kind": "model", "name": last, "path": facts.path(written.name)}))
         }
         _ => match written.name.rsplit_once('.') {
             Some((module, _)) => plain(written.python(facts, &format!("{}.py", module.replace('.', "/")))),
@@ -198,8 +202,7 @@ fn open_r1(facts: &Facts, name: &str) -> Option<Result<(Value, String), String>>
         )));
     }
     let (_, function, arguments) = OPEN_R1.iter().find(|(own, _, _)| *own == name)?;
-    let mut reward =
-        json!({"kind": "python", "file": path(facts, OPEN_R1_REWARDS), "function": function, "name": name});
+    let mut reward = json!({"kind": "python", "file": facts.path(OPEN_R1_REWARDS), "function": function, "name": name});
     for (argument, default) in settings("", arguments) {
         let (argument, key) = argument.split_once(':')?;
         reward["arguments"][argument] = facts.value(key).cloned().unwrap_or(default);
@@ -216,13 +219,13 @@ struct Found {
 }
 
 impl Found {
-    fn of(asked: &SourceKey) -> Self {
-        let weights = asked.facts.value("reward_weights").and_then(Value::as_array);
+    fn of(source: &SourceKey) -> Self {
+        let weights = source.facts.value("reward_weights").and_then(Value::as_array);
         // TRL's script has the reward model before the functions
-        let is_behind = asked.key == "reward_funcs" && asked.facts.value("reward_model_name_or_path").is_some();
+        let is_behind = source.key == "reward_funcs" && source.facts.value("reward_model_name_or_path").is_some();
         let mut found = Self::default();
-        for (at, element) in (usize::from(is_behind)..).zip(elements(asked.value)) {
-            match reward(asked, element) {
+        for (at, element) in (usize::from(is_behind)..).zip(elements(source.value)) {
+            match reward(source, element) {
                 Ok((mut reward, note)) => {
                     if let Some(weight) = weights.and_then(|weights| weights.get(at)) {
                         reward["weight"] = weight.clone();
@@ -244,16 +247,16 @@ const LISTS: [&str; 4] =
     ["reward_model_name_or_path", "reward_funcs", "GRPOTrainer.reward_funcs", "RLOOTrainer.reward_funcs"];
 
 /// The rewards of a trainer or a launch script.
-pub(super) fn functions(asked: &SourceKey) -> MappedKey {
-    if asked.is_off() {
+pub(super) fn functions(source: &SourceKey) -> MappedKey {
+    if source.is_off() {
         return absent();
     }
-    let found = Found::of(asked);
+    let found = Found::of(source);
     if !found.missing.is_empty() {
         return cannot(found.missing.join("; "));
     }
     if found.rewards.is_empty() {
-        return asked.wrong("names of reward functions");
+        return source.wrong("names of reward functions");
     }
     let settings = found.rewards.into_iter().map(|reward| ("task.rewards[]".to_owned(), reward));
     set_all(settings).noted(found.notes.join("; "))
@@ -262,6 +265,6 @@ pub(super) fn functions(asked: &SourceKey) -> MappedKey {
 /// Of lists that are not mapped as a whole, the rewards that there are.
 pub(super) fn of_parts(facts: &Facts) -> Vec<Value> {
     let lists = LISTS.into_iter().filter_map(|key| Some(SourceKey { key, value: facts.value(key)?, facts }));
-    let found = lists.map(|asked| Found::of(&asked)).filter(|found| !found.missing.is_empty());
+    let found = lists.map(|source| Found::of(&source)).filter(|found| !found.missing.is_empty());
     found.flat_map(|found| found.rewards).collect()
 }

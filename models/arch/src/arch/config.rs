@@ -7,7 +7,8 @@ mod layers;
 mod nested;
 mod rotary;
 
-use super::{Activation, Arch, FAMILIES, Family, HeadKind, Mixer, QkNorm, Rope, RopeScaling};
+use super::family::FamilySpec;
+use super::{Activation, Arch, Family, HeadKind, Mixer, Rope, RopeScaling};
 use experts::feed_forwards;
 use fields::Fields;
 use firebrick_spec::{Error, Precision, Result};
@@ -36,58 +37,53 @@ impl Arch {
                     .into(),
             ));
         }
-        let gemma = family.is_gemma();
+        let spec = family.spec();
         let hidden_size = f.required("hidden_size")?;
         let num_layers = f.required("num_hidden_layers")?;
-        let [num_heads, num_kv_heads, head_dim] = heads(&f, family, hidden_size)?;
-        let gpt_oss = family == Family::GptOss;
-        let bias = f.flag("attention_bias", gpt_oss)?;
-        let scale = match f.number("query_pre_attn_scalar")? {
-            Some(scale) if gemma => scale,
-            None if family == Family::Gemma3 => 256.0,
-            _ => head_dim as f64,
-        };
+        let [num_heads, num_kv_heads, head_dim] = heads(&f, spec, hidden_size)?;
+        let bias = f.flag("attention_bias", spec.attention_bias)?;
+        let scale = f.number("query_pre_attn_scalar")?.filter(|_| spec.gemma).or(spec.query_scalar);
         let max_positions = f.size("max_position_embeddings")?.unwrap_or(2048);
-        let kinds = layers(&f, family, num_layers)?;
-        let ropes = ropes(&f, family, max_positions, &kinds)?;
+        let kinds = layers(&f, spec, num_layers)?;
+        let ropes = ropes(&f, spec, max_positions, &kinds)?;
         let mixers: Vec<Mixer> = kinds.iter().map(|kind| kind.mixer).collect();
+        let of_gemma = |key: &str| spec.gemma.then(|| f.number(key)).transpose().map(Option::flatten);
         Ok(Self {
             family,
             head,
             vocab_size: f.required("vocab_size")?,
             hidden_size,
-            intermediate_size: intermediate_size(&f, family)?,
-            feed_forwards: feed_forwards(&f, family, num_layers)?,
+            intermediate_size: intermediate_size(&f, spec)?,
+            feed_forwards: feed_forwards(&f, spec, num_layers)?,
             num_layers,
             num_heads,
             num_kv_heads,
             head_dim,
             delta_net: delta_net::read(&f, &mixers)?,
             mixers,
-            attention_gate: family.is_qwen3_5() && f.flag("attn_output_gate", true)?,
-            rotary_dim: partial_rotary(&f, family, head_dim)?,
+            attention_gate: spec.delta_net && f.flag("attn_output_gate", true)?,
+            rotary_dim: partial_rotary(&f, spec, head_dim)?,
             max_positions: stretched(&ropes, max_positions),
-            norm_eps: norm_eps(&f, family)?,
-            norm_offset: if gemma || family.is_qwen3_5() { 1.0 } else { 0.0 },
-            qkv_bias: family == Family::Qwen2 || bias,
-            o_bias: bias && family != Family::Qwen2,
+            norm_eps: f.number("rms_norm_eps")?.unwrap_or(spec.norm_eps),
+            norm_offset: spec.norm_offset,
+            qkv_bias: spec.qkv_bias || bias,
+            o_bias: bias && !spec.qkv_bias,
             mlp_bias: f.flag("mlp_bias", false)?,
-            qk_norm: qk_norm(family),
-            pre_norms: family != Family::Olmo3,
-            post_norms: gemma || family == Family::Olmo3,
-            activation: activation(&f, gemma)?,
-            swiglu_limit: swiglu_limit(&f, family)?,
-            attention_sinks: gpt_oss,
-            query_scaling: query_scaling(&f, family, max_positions)?,
+            qk_norm: spec.qk_norm,
+            pre_norms: spec.pre_norms,
+            post_norms: spec.post_norms,
+            activation: activation(&f, spec.gemma)?,
+            swiglu_limit: spec.gpt_oss.then(|| swiglu_limit(&f)).transpose()?,
+            attention_sinks: spec.gpt_oss,
+            query_scaling: query_scaling(&f, spec, max_positions)?,
             ropes,
             windows: kinds.iter().map(|kind| kind.window).collect(),
-            attention_scale: scale.sqrt().recip(),
-            attention_softcap: gemma.then(|| f.number("attn_logit_softcapping")).transpose()?.flatten(),
-            logit_softcap: gemma.then(|| f.number("final_logit_softcapping")).transpose()?.flatten(),
-            embedding_scale: gemma.then(|| (hidden_size as f64).sqrt()),
+            attention_scale: scale.unwrap_or(head_dim as f64).sqrt().recip(),
+            attention_softcap: of_gemma("attn_logit_softcapping")?,
+            logit_softcap: of_gemma("final_logit_softcapping")?,
+            embedding_scale: spec.gemma.then(|| (hidden_size as f64).sqrt()),
             joint_value_head: false,
-            tied: head == HeadKind::LanguageModel
-                && f.flag("tie_word_embeddings", gemma || family == Family::SmolLm3)?,
+            tied: head == HeadKind::LanguageModel && f.flag("tie_word_embeddings", spec.tied)?,
             initializer_range: f.number("initializer_range")?.unwrap_or(0.02),
             precision: Precision::default(),
             base: None,
@@ -110,11 +106,9 @@ impl Arch {
 
     /// Completes a hand-written config (a random start) so that transformers reads it as this architecture.
     pub fn complete_config(config: &mut Map<String, Value>) {
-        if let Ok((family, _)) = Family::parse(config)
-            && let Some((_, model_type, class, _)) = FAMILIES.iter().find(|f| f.0 == family)
-        {
-            config.entry("architectures").or_insert_with(|| json!([format!("{class}ForCausalLM")]));
-            config.entry("model_type").or_insert_with(|| json!(model_type));
+        if let Ok((family, _)) = Family::parse(config) {
+            config.entry("architectures").or_insert_with(|| json!([family.class()]));
+            config.entry("model_type").or_insert_with(|| json!(family.model_type()));
         }
         let heads = config.get("num_attention_heads").cloned().unwrap_or(Value::Null);
         config.entry("num_key_value_heads").or_insert(heads);
@@ -127,51 +121,30 @@ impl Arch {
 }
 
 /// The width of dense feed-forwards; 0 in a family that has none.
-fn intermediate_size(f: &Fields<'_>, family: Family) -> Result<usize> {
-    match family {
-        Family::Qwen3_5Moe | Family::GptOss => Ok(f.size("intermediate_size")?.unwrap_or(0)),
+fn intermediate_size(f: &Fields<'_>, spec: &FamilySpec) -> Result<usize> {
+    match spec.experts {
+        Some(experts) if !experts.some_dense => Ok(f.size("intermediate_size")?.unwrap_or(0)),
         _ => f.required("intermediate_size"),
     }
-}
-
-/// The epsilon of norms; transformers' default of the family where a config names none.
-fn norm_eps(f: &Fields<'_>, family: Family) -> Result<f64> {
-    let default = match family {
-        Family::Olmo3 | Family::Ministral3 | Family::GptOss => 1e-5,
-        _ => 1e-6,
-    };
-    Ok(f.number("rms_norm_eps")?.unwrap_or(default))
 }
 
 /// Factor of the gate in the sigmoid of gpt-oss's experts (`swiglu_alpha`).
 const SWIGLU_ALPHA: f64 = 1.702;
 
-/// The limit of the clamped gate, in the family that has it.
-fn swiglu_limit(f: &Fields<'_>, family: Family) -> Result<Option<f64>> {
-    if family != Family::GptOss {
-        return Ok(None);
-    }
+/// The limit of the clamped gate.
+fn swiglu_limit(f: &Fields<'_>) -> Result<f64> {
     let alpha = f.number("swiglu_alpha")?.unwrap_or(SWIGLU_ALPHA);
     if (alpha - SWIGLU_ALPHA).abs() > f64::EPSILON {
         return Err(f.error(format!("`swiglu_alpha` {alpha} is not supported; only {SWIGLU_ALPHA} is")));
     }
     match f.number("swiglu_limit")?.unwrap_or(7.0) {
-        limit if limit > 0.0 => Ok(Some(limit)),
+        limit if limit > 0.0 => Ok(limit),
         limit => Err(f.error(format!("`swiglu_limit` must be above 0, found {limit}"))),
     }
 }
 
-/// The norms on queries and keys of a family.
-fn qk_norm(family: Family) -> Option<QkNorm> {
-    match family {
-        Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 | Family::Qwen3_5 | Family::Qwen3_5Moe => Some(QkNorm::Heads),
-        Family::Olmo3 => Some(QkNorm::Projection),
-        _ => None,
-    }
-}
-
 /// Query heads, key/value heads, and their width.
-fn heads(f: &Fields<'_>, family: Family, hidden_size: usize) -> Result<[usize; 3]> {
+fn heads(f: &Fields<'_>, spec: &FamilySpec, hidden_size: usize) -> Result<[usize; 3]> {
     let num_heads = f.required("num_attention_heads")?;
     let num_kv_heads = f.size("num_key_value_heads")?.unwrap_or(num_heads);
     if num_heads % num_kv_heads != 0 {
@@ -179,11 +152,8 @@ fn heads(f: &Fields<'_>, family: Family, hidden_size: usize) -> Result<[usize; 3
             "`num_attention_heads` ({num_heads}) must be a multiple of `num_key_value_heads` ({num_kv_heads})"
         )));
     }
-    let head_dim = match f.size("head_dim")? {
+    let head_dim = match f.size("head_dim")?.or(spec.head_dim) {
         Some(n) => n,
-        None if family == Family::GptOss => 64,
-        None if family.is_gemma() || family.is_qwen3_5() => 256,
-        None if matches!(family, Family::Qwen3 | Family::Ministral3) => 128,
         None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
         None => {
             return Err(f.error(format!(

@@ -1,22 +1,23 @@
 //! Which layers have experts, and how many.
 
 use super::fields::Fields;
-use crate::arch::{ExpertLayout, Experts, Family, FeedForward, MAX_EXPERT_LAYERS};
+use crate::arch::family::{ExpertDefaults, FamilySpec};
+use crate::arch::{Experts, FeedForward, MAX_EXPERT_LAYERS};
 use firebrick_spec::Result;
 use serde_json::Value;
 
 /// The feed-forwards of all layers.
-pub(super) fn feed_forwards(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<FeedForward>> {
-    if !matches!(family, Family::Qwen3Moe | Family::Qwen3_5Moe | Family::GptOss) {
+pub(super) fn feed_forwards(f: &Fields<'_>, spec: &FamilySpec, layers: usize) -> Result<Vec<FeedForward>> {
+    let Some(defaults) = &spec.experts else {
         return Ok(vec![FeedForward::Dense; layers]);
-    }
+    };
     if layers > MAX_EXPERT_LAYERS {
         return Err(f.error(format!(
             "`num_hidden_layers` ({layers}) must be at most {MAX_EXPERT_LAYERS} in a model with experts"
         )));
     }
-    let experts = FeedForward::Experts(experts(f, family)?);
-    if family != Family::Qwen3Moe {
+    let experts = FeedForward::Experts(experts(f, defaults)?);
+    if !defaults.some_dense {
         return Ok(vec![experts; layers]);
     }
     let dense = dense_layers(f)?;
@@ -28,45 +29,30 @@ pub(super) fn feed_forwards(f: &Fields<'_>, family: Family, layers: usize) -> Re
 }
 
 /// `num_experts` is `num_local_experts` in configs of transformers 5. Defaults are transformers' of the family.
-fn experts(f: &Fields<'_>, family: Family) -> Result<Experts> {
-    let newer = family == Family::Qwen3_5Moe;
-    let gpt_oss = family == Family::GptOss;
-    let [count, per_token, width] = match family {
-        Family::Qwen3_5Moe => [256, 8, 512],
-        Family::GptOss => [128, 4, 2880],
-        _ => [128, 8, 768],
-    };
-    let width_key = if gpt_oss { "intermediate_size" } else { "moe_intermediate_size" };
+fn experts(f: &Fields<'_>, defaults: &ExpertDefaults) -> Result<Experts> {
     let count = match f.size("num_experts")? {
         Some(count) => count,
-        None => f.size("num_local_experts")?.unwrap_or(count),
+        None => f.size("num_local_experts")?.unwrap_or(defaults.count),
     };
     // a route has 16 bits for an expert
     if count >= usize::from(u16::MAX) {
         return Err(f.error(format!("`num_experts` ({count}) must be below {}", u16::MAX)));
     }
-    let per_token = f.size("num_experts_per_tok")?.unwrap_or(per_token);
+    let per_token = f.size("num_experts_per_tok")?.unwrap_or(defaults.per_token);
     if per_token > count {
         return Err(f.error(format!("`num_experts_per_tok` ({per_token}) must be at most `num_experts` ({count})")));
     }
     Ok(Experts {
         count,
         per_token,
-        intermediate_size: f.size(width_key)?.unwrap_or(width),
-        // the softmax of the chosen logits alone is that of all, divided by the chosen ones' sum
-        normalised: newer || gpt_oss || f.flag("norm_topk_prob", false)?,
-        shared: if newer {
-            let width = f.size("shared_expert_intermediate_size")?;
-            Some(width.unwrap_or(512))
-        } else {
-            None
+        intermediate_size: f.size(defaults.width_key)?.unwrap_or(defaults.width),
+        normalised: defaults.normalised || f.flag("norm_topk_prob", false)?,
+        shared: match defaults.shared {
+            Some(width) => Some(f.size("shared_expert_intermediate_size")?.unwrap_or(width)),
+            None => None,
         },
-        layout: match family {
-            Family::Qwen3_5Moe => ExpertLayout::Stacked,
-            Family::GptOss => ExpertLayout::Interleaved,
-            _ => ExpertLayout::Apart,
-        },
-        bias: gpt_oss,
+        layout: defaults.layout,
+        bias: defaults.bias,
     })
 }
 

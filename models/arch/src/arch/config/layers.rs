@@ -1,7 +1,8 @@
 //! What differs from layer to layer: windows, mixers, and whether there is a rotary embedding.
 
 use super::fields::Fields;
-use crate::arch::{Family, Mixer};
+use crate::arch::Mixer;
+use crate::arch::family::{FamilySpec, Window, Windowed};
 use firebrick_spec::Result;
 use serde_json::Value;
 
@@ -19,14 +20,14 @@ pub(super) struct LayerKind {
 }
 
 /// The kinds of all layers. `layer_types` wins where a config lists it (transformers 4.53 and later).
-pub(super) fn layers(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<LayerKind>> {
-    let window = window(f, family)?;
-    let rotary = rotary(f, family, layers)?;
-    let sliding = match layer_types(f, family, layers)? {
+pub(super) fn layers(f: &Fields<'_>, spec: &FamilySpec, layers: usize) -> Result<Vec<LayerKind>> {
+    let window = window(f, spec)?;
+    let rotary = rotary(f, spec, layers)?;
+    let sliding = match layer_types(f, spec, layers)? {
         Some(types) => types,
-        None => sliding_layers(f, family, layers, &rotary)?,
+        None => sliding_layers(f, spec, layers, &rotary)?,
     };
-    let mixers = mixers(f, family, layers)?;
+    let mixers = mixers(f, spec, layers)?;
     let kinds = sliding.into_iter().zip(rotary).zip(mixers);
     let kinds = kinds.map(|((sliding, rotary), mixer)| LayerKind {
         sliding,
@@ -38,8 +39,8 @@ pub(super) fn layers(f: &Fields<'_>, family: Family, layers: usize) -> Result<Ve
 }
 
 /// What mixes the tokens of each layer: in Qwen 3.5 every so-manieth layer attends, unless a list says which.
-fn mixers(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Mixer>> {
-    if !family.is_qwen3_5() {
+fn mixers(f: &Fields<'_>, spec: &FamilySpec, layers: usize) -> Result<Vec<Mixer>> {
+    if !spec.delta_net {
         return Ok(vec![Mixer::Attention; layers]);
     }
     let Some(types) = f.by_layer("layer_types", layers)? else {
@@ -68,27 +69,21 @@ fn check_length(f: &Fields<'_>, types: &[Value], layers: usize) -> Result<()> {
 }
 
 /// The window of the layers that have one.
-fn window(f: &Fields<'_>, family: Family) -> Result<Option<usize>> {
-    let sliding = f.size("sliding_window")?;
-    let absent = f.map.get("sliding_window").is_none();
-    let listed = f.present("layer_types").is_some();
-    Ok(match family {
-        // their configs' default, where the key is absent rather than null
-        Family::Gemma2 | Family::Gemma3 | Family::Olmo3 if absent => Some(4096),
-        Family::GptOss if absent => Some(128),
-        Family::Mistral | Family::Qwen2 | Family::Qwen3 if absent && !listed => Some(4096),
-        Family::Qwen3_5 | Family::Qwen3_5Moe => None,
-        Family::SmolLm3 | Family::Qwen3Moe if !f.flag("use_sliding_window", false)? => None,
-        _ => sliding,
+fn window(f: &Fields<'_>, spec: &FamilySpec) -> Result<Option<usize>> {
+    let given = f.size("sliding_window")?;
+    let is_absent = !f.map.contains_key("sliding_window");
+    Ok(match spec.window {
+        Window::Default(default) if is_absent => Some(default),
+        Window::Unlisted(default) if is_absent && f.present("layer_types").is_none() => Some(default),
+        Window::Switched if !f.flag("use_sliding_window", false)? => None,
+        Window::None => None,
+        _ => given,
     })
 }
 
-fn layer_types(f: &Fields<'_>, family: Family, layers: usize) -> Result<Option<Vec<bool>>> {
-    // Ministral 3 has one mask for all of its layers, whatever its config lists; Qwen 3.5 lists mixers
-    if family == Family::Ministral3 || family.is_qwen3_5() {
-        return Ok(None);
-    }
-    let Some(types) = f.by_layer("layer_types", layers)? else {
+fn layer_types(f: &Fields<'_>, spec: &FamilySpec, layers: usize) -> Result<Option<Vec<bool>>> {
+    let types = if spec.lists_windows { f.by_layer("layer_types", layers)? } else { None };
+    let Some(types) = types else {
         return Ok(None);
     };
     check_length(f, &types, layers)?;
@@ -101,17 +96,16 @@ fn layer_types(f: &Fields<'_>, family: Family, layers: usize) -> Result<Option<V
 }
 
 /// Which layers have the window where no list says so.
-fn sliding_layers(f: &Fields<'_>, family: Family, layers: usize, rotary: &[bool]) -> Result<Vec<bool>> {
-    // every so-manieth layer sees everything
-    let except = |every: usize| (0..layers).map(|i| (i + 1) % every != 0).collect();
-    Ok(match family {
-        Family::Llama | Family::Qwen3_5 | Family::Qwen3_5Moe => vec![false; layers],
-        Family::Mistral | Family::Ministral3 | Family::Qwen3Moe => vec![true; layers],
-        Family::Gemma2 | Family::GptOss => except(2),
-        Family::Gemma3 => except(f.size("sliding_window_pattern")?.unwrap_or(6)),
-        Family::Olmo3 => except(4),
-        Family::SmolLm3 => rotary.iter().map(|rotary| !rotary).collect(),
-        Family::Qwen2 | Family::Qwen3 => {
+fn sliding_layers(f: &Fields<'_>, spec: &FamilySpec, layers: usize, rotary: &[bool]) -> Result<Vec<bool>> {
+    Ok(match spec.windowed {
+        Windowed::None => vec![false; layers],
+        Windowed::All => vec![true; layers],
+        Windowed::Except(every, key) => {
+            let every = key.map_or(Ok(None), |key| f.size(key))?.unwrap_or(every);
+            (0..layers).map(|i| (i + 1) % every != 0).collect()
+        }
+        Windowed::Unrotated => rotary.iter().map(|rotary| !rotary).collect(),
+        Windowed::FromLayer => {
             let on = f.flag("use_sliding_window", false)?;
             let from = f.typed("max_window_layers", "a whole number", Value::as_u64)?.unwrap_or(28) as usize;
             (0..layers).map(|i| on && i >= from).collect()
@@ -120,8 +114,8 @@ fn sliding_layers(f: &Fields<'_>, family: Family, layers: usize, rotary: &[bool]
 }
 
 /// Which layers rotate queries and keys: `no_rope_layers` has a 1 for those that do, and a 0 for those that do not.
-fn rotary(f: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<bool>> {
-    if family != Family::SmolLm3 {
+fn rotary(f: &Fields<'_>, spec: &FamilySpec, layers: usize) -> Result<Vec<bool>> {
+    if !spec.unrotated {
         return Ok(vec![true; layers]);
     }
     let Some(list) = f.by_layer("no_rope_layers", layers)? else {

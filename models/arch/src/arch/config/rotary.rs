@@ -2,9 +2,10 @@
 
 use super::fields::Fields;
 use super::layers::LayerKind;
-use crate::arch::{Family, QueryScaling, Rope, RopeScaling, Yarn};
+use crate::arch::family::FamilySpec;
+use crate::arch::{QueryScaling, Rope, RopeScaling, Yarn};
 use firebrick_spec::Result;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// The tables of rotary settings that a config has.
 struct RopeTables {
@@ -18,17 +19,17 @@ impl RopeTables {
     /// The tables of a config in either style: `rope_parameters`, of all layers or by their type, or `rope_scaling`
     /// beside `rope_theta`. Of both, transformers 5 takes `rope_scaling`, which where tables are by type is laid over
     /// the one of the layers without a window.
-    fn read(f: &Fields<'_>, family: Family) -> Result<Self> {
+    fn read(f: &Fields<'_>, spec: &FamilySpec) -> Result<Self> {
         let newer = f.object("rope_parameters")?;
         let older = f.object("rope_scaling")?.filter(|table| !table.is_empty());
-        if !matches!(family, Family::Gemma3 | Family::Olmo3) {
+        if !spec.ropes_by_type {
             let full = match (older, newer) {
                 (Some(older), Some(newer)) => {
-                    check_lost(f, family, &older, &newer)?;
+                    check_lost(f, spec, &older, &newer)?;
                     older
                 }
                 (Some(own), None) | (None, Some(own)) => own,
-                (None, None) => default_table(family),
+                (None, None) => serde_json::from_str(spec.rope).unwrap_or_default(),
             };
             return Ok(Self { full, sliding: None });
         }
@@ -57,12 +58,15 @@ impl RopeTables {
 
 /// Refuses a `rope_scaling` that replaces `rope_parameters` and lacks a setting of it: transformers 5 would take its
 /// default, which whoever added `rope_scaling` did not mean.
-fn check_lost(f: &Fields<'_>, family: Family, older: &Map<String, Value>, newer: &Map<String, Value>) -> Result<()> {
+fn check_lost(f: &Fields<'_>, spec: &FamilySpec, older: &Map<String, Value>, newer: &Map<String, Value>) -> Result<()> {
     let [older, newer] = [older, newer].map(|map| Fields { path: f.path, map });
-    let defaults =
-        [("rope_theta", Some(base(family))), ("partial_rotary_factor", Some(1.0)), ("llama_4_scaling_beta", None)];
+    let partial = if spec.delta_net { PARTIAL } else { 1.0 };
+    let defaults = [
+        ("rope_theta", Some(spec.rope_theta)),
+        ("partial_rotary_factor", Some(partial)),
+        ("llama_4_scaling_beta", None),
+    ];
     for (key, default) in defaults {
-        let default = if key == "partial_rotary_factor" && family.is_qwen3_5() { Some(0.25) } else { default };
         let Some(lost) = newer.number(key)? else { continue };
         let is_set = older.present(key).is_some() || f.present(key).is_some();
         if !is_set && default != Some(lost) {
@@ -75,52 +79,25 @@ fn check_lost(f: &Fields<'_>, family: Family, older: &Map<String, Value>, newer:
     Ok(())
 }
 
-/// transformers' default of `rope_theta`.
-fn base(family: Family) -> f64 {
-    match family {
-        Family::Gemma3 => 1e6,
-        Family::Olmo3 => 5e5,
-        Family::SmolLm3 => 2e6,
-        Family::GptOss => 1.5e5,
-        _ => 1e4,
-    }
-}
-
-/// The settings of a config that has none.
-fn default_table(family: Family) -> Map<String, Value> {
-    let table = match family {
-        Family::Ministral3 => json!({
-            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384,
-            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
-        }),
-        Family::GptOss => json!({
-            "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
-            "beta_slow": 1.0, "truncate": false,
-        }),
-        _ => Value::Null,
-    };
-    table.as_object().cloned().unwrap_or_default()
-}
+/// Default of `partial_rotary_factor` where it is not 1.
+const PARTIAL: f64 = 0.25;
 
 /// Rotary embeddings by layer.
 pub(super) fn ropes(
     f: &Fields<'_>,
-    family: Family,
+    spec: &FamilySpec,
     max_positions: usize,
     kinds: &[LayerKind],
 ) -> Result<Vec<Option<Rope>>> {
-    let tables = RopeTables::read(f, family)?;
+    let tables = RopeTables::read(f, spec)?;
     let theta = |key: &str, default: f64| -> Result<f64> { Ok(f.number(key)?.unwrap_or(default)) };
-    let full_theta = theta("rope_theta", base(family))?;
-    let partial = family.is_qwen3_5();
-    let full = rope(f, &tables.full, full_theta, max_positions, partial)?;
-    let sliding = match (&tables.sliding, family) {
+    let full_theta = theta("rope_theta", spec.rope_theta)?;
+    let rope = |table, theta| rope(f, table, theta, max_positions, spec.delta_net);
+    let full = rope(&tables.full, full_theta)?;
+    let sliding = match (&tables.sliding, spec.local_theta) {
         (None, _) => full.clone(),
-        (Some(table), Family::Gemma3) => {
-            let theta = theta("rope_local_base_freq", 1e4)?;
-            rope(f, table, theta, max_positions, partial)?
-        }
-        (Some(table), _) => rope(f, table, full_theta, max_positions, partial)?,
+        (Some(table), Some(local)) => rope(table, theta("rope_local_base_freq", local)?)?,
+        (Some(table), None) => rope(table, full_theta)?,
     };
     let of = |kind: &LayerKind| {
         let own = if kind.sliding { &sliding } else { &full };
@@ -155,13 +132,13 @@ fn rotary_factor(f: &Fields<'_>, table: &Fields<'_>) -> Result<Option<f64>> {
 }
 
 /// The leading dimensions of a head that are rotated (`partial_rotary_factor`).
-pub(super) fn partial_rotary(f: &Fields<'_>, family: Family, head_dim: usize) -> Result<usize> {
-    if !family.is_qwen3_5() {
+pub(super) fn partial_rotary(f: &Fields<'_>, spec: &FamilySpec, head_dim: usize) -> Result<usize> {
+    if !spec.delta_net {
         return Ok(head_dim);
     }
-    let table = RopeTables::read(f, family)?.full;
+    let table = RopeTables::read(f, spec)?.full;
     let table = Fields { path: f.path, map: &table };
-    let factor = rotary_factor(f, &table)?.unwrap_or(0.25);
+    let factor = rotary_factor(f, &table)?.unwrap_or(PARTIAL);
     let dims = (head_dim as f64 * factor) as usize;
     if dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
         return Err(f.error(format!(
@@ -221,11 +198,11 @@ fn yarn(f: &Fields<'_>, r: &Fields<'_>, factor: f64, original: usize) -> Result<
 }
 
 /// The growth of queries with their position.
-pub(super) fn query_scaling(f: &Fields<'_>, family: Family, max_positions: usize) -> Result<Option<QueryScaling>> {
-    if family != Family::Ministral3 {
+pub(super) fn query_scaling(f: &Fields<'_>, spec: &FamilySpec, max_positions: usize) -> Result<Option<QueryScaling>> {
+    if !spec.query_scaling {
         return Ok(None);
     }
-    let table = RopeTables::read(f, family)?.full;
+    let table = RopeTables::read(f, spec)?.full;
     let r = Fields { path: f.path, map: &table };
     let original = r.size("original_max_position_embeddings")?;
     let beta = r.number("llama_4_scaling_beta")?;
@@ -236,6 +213,7 @@ pub(super) fn query_scaling(f: &Fields<'_>, family: Family, max_positions: usize
 mod tests {
     use super::*;
     use crate::Arch;
+    use serde_json::json;
     use std::path::Path;
 
     fn parse(family: &str, keys: &Value) -> Result<Arch> {

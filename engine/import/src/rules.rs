@@ -1,0 +1,431 @@
+//! The tables of keys (`rules/*.txt`): what a key of another engine becomes here.
+//!
+//! A table is lines of text. `#` begins a comment, two spaces separate the parts of a line.
+//!
+//! ```text
+//! NAME: sentence                 a sentence, which others have as `$NAME`
+//! name? guards -- sentence       a condition; where it does not hold, a key with it is not needed, and why. Of several
+//!                                lines for one name any may hold
+//! = name                         a rule by its name, with its cases below it
+//! [a. b.]                        sections, with which the keys below begin
+//! + guards  A=B C=D              what the engine does by default, of several the first
+//! - guards  why                  files that are not imported
+//! keys  outcome                  what becomes of keys
+//! keys                           the same, by the first case whose guards all hold
+//!   guards  outcome
+//! ```
+//!
+//! Keys have spaces between them; `a.{b,c}` is two, and `a.**` everything below `a`, which an exact key goes before. The
+//! outcomes, of which one may stand behind a `condition?`:
+//!
+//! - `set A B=C -- note`: our key `A` has the value (`A.*`: the key's last name in section `A`), `B` the value `C`, or
+//!   `<text>`, `<number>`, `<number-1>`, `<whole>`, `<whole+1>`, `<float>`, `<on>`, `<plain>`, `<value>` of theirs
+//! - `not_needed why`, `cannot why`; a `{}` in a sentence is the text of the value, `{value}` the value as JSON, `{path}`
+//!   the path that it is here, `{@key}` the text of another key
+//! - a rule by its name, or a function in Rust, with what it is called with (`$1` in a rule)
+//!
+//! Guards, of which `!` is the opposite:
+//!
+//! - `null`, `off`, `true`, `false`, `text`, `number`, `whole`, `count` (above 0), `many` (none of -1, 0, 1), `float` (a
+//!   float type), `float:f32`, `number>0`, `whole=-1`, `is:true` (that very value), `a|*b` (one of these words, or a text
+//!   that ends so), `has:a` (a text with it), `*` (any)
+//! - `@key`: another key is true; `@key:guard`: it holds for the value of another; `@.key`: of the same section; of
+//!   `{a,b}` for any
+//! - `written`, `written:key`: a file has the key with a value; `given:a|b`, a value that may be unknown; `below:a.|b.`:
+//!   a key that begins so; `same:key`, `equal:key`, `same_float:key`: another key has the same text, whole
+//!   number, float type; `above:key`: it is above that of another, 512 by default
+//! - `?name`: a condition, or a function in Rust
+
+use super::facts::{Facts, truth};
+use super::key_mapping::{MappedKey, SourceKey, absent, cannot, float, not_needed, plain, set_all};
+use super::literal;
+use serde_json::Value;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The rules that all engines have.
+const SHARED: &str = include_str!("../rules/shared.txt");
+
+/// A function of a table, by its name.
+pub(super) enum Function {
+    /// What becomes of a key.
+    By(fn(&SourceKey) -> MappedKey),
+    /// What becomes of a key, by an argument, which is a key of ours for most.
+    To(fn(&SourceKey, &str) -> MappedKey),
+    /// Whether a condition holds.
+    Holds(fn(&SourceKey) -> bool),
+}
+
+pub(super) type Functions = &'static [(&'static str, Function)];
+
+/// What functions of tables are written with.
+pub(super) mod prelude {
+    pub(crate) use super::{Functions, functions};
+    pub(crate) use crate::key_mapping::{MappedKey, SourceKey, absent, cannot, not_needed, off, plain, set, set_all};
+}
+
+/// Functions under their own names.
+macro_rules! functions {
+    ($($kind:ident: $($name:ident)+;)+) => {
+        &[$($((stringify!($name), $crate::rules::Function::$kind($name))),+),+]
+    };
+}
+pub(super) use functions;
+
+type Number = fn(&SourceKey) -> Option<f64>;
+type Comparison = fn(f64, f64) -> bool;
+type Guard = Arc<dyn Fn(&SourceKey) -> bool + Send + Sync>;
+type Decide = Arc<dyn Fn(&SourceKey) -> MappedKey + Send + Sync>;
+type ValueOf = Arc<dyn Fn(&SourceKey) -> Value + Send + Sync>;
+
+/// What becomes of a key.
+pub(super) struct Rule {
+    decide: Decide,
+    /// Whether nothing needs the key, whatever its value.
+    pub is_not_needed: bool,
+}
+
+impl Rule {
+    pub fn judge(&self, source: &SourceKey) -> MappedKey {
+        (self.decide)(source)
+    }
+}
+
+/// The rules of an engine by the names of their keys, and its defaults.
+pub(super) struct Rules {
+    by_key: BTreeMap<String, Rule>,
+    defaults: Vec<(Guard, String, Value)>,
+    refused: Vec<(Guard, String)>,
+}
+
+impl Rules {
+    /// Reads tables.
+    pub fn read(tables: &[&str], functions: &[Functions]) -> Result<Self, String> {
+        let mut reader = Reader { functions, ..Reader::default() };
+        for table in std::iter::once(&SHARED).chain(tables) {
+            reader.table(table)?;
+        }
+        Ok(Self { by_key: reader.rules, defaults: reader.defaults, refused: reader.refused })
+    }
+
+    /// The rule of a key, and its name: the exact one, else the longest that stands for all below it.
+    pub fn find(&self, key: &str) -> Option<(&str, &Rule)> {
+        let sections = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(section, _)| section));
+        let mut below = sections.map(|section| format!("{section}.**"));
+        let rule = self.by_key.get_key_value(key).or_else(|| below.find_map(|name| self.by_key.get_key_value(&name)));
+        rule.map(|(name, rule)| (name.as_str(), rule))
+    }
+
+    /// What the engine does where the files do not say, as far as it sets something here.
+    pub fn defaults(&self, facts: &Facts) -> Vec<(String, Value)> {
+        let nothing = SourceKey { key: "", value: &Value::Null, facts };
+        let defaults = self.defaults.iter().filter(|(holds, ..)| holds(&nothing));
+        defaults.map(|(_, key, value)| (key.clone(), value.clone())).collect()
+    }
+
+    /// Why the files are of a run that is not imported, where they are.
+    pub fn refusal(&self, facts: &Facts) -> Option<String> {
+        let nothing = SourceKey { key: "", value: &Value::Null, facts };
+        let (_, why) = self.refused.iter().find(|(holds, _)| holds(&nothing))?;
+        Some(filled(why, &nothing))
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_key.keys().map(String::as_str)
+    }
+}
+
+/// `a.{b,c}` as `a.b` and `a.c`.
+fn expanded(name: &str) -> Vec<String> {
+    let parts = name.split_once('{').and_then(|(start, rest)| Some((start, rest.split_once('}')?)));
+    let Some((start, (middle, end))) = parts else {
+        return vec![name.to_owned()];
+    };
+    middle.split(',').flat_map(|part| expanded(&format!("{start}{part}{end}"))).collect()
+}
+
+/// `a|b` as `a` and `b`.
+fn alternatives(text: &str) -> Vec<String> {
+    text.split('|').flat_map(expanded).collect()
+}
+
+/// Whether a word is a text, or its end where it begins with a star.
+fn matches(word: &str, text: &str) -> bool {
+    word.strip_prefix('*').map_or(word == text, |end| text.ends_with(end))
+}
+
+/// What has been read of the tables.
+#[derive(Default)]
+struct Reader<'t> {
+    functions: &'t [Functions],
+    sentences: BTreeMap<&'t str, &'t str>,
+    conditions: BTreeMap<&'t str, (Guard, String)>,
+    named: BTreeMap<&'t str, Vec<&'t str>>,
+    rules: BTreeMap<String, Rule>,
+    defaults: Vec<(Guard, String, Value)>,
+    refused: Vec<(Guard, String)>,
+}
+
+impl<'t> Reader<'t> {
+    fn table(&mut self, text: &'t str) -> Result<(), String> {
+        let mut sections = vec![""];
+        let mut lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).peekable();
+        while let Some(line) = lines.next() {
+            let cases: Vec<&str> = std::iter::from_fn(|| lines.next_if(|line| line.starts_with("  "))).collect();
+            let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+            if let Some(inner) = line.strip_prefix('[') {
+                sections = inner.trim_end_matches(']').split(' ').collect();
+            } else if first == "=" {
+                self.named.insert(rest, cases);
+            } else if let Some(name) = first.strip_suffix('?') {
+                let (guards, why) = rest.split_once(" --").ok_or_else(|| format!("no ` --` in {line:?}"))?;
+                let (mut holds, why) = (self.guards(guards)?, self.sentence(why.trim())?);
+                if let Some((before, _)) = self.conditions.remove(name) {
+                    let also = holds;
+                    holds = Arc::new(move |source| before(source) || also(source));
+                }
+                self.conditions.insert(name, (holds, why));
+            } else if matches!(first, "+" | "-") {
+                let (guards, rest) = rest.split_once("  ").ok_or_else(|| format!("no guards in {line:?}"))?;
+                let holds = self.guards(guards)?;
+                if first == "-" {
+                    self.refused.push((holds, self.sentence(rest)?));
+                    continue;
+                }
+                let settings = literal::settings(sections[0], rest).into_iter();
+                self.defaults.extend(settings.map(|(key, value)| (holds.clone(), key, value)));
+            } else if let Some(name) = first.strip_suffix(':').filter(|name| !name.contains(char::is_lowercase)) {
+                self.sentences.insert(name, rest);
+            } else {
+                let (keys, outcome) = line.split_once("  ").unwrap_or((line, ""));
+                for key in sections.iter().flat_map(|section| keys.split(' ').map(move |key| (section, key))) {
+                    for key in expanded(&format!("{}{}", key.0, key.1)) {
+                        let rule = Rule {
+                            decide: self.row(outcome, &cases).map_err(|why| format!("{key}: {why}"))?,
+                            is_not_needed: outcome.starts_with("not_needed "),
+                        };
+                        if self.rules.insert(key.clone(), rule).is_some() {
+                            return Err(format!("{key} has two rules"));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An outcome, or cases, for which a condition may have to hold.
+    fn row(&self, outcome: &str, cases: &[&str]) -> Result<Decide, String> {
+        match outcome.strip_suffix('?') {
+            _ if cases.is_empty() => self.outcome(outcome),
+            Some(name) => self.conditional(name, self.cases(cases, "")?),
+            None => self.cases(cases, ""),
+        }
+    }
+
+    fn conditional(&self, name: &str, decide: Decide) -> Result<Decide, String> {
+        let (holds, why) = self.conditions.get(name).cloned().ok_or_else(|| format!("no condition {name}"))?;
+        Ok(Arc::new(move |source| if holds(source) { decide(source) } else { not_needed(why.as_str()) }))
+    }
+
+    /// Cases, in which an argument stands for `$1`.
+    fn cases(&self, lines: &[&str], argument: &str) -> Result<Decide, String> {
+        let case = |line: &&str| -> Result<(Guard, Decide), String> {
+            let line = line.trim().replace("$1", argument);
+            let (guards, outcome) = line.split_once("  ").ok_or_else(|| format!("no outcome in {line:?}"))?;
+            Ok((self.guards(guards)?, self.outcome(outcome.trim())?))
+        };
+        let cases = lines.iter().map(case).collect::<Result<Vec<_>, _>>()?;
+        Ok(Arc::new(move |source| {
+            cases.iter().find(|(holds, _)| holds(source)).map_or_else(absent, |(_, decide)| decide(source))
+        }))
+    }
+
+    fn outcome(&self, text: &str) -> Result<Decide, String> {
+        let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
+        if let Some(name) = verb.strip_suffix('?') {
+            return self.conditional(name, self.outcome(rest)?);
+        }
+        let argument = self.sentence(rest)?;
+        match verb {
+            "set" => return Ok(settings(&argument)),
+            "not_needed" => return Ok(Arc::new(move |source| not_needed(filled(&argument, source)))),
+            "cannot" => return Ok(Arc::new(move |source| cannot(filled(&argument, source)))),
+            _ => {}
+        }
+        if let Some(lines) = self.named.get(verb) {
+            return self.cases(lines, rest);
+        }
+        match self.function(verb) {
+            Some(Function::By(decide)) => Ok(Arc::new(decide)),
+            Some(Function::To(decide)) => Ok(Arc::new(move |source| decide(source, &argument))),
+            _ => Err(format!("no rule or function {verb}")),
+        }
+    }
+
+    fn function(&self, name: &str) -> Option<&'static Function> {
+        self.functions.iter().copied().flatten().find(|(known, _)| *known == name).map(|(_, function)| function)
+    }
+
+    /// A text with the sentences that it names.
+    fn sentence(&self, text: &str) -> Result<String, String> {
+        // of names that begin alike the longest first
+        let names = self.sentences.iter().rev();
+        let text = names.fold(text.to_owned(), |text, (name, sentence)| text.replace(&format!("${name}"), sentence));
+        if text.contains('$') { Err(format!("an unknown name in {text:?}")) } else { Ok(text) }
+    }
+
+    fn guards(&self, words: &str) -> Result<Guard, String> {
+        let guards = words.split(' ').map(|word| self.guard(word)).collect::<Result<Vec<Guard>, String>>()?;
+        Ok(Arc::new(move |source| guards.iter().all(|holds| holds(source))))
+    }
+
+    fn guard(&self, word: &str) -> Result<Guard, String> {
+        if let Some(word) = word.strip_prefix('!') {
+            let holds = self.guard(word)?;
+            return Ok(Arc::new(move |source| !holds(source)));
+        }
+        if let Some(other) = word.strip_prefix('@') {
+            let (keys, guard) = other.split_once(':').unwrap_or((other, "true"));
+            let (keys, holds) = (expanded(keys), self.guard(guard)?);
+            return Ok(Arc::new(move |source| {
+                keys.iter().any(|key| holds(&source.with(source.other(key).unwrap_or(&Value::Null))))
+            }));
+        }
+        if let Some(name) = word.strip_prefix('?') {
+            return match (self.conditions.get(name), self.function(name)) {
+                (Some((holds, _)), _) => Ok(holds.clone()),
+                (None, Some(Function::Holds(holds))) => Ok(Arc::new(holds)),
+                _ => Err(format!("no condition {name}")),
+            };
+        }
+        let kinds: [(&str, Number); 2] =
+            [("number", |source| source.number()), ("whole", |source| source.whole().map(|n| n as f64))];
+        for (kind, number) in kinds {
+            if let Some(compared) = word.strip_prefix(kind).filter(|rest| !rest.is_empty()) {
+                return compare(compared, number);
+            }
+        }
+        if let Some((kind, of)) = word.split_once(':') {
+            let (of, value, keys) = (of.to_owned(), literal::word(of), alternatives(of));
+            match kind {
+                "given" => return Ok(Arc::new(move |source| keys.iter().any(|key| source.facts.is_given(key)))),
+                "has" => return Ok(Arc::new(move |source| source.text().is_some_and(|text| text.contains(&of)))),
+                "below" => return Ok(Arc::new(move |source| keys.iter().any(|start| source.facts.has_below(start)))),
+                "is" => return Ok(Arc::new(move |source| *source.value == value)),
+                "equal" => return Ok(Arc::new(move |source| source.whole() == source.facts.whole(&of))),
+                "above" => return Ok(Arc::new(move |source| source.whole() > source.facts.whole(&of).or(Some(512)))),
+                "float" => return Ok(Arc::new(move |source| source.float() == Some(of.as_str()))),
+                "same_float" => return Ok(Arc::new(move |source| source.float() == float(source.facts.text(&of)))),
+                "written" => return Ok(Arc::new(move |source| source.facts.is_written(&of))),
+                "same" => return Ok(Arc::new(move |source| source.text() == source.facts.text(&of))),
+                _ => {}
+            }
+        }
+        let holds: fn(&SourceKey) -> bool = match word {
+            "*" => |_| true,
+            "null" => |source| source.is_absent(),
+            "off" => |source| source.is_off(),
+            "true" => |source| source.is_on(),
+            "false" => |source| truth(source.value) == Some(false),
+            "text" => |source| source.text().is_some(),
+            "number" => |source| source.number().is_some(),
+            "whole" => |source| source.whole().is_some(),
+            "float" => |source| source.float().is_some(),
+            "count" => |source| source.count().is_some(),
+            "many" => |source| source.whole().is_some_and(|n| !(-1..=1).contains(&n)),
+            "written" => |source| source.facts.is_written(source.key),
+            words => {
+                let words = alternatives(words);
+                return Ok(Arc::new(move |source| {
+                    source.text().is_some_and(|text| words.iter().any(|word| matches(word, text)))
+                }));
+            }
+        };
+        Ok(Arc::new(holds))
+    }
+}
+
+/// A comparison with a number: `>0`, `<=1`, `=-1`.
+fn compare(text: &str, number: Number) -> Result<Guard, String> {
+    let signs: [(&str, Comparison); 5] = [
+        (">=", |a, b| a >= b),
+        ("<=", |a, b| a <= b),
+        (">", |a, b| a > b),
+        ("<", |a, b| a < b),
+        ("=", |a, b| a.partial_cmp(&b) == Some(Ordering::Equal)),
+    ];
+    let compared = signs.into_iter().find_map(|(sign, holds)| Some((text.strip_prefix(sign)?.parse::<f64>(), holds)));
+    match compared {
+        Some((Ok(bound), holds)) => Ok(Arc::new(move |source| number(source).is_some_and(|own| holds(own, bound)))),
+        _ => Err(format!("expected a comparison with a number, found {text:?}")),
+    }
+}
+
+/// `A B=C -- note`.
+fn settings(text: &str) -> Decide {
+    let (settings, note) = text.split_once(" -- ").unwrap_or((text, ""));
+    let (takes_null, note) = (settings.split(' ').all(|setting| setting.contains('=')), note.to_owned());
+    let setting = |setting: &str| {
+        let (key, value) = setting.split_once('=').unwrap_or((setting, "<plain>"));
+        (key.to_owned(), value_of(value))
+    };
+    let settings: Vec<(String, ValueOf)> = settings.split(' ').map(setting).collect();
+    Arc::new(move |source| {
+        if source.is_absent() && !takes_null {
+            return absent();
+        }
+        let settings = settings.iter().map(|(key, value)| match key.strip_suffix('*') {
+            Some(section) => (format!("{section}{}", source.name()), value(source)),
+            None => (key.clone(), value(source)),
+        });
+        set_all(settings).noted(note.as_str())
+    })
+}
+
+/// The value of a setting.
+fn value_of(text: &str) -> ValueOf {
+    let value_of: fn(&SourceKey) -> Value = match text {
+        "<plain>" => |source| plain(source.value),
+        "<text>" => |source| source.text().into(),
+        "<number>" => |source| source.number().into(),
+        "<whole>" => |source| source.whole().into(),
+        "<whole+1>" => |source| source.whole().map(|n| n + 1).into(),
+        "<number-1>" => |source| source.number().map(|n| n - 1.0).into(),
+        "<float>" => |source| source.float().into(),
+        "<on>" => |source| source.is_on().into(),
+        "<value>" => |source| source.value.clone(),
+        constant => {
+            let value = literal::word(constant);
+            return Arc::new(move |_| value.clone());
+        }
+    };
+    Arc::new(value_of)
+}
+
+/// A sentence with what its places stand for.
+fn filled(sentence: &str, source: &SourceKey) -> String {
+    let (mut whole, mut rest) = (String::new(), sentence);
+    while let Some((before, after)) = rest.split_once('{') {
+        whole.push_str(before);
+        let (name, behind) = after.split_once('}').unwrap_or((after, ""));
+        let text = source.text().unwrap_or_default();
+        match name {
+            "" => whole.push_str(text),
+            "value" => whole.push_str(&source.value.to_string()),
+            "path" => whole.push_str(&source.facts.path(text)),
+            _ => match name.strip_prefix('@') {
+                Some(key) => whole.push_str(source.facts.text(key).unwrap_or_default()),
+                None => {
+                    // braces of the sentence itself
+                    whole.push('{');
+                    rest = after;
+                    continue;
+                }
+            },
+        }
+        rest = behind;
+    }
+    whole + rest
+}
