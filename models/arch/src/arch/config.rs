@@ -65,7 +65,7 @@ impl Arch {
             rotary_dim: partial_rotary(&f, spec, head_dim)?,
             max_positions: stretched(&ropes, max_positions),
             norm_eps: f.number("rms_norm_eps")?.unwrap_or(spec.norm_eps),
-            norm_offset: spec.norm_offset,
+            norm_offset: if spec.norm_offset { 1.0 } else { 0.0 },
             qkv_bias: spec.qkv_bias || bias,
             o_bias: bias && !spec.qkv_bias,
             mlp_bias: f.flag("mlp_bias", false)?,
