@@ -12,7 +12,7 @@ pub trait Technique: Sync {
     /// Keys of a configuration, by their paths.
     fn keys(&self) -> &'static [&'static str];
 
-    /// Whether it divides the work among ranks.
+    /// True for a division of the work among ranks.
     fn is_of_ranks(&self) -> bool {
         false
     }
