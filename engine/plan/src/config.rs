@@ -169,7 +169,8 @@ impl From<Preset> for MemoryConfig {
     }
 }
 
-/// Keys of `memory` that the critic overrides: settings in place of the policy's. Keys that are absent are the policy's.
+/// Keys of `memory` that the critic overrides: settings in place of the policy's. Keys that are absent are the
+/// policy's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
@@ -207,7 +208,7 @@ fn object(memory: &MemoryConfig) -> serde_json::Result<Map<String, Value>> {
 }
 
 impl CriticMemory {
-    /// Whether the critic overrides no key.
+    /// True if the critic overrides no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

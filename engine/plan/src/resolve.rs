@@ -55,7 +55,8 @@ impl MemoryConfig {
         self.check()?;
         let mut plan = ModelPlan::plain(arch);
         for technique in TECHNIQUES {
-            technique.apply(self, arch, &mut plan)?;
+            technique.check_model(self, arch)?;
+            technique.apply(self, arch, &mut plan);
         }
         plan.check(arch)?;
         Ok(plan)

@@ -12,7 +12,7 @@ pub trait Technique: Sync {
     /// Keys of a configuration, by their paths.
     fn keys(&self) -> &'static [&'static str];
 
-    /// Whether it divides the work among ranks.
+    /// True for a division of the work among ranks.
     fn is_of_ranks(&self) -> bool {
         false
     }
@@ -25,13 +25,16 @@ pub trait Technique: Sync {
         Ok(())
     }
 
-    /// Writes the settings into a plan.
+    /// Refuses settings that a model cannot have.
     ///
     /// # Errors
-    /// `Error::Config` for settings that the model cannot have.
-    fn apply(&self, _memory: &MemoryConfig, _arch: &Arch, _plan: &mut ModelPlan) -> Result<()> {
+    /// `Error::Config` with the key.
+    fn check_model(&self, _memory: &MemoryConfig, _arch: &Arch) -> Result<()> {
         Ok(())
     }
+
+    /// Writes the settings into a plan.
+    fn apply(&self, _memory: &MemoryConfig, _arch: &Arch, _plan: &mut ModelPlan) {}
 
     /// Refuses a plan that no schedule can execute.
     ///
@@ -65,6 +68,15 @@ pub trait Technique: Sync {
     }
 }
 
+/// Names that the file of a technique uses.
+pub(crate) mod prelude {
+    pub(crate) use super::{Explanation, Technique, and, at_least_one, at_least_one_in_plan, require, require_of_plan};
+    pub(crate) use crate::request::{Candidate, Request};
+    pub(crate) use crate::{MemoryConfig, ModelPlan, Result};
+    pub(crate) use firebrick_arch::Arch;
+    pub(crate) use firebrick_spec::Home;
+}
+
 /// A technique in the report of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
@@ -83,10 +95,10 @@ impl Candidate {
         what: &'static str,
         keys: &[&'static str],
         undo: impl FnOnce(&mut Self),
-    ) -> Option<Explanation> {
+    ) -> Explanation {
         let mut without = self.clone();
         undo(&mut without);
-        Some(Explanation { what, keys: keys.to_vec(), without })
+        Explanation { what, keys: keys.to_vec(), without }
     }
 }
 

@@ -99,5 +99,5 @@ fn joined(arch: &Arch) -> u64 {
         let own = specs.filter(|spec| slots.contains(&spec.slot));
         count * own.map(|spec| spec.numel() as u64).sum::<u64>()
     };
-    sublayers(arch).into_iter().map(numbers).sum()
+    sublayers(arch).map(numbers).sum()
 }

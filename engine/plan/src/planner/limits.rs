@@ -21,7 +21,7 @@ impl PhaseLimits {
         phase.total_bytes <= device && phase.host_bytes <= self.host
     }
 
-    /// Whether the peaks of a whole estimate keep within them.
+    /// True if the peaks of a whole estimate keep within them.
     pub fn hold_peaks(&self, estimate: &Estimate) -> bool {
         estimate.peak_bytes <= self.device && estimate.host_peak_bytes <= self.host
     }

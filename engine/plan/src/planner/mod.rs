@@ -6,8 +6,9 @@
 //! has, how many sequences are sampled at a time. Phases do not run at the same time, so each is fitted by itself once
 //! it is settled where everything lives.
 //!
-//! Moments of fewer bits change results a little. They are counted as if they took [`MomentKind::penalty`](crate::MomentKind::penalty) times as long, so that the
-//! planner takes them only where exact ways to save as much cost more than that.
+//! Moments of fewer bits change results a little. They are counted as if they took
+//! [`MomentKind::penalty`](crate::MomentKind::penalty) times as long, so that the planner takes them only where exact
+//! ways to save as much cost more than that.
 
 mod advice;
 mod buffers;

@@ -31,7 +31,7 @@ pub(super) fn placements(request: &Request) -> Vec<MemoryConfig> {
     all_of(without_choices(&request.memory), |technique, memory| technique.placements(memory, request))
 }
 
-/// What segments keep, for given placements.
+/// Settings of what segments keep, for given placements.
 fn kept(memory: &MemoryConfig, request: &Request) -> Vec<MemoryConfig> {
     all_of(memory.clone(), |technique, memory| technique.kept(memory, request))
 }

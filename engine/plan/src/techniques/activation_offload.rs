@@ -1,10 +1,7 @@
 //! Checkpointed activations on the host, in groups.
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique, and, at_least_one, at_least_one_in_plan, require};
-use crate::{ActivationPolicy, MemoryConfig, ModelPlan, Result};
-use firebrick_arch::Arch;
-use firebrick_spec::Home;
+use crate::ActivationPolicy;
+use crate::technique::prelude::*;
 
 pub(crate) struct ActivationOffload;
 
@@ -26,14 +23,13 @@ impl Technique for ActivationOffload {
         )
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.offload_group = memory.activation_offload_group;
         for segment in plan.segments.iter_mut().filter(|_| memory.activation_offload) {
             if let ActivationPolicy::Input(home) = &mut segment.keep {
                 *home = Home::Host;
             }
         }
-        Ok(())
     }
 
     fn check_plan(&self, plan: &ModelPlan, _: &Arch) -> Result<()> {
@@ -53,11 +49,10 @@ impl Technique for ActivationOffload {
     }
 
     fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        if !used.memory.activation_offload {
-            return None;
-        }
-        let what = "checkpointed activations are offloaded to the host";
-        used.explained(what, &self.keys()[..1], |c| self.turn_off(&mut c.memory))
+        let undo = |c: &mut Candidate| self.turn_off(&mut c.memory);
+        used.memory
+            .activation_offload
+            .then(|| used.explained("checkpointed activations are offloaded to the host", &self.keys()[..1], undo))
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -1,10 +1,7 @@
 //! Chunks of attention scores.
 
 use super::down;
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique};
-use crate::{MemoryConfig, ModelPlan, Result};
-use firebrick_arch::Arch;
+use crate::technique::prelude::*;
 
 /// Queries that the planner tries, the most first; 0 is all of them, and so is any number from the length on.
 pub(crate) fn attention_rows(most: usize, length: u64) -> Vec<usize> {
@@ -23,17 +20,15 @@ impl Technique for AttentionRows {
         &["memory.attention_rows"]
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.attention_rows = memory.attention_rows;
-        Ok(())
     }
 
     fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
         let (rows, most) = (used.memory.attention_rows, request.memory.attention_rows);
-        if rows == most || rows == 0 {
-            return None;
-        }
-        used.explained("attention takes fewer queries at a time", self.keys(), |c| c.memory.attention_rows = most)
+        (rows != most && rows > 0).then(|| {
+            used.explained("attention takes fewer queries at a time", self.keys(), |c| c.memory.attention_rows = most)
+        })
     }
 }
 

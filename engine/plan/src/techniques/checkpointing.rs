@@ -1,13 +1,8 @@
 //! Gradient checkpointing (arXiv:1604.06174): segments keep their inputs and run once more in the backward pass.
 
 use crate::plan::{body, layer};
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique, at_least_one, require};
-use crate::{
-    ActivationPolicy, Error, Granularity, MemoryConfig, ModelPlan, Order, ParamOffload, Result, Segment, Zero,
-};
-use firebrick_arch::Arch;
-use firebrick_spec::Home;
+use crate::technique::prelude::*;
+use crate::{ActivationPolicy, Granularity, Order, ParamOffload, Segment, Zero};
 
 /// Layers of a segment that the planner tries.
 const LAYERS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
@@ -64,29 +59,32 @@ impl Technique for Checkpointing {
         )
     }
 
-    fn apply(&self, memory: &MemoryConfig, arch: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn check_model(&self, memory: &MemoryConfig, arch: &Arch) -> Result<()> {
+        let last = arch.num_layers - 1;
+        let unknown = memory.checkpoint_layers.iter().flatten().find(|layer| **layer > last);
+        require(
+            !memory.gradient_checkpointing || unknown.is_none(),
+            format_args!(
+                "checkpoint_layers names layer {}; the model has layers 0 to {last}",
+                unknown.unwrap_or(&last)
+            ),
+        )
+    }
+
+    fn apply(&self, memory: &MemoryConfig, arch: &Arch, plan: &mut ModelPlan) {
         if !memory.gradient_checkpointing {
-            return Ok(());
+            return;
         }
         let weights = plan.segments.first().map_or(Home::Device, |whole| whole.weights);
         plan.segments = match (memory.recompute_granularity, &memory.checkpoint_layers, memory.checkpoint_ratio) {
             (Granularity::Half, ..) => pieces(arch, 1),
             (_, None, None) => pieces(arch, 2 * memory.checkpoint_every),
             (_, None, Some(ratio)) => listed(arch, &spread(arch.num_layers, ratio)),
-            (_, Some(layers), _) => {
-                if let Some(layer) = layers.iter().find(|layer| **layer >= arch.num_layers) {
-                    return Err(Error::Config(format!(
-                        "memory.checkpoint_layers names layer {layer}; the model has layers 0 to {}",
-                        arch.num_layers - 1
-                    )));
-                }
-                listed(arch, layers)
-            }
+            (_, Some(layers), _) => listed(arch, layers),
         };
         for segment in &mut plan.segments {
             segment.weights = weights;
         }
-        Ok(())
     }
 
     fn turn_off(&self, memory: &mut MemoryConfig) {
@@ -115,16 +113,13 @@ impl Technique for Checkpointing {
 
     fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
         let memory = &used.memory;
-        if !memory.gradient_checkpointing {
-            return None;
-        }
         let chosen = match (memory.recompute_granularity, memory.checkpoint_ratio) {
             (Granularity::Half, _) => "memory.recompute_granularity",
             (_, Some(_)) => "memory.checkpoint_ratio",
             _ => "memory.checkpoint_every",
         };
         let what = "segments keep their inputs and are recomputed in the backward pass";
-        used.explained(what, &["memory.gradient_checkpointing", chosen], |c| {
+        let undo = |c: &mut Candidate| {
             let memory = &mut c.memory;
             self.turn_off(memory);
             memory.activation_offload = false;
@@ -137,7 +132,9 @@ impl Technique for Checkpointing {
                 // a kept graph holds on to gathered weights
                 memory.reshard_after_forward = false;
             }
-        })
+        };
+        let keys = ["memory.gradient_checkpointing", chosen];
+        memory.gradient_checkpointing.then(|| used.explained(what, &keys, undo))
     }
 }
 

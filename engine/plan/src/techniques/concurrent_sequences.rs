@@ -1,7 +1,6 @@
 //! Sequences sampled at a time, whose keys and values are there together.
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique};
+use crate::technique::prelude::*;
 
 /// Sequences that the planner tries: whole groups, the most first.
 pub(crate) fn sequences(request: &Request) -> Vec<usize> {
@@ -24,9 +23,7 @@ impl Technique for ConcurrentSequences {
         let workload = &request.workload;
         let most = request.max_num_seqs;
         let step = request.parallel.sampling().sequences(workload.prompts) * workload.group;
-        if !workload.samples() || used.max_num_seqs as u64 >= (most as u64).min(step) {
-            return None;
-        }
-        used.explained("fewer sequences sampled at a time", self.keys(), |c| c.max_num_seqs = most)
+        (workload.samples() && (used.max_num_seqs as u64) < (most as u64).min(step))
+            .then(|| used.explained("fewer sequences sampled at a time", self.keys(), |c| c.max_num_seqs = most))
     }
 }

@@ -1,10 +1,6 @@
 //! Gradients accumulated on the host.
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique, and};
-use crate::{MemoryConfig, ModelPlan, Result};
-use firebrick_arch::Arch;
-use firebrick_spec::Home;
+use crate::technique::prelude::*;
 
 pub(crate) struct GradientOffload;
 
@@ -13,9 +9,8 @@ impl Technique for GradientOffload {
         &["memory.grad_offload"]
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.grads = if memory.grad_offload { Home::Host } else { Home::Device };
-        Ok(())
     }
 
     fn turn_off(&self, memory: &mut MemoryConfig) {
@@ -27,11 +22,10 @@ impl Technique for GradientOffload {
     }
 
     fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        if !used.memory.grad_offload {
-            return None;
-        }
-        let what = "gradients are offloaded as they are complete";
-        used.explained(what, self.keys(), |c| self.turn_off(&mut c.memory))
+        let undo = |c: &mut Candidate| self.turn_off(&mut c.memory);
+        used.memory
+            .grad_offload
+            .then(|| used.explained("gradients are offloaded as they are complete", self.keys(), undo))
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -1,10 +1,7 @@
 //! Chunks of logits.
 
 use super::down;
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique, at_least_one, at_least_one_in_plan};
-use crate::{MemoryConfig, ModelPlan, Result};
-use firebrick_arch::Arch;
+use crate::technique::prelude::*;
 
 /// Rows that the planner tries, the most first.
 pub(crate) fn head_rows(most: usize) -> Vec<usize> {
@@ -22,9 +19,8 @@ impl Technique for HeadRows {
         at_least_one("head_rows", memory.head_rows)
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.head_rows = memory.head_rows;
-        Ok(())
     }
 
     fn check_plan(&self, plan: &ModelPlan, _: &Arch) -> Result<()> {
@@ -33,10 +29,8 @@ impl Technique for HeadRows {
 
     fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
         let most = request.memory.head_rows;
-        if used.memory.head_rows >= most {
-            return None;
-        }
-        used.explained("the head takes fewer rows at a time", self.keys(), |c| c.memory.head_rows = most)
+        (used.memory.head_rows < most)
+            .then(|| used.explained("the head takes fewer rows at a time", self.keys(), |c| c.memory.head_rows = most))
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -1,9 +1,6 @@
 //! Sizes of micro-batches.
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique, at_least_one, at_least_one_in_plan};
-use crate::{MemoryConfig, ModelPlan, Result};
-use firebrick_arch::Arch;
+use crate::technique::prelude::*;
 
 /// Token budgets that hold whole sequences of `length`, up to `most` tokens and `sequences` of them.
 pub(crate) fn tokens(most: usize, length: u64, sequences: u64) -> Vec<usize> {
@@ -36,10 +33,9 @@ impl Technique for TrainTokens {
         at_least_one("micro_batch_size", memory.micro_batch_size.unwrap_or(1))
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.train_tokens = memory.train_tokens;
         plan.micro_batch_size = memory.micro_batch_size;
-        Ok(())
     }
 
     fn check_plan(&self, plan: &ModelPlan, _: &Arch) -> Result<()> {
@@ -49,10 +45,9 @@ impl Technique for TrainTokens {
     fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
         let most = request.memory.train_tokens;
         let step = share(request, request.workload.mini_rollouts());
-        if used.memory.train_tokens as u64 >= step.min(most as u64) {
-            return None;
-        }
-        used.explained("smaller training micro-batches", &self.keys()[..1], |c| c.memory.train_tokens = most)
+        ((used.memory.train_tokens as u64) < step.min(most as u64)).then(|| {
+            used.explained("smaller training micro-batches", &self.keys()[..1], |c| c.memory.train_tokens = most)
+        })
     }
 }
 
@@ -69,9 +64,8 @@ impl Technique for ScoreTokens {
         at_least_one("reference.score_tokens", memory.reference.score_tokens.unwrap_or(1))
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.score_tokens = memory.score_tokens;
-        Ok(())
     }
 
     fn check_plan(&self, plan: &ModelPlan, _: &Arch) -> Result<()> {
@@ -81,10 +75,9 @@ impl Technique for ScoreTokens {
     fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
         let most = request.memory.score_tokens;
         let step = share(request, request.workload.scored_sequences());
-        if used.memory.score_tokens as u64 >= step.min(most as u64) {
-            return None;
-        }
-        used.explained("smaller scoring micro-batches", &self.keys()[..1], |c| c.memory.score_tokens = most)
+        ((used.memory.score_tokens as u64) < step.min(most as u64)).then(|| {
+            used.explained("smaller scoring micro-batches", &self.keys()[..1], |c| c.memory.score_tokens = most)
+        })
     }
 }
 

@@ -1,10 +1,7 @@
 //! Optimizer state on the host: between updates, or for good with the update there.
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique, require};
-use crate::{MemoryConfig, ModelPlan, OptimizerOffload as Offload, Result};
-use firebrick_arch::Arch;
-use firebrick_spec::Home;
+use crate::OptimizerOffload as Offload;
+use crate::technique::prelude::*;
 
 pub(crate) struct OptimizerOffload;
 
@@ -25,12 +22,11 @@ impl Technique for OptimizerOffload {
         )
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         let host_if = |offload| if memory.optimizer_offload == offload { Home::Host } else { Home::Device };
         plan.optimizer.home = host_if(Offload::Cpu);
         plan.optimizer.idle = host_if(Offload::Idle);
         plan.optimizer.offload_fraction = memory.offload_fraction;
-        Ok(())
     }
 
     fn turn_off(&self, memory: &mut MemoryConfig) {
@@ -62,7 +58,7 @@ impl Technique for OptimizerOffload {
             Offload::Idle => "moments are offloaded to the host between updates",
         };
         let keys = if used.memory.offload_fraction < 1.0 { self.keys() } else { &self.keys()[..1] };
-        used.explained(what, keys, |c| self.turn_off(&mut c.memory))
+        Some(used.explained(what, keys, |c| self.turn_off(&mut c.memory)))
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -1,9 +1,7 @@
 //! Optimizer moments in fewer bits (8-bit blocks: arXiv:2110.02861).
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique};
-use crate::{MemoryConfig, ModelPlan, MomentKind, Result};
-use firebrick_arch::Arch;
+use crate::MomentKind;
+use crate::technique::prelude::*;
 
 /// Elements that share a scale in 8-bit moments.
 const BLOCK: u64 = 256;
@@ -71,9 +69,8 @@ impl Technique for OptimizerPrecision {
         &["memory.moments"]
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.optimizer.moments = memory.moments;
-        Ok(())
     }
 
     fn placements(&self, memory: &MemoryConfig, _: &Request) -> Vec<MemoryConfig> {
@@ -84,10 +81,9 @@ impl Technique for OptimizerPrecision {
 
     fn explain(&self, used: &Candidate, request: &Request) -> Option<Explanation> {
         let moments = request.memory.moments;
-        if used.memory.moments == moments {
-            return None;
-        }
-        used.explained("moments are stored in a smaller type", self.keys(), |c| c.memory.moments = moments)
+        (used.memory.moments != moments).then(|| {
+            used.explained("moments are stored in a smaller type", self.keys(), |c| c.memory.moments = moments)
+        })
     }
 
     fn examples(&self) -> &'static [&'static str] {

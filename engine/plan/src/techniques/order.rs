@@ -1,9 +1,7 @@
 //! Order of the loops over micro-batches and segments: weights are fetched once for all micro-batches.
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique, and, require};
-use crate::{MemoryConfig, ModelPlan, Order, ParamOffload, Result, Zero};
-use firebrick_arch::Arch;
+use crate::technique::prelude::*;
+use crate::{Order, ParamOffload, Zero};
 
 pub(crate) struct SegmentOrder;
 
@@ -21,9 +19,8 @@ impl Technique for SegmentOrder {
         )
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.order = memory.order;
-        Ok(())
     }
 
     fn turn_off(&self, memory: &mut MemoryConfig) {
@@ -39,11 +36,9 @@ impl Technique for SegmentOrder {
     }
 
     fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        if used.memory.order == Order::MicroMajor {
-            return None;
-        }
-        let what = "each segment's weights are fetched once for all micro-batches";
-        used.explained(what, self.keys(), |c| self.turn_off(&mut c.memory))
+        let undo = |c: &mut Candidate| self.turn_off(&mut c.memory);
+        (used.memory.order == Order::SegmentMajor)
+            .then(|| used.explained("each segment's weights are fetched once for all micro-batches", self.keys(), undo))
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -1,8 +1,6 @@
 //! Rows without padding.
 
-use crate::technique::Technique;
-use crate::{MemoryConfig, ModelPlan, Result};
-use firebrick_arch::Arch;
+use crate::technique::prelude::*;
 
 pub(crate) struct PackedRows;
 
@@ -11,8 +9,7 @@ impl Technique for PackedRows {
         &["memory.packing"]
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.layout = memory.packing.layout();
-        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Layers that ranks divide into stages (pipeline parallelism, 1F1B: arXiv:1806.03377).
 
-use crate::technique::{Technique, at_least_one, require};
-use crate::{MemoryConfig, Order, Result, Zero};
+use crate::technique::prelude::*;
+use crate::{Order, Zero};
 
 pub(crate) struct Pipeline;
 

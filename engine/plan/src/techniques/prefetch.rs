@@ -1,8 +1,6 @@
 //! Copies and gathers ahead of the computation.
 
-use crate::technique::Technique;
-use crate::{MemoryConfig, ModelPlan, Result};
-use firebrick_arch::Arch;
+use crate::technique::prelude::*;
 
 pub(crate) struct Prefetch;
 
@@ -11,8 +9,7 @@ impl Technique for Prefetch {
         &["memory.prefetch"]
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.prefetch = memory.prefetch;
-        Ok(())
     }
 }

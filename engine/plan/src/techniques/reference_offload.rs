@@ -1,8 +1,7 @@
 //! The reference policy's weights on the host.
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique};
-use crate::{MemoryConfig, ParamOffload};
+use crate::ParamOffload;
+use crate::technique::prelude::*;
 
 pub(crate) struct ReferenceOffload;
 
@@ -29,9 +28,8 @@ impl Technique for ReferenceOffload {
     }
 
     fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        if used.memory.reference.param_offload == ParamOffload::None {
-            return None;
-        }
-        used.explained("the reference is offloaded to the host", self.keys(), |c| self.turn_off(&mut c.memory))
+        let undo = |c: &mut Candidate| self.turn_off(&mut c.memory);
+        (used.memory.reference.param_offload != ParamOffload::None)
+            .then(|| used.explained("the reference is offloaded to the host", self.keys(), undo))
     }
 }

@@ -1,7 +1,6 @@
 //! Layers that ranks shard (tensor parallelism, arXiv:1909.08053).
 
-use crate::technique::{Technique, at_least_one};
-use crate::{MemoryConfig, Result};
+use crate::technique::prelude::*;
 
 pub(crate) struct TensorParallel;
 

@@ -1,7 +1,6 @@
 //! Sequences that ranks split (Ulysses, arXiv:2309.14509).
 
-use crate::technique::{Technique, at_least_one};
-use crate::{MemoryConfig, Result};
+use crate::technique::prelude::*;
 
 pub(crate) struct Ulysses;
 

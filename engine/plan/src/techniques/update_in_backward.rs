@@ -1,9 +1,7 @@
 //! Update in the backward pass: each segment is updated as soon as its gradient is complete.
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique, and, require};
-use crate::{MemoryConfig, ModelPlan, OptimizerOffload, Result, Zero};
-use firebrick_arch::Arch;
+use crate::technique::prelude::*;
+use crate::{OptimizerOffload, Zero};
 
 pub(crate) struct UpdateInBackward;
 
@@ -25,9 +23,8 @@ impl Technique for UpdateInBackward {
         )
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.optimizer.in_backward = memory.step_in_backward;
-        Ok(())
     }
 
     fn turn_off(&self, memory: &mut MemoryConfig) {
@@ -39,10 +36,9 @@ impl Technique for UpdateInBackward {
     }
 
     fn explain(&self, used: &Candidate, _: &Request) -> Option<Explanation> {
-        if !used.memory.step_in_backward {
-            return None;
-        }
-        let what = "each segment is updated as soon as its gradient is complete";
-        used.explained(what, self.keys(), |c| self.turn_off(&mut c.memory))
+        let undo = |c: &mut Candidate| self.turn_off(&mut c.memory);
+        used.memory
+            .step_in_backward
+            .then(|| used.explained("each segment is updated as soon as its gradient is complete", self.keys(), undo))
     }
 }

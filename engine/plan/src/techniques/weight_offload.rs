@@ -1,10 +1,7 @@
 //! Weights on the host: in phases that do not use them, or for good with visits of each segment to the device.
 
-use crate::request::{Candidate, Request};
-use crate::technique::{Explanation, Technique, require, require_of_plan};
-use crate::{ActivationPolicy, MemoryConfig, ModelPlan, Order, ParamOffload, Result};
-use firebrick_arch::Arch;
-use firebrick_spec::Home;
+use crate::technique::prelude::*;
+use crate::{ActivationPolicy, Order, ParamOffload};
 
 pub(crate) struct WeightOffload;
 
@@ -21,7 +18,7 @@ impl Technique for WeightOffload {
         )
     }
 
-    fn apply(&self, memory: &MemoryConfig, arch: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, arch: &Arch, plan: &mut ModelPlan) {
         match memory.param_offload {
             ParamOffload::None => {}
             ParamOffload::Idle => plan.idle = Home::Host,
@@ -35,7 +32,6 @@ impl Technique for WeightOffload {
                 }
             }
         }
-        Ok(())
     }
 
     fn check_plan(&self, plan: &ModelPlan, arch: &Arch) -> Result<()> {
@@ -78,10 +74,10 @@ impl Technique for WeightOffload {
             ParamOffload::Streamed => "weights are streamed to the device segment by segment",
             ParamOffload::Idle => "weights are offloaded in phases that do not use them",
         };
-        used.explained(what, self.keys(), |c| {
+        Some(used.explained(what, self.keys(), |c| {
             self.turn_off(&mut c.memory);
             c.memory.order = Order::MicroMajor;
-        })
+        }))
     }
 
     fn examples(&self) -> &'static [&'static str] {

@@ -1,8 +1,7 @@
 //! State that data-parallel ranks shard (`ZeRO`, arXiv:1910.02054; FSDP).
 
-use crate::technique::{Technique, require, require_of_plan};
-use crate::{ActivationPolicy, MemoryConfig, ModelPlan, Result, Zero};
-use firebrick_arch::Arch;
+use crate::technique::prelude::*;
+use crate::{ActivationPolicy, Zero};
 
 impl MemoryConfig {
     /// Sets another stage. Stage 3 frees gathered weights, which a kept graph would hold on to: it recomputes where it
@@ -45,10 +44,9 @@ impl Technique for Sharding {
         )
     }
 
-    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) -> Result<()> {
+    fn apply(&self, memory: &MemoryConfig, _: &Arch, plan: &mut ModelPlan) {
         plan.zero = memory.zero();
         plan.reshard_after_forward = memory.reshard_after_forward;
-        Ok(())
     }
 
     fn check_plan(&self, plan: &ModelPlan, _: &Arch) -> Result<()> {

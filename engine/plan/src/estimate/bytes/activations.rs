@@ -1,5 +1,5 @@
-//! What the sublayers of a layer keep for their backward, and what they need besides while they run. All in numbers (four
-//! bytes each, two in half precision), for one token unless it says otherwise.
+//! What the sublayers of a layer keep for their backward, and what they need besides while they run. All in numbers
+//! (four bytes each, two in half precision), for one token unless it says otherwise.
 //!
 //! Counted from `models::layer` operation by operation: autodiff keeps the inputs of products, of `exp`, `sqrt` and
 //! `sigmoid`, and both sides of element-wise products; sums keep nothing. `d` is the hidden size, `f` the MLP's width,

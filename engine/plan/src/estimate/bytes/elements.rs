@@ -30,8 +30,8 @@ pub(crate) struct Bypass {
 }
 
 impl Bypass {
-    /// Of a layer of these widths. Where no norm comes before a sublayer, the input that its bypasses share is the sublayer's
-    /// own.
+    /// Of a layer of these widths. Where no norm comes before a sublayer, the input that its bypasses share is the
+    /// sublayer's own.
     pub fn of(lora: &LoraConfig, [d, q, f, v]: [u64; 4], experts: ExpertWidths, pre_norms: bool) -> Self {
         let has = |target| lora.target_modules.contains(&target);
         let count = |targets: &[TargetModule]| targets.iter().filter(|t| has(**t)).count() as u64;

@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(of(&own).trained(), attention);
         // a token goes through those of 8 of 128 experts
         let plain = Sizes::of(&arch, None);
-        assert_eq!(all.used(1) - plain.used(1), attention + experts / 16);
+        assert_eq!(all.active_body() - plain.active_body(), attention + experts / 16);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a sublayer of gated `DeltaNet` keeps for its backward and needs besides, in numbers a token: `c` the channels of
-//! the convolution, `v` the width of all values, `h` the value heads.
+//! What a sublayer of gated `DeltaNet` keeps for its backward and needs besides, in numbers a token: `c` the channels
+//! of the convolution, `v` the width of all values, `h` the value heads.
 //!
 //! | kept | numbers |
 //! |---|---|

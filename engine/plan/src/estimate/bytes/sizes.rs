@@ -19,20 +19,12 @@ const PANEL: usize = 32;
 const WORD: usize = 4;
 
 /// The kinds of sublayers that an architecture has, a unit of each, and how many there are.
-pub(crate) fn sublayers(arch: &Arch) -> Vec<(UnitKind, u64)> {
-    let first = |mixer| arch.mixers.iter().position(|own| *own == mixer);
-    let mixers = [Mixer::Attention, Mixer::GatedDeltaNet].into_iter();
-    let mixers = mixers.filter_map(|mixer| Some((UnitKind::Attention(first(mixer)?), arch.count(mixer) as u64)));
-    let experts = arch.expert_layers().map(|(layer, _)| layer);
-    let dense = (0..arch.num_layers).filter(|&layer| arch.experts(layer).is_none());
-    let [experts, dense] = [experts.collect::<Vec<_>>(), dense.collect()];
-    let feed_forwards = [experts, dense].into_iter();
-    let feed_forwards = feed_forwards.filter_map(|layers| Some((UnitKind::Mlp(*layers.first()?), layers.len() as u64)));
-    mixers.chain(feed_forwards).collect()
-}
-
-fn linear_layers(arch: &Arch, layers: Range<usize>) -> impl Iterator<Item = usize> {
-    layers.filter(|&layer| arch.mixers.get(layer) == Some(&Mixer::GatedDeltaNet))
+pub(crate) fn sublayers(arch: &Arch) -> impl Iterator<Item = (UnitKind, u64)> {
+    let layers = 0..arch.num_layers;
+    Sublayer::ALL.into_iter().filter_map(move |sublayer| {
+        let count = sublayer.layers(arch, layers.clone()).count();
+        Some((sublayer.unit(arch, layers.clone())?, count as u64))
+    })
 }
 
 /// All layers' matrices in 8 bits.
@@ -53,7 +45,6 @@ impl QuantizedWeights {
     /// Of an architecture's layers, sampled in weights of so many bytes.
     pub fn of(arch: &Arch, profile: &DeviceProfile, width: u64) -> Self {
         let shapes: Vec<([usize; 2], u64)> = sublayers(arch)
-            .into_iter()
             .flat_map(|(sublayer, count)| {
                 let specs = unit_specs(arch, sublayer).into_iter();
                 specs.map(move |spec| (spec, count))
@@ -131,23 +122,9 @@ impl Sizes {
             let own = specs.iter().filter(|s| s.slot.is_adapter());
             own.map(|s| s.numel() as u64).sum::<u64>()
         };
-        let mixer = |mixer| {
-            let mut own = layers.clone();
-            let layer = own.find(|&layer| arch.mixers.get(layer) == Some(&mixer));
-            layer.map(UnitKind::Attention)
-        };
-        let dense = layers.clone().find(|&layer| arch.experts(layer).is_none());
-        let units = [
-            Some(UnitKind::Embedding).filter(|&end| has(end)),
-            mixer(Mixer::Attention),
-            mixer(Mixer::GatedDeltaNet),
-            dense.map(UnitKind::Mlp),
-            Some(UnitKind::Head).filter(|&end| has(end)),
-        ]
-        .map(|kind| kind.map_or_else(Vec::new, specs));
-        let mixture = arch.expert_layers().find(|(layer, _)| layers.contains(layer));
-        let mixture = mixture.map_or_else(Vec::new, |(layer, _)| specs(UnitKind::Mlp(layer)));
-        let all = || units.iter().flatten().chain(&mixture);
+        let ends = [UnitKind::Embedding, UnitKind::Head].map(|end| if has(end) { specs(end) } else { Vec::new() });
+        let sublayers = Sublayer::ALL.map(|sublayer| sublayer.unit(arch, layers.clone()).map_or_else(Vec::new, specs));
+        let all = || ends.iter().chain(&sublayers).flatten();
         let largest =
             |specs: &mut dyn Iterator<Item = &ParamSpec>| specs.map(ParamSpec::numel).max().unwrap_or(0) as u64;
         let projection = match arch.head {
@@ -155,14 +132,13 @@ impl Sizes {
             HeadKind::LanguageModel => arch.vocab_size * arch.hidden_size,
             HeadKind::Scalar { .. } => arch.hidden_size,
         };
-        let [embedding, attention, linear, mlp, head] = &units;
-        let sublayers: [&[ParamSpec]; SUBLAYERS] = [attention, linear, mlp, &mixture];
+        let sublayers = sublayers.each_ref().map(Vec::as_slice);
         Self {
-            embedding: count(embedding),
+            embedding: count(&ends[0]),
             sublayers: sublayers.map(count),
-            linear_layers: LayerSet::of(linear_layers(arch, layers.clone())),
-            experts: ExpertSizes::of(arch, &layers, &mixture),
-            head: count(head),
+            linear_layers: LayerSet::of(Sublayer::Linear.layers(arch, layers.clone())),
+            experts: ExpertSizes::of(arch, &layers, sublayers[Sublayer::Experts as usize]),
+            head: count(&ends[1]),
             layers: layers.len() as u64,
             largest: largest(&mut all()),
             projection: projection as u64,
@@ -294,16 +270,6 @@ impl Sizes {
         self.body() - self.experts.unused(1.0)
     }
 
-    /// All parameters that any of so many tokens goes through.
-    pub(crate) fn used(&self, tokens: u64) -> u64 {
-        self.total() - self.experts.unused(tokens as f64)
-    }
-
-    /// The matrices of all experts.
-    pub(crate) fn expert_matrices(&self) -> u64 {
-        self.experts.layers.count() * self.experts.matrices
-    }
-
     /// Everything between embedding and head.
     pub(crate) fn body(&self) -> u64 {
         self.over_sublayers(|sublayer| self.sublayer_elements(sublayer))
@@ -365,6 +331,25 @@ pub enum Sublayer {
 impl Sublayer {
     /// All kinds.
     pub const ALL: [Self; SUBLAYERS] = [Self::Attention, Self::Linear, Self::Mlp, Self::Experts];
+
+    /// Those of some layers that have it.
+    fn layers(self, arch: &Arch, layers: Range<usize>) -> impl Iterator<Item = usize> {
+        layers.filter(move |&layer| match self {
+            Self::Attention => arch.mixers.get(layer) == Some(&Mixer::Attention),
+            Self::Linear => arch.mixers.get(layer) == Some(&Mixer::GatedDeltaNet),
+            Self::Mlp => arch.experts(layer).is_none(),
+            Self::Experts => arch.experts(layer).is_some(),
+        })
+    }
+
+    /// The first unit of the kind in some layers.
+    pub(crate) fn unit(self, arch: &Arch, layers: Range<usize>) -> Option<UnitKind> {
+        let layer = self.layers(arch, layers).next()?;
+        Some(match self {
+            Self::Attention | Self::Linear => UnitKind::Attention(layer),
+            Self::Mlp | Self::Experts => UnitKind::Mlp(layer),
+        })
+    }
 }
 
 /// Whether a unit of the body is a mixer: the chain is embedding, (mixer, feed-forward) × layers, head.

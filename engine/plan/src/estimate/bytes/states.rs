@@ -1,4 +1,4 @@
-//! What a run holds whatever it computes at the moment: weights, gradients, masters, moments. `P` parameters of `w`
+//! State of a run, whatever it computes at the moment: weights, gradients, masters, moments. `P` parameters of `w`
 //! bytes: 4, or 2 in half precision; with adapters, gradients, masters and moments are the adapters' alone.
 //!
 //! | held | bytes | where |
@@ -23,7 +23,7 @@ const SLICE: u64 = 1 << 21;
 /// Elements of a gradient that its norm squares at a time.
 const SQUARED_AT_ONCE: u64 = 1 << 23;
 
-/// What the run is about to do, as far as it decides where whole models wait.
+/// Work of a run at a moment, as far as it decides where whole models wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
     /// The policy samples.
@@ -39,7 +39,7 @@ pub(crate) enum Activity {
 }
 
 impl Activity {
-    /// Where the weights of a model are meanwhile.
+    /// Presence of a model's weights meanwhile.
     fn presence(self, role: Role) -> Presence {
         match self {
             Self::Sample if role == Role::Policy => Presence::Whole,
@@ -123,7 +123,7 @@ impl ModelPlan {
         self.segments.iter().filter(|s| s.weights == Home::Host).flat_map(|s| s.units.clone()).map(count).sum()
     }
 
-    /// Where the weights of the layers are: on the device if all of them are.
+    /// Location of the layers' weights: the device if all of them are there.
     pub(crate) fn home_of_layers(&self) -> Home {
         let resident = self.segments.iter().all(|s| s.weights == Home::Device);
         if resident { Home::Device } else { Home::Host }
@@ -139,7 +139,7 @@ pub(crate) struct ModelState<'a> {
 }
 
 impl<'a> ModelState<'a> {
-    /// Whether segments gather their weights from other devices.
+    /// True if segments gather their weights from other devices.
     pub fn gathers(&self) -> bool {
         self.parallel.gathers() && self.plan.zero == Zero::Stage3
     }

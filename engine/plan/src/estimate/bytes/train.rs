@@ -410,7 +410,8 @@ impl<'a> BackwardPass<'a> {
                 // the largest matrix of a sublayer has about a third of it, and its product is made beside the others
                 self.with_gradients(held, done + added, fresh + own / 3),
             );
-            // attention that is computed again cuts the graph at every attention sublayer; elsewhere a segment is one graph
+            // attention that is computed again cuts the graph at every attention sublayer; elsewhere a segment is one
+            // graph
             if self.splits && sublayer != Sublayer::Linear && !ctx.parallel.sums_on_the_way() {
                 added += own;
             } else {

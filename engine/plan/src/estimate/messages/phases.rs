@@ -1,5 +1,5 @@
 //! What devices send each other in each phase of a step. Messages about weights and gradients are those of
-//! [`unit_messages`](super::unit_messages). Those of activations:
+//! [`weights`](super::weights). Those of activations:
 //!
 //! | along | a layer's forward | its backward | besides |
 //! |---|---|---|---|

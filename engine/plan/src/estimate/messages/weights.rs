@@ -6,7 +6,6 @@
 
 use crate::estimate::{Axis, Communication, F32, Group, MessageKind, Parallel, Sizes, Sublayer};
 use crate::{ModelPlan, Order, Partition, Segment, Zero};
-use firebrick_arch::arch::Mixer;
 use firebrick_arch::lora::LoraConfig;
 use firebrick_arch::parameters::{ParamSpec, Slot, UnitKind, unit_specs};
 use firebrick_arch::{Arch, PipelineStage, TensorShare};
@@ -67,20 +66,9 @@ impl UnitMessages {
             }
             params
         };
-        let mixer = |mixer| {
-            let layer = arch.mixers.iter().position(|own| *own == mixer);
-            unit(layer.map(UnitKind::Attention))
-        };
-        let dense = (0..arch.num_layers).find(|&layer| arch.experts(layer).is_none());
-        let experts = arch.expert_layers().next().map(|(layer, _)| layer);
         Self {
             ends: [UnitKind::Embedding, UnitKind::Head].map(|kind| unit(Some(kind))),
-            sublayers: Sublayer::ALL.map(|sublayer| match sublayer {
-                Sublayer::Attention => mixer(Mixer::Attention),
-                Sublayer::Linear => mixer(Mixer::GatedDeltaNet),
-                Sublayer::Mlp => unit(dense.map(UnitKind::Mlp)),
-                Sublayer::Experts => unit(experts.map(UnitKind::Mlp)),
-            }),
+            sublayers: Sublayer::ALL.map(|sublayer| unit(sublayer.unit(arch, 0..arch.num_layers))),
             tied: arch.tied,
             cut: shares,
         }

@@ -24,7 +24,7 @@
 //! added to the phase that it belongs to. `P` pipeline stages take `m + P - 1` turns for `m` micro-batches, each as
 //! long as the slowest stage's.
 
-mod kernels;
+pub(crate) mod kernels;
 mod passes;
 pub(crate) mod sampling;
 pub(crate) mod segment_totals;
