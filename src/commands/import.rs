@@ -102,7 +102,8 @@ fn heading(imported: &Imported, files: &[&str]) -> String {
 
 /// The account: what each key became, by kind.
 fn table(imported: &Imported) -> String {
-    let count = |kind| imported.rows.iter().filter(|row| reason(&row.outcome).map(|(own, _)| own) == kind).count();
+    let count =
+        |kind| imported.rows.iter().filter(|row| reason(&row.outcome).map(|(reason, _)| reason) == kind).count();
     let mut text = format!(
         "{} keys of {}: {} mapped, {} not needed here, {} cannot be done, {} unknown\n",
         imported.rows.len(),

@@ -113,7 +113,7 @@ impl Question<'_> {
             return Ok(read(default).map_err(UserError)?);
         };
         loop {
-            let default = self.default.map(|own| format!(" [{own}]")).unwrap_or_default();
+            let default = self.default.map(|default| format!(" [{default}]")).unwrap_or_default();
             output::message(&format!("{}{default}", self.text));
             let mut line = String::new();
             if input.read_line(&mut line)? == 0 {

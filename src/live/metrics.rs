@@ -102,7 +102,8 @@ pub fn curves(run: &RunView) -> [(&'static str, &'static str); 3] {
 
 /// The headline numbers.
 pub fn headlines(run: &RunView) -> Vec<Headline> {
-    let before = run.scalars.curve("timing_s/step").iter().rev().take(CHANGE + 1).last().map(|point| point.0);
+    let steps = run.scalars.curve("timing_s/step");
+    let before = steps.get(steps.len().saturating_sub(CHANGE + 1)).map(|point| point.0);
     let before = before.filter(|&step| step < run.step as f64);
     let headline = |(label, name, unit)| {
         let value = run.value(name);

@@ -113,7 +113,7 @@ impl From<&LedgerEntry> for Largest {
             accounts: entry
                 .accounts
                 .iter()
-                .map(|own| ((own.category.name(), own.home.name()), own.peak_bytes))
+                .map(|account| ((account.category.name(), account.home.name()), account.peak_bytes))
                 .collect(),
         }
     }
@@ -158,7 +158,7 @@ impl MemoryHistory {
 
     /// Most bytes of a phase in the newest step that has it.
     pub fn newest_bytes(&self, phase: Phase) -> Option<u64> {
-        let (_, steps) = self.phases.iter().find(|(own, _)| *own == phase)?;
+        let (_, steps) = self.phases.iter().find(|(known, _)| *known == phase)?;
         steps.last_key_value().map(|(_, largest)| largest.peak.unwrap_or(largest.in_use))
     }
 

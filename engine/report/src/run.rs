@@ -121,8 +121,8 @@ fn run(folder: &Path, limits: Limits) -> Result<RunReport> {
     noted(result, "metrics.jsonl");
     let files = Files { samples: &folder.join("samples.jsonl"), tokens: &folder.join(TokenLog::FILE) };
     let (tokens, result) = TokenIndex::read(files.tokens)?;
-    let asked = settings.get(LOG_TOKENS).is_some_and(|groups| groups != "0");
-    if asked || result != ReadResult::Missing {
+    let keeps_tokens = settings.get(LOG_TOKENS).is_some_and(|groups| groups != "0");
+    if keeps_tokens || result != ReadResult::Missing {
         noted(result, TokenLog::FILE);
     }
     let (found, result) = samples::read(files, &view.reader, limits, tokens)?;

@@ -73,7 +73,7 @@ impl Scalars {
     /// The points of a metric, or where the name ends in `/`, of the first metric below it.
     pub fn curve(&self, name: &str) -> &[(f64, f64)] {
         let mut from = self.curves.range::<str, _>((Bound::Included(name), Bound::Unbounded));
-        let first = from.next().filter(|(found, _)| *found == name || name.ends_with('/') && found.starts_with(name));
+        let first = from.next().filter(|(key, _)| *key == name || name.ends_with('/') && key.starts_with(name));
         first.map_or(&[], |(_, curve)| curve)
     }
 

@@ -102,7 +102,7 @@ impl TokenIndex {
         for (step, draw, _) in self.spans.keys() {
             *sizes.entry((*step, *draw)).or_default() += 1;
         }
-        let mut sizes: Vec<(usize, ((u64, u64), usize))> = sizes.into_iter().enumerate().collect();
+        let mut sizes: Vec<_> = sizes.into_iter().enumerate().collect();
         sizes.sort_by(|(a, _), (b, _)| scattered(*a).total_cmp(&scattered(*b)));
         let (most, mut taken) = ((room / LEAST_BYTES).max(1), 0);
         let kept: BTreeSet<(u64, u64)> = sizes

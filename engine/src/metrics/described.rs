@@ -132,7 +132,7 @@ pub const METRICS: &[(&str, &[Described])] = metrics! {
         "critic/vf_clipfrac", "", Reported, "Fraction of scored tokens whose value is clipped.";
         "critic/vpred_mean", "", Reported, "Mean value of scored tokens during the update.";
         "critic/grad_norm", "", One(|r| critic(r)?.grad_norm.value()), "Gradient norm of the critic before clipping.";
-        "critic/lr", "", One(|r| actor(r).and_then(|own| own.value_lr).or_else(|| Some(critic(r)?.lr))),
+        "critic/lr", "", One(|r| actor(r).and_then(|update| update.value_lr).or_else(|| Some(critic(r)?.lr))),
             "Learning rate of the critic, or of the value head if it shares the policy's trunk.";
         "critic/loss_scale", "", One(|r| critic(r)?.loss_scale.value()), "Loss scale of the critic in f16 training.";
         "critic/skipped_empty", "steps", One(|r| Some(critic(r)?.skipped_empty as f64)),

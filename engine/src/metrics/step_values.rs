@@ -66,7 +66,7 @@ pub(super) fn gib(bytes: u64) -> f64 {
 
 /// Number of rollouts with a property.
 pub(super) fn count(report: &StepReport, has: fn(&Rollout) -> bool) -> Option<f64> {
-    report.rollout.as_ref().map(|rollout| rollout.rollouts.iter().filter(|own| has(own)).count() as f64)
+    report.rollout.as_ref().map(|sampled| sampled.rollouts.iter().filter(|rollout| has(rollout)).count() as f64)
 }
 
 pub(super) fn lengths(report: &StepReport, of: fn(&Rollout) -> usize) -> Vec<f64> {
@@ -100,8 +100,8 @@ pub(super) fn running_statistics(report: &StepReport) -> Named {
     let running = report.rollout.as_ref().map(|rollout| &rollout.reward_stats);
     let named = reward_parts(report).filter_map(|(name, _)| Some((name, running?.get(name)?)));
     named
-        .flat_map(|(name, own)| {
-            [("mean", own.mean), ("std", own.std())].map(|(of, v)| (format!("{name}/running_{of}"), v))
+        .flat_map(|(name, statistics)| {
+            [("mean", statistics.mean), ("std", statistics.std())].map(|(of, v)| (format!("{name}/running_{of}"), v))
         })
         .collect()
 }
@@ -153,7 +153,8 @@ pub(super) fn truncated_share(report: &StepReport) -> Option<f64> {
 
 pub(super) fn rerouted_share(report: &StepReport) -> Option<f64> {
     let compared = rollouts(report).iter().filter_map(|rollout| rollout.rerouted);
-    let [tokens, others] = compared.fold([0, 0], |[tokens, others], own| [tokens + own.tokens, others + own.others]);
+    let [tokens, others] =
+        compared.fold([0, 0], |[tokens, others], routes| [tokens + routes.tokens, others + routes.others]);
     (tokens > 0).then(|| others as f64 / tokens as f64)
 }
 
@@ -172,7 +173,10 @@ pub(super) fn expert_loads(report: &StepReport) -> Named {
 /// The waits of `timing_s/rank_wait/max` and `timing_s/rank_wait/mean`.
 pub(super) fn rank_waits(report: &StepReport) -> Named {
     let waits = stats(report).and_then(|stats| stats.ranks);
-    waits.into_iter().flat_map(|own| [("max".into(), own.max_seconds), ("mean".into(), own.mean_seconds)]).collect()
+    waits
+        .into_iter()
+        .flat_map(|waits| [("max".into(), waits.max_seconds), ("mean".into(), waits.mean_seconds)])
+        .collect()
 }
 
 /// A fact of the micro-batches of the policy's and the critic's update.

@@ -41,8 +41,9 @@ pub fn runs(request: &Request) -> String {
 
 /// Bytes that one device sends in a phase, and the seconds that it waits for them; dashes where it sends nothing.
 pub fn sent(report: &PlanReport, phase: EstimatePhase) -> [String; 2] {
-    let messages = report.communication.iter().filter(|own| own.phase == phase);
-    let (sent, waits) = messages.fold((0, 0.0), |(sent, waits), own| (sent + own.bytes, waits + own.seconds));
+    let messages = report.communication.iter().filter(|traffic| traffic.phase == phase);
+    let (sent, waits) =
+        messages.fold((0, 0.0), |(sent, waits), message| (sent + message.bytes, waits + message.seconds));
     if sent > 0 { [bytes(sent), duration(waits)] } else { ["-", "-"].map(str::to_owned) }
 }
 

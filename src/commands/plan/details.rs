@@ -81,10 +81,10 @@ pub fn groups(report: &PlanReport) -> String {
     if report.groups.is_empty() {
         return String::new();
     }
-    let rows = report.groups.iter().map(|own| {
-        let setting = format!("rollout.n={} trainer.train_batch_size={}", own.group_size, own.prompts);
-        let fits = if own.fits { "yes" } else { "no" };
-        vec![setting, own.max_num_seqs.to_string(), bytes(own.peak_bytes), duration(own.seconds), fits.to_owned()]
+    let rows = report.groups.iter().map(|group| {
+        let setting = format!("rollout.n={} trainer.train_batch_size={}", group.group_size, group.prompts);
+        let fits = if group.fits { "yes" } else { "no" };
+        vec![setting, group.max_num_seqs.to_string(), bytes(group.peak_bytes), duration(group.seconds), fits.to_owned()]
     });
     let header = ["SAME NUMBER OF ROLLOUTS PER STEP, same settings", "SAMPLED AT A TIME", "PEAK", "TIME", "FITS"];
     Table::new(1, &header).rows(rows).render()

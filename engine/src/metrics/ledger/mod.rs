@@ -4,7 +4,7 @@ mod growth;
 
 pub use growth::{Growth, Leak};
 
-use crate::executor::{BoundaryKind, BoundaryLog, PoolPeak};
+use crate::executor::{BoundaryKind, BoundaryLog};
 use crate::metrics::Phase;
 use firebrick_backends::accounts::{Accounts, Balance, Home};
 use firebrick_backends::allocator;
@@ -111,20 +111,16 @@ impl Ledger {
 
     /// Ends a phase, and waits for the device.
     pub fn end(&mut self, step: u64, phase: Phase) {
-        let mut reading = read(&self.device);
+        let reading = read(&self.device);
         let known = Some(reading).filter(|reading| reading.source != ReadingSource::None);
-        self.log.record(BoundaryKind::End, known);
+        // the boundary's row, with the peak of the pools
+        let reading = self.log.record(BoundaryKind::End, known).unwrap_or(reading);
         // what counts against a budget: the heap's peak, or what pools have reserved
         let (peak, peak_source) = match (reading.source, self.log.pool_peak()) {
-            (ReadingSource::BurnPool, Some(pools)) => {
-                let PoolPeak { in_use_bytes, reserved_bytes } = pools;
-                reading.peak_bytes = Some(in_use_bytes);
-                (reserved_bytes, Some(PeakSource::PoolAtBoundaries))
-            }
+            (ReadingSource::BurnPool, Some(pools)) => (pools.reserved_bytes, Some(PeakSource::PoolAtBoundaries)),
             _ => {
                 let source = reading.peak_bytes.map(|_| PeakSource::CountedHeap);
-                let peak = reading.peak_bytes.unwrap_or(reading.reserved_bytes);
-                (peak, source)
+                (reading.peak_bytes.unwrap_or(reading.reserved_bytes), source)
             }
         };
         let driver = self.driver.read();
@@ -156,18 +152,11 @@ impl Ledger {
     /// A step is over: its last reading joins the trend. Says what grows, once it has clearly grown.
     pub fn close_step(&mut self) -> Option<Leak> {
         let last = self.entries.last()?;
-        let owned: Vec<(String, f64)> = last
-            .accounts
-            .iter()
-            .map(|b| {
-                let home = match b.home {
-                    Home::Device => "",
-                    Home::Host => " (host)",
-                };
-                (format!("{}{home}", b.category.name()), b.bytes as f64)
-            })
-            .collect();
-        self.growth.add(last.reading.in_use_bytes as f64, owned)
+        let balances = last.accounts.iter().map(|balance| {
+            let home = if balance.home == Home::Host { " (host)" } else { "" };
+            (format!("{}{home}", balance.category.name()), balance.bytes as f64)
+        });
+        self.growth.add(last.reading.in_use_bytes as f64, balances.collect())
     }
 
     fn absorb_heap(&mut self) {

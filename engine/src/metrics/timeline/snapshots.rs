@@ -220,7 +220,7 @@ fn table(
         },
         dropped: trace.dropped,
         functions: stacks.functions.values,
-        stacks: stacks.stacks.values,
+        stacks: stacks.known.values,
         events,
     }
 }
@@ -230,7 +230,7 @@ struct Stacks {
     /// Indices of the functions at each address.
     frames: BTreeMap<usize, Vec<usize>>,
     functions: Interner<String>,
-    stacks: Interner<Vec<usize>>,
+    known: Interner<Vec<usize>>,
 }
 
 impl Stacks {
@@ -241,7 +241,7 @@ impl Stacks {
         let named = function_names(addresses).into_iter();
         let frames =
             named.map(|(address, names)| (address, names.into_iter().map(|name| functions.index(name)).collect()));
-        Self { frames: frames.collect(), functions, stacks: Interner::new() }
+        Self { frames: frames.collect(), functions, known: Interner::new() }
     }
 
     /// Index of a stack without the functions that only allocate; none of one without names.
@@ -252,7 +252,7 @@ impl Stacks {
         };
         let named = addresses.iter().filter_map(|address| self.frames.get(address));
         let stack: Vec<usize> = named.flatten().copied().skip_while(allocates).collect();
-        (!stack.is_empty()).then(|| self.stacks.index(stack))
+        (!stack.is_empty()).then(|| self.known.index(stack))
     }
 }
 
