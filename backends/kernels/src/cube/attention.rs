@@ -16,7 +16,7 @@ mod simt;
 mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
-use super::launch::{Grid, dims, elem, empty, empty_or_zeros, integers, launch, supports};
+use super::launch::{Grid, dims, elem, empty, empty_or_zeros, integers, launch, supports_all};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::choice::Operation;
 use crate::families::BLOCK_FIELDS;
@@ -36,8 +36,7 @@ pub(super) fn attention(
     sinks: Option<&Tensor<2>>,
     shape: &AttentionShape,
 ) -> Option<Tensor<3>> {
-    let known = |t: &Tensor<3>| supports(Operation::LongAttention, t) && t.dtype() == q.dtype();
-    if ![q, k, v].into_iter().all(known) || q.dims()[2] > STAGE || shape.families.blocks.is_none() {
+    if !supports_all(Operation::LongAttention, [q, k, v]) || q.dims()[2] > STAGE || shape.families.blocks.is_none() {
         return None;
     }
     let inputs = [q, k, v].map(|t| autodiff::input(t.clone()));

@@ -4,7 +4,7 @@
 
 use super::column_sums::sum_rows;
 use super::glu::activation;
-use super::launch::{Grid, detached, dims, elem, empty_or_zeros, integers, into_writable, launch, supports};
+use super::launch::{Grid, detached, dims, elem, empty_or_zeros, integers, into_writable, launch, supports_all};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::choice::Operation;
 use crate::delta::{CHUNK_FIELDS, SEQUENCE_FIELDS, SequenceRows, SequenceTable};
@@ -20,14 +20,13 @@ use firebrick_device::trace::span;
 const TAPS: usize = 32;
 
 /// Whether the kernels take these tensors.
-fn takes(tensors: &[&Tensor<2>], taps: usize) -> bool {
-    let alike = |t: &&Tensor<2>| supports(Operation::DeltaNet, *t) && t.dtype() == tensors[0].dtype();
-    tensors.iter().all(alike) && (1..=TAPS).contains(&taps)
+fn takes<const N: usize>(tensors: [&Tensor<2>; N], taps: usize) -> bool {
+    supports_all(Operation::DeltaNet, tensors) && (1..=TAPS).contains(&taps)
 }
 
 /// See [`crate::causal_convolution`].
 pub(super) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
-    if !takes(&[x, w], w.dims()[1]) {
+    if !takes([x, w], w.dims()[1]) {
         return None;
     }
     let kernel = Convolution(sequences.table.clone()?);
@@ -44,7 +43,7 @@ pub(super) fn continue_convolution(
 ) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
     let tensors = [x, w, &pool];
     let plain = tensors.iter().all(|t| !t.device().is_autodiff());
-    let (true, Some(table)) = (plain && takes(&tensors, w.dims()[1]), &sequences.table) else {
+    let (true, Some(table)) = (plain && takes(tensors, w.dims()[1]), &sequences.table) else {
         return Err(pool);
     };
     let _span = span("convolution", 0.0);

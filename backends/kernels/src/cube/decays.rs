@@ -1,7 +1,7 @@
 //! The logs of the decays of gated `DeltaNet`, `−e^(A_log) softplus(a + dt_bias)`, and their gradients.
 
 use super::column_sums::sum_rows;
-use super::launch::{Grid, dims, elem, empty, launch, supports};
+use super::launch::{Grid, dims, elem, empty, launch, supports_all};
 use crate::autodiff::{self, Kernel, run};
 use crate::choice::Operation;
 use burn::backend::Cube;
@@ -16,8 +16,7 @@ const BLOCK: usize = 64;
 /// See [`crate::log_decays`].
 pub(super) fn log_decays(a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Option<Tensor<2>> {
     let inputs = [a, decay_log, time_bias];
-    let alike = |t: &&Tensor<2>| supports(Operation::DeltaNet, *t) && t.dtype() == a.dtype();
-    if !inputs.iter().all(alike) {
+    if !supports_all(Operation::DeltaNet, inputs) {
         return None;
     }
     Some(run(LogDecays, inputs.map(|t| autodiff::input(t.clone()))))

@@ -3,7 +3,7 @@
 
 use super::launch::{
     RowGrid, detached, dims, elem, empty, into_writable, launch, output_arg, reuse_or_alloc, row_index, row_lanes,
-    row_sum, supports,
+    row_sum, supports_all,
 };
 use super::norm::{NormShape, NormShapeLaunch, reciprocal};
 use crate::autodiff::KernelBackend;
@@ -16,9 +16,8 @@ use cubecl::prelude::*;
 use firebrick_device::trace::span;
 
 /// Whether a norm's kernel takes all of these tensors.
-fn takes(tensors: &[&Tensor<2>]) -> bool {
-    let dtype = tensors[0].dtype();
-    tensors.iter().all(|t| supports(Operation::Norm, *t) && t.dtype() == dtype && !t.device().is_autodiff())
+fn takes(tensors: [&Tensor<2>; 3]) -> bool {
+    supports_all(Operation::Norm, tensors) && !tensors.iter().any(|t| t.device().is_autodiff())
 }
 
 /// See [`crate::add_rms_norm`].
@@ -29,7 +28,7 @@ pub(super) fn add_rms_norm(
     eps: f64,
     offset: f64,
 ) -> Result<[Tensor<2>; 2], Tensor<2>> {
-    if !takes(&[&base, x, w]) {
+    if !takes([&base, x, w]) {
         return Err(base);
     }
     let _span = span("norm", 0.0);
@@ -52,7 +51,7 @@ pub(super) fn norm_heads(
     eps: f64,
     offset: f64,
 ) -> Result<Tensor<2>, Tensor<2>> {
-    if !takes(&[&qkv, q, k]) {
+    if !takes([&qkv, q, k]) {
         return Err(qkv);
     }
     let _span = span("norm", 0.0);

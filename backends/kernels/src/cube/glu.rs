@@ -1,6 +1,6 @@
 //! The gate of a gated MLP: activation(gate) · up.
 
-use super::launch::{Grid, detached, dims, elem, empty, launch, output_arg, reuse_or_alloc, supports};
+use super::launch::{Grid, detached, dims, elem, empty, launch, output_arg, reuse_or_alloc, supports, supports_all};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::choice::Operation;
 use crate::shapes::Gate;
@@ -14,8 +14,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// `activation(gate) · up`; see [`crate::glu`].
 pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    let supported = supports(Operation::Gate, gate) && supports(Operation::Gate, up);
-    if !supported || gate.dtype() != up.dtype() {
+    if !supports_all(Operation::Gate, [gate, up]) {
         return None;
     }
     let inputs = [gate, up].map(|t| autodiff::input(t.clone()));

@@ -67,6 +67,11 @@ pub(super) fn supports<const D: usize>(operation: Operation, tensor: &Tensor<D>)
     enabled() && !is_cpu(&device) && computes_in(operation, &device, tensor.dtype())
 }
 
+/// Whether a kernel is used for all of some tensors, which must have one type.
+pub(super) fn supports_all<const D: usize, const N: usize>(operation: Operation, tensors: [&Tensor<D>; N]) -> bool {
+    tensors.iter().all(|t| supports(operation, *t) && t.dtype() == tensors[0].dtype())
+}
+
 /// Whether kernels are used on a device at all.
 pub(super) fn enabled_on(device: &Device) -> bool {
     enabled() && !is_cpu(device)

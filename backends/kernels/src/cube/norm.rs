@@ -1,8 +1,8 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019): one pass over memory forward, two backward.
 
-use super::column_sums::{Extent, Term, X, column_sums};
+use super::column_sums::{Term, X, column_sums};
 use super::launch::{
-    RowGrid, buffer, dims, elem, empty, launch, output_arg, reuse_or_alloc, row_index, row_lanes, row_sum, supports,
+    RowGrid, buffer, dims, elem, empty, launch, output_arg, reuse_or_alloc, row_index, row_lanes, row_sum, supports_all,
 };
 use crate::autodiff::{self, Kernel, run};
 use crate::choice::Operation;
@@ -17,7 +17,7 @@ pub(super) const BLOCK: usize = 64;
 
 /// `x / √(mean(x²) + eps) · (w + offset)`; see [`crate::rms_norm`].
 pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
-    if !(supports(Operation::Norm, x) && supports(Operation::Norm, w)) || x.dtype() != w.dtype() {
+    if !supports_all(Operation::Norm, [x, w]) {
         return None;
     }
     let kernel = Norm { eps, offset };
@@ -32,8 +32,7 @@ pub(super) fn rms_norm_add(
     eps: f64,
     offset: f64,
 ) -> Result<Tensor<2>, Tensor<2>> {
-    let alike = |t: &Tensor<2>| supports(Operation::Norm, t) && t.dtype() == x.dtype();
-    if ![&base, x, w].into_iter().all(alike) {
+    if !supports_all(Operation::Norm, [&base, x, w]) {
         return Err(base);
     }
     let inputs = [autodiff::input(base), autodiff::input(x.clone()), autodiff::input(w.clone())];
@@ -112,8 +111,7 @@ impl Kernel<Cube, 2> for Norm {
         launch!(input_gradient, cubes, [&x, &w, &gradient, out, &reciprocals], shape, grid, elem(&x));
         let dw = wanted[1].then(|| {
             let terms = NormTermsLaunch::new(buffer(&x), buffer(&gradient), buffer(&reciprocals));
-            let (types, extent) = ([elem(&x); 2], Extent { rows, n, block: BLOCK });
-            column_sums::<NormTerms<X>>(&x, terms, types, extent, (dims(&w), x.dtype))
+            column_sums::<NormTerms<X>>(&x, terms, [elem(&x); 2], [rows, n], BLOCK, dims(&w), x.dtype)
         });
         [wanted[0].then_some(dx), dw]
     }

@@ -87,8 +87,8 @@ impl QuantizedMatrix {
     }
 
     /// The fused product, with that of `up` beside it where it is gated.
-    fn multiply(&self, up: &Self, x: CubeTensor, out: &CubeTensor, epilogue: Epilogue, on_tensor_cores: bool) {
-        let [rows, inner] = dims(&x);
+    fn multiply(&self, up: &Self, x: &CubeTensor, out: &CubeTensor, epilogue: Epilogue, on_tensor_cores: bool) {
+        let [rows, inner] = dims(x);
         let [words, up_words] = [self, up].map(|codes| integers(&codes.words));
         let [scales, up_scales] = [self, up].map(|codes| detached(codes.scales.clone()));
         let panels = self.outputs.div_ceil(PANEL);
@@ -96,9 +96,9 @@ impl QuantizedMatrix {
             ($kernels:ident, $vector:path, $blocks:expr, $tiles:expr, $size:expr) => {
                 launch!(
                     $kernels::multiply,
-                    Grid::cubes([&x, &words, out], $tiles * $blocks),
+                    Grid::cubes([x, &words, out], $tiles * $blocks),
                     $vector,
-                    [&x, &words, scales, up_words, up_scales, out],
+                    [x, &words, scales, up_words, up_scales, out],
                     rows,
                     inner,
                     self.outputs,
@@ -149,7 +149,7 @@ impl PackedMatrix for QuantizedMatrix {
             return Some(PRODUCTS.matmul_nt(&Cube::tensor(x), &wide));
         };
         let out = empty(&x, [dims::<2>(&x)[0], self.outputs], x.dtype);
-        self.multiply(self, x, &out, Epilogue::None, on_tensor_cores);
+        self.multiply(self, &x, &out, Epilogue::None, on_tensor_cores);
         Some(Cube::tensor(out))
     }
 
@@ -162,7 +162,7 @@ impl PackedMatrix for QuantizedMatrix {
         };
         let _span = self.span(&x, 1);
         let out = into_writable(detached(base));
-        self.multiply(self, x, &out, Epilogue::Add, on_tensor_cores);
+        self.multiply(self, &x, &out, Epilogue::Add, on_tensor_cores);
         Ok(Cube::tensor(out))
     }
 
@@ -177,7 +177,7 @@ impl PackedMatrix for QuantizedMatrix {
         };
         let _span = self.span(&x, 2);
         let out = empty(&x, [dims::<2>(&x)[0], self.outputs], x.dtype);
-        self.multiply(up, x, &out, Epilogue::SwiGlu, on_tensor_cores);
+        self.multiply(up, &x, &out, Epilogue::SwiGlu, on_tensor_cores);
         Some(Cube::tensor(out))
     }
 }
