@@ -8,6 +8,7 @@
 //! on plain units; `tensor_core` kernels, for half precision, through matrix instructions (`cmma`).
 
 #![allow(
+    clippy::extra_unused_type_parameters,
     clippy::fn_params_excessive_bools,
     clippy::manual_is_multiple_of,
     clippy::needless_range_loop,
@@ -15,7 +16,7 @@
     clippy::trivially_copy_pass_by_ref,
     clippy::used_underscore_binding,
     reason = "kernels index buffers, each of them an argument; bools select code at compile time; the macro reads the argument of types, \
-              knows no `is_multiple_of`, and takes a unit's own arrays by reference"
+              which may be those of another argument's fields, knows no `is_multiple_of`, and takes a unit's own arrays by reference"
 )]
 
 pub(super) mod adamw;

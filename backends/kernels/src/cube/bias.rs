@@ -1,7 +1,7 @@
 //! A bias added to every row. Burn's own gradient of it sums all rows of a column in one plane: 0.24 ms for 4,096 rows
 //! of 128 columns on an H200.
 
-use super::column_sums::{Extent, Term, X, column_sums};
+use super::column_sums::{Term, X, column_sums};
 use super::launch::{Grid, buffer, dims, elem, launch, output_arg, reuse_or_alloc, supports};
 use super::norm::BLOCK;
 use crate::autodiff::{self, Kernel, run};
@@ -41,9 +41,8 @@ impl Kernel<Cube, 2> for AddBias {
     fn backward(&self, (): Self::Saved, gradient: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
         let [rows, n] = dims(&gradient);
         let sums = wanted[1].then(|| {
-            let (types, extent) = ([elem(&gradient); 2], Extent { rows, n, block: BLOCK });
-            let terms = GradientLaunch::new(buffer(&gradient));
-            column_sums::<Gradient<X>>(&gradient, terms, types, extent, ([1, n], gradient.dtype))
+            let (terms, dtype) = (GradientLaunch::new(buffer(&gradient)), gradient.dtype);
+            column_sums::<Gradient<X>>(&gradient, terms, [elem(&gradient); 2], [rows, n], BLOCK, [1, n], dtype)
         });
         [wanted[0].then_some(gradient), sums]
     }

@@ -18,21 +18,15 @@ pub(crate) trait Term: LaunchArg + Send + Sync {
 pub(super) type X = block_sums::X;
 pub(super) type Z = block_sums::Z;
 
-/// Rows and columns that are summed, and rows of a block.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
-    pub rows: usize,
-    pub n: usize,
-    pub block: usize,
-}
-
-/// The sums of columns over all rows, in a shape and type, given the types [`X`] and [`Z`].
+/// The sums of the columns of terms `[rows, n]`, by blocks of some rows, in a shape and type. `types` are [`X`] and [`Z`].
 pub(super) fn column_sums<T: Term>(
     like: &CubeTensor,
     terms: T::RuntimeArg,
     types: [ElemType; 2],
-    Extent { rows, n, block }: Extent,
-    (shape, dtype): ([usize; 2], DType),
+    [rows, n]: [usize; 2],
+    block: usize,
+    shape: [usize; 2],
+    dtype: DType,
 ) -> CubeTensor {
     let blocks = rows.div_ceil(block).max(1);
     let columns = n.div_ceil(UNITS);

@@ -1,6 +1,6 @@
 //! `RMSNorm` with a gate, as gated `DeltaNet` ends, and its gradients: one pass over memory forward, two backward.
 
-use super::column_sums::{Extent, Term, X, Z, column_sums};
+use super::column_sums::{Term, X, Z, column_sums};
 use super::glu::activation;
 use super::launch::{RowGrid, alike, buffer, dims, elem, empty, launch, row_index, row_lanes, row_sum, supports};
 use super::norm::{NormShape, NormShapeLaunch, reciprocal};
@@ -62,8 +62,7 @@ impl Kernel<Cube, 3> for GatedNorm {
         let dw = wanted[2].then(|| {
             let [x_arg, z_arg, g, r] = [&x, &z, &gradient, &reciprocals].map(buffer);
             let terms = GatedNormTermsLaunch::new(x_arg, z_arg, g, r);
-            let extent = Extent { rows, n, block: BLOCK };
-            column_sums::<GatedNormTerms<X, Z>>(&x, terms, types, extent, (dims(&w), z.dtype))
+            column_sums::<GatedNormTerms<X, Z>>(&x, terms, types, [rows, n], BLOCK, dims(&w), z.dtype)
         });
         [wanted[0].then_some(dx), wanted[1].then_some(dz), dw]
     }

@@ -1,6 +1,6 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019): one pass over memory forward, two backward.
 
-use super::column_sums::{Extent, Term, X, column_sums};
+use super::column_sums::{Term, X, column_sums};
 use super::launch::{
     RowGrid, buffer, dims, elem, empty, launch, output_arg, reuse_or_alloc, row_index, row_lanes, row_sum,
 };
@@ -97,8 +97,7 @@ impl Kernel<Cube, 2> for Norm {
         launch!(input_gradient, cubes, [&x, &w, &gradient, out, &reciprocals], shape, grid, elem(&x));
         let dw = wanted[1].then(|| {
             let terms = NormTermsLaunch::new(buffer(&x), buffer(&gradient), buffer(&reciprocals));
-            let (types, extent) = ([elem(&x); 2], Extent { rows, n, block: BLOCK });
-            column_sums::<NormTerms<X>>(&x, terms, types, extent, (dims(&w), x.dtype))
+            column_sums::<NormTerms<X>>(&x, terms, [elem(&x); 2], [rows, n], BLOCK, dims(&w), x.dtype)
         });
         [wanted[0].then_some(dx), dw]
     }

@@ -87,8 +87,8 @@ impl QuantizedMatrix {
     }
 
     /// The fused product, with that of `up` beside it where it is gated.
-    fn multiply(&self, up: &Self, x: CubeTensor, out: &CubeTensor, epilogue: Epilogue, on_tensor_cores: bool) {
-        let [rows, inner] = dims(&x);
+    fn multiply(&self, up: &Self, x: &CubeTensor, out: &CubeTensor, epilogue: Epilogue, on_tensor_cores: bool) {
+        let [rows, inner] = dims(x);
         let [words, up_words] = [self, up].map(|codes| integers(&codes.words));
         let [scales, up_scales] = [self, up].map(|codes| detached(codes.scales.clone()));
         let panels = self.outputs.div_ceil(PANEL);
@@ -96,9 +96,9 @@ impl QuantizedMatrix {
             ($kernels:ident, $vector:path, $blocks:expr, $tiles:expr, $size:expr) => {
                 launch!(
                     $kernels::multiply,
-                    Grid::cubes([&x, &words, out], $tiles * $blocks),
+                    Grid::cubes([x, &words, out], $tiles * $blocks),
                     $vector,
-                    [&x, &words, scales, up_words, up_scales, out],
+                    [x, &words, scales, up_words, up_scales, out],
                     rows,
                     inner,
                     self.outputs,

@@ -18,7 +18,7 @@ use cubecl::prelude::*;
 use firebrick_device::trace::span;
 use firebrick_spec::quantized::{NF4_BLOCK, NF4_GROUP};
 use firebrick_spec::{BaseFormat, QuantizedLayout};
-use fused::{BYTES, NIBBLES, RECIPROCAL};
+use fused::{BYTES, NIBBLES, RECIPROCAL, nibble};
 
 /// Where the parts of a buffer begin, in words. `int8` has scales of rows behind its codes, and nothing else.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -143,10 +143,7 @@ fn nf4<F: Float>(words: &[i32], out: &mut [F], numbers: usize, parts: Parts, zer
         for j in 0..NIBBLES {
             let at = word * NIBBLES + j;
             if at < numbers {
-                // the first number of a byte is in its upper half
-                let shift = comptime!((8 * (j / 2) + 4 * (1 - j % 2)) as u32);
-                let nibble = (packed >> shift) & 15u32;
-                let value = f32::reinterpret(words[parts.code_map + nibble as usize]);
+                let value = f32::reinterpret(words[parts.code_map + nibble(packed, j)]);
                 out[at] = F::cast_from(value * absmax);
             }
         }

@@ -131,13 +131,14 @@ pub(super) fn load_queries<F: Float, S: Source<F>>(
     let half = comptime!(sizes.dim / 2);
     let mut i = UNIT_POS as usize;
     while i < comptime!(sizes.heads * (sizes.dim / 2)) {
-        let own = i / half * comptime!(sizes.dim) + i % half;
+        let (head, pair) = (i / half, i % half);
+        let own = head * comptime!(sizes.dim) + pair;
         let mut a = 0.0f32;
         let mut b = 0.0f32;
-        if i / half < place.own {
+        if head < place.own {
             let x = S::query(source, out, from, own);
             let y = S::query(source, out, from, own + half);
-            let (x, y) = rotated::<F>(x, y, angles, place.row * comptime!(sizes.dim) + i % half, comptime!(sizes.dim));
+            let (x, y) = rotated::<F>(x, y, angles, place.row * comptime!(sizes.dim) + pair, comptime!(sizes.dim));
             a = x * scale;
             b = y * scale;
         }
@@ -161,10 +162,11 @@ pub(super) fn rotate_queries<F: Float, S: Source<F>>(
     let half = comptime!(dim / 2);
     let mut i = UNIT_POS as usize;
     while i < group * half {
-        let own = i / half * dim + i % half;
+        let pair = i % half;
+        let own = i / half * dim + pair;
         let x = S::query(source, &*out, from, own);
         let y = S::query(source, &*out, from, own + half);
-        let (a, b) = rotated::<F>(x, y, angles, place.row * dim + i % half, dim);
+        let (a, b) = rotated::<F>(x, y, angles, place.row * dim + pair, dim);
         out[place.first + own] = F::cast_from(a);
         out[place.first + own + half] = F::cast_from(b);
         i += UNITS;

@@ -90,6 +90,12 @@ fn absmax(words: &[i32], block: usize, parts: &Parts) -> f32 {
     entry * f32::reinterpret(words[parts.groups + block / NF4_GROUP]) + f32::reinterpret(words[parts.offset])
 }
 
+/// The code of a number in a word of eight: the first of a byte is in its upper half.
+#[cube]
+pub(super) fn nibble(packed: u32, #[comptime] number: usize) -> usize {
+    ((packed >> comptime!((8 * (number / 2) + 4 * (1 - number % 2)) as u32)) & 15u32) as usize
+}
+
 /// The numbers of a word of four outputs, before scales.
 #[cube]
 fn unpack<N: Size>(
@@ -104,13 +110,8 @@ fn unpack<N: Size>(
         #[unroll]
         for k in 0..VECTOR {
             let own = packed.extract(k);
-            let value = if comptime!(numbers == NIBBLES) {
-                // the first number of a byte is in its upper half
-                let shift = comptime!((8 * (j / 2) + 4 * (1 - j % 2)) as u32);
-                map[((u32::reinterpret(own) >> shift) & 15u32) as usize]
-            } else {
-                code(own, j)
-            };
+            let value =
+                if comptime!(numbers == NIBBLES) { map[nibble(u32::reinterpret(own), j)] } else { code(own, j) };
             of_outputs.insert(k, value);
         }
         weights[j] = of_outputs;

@@ -29,6 +29,29 @@ pub(crate) const STAGE: usize = (BLOCK + TILE) * SLICE_PITCH;
 /// Units of a row in the softmax.
 pub(super) const LANES: usize = UNITS / BLOCK;
 
+/// Copies a dimension of some rows to shared memory, from its row `first` on, with zeros for those beyond the last.
+#[cube]
+fn load_slice<F: Float>(
+    from: &[F],
+    rows: &Rows,
+    stage: &mut Shared<[f32]>,
+    d: usize,
+    #[comptime] first: usize,
+    #[comptime] count: usize,
+    #[comptime] dim: usize,
+) {
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for i in 0..comptime!(count * SLICE / UNITS) {
+        let row = unit / SLICE + comptime!(i * UNITS / SLICE);
+        let mut x = 0.0f32;
+        if row < rows.count && d < dim {
+            x = f32::cast_from(from[rows.at + row * rows.pitch + d]);
+        }
+        stage[(first + row) * SLICE_PITCH + unit % SLICE] = x;
+    }
+}
+
 /// Adds the products of a unit's rows of the block and its rows of the other side to its elements of a tile.
 #[cube]
 pub(super) fn product<F: Float>(
@@ -41,30 +64,13 @@ pub(super) fn product<F: Float>(
     #[comptime] dim: usize,
 ) {
     let unit = UNIT_POS as usize;
-    let column = unit % SLICE;
     let across = unit / SIDE;
     let along = unit % SIDE;
     let mut slice = 0usize;
     while slice < dim {
-        let d = slice + column;
-        #[unroll]
-        for i in 0..comptime!(BLOCK * SLICE / UNITS) {
-            let row = unit / SLICE + comptime!(i * UNITS / SLICE);
-            let mut x = 0.0f32;
-            if row < block_rows.count && d < dim {
-                x = f32::cast_from(own[block_rows.at + row * block_rows.pitch + d]);
-            }
-            stage[row * SLICE_PITCH + column] = x;
-        }
-        #[unroll]
-        for i in 0..comptime!(TILE * SLICE / UNITS) {
-            let row = unit / SLICE + comptime!(i * UNITS / SLICE);
-            let mut x = 0.0f32;
-            if row < other_rows.count && d < dim {
-                x = f32::cast_from(other[other_rows.at + row * other_rows.pitch + d]);
-            }
-            stage[(BLOCK + row) * SLICE_PITCH + column] = x;
-        }
+        let d = slice + unit % SLICE;
+        load_slice::<F>(own, block_rows, stage, d, 0usize, BLOCK, dim);
+        load_slice::<F>(other, other_rows, stage, d, BLOCK, TILE, dim);
         sync_cube();
         for d in 0..SLICE {
             #[unroll]
