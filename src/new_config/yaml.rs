@@ -4,86 +4,78 @@ use super::answers::{Answers, Data, Memory, Model, Reward};
 use super::rows::{Form, Rows};
 use firebrick::engine::hub::{HubName, RepoKind};
 use firebrick::engine::plan::size::Budget;
-use std::fmt::Write;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, UndefinedBehavior, context};
+use std::collections::BTreeMap;
 use std::path::Path;
 
+const TEMPLATE: &str = include_str!("run.yaml.jinja");
+
 /// What is asked of a model whose answers are found behind `####`.
-const MARKED: &str = "Let's think step by step and output the final answer after \\\"####\\\".";
+const MARKED: &str = "\\nLet's think step by step and output the final answer after \\\"####\\\".";
 
 /// What is asked of a model whose answers are read as mathematics, in a template in YAML's double quotes.
-const BOXED: &str = "Please reason step by step, and put your final answer within \\\\boxed{{}}.";
+const BOXED: &str = "\\nPlease reason step by step, and put your final answer within \\\\boxed{{}}.";
 
 /// The configuration in a file of this name. Relative paths in it are relative to the file's folder.
 pub fn write(answers: &Answers, file: &Path) -> String {
-    let name = file.display();
     let stem = file.file_stem().map_or("run".into(), |s| s.to_string_lossy());
-    let mut text = format!(
-        "# Written by `firebrick new`. Every key that is not here has its default: `firebrick config explain KEY`.\n\
-         #   firebrick config check {name}     all mistakes, after you have changed something\n\
-         #   firebrick plan {name}             memory and time of a step\n\
-         #   firebrick train {name}            the run; `key.path=value` behind it overrides a value\n\n"
-    );
-    text += &model(answers);
-    text += &task(answers);
-    let _ = write!(
-        text,
-        "\n# The run folder: checkpoints, metrics, samples.\noutput: {}\n\n# `auto` is the best GPU of the build, or else the CPU.\n\
-         device: {}\n",
-        quoted(&format!("runs/{stem}")),
-        answers.device
-    );
-    text += &learning(answers);
-    text += &memory(answers);
-    text
+    let (model, chats, context) = match &answers.model {
+        Model::Tiny => (None, false, None),
+        Model::Folder { path, context, chats } => (Some(checkpoint(path)), *chats, Some(*context)),
+    };
+    let (prompt_length, response_length) = lengths(&answers.data, context);
+    let (data, rows) = match &answers.data {
+        Data::Arithmetic => ("arithmetic", None),
+        Data::Countdown => ("countdown", None),
+        Data::Rows(rows) => ("rows", Some(rows)),
+    };
+    let partial = match (&answers.reward, &answers.data) {
+        (Reward::Generated { partial }, Data::Countdown) => format!("{:<8}", if *partial { "0.1" } else { "0.0" }),
+        (Reward::Generated { partial }, _) => format!("{partial:<12}"),
+        _ => String::new(),
+    };
+    let (reward, reward_keys) = reward(&answers.reward);
+    let (preset, budget) = match answers.memory {
+        Memory::Preset(preset) => (Some(preset.to_string()), String::new()),
+        Memory::Budget(Budget::Auto) => (None, "auto            # what the device has".to_owned()),
+        Memory::Budget(Budget::Bytes(bytes)) => (None, size(bytes.0)),
+    };
+    let context = context! {
+        file => file.display().to_string(),
+        tiny => model.is_none(),
+        output => quoted(&format!("runs/{stem}")),
+        device => answers.device.to_string(),
+        rows => rows.map(|rows| quoted(&rows.place)),
+        holds_out => rows.is_some_and(|rows| rows.holds_out),
+        answer_field => rows.and_then(|rows| rows.answer.as_deref()).map(quoted),
+        marked => rows.is_some_and(|rows| rows.form == Form::Marked),
+        prompt_field => rows.and_then(|rows| prompt_field(rows, chats, reward)),
+        prompt => rows.map(|rows| format!("{{{}}}{}", rows.question, asks(reward))),
+        model, chats, data, partial, reward, reward_keys, prompt_length, response_length, preset, budget
+    };
+    let mut syntax = SyntaxConfig::builder();
+    syntax.trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(true);
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_syntax(syntax.build().expect("Jinja's own syntax"));
+    environment.render_str(TEMPLATE, context).expect("the template has no other variables")
 }
 
 /// Text in YAML's double quotes.
 fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => {
-                quoted.push('\\');
-                quoted.push(c);
-            }
-            c if c.is_control() => {
-                let _ = write!(quoted, "\\u{:04x}", u32::from(c));
-            }
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
+    let escaped = |c: char| match c {
+        '"' | '\\' => format!("\\{c}"),
+        c if c.is_control() => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    };
+    format!("\"{}\"", text.chars().map(escaped).collect::<String>())
 }
 
 /// Where a file is, as a configuration in another folder names it.
 fn place(path: &Path) -> String {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     quoted(&absolute.to_string_lossy())
-}
-
-fn model(answers: &Answers) -> String {
-    match &answers.model {
-        Model::Tiny => "\
-# A small decoder from random weights. It learns in minutes, and shows what a run looks like.
-model:
-  arch:
-    model_type: qwen3
-    hidden_size: 128
-    intermediate_size: 384
-    num_hidden_layers: 3
-    num_attention_heads: 4
-    num_key_value_heads: 2
-    head_dim: 32
-    max_position_embeddings: 64
-"
-        .to_owned(),
-        Model::Folder { path, .. } => format!(
-            "# The checkpoint that is trained. With `lora` only adapters are, in a fraction of the memory.\n\
-             model:\n  path: {}\n  # lora: {{rank: 16}}    # then optim.lr about ten times as high\n",
-            checkpoint(path)
-        ),
-    }
 }
 
 /// Where a checkpoint is: a name of the Hub stays one.
@@ -94,180 +86,49 @@ fn checkpoint(path: &Path) -> String {
     }
 }
 
-fn task(answers: &Answers) -> String {
-    let mut text = match &answers.data {
-        Data::Arithmetic => "\n# Generated sums such as 07+35=042; validation problems are never trained on.\n\
-             task:\n  kind: arithmetic\n  difficulty: 2          # digits\n  zero_pad: true\n  validation_size: 500\n"
-            .to_owned(),
-        Data::Countdown => countdown(answers),
-        Data::Rows(own) => rows(own, answers),
-    };
-    let judged = match &answers.reward {
-        Reward::Generated { partial } => {
-            text += &generated(&answers.data, *partial);
-            return text;
+/// The kind of a reward of rows, and its other keys.
+fn reward(reward: &Reward) -> (&str, BTreeMap<&str, String>) {
+    match reward {
+        Reward::Generated { .. } => ("", BTreeMap::new()),
+        Reward::Rule(kind) => (kind, BTreeMap::new()),
+        Reward::Regex(pattern) => ("regex", BTreeMap::from([("pattern", quoted(pattern))])),
+        Reward::Python { file, function } => {
+            ("python", BTreeMap::from([("file", place(file)), ("function", quoted(function))]))
         }
-        Reward::Rule(kind) => format!("    - kind: {kind}\n"),
-        Reward::Regex(pattern) => {
-            format!("    - kind: regex\n      pattern: {}\n", quoted(pattern))
-        }
-        Reward::Python { file, function } => format!(
-            "    # called in processes of python3; written for TRL or verl (docs/guides/rewards.md)\n    - kind: python\n      file: {}\n      \
-             function: {}\n",
-            place(file),
-            quoted(function)
-        ),
-        Reward::Model(path) => format!("    - kind: model\n      path: {}\n", checkpoint(path)),
-    };
-    text += "  # The reward is the weighted sum of these; `firebrick config explain task.rewards` lists the kinds.\n  rewards:\n";
-    text + &judged
-}
-
-/// What generated problems pay for answers that are nearly right.
-fn generated(data: &Data, partial: bool) -> String {
-    match data {
-        Data::Countdown => format!(
-            "  format_score: {:<8} # for an expression that uses the given integers and misses the target\n",
-            if partial { "0.1" } else { "0.0" }
-        ),
-        _ => format!("  partial: {partial:<12}  # whether right characters of a wrong sum are worth something\n"),
+        Reward::Model(path) => ("model", BTreeMap::from([("path", checkpoint(path))])),
     }
 }
 
-/// The section `task` of generated puzzles. A model without a tokenizer is shown numbers alone.
-fn countdown(answers: &Answers) -> String {
-    let (numbers, largest, style) = match answers.model {
-        Model::Tiny => (3, 20, "short"),
-        Model::Folder { .. } => (3, 50, "words"),
-    };
-    format!(
-        r"
-# Generated puzzles: reach a target with the given integers and + - * /. Validation problems are never trained on.
-task:
-  kind: countdown
-  numbers: {numbers}             # integers per problem
-  max_number: {largest}
-  style: {style:<12}    # or `words` and `short`: an instruction, or the bare integers
-"
-    )
-}
-
-/// The section `task` over rows of files, without its rewards.
-fn rows(rows: &Rows, answers: &Answers) -> String {
-    let chats = matches!(answers.model, Model::Folder { chats: true, .. });
-    let place = quoted(&rows.place);
-    let held_out = if rows.holds_out {
-        format!("  validation: {place}    # its files for validation or test\n")
-    } else {
-        "  validation_fraction: 0.05\n".to_owned()
-    };
-    let mut text = format!(
-        "\n# Rows to train on, and rows that are held out and validated on. A file, a folder, a pattern, a list or a dataset of the \
-         Hub.\ntask:\n  kind: dataset\n  train: {place}\n{held_out}"
-    );
-    let asks = match &answers.reward {
-        Reward::Rule(kind) if kind == "gsm8k" => format!("\\n{MARKED}"),
-        Reward::Rule(kind) if kind == "math" => format!("\\n{BOXED}"),
-        _ => String::new(),
-    };
-    let question = &rows.question;
-    let prompt = match (rows.is_chat, chats) {
-        (true, _) => format!("  prompt_field: {}\n", quoted(question)),
-        // a prompt that is one already: the model continues where it ends
-        (false, false) if question == "prompt" && asks.is_empty() => "  prompt_field: \"prompt\"\n".to_owned(),
-        (false, true) => {
-            format!("  messages:\n    - role: user\n      content: \"{{{question}}}{asks}\"    # fields in braces\n")
-        }
-        (false, false) => {
-            format!("  prompt: \"{{{question}}}{asks}\\n\"    # fields in braces\n")
-        }
-    };
-    text += &prompt;
-    if let Some(field) = &rows.answer {
-        let _ = writeln!(text, "  answer_field: {}", quoted(field));
-        if rows.form == Form::Marked {
-            text += "  answer_extract: gsm8k     # what follows the last ####\n";
-        }
+/// What a rule asks of the model, behind the question.
+fn asks(reward: &str) -> &'static str {
+    match reward {
+        "gsm8k" => MARKED,
+        "math" => BOXED,
+        _ => "",
     }
-    text
 }
 
-/// The algorithm and the lengths.
-fn learning(answers: &Answers) -> String {
-    let context = match answers.model {
-        Model::Tiny => return tiny(&answers.data),
-        Model::Folder { context, .. } => context,
-    };
-    let (prompt, response) = match answers.data {
-        Data::Arithmetic => ((context / 2).min(32), (context / 2).min(16)),
-        Data::Countdown => ((context / 3).min(192), (context / 2).min(512)),
-        Data::Rows(_) => {
+/// The field that is the prompt as it is: a conversation, or a text that the model continues where it ends.
+fn prompt_field(rows: &Rows, chats: bool, reward: &str) -> Option<String> {
+    let continues = !chats && rows.question == "prompt" && asks(reward).is_empty();
+    (rows.is_chat || continues).then(|| quoted(&rows.question))
+}
+
+/// Most tokens of prompt and completion, for a model of this context; none is that of the small decoder.
+fn lengths(data: &Data, context: Option<usize>) -> (String, String) {
+    let (prompt, response) = match (data, context) {
+        (Data::Countdown, None) => (16, 16),
+        (_, None) => (8, 5),
+        (Data::Arithmetic, Some(context)) => ((context / 2).min(32), (context / 2).min(16)),
+        (Data::Countdown, Some(context)) => ((context / 3).min(192), (context / 2).min(512)),
+        (Data::Rows(_), Some(context)) => {
             let response = (context / 4).min(256);
             (context - response, response)
         }
     };
-    format!(
-        "
-# GRPO: completions of one prompt are compared with each other. Others: dapo, gspo, rloo, ppo, … (docs/guides/algorithms.md).
-objective: grpo
-rollout:
-  n: 8                    # completions a prompt
-  temperature: 1.0
-  prompt_length: {prompt:<5}    # tokens; longer prompts are skipped and counted
-  response_length: {response:<5}  # tokens
-  max_num_seqs: 128       # sampled at a time
-optim:
-  lr: 1.0e-6
-  lr_scheduler: {{lr_scheduler_type: constant_with_warmup, warmup_steps: 10}}
-trainer:
-  steps: 100
-  train_batch_size: 16    # prompts a step
-  test_freq: 25           # steps between validations
-  save_freq: 50           # steps between checkpoints
-"
-    )
+    let response = if context.is_some() { format!("{response:<5}") } else { response.to_string() };
+    (format!("{prompt:<5}"), response)
 }
-
-/// How the small decoder learns.
-fn tiny(data: &Data) -> String {
-    let (prompt, response) = match data {
-        Data::Countdown => (16, 16),
-        _ => (8, 5),
-    };
-    let lengths = format!("  prompt_length: {prompt:<5}    # tokens, one a character\n  response_length: {response}\n");
-    TINY.replace("LENGTHS", &lengths)
-}
-
-const TINY: &str = "
-# Demonstrations first, until about a third of the answers is right; the rest is learned only from rewards.
-warmup:
-  sft:
-    steps: 400
-    until_reward: 0.3
-    batch_size: 128
-    optim:
-      lr: 1.0e-3
-      betas: [0.9, 0.98]
-      weight_decay: 0.0
-      lr_scheduler: {lr_scheduler_type: constant_with_warmup, warmup_steps: 30}
-
-# GRPO: completions of one prompt are compared with each other. Others: dapo, gspo, rloo, … (docs/guides/algorithms.md).
-objective: grpo
-rollout:
-  n: 8                    # completions a prompt
-LENGTHS  max_num_seqs: 1024      # sampled at a time
-update:
-  old_log_probs: sampler  # saves a forward pass
-optim:
-  lr: 4.0e-4
-  betas: [0.9, 0.98]
-  weight_decay: 0.0
-  lr_scheduler: {lr_scheduler_type: linear, warmup_steps: 10}
-trainer:
-  steps: 400
-  train_batch_size: 96    # prompts a step
-  test_freq: 25           # steps between validations
-";
 
 /// Bytes in the largest unit that leaves a whole number: `2GiB`.
 fn size(bytes: u64) -> String {
@@ -275,21 +136,4 @@ fn size(bytes: u64) -> String {
         .into_iter()
         .find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);
     unit.map_or_else(|| bytes.to_string(), |(name, shift)| format!("{}{name}", bytes >> shift))
-}
-
-fn memory(answers: &Answers) -> String {
-    let setting = match answers.memory {
-        Memory::Budget(Budget::Auto) => "budget: auto            # what the device has".to_owned(),
-        Memory::Budget(Budget::Bytes(bytes)) => format!("budget: {}", size(bytes.0)),
-        Memory::Preset(preset) => format!("preset: {preset}"),
-    };
-    let why = match answers.memory {
-        Memory::Budget(_) => {
-            "# The fastest plan that is predicted to stay within this many device bytes is made and run."
-        }
-        Memory::Preset(_) => {
-            "# Starting values of many settings (docs/guides/memory.md#presets). With `budget: 8GiB` instead, a plan is made."
-        }
-    };
-    format!("\n{why}\nmemory:\n  {setting}\n")
 }

@@ -4,7 +4,6 @@ use super::fill;
 use crate::explain::{summary, written};
 use firebrick::engine::config::{Key, keys};
 use firebrick::engine::objective::Algorithm;
-use serde_json::Value;
 use std::fmt::Write;
 
 const INTRODUCTION: &str = "# Configuration\n\n\
@@ -39,7 +38,7 @@ pub fn render() -> String {
     for section in top.filter(|key| key.is_section) {
         let _ = write!(page, "\n## {}\n\n{}\n", section.path, fill("", &section.description));
         if section.path == "objective" {
-            page.push_str(&algorithms());
+            page.push_str(&algorithms(&all));
         }
         let inside = format!("{}.", section.path);
         for key in all.iter().filter(|key| key.path.starts_with(&inside)) {
@@ -120,32 +119,24 @@ fn short(takes: &str) -> String {
 }
 
 /// The settings of each algorithm that are not GRPO's.
-fn algorithms() -> String {
+fn algorithms(all: &[Key]) -> String {
     let mut text = fill("", "`objective.name` sets the defaults of the section's other keys. Compared with GRPO:");
     text.push('\n');
-    let base = serde_json::to_value(Algorithm::ALL[0].settings()).unwrap_or_default();
     for algorithm in Algorithm::ALL.into_iter().skip(1) {
         let settings = serde_json::to_value(algorithm.settings()).unwrap_or_default();
-        let mut unlike = Vec::new();
-        differences("", &base, &settings, &mut unlike);
+        let unlike = all.iter().filter_map(|key| {
+            let path = key.path.strip_prefix("objective.").filter(|path| *path != "name")?;
+            let value = settings.pointer(&format!("/{}", path.replace('.', "/")))?;
+            let is_other = !key.is_section && key.default.as_ref() != Some(value);
+            is_other.then(|| format!("`{path}: {}`", written(value)))
+        });
+        let unlike: Vec<String> = unlike.collect();
         let name = settings["name"].as_str().unwrap_or_default();
         let list = if unlike.is_empty() { "no other default".to_owned() } else { unlike.join(", ") };
         text.push_str(&fill("- ", &format!("`{name}`: {list}")));
     }
     text.push('\n');
     text
-}
-
-fn differences(prefix: &str, base: &Value, other: &Value, found: &mut Vec<String>) {
-    let Value::Object(map) = other else { return };
-    for (key, value) in map {
-        let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-        if value.is_object() {
-            differences(&path, &base[key], value, found);
-        } else if base[key] != *value && path != "name" {
-            found.push(format!("`{path}: {}`", written(value)));
-        }
-    }
 }
 
 #[test]

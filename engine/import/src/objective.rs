@@ -1,34 +1,10 @@
 //! The `objective` section: named by the algorithm that it is nearest to, with what differs from it.
 
 use super::assembly::Assembly;
+use firebrick_engine::config::keys;
 use firebrick_engine::objective::{Algorithm, ObjectiveConfig};
+use firebrick_settings::is_on;
 use serde_json::Value;
-
-/// Settings that only some objectives read: prefix of the key, and the values of another setting that they go with.
-const GOES_WITH: [(&str, &str, &[&str]); 12] = [
-    ("scale_rewards", "adv_estimator", &["grpo", "grpo_leave_one_out", "pass_at_k"]),
-    ("gamma", "adv_estimator", &["reinforce_plus_plus", "gae"]),
-    ("lam", "adv_estimator", &["gae"]),
-    ("importance_sampling_level", "policy_loss", &["clip", "cispo", "sapo"]),
-    ("clip_ratio_low", "policy_loss", &["clip", "cispo", "geo_mean", "clip_cov"]),
-    ("clip_ratio_high", "policy_loss", &["clip", "cispo", "geo_mean", "clip_cov"]),
-    ("clip_ratio_c", "policy_loss", &["clip"]),
-    ("tau_", "policy_loss", &["sapo"]),
-    ("vespo_", "policy_loss", &["vespo"]),
-    ("ppo_kl_coef", "policy_loss", &["kl_cov"]),
-    ("kl_cov_ratio", "policy_loss", &["kl_cov"]),
-    ("clip_cov_", "policy_loss", &["clip_cov"]),
-];
-
-/// The same for settings that a switch turns on: prefix of the key, the switch.
-const SWITCHED: [(&str, &str); 6] = [
-    ("kl_ctrl", "use_kl_in_reward"),
-    ("kl_penalty", "use_kl_in_reward"),
-    ("entropy_target", "use_adaptive_entropy"),
-    ("entropy_coef_", "use_adaptive_entropy"),
-    ("rollout_is_", "rollout_is"),
-    ("rollout_rs_", "rollout_rs"),
-];
 
 /// Names the objective, and takes out what it does not read and what its name sets. Gives the keys that nothing reads,
 /// and why.
@@ -78,28 +54,17 @@ fn text<'a>(assembly: &'a Assembly, key: &str, default: &'a str) -> &'a str {
 
 /// Why nothing reads a setting, where nothing does.
 fn idle(assembly: &Assembly, own: &str) -> Option<String> {
-    let goes = GOES_WITH.iter().find(|(start, _, _)| own.starts_with(start));
-    if let Some((_, other, values)) = goes {
-        let default = if *other == "adv_estimator" { "grpo" } else { "clip" };
-        let value = text(assembly, other, default);
-        if !values.contains(&value) {
-            let with = values.join(", ");
-            return Some(format!("ignored with {other}: {value}; it applies with {with}"));
-        }
+    let all = keys();
+    let find = |name: &str| all.iter().find(|key| key.path == format!("objective.{name}"));
+    let (other, values) = find(own.split('.').next()?)?.with.as_ref()?;
+    let default = find(other)?.default.clone().unwrap_or_default();
+    let current = assembly.get(&format!("objective.{other}")).unwrap_or(&default);
+    if values.is_empty() {
+        return (!is_on(current)).then(|| format!("ignored: {other} is off"));
     }
-    let switched = SWITCHED.iter().find(|(start, _)| own.starts_with(start));
-    if let Some((_, switch)) = switched {
-        let on = assembly.get(&format!("objective.{switch}"));
-        if on.is_none_or(|on| on.is_null() || on == false) {
-            return Some(format!("ignored: {switch} is off"));
-        }
-    }
-    let scaled = text(assembly, "loss_agg_mode", "token-mean") == "seq-mean-token-sum-norm";
-    if own == "loss_scale_factor" && !scaled {
-        return Some("ignored: it applies with loss_agg_mode: seq-mean-token-sum-norm".into());
-    }
-    let kl = assembly.get("objective.kl_loss_coef").and_then(Value::as_f64).unwrap_or(0.0);
-    (own == "use_bias_correction_kl" && kl == 0.0).then(|| "ignored: there is no KL in the loss".into())
+    let current = current.as_str().unwrap_or_default();
+    let is_one = values.iter().any(|value| value == current);
+    (!is_one).then(|| format!("ignored with {other}: {current}; it applies with {}", values.join(", ")))
 }
 
 fn unread(assembly: &Assembly) -> Vec<(String, String)> {

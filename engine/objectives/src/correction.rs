@@ -3,9 +3,28 @@
 //! `vllm_importance_sampling_mode`). [Rejection](super::rejection) leaves out what differs too much.
 
 use super::advantage::mean;
+use serde::{Deserialize, Serialize};
 
 /// Exponents are clamped to ± this.
 const BOUND: f64 = 20.0;
+
+/// How the policy loss is corrected by `w = exp(old − sampler)` (TRL's names; verl's `token` and `sequence` truncate).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RolloutIs {
+    /// Per token, truncated to the bounds.
+    #[serde(alias = "token")]
+    #[schemars(extend("x-alias" = ["token"]))]
+    TokenTruncate,
+    /// Per token, 0 outside the bounds.
+    TokenMask,
+    /// Per sequence, truncated to the bounds.
+    #[serde(alias = "sequence")]
+    #[schemars(extend("x-alias" = ["sequence"]))]
+    SequenceTruncate,
+    /// Per sequence, 0 outside the bounds.
+    SequenceMask,
+}
 
 /// What one weight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

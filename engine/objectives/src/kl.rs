@@ -10,20 +10,25 @@ use serde::{Deserialize, Serialize};
 pub enum KlType {
     /// `d`.
     #[serde(alias = "kl")]
+    #[schemars(extend("x-alias" = ["kl"]))]
     K1,
     /// `d² / 2`.
     #[serde(alias = "mse", alias = "k2+", alias = "mse+")]
+    #[schemars(extend("x-alias" = ["mse", "k2+", "mse+"]))]
     K2,
     /// `e^(−d) + d − 1`, clamped to ±10.
     #[serde(alias = "low_var_kl")]
+    #[schemars(extend("x-alias" = ["low_var_kl"]))]
     K3,
     /// `|d|`.
     Abs,
     /// `d` with the gradient of `k2`, whose expectation is the KL's gradient.
     #[serde(rename = "k1+", alias = "kl+")]
+    #[schemars(extend("x-alias" = ["kl+"]))]
     K1Plus,
     /// `k3` with the gradient of `k2`.
     #[serde(rename = "k3+", alias = "low_var_kl+")]
+    #[schemars(extend("x-alias" = ["low_var_kl+"]))]
     K3Plus,
     /// `|d|` with the gradient of `k2`.
     #[serde(rename = "abs+")]

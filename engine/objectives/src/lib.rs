@@ -31,8 +31,8 @@ pub use loss_sums::{LossSums, MicroScores, ROUTER_AUX_LOSS};
 pub use policy_gradient::{Advantages, PolicyGradient};
 pub use sequence_reduction::SequenceReduction;
 pub use settings::{
-    AdvEstimator, Algorithm, KlControl, KlControlConfig, MultiObjectiveAggregation, ObjectiveConfig, PolicyLossMode,
-    RejectionCriteria, RejectionThreshold, RejectionThresholds, RolloutIs,
+    Algorithm, KlControl, KlControlConfig, MultiObjectiveAggregation, ObjectiveConfig, RejectionCriteria,
+    RejectionThreshold, RejectionThresholds,
 };
 pub use token_loss::{Loss, Metric, Reduction, Scores, TokenInputs, TokenLoss};
 pub use traits::{Needs, Objective, OptimizerStep};

@@ -16,6 +16,7 @@ pub struct RoleMemory {
     /// Location of the reference policy's weights.
     pub param_offload: ParamOffload,
     /// Maximum tokens per micro-batch of the reference policy. `null`: `memory.score_tokens`.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub score_tokens: Option<usize>,
 }
 
@@ -37,6 +38,7 @@ pub struct MemoryConfig {
     /// Host memory for a plan. `null`: no limit.
     pub host_budget: Option<Bytes>,
     /// Fraction of the budget to leave free.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0), extend("exclusiveMaximum" = 0.9)))]
     pub margin: f64,
     /// Device memory above which the run counts as out of memory.
     pub limit: Option<Bytes>,
@@ -47,16 +49,19 @@ pub struct MemoryConfig {
     pub gradient_checkpointing: bool,
     /// Layers per segment. Needs `gradient_checkpointing`. Set at most one of this key, `checkpoint_layers`,
     /// `checkpoint_ratio` and `recompute_granularity: half`.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub checkpoint_every: usize,
     /// Indices of recomputed layers: `[0, 4, 8]`. `null`: all.
     pub checkpoint_layers: Option<Vec<usize>>,
     /// Fraction of recomputed layers, evenly spaced. `null`: all.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1)))]
     pub checkpoint_ratio: Option<f64>,
     /// Unit of recomputation.
     pub recompute_granularity: Granularity,
     /// Store checkpointed activations on the host. Needs `gradient_checkpointing`.
     pub activation_offload: bool,
     /// Activations per copy. Needs `activation_offload`.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub activation_offload_group: usize,
     /// Location of the policy's weights outside rollout. `streamed` needs `gradient_checkpointing` of all layers.
     pub param_offload: ParamOffload,
@@ -67,6 +72,7 @@ pub struct MemoryConfig {
     /// Location of the optimizer's state.
     pub optimizer_offload: OptimizerOffload,
     /// Fraction of parameters updated on the host with `optimizer_offload: cpu`.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1)))]
     pub offload_fraction: f64,
     /// Format of optimizer moments; arithmetic is f32.
     pub moments: MomentKind,
@@ -75,21 +81,26 @@ pub struct MemoryConfig {
     pub step_in_backward: bool,
     /// What data-parallel ranks shard: 1 optimizer state, 2 also gradients, 3 also weights (FSDP). With `budget`, the
     /// lowest stage.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 3)))]
     pub zero_stage: u8,
     /// With `zero_stage: 3`, free gathered weights after the forward pass. Needs `gradient_checkpointing` of all
     /// layers; `false` gathers half as often.
     pub reshard_after_forward: bool,
     /// Ulysses degree: consecutive ranks that split the tokens of each micro-batch. Must divide the ranks and query
     /// heads.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub ulysses_sequence_parallel_size: usize,
     /// Tensor-parallel degree of training: consecutive ranks that shard each layer. Must divide the ranks, heads and
     /// MLP width.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub tensor_model_parallel_size: usize,
     /// Pipeline stages of training (1F1B). Must divide the ranks and be at most the layers; `zero_stage` at most 1.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub pipeline_model_parallel_size: usize,
     /// Host copies in flight, and segments gathered ahead with `zero_stage: 3`. 0: synchronous.
     pub prefetch: usize,
     /// Rows (tokens) per chunk of logits; full logits are never stored.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub head_rows: usize,
     /// Queries per chunk of attention scores; 0: all.
     pub attention_rows: usize,
@@ -97,10 +108,13 @@ pub struct MemoryConfig {
     pub packing: Packing,
     /// Maximum tokens per training micro-batch, at least `rollout.prompt_length` + `rollout.response_length`. Padding
     /// counts.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub train_tokens: usize,
     /// Maximum tokens per forward-only micro-batch (old and reference log-probs); lower limit as `train_tokens`.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub score_tokens: usize,
     /// Maximum sequences per micro-batch. `null`: no limit.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub micro_batch_size: Option<usize>,
     /// Every this many steps, return free pages to the device before each phase (`torch.cuda.empty_cache`). 0: never.
     pub cleanup_every: u64,
@@ -108,6 +122,7 @@ pub struct MemoryConfig {
     /// memory.
     pub snapshot: u64,
     /// Latest allocations and releases to include in the timeline.
+    #[cfg_attr(feature = "schema", schemars(range(max = 1_000_000)))]
     pub trace: usize,
     /// Memory settings of the reference policy.
     pub reference: RoleMemory,

@@ -1,11 +1,13 @@
 //! What of a configuration cannot work, refused before anything is loaded.
 
 use super::run::RunConfig;
+use super::schema::SCHEMA;
 use super::update::OldLogProbs;
-use crate::objective::advantage::{AdvantageEstimator, GroupEstimator};
+use crate::objective::advantage::AdvantageEstimator;
 use crate::objective::{Objective, PolicyGradient};
 use crate::plan::Zero;
 use crate::{Error, Result};
+use firebrick_settings::violations;
 
 impl RunConfig {
     /// Refuses settings that cannot work, before anything is loaded: the first of [`problems`](Self::problems).
@@ -16,12 +18,18 @@ impl RunConfig {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// All settings that cannot work, one error each. What a section says by itself ends with its first mistake.
+    /// All settings that cannot work, one error each: what the schema does not allow, or else what settings say
+    /// together. What a section says by itself ends with its first mistake.
     #[must_use]
     pub fn problems(&self) -> Vec<Error> {
-        let mut found = vec![self.check_model(), self.model.check(), self.check_lora()];
-        found.extend(self.check_sizes());
-        found.push(self.check_steps());
+        let refused = violations(&SCHEMA, &serde_json::to_value(self).unwrap_or_default());
+        if !refused.is_empty() {
+            return refused.into_iter().map(|own| Error::Config(own.message)).collect();
+        }
+        if *self != self.clone() {
+            return vec![Error::Config("a number of the configuration is NaN".into())];
+        }
+        let mut found = vec![self.check_model(), self.check_lora()];
         found.push(self.rollout.check(self.precision).map_err(Error::Config));
         found.extend([self.check_sampling(), self.check_groups()]);
         found.push(self.trainer.logger.check(cfg!(feature = "trackio")).map_err(Error::Config));
@@ -33,7 +41,6 @@ impl RunConfig {
             Err(error) => found.push(Err(error)),
         }
         found.extend(self.memory.checks().map(|own| own.map_err(Error::from)));
-        found.push(self.optim.check("optim"));
         found.push(self.optim.check_schedule("optim", self.trainer.steps));
         for (section, sft) in [("warmup.sft", &self.warmup.sft), ("sft", &self.sft)] {
             if let Some(sft) = sft {
@@ -72,40 +79,9 @@ impl RunConfig {
         }
     }
 
-    /// One result for each number that has to be at least 1.
-    fn check_sizes(&self) -> Vec<Result<()>> {
-        let sizes = [
-            ("rollout.n", self.rollout.n),
-            ("rollout.prompt_length", self.rollout.prompt_length),
-            ("rollout.response_length", self.rollout.response_length),
-            ("rollout.max_num_seqs", self.rollout.max_num_seqs),
-            ("trainer.train_batch_size", self.trainer.train_batch_size),
-            ("trainer.max_ckpt_to_keep", self.trainer.max_ckpt_to_keep),
-            ("update.ppo_epochs", self.update.ppo_epochs),
-            ("update.ppo_mini_batch_size", self.update.ppo_mini_batch_size.unwrap_or(1)),
-        ];
-        let zero = sizes.into_iter().filter(|(_, n)| *n == 0);
-        zero.map(|(key, _)| Err(Error::Config(format!("{key} must be at least 1")))).collect()
-    }
-
-    fn check_steps(&self) -> Result<()> {
-        let bad = |what: &str| Err(Error::Config(what.to_owned()));
-        if self.trainer.steps == 0 {
-            return bad("trainer.steps must be at least 1; for supervised training only, use `firebrick sft`");
-        }
-        if self.trainer.save_freq < -1 {
-            return bad("trainer.save_freq must be a number of steps, 0 (after the last step only) or -1 (never)");
-        }
-        Ok(())
-    }
-
     fn check_sampling(&self) -> Result<()> {
-        let bad = |what: &str| Err(Error::Config(what.to_owned()));
-        if self.rollout.top_k == 0 || self.rollout.top_k < -1 {
-            return bad("rollout.top_k must be at least 1, or -1 for all tokens");
-        }
-        if self.rollout.temperature.is_nan() || self.rollout.temperature <= 0.0 {
-            return bad("rollout.temperature must be above 0: greedy completions of a group are all equal");
+        if self.rollout.top_k == 0 {
+            return Err(Error::Config("rollout.top_k must be at least 1, or -1 for all tokens".into()));
         }
         self.rollout.sampling(Vec::new()).check().map_err(|e| Error::Config(format!("rollout: {e}")))
     }
@@ -113,10 +89,7 @@ impl RunConfig {
     /// Refuses an objective that the rest of the run cannot serve.
     fn check_objective(&self, objective: &PolicyGradient) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("objective: {what}")));
-        let best_of_two = matches!(
-            objective.advantages().estimator(),
-            Some(AdvantageEstimator::Group { baseline: GroupEstimator::PassAtK { .. }, .. })
-        );
+        let best_of_two = matches!(objective.advantages().estimator(), Some(AdvantageEstimator::PassAtK(_)));
         if best_of_two && self.rollout.n < 2 {
             return bad(
                 "adv_estimator: pass_at_k compares the two best completions of a prompt; set rollout.n to at least 2",

@@ -7,31 +7,40 @@ use crate::objective::value::ValueLoss;
 use crate::optim::OptimConfig;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::path::PathBuf;
 
 /// The `critic` section, for PPO. Names are verl's.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CriticConfig {
     /// Model that the critic starts from.
     pub model: CriticModel,
     /// Optimizer of the critic.
+    #[default(OptimConfig { lr: 1e-5, ..OptimConfig::default() })]
     pub optim: OptimConfig,
     /// First steps, in which only the critic is updated.
     pub warmup: u64,
     /// Clip range of value changes per step; a large value disables clipping.
+    #[default(0.5)]
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub cliprange_value: f64,
     /// Reduction of the token losses.
+    #[default(LossAggMode::TokenMean)]
     pub loss_agg_mode: LossAggMode,
     /// Ulysses degree of the critic. Must divide the ranks and its query heads. `null`:
     /// `memory.ulysses_sequence_parallel_size`.
+    #[schemars(range(min = 1))]
     pub ulysses_sequence_parallel_size: Option<usize>,
     /// Use a value head on the policy, with one optimizer and memory plan, instead of a second model. Rejects `model`,
     /// `optim`, `warmup`, `ulysses_sequence_parallel_size` and `memory.critic`.
     pub shared_trunk: bool,
     /// Weight of the value loss with `shared_trunk`.
+    #[default(0.1)]
+    #[schemars(extend("exclusiveMinimum" = 0, "x-because" = "otherwise nothing trains the value head"))]
     pub vf_coef: f64,
     /// Peak learning rate of the value head with `shared_trunk`. `null`: `optim.lr`.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub head_lr: Option<f64>,
 }
 
@@ -44,38 +53,12 @@ pub struct CriticModel {
     pub path: Option<PathBuf>,
 }
 
-impl Default for CriticConfig {
-    fn default() -> Self {
-        Self {
-            model: CriticModel::default(),
-            optim: OptimConfig { lr: 1e-5, ..OptimConfig::default() },
-            warmup: 0,
-            cliprange_value: 0.5,
-            loss_agg_mode: LossAggMode::TokenMean,
-            ulysses_sequence_parallel_size: None,
-            shared_trunk: false,
-            vf_coef: 0.1,
-            head_lr: None,
-        }
-    }
-}
-
 impl CriticConfig {
     /// Refuses settings that cannot work in a run of so many steps.
     ///
     /// # Errors
     /// `Error::Config` with the key, what was found and what is allowed.
     pub fn check(&self, steps: u64) -> Result<()> {
-        self.optim.check("critic.optim")?;
-        if self.cliprange_value.is_nan() || self.cliprange_value <= 0.0 {
-            return Err(Error::Config(format!(
-                "critic.cliprange_value must be above 0 (a large value disables clipping), found {}",
-                self.cliprange_value
-            )));
-        }
-        if self.ulysses_sequence_parallel_size == Some(0) {
-            return Err(Error::Config("critic.ulysses_sequence_parallel_size must be at least 1, found 0".into()));
-        }
         if self.shared_trunk {
             return self.check_shared();
         }
@@ -97,12 +80,6 @@ impl CriticConfig {
     /// Refuses what a critic that is part of the policy cannot have of its own.
     fn check_shared(&self) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("critic.{what}")));
-        if !(self.vf_coef.is_finite() && self.vf_coef > 0.0) {
-            return bad("vf_coef must be above 0: otherwise nothing trains the value head");
-        }
-        if self.head_lr.is_some_and(|lr| !(lr.is_finite() && lr > 0.0)) {
-            return bad("head_lr must be above 0, or null for optim.lr");
-        }
         if self.model != CriticModel::default() {
             return bad(
                 "model.path loads a separate model, but critic.shared_trunk: true uses the policy's; remove one of them",

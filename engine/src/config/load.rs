@@ -2,12 +2,13 @@
 
 use super::RunConfig;
 use super::model::is_template;
-use super::schema::{SECTIONS, defaults_by_place};
-use super::yaml::mistake;
+use super::problems::CheckedFile;
+use super::schema::SCHEMA;
 use crate::hub::{HubName, expand_home};
-use crate::objective::Algorithm;
+use crate::objective::ObjectiveConfig;
 use crate::plan::AppliedPreset;
 use crate::{Error, Result};
+use firebrick_settings::{lay_defaults, violations};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -58,17 +59,11 @@ const PATHS: [(&str, Named); 20] = [
 /// `Error::Io` where the file cannot be read; `Error::Config` for what is no YAML, an unknown key or a value that it
 /// cannot have, with file and place, and for an override that is none; those of [`RunConfig::check`].
 pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig> {
-    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
-    let in_file = |e| match e {
+    let checked = CheckedFile::read(path, overrides).and_then(CheckedFile::into_config);
+    checked.map_err(|error| match error {
         Error::Config(detail) => Error::Config(format!("{}: {detail}", path.display())),
         other => other,
-    };
-    let mut root = mapping(&text).map_err(in_file)?;
-    resolve_files(&mut root, path.parent().unwrap_or(Path::new(".")))?;
-    override_all(&mut root, overrides).map_err(in_file)?;
-    // absolute, so that the config.yaml written into the run folder reproduces the run from anywhere
-    resolve_files(&mut root, Path::new("."))?;
-    typed(root).map_err(in_file)
+    })
 }
 
 /// Reads a configuration from text and applies overrides; paths are left as they are.
@@ -77,22 +72,7 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig> {
 /// `Error::Config` for what is no YAML, an unknown key, a value that it cannot have, or an override that is none; those
 /// of [`RunConfig::check`].
 pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
-    let mut root = mapping(text)?;
-    override_all(&mut root, overrides)?;
-    typed(root)
-}
-
-pub(super) fn mapping(text: &str) -> Result<Map<String, Value>> {
-    match serde_saphyr::from_str(text) {
-        Ok(Value::Object(root)) => Ok(root),
-        Ok(_) => Err(Error::Config("must be a mapping of sections (model, task, output, …)".into())),
-        Err(e) => {
-            let (place, said) = mistake(text, &e);
-            let place = place.map(|own| format!("line {}, column {}: ", own.line, own.column));
-            let place = place.unwrap_or_default();
-            Err(Error::Config(format!("is not YAML: {place}{said}")))
-        }
-    }
+    CheckedFile::of_text(text, None, overrides)?.into_config()
 }
 
 /// Makes the paths of a configuration absolute: relative ones are below `base`, and `~/` is the home folder.
@@ -156,85 +136,32 @@ fn resolve(value: &mut Value, named: Named, base: &Path) -> Result<()> {
     }
 }
 
+/// Applies overrides, takes out the sections that null turns off, and puts the named algorithm's settings under those
+/// of the objective.
 pub(super) fn override_all(root: &mut Map<String, Value>, overrides: &[String]) -> Result<()> {
     for text in overrides {
         // before each, so that `objective.x=…` finds a section where the file has a name alone
-        name_objective(root);
+        if let Some(section) = root.get_mut("objective") {
+            ObjectiveConfig::name_section(section);
+        }
         apply(root, text)?;
     }
-    name_objective(root);
-    root.retain(|key, section| !(section.is_null() && SECTIONS.contains(&key.as_str())));
+    let is_off = |key: &str| violations(&SCHEMA["properties"][key], &Value::Null).is_empty();
+    root.retain(|key, section| !(section.is_null() && SCHEMA["properties"].get(key).is_some() && is_off(key)));
+    if let Some(section) = root.get_mut("objective") {
+        ObjectiveConfig::expand(section);
+    }
     Ok(())
 }
 
-fn lay_over(under: &mut Map<String, Value>, over: Map<String, Value>) {
-    for (key, value) in over {
-        match (under.get_mut(&key), value) {
-            (Some(Value::Object(under)), Value::Object(over)) => lay_over(under, over),
-            (_, value) => {
-                under.insert(key, value);
-            }
-        }
-    }
-}
-
-/// Fills in the defaults that a section has in its place and not by its type, where a file sets other keys of it.
-fn lay_place_defaults_under(root: &mut Map<String, Value>) {
-    let mut whole = Value::Object(std::mem::take(root));
-    for (pointer, value) in defaults_by_place() {
-        if let Some((section, key)) = pointer.rsplit_once('/')
-            && let Some(Value::Object(section)) = whole.pointer_mut(section)
-        {
-            section.entry(key).or_insert_with(|| value.clone());
-        }
-    }
-    if let Value::Object(map) = whole {
-        *root = map;
-    }
-}
-
-/// Puts an algorithm's settings under those that stand beside its name.
-fn expand_objective(root: &mut Map<String, Value>) {
-    let Some(Value::Object(section)) = root.get_mut("objective") else {
-        return;
-    };
-    let named = section.get("name").cloned().map(serde_json::from_value);
-    // a name that is no algorithm is reported with its place when the section is read
-    if let Some(Ok(algorithm)) = named {
-        let algorithm: Algorithm = algorithm;
-        if let Ok(Value::Object(mut settings)) = serde_json::to_value(algorithm.settings()) {
-            lay_over(&mut settings, std::mem::take(section));
-            *section = settings;
-        }
-    }
-}
-
-fn typed(root: Map<String, Value>) -> Result<RunConfig> {
-    read(root)?.resolve()
-}
-
-/// A configuration as it is written, with a preset's and an algorithm's settings under it: not checked yet.
+/// A configuration as it is written, with a preset's settings under it: not checked yet.
 pub(super) fn read(mut root: Map<String, Value>) -> Result<RunConfig> {
     let applied_preset = AppliedPreset::lay_under(&mut root);
-    expand_objective(&mut root);
-    lay_place_defaults_under(&mut root);
-    let mut config: RunConfig = serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| {
-        let path = e.path().to_string();
-        Error::Config(describe(&path, &e.into_inner().to_string()))
-    })?;
-    config.applied_preset = applied_preset;
-    Ok(config)
-}
-
-/// `objective: grpo` is short for `objective: {name: grpo}`, and a section without a name is GRPO's.
-fn name_objective(root: &mut Map<String, Value>) {
-    match root.get_mut("objective") {
-        Some(section @ Value::String(_)) => *section = serde_json::json!({"name": section.take()}),
-        Some(Value::Object(section)) => {
-            section.entry("name").or_insert_with(|| "grpo".into());
-        }
-        _ => {}
-    }
+    let mut root = Value::Object(root);
+    lay_defaults(&SCHEMA, &mut root);
+    let config: Result<RunConfig, _> = serde_path_to_error::deserialize(root);
+    let config = config.map_err(|e| Error::Config(format!("{}: {}", e.path(), e.inner())))?;
+    Ok(RunConfig { applied_preset, ..config })
 }
 
 /// Sets one value: `a.b.c=1`; entries of lists go by their number, from 0. The value is read as YAML, so that numbers,
@@ -281,25 +208,6 @@ fn set(at: &mut Value, name: &str, keys: &[&str], value: Value) -> Result<(), St
         _ => return Err(format!("`{name}` is a value, not a section")),
     };
     set(next, key, rest, value)
-}
-
-/// Adds the place and, for an unknown key, the nearest known one to serde's message.
-fn describe(path: &str, message: &str) -> String {
-    let place = if path == "." { String::new() } else { format!("{path}: ") };
-    let unknown = ["unknown field `", "unknown variant `"];
-    let Some(rest) = unknown.iter().find_map(|prefix| message.strip_prefix(prefix)) else {
-        return format!("{place}{message}");
-    };
-    let mut names = rest.split('`').step_by(2).map(str::to_owned);
-    let found = names.next().unwrap_or_default();
-    let known: Vec<String> = rest.split('`').skip(2).step_by(2).map(str::to_owned).collect();
-    let nearest =
-        known.iter().max_by(|a, b| strsim::jaro_winkler(a, &found).total_cmp(&strsim::jaro_winkler(b, &found)));
-    let what = if message.starts_with(unknown[0]) { "unknown key" } else { "unknown value" };
-    match nearest {
-        Some(nearest) => format!("{place}{what} `{found}`; did you mean `{nearest}`? Known: {}", known.join(", ")),
-        None => format!("{place}{what} `{found}`"),
-    }
 }
 
 #[cfg(test)]

@@ -19,14 +19,17 @@ const ALL_LINEAR: &str = "all-linear";
 pub struct LoraSettings {
     /// Adapter rank. `null`: 16.
     #[serde(alias = "r", alias = "lora_rank")]
+    #[schemars(range(min = 1), extend("x-alias" = ["r", "lora_rank"]))]
     pub rank: Option<usize>,
     /// Numerator of the adapter scale, `alpha / rank`. `null`: 32.
     #[serde(alias = "lora_alpha")]
+    #[schemars(extend("exclusiveMinimum" = 0, "x-alias" = ["lora_alpha"]))]
     pub alpha: Option<f64>,
     /// Scale by `alpha / √rank`. `null`: false.
     pub use_rslora: Option<bool>,
     /// Dropout probability of adapter inputs in training; slow, since masks are drawn on the host. `null`: 0.
     #[serde(alias = "lora_dropout")]
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1, "x-alias" = ["lora_dropout"]))]
     pub dropout: Option<f64>,
     /// `all-linear`, or a list of `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; in Qwen
     /// 3 with experts also each expert's. `null`: `all-linear`.

@@ -6,7 +6,6 @@
 mod builder;
 mod check;
 mod critic;
-mod keys;
 mod load;
 mod logger;
 mod lora;
@@ -26,7 +25,7 @@ mod yaml;
 pub use crate::objective::ObjectiveConfig;
 pub use builder::RunConfigBuilder;
 pub use critic::{CriticConfig, CriticModel};
-pub use keys::{Key, keys, nearest_keys};
+pub use firebrick_settings::Key;
 pub use load::{load, parse};
 pub use logger::{Logger, Loggers};
 pub use lora::{LoraSettings, TargetModules};
@@ -37,7 +36,7 @@ pub use problems::{CheckedFile, Problem};
 pub(crate) use resume_compat::check_resume_compat;
 pub use rollout::{DynamicSampling, MultiTurn, RolloutConfig, ValidationSampling};
 pub use run::RunConfig;
-pub use schema::schema;
+pub use schema::{keys, nearest_keys, schema};
 pub use sft::{SftConfig, WarmupConfig};
 
 pub use spans::{Place, Spans};

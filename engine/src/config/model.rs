@@ -24,6 +24,7 @@ pub struct ModelConfig {
     pub chat_template_kwargs: Map<String, Value>,
     /// Coefficient of the load-balancing loss of experts. A checkpoint's coefficient is ignored. Models without experts
     /// need 0.
+    #[schemars(range(min = 0))]
     pub router_aux_loss_coef: f64,
     /// Train adapters (`LoRA`) instead of the weights of the model at `path`, which is then also the reference policy.
     pub lora: Option<LoraSettings>,
@@ -45,15 +46,6 @@ impl ModelConfig {
             None => std::fs::read_to_string(file).map_err(Error::io("read", file)),
         };
         self.chat_template.as_ref().map(read).transpose()
-    }
-
-    /// Refuses what cannot work with any model.
-    pub(crate) fn check(&self) -> Result<()> {
-        let coefficient = self.router_aux_loss_coef;
-        if coefficient.is_finite() && coefficient >= 0.0 {
-            return Ok(());
-        }
-        Err(Error::Config(format!("model.router_aux_loss_coef must be at least 0, found {coefficient}")))
     }
 
     /// Refuses what cannot work with a model of this architecture.

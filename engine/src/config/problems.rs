@@ -1,17 +1,16 @@
 //! Everything that is wrong with a configuration file, at once and each with its place.
 
-mod violations;
-
-use super::keys::keys;
-use super::load::{mapping, overridden, override_all, read, resolve_files};
+use super::load::{overridden, override_all, read, resolve_files};
 use super::run::RunConfig;
+use super::schema::{KEYS, SCHEMA};
 use super::spans::{Place, Spans};
 use super::yaml::mistake;
 use crate::{Error, Result};
-use serde_json::{Map, Value, json};
+use firebrick_settings::{Violation, violations};
+use serde_json::{Map, Value};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::Path;
-use violations::{Violation, violations};
 
 /// A mistake in a configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +19,15 @@ pub struct Problem {
     pub message: String,
     /// Where it is in the file; none where it is about no line: what is missing altogether, or set on the command line.
     pub place: Option<Place>,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(Place { line, column }) = self.place {
+            write!(f, "line {line}, column {column}: ")?;
+        }
+        f.write_str(&self.message)
+    }
 }
 
 /// A configuration file that was read and checked.
@@ -41,8 +49,6 @@ struct FileKeys {
     spans: Spans,
     /// Paths that were set on the command line, as pointers.
     overridden: Vec<String>,
-    /// All keys that there are.
-    known: BTreeSet<String>,
     /// Sections with something that their schema does not allow.
     wrong: BTreeSet<String>,
 }
@@ -55,31 +61,48 @@ impl CheckedFile {
     /// A file that cannot be read, and an override that is none.
     pub fn read(path: &Path, overrides: &[String]) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
-        Self::of_text(&text, path.parent().unwrap_or(Path::new(".")), overrides)
+        Self::of_text(&text, Some(path.parent().unwrap_or(Path::new("."))), overrides)
     }
 
-    /// The same for a text whose relative paths are below `folder`.
+    /// The same for a text whose relative paths are below `folder`; without one, paths are left as they are.
     ///
     /// # Errors
     /// `Error::Config` for an invalid override. Problems in the text are returned, not raised.
-    pub fn of_text(text: &str, folder: &Path, overrides: &[String]) -> Result<Self> {
-        let mut root = match mapping(text) {
-            Ok(root) => root,
-            Err(error) => return Ok(Self::unreadable(text, &error)),
+    pub fn of_text(text: &str, folder: Option<&Path>, overrides: &[String]) -> Result<Self> {
+        let mut root = match serde_saphyr::from_str(text) {
+            Ok(Value::Object(root)) => root,
+            Ok(_) => {
+                return Ok(Self::unreadable(None, "must be a mapping of sections (model, task, output, …)".into()));
+            }
+            Err(yaml) => {
+                let (place, said) = mistake(text, &yaml);
+                return Ok(Self::unreadable(place, format!("is not YAML: {said}")));
+            }
         };
-        let source = FileKeys {
-            spans: Spans::of(text),
-            overridden: overridden(overrides),
-            known: keys().into_iter().map(|key| key.path).collect(),
-            wrong: BTreeSet::new(),
-        };
-        resolve_files(&mut root, folder)?;
+        if let Some(folder) = folder {
+            resolve_files(&mut root, folder)?;
+        }
         override_all(&mut root, overrides)?;
-        resolve_files(&mut root, Path::new("."))?;
+        if folder.is_some() {
+            // absolute, so that the config.yaml written into the run folder reproduces the run from anywhere
+            resolve_files(&mut root, Path::new("."))?;
+        }
+        let source = FileKeys { spans: Spans::of(text), overridden: overridden(overrides), wrong: BTreeSet::new() };
         let mut this = Self { problems: Vec::new(), config: None, rest: None, source };
         this.collect(Value::Object(root));
         this.problems.sort_by_key(|problem| problem.place);
         Ok(this)
+    }
+
+    /// The configuration.
+    ///
+    /// # Errors
+    /// `Error::Config` with the first of its problems.
+    pub fn into_config(self) -> Result<RunConfig> {
+        match (self.problems.first(), self.config) {
+            (None, Some(config)) => Ok(config),
+            (problem, _) => Err(Error::Config(problem.map(Problem::to_string).unwrap_or_default())),
+        }
     }
 
     /// A mistake that was found later, with its place if its message names a key that the file has.
@@ -105,30 +128,24 @@ impl CheckedFile {
     }
 
     /// A text that is no YAML, or no mapping.
-    fn unreadable(text: &str, error: &Error) -> Self {
-        let problem = match serde_saphyr::from_str::<Value>(text) {
-            Err(yaml) => {
-                let (place, said) = mistake(text, &yaml);
-                Problem { place, message: format!("is not YAML: {said}") }
-            }
-            Ok(_) => Problem { place: None, message: detail(error) },
-        };
-        Self { problems: vec![problem], config: None, rest: None, source: FileKeys::default() }
+    fn unreadable(place: Option<Place>, message: String) -> Self {
+        let problems = vec![Problem { message, place }];
+        Self { problems, config: None, rest: None, source: FileKeys::default() }
     }
 
     fn collect(&mut self, mut root: Value) {
-        let found = violations(&root);
+        let found = violations(&SCHEMA, &root);
         for violation in &found {
             self.problems.push(Problem {
                 message: violation.message.clone(),
                 place: self.source.place(&violation.pointer, violation.at_key),
             });
-            violation.take_out(&mut root);
+            take_out(&violation.pointer, &mut root);
         }
         let Value::Object(root) = root else {
             return;
         };
-        self.source.wrong = found.iter().map(Violation::section).collect();
+        self.source.wrong = found.iter().filter_map(|own| own.pointer.split('/').nth(1)).map(str::to_owned).collect();
         if !found.is_empty() {
             self.rest = rest(root.clone(), &self.source.wrong);
         }
@@ -183,7 +200,7 @@ impl FileKeys {
     /// it names.
     fn named_in(&self, message: &str) -> Option<String> {
         let section = message.split(':').next().unwrap_or_default();
-        let section = Some(section).filter(|section| self.known.contains(*section));
+        let section = Some(section).filter(|section| is_key(section));
         let words = message
             .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'))
             .map(|word| word.trim_matches('.'));
@@ -192,12 +209,12 @@ impl FileKeys {
             let mut inside = prefixes.into_iter().flatten();
             inside.find_map(|prefix| {
                 let path = format!("{prefix}.{word}");
-                self.known.contains(&path).then_some(path)
+                is_key(&path).then_some(path)
             })
         };
         let mut named = Vec::new();
         for word in words.filter(|word| !word.is_empty()) {
-            if word.contains('.') && self.known.contains(word) {
+            if word.contains('.') && is_key(word) {
                 named.push(word.to_owned());
             } else if let Some(path) = below(word) {
                 named.push(path);
@@ -205,7 +222,7 @@ impl FileKeys {
         }
         let first = message.split([':', ' ', '.']).next().unwrap_or_default();
         let first = first.trim_matches('`');
-        if self.known.contains(first) {
+        if is_key(first) {
             named.push(first.to_owned());
         }
         let pointers: Vec<String> = named.iter().map(|path| format!("/{}", path.replace('.', "/"))).collect();
@@ -217,19 +234,17 @@ impl FileKeys {
 /// A configuration without what is wrong with it, or, where that cannot be read either, without the sections that have
 /// it.
 fn rest(mut root: Map<String, Value>, wrong: &BTreeSet<String>) -> Option<RunConfig> {
-    root.entry("model").or_insert_with(|| json!({}));
-    root.entry("output").or_insert_with(|| json!("."));
-    let read = |root: Map<String, Value>| {
-        let mut config = read(root).ok()?;
-        config.complete();
-        Some(config)
-    };
-    read(root.clone()).or_else(|| {
+    let config = read(root.clone()).or_else(|_| {
         root.retain(|section, _| !wrong.contains(section));
-        root.entry("model").or_insert_with(|| json!({}));
-        root.entry("output").or_insert_with(|| json!("."));
         read(root)
-    })
+    });
+    let mut config = config.ok()?;
+    config.complete();
+    Some(config)
+}
+
+fn is_key(path: &str) -> bool {
+    KEYS.iter().any(|key| key.path == path)
 }
 
 /// The message of an error, without what kind of error it is.
@@ -240,25 +255,16 @@ fn detail(error: &Error) -> String {
     }
 }
 
-impl Violation {
-    /// The section that has it.
-    fn section(&self) -> String {
-        let mut parts = self.pointer.split('/');
-        parts.nth(1).unwrap_or_default().to_owned()
-    }
-
-    /// Removes what it is about, so that the rest can be looked at.
-    fn take_out(&self, root: &mut Value) {
-        let Some((parent, key)) = self.pointer.rsplit_once('/') else {
-            return;
-        };
-        let key = key.replace("~1", "/").replace("~0", "~");
-        match root.pointer_mut(parent) {
-            Some(Value::Object(map)) => drop(Map::remove(map, &key)),
-            // the other entries would move up, so the list goes as a whole
-            Some(list @ Value::Array(_)) => *list = Value::Array(Vec::new()),
-            _ => {}
-        }
+/// Removes what a pointer names, so that the rest can be looked at.
+fn take_out(pointer: &str, root: &mut Value) {
+    let Some((parent, key)) = pointer.rsplit_once('/') else {
+        return;
+    };
+    match root.pointer_mut(parent) {
+        Some(Value::Object(map)) => drop(map.remove(&key.replace("~1", "/").replace("~0", "~"))),
+        // the other entries would move up, so the list goes as a whole
+        Some(list @ Value::Array(_)) => *list = Value::Array(Vec::new()),
+        _ => {}
     }
 }
 

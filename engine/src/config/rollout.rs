@@ -10,35 +10,56 @@ use firebrick_models::{KvCacheDtype, Quantization};
 use firebrick_sampler::{MAX_NUM_BATCHED_TOKENS, SamplingParams};
 use firebrick_spec::CudaGraphs;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The `rollout` section, under verl's and vLLM's names.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutConfig {
     /// Completions per prompt (group size).
+    #[default(8)]
+    #[schemars(range(min = 1))]
     pub n: usize,
     /// Divisor of the logits in sampling and training.
+    #[default(1.0)]
+    #[schemars(extend("exclusiveMinimum" = 0, "x-because" = "greedy completions of a group are all equal"))]
     pub temperature: f64,
     /// Sample from the k likeliest tokens; −1 disables it.
+    #[default(-1)]
+    #[schemars(range(min = -1))]
     pub top_k: i64,
     /// Sample from the likeliest tokens whose probabilities add up to this.
+    #[default(1.0)]
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub top_p: f64,
     /// Sample from tokens at least this fraction as likely as the likeliest.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub min_p: f64,
     /// Maximum prompt tokens. Longer prompts are skipped and counted.
+    #[default(512)]
+    #[schemars(range(min = 1))]
     pub prompt_length: usize,
     /// Maximum completion tokens, over all turns and tool responses.
+    #[default(1024)]
+    #[schemars(range(min = 1))]
     pub response_length: usize,
     /// Strings that end a completion, besides the end tokens. Special tokens are allowed. Rewards read the text before
     /// them.
     pub stop: Vec<String>,
     /// Maximum sequences sampled at a time.
+    #[default(256)]
+    #[schemars(range(min = 1))]
     pub max_num_seqs: usize,
     /// Tensor-parallel degree of sampling: consecutive ranks. Must divide the ranks and the heads.
+    #[default(1)]
+    #[schemars(range(min = 1))]
     pub tensor_model_parallel_size: usize,
     /// Maximum prompt tokens per forward pass, at least `max_num_seqs`. Longer prompts are prefilled in chunks.
+    #[default(MAX_NUM_BATCHED_TOKENS)]
+    #[schemars(range(min = 1))]
     pub max_num_batched_tokens: usize,
     /// Maximum tokens of prompt and completion, above `prompt_length`. `null`: `prompt_length` + `response_length`.
+    #[schemars(range(min = 2))]
     pub max_model_len: Option<usize>,
     /// Float type of sampling, `bf16` or `f16`; log-probs then differ from the trainer's. `null`: the run's.
     pub precision: Option<Precision>,
@@ -57,13 +78,16 @@ pub struct RolloutConfig {
     /// Maximum KV cache. When it is full, the youngest sequences are preempted. `null`: as `max_num_seqs` needs.
     pub kv_cache_memory_bytes: Option<Bytes>,
     /// Format of keys and values.
+    #[default(KvCacheDtype::Auto)]
     pub kv_cache_dtype: KvCacheDtype,
     /// Instead of `kv_cache_memory_bytes`: fraction of device memory for weights, KV cache and temporaries in sampling.
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub gpu_memory_utilization: Option<f64>,
     /// Copy weights for faster decoding: repacked on a CPU (f32), fused on a GPU. `null`: if all weights are trained
     /// and `memory.budget` is unset.
     pub pack_weights: Option<bool>,
     /// Return KV cache memory to the device before training.
+    #[default(true)]
     pub free_cache: bool,
     /// Score and train tokens with the experts that sampled them. Models without experts reject it.
     pub router_replay: bool,
@@ -80,60 +104,15 @@ pub struct RolloutConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct MultiTurn {
     /// Maximum model turns; tool calls of the last are not run. `null`: as many as fit in `response_length`.
+    #[schemars(range(min = 1))]
     pub max_assistant_turns: Option<usize>,
     /// Maximum characters of a tool response; longer ones are truncated and end with `...`. `null`: no limit.
+    #[schemars(range(min = 1))]
     pub max_tool_response_length: Option<usize>,
     /// Format of tool calls. `null`: the chat template's, or `hermes`.
     pub format: Option<ToolParser>,
     /// Role of tool responses.
     pub tool_role: ToolRole,
-}
-
-impl MultiTurn {
-    fn check(&self) -> Result<(), String> {
-        for (key, value) in [
-            ("max_assistant_turns", self.max_assistant_turns),
-            ("max_tool_response_length", self.max_tool_response_length),
-        ] {
-            if value == Some(0) {
-                return Err(format!("rollout.multi_turn.{key} must be at least 1; remove it for no limit"));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Default for RolloutConfig {
-    fn default() -> Self {
-        Self {
-            n: 8,
-            temperature: 1.0,
-            top_k: -1,
-            top_p: 1.0,
-            min_p: 0.0,
-            prompt_length: 512,
-            response_length: 1024,
-            stop: Vec::new(),
-            max_num_seqs: 256,
-            tensor_model_parallel_size: 1,
-            max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
-            max_model_len: None,
-            precision: None,
-            quantization: None,
-            enforce_eager: None,
-            cudagraph_capture_sizes: None,
-            async_scheduling: None,
-            kv_cache_memory_bytes: None,
-            kv_cache_dtype: KvCacheDtype::Auto,
-            gpu_memory_utilization: None,
-            pack_weights: None,
-            free_cache: true,
-            router_replay: false,
-            dynamic_sampling: DynamicSampling::default(),
-            val_kwargs: ValidationSampling::default(),
-            multi_turn: MultiTurn::default(),
-        }
-    }
 }
 
 impl RolloutConfig {
@@ -156,45 +135,37 @@ impl RolloutConfig {
 }
 
 /// Sampling in validation, under verl's names (`rollout.val_kwargs`).
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ValidationSampling {
     /// Completions per prompt; above 1 needs a temperature.
+    #[default(1)]
+    #[schemars(range(min = 1))]
     pub n: usize,
     /// Divisor of the logits; 0 is greedy.
+    #[schemars(range(min = 0))]
     pub temperature: f64,
     /// Sample from the k likeliest tokens; −1 disables it.
+    #[default(-1)]
+    #[schemars(range(min = -1))]
     pub top_k: i64,
     /// Sample from the likeliest tokens whose probabilities add up to this.
+    #[default(1.0)]
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub top_p: f64,
-}
-
-impl Default for ValidationSampling {
-    fn default() -> Self {
-        Self { n: 1, temperature: 0.0, top_k: -1, top_p: 1.0 }
-    }
 }
 
 impl ValidationSampling {
     fn check(&self) -> Result<(), String> {
-        let Self { n, temperature, top_k, top_p } = *self;
-        if n == 0 {
-            return Err("rollout.val_kwargs.n must be at least 1".into());
-        }
-        if !(temperature >= 0.0 && temperature.is_finite()) {
-            return Err(format!("rollout.val_kwargs.temperature must be 0 (greedy) or above, found {temperature}"));
-        }
+        let Self { n, temperature, top_k, .. } = *self;
         if n > 1 && temperature == 0.0 {
             return Err(format!(
                 "rollout.val_kwargs.n is {n}, but its temperature is 0: greedy completions of a prompt are all the same; set \
                  rollout.val_kwargs.temperature (verl's usual value is 1.0), or n to 1"
             ));
         }
-        if top_k == 0 || top_k < -1 {
-            return Err(format!("rollout.val_kwargs.top_k must be -1 (all) or at least 1, found {top_k}"));
-        }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(format!("rollout.val_kwargs.top_p must be above 0 and at most 1, found {top_p}"));
+        if top_k == 0 {
+            return Err("rollout.val_kwargs.top_k must be -1 (all) or at least 1, found 0".into());
         }
         Ok(())
     }
@@ -237,23 +208,22 @@ impl RolloutConfig {
 }
 
 /// Replacement of groups whose rewards are all equal, under the names of verl's `algorithm.filter_groups`.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DynamicSampling {
     /// Replace groups without differences by new prompts; needs `rollout.n` above 1.
     pub enable: bool,
     /// What must differ in a group: `score` (total reward) or one reward's name.
+    #[default(Self::SCORE.to_owned())]
     pub metric: String,
     /// Maximum rounds of prompts per step. Afterwards, groups of equal rewards fill the batch.
+    #[default(10)]
+    #[schemars(range(min = 1), extend("x-because" = "a step of equal rewards would never end"))]
     pub max_num_gen_batches: usize,
     /// Prompts drawn per missing group.
+    #[default(1.0)]
+    #[schemars(range(min = 1))]
     pub oversampling: f64,
-}
-
-impl Default for DynamicSampling {
-    fn default() -> Self {
-        Self { enable: false, metric: DynamicSampling::SCORE.to_owned(), max_num_gen_batches: 10, oversampling: 1.0 }
-    }
 }
 
 impl DynamicSampling {
@@ -267,27 +237,11 @@ impl DynamicSampling {
     }
 
     fn check(&self, group: usize) -> Result<(), String> {
-        if !self.enable {
-            return Ok(());
-        }
-        if group < 2 {
+        if self.enable && group < 2 {
             return Err(
                 "rollout.dynamic_sampling needs rollout.n of at least 2: the rewards of one completion cannot differ"
                     .into(),
             );
-        }
-        if self.max_num_gen_batches == 0 {
-            return Err(
-                "rollout.dynamic_sampling.max_num_gen_batches must be at least 1: without a limit, a step whose completions \
-                 all get the same reward would never end"
-                    .into(),
-            );
-        }
-        if !(self.oversampling >= 1.0 && self.oversampling.is_finite()) {
-            return Err(format!(
-                "rollout.dynamic_sampling.oversampling must be at least 1, found {}",
-                self.oversampling
-            ));
         }
         Ok(())
     }
@@ -384,9 +338,6 @@ impl RolloutConfig {
                 "rollout.precision: f32 has no effect on {run} weights; remove it, or set precision: f32"
             ));
         }
-        if self.tensor_model_parallel_size == 0 {
-            return Err("rollout.tensor_model_parallel_size must be at least 1".into());
-        }
         if self.max_num_batched_tokens < self.max_num_seqs {
             return Err(format!(
                 "rollout.max_num_batched_tokens ({}) must be at least rollout.max_num_seqs ({}): a decoding step runs one \
@@ -402,20 +353,13 @@ impl RolloutConfig {
             ));
         }
         self.check_capture_sizes()?;
-        match (self.kv_cache_memory_bytes, self.gpu_memory_utilization) {
-            (Some(_), Some(_)) => {
-                return Err(
-                    "rollout.kv_cache_memory_bytes and rollout.gpu_memory_utilization both limit the KV cache; set only one"
-                        .into(),
-                );
-            }
-            (None, Some(share)) if !(share > 0.0 && share <= 1.0) => {
-                return Err(format!("rollout.gpu_memory_utilization must be above 0 and at most 1, found {share}"));
-            }
-            _ => {}
+        if self.kv_cache_memory_bytes.is_some() && self.gpu_memory_utilization.is_some() {
+            return Err(
+                "rollout.kv_cache_memory_bytes and rollout.gpu_memory_utilization both limit the KV cache; set only one"
+                    .into(),
+            );
         }
         self.val_kwargs.check()?;
-        self.multi_turn.check()?;
         self.dynamic_sampling.check(self.n)
     }
 }

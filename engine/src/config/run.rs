@@ -14,100 +14,61 @@ use crate::{Error, Result};
 use firebrick_backends::{DeviceSpec, Precision};
 use firebrick_models::{BaseFormat, Prepack};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::path::PathBuf;
 
 /// How a device is spelled, for the schema.
 const DEVICE: &str = r"^(auto|(cpu|cuda|wgpu|vulkan|metal)(:[0-9]+)?)$";
 
 /// A training run. `config.yaml` in the run folder is the resolved configuration with every default.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields)]
+///
+/// Its default has no model and no output folder, and `resolve` refuses a configuration without them.
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schemars(extend("required" = ["model", "output"]))]
 pub struct RunConfig {
     /// The policy model.
     pub model: ModelConfig,
     /// Prompts and rewards. Optional with `sft.train`.
-    #[serde(default)]
     pub task: Option<TaskConfig>,
     /// Run folder, relative to the working directory.
     pub output: PathBuf,
     /// RL algorithm: a name, or a section that overrides the named algorithm's settings.
-    #[serde(default)]
     pub objective: ObjectiveConfig,
     /// Sampling of completions.
-    #[serde(default)]
     pub rollout: RolloutConfig,
     /// Division of rollouts into optimizer steps.
-    #[serde(default)]
     pub update: UpdateConfig,
     /// `AdamW` optimizer. Steps whose gradient norm is not finite are skipped; ten in a row end the run.
-    #[serde(default)]
     pub optim: OptimConfig,
     /// Critic, only for PPO. All weights of a separate critic are trained, also with `model.lora`.
-    #[serde(default)]
     pub critic: Option<CriticConfig>,
     /// Length, validation, checkpoints, ranks and logging.
-    #[serde(default)]
     pub trainer: TrainerConfig,
     /// Training before the first RL step.
-    #[serde(default)]
     pub warmup: WarmupConfig,
     /// Supervised training with `firebrick sft`. `null`: `warmup.sft`.
-    #[serde(default)]
     pub sft: Option<SftConfig>,
     /// Recomputation, offload, sharding and micro-batch sizes. Loss, gradients and update do not depend on them (up to
     /// rounding), except for `moments`, a `preset` that sets `precision`, and micro-batch sizes with
     /// `model.router_aux_loss_coef` above 0.
-    #[serde(default)]
     pub memory: MemoryConfig,
     /// `cpu`, `cuda[:n]`, `wgpu[:n]`, `vulkan[:n]`, `metal[:n]`, or `auto`: the best hardware GPU, else the CPU.
-    #[serde(default)]
     #[schemars(with = "String", regex(pattern = DEVICE))]
     pub device: DeviceSpec,
     /// Float type of parameters and activations of all models. Master weights, moments, accumulated gradients, norms,
     /// softmax, log-probs and losses stay in f32. The device must compute in it.
-    #[serde(default)]
     pub precision: Precision,
     /// Let NVIDIA GPUs round f32 matmul operands to TF32 (10 bits of mantissa), which is faster.
-    #[serde(default)]
     pub allow_tf32: bool,
     /// Bitwise reproducible runs on the same kind of GPU (on the CPU always). `false`: the embedding's gradient uses
     /// atomics.
-    #[serde(default = "yes")]
+    #[default(true)]
     pub deterministic: bool,
     /// Which values `memory.preset` set, for a device that cannot do them. No part of the file: what is written there
     /// is written.
     #[serde(skip)]
     pub applied_preset: AppliedPreset,
-}
-
-fn yes() -> bool {
-    true
-}
-
-impl Default for RunConfig {
-    /// Every section's defaults. The model and the output folder have none: [`resolve`](RunConfig::resolve) refuses a
-    /// configuration without them.
-    fn default() -> Self {
-        Self {
-            model: ModelConfig::default(),
-            task: None,
-            output: PathBuf::new(),
-            objective: ObjectiveConfig::default(),
-            rollout: RolloutConfig::default(),
-            update: UpdateConfig::default(),
-            optim: OptimConfig::default(),
-            critic: None,
-            trainer: TrainerConfig::default(),
-            warmup: WarmupConfig::default(),
-            sft: None,
-            memory: MemoryConfig::default(),
-            device: DeviceSpec::default(),
-            precision: Precision::default(),
-            allow_tf32: false,
-            deterministic: yes(),
-            applied_preset: AppliedPreset::default(),
-        }
-    }
 }
 
 impl RunConfig {

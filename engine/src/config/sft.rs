@@ -4,20 +4,25 @@ use crate::optim::OptimConfig;
 use crate::{Error, Result};
 use firebrick_models::tokenizer::SpecialTokens;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 use std::path::PathBuf;
 
 /// Optimizer steps where neither `steps` nor `epochs` is given.
 const DEFAULT_STEPS: u64 = 100;
 
 /// Settings of supervised training.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SftConfig {
     /// Optimizer steps. `null`, without `epochs`: 100.
+    #[schemars(range(min = 1))]
     pub steps: Option<u64>,
     /// Passes over the examples, instead of `steps`; not for endless tasks.
+    #[schemars(range(min = 1))]
     pub epochs: Option<u64>,
     /// Examples per step.
+    #[default(32)]
+    #[schemars(range(min = 1))]
     pub batch_size: usize,
     /// Rows with `messages`, or `prompt` and `completion`: a file, folder, glob pattern or Hub dataset. `null`: the
     /// task's solutions.
@@ -26,44 +31,23 @@ pub struct SftConfig {
     pub validation: Option<PathBuf>,
     /// Maximum tokens of a row or of a prompt with its solution; longer ones are skipped and counted. `null`: the model's
     /// context.
+    #[schemars(range(min = 2), extend("x-because" = "a token and the next one"))]
     pub max_length: Option<usize>,
     /// `task.special_tokens` of the rows in `train` and `validation`.
     pub special_tokens: SpecialTokens,
     /// Validation reward that ends `warmup.sft` early, checked every ten steps.
     pub until_reward: Option<f64>,
     /// Optimizer of supervised training.
+    #[default(OptimConfig { lr: 1e-5, ..OptimConfig::default() })]
     pub optim: OptimConfig,
-}
-
-impl Default for SftConfig {
-    fn default() -> Self {
-        Self {
-            steps: None,
-            epochs: None,
-            batch_size: 32,
-            train: None,
-            validation: None,
-            max_length: None,
-            special_tokens: SpecialTokens::default(),
-            until_reward: None,
-            optim: OptimConfig { lr: 1e-5, ..OptimConfig::default() },
-        }
-    }
 }
 
 impl SftConfig {
     /// Refuses settings that cannot work. `warm_up`: whether they are `warmup.sft` and not `sft`.
     pub(super) fn check(&self, section: &str, warm_up: bool) -> Result<()> {
         let bad = |what: &str| Err(Error::Config(format!("{section}{what}")));
-        self.optim.check(&format!("{section}.optim"))?;
         if self.steps.is_some() && self.epochs.is_some() {
             return bad(": steps and epochs are exclusive; set only one");
-        }
-        if self.batch_size == 0 || self.steps == Some(0) || self.epochs == Some(0) {
-            return bad(": steps, epochs and batch_size must be at least 1");
-        }
-        if self.max_length.is_some_and(|n| n < 2) {
-            return bad(".max_length must be at least 2: a token and the next one");
         }
         if !warm_up && self.until_reward.is_some() {
             return bad(".until_reward: only warmup.sft can stop early");

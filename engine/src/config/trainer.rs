@@ -2,6 +2,7 @@
 
 use super::logger::Loggers;
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// Transport between ranks: transformers' `ddp_backend`, of whose names these are supported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
@@ -17,24 +18,32 @@ pub enum DdpBackend {
 }
 
 /// The `trainer` section.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainerConfig {
     /// RL steps after the warm-up.
+    #[default(100)]
+    #[schemars(range(min = 1), extend("x-because" = "for supervised training only, use `firebrick sft`"))]
     pub steps: u64,
     /// Prompts per step.
+    #[default(32)]
+    #[schemars(range(min = 1))]
     pub train_batch_size: usize,
     /// Seed of weights, shuffling and sampling.
     pub seed: u64,
     /// Steps between validations, which always run after the last step; 0: only then.
     pub test_freq: u64,
     /// Validate before the first step too.
+    #[default(true)]
     pub val_before_train: bool,
     /// Maximum validation prompts. `null`: all.
     pub val_max_samples: Option<usize>,
     /// Steps between checkpoints. 0: only after the last; −1: never.
+    #[schemars(range(min = -1))]
     pub save_freq: i64,
     /// Checkpoints to keep; older ones are deleted, with 1 only after the first update from the newest succeeds.
+    #[default(3)]
+    #[schemars(range(min = 1))]
     pub max_ckpt_to_keep: usize,
     /// Machines. A run must have `nnodes` · `n_gpus_per_node` ranks, an unset one counting as 1. `null` for both: not
     /// checked.
@@ -46,12 +55,14 @@ pub struct TrainerConfig {
     /// Transport between ranks.
     pub ddp_backend: DdpBackend,
     /// Maximum size of weight files, in bytes.
+    #[default(5_000_000_000)]
     pub max_shard_bytes: u64,
     /// Groups per step written to `tokens.jsonl`; groups with different rewards first.
     pub log_tokens: usize,
     /// Destinations of metrics and progress.
     pub logger: Loggers,
     /// Project in trackers.
+    #[default("firebrick")]
     pub project_name: String,
     /// Name in trackers. `null`: the run folder's name.
     pub experiment_name: Option<String>,
@@ -63,28 +74,5 @@ impl TrainerConfig {
     pub fn ranks(&self) -> Option<usize> {
         let said = self.nnodes.or(self.n_gpus_per_node).is_some();
         said.then(|| self.nnodes.unwrap_or(1) * self.n_gpus_per_node.unwrap_or(1))
-    }
-}
-
-impl Default for TrainerConfig {
-    fn default() -> Self {
-        Self {
-            steps: 100,
-            train_batch_size: 32,
-            seed: 0,
-            test_freq: 0,
-            val_before_train: true,
-            val_max_samples: None,
-            save_freq: 0,
-            max_ckpt_to_keep: 3,
-            nnodes: None,
-            n_gpus_per_node: None,
-            ddp_backend: DdpBackend::default(),
-            max_shard_bytes: 5_000_000_000,
-            log_tokens: 0,
-            logger: Loggers::default(),
-            project_name: "firebrick".into(),
-            experiment_name: None,
-        }
     }
 }

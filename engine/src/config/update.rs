@@ -1,6 +1,7 @@
 //! The `update` section.
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// Source of the old log-probs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
@@ -13,19 +14,17 @@ pub enum OldLogProbs {
 }
 
 /// How rollouts are divided into optimizer steps.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpdateConfig {
     /// Passes over a step's rollouts.
+    #[default(1)]
+    #[schemars(range(min = 1))]
     pub ppo_epochs: usize,
     /// Prompts per optimizer step; must divide `trainer.train_batch_size`. `null`: all.
+    #[schemars(range(min = 1))]
     pub ppo_mini_batch_size: Option<usize>,
     /// Source of the old log-probs.
+    #[default(OldLogProbs::Trainer)]
     pub old_log_probs: OldLogProbs,
-}
-
-impl Default for UpdateConfig {
-    fn default() -> Self {
-        Self { ppo_epochs: 1, ppo_mini_batch_size: None, old_log_probs: OldLogProbs::Trainer }
-    }
 }

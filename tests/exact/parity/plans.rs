@@ -9,6 +9,7 @@ use firebrick_engine::batch::Batch;
 use firebrick_engine::executor::{Residency, Runtime};
 use firebrick_engine::learner::{Learner, train_cut};
 use firebrick_engine::objective::kl::KlType;
+use firebrick_engine::objective::policy::{Clip, PolicyLoss};
 use firebrick_engine::objective::{Loss, LossSums, ObjectiveConfig, PolicyGradient, Scores, TokenInputs, TokenLoss};
 use firebrick_engine::optim::OptimConfig;
 use firebrick_engine::plan::{ActivationPolicy, Layout, MemoryConfig, ModelPlan, Segment};
@@ -42,7 +43,7 @@ const ENTROPY: f64 = 0.02;
 /// Every term of the loss at work: clipping on both sides, dual clip, KL, entropy bonus.
 pub(super) fn objective() -> PolicyGradient {
     ObjectiveConfig {
-        clip_ratio_c: Some(1.5),
+        policy_loss: PolicyLoss::Clip(Clip { clip_ratio_c: Some(1.5), ..Clip::default() }),
         kl_loss_coef: 0.05,
         kl_loss_type: KlType::K3,
         entropy_coeff: ENTROPY,

@@ -6,7 +6,7 @@ use firebrick_engine::executor::{Executor, Gradients, Runtime};
 use firebrick_engine::lr_scheduler::{LrSchedulerConfig, SchedulerType};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::kl::KlType;
-use firebrick_engine::objective::policy::ImportanceSamplingLevel;
+use firebrick_engine::objective::policy::{Clip, ClipRange, ImportanceSamplingLevel, PolicyLoss};
 use firebrick_engine::objective::sft::Nll;
 use firebrick_engine::objective::{LossSums, ObjectiveConfig, PolicyGradient, TokenLoss};
 use firebrick_engine::optim::{AdamW, OptimConfig};
@@ -231,10 +231,11 @@ fn grpo_step(golden: &Grpo, run: &GrpoRun, hyper: &GrpoHyper) -> (PolicyGradient
         other => panic!("unknown loss_type {other}"),
     };
     let objective = ObjectiveConfig {
-        importance_sampling_level: hyper.level,
-        clip_ratio_low: hyper.epsilon,
-        clip_ratio_high: hyper.epsilon_high,
-        clip_ratio_c: None,
+        policy_loss: PolicyLoss::Clip(Clip {
+            importance_sampling_level: hyper.level,
+            range: ClipRange { clip_ratio_low: hyper.epsilon, clip_ratio_high: hyper.epsilon_high },
+            clip_ratio_c: None,
+        }),
         loss_agg_mode: mode,
         kl_loss_coef: hyper.beta,
         kl_loss_type: KlType::K3,

@@ -202,8 +202,8 @@ fn a_critic_of_another_vocabulary_is_refused() {
 fn a_critic_that_cannot_serve_the_run_is_refused_with_the_reason() {
     let bench = Bench::new();
     for (args, parts) in [
-        (&["objective.gamma=1.5"][..], &["objective.gamma is 1.5", "between 0 and 1"][..]),
-        (&["objective.lam=-0.1"], &["objective.lam", "between 0 and 1"]),
+        (&["objective.gamma=1.5"][..], &["objective.gamma must be at most 1, found 1.5"][..]),
+        (&["objective.lam=-0.1"], &["objective.lam must be at least 0, found -0.1"]),
         (&["critic.warmup=3"], &["critic.warmup is 3", "never be updated"]),
         (&["critic.cliprange_value=0"], &["critic.cliprange_value", "above 0"]),
         (&["critic.optim.lr=-1"], &["critic.optim.lr"]),

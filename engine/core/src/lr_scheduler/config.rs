@@ -1,5 +1,6 @@
 //! Settings of a schedule, checked and resolved into its shape.
 
+use firebrick_settings::violations_of;
 use serde::{Deserialize, Serialize};
 
 use super::schedule::{Curve, LrSchedule, Shape};
@@ -13,28 +14,40 @@ pub struct LrSchedulerConfig {
     /// RL or supervised steps of linear warm-up from 0.
     pub warmup_steps: u64,
     /// Warm-up as a fraction of all steps, instead of `warmup_steps`.
+    #[schemars(range(min = 0, max = 1))]
     pub warmup_ratio: f64,
     /// Cosine cycles c. `null`: 0.5 (falls once); `cosine_with_restarts`: 1.
+    #[schemars(extend("x-with" = {"lr_scheduler_type": ["cosine", "cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay"]}))]
     pub num_cycles: Option<f64>,
     /// Exponent of `polynomial`. `null`: 1.
+    #[schemars(extend("x-with" = {"lr_scheduler_type": ["polynomial"]}))]
     pub power: Option<f64>,
     /// Final rate of `polynomial`. `null`: 1e-7.
+    #[schemars(range(min = 0), extend("x-with" = {"lr_scheduler_type": ["polynomial"]}))]
     pub lr_end: Option<f64>,
     /// Minimum rate of `cosine_with_min_lr`; set this or `min_lr_rate`.
+    #[schemars(range(min = 0), extend("x-with" = {"lr_scheduler_type": ["cosine_with_min_lr"]}))]
     pub min_lr: Option<f64>,
     /// Minimum rate of `cosine_with_min_lr` as a fraction of `lr`.
+    #[schemars(range(min = 0, max = 1), extend("x-with" = {"lr_scheduler_type": ["cosine_with_min_lr"]}))]
     pub min_lr_rate: Option<f64>,
     /// Steps t of `inverse_sqrt`. `null`: the warm-up, or 10,000.
+    #[schemars(range(min = 1), extend("x-with" = {"lr_scheduler_type": ["inverse_sqrt"]}))]
     pub timescale: Option<u64>,
     /// Decay steps of `warmup_stable_decay`; required there.
+    #[schemars(extend("x-with" = {"lr_scheduler_type": ["warmup_stable_decay"]}))]
     pub num_decay_steps: Option<u64>,
     /// Plateau of `warmup_stable_decay`. `null`: the remaining steps.
+    #[schemars(extend("x-with" = {"lr_scheduler_type": ["warmup_stable_decay"]}))]
     pub num_stable_steps: Option<u64>,
     /// Warm-up of `warmup_stable_decay`. `null`: `linear`.
+    #[schemars(extend("x-with" = {"lr_scheduler_type": ["warmup_stable_decay"]}))]
     pub warmup_type: Option<Curve>,
     /// Decay of `warmup_stable_decay`. `null`: `cosine`.
+    #[schemars(extend("x-with" = {"lr_scheduler_type": ["warmup_stable_decay"]}))]
     pub decay_type: Option<Curve>,
     /// First and last factor of `warmup_stable_decay`. `null`: 0.
+    #[schemars(range(min = 0, max = 1), extend("x-with" = {"lr_scheduler_type": ["warmup_stable_decay"]}))]
     pub min_lr_ratio: Option<f64>,
 }
 
@@ -68,13 +81,13 @@ pub enum SchedulerType {
 #[error("`{setting}`: {detail}")]
 pub struct LrSchedulerError {
     /// The setting.
-    pub setting: &'static str,
+    pub setting: String,
     /// What was expected, what was found, what to do.
     pub detail: String,
 }
 
-fn refuse<T>(setting: &'static str, detail: impl Into<String>) -> Result<T, LrSchedulerError> {
-    Err(LrSchedulerError { setting, detail: detail.into() })
+fn refuse<T>(setting: &str, detail: impl Into<String>) -> Result<T, LrSchedulerError> {
+    Err(LrSchedulerError { setting: setting.to_owned(), detail: detail.into() })
 }
 
 impl LrSchedulerConfig {
@@ -88,58 +101,21 @@ impl LrSchedulerConfig {
         if !(base_lr.is_finite() && base_lr > 0.0) {
             return refuse("lr", format!("expected a learning rate above 0, found {base_lr}"));
         }
-        self.refuse_unused()?;
+        if let Some(found) = violations_of(self).first() {
+            let (setting, detail) = found.parts();
+            return refuse(&setting, detail);
+        }
         let warmup = self.warmup(total_steps)?;
         let shape = self.shape(base_lr, warmup, total_steps)?;
         Ok(LrSchedule { base_lr, warmup, total: total_steps, shape })
     }
 
     fn warmup(&self, total: u64) -> Result<u64, LrSchedulerError> {
-        let ratio = self.warmup_ratio;
-        if !(0.0..=1.0).contains(&ratio) {
-            return refuse("warmup_ratio", format!("expected a share from 0 to 1, found {ratio}"));
+        if self.warmup_ratio > 0.0 && self.warmup_steps > 0 {
+            return refuse("warmup_ratio", "expected at most one of it and `warmup_steps`, found both");
         }
-        if ratio > 0.0 && self.warmup_steps > 0 {
-            let detail = "expected at most one of it and `warmup_steps`, found both";
-            return refuse("warmup_ratio", detail);
-        }
-        let by_ratio = (total as f64 * ratio).ceil() as u64;
+        let by_ratio = (total as f64 * self.warmup_ratio).ceil() as u64;
         Ok(if self.warmup_steps > 0 { self.warmup_steps } else { by_ratio })
-    }
-
-    /// Refuses options that the type would ignore: a rate that is not what it was set to be shows
-    /// only in the curves.
-    fn refuse_unused(&self) -> Result<(), LrSchedulerError> {
-        use SchedulerType::{Cosine, CosineWithMinLr, CosineWithRestarts, InverseSqrt, Polynomial, WarmupStableDecay};
-        let options: [(&'static str, bool, &[SchedulerType]); 11] = [
-            (
-                "num_cycles",
-                self.num_cycles.is_some(),
-                &[Cosine, CosineWithRestarts, CosineWithMinLr, WarmupStableDecay],
-            ),
-            ("power", self.power.is_some(), &[Polynomial]),
-            ("lr_end", self.lr_end.is_some(), &[Polynomial]),
-            ("min_lr", self.min_lr.is_some(), &[CosineWithMinLr]),
-            ("min_lr_rate", self.min_lr_rate.is_some(), &[CosineWithMinLr]),
-            ("timescale", self.timescale.is_some(), &[InverseSqrt]),
-            ("num_decay_steps", self.num_decay_steps.is_some(), &[WarmupStableDecay]),
-            ("num_stable_steps", self.num_stable_steps.is_some(), &[WarmupStableDecay]),
-            ("warmup_type", self.warmup_type.is_some(), &[WarmupStableDecay]),
-            ("decay_type", self.decay_type.is_some(), &[WarmupStableDecay]),
-            ("min_lr_ratio", self.min_lr_ratio.is_some(), &[WarmupStableDecay]),
-        ];
-        for (setting, set, used_by) in options {
-            if set && !used_by.contains(&self.lr_scheduler_type) {
-                let users: Vec<_> = used_by.iter().map(|t| format!("`{}`", t.name())).collect();
-                let detail = format!(
-                    "`{}` does not use it; remove it, or choose {}",
-                    self.lr_scheduler_type.name(),
-                    users.join(" or ")
-                );
-                return refuse(setting, detail);
-            }
-        }
-        Ok(())
     }
 
     fn shape(&self, base_lr: f64, warmup: u64, total: u64) -> Result<Shape, LrSchedulerError> {
@@ -177,21 +153,12 @@ impl LrSchedulerConfig {
                 Shape::Polynomial { power: self.power.unwrap_or(1.0), end }
             }
             SchedulerType::InverseSqrt => {
-                let scale = self.timescale.unwrap_or(if warmup == 0 { 10_000 } else { warmup });
-                if scale == 0 {
-                    return refuse("timescale", "expected at least 1 step, found 0");
-                }
-                Shape::InverseSqrt { scale }
+                Shape::InverseSqrt { scale: self.timescale.unwrap_or(if warmup == 0 { 10_000 } else { warmup }) }
             }
             SchedulerType::WarmupStableDecay => {
                 let Some(decay) = self.num_decay_steps else {
                     return refuse("num_decay_steps", "`warmup_stable_decay` needs it");
                 };
-                let floor = self.min_lr_ratio.unwrap_or(0.0);
-                if !(0.0..=1.0).contains(&floor) {
-                    let detail = format!("expected a share from 0 to 1, found {floor}");
-                    return refuse("min_lr_ratio", detail);
-                }
                 let left = total.checked_sub(warmup.saturating_add(decay));
                 let Some(stable) = self.num_stable_steps.or(left) else {
                     let detail = format!("{warmup} warm-up and {decay} decay steps exceed the run's {total} steps");
@@ -203,27 +170,9 @@ impl LrSchedulerConfig {
                     rise: self.warmup_type.unwrap_or(Curve::Linear),
                     fall: self.decay_type.unwrap_or(Curve::Cosine),
                     cycles,
-                    floor,
+                    floor: self.min_lr_ratio.unwrap_or(0.0),
                 }
             }
         })
-    }
-}
-
-impl SchedulerType {
-    /// The name in configurations.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Constant => "constant",
-            Self::ConstantWithWarmup => "constant_with_warmup",
-            Self::Linear => "linear",
-            Self::Cosine => "cosine",
-            Self::CosineWithRestarts => "cosine_with_restarts",
-            Self::CosineWithMinLr => "cosine_with_min_lr",
-            Self::Polynomial => "polynomial",
-            Self::InverseSqrt => "inverse_sqrt",
-            Self::WarmupStableDecay => "warmup_stable_decay",
-        }
     }
 }

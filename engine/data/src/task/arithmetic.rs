@@ -28,6 +28,7 @@ pub fn alphabet() -> &'static str {
 #[serde(default, deny_unknown_fields)]
 pub struct ArithmeticConfig {
     /// Digits of the operands; 2 means 0 to 99.
+    #[schemars(range(min = 1, max = 6))]
     pub difficulty: u32,
     /// Any of `+`, `-`, `*` (in `countdown` also `/`): a quoted string such as `"+-"`, or, except in `countdown`, a
     /// list.

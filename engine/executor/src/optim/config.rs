@@ -8,22 +8,33 @@ use firebrick_backends::kernels::AdamWStep;
 use firebrick_core::lr_scheduler::LrSchedulerConfig;
 use firebrick_core::{Error, Result};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// The `optim` section of a configuration.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimConfig {
     /// Peak learning rate.
+    #[default(1e-6)]
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub lr: f64,
     /// Decay of first and second moment, from 0 to below 1.
+    #[default([0.9, 0.999])]
+    #[schemars(extend("items" = {"type": "number", "minimum": 0, "exclusiveMaximum": 1}))]
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
+    #[default(1e-8)]
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub eps: f64,
     /// Decoupled weight decay.
+    #[default(0.01)]
+    #[schemars(range(min = 0))]
     pub weight_decay: f64,
     /// Also decay norm weights and biases, as verl does.
     pub decay_norms_and_biases: bool,
     /// Maximum global gradient norm. `null` disables clipping.
+    #[default(Some(1.0))]
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub clip_grad: Option<f64>,
     /// Factor of the loss in the backward pass. `null`: `dynamic` in f16, else none.
     pub loss_scale: Option<LossScale>,
@@ -31,48 +42,7 @@ pub struct OptimConfig {
     pub lr_scheduler: LrSchedulerConfig,
 }
 
-impl Default for OptimConfig {
-    fn default() -> Self {
-        Self {
-            lr: 1e-6,
-            betas: [0.9, 0.999],
-            eps: 1e-8,
-            weight_decay: 0.01,
-            decay_norms_and_biases: false,
-            clip_grad: Some(1.0),
-            loss_scale: None,
-            lr_scheduler: LrSchedulerConfig::default(),
-        }
-    }
-}
-
 impl OptimConfig {
-    /// Refuses settings that cannot work; `section` is where they stand in the config.
-    ///
-    /// # Errors
-    /// `Error::Config` with the first setting that is out of range, and the range.
-    pub fn check(&self, section: &str) -> Result<()> {
-        let bad = |what: &str| Err(Error::Config(format!("{section}.{what}")));
-        if !(self.lr.is_finite() && self.lr > 0.0) {
-            return bad("lr must be above 0");
-        }
-        if self.betas.iter().any(|b| !(0.0..1.0).contains(b)) {
-            return bad("betas must be two values of at least 0 and below 1");
-        }
-        if !(self.eps > 0.0 && self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
-            return bad("eps must be above 0 and weight_decay 0 or above");
-        }
-        if self.clip_grad.is_some_and(|c| c.is_nan() || c <= 0.0) {
-            return bad("clip_grad must be above 0, or null for no clipping");
-        }
-        if let Some(LossScale::Fixed(scale)) = self.loss_scale
-            && !(scale.is_finite() && scale > 0.0)
-        {
-            return bad("loss_scale must be `dynamic` or a number above 0");
-        }
-        Ok(())
-    }
-
     /// Refuses a schedule that cannot work over so many steps.
     ///
     /// # Errors
@@ -80,11 +50,8 @@ impl OptimConfig {
     pub fn check_schedule(&self, section: &str, steps: u64) -> Result<()> {
         let built = self.lr_scheduler.build(self.lr, steps);
         built.map(|_| ()).map_err(|e| {
-            let key = match e.setting {
-                "lr" => "lr".to_owned(),
-                own => format!("lr_scheduler.{own}"),
-            };
-            Error::Config(format!("{section}.{key}: {}", e.detail))
+            let within = if e.setting == "lr" { "" } else { "lr_scheduler." };
+            Error::Config(format!("{section}.{within}{}: {}", e.setting, e.detail))
         })
     }
 

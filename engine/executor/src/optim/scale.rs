@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[serde(untagged)]
 pub enum LossScale {
     /// Constant factor.
-    Fixed(f64),
+    Fixed(#[schemars(extend("exclusiveMinimum" = 0, "x-because" = "`dynamic` adapts it"))] f64),
     /// Adaptive factor.
     Named(Named),
 }

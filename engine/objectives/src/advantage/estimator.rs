@@ -7,110 +7,106 @@ use super::grpo::{grpo, grpo_leave_one_out};
 use super::inputs::AdvantageInputs;
 use super::opo::opo;
 use super::pass_at_k::pass_at_k;
-use super::reinforce_plus_plus::{reinforce_plus_plus, reinforce_plus_plus_baseline};
+use super::reinforce_plus_plus::{ReinforcePlusPlus, reinforce_plus_plus, reinforce_plus_plus_baseline};
 use super::remax::remax;
 use super::rloo::{rloo, rloo_vectorized};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-/// How rewards become advantages.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How the rewards R of a group (the completions of a prompt) become advantages.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(tag = "adv_estimator", rename_all = "snake_case")]
 pub enum AdvantageEstimator {
-    /// One advantage a completion, by comparison with the other completions of its prompt.
-    Group {
-        /// What they are compared by.
-        baseline: GroupEstimator,
-        /// Normalises the advantages over the step: less their mean, over their standard deviation plus this (TRL's
-        /// RLOO).
-        normalize: Option<f64>,
-    },
-    /// Returns by token, normalised over the step (arXiv:2501.03262).
-    ReinforcePlusPlus {
-        /// Discount a token.
-        gamma: f64,
-    },
-    /// The reward less the group's mean, normalised over the step.
+    /// (R − mean) / (std + `adv_eps`).
+    Grpo(Scaled),
+    /// As `grpo`, with mean and std of the others in the group; not divided if they are equal (`NeMo RL`).
+    GrpoLeaveOneOut(Scaled),
+    /// R − mean of the others; R in a group of one.
+    Rloo(Plain),
+    /// As `rloo`; 0 in a group of one.
+    RlooVectorized(Plain),
+    /// Returns by token, normalized over the step.
+    ReinforcePlusPlus(ReinforcePlusPlus),
+    /// R − mean, normalized over the step.
     ReinforcePlusPlusBaseline,
-    /// Returns by token less the reward of the greedy completion (arXiv:2310.10505).
+    /// Returns − R of the greedy completion.
     Remax,
-    /// By a critic, normalised over the step (PPO, arXiv:1707.06347).
+    /// R − length-weighted mean.
+    Opo(Plain),
+    /// Best: (R − second best) / (std + `adv_eps`); others: 0.
+    #[serde(alias = "grpo_passk")]
+    #[schemars(extend("x-alias" = ["grpo_passk"]))]
+    PassAtK(Scaled),
+    /// (R − mean) · completions / completions with R ≠ 0.
+    Gpg(Plain),
+    /// Generalized advantage estimation, normalized over the step.
     Gae(Gae),
 }
 
-/// How completions of one prompt are compared.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum GroupEstimator {
-    /// Less the group's mean, over a standard deviation (arXiv:2402.03300).
-    Grpo {
-        /// Which standard deviation.
-        scale: ScaleRewards,
-        /// Added to it.
-        eps: f64,
-    },
-    /// Less the mean of the group's others, over their standard deviation (`NeMo RL`).
-    GrpoLeaveOneOut {
-        /// Which standard deviation; of the group means of the others.
-        scale: ScaleRewards,
-        /// Added to it.
-        eps: f64,
-    },
-    /// Less the mean of the group's others (arXiv:2402.14740). A group of one keeps its reward.
-    Rloo,
-    /// The same; a group of one has no advantage.
-    RlooVectorized,
-    /// Less the group's mean weighted by length (arXiv:2505.23585).
-    Opo,
-    /// The lead of the group's best, for the best alone (arXiv:2503.19595).
-    PassAtK {
-        /// Which standard deviation it is divided by.
-        scale: ScaleRewards,
-        /// Added to it.
-        eps: f64,
-    },
-    /// Less the group's mean, times the step's completions over those with a reward (arXiv:2504.02546).
-    Gpg,
+/// Settings of one advantage a completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Plain {
+    /// Normalize advantages over the step: zero mean, unit standard deviation.
+    pub normalize_advantages: bool,
+}
+
+/// Settings of one advantage a completion, over a standard deviation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Scaled {
+    /// Standard deviation that advantages are divided by (`grpo`, `grpo_leave_one_out`, `pass_at_k`).
+    pub scale_rewards: ScaleRewards,
+    /// See [`Plain`].
+    #[serde(flatten)]
+    pub plain: Plain,
+}
+
+impl Default for AdvantageEstimator {
+    fn default() -> Self {
+        Self::Grpo(Scaled::default())
+    }
 }
 
 impl AdvantageEstimator {
-    /// The advantage of every token.
+    /// The advantage of every token; `eps` is added to standard deviations.
     #[must_use]
-    pub fn advantages(self, inputs: AdvantageInputs<'_>) -> Vec<Vec<f64>> {
-        match self {
-            Self::Group { baseline, normalize } => {
-                let mut advantages = baseline.advantages(inputs);
-                if let Some(eps) = normalize {
-                    // what cannot be compared has no part in it
-                    let compared: Vec<usize> = (0..advantages.len()).filter(|&i| !inputs.is_lone(i)).collect();
-                    let own: Vec<f64> = compared.iter().map(|&i| advantages[i]).collect();
-                    for (i, advantage) in compared.into_iter().zip(normalized(&own, eps)) {
-                        advantages[i] = advantage;
-                    }
-                }
-                inputs.expand(&advantages)
-            }
-            Self::ReinforcePlusPlus { gamma } => reinforce_plus_plus(inputs, gamma),
-            Self::ReinforcePlusPlusBaseline => reinforce_plus_plus_baseline(inputs),
-            Self::Remax => remax(inputs),
-            Self::Gae(by) => gae(inputs, by),
-        }
+    pub fn advantages(self, inputs: AdvantageInputs<'_>, eps: f64) -> Vec<Vec<f64>> {
+        let (rewards, groups) = (inputs.sequence_rewards(), inputs.groups);
+        let (advantages, by) = match self {
+            Self::Grpo(by) => (grpo(&rewards, groups, by.scale_rewards, eps), by.plain),
+            Self::GrpoLeaveOneOut(by) => (grpo_leave_one_out(&rewards, groups, by.scale_rewards, eps), by.plain),
+            Self::PassAtK(by) => (pass_at_k(&rewards, groups, by.scale_rewards, eps), by.plain),
+            Self::Rloo(by) => (rloo(&rewards, groups), by),
+            Self::RlooVectorized(by) => (rloo_vectorized(&rewards, groups), by),
+            Self::Opo(by) => (opo(&rewards, groups, &inputs.lengths()), by),
+            Self::Gpg(by) => (gpg(&rewards, groups), by),
+            Self::ReinforcePlusPlus(by) => return reinforce_plus_plus(inputs, by.gamma),
+            Self::ReinforcePlusPlusBaseline => return reinforce_plus_plus_baseline(inputs),
+            Self::Remax => return remax(inputs),
+            Self::Gae(by) => return gae(inputs, by),
+        };
+        inputs.expand(&compared(inputs, advantages, by.normalize_advantages.then_some(eps)))
+    }
+
+    /// Whether tokens of one completion have advantages of their own.
+    pub(crate) fn by_token(self) -> bool {
+        matches!(self, Self::ReinforcePlusPlus(_) | Self::Gae(_))
     }
 }
 
-impl GroupEstimator {
-    /// The advantage of every completion; 0 for the only one with a reward in a group of several.
-    #[must_use]
-    pub fn advantages(self, inputs: AdvantageInputs<'_>) -> Vec<f64> {
-        let (rewards, groups) = (inputs.sequence_rewards(), inputs.groups);
-        let mut advantages = match self {
-            Self::Grpo { scale, eps } => grpo(&rewards, groups, scale, eps),
-            Self::GrpoLeaveOneOut { scale, eps } => grpo_leave_one_out(&rewards, groups, scale, eps),
-            Self::Rloo => rloo(&rewards, groups),
-            Self::RlooVectorized => rloo_vectorized(&rewards, groups),
-            Self::Opo => opo(&rewards, groups, &inputs.lengths()),
-            Self::PassAtK { scale, eps } => pass_at_k(&rewards, groups, scale, eps),
-            Self::Gpg => gpg(&rewards, groups),
-        };
-        for (advantage, _) in advantages.iter_mut().zip(inputs.lone).filter(|(_, lone)| **lone) {
-            *advantage = 0.0;
-        }
-        advantages
+/// Advantages of completions, 0 for the only one with a reward in a group of several; those of the others normalized
+/// over the step with this added to their standard deviation.
+fn compared(inputs: AdvantageInputs<'_>, mut advantages: Vec<f64>, eps: Option<f64>) -> Vec<f64> {
+    let (lone, compared): (Vec<usize>, Vec<usize>) = (0..advantages.len()).partition(|&i| inputs.is_lone(i));
+    for i in lone {
+        advantages[i] = 0.0;
     }
+    if let Some(eps) = eps {
+        let own: Vec<f64> = compared.iter().map(|&i| advantages[i]).collect();
+        for (i, advantage) in compared.into_iter().zip(normalized(&own, eps)) {
+            advantages[i] = advantage;
+        }
+    }
+    advantages
 }

@@ -2,13 +2,21 @@
 
 use super::inputs::AdvantageInputs;
 use super::whitening::Whitening;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// Discount and decay of the estimator.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
 pub struct Gae {
-    /// γ: discount of a reward one token later.
+    /// Discount by token (`reinforce_plus_plus`, `gae`).
+    #[default(1.0)]
+    #[schemars(range(min = 0, max = 1))]
     pub gamma: f64,
-    /// λ: 0 looks no further than the critic's next value, 1 at all rewards to the end.
+    /// λ of `gae`: 0 looks ahead to the next value, 1 to the end.
+    #[default(1.0)]
+    #[schemars(range(min = 0, max = 1))]
     pub lam: f64,
 }
 

@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 /// Standard deviation (Bessel-corrected) that a reward's deviation from the mean is divided by (TRL's `scale_rewards`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleRewards {
     /// Of the group (GRPO).
+    #[default]
     Group,
     /// Of the step.
     Batch,

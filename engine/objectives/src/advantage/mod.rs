@@ -14,7 +14,7 @@ mod remax;
 mod rloo;
 mod whitening;
 
-pub use estimator::{AdvantageEstimator, GroupEstimator};
+pub use estimator::{AdvantageEstimator, Plain, Scaled};
 pub use gae::{Gae, gae};
 pub use gpg::gpg;
 pub use groups::{ScaleRewards, frac_reward_zero_std, normalized};
@@ -23,7 +23,7 @@ pub use inputs::AdvantageInputs;
 pub use multi_reward::normalize_then_sum;
 pub use opo::opo;
 pub use pass_at_k::pass_at_k;
-pub use reinforce_plus_plus::{reinforce_plus_plus, reinforce_plus_plus_baseline, returns};
+pub use reinforce_plus_plus::{ReinforcePlusPlus, reinforce_plus_plus, reinforce_plus_plus_baseline, returns};
 pub use remax::remax;
 pub use rloo::{rloo, rloo_vectorized};
 pub use whitening::Whitening;

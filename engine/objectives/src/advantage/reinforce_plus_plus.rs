@@ -3,6 +3,19 @@
 use super::groups::{group_members, mean};
 use super::inputs::AdvantageInputs;
 use super::whitening::Whitening;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
+
+/// Discount of the returns.
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct ReinforcePlusPlus {
+    /// Discount by token (`reinforce_plus_plus`, `gae`).
+    #[default(1.0)]
+    #[schemars(range(min = 0, max = 1))]
+    pub gamma: f64,
+}
 
 /// The rewards from each token on, discounted by `gamma` a token.
 #[must_use]

@@ -1,25 +1,66 @@
 //! The clipped policy-gradient loss of PPO (arXiv:1707.06347), with clip-higher and dual clip.
 
-use super::terms::{PolicyTerms, Ratios};
+use super::loss::TokenPolicyLoss;
+use super::terms::{ImportanceSamplingLevel, PolicyTerms, Ratios};
 use crate::token_loss::{Metric, Reduction};
 use burn::tensor::Tensor;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
-/// Where the probability ratio is clipped.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Where the probability ratio is clipped; more room above than below is DAPO's clip-higher.
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
 pub struct ClipRange {
-    /// ε below 1 (verl's `clip_ratio_low`).
-    pub low: f64,
-    /// ε above 1; larger than `low` is DAPO's clip-higher (verl's `clip_ratio_high`).
-    pub high: f64,
+    /// Clip range of the ratio below 1.
+    #[default(0.2)]
+    #[schemars(range(min = 0, max = 1))]
+    pub clip_ratio_low: f64,
+    /// Clip range of the ratio above 1.
+    #[default(0.2)]
+    #[schemars(range(min = 0))]
+    pub clip_ratio_high: f64,
 }
 
-/// `max(−A r, −A clip(r, 1 − low, 1 + high))`, and with a dual clip c `min(that, −A c)` where A < 0.
+impl ClipRange {
+    /// The ratio within the range.
+    pub(super) fn clamp(self, ratio: Tensor<1>) -> Tensor<1> {
+        ratio.clamp(1.0 - self.clip_ratio_low, 1.0 + self.clip_ratio_high)
+    }
+}
+
+/// `max(−A r, −A clip(r, 1 − low, 1 + high))`, and with a dual clip c (arXiv:1912.09729) `min(that, −A c)` where A < 0.
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct Clip {
+    /// Level of the ratio r (`clip`, `cispo`, `sapo`).
+    pub importance_sampling_level: ImportanceSamplingLevel,
+    /// Where the ratio is clipped.
+    #[serde(flatten)]
+    pub range: ClipRange,
+    /// Dual clip c: with a negative advantage A, the loss is at most −A·c. `null` disables it.
+    #[default(Some(3.0))]
+    #[schemars(extend("exclusiveMinimum" = 1))]
+    pub clip_ratio_c: Option<f64>,
+}
+
+impl TokenPolicyLoss for Clip {
+    fn level(&self) -> ImportanceSamplingLevel {
+        self.importance_sampling_level
+    }
+
+    fn terms(&self, ratios: &Ratios<'_>) -> PolicyTerms {
+        clip(self.range, self.clip_ratio_c, ratios)
+    }
+}
+
+/// The clipped loss of every token, with a dual clip if there is one.
 pub(super) fn clip(range: ClipRange, dual: Option<f64>, ratios: &Ratios<'_>) -> PolicyTerms {
     let advantage = ratios.inputs.advantage();
     let ratio = ratios.log_ratio.clone().exp();
     let minus_a = advantage.clone().neg();
     let plain = minus_a.clone() * ratio.clone();
-    let bounded = minus_a.clone() * ratio.clamp(1.0 - range.low, 1.0 + range.high);
+    let bounded = minus_a.clone() * range.clamp(ratio);
     let clipped = bounded.clone().greater(plain.clone()).float();
     let outer = plain.max_pair(bounded);
     let (loss, clipped_lower) = match dual {

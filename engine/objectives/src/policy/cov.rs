@@ -2,59 +2,83 @@
 //! the entropy most, so they are penalized or left out. They are chosen out of the whole optimizer step.
 
 use super::clip::{ClipRange, clip};
+use super::loss::TokenPolicyLoss;
 use super::terms::{PolicyTerms, Ratios};
+use burn::tensor::Tensor;
 use firebrick_models::random::Stream;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 /// Differences of log-probs up to this are rounding errors, whose sign must not become a gradient.
 const ROUNDING: f64 = 1e-5;
 
-/// KL-Cov's settings.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// `−A r`, and `+ ppo_kl_coef · |logp − old|` for the chosen tokens.
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
 pub struct KlCov {
-    /// Share of the step's tokens that are penalized (verl's `kl_cov_ratio`).
-    pub share: f64,
-    /// Weight of their penalty (verl's `ppo_kl_coef`).
-    pub coefficient: f64,
-}
-
-/// Clip-Cov's settings.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClipCov {
-    /// Where the ratio is clipped.
-    pub range: ClipRange,
-    /// Share of the step's tokens that are left out (verl's `clip_cov_ratio`).
-    pub share: f64,
-    /// Covariance above which a token can be left out (verl's `clip_cov_lb`).
-    pub lower: f64,
-    /// Covariance below which it can (verl's `clip_cov_ub`).
-    pub upper: f64,
-}
-
-/// `−A r`, and `+ coefficient · |logp − old|` for the chosen tokens.
-pub(super) fn kl_cov(coefficient: f64, ratios: &Ratios<'_>) -> PolicyTerms {
-    let advantage = ratios.inputs.advantage();
-    let mut loss = ratios.log_ratio.clone().exp() * advantage.clone().neg();
-    if let Some(chosen) = &ratios.inputs.columns.chosen {
-        let apart = ratios.difference.clone().abs();
-        let moved = apart.clone().inner().greater_elem(ROUNDING).float();
-        loss = loss + apart * (chosen.clone() * moved * coefficient);
-    }
-    let none = advantage.zeros_like();
-    PolicyTerms { loss, clipped: none.clone(), clipped_lower: none, metrics: Vec::new() }
+    /// KL-Cov: fraction of tokens that are penalized.
+    #[default(0.0002)]
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    pub kl_cov_ratio: f64,
+    /// KL-Cov: penalty weight.
+    #[default(1.0)]
+    #[schemars(range(min = 0))]
+    pub ppo_kl_coef: f64,
 }
 
 /// The clipped loss, 0 for the chosen tokens. Those are reported as clipped.
-pub(super) fn clip_cov(range: ClipRange, ratios: &Ratios<'_>) -> PolicyTerms {
-    let terms = clip(range, None, ratios);
-    let chosen = match &ratios.inputs.columns.chosen {
-        Some(chosen) => chosen.clone(),
-        None => terms.clipped.zeros_like(),
-    };
-    PolicyTerms {
-        loss: terms.loss * (chosen.clone().neg() + 1.0),
-        clipped: chosen,
-        clipped_lower: terms.clipped_lower,
-        metrics: terms.metrics,
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct ClipCov {
+    /// Where the ratio is clipped.
+    #[serde(flatten)]
+    pub range: ClipRange,
+    /// Clip-Cov: fraction of tokens that are excluded.
+    #[default(0.0002)]
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    pub clip_cov_ratio: f64,
+    /// Clip-Cov: smallest covariance of excluded tokens.
+    #[default(1.0)]
+    pub clip_cov_lb: f64,
+    /// Clip-Cov: largest covariance of excluded tokens.
+    #[default(5.0)]
+    pub clip_cov_ub: f64,
+}
+
+impl TokenPolicyLoss for KlCov {
+    fn chooses_tokens(&self) -> bool {
+        true
+    }
+
+    fn ppo_kl(&self, difference: Tensor<1>) -> Tensor<1> {
+        difference.abs()
+    }
+
+    fn terms(&self, ratios: &Ratios<'_>) -> PolicyTerms {
+        let advantage = ratios.inputs.advantage();
+        let mut loss = ratios.log_ratio.clone().exp() * advantage.clone().neg();
+        if let Some(chosen) = &ratios.inputs.columns.chosen {
+            let apart = ratios.difference.clone().abs();
+            let moved = apart.clone().inner().greater_elem(ROUNDING).float();
+            loss = loss + apart * (chosen.clone() * moved * self.ppo_kl_coef);
+        }
+        ratios.unclipped(loss)
+    }
+}
+
+impl TokenPolicyLoss for ClipCov {
+    fn chooses_tokens(&self) -> bool {
+        true
+    }
+
+    fn terms(&self, ratios: &Ratios<'_>) -> PolicyTerms {
+        let terms = clip(self.range, None, ratios);
+        let chosen = match &ratios.inputs.columns.chosen {
+            Some(chosen) => chosen.clone(),
+            None => terms.clipped.zeros_like(),
+        };
+        PolicyTerms { loss: terms.loss * (chosen.clone().neg() + 1.0), clipped: chosen, ..terms }
     }
 }
 
@@ -87,11 +111,11 @@ pub fn kl_cov_mask(covariances: &[f64], share: f64) -> Vec<bool> {
 /// covariance lies between the bounds.
 #[must_use]
 pub fn clip_cov_mask(by: ClipCov, covariances: &[f64], clipped: &[bool], mut random: Stream) -> Vec<bool> {
-    let within = |c: f64| c > by.lower && c < by.upper;
+    let within = |c: f64| c > by.clip_cov_lb && c < by.clip_cov_ub;
     let mut candidates: Vec<usize> =
         (0..covariances.len()).filter(|&i| !clipped[i] && within(covariances[i])).collect();
     random.shuffle(&mut candidates);
-    let count = ((covariances.len() as f64 * by.share) as usize).max(1);
+    let count = ((covariances.len() as f64 * by.clip_cov_ratio) as usize).max(1);
     let mut chosen = vec![false; covariances.len()];
     for &i in candidates.iter().take(count) {
         chosen[i] = true;
@@ -112,7 +136,7 @@ mod tests {
 
     #[test]
     fn tokens_are_drawn_between_the_bounds_and_not_where_the_clip_acts() {
-        let by = ClipCov { range: ClipRange { low: 0.2, high: 0.2 }, share: 0.5, lower: 1.0, upper: 5.0 };
+        let by = ClipCov { clip_cov_ratio: 0.5, ..ClipCov::default() };
         let covariances = [2.0, 3.0, 4.0, 2.5, 0.5, 9.0];
         let clipped = [true, false, false, false, false, false];
         let drawn = |seed| clip_cov_mask(by, &covariances, &clipped, Stream::new(seed, 0));
@@ -120,7 +144,7 @@ mod tests {
             let chosen = drawn(seed);
             assert_eq!(chosen, [false, true, true, true, false, false]);
         }
-        let fewer = ClipCov { share: 0.2, ..by };
+        let fewer = ClipCov { clip_cov_ratio: 0.2, ..by };
         let one = |seed| clip_cov_mask(fewer, &covariances, &clipped, Stream::new(seed, 0));
         assert_eq!(one(1).iter().filter(|c| **c).count(), 1);
         assert_eq!(one(1), one(1), "the same seed draws the same");

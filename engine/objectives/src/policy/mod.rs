@@ -10,9 +10,12 @@ mod sapo;
 mod terms;
 mod vespo;
 
-pub use clip::ClipRange;
+pub use cispo::Cispo;
+pub use clip::{Clip, ClipRange};
 pub use cov::{ClipCov, KlCov};
+pub use gmpo::Gmpo;
 pub use loss::PolicyLoss;
+pub use sapo::Sapo;
 pub use terms::{ImportanceSamplingLevel, PolicyTerms};
 pub use vespo::Vespo;
 

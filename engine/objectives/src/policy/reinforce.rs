@@ -1,15 +1,13 @@
 //! The plain policy gradient: no ratio and nothing to clip (verl's `gpg` and `reinforce`).
 
+use super::loss::TokenPolicyLoss;
 use super::terms::{PolicyTerms, Ratios};
 
 /// `−A · logp`.
-pub(super) fn reinforce(ratios: &Ratios<'_>) -> PolicyTerms {
-    let advantage = ratios.inputs.advantage();
-    let none = advantage.zeros_like();
-    PolicyTerms {
-        loss: ratios.logp.clone() * advantage.neg(),
-        clipped: none.clone(),
-        clipped_lower: none,
-        metrics: Vec::new(),
+pub(super) struct Reinforce;
+
+impl TokenPolicyLoss for Reinforce {
+    fn terms(&self, ratios: &Ratios<'_>) -> PolicyTerms {
+        ratios.unclipped(ratios.logp.clone() * ratios.inputs.advantage().neg())
     }
 }

@@ -6,10 +6,11 @@ use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 /// Level of the probability ratio.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ImportanceSamplingLevel {
     /// Per token.
+    #[default]
     Token,
     /// Geometric mean over the sequence (GSPO).
     Sequence,
@@ -49,6 +50,12 @@ pub(crate) struct Ratios<'a> {
 }
 
 impl Ratios<'_> {
+    /// The terms of a loss that clips nothing.
+    pub fn unclipped(&self, loss: Tensor<1>) -> PolicyTerms {
+        let none = self.inputs.advantage().zeros_like();
+        PolicyTerms { loss, clipped: none.clone(), clipped_lower: none, metrics: Vec::new() }
+    }
+
     /// Where sequences begin and end.
     pub fn sequences(&self) -> &SequenceReduction {
         self.sequences.expect("a loss that does not separate gets whole sequences")

@@ -59,7 +59,7 @@ impl PolicyGradient {
         let inputs =
             AdvantageInputs { rewards, masks: &masks, groups: &groups, lone, baselines: &baselines, values: &values };
         let advantages = match self.advantages {
-            Advantages::SumThenNormalize { estimator, .. } => estimator.advantages(inputs),
+            Advantages::SumThenNormalize { estimator, eps, .. } => estimator.advantages(inputs, eps),
             Advantages::NormalizeThenSum { eps } => inputs.expand(&normalized_parts(rollouts, &groups, eps)),
         };
         if let Some(gae) = self.advantages.gae() {

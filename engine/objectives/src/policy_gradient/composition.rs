@@ -38,6 +38,8 @@ pub enum Advantages {
     SumThenNormalize {
         /// What makes it an advantage.
         estimator: AdvantageEstimator,
+        /// Added to standard deviations.
+        eps: f64,
         /// A penalty for the KL to the reference policy that is taken off before.
         kl_in_reward: Option<KlInReward>,
     },
@@ -69,7 +71,7 @@ impl PolicyGradient {
 
     /// Whether the loss looks at whole sequences.
     pub(super) fn looks_at_sequences(&self) -> bool {
-        self.loss.looks_at_sequences() || self.off_policy_mask.is_some()
+        self.loss.formula().looks_at_sequences() || self.off_policy_mask.is_some()
     }
 }
 
@@ -92,28 +94,12 @@ impl Advantages {
         }
     }
 
-    /// Whether tokens of one completion have advantages of their own.
-    pub(crate) fn by_token(&self) -> bool {
-        match self.estimator() {
-            Some(AdvantageEstimator::ReinforcePlusPlus { .. } | AdvantageEstimator::Gae(_)) => true,
-            Some(
-                AdvantageEstimator::Group { .. }
-                | AdvantageEstimator::ReinforcePlusPlusBaseline
-                | AdvantageEstimator::Remax,
-            )
-            | None => false,
-        }
-    }
-
     /// Discount and decay, where a critic estimates advantages.
     #[must_use]
     pub fn gae(&self) -> Option<Gae> {
         match self.estimator()? {
             AdvantageEstimator::Gae(gae) => Some(gae),
-            AdvantageEstimator::Group { .. }
-            | AdvantageEstimator::ReinforcePlusPlus { .. }
-            | AdvantageEstimator::ReinforcePlusPlusBaseline
-            | AdvantageEstimator::Remax => None,
+            _ => None,
         }
     }
 }

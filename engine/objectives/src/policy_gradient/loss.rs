@@ -17,7 +17,8 @@ impl TokenLoss for PolicyGradient {
         let logp = scores.logp.clone();
         let old = inputs.columns.old_logp.clone().unwrap_or_else(|| logp.clone().inner());
         let sequences = self.looks_at_sequences().then(|| SequenceReduction::new(&inputs.lengths, &logp.device()));
-        let level = self.loss.level();
+        let formula = self.loss.formula();
+        let level = formula.level();
         let difference = logp.clone() - old.clone();
         let ratios = Ratios {
             logp: logp.clone(),
@@ -27,9 +28,9 @@ impl TokenLoss for PolicyGradient {
             sequences: sequences.as_ref(),
             level,
         };
-        let terms = self.loss.terms(&ratios);
+        let terms = formula.terms(&ratios);
         let mut policy = terms.loss * inputs.weight();
-        if let Some(correction) = inputs.columns.correction.as_ref().filter(|_| !self.loss.takes_corrections()) {
+        if let Some(correction) = inputs.columns.correction.as_ref().filter(|_| !formula.takes_corrections()) {
             policy = policy * correction.clone();
         }
         if let Some(keep) = &inputs.columns.keep {
@@ -39,7 +40,7 @@ impl TokenLoss for PolicyGradient {
             let sampler = inputs.columns.full_logp.clone().unwrap_or(old);
             policy = policy * on_policy(threshold, &logp, sampler, inputs, sequences);
         }
-        let ppo_kl = self.loss.ppo_kl(difference);
+        let ppo_kl = formula.ppo_kl(difference);
         let mut metrics = vec![
             Metric::weighted_sum("actor/pg_loss", policy.clone()),
             Metric::token_mean("actor/pg_clipfrac", terms.clipped),

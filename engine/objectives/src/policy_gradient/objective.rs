@@ -17,7 +17,7 @@ impl Objective for PolicyGradient {
             reference: self.kl_loss.is_some() || self.advantages.kl_in_reward().is_some(),
             greedy: self.advantages.estimator() == Some(AdvantageEstimator::Remax),
             values: self.advantages.gae().is_some(),
-            scores: self.loss.chooses_tokens() || self.top_entropy.is_some(),
+            scores: self.loss.formula().chooses_tokens() || self.top_entropy.is_some(),
             entropy: self.entropy_bonus.is_some(),
         }
     }

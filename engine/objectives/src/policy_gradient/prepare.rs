@@ -44,14 +44,9 @@ impl PolicyGradient {
     /// The tokens that KL-Cov or Clip-Cov acts on.
     fn chosen(&self, step: &OptimizerStep<'_>) -> Option<Vec<bool>> {
         match self.loss {
-            PolicyLoss::KlCov(by) => Some(cov::kl_cov_mask(&Covariances::new(step).of_tokens, by.share)),
+            PolicyLoss::KlCov(by) => Some(cov::kl_cov_mask(&Covariances::new(step).of_tokens, by.kl_cov_ratio)),
             PolicyLoss::ClipCov(by) => Some(clip_cov_tokens(by, step)),
-            PolicyLoss::Clip { .. }
-            | PolicyLoss::Cispo { .. }
-            | PolicyLoss::Sapo { .. }
-            | PolicyLoss::GeoMean { .. }
-            | PolicyLoss::Reinforce
-            | PolicyLoss::Vespo(_) => None,
+            _ => None,
         }
     }
 
@@ -109,7 +104,7 @@ fn clip_cov_tokens(by: ClipCov, step: &OptimizerStep<'_>) -> Vec<bool> {
     let clipped: Vec<bool> = (0..logp.len())
         .map(|i| {
             let ratio = (logp[i] - old[i]).clamp(-20.0, 20.0).exp();
-            let bounded = ratio.clamp(1.0 - by.range.low, 1.0 + by.range.high);
+            let bounded = ratio.clamp(1.0 - by.range.clip_ratio_low, 1.0 + by.range.clip_ratio_high);
             -advantages[i] * bounded > -advantages[i] * ratio
         })
         .collect();

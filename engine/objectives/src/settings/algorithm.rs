@@ -1,12 +1,15 @@
-//! The names of algorithms.
+//! The names of algorithms, and what each one's paper sets over GRPO's defaults.
 
+use super::config::ObjectiveConfig;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 /// An RL algorithm by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
     /// Group-relative policy optimization (arXiv:2402.03300).
+    #[default]
     Grpo,
     /// GRPO without its length and difficulty biases (arXiv:2503.20783).
     DrGrpo,
@@ -72,4 +75,67 @@ impl Algorithm {
         Self::PassAtK,
         Self::Ppo,
     ];
+
+    /// The keys of a configuration that it sets.
+    pub(super) fn changes(self) -> Map<String, Value> {
+        let changes = match self {
+            Self::Grpo => json!({}),
+            Self::DrGrpo => json!({"scale_rewards": "none", "loss_agg_mode": "seq-mean-token-sum-norm"}),
+            Self::Dapo => json!({"clip_ratio_high": 0.28, "clip_ratio_c": null}),
+            // section 5.1 of GSPO's paper
+            Self::Gspo => gspo("sequence"),
+            Self::GspoToken => gspo("sequence_token"),
+            Self::Luspo => json!({
+                "importance_sampling_level": "sequence", "clip_ratio_low": 2e-3, "clip_ratio_high": 2.5e-3,
+                "clip_ratio_c": null, "loss_agg_mode": "seq-mean-token-sum"
+            }),
+            Self::Cispo => json!({"policy_loss": "cispo", "clip_ratio_low": 1.0, "clip_ratio_high": 4.0}),
+            Self::Sapo => json!({"policy_loss": "sapo", "loss_agg_mode": "seq-mean-token-mean"}),
+            Self::Gmpo => json!({
+                "policy_loss": "geo_mean", "clip_ratio_low": 0.4, "clip_ratio_high": 0.4,
+                "loss_agg_mode": "seq-mean-token-mean"
+            }),
+            Self::Vespo => json!({"policy_loss": "vespo"}),
+            Self::Gpg => json!({"adv_estimator": "gpg", "policy_loss": "reinforce"}),
+            Self::KlCov => json!({"policy_loss": "kl_cov"}),
+            Self::ClipCov => json!({"policy_loss": "clip_cov"}),
+            Self::Rloo => json!({
+                "adv_estimator": "rloo", "importance_sampling_level": "sequence_product", "clip_ratio_c": null,
+                "loss_agg_mode": "seq-mean-token-mean"
+            }),
+            Self::ReinforcePlusPlus => json!({"adv_estimator": "reinforce_plus_plus", "use_kl_in_reward": true}),
+            Self::ReinforcePlusPlusBaseline => json!({
+                "adv_estimator": "reinforce_plus_plus_baseline", "kl_loss_coef": 0.001, "kl_loss_type": "k2"
+            }),
+            Self::Remax => json!({
+                "adv_estimator": "remax", "policy_loss": "reinforce", "loss_agg_mode": "seq-mean-token-sum"
+            }),
+            Self::Opo => json!({"adv_estimator": "opo", "policy_loss": "reinforce"}),
+            Self::PassAtK => json!({"adv_estimator": "pass_at_k"}),
+            Self::Ppo => json!({"adv_estimator": "gae"}),
+        };
+        changes.as_object().cloned().unwrap_or_default()
+    }
+
+    /// What the algorithm's paper sets, and GRPO's defaults for the rest.
+    #[must_use]
+    pub fn settings(self) -> ObjectiveConfig {
+        let settings = ObjectiveConfig::deserialize(Value::Object(self.changes()));
+        ObjectiveConfig { name: self, ..settings.expect("the keys of an algorithm are settings of an objective") }
+    }
+}
+
+/// GSPO's settings at a level of the ratio.
+fn gspo(level: &str) -> Value {
+    json!({
+        "importance_sampling_level": level, "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4, "clip_ratio_c": null,
+        "loss_agg_mode": "seq-mean-token-mean"
+    })
+}
+
+impl From<Algorithm> for ObjectiveConfig {
+    /// [`Algorithm::settings`].
+    fn from(algorithm: Algorithm) -> Self {
+        algorithm.settings()
+    }
 }

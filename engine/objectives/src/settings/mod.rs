@@ -3,16 +3,12 @@
 
 mod algorithm;
 mod build;
-mod choices;
 mod config;
 mod kl_control;
-mod presets;
-mod reader;
 mod rejections;
 mod rollout_rs;
 
 pub use algorithm::Algorithm;
-pub use choices::{AdvEstimator, MultiObjectiveAggregation, PolicyLossMode, RolloutIs};
-pub use config::ObjectiveConfig;
+pub use config::{MultiObjectiveAggregation, ObjectiveConfig};
 pub use kl_control::{KlControl, KlControlConfig};
 pub use rollout_rs::{RejectionCriteria, RejectionThreshold, RejectionThresholds};

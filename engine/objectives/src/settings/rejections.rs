@@ -1,17 +1,18 @@
 //! `rollout_rs` and its thresholds together: criteria with ranges.
 
-use super::reader::{SettingsReader, read, refuse};
+use super::build::refuse;
+use super::config::ObjectiveConfig;
 use super::rollout_rs::{RejectionCriteria, RejectionThreshold, RejectionThresholds};
 use crate::rejection::{Rejection, RolloutRs};
 use firebrick_core::error::Result;
 use std::ops::RangeInclusive;
 
 /// The criteria with the ranges of their statistics; none where nothing is left out.
-pub(super) fn rejections(r: &SettingsReader<'_>) -> Result<Vec<Rejection>> {
-    let Some(RejectionCriteria(kinds)) = read!(r, rollout_rs) else {
+pub(super) fn rejections(config: &ObjectiveConfig) -> Result<Vec<Rejection>> {
+    let Some(RejectionCriteria(kinds)) = &config.rollout_rs else {
         return Ok(Vec::new());
     };
-    let Some(RejectionThresholds(given)) = read!(r, rollout_rs_threshold) else {
+    let Some(RejectionThresholds(given)) = &config.rollout_rs_threshold else {
         return refuse("objective: rollout_rs needs rollout_rs_threshold: how far the sampler may be from the trainer");
     };
     if given.len() != 1 && given.len() != kinds.len() {
@@ -22,16 +23,19 @@ pub(super) fn rejections(r: &SettingsReader<'_>) -> Result<Vec<Rejection>> {
         ));
     }
     let pairs = kinds.iter().zip(given.iter().cycle());
-    pairs
-        .map(|(&criterion, own)| {
-            let range = range(r, criterion, *own)?;
-            Ok(Rejection { criterion, range })
-        })
-        .collect()
+    let lower = config.rollout_rs_threshold_lower;
+    if lower.is_some() && !pairs.clone().any(|(criterion, own)| criterion.is_k1() && own.lower.is_none()) {
+        return refuse("objective.rollout_rs_threshold_lower requires one of the k1 kinds of objective.rollout_rs");
+    }
+    let rejection = |(&criterion, own): (&RolloutRs, &RejectionThreshold)| {
+        let range = range(lower, criterion, *own)?;
+        Ok(Rejection { criterion, range })
+    };
+    pairs.map(rejection).collect()
 }
 
 /// What a criterion's statistic may be: of the k1 kinds, the log of a ratio.
-fn range(r: &SettingsReader<'_>, criterion: RolloutRs, own: RejectionThreshold) -> Result<RangeInclusive<f64>> {
+fn range(lower: Option<f64>, criterion: RolloutRs, own: RejectionThreshold) -> Result<RangeInclusive<f64>> {
     let upper = own.upper;
     if !(upper.is_finite() && upper > 0.0) {
         return refuse(format!("objective: rollout_rs_threshold is {upper}; it should be above 0"));
@@ -45,8 +49,7 @@ fn range(r: &SettingsReader<'_>, criterion: RolloutRs, own: RejectionThreshold) 
             )),
         };
     }
-    let lower = own.lower.or(*read!(r, rollout_rs_threshold_lower));
-    let lower = lower.unwrap_or(upper.recip());
+    let lower = own.lower.or(lower).unwrap_or(upper.recip());
     if !(lower > 0.0 && lower <= upper) {
         return refuse(format!(
             "objective: the least ratio of rollout_rs, {lower}, should be above 0 and not exceed the largest, {upper} \
@@ -58,7 +61,6 @@ fn range(r: &SettingsReader<'_>, criterion: RolloutRs, own: RejectionThreshold) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::config::ObjectiveConfig;
     use super::*;
     use serde_json::json;
 
@@ -73,9 +75,7 @@ mod tests {
 
     #[test]
     fn one_threshold_serves_all_criteria_or_each_has_its_own() {
-        let of = |criteria, thresholds| {
-            rejections(&SettingsReader::new(&settings(criteria, thresholds))).expect("rejections")
-        };
+        let of = |criteria, thresholds| rejections(&settings(criteria, thresholds)).expect("rejections");
         let infinite = f64::NEG_INFINITY;
         let ranges = |own: Vec<Rejection>| own.into_iter().map(|r| r.range).collect::<Vec<_>>();
         assert_eq!(ranges(of("token_k2, seq_mean_k2", "0.1")), [infinite..=0.1, infinite..=0.1]);
@@ -92,7 +92,7 @@ mod tests {
             ("token_k2", "-1", "above 0"),
         ] {
             let settings = settings(criteria, thresholds);
-            let refused = rejections(&SettingsReader::new(&settings)).unwrap_err().to_string();
+            let refused = rejections(&settings).unwrap_err().to_string();
             assert!(refused.contains(part), "{refused}");
         }
     }

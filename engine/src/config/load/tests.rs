@@ -1,11 +1,16 @@
 //! From text to a configuration, and every refusal on the way.
 
 use super::*;
+use crate::objective::policy::PolicyLoss;
 use crate::plan::DeviceAbilities;
 use firebrick_backends::Precision;
 use firebrick_spec::{Backend, DeviceProfile};
 
 const MINIMAL: &str = "model: {path: m}\ntask: {kind: arithmetic}\noutput: runs/x\n";
+
+fn mapping(text: &str) -> Map<String, Value> {
+    serde_saphyr::from_str(text).unwrap()
+}
 
 fn error(text: &str, overrides: &[&str]) -> String {
     let overrides: Vec<String> = overrides.iter().map(|&s| s.to_owned()).collect();
@@ -16,7 +21,7 @@ fn error(text: &str, overrides: &[&str]) -> String {
 fn a_handful_of_keys_is_enough() {
     let config = parse(MINIMAL, &[]).unwrap();
     assert_eq!(config.rollout.n, 8);
-    assert_eq!(config.objective, crate::config::ObjectiveConfig::default());
+    assert_eq!(config.objective, ObjectiveConfig::default());
 }
 
 #[test]
@@ -40,13 +45,14 @@ fn an_algorithm_sets_what_is_not_written_beside_its_name() {
         assert_eq!(parse(&config.to_yaml().unwrap(), &[]).unwrap(), config);
         config.objective
     };
-    for algorithm in Algorithm::ALL {
+    for algorithm in crate::objective::Algorithm::ALL {
         let name = serde_json::to_value(algorithm).unwrap();
         let settings = objective(name.as_str().unwrap());
         assert_eq!(settings, algorithm.settings(), "{name}");
     }
-    let dapo = objective("{name: dapo, clip_ratio_high: 0.3}");
-    assert!((dapo.clip_ratio_high - 0.3).abs() < 1e-12 && dapo.clip_ratio_c.is_none());
+    let dapo = objective("{name: dapo, clip_ratio_high: 0.3}").policy_loss;
+    let PolicyLoss::Clip(clip) = dapo else { panic!("{dapo:?}") };
+    assert!((clip.range.clip_ratio_high - 0.3).abs() < 1e-12 && clip.clip_ratio_c.is_none());
     let message = error(MINIMAL, &["objective=gpso"]);
     assert!(message.contains("did you mean `gspo`?"), "{message}");
 }
@@ -55,11 +61,14 @@ fn an_algorithm_sets_what_is_not_written_beside_its_name() {
 fn objective_settings_that_make_no_sense_are_refused_with_the_reason() {
     for (overrides, reason) in [
         (&["objective.tau_pos=2"][..], "policy_loss: sapo"),
-        (&["objective=sapo", "objective.clip_ratio_high=0.3"], "that clips"),
-        (&["objective.importance_sampling_level=sequence", "objective.policy_loss=vespo"], "a different one"),
+        (&["objective=sapo", "objective.clip_ratio_high=0.3"], "policy_loss: clip, cispo, geo_mean or clip_cov"),
+        (&["objective.importance_sampling_level=sequence", "objective.policy_loss=vespo"], "clip, cispo or sapo"),
         (&["objective=rloo", "objective.scale_rewards=none"], "grpo, grpo_leave_one_out or pass_at_k"),
         (&["objective.gamma=0.9"], "adv_estimator: reinforce_plus_plus or gae"),
-        (&["objective=remax", "objective.normalize_advantages=true"], "one advantage per completion"),
+        (
+            &["objective=remax", "objective.normalize_advantages=true"],
+            "adv_estimator: grpo, grpo_leave_one_out, rloo, rloo_vectorized, opo, pass_at_k or gpg",
+        ),
         (&["objective.kl_ctrl.kl_coef=0.1"], "use_kl_in_reward"),
         (&["objective.use_bias_correction_kl=true"], "kl_loss_coef above 0"),
         (&["objective.entropy_target=1"], "use_adaptive_entropy"),
@@ -76,7 +85,7 @@ fn objective_settings_that_make_no_sense_are_refused_with_the_reason() {
         ),
         (&["objective=vespo", "objective.rollout_is=sequence"], "token_truncate"),
         (&["objective=gmpo", "objective.top_entropy_quantile=0.2"], "one term per sequence"),
-        (&["objective.top_entropy_quantile=0"], "above 0 and at most 1"),
+        (&["objective.top_entropy_quantile=0"], "top_entropy_quantile must be above 0"),
         (&["objective.loss_scale_factor=8"], "seq-mean-token-sum-norm"),
         (&["objective=opo", "objective.multi_objective_aggregation=normalize_then_sum"], "adv_estimator: grpo"),
     ] {
@@ -188,14 +197,14 @@ fn memory_settings_that_make_no_sense_together_are_refused_with_the_reason() {
         (&["memory.param_offload=streamed"], "a kept graph would hold on to them"),
         (&["memory.order=segment_major"], "requires memory.param_offload: streamed"),
         (&["memory.offload_fraction=0.5"], "requires memory.optimizer_offload: cpu"),
-        (&["memory.offload_fraction=1.5"], "between 0 and 1"),
+        (&["memory.offload_fraction=1.5"], "offload_fraction must be at most 1, found 1.5"),
         (&["memory.activation_offload_group=2"], "requires memory.activation_offload"),
         (&["memory.checkpoint_every=2"], "turn on memory.gradient_checkpointing"),
         (&["memory.checkpoint_layers=[0]"], "turn on memory.gradient_checkpointing"),
         (&["memory.recompute_granularity=half"], "requires memory.gradient_checkpointing"),
         (&["memory.step_in_backward=true", "memory.optimizer_offload=idle"], "optimizer_offload: cpu"),
-        (&["memory.head_rows=0"], "memory.head_rows should be at least 1"),
-        (&["memory.margin=1"], "between 0 and 0.9"),
+        (&["memory.head_rows=0"], "memory.head_rows must be at least 1"),
+        (&["memory.margin=1"], "margin must be below 0.9, found 1"),
         (&["memory.budget=much"], "8GiB"),
     ] {
         let message = error(MINIMAL, overrides);
@@ -305,13 +314,10 @@ fn an_empty_section_is_the_same_as_none() {
         }
         let with = |section: &str| {
             let overrides = [format!("{section}={{}}")];
-            let read = mapping(MINIMAL).and_then(|mut root| {
-                override_all(&mut root, &overrides)?;
-                read(root)
-            });
-            read.unwrap_or_else(|e| panic!("{section}: {e}"))
+            let mut root = mapping(MINIMAL);
+            override_all(&mut root, &overrides).and_then(|()| read(root)).unwrap_or_else(|e| panic!("{section}: {e}"))
         };
-        let expected = if parent.is_empty() { read(mapping(MINIMAL).unwrap()).unwrap() } else { with(parent) };
+        let expected = if parent.is_empty() { read(mapping(MINIMAL)).unwrap() } else { with(parent) };
         let found = with(&key.path);
         let optional_parent = parent == "model" || parent.starts_with("task");
         if !optional_parent {
@@ -376,8 +382,8 @@ fn a_leading_tilde_is_the_home_folder_in_every_path_of_a_configuration() {
             paths.iter().any(|path| key == path || key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')));
         own || key == "task.rewards.command"
     };
-    let all = crate::config::keys::keys();
-    let text = |key: &&crate::config::keys::Key| {
+    let all = crate::config::keys();
+    let text = |key: &&crate::config::Key| {
         !key.is_section && key.values.is_empty() && (key.takes.contains("text") || key.takes.contains("list"))
     };
     let unknown: Vec<&str> = all
@@ -399,7 +405,7 @@ fn paths_are_resolved_against_the_home_folder_in_whatever_form_they_have() {
                 train: [~/a.jsonl, {path: ~/b.csv, weight: 2}]\n  validation: {one: ~/c.jsonl, two: [~/d, e/f.json]}\n  \
                 rewards:\n  - {kind: command, command: [python3, ~/r.py, --x=~/y], folder: ~/w}\n  \
                 - {kind: python, file: ~/r.py, python: ~/venv/bin/python}\n";
-    let mut root = mapping(text).unwrap();
+    let mut root = mapping(text);
     resolve_files(&mut root, Path::new("/base")).unwrap();
     let found = Value::Object(root);
     let expected = serde_json::json!({

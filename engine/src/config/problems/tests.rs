@@ -1,7 +1,7 @@
 use super::*;
 
 fn check(text: &str) -> CheckedFile {
-    CheckedFile::of_text(text, Path::new("."), &[]).expect("a text")
+    CheckedFile::of_text(text, Some(Path::new(".")), &[]).expect("a text")
 }
 
 /// The line and the message of each problem.
@@ -136,11 +136,11 @@ fn a_text_that_is_not_yaml_or_no_mapping_says_where() {
 #[test]
 fn what_the_command_line_sets_has_no_line() {
     let overrides = ["rollout.n=0".to_owned(), "objective=gpro".to_owned()];
-    let file = CheckedFile::of_text(LEAST, Path::new("."), &overrides).expect("a text");
+    let file = CheckedFile::of_text(LEAST, Some(Path::new(".")), &overrides).expect("a text");
     let all: Vec<&str> = file.problems.iter().map(|own| own.message.as_str()).collect();
     assert_eq!(all.len(), 2, "{all:?}");
     assert!(file.problems.iter().all(|own| own.place.is_none()), "{:?}", file.problems);
-    assert!(CheckedFile::of_text(LEAST, Path::new("."), &["rollout.n".into()]).is_err());
+    assert!(CheckedFile::of_text(LEAST, Some(Path::new(".")), &["rollout.n".into()]).is_err());
 }
 
 #[test]

@@ -1,6 +1,6 @@
-use super::limits::{LIMITS, Limit};
 use super::*;
 use crate::config::parse;
+use firebrick_settings::violations;
 
 /// A configuration with every section, in which no setting stands in the way of another.
 const COMPLETE: &str = "
@@ -45,7 +45,9 @@ fn validator() -> jsonschema::Validator {
 
 fn is_valid(text: &str) -> bool {
     let config: Value = serde_saphyr::from_str(text).expect("YAML");
-    validator().is_valid(&config)
+    let valid = validator().is_valid(&config);
+    assert_eq!(violations(&SCHEMA, &config).is_empty(), valid, "{text}");
+    valid
 }
 
 #[test]
@@ -97,65 +99,26 @@ fn what_is_written_back_complete_is_valid() {
     }
 }
 
-/// A number beyond a bound, and the bound itself.
-fn around(limit: Limit) -> (f64, Option<f64>) {
-    match limit {
-        Limit::AtLeast(bound) => (bound - 1.0, Some(bound)),
-        Limit::AtMost(bound) => (bound + 1.0, Some(bound)),
-        Limit::Above(bound) | Limit::Below(bound) => (bound, None),
-    }
-}
-
-/// Whether the program reads a key with a number.
-fn refusal(key: &str, number: f64) -> Option<String> {
-    let mut overrides = companions(key);
-    overrides.push(format!("{key}={number}"));
-    match parse(COMPLETE, &overrides) {
-        Ok(config) => {
-            let task = config.task.as_ref()?;
-            let built = task.build(std::path::Path::new("."));
-            let steps = config.trainer.steps;
-            let scheduled = config.optim.lr_scheduler.build(config.optim.lr, steps);
-            let refused = built.err().map(|e| e.to_string());
-            refused.or(scheduled.err().map(|e| e.to_string()))
-        }
-        Err(error) => Some(error.to_string()),
-    }
+/// A number beyond each bound of a key.
+fn beyond(key: &Key) -> Vec<f64> {
+    let bound = |said: &str| key.takes.split(", ").find_map(|part| part.strip_prefix(said)?.trim().parse::<f64>().ok());
+    let steps = [("at least", -1.0), ("at most", 1.0), ("above", 0.0), ("below", 0.0)];
+    steps.iter().filter_map(|(said, step)| Some(bound(said)? + step)).collect()
 }
 
 #[test]
-fn numbers_beyond_a_bound_of_the_schema_are_refused_by_the_program() {
-    for (key, limits) in LIMITS {
-        // these are checked against others or only under the schedule that uses them
-        if key.starts_with("optim.lr_scheduler.") && key != "optim.lr_scheduler.warmup_ratio" {
-            continue;
-        }
-        for &limit in limits {
-            let (beyond, at) = around(limit);
-            let refused = refusal(key, beyond);
-            assert!(refused.is_some(), "{key}={beyond} is read");
-            if let Some(bound) = at {
-                let name = key.rsplit('.').next().unwrap_or(key);
-                let refused = refusal(key, bound)
-                    .filter(|message| message.contains("at least") && message.contains(&format!("{name} must")));
-                assert_eq!(refused, None, "{key}={bound}");
-            }
+fn numbers_beyond_a_bound_are_refused_with_the_key_in_files_and_in_code() {
+    let mut checked = 0;
+    for key in keys().iter().filter(|key| key.kinds.is_empty() && !key.path.starts_with("task.")) {
+        for number in beyond(key) {
+            let mut overrides = companions(&key.path);
+            overrides.push(format!("{}={number}", key.path));
+            let error = parse(COMPLETE, &overrides).expect_err(&key.path).to_string();
+            assert!(error.contains(&key.path) && error.contains("must be "), "{}={number}: {error}", key.path);
+            checked += 1;
         }
     }
-}
-
-#[test]
-fn every_bound_is_of_a_key_and_stands_in_the_schema() {
-    let all = crate::config::keys();
-    for (key, _) in LIMITS {
-        let own = all.iter().filter(|known| known.path.ends_with(key));
-        let own: Vec<_> = own.collect();
-        assert!(!own.is_empty(), "{key} is no key");
-        for known in own {
-            let bounded = ["at least", "above", "at most", "below"];
-            assert!(bounded.iter().any(|word| known.takes.contains(word)), "{}: {}", known.path, known.takes);
-        }
-    }
+    assert!(checked > 100, "{checked}");
 }
 
 /// Second names in the sources that a configuration is read by.
@@ -165,8 +128,10 @@ fn every_second_name_that_is_read_is_in_the_schema() {
     let mut found = 0;
     for source in [
         include_str!("../lora.rs"),
+        include_str!("../../../objectives/src/advantage/estimator.rs"),
+        include_str!("../../../objectives/src/correction.rs"),
         include_str!("../../../objectives/src/kl.rs"),
-        include_str!("../../../objectives/src/settings/choices.rs"),
+        include_str!("../../../objectives/src/policy/loss.rs"),
     ] {
         for name in source.split("alias = \"").skip(1) {
             let name = name.split('"').next().unwrap_or_default();
@@ -177,10 +142,44 @@ fn every_second_name_that_is_read_is_in_the_schema() {
     assert!(found >= 15, "{found}");
 }
 
+fn key<'k>(all: &'k [Key], path: &str) -> &'k Key {
+    let found = all.iter().find(|key| key.path == path);
+    found.unwrap_or_else(|| panic!("no key {path}"))
+}
+
 #[test]
-fn links_of_documentation_lose_their_targets() {
-    assert_eq!(
-        plain("See [`build`](Self::build) and [1, 2],\nor `a[0]` (twice).\n\nMore."),
-        "See `build` and [1, 2], or `a[0]` (twice).\n\nMore."
-    );
+fn a_key_is_told_with_its_default_its_range_and_its_values() {
+    let all = keys();
+    let n = key(&all, "rollout.n");
+    assert_eq!((n.takes.as_str(), n.default.as_ref()), ("integer, at least 1", Some(&8.into())));
+    let home = key(&all, "memory.param_offload");
+    let names: Vec<&str> = home.values.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["none", "idle", "streamed"]);
+    assert!(home.values[2].1.as_ref().is_some_and(|what| what.contains("segment by segment")));
+    assert_eq!(home.default, Some("none".into()));
+    assert!(key(&all, "output").is_required && !n.is_required);
+    assert!(key(&all, "memory.reference").is_section);
+    assert!(!key(&all, "model.arch").is_section, "its keys are transformers'");
+    let tau = key(&all, "objective.tau_pos").with.clone();
+    assert_eq!(tau, Some(("policy_loss".to_owned(), vec!["sapo".to_owned()])));
+}
+
+#[test]
+fn keys_of_some_kinds_of_task_or_reward_say_so() {
+    let all = keys();
+    assert_eq!(key(&all, "task.difficulty").kinds, ["arithmetic"]);
+    assert_eq!(key(&all, "task.rewards.tolerance").kinds, ["number", "math"]);
+    assert!(key(&all, "task.rewards.weight").kinds.is_empty());
+    let kinds = &key(&all, "task.rewards.kind").values;
+    assert!(kinds.len() >= 7, "{kinds:?}");
+}
+
+#[test]
+fn every_key_is_described_and_says_what_it_takes() {
+    let all = keys();
+    assert!(all.len() > 180, "{}", all.len());
+    for key in &all {
+        assert!(key.description.len() > 10, "{}: {:?}", key.path, key.description);
+        assert!(!key.takes.is_empty(), "{} takes nothing", key.path);
+    }
 }

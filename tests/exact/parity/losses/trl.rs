@@ -1,14 +1,14 @@
 //! TRL's GRPO and RLOO: losses, and advantages of weighted rewards.
 
-use firebrick_engine::objective::advantage::{AdvantageInputs, ScaleRewards, grpo, normalize_then_sum};
+use firebrick_engine::objective::advantage::{
+    AdvantageEstimator, AdvantageInputs, Plain, ScaleRewards, grpo, normalize_then_sum,
+};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::entropy::high_entropy_mask;
 use firebrick_engine::objective::kl::KlType;
 use firebrick_engine::objective::kl_controller::token_level_rewards;
-use firebrick_engine::objective::policy::ImportanceSamplingLevel;
-use firebrick_engine::objective::{
-    Algorithm, MultiObjectiveAggregation, ObjectiveConfig, PolicyGradient, PolicyLossMode, TokenInputs,
-};
+use firebrick_engine::objective::policy::{Cispo, Clip, ClipRange, ImportanceSamplingLevel, PolicyLoss, Sapo, Vespo};
+use firebrick_engine::objective::{Algorithm, MultiObjectiveAggregation, ObjectiveConfig, PolicyGradient, TokenInputs};
 use serde::Deserialize;
 
 use super::{Case, Mask, Outcome, Set, assert_rows, rows, run, vector};
@@ -75,31 +75,38 @@ impl Params {
     }
 
     fn objective(&self) -> PolicyGradient {
-        let base = ObjectiveConfig::default();
-        // TRL's CISPO bounds the ratio above by epsilon_high itself, and not below
-        let (policy_loss, clip_ratio_low, clip_ratio_high) = match self.loss_type {
-            LossType::Cispo => (PolicyLossMode::Cispo, 1.0, self.epsilon_high - 1.0),
-            LossType::Sapo => (PolicyLossMode::Sapo, self.epsilon, self.epsilon_high),
-            LossType::Vespo => (PolicyLossMode::Vespo, self.epsilon, self.epsilon_high),
-            _ => (PolicyLossMode::Clip, self.epsilon, self.epsilon_high),
+        let importance_sampling_level = self.level;
+        let (sapo, vespo) = (Sapo::default(), Vespo::default());
+        let policy_loss = match self.loss_type {
+            // TRL's CISPO bounds the ratio above by epsilon_high itself, and not below
+            LossType::Cispo => PolicyLoss::Cispo(Cispo {
+                importance_sampling_level,
+                range: ClipRange { clip_ratio_low: 1.0, clip_ratio_high: self.epsilon_high - 1.0 },
+            }),
+            LossType::Sapo => PolicyLoss::Sapo(Sapo {
+                importance_sampling_level,
+                tau_pos: self.sapo_temperature_pos.unwrap_or(sapo.tau_pos),
+                tau_neg: self.sapo_temperature_neg.unwrap_or(sapo.tau_neg),
+            }),
+            LossType::Vespo => PolicyLoss::Vespo(Vespo {
+                vespo_k_pos: self.vespo_k_pos.unwrap_or(vespo.vespo_k_pos),
+                vespo_lambda_pos: self.vespo_lambda_pos.unwrap_or(vespo.vespo_lambda_pos),
+                vespo_k_neg: self.vespo_k_neg.unwrap_or(vespo.vespo_k_neg),
+                vespo_lambda_neg: self.vespo_lambda_neg.unwrap_or(vespo.vespo_lambda_neg),
+            }),
+            _ => PolicyLoss::Clip(Clip {
+                importance_sampling_level,
+                range: ClipRange { clip_ratio_low: self.epsilon, clip_ratio_high: self.epsilon_high },
+                clip_ratio_c: self.delta,
+            }),
         };
         ObjectiveConfig {
             policy_loss,
-            importance_sampling_level: self.level,
-            clip_ratio_low,
-            clip_ratio_high,
-            clip_ratio_c: self.delta,
-            tau_pos: self.sapo_temperature_pos.unwrap_or(base.tau_pos),
-            tau_neg: self.sapo_temperature_neg.unwrap_or(base.tau_neg),
-            vespo_k_pos: self.vespo_k_pos.unwrap_or(base.vespo_k_pos),
-            vespo_lambda_pos: self.vespo_lambda_pos.unwrap_or(base.vespo_lambda_pos),
-            vespo_k_neg: self.vespo_k_neg.unwrap_or(base.vespo_k_neg),
-            vespo_lambda_neg: self.vespo_lambda_neg.unwrap_or(base.vespo_lambda_neg),
             off_policy_mask_threshold: self.off_policy_mask_threshold,
             kl_loss_coef: self.beta,
             kl_loss_type: KlType::K3,
             use_bias_correction_kl: self.kl_bias,
-            ..base
+            ..ObjectiveConfig::default()
         }
         .build()
         .expect("an objective")
@@ -250,11 +257,10 @@ pub(super) fn rloo_loss(case: &Case, set: &Set) {
     let params: RlooParams = case.params();
     let mask = Mask::new(&set["mask"]);
     let scored = |name: &str| mask.pick(&rows(&set[name]));
-    let settings = ObjectiveConfig {
-        clip_ratio_low: params.epsilon,
-        clip_ratio_high: params.epsilon_high,
-        ..Algorithm::Rloo.settings()
-    };
+    let range = ClipRange { clip_ratio_low: params.epsilon, clip_ratio_high: params.epsilon_high };
+    let importance_sampling_level = ImportanceSamplingLevel::SequenceProduct;
+    let policy_loss = PolicyLoss::Clip(Clip { importance_sampling_level, range, clip_ratio_c: None });
+    let settings = ObjectiveConfig { policy_loss, ..Algorithm::Rloo.settings() };
     let by = Denominators::trl(&mask.lengths(), mask.width());
     let weights = token_weights(settings.loss_agg_mode, &mask.lengths(), by).concat();
     let advantage = vector(mask.advantages(&set["advantages"]));
@@ -299,7 +305,7 @@ pub(super) fn rloo_advantages(case: &Case) {
     let masks: Vec<Vec<bool>> = by_token.iter().map(|row| vec![true; row.len()]).collect();
     let groups: Vec<u64> = (0..rewards.len() as u64).map(|i| i / params.num_generations).collect();
     let settings = ObjectiveConfig {
-        normalize_advantages: params.normalize_advantages,
+        adv_estimator: AdvantageEstimator::Rloo(Plain { normalize_advantages: params.normalize_advantages }),
         adv_eps: params.eps,
         ..Algorithm::Rloo.settings()
     };
@@ -307,7 +313,7 @@ pub(super) fn rloo_advantages(case: &Case) {
         AdvantageInputs { rewards: &by_token, masks: &masks, groups: &groups, lone: &[], baselines: &[], values: &[] };
     let objective = settings.build().expect("an objective");
     let estimator = objective.advantages().estimator().expect("one reward");
-    let found: Vec<f64> = estimator.advantages(inputs).iter().map(|row| row[0]).collect();
+    let found: Vec<f64> = estimator.advantages(inputs, params.eps).iter().map(|row| row[0]).collect();
     let expected: Vec<f64> = parse(&case.name, case.output("advantages"));
     assert_all_close(&case.name, &found, &expected, TOLERANCE);
 }

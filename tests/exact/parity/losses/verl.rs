@@ -1,11 +1,15 @@
 //! verl's `core_algos.py`.
 
 use burn::tensor::{Int, Tensor, TensorData};
-use firebrick_engine::objective::advantage::{AdvantageInputs, ScaleRewards, returns};
+use firebrick_engine::objective::advantage::{
+    AdvantageEstimator, AdvantageInputs, Plain, ReinforcePlusPlus, ScaleRewards, Scaled, returns,
+};
 use firebrick_engine::objective::aggregate::{Denominators, LossAggMode, token_weights};
 use firebrick_engine::objective::kl::{KlType, kl_penalty};
-use firebrick_engine::objective::policy::{ImportanceSamplingLevel, cov};
-use firebrick_engine::objective::{AdvEstimator, ObjectiveConfig, PolicyLossMode, TokenInputs};
+use firebrick_engine::objective::policy::{
+    Cispo, Clip, ClipRange, Gmpo, ImportanceSamplingLevel, KlCov, PolicyLoss, Sapo, cov,
+};
+use firebrick_engine::objective::{ObjectiveConfig, TokenInputs};
 use firebrick_models::{Checkpoint, Decoder};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -63,32 +67,32 @@ struct PolicyParams {
 }
 
 impl PolicyParams {
-    /// The objective whose policy term a function of verl's computes.
-    fn settings(&self, case: &Case) -> ObjectiveConfig {
-        let (policy_loss, level) = match case.func.as_str() {
-            "compute_policy_loss_vanilla" => (PolicyLossMode::Clip, ImportanceSamplingLevel::Token),
-            "compute_policy_loss_gspo" => (PolicyLossMode::Clip, ImportanceSamplingLevel::SequenceToken),
-            "compute_policy_loss_sapo" => (PolicyLossMode::Sapo, ImportanceSamplingLevel::Token),
-            "compute_policy_loss_cispo" => (PolicyLossMode::Cispo, ImportanceSamplingLevel::Token),
-            "compute_policy_loss_gpg" | "compute_policy_loss_reinforce" => {
-                (PolicyLossMode::Reinforce, ImportanceSamplingLevel::Token)
-            }
-            "compute_policy_loss_geo_mean" => (PolicyLossMode::GeoMean, ImportanceSamplingLevel::Token),
-            "compute_policy_loss_kl_cov" => (PolicyLossMode::KlCov, ImportanceSamplingLevel::Token),
-            other => panic!("{}: unknown fn {other}", case.name),
+    /// The policy term that a function of verl's computes.
+    fn policy_loss(&self, case: &Case) -> PolicyLoss {
+        let (range, sapo, kl_cov) = (ClipRange::default(), Sapo::default(), KlCov::default());
+        let range = ClipRange {
+            clip_ratio_low: self.clip_low.unwrap_or(range.clip_ratio_low),
+            clip_ratio_high: self.clip_high.unwrap_or(range.clip_ratio_high),
         };
-        let base = ObjectiveConfig::default();
-        ObjectiveConfig {
-            policy_loss,
-            importance_sampling_level: level,
-            clip_ratio_low: self.clip_low.unwrap_or(base.clip_ratio_low),
-            clip_ratio_high: self.clip_high.unwrap_or(base.clip_ratio_high),
-            clip_ratio_c: self.clip_c,
-            tau_pos: self.tau_pos.unwrap_or(base.tau_pos),
-            tau_neg: self.tau_neg.unwrap_or(base.tau_neg),
-            kl_cov_ratio: self.kl_cov_ratio.unwrap_or(base.kl_cov_ratio),
-            ppo_kl_coef: self.ppo_kl_coef.unwrap_or(base.ppo_kl_coef),
-            ..base
+        let clip = |importance_sampling_level| {
+            PolicyLoss::Clip(Clip { importance_sampling_level, range, clip_ratio_c: self.clip_c })
+        };
+        match case.func.as_str() {
+            "compute_policy_loss_vanilla" => clip(ImportanceSamplingLevel::Token),
+            "compute_policy_loss_gspo" => clip(ImportanceSamplingLevel::SequenceToken),
+            "compute_policy_loss_sapo" => PolicyLoss::Sapo(Sapo {
+                tau_pos: self.tau_pos.unwrap_or(sapo.tau_pos),
+                tau_neg: self.tau_neg.unwrap_or(sapo.tau_neg),
+                ..sapo
+            }),
+            "compute_policy_loss_cispo" => PolicyLoss::Cispo(Cispo { range, ..Cispo::default() }),
+            "compute_policy_loss_gpg" | "compute_policy_loss_reinforce" => PolicyLoss::Reinforce,
+            "compute_policy_loss_geo_mean" => PolicyLoss::GeoMean(Gmpo { range }),
+            "compute_policy_loss_kl_cov" => PolicyLoss::KlCov(KlCov {
+                kl_cov_ratio: self.kl_cov_ratio.unwrap_or(kl_cov.kl_cov_ratio),
+                ppo_kl_coef: self.ppo_kl_coef.unwrap_or(kl_cov.ppo_kl_coef),
+            }),
+            other => panic!("{}: unknown fn {other}", case.name),
         }
     }
 
@@ -107,16 +111,16 @@ pub(super) fn policy_loss(case: &Case, set: &Set) {
     let params: PolicyParams = case.params();
     let mask = Mask::new(&set[&params.mask]);
     let scored = |name: &str| mask.pick(&rows(&set[name]));
-    let settings = params.settings(case);
-    let objective = settings.build().expect("an objective");
+    let policy_loss = params.policy_loss(case);
+    let objective = ObjectiveConfig { policy_loss, ..ObjectiveConfig::default() }.build().expect("an objective");
     let (logp, advantages) = (scored("logprobs"), scored("advantages"));
     let old = params.old.as_deref().unwrap_or("old_logprobs");
     let mut inputs = TokenInputs::new(vector(params.weights(&mask)), vector(advantages.clone()), mask.lengths());
     inputs.columns.old_logp = Some(vector(scored(old)));
     inputs.columns.correction = params.rollout_is_weights.then(|| vector(scored("rollout_is_weights")));
-    if settings.policy_loss == PolicyLossMode::KlCov {
+    if let PolicyLoss::KlCov(by) = policy_loss {
         let covariances = cov::covariances(&logp, &advantages);
-        let chosen = cov::kl_cov_mask(&covariances, settings.kl_cov_ratio);
+        let chosen = cov::kl_cov_mask(&covariances, by.kl_cov_ratio);
         let chosen = chosen.iter().map(|&c| f64::from(u8::from(c))).collect();
         inputs.columns.chosen = Some(vector(chosen));
     }
@@ -155,27 +159,21 @@ pub(super) fn advantages(case: &Case, set: &Set) {
     let rewards = rows(&set[params.rewards.as_deref().unwrap_or("outcome_rewards")]);
     let own_groups = params.group_index.clone();
     let groups = own_groups.unwrap_or_else(|| parse(&case.name, &set["group_index"]));
-    let adv_estimator = match case.func.as_str() {
-        "compute_grpo_outcome_advantage" => AdvEstimator::Grpo,
-        "compute_rloo_outcome_advantage" => AdvEstimator::Rloo,
-        "compute_rloo_vectorized_outcome_advantage" => AdvEstimator::RlooVectorized,
-        "compute_opo_outcome_advantage" => AdvEstimator::Opo,
-        "compute_reinforce_plus_plus_outcome_advantage" => AdvEstimator::ReinforcePlusPlus,
-        "compute_reinforce_plus_plus_baseline_outcome_advantage" => AdvEstimator::ReinforcePlusPlusBaseline,
-        "compute_remax_outcome_advantage" => AdvEstimator::Remax,
-        "compute_grpo_passk_outcome_advantage" => AdvEstimator::PassAtK,
+    let gamma = params.gamma.unwrap_or(1.0);
+    let scale_rewards = if params.norm_by_std == Some(false) { ScaleRewards::None } else { ScaleRewards::Group };
+    let (plain, scaled) = (Plain::default(), Scaled { scale_rewards, ..Scaled::default() });
+    let estimator = match case.func.as_str() {
+        "compute_grpo_outcome_advantage" => AdvantageEstimator::Grpo(scaled),
+        "compute_rloo_outcome_advantage" => AdvantageEstimator::Rloo(plain),
+        "compute_rloo_vectorized_outcome_advantage" => AdvantageEstimator::RlooVectorized(plain),
+        "compute_opo_outcome_advantage" => AdvantageEstimator::Opo(plain),
+        "compute_reinforce_plus_plus_outcome_advantage" => {
+            AdvantageEstimator::ReinforcePlusPlus(ReinforcePlusPlus { gamma })
+        }
+        "compute_reinforce_plus_plus_baseline_outcome_advantage" => AdvantageEstimator::ReinforcePlusPlusBaseline,
+        "compute_remax_outcome_advantage" => AdvantageEstimator::Remax,
+        "compute_grpo_passk_outcome_advantage" => AdvantageEstimator::PassAtK(scaled),
         other => panic!("{}: unknown fn {other}", case.name),
-    };
-    let base = ObjectiveConfig::default();
-    let settings = ObjectiveConfig {
-        adv_estimator,
-        scale_rewards: match params.norm_by_std {
-            Some(false) => ScaleRewards::None,
-            _ => ScaleRewards::Group,
-        },
-        adv_eps: params.eps.unwrap_or(base.adv_eps),
-        gamma: params.gamma.unwrap_or(base.gamma),
-        ..base
     };
     let inputs = AdvantageInputs {
         rewards: &rewards,
@@ -185,13 +183,12 @@ pub(super) fn advantages(case: &Case, set: &Set) {
         baselines: params.reward_baselines.as_deref().unwrap_or_default(),
         values: &[],
     };
-    let objective = settings.build().expect("an objective");
-    let estimator = objective.advantages().estimator().expect("one reward");
-    let found = estimator.advantages(inputs);
+    let eps = params.eps.unwrap_or(ObjectiveConfig::default().adv_eps);
+    let found = estimator.advantages(inputs, eps);
     let expected = rows(case.output("advantages"));
     assert_rows(&case.name, &mask, &mask.pick(&found), &expected, TOLERANCE);
     if let Some(expected) = case.outputs.get("returns") {
-        let of = |own: &Vec<f64>| returns(own, settings.gamma);
+        let of = |own: &Vec<f64>| returns(own, gamma);
         let found: Rows = rewards.iter().map(of).collect();
         let label = format!("{}: returns", case.name);
         assert_rows(&label, &mask, &mask.pick(&found), &rows(expected), TOLERANCE);

@@ -1,0 +1,304 @@
+//! What a schema does not allow in a value, in the words of this program.
+
+use crate::schema::{SAME_AS, alternatives, schema_of};
+use regex::Regex;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// Words of a schema that bound a number, and how they are said.
+pub(crate) const BOUNDS: [(&str, &str); 4] =
+    [("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"), ("exclusiveMaximum", "below")];
+
+/// Most known names that a message lists.
+const MOST_NAMES: usize = 40;
+
+/// Something that a schema does not allow.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Violation {
+    /// JSON pointer of the value.
+    pub pointer: String,
+    /// Whether it is about the key and not about its value.
+    pub at_key: bool,
+    /// What was expected, what was found; it begins with the dotted path.
+    pub message: String,
+}
+
+impl Violation {
+    /// The dotted path of the value, and the message without it.
+    #[must_use]
+    pub fn parts(&self) -> (String, &str) {
+        let path = path(&self.pointer);
+        let detail = self.message.strip_prefix(&path).unwrap_or(&self.message);
+        (path, detail.trim_start_matches([':', ' ']))
+    }
+}
+
+/// All violations of a schema of [`schema_of`]: unknown keys, wrong types, unknown values, numbers out of their range,
+/// and keys that have no effect beside the others.
+#[must_use]
+pub fn violations(schema: &Value, value: &Value) -> Vec<Violation> {
+    walk(schema, value, "")
+}
+
+/// The violations of settings in code, whose NaN and infinities are null.
+#[must_use]
+pub fn violations_of<T: JsonSchema + Serialize>(settings: &T) -> Vec<Violation> {
+    violations(&schema_of::<T>(), &serde_json::to_value(settings).unwrap_or_default())
+}
+
+/// Whether a value turns something on: it is not null, false or 0.
+#[must_use]
+pub fn is_on(value: &Value) -> bool {
+    !matches!(value, Value::Null | Value::Bool(false)) && value.as_f64() != Some(0.0)
+}
+
+/// A pointer as people write paths: `task.rewards.0.kind`.
+fn path(pointer: &str) -> String {
+    pointer.trim_start_matches('/').replace('/', ".")
+}
+
+fn below(pointer: &str, name: &str) -> String {
+    format!("{pointer}/{}", name.replace('~', "~0").replace('/', "~1"))
+}
+
+/// A mistake in the value at a pointer.
+fn wrong(pointer: &str, what: &str) -> Violation {
+    Violation { pointer: pointer.to_owned(), at_key: false, message: format!("{}{what}", path(pointer)) }
+}
+
+/// A mistake in the section at a pointer, shown at a key.
+fn at_key(pointer: String, section: &str, what: &str) -> Violation {
+    let colon = if section.is_empty() { "" } else { ": " };
+    Violation { pointer, at_key: true, message: format!("{}{colon}{what}", path(section)) }
+}
+
+fn walk(schema: &Value, value: &Value, at: &str) -> Vec<Violation> {
+    let options = alternatives(schema);
+    let fitting: Vec<&Value> = options.iter().copied().filter(|one| takes(one, value)).collect();
+    match (value, fitting.as_slice()) {
+        (_, []) => {
+            let expected = type_names(&options).join(" or ");
+            vec![wrong(at, &format!(" must be {expected}, found {}", shown(value)))]
+        }
+        (Value::String(text), _) => word_of(&fitting, text, at).into_iter().collect(),
+        (Value::Object(map), _) => section_of(&fitting, map, at),
+        (Value::Array(list), _) => closest(fitting.iter().map(|one| entries(one, list, at))),
+        (Value::Number(_), [first, ..]) => bound(first, value, at).into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The violations of the alternative that a value comes closest to.
+fn closest(all: impl Iterator<Item = Vec<Violation>>) -> Vec<Violation> {
+    all.min_by_key(Vec::len).unwrap_or_default()
+}
+
+fn types(schema: &Value) -> Vec<&str> {
+    match &schema["type"] {
+        Value::Array(types) => types.iter().filter_map(Value::as_str).collect(),
+        kind => kind.as_str().into_iter().collect(),
+    }
+}
+
+/// Whether a value has a type that a schema takes; one without a type takes any.
+fn takes(schema: &Value, value: &Value) -> bool {
+    let types = types(schema);
+    let is_of = |kind: &&str| match *kind {
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        _ => value.is_null(),
+    };
+    types.is_empty() || types.iter().any(is_of)
+}
+
+fn type_names(options: &[&Value]) -> Vec<&'static str> {
+    let name = |kind| match kind {
+        "integer" => "an integer",
+        "number" => "a number",
+        "string" => "text",
+        "boolean" => "true or false",
+        "array" => "a list",
+        "object" => "a section",
+        _ => "null",
+    };
+    let mut names: Vec<_> = options.iter().flat_map(|one| types(one)).map(name).collect();
+    names.sort_by_key(|name| (*name == "null", *name));
+    names.dedup();
+    names
+}
+
+fn bound(schema: &Value, value: &Value, at: &str) -> Option<Violation> {
+    let number = value.as_f64()?;
+    let broken = BOUNDS.into_iter().find_map(|(word, said)| {
+        let limit = &schema[word];
+        let bound = limit.as_f64()?;
+        let holds = match word {
+            "minimum" => number >= bound,
+            "exclusiveMinimum" => number > bound,
+            "maximum" => number <= bound,
+            _ => number < bound,
+        };
+        let because = schema["x-because"].as_str().map_or_else(String::new, |because| format!(": {because}"));
+        (!holds).then(|| format!(" must be {said} {limit}, found {value}{because}"))
+    });
+    broken.map(|what| wrong(at, &what))
+}
+
+/// A text: one of some names, or any that has the form of a pattern.
+fn word_of(fitting: &[&Value], text: &str, at: &str) -> Option<Violation> {
+    let is_free = |one: &&&Value| one.get("const").is_none() && one.get("enum").is_none();
+    let Some(free) = fitting.iter().find(is_free) else {
+        return unknown_value(at, text, &names(fitting));
+    };
+    let pattern = free["pattern"].as_str().and_then(|pattern| Regex::new(pattern).ok())?;
+    let examples: Vec<&str> = free["examples"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let as_in = if examples.is_empty() { String::new() } else { format!("; write it as in {}", examples.join(" or ")) };
+    let what = format!(": the text {text:?} has an invalid format{as_in}");
+    (!pattern.is_match(text)).then(|| wrong(at, &what))
+}
+
+/// The names that alternatives take.
+fn names(fitting: &[&Value]) -> Vec<String> {
+    let of = |one: &&Value| {
+        let listed = one["enum"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        one["const"].as_str().into_iter().chain(listed).map(str::to_owned).collect::<Vec<_>>()
+    };
+    fitting.iter().flat_map(of).collect()
+}
+
+fn unknown_value(at: &str, text: &str, names: &[String]) -> Option<Violation> {
+    let is_known = names.iter().any(|name| name == text);
+    (!is_known).then(|| wrong(at, &format!(": unknown value `{text}`{}", nearest(text, names))))
+}
+
+/// The known name that a wrong one is closest to, and the known ones.
+fn nearest(name: &str, known: &[String]) -> String {
+    let closeness = |known: &&String| strsim::jaro_winkler(known, name);
+    let best = known.iter().max_by(|a, b| closeness(a).total_cmp(&closeness(b)));
+    let Some(best) = best else { return String::new() };
+    let listed: Vec<&str> = known.iter().take(MOST_NAMES).map(String::as_str).collect();
+    let more = if known.len() > MOST_NAMES { ", …" } else { "" };
+    format!("; did you mean `{best}`? Known: {}{more}", listed.join(", "))
+}
+
+fn entries(schema: &Value, list: &[Value], at: &str) -> Vec<Violation> {
+    let count = |word: &str| schema[word].as_u64().map(|n| n as usize);
+    for (limit, said, holds) in [
+        (count("minItems"), "at least", count("minItems").is_none_or(|n| list.len() >= n)),
+        (count("maxItems"), "at most", count("maxItems").is_none_or(|n| list.len() <= n)),
+    ] {
+        if let (Some(limit), false) = (limit, holds) {
+            return vec![wrong(at, &format!(" must have {said} {limit} entries, found {}", list.len()))];
+        }
+    }
+    let entries = list.iter().enumerate();
+    entries.flat_map(|(nr, entry)| walk(&schema["items"], entry, &below(at, &nr.to_string()))).collect()
+}
+
+/// A section: of those that a key of it names by a constant, the one with that name.
+fn section_of(fitting: &[&Value], map: &Map<String, Value>, at: &str) -> Vec<Violation> {
+    let tag = |one: &Value| {
+        let properties = one["properties"].as_object()?;
+        properties.iter().find_map(|(name, key)| Some((name.clone(), key["const"].as_str()?.to_owned())))
+    };
+    let is_named = |one: &&&Value| tag(one).is_none_or(|(name, kind)| map.get(&name).is_some_and(|own| *own == *kind));
+    if fitting.iter().any(|one| is_named(&one)) {
+        return closest(fitting.iter().filter(is_named).map(|one| section(one, map, at)));
+    }
+    let (names, kinds): (Vec<String>, Vec<String>) = fitting.iter().filter_map(|one| tag(one)).unzip();
+    match map.get(&names[0]) {
+        Some(kind) => unknown_value(&below(at, &names[0]), &word(kind), &kinds).into_iter().collect(),
+        None => vec![at_key(below(at, &names[0]), at, &format!("`{}` is missing", names[0]))],
+    }
+}
+
+fn section(schema: &Value, map: &Map<String, Value>, at: &str) -> Vec<Violation> {
+    let none = Map::new();
+    let properties = schema["properties"].as_object().unwrap_or(&none);
+    let mut found = Vec::new();
+    for (name, value) in map {
+        let key = below(at, name);
+        match properties.get(name) {
+            Some(own) => {
+                found.extend(walk(own, value, &key));
+                let idle = idle(own, value, properties, map);
+                found.extend(
+                    idle.map(|(other, with)| wrong(&key, &format!(" requires {}{with}", path(&below(at, other))))),
+                );
+            }
+            None if schema["additionalProperties"] == false => {
+                let known: Vec<String> = properties.keys().cloned().collect();
+                found.push(at_key(key, at, &format!("unknown key `{name}`{}", nearest(name, &known))));
+            }
+            None => found.extend(walk(&schema["additionalProperties"], value, &key)),
+        }
+    }
+    let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let missing = required.filter(|name| !map.contains_key(*name));
+    found.extend(missing.map(|name| at_key(below(at, name), at, &format!("`{name}` is missing"))));
+    found
+}
+
+/// The key that another must go with to have an effect, and what it should be, where it is not that and the other is
+/// set to something else than its default. Null turns something off, and is never refused.
+fn idle<'s>(
+    key: &'s Value,
+    value: &Value,
+    properties: &Map<String, Value>,
+    map: &Map<String, Value>,
+) -> Option<(&'s str, String)> {
+    let with = key.get("x-with")?;
+    let named = with.as_object().and_then(|with| with.iter().next());
+    let other = named.map_or_else(|| with.as_str().unwrap_or_default(), |(other, _)| other.as_str());
+    let schema = properties.get(other)?;
+    let current = map.get(other).unwrap_or(&schema["default"]);
+    if value.is_null() || is_default(key, value) {
+        return None;
+    }
+    let Some(values) = named.and_then(|(_, values)| values.as_array()) else {
+        let above = if current.is_number() || schema["default"].is_number() { " above 0" } else { "" };
+        return (!is_on(current)).then(|| (other, above.to_owned()));
+    };
+    let known = alternatives(schema).into_iter().find(|one| one["const"] == *current);
+    let current = known.and_then(|one| one.get(SAME_AS)).unwrap_or(current);
+    let values: Vec<String> = values.iter().map(word).collect();
+    let is_one = values.iter().any(|value| *value == word(current));
+    (!is_one).then(|| (other, format!(": {}; it is {}", one_of(&values), word(current))))
+}
+
+/// Names joined as `a, b or c`.
+fn one_of(names: &[String]) -> String {
+    match names {
+        [all @ .., last] if !all.is_empty() => format!("{} or {last}", all.join(", ")),
+        all => all.concat(),
+    }
+}
+
+fn is_default(key: &Value, value: &Value) -> bool {
+    match (value, &key["default"]) {
+        (Value::Object(map), _) => map.iter().all(|(name, own)| is_default(&key["properties"][name], own)),
+        (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
+        (value, default) => value == default,
+    }
+}
+
+/// A value without quotation marks.
+pub(crate) fn word(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// A value with what it is.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing (null)".into(),
+        Value::String(text) => format!("the text {text:?}"),
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "a section".into(),
+        plain => plain.to_string(),
+    }
+}
