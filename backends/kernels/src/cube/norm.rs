@@ -162,11 +162,12 @@ fn normalise<F: Float>(
     if is_row {
         let mut i = UNIT_POS_X as usize;
         while i < shape.n {
-            let mut value = f32::cast_from(x[first + i]) * r * (f32::cast_from(w[i]) + shape.offset);
+            let value = f32::cast_from(x[first + i]) * r * (f32::cast_from(w[i]) + shape.offset);
             if adds {
-                value += f32::cast_from(base[first + i]);
+                y[first + i] = F::cast_from(f32::cast_from(base[first + i]) + value);
+            } else {
+                y[first + i] = F::cast_from(value);
             }
-            y[first + i] = F::cast_from(value);
             i += comptime!(grid.units);
         }
     }
