@@ -73,6 +73,12 @@ fn at_key(pointer: String, section: &str, what: &str) -> Violation {
     Violation { pointer, at_key: true, message: format!("{}{colon}{what}", path(section)) }
 }
 
+/// A key that a section lacks: what is wrong is the section.
+fn missing(section: &str, name: &str) -> Violation {
+    let pointer = if section.is_empty() { below(section, name) } else { section.to_owned() };
+    at_key(pointer, section, &format!("`{name}` is missing"))
+}
+
 fn walk(schema: &Value, value: &Value, at: &str) -> Vec<Violation> {
     let options = alternatives(schema);
     let fitting: Vec<&Value> = options.iter().copied().filter(|one| takes(one, value)).collect();
@@ -187,17 +193,20 @@ fn nearest(name: &str, known: &[String]) -> String {
 }
 
 fn entries(schema: &Value, list: &[Value], at: &str) -> Vec<Violation> {
-    let count = |word: &str| schema[word].as_u64().map(|n| n as usize);
-    for (limit, said, holds) in [
-        (count("minItems"), "at least", count("minItems").is_none_or(|n| list.len() >= n)),
-        (count("maxItems"), "at most", count("maxItems").is_none_or(|n| list.len() <= n)),
-    ] {
-        if let (Some(limit), false) = (limit, holds) {
-            return vec![wrong(at, &format!(" must have {said} {limit} entries, found {}", list.len()))];
-        }
+    if let Some(found) = count(schema, ["minItems", "maxItems"], list.len(), at) {
+        return vec![found];
     }
     let entries = list.iter().enumerate();
     entries.flat_map(|(nr, entry)| walk(&schema["items"], entry, &below(at, &nr.to_string()))).collect()
+}
+
+/// The bound of a number of entries that is not kept.
+fn count(schema: &Value, [least, most]: [&str; 2], len: usize, at: &str) -> Option<Violation> {
+    let bound = |word: &str| Some(schema[word].as_u64()? as usize);
+    let few = bound(least).filter(|least| len < *least).map(|least| ("at least", least));
+    let (said, limit) = few.or_else(|| bound(most).filter(|most| len > *most).map(|most| ("at most", most)))?;
+    let entries = if limit == 1 { "entry" } else { "entries" };
+    Some(wrong(at, &format!(" must have {said} {limit} {entries}, found {len}")))
 }
 
 /// A section: of those that a key of it names by a constant, the one with that name.
@@ -213,20 +222,21 @@ fn section_of(fitting: &[&Value], map: &Map<String, Value>, at: &str) -> Vec<Vio
     let (names, kinds): (Vec<String>, Vec<String>) = fitting.iter().filter_map(|one| tag(one)).unzip();
     match map.get(&names[0]) {
         Some(kind) => unknown_value(&below(at, &names[0]), &word(kind), &kinds).into_iter().collect(),
-        None => vec![at_key(below(at, &names[0]), at, &format!("`{}` is missing", names[0]))],
+        None => vec![missing(at, &names[0])],
     }
 }
 
 fn section(schema: &Value, map: &Map<String, Value>, at: &str) -> Vec<Violation> {
     let none = Map::new();
     let properties = schema["properties"].as_object().unwrap_or(&none);
-    let mut found = Vec::new();
+    let mut found = Vec::from_iter(count(schema, ["minProperties", "maxProperties"], map.len(), at));
     for (name, value) in map {
         let key = below(at, name);
         match properties.get(name) {
             Some(own) => {
-                found.extend(walk(own, value, &key));
-                let idle = idle(own, value, properties, map);
+                let wrongs = walk(own, value, &key);
+                let idle = idle(own, value, properties, map).filter(|_| wrongs.is_empty());
+                found.extend(wrongs);
                 found.extend(
                     idle.map(|(other, with)| wrong(&key, &format!(" requires {}{with}", path(&below(at, other))))),
                 );
@@ -239,8 +249,8 @@ fn section(schema: &Value, map: &Map<String, Value>, at: &str) -> Vec<Violation>
         }
     }
     let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let missing = required.filter(|name| !map.contains_key(*name));
-    found.extend(missing.map(|name| at_key(below(at, name), at, &format!("`{name}` is missing"))));
+    let absent = required.filter(|name| !map.contains_key(*name));
+    found.extend(absent.map(|name| missing(at, name)));
     found
 }
 

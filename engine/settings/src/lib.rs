@@ -20,3 +20,6 @@ pub use check::{Violation, is_on, violations, violations_of};
 pub use choice::{add_choice, flat_choice};
 pub use keys::{Key, keys, nearest_keys};
 pub use schema::{lay_defaults, schema_of};
+
+#[cfg(test)]
+mod tests;

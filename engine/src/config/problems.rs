@@ -163,7 +163,7 @@ impl CheckedFile {
         for error in config.problems() {
             let problem = self.problem(&detail(&error));
             let about = self.source.named_in(&problem.message).unwrap_or_default();
-            let follows = found.iter().any(|own| own.pointer.starts_with(&about));
+            let follows = found.iter().any(|own| own.pointer.starts_with(&about) || about.starts_with(&own.pointer));
             if found.is_empty() || !(about.is_empty() || follows) {
                 self.problems.push(problem);
             }

@@ -21,8 +21,6 @@ use std::path::PathBuf;
 const DEVICE: &str = r"^(auto|(cpu|cuda|wgpu|vulkan|metal)(:[0-9]+)?)$";
 
 /// A training run. `config.yaml` in the run folder is the resolved configuration with every default.
-///
-/// Its default has no model and no output folder, and `resolve` refuses a configuration without them.
 #[derive(Clone, Debug, PartialEq, SmartDefault, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(extend("required" = ["model", "output"]))]
