@@ -1,8 +1,8 @@
 //! What comes before the first step of a run: a warm-up, the models that start from the policy, the first validation.
 
-use super::models::{Models, fresh_critic};
+use super::Trainer;
+use super::models::{Models, REFERENCE, fresh_critic};
 use super::recovery::Recovery;
-use super::{REFERENCE, Trainer};
 use crate::Result;
 use crate::config::Mode;
 use crate::metrics::{Event, Phase};

@@ -1,14 +1,14 @@
 //! What a run is made of, put together and opened.
 
+use super::Trainer;
 use super::models::Loaded;
-use super::recovery::Recovery;
+use super::recovery::{Checkpoints, Recovery};
 use super::sampler::Sampler;
-use super::save::Checkpoints;
 use super::scorer::Scorer;
-use super::session::{Found, LrSchedules, Planned, Session};
+use super::session::resume::{Found, Start};
+use super::session::{LrSchedules, Planned, Session};
 use super::telemetry::Telemetry;
 use super::updater::Updater;
-use super::{Start, Trainer};
 use crate::Result;
 use crate::checkpoint::RunDir;
 use crate::config::{Mode, RunConfig};

@@ -1,9 +1,9 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
+use super::gather::{PromptShard, all_played, all_samples, requests};
 use super::judging::{ends_in_thought, texts};
-use super::sampler::{EnvironmentSession, PromptShard, all_played, all_samples, requests, turn_template};
-use super::scorer::ENVIRONMENT;
-use super::session::check_reward_models;
+use super::session::checks::check_reward_models;
+use super::turns::{ENVIRONMENT, EnvironmentSession, turn_template};
 use crate::checkpoint::PolicySource;
 use crate::config::{Mode, RolloutConfig, RunConfig};
 use crate::data::{Prompt, PromptDataset};

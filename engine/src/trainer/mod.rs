@@ -1,9 +1,11 @@
 //! The trainer: a run from its first step to its last.
 
+mod attempt;
 mod begin;
 mod builder;
 mod dry_run;
 mod evaluate;
+mod gather;
 mod judging;
 mod models;
 mod ranks;
@@ -15,6 +17,7 @@ mod scorer;
 mod session;
 mod sft;
 mod telemetry;
+mod turns;
 mod updater;
 mod validate;
 
@@ -24,6 +27,7 @@ mod tests;
 pub use builder::TrainerBuilder;
 pub use dry_run::{DryRun, References};
 pub use evaluate::{EvaluatedSample, Evaluation, evaluate};
+pub use session::resume::Start;
 
 use crate::Result;
 use crate::checkpoint::TrainerState;
@@ -43,25 +47,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use updater::Updater;
 
-/// Folder of the critic in the trainer's part of a checkpoint.
-const CRITIC: &str = "critic";
-
-/// Folder of the reference policy in the run folder.
-const REFERENCE: &str = "reference";
-
 /// Time between two questions to an observer that pauses the run.
 const PAUSE_POLL: Duration = Duration::from_millis(50);
-
-/// Which run: a new one, or the one in the output folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// A new run folder.
-    Fresh,
-    /// The newest complete checkpoint of the output folder; a new run where it holds none.
-    Resume,
-    /// The same, also where files that the run reads have changed since it began.
-    ResumeChanged,
-}
 
 /// A run: what it is made of, the parts that a step goes through, and where it stands.
 pub struct Trainer {

@@ -1,8 +1,8 @@
 //! The models of a run, and how they are loaded: fresh, or from the checkpoint that the run continues from.
 
-use super::recovery::{agreed_attempt, attempt};
-use super::session::{Found, Planned, Session};
-use super::{CRITIC, REFERENCE};
+use super::attempt::{agreed_attempt, attempt};
+use super::session::resume::Found;
+use super::session::{Planned, Session};
 use crate::Result;
 use crate::checkpoint::trainer_state::{self, TrainerState};
 use crate::checkpoint::{CriticSource, RunDir};
@@ -23,6 +23,12 @@ use firebrick_models::unit::UnitKind;
 use firebrick_models::{Checkpoint, Decoder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Folder of the critic in the trainer's part of a checkpoint.
+pub(super) const CRITIC: &str = "critic";
+
+/// Folder of the reference policy in the run folder.
+pub(super) const REFERENCE: &str = "reference";
 
 /// The models of a run, each where the phase at hand needs it.
 pub(super) struct Models {

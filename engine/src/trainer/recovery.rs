@@ -1,12 +1,14 @@
-//! How work runs on the models, and what happens where memory runs out: it is done again under the next cheaper plan.
+//! How work runs on the models, and what happens where it cannot go on: where memory runs out it is done again under the
+//! next cheaper plan, and a run that ends says which checkpoint to continue from.
 //!
 //! Nothing of a failed attempt stays: accumulators are dropped with it, and weights change only once all gradients are
 //! there. Normalisers are fixed for the whole optimizer step, so a step that is cut differently is the same step.
 
+use super::attempt::{Replay, agreed_attempt, attempt};
 use super::models::Models;
-use super::save::Checkpoints;
 use super::session::{Planned, Session};
 use super::telemetry::Telemetry;
+use crate::checkpoint::{RunDir, TrainerState};
 use crate::error::OutOfMemory;
 use crate::executor::BoundaryKind;
 use crate::metrics::{Event, Phase};
@@ -14,150 +16,12 @@ use crate::plan;
 use crate::plan::planner::{Failure as PlanFailure, Fit};
 use crate::world::World;
 use crate::{Error, Result};
-use firebrick_backends::collective::Failure;
 use firebrick_backends::device_lost::is_lost;
-use firebrick_backends::out_of_memory::{OutOfMemory as Refused, Watch, one_line};
+use firebrick_backends::out_of_memory::{Watch, one_line};
 use firebrick_backends::trace::span_on;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// An error that says that memory ran out.
-fn out_of_memory(error: Error) -> Result<Box<OutOfMemory>, Error> {
-    match (error.out_of_memory(), error) {
-        (_, Error::OutOfMemory(what)) => Ok(what),
-        (Some(cause), _) => Ok(Box::new(OutOfMemory::new(cause))),
-        (None, other) => Err(other),
-    }
-}
-
-/// Whether work can be done again after memory ran out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Replay {
-    Possible,
-    /// It cannot, for this reason.
-    Impossible(&'static str),
-}
-
-impl Replay {
-    /// What to do where a plan was found and is not taken.
-    fn advice(self, fit: &Fit) -> String {
-        match self {
-            Self::Impossible(reason) => {
-                let settings = fit.overrides().join(" ");
-                format!("{reason}, so the step cannot be replayed; resume from the last checkpoint with: {settings}")
-            }
-            Self::Possible => recovery_is_off(fit),
-        }
-    }
-
-    /// What to do where no plan is left. `tried` is the last one for which there was no memory while it was taken.
-    fn without_plan(self, tried: Option<&Fit>, infeasible: &str) -> String {
-        match (self, tried) {
-            (Self::Impossible(reason), _) => {
-                format!("{reason}, so the step cannot be replayed; resume from the last checkpoint. {infeasible}")
-            }
-            (Self::Possible, Some(fit)) => {
-                let settings = fit.overrides().join(" ");
-                format!(
-                    "memory ran out again while the run took a cheaper plan; resume from the last checkpoint with: {settings}"
-                )
-            }
-            (Self::Possible, None) => infeasible.to_owned(),
-        }
-    }
-}
-
-/// Work that was done, or that ran out of memory.
-pub(super) type Attempt<T> = std::result::Result<T, Box<OutOfMemory>>;
-
-/// Runs work once. Tells apart memory that ran out, however the device or the allocator say so, and all other errors.
-pub(super) fn attempt<T>(work: impl FnOnce() -> Result<T>) -> Result<Attempt<T>> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(done)) => Ok(Ok(done)),
-        Ok(Err(error)) => out_of_memory(error).map(Err),
-        Err(panic) => {
-            let Some(cause) = Refused::in_panic(panic.as_ref()) else {
-                std::panic::resume_unwind(panic);
-            };
-            Ok(Err(Box::new(OutOfMemory::new(cause))))
-        }
-    }
-}
-
-/// What work came to on all ranks: where memory ran out on one, it did on every rank, with the same numbers, so that
-/// all take the same plan; another error of one ends the run of all.
-pub(super) fn agreed_attempt<T>(world: &World, own: Result<Attempt<T>>) -> Result<Attempt<T>> {
-    if world.is_solo() {
-        return own;
-    }
-    let failure = match &own {
-        Ok(Ok(_)) => None,
-        Ok(Err(what)) => Some(Failure::of_memory(&what.cause)),
-        Err(error) => Some(Failure { users: error.is_user_error(), ..Failure::new(error.to_string()) }),
-    };
-    let Err(error) = world.agree_on_failure(failure) else {
-        return own;
-    };
-    match (own, error.failure().and_then(Failure::memory)) {
-        (own @ Err(_), _) => own,
-        (Ok(Err(mut what)), Some(cause)) => {
-            what.cause = cause;
-            Ok(Err(what))
-        }
-        (Ok(Ok(_)), Some(cause)) => Ok(Err(Box::new(OutOfMemory::new(cause)))),
-        (_, None) => Err(error.into()),
-    }
-}
-
-impl Replay {
-    /// Nothing runs again on a device that was lost.
-    fn after(self, cause: &Refused) -> Self {
-        match self {
-            Self::Possible if cause.device_lost => Self::Impossible("the device was lost"),
-            replay => replay,
-        }
-    }
-}
-
-impl Planned {
-    /// Takes the next cheaper plan after memory ran out while models were loaded, or says what would help.
-    pub(super) fn replan_after_oom(&mut self, mut what: Box<OutOfMemory>, recovers: bool) -> Result<()> {
-        what.phase = "load";
-        let failure = PlanFailure { phase: None, used: what.in_use_bytes(), limit: what.limit_bytes() };
-        match self.request.next_cheaper(&self.plan, &failure) {
-            Ok(fit) if what.cause.device_lost => {
-                what.advice = device_is_lost(&fit);
-                Err(Error::OutOfMemory(what))
-            }
-            Ok(fit) if recovers => {
-                tracing::warn!("out of memory: {what}; next: {}", fit.overrides().join(" "));
-                self.plan = fit.plan;
-                self.replans += 1;
-                Ok(())
-            }
-            Ok(fit) => {
-                what.advice = recovery_is_off(&fit);
-                Err(Error::OutOfMemory(what))
-            }
-            Err(plan::Error::Infeasible(infeasible)) => {
-                what.advice = infeasible.to_string();
-                Err(Error::OutOfMemory(what))
-            }
-            Err(other) => Err(other.into()),
-        }
-    }
-}
-
-fn recovery_is_off(fit: &Fit) -> String {
-    let settings = fit.overrides().join(" ");
-    format!("memory.recover is off; the smallest change that should fit: {settings}")
-}
-
-fn device_is_lost(fit: &Fit) -> String {
-    let settings = fit.overrides().join(" ");
-    format!("the device was lost, so nothing can be loaded again; start again with: {settings}")
-}
 
 /// The models under their plan, and the phases that run on them.
 pub(super) struct Recovery {
@@ -359,54 +223,76 @@ impl Recovery {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use firebrick_backends::out_of_memory::MemoryErrorKind;
-    use std::io;
+/// The newest checkpoints of a run, and which of them are known to work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Checkpoints {
+    /// The step of the newest.
+    pub newest: Option<u64>,
+    /// Applied optimizer steps in it, of the policy and of the critic.
+    pub updates: [u64; 2],
+    /// The step of the newest one before it that was continued from, so that its weights are known to work.
+    pub good: Option<u64>,
+    /// Whether that one may be beyond the number of those to keep.
+    pub spares: bool,
+}
 
-    fn kind(found: std::result::Result<(), Box<OutOfMemory>>) -> MemoryErrorKind {
-        found.expect_err("memory that ran out").cause.kind
+impl Checkpoints {
+    /// The checkpoints that a session finds which continues from a state, as rank 0 sees them.
+    pub fn at_start(run: &RunDir, world: &World, resumed: Option<&TrainerState>) -> Result<Self> {
+        let Some(state) = resumed else {
+            return Ok(Self::default());
+        };
+        let found = run.checkpoints()?;
+        let earlier = found.iter().rev().map(|(step, _)| *step).find(|step| *step < state.step);
+        let good = world.of_main(earlier)?;
+        let updates = [state.optimizer_steps, state.critic_steps];
+        Ok(Self { newest: Some(state.step), updates, good, spares: false })
+    }
+}
+
+impl Recovery {
+    /// Removes the oldest checkpoints, not the one of a step.
+    pub fn prune(&self, spared: Option<u64>) -> Result<()> {
+        self.telemetry.recorder.run().prune(self.session.config.trainer.max_ckpt_to_keep, spared)
     }
 
-    #[test]
-    fn memory_that_ran_out_is_told_apart_however_it_arrives() {
-        let device = firebrick_backends::Error::panicked(&"wgpu error: Out of Memory");
-        let model = firebrick_models::Error::from(firebrick_backends::Error::panicked(&"CUDA_ERROR_OUT_OF_MEMORY"));
-        let refused = io::Error::from(io::ErrorKind::OutOfMemory);
-        let limit = OutOfMemory::new(Refused::over_limit(3, 2));
-        let errors = [
-            (Error::Device(device), MemoryErrorKind::Driver),
-            (Error::Model(model), MemoryErrorKind::Driver),
-            (Error::io("map", "weights")(refused), MemoryErrorKind::System),
-            (Error::OutOfMemory(Box::new(limit)), MemoryErrorKind::Limit { allowed: 2 }),
-        ];
-        for (error, expected) in errors {
-            let found = attempt(|| Err::<(), _>(error)).expect("no other error");
-            assert_eq!(kind(found), expected);
+    /// Removes the checkpoint that was kept until the newest was known to work, once it is.
+    pub fn release_spared(&mut self, state: &TrainerState) -> Result<()> {
+        if self.checkpoints.spares && self.newest_works(state) {
+            self.checkpoints.spares = false;
+            self.session.world.together(self.prune(None))?;
         }
-        let found = attempt::<()>(|| panic!("wgpu error: Out of Memory")).expect("no other error");
-        assert_eq!(kind(found), MemoryErrorKind::Driver);
+        Ok(())
     }
 
-    #[test]
-    fn other_failures_go_through_as_they_are() {
-        let missing = io::Error::from(io::ErrorKind::NotFound);
-        let missing = attempt(|| Err::<(), _>(Error::io("read", "memory.jsonl")(missing)));
-        assert!(matches!(missing, Err(Error::Io { .. })));
-        let way_back = String::new();
-        let step = Error::NonFinite { phase: "update_actor", section: "optim", step: 3, count: 10, way_back };
-        assert!(matches!(attempt(|| Err::<(), _>(step)), Err(Error::NonFinite { .. })));
-        let panic = catch_unwind(|| attempt::<()>(|| panic!("memory 7 is not in any pool")));
-        let panic = panic.map(|_| ()).expect_err("the panic itself");
-        let message = firebrick_backends::device::panic_message(panic.as_ref());
-        assert_eq!(message, "memory 7 is not in any pool");
+    /// Whether updates have been applied after the newest checkpoint, so that its weights gave finite gradients.
+    pub fn newest_works(&self, state: &TrainerState) -> bool {
+        let Checkpoints { newest, updates, .. } = self.checkpoints;
+        let [policy, critic] = [state.optimizer_steps > updates[0], state.critic_steps > updates[1]];
+        let has_critic = self.models.critic.is_some();
+        // while the critic trains by itself the policy is what it was
+        let waits = has_critic && !self.session.trains_policy(state.step);
+        newest.is_some() && (policy || waits) && (critic || !has_critic)
     }
 
-    #[test]
-    fn nothing_is_run_again_on_a_device_that_was_lost() {
-        let lost = Refused { device_lost: true, ..Refused::over_limit(3, 2) };
-        assert_eq!(Replay::Possible.after(&lost), Replay::Impossible("the device was lost"));
-        assert_eq!(Replay::Possible.after(&Refused::over_limit(3, 2)), Replay::Possible);
+    /// Which checkpoint a run can continue from whose weights may be ruined.
+    pub fn way_back(&self, state: &TrainerState) -> String {
+        let run = self.telemetry.recorder.run().path();
+        let path = |step: u64| run.join(RunDir::checkpoint_name(step)).display().to_string();
+        match (self.checkpoints.newest, self.checkpoints.good) {
+            (Some(newest), _) if self.newest_works(state) => {
+                format!("continue with --resume from the last good checkpoint, {}", path(newest))
+            }
+            (Some(newest), Some(good)) => format!(
+                "the last good checkpoint is {}: delete {}, which may have the same weights, and continue with --resume",
+                path(good),
+                path(newest)
+            ),
+            (Some(newest), None) => format!(
+                "start again if --resume fails too: the only checkpoint, {}, may have the same weights",
+                path(newest)
+            ),
+            (None, _) => "start again: no checkpoint was written before".to_owned(),
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Trainer;
 use super::sampler::ensure_nonempty;
+use super::scorer::score_values;
 use crate::Result;
 use crate::metrics::{Phase, RolloutReport, StepReport};
 use crate::rollout::Rollout;
@@ -28,7 +29,7 @@ impl Trainer {
             run.recovering_phase(Phase::ReferenceLogProbs, |run| scorer.score_reference(&run.models, rollouts))?;
         }
         if run.models.critic.is_some() {
-            run.recovering_phase(Phase::Values, |run| scorer.score_values(&run.models, rollouts))?;
+            run.recovering_phase(Phase::Values, |run| score_values(&run.models, rollouts))?;
         }
         *advantages = run.phase(Phase::Advantages, |_| {
             Ok(session.objective.compute_advantages(rollouts, &mut state.coefficients))

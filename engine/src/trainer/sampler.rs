@@ -1,18 +1,16 @@
 //! Sampling: prompts are drawn and completed. With dynamic sampling, groups whose rewards do not differ are replaced by
 //! fresh prompts.
 
-mod gather;
 mod policy;
-mod turns;
 
-pub(super) use gather::{PromptShard, all_played, all_samples, all_values};
 pub(super) use policy::SamplingPolicy;
-pub(super) use turns::{EnvironmentSession, turn_template};
 
+use super::gather::{PromptShard, RankRollouts, all_rollouts, all_samples, requests};
 use super::judging::{Ended, RewardJob, RewardWorker};
 use super::recovery::Recovery;
-use super::scorer::{ENVIRONMENT, Scored, Scorer};
+use super::scorer::{Sampled, Scored, Scorer};
 use super::session::Session;
+use super::turns::{ENVIRONMENT, EnvironmentSession};
 use crate::checkpoint::TrainerState;
 use crate::config::DynamicSampling;
 use crate::data::Prompt;
@@ -26,8 +24,7 @@ use crate::turns::{Outcome, TurnStats};
 use crate::{Error, Result};
 use firebrick_models::random::DrawKey;
 use firebrick_models::tokenizer::EndTokens;
-use firebrick_sampler::{GenerationRequest, GenerationStats, Generator, Sample};
-use gather::{RankRollouts, all_rollouts};
+use firebrick_sampler::{GenerationStats, Generator, Sample};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -36,17 +33,6 @@ const SAMPLE_BOUNDARIES: usize = 16;
 
 /// Prompts as they were sampled from, and a group of rollouts of each.
 type Groups = (Arc<Vec<Prompt>>, Vec<Vec<Rollout>>);
-
-/// Completions of prompts.
-pub(super) struct Sampled {
-    /// The prompts, with what environments have added.
-    pub prompts: Arc<Vec<Prompt>>,
-    /// Index of the first of them among the run's draws.
-    pub first: u64,
-    pub samples: Vec<Sample>,
-    /// What came of each completion where it had an environment.
-    pub outcomes: Option<Vec<Outcome>>,
-}
 
 /// Makes rollouts of prompts.
 pub(super) struct Sampler {
@@ -325,17 +311,6 @@ impl Sampler {
             None => room,
         }
     }
-}
-
-/// The requests for completions of prompts, the first of which has this index.
-pub(super) fn requests(prompts: &[Prompt], first: u64, key: impl Fn(u64) -> DrawKey) -> Vec<GenerationRequest> {
-    let numbered = prompts.iter().zip(first..);
-    let request = |(prompt, index): (&Prompt, u64)| GenerationRequest {
-        tokens: prompt.tokens.clone(),
-        key: key(index),
-        max_new_tokens: None,
-    };
-    numbered.map(request).collect()
 }
 
 /// A sample with its prompt and its reward.

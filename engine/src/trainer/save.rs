@@ -4,90 +4,17 @@
 //! are skipped no checkpoint is written, and the one before the newest stays until an update after the newest has been
 //! applied.
 
-use super::recovery::Recovery;
+use super::Trainer;
+use super::models::CRITIC;
+use super::recovery::{Checkpoints, Recovery};
 use super::scorer::Scorer;
-use super::session::{Session, modules};
-use super::{CRITIC, Trainer};
+use super::session::Session;
+use super::session::resume::modules;
 use crate::Result;
 use crate::checkpoint::{Inputs, RunDir, TrainerState, trainer_state};
 use crate::metrics::{Event, Phase};
-use crate::world::World;
 use firebrick_models::checkpoint::{ExportOptions, StoredDtype, WholeModel};
 use std::path::{Path, PathBuf};
-
-/// The newest checkpoints of a run, and which of them are known to work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Checkpoints {
-    /// The step of the newest.
-    newest: Option<u64>,
-    /// Applied optimizer steps in it, of the policy and of the critic.
-    updates: [u64; 2],
-    /// The step of the newest one before it that was continued from, so that its weights are known to work.
-    good: Option<u64>,
-    /// Whether that one may be beyond the number of those to keep.
-    spares: bool,
-}
-
-impl Checkpoints {
-    /// The checkpoints that a session finds which continues from a state, as rank 0 sees them.
-    pub fn at_start(run: &RunDir, world: &World, resumed: Option<&TrainerState>) -> Result<Self> {
-        let Some(state) = resumed else {
-            return Ok(Self::default());
-        };
-        let found = run.checkpoints()?;
-        let earlier = found.iter().rev().map(|(step, _)| *step).find(|step| *step < state.step);
-        let good = world.of_main(earlier)?;
-        let updates = [state.optimizer_steps, state.critic_steps];
-        Ok(Self { newest: Some(state.step), updates, good, spares: false })
-    }
-}
-
-impl Recovery {
-    /// Removes the oldest checkpoints, not the one of a step.
-    fn prune(&self, spared: Option<u64>) -> Result<()> {
-        self.telemetry.recorder.run().prune(self.session.config.trainer.max_ckpt_to_keep, spared)
-    }
-
-    /// Removes the checkpoint that was kept until the newest was known to work, once it is.
-    pub fn release_spared(&mut self, state: &TrainerState) -> Result<()> {
-        if self.checkpoints.spares && self.newest_works(state) {
-            self.checkpoints.spares = false;
-            self.session.world.together(self.prune(None))?;
-        }
-        Ok(())
-    }
-
-    /// Whether updates have been applied after the newest checkpoint, so that its weights gave finite gradients.
-    fn newest_works(&self, state: &TrainerState) -> bool {
-        let Checkpoints { newest, updates, .. } = self.checkpoints;
-        let [policy, critic] = [state.optimizer_steps > updates[0], state.critic_steps > updates[1]];
-        let has_critic = self.models.critic.is_some();
-        // while the critic trains by itself the policy is what it was
-        let waits = has_critic && !self.session.trains_policy(state.step);
-        newest.is_some() && (policy || waits) && (critic || !has_critic)
-    }
-
-    /// Which checkpoint a run can continue from whose weights may be ruined.
-    pub fn way_back(&self, state: &TrainerState) -> String {
-        let run = self.telemetry.recorder.run().path();
-        let path = |step: u64| run.join(RunDir::checkpoint_name(step)).display().to_string();
-        match (self.checkpoints.newest, self.checkpoints.good) {
-            (Some(newest), _) if self.newest_works(state) => {
-                format!("continue with --resume from the last good checkpoint, {}", path(newest))
-            }
-            (Some(newest), Some(good)) => format!(
-                "the last good checkpoint is {}: delete {}, which may have the same weights, and continue with --resume",
-                path(good),
-                path(newest)
-            ),
-            (Some(newest), None) => format!(
-                "start again if --resume fails too: the only checkpoint, {}, may have the same weights",
-                path(newest)
-            ),
-            (None, _) => "start again: no checkpoint was written before".to_owned(),
-        }
-    }
-}
 
 impl Trainer {
     /// Writes a checkpoint of the run as it stands after its last step, and removes the oldest beyond

@@ -2,10 +2,10 @@
 //! the critic's values.
 
 use super::evaluate::answers;
+use super::gather::all_values;
 use super::judging::{EnvironmentView, RewardWorker, answer};
 use super::models::Models;
 use super::recovery::Recovery;
-use super::sampler::{Sampled, all_values};
 use super::session::Session;
 use crate::Result;
 use crate::checkpoint::TrainerState;
@@ -17,12 +17,21 @@ use crate::reward::{CompletionId, Note, Programs, Progress, Purpose, RewardManag
 use crate::rollout::{Rerouted, Rollout};
 use crate::sequence::{Sequence, column};
 use crate::task::{Reward, Shaping};
+use crate::turns::Outcome;
 use firebrick_sampler::Sample;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The part of the reward that environments give.
-pub(super) const ENVIRONMENT: &str = "environment";
+/// Completions of prompts.
+pub(super) struct Sampled {
+    /// The prompts, with what environments have added.
+    pub prompts: Arc<Vec<Prompt>>,
+    /// Index of the first of them among the run's draws.
+    pub first: u64,
+    pub samples: Vec<Sample>,
+    /// What came of each completion where it had an environment.
+    pub outcomes: Option<Vec<Outcome>>,
+}
 
 /// A completion's text, its reward, and what else its judges say.
 pub(super) struct Scored {
@@ -180,16 +189,16 @@ impl Scorer {
         }
         Ok(())
     }
+}
 
-    /// The critic's values of the states that completion tokens were drawn in, in a run that has one.
-    pub fn score_values(&self, models: &Models, rollouts: &mut [Rollout]) -> Result<()> {
-        let Some(critic) = &models.critic else { return Ok(()) };
-        let values = critic.values(&unmasked(rollouts))?;
-        for (rollout, values) in rollouts.iter_mut().zip(values) {
-            rollout.columns.value = Some(column(&values));
-        }
-        Ok(())
+/// The critic's values of the states that completion tokens were drawn in, in a run that has one.
+pub(super) fn score_values(models: &Models, rollouts: &mut [Rollout]) -> Result<()> {
+    let Some(critic) = &models.critic else { return Ok(()) };
+    let values = critic.values(&unmasked(rollouts))?;
+    for (rollout, values) in rollouts.iter_mut().zip(values) {
+        rollout.columns.value = Some(column(&values));
     }
+    Ok(())
 }
 
 /// Prompts and completions, all completion tokens scored.

@@ -1,14 +1,11 @@
 //! What a run is made of, weights apart: opened and checked once, then the same to its end.
 
-mod checks;
+pub(super) mod checks;
 mod ranks;
-mod resume;
+pub(super) mod resume;
 mod sharding;
 
-pub(super) use checks::check_reward_models;
-pub(super) use resume::{Found, modules};
-
-use super::sampler::turn_template;
+use super::turns::turn_template;
 use crate::checkpoint::{CriticSource, PolicySource};
 use crate::config::{Mode, RunConfig, SftConfig, sft_of};
 use crate::data::Data;
@@ -26,13 +23,13 @@ use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::Device;
 use checks::{
-    check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised, check_rewards,
-    check_sampling_groups, check_sequences, check_size, chosen_objective,
+    START_ALIKE, check_device, check_layers, check_limit, check_matrices, check_optimizers, check_quantised,
+    check_reward_models, check_rewards, check_sampling_groups, check_sequences, check_size, chosen_objective,
 };
 use firebrick_backends::accounts::Home;
 use firebrick_backends::collective::Collective;
 use firebrick_backends::memory::free_bytes;
-use firebrick_backends::{DeviceInfo, PrecisionExt, device, profile};
+use firebrick_backends::{DeviceInfo, DeviceSpec, PrecisionExt, device, profile};
 use firebrick_spec::Cluster;
 use ranks::{cluster, connect, profile_of};
 use std::sync::Arc;
@@ -151,6 +148,35 @@ impl Session {
         check_limit(config, &self.device)?;
         check_quantised(config, mode, &plan, &self.info);
         Ok((Planned { request, plan, replans: 0 }, schedules))
+    }
+
+    /// Refuses, before anything is loaded, what several ranks do not do, and ranks that do not do the same.
+    pub fn check_ranks(&self, plan: &Plan) -> Result<()> {
+        let world = &self.world;
+        if world.is_solo() {
+            return Ok(());
+        }
+        let refuse = |what: String| Err(Error::Ranks(what));
+        if plan.models.values().any(|model| model.optimizer.in_backward) {
+            return refuse(
+                "memory.step_in_backward updates a unit before other ranks have its gradient; set it to false, or start one rank".into(),
+            );
+        }
+        let plan = serde_json::to_vec(plan).unwrap_or_default();
+        world.same("the memory plan", START_ALIKE, &plan)?;
+        world.same("the configuration", START_ALIKE, self.compared().to_yaml()?.as_bytes())
+    }
+
+    /// What has to be the same on every rank.
+    fn compared(&self) -> RunConfig {
+        let mut config = RunConfig {
+            // a number of its own on every rank
+            device: DeviceSpec::Auto,
+            ..self.config.clone()
+        };
+        // a rank that exceeds its own tells the others
+        config.memory.limit = None;
+        config
     }
 
     /// Whether completions are judged: not in supervised training that validates on no prompts.

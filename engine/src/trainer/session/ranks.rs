@@ -1,49 +1,14 @@
-//! The ranks of a run: what carries values between them, the machines that they are on, and what they have to have in
-//! common.
+//! The ranks of a run: what carries values between them, and the machines that they are on.
 
-use super::Session;
-use super::checks::START_ALIKE;
-use crate::config::{DdpBackend, RunConfig};
-use crate::plan::Plan;
+use crate::config::DdpBackend;
 use crate::world::World;
 use crate::{Error, Result};
 use burn::tensor::Device;
+use firebrick_backends::DeviceInfo;
 use firebrick_backends::collective::{Collective, Nccl};
 use firebrick_backends::profile::{self, machine};
-use firebrick_backends::{DeviceInfo, DeviceSpec};
 use firebrick_spec::{Backend, Cluster, DeviceProfile, MeasuredLinks};
 use std::sync::Arc;
-
-impl Session {
-    /// Refuses, before anything is loaded, what several ranks do not do, and ranks that do not do the same.
-    pub fn check_ranks(&self, plan: &Plan) -> Result<()> {
-        let world = &self.world;
-        if world.is_solo() {
-            return Ok(());
-        }
-        let refuse = |what: String| Err(Error::Ranks(what));
-        if plan.models.values().any(|model| model.optimizer.in_backward) {
-            return refuse(
-                "memory.step_in_backward updates a unit before other ranks have its gradient; set it to false, or start one rank".into(),
-            );
-        }
-        let plan = serde_json::to_vec(plan).unwrap_or_default();
-        world.same("the memory plan", START_ALIKE, &plan)?;
-        world.same("the configuration", START_ALIKE, self.compared().to_yaml()?.as_bytes())
-    }
-
-    /// What has to be the same on every rank.
-    fn compared(&self) -> RunConfig {
-        let mut config = RunConfig {
-            // a number of its own on every rank
-            device: DeviceSpec::Auto,
-            ..self.config.clone()
-        };
-        // a rank that exceeds its own tells the others
-        config.memory.limit = None;
-        config
-    }
-}
 
 /// The ranks of a run as `trainer.ddp_backend` says: over NCCL, or as they are. All ranks come here together, with
 /// devices of one kind.

@@ -3,7 +3,6 @@
 //! Rank 0 alone looks, locks and writes. What it finds is every rank's: all continue from the same checkpoint, or end
 //! with the same message.
 
-use super::super::Start;
 use super::Session;
 use crate::checkpoint::{Inputs, RunDir, TrainerState};
 use crate::config::{Mode, RunConfig, check_resume_compat};
@@ -12,6 +11,17 @@ use crate::reward::Programs;
 use crate::task::{RewardKind, Task, TaskConfig};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
+
+/// Which run: a new one, or the one in the output folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// A new run folder.
+    Fresh,
+    /// The newest complete checkpoint of the output folder; a new run where it holds none.
+    Resume,
+    /// The same, also where files that the run reads have changed since it began.
+    ResumeChanged,
+}
 
 /// What a session finds in its run folder, before anything is loaded.
 #[derive(Debug, Default)]

@@ -1,4 +1,5 @@
-//! Completions and rollouts of all ranks, put together on every rank in the order of their prompts.
+//! Prompts dealt to the ranks, and their completions and rollouts put together on every rank in the order of the
+//! prompts.
 
 use crate::Result;
 use crate::data::Prompt;
@@ -8,7 +9,8 @@ use crate::task::Example;
 use crate::turns::{Outcome, TurnStats};
 use crate::world::World;
 use crate::world::deal::in_order;
-use firebrick_sampler::{GenerationStats, Sample};
+use firebrick_models::random::DrawKey;
+use firebrick_sampler::{GenerationRequest, GenerationStats, Sample};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use std::time::Duration;
 
 /// This rank's share of a list of prompts. Ranks of one sampling group generate from the same prompts and split the
 /// scoring.
-pub(in crate::trainer) struct PromptShard {
+pub(super) struct PromptShard {
     /// The prompts that it samples from.
     pub sampled: Range<usize>,
     /// Those of them whose completions are its own to judge and to give to the others, counted from the first that it
@@ -55,9 +57,20 @@ impl PromptShard {
     }
 }
 
+/// The requests for completions of prompts, the first of which has this index.
+pub(super) fn requests(prompts: &[Prompt], first: u64, key: impl Fn(u64) -> DrawKey) -> Vec<GenerationRequest> {
+    let numbered = prompts.iter().zip(first..);
+    let request = |(prompt, index): (&Prompt, u64)| GenerationRequest {
+        tokens: prompt.tokens.clone(),
+        key: key(index),
+        max_new_tokens: None,
+    };
+    numbered.map(request).collect()
+}
+
 /// Rollouts that a rank sampled and scored in a step, with seconds.
 #[derive(Deserialize, Serialize)]
-pub(in crate::trainer) struct RankRollouts {
+pub(super) struct RankRollouts {
     pub rollouts: Vec<Rollout>,
     pub engine: GenerationStats,
     pub programs: Option<ProgramStats>,
@@ -70,7 +83,7 @@ pub(in crate::trainer) struct RankRollouts {
 }
 
 /// Completions of all prompts, where this rank has sampled those that it was dealt.
-pub(in crate::trainer) fn all_samples(world: &World, dealt: &PromptShard, own: Vec<Sample>) -> Result<Vec<Sample>> {
+pub(super) fn all_samples(world: &World, dealt: &PromptShard, own: Vec<Sample>) -> Result<Vec<Sample>> {
     if world.is_solo() {
         return Ok(own);
     }
@@ -82,7 +95,7 @@ pub(in crate::trainer) fn all_samples(world: &World, dealt: &PromptShard, own: V
 
 /// What rewards have given on all ranks, in the order of completions: every rank has the same rewards, with values of
 /// its own.
-pub(in crate::trainer) fn all_values(world: &World, own: Vec<(String, Vec<f64>)>) -> Result<Vec<(String, Vec<f64>)>> {
+pub(super) fn all_values(world: &World, own: Vec<(String, Vec<f64>)>) -> Result<Vec<(String, Vec<f64>)>> {
     if world.is_solo() || own.is_empty() {
         return Ok(own);
     }
@@ -97,7 +110,7 @@ pub(in crate::trainer) fn all_values(world: &World, own: Vec<(String, Vec<f64>)>
 }
 
 /// All prompts as they were sampled from, and rollouts of all ranks; counts and times are added to the step's.
-pub(in crate::trainer) fn all_rollouts(
+pub(super) fn all_rollouts(
     world: &World,
     prompts: &Arc<Vec<Prompt>>,
     own: RankRollouts,
@@ -142,7 +155,7 @@ fn all_prompts(prompts: &Arc<Vec<Prompt>>, all: &[RankRollouts]) -> Arc<Vec<Prom
 
 /// Validation prompts with what the environments of all ranks have added, and what came of their completions, in their
 /// order. This rank has a part of both.
-pub(in crate::trainer) fn all_played(
+pub(super) fn all_played(
     world: &World,
     prompts: &[Prompt],
     own: (Vec<Prompt>, Vec<Outcome>),

@@ -12,12 +12,15 @@ use firebrick_sampler::{Generated, GenerationRequest, Generator, Next, Sample, S
 use std::borrow::Cow;
 use std::cell::RefCell;
 
+/// The part of the reward that environments give.
+pub(super) const ENVIRONMENT: &str = "environment";
+
 /// The template of a run whose task has environments, checked with its first conversation; none where the task has
 /// none.
 ///
 /// # Errors
 /// [`Error::Config`] for a template that is not prefix-preserving, and for settings that environments do not go with.
-pub(in crate::trainer) fn turn_template(
+pub(super) fn turn_template(
     config: &RunConfig,
     needs: Needs,
     task: &dyn Task,
@@ -85,7 +88,7 @@ fn limits(rollout: &RolloutConfig, source: &PolicySource) -> Limits {
 }
 
 /// Environments of the rollouts of some prompts, if the task has any.
-pub(in crate::trainer) struct EnvironmentSession<'a>(Option<RefCell<Episodes<'a>>>);
+pub(super) struct EnvironmentSession<'a>(Option<RefCell<Episodes<'a>>>);
 
 impl<'a> EnvironmentSession<'a> {
     /// Resets the environments of a task that has some; `first` is the key of the first prompt.
