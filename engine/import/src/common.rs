@@ -6,33 +6,12 @@ use serde_json::{Value, json};
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: arguments devices judge_model model template trackers;
+    By: arguments judge_model model trackers;
     To: path ranks rows tracked;
 };
 
 /// Rows of the training split of GSM8K.
 const GSM8K_ROWS: u64 = 7_473;
-
-/// Degrees of parallelism above one that change no result.
-fn devices(source: &SourceKey) -> MappedKey {
-    let has = |part: &str| source.key.contains(part);
-    let option = if has("tensor") || has("model_parallel_size") && !has("pipeline") && !has("context") {
-        "--tensor-parallel"
-    } else if has("pipeline") {
-        "--pipeline-parallel"
-    } else if has("sequence") || has("context") {
-        "--sequence-parallel"
-    } else {
-        "--zero-stage 3 --data-parallel"
-    };
-    match source.whole() {
-        None | Some(-1..=1) => not_needed("one device, as here"),
-        Some(n) => not_needed(format!(
-            "results do not depend on it: training is data, tensor, pipeline and sequence parallel, each with a separate \
-             key; `firebrick plan CONFIG {option} {n}` estimates what each of {n} devices would hold"
-        )),
-    }
-}
 
 /// An argument of the chat template.
 fn arguments(source: &SourceKey) -> MappedKey {
@@ -41,16 +20,6 @@ fn arguments(source: &SourceKey) -> MappedKey {
             set(&format!("model.chat_template_kwargs.{name}"), plain(source.value))
         }
         _ => absent(),
-    }
-}
-
-/// A chat template: its text, or a file with it.
-pub(super) fn template(source: &SourceKey) -> MappedKey {
-    match source.text() {
-        Some(text) if text.contains("{{") || text.contains("{%") => set("model.chat_template", text),
-        Some(file) => set("model.chat_template", source.facts.path(file)),
-        None if source.is_off() => not_needed("the tokenizer's, as here by default"),
-        None => source.wrong("a template"),
     }
 }
 

@@ -20,7 +20,7 @@
 //!
 //! - `set A B=C -- note`: our key `A` has the value (`A.*`: the key's last name in section `A`), `B` the value `C`, or
 //!   `<text>`, `<number>`, `<number-1>`, `<whole>`, `<whole+1>`, `<float>`, `<on>`, `<plain>`, `<value>` of theirs
-//! - `not_needed why`, `cannot why`; a `{}` in a sentence is the text of the value, `{value}` the value as JSON, `{path}`
+//! - `not_needed why`, `cannot why`; a `{}` in a sentence is the text of the value, `{value}` the value as JSON, `{whole}` a number, `{path}`
 //!   the path that it is here, `{@key}` the text of another key
 //! - a rule by its name, or a function in Rust, with what it is called with (`$1` in a rule)
 //!
@@ -93,6 +93,7 @@ impl Rule {
 }
 
 /// The rules of an engine by the names of their keys, and its defaults.
+#[derive(Default)]
 pub(super) struct Rules {
     by_key: BTreeMap<String, Rule>,
     defaults: Vec<(Guard, String, Value)>,
@@ -106,7 +107,7 @@ impl Rules {
         for table in std::iter::once(&SHARED).chain(tables) {
             reader.table(table)?;
         }
-        Ok(Self { by_key: reader.rules, defaults: reader.defaults, refused: reader.refused })
+        Ok(reader.rules)
     }
 
     /// The rule of a key, and its name: the exact one, else the longest that stands for all below it.
@@ -162,9 +163,7 @@ struct Reader<'t> {
     sentences: BTreeMap<&'t str, &'t str>,
     conditions: BTreeMap<&'t str, (Guard, String)>,
     named: BTreeMap<&'t str, Vec<&'t str>>,
-    rules: BTreeMap<String, Rule>,
-    defaults: Vec<(Guard, String, Value)>,
-    refused: Vec<(Guard, String)>,
+    rules: Rules,
 }
 
 impl<'t> Reader<'t> {
@@ -190,11 +189,11 @@ impl<'t> Reader<'t> {
                 let (guards, rest) = rest.split_once("  ").ok_or_else(|| format!("no guards in {line:?}"))?;
                 let holds = self.guards(guards)?;
                 if first == "-" {
-                    self.refused.push((holds, self.sentence(rest)?));
+                    self.rules.refused.push((holds, self.sentence(rest)?));
                     continue;
                 }
                 let settings = literal::settings(sections[0], rest).into_iter();
-                self.defaults.extend(settings.map(|(key, value)| (holds.clone(), key, value)));
+                self.rules.defaults.extend(settings.map(|(key, value)| (holds.clone(), key, value)));
             } else if let Some(name) = first.strip_suffix(':').filter(|name| !name.contains(char::is_lowercase)) {
                 self.sentences.insert(name, rest);
             } else {
@@ -205,7 +204,7 @@ impl<'t> Reader<'t> {
                             decide: self.row(outcome, &cases).map_err(|why| format!("{key}: {why}"))?,
                             is_not_needed: outcome.starts_with("not_needed "),
                         };
-                        if self.rules.insert(key.clone(), rule).is_some() {
+                        if self.rules.by_key.insert(key.clone(), rule).is_some() {
                             return Err(format!("{key} has two rules"));
                         }
                     }
@@ -414,6 +413,7 @@ fn filled(sentence: &str, source: &SourceKey) -> String {
         match name {
             "" => whole.push_str(text),
             "value" => whole.push_str(&source.value.to_string()),
+            "whole" => whole.push_str(&source.whole().unwrap_or_default().to_string()),
             "path" => whole.push_str(&source.facts.path(text)),
             _ => match name.strip_prefix('@') {
                 Some(key) => whole.push_str(source.facts.text(key).unwrap_or_default()),

@@ -1,14 +1,14 @@
 //! `NeMo RL`'s rounds of GRPO and PPO, and their losses.
 
-use crate::common::{epochs, given, trackers};
+use crate::common::{epochs, trackers};
 use crate::facts::{Facts, number as real, truth, whole};
 use crate::rules::prelude::*;
 use serde_json::{Value, json};
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: correction critic_epochs estimator kl kl_in_reward loggers passes policy_loss scale scaled shaping steps;
-    To: kl_type;
+    By: correction loggers passes policy_loss shaping steps;
+    Holds: has_baseline is_gae is_grpo is_reinforce leaves_one_out normalizes;
 };
 
 /// Whether it is PPO that runs.
@@ -60,33 +60,28 @@ fn estimator_name<'a>(source: &SourceKey<'a>) -> &'a str {
     of_run(source.facts, "adv_estimator.name").and_then(Value::as_str).unwrap_or(default)
 }
 
-fn scale(source: &SourceKey) -> MappedKey {
-    if estimator_name(source) != "grpo" {
-        return not_needed("only the estimator grpo reads it");
-    }
-    set("objective.scale_rewards", if of_estimator(source, "normalize_rewards") { "group" } else { "none" })
+fn is_gae(source: &SourceKey) -> bool {
+    estimator_name(source) == "gae"
 }
 
-fn estimator(source: &SourceKey) -> MappedKey {
-    let name = match estimator_name(source) {
-        "grpo" if of_estimator(source, "use_leave_one_out_baseline") => "grpo_leave_one_out",
-        "reinforce_plus_plus" if of_estimator(source, "minus_baseline") => "reinforce_plus_plus_baseline",
-        "gae" if is_ppo(source.facts) => "gae",
-        name @ ("grpo" | "reinforce_plus_plus") => name,
-        _ => return cannot("docs/guides/algorithms.md lists the estimators"),
-    };
-    set("objective.adv_estimator", name)
+fn is_grpo(source: &SourceKey) -> bool {
+    estimator_name(source) == "grpo"
 }
 
-/// What is added to all rewards of a group leaves their differences as they are.
-fn scaled(source: &SourceKey) -> MappedKey {
-    match estimator_name(source) {
-        _ if !source.is_on() => off(),
-        "grpo" | "reinforce_plus_plus" if of_estimator(source, "minus_baseline") => {
-            not_needed("the reward that is to be replaced has its range as `clip` and its factor as `weight`")
-        }
-        _ => cannot("scale a reward by its `weight`, bound it by its `clip` (task.rewards); nothing is added to it"),
-    }
+fn is_reinforce(source: &SourceKey) -> bool {
+    estimator_name(source) == "reinforce_plus_plus"
+}
+
+fn has_baseline(source: &SourceKey) -> bool {
+    of_estimator(source, "minus_baseline")
+}
+
+fn leaves_one_out(source: &SourceKey) -> bool {
+    of_estimator(source, "use_leave_one_out_baseline")
+}
+
+fn normalizes(source: &SourceKey) -> bool {
+    of_estimator(source, "normalize_rewards")
 }
 
 fn shaping(source: &SourceKey) -> MappedKey {
@@ -146,38 +141,6 @@ fn policy_loss(source: &SourceKey) -> MappedKey {
     set("objective.policy_loss", if on("disable_ppo_ratio") { "reinforce" } else { loss })
 }
 
-/// Whether PPO takes the KL off the reward of each token.
-fn takes_kl_off(source: &SourceKey) -> bool {
-    estimator_name(source) == "gae" && source.facts.is_on("loss_fn.use_kl_in_reward")
-}
-
-fn kl_in_reward(source: &SourceKey) -> MappedKey {
-    match estimator_name(source) {
-        _ if !source.is_on() => off(),
-        "gae" => set("objective.use_kl_in_reward", true),
-        "reinforce_plus_plus" => cannot(
-            "the KL is subtracted from each token's advantage there; objective.use_kl_in_reward subtracts it from the \
-             reward of the token, and of all before it",
-        ),
-        _ => not_needed("this estimator reads no KL, and there is none in the loss"),
-    }
-}
-
-fn kl(source: &SourceKey) -> MappedKey {
-    match source.number() {
-        Some(weight) if takes_kl_off(source) => {
-            set_all([("objective.kl_loss_coef", 0.0.into()), ("objective.kl_ctrl.kl_coef", weight.into())])
-        }
-        Some(_) if source.facts.is_on("loss_fn.use_kl_in_reward") => set("objective.kl_loss_coef", 0.0),
-        Some(weight) => set("objective.kl_loss_coef", weight),
-        None => source.wrong("a number"),
-    }
-}
-
-fn kl_type(source: &SourceKey, in_loss: &str) -> MappedKey {
-    given(source, if takes_kl_off(source) { "objective.kl_penalty" } else { in_loss })
-}
-
 /// Trackers that are on.
 fn loggers(source: &SourceKey) -> MappedKey {
     if !source.is_on() {
@@ -186,10 +149,4 @@ fn loggers(source: &SourceKey) -> MappedKey {
     let on = |name: &&str| source.facts.is_on(&format!("logger.{name}_enabled"));
     let names: Vec<&str> = ["tensorboard", "wandb", "mlflow", "swanlab"].into_iter().filter(on).collect();
     trackers(&source.with(&json!(names)))
-}
-
-fn critic_epochs(source: &SourceKey) -> MappedKey {
-    let policy = of_run(source.facts, "ppo_epochs").and_then(whole);
-    let why = "update.ppo_epochs is the critic's too";
-    if source.is_absent() || policy == source.whole() { not_needed(why) } else { cannot(why) }
 }

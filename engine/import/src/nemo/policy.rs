@@ -2,26 +2,25 @@
 
 use super::grpo::of_run;
 use super::optimizer::is_megatron;
-use crate::common::template;
 use crate::facts::Facts;
 use crate::rules::prelude::*;
 use serde_json::json;
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: chat_template frozen_router global_batch lora total_length;
+    By: frozen_router global_batch lora passed_through total_length;
+    Holds: names_default;
 };
 
 /// Prompts and answers one after the other, without marks of turns.
 const PASSED_THROUGH: &str = "{% for message in messages %}{{ message['content'] }}{% endfor %}";
 
-/// Null is another template than none: NeMo RL then passes contents on as they are.
-fn chat_template(source: &SourceKey) -> MappedKey {
-    match source.text() {
-        _ if source.is_absent() => set("model.chat_template", PASSED_THROUGH).noted("null is this template there"),
-        Some(name) if name.eq_ignore_ascii_case("default") => not_needed("the tokenizer's, as here by default"),
-        _ => template(source),
-    }
+fn passed_through(_: &SourceKey) -> MappedKey {
+    set("model.chat_template", PASSED_THROUGH).noted("null is this template there")
+}
+
+fn names_default(source: &SourceKey) -> bool {
+    source.text().is_some_and(|name| name.eq_ignore_ascii_case("default"))
 }
 
 /// Completions an optimizer step, which are prompts here.

@@ -5,7 +5,8 @@ use crate::rules::prelude::*;
 
 /// Functions of the table.
 pub(super) const FUNCTIONS: Functions = functions! {
-    By: config_name passes program;
+    By: passes;
+    Holds: reads_config;
 };
 
 fn passes(source: &SourceKey) -> MappedKey {
@@ -21,25 +22,8 @@ fn passes(source: &SourceKey) -> MappedKey {
     }
 }
 
-/// Programs of verl that train as its main one does.
-const MAIN: [&str; 3] = ["main_ppo", "main_ppo_v0", "main_dapo"];
-
-fn program(source: &SourceKey) -> MappedKey {
-    let name = source.text().unwrap_or_default();
-    let last = name.trim_end_matches(".py").rsplit(['.', '/']).next().unwrap_or_default();
-    if MAIN.contains(&last) && !name.contains("experimental") {
-        return not_needed("`firebrick train` trains");
-    }
-    cannot("it is not verl.trainer.main_ppo: what it does in another way is not read")
-}
-
-fn config_name(source: &SourceKey) -> MappedKey {
-    match source.text().map(|name| name.trim_end_matches(".yaml")) {
-        Some("ppo_trainer" | "ppo_megatron_trainer") => not_needed("verl's defaults are known"),
-        Some(name) if source.facts.reads(&format!("{name}.yaml")) => not_needed("it is among the files"),
-        _ => cannot(format!(
-            "the script starts from the file {}: import it first, `firebrick import FILE SCRIPT`",
-            source.value
-        )),
-    }
+/// Whether the configuration that a script starts from is among the files.
+fn reads_config(source: &SourceKey) -> bool {
+    let name = source.text().map(|name| name.trim_end_matches(".yaml"));
+    name.is_some_and(|name| source.facts.reads(&format!("{name}.yaml")))
 }
