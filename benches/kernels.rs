@@ -18,8 +18,8 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput};
 use firebrick::backends::kernels::{
-    self, AdamWStep, Gate, Operation, PackedWeights, QuantizationMap, QuantizedBlocks, RowsByToken, SampleOptions,
-    Scaling, ScoreGradients, Truncation,
+    self, Activation, AdamWStep, Operation, PackedWeights, QuantizationMap, QuantizedBlocks, RowsByToken,
+    SampleOptions, Scaling, ScoreGradients, Truncation, fused,
 };
 use std::time::{Duration, Instant};
 
@@ -133,21 +133,23 @@ impl Bench {
         let ones = Tensor::<2>::ones([1, width], (&self.device, self.dtype));
         let w = ones.clone();
         self.measure(group, &case("rms_norm", 2.0 * bytes), x.clone(), |x| {
-            kernels::rms_norm(&x, &w, 1e-6, 0.0).map(|_| x)
+            fused(|| kernels::rms_norm(&x, &w, 1e-6, 0.0)).map(|_| x)
         });
         let leaf = x.clone().autodiff().require_grad();
         let weight = ones.autodiff().require_grad();
         // a backward pass begins with ones, which it writes
         let both = case("rms_norm and gradients", 6.0 * bytes);
         self.measure(group, &both, leaf.clone(), |x| {
-            kernels::rms_norm(&x, &weight, 1e-6, 0.0)?.backward();
+            fused(|| kernels::rms_norm(&x, &weight, 1e-6, 0.0))?.backward();
             Some(x)
         });
         let up = self.normal(shape);
-        self.measure(group, &case("swiglu", 3.0 * bytes), x.clone(), |x| kernels::glu(Gate::Silu, &x, &up).map(|_| x));
+        self.measure(group, &case("swiglu", 3.0 * bytes), x.clone(), |x| {
+            fused(|| kernels::glu(&x, &up, Activation::Silu)).map(|_| x)
+        });
         let up = up.autodiff().require_grad();
         self.measure(group, &case("swiglu and gradients", 9.0 * bytes), leaf, |x| {
-            kernels::glu(Gate::Silu, &x, &up)?.backward();
+            fused(|| kernels::glu(&x, &up, Activation::Silu))?.backward();
             Some(x)
         });
         let half = width / 2;
@@ -155,7 +157,7 @@ impl Bench {
         let heads = x.reshape([rows, 1, 2 * half]);
         let tables = (2 * 4 * rows * half) as f64;
         self.measure(group, &case("rotary", 2.0 * bytes + tables), heads, |x| {
-            kernels::rotary(x, &angles, &angles).ok()
+            fused(|| kernels::rotary(x, &angles, &angles))
         });
     }
 
@@ -171,16 +173,16 @@ impl Bench {
         let logits = self.normal(shape);
         let forward = Case { kernel: "log-probs and entropies", bytes };
         self.measure(&mut group, &forward, logits.clone(), |logits| {
-            kernels::score_rows(&logits, &targets, scaling).map(|_| logits)
+            fused(|| kernels::score_rows(&logits, &targets, scaling)).map(|_| logits)
         });
-        let Some(scores) = kernels::score_rows(&logits, &targets, scaling) else {
+        let Some(scores) = fused(|| kernels::score_rows(&logits, &targets, scaling)) else {
             return;
         };
         let d_logp = Tensor::<1>::ones([rows], (&self.device, DType::F32));
         let upstream = ScoreGradients { d_logp: &d_logp, d_entropy: None };
         let backward = Case { kernel: "gradient", bytes: 2.0 * bytes };
         self.measure(&mut group, &backward, logits, |logits| {
-            kernels::score_gradient(logits, &targets, &scores, upstream, scaling)
+            fused(|| kernels::score_gradient(logits, &targets, &scores, upstream, scaling))
         });
     }
 
@@ -192,13 +194,14 @@ impl Bench {
         let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.5) / rows as f32).collect();
         let host = Case { kernel: "all tokens, on the CPU", bytes };
         self.measure(&mut group, &host, logits.clone(), |logits| {
-            kernels::sample_rows(&logits, 1.0, Some(&uniforms)).map(|_| logits)
+            fused(|| kernels::sample_rows(&logits, 1.0, Some(&uniforms))).map(|_| logits)
         });
         let truncated = Truncation { top_k: Some(50), top_p: 0.95, min_p: 0.0 };
         for (kernel, truncation) in [("all tokens", Truncation::default()), ("top-k and top-p", truncated)] {
             let choice = SampleOptions { temperature: 1.0, truncation, uniforms: Some(&uniforms) };
             self.measure(&mut group, &Case { kernel, bytes }, logits.clone(), |logits| {
-                kernels::sample_rows_on_device(&logits, choice).map(|_| logits)
+                let _ = kernels::samples_on_device(&logits).then(|| kernels::sample_rows_on_device(&logits, choice))?;
+                Some(logits)
             });
         }
     }
@@ -216,7 +219,7 @@ impl Bench {
         // every row is read, and the sum of each token read and written
         let case = Case { kernel: "gradient", bytes: 2.0 * self.bytes(shape) };
         self.measure(&mut group(c, "embedding"), &case, sum, |sum| {
-            kernels::scatter_add_rows(sum, &segments, &added).ok()
+            fused(|| kernels::scatter_add_rows(sum, &segments, &added))
         });
     }
 
@@ -240,7 +243,7 @@ impl Bench {
                 Some(())
             });
             let packed = Case { kernel: &format!("{rows} rows in 8 bits"), bytes: all + rest };
-            self.measure(&mut group, &packed, (), |()| codes.linear(&x).map(|_| ()));
+            self.measure(&mut group, &packed, (), |()| codes.takes(&x).then(|| drop(codes.linear(&x))));
         }
     }
 
@@ -264,15 +267,15 @@ impl Bench {
         let table: Vec<f32> = (0..256).map(|i| i as f32 / 127.5 - 1.0).collect();
         let data = TensorData::new(table, [256]);
         let table = Tensor::<1>::from_data(data, (&self.device, DType::F32));
-        let map = QuantizationMap { midpoints: &table, smallest: 0.0 };
+        let map = QuantizationMap { midpoints: &table, middle: 0.0, smallest: 0.0 };
         let quantise = case("moments to 8 bits", 1.25 * bytes);
         self.measure(&mut group, &quantise, value.clone(), |value| {
-            kernels::quantize_blockwise(&value, &map).map(|_| value)
+            fused(|| kernels::quantize_blockwise(&value, &map)).map(|_| value)
         });
-        if let Some(blocks) = kernels::quantize_blockwise(&value, &map) {
+        if let Some(blocks) = fused(|| kernels::quantize_blockwise(&value, &map)) {
             let back = case("moments from 8 bits", 1.25 * bytes);
             self.measure(&mut group, &back, blocks, |blocks: QuantizedBlocks| {
-                kernels::dequantize_blockwise(&blocks, &table, shape, DType::F32).map(|_| blocks)
+                fused(|| kernels::dequantize_blockwise(&blocks, &table, shape, DType::F32)).map(|_| blocks)
             });
         }
     }

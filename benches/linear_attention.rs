@@ -17,7 +17,7 @@ mod settings;
 use burn::tensor::{Device, Distribution, Tensor};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use firebrick::backends::kernels::{
-    DeltaHeads, SequenceRows, StateRows, causal_convolution, gated_delta_rule, gated_rms_norm, set_enabled,
+    DeltaHeads, SequenceRows, StateRows, causal_convolution, fused, gated_delta_rule, gated_rms_norm, set_enabled,
 };
 use firebrick::models::arch::Mixer;
 use firebrick::models::attention::{Grouping, SequenceLayout};
@@ -186,10 +186,10 @@ impl Rule {
     fn run(&self) {
         let inputs = self.inputs.clone().map(|x| x.autodiff().require_grad());
         let [qkv, z, g, beta, taps, w] = &inputs;
-        let qkv = causal_convolution(qkv, taps, &self.sequences).expect("a kernel");
-        let mixed = gated_delta_rule(&qkv, g, beta, self.heads, &self.sequences).expect("a kernel");
+        let qkv = fused(|| causal_convolution(qkv, taps, &self.sequences)).expect("a kernel");
+        let mixed = fused(|| gated_delta_rule(&qkv, g, beta, self.heads, &self.sequences)).expect("a kernel");
         let mixed = mixed.reshape(z.dims());
-        let y = gated_rms_norm(&mixed, z, w, 1e-6).expect("a kernel");
+        let y = fused(|| gated_rms_norm(&mixed, z, w, 1e-6)).expect("a kernel");
         let up = self.inputs[1].clone().autodiff();
         let mut tape = (y * up).sum().backward();
         let all = inputs.iter().filter_map(|x| x.grad_remove(&mut tape));

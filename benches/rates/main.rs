@@ -11,7 +11,7 @@ mod support;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use firebrick::backends::device::{is_cpu, panic_message};
-use firebrick::backends::kernels;
+use firebrick::backends::kernels::{self, Transposed};
 use firebrick::backends::transfer::HostTensor;
 use firebrick::engine::batch::grouping;
 use firebrick::models::attention::{AttentionParams, Qkv, SequenceLayout, attend, attend_backward};
@@ -169,11 +169,9 @@ impl Bench {
             let time = seconds(device, || {
                 let _ = match (&dy, pass) {
                     // as models do it
-                    (Some(dy), Pass::Inputs) => kernels::matmul(dy, &w).unwrap_or_else(|| dy.clone().matmul(w.clone())),
-                    (Some(dy), _) => {
-                        kernels::matmul_tn(dy, &x).unwrap_or_else(|| dy.clone().transpose().matmul(x.clone()))
-                    }
-                    (None, _) => kernels::linear(&x, &w).unwrap_or_else(|| x.clone().matmul(w.clone().transpose())),
+                    (Some(dy), Pass::Inputs) => kernels::matmul(dy, &w, Transposed::Neither),
+                    (Some(dy), _) => kernels::matmul(dy, &x, Transposed::Left),
+                    (None, _) => kernels::linear(&x, &w),
                 };
             });
             let rate = 2.0 * (rows * inner * outputs) as f64 / time / 1e12;

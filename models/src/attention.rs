@@ -22,7 +22,7 @@ pub use sequence_layout::{Grouping, PaddedGroup, SequenceLayout};
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Tensor};
-use firebrick_backends::kernels::{self, AttentionShape, Families};
+use firebrick_backends::kernels::{self, AttentionShape, PrefixGroups};
 use firebrick_backends::precision::{stored_as, widened};
 use std::ops::Range;
 
@@ -60,8 +60,8 @@ pub struct Qkv {
 #[must_use]
 pub fn attend(qkv: &Qkv, params: AttentionParams, sequences: &SequenceLayout) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
-    if let Some(families) = &sequences.fused {
-        return attend_rows(qkv, params, families);
+    if let Some(groups) = &sequences.fused {
+        return attend_rows(qkv, params, groups);
     }
     let groups = sequences.groups.iter().map(|group| {
         let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|t| group.by_head(t));
@@ -80,17 +80,11 @@ pub fn attend(qkv: &Qkv, params: AttentionParams, sequences: &SequenceLayout) ->
 
 /// [`attend`] by a fused kernel, on devices that have it. Rows that belong to no sequence are zero.
 #[must_use]
-pub(crate) fn attend_rows(qkv: &Qkv, params: AttentionParams, families: &Families) -> Tensor<2> {
+pub(crate) fn attend_rows(qkv: &Qkv, params: AttentionParams, groups: &PrefixGroups) -> Tensor<2> {
     let [tokens, heads, dim] = qkv.q.dims();
-    let shape = AttentionShape {
-        families: families.clone(),
-        window: params.window,
-        scale: params.scale,
-        softcap: params.softcap,
-    };
-    kernels::attention(&qkv.q, &qkv.k, &qkv.v, qkv.sinks.as_ref(), &shape)
-        .expect("tensors of the device that the sequences were laid out for")
-        .reshape([tokens, heads * dim])
+    let shape =
+        AttentionShape { groups: groups.clone(), window: params.window, scale: params.scale, softcap: params.softcap };
+    kernels::attention(&qkv.q, &qkv.k, &qkv.v, qkv.sinks.as_ref(), &shape).reshape([tokens, heads * dim])
 }
 
 /// Gradients of queries, keys, values and sinks, given the output of [`attend`] and its gradient, `[tokens, heads ·

@@ -1,20 +1,9 @@
-//! Gated `DeltaNet` (Yang et al., 2024, arXiv:2412.06464): a causal convolution over queries, keys and values, and a
-//! linear recurrence whose state has a fixed size. Where a device has kernels for them, they compute; elsewhere tensor
-//! operations do.
+//! Gated `DeltaNet` (Yang et al., 2024, arXiv:2412.06464) between forward passes: the states of sequences that are
+//! sampled, of one layer, in a pool with a slot for each sequence.
 
-mod convolution;
-mod layout;
-mod rule;
-mod states;
-
-pub(crate) use layout::DeltaLayout;
-pub(crate) use states::LayerStates;
-
-use burn::tensor::Tensor;
-use burn::tensor::activation::{log_sigmoid, sigmoid, silu};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use firebrick_arch::arch::GatedDeltaNet;
-use firebrick_backends::kernels::{self, DeltaHeads};
-use firebrick_backends::precision::{stored_as, widened};
+use firebrick_backends::kernels::{self, DeltaHeads, SequenceRows, write_slots};
 
 /// Heads as kernels take them.
 pub(crate) fn heads(delta: &GatedDeltaNet) -> DeltaHeads {
@@ -26,39 +15,87 @@ pub(crate) fn heads(delta: &GatedDeltaNet) -> DeltaHeads {
     }
 }
 
-/// The convolution of whole sequences, and `SiLU`: `[rows, channels]`.
-pub(crate) fn convolve(x: &Tensor<2>, w: &Tensor<2>, layout: &DeltaLayout) -> Tensor<2> {
-    kernels::causal_convolution(x, w, layout.sequences()).unwrap_or_else(|| convolution::whole(x, w, layout.gathers()))
+/// What the last tokens left behind: the state of the delta rule, and the last inputs of the convolution.
+#[derive(Debug)]
+pub(crate) struct LayerStates {
+    // Taken out while they are written, so that they have one owner and are written in place.
+    recurrent: Option<Tensor<2>>,
+    convolution: Option<Tensor<2>>,
 }
 
-/// The gated delta rule over whole sequences: `[rows, value heads · value_dim]` in f32 or wider, as decays and β are.
-pub(crate) fn delta_rule([qkv, g, beta]: [&Tensor<2>; 3], heads: DeltaHeads, layout: &DeltaLayout) -> Tensor<2> {
-    let kernel = |qkv: &Tensor<2>| kernels::gated_delta_rule(qkv, g, beta, heads, layout.sequences());
-    kernel(qkv).unwrap_or_else(|| {
-        let wide = widened(qkv.clone());
-        let chunked = || rule::chunked([&wide, g, beta], heads, layout.gathers(), None).0;
-        kernel(&wide).unwrap_or_else(chunked)
-    })
+fn held(pool: Option<Tensor<2>>) -> Tensor<2> {
+    pool.unwrap_or_else(|| unreachable!("a pool in use twice"))
 }
 
-/// The logs of decays and β, `[rows, value heads]` each in f32 or wider: `−e^(A_log) softplus(a + dt_bias)` and `σ(b)`.
-pub(crate) fn decays(a: Tensor<2>, b: Tensor<2>, decay_log: Tensor<2>, time_bias: Tensor<2>) -> [Tensor<2>; 2] {
-    let g = kernels::log_decays(&a, &decay_log, &time_bias).unwrap_or_else(|| {
-        let softplus = log_sigmoid((widened(a) + widened(time_bias)).neg());
-        widened(decay_log).exp() * softplus
-    });
-    [g, sigmoid(widened(b))]
-}
+impl LayerStates {
+    /// Zeros: `slots` of so many numbers of each kind.
+    pub fn new(
+        slots: usize,
+        [recurrent, convolution]: [usize; 2],
+        [wide, stored]: [DType; 2],
+        device: &Device,
+    ) -> Self {
+        Self {
+            recurrent: Some(Tensor::zeros([slots, recurrent], (device, wide))),
+            convolution: Some(Tensor::zeros([slots, convolution], (device, stored))),
+        }
+    }
 
-/// `x / rms(x) · w · silu(z)` of heads, `[rows, n]`, in the type of `z`, for `x` in f32 or wider.
-pub(crate) fn gated_norm(x: Tensor<2>, z: Tensor<2>, w: Tensor<2>, eps: f64) -> Tensor<2> {
-    kernels::gated_rms_norm(&x, &z, &w, eps).unwrap_or_else(|| {
-        let stored = z.dtype();
-        let (z, w) = (widened(z), widened(w));
-        let y = kernels::gated_rms_norm(&x, &z, &w, eps).unwrap_or_else(|| {
-            let mean = (x.clone() * x.clone()).mean_dim(1);
-            x * (mean + eps).sqrt().recip() * w * silu(z)
+    fn both(&mut self, f: impl Fn(Tensor<2>) -> Tensor<2>) {
+        for pool in [&mut self.recurrent, &mut self.convolution] {
+            *pool = Some(f(held(pool.take())));
+        }
+    }
+
+    /// Makes room for more sequences.
+    pub fn grow(&mut self, slots: usize) {
+        self.both(|pool| {
+            let [before, numbers] = pool.dims();
+            if before == 0 {
+                return Tensor::zeros([slots, numbers], (&pool.device(), pool.dtype()));
+            }
+            let more = [slots - before, numbers];
+            let more = Tensor::zeros(more, (&pool.device(), pool.dtype()));
+            Tensor::cat(vec![pool, more], 0)
         });
-        stored_as(y, stored)
-    })
+    }
+
+    /// Copies states to other slots: pairs of source and target. All are read before any is written.
+    pub fn copy(&mut self, pairs: &[(u32, u32)]) {
+        self.both(|pool| {
+            let ints = |values: Vec<i32>| {
+                let data = TensorData::new(values, [pairs.len()]);
+                Tensor::<1, Int>::from_data(data, &pool.device())
+            };
+            let sources = ints(pairs.iter().map(|pair| pair.0 as i32).collect());
+            let targets = ints(pairs.iter().map(|pair| pair.1 as i32).collect());
+            let values = pool.clone().select(0, sources);
+            write_slots(pool, targets, values)
+        });
+    }
+
+    /// The convolution of sequences that have states, `[rows, channels]`.
+    pub fn convolve(&mut self, x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Tensor<2> {
+        let (out, pool) = kernels::continue_convolution(x, w, held(self.convolution.take()), sequences);
+        self.convolution = Some(pool);
+        out
+    }
+
+    /// The gated delta rule of sequences that have states: `[rows, value heads · value_dim]` in f32 or wider, as decays
+    /// and β are.
+    pub fn delta_rule(&mut self, inputs: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> Tensor<2> {
+        let pool = held(self.recurrent.take());
+        let (out, pool) = kernels::continue_delta_rule(inputs, pool, heads, sequences);
+        self.recurrent = Some(pool);
+        out
+    }
+
+    /// The states in a slot: of the delta rule, and of the convolution, oldest input first.
+    pub fn values(&self, slot: usize) -> [Tensor<1>; 2] {
+        [&self.recurrent, &self.convolution].map(|pool| {
+            let pool = held(pool.clone());
+            let [_, numbers] = pool.dims();
+            pool.narrow(0, slot, 1).reshape([numbers])
+        })
+    }
 }

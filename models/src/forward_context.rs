@@ -3,10 +3,10 @@
 use crate::adapter::Dropout;
 use crate::arch::Arch;
 use crate::attention::SequenceLayout;
-use crate::delta_net::DeltaLayout;
 use crate::rope::RotaryEmbeddings;
 use crate::routing::{RouterLoss, Routing};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
+use firebrick_backends::kernels::SequenceRows;
 
 /// How the rows of a forward pass belong to sequences, and which keys each may see (vLLM's `ForwardContext`). Built
 /// once, used by every layer.
@@ -23,7 +23,7 @@ pub struct ForwardContext {
     /// Of a forward pass over whole sequences, without a cache.
     sequences: Option<SequenceLayout>,
     /// The same as linear attention takes them, in architectures that have it.
-    delta: Option<DeltaLayout>,
+    delta: Option<SequenceRows>,
     device: Device,
     dropout: Option<Dropout>,
     routing: Routing,
@@ -64,12 +64,11 @@ impl ForwardContext {
             len,
             starts: starts.to_vec(),
             first,
-            delta: arch.delta_net.map(|delta| {
+            delta: arch.delta_net.map(|_| {
                 assert_eq!(first, 0, "states of earlier columns are in a cache");
                 // what comes before a sequence is part of none: it leaves no trace in a state
                 let rows = (0..).zip(starts).map(|(i, start)| i * len + start..(i + 1) * len);
-                let taps = delta.conv_kernel_dim;
-                DeltaLayout::whole(rows, positions.len(), taps, device)
+                SequenceRows::whole(rows, device)
             }),
             ..Self::cached(&rotary, positions.len(), device)
         };
@@ -119,13 +118,13 @@ impl ForwardContext {
             starts: vec![0; sequences.lengths().len()],
             first: 0,
             masks: Vec::new(),
-            delta: arch.delta_net.map(|delta| {
+            delta: arch.delta_net.map(|_| {
                 let mut row = 0;
                 let own = sequences.lengths().iter().map(|&n| {
                     row += n;
                     row - n..row
                 });
-                DeltaLayout::whole(own, sequences.tokens(), delta.conv_kernel_dim, device)
+                SequenceRows::whole(own, device)
             }),
             sequences: Some(sequences.prepared(&arch.windows, chunk, device)),
             device: device.clone(),
@@ -142,7 +141,7 @@ impl ForwardContext {
     }
 
     /// The sequences as linear attention takes them; asked in architectures that have it.
-    pub(crate) fn delta(&self) -> &DeltaLayout {
+    pub(crate) fn delta(&self) -> &SequenceRows {
         let own = self.delta.as_ref();
         own.unwrap_or_else(|| unreachable!("laid out if there are such layers"))
     }

@@ -14,9 +14,10 @@ mod part;
 pub use part::{MergedChunk, PartChunk, PartGradients};
 
 use crate::arch::Arch;
-use crate::functional::{linear, rms_norm};
 use burn::tensor::{Int, Tensor};
-use firebrick_backends::kernels::{self, PackedWeights, RowScores, Scaling, ScoreGradients};
+use firebrick_backends::kernels::{
+    self, PackedWeights, RowScores, Scaling, ScoreGradients, Transposed, linear, matmul, rms_norm,
+};
 use firebrick_backends::precision::{stored_as, widened};
 use std::ops::Range;
 
@@ -57,6 +58,7 @@ pub struct HeadChunk<'a> {
     normed: Tensor<2>,
     targets: Tensor<1, Int>,
     distribution: Distribution,
+    rows: RowScores,
     /// The chunk's scores.
     pub scores: TokenScores,
 }
@@ -75,19 +77,9 @@ pub struct ValueChunk<'a> {
 #[derive(Debug)]
 enum Distribution {
     /// Raw logits `[rows, vocab]`, which the gradient overwrites.
-    Logits(Tensor<2>, RowScores),
-    /// The backward pass recomputes the raw logits, tile by tile.
-    Tiles(TiledScores),
-    /// z and p `[rows, vocab]`, `Σ p z` `[rows, 1]`.
-    Probabilities { z: Tensor<2>, probs: Tensor<2>, mean_z: Tensor<2> },
-}
-
-/// Scores of rows whose logits were computed a tile of the vocabulary at a time.
-#[derive(Debug)]
-struct TiledScores {
-    /// Tokens of a tile.
-    tile: usize,
-    rows: RowScores,
+    Logits(Tensor<2>),
+    /// The backward pass recomputes the raw logits, so many tokens at a time.
+    Tiles(usize),
 }
 
 /// Gradients of a chunk.
@@ -107,26 +99,28 @@ impl<'a> Head<'a> {
     /// Logits of hidden rows `[rows, hidden]`: `[rows, vocab]`, soft-capped, before temperature.
     #[must_use]
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        let normed = rms_norm(self.arch, hidden, self.norm.clone());
-        self.cap(self.raw(&normed))
+        self.cap(self.raw(&self.normed(&hidden)))
+    }
+
+    fn normed(&self, hidden: &Tensor<2>) -> Tensor<2> {
+        rms_norm(hidden, &self.norm, self.arch.norm_eps, self.arch.norm_offset)
     }
 
     /// [`Self::logits`] of normed rows on a GPU, for a kernel that samples from logits in any float type: widened only
     /// for a soft-cap.
     pub(crate) fn sampled_logits(&self, normed: &Tensor<2>) -> Tensor<2> {
-        let product = kernels::product(normed, &self.projection);
-        let product = product.filter(|_| self.panels.is_none() && self.arch.logit_softcap.is_none());
-        product.unwrap_or_else(|| self.cap(self.raw(normed)))
+        if self.panels.is_some() || self.arch.logit_softcap.is_some() {
+            return self.cap(self.raw(normed));
+        }
+        kernels::linear_unpadded(normed, &self.projection)
     }
 
     /// Logits of normed rows before the soft-cap, in f32 or wider.
     fn raw(&self, normed: &Tensor<2>) -> Tensor<2> {
-        let packed = self.panels.as_ref().and_then(|w| w.linear(normed));
-        let few = || kernels::linear_each(normed, [&self.projection]).map(|[y]| y);
-        packed
-            .or_else(few)
-            .or_else(|| kernels::matmul_nt(normed, &self.projection))
-            .unwrap_or_else(|| widened(linear(normed, &self.projection)))
+        match self.panels.as_ref().filter(|w| w.takes(normed)) {
+            Some(packed) => packed.linear(normed),
+            None => kernels::linear_wide(normed, &self.projection),
+        }
     }
 
     fn cap(&self, logits: Tensor<2>) -> Tensor<2> {
@@ -159,7 +153,7 @@ impl<'a> Head<'a> {
     /// [`Self::scalar`], keeping what the gradient needs.
     #[must_use]
     pub fn value_chunk(&'a self, hidden: Tensor<2>) -> ValueChunk<'a> {
-        let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
+        let normed = self.normed(&hidden);
         let projection = widened(self.projection.clone());
         let y = widened(normed.clone()).matmul(projection.transpose());
         let y = match &self.bias {
@@ -176,7 +170,7 @@ impl<'a> Head<'a> {
         let x = hidden.autodiff().require_grad();
         let w = self.norm.clone().autodiff();
         let w = if self.trainable { w.require_grad() } else { w };
-        let y = rms_norm(self.arch, x.clone(), w.clone());
+        let y = rms_norm(&x, &w, self.arch.norm_eps, self.arch.norm_offset);
         let mut grads = kernels::backward_root(y, d_normed).backward();
         let d_hidden = x.grad_remove(&mut grads).expect("a leaf of this graph");
         (d_hidden, w.grad_remove(&mut grads))
@@ -193,34 +187,32 @@ impl<'a> Head<'a> {
     /// hidden]`, targets `[rows]`.
     #[must_use]
     pub fn chunk(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> HeadChunk<'a> {
-        let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
+        let normed = self.normed(&hidden);
         let [vocab, _] = self.projection.dims();
         let tile = kernels::vocabulary_tile(&normed.device()).filter(|&tile| tile < vocab);
         let scaling = self.scaling(temperature);
-        let (distribution, scores) = match tile {
-            Some(tile) => {
-                let rows = self.score_tiles(&normed, &targets, tile, scaling);
-                let scores = TokenScores::of(&rows);
-                (Distribution::Tiles(TiledScores { tile, rows }), scores)
-            }
+        let (distribution, rows) = match tile {
+            Some(tile) => (Distribution::Tiles(tile), self.score_tiles(&normed, &targets, tile, scaling)),
             None => {
                 let logits = self.raw(&normed);
-                match kernels::score_rows(&logits, &targets, scaling) {
-                    Some(rows) => {
-                        let scores = TokenScores::of(&rows);
-                        (Distribution::Logits(logits, rows), scores)
-                    }
-                    None => score(self.cap(logits), &targets, temperature),
-                }
+                let rows = kernels::score_rows(&logits, &targets, scaling);
+                (Distribution::Logits(logits), rows)
             }
         };
-        HeadChunk { head: self, temperature, hidden, normed, targets, distribution, scores }
+        let scores = TokenScores { logp: rows.logp.clone(), entropy: rows.entropy.clone() };
+        HeadChunk { head: self, temperature, hidden, normed, targets, distribution, rows, scores }
     }
 }
 
 impl Head<'_> {
     fn scaling(&self, temperature: f64) -> Scaling {
         Scaling { temperature, softcap: self.arch.logit_softcap }
+    }
+
+    /// Gradients of the normed rows and, if it is trained, of the projection, given that of their logits.
+    fn product_gradients(&self, dz: &Tensor<2>, normed: &Tensor<2>) -> (Tensor<2>, Option<Tensor<2>>) {
+        let projection = self.projection_trains.then(|| matmul(dz, normed, Transposed::Left));
+        (matmul(dz, &self.projection, Transposed::Neither), projection)
     }
 
     /// The first token of each tile of the vocabulary, and the projection's rows of the tile.
@@ -235,8 +227,7 @@ impl Head<'_> {
     fn score_tiles(&self, normed: &Tensor<2>, targets: &Tensor<1, Int>, tile: usize, scaling: Scaling) -> RowScores {
         let running = self.tiles(tile).fold(None, |running, (first, rows)| {
             let logits = linear(normed, &rows);
-            let running = kernels::score_tile(&logits, first, targets, running, scaling);
-            Some(running.expect("the device scores by tiles"))
+            Some(kernels::score_tile(&logits, first, targets, running, scaling))
         });
         kernels::finish_scores(running.expect("a vocabulary has tokens"))
     }
@@ -246,7 +237,7 @@ impl Head<'_> {
     fn tile_gradients(
         &self,
         chunk: &HeadChunk<'_>,
-        scores: &TiledScores,
+        tile: usize,
         upstream: ScoreGradients<'_>,
     ) -> (Tensor<2>, Option<Tensor<2>>) {
         let scaling = self.scaling(chunk.temperature);
@@ -255,15 +246,14 @@ impl Head<'_> {
         let mut d_projection = self
             .projection_trains
             .then(|| Tensor::empty([vocab, hidden], (&chunk.normed.device(), chunk.normed.dtype())));
-        for (first, rows) in self.tiles(scores.tile) {
+        for (first, rows) in self.tiles(tile) {
             let logits = linear(&chunk.normed, &rows);
-            let dz = kernels::tile_gradient(logits, first, &chunk.targets, &scores.rows, upstream, scaling)
-                .expect("what the kernels scored they differentiate");
+            let dz = kernels::tile_gradient(logits, first, &chunk.targets, &chunk.rows, upstream, scaling);
             d_projection = d_projection.map(|all| {
-                let own = product_tn(&dz, &chunk.normed);
+                let own = matmul(&dz, &chunk.normed, Transposed::Left);
                 all.slice_assign([first..first + own.dims()[0], 0..hidden], own)
             });
-            let own = kernels::matmul(&dz, &rows).unwrap_or_else(|| dz.matmul(rows));
+            let own = matmul(&dz, &rows, Transposed::Neither);
             d_normed = Some(match d_normed {
                 Some(sum) => sum + own,
                 None => own,
@@ -273,46 +263,19 @@ impl Head<'_> {
     }
 }
 
-impl TokenScores {
-    fn of(rows: &RowScores) -> Self {
-        Self { logp: rows.logp.clone(), entropy: rows.entropy.clone() }
-    }
-}
-
-/// Scores of soft-capped logits by tensor operations.
-fn score(logits: Tensor<2>, targets: &Tensor<1, Int>, temperature: f64) -> (Distribution, TokenScores) {
-    let rows = logits.dims()[0];
-    let z = if (temperature - 1.0).abs() < f64::EPSILON { logits } else { logits / temperature };
-    let max = z.clone().max_dim(1);
-    let exp = (z.clone() - max.clone()).exp();
-    let sum = exp.clone().sum_dim(1);
-    let lse = sum.clone().log() + max;
-    let probs = exp / sum;
-    let mean_z = (probs.clone() * z.clone()).sum_dim(1);
-    let target_z = z.clone().gather(1, targets.clone().reshape([rows, 1]));
-    let scores =
-        TokenScores { logp: (target_z - lse.clone()).reshape([rows]), entropy: (lse - mean_z.clone()).reshape([rows]) };
-    (Distribution::Probabilities { z, probs, mean_z }, scores)
-}
-
 impl HeadChunk<'_> {
     /// Gradients, given those of the scores, `[rows]` each; `d_entropy` is `None` where the loss has no entropy term. A
     /// frozen head has no gradient of the projection.
     #[must_use]
     pub fn backward(self, d_logp: &Tensor<1>, d_entropy: Option<&Tensor<1>>) -> HeadGradients {
-        let head = self.head;
-        let (d_normed, projection) = if let Distribution::Tiles(scores) = &self.distribution {
-            let upstream = ScoreGradients { d_logp, d_entropy };
-            head.tile_gradients(&self, scores, upstream)
-        } else {
-            let (targets, temperature) = (&self.targets, self.temperature);
-            let distribution = self.distribution;
-            let dz = distribution.gradient(head, targets, temperature, d_logp, d_entropy);
-            let projection = head.projection_trains.then(|| product_tn(&dz, &self.normed));
-            let stored = head.projection.dtype();
-            let d_normed = kernels::matmul(&dz, &head.projection)
-                .unwrap_or_else(|| stored_as(dz, stored).matmul(head.projection.clone()));
-            (d_normed, projection)
+        let (head, upstream) = (self.head, ScoreGradients { d_logp, d_entropy });
+        let (d_normed, projection) = match self.distribution {
+            Distribution::Tiles(tile) => head.tile_gradients(&self, tile, upstream),
+            Distribution::Logits(logits) => {
+                let scaling = head.scaling(self.temperature);
+                let dz = kernels::score_gradient(logits, &self.targets, &self.rows, upstream, scaling);
+                head.product_gradients(&dz, &self.normed)
+            }
         };
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
         HeadGradients { hidden, norm, projection, bias: None }
@@ -334,83 +297,4 @@ impl ValueChunk<'_> {
         let (hidden, norm) = head.norm_backward(self.hidden, d_normed);
         HeadGradients { hidden, norm, projection, bias }
     }
-}
-
-/// `aᵀ · b` without an autodiff graph, with `a` in the type in which `b` is stored.
-fn product_tn(a: &Tensor<2>, b: &Tensor<2>) -> Tensor<2> {
-    let product = || stored_as(a.clone(), b.dtype()).transpose();
-    kernels::matmul_tn(a, b).unwrap_or_else(|| product().matmul(b.clone()))
-}
-
-impl Distribution {
-    /// Gradient with respect to the raw logits.
-    fn gradient(
-        self,
-        head: &Head<'_>,
-        targets: &Tensor<1, Int>,
-        temperature: f64,
-        d_logp: &Tensor<1>,
-        d_entropy: Option<&Tensor<1>>,
-    ) -> Tensor<2> {
-        let (z, probs, mean_z) = match self {
-            Self::Logits(logits, scores) => {
-                let upstream = ScoreGradients { d_logp, d_entropy };
-                let scaling = head.scaling(temperature);
-                return kernels::score_gradient(logits, targets, &scores, upstream, scaling)
-                    .expect("what the kernels scored they differentiate");
-            }
-            Self::Tiles(..) => unreachable!("tiles are differentiated one by one"),
-            Self::Probabilities { z, probs, mean_z } => (z, probs, mean_z),
-        };
-        let rows = z.dims()[0];
-        let d_logp = d_logp.clone().reshape([rows, 1]);
-        let d_entropy = d_entropy.map(|d| d.clone().reshape([rows, 1]));
-        let softmax = Softmax { z, probs, mean_z };
-        let upstream = RowGradients { target: d_logp.clone(), logp: d_logp, entropy: d_entropy };
-        logit_gradient(head, softmax, targets, temperature, upstream)
-    }
-}
-
-/// What the gradient of logits needs of a softmax: scaled logits z and probabilities p, `[rows, vocab]`, and `Σ p z`,
-/// `[rows, 1]`.
-struct Softmax {
-    z: Tensor<2>,
-    probs: Tensor<2>,
-    mean_z: Tensor<2>,
-}
-
-/// Gradients of a row's scores, `[rows, 1]` each.
-struct RowGradients {
-    /// Of its log-prob, in all columns.
-    logp: Tensor<2>,
-    /// The same in its target's.
-    target: Tensor<2>,
-    entropy: Option<Tensor<2>>,
-}
-
-/// Gradient with respect to the raw logits.
-fn logit_gradient(
-    head: &Head<'_>,
-    Softmax { z, probs, mean_z }: Softmax,
-    targets: &Tensor<1, Int>,
-    temperature: f64,
-    upstream: RowGradients,
-) -> Tensor<2> {
-    let RowGradients { logp: d_logp, target: d_target, entropy: d_entropy } = upstream;
-    let rows = z.dims()[0];
-    let mut dz = match d_entropy {
-        None => probs * d_logp.neg(),
-        Some(d_entropy) => ((z.clone() - mean_z) * d_entropy + d_logp) * probs.neg(),
-    };
-    // one target a row, so no two additions meet
-    let targets = targets.clone().reshape([rows, 1]);
-    dz = dz.scatter(1, targets, d_target, burn::tensor::IndexingUpdateOp::Add);
-    if let Some(cap) = head.arch.logit_softcap {
-        let t = z * (temperature / cap);
-        dz = dz * (t.clone() * t).neg().add_scalar(1.0);
-    }
-    if (temperature - 1.0).abs() >= f64::EPSILON {
-        dz = dz / temperature;
-    }
-    dz
 }

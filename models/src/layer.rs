@@ -9,11 +9,11 @@ use crate::arch::{Activation, Arch, QkNorm};
 use crate::attention::{self, AttentionParams, Qkv};
 use crate::cache::{AttentionMetadata, LayerCache};
 use crate::forward_context::ForwardContext;
-use crate::functional::{glu, rms_norm, rms_norm_onto};
 use crate::unit::Slot;
 use crate::weights::Weights;
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Int, Tensor};
+use firebrick_backends::kernels::{self, rms_norm, rms_norm_add};
 use firebrick_backends::precision::{stored_as, widened};
 
 /// The attention half: norm, q/k/v, rotary embedding, attention, output projection, residual, all `[tokens, hidden]`.
@@ -173,7 +173,7 @@ fn project_unrotated(
 /// The input of a half after its norm, where the architecture has one.
 pub(crate) fn normed_input(arch: &Arch, w: &Weights, x: Tensor<2>) -> Tensor<2> {
     match w.get(Slot::InputNorm) {
-        Some(norm) => rms_norm(arch, x, norm),
+        Some(norm) => rms_norm(&x, &norm, arch.norm_eps, arch.norm_offset),
         None => x,
     }
 }
@@ -193,7 +193,7 @@ fn query_key_value(
         Some(weight) => {
             let ([tokens, width], [_, over]) = (y.dims(), weight.dims());
             let parts = y.reshape([tokens * width / over, over]);
-            rms_norm(arch, parts, weight).reshape([tokens, width])
+            rms_norm(&parts, &weight, arch.norm_eps, arch.norm_offset).reshape([tokens, width])
         }
         None => y,
     };
@@ -252,7 +252,7 @@ fn add_to_residual(
     lora: Option<LoraForward<'_>>,
 ) -> Tensor<2> {
     match w.get(Slot::PostNorm) {
-        Some(norm) => rms_norm_onto(arch, residual, w.linear(y, matrix, lora), norm),
+        Some(_) => onto_residual(arch, w, residual, w.linear(y, matrix, lora)),
         None => w.linear_add(residual, y, matrix, lora),
     }
 }
@@ -287,7 +287,7 @@ fn shared_expert(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForwa
 /// The residual plus what a half gives, which is normed first where the architecture does so.
 pub(crate) fn onto_residual(arch: &Arch, w: &Weights, residual: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
     match w.get(Slot::PostNorm) {
-        Some(norm) => rms_norm_onto(arch, residual, y, norm),
+        Some(norm) => rms_norm_add(residual, &y, &norm, arch.norm_eps, arch.norm_offset),
         None => residual + y,
     }
 }
@@ -295,14 +295,11 @@ pub(crate) fn onto_residual(arch: &Arch, w: &Weights, residual: Tensor<2>, y: Te
 /// `act(gate(h)) ∘ up(h)`, `[tokens, intermediate]`.
 fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>) -> Tensor<2> {
     let matrices = [Slot::Gate, Slot::Up];
-    if arch.activation == Activation::Silu
-        && matrices.iter().all(|&matrix| w.is_plain(matrix, lora))
-        && let Some(y) = w.linear_swiglu(h)
-    {
-        return y;
+    if arch.activation == Activation::Silu && matrices.iter().all(|&matrix| w.is_bare(matrix, lora)) {
+        return w.linear_swiglu(h);
     }
     let [gate, up] = w.linear_each(h, matrices, lora);
-    glu(arch, gate, up)
+    kernels::glu(&gate, &up, arch.activation)
 }
 
 /// Rows of the embedding matrix, `[tokens, hidden]`.

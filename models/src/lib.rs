@@ -11,7 +11,6 @@ pub mod decoder;
 mod delta_net;
 pub mod error;
 pub mod forward_context;
-mod functional;
 pub mod head;
 mod layer;
 pub mod random;

@@ -3,8 +3,7 @@
 
 use crate::arch::{Arch, Rope};
 use burn::tensor::{Device, Tensor, TensorData};
-use firebrick_backends::kernels::{self, RotaryAngles, StepRotary};
-use firebrick_backends::precision::{stored_as, widened};
+use firebrick_backends::kernels::{RotaryAngles, StepRotary, rotary};
 
 /// The rotary embeddings of the layers of one forward pass, and the growth of their queries.
 #[derive(Clone, Debug)]
@@ -133,10 +132,10 @@ impl RotaryEmbedding {
         }
         let ([.., dim], [.., half]) = (x.dims(), self.cos.dims());
         if 2 * half == dim {
-            return self.rotate_whole(x);
+            return rotary(x, &self.cos, &self.sin);
         }
         let rest = x.clone().narrow(2, 2 * half, dim - 2 * half);
-        let turned = self.rotate_whole(x.narrow(2, 0, 2 * half));
+        let turned = rotary(x.narrow(2, 0, 2 * half), &self.cos, &self.sin);
         Tensor::cat(vec![turned, rest], 2)
     }
 
@@ -146,22 +145,6 @@ impl RotaryEmbedding {
             Some(_) => self.rotate(x),
             None => x,
         }
-    }
-
-    fn rotate_whole(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = match kernels::rotary(x, &self.cos, &self.sin) {
-            Ok(rotated) => return rotated,
-            Err(x) => x,
-        };
-        let stored = x.dtype();
-        let x = widened(x);
-        let half = x.dims()[2] / 2;
-        let a = x.clone().narrow(2, 0, half);
-        let b = x.narrow(2, half, half);
-        let (cos, sin) = (self.cos.clone(), self.sin.clone());
-        let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        let second = b * cos + a * sin;
-        stored_as(Tensor::cat(vec![first, second], 2), stored)
     }
 }
 

@@ -13,7 +13,6 @@
 //! at an error: it is kept, no further message is sent, and [`TensorGroup::check`] gives it.
 
 use crate::arch::Arch;
-use crate::functional::norm_offset;
 use crate::{Error, Result};
 use burn::tensor::{Bool, Int, Tensor};
 use firebrick_arch::TensorShare;
@@ -134,7 +133,7 @@ impl TensorGroup {
             let stored = y.dtype();
             // key heads that several ranks have are in the sum, and in the count, as often
             let mean = sums.clone().narrow(1, place, 1) / (all[place] * arch.head_dim) as f64;
-            let weight = widened(weight) + norm_offset(arch);
+            let weight = widened(weight) + arch.norm_offset;
             stored_as(widened(y) * (mean + arch.norm_eps).sqrt().recip() * weight, stored)
         };
         [normed(q, q_weight, 0), normed(k, k_weight, 1)]

@@ -5,11 +5,10 @@ mod key;
 pub use key::WeightKey;
 
 use crate::adapter::LoraForward;
-use crate::functional::linear;
 use crate::tensor_group::TensorGroup;
 use crate::unit::{Slot, TargetModule};
 use burn::tensor::Tensor;
-use firebrick_backends::kernels::{self, PackedWeights};
+use firebrick_backends::kernels::{self, PackedWeights, linear};
 use firebrick_spec::QuantizedLayout;
 
 /// The weights of a unit: matrices `[out, in]` and vectors `[1, n]`, in the order of its
@@ -37,7 +36,7 @@ pub(crate) struct JoinedMatrix {
 impl JoinedMatrix {
     /// `x · Wᵀ`, `[rows, out]`, without the biases.
     pub(crate) fn product(&self, x: &Tensor<2>) -> Tensor<2> {
-        kernels::product(x, &self.matrix).unwrap_or_else(|| linear(x, &self.matrix))
+        kernels::linear_unpadded(x, &self.matrix)
     }
 
     fn bytes(&self) -> usize {
@@ -243,41 +242,37 @@ impl Weights {
         matrix: Slot,
         lora: Option<LoraForward<'_>>,
     ) -> Tensor<2> {
-        let unfused = |residual| residual + self.linear(x, matrix, lora);
-        let summed = self.summed_by(matrix).is_some();
-        if summed || !self.is_plain(matrix, lora) || self.quantized(matrix).is_some() {
-            return unfused(residual);
+        if self.summed_by(matrix).is_some() || !self.is_bare(matrix, lora) {
+            return residual + self.linear(x, matrix, lora);
         }
-        match self.panels(matrix) {
-            Some(packed) => packed.linear_add(residual, x).unwrap_or_else(unfused),
-            None => {
-                let fused = kernels::linear_add(&residual, x, &self.need(matrix));
-                fused.unwrap_or_else(|| unfused(residual))
-            }
+        match self.packed(x, [matrix]) {
+            Some([packed]) => packed.linear_add(residual, x),
+            None => kernels::linear_add(residual, x, &self.need(matrix)),
         }
     }
 
-    /// `silu(x · gateᵀ) ∘ (x · upᵀ)` by a fused kernel, where the device has one.
-    pub(crate) fn linear_swiglu(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
-        if self.quantized(Slot::Gate).is_some() {
-            return None;
-        }
-        match self.panels(Slot::Gate).zip(self.panels(Slot::Up)) {
-            Some((gate, up)) => PackedWeights::linear_swiglu(gate, up, x),
+    /// `silu(x · gateᵀ) ∘ (x · upᵀ)` of matrices that are [bare](Self::is_bare).
+    pub(crate) fn linear_swiglu(&self, x: &Tensor<2>) -> Tensor<2> {
+        match self.packed(x, [Slot::Gate, Slot::Up]) {
+            Some([gate, up]) => PackedWeights::linear_swiglu(gate, up, x),
             None => kernels::linear_swiglu(x, &self.need(Slot::Gate), &self.need(Slot::Up)),
         }
     }
 
+    /// The prepacked copies of several matrices, where there are all and products with `x` read them.
+    fn packed<const N: usize>(&self, x: &Tensor<2>, slots: [Slot; N]) -> Option<[&PackedWeights; N]> {
+        let packed: Vec<&PackedWeights> = slots.iter().filter_map(|&s| self.panels(s)).collect();
+        let packed: [&PackedWeights; N] = packed.try_into().ok()?;
+        let takes = packed.iter().all(|w| w.takes(x));
+        // falling back to the exact weights would silently sample from another policy
+        assert!(takes || packed.iter().all(|w| w.is_exact()), "8-bit weights are made only if kernels read them");
+        takes.then_some(packed)
+    }
+
     /// `x · Wᵀ` with the matrices of several slots.
     fn products<const N: usize>(&self, x: &Tensor<2>, slots: [Slot; N]) -> [Tensor<2>; N] {
-        let packed: Vec<&PackedWeights> = slots.iter().filter_map(|&s| self.panels(s)).collect();
-        let packed: Option<[&PackedWeights; N]> = packed.try_into().ok();
-        if let Some(packed) = packed {
-            if let Some(products) = PackedWeights::linear_each(x, packed) {
-                return products;
-            }
-            // falling back to the exact weights would silently sample from another policy
-            assert!(packed.iter().all(|w| w.is_exact()), "8-bit weights are made only if kernels read them");
+        if let Some(packed) = self.packed(x, slots) {
+            return PackedWeights::linear_each(x, packed);
         }
         if slots.iter().any(|&slot| self.quantized(slot).is_some()) {
             return slots.map(|slot| match self.quantized(slot) {
@@ -286,15 +281,14 @@ impl Weights {
             });
         }
         let weights = slots.map(|slot| self.need(slot));
-        let weights = weights.each_ref();
-        let each = |w| kernels::product(x, w).unwrap_or_else(|| linear(x, w));
-        kernels::linear_each(x, weights).unwrap_or_else(|| weights.map(each))
+        kernels::linear_each(x, weights.each_ref())
     }
 
-    /// Whether the product with a matrix is all: there is neither a bias nor an adapter to add.
-    pub(crate) fn is_plain(&self, matrix: Slot, lora: Option<LoraForward<'_>>) -> bool {
+    /// Whether a matrix has its own numbers, and its product is all: there is neither a bias nor an adapter to add.
+    pub(crate) fn is_bare(&self, matrix: Slot, lora: Option<LoraForward<'_>>) -> bool {
         let target = lora.and_then(|_| TargetModule::of(matrix));
-        self.bias(matrix).is_none() && target.and_then(|t| self.adapter(t)).is_none()
+        let adapter = target.and_then(|t| self.adapter(t));
+        self.quantized(matrix).is_none() && self.bias(matrix).is_none() && adapter.is_none()
     }
 
     /// Adds the bias and the adapter that belong to a matrix to its product with `x`.
@@ -312,7 +306,7 @@ impl Weights {
     /// The product with a matrix, `[rows, out]`, plus its bias where it has one.
     pub(crate) fn add_bias(&self, y: Tensor<2>, matrix: Slot) -> Tensor<2> {
         match self.bias(matrix) {
-            Some(b) => kernels::add_bias(y, &b).unwrap_or_else(|y| y + b),
+            Some(b) => kernels::add_bias(y, &b),
             None => y,
         }
     }

@@ -73,7 +73,7 @@ pub(super) trait Kernel<B: KernelBackend, const N: usize>: Clone + Debug + Send 
     /// The result, and what the backward pass needs.
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
 
-    /// Gradients of the inputs that are wanted, given the result's.
+    /// Gradients of the inputs, given the result's; those that nobody wants may be left out.
     fn backward(&self, saved: Self::Saved, gradient: FloatTensor<B>, wanted: [bool; N]) -> [Option<FloatTensor<B>>; N];
 }
 

@@ -6,7 +6,6 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;
 use firebrick_device::precision::{stored_as, widened};
-use std::marker::PhantomData;
 
 /// Factor of the gate in its sigmoid (transformers' `alpha`): `x · σ(1.702 x)` is close to GELU (Hendrycks & Gimpel,
 /// 2016, arXiv:1606.08415).
@@ -14,17 +13,15 @@ pub(super) const ALPHA: f64 = 1.702;
 
 /// [`super::clamped_swiglu`].
 pub(super) fn clamped_swiglu<B: KernelBackend>(x: &Tensor<2>, limit: f64) -> Tensor<2> {
-    let gated: Gated<B> = Gated { limit, backend: PhantomData };
-    run(gated, [input(x.clone())])
+    run::<B, 1, 2, _>(Gated { limit }, [input(x.clone())])
 }
 
 #[derive(Clone, Debug)]
-struct Gated<B> {
+struct Gated {
     limit: f64,
-    backend: PhantomData<B>,
 }
 
-impl<B> Gated<B> {
+impl Gated {
     /// `gate ≤ limit` and `|up| ≤ limit`, in f32 or wider.
     fn clamped(&self, [gate, up]: &[Tensor<2>; 2]) -> [Tensor<2>; 2] {
         let limit = self.limit;
@@ -38,7 +35,7 @@ fn halves(x: &Tensor<2>) -> [Tensor<2>; 2] {
     [0, half].map(|first| x.clone().narrow(1, first, half))
 }
 
-impl<B: KernelBackend> Kernel<B, 1> for Gated<B> {
+impl<B: KernelBackend> Kernel<B, 1> for Gated {
     const NAME: &str = "gate";
     type Saved = FloatTensor<B>;
 

@@ -11,34 +11,34 @@
     reason = "only what is inlined into the function with the wide instructions becomes vector code"
 )]
 
-mod attention;
+pub(super) mod attention;
 mod autodiff;
-mod backend;
-mod convolution;
-mod delta_rule;
-mod experts;
-mod gated_norm;
+pub(super) mod convolution;
+pub(super) mod delta_rule;
+pub(super) mod experts;
+pub(super) mod gated_norm;
 mod gemm;
-mod glu;
+pub(super) mod glu;
 mod half;
-mod linear;
-mod norm;
+pub(super) mod linear;
+pub(super) mod norm;
 mod packed;
-mod paged;
+pub(super) mod paged;
 mod parallel;
-mod quantized_experts;
-mod quantized_linear;
+pub(super) mod quantized_experts;
+pub(super) mod quantized_linear;
 mod real;
-mod rotary;
-mod sample;
-mod scores;
-mod skinny_gemm;
+pub(super) mod rotary;
+pub(super) mod sample;
+pub(super) mod scores;
+pub(super) mod skinny_gemm;
 pub(super) mod team;
 pub(super) mod thread_pool;
 mod widest;
 pub(super) mod zeros;
 
-pub(super) use backend::CpuKernels;
+pub(super) use autodiff::{alike, available, is_full_precision, plain};
+pub(super) use packed::PanelMatrix;
 pub(super) use paged::SlotRuns;
 
 #[cfg(test)]

@@ -19,32 +19,33 @@
               which may be those of another argument's fields, knows no `is_multiple_of`, and takes a unit's own arrays by reference"
 )]
 
-mod adamw;
-mod attention;
-mod backend;
-mod bias;
-mod block8;
+pub(super) mod adamw;
+pub(super) mod attention;
+pub(super) mod bias;
+pub(super) mod block8;
 mod cmma;
 mod column_sums;
-mod convolution;
-mod decays;
-mod delta_rule;
-mod embedding;
-mod fused_norm;
-mod gated_norm;
+pub(super) mod convolution;
+pub(super) mod decays;
+pub(super) mod delta_rule;
+pub(super) mod embedding;
+pub(super) mod fused_norm;
+pub(super) mod gated_norm;
 mod gemm;
-mod glu;
+pub(super) mod glu;
 mod graph;
 mod launch;
-mod norm;
+pub(super) mod norm;
 mod packed;
-mod paged;
-mod product;
-mod quantized_linear;
-mod rotary;
-mod sample;
-mod scores;
+pub(super) mod paged;
+pub(super) mod product;
+pub(super) mod quantized_linear;
+pub(super) mod rotary;
+pub(super) mod sample;
+pub(super) mod scores;
 mod skinny_gemm;
-mod step;
+pub(super) mod step;
 
-pub(super) use backend::CubeKernels;
+pub(super) use graph::CubeRecorder;
+pub(super) use launch::{alike, available, enabled_on, plain};
+pub(super) use packed::QuantizedMatrix;

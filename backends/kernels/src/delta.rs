@@ -1,11 +1,15 @@
-//! What the kernels of gated `DeltaNet` layers are told of sequences and heads.
+//! Sequences and heads of gated `DeltaNet` layers.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+mod gathers;
+
+pub(super) use gathers::{PaddedRows, TapRows};
+
+use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use firebrick_device::device::is_cpu;
 use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-/// Tokens of a chunk on GPUs.
+/// Tokens of a chunk on GPUs, and in tensor operations.
 pub(super) const CHUNK: usize = 64;
 
 /// Fields of a sequence and of a chunk in their table.
@@ -31,6 +35,16 @@ pub struct SequenceRows {
     /// The same for GPU kernels.
     #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) table: Option<SequenceTable>,
+    device: Device,
+    /// Indices of tensor operations, made where they are needed first.
+    gathers: Arc<Gathers>,
+}
+
+#[derive(Debug, Default)]
+struct Gathers {
+    taps: OnceLock<TapRows>,
+    padded: OnceLock<PaddedRows>,
+    slots: OnceLock<Tensor<1, Int>>,
 }
 
 impl SequenceRows {
@@ -40,8 +54,50 @@ impl SequenceRows {
         let sequences = sequences.into_iter().filter(|own| !own.rows.is_empty());
         let all: Arc<[StateRows]> = sequences.collect();
         let table = (!is_cpu(device)).then(|| SequenceTable::new(&all, device));
-        Self { all, table }
+        Self { all, table, device: device.clone(), gathers: Arc::default() }
     }
+
+    /// Whole sequences that begin with the forward pass.
+    #[must_use]
+    pub fn whole(sequences: impl Iterator<Item = Range<usize>>, device: &Device) -> Self {
+        Self::new(sequences.map(|rows| StateRows { rows, slot: 0, begins: true }).collect(), device)
+    }
+
+    /// The inputs of a convolution among `rows` rows.
+    pub(super) fn tap_rows(&self, rows: usize, taps: usize) -> &TapRows {
+        self.gathers.taps.get_or_init(|| TapRows::new(self, rows, taps, &self.device))
+    }
+
+    /// The same sequences in rows of one length.
+    pub(super) fn padded_rows(&self, rows: usize) -> &PaddedRows {
+        self.gathers.padded.get_or_init(|| PaddedRows::new(self, rows, &self.device))
+    }
+
+    fn slots(&self) -> Tensor<1, Int> {
+        let slots = || gathers::integers(self.iter().map(|own| own.slot), &self.device);
+        self.gathers.slots.get_or_init(slots).clone()
+    }
+
+    /// The states of the sequences in a pool, `[sequences, numbers]`, zeros where they begin.
+    pub(super) fn read(&self, pool: &Tensor<2>) -> Tensor<2> {
+        let continues: Vec<f32> = self.iter().map(|own| if own.begins { 0.0 } else { 1.0 }).collect();
+        let continues = TensorData::new(continues, [self.len(), 1]);
+        pool.clone().select(0, self.slots()) * Tensor::from_data(continues, (&pool.device(), pool.dtype()))
+    }
+
+    /// A pool with other states of the sequences.
+    pub(super) fn write(&self, pool: Tensor<2>, states: Tensor<2>) -> Tensor<2> {
+        write_slots(pool, self.slots(), states)
+    }
+}
+
+/// A pool `[slots, numbers]` with other numbers in some slots, each of which is there once. Where there is only a sum,
+/// the old number is taken away first, which leaves an exact zero.
+#[must_use]
+pub fn write_slots(pool: Tensor<2>, slots: Tensor<1, Int>, values: Tensor<2>) -> Tensor<2> {
+    let before = pool.clone().select(0, slots.clone()).neg();
+    let zeroed = pool.select_assign(0, slots.clone(), before, IndexingUpdateOp::Add);
+    zeroed.select_assign(0, slots, values, IndexingUpdateOp::Add)
 }
 
 impl Deref for SequenceRows {

@@ -4,30 +4,25 @@ use super::autodiff::{Kernel, KernelBackend, input, run};
 use super::experts::ExpertRows;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Tensor, TensorData};
-use std::marker::PhantomData;
 
 /// [`super::expert_bias`].
 pub(super) fn add<B: KernelBackend>(y: &Tensor<2>, bias: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
-    let added: Added<B> = Added { rows: rows.clone(), backend: PhantomData };
-    run(added, [input(y.clone()), input(bias.clone())])
+    run::<B, 2, 2, _>(Added(rows.clone()), [y, bias].map(|t| input(t.clone())))
 }
 
 /// The gradient of a bias is the sum over its expert's rows, which lie one behind the other: nothing is scattered.
 #[derive(Clone, Debug)]
-struct Added<B> {
-    rows: ExpertRows,
-    backend: PhantomData<B>,
-}
+struct Added(ExpertRows);
 
-impl<B: KernelBackend> Kernel<B, 2> for Added<B> {
+impl<B: KernelBackend> Kernel<B, 2> for Added {
     const NAME: &str = "experts";
     type Saved = ();
 
     fn forward(&self, [y, bias]: [FloatTensor<B>; 2]) -> (FloatTensor<B>, ()) {
         let (y, bias): (Tensor<2>, Tensor<2>) = (B::tensor(y), B::tensor(bias));
         let of = |(expert, rows): (usize, std::ops::Range<usize>)| std::iter::repeat_n(expert as i32, rows.len());
-        let experts: Vec<i32> = self.rows.groups().flat_map(of).collect();
-        let experts = TensorData::new(experts, [self.rows.rows()]);
+        let experts: Vec<i32> = self.0.groups().flat_map(of).collect();
+        let experts = TensorData::new(experts, [self.0.rows()]);
         let experts = Tensor::from_data(experts, (&y.device(), DType::I32));
         (B::primitive(y + bias.select(0, experts)), ())
     }
@@ -36,7 +31,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Added<B> {
         let of_bias = || {
             let g: Tensor<2> = B::tensor(gradient.clone());
             let [_, outputs] = g.dims();
-            let sums = self.rows.groups().map(|(_, rows)| {
+            let sums = self.0.groups().map(|(_, rows)| {
                 if rows.is_empty() {
                     Tensor::zeros([1, outputs], (&g.device(), g.dtype()))
                 } else {

@@ -5,10 +5,10 @@
 //! Here in tensor operations, for every backend; `cpu::experts` has kernels.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
-use super::products::Products;
+use super::operations::products::matmul;
+use super::shapes::Transposed;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -133,19 +133,16 @@ pub(super) fn linear<B: KernelBackend>(
     w: &Tensor<2>,
     rows: &ExpertRows,
     reads: ExpertInput,
-    products: Products,
 ) -> Tensor<2> {
-    let product: Product<B> =
-        Product { rows: rows.clone(), reads, products, trains: w.is_require_grad(), backend: PhantomData };
-    run(product, [input(x.clone()), input(w.clone())])
+    let product = Product { rows: rows.clone(), reads, trains: w.is_require_grad() };
+    run::<B, 2, 2, _>(product, [x, w].map(|t| input(t.clone())))
 }
 
 /// [`super::combine_experts`] in tensor operations.
 pub(super) fn combine<B: KernelBackend>(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
     let [tokens, per_token] = weights.dims();
     let [_, width] = y.dims();
-    let gather: Gather<B> = Gather { rows: rows.clone(), backend: PhantomData };
-    let by_choice: Tensor<2> = run(gather, [input(y.clone())]);
+    let by_choice = run::<B, 1, 2, _>(Gather(rows.clone()), [input(y.clone())]);
     let by_choice = by_choice.reshape([tokens, per_token, width]);
     let weighted = by_choice * weights.clone().reshape([tokens, per_token, 1]);
     weighted.sum_dim(1).reshape([tokens, width])
@@ -153,18 +150,14 @@ pub(super) fn combine<B: KernelBackend>(y: &Tensor<2>, weights: &Tensor<2>, rows
 
 /// [`super::attach_gradient`].
 pub(super) fn attach<B: KernelBackend>(y: &Tensor<2>, x: &Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
-    let attached: Attached<B> = Attached { gradient, backend: PhantomData };
-    run(attached, [input(y.clone()), input(x.clone())])
+    run::<B, 2, 2, _>(Attached(gradient), [y, x].map(|t| input(t.clone())))
 }
 
 /// A tensor that passes through, and another that is given a gradient on the way back.
 #[derive(Clone, Debug)]
-struct Attached<B> {
-    gradient: Tensor<2>,
-    backend: PhantomData<B>,
-}
+struct Attached(Tensor<2>);
 
-impl<B: KernelBackend> Kernel<B, 2> for Attached<B> {
+impl<B: KernelBackend> Kernel<B, 2> for Attached {
     const NAME: &str = "experts";
     type Saved = ();
 
@@ -173,33 +166,29 @@ impl<B: KernelBackend> Kernel<B, 2> for Attached<B> {
     }
 
     fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
-        let own = || B::primitive(self.gradient.clone());
-        [wanted[0].then_some(gradient), wanted[1].then(own)]
+        [Some(gradient), wanted[1].then(|| B::primitive(self.0.clone()))]
     }
 }
 
 /// Sorted rows in the order of choices. Its gradient gathers too: nothing is scattered.
 #[derive(Clone, Debug)]
-struct Gather<B> {
-    rows: ExpertRows,
-    backend: PhantomData<B>,
-}
+struct Gather(ExpertRows);
 
-impl<B: KernelBackend> Kernel<B, 1> for Gather<B> {
+impl<B: KernelBackend> Kernel<B, 1> for Gather {
     const NAME: &str = "experts";
     type Saved = ();
 
     fn forward(&self, [y]: [FloatTensor<B>; 1]) -> (FloatTensor<B>, ()) {
         let y: Tensor<2> = B::tensor(y);
-        let [_, places] = &self.rows.indices;
+        let [_, places] = &self.0.indices;
         (B::primitive(y.select(0, places.clone())), ())
     }
 
     fn backward(&self, (): (), gradient: FloatTensor<B>, wanted: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
         let back = || {
             let g: Tensor<2> = B::tensor(gradient);
-            let choices: Vec<i32> = self.rows.choices.iter().map(|&c| c as i32).collect();
-            let choices = TensorData::new(choices, [self.rows.rows()]);
+            let choices: Vec<i32> = self.0.choices.iter().map(|&c| c as i32).collect();
+            let choices = TensorData::new(choices, [self.0.rows()]);
             let choices = Tensor::from_data(choices, (&g.device(), DType::I32));
             B::primitive(g.select(0, choices))
         };
@@ -209,15 +198,13 @@ impl<B: KernelBackend> Kernel<B, 1> for Gather<B> {
 
 /// The product of sorted rows with the matrices of their experts.
 #[derive(Clone, Debug)]
-struct Product<B> {
+struct Product {
     rows: ExpertRows,
     reads: ExpertInput,
-    products: Products,
     trains: bool,
-    backend: PhantomData<B>,
 }
 
-impl<B> Product<B> {
+impl Product {
     /// The matrix `[out, in]` of an expert.
     fn matrix(&self, w: &Tensor<2>, expert: usize) -> Tensor<2> {
         let out = self.outputs(w);
@@ -229,7 +216,7 @@ impl<B> Product<B> {
     }
 }
 
-impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
+impl<B: KernelBackend> Kernel<B, 2> for Product {
     const NAME: &str = "experts";
     type Saved = [Option<FloatTensor<B>>; 2];
 
@@ -238,7 +225,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
         let (x, w): (Tensor<2>, Tensor<2>) = (self.rows.sorted(B::tensor(x), self.reads), B::tensor(w));
         let of = |(expert, rows): (usize, Range<usize>)| {
             let own = x.clone().narrow(0, rows.start, rows.len());
-            self.products.matmul_nt(&own, &self.matrix(&w, expert))
+            matmul(&own, &self.matrix(&w, expert), Transposed::Right)
         };
         let products = self.rows.used().map(of).collect();
         (B::primitive(Tensor::cat(products, 0)), saved)
@@ -254,7 +241,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
         let w: Tensor<2> = B::tensor(w.unwrap_or_else(|| unreachable!("saved")));
         let of = |t: &Tensor<2>, rows: &Range<usize>| t.clone().narrow(0, rows.start, rows.len());
         let dx = || {
-            let own = |(expert, rows)| self.products.matmul(&of(&g, &rows), &self.matrix(&w, expert));
+            let own = |(expert, rows)| matmul(&of(&g, &rows), &self.matrix(&w, expert), Transposed::Neither);
             let products = self.rows.used().map(own).collect();
             B::primitive(self.rows.unsorted(Tensor::cat(products, 0), self.reads))
         };
@@ -267,7 +254,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
                 if rows.is_empty() {
                     Tensor::zeros([out, inner], (&x.device(), x.dtype()))
                 } else {
-                    self.products.matmul_tn(&of(&g, &rows), &of(&x, &rows))
+                    matmul(&of(&g, &rows), &of(&x, &rows), Transposed::Left)
                 }
             };
             B::primitive(Tensor::cat(self.rows.groups().map(own).collect(), 0))
@@ -278,7 +265,7 @@ impl<B: KernelBackend> Kernel<B, 2> for Product<B> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ExpertInput, ExpertRows, Products, attach, combine, linear};
+    use super::{ExpertInput, ExpertRows, attach, combine, linear};
     use crate::{combine_experts, expert_linear};
     use burn::backend::Flex;
     use burn::tensor::{Device, Distribution, Tensor, TensorData};
@@ -339,7 +326,7 @@ mod tests {
                 (ExpertInput::Sorted, random([tokens * per_token, inner])),
             ] {
                 let found = traced([&x, &w], |x, w| expert_linear(x, w, &rows, reads));
-                let expected = traced([&x, &w], |x, w| linear::<Flex>(x, w, &rows, reads, Products::OPERATIONS));
+                let expected = traced([&x, &w], |x, w| linear::<Flex>(x, w, &rows, reads));
                 let parts = found.into_iter().zip(expected).zip(["y", "x", "w"]);
                 for ((found, expected), what) in parts {
                     assert_close(&format!("{tokens}, {reads:?}: {what}"), found, expected);

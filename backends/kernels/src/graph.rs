@@ -1,7 +1,7 @@
 //! Work of a GPU that is recorded once and replayed as a whole (a CUDA graph).
 
-use super::backend::RecordedGraph;
-use super::dispatch::kernels;
+use super::backend::{RecordedGraph, Recorder};
+use super::operations::by_device;
 use burn::tensor::Device;
 use firebrick_device::{Error, Result};
 
@@ -18,7 +18,7 @@ impl Graph {
     /// Whether a device records graphs: GPUs do.
     #[must_use]
     pub fn is_supported(device: &Device) -> bool {
-        kernels(device).recorder(device).is_some()
+        recorder(device).is_some()
     }
 
     /// Runs `work` twice, records it a third time, and gives the graph and what the recorded run returned, whose
@@ -33,8 +33,7 @@ impl Graph {
     /// be unreadable: tensors that `work` writes in place are lost.
     pub fn capture<T>(device: &Device, mut work: impl FnMut() -> T) -> Result<(Self, T)> {
         let refused = |reason: String| Error::Graph { reason };
-        let recorder = kernels(device).recorder(device);
-        let recorder = recorder.ok_or_else(|| refused("a CPU launches no kernels".into()))?;
+        let recorder = recorder(device).ok_or_else(|| refused("a CPU launches no kernels".into()))?;
         recorder.prepare().map_err(refused)?;
         let mut last = None;
         for _ in 0..WARM_UP {
@@ -57,4 +56,9 @@ impl Graph {
     pub fn replay(&self) -> Result<()> {
         self.0.replay().map_err(|reason| Error::Graph { reason })
     }
+}
+
+/// What records graphs on a device.
+fn recorder(device: &Device) -> Option<Box<dyn Recorder>> {
+    by_device!(device, cpu => None, cube => Some(Box::new(crate::cube::CubeRecorder::of(device))))
 }

@@ -1,8 +1,11 @@
 //! Copies of matrices that products with few rows read instead of them, on any backend.
 
 use super::backend::PackedMatrix;
-use super::dispatch::kernels;
+use super::cpu::PanelMatrix;
+use super::operations::rows::glu;
+use super::operations::{by_device, count_formula};
 use burn::tensor::Tensor;
+use firebrick_spec::Activation;
 use std::sync::Arc;
 
 /// A copy of weights `[outputs, inputs]` in the layout of kernels for products with few rows (panels of 32 outputs):
@@ -15,7 +18,7 @@ impl PackedWeights {
     /// inputs]`.
     #[must_use]
     pub fn pack(matrix: &Tensor<2>) -> Option<Self> {
-        kernels(&matrix.device()).pack(matrix).map(Self)
+        by_device!(&matrix.device(), cpu => Some(Self(Arc::new(PanelMatrix::pack(matrix)?))), cube => None)
     }
 
     /// An 8-bit copy: each value is rounded to the nearest of 255 evenly spaced ones between plus and minus the largest
@@ -26,7 +29,11 @@ impl PackedWeights {
     /// and on the CPU for types other than f32. The matrix is `[outputs, inputs]`.
     #[must_use]
     pub fn quantize(matrix: &Tensor<2>) -> Option<Self> {
-        kernels(&matrix.device()).quantize(matrix).map(Self)
+        by_device!(
+            &matrix.device(),
+            cpu => Some(Self(Arc::new(PanelMatrix::quantize(matrix)?))),
+            cube => Some(Self(Arc::new(crate::cube::QuantizedMatrix::quantize(matrix)?))),
+        )
     }
 
     /// Bytes of the copy.
@@ -41,40 +48,52 @@ impl PackedWeights {
         self.0.is_exact()
     }
 
-    /// `x · Wᵀ` for `x` of shape `[rows, inputs]`. `None` where `x` is on another backend, has autodiff, or, on the
-    /// CPU, is not f32.
+    /// Whether products with these rows, `[rows, inputs]`, read the copy: rows on its device without autodiff, on the
+    /// CPU in f32.
+    #[must_use]
+    pub fn takes(&self, x: &Tensor<2>) -> bool {
+        self.0.takes(x)
+    }
+
+    /// `x · Wᵀ` for `x` of shape `[rows, inputs]` that the copy [takes](Self::takes).
     ///
     /// On a GPU a product with many rows (see [`firebrick_spec::QuantizedProduct`]) widens the whole matrix to `x`'s
     /// type first.
     #[must_use]
-    pub fn linear(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
+    pub fn linear(&self, x: &Tensor<2>) -> Tensor<2> {
         self.0.linear(x)
     }
 
     /// [`Self::linear`] of several matrices and one `x`, on the CPU in one parallel loop. `x` is `[rows, inputs]`, each
     /// result `[rows, outputs]`.
     #[must_use]
-    pub fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Self; N]) -> Option<[Tensor<2>; N]> {
-        let w = w.map(|w| &*w.0);
-        let Some((first, others)) = w.split_first() else {
-            return Vec::new().try_into().ok();
-        };
-        first.linear_each(others, x)?.try_into().ok()
+    pub fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Self; N]) -> [Tensor<2>; N] {
+        let all = w.map(|w| &*w.0);
+        let products = all.split_first().map_or_else(Vec::new, |(first, others)| first.linear_each(others, x));
+        products.try_into().unwrap_or_else(|_| unreachable!("one each"))
     }
 
-    /// `base + x · Wᵀ` in one kernel, for `x` of shape `[rows, inputs]`; on a GPU in place where `base`, `[rows,
-    /// outputs]`, is not shared.
-    ///
-    /// # Errors
-    /// `base` itself, where there is no such kernel.
-    pub fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
-        self.0.linear_add(base, x)
-    }
-
-    /// `silu(x · gateᵀ) ∘ (x · upᵀ)` in one kernel, for two matrices of one shape. `None` where there is no such
-    /// kernel. `x` is `[rows, inputs]`, the result `[rows, outputs]`.
+    /// `base + x · Wᵀ` for `x` of shape `[rows, inputs]` that the copy [takes](Self::takes); on a GPU in place where
+    /// `base`, `[rows, outputs]`, is not shared.
     #[must_use]
-    pub fn linear_swiglu(gate: &Self, up: &Self, x: &Tensor<2>) -> Option<Tensor<2>> {
-        gate.0.linear_swiglu(&*up.0, x)
+    pub fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Tensor<2> {
+        let alike = base.dtype() == x.dtype() && !base.device().is_autodiff();
+        if alike && self.0.fuses(x) {
+            return self.0.linear_add(base, x);
+        }
+        count_formula();
+        base + self.linear(x)
+    }
+
+    /// `silu(x · gateᵀ) ∘ (x · upᵀ)` for two matrices of one shape and `x` of shape `[rows, inputs]` that the copies
+    /// [take](Self::takes): `[rows, outputs]`.
+    #[must_use]
+    pub fn linear_swiglu(gate: &Self, up: &Self, x: &Tensor<2>) -> Tensor<2> {
+        if gate.0.fuses(x) {
+            return gate.0.linear_swiglu(&*up.0, x);
+        }
+        count_formula();
+        let [gate, up] = Self::linear_each(x, [gate, up]);
+        glu(&gate, &up, Activation::Silu)
     }
 }

@@ -5,17 +5,18 @@ use super::autodiff::KernelBackend;
 use super::experts::{ExpertInput, ExpertRows};
 use super::quantized_linear::{Matrices, Rows, multiply};
 use burn::tensor::Tensor;
+use firebrick_spec::QuantizedLayout;
 use std::ops::Range;
 
 /// See [`crate::quantized_expert_linear`].
 pub(super) fn linear<B: KernelBackend>(
     x: &Tensor<2>,
-    matrices: Matrices,
+    words: &Tensor<2>,
+    layout: QuantizedLayout,
     rows: &ExpertRows,
     reads: ExpertInput,
 ) -> Tensor<2> {
-    let rows = rows.clone();
-    multiply::<B>(x, matrices, OfExperts { rows, reads })
+    multiply::<B>(x, Matrices { words: words.clone(), layout }, OfExperts { rows: rows.clone(), reads })
 }
 
 /// Every row goes with the matrix of its expert.

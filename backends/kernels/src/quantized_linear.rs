@@ -2,20 +2,12 @@
 //! widened as a whole, in the backward pass again, for a product in tensor operations.
 
 use super::autodiff::{Kernel, KernelBackend, input, run};
-use super::products::Products;
+use super::operations::products::{dequantize, matmul, quantized_matmul};
+use super::shapes::Transposed;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Tensor, TensorData};
-use firebrick_device::quantized::widened;
-use firebrick_device::transfer::HostTensor;
+use burn::tensor::Tensor;
 use firebrick_spec::QuantizedLayout;
 use std::fmt::Debug;
-use std::marker::PhantomData;
-
-/// Widens a matrix to a float type; see [`crate::dequantize`].
-pub(super) type Widen = fn(&Tensor<2>, QuantizedLayout, DType) -> Tensor<2>;
-
-/// Multiplies few rows with a matrix that it widens on the way; nothing where it does not.
-pub(super) type Fused = fn(&Tensor<2>, &Tensor<2>, QuantizedLayout) -> Option<Tensor<2>>;
 
 /// Matrices in few bits, all of one shape.
 #[derive(Clone, Debug)]
@@ -23,9 +15,6 @@ pub(super) struct Matrices {
     /// Their buffers, `[matrices, words]`.
     pub words: Tensor<2>,
     pub layout: QuantizedLayout,
-    pub widen: Widen,
-    pub fused: Fused,
-    pub products: Products,
 }
 
 impl Matrices {
@@ -36,17 +25,12 @@ impl Matrices {
 
     /// `x · Wᵀ` with one of them.
     pub fn product(&self, index: usize, x: &Tensor<2>) -> Tensor<2> {
-        let (words, layout) = (self.words_of(index), self.layout.one());
-        (self.fused)(x, &words, layout).unwrap_or_else(|| {
-            let wide = (self.widen)(&words, layout, x.dtype());
-            self.products.matmul_nt(x, &wide)
-        })
+        quantized_matmul(x, &self.words_of(index), self.layout.one())
     }
 
     /// `g · W` with one of them.
     pub fn gradient(&self, index: usize, g: &Tensor<2>) -> Tensor<2> {
-        let wide = (self.widen)(&self.words_of(index), self.layout.one(), g.dtype());
-        self.products.matmul(g, &wide)
+        matmul(g, &dequantize(&self.words_of(index), self.layout.one(), g.dtype()), Transposed::Neither)
     }
 }
 
@@ -79,25 +63,22 @@ impl Rows for All {
 }
 
 /// See [`crate::quantized_linear`].
-pub(super) fn linear<B: KernelBackend>(x: &Tensor<2>, matrices: Matrices) -> Tensor<2> {
-    multiply::<B>(x, matrices, All)
+pub(super) fn linear<B: KernelBackend>(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
+    multiply::<B>(x, Matrices { words: words.clone(), layout }, All)
 }
 
 /// A product of rows with their matrices.
 pub(super) fn multiply<B: KernelBackend>(x: &Tensor<2>, matrices: Matrices, rows: impl Rows) -> Tensor<2> {
-    let backend = PhantomData::<B>;
-    let product = Product { matrices, rows, backend };
-    run(product, [input(x.clone())])
+    run::<B, 1, 2, _>(Product { matrices, rows }, [input(x.clone())])
 }
 
 #[derive(Clone, Debug)]
-struct Product<B, R> {
+struct Product<R> {
     matrices: Matrices,
     rows: R,
-    backend: PhantomData<B>,
 }
 
-impl<B: KernelBackend, R: Rows> Kernel<B, 1> for Product<B, R> {
+impl<B: KernelBackend, R: Rows> Kernel<B, 1> for Product<R> {
     const NAME: &str = R::NAME;
     type Saved = ();
 
@@ -110,18 +91,4 @@ impl<B: KernelBackend, R: Rows> Kernel<B, 1> for Product<B, R> {
         let back = || B::primitive(self.rows.gradient(B::tensor(gradient), &self.matrices));
         [wanted[0].then(back)]
     }
-}
-
-/// A matrix widened by the host: on the CPU, and on other devices only while kernels are
-/// [off](crate::set_enabled).
-pub(super) fn through_the_host(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
-    let device = words.device();
-    // where the device lost the words, what follows from the matrix is lost too and is reported where a phase reads its
-    // results
-    let values = match HostTensor::download(words.clone()) {
-        Ok(host) => widened(host.words(), layout),
-        Err(_) => vec![f32::NAN; layout.numbers()],
-    };
-    let data = TensorData::new(values, [layout.rows, layout.cols]).convert_dtype(dtype);
-    Tensor::from_data(data, (&device, dtype))
 }

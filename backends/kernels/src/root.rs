@@ -4,18 +4,17 @@ use super::autodiff::{Kernel, KernelBackend, input, run};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
-use std::marker::PhantomData;
 
 /// [`super::backward_root`].
 pub(super) fn root<B: KernelBackend>(output: Tensor<2>, gradient: Tensor<2>) -> Tensor<1> {
-    run(Root::<B>(PhantomData), [input(output), input(gradient)])
+    run::<B, 2, 1, _>(Root, [output, gradient].map(input))
 }
 
 /// Gives its second input as the gradient of the first.
 #[derive(Clone, Debug)]
-struct Root<B>(PhantomData<B>);
+struct Root;
 
-impl<B: KernelBackend> Kernel<B, 2> for Root<B> {
+impl<B: KernelBackend> Kernel<B, 2> for Root {
     const NAME: &str = "root";
     type Saved = FloatTensor<B>;
 

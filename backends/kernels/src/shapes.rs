@@ -1,17 +1,29 @@
-//! Arguments of kernels besides tensors, and their results, on any backend.
+//! Arguments of operations besides tensors, and their results, on any backend.
 
-use super::families::Families;
+use super::prefix_groups::PrefixGroups;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::sync::Arc;
 
-/// The activation of a gated MLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Gate {
-    /// x σ(x) (`SwiGLU`; Shazeer, 2020).
-    Silu,
-    /// x Φ(x) with the exact Φ, by the error function (`GeGLU`; Shazeer, 2020).
-    Gelu,
-    /// x Φ(x) with the tanh approximation of Φ.
-    GeluTanh,
+/// Which of the factors of a product is transposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transposed {
+    /// `a · b`, of `[m, k]` and `[k, n]`.
+    Neither,
+    /// `aᵀ · b`, of `[k, m]` and `[k, n]`.
+    Left,
+    /// `a · bᵀ`, of `[m, k]` and `[n, k]`.
+    Right,
+}
+
+impl Transposed {
+    /// The product in tensor operations.
+    pub(super) fn matmul(self, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Neither => a.matmul(b),
+            Self::Left => a.transpose().matmul(b),
+            Self::Right => a.matmul(b.transpose()),
+        }
+    }
 }
 
 /// Heads of rows `[queries | keys | values]`.
@@ -37,7 +49,7 @@ impl JoinedHeads {
 #[derive(Clone, Debug)]
 pub struct AttentionShape {
     /// The sequences; rows in none get zeros.
-    pub families: Families,
+    pub groups: PrefixGroups,
     /// Sliding window: a query sees itself and the `window − 1` keys before it; all keys before it where `None`.
     pub window: Option<usize>,
     /// The factor of products of queries and keys, usually 1 / √dim.
@@ -116,6 +128,44 @@ pub struct Scaling {
     pub softcap: Option<f64>,
 }
 
+impl Scaling {
+    /// Scaled logits, in tensor operations.
+    pub(super) fn apply(self, logits: Tensor<2>) -> Tensor<2> {
+        let capped = match self.softcap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        };
+        if self.divides() { capped / self.temperature } else { capped }
+    }
+
+    /// The gradient with respect to logits, given that of scaled ones, `z`.
+    pub(super) fn gradient(self, z: &Tensor<2>, dz: Tensor<2>) -> Tensor<2> {
+        let capped = match self.softcap {
+            Some(cap) => {
+                let t = z.clone() * (self.temperature / cap);
+                dz * (t.clone() * t).neg().add_scalar(1.0)
+            }
+            None => dz,
+        };
+        if self.divides() { capped / self.temperature } else { capped }
+    }
+
+    fn divides(self) -> bool {
+        (self.temperature - 1.0).abs() >= f64::EPSILON
+    }
+}
+
+/// Gradients of a row's scores, `[rows, 1]` each, where the target of a row may be none of the columns.
+#[derive(Clone, Debug)]
+pub struct RowGradients {
+    /// Of its log-prob, in all columns.
+    pub logp: Tensor<2>,
+    /// The same in its target's column.
+    pub target: Tensor<2>,
+    /// Of its entropy, where the loss depends on it.
+    pub entropy: Option<Tensor<2>>,
+}
+
 /// Running statistics of rows after some tiles of their logits, from [`crate::score_tile`].
 #[derive(Debug)]
 pub struct RunningScores(pub(super) Tensor<2>);
@@ -155,6 +205,8 @@ pub struct AdamWOutput {
 pub struct QuantizationMap<'a> {
     /// The midpoint of each entry and the next, `[256]`; the last one is infinite.
     pub midpoints: &'a Tensor<1>,
+    /// The midpoint of the two entries in the middle.
+    pub middle: f32,
     /// A block whose values all have smaller magnitudes becomes zeros.
     pub smallest: f32,
 }
@@ -181,6 +233,8 @@ pub struct RowsByToken {
     pub(super) ids: Tensor<1, Int>,
     /// How many tokens there are.
     pub(super) count: usize,
+    /// The token of every row, on the host.
+    pub(super) rows: Arc<[i32]>,
 }
 
 impl RowsByToken {
@@ -200,6 +254,6 @@ impl RowsByToken {
             let n = values.len();
             Tensor::from_data(TensorData::new(values, [n]), (device, DType::I32))
         };
-        Self { count: tokens.len(), order: ints(order), starts: ints(starts), ids: ints(tokens) }
+        Self { count: tokens.len(), order: ints(order), starts: ints(starts), ids: ints(tokens), rows: ids.into() }
     }
 }

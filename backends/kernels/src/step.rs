@@ -2,7 +2,7 @@
 //! angles and block tables are uploaded at once, and each is a part of the buffer that kernels read as a tensor of its
 //! own.
 
-use super::dispatch::kernels;
+use super::operations::{by_device, no_kernel};
 use super::paged::{BlockTables, DeviceTables, RotaryAngles, TableWords};
 use super::sequence_blocks::SharedBlocks;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -135,19 +135,13 @@ impl StepBuffer {
         let whole = match previous {
             Some(tokens) => {
                 let target = Tensor::empty(upload.dims(), (device, DType::I32));
-                kernels(device).load_step(&target, upload, Some(tokens), inputs.rows);
+                load_step(&target, &upload, Some(tokens), inputs.rows);
                 target
             }
             None => upload,
         };
-        let part = |place: &Range<usize>| {
-            let part = kernels(device).words_of(&whole, place.clone());
-            part.unwrap_or_else(|| unreachable!("a GPU's"))
-        };
-        let floats = |place: &Range<usize>| {
-            let part = kernels(device).floats_of(&whole, place.clone());
-            part.unwrap_or_else(|| unreachable!("a GPU's"))
-        };
+        let part = |place: &Range<usize>| words_of(&whole, place);
+        let floats = |place: &Range<usize>| floats_of(&whole, place);
         let (tables, angles) = places[3..].split_at(inputs.tables.len());
         let angles = angles.iter().map(|place| RotaryAngles {
             on_cpu: None,
@@ -184,8 +178,31 @@ impl StepBuffer {
         assert_eq!([words.len()], self.whole.dims(), "another shape");
         let device = self.whole.device();
         let upload = uploaded(words, &device);
-        kernels(&device).load_step(&self.whole, upload, previous, inputs.rows);
+        load_step(&self.whole, &upload, previous, inputs.rows);
     }
+}
+
+/// Overwrites the words of `target`, whoever else holds it: with `words`, and the first ones with the first number of
+/// each row of `tokens`.
+#[allow(unused_variables, reason = "read by GPU kernels, which some builds leave out")]
+fn load_step(target: &Tensor<1, Int>, words: &Tensor<1, Int>, tokens: Option<&Tensor<2>>, rows: usize) {
+    by_device!(
+        &target.device(),
+        cpu => no_kernel("load_step"),
+        cube => crate::cube::step::load_step(target, words, tokens, rows),
+    );
+}
+
+/// A part of a buffer of words, which shares its memory.
+#[allow(unused_variables, reason = "read by GPU kernels, which some builds leave out")]
+fn words_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1, Int> {
+    by_device!(&whole.device(), cpu => no_kernel("words_of"), cube => crate::cube::step::words_of(whole, place))
+}
+
+/// The same as floats with these bits.
+#[allow(unused_variables, reason = "read by GPU kernels, which some builds leave out")]
+fn floats_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1> {
+    by_device!(&whole.device(), cpu => no_kernel("floats_of"), cube => crate::cube::step::floats_of(whole, place))
 }
 
 fn uploaded(words: Vec<i32>, device: &Device) -> Tensor<1, Int> {

@@ -4,6 +4,17 @@
 /// Tokens of a block of the KV cache (vLLM's `block_size`).
 pub const BLOCK_SIZE: usize = 16;
 
+/// The non-linearity of a gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// x σ(x) (`SwiGLU`; Shazeer, 2020).
+    Silu,
+    /// x Φ(x) with the exact Φ, by the error function (`GeGLU`; Shazeer, 2020).
+    Gelu,
+    /// x Φ(x) with the tanh approximation of Φ (`gelu_pytorch_tanh`).
+    GeluTanh,
+}
+
 /// A formula that there is a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {

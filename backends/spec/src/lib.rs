@@ -17,7 +17,7 @@ pub mod quantized;
 pub use backend::Backend;
 pub use capture::CudaGraphs;
 pub use error::{Error, Result};
-pub use kernels::{BLOCK_SIZE, KernelTable, Operation, QuantizedProduct};
+pub use kernels::{Activation, BLOCK_SIZE, KernelTable, Operation, QuantizedProduct};
 pub use links::{Cluster, Link, LinkKind, LinkSpec, MeasuredLinks};
 pub use memory::{Account, Category, Home, Role};
 pub use precision::Precision;

@@ -1,6 +1,6 @@
 //! Times products, copies and launches on a device.
 
-use super::rates::{linear, rates};
+use super::rates::rates;
 use super::timing::{PATIENCE, seconds};
 use crate::{Error, Result, kernels};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -103,7 +103,7 @@ fn median_of(all: &[&Value]) -> Value {
 fn products(device: &Device, side: usize, dtype: DType) -> Result<f64> {
     let a = Tensor::<2>::ones([side, side], (device, dtype));
     let b = Tensor::<2>::ones([side, side], (device, dtype));
-    let time = seconds(|| linear(&a, &b))?;
+    let time = seconds(|| kernels::linear(&a, &b))?;
     Ok(2.0 * (side as f64).powi(3) / time)
 }
 

@@ -2,8 +2,8 @@
 
 use super::timing::seconds;
 use crate::kernels::{
-    self, AttentionShape, BlockTables, Families, Family, Gate, KvPool, PackedWeights, PagedAttentionShape,
-    RotaryAngles, Scaling, ScoreGradients, SequenceBlocks, SharedBlocks, SlotMapping,
+    self, Activation, AttentionShape, BlockTables, KvPool, PackedWeights, PagedAttentionShape, PrefixGroup,
+    PrefixGroups, RotaryAngles, Scaling, ScoreGradients, SequenceBlocks, SharedBlocks, SlotMapping,
 };
 use crate::{Error, Result};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
@@ -48,12 +48,17 @@ fn missing<T>(found: Option<T>) -> Result<T> {
     found.ok_or_else(|| Error::Transfer("a kernel of the CPU does not take f32".into()))
 }
 
+/// The result of kernels alone.
+fn fused<T>(work: impl FnOnce() -> T) -> Result<T> {
+    missing(kernels::fused(work))
+}
+
 /// What products with a short side take beyond their operations, by the bytes of their matrices.
 fn product_bandwidth(device: &Device, flops: f64) -> Result<f64> {
     let (mut bytes, mut beyond) = (0.0, 0.0);
     for [rows, inner, outputs] in [[SIDE, 128, SIDE], [SIDE, SIDE, 128], [256, 256, SIDE]] {
         let (x, w) = (random([rows, inner], device), random([outputs, inner], device));
-        let time = seconds(|| linear(&x, &w))?;
+        let time = seconds(|| kernels::linear(&x, &w))?;
         bytes += 4.0 * (rows * inner + inner * outputs + rows * outputs) as f64;
         beyond += time - 2.0 * (rows * inner * outputs) as f64 / flops;
     }
@@ -61,14 +66,9 @@ fn product_bandwidth(device: &Device, flops: f64) -> Result<f64> {
     Ok(bytes / f64::max(beyond, bytes / 1e12))
 }
 
-/// A product as models make it.
-pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
-    kernels::linear(x, w).unwrap_or_else(|| x.clone().matmul(w.clone().transpose()))
-}
-
 fn few_rows<W>(
     device: &Device,
-    product: impl Fn(&Tensor<2>, &W) -> Option<Tensor<2>>,
+    product: impl Fn(&Tensor<2>, &W) -> Tensor<2>,
     prepared: impl Fn(&Tensor<2>) -> Option<W>,
 ) -> Result<Vec<RowsRate>> {
     let first = random([SIDE, SIDE], device);
@@ -79,12 +79,12 @@ fn few_rows<W>(
     let rate = |rows: usize| -> Result<RowsRate> {
         let x = random([rows, SIDE], device);
         let mut next = (0..MATRICES).cycle();
-        let _ = missing(product(&x, &matrices[0]))?;
+        fused(|| product(&x, &matrices[0]))?;
         // a decoding step has a team of threads
         let time = kernels::with_team(device, || {
             seconds(|| {
                 let at = next.next().unwrap_or(0);
-                product(&x, &matrices[at]).unwrap_or_else(|| x.clone())
+                product(&x, &matrices[at])
             })
         })?;
         Ok(RowsRate { rows: rows as u64, flops: 2.0 * (rows * SIDE * SIDE) as f64 / time })
@@ -108,7 +108,7 @@ fn adapter(device: &Device) -> Result<f64> {
     const ROWS: usize = 16;
     let x = random([ROWS, SIDE], device);
     let (a, b) = (random([RANK, SIDE], device), random([SIDE, RANK], device));
-    let time = kernels::with_team(device, || seconds(|| linear(&linear(&x, &a), &b)))?;
+    let time = kernels::with_team(device, || seconds(|| kernels::linear(&kernels::linear(&x, &a), &b)))?;
     Ok(4.0 * (ROWS * SIDE * RANK) as f64 / time)
 }
 
@@ -119,12 +119,12 @@ fn attention(device: &Device) -> Result<[f64; 2]> {
     const HEADS: usize = 8;
     const KEY_HEADS: usize = 4;
     const DIM: usize = 64;
-    let own = |index: usize| Family {
+    let own = |index: usize| PrefixGroup {
         prefix: 0..0,
         members: std::iter::once(index * LENGTH..(index + 1) * LENGTH).collect(),
     };
     let shape = AttentionShape {
-        families: Families::new((0..SEQUENCES).map(own).collect(), device),
+        groups: PrefixGroups::new((0..SEQUENCES).map(own).collect(), device),
         window: None,
         scale: (DIM as f64).sqrt().recip(),
         softcap: None,
@@ -132,15 +132,14 @@ fn attention(device: &Device) -> Result<[f64; 2]> {
     let rows = SEQUENCES * LENGTH;
     let [q, k, v] = [HEADS, KEY_HEADS, KEY_HEADS].map(|heads| random([rows, heads, DIM], device));
     let attend = |q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>| {
-        kernels::attention(q, k, v, None, &shape).map(|out| out.reshape([rows, HEADS * DIM]))
+        kernels::attention(q, k, v, None, &shape).reshape([rows, HEADS * DIM])
     };
-    let _ = missing(attend(&q, &k, &v))?;
-    let forward = seconds(|| attend(&q, &k, &v).unwrap_or_else(|| q.clone().reshape([rows, HEADS * DIM])))?;
+    let forward = seconds(|| attend(&q, &k, &v))?;
     let both = seconds(|| {
         let leaf = |t: &Tensor<3>| t.clone().autodiff().require_grad();
         let [q, k, v] = [&q, &k, &v].map(leaf);
-        let out = attend(&q, &k, &v).map(|out| out.sum().backward());
-        let d = out.and_then(|mut tape| q.grad_remove(&mut tape));
+        let mut tape = attend(&q, &k, &v).sum().backward();
+        let d = q.grad_remove(&mut tape);
         d.unwrap_or_else(|| q.inner()).reshape([rows, HEADS * DIM])
     })?;
     // a block of 64 queries against the keys up to its end
@@ -186,7 +185,7 @@ fn decode_attention(device: &Device) -> Result<f64> {
     let qkv = [HEADS, KEY_HEADS, KEY_HEADS].map(|heads| random([ROWS, heads * DIM], device));
     let mut attend = || {
         let pool = pools.pop_front()?;
-        let (out, pool) = kernels::paged_attention(qkv.clone(), pool, &shape).ok()?;
+        let (out, pool) = kernels::paged_attention(qkv.clone(), pool, &shape);
         pools.push_back(pool);
         Some(out)
     };
@@ -198,8 +197,9 @@ fn decode_attention(device: &Device) -> Result<f64> {
 /// The gate of an MLP reads two tensors and writes one.
 fn elementwise(device: &Device) -> Result<f64> {
     let [gate, up] = [(); 2].map(|()| random([SIDE, SIDE], device));
-    let _ = missing(kernels::glu(Gate::Silu, &gate, &up))?;
-    let time = seconds(|| kernels::glu(Gate::Silu, &gate, &up).unwrap_or_else(|| gate.clone()))?;
+    let gated = || kernels::glu(&gate, &up, Activation::Silu);
+    fused(gated)?;
+    let time = seconds(gated)?;
     Ok((3 * SIDE * SIDE * 4) as f64 / time)
 }
 
@@ -209,24 +209,20 @@ fn logits(device: &Device) -> Result<LogitRates> {
     let targets: Vec<i32> = (0..rows as i32).collect();
     let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), device);
     let scaling = Scaling { temperature: 1.0, softcap: None };
-    let scores = missing(kernels::score_rows(&logits, &targets, scaling))?;
-    let scored = seconds(|| {
-        let scores = kernels::score_rows(&logits, &targets, scaling);
-        scores.map_or_else(|| logits.clone(), |own| own.logp.reshape([rows, 1]))
-    })?;
+    let score = || kernels::score_rows(&logits, &targets, scaling);
+    let scores = fused(score)?;
+    let scored = seconds(|| score().logp.reshape([rows, 1]))?;
     let d_logp = Tensor::<1>::ones([rows], device);
     let differentiated = seconds(|| {
         let upstream = ScoreGradients { d_logp: &d_logp, d_entropy: None };
         // as in training nobody else holds the logits: the copy is what a product would have given
         let own = logits.clone() + 0.0;
-        let gradient = kernels::score_gradient(own, &targets, &scores, upstream, scaling);
-        gradient.unwrap_or_else(|| logits.clone())
+        kernels::score_gradient(own, &targets, &scores, upstream, scaling)
     })?;
     let uniforms = vec![0.5; rows];
     let drawn = seconds(|| {
         let tokens = kernels::sample_rows(&logits, 1.0, Some(&uniforms[..]));
-        let first = tokens.map_or(0.0, |tokens| tokens[0].logp);
-        Tensor::from_data(TensorData::new(vec![first], [1, 1]), device)
+        Tensor::from_data(TensorData::new(vec![tokens[0].logp], [1, 1]), device)
     })?;
     let all = (rows * vocabulary) as f64;
     Ok(LogitRates { scored: all / scored, differentiated: all / differentiated, drawn: all / drawn })

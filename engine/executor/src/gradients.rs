@@ -180,11 +180,10 @@ impl Gradients {
             let hold = self.hold(shape, gradient.dtype().size());
             (Tensor::zeros(shape, &gradient.device()), hold)
         });
-        let added = match sorted.filter(|_| runtime.is_deterministic()) {
+        let sum = match sorted.filter(|_| runtime.is_deterministic()) {
             Some(sorted) => kernels::scatter_add_rows(sum, sorted, &gradient),
-            None => Err(sum),
+            None => sum.select_assign(0, at.clone(), gradient, IndexingUpdateOp::Add),
         };
-        let sum = added.unwrap_or_else(|sum| sum.select_assign(0, at.clone(), gradient, IndexingUpdateOp::Add));
         self.slots[index] = Some((sum, hold));
         Ok(())
     }

@@ -6,6 +6,7 @@ mod mixer;
 mod rope;
 
 pub use feed_forward::{ExpertLayout, Experts, FeedForward, MAX_EXPERT_LAYERS};
+pub use firebrick_spec::Activation;
 pub use mixer::{GatedDeltaNet, Mixer};
 pub use rope::{QueryScaling, Rope, RopeScaling, Yarn};
 
@@ -147,17 +148,6 @@ pub enum QkNorm {
     Projection,
 }
 
-/// The gate's non-linearity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// x · σ(x).
-    Silu,
-    /// GELU by its tanh approximation (`gelu_pytorch_tanh`).
-    GeluTanh,
-    /// GELU by erf.
-    Gelu,
-}
-
 /// A decoder's shape: everything that the families differ in, as data.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a weight that exists or not, independent of the others")]
@@ -198,7 +188,7 @@ pub struct Arch {
     /// Epsilon of every RMS norm.
     pub norm_eps: f64,
     /// Norm weights are stored as w − 1 (Gemma).
-    pub norm_offset: bool,
+    pub norm_offset: f64,
     /// Biases on q, k, v.
     pub qkv_bias: bool,
     /// Bias on the attention's output projection.

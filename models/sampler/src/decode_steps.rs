@@ -65,11 +65,11 @@ impl StepArgs<'_> {
         let sampling = self.sampling;
         let truncation = Truncation { top_k: sampling.top_k, top_p: sampling.top_p, min_p: sampling.min_p };
         let temperature = sampling.scoring_temperature();
-        let tokens = kernels::draw_rows(&logits, temperature, truncation, step.uniforms.as_ref());
-        tokens.ok_or_else(|| Error::Device {
-            doing: "sampling tokens",
-            detail: format!("its kernel does not take logits in {:?}", logits.dtype()),
-        })
+        if !kernels::samples_on_device(&logits) {
+            let detail = format!("its kernel does not take logits in {:?}", logits.dtype());
+            return Err(Error::Device { doing: "sampling tokens", detail });
+        }
+        Ok(kernels::draw_rows(&logits, temperature, truncation, step.uniforms.as_ref()))
     }
 }
 

@@ -13,8 +13,8 @@ use rayon::prelude::*;
 #[derive(Debug)]
 pub(super) enum SampledTokens {
     Host(Vec<SampledToken>),
-    /// `[rows, 3]`: id, log-probability, and log-probability before truncation; or `[rows, 2]` where these are the
-    /// same. One tensor, since every read waits for the device. Ids are exact in f32 up to 2²⁴.
+    /// `[rows, 3]`: id, log-probability, and log-probability before truncation. One tensor, since every read waits for
+    /// the device. Ids are exact in f32 up to 2²⁴.
     Device(Tensor<2>),
 }
 
@@ -36,10 +36,10 @@ impl SampledTokens {
             Self::Host(chosen) => return Ok(chosen),
             Self::Device(rows) => rows,
         };
-        let [_, width] = rows.dims();
         let rows: Vec<f32> = read(rows)?;
-        let chosen = |row: &[f32]| SampledToken { token: row[0] as u32, logp: row[1], full_logp: row[width - 1] };
-        Ok(rows.chunks_exact(width).map(chosen).collect())
+        let (rows, _) = rows.as_chunks();
+        let chosen = |&[token, logp, full_logp]: &[f32; 3]| SampledToken { token: token as u32, logp, full_logp };
+        Ok(rows.iter().map(chosen).collect())
     }
 }
 
@@ -70,66 +70,30 @@ impl RandomDraw {
 /// Samples a token for every row of logits `[rows, vocab]`: by argmax, from the whole distribution, or from a truncated
 /// one.
 ///
-/// The GPU kernel does all three on the device; the CPU kernel does the first two. Without a kernel, tensor operations
-/// do the first two on the device, and truncated rows are read back and sampled on the host: no backend sorts on the
-/// device, and bisection in tensor operations takes some eighty passes over the logits, which is no faster than one
-/// read and a partial sort.
+/// The GPU kernel does all three on the device; the CPU kernel does the first two. Elsewhere truncated rows are read
+/// back and sampled on the host: no backend sorts on the device, and bisection in tensor operations takes some eighty
+/// passes over the logits, which is no faster than one read and a partial sort.
 pub(super) fn sample(logits: Tensor<2>, sampling: &SamplingParams, draws: &[RandomDraw]) -> Result<SampledTokens> {
     let uniforms: Vec<f32> = draws.iter().map(RandomDraw::uniform).collect();
+    let drawn = (!sampling.is_greedy()).then_some(&uniforms[..]);
+    let temperature = sampling.scoring_temperature();
+    if kernels::samples_on_device(&logits) {
+        let truncation = Truncation { top_k: sampling.top_k, top_p: sampling.top_p, min_p: sampling.min_p };
+        let options = SampleOptions { temperature, truncation, uniforms: drawn };
+        return Ok(SampledTokens::Device(kernels::sample_rows_on_device(&logits, options)));
+    }
     if !sampling.is_truncated() || sampling.is_greedy() {
-        let uniforms = (!sampling.is_greedy()).then_some(&uniforms[..]);
-        let temperature = sampling.scoring_temperature();
-        if let Some(drawn) = kernels::sample_rows(&logits, temperature, uniforms) {
-            let chosen = |drawn: kernels::SampledToken| SampledToken {
-                token: drawn.token,
-                logp: drawn.logp,
-                full_logp: drawn.logp,
-            };
-            return Ok(SampledTokens::Host(drawn.into_iter().map(chosen).collect()));
-        }
-    }
-    let choice = SampleOptions {
-        temperature: sampling.scoring_temperature(),
-        truncation: Truncation { top_k: sampling.top_k, top_p: sampling.top_p, min_p: sampling.min_p },
-        uniforms: (!sampling.is_greedy()).then_some(&uniforms),
-    };
-    if let Some(rows) = kernels::sample_rows_on_device(&logits, choice) {
-        return Ok(SampledTokens::Device(rows));
-    }
-    if sampling.is_greedy() {
-        return Ok(SampledTokens::Device(on_device(logits, None)));
+        let chosen =
+            |drawn: kernels::SampledToken| SampledToken { token: drawn.token, logp: drawn.logp, full_logp: drawn.logp };
+        let rows = kernels::sample_rows(&logits, temperature, drawn);
+        return Ok(SampledTokens::Host(rows.into_iter().map(chosen).collect()));
     }
     let z = if (sampling.temperature - 1.0).abs() < f64::EPSILON { logits } else { logits / sampling.temperature };
-    if !sampling.is_truncated() {
-        return Ok(SampledTokens::Device(on_device(z, Some(uniforms))));
-    }
     let vocab = z.dims()[1];
     let z: Vec<f32> = read(z)?;
     let rows = z.par_chunks(vocab).zip(uniforms);
     let chosen = rows.map(|(row, u)| sample_truncated(row, sampling, u));
     Ok(SampledTokens::Host(chosen.collect()))
-}
-
-/// Argmax, or inversion of the cumulative distribution at uniform numbers: `[rows, 2]` of ids and log-probabilities.
-fn on_device(z: Tensor<2>, uniforms: Option<Vec<f32>>) -> Tensor<2> {
-    let [rows, _] = z.dims();
-    let device = z.device();
-    let max = z.clone().max_dim(1);
-    let exp = (z.clone() - max.clone()).exp();
-    let total = exp.clone().sum_dim(1);
-    let tokens = match uniforms {
-        None => z.clone().argmax(1),
-        Some(u) => {
-            let cumulative = exp.cumsum(1);
-            // the sum's own rounding may differ from the running sum's: scale by the latter's end
-            let end = cumulative.clone().narrow(1, cumulative.dims()[1] - 1, 1);
-            let threshold = end * Tensor::<2>::from_data(TensorData::new(u, [rows, 1]), &device);
-            // the first token at or above the threshold: as many as stand below it
-            cumulative.lower(threshold).int().sum_dim(1)
-        }
-    };
-    let logp = z.gather(1, tokens.clone()) - max - total.log();
-    Tensor::cat(vec![tokens.float(), logp], 1)
 }
 
 fn read(t: Tensor<2>) -> Result<Vec<f32>> {

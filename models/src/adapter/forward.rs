@@ -1,11 +1,10 @@
 //! The forward pass of the adapters of a layer.
 
 use super::dropout::Dropout;
-use crate::functional::linear;
 use crate::unit::TargetModule;
 use burn::tensor::Tensor;
 use firebrick_arch::lora::LoraConfig;
-use firebrick_backends::kernels::{ExpertInput, ExpertRows, expert_linear};
+use firebrick_backends::kernels::{ExpertInput, ExpertRows, expert_linear, linear};
 
 /// Random stream that initialises the A matrix of an adapter, apart from the streams of other purposes.
 pub(crate) fn init_stream(layer: usize, target: TargetModule) -> u64 {

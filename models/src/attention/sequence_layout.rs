@@ -2,7 +2,7 @@
 //! product, and the gathers to padded rows and back.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use firebrick_backends::kernels::{self, Families, Family, Operation};
+use firebrick_backends::kernels::{self, Operation, PrefixGroup, PrefixGroups};
 use std::ops::Range;
 
 /// Which rows of a forward pass belong to which sequence, and which sequences are padded to one width for attention.
@@ -16,7 +16,7 @@ pub struct SequenceLayout {
     packed: bool,
     masks: Vec<Mask>,
     /// The rows of each sequence, where a fused kernel attends.
-    pub(super) fused: Option<Families>,
+    pub(super) fused: Option<PrefixGroups>,
 }
 
 /// Consecutive sequences in one attention product, padded to one width.
@@ -139,7 +139,7 @@ impl SequenceLayout {
         if kernels::available(Operation::Attention, device)
             || (long && kernels::available(Operation::LongAttention, device))
         {
-            self.fused = Some(self.families(device));
+            self.fused = Some(self.prefix_groups(device));
             return self;
         }
         let longest = self.longest();
@@ -152,14 +152,14 @@ impl SequenceLayout {
     }
 
     /// The rows of each sequence, without shared prefixes.
-    fn families(&self, device: &Device) -> Families {
+    fn prefix_groups(&self, device: &Device) -> PrefixGroups {
         let mut row = 0;
         let own = self.lengths.iter().map(|&n| {
             row += n;
             row - n..row
         });
-        let families = own.map(|rows| Family { prefix: rows.start..rows.start, members: vec![rows] });
-        Families::new(families.collect(), device)
+        let groups = own.map(|rows| PrefixGroup { prefix: rows.start..rows.start, members: vec![rows] });
+        PrefixGroups::new(groups.collect(), device)
     }
 
     /// Rows of each sequence, padding included in a padded layout.

@@ -25,12 +25,10 @@ impl LayerCache {
     ) -> Tensor<2> {
         let shape = shape_of(params, sinks, decode);
         let mut mixed = None;
-        self.change(|pool| match kernels::paged_attention(qkv, pool, &shape) {
-            Ok((out, pool)) => {
-                mixed = Some(out);
-                pool
-            }
-            Err(_) => unreachable!("tensors of the device that the metadata was made for"),
+        self.change(|pool| {
+            let (out, pool) = kernels::paged_attention(qkv, pool, &shape);
+            mixed = Some(out);
+            pool
         });
         mixed.unwrap_or_else(|| unreachable!("the pool was there"))
     }
@@ -46,12 +44,10 @@ impl LayerCache {
     ) -> Tensor<2> {
         let shape = shape_of(params, sinks, decode);
         let mut mixed = None;
-        self.change(|pool| match kernels::paged_attention_joined(qkv, bias, heads, pool, &shape) {
-            Ok((out, pool)) => {
-                mixed = Some(out);
-                pool
-            }
-            Err(_) => unreachable!("tensors of the device that the metadata was made for"),
+        self.change(|pool| {
+            let (out, pool) = kernels::paged_attention_joined(qkv, bias, heads, pool, &shape);
+            mixed = Some(out);
+            pool
         });
         mixed.unwrap_or_else(|| unreachable!("the pool was there"))
     }
@@ -109,11 +105,11 @@ impl LayerCache {
             sinks: qkv.sinks.clone(),
         };
         let together = match &prefill.together {
-            Together::Kernel { context, families } if context.is_empty() => attend_rows(&qkv, params, families),
-            Together::Kernel { context, families } => {
+            Together::Kernel { context, groups } if context.is_empty() => attend_rows(&qkv, params, groups),
+            Together::Kernel { context, groups } => {
                 let before = self.gather(context, qkv.k.dtype()).map(|t| t.swap_dims(0, 1));
                 let with = before_rows(&qkv, before);
-                attend_rows(&with, params, families).narrow(0, context.len(), tokens)
+                attend_rows(&with, params, groups).narrow(0, context.len(), tokens)
             }
             Together::Padded { rows: 0, .. } => Tensor::zeros([0, heads * dim], (&qkv.q.device(), qkv.q.dtype())),
             Together::Padded { rows: first, layout } => attention::attend(&rows(0, *first), params, layout),

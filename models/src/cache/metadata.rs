@@ -4,12 +4,12 @@
 use super::{BlockTable, KvCache, LayerGroup};
 use crate::arch::Arch;
 use crate::attention::{Grouping, SequenceLayout};
-use crate::delta_net::DeltaLayout;
 use crate::rope::{LayerAngles, RotaryEmbeddings};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use firebrick_backends::device::is_cpu;
 use firebrick_backends::kernels::{
-    self, BlockTables, Families, Family, Operation, RotaryAngles, SequenceBlocks, SharedBlocks, SlotMapping, StateRows,
+    self, BlockTables, Operation, PrefixGroup, PrefixGroups, RotaryAngles, SequenceBlocks, SequenceRows, SharedBlocks,
+    SlotMapping, StateRows,
 };
 use firebrick_spec::BLOCK_SIZE;
 use std::ops::Range;
@@ -33,7 +33,7 @@ pub struct AttentionMetadata {
     /// For each group of layers.
     pub(super) groups: Vec<GroupMetadata>,
     /// For layers of linear attention, where there are any.
-    delta: Option<DeltaLayout>,
+    delta: Option<SequenceRows>,
 }
 
 /// One forward pass in layers that see as much of the sequences.
@@ -84,7 +84,7 @@ pub(super) struct PrefillMetadata {
 #[derive(Debug)]
 pub(super) enum Together {
     /// By a kernel. The slots of `context` are rows before those of the forward pass.
-    Kernel { context: SlotMapping, families: Families },
+    Kernel { context: SlotMapping, groups: PrefixGroups },
     /// In tensor operations: the first rows of the forward pass.
     Padded { rows: usize, layout: SequenceLayout },
 }
@@ -132,7 +132,7 @@ impl AttentionMetadata {
     }
 
     /// The sequences as linear attention takes them; asked in architectures that have it.
-    pub(crate) fn delta(&self) -> &DeltaLayout {
+    pub(crate) fn delta(&self) -> &SequenceRows {
         let own = self.delta.as_ref();
         own.unwrap_or_else(|| unreachable!("laid out if there are such layers"))
     }
@@ -166,7 +166,7 @@ impl KvCache {
                 tables.iter().map(|table| table.map(slot)).collect()
             }),
             rows: positions.len(),
-            delta: self.delta(arch, positions.len(), || {
+            delta: self.delta(arch, || {
                 let rows = tables.iter().enumerate();
                 let own = rows.filter_map(|(row, table)| Some((row..row + 1, (*table)?)));
                 own.map(|(rows, table)| (rows, table, table.tokens - 1)).collect()
@@ -192,7 +192,7 @@ impl KvCache {
                 chunks.iter().flat_map(slots).map(Some).collect()
             }),
             groups: self.groups.iter().enumerate().map(group).collect(),
-            delta: self.delta(arch, positions.len(), || {
+            delta: self.delta(arch, || {
                 let mut row = 0;
                 let own = chunks.iter().map(|chunk| {
                     row += chunk.tokens.len();
@@ -207,17 +207,16 @@ impl KvCache {
     fn delta<'a>(
         &self,
         arch: &Arch,
-        rows: usize,
         sequences: impl FnOnce() -> Vec<(Range<usize>, &'a BlockTable, usize)>,
-    ) -> Option<DeltaLayout> {
-        let taps = arch.delta_net?.conv_kernel_dim;
+    ) -> Option<SequenceRows> {
+        arch.delta_net?;
         let own = |(rows, table, first): (Range<usize>, &BlockTable, usize)| StateRows {
             rows,
             slot: table.state.unwrap_or_default() as usize,
             begins: first == 0,
         };
         let sequences = sequences().into_iter().map(own).collect();
-        Some(DeltaLayout::new(sequences, rows, taps, &self.device))
+        Some(SequenceRows::new(sequences, &self.device))
     }
 }
 
@@ -347,34 +346,36 @@ fn alone(mut group: SharedBlocks) -> SharedBlocks {
 /// Rows by the earlier tokens that they see. A kernel attends over whole sequences, so it computes these tokens' rows
 /// again (of attention alone): sequences with many of them are left to tensor operations.
 fn by_kernel(chunks: Vec<(Vec<u32>, Range<usize>)>, device: &Device) -> (Together, Vec<Continued>) {
-    let mut families: Vec<(Vec<u32>, Vec<Range<usize>>)> = Vec::new();
+    let mut groups: Vec<(Vec<u32>, Vec<Range<usize>>)> = Vec::new();
     let mut apart = Vec::new();
     for (context, rows) in chunks {
         if context.len() > QUERIES.max(rows.len()) {
             apart.push(Continued { rows, context: SlotMapping::new(context, device) });
             continue;
         }
-        let same = families.iter_mut().rev().find(|(other, _)| !context.is_empty() && *other == context);
+        let same = groups.iter_mut().rev().find(|(other, _)| !context.is_empty() && *other == context);
         match same {
             Some((_, members)) => members.push(rows),
-            None => families.push((context, vec![rows])),
+            None => groups.push((context, vec![rows])),
         }
     }
-    let before: usize = families.iter().map(|(context, _)| context.len()).sum();
+    let before: usize = groups.iter().map(|(context, _)| context.len()).sum();
     let mut next = 0;
-    let all = families.iter().map(|(context, members)| {
+    let all = groups.iter().map(|(context, members)| {
         let prefix = next..next + context.len();
         next = prefix.end;
         let shift = |rows: &Range<usize>| rows.start + before..rows.end + before;
         let members: Vec<Range<usize>> = members.iter().map(shift).collect();
         match (context.is_empty(), &members[..]) {
-            (true, [own]) => Family { prefix: own.start..own.start, members },
-            _ => Family { prefix, members },
+            (true, [own]) => PrefixGroup { prefix: own.start..own.start, members },
+            _ => PrefixGroup { prefix, members },
         }
     });
-    let all: Vec<Family> = all.collect();
-    let context = families.into_iter().flat_map(|(context, _)| context);
-    let together =
-        Together::Kernel { context: SlotMapping::new(context.collect(), device), families: Families::new(all, device) };
+    let all: Vec<PrefixGroup> = all.collect();
+    let context = groups.into_iter().flat_map(|(context, _)| context);
+    let together = Together::Kernel {
+        context: SlotMapping::new(context.collect(), device),
+        groups: PrefixGroups::new(all, device),
+    };
     (together, apart)
 }

@@ -41,7 +41,7 @@ impl Decoder {
 
 /// The numbers of a parameter at the start.
 fn drawn(arch: &Arch, seed: u64, (index, spec): (usize, &ParamSpec), device: &Device) -> NewParam {
-    let (std, norm) = (arch.initializer_range as f32, if arch.norm_offset { 0.0 } else { 1.0 });
+    let (std, norm) = (arch.initializer_range as f32, 1.0 - arch.norm_offset as f32);
     let values: Vec<f32> = if let Some(values) = delta_net(seed, index, spec) {
         values
     } else if spec.slot.is_norm() {

@@ -5,12 +5,10 @@
 //! target's z where the target is its own. Of all ranks together `M = max m`, `logsumexp = M + log Σ s e^(m−M)` and `Σ
 //! p z = Σ e e^(m−M) / Σ s e^(m−M)`, from which each has the scores of all tokens and differentiates its own logits.
 
-use super::{Head, HeadGradients, RowGradients, Softmax, TokenScores, logit_gradient, product_tn};
-use crate::functional::rms_norm;
+use super::{Head, HeadGradients, TokenScores};
 use crate::tensor_group::local_ids;
 use burn::tensor::{Int, Tensor};
-use firebrick_backends::kernels;
-use firebrick_backends::precision::stored_as;
+use firebrick_backends::kernels::{RowGradients, logit_gradient};
 use std::ops::Range;
 
 /// Numbers that a rank gives of a row.
@@ -66,7 +64,7 @@ impl<'a> Head<'a> {
     #[must_use]
     pub fn part(&'a self, hidden: Tensor<2>, targets: Tensor<1, Int>, temperature: f64) -> PartChunk<'a> {
         let own = self.own.clone().expect("a share of the vocabulary");
-        let normed = rms_norm(self.arch, hidden.clone(), self.norm.clone());
+        let normed = self.normed(&hidden);
         let logits = self.cap(self.raw(&normed));
         let z = if (temperature - 1.0).abs() < f64::EPSILON { logits } else { logits / temperature };
         let [rows, _] = z.dims();
@@ -135,17 +133,12 @@ impl<'a> MergedChunk<'a> {
     pub fn backward(self, d_logp: &Tensor<1>, d_entropy: Option<&Tensor<1>>) -> PartGradients<'a> {
         let PartChunk { head, temperature, hidden, normed, targets, is_own, z, .. } = self.part;
         let [rows, _] = z.dims();
-        let probs = (z.clone() - self.log_sum).exp();
         let d_logp = d_logp.clone().reshape([rows, 1]);
         let d_target = d_logp.clone() * is_own;
         let d_entropy = d_entropy.map(|d| d.clone().reshape([rows, 1]));
-        let softmax = Softmax { z, probs, mean_z: self.mean_z };
         let upstream = RowGradients { logp: d_logp, target: d_target, entropy: d_entropy };
-        let dz = logit_gradient(head, softmax, &targets, temperature, upstream);
-        let projection = head.projection_trains.then(|| product_tn(&dz, &normed));
-        let stored = head.projection.dtype();
-        let normed = kernels::matmul(&dz, &head.projection)
-            .unwrap_or_else(|| stored_as(dz, stored).matmul(head.projection.clone()));
+        let dz = logit_gradient(z, [self.log_sum, self.mean_z], &targets, upstream, head.scaling(temperature));
+        let (normed, projection) = head.product_gradients(&dz, &normed);
         PartGradients { head, hidden, normed, projection }
     }
 }

@@ -2,15 +2,14 @@
 //! half's last product is added to the residual by the norm of the next half, and matrices that multiply the same rows
 //! are one where sampling has [joined](crate::weights::Weights::joined) them.
 
-use super::{attention_params, gated, query_key_value};
+use super::{attention_params, gated, onto_residual, query_key_value};
 use crate::adapter::LoraForward;
 use crate::arch::{Arch, QkNorm};
 use crate::cache::{Decode, LayerCache};
-use crate::functional::{activation, add_rms_norm, norm_offset, rms_norm, rms_norm_onto};
 use crate::unit::Slot;
 use crate::weights::Weights;
 use burn::tensor::Tensor;
-use firebrick_backends::kernels::{self, JoinedHeads};
+use firebrick_backends::kernels::{JoinedHeads, add_rms_norm, glu_joined, norm_heads, rms_norm};
 
 /// The matrices that are joined, in the order of their rows.
 pub(crate) const QKV: &[Slot] = &[Slot::Q, Slot::K, Slot::V];
@@ -31,9 +30,13 @@ impl Residual {
 
     /// The residual with everything added, and its norm; itself where there is none before this half.
     pub fn normed(self, arch: &Arch, weight: Option<Tensor<2>>) -> [Tensor<2>; 2] {
+        let (eps, offset) = (arch.norm_eps, arch.norm_offset);
         match (self.pending, weight) {
-            (Some(pending), Some(weight)) => add_rms_norm(arch, self.sum, &pending, weight),
-            (None, Some(weight)) => [self.sum.clone(), rms_norm(arch, self.sum, weight)],
+            (Some(pending), Some(weight)) => add_rms_norm(self.sum, &pending, &weight, eps, offset),
+            (None, Some(weight)) => {
+                let normed = rms_norm(&self.sum, &weight, eps, offset);
+                [self.sum, normed]
+            }
             (pending, None) => {
                 let sum = match pending {
                     Some(pending) => self.sum + pending,
@@ -89,9 +92,10 @@ pub(crate) fn attention(
 pub(crate) fn mlp(arch: &Arch, w: &Weights, residual: Residual, lora: Option<LoraForward<'_>>) -> Residual {
     let [x, h] = residual.normed(arch, w.get(Slot::InputNorm));
     let joined = w.joined(GATE_UP, lora).filter(|own| own.bias.is_none());
-    let both = joined.map(|own| own.product(&h));
-    let gated =
-        both.and_then(|both| kernels::glu_joined(activation(arch), &both)).unwrap_or_else(|| gated(arch, w, &h, lora));
+    let gated = match joined {
+        Some(own) => glu_joined(&own.product(&h), arch.activation),
+        None => gated(arch, w, &h, lora),
+    };
     add_later(arch, w, x, &gated, Slot::Down, lora)
 }
 
@@ -115,9 +119,8 @@ fn joined_qkv(
     match (norms, &joined.bias) {
         ([None, None], bias) => Some((joined.product(h), bias.clone())),
         ([Some(q), Some(k)], None) => {
-            let (eps, offset) = (arch.norm_eps, norm_offset(arch));
-            let qkv = kernels::norm_heads(joined.product(h), [&q, &k], heads(arch), eps, offset);
-            Some((qkv.ok()?, None))
+            let qkv = norm_heads(joined.product(h), [&q, &k], heads(arch), arch.norm_eps, arch.norm_offset);
+            Some((qkv, None))
         }
         _ => None,
     }
@@ -134,10 +137,7 @@ fn add_later(
     lora: Option<LoraForward<'_>>,
 ) -> Residual {
     match w.get(Slot::PostNorm) {
-        Some(norm) => {
-            let product = w.linear(y, matrix, lora);
-            Residual::new(rms_norm_onto(arch, residual, product, norm))
-        }
+        Some(_) => Residual::new(onto_residual(arch, w, residual, w.linear(y, matrix, lora))),
         None if w.panels(matrix).is_some() => Residual::new(w.linear_add(residual, y, matrix, lora)),
         None => Residual { sum: residual, pending: Some(w.linear(y, matrix, lora)) },
     }

@@ -3,10 +3,13 @@
 use super::{add_to_residual, normed_input};
 use crate::adapter::LoraForward;
 use crate::arch::Arch;
-use crate::delta_net::{self, DeltaLayout, LayerStates};
+use crate::delta_net::{self, LayerStates};
 use crate::unit::Slot;
 use crate::weights::Weights;
 use burn::tensor::Tensor;
+use burn::tensor::activation::sigmoid;
+use firebrick_backends::kernels::{self, SequenceRows};
+use firebrick_backends::precision::widened;
 
 /// Norm, projections, convolution, delta rule, gated norm, output projection, residual. With states, sequences continue
 /// from theirs.
@@ -14,7 +17,7 @@ pub(crate) fn delta_net(
     arch: &Arch,
     w: &Weights,
     x: Tensor<2>,
-    layout: &DeltaLayout,
+    sequences: &SequenceRows,
     lora: Option<LoraForward<'_>>,
     mut states: Option<&mut LayerStates>,
 ) -> Tensor<2> {
@@ -26,20 +29,20 @@ pub(crate) fn delta_net(
     let [qkv, z, a, b] = w.linear_each(&h, projections, lora);
     let taps = w.need(Slot::Convolution);
     let qkv = match &mut states {
-        Some(states) => states.convolve(&qkv, &taps, layout),
-        None => delta_net::convolve(&qkv, &taps, layout),
+        Some(states) => states.convolve(&qkv, &taps, sequences),
+        None => kernels::causal_convolution(&qkv, &taps, sequences),
     };
-    let (decay_log, time_bias) = (w.need(Slot::DecayLog), w.need(Slot::TimeBias));
-    let [g, beta] = delta_net::decays(a, b, decay_log, time_bias);
-    let (inputs, heads) = ([&qkv, &g, &beta], delta_net::heads(shape));
+    let g = kernels::log_decays(&a, &w.need(Slot::DecayLog), &w.need(Slot::TimeBias));
+    let beta = sigmoid(widened(b));
+    let heads = delta_net::heads(shape);
     let mixed = match states {
-        Some(states) => states.delta_rule(inputs, heads, layout),
-        None => delta_net::delta_rule(inputs, heads, layout),
+        Some(states) => states.delta_rule([&qkv, &g, &beta], heads, sequences),
+        None => kernels::gated_delta_rule(&qkv, &g, &beta, heads, sequences),
     };
     let [tokens, width] = mixed.dims();
     let rows = [tokens * heads.values, heads.value_dim];
     let (mixed, z) = (mixed.reshape(rows), z.reshape(rows));
-    let mixed = delta_net::gated_norm(mixed, z, w.need(Slot::DeltaNorm), arch.norm_eps);
+    let mixed = kernels::gated_rms_norm(&mixed, &z, &w.need(Slot::DeltaNorm), arch.norm_eps);
     let mixed = mixed.reshape([tokens, width]);
     add_to_residual(arch, w, x, &mixed, Slot::DeltaOut, lora)
 }

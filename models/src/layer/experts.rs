@@ -5,14 +5,13 @@
 use crate::adapter::LoraForward;
 use crate::arch::{Arch, Experts};
 use crate::forward_context::ForwardContext;
-use crate::functional::glu;
 use crate::routing::RouterLoss;
 use crate::unit::{Slot, TargetModule};
 use crate::weights::Weights;
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use firebrick_backends::kernels::{
-    ExpertInput, ExpertRows, attach_gradient, clamped_swiglu, combine_experts, expert_bias, expert_linear,
+    ExpertInput, ExpertRows, attach_gradient, clamped_swiglu, combine_experts, expert_bias, expert_linear, glu,
     quantized_expert_linear,
 };
 use firebrick_backends::precision::{stored_as, widened};
@@ -62,7 +61,7 @@ pub(super) fn mixture(
 fn gated(arch: &Arch, experts: Experts, product: impl Fn(Slot) -> Tensor<2>) -> Tensor<2> {
     if !experts.layout.is_joined() {
         let [gate, up] = [Slot::ExpertGate, Slot::ExpertUp].map(product);
-        return glu(arch, gate, up);
+        return glu(&gate, &up, arch.activation);
     }
     let both = product(Slot::ExpertGateUp);
     if let Some(limit) = arch.swiglu_limit {
@@ -70,7 +69,7 @@ fn gated(arch: &Arch, experts: Experts, product: impl Fn(Slot) -> Tensor<2>) -> 
     }
     let width = experts.intermediate_size;
     let [gate, up] = [0, width].map(|first| both.clone().narrow(1, first, width));
-    glu(arch, gate, up)
+    glu(&gate, &up, arch.activation)
 }
 
 /// The experts of each token, `[tokens · per_token]`, best first.

@@ -73,8 +73,7 @@ fn traced(model: &Model, rows: &[Sequence], tokens: &dyn TokenLoss) -> (f64, Gra
     let ends = &leaves[leaves.len() - 1];
     let need = |slot| ends.get(slot).or_else(|| leaves[0].get(Slot::Embedding)).expect("a leaf");
     let mean_square = (hidden.clone() * hidden.clone()).mean_dim(1);
-    let offset = f64::from(u8::from(arch.norm_offset));
-    let normed = hidden / (mean_square + arch.norm_eps).sqrt() * (need(Slot::InputNorm) + offset);
+    let normed = hidden / (mean_square + arch.norm_eps).sqrt() * (need(Slot::InputNorm) + arch.norm_offset);
     let logits = normed.clone().matmul(need(Slot::Projection).transpose());
     let logits = match arch.logit_softcap {
         Some(cap) => (logits * (1.0 / cap)).tanh() * cap,

@@ -1,7 +1,7 @@
 //! The gated delta rule, of sequences of any length, whole and continued from states.
 
 use super::linear_attention::{Expected, convolution, dot, hold, on, sequences};
-use super::{assert_near, numbers, on_gpus, precisions, stored, values};
+use super::{assert_near, fused, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device, Tensor};
 use firebrick_backends::kernels::{self, DeltaHeads, StateRows};
 
@@ -197,7 +197,7 @@ fn hold_rule(
         &format!("delta rule over {lengths:?} in {dtype:?}, {heads:?}"),
         &[&qkv, &g, &beta],
         &up,
-        &|t| kernels::gated_delta_rule(&t[0], &t[1], &t[2], heads, &own),
+        &|t| fused(|| kernels::gated_delta_rule(&t[0], &t[1], &t[2], heads, &own)),
         &expected,
         tolerance,
     );
@@ -261,12 +261,12 @@ fn hold_pieces(dtype: DType, tolerance: f64, device: &Device) {
         };
         let x = tensor(&qkv, channels, dtype);
         let [g, beta] = [&g, &beta].map(|v| tensor(v, heads.values, DType::F32));
-        let continued = kernels::continue_delta_rule([&x, &g, &beta], pools.0, heads, &layout);
-        let (out, next) = continued.expect("a kernel");
+        let continued = fused(|| kernels::continue_delta_rule([&x, &g, &beta], pools.0, heads, &layout));
+        let (out, next) = continued;
         pools.0 = next;
         assert_near("output", &values(out), &piece(&rule.y, columns), tolerance);
-        let continued = kernels::continue_convolution(&x, &w, pools.1, &layout);
-        let (out, next) = continued.expect("a kernel");
+        let continued = fused(|| kernels::continue_convolution(&x, &w, pools.1, &layout));
+        let (out, next) = continued;
         pools.1 = next;
         let expected = piece(&convolved, channels);
         assert_near("sums", &values(out), &expected, tolerance);
@@ -287,7 +287,7 @@ fn heads_that_are_too_wide_have_no_kernel(device: &Device) {
     let zeros = |columns: usize| Tensor::<2>::zeros([2, columns], (device, DType::F32));
     let (qkv, one) = (zeros(wide.channels()), zeros(1));
     let own = on(device, &sequences(0, &[2], true));
-    assert!(kernels::gated_delta_rule(&qkv, &one, &one, wide, &own).is_none());
+    assert!(kernels::fused(|| kernels::gated_delta_rule(&qkv, &one, &one, wide, &own)).is_none());
     let pool = zeros(wide.state());
-    assert!(kernels::continue_delta_rule([&qkv, &one, &one], pool, wide, &own).is_err());
+    assert!(kernels::fused(|| kernels::continue_delta_rule([&qkv, &one, &one], pool, wide, &own)).is_none());
 }

@@ -1,8 +1,8 @@
 //! Norm, gate and rotary embedding.
 
-use super::{assert_near, cases, leaf, numbers, on_gpus, precisions, stored, values};
+use super::{assert_near, cases, fused, leaf, numbers, on_gpus, precisions, stored, values};
 use burn::tensor::{DType, Device};
-use firebrick_backends::kernels::{self, Gate, JoinedHeads};
+use firebrick_backends::kernels::{self, Activation, JoinedHeads};
 
 on_gpus!(
     a_norm_is_added_to_its_residual_in_one_pass,
@@ -48,7 +48,7 @@ fn hold_norm(shape: [usize; 2], offset: f64, dtype: DType, tolerance: f64, devic
     let what = format!("norm of {shape:?} in {dtype:?}");
 
     let (x, w) = (leaf(&x), leaf(&w));
-    let y = kernels::rms_norm(&x, &w, 1e-6, offset).expect("a kernel");
+    let y = fused(|| kernels::rms_norm(&x, &w, 1e-6, offset));
     assert_near(&what, &values(y.clone().inner()), &expected.y, tolerance);
     let mut grads = (y * g.autodiff()).sum().backward();
     let dx = x.grad_remove(&mut grads).expect("a leaf");
@@ -68,7 +68,7 @@ fn hold_norm_onto(shape: [usize; 2], dtype: DType, tolerance: f64, device: &Devi
     let what = format!("norm with a residual of {shape:?} in {dtype:?}");
     let leaves = [&base, &x, &w].map(leaf);
     let [b, x, w] = &leaves;
-    let y = kernels::rms_norm_add(b.clone(), x, w, 1e-6, 1.0).expect("a kernel");
+    let y = fused(|| kernels::rms_norm_add(b.clone(), x, w, 1e-6, 1.0));
     assert_near(&what, &values(y.clone().inner()), &sum, tolerance);
     let mut grads = (y * g.autodiff()).sum().backward();
     let expected = [&gs, &normed.d_first, &normed.d_second];
@@ -98,8 +98,8 @@ fn a_residual_is_added_and_normed_in_one_pass(device: &Device) {
             let (_, sums) = stored::<2>(sum, shape, dtype, device);
             let expected = rms_norm(&sums, &ws, &vec![0.0; rows * n], 1e-6, 1.0);
             let what = format!("a residual and its norm of {shape:?} in {dtype:?}");
-            let both = kernels::add_rms_norm(base.clone(), &x, &w, 1e-6, 1.0);
-            let [sum, normed] = both.expect("a kernel");
+            let both = fused(|| kernels::add_rms_norm(base.clone(), &x, &w, 1e-6, 1.0));
+            let [sum, normed] = both;
             assert_near(&what, &values(sum), &sums, tolerance);
             assert_near(&what, &values(normed), &expected.y, tolerance);
             assert_near("a residual that others hold", &values(base), &bases, 0.0);
@@ -127,9 +127,9 @@ fn heads_of_queries_and_keys_are_normed_and_values_are_not(device: &Device) {
                     _ => head.to_vec(),
                 });
             }
-            let normed = kernels::norm_heads(qkv.clone(), [&q, &k], heads, 1e-6, 0.0);
+            let normed = fused(|| kernels::norm_heads(qkv.clone(), [&q, &k], heads, 1e-6, 0.0));
             let what = format!("heads {heads:?} in {dtype:?}");
-            let found = values(normed.expect("a kernel"));
+            let found = values(normed);
             assert_near(&what, &found, &expected, tolerance);
             assert_near("rows that others hold", &values(qkv), &all, 0.0);
         });
@@ -138,13 +138,13 @@ fn heads_of_queries_and_keys_are_normed_and_values_are_not(device: &Device) {
 
 fn a_gate_of_joined_rows_is_that_of_separate_ones(device: &Device) {
     for (dtype, tolerance) in precisions(device) {
-        for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh] {
+        for gate in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
             cases((1_usize..40, 1_usize..40), |(rows, n)| {
                 let shape = [rows, 2 * n];
                 let (x, _) = stored(numbers(rows * 2 * n, 47, 2.0), shape, dtype, device);
                 let half = |first| x.clone().narrow(1, first, n);
-                let expected = kernels::glu(gate, &half(0), &half(n)).expect("a kernel");
-                let found = kernels::glu_joined(gate, &x).expect("a kernel");
+                let expected = fused(|| kernels::glu(&half(0), &half(n), gate));
+                let found = fused(|| kernels::glu_joined(&x, gate));
                 let what = format!("{gate:?} of {shape:?} in {dtype:?}");
                 assert_near(&what, &values(found), &values(expected), tolerance);
             });
@@ -163,13 +163,13 @@ fn norm_and_its_gradients_are_their_formulas(device: &Device) {
     }
 }
 
-fn gated(gate: Gate, x: f64) -> (f64, f64) {
+fn gated(gate: Activation, x: f64) -> (f64, f64) {
     match gate {
-        Gate::Silu => {
+        Activation::Silu => {
             let s = 1.0 / (1.0 + (-x).exp());
             (x * s, s * (1.0 + x * (1.0 - s)))
         }
-        Gate::Gelu => {
+        Activation::Gelu => {
             // Φ by Simpson's rule from 0 on
             let density = |t: f64| (-0.5 * t * t).exp() / std::f64::consts::TAU.sqrt();
             let steps = 200;
@@ -184,7 +184,7 @@ fn gated(gate: Gate, x: f64) -> (f64, f64) {
             let below = 0.5 + sum * h / 3.0;
             (x * below, below + x * density(x))
         }
-        Gate::GeluTanh => {
+        Activation::GeluTanh => {
             let a = (2.0 / std::f64::consts::PI).sqrt();
             let t = (a * (x + 0.044_715 * x.powi(3))).tanh();
             let slope = a * (1.0 + 3.0 * 0.044_715 * x * x);
@@ -194,7 +194,7 @@ fn gated(gate: Gate, x: f64) -> (f64, f64) {
     }
 }
 
-fn hold_gate(gate: Gate, shape: [usize; 2], dtype: DType, tolerance: f64, device: &Device) {
+fn hold_gate(gate: Activation, shape: [usize; 2], dtype: DType, tolerance: f64, device: &Device) {
     let n = shape[0] * shape[1];
     let (x, xs) = stored(numbers(n, 4, 6.0), shape, dtype, device);
     let (u, us) = stored(numbers(n, 5, 1.0), shape, dtype, device);
@@ -203,7 +203,7 @@ fn hold_gate(gate: Gate, shape: [usize; 2], dtype: DType, tolerance: f64, device
     let along = |f: &dyn Fn(usize) -> f64| (0..n).map(f).collect::<Vec<f64>>();
 
     let (x, u) = (leaf(&x), leaf(&u));
-    let y = kernels::glu(gate, &x, &u).expect("a kernel");
+    let y = fused(|| kernels::glu(&x, &u, gate));
     let expected = along(&|i| gated(gate, xs[i]).0 * us[i]);
     assert_near(&what, &values(y.clone().inner()), &expected, tolerance);
     let mut grads = (y * g.autodiff()).sum().backward();
@@ -217,7 +217,7 @@ fn hold_gate(gate: Gate, shape: [usize; 2], dtype: DType, tolerance: f64, device
 
 fn every_gate_and_its_gradients_are_their_formulas(device: &Device) {
     for (dtype, tolerance) in precisions(device) {
-        for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh] {
+        for gate in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
             cases((1_usize..40, 1_usize..40), |(rows, n)| {
                 hold_gate(gate, [rows, n], dtype, tolerance, device);
             });
@@ -228,7 +228,7 @@ fn every_gate_and_its_gradients_are_their_formulas(device: &Device) {
 fn a_gate_leaves_what_others_hold_as_it_was(device: &Device) {
     let (gate, numbers_in) = stored(numbers(35, 7, 2.0), [5, 7], DType::F32, device);
     let x = leaf(&gate);
-    let y = kernels::glu(Gate::Silu, &x, &x).expect("a kernel");
+    let y = fused(|| kernels::glu(&x, &x, Activation::Silu));
     let _ = y.sum().backward();
     assert_near("the input", &values(gate), &numbers_in, 0.0);
 }
@@ -256,13 +256,13 @@ fn hold_rotary([tokens, heads, half]: [usize; 3], dtype: DType, tolerance: f64, 
     };
     let what = format!("rotary of {shape:?} in {dtype:?}");
     let own = leaf(&x);
-    let y = kernels::rotary(own.clone(), &cos, &sin).expect("a kernel");
+    let y = fused(|| kernels::rotary(own.clone(), &cos, &sin));
     assert_near(&what, &values(y.clone().inner()), &turned(&xs, 1.0), tolerance);
     let mut grads = (y * g.autodiff()).sum().backward();
     let dx = own.grad_remove(&mut grads).expect("a leaf");
     assert_near(&format!("{what}: gradient"), &values(dx), &turned(&gs, -1.0), tolerance);
     // somebody else holds it: it stays as it was
-    let again = kernels::rotary(x.clone(), &cos, &sin).expect("a kernel");
+    let again = fused(|| kernels::rotary(x.clone(), &cos, &sin));
     assert_near(&what, &values(again), &turned(&xs, 1.0), tolerance);
     assert_near("the input", &values(x), &xs, 0.0);
 }

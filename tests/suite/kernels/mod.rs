@@ -15,6 +15,7 @@ mod update;
 use crate::devices::on_gpus;
 use crate::support::relative_l2;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use firebrick_backends::kernels;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -23,6 +24,12 @@ fn precisions(device: &Device) -> Vec<(DType, f64)> {
     let halves = [(FloatDType::F16, DType::F16), (FloatDType::BF16, DType::BF16)];
     let halves = halves.into_iter().filter(|(f, _)| device.supports_dtype(*f));
     std::iter::once((DType::F32, 1e-5)).chain(halves.map(|(_, dtype)| (dtype, 1e-2))).collect()
+}
+
+/// The result of operations that all run through kernels.
+#[track_caller]
+fn fused<R>(work: impl FnOnce() -> R) -> R {
+    kernels::fused(work).expect("a kernel")
 }
 
 /// Runs a body for a few random cases: every new type or activation compiles a kernel, shapes do not.

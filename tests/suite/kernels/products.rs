@@ -1,6 +1,6 @@
 //! Products with matrices, and biases.
 
-use super::{assert_near, cases, leaf, numbers, on_gpus, precisions, stored, values};
+use super::{assert_near, cases, fused, leaf, numbers, on_gpus, precisions, stored, values};
 use crate::devices::backend;
 use crate::devices::own_process::again;
 use crate::devices::stand_in::is_stand_in;
@@ -56,7 +56,7 @@ fn products_of_few_rows_are_their_formula(device: &Device) {
         ] {
             let [rows, inner, outputs] = size;
             let [(x, xs), (w, ws)] = operands(size, dtype, device);
-            let found = kernels::product(&x, &w).expect("a kernel");
+            let found = fused(|| kernels::linear_unpadded(&x, &w));
             let expected = product([rows, inner, outputs], (&xs, [inner, 1]), (&ws, [1, inner]));
             let what = format!("a product of {size:?} in {dtype:?}");
             assert_near(&what, &values(found), &expected, tolerance);
@@ -72,9 +72,9 @@ fn a_row_has_the_same_product_however_many_rows_there_are(device: &Device) {
     let (inner, outputs) = (112, 48);
     for (dtype, _) in precisions(device).into_iter().skip(1) {
         let [(x, _), (w, _)] = operands([64, inner, outputs], dtype, device);
-        let whole = values(kernels::product(&x, &w).expect("a kernel"));
+        let whole = values(fused(|| kernels::linear_unpadded(&x, &w)));
         for rows in [3, 16, 33, 50] {
-            let few = kernels::product(&x.clone().narrow(0, 0, rows), &w).expect("a kernel");
+            let few = fused(|| kernels::linear_unpadded(&x.clone().narrow(0, 0, rows), &w));
             assert_eq!(values(few), whole[..rows * outputs], "{rows} rows in {dtype:?}");
         }
     }
@@ -86,7 +86,7 @@ fn hold_product(size: [usize; 3], dtype: DType, tolerance: f64, device: &Device)
     let (g, gs) = stored(numbers(rows * outputs, 50, 1.0), [rows, outputs], dtype, device);
     let what = format!("a product of {size:?} in {dtype:?}");
     let (x, w) = (leaf(&x), leaf(&w));
-    let y = kernels::linear(&x, &w).expect("a kernel");
+    let y = fused(|| kernels::linear(&x, &w));
     let expected = product([rows, inner, outputs], (&xs, [inner, 1]), (&ws, [1, inner]));
     assert_near(&what, &values(y.clone().inner()), &expected, tolerance);
     let mut grads = kernels::backward_root(y, g).backward();
@@ -140,11 +140,11 @@ fn a_bias_is_added_to_every_row_and_its_gradient_is_the_sum_of_all(device: &Devi
             let (g, gs) = stored(numbers(rows * n, 53, 1.0), [rows, n], dtype, device);
             let what = format!("a bias of [{rows}, {n}] in {dtype:?}");
             let expected: Vec<f64> = (0..rows * n).map(|i| ys[i] + bs[i % n]).collect();
-            let plain = kernels::add_bias(y.clone(), &b).expect("a kernel");
+            let plain = fused(|| kernels::add_bias(y.clone(), &b));
             assert_near(&what, &values(plain), &expected, tolerance);
             assert_near("what somebody else holds", &values(y.clone()), &ys, 0.0);
             let (y, b) = (leaf(&y), leaf(&b));
-            let sum = kernels::add_bias(y.clone(), &b).expect("a kernel");
+            let sum = fused(|| kernels::add_bias(y.clone(), &b));
             assert_near(&what, &values(sum.clone().inner()), &expected, tolerance);
             let mut grads = kernels::backward_root(sum, g).backward();
             let dy = y.grad_remove(&mut grads).expect("a leaf");

@@ -8,11 +8,11 @@
 mod backward;
 mod blocks;
 
-use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
+use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::parallel::{SharedPtr, dims, elements, tensor, vectorised};
 use super::real::Real;
-use crate::families::Family;
+use crate::prefix_groups::PrefixGroup;
 use crate::shapes::AttentionShape;
 use backward::backward;
 use blocks::{Block, Heads, Rows, probabilities};
@@ -21,29 +21,20 @@ use burn::tensor::Tensor;
 use gemm::Parallelism;
 use rayon::prelude::*;
 
-/// Attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`: `[rows, heads, dim]`.
-///
-/// `None` where the kernels do not support the tensors.
-pub(super) fn attention(
+/// See [`crate::attention`].
+pub(crate) fn attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,
     sinks: Option<&Tensor<2>>,
     shape: &AttentionShape,
-) -> Option<Tensor<3>> {
-    let known = [q, k, v].iter().all(|t| supports(t) && t.dtype() == q.dtype());
-    if !known || sinks.is_some_and(|t| !supports(t) || t.dtype() != q.dtype()) {
-        return None;
-    }
-    let inputs = [q, k, v].map(|t| input(t.clone()));
+) -> Tensor<3> {
+    let [q, k, v] = [q, k, v].map(|t| input(t.clone()));
     let kernel = Attention(shape.clone());
-    Some(match sinks {
-        None => run(kernel, inputs),
-        Some(sinks) => {
-            let [q, k, v] = inputs;
-            run(kernel, [q, k, v, input(sinks.clone())])
-        }
-    })
+    match sinks {
+        None => run(kernel, [q, k, v]),
+        Some(sinks) => run(kernel, [q, k, v, input(sinks.clone())]),
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -56,17 +47,11 @@ impl Kernel<3> for Attention {
         dispatch_float!(q.dtype(), forward(&self.0, [q, k, v], None))
     }
 
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; 3],
-        gradient: FlexTensor,
-        wanted: [bool; 3],
-    ) -> [Option<FlexTensor>; 3] {
+    fn backward(&self, saved: Maybe<3>, gradient: FlexTensor, _wanted: [bool; 3]) -> Maybe<3> {
         let [q, k, v] = &all_saved(saved);
         let (inputs, g) = ([q, k, v], &gradient);
         let (gradients, _) = dispatch_float!(q.dtype(), backward(&self.0, inputs, None, g));
-        let mut wanted = wanted.into_iter();
-        gradients.map(|g| wanted.next().unwrap_or(false).then_some(g))
+        gradients.map(Some)
     }
 }
 
@@ -78,18 +63,11 @@ impl Kernel<4> for Attention {
         dispatch_float!(q.dtype(), forward(&self.0, [q, k, v], Some(sinks)))
     }
 
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; 4],
-        gradient: FlexTensor,
-        wanted: [bool; 4],
-    ) -> [Option<FlexTensor>; 4] {
+    fn backward(&self, saved: Maybe<4>, gradient: FlexTensor, _wanted: [bool; 4]) -> Maybe<4> {
         let [q, k, v, sinks] = &all_saved(saved);
         let (inputs, sinks, g) = ([q, k, v], Some(sinks), &gradient);
         let ([q, k, v], sinks) = dispatch_float!(q.dtype(), backward(&self.0, inputs, sinks, g));
-        let mut wanted = wanted.into_iter();
-        let mut own = |g: Option<FlexTensor>| g.filter(|_| wanted.next().unwrap_or(false));
-        [own(Some(q)), own(Some(k)), own(Some(v)), own(sinks)]
+        [Some(q), Some(k), Some(v), sinks]
     }
 }
 
@@ -100,7 +78,7 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: 
     let (q, k, v): (&[T], &[T], &[T]) = (elements(q), elements(k), elements(v));
     let mut out = vec![T::ZERO; q.len()];
     let target = SharedPtr(out.as_mut_ptr());
-    let sequences: Vec<Rows> = shape.families.all.iter().flat_map(Family::sequences).collect();
+    let sequences: Vec<Rows> = shape.groups.all.iter().flat_map(PrefixGroup::sequences).collect();
     let tasks: Vec<(usize, &Rows, Block)> = sequences
         .iter()
         .flat_map(|rows| rows.blocks(shape.window).map(move |block| (rows, block)))
@@ -119,10 +97,7 @@ fn forward<T: Real>(shape: &AttentionShape, [q, k, v]: [&FlexTensor; 3], sinks: 
             let size = Size { m, k: heads.dim, n: tokens.len() };
             multiply(size, tile, queries, keys.transposed(), one);
         }
-        vectorised(
-            #[inline(always)]
-            || probabilities(scores, block, shape, sinks.map(|all| all[head]), shares),
-        );
+        vectorised!(probabilities(scores, block, shape, sinks.map(|all| all[head]), shares));
         // SAFETY: no other task writes this head of these rows.
         #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
         let start = unsafe { target.get().add(query) };

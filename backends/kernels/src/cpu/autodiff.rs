@@ -12,6 +12,9 @@ use std::fmt::Debug;
 
 kernel_backend!(Flex, contiguous);
 
+/// Tensors of which some are left out.
+pub(super) type Maybe<const N: usize> = [Option<FlexTensor>; N];
+
 /// A function of `N` tensors with its gradient, in f32 or f64.
 ///
 /// Tensors in half precision are stored as such and computed with in f32: see [`run`].
@@ -27,17 +30,13 @@ pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
     /// The result.
     fn forward(&self, inputs: &[FlexTensor; N]) -> FlexTensor;
 
-    /// Gradients of the inputs that are wanted, given the saved inputs and the gradient of the result.
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; N],
-        gradient: FlexTensor,
-        wanted: [bool; N],
-    ) -> [Option<FlexTensor>; N];
+    /// Gradients of the inputs, given the saved inputs and the gradient of the result; those that nobody wants may be
+    /// left out.
+    fn backward(&self, saved: Maybe<N>, gradient: FlexTensor, wanted: [bool; N]) -> Maybe<N>;
 }
 
 /// The inputs of a kernel that saves all of them.
-pub(super) fn all_saved<const N: usize>(saved: [Option<FlexTensor>; N]) -> [FlexTensor; N] {
+pub(super) fn all_saved<const N: usize>(saved: Maybe<N>) -> [FlexTensor; N] {
     saved.map(|input| input.unwrap_or_else(|| unreachable!("saved by the forward pass")))
 }
 
@@ -45,13 +44,23 @@ pub(super) fn all_saved<const N: usize>(saved: [Option<FlexTensor>; N]) -> [Flex
 pub(super) type Input = autodiff::Input<Flex>;
 
 /// Whether models on this device run through kernels.
-pub(super) fn available(operation: Operation, device: &Device) -> bool {
+pub(crate) fn available(operation: Operation, device: &Device) -> bool {
     let known = || matches!(device.settings().float_dtype, FloatDType::F32 | FloatDType::F64);
-    enabled() && is_cpu(device) && known() && used(operation, Backend::Cpu)
+    enabled() && known() && used(operation, Backend::Cpu)
+}
+
+/// Whether kernels support these tensors, all of one type.
+pub(crate) fn alike<const D: usize>(tensors: &[&Tensor<D>]) -> bool {
+    tensors.iter().all(|t| supports(t) && t.dtype() == tensors[0].dtype())
+}
+
+/// [`alike`], in f32 or f64, without autodiff.
+pub(crate) fn plain<const D: usize>(tensors: &[&Tensor<D>]) -> bool {
+    alike(tensors) && tensors.iter().all(|t| is_full_precision(t) && !t.device().is_autodiff())
 }
 
 /// Whether kernels support a tensor and compute in its own type: f32 or f64.
-pub(super) fn is_full_precision<const D: usize>(tensor: &Tensor<D>) -> bool {
+pub(crate) fn is_full_precision<const D: usize>(tensor: &Tensor<D>) -> bool {
     supports(tensor) && compute_dtype(tensor.dtype()) == tensor.dtype()
 }
 

@@ -1,8 +1,6 @@
 //! Causal depthwise convolution with `SiLU`, within each sequence, and its gradients.
 
-use super::autodiff::{
-    Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, supports, to_tensor,
-};
+use super::autodiff::{Kernel, Maybe, all_saved, detached, dispatch_float, input, run, to_tensor};
 use super::glu::sigmoid;
 use super::parallel::{SharedPtr, dims, elements, elements_mut, for_each, tensor, vectorised};
 use super::real::Real;
@@ -18,34 +16,21 @@ const ROWS: usize = 64;
 /// Channels at a time: a page of f32 of each row.
 const BLOCK: usize = 1024;
 
-/// `silu(Σₜ w[c, t] · x[row − (taps − 1) + t, c])` of `x`, `[rows, channels]`, and `w`, `[channels, taps]`.
-///
-/// `None` where the kernels do not support the tensors.
-pub(super) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
-    if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
-        return None;
-    }
-    let kernel = Convolution(sequences.clone());
-    Some(run(kernel, [input(x.clone()), input(w.clone())]))
+/// See [`crate::causal_convolution`].
+pub(crate) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Tensor<2> {
+    run(Convolution(sequences.clone()), [x, w].map(|t| input(t.clone())))
 }
 
-/// The same of sequences that begin with their last inputs in a pool, `[slots, (taps − 1) · channels]`, where the new
-/// last ones go.
-///
-/// Gives the pool back where the kernels do not support the tensors.
-pub(super) fn continue_convolution(
+/// See [`crate::continue_convolution`].
+pub(crate) fn continue_convolution(
     x: &Tensor<2>,
     w: &Tensor<2>,
     pool: Tensor<2>,
     sequences: &SequenceRows,
-) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
-    let same = is_full_precision(x) && w.dtype() == x.dtype() && pool.dtype() == x.dtype();
-    if !same || x.device().is_autodiff() {
-        return Err(pool);
-    }
+) -> (Tensor<2>, Tensor<2>) {
     let (x, w, mut pool) = (detached(x.clone()), detached(w.clone()), detached::<2>(pool));
     let out = dispatch_float!(x.dtype(), continued(&x, &w, &mut pool, sequences));
-    Ok((to_tensor(out), to_tensor(pool)))
+    (to_tensor(out), to_tensor(pool))
 }
 
 #[derive(Clone, Debug)]
@@ -58,15 +43,9 @@ impl Kernel<2> for Convolution {
         dispatch_float!(inputs[0].dtype(), forward(inputs, &self.0))
     }
 
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; 2],
-        gradient: FlexTensor,
-        wanted: [bool; 2],
-    ) -> [Option<FlexTensor>; 2] {
+    fn backward(&self, saved: Maybe<2>, gradient: FlexTensor, _wanted: [bool; 2]) -> Maybe<2> {
         let inputs = all_saved(saved);
-        let [dx, dw] = dispatch_float!(inputs[0].dtype(), backward(&inputs, &gradient, &self.0));
-        [wanted[0].then_some(dx), wanted[1].then_some(dw)]
+        dispatch_float!(inputs[0].dtype(), backward(&inputs, &gradient, &self.0)).map(Some)
     }
 }
 
@@ -140,26 +119,20 @@ fn forward<T: Real>([x, w]: &[FlexTensor; 2], sequences: &[StateRows]) -> FlexTe
         });
         for (Piece { rows, sequence }, first) in places {
             let width = BLOCK.min(channels - first);
-            vectorised(
-                #[inline(always)]
-                || {
-                    for row in rows.clone() {
-                        // SAFETY: no other task writes this row.
-                        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                        let y = unsafe {
-                            let at = target.get().add(row * channels + first);
-                            std::slice::from_raw_parts_mut(at, width)
-                        };
-                        sum_taps(y, &w[first..], channels, taps, |tap| {
-                            let source = (row + tap + 1).checked_sub(taps)?;
-                            (source >= sequence.start).then(|| &x[source * channels + first..][..width])
-                        });
-                        for y in y {
-                            *y = *y * sigmoid(*y);
-                        }
+            vectorised!({
+                for row in rows.clone() {
+                    // SAFETY: no other task writes this row.
+                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                    let y = unsafe { target.slice(row * channels + first, width) };
+                    sum_taps(y, &w[first..], channels, taps, |tap| {
+                        let source = (row + tap + 1).checked_sub(taps)?;
+                        (source >= sequence.start).then(|| &x[source * channels + first..][..width])
+                    });
+                    for y in y {
+                        *y = *y * sigmoid(*y);
                     }
-                },
-            );
+                }
+            });
         }
     });
     tensor(out, [rows, channels])
@@ -220,50 +193,44 @@ impl<T: Real> Pass<'_, T> {
         let (channels, taps) = (self.channels, self.taps);
         let width = BLOCK.min(channels - first);
         let own = |row: usize| row * channels + first..row * channels + first + width;
-        vectorised(
-            #[inline(always)]
-            || {
-                let end = (rows.end + taps - 1).min(sequence.end);
-                for row in rows.start..rows.end + taps - 1 {
-                    if row < end {
-                        let dz = &mut recent[row % taps * BLOCK..][..width];
-                        let source = |tap: usize| {
-                            let source = (row + tap + 1).checked_sub(taps)?;
-                            (source >= sequence.start).then(|| &self.x[own(source)])
-                        };
-                        sum_taps(dz, &self.w[first..], channels, taps, source);
-                        for (z, &g) in dz.iter_mut().zip(&self.g[own(row)]) {
-                            let s = sigmoid(*z);
-                            *z = g * s * (T::ONE + *z * (T::ONE - s));
-                        }
-                        for tap in (0..taps).filter(|_| row < rows.end) {
-                            let Some(x) = source(tap) else { continue };
-                            let d_tap = &mut d_taps[tap * channels + first..][..width];
-                            for ((d, &x), &dz) in d_tap.iter_mut().zip(x).zip(&*dz) {
-                                *d += x * dz;
-                            }
+        vectorised!({
+            let end = (rows.end + taps - 1).min(sequence.end);
+            for row in rows.start..rows.end + taps - 1 {
+                if row < end {
+                    let dz = &mut recent[row % taps * BLOCK..][..width];
+                    let source = |tap: usize| {
+                        let source = (row + tap + 1).checked_sub(taps)?;
+                        (source >= sequence.start).then(|| &self.x[own(source)])
+                    };
+                    sum_taps(dz, &self.w[first..], channels, taps, source);
+                    for (z, &g) in dz.iter_mut().zip(&self.g[own(row)]) {
+                        let s = sigmoid(*z);
+                        *z = g * s * (T::ONE + *z * (T::ONE - s));
+                    }
+                    for tap in (0..taps).filter(|_| row < rows.end) {
+                        let Some(x) = source(tap) else { continue };
+                        let d_tap = &mut d_taps[tap * channels + first..][..width];
+                        for ((d, &x), &dz) in d_tap.iter_mut().zip(x).zip(&*dz) {
+                            *d += x * dz;
                         }
                     }
-                    // the last sum that an input is in has been there by now
-                    let Some(input) = (row + 1).checked_sub(taps) else {
-                        continue;
-                    };
-                    if !rows.contains(&input) {
-                        continue;
-                    }
-                    // SAFETY: no other task writes this row.
-                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                    let dx = unsafe {
-                        let at = target.get().add(input * channels + first);
-                        std::slice::from_raw_parts_mut(at, width)
-                    };
-                    sum_taps(dx, &self.w[first..], channels, taps, |tap| {
-                        let reader = input + taps - 1 - tap;
-                        (reader < end).then(|| &recent[reader % taps * BLOCK..][..width])
-                    });
                 }
-            },
-        );
+                // the last sum that an input is in has been there by now
+                let Some(input) = (row + 1).checked_sub(taps) else {
+                    continue;
+                };
+                if !rows.contains(&input) {
+                    continue;
+                }
+                // SAFETY: no other task writes this row.
+                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                let dx = unsafe { target.slice(input * channels + first, width) };
+                sum_taps(dx, &self.w[first..], channels, taps, |tap| {
+                    let reader = input + taps - 1 - tap;
+                    (reader < end).then(|| &recent[reader % taps * BLOCK..][..width])
+                });
+            }
+        });
     }
 }
 
@@ -278,31 +245,25 @@ fn continued<T: Real>(x: &FlexTensor, w: &FlexTensor, pool: &mut FlexTensor, seq
         let StateRows { rows, slot, begins } = &sequences[sequence];
         // SAFETY: no two sequences have a slot or a row in common.
         #[allow(unsafe_code, reason = "tasks write disjoint parts of two tensors")]
-        let (last, y) = unsafe {
-            let last = std::slice::from_raw_parts_mut(pool.get().add(slot * size), size);
-            let first = target.get().add(rows.start * channels);
-            (last, std::slice::from_raw_parts_mut(first, rows.len() * channels))
-        };
+        let (last, y) =
+            unsafe { (pool.slice(slot * size, size), target.slice(rows.start * channels, rows.len() * channels)) };
         if *begins {
             last.fill(T::ZERO);
         }
-        vectorised(
-            #[inline(always)]
-            || {
-                for (i, y) in y.chunks_exact_mut(channels).enumerate() {
-                    // of the sequence's inputs, those before `taps − 1` are in the state
-                    sum_taps(y, &own, channels, taps, |tap| {
-                        Some(match (i + tap).checked_sub(taps - 1) {
-                            None => &last[(i + tap) * channels..][..channels],
-                            Some(new) => &x[(rows.start + new) * channels..][..channels],
-                        })
-                    });
-                    for y in y {
-                        *y = *y * sigmoid(*y);
-                    }
+        vectorised!({
+            for (i, y) in y.chunks_exact_mut(channels).enumerate() {
+                // of the sequence's inputs, those before `taps − 1` are in the state
+                sum_taps(y, &own, channels, taps, |tap| {
+                    Some(match (i + tap).checked_sub(taps - 1) {
+                        None => &last[(i + tap) * channels..][..channels],
+                        Some(new) => &x[(rows.start + new) * channels..][..channels],
+                    })
+                });
+                for y in y {
+                    *y = *y * sigmoid(*y);
                 }
-            },
-        );
+            }
+        });
         let mut kept = Vec::with_capacity(size);
         for index in rows.len()..rows.len() + taps - 1 {
             kept.extend_from_slice(match index.checked_sub(taps - 1) {

@@ -12,53 +12,41 @@ mod inputs;
 mod products;
 mod token;
 
-use super::autodiff::{Kernel, all_saved, detached, dispatch_float, input, is_full_precision, run, to_tensor};
+use super::autodiff::{Kernel, Maybe, all_saved, detached, dispatch_float, input, run, to_tensor};
 use super::parallel::{SharedPtr, dims, elements_mut, for_each_init, tensor};
 use super::real::Real;
 use crate::delta::{DeltaHeads, SequenceRows, StateRows};
+use backward::backward;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use chunk::{CHUNK, Keys, Scratch};
 use inputs::Inputs;
 use token::step;
 
-/// Of `qkv`, `[rows, channels]`, log decays `g` and `beta`, `[rows, value heads]` each: `[rows, value heads ·
-/// value_dim]`. All in f32 or f64.
-///
-/// `None` where the kernels do not support the tensors.
-pub(super) fn gated_delta_rule(
+/// See [`crate::gated_delta_rule`].
+pub(crate) fn gated_delta_rule(
     qkv: &Tensor<2>,
     g: &Tensor<2>,
     beta: &Tensor<2>,
     heads: DeltaHeads,
     sequences: &SequenceRows,
-) -> Option<Tensor<2>> {
-    if ![qkv, g, beta].iter().all(|t| is_full_precision(t) && t.dtype() == qkv.dtype()) {
-        return None;
-    }
+) -> Tensor<2> {
     let kernel = DeltaRule { heads, sequences: sequences.clone() };
-    let inputs = [qkv, g, beta].map(|t| input(t.clone()));
-    Some(run(kernel, inputs))
+    run(kernel, [qkv, g, beta].map(|t| input(t.clone())))
 }
 
-/// The same of sequences that begin with their states in a pool, `[slots, state]`, where the new ones go.
-///
-/// Gives the pool back where the kernels do not support the tensors.
-pub(super) fn continue_delta_rule(
-    [qkv, g, beta]: [&Tensor<2>; 3],
+/// See [`crate::continue_delta_rule`].
+pub(crate) fn continue_delta_rule(
+    inputs: [&Tensor<2>; 3],
     pool: Tensor<2>,
     heads: DeltaHeads,
     sequences: &SequenceRows,
-) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
-    let same = [qkv, g, beta, &pool].iter().all(|t| is_full_precision(t) && t.dtype() == qkv.dtype());
-    if !same || qkv.device().is_autodiff() {
-        return Err(pool);
-    }
-    let inputs = [qkv, g, beta].map(|t| detached(t.clone()));
+) -> (Tensor<2>, Tensor<2>) {
+    let inputs = inputs.map(|t| detached(t.clone()));
     let mut pool = detached::<2>(pool);
     let dtype = inputs[0].dtype();
     let out = dispatch_float!(dtype, forward(&inputs, heads, sequences, Some(&mut pool)));
-    Ok((to_tensor(out), to_tensor(pool)))
+    (to_tensor(out), to_tensor(pool))
 }
 
 #[derive(Clone, Debug)]
@@ -75,27 +63,10 @@ impl Kernel<3> for DeltaRule {
         dispatch_float!(dtype, forward(inputs, self.heads, &self.sequences, None))
     }
 
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; 3],
-        gradient: FlexTensor,
-        wanted: [bool; 3],
-    ) -> [Option<FlexTensor>; 3] {
+    fn backward(&self, saved: Maybe<3>, gradient: FlexTensor, _wanted: [bool; 3]) -> Maybe<3> {
         let inputs = all_saved(saved);
-        let gradients =
-            dispatch_float!(inputs[0].dtype(), all_gradients(&inputs, &gradient, self.heads, &self.sequences));
-        let mut wanted = wanted.into_iter();
-        gradients.map(|g| wanted.next().unwrap_or(false).then_some(g))
+        dispatch_float!(inputs[0].dtype(), backward(&inputs, &gradient, self.heads, &self.sequences)).map(Some)
     }
-}
-
-fn all_gradients<T: Real>(
-    inputs: &[FlexTensor; 3],
-    gradient: &FlexTensor,
-    heads: DeltaHeads,
-    sequences: &[StateRows],
-) -> [FlexTensor; 3] {
-    backward::backward::<T>(inputs, gradient, heads, sequences)
 }
 
 fn forward<T: Real>(
@@ -120,10 +91,7 @@ fn forward<T: Real>(
         let states = match pool {
             // SAFETY: no two tasks have a slot and a head in common.
             #[allow(unsafe_code, reason = "tasks write disjoint parts of the pool")]
-            Some(pool) => unsafe {
-                let first = sequence.slot * heads.state() + key_head * own;
-                std::slice::from_raw_parts_mut(pool.get().add(first), own)
-            },
+            Some(pool) => unsafe { pool.slice(sequence.slot * heads.state() + key_head * own, own) },
             None => {
                 zeros.resize(own, T::ZERO);
                 &mut zeros

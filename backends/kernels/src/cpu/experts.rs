@@ -1,6 +1,6 @@
 //! Products with experts: every expert's rows with its own matrix, in blocks that cores take one after the other.
 
-use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
+use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::parallel::{SharedPtr, UninitBuffer, by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, dot};
@@ -26,26 +26,15 @@ const ROWS: usize = 32;
 /// Multiplications from which work is shared among cores.
 const LARGE: usize = 1 << 18;
 
-/// `x · Wᵀ` with the matrix of each row's expert.
-///
-/// `None` where the kernels do not support the tensors.
-pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Option<Tensor<2>> {
-    if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
-        return None;
-    }
+/// See [`crate::expert_linear`].
+pub(crate) fn expert_linear(x: &Tensor<2>, w: &Tensor<2>, rows: &ExpertRows, reads: ExpertInput) -> Tensor<2> {
     let kernel = Linear { rows: rows.clone(), reads, trains: w.is_require_grad() };
-    Some(run(kernel, [input(x.clone()), input(w.clone())]))
+    run(kernel, [x, w].map(|t| input(t.clone())))
 }
 
-/// The weighted sum of each token's experts.
-///
-/// `None` where the kernels do not support the tensors.
-pub(super) fn combine(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Option<Tensor<2>> {
-    if !(supports(y) && supports(weights)) || y.dtype() != weights.dtype() {
-        return None;
-    }
-    let kernel = Combine { rows: rows.clone() };
-    Some(run(kernel, [input(y.clone()), input(weights.clone())]))
+/// See [`crate::combine_experts`].
+pub(crate) fn combine_experts(y: &Tensor<2>, weights: &Tensor<2>, rows: &ExpertRows) -> Tensor<2> {
+    run(Combine { rows: rows.clone() }, [y, weights].map(|t| input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
@@ -66,12 +55,7 @@ impl Kernel<2> for Linear {
         dispatch_float!(x.dtype(), forward(self, x, w))
     }
 
-    fn backward(
-        &self,
-        [x, w]: [Option<FlexTensor>; 2],
-        gradient: FlexTensor,
-        wanted: [bool; 2],
-    ) -> [Option<FlexTensor>; 2] {
+    fn backward(&self, [x, w]: Maybe<2>, gradient: FlexTensor, wanted: [bool; 2]) -> Maybe<2> {
         let [w] = all_saved([w]);
         // a weight that is neither leaf nor constant would silently lose its gradient
         assert!(x.is_some() || !wanted[1], "the matrices of kernels::expert_linear must be a leaf or a constant");
@@ -261,14 +245,11 @@ fn gradient_of_matrices<T: Real>(kernel: &Linear, g: &FlexTensor, x: &FlexTensor
 /// `body(token, row)` for every row of an output, in parallel.
 fn by_token<T: Real>(out: &mut [T], width: usize, body: impl Fn(usize, &mut [T]) + Sync + Send) {
     by_rows(out, width, ROWS, |block, out| {
-        vectorised(
-            #[inline(always)]
-            || {
-                for (i, row) in out.chunks_mut(width).enumerate() {
-                    body(block * ROWS + i, row);
-                }
-            },
-        );
+        vectorised!({
+            for (i, row) in out.chunks_mut(width).enumerate() {
+                body(block * ROWS + i, row);
+            }
+        });
     });
 }
 
@@ -284,12 +265,7 @@ impl Kernel<2> for Combine {
         dispatch_float!(y.dtype(), combined(&self.rows, y, weights))
     }
 
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; 2],
-        gradient: FlexTensor,
-        wanted: [bool; 2],
-    ) -> [Option<FlexTensor>; 2] {
+    fn backward(&self, saved: Maybe<2>, gradient: FlexTensor, wanted: [bool; 2]) -> Maybe<2> {
         let [y, weights] = all_saved(saved);
         let g = &gradient;
         let dy = || dispatch_float!(y.dtype(), gradient_of_results(&self.rows, g, &weights));

@@ -1,6 +1,6 @@
 //! `RMSNorm` with a gate, as gated `DeltaNet` ends, and its gradients.
 
-use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
+use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
 use super::glu::sigmoid;
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, dot};
@@ -11,15 +11,9 @@ use rayon::prelude::*;
 /// Rows of a task.
 const ROWS: usize = 64;
 
-/// `x / √(mean(x²) + eps) · w · silu(z)` for `x` and `z` of shape `[rows, n]` and `w` of shape `[1, n]`.
-///
-/// `None` where the kernels do not support the tensors.
-pub(super) fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Option<Tensor<2>> {
-    if ![x, z, w].iter().all(|t| supports(t) && t.dtype() == x.dtype()) {
-        return None;
-    }
-    let inputs = [x, z, w].map(|t| input(t.clone()));
-    Some(run(GatedNorm { eps }, inputs))
+/// See [`crate::gated_rms_norm`].
+pub(crate) fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Tensor<2> {
+    run(GatedNorm { eps }, [x, z, w].map(|t| input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
@@ -34,16 +28,9 @@ impl Kernel<3> for GatedNorm {
         dispatch_float!(inputs[0].dtype(), forward(inputs, self.eps))
     }
 
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; 3],
-        gradient: FlexTensor,
-        wanted: [bool; 3],
-    ) -> [Option<FlexTensor>; 3] {
+    fn backward(&self, saved: Maybe<3>, gradient: FlexTensor, _wanted: [bool; 3]) -> Maybe<3> {
         let inputs = all_saved(saved);
-        let gradients = dispatch_float!(inputs[0].dtype(), backward(&inputs, &gradient, self.eps));
-        let mut wanted = wanted.into_iter();
-        gradients.map(|g| wanted.next().unwrap_or(false).then_some(g))
+        dispatch_float!(inputs[0].dtype(), backward(&inputs, &gradient, self.eps)).map(Some)
     }
 }
 
@@ -60,18 +47,15 @@ fn forward<T: Real>([x, z, w]: &[FlexTensor; 3], eps: f64) -> FlexTensor {
     by_rows(&mut out, n, ROWS, |block, out| {
         let from = block * ROWS * n;
         let (x, z) = (&x[from..][..out.len()], &z[from..][..out.len()]);
-        vectorised(
-            #[inline(always)]
-            || {
-                let all = out.chunks_exact_mut(n).zip(x.chunks_exact(n));
-                for ((out, x), z) in all.zip(z.chunks_exact(n)) {
-                    let r = reciprocal(x, eps);
-                    for i in 0..n {
-                        out[i] = x[i] * r * w[i] * z[i] * sigmoid(z[i]);
-                    }
+        vectorised!({
+            let all = out.chunks_exact_mut(n).zip(x.chunks_exact(n));
+            for ((out, x), z) in all.zip(z.chunks_exact(n)) {
+                let r = reciprocal(x, eps);
+                for i in 0..n {
+                    out[i] = x[i] * r * w[i] * z[i] * sigmoid(z[i]);
                 }
-            },
-        );
+            }
+        });
     });
     tensor(out, [rows, n])
 }
@@ -91,27 +75,24 @@ fn backward<T: Real>([x, z, w]: &[FlexTensor; 3], gradient: &FlexTensor, eps: f6
     let partial: Vec<Vec<T>> = tasks
         .map(|(((dx, dz), (x, z)), g)| {
             let mut dw = vec![T::ZERO; n];
-            vectorised(
-                #[inline(always)]
-                || {
-                    for at in (0..x.len()).step_by(n) {
-                        let (x, z, g) = (&x[at..][..n], &z[at..][..n], &g[at..][..n]);
-                        let (dx, dz) = (&mut dx[at..][..n], &mut dz[at..][..n]);
-                        let r = reciprocal(x, eps);
-                        for i in 0..n {
-                            let (s, u) = (sigmoid(z[i]), x[i] * r);
-                            let gu = g[i] * u;
-                            dz[i] = gu * w[i] * s * (T::ONE + z[i] * (T::ONE - s));
-                            dw[i] += gu * z[i] * s;
-                            dx[i] = g[i] * w[i] * z[i] * s;
-                        }
-                        let mean = dot(dx, x) * r / T::of(n as f64);
-                        for i in 0..n {
-                            dx[i] = r * (dx[i] - x[i] * r * mean);
-                        }
+            vectorised!({
+                for at in (0..x.len()).step_by(n) {
+                    let (x, z, g) = (&x[at..][..n], &z[at..][..n], &g[at..][..n]);
+                    let (dx, dz) = (&mut dx[at..][..n], &mut dz[at..][..n]);
+                    let r = reciprocal(x, eps);
+                    for i in 0..n {
+                        let (s, u) = (sigmoid(z[i]), x[i] * r);
+                        let gu = g[i] * u;
+                        dz[i] = gu * w[i] * s * (T::ONE + z[i] * (T::ONE - s));
+                        dw[i] += gu * z[i] * s;
+                        dx[i] = g[i] * w[i] * z[i] * s;
                     }
-                },
-            );
+                    let mean = dot(dx, x) * r / T::of(n as f64);
+                    for i in 0..n {
+                        dx[i] = r * (dx[i] - x[i] * r * mean);
+                    }
+                }
+            });
             dw
         })
         .collect();

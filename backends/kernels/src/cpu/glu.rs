@@ -1,25 +1,19 @@
 //! The gate of a gated MLP: silu(gate) · up (`SwiGLU`; Shazeer, 2020), and that of gpt-oss's experts.
 
-use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
+use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
 use super::parallel::{by_rows, by_rows_of_two, dims, elements, tensor, vectorised};
 use super::real::Real;
 use crate::clamped_swiglu::ALPHA;
-use crate::shapes::Gate;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
+use firebrick_spec::Activation;
 
 /// Elements of a task.
 const BLOCK: usize = 1 << 13;
 
-/// `silu(gate) · up`, element by element.
-///
-/// `None` where the kernel does not support the activation or the tensors.
-pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    let known = activation == Gate::Silu && supports(gate) && supports(up);
-    if !known || gate.dtype() != up.dtype() {
-        return None;
-    }
-    Some(run(Glu, [input(gate.clone()), input(up.clone())]))
+/// See [`crate::glu`]: of `SiLU` alone.
+pub(crate) fn glu(gate: &Tensor<2>, up: &Tensor<2>, _silu: Activation) -> Tensor<2> {
+    run(Glu, [gate, up].map(|t| input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
@@ -32,15 +26,9 @@ impl Kernel<2> for Glu {
         dispatch_float!(gate.dtype(), forward(gate, up))
     }
 
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; 2],
-        gradient: FlexTensor,
-        wanted: [bool; 2],
-    ) -> [Option<FlexTensor>; 2] {
+    fn backward(&self, saved: Maybe<2>, gradient: FlexTensor, _wanted: [bool; 2]) -> Maybe<2> {
         let [gate, up] = all_saved(saved);
-        let [d_gate, d_up] = dispatch_float!(gate.dtype(), backward(&gate, &up, &gradient));
-        [wanted[0].then_some(d_gate), wanted[1].then_some(d_up)]
+        dispatch_float!(gate.dtype(), backward(&gate, &up, &gradient)).map(Some)
     }
 }
 
@@ -51,14 +39,11 @@ fn forward<T: Real>(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
     by_rows(&mut out, BLOCK, 1, |block, out| {
         let from = block * BLOCK;
         let (gate, up) = (&gate[from..][..out.len()], &up[from..][..out.len()]);
-        vectorised(
-            #[inline(always)]
-            || {
-                for i in 0..out.len() {
-                    out[i] = gate[i] * sigmoid(gate[i]) * up[i];
-                }
-            },
-        );
+        vectorised!({
+            for i in 0..out.len() {
+                out[i] = gate[i] * sigmoid(gate[i]) * up[i];
+            }
+        });
     });
     tensor(out, shape)
 }
@@ -73,25 +58,20 @@ fn backward<T: Real>(gate: &FlexTensor, up: &FlexTensor, g: &FlexTensor) -> [Fle
         let (from, n) = (block * BLOCK, d_gate.len());
         let (gate, up, g) = (&gate[from..][..n], &up[from..][..n], &g[from..][..n]);
         let d_up = &mut d_up[..n];
-        vectorised(
-            #[inline(always)]
-            || {
-                for i in 0..n {
-                    let s = sigmoid(gate[i]);
-                    d_up[i] = g[i] * gate[i] * s;
-                    d_gate[i] = g[i] * up[i] * s * (T::ONE + gate[i] * (T::ONE - s));
-                }
-            },
-        );
+        vectorised!({
+            for i in 0..n {
+                let s = sigmoid(gate[i]);
+                d_up[i] = g[i] * gate[i] * s;
+                d_gate[i] = g[i] * up[i] * s * (T::ONE + gate[i] * (T::ONE - s));
+            }
+        });
     });
     [tensor(d_gate, shape.clone()), tensor(d_up, shape)]
 }
 
-/// `(up + 1) · gate · σ(1.702 gate)` of rows `[gate | up]`, clamped.
-///
-/// `None` where the kernel does not support the tensor.
-pub(super) fn clamped(x: &Tensor<2>, limit: f64) -> Option<Tensor<2>> {
-    supports(x).then(|| run(Clamped { limit }, [input(x.clone())]))
+/// See [`crate::clamped_swiglu`].
+pub(crate) fn clamped_swiglu(x: &Tensor<2>, limit: f64) -> Tensor<2> {
+    run(Clamped { limit }, [input(x.clone())])
 }
 
 #[derive(Clone, Debug)]
@@ -106,12 +86,7 @@ impl Kernel<1> for Clamped {
         dispatch_float!(x.dtype(), clamped_forward(x, self.limit))
     }
 
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; 1],
-        gradient: FlexTensor,
-        _wanted: [bool; 1],
-    ) -> [Option<FlexTensor>; 1] {
+    fn backward(&self, saved: Maybe<1>, gradient: FlexTensor, _wanted: [bool; 1]) -> Maybe<1> {
         let [x] = &all_saved(saved);
         let d_x = dispatch_float!(x.dtype(), clamped_backward(x, &gradient, self.limit));
         [Some(d_x)]
@@ -130,19 +105,16 @@ fn clamped_forward<T: Real>(x: &FlexTensor, limit: f64) -> FlexTensor {
     let each = rows_of(width);
     by_rows(&mut out, width, each, |block, out| {
         let x = &x[block * each * both..];
-        vectorised(
-            #[inline(always)]
-            || {
-                for (x, out) in x.chunks_exact(both).zip(out.chunks_exact_mut(width)) {
-                    let (gate, up) = x.split_at(width);
-                    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-                        let gate = smaller(gate, limit);
-                        let up = smaller(up, limit).larger(-limit);
-                        *out = (up + T::ONE) * gate * sigmoid(alpha * gate);
-                    }
+        vectorised!({
+            for (x, out) in x.chunks_exact(both).zip(out.chunks_exact_mut(width)) {
+                let (gate, up) = x.split_at(width);
+                for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+                    let gate = smaller(gate, limit);
+                    let up = smaller(up, limit).larger(-limit);
+                    *out = (up + T::ONE) * gate * sigmoid(alpha * gate);
                 }
-            },
-        );
+            }
+        });
     });
     tensor(out, [rows, width])
 }
@@ -157,25 +129,22 @@ fn clamped_backward<T: Real>(x: &FlexTensor, g: &FlexTensor, limit: f64) -> Flex
     let each = rows_of(both);
     by_rows(&mut out, both, each, |block, out| {
         let (x, g) = (&x[block * each * both..], &g[block * each * width..]);
-        vectorised(
-            #[inline(always)]
-            || {
-                let rows = x.chunks_exact(both).zip(g.chunks_exact(width));
-                for (out, (x, g)) in out.chunks_exact_mut(both).zip(rows) {
-                    let (gates, ups) = x.split_at(width);
-                    let (d_gates, d_ups) = out.split_at_mut(width);
-                    for i in 0..width {
-                        let gate = smaller(gates[i], limit);
-                        let up = smaller(ups[i], limit).larger(-limit);
-                        let s = sigmoid(alpha * gate);
-                        let slope = s * (T::ONE + alpha * gate * (T::ONE - s));
-                        let open = |x: T| if x > limit { T::ZERO } else { T::ONE };
-                        d_ups[i] = g[i] * gate * s * open(ups[i]) * open(-ups[i]);
-                        d_gates[i] = g[i] * (up + T::ONE) * slope * open(gates[i]);
-                    }
+        vectorised!({
+            let rows = x.chunks_exact(both).zip(g.chunks_exact(width));
+            for (out, (x, g)) in out.chunks_exact_mut(both).zip(rows) {
+                let (gates, ups) = x.split_at(width);
+                let (d_gates, d_ups) = out.split_at_mut(width);
+                for i in 0..width {
+                    let gate = smaller(gates[i], limit);
+                    let up = smaller(ups[i], limit).larger(-limit);
+                    let s = sigmoid(alpha * gate);
+                    let slope = s * (T::ONE + alpha * gate * (T::ONE - s));
+                    let open = |x: T| if x > limit { T::ZERO } else { T::ONE };
+                    d_ups[i] = g[i] * gate * s * open(ups[i]) * open(-ups[i]);
+                    d_gates[i] = g[i] * (up + T::ONE) * slope * open(gates[i]);
                 }
-            },
-        );
+            }
+        });
     });
     tensor(out, [rows, both])
 }

@@ -1,11 +1,14 @@
 //! Matrix products: x · Wᵀ with its gradients, which have the memory layout of `W`, and products without autodiff.
 
-use super::autodiff::{Kernel, all_saved, compute_dtype, detached, dispatch_float, input, run, supports, to_tensor};
+use super::autodiff::{
+    Kernel, Maybe, all_saved, compute_dtype, detached, dispatch_float, input, run, supports, to_tensor,
+};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::half;
 use super::parallel::{dims, elements, tensor};
 use super::real::Real;
-use super::skinny_gemm::{MAX_ROWS, products};
+use super::skinny_gemm::{self, MAX_ROWS, products};
+use crate::shapes::Transposed;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use firebrick_device::trace::span;
@@ -14,18 +17,9 @@ use gemm::Parallelism;
 /// Multiplications from which a product runs in parallel.
 const LARGE: usize = 1 << 20;
 
-/// `x · Wᵀ` for `x` of shape `[rows, inputs]` and `w` of shape `[outputs, inputs]`.
-///
-/// `w` must be a leaf of the graph or a constant. With a constant `w` nothing of `x` is saved, since no gradient needs
-/// it.
-///
-/// `None` where the kernels do not support the tensors.
-pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
-        return None;
-    }
-    let kernel = Linear { trains: w.is_require_grad() };
-    Some(run(kernel, [input(x.clone()), input(w.clone())]))
+/// See [`crate::linear`].
+pub(crate) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
+    run(Linear { trains: w.is_require_grad() }, [x, w].map(|t| input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
@@ -52,12 +46,7 @@ impl Kernel<2> for Linear {
         }
     }
 
-    fn backward(
-        &self,
-        [x, w]: [Option<FlexTensor>; 2],
-        gradient: FlexTensor,
-        wanted: [bool; 2],
-    ) -> [Option<FlexTensor>; 2] {
+    fn backward(&self, [x, w]: Maybe<2>, gradient: FlexTensor, wanted: [bool; 2]) -> Maybe<2> {
         let [w] = all_saved([w]);
         let ([rows, outputs], [_, inner]) = (dims(&gradient), dims(&w));
         let g = &gradient;
@@ -98,40 +87,28 @@ fn multiplied<T: Real>(
     tensor(out, [m, n])
 }
 
-/// `a · b` for `[m, k]` and `[k, n]`; in f32 where they are stored in half precision.
-///
-/// `None` where the kernels do not support the tensors. Not differentiable.
-pub(super) fn matmul(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    let ([m, k], [_, n]) = (a.dims(), b.dims());
-    untraced([m, k, n], (a, [k, 1]), (b, [n, 1]))
+/// Whether [`matmul`] and [`linear_wide`] take these matrices, which may be stored in different types.
+pub(crate) fn takes(a: &Tensor<2>, b: &Tensor<2>) -> bool {
+    supports(a) && supports(b) && compute_dtype(a.dtype()) == compute_dtype(b.dtype())
 }
 
-/// `a · bᵀ` for `[m, k]` and `[n, k]`; in f32 where they are stored in half precision.
-///
-/// `None` where the kernels do not support the tensors. Not differentiable.
-pub(super) fn matmul_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    let ([m, k], [n, _]) = (a.dims(), b.dims());
-    untraced([m, k, n], (a, [k, 1]), (b, [1, k]))
-}
-
-/// `aᵀ · b` for `[k, m]` and `[k, n]`; in f32 where they are stored in half precision.
-///
-/// `None` where the kernels do not support the tensors. Not differentiable.
-pub(super) fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    let ([k, m], [_, n]) = (a.dims(), b.dims());
-    untraced([m, k, n], (a, [1, m]), (b, [n, 1]))
-}
-
-fn untraced(
-    size: [usize; 3],
-    (a, a_strides): (&Tensor<2>, [usize; 2]),
-    (b, b_strides): (&Tensor<2>, [usize; 2]),
-) -> Option<Tensor<2>> {
-    let [first, second] = [a, b].map(|t| compute_dtype(t.dtype()));
-    if !(supports(a) && supports(b)) || first != second {
-        return None;
+/// See [`crate::linear_wide`].
+pub(crate) fn linear_wide(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
+    if skinny_gemm::takes(x, &[w]) {
+        let [y] = skinny_gemm::linear_each(x, [w]);
+        return y;
     }
+    matmul(x, w, Transposed::Right)
+}
+
+/// See [`crate::matmul`]: in f32 where they are stored in half precision.
+pub(crate) fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Tensor<2> {
     let [a, b] = [a, b].map(|t| half::widened(detached(t.clone())));
-    let out = dispatch_float!(a.dtype(), multiplied(size, (&a, a_strides), (&b, b_strides)));
-    Some(to_tensor(out))
+    let ([rows, columns], [b_rows, b_columns]) = (dims(&a), dims(&b));
+    let (size, a_strides, b_strides) = match transposed {
+        Transposed::Neither => ([rows, columns, b_columns], [columns, 1], [b_columns, 1]),
+        Transposed::Left => ([columns, rows, b_columns], [1, columns], [b_columns, 1]),
+        Transposed::Right => ([rows, columns, b_rows], [columns, 1], [1, columns]),
+    };
+    to_tensor(dispatch_float!(a.dtype(), multiplied(size, (&a, a_strides), (&b, b_strides))))
 }

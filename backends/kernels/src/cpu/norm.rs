@@ -1,6 +1,6 @@
 //! `RMSNorm` (Zhang & Sennrich, 2019): y = x / rms(x) · w over the last dimension.
 
-use super::autodiff::{Kernel, all_saved, dispatch_float, input, run, supports};
+use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, dot};
 use burn::backend::flex::FlexTensor;
@@ -12,15 +12,9 @@ const FEW: usize = 8;
 /// Rows of a task of the backward pass, whose weight gradients are summed first.
 const ROWS: usize = 64;
 
-/// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`.
-///
-/// `None` where the kernels do not support the tensors.
-pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
-    if !(supports(x) && supports(w)) || x.dtype() != w.dtype() {
-        return None;
-    }
-    let kernel = RmsNorm { eps, offset };
-    Some(run(kernel, [input(x.clone()), input(w.clone())]))
+/// See [`crate::rms_norm`].
+pub(crate) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
+    run(RmsNorm { eps, offset }, [x, w].map(|t| input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
@@ -36,15 +30,9 @@ impl Kernel<2> for RmsNorm {
         dispatch_float!(x.dtype(), forward(self, x, w))
     }
 
-    fn backward(
-        &self,
-        saved: [Option<FlexTensor>; 2],
-        gradient: FlexTensor,
-        wanted: [bool; 2],
-    ) -> [Option<FlexTensor>; 2] {
+    fn backward(&self, saved: Maybe<2>, gradient: FlexTensor, _wanted: [bool; 2]) -> Maybe<2> {
         let [x, w] = all_saved(saved);
-        let [dx, dw] = dispatch_float!(x.dtype(), backward(self, &x, &w, &gradient));
-        [wanted[0].then_some(dx), wanted[1].then_some(dw)]
+        dispatch_float!(x.dtype(), backward(self, &x, &w, &gradient)).map(Some)
     }
 }
 
@@ -55,17 +43,14 @@ fn forward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor) -> FlexTenso
     let mut out = vec![T::ZERO; rows * n];
     by_rows(&mut out, n, FEW, |block, out| {
         let x = &x[block * FEW * n..][..out.len()];
-        vectorised(
-            #[inline(always)]
-            || {
-                for (out, x) in out.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
-                    let r = reciprocal(norm, x);
-                    for ((out, &x), &w) in out.iter_mut().zip(x).zip(&weight) {
-                        *out = x * r * w;
-                    }
+        vectorised!({
+            for (out, x) in out.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
+                let r = reciprocal(norm, x);
+                for ((out, &x), &w) in out.iter_mut().zip(x).zip(&weight) {
+                    *out = x * r * w;
                 }
-            },
-        );
+            }
+        });
     });
     tensor(out, [rows, n])
 }
@@ -81,26 +66,23 @@ fn backward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor, g: &FlexTen
     super::parallel::by_rows_of_two((&mut dx, ROWS * n), (&mut partial, n), 1, |block, dx, dw| {
         let from = block * ROWS * n;
         let (x, g) = (&x[from..][..dx.len()], &g[from..][..dx.len()]);
-        vectorised(
-            #[inline(always)]
-            || {
-                // slices of known length need no bounds checks, which would prevent vector code
-                let (weight, dw) = (&weight[..n], &mut dw[..n]);
-                let rows = dx.chunks_exact_mut(n).zip(x.chunks_exact(n)).zip(g.chunks_exact(n));
-                for ((dx, x), g) in rows {
-                    let (dx, x, g) = (&mut dx[..n], &x[..n], &g[..n]);
-                    let r = reciprocal(norm, x);
-                    for i in 0..n {
-                        dx[i] = g[i] * weight[i];
-                        dw[i] += g[i] * x[i] * r;
-                    }
-                    let pull = r * r * (dot(dx, x) / T::of(n as f64));
-                    for i in 0..n {
-                        dx[i] = r * (dx[i] - x[i] * pull);
-                    }
+        vectorised!({
+            // slices of known length need no bounds checks, which would prevent vector code
+            let (weight, dw) = (&weight[..n], &mut dw[..n]);
+            let rows = dx.chunks_exact_mut(n).zip(x.chunks_exact(n)).zip(g.chunks_exact(n));
+            for ((dx, x), g) in rows {
+                let (dx, x, g) = (&mut dx[..n], &x[..n], &g[..n]);
+                let r = reciprocal(norm, x);
+                for i in 0..n {
+                    dx[i] = g[i] * weight[i];
+                    dw[i] += g[i] * x[i] * r;
                 }
-            },
-        );
+                let pull = r * r * (dot(dx, x) / T::of(n as f64));
+                for i in 0..n {
+                    dx[i] = r * (dx[i] - x[i] * pull);
+                }
+            }
+        });
     });
     let mut dw = vec![T::ZERO; n];
     for partial in partial.chunks_exact(n) {

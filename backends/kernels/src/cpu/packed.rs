@@ -8,13 +8,13 @@ mod sums;
 
 pub(crate) use layout::PanelMatrix;
 
-use super::autodiff::to_tensor;
+use super::autodiff::{detached, to_tensor};
 use super::parallel::{dims, elements};
 use crate::backend::PackedMatrix;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use firebrick_device::trace::span;
-use layout::{Lines, untracked_f32};
+use layout::{Lines, is_plain_f32};
 use product::{Epilogue, products};
 use std::any::Any;
 
@@ -30,41 +30,47 @@ impl PackedMatrix for PanelMatrix {
         matches!(self.lines, Lines::Exact(_))
     }
 
-    fn linear(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
-        self.linear_each(&[], x)?.into_iter().next()
+    fn takes(&self, x: &Tensor<2>) -> bool {
+        is_plain_f32(x)
     }
 
-    fn linear_each(&self, others: &[&dyn PackedMatrix], x: &Tensor<2>) -> Option<Vec<Tensor<2>>> {
-        let others = others.iter().map(|&w| own(w));
-        let w = std::iter::once(Some(self)).chain(others);
-        let w: Vec<&Self> = w.collect::<Option<_>>()?;
-        let x = untracked_f32(x)?;
+    fn fuses(&self, x: &Tensor<2>) -> bool {
+        self.takes(x)
+    }
+
+    fn linear(&self, x: &Tensor<2>) -> Tensor<2> {
+        one(self.linear_each(&[], x))
+    }
+
+    fn linear_each(&self, others: &[&dyn PackedMatrix], x: &Tensor<2>) -> Vec<Tensor<2>> {
+        let w: Vec<&Self> = std::iter::once(self).chain(others.iter().map(|&w| panels(w))).collect();
+        let x = detached(x.clone());
         let _span = span("product", w.iter().map(|w| flops(w, &x)).sum());
-        let out = products(&x, &w, &Epilogue::None);
-        Some(out.into_iter().map(to_tensor).collect())
+        products(&x, &w, &Epilogue::None).into_iter().map(to_tensor).collect()
     }
 
-    fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
-        let (Some(sum), Some(x)) = (untracked_f32(&base), untracked_f32(x)) else {
-            return Err(base);
-        };
+    fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Tensor<2> {
+        let [base, x] = [base, x.clone()].map(detached);
         let _span = span("product", flops(self, &x));
-        let out = products(&x, &[self], &Epilogue::Add(elements(&sum)));
-        out.into_iter().next().map(to_tensor).ok_or(base)
+        to_tensor(one(products(&x, &[self], &Epilogue::Add(elements(&base)))))
     }
 
-    fn linear_swiglu(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>> {
-        let (up, x) = (own(up)?, untracked_f32(x)?);
+    fn linear_swiglu(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Tensor<2> {
+        let (up, x) = (panels(up), detached(x.clone()));
         let _span = span("product", flops(self, &x) + flops(up, &x));
-        let out = products(&x, &[self], &Epilogue::SwiGlu(up));
-        out.into_iter().next().map(to_tensor)
+        to_tensor(one(products(&x, &[self], &Epilogue::SwiGlu(up))))
     }
 }
 
-/// Another matrix, if it is packed for the CPU too.
-fn own(matrix: &dyn PackedMatrix) -> Option<&PanelMatrix> {
+/// Another matrix, which is packed for the CPU too.
+fn panels(matrix: &dyn PackedMatrix) -> &PanelMatrix {
     let matrix: &dyn Any = matrix;
-    matrix.downcast_ref()
+    matrix.downcast_ref().unwrap_or_else(|| unreachable!("matrices on one device are packed alike"))
+}
+
+/// The product with one matrix.
+fn one<T>(products: Vec<T>) -> T {
+    products.into_iter().next().unwrap_or_else(|| unreachable!("one each"))
 }
 
 fn flops(w: &PanelMatrix, x: &FlexTensor) -> f64 {

@@ -13,6 +13,6 @@ mod storage;
 mod task;
 mod vectors;
 
-pub(super) use attend::paged_attention;
-pub(super) use pool::{copy_blocks, gather_kv, write_kv};
+pub(crate) use attend::{paged_attention, takes};
+pub(crate) use pool::{copy_blocks, gather_kv, write_kv};
 pub(crate) use runs::SlotRuns;

@@ -2,7 +2,6 @@
 
 use super::real::Real;
 use super::team::{leads, run_on_team};
-use super::widest::with_widest;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, Element, Shape};
 use rayon::prelude::*;
@@ -14,12 +13,17 @@ const SMALL_FOR_TEAM: usize = 1 << 11;
 /// Bytes of a cache line.
 pub(super) const CACHE_LINE: usize = 64;
 
-/// Runs a body of `#[inline(always)]` functions with the widest vector instructions of this machine. The closure must
-/// be `#[inline(always)]` itself: otherwise it may be compiled for the baseline instruction set.
-#[inline]
-pub(super) fn vectorised<R>(body: impl FnOnce() -> R) -> R {
-    with_widest(body)
+/// Runs code that calls `#[inline(always)]` functions with the widest vector instructions of this machine.
+macro_rules! vectorised {
+    ($code:expr) => {
+        crate::cpu::widest::with_widest(
+            // otherwise it may be compiled for the baseline instruction set
+            #[inline(always)]
+            || $code,
+        )
+    };
 }
+pub(super) use vectorised;
 
 /// `body(task)` for every task, on all cores.
 pub(super) fn for_each(tasks: usize, body: impl Fn(usize) + Sync + Send) {
@@ -59,7 +63,7 @@ pub(super) fn by_rows<T: Real>(out: &mut [T], width: usize, rows: usize, body: i
             let at = block * size;
             // SAFETY: blocks are disjoint parts of `out`.
             #[allow(unsafe_code, reason = "threads write disjoint parts of one slice")]
-            let out = unsafe { std::slice::from_raw_parts_mut(start.get().add(at), size.min(len - at)) };
+            let out = unsafe { start.slice(at, size.min(len - at)) };
             body(block, out);
         });
     }
@@ -124,6 +128,17 @@ impl<T> SharedPtr<T> {
     /// The pointer; a method, so that closures capture the whole and stay `Sync`.
     pub(super) fn get(self) -> *mut T {
         self.0
+    }
+
+    /// Some elements, from an index on.
+    ///
+    /// # Safety
+    /// They are in the buffer, and no other thread accesses them as long as the slice lives.
+    #[allow(unsafe_code, reason = "cores write to disjoint places of one tensor")]
+    #[inline(always)]
+    pub(super) unsafe fn slice<'a>(self, at: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
     }
 }
 

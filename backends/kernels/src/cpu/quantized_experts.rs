@@ -11,16 +11,15 @@ use burn::tensor::Tensor;
 use firebrick_device::trace::span;
 use firebrick_spec::QuantizedLayout;
 
-/// See [`crate::quantized_expert_linear`]. `None` where the kernels do not support the tensor.
-pub(super) fn linear(
+/// See [`crate::quantized_expert_linear`].
+pub(crate) fn quantized_expert_linear(
     x: &Tensor<2>,
     words: &Tensor<2>,
     layout: QuantizedLayout,
     rows: &ExpertRows,
     reads: ExpertInput,
-) -> Option<Tensor<2>> {
-    let rows = rows.clone();
-    quantized_product(x, words, layout, OfExperts { rows, reads })
+) -> Tensor<2> {
+    quantized_product(x, words, layout, OfExperts { rows: rows.clone(), reads })
 }
 
 /// Every row goes with the matrix of its expert.

@@ -1,6 +1,6 @@
 //! Products with frozen matrices in few bits: rows of the matrix are widened a tile at a time, forward and backward.
 
-use super::autodiff::{Kernel, detached, dispatch_float, input, run, supports};
+use super::autodiff::{Kernel, Maybe, detached, dispatch_float, input, run};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::half;
 use super::parallel::{by_rows, dims, elements, tensor};
@@ -20,24 +20,20 @@ const LARGE: usize = 1 << 20;
 /// Rows of a task that widens.
 const ROWS: usize = 8;
 
-/// See [`crate::quantized_linear`]. `None` where the kernels do not support the tensor.
-pub(super) fn linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Option<Tensor<2>> {
+/// See [`crate::quantized_linear`].
+pub(crate) fn quantized_linear(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
     quantized_product(x, words, layout, All)
 }
 
-/// A product of rows with their matrices. `None` where the kernels do not support the tensor.
+/// A product of rows with their matrices.
 pub(super) fn quantized_product(
     x: &Tensor<2>,
     words: &Tensor<2>,
     layout: QuantizedLayout,
     rows: impl Rows,
-) -> Option<Tensor<2>> {
-    if !supports(x) {
-        return None;
-    }
+) -> Tensor<2> {
     let matrices = Matrices { words: detached(words.clone()), layout, stored: x.dtype() };
-    let kernel = QuantizedProduct { matrices, rows };
-    Some(run(kernel, [input(x.clone())]))
+    run(QuantizedProduct { matrices, rows }, [input(x.clone())])
 }
 
 /// Which rows go with which of some matrices.
@@ -86,12 +82,7 @@ impl<R: Rows> Kernel<1> for QuantizedProduct<R> {
         dispatch_float!(x.dtype(), forward(self, x))
     }
 
-    fn backward(
-        &self,
-        _saved: [Option<FlexTensor>; 1],
-        gradient: FlexTensor,
-        wanted: [bool; 1],
-    ) -> [Option<FlexTensor>; 1] {
+    fn backward(&self, _saved: Maybe<1>, gradient: FlexTensor, wanted: [bool; 1]) -> Maybe<1> {
         let back = || dispatch_float!(gradient.dtype(), backward(self, &gradient));
         [wanted[0].then(back)]
     }

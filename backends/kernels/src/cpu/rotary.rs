@@ -1,6 +1,8 @@
 //! Rotary position embedding in its rotate-half form (Su et al., 2021).
 
-use super::autodiff::{Kernel, compute_dtype, contiguous, detached, dispatch_float, input, run, supports};
+use super::autodiff::{
+    Kernel, Maybe, alike, compute_dtype, contiguous, detached, dispatch_float, input, run, supports,
+};
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::Real;
 use burn::backend::flex::FlexTensor;
@@ -9,18 +11,15 @@ use burn::tensor::Tensor;
 /// Tokens of a task.
 const ROWS: usize = 32;
 
-/// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines and
-/// sines are `cos` and `sin`, `[tokens, 1, dim/2]` each.
-///
-/// Gives `x` back where the kernels do not support the tensors.
-pub(super) fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
-    let supported = supports(&x) && supports(cos) && supports(sin);
-    let computed = compute_dtype(x.dtype());
-    if !supported || computed != cos.dtype() || computed != sin.dtype() {
-        return Err(x);
-    }
+/// Whether the kernel takes these tensors: angles in the type that it computes in.
+pub(crate) fn takes(x: &Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> bool {
+    supports(x) && alike(&[cos, sin]) && compute_dtype(x.dtype()) == cos.dtype()
+}
+
+/// See [`crate::rotary`].
+pub(crate) fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Tensor<3> {
     let kernel = Rotary { cos: detached(cos.clone()), sin: detached(sin.clone()) };
-    Ok(run(kernel, [input(x)]))
+    run(kernel, [input(x)])
 }
 
 #[derive(Clone, Debug)]
@@ -41,7 +40,7 @@ impl Kernel<1> for Rotary {
     }
 
     /// The transpose of a rotation is its inverse.
-    fn backward(&self, _: [Option<FlexTensor>; 1], gradient: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+    fn backward(&self, _: Maybe<1>, gradient: FlexTensor, _: [bool; 1]) -> Maybe<1> {
         let gradient = contiguous(gradient);
         [Some(dispatch_float!(gradient.dtype(), rotate(&gradient, &self.cos, &self.sin, -1.0)))]
     }
@@ -54,19 +53,16 @@ fn rotate<T: Real>(x: &FlexTensor, cos: &FlexTensor, sin: &FlexTensor, sign: f64
     let mut out = vec![T::ZERO; x.len()];
     by_rows(&mut out, heads * dim, ROWS, |block, out| {
         let x = &x[block * ROWS * heads * dim..][..out.len()];
-        vectorised(
-            #[inline(always)]
-            || {
-                let tokens = out.chunks_exact_mut(heads * dim).zip(x.chunks_exact(heads * dim));
-                for (token, (out, x)) in tokens.enumerate() {
-                    let at = (block * ROWS + token) * half;
-                    let (cos, sin) = (&cos[at..][..half], &sin[at..][..half]);
-                    for (out, x) in out.chunks_exact_mut(dim).zip(x.chunks_exact(dim)) {
-                        rotate_half(out, x, cos, sin, sign);
-                    }
+        vectorised!({
+            let tokens = out.chunks_exact_mut(heads * dim).zip(x.chunks_exact(heads * dim));
+            for (token, (out, x)) in tokens.enumerate() {
+                let at = (block * ROWS + token) * half;
+                let (cos, sin) = (&cos[at..][..half], &sin[at..][..half]);
+                for (out, x) in out.chunks_exact_mut(dim).zip(x.chunks_exact(dim)) {
+                    rotate_half(out, x, cos, sin, sign);
                 }
-            },
-        );
+            }
+        });
     });
     tensor(out, [tokens, heads, dim])
 }

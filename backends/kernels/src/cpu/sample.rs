@@ -1,6 +1,6 @@
 //! Samples one token from every row of logits: the likeliest, or a random one of the whole distribution.
 
-use super::autodiff::{detached, dispatch_float, is_full_precision};
+use super::autodiff::{detached, dispatch_float};
 use super::parallel::{SharedPtr, dims, elements, for_each_init, vectorised};
 use super::real::{Real, largest, sum};
 use crate::shapes::SampledToken;
@@ -11,18 +11,11 @@ use firebrick_device::trace::span;
 /// Tokens whose weights are summed at once while the sampled one is searched.
 const STRIDE: usize = 256;
 
-/// For every row of `logits`, `[rows, vocab]`: the first token at which the running sum of `softmax(logits /
-/// temperature)` reaches the row's uniform number, or the likeliest where there are no numbers; with its
-/// log-probability.
-///
-/// `None` where the tensor is not the CPU backend's f32 or f64.
-pub(super) fn sample_rows(logits: &Tensor<2>, temperature: f64, uniforms: Option<&[f32]>) -> Option<Vec<SampledToken>> {
-    if !is_full_precision(logits) {
-        return None;
-    }
+/// See [`crate::sample_rows`].
+pub(crate) fn sample_rows(logits: &Tensor<2>, temperature: f64, uniforms: Option<&[f32]>) -> Vec<SampledToken> {
     let _span = span("draw", 0.0);
     let logits = detached(logits.clone());
-    Some(dispatch_float!(logits.dtype(), sample(&logits, temperature, uniforms)))
+    dispatch_float!(logits.dtype(), sample(&logits, temperature, uniforms))
 }
 
 fn sample<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32]>) -> Vec<SampledToken> {
@@ -34,22 +27,19 @@ fn sample<T: Real>(logits: &FlexTensor, temperature: f64, uniforms: Option<&[f32
     let one = |weights: &mut Vec<T>, row: usize| {
         weights.resize(vocab, T::ZERO);
         let z = &logits[row * vocab..][..vocab];
-        let own = vectorised(
-            #[inline(always)]
-            || {
-                let max = largest(z);
-                for (weight, &z) in weights.iter_mut().zip(z) {
-                    *weight = ((z - max) * inverse).exp();
-                }
-                let total = sum(weights);
-                let token = match uniforms {
-                    None => z.iter().position(|&v| v == max).unwrap_or(0),
-                    Some(uniforms) => inverse_cdf(weights, total * T::of(f64::from(uniforms[row]))),
-                };
-                let logp = (z[token] - max) * inverse - total.ln();
-                SampledToken { token: token as u32, logp: logp.elem() }
-            },
-        );
+        let own = vectorised!({
+            let max = largest(z);
+            for (weight, &z) in weights.iter_mut().zip(z) {
+                *weight = ((z - max) * inverse).exp();
+            }
+            let total = sum(weights);
+            let token = match uniforms {
+                None => z.iter().position(|&v| v == max).unwrap_or(0),
+                Some(uniforms) => inverse_cdf(weights, total * T::of(f64::from(uniforms[row]))),
+            };
+            let logp = (z[token] - max) * inverse - total.ln();
+            SampledToken { token: token as u32, logp: logp.elem() }
+        });
         // SAFETY: each row is one task's.
         #[allow(unsafe_code, reason = "tasks write disjoint parts of one vector")]
         unsafe {

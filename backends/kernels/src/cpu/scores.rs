@@ -3,7 +3,7 @@
 //! With z = softcap(logits) / τ and p = softmax(z): log-prob of token t is `z_t − logsumexp(z)`, entropy is
 //! `H = logsumexp(z) − Σ p z`, and `∂/∂z = g_logp (1_t − p) − g_H p (z − Σ p z)`.
 
-use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
+use super::autodiff::{detached, dispatch_float, to_tensor};
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, largest};
 use crate::shapes::{RowScores, Scaling, ScoreGradients};
@@ -14,38 +14,25 @@ use firebrick_device::trace::span;
 /// Rows of a task.
 const ROWS: usize = 4;
 
-/// Scores of raw logits `[rows, vocab]` for targets `[rows]`, at a positive temperature and under a soft-cap if there
-/// is one.
-///
-/// `None` where the tensors are not the CPU backend's f32 or f64. Not differentiable: [`score_gradient`] is its
-/// gradient.
-pub(super) fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> Option<RowScores> {
-    if !is_full_precision(logits) {
-        return None;
-    }
+/// See [`crate::score_rows`].
+pub(crate) fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> RowScores {
     let _span = span("scores", 0.0);
     let logits = detached(logits.clone());
     let [rows, _] = dims(&logits);
     let scored = dispatch_float!(logits.dtype(), score(&logits, &indices(targets), scaling));
     let scored: Tensor<2> = to_tensor(scored);
     let column = |i| scored.clone().narrow(0, i, 1).reshape([rows]);
-    Some(RowScores { logp: column(0), entropy: column(1), lse: column(2), mean: column(3) })
+    RowScores { logp: column(0), entropy: column(1), lse: column(2), mean: column(3) }
 }
 
-/// Gradient with respect to the raw logits, given those of log-probs and (where the loss looks at it) entropy. Takes
-/// the place of the logits in memory if nobody else holds them.
-///
-/// `None` where the tensors are not the CPU backend's f32 or f64.
-pub(super) fn score_gradient(
+/// See [`crate::score_gradient`].
+pub(crate) fn score_gradient(
     logits: Tensor<2>,
     targets: &Tensor<1, Int>,
     scores: &RowScores,
     upstream: ScoreGradients<'_>,
     scaling: Scaling,
-) -> Option<Tensor<2>> {
-    if !is_full_precision(&logits) {
-        return None;
-    }
+) -> Tensor<2> {
     let _span = span("scores", 0.0);
     let row_inputs = [
         Some(scores.lse.clone()),
@@ -56,7 +43,7 @@ pub(super) fn score_gradient(
     .map(|t| t.map(detached));
     let logits = detached(logits);
     let targets = indices(targets);
-    Some(to_tensor(dispatch_float!(logits.dtype(), gradient(logits, &targets, &row_inputs, scaling))))
+    to_tensor(dispatch_float!(logits.dtype(), gradient(logits, &targets, &row_inputs, scaling)))
 }
 
 fn indices(targets: &Tensor<1, Int>) -> Vec<usize> {
@@ -72,39 +59,36 @@ fn score<T: Real>(logits: &FlexTensor, targets: &[usize], scaling: Scaling) -> F
     // the work is proportional to the logits, not to the output
     let parallel = rows * vocab > 1 << 15;
     let body = |block: usize, out: &mut [T]| {
-        vectorised(
-            #[inline(always)]
-            || {
-                let mut z = vec![T::ZERO; vocab];
-                for (i, out) in out.chunks_exact_mut(4).enumerate() {
-                    let row = block * ROWS + i;
-                    scale(&logits[row * vocab..][..vocab], &mut z, scaling);
-                    let max = largest(&z);
-                    let (mut sum, mut moment) = ([T::ZERO; 16], [T::ZERO; 16]);
-                    let whole = vocab - vocab % 16;
-                    for start in (0..whole).step_by(16) {
-                        for lane in 0..16 {
-                            let centred = z[start + lane] - max;
-                            let e = centred.exp();
-                            sum[lane] += e;
-                            moment[lane] += e * centred;
-                        }
+        vectorised!({
+            let mut z = vec![T::ZERO; vocab];
+            for (i, out) in out.chunks_exact_mut(4).enumerate() {
+                let row = block * ROWS + i;
+                scale(&logits[row * vocab..][..vocab], &mut z, scaling);
+                let max = largest(&z);
+                let (mut sum, mut moment) = ([T::ZERO; 16], [T::ZERO; 16]);
+                let whole = vocab - vocab % 16;
+                for start in (0..whole).step_by(16) {
+                    for lane in 0..16 {
+                        let centred = z[start + lane] - max;
+                        let e = centred.exp();
+                        sum[lane] += e;
+                        moment[lane] += e * centred;
                     }
-                    for &value in &z[whole..] {
-                        let e = (value - max).exp();
-                        sum[0] += e;
-                        moment[0] += e * (value - max);
-                    }
-                    let sum: T = sum.into_iter().sum();
-                    let lse = sum.ln() + max;
-                    let mean = moment.into_iter().sum::<T>() / sum + max;
-                    out[0] = z[targets[row]] - lse;
-                    out[1] = lse - mean;
-                    out[2] = lse;
-                    out[3] = mean;
                 }
-            },
-        );
+                for &value in &z[whole..] {
+                    let e = (value - max).exp();
+                    sum[0] += e;
+                    moment[0] += e * (value - max);
+                }
+                let sum: T = sum.into_iter().sum();
+                let lse = sum.ln() + max;
+                let mean = moment.into_iter().sum::<T>() / sum + max;
+                out[0] = z[targets[row]] - lse;
+                out[1] = lse - mean;
+                out[2] = lse;
+                out[3] = mean;
+            }
+        });
     };
     if parallel {
         use rayon::prelude::*;
@@ -153,36 +137,33 @@ fn gradient<T: Real>(
     let inverse = T::of(1.0 / scaling.temperature);
     let values = &mut logits.storage_mut::<T>()[..rows * vocab];
     by_rows(values, vocab, ROWS, |block, out| {
-        vectorised(
-            #[inline(always)]
-            || {
-                for (i, out) in out.chunks_exact_mut(vocab).enumerate() {
-                    let row = block * ROWS + i;
-                    let (lse, mean, d_logp) = (lse[row], mean[row], d_logp[row]);
-                    let d_entropy = d_entropy.map_or(T::ZERO, |d| d[row]);
-                    let target = targets[row];
-                    let one = |z: T| -((z - lse).exp() * (d_logp + d_entropy * (z - mean)));
-                    match scaling.softcap {
-                        None => {
-                            for out in out.iter_mut() {
-                                *out = one(*out * inverse) * inverse;
-                            }
-                            out[target] += d_logp * inverse;
+        vectorised!({
+            for (i, out) in out.chunks_exact_mut(vocab).enumerate() {
+                let row = block * ROWS + i;
+                let (lse, mean, d_logp) = (lse[row], mean[row], d_logp[row]);
+                let d_entropy = d_entropy.map_or(T::ZERO, |d| d[row]);
+                let target = targets[row];
+                let one = |z: T| -((z - lse).exp() * (d_logp + d_entropy * (z - mean)));
+                match scaling.softcap {
+                    None => {
+                        for out in out.iter_mut() {
+                            *out = one(*out * inverse) * inverse;
                         }
-                        Some(cap) => {
-                            let (cap, shrink) = (T::of(cap), T::of(1.0 / cap));
-                            let slope = |t: T| (T::ONE - t * t) * inverse;
-                            let t = (out[target] * shrink).tanh();
-                            for out in out.iter_mut() {
-                                let t = (*out * shrink).tanh();
-                                *out = one(t * cap * inverse) * slope(t);
-                            }
-                            out[target] += d_logp * slope(t);
+                        out[target] += d_logp * inverse;
+                    }
+                    Some(cap) => {
+                        let (cap, shrink) = (T::of(cap), T::of(1.0 / cap));
+                        let slope = |t: T| (T::ONE - t * t) * inverse;
+                        let t = (out[target] * shrink).tanh();
+                        for out in out.iter_mut() {
+                            let t = (*out * shrink).tanh();
+                            *out = one(t * cap * inverse) * slope(t);
                         }
+                        out[target] += d_logp * slope(t);
                     }
                 }
-            },
-        );
+            }
+        });
     });
     logits
 }

@@ -3,7 +3,7 @@
 //!
 //! A task has some outputs of all rows. Weights are read once, in place; only the rows of `x` are packed.
 
-use super::autodiff::{detached, dispatch_float, is_full_precision, to_tensor};
+use super::autodiff::{detached, dispatch_float, plain, to_tensor};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::glu::sigmoid;
 use super::parallel::{SharedPtr, dims, elements, for_each_init, tensor, vectorised};
@@ -23,51 +23,35 @@ const PART: usize = 128;
 /// Multiplications from which products run in parallel.
 const LARGE: usize = 1 << 18;
 
-/// `x · Wᵀ` for each of several matrices `[outputs, inputs]`, with `x` of shape `[rows, inputs]`.
-///
-/// `None` where there are many rows, a graph, or tensors other than the CPU backend's f32 or f64.
-pub(super) fn linear_each(x: &Tensor<2>, w: &[&Tensor<2>]) -> Option<Vec<Tensor<2>>> {
-    if !(is_skinny(x) && w.iter().all(|w| is_like(w, x))) {
-        return None;
-    }
+/// Whether the kernels take these tensors: few rows, and others of their type.
+pub(crate) fn takes(x: &Tensor<2>, others: &[&Tensor<2>]) -> bool {
+    x.dims()[0] <= MAX_ROWS && plain(&[x]) && others.iter().all(|&w| plain(&[x, w]))
+}
+
+/// See [`crate::linear_each`].
+pub(crate) fn linear_each<const N: usize>(x: &Tensor<2>, w: [&Tensor<2>; N]) -> [Tensor<2>; N] {
     let x = detached(x.clone());
-    let w: Vec<FlexTensor> = w.iter().map(|&w| detached(w.clone())).collect();
+    let w = w.map(|w| detached(w.clone()));
     let _span = span("product", w.iter().map(|w| flops(&x, w)).sum());
     let out = dispatch_float!(x.dtype(), products(&x, &w, None));
-    Some(out.into_iter().map(to_tensor).collect())
+    let mut out = out.into_iter().map(to_tensor);
+    w.map(|_| out.next().unwrap_or_else(|| unreachable!("one each")))
 }
 
-/// `base + x · Wᵀ`, with `base` of the result's shape.
-///
-/// `None` as in [`linear_each`].
-pub(super) fn linear_add(base: &Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    if !(is_skinny(x) && is_like(w, x) && is_like(base, x)) {
-        return None;
-    }
-    let [base, x, w] = [base, x, w].map(|t| detached(t.clone()));
+/// See [`crate::linear_add`].
+pub(crate) fn linear_add(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
+    let [base, x, w] = [base, x.clone(), w.clone()].map(detached);
     let _span = span("product", flops(&x, &w));
     let out = dispatch_float!(x.dtype(), products(&x, &[w], Some(&base)));
-    out.into_iter().next().map(to_tensor)
+    let mut out = out.into_iter().map(to_tensor);
+    out.next().unwrap_or_else(|| unreachable!("one each"))
 }
 
-/// `silu(x · gateᵀ) ∘ (x · upᵀ)`, the gated half of an MLP.
-///
-/// `None` as in [`linear_each`].
-pub(super) fn linear_swiglu(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    if !(is_skinny(x) && is_like(gate, x) && is_like(up, x)) {
-        return None;
-    }
+/// See [`crate::linear_swiglu`].
+pub(crate) fn linear_swiglu(x: &Tensor<2>, gate: &Tensor<2>, up: &Tensor<2>) -> Tensor<2> {
     let [x, gate, up] = [x, gate, up].map(|t| detached(t.clone()));
     let _span = span("product", flops(&x, &gate) + flops(&x, &up));
-    Some(to_tensor(dispatch_float!(x.dtype(), gated(&x, &gate, &up))))
-}
-
-fn is_skinny(x: &Tensor<2>) -> bool {
-    is_full_precision(x) && x.dims()[0] <= MAX_ROWS && !x.device().is_autodiff()
-}
-
-fn is_like(w: &Tensor<2>, x: &Tensor<2>) -> bool {
-    is_full_precision(w) && w.dtype() == x.dtype() && !w.device().is_autodiff()
+    to_tensor(dispatch_float!(x.dtype(), gated(&x, &gate, &up)))
 }
 
 fn flops(x: &FlexTensor, w: &FlexTensor) -> f64 {
@@ -139,10 +123,7 @@ pub(super) fn products<T: Real>(x: &FlexTensor, w: &[FlexTensor], base: Option<&
         scratch.resize(part.len() * x.rows, T::ZERO);
         x.multiply_transposed(w[*matrix], part, scratch);
         let columns = Columns { out: targets[*matrix], row: outputs[*matrix], first: part.start };
-        vectorised(
-            #[inline(always)]
-            || columns.write(scratch, x.rows, base),
-        );
+        vectorised!(columns.write(scratch, x.rows, base));
     });
     let sized = out.into_iter().zip(outputs);
     sized.map(|(out, n)| tensor(out, [x.rows, n])).collect()
@@ -162,15 +143,12 @@ fn gated<T: Real>(x: &FlexTensor, gate: &FlexTensor, up: &FlexTensor) -> FlexTen
         x.multiply_transposed(gate, outputs, gates);
         x.multiply_transposed(up, outputs, ups);
         let columns = Columns { out: target, row: n, first: outputs.start };
-        vectorised(
-            #[inline(always)]
-            || {
-                for (gate, &up) in gates.iter_mut().zip(ups.iter()) {
-                    *gate = *gate * sigmoid(*gate) * up;
-                }
-                columns.write(gates, x.rows, None);
-            },
-        );
+        vectorised!({
+            for (gate, &up) in gates.iter_mut().zip(ups.iter()) {
+                *gate = *gate * sigmoid(*gate) * up;
+            }
+            columns.write(gates, x.rows, None);
+        });
     });
     tensor(out, [x.rows, n])
 }
@@ -197,7 +175,7 @@ impl<T: Real> Columns<T> {
                 let at = row * self.row + self.first + left;
                 // SAFETY: no other task writes these outputs.
                 #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), width) };
+                let out = unsafe { self.out.slice(at, width) };
                 for (i, out) in out.iter_mut().enumerate() {
                     *out = transposed[i * rows + row];
                 }

@@ -7,14 +7,20 @@ mod kv_pool;
 mod packed;
 mod paged;
 
-use attention::families;
+use attention::groups;
 
 use crate::{
-    AttentionShape, Families, Gate, Scaling, ScoreGradients, attention, glu, linear, linear_add, linear_each,
+    Activation, AttentionShape, PrefixGroups, Scaling, ScoreGradients, attention, glu, linear, linear_add, linear_each,
     linear_swiglu, rms_norm, rotary, score_gradient, score_rows,
 };
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+/// The result of operations that all run through kernels.
+#[track_caller]
+fn fused<R>(work: impl FnOnce() -> R) -> R {
+    crate::fused(work).expect("floats on the CPU")
+}
 
 /// Numbers between −1 and 1 that look random and are the same every time.
 fn numbers<const D: usize>(shape: [usize; D], salt: u32) -> Tensor<D> {
@@ -75,7 +81,7 @@ fn rms_norm_is_its_formula_with_and_without_an_offset() {
         hold(
             &x,
             &w,
-            |x, w| rms_norm(x, w, 1e-6, offset).expect("f32 on the CPU"),
+            |x, w| fused(|| rms_norm(x, w, 1e-6, offset)),
             |x, w| {
                 let mean = (x.clone() * x.clone()).mean_dim(1);
                 x * (mean + 1e-6).sqrt().recip() * (w + offset)
@@ -88,7 +94,7 @@ fn rms_norm_is_its_formula_with_and_without_an_offset() {
 fn glu_is_its_formula() {
     for shape in [[1, 5], [77, 130], [300, 129]] {
         let (gate, up) = (numbers(shape, 3) * 9.0, numbers(shape, 4));
-        hold(&gate, &up, |a, b| glu(Gate::Silu, a, b).expect("f32 on the CPU"), |a, b| silu(a) * b);
+        hold(&gate, &up, |a, b| fused(|| glu(a, b, Activation::Silu)), |a, b| silu(a) * b);
     }
 }
 
@@ -96,7 +102,7 @@ fn glu_is_its_formula() {
 fn linear_is_its_formula() {
     for [rows, inner, outer] in [[1, 3, 5], [130, 33, 71], [257, 128, 200]] {
         let (x, w) = (numbers([rows, inner], 5), numbers([outer, inner], 6));
-        hold(&x, &w, |x, w| linear(x, w).expect("f32 on the CPU"), |x, w| x.matmul(w.transpose()));
+        hold(&x, &w, |x, w| fused(|| linear(x, w)), |x, w| x.matmul(w.transpose()));
     }
 }
 
@@ -115,12 +121,12 @@ fn rotary_turns_and_its_gradient_turns_back() {
             Tensor::cat(vec![first, b * cos + a * sin], 2)
         };
         let x = numbers([tokens, heads, dim], 8);
-        let found = rotary(x.clone(), &cos, &sin).expect("f32 on the CPU");
+        let found = fused(|| rotary(x.clone(), &cos, &sin));
         let nothing = numbers([1], 0);
         assert_same("values", &found, &formula(x.clone(), nothing.clone()));
         let weights = numbers(x.dims(), 9).autodiff();
         let (a, b) = (leaf(&x), leaf(&x));
-        let y = rotary(a.clone(), &cos, &sin).expect("f32 on the CPU");
+        let y = fused(|| rotary(a.clone(), &cos, &sin));
         let found = (y * weights.clone()).sum().backward();
         let wanted = (formula(b.clone(), nothing) * weights).sum().backward();
         assert_same("gradient", &a.grad(&found).expect("a leaf"), &b.grad(&wanted).expect("a leaf"));
@@ -134,17 +140,17 @@ fn products_of_few_rows_are_their_formulas() {
         let [a, b] = [6, 7].map(|seed| numbers([outer, inner], seed));
         let c = numbers([3, inner], 8);
         let plain = |w: &Tensor<2>| x.clone().matmul(w.clone().transpose());
-        let found = linear_each(&x, [&a, &c, &b]).expect("f32 on the CPU");
+        let found = fused(|| linear_each(&x, [&a, &c, &b]));
         for (found, w) in found.iter().zip([&a, &c, &b]) {
             assert_same("products", found, &plain(w));
         }
         let base = numbers([rows, outer], 9);
-        let found = linear_add(&base, &x, &a).expect("f32 on the CPU");
+        let found = fused(|| linear_add(base.clone(), &x, &a));
         assert_same("on top", &found, &(base + plain(&a)));
-        let found = linear_swiglu(&x, &a, &b).expect("f32 on the CPU");
+        let found = fused(|| linear_swiglu(&x, &a, &b));
         assert_same("gated", &found, &(silu(plain(&a)) * plain(&b)));
         let graph = x.clone().autodiff();
-        assert!(linear_each(&graph, [&a.clone().autodiff()]).is_none(), "a graph");
+        assert!(crate::fused(|| linear_each(&graph, [&a.clone().autodiff()])).is_none(), "a graph");
     }
 }
 
@@ -165,14 +171,14 @@ fn scores_and_their_gradient_are_those_of_log_softmax() {
             (logp.gather(1, targets.reshape([rows, 1])).reshape([rows]), entropy)
         };
         let scaling = Scaling { temperature, softcap };
-        let found = score_rows(&logits, &targets, scaling).expect("f32 on the CPU");
+        let found = fused(|| score_rows(&logits, &targets, scaling));
         let (logp, entropy) = formula(logits.clone(), targets.clone());
         assert_same("log-probs", &found.logp, &logp);
         assert_same("entropies", &found.entropy, &entropy);
         let (d_logp, d_entropy) = (numbers([rows], 18), numbers([rows], 19));
         for d_entropy in [None, Some(&d_entropy)] {
             let upstream = ScoreGradients { d_logp: &d_logp, d_entropy };
-            let gradient = score_gradient(logits.clone(), &targets, &found, upstream, scaling);
+            let gradient = fused(|| score_gradient(logits.clone(), &targets, &found, upstream, scaling));
             let leaf = leaf(&logits);
             let (logp, entropy) = formula(leaf.clone(), targets.clone().autodiff());
             let mut loss = (logp * d_logp.clone().autodiff()).sum();
@@ -180,7 +186,7 @@ fn scores_and_their_gradient_are_those_of_log_softmax() {
                 loss = loss + (entropy * d.clone().autodiff()).sum();
             }
             let expected = leaf.grad(&loss.backward()).expect("a leaf");
-            assert_same("gradient", &gradient.expect("f32 on the CPU"), &expected);
+            assert_same("gradient", &gradient, &expected);
         }
     }
 }
@@ -208,7 +214,7 @@ fn samples_invert_the_cumulative_distribution_and_greedy_ones_are_the_argmax() {
     let logp = log_softmax(logits.clone() / temperature, 1);
     let logp: Vec<f64> = logp.into_data().iter::<f64>().collect();
     let uniforms: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.37) / rows as f32).collect();
-    let drawn = sample_rows(&logits, temperature, Some(&uniforms)).expect("f32 on the CPU");
+    let drawn = fused(|| sample_rows(&logits, temperature, Some(&uniforms)));
     for (row, sampled) in drawn.iter().enumerate() {
         let own = &logp[row * vocab..][..vocab];
         let (token, u) = (sampled.token as usize, f64::from(uniforms[row]));
@@ -216,7 +222,7 @@ fn samples_invert_the_cumulative_distribution_and_greedy_ones_are_the_argmax() {
         assert!(up_to(token) <= u + 1e-5 && up_to(token + 1) >= u - 1e-5, "row {row}");
         assert!((f64::from(sampled.logp) - own[token]).abs() < 1e-5, "row {row}");
     }
-    let greedy = sample_rows(&logits, 1.0, None).expect("f32 on the CPU");
+    let greedy = fused(|| sample_rows(&logits, 1.0, None));
     for (row, sampled) in greedy.into_iter().enumerate() {
         let own = &logp[row * vocab..][..vocab];
         let largest = own[sampled.token as usize];
@@ -252,20 +258,20 @@ fn hold_half<const D: usize, const O: usize>(
 
 #[test]
 fn half_precision_is_f32_rounded_once() {
-    hold_half(&numbers([13, 37], 1), &numbers([1, 37], 2), |x, w| rms_norm(x, w, 1e-6, 1.0).unwrap());
-    hold_half(&numbers([13, 37], 3), &numbers([13, 37], 4), |a, b| glu(Gate::Silu, a, b).unwrap());
-    hold_half(&numbers([150, 37], 5), &numbers([21, 37], 6), |x, w| linear(x, w).unwrap());
+    hold_half(&numbers([13, 37], 1), &numbers([1, 37], 2), |x, w| fused(|| rms_norm(x, w, 1e-6, 1.0)));
+    hold_half(&numbers([13, 37], 3), &numbers([13, 37], 4), |a, b| fused(|| glu(a, b, Activation::Silu)));
+    hold_half(&numbers([150, 37], 5), &numbers([21, 37], 6), |x, w| fused(|| linear(x, w)));
     let shape = AttentionShape {
-        families: Families::new(families(&[(0, &[7, 12])]), &Device::flex()),
+        groups: PrefixGroups::new(groups(&[(0, &[7, 12])]), &Device::flex()),
         window: Some(5),
         scale: 0.3,
         softcap: None,
     };
     let values = numbers([19, 2, 8], 11).cast(DType::BF16);
     hold_half(&numbers([19, 2, 8], 7), &numbers([19, 2, 8], 8), |q, k| {
-        attention(q, k, &values.clone().cast(q.dtype()), None, &shape).unwrap()
+        attention(q, k, &values.clone().cast(q.dtype()), None, &shape)
     });
     let zeros: Tensor<3> = Tensor::zeros([19, 2, 8], &Device::flex());
     let (cos, sin) = (numbers([19, 1, 4], 9), numbers([19, 1, 4], 10));
-    hold_half(&numbers([19, 2, 8], 7), &zeros, |x, y| rotary(x.clone(), &cos, &sin).unwrap() + y.clone());
+    hold_half(&numbers([19, 2, 8], 7), &zeros, |x, y| fused(|| rotary(x.clone(), &cos, &sin)) + y.clone());
 }

@@ -15,12 +15,12 @@ use firebrick_device::trace::span;
 use std::ops::Range;
 
 /// Whether a kernel updates parameters like this one.
-pub(super) fn has_kernel(value: &Tensor<2>) -> bool {
+pub(crate) fn takes(value: &Tensor<2>) -> bool {
     value.dtype() == DType::F32 && supports(Operation::AdamW, value)
 }
 
 /// Updates rows of a parameter, in place where it is not shared; see [`crate::adamw`].
-pub(super) fn adamw(
+pub(crate) fn adamw(
     value: Tensor<2>,
     rows: Range<usize>,
     gradient: &Tensor<2>,

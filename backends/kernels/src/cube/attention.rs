@@ -16,10 +16,10 @@ mod simt;
 mod tensor_core;
 
 use super::cmma::{SIDE, VECTOR, has_tensor_cores};
-use super::launch::{Grid, dims, elem, empty, empty_or_zeros, integers, launch, supports_all};
+use super::launch::{Grid, alike, dims, elem, empty, empty_or_zeros, integers, launch};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::choice::Operation;
-use crate::families::BLOCK_FIELDS;
+use crate::prefix_groups::BLOCK_FIELDS;
 use crate::shapes::AttentionShape;
 use blocks::{Layout, Sizes, softmax_delta};
 use burn::backend::{Cube, TensorMetadata};
@@ -28,26 +28,25 @@ use burn_cubecl::tensor::CubeTensor;
 use firebrick_device::precision::{stored_as, widened};
 use simt::STAGE;
 
-/// Attention of packed rows; see [`crate::attention`].
-pub(super) fn attention(
+/// Whether the kernels take these tensors and sequences.
+pub(crate) fn takes(qkv: [&Tensor<3>; 3], shape: &AttentionShape) -> bool {
+    alike(Operation::LongAttention, &qkv) && qkv[0].dims()[2] <= STAGE && shape.groups.blocks.is_some()
+}
+
+/// See [`crate::attention`].
+pub(crate) fn attention(
     q: &Tensor<3>,
     k: &Tensor<3>,
     v: &Tensor<3>,
     sinks: Option<&Tensor<2>>,
     shape: &AttentionShape,
-) -> Option<Tensor<3>> {
-    if !supports_all(Operation::LongAttention, [q, k, v]) || q.dims()[2] > STAGE || shape.families.blocks.is_none() {
-        return None;
-    }
-    let inputs = [q, k, v].map(|t| autodiff::input(t.clone()));
+) -> Tensor<3> {
+    let [q, k, v] = [q, k, v].map(|t| autodiff::input(t.clone()));
     let kernel = Attention(shape.clone());
-    Some(match sinks {
-        None => run(kernel, inputs),
-        Some(sinks) => {
-            let [q, k, v] = inputs;
-            run(kernel, [q, k, v, autodiff::input(sinks.clone())])
-        }
-    })
+    match sinks {
+        None => run(kernel, [q, k, v]),
+        Some(sinks) => run(kernel, [q, k, v, autodiff::input(sinks.clone())]),
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -78,7 +77,7 @@ macro_rules! launch_version {
 
 impl Attention {
     fn params(&self, q: &CubeTensor, k: &CubeTensor) -> LaunchParams {
-        let blocks = self.0.families.blocks.as_ref();
+        let blocks = self.0.groups.blocks.as_ref();
         let blocks = blocks.expect("the device was checked before");
         let ([rows, heads, dim], [_, kv, _]) = (dims(q), dims(k));
         let sizes = Sizes { dim, capped: self.0.softcap.is_some() };

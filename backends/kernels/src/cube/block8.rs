@@ -1,9 +1,8 @@
 //! Block-wise 8-bit quantisation of moments (arXiv:2110.02861): a cube has a block of 256, and reads and writes it
 //! once.
 
-use super::launch::{Grid, UNITS, detached, elem, empty, integers, launch, row_max, row_sum, supports};
+use super::launch::{Grid, UNITS, detached, elem, empty, integers, launch, row_max, row_sum};
 use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
 use crate::shapes::{QuantizationMap, QuantizedBlocks};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Tensor};
@@ -14,11 +13,8 @@ use firebrick_device::trace::span;
 /// Elements of a block, each of which has a unit.
 const BLOCK: usize = UNITS;
 
-/// Codes and scales of a matrix; see [`crate::quantize_blockwise`].
-pub(super) fn quantize(values: &Tensor<2>, map: &QuantizationMap<'_>) -> Option<QuantizedBlocks> {
-    if !supports(Operation::Block8, values) {
-        return None;
-    }
+/// See [`crate::quantize_blockwise`].
+pub(crate) fn quantize_blockwise(values: &Tensor<2>, map: &QuantizationMap<'_>) -> QuantizedBlocks {
     let _span = span("8-bit moments", 0.0);
     let values = detached(values.clone());
     let n = values.shape().num_elements();
@@ -27,26 +23,23 @@ pub(super) fn quantize(values: &Tensor<2>, map: &QuantizationMap<'_>) -> Option<
     let scales = empty(&values, [blocks], DType::F32);
     let (grid, midpoints, dtype) = (Grid::cubes([&values], blocks), detached(map.midpoints.clone()), elem(&values));
     launch!(encode, grid, [values, midpoints, &codes, &scales], n, blocks, map.smallest, f32::NAN, dtype);
-    Some(QuantizedBlocks { codes: Tensor::from_primitive::<Cube>(codes), scales: Cube::tensor(scales) })
+    QuantizedBlocks { codes: Tensor::from_primitive::<Cube>(codes), scales: Cube::tensor(scales) }
 }
 
-/// The matrix that codes and scales stand for; see [`crate::dequantize_blockwise`].
-pub(super) fn dequantize(
+/// See [`crate::dequantize_blockwise`].
+pub(crate) fn dequantize_blockwise(
     blocks: &QuantizedBlocks,
     entries: &Tensor<1>,
     shape: [usize; 2],
     dtype: DType,
-) -> Option<Tensor<2>> {
-    if !supports(Operation::Block8, &blocks.scales) {
-        return None;
-    }
+) -> Tensor<2> {
     let _span = span("8-bit moments", 0.0);
     let scales = detached(blocks.scales.clone());
     let out = empty(&scales, shape, dtype);
     let n = shape[0] * shape[1];
     let entries = detached(entries.clone());
     launch!(decode, Grid::elements([&out], n), [integers(&blocks.codes), scales, entries, &out], n, elem(&out));
-    Some(Cube::tensor(out))
+    Cube::tensor(out)
 }
 
 #[cube(launch, address_type = "dynamic")]

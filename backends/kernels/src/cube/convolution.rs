@@ -4,48 +4,45 @@
 
 use super::column_sums::sum_rows;
 use super::glu::activation;
-use super::launch::{Grid, detached, dims, elem, empty_or_zeros, integers, into_writable, launch, supports_all};
+use super::launch::{Grid, alike, detached, dims, elem, empty_or_zeros, integers, into_writable, launch};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
 use crate::choice::Operation;
 use crate::delta::{CHUNK_FIELDS, SEQUENCE_FIELDS, SequenceRows, SequenceTable};
-use crate::shapes::Gate;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
+use firebrick_spec::Activation;
 
 /// Most taps: a unit has an input and a weight of each in registers.
 const TAPS: usize = 32;
 
-/// Whether the kernels take these tensors.
-fn takes<const N: usize>(tensors: [&Tensor<2>; N], taps: usize) -> bool {
-    supports_all(Operation::DeltaNet, tensors) && (1..=TAPS).contains(&taps)
+/// Whether the kernels take these tensors: inputs, taps, and a pool where there is one.
+pub(crate) fn takes(tensors: &[&Tensor<2>], sequences: &SequenceRows) -> bool {
+    let [_, taps] = tensors[1].dims();
+    alike(Operation::DeltaNet, tensors) && (1..=TAPS).contains(&taps) && sequences.table.is_some()
+}
+
+/// The sequences as the kernels take them.
+fn table_of(sequences: &SequenceRows) -> SequenceTable {
+    sequences.table.clone().expect("sequences of a GPU")
 }
 
 /// See [`crate::causal_convolution`].
-pub(super) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Option<Tensor<2>> {
-    if !takes([x, w], w.dims()[1]) {
-        return None;
-    }
-    let kernel = Convolution(sequences.table.clone()?);
-    let inputs = [x, w].map(|t| autodiff::input(t.clone()));
-    Some(run(kernel, inputs))
+pub(crate) fn causal_convolution(x: &Tensor<2>, w: &Tensor<2>, sequences: &SequenceRows) -> Tensor<2> {
+    run(Convolution(table_of(sequences)), [x, w].map(|t| autodiff::input(t.clone())))
 }
 
 /// See [`crate::continue_convolution`].
-pub(super) fn continue_convolution(
+pub(crate) fn continue_convolution(
     x: &Tensor<2>,
     w: &Tensor<2>,
     pool: Tensor<2>,
     sequences: &SequenceRows,
-) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
-    let tensors = [x, w, &pool];
-    let plain = tensors.iter().all(|t| !t.device().is_autodiff());
-    let (true, Some(table)) = (plain && takes(tensors, w.dims()[1]), &sequences.table) else {
-        return Err(pool);
-    };
+) -> (Tensor<2>, Tensor<2>) {
+    let table = table_of(sequences);
     let _span = span("convolution", 0.0);
     let [x, w] = [x, w].map(|t| detached(t.clone()));
     let pool = into_writable(detached(pool));
@@ -55,7 +52,7 @@ pub(super) fn continue_convolution(
         let (grid, words) = (Grid::elements([&x, &pool], table.sequences * channels), integers(&table.words));
         launch!(convolve_next, grid, [x, w, &pool, words, &y], table.sequences, channels, taps, elem(&y));
     }
-    Ok((Cube::tensor(y), Cube::tensor(pool)))
+    (Cube::tensor(y), Cube::tensor(pool))
 }
 
 #[derive(Clone, Debug)]
@@ -171,7 +168,7 @@ fn convolve_rows<F: Float>(
     for row in start..end {
         let i = row * channels + channel;
         shift(window, f32::cast_from(x[i]), taps);
-        let (value, _) = activation(weighted(&*window, weights, taps), Gate::Silu);
+        let (value, _) = activation(weighted(&*window, weights, taps), Activation::Silu);
         y[i] = F::cast_from(value);
     }
 }
@@ -290,7 +287,7 @@ fn convolution_backward<F: Float>(
             if row < rows.last {
                 let i = row * channels + channel;
                 shift(&mut window, f32::cast_from(x[i]), taps);
-                let (_, slope) = activation(weighted(&window, &weights, taps), Gate::Silu);
+                let (_, slope) = activation(weighted(&window, &weights, taps), Activation::Silu);
                 dz = f32::cast_from(g[i]) * slope;
                 if row < rows.end {
                     #[unroll]

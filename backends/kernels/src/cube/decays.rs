@@ -1,9 +1,8 @@
 //! The logs of the decays of gated `DeltaNet`, `−e^(A_log) softplus(a + dt_bias)`, and their gradients.
 
 use super::column_sums::sum_rows;
-use super::launch::{Grid, dims, elem, empty, launch, supports_all};
+use super::launch::{Grid, dims, elem, empty, launch};
 use crate::autodiff::{self, Kernel, run};
-use crate::choice::Operation;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
@@ -14,12 +13,8 @@ use cubecl::prelude::*;
 const BLOCK: usize = 64;
 
 /// See [`crate::log_decays`].
-pub(super) fn log_decays(a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Option<Tensor<2>> {
-    let inputs = [a, decay_log, time_bias];
-    if !supports_all(Operation::DeltaNet, inputs) {
-        return None;
-    }
-    Some(run(LogDecays, inputs.map(|t| autodiff::input(t.clone()))))
+pub(crate) fn log_decays(a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Tensor<2> {
+    run(LogDecays, [a, decay_log, time_bias].map(|t| autodiff::input(t.clone())))
 }
 
 #[derive(Clone, Debug)]

@@ -42,45 +42,46 @@ use sizes::{Keep, Sizes};
 use tile::RuleLayoutLaunch;
 
 /// Whether the kernels take these tensors: queries, keys and values in any type, all others in f32.
-fn takes([qkv, g, beta]: [&Tensor<2>; 3], heads: DeltaHeads) -> bool {
+pub(crate) fn takes([qkv, g, beta]: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> bool {
     let wide = [g, beta].iter().all(|t| t.dtype() == DType::F32);
-    supports(Operation::DeltaNet, qkv) && wide && Sizes::of(heads).is_some()
+    supports(Operation::DeltaNet, qkv) && wide && Sizes::of(heads).is_some() && sequences.table.is_some()
+}
+
+/// [`takes`], from states in a pool.
+pub(crate) fn continues(
+    inputs: [&Tensor<2>; 3],
+    pool: &Tensor<2>,
+    heads: DeltaHeads,
+    sequences: &SequenceRows,
+) -> bool {
+    let tracked = inputs.iter().any(|t| t.device().is_autodiff());
+    !tracked && takes(inputs, heads, sequences) && pool.dtype() == DType::F32
 }
 
 /// See [`crate::gated_delta_rule`].
-pub(super) fn gated_delta_rule(
+pub(crate) fn gated_delta_rule(
     qkv: &Tensor<2>,
     g: &Tensor<2>,
     beta: &Tensor<2>,
     heads: DeltaHeads,
     sequences: &SequenceRows,
-) -> Option<Tensor<2>> {
-    if !takes([qkv, g, beta], heads) {
-        return None;
-    }
-    let rule = DeltaRule { heads, sizes: Sizes::of(heads)?, table: sequences.table.clone()? };
-    let inputs = [qkv, g, beta].map(|t| autodiff::input(t.clone()));
-    Some(run(rule, inputs))
+) -> Tensor<2> {
+    run(DeltaRule::new(heads, sequences), [qkv, g, beta].map(|t| autodiff::input(t.clone())))
 }
 
 /// See [`crate::continue_delta_rule`].
-pub(super) fn continue_delta_rule(
+pub(crate) fn continue_delta_rule(
     inputs: [&Tensor<2>; 3],
     pool: Tensor<2>,
     heads: DeltaHeads,
     sequences: &SequenceRows,
-) -> Result<(Tensor<2>, Tensor<2>), Tensor<2>> {
-    let plain = inputs.iter().all(|t| !t.device().is_autodiff());
-    let known = plain && takes(inputs, heads) && pool.dtype() == DType::F32;
-    let (true, Some(sizes), Some(table)) = (known, Sizes::of(heads), &sequences.table) else {
-        return Err(pool);
-    };
+) -> (Tensor<2>, Tensor<2>) {
     let _span = span("delta rule", 0.0);
-    let rule = DeltaRule { heads, sizes, table: table.clone() };
+    let rule = DeltaRule::new(heads, sequences);
     let inputs = inputs.map(|t| detached(t.clone()));
     let pool = into_writable(detached(pool));
     let out = rule.advance(&inputs, Some(&pool));
-    Ok((Cube::tensor(out), Cube::tensor(pool)))
+    (Cube::tensor(out), Cube::tensor(pool))
 }
 
 #[derive(Clone, Debug)]
@@ -99,6 +100,12 @@ struct Kept {
 }
 
 impl DeltaRule {
+    fn new(heads: DeltaHeads, sequences: &SequenceRows) -> Self {
+        let sizes = Sizes::of(heads).expect("heads that a kernel takes");
+        let table = sequences.table.clone().expect("sequences of a GPU");
+        Self { heads, sizes, table }
+    }
+
     /// Cubes of a run through all sequences.
     fn runs(&self) -> usize {
         self.table.sequences * self.heads.values * self.sizes.slices()

@@ -1,8 +1,7 @@
 //! The gradient of an embedding: each unit sums one column of one token's rows, in the batch's order.
 
-use super::launch::{Grid, UNITS, detached, dims, elem, integers, into_writable, launch, supports};
+use super::launch::{Grid, UNITS, detached, dims, elem, integers, into_writable, launch};
 use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
 use crate::shapes::RowsByToken;
 use burn::backend::Cube;
 use burn::tensor::Tensor;
@@ -10,11 +9,8 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
 
-/// Adds rows to those of their tokens; see [`crate::scatter_add_rows`].
-pub(super) fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
-    if !supports(Operation::Embedding, &sum) || sum.dtype() != rows.dtype() {
-        return Err(sum);
-    }
+/// See [`crate::scatter_add_rows`].
+pub(crate) fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Tensor<2> {
     let _span = span("embedding gradient", 0.0);
     let rows = detached(rows.clone());
     let [_, width] = dims(&rows);
@@ -24,7 +20,7 @@ pub(super) fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tens
     let [order, starts, ids] = [&groups.order, &groups.starts, &groups.ids].map(integers);
     let grid = Grid::cubes([&out, &rows], groups.count * columns);
     launch!(add, grid, [&out, rows, order, starts, ids], groups.count, width, columns, elem(&out));
-    Ok(Cube::tensor(out))
+    Cube::tensor(out)
 }
 
 /// A unit sums one column of one token's rows.

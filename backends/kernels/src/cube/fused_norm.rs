@@ -3,11 +3,10 @@
 
 use super::launch::{
     RowGrid, detached, dims, elem, empty, into_writable, launch, output_arg, reuse_or_alloc, row_index, row_lanes,
-    row_sum, supports_all,
+    row_sum,
 };
 use super::norm::{NormShape, NormShapeLaunch, reciprocal};
 use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
 use crate::shapes::JoinedHeads;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::Tensor;
@@ -15,22 +14,8 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
 
-/// Whether a norm's kernel takes all of these tensors.
-fn takes(tensors: [&Tensor<2>; 3]) -> bool {
-    supports_all(Operation::Norm, tensors) && !tensors.iter().any(|t| t.device().is_autodiff())
-}
-
 /// See [`crate::add_rms_norm`].
-pub(super) fn add_rms_norm(
-    base: Tensor<2>,
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    eps: f64,
-    offset: f64,
-) -> Result<[Tensor<2>; 2], Tensor<2>> {
-    if !takes([&base, x, w]) {
-        return Err(base);
-    }
+pub(crate) fn add_rms_norm(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> [Tensor<2>; 2] {
     let _span = span("norm", 0.0);
     let [base, x, w] = [base, x.clone(), w.clone()].map(detached);
     let [rows, n] = dims(&x);
@@ -40,20 +25,17 @@ pub(super) fn add_rms_norm(
     let shape = NormShapeLaunch::new(rows, n, eps as f32, offset as f32);
     let (cubes, out) = (grid.cubes([&x], rows), output_arg(&sum, in_place, 0));
     launch!(add_normalise, cubes, [base, x, w, out, &normed], shape, grid, elem(&normed));
-    Ok([sum, normed].map(Cube::tensor))
+    [sum, normed].map(Cube::tensor)
 }
 
 /// See [`crate::norm_heads`].
-pub(super) fn norm_heads(
+pub(crate) fn norm_heads(
     qkv: Tensor<2>,
     [q, k]: [&Tensor<2>; 2],
     heads: JoinedHeads,
     eps: f64,
     offset: f64,
-) -> Result<Tensor<2>, Tensor<2>> {
-    if !takes([&qkv, q, k]) {
-        return Err(qkv);
-    }
+) -> Tensor<2> {
     let _span = span("norm", 0.0);
     let [qkv, q, k] = [qkv, q.clone(), k.clone()].map(detached);
     let out = into_writable(qkv);
@@ -63,7 +45,7 @@ pub(super) fn norm_heads(
     let shape = NormShapeLaunch::new(rows, dim, eps as f32, offset as f32);
     let cubes = grid.cubes([&out], rows * (queries + keys));
     launch!(normalise_heads, cubes, [&out, q, k], shape, queries, keys, grid, elem(&out));
-    Ok(Cube::tensor(out))
+    Cube::tensor(out)
 }
 
 /// The sum of two rows, rounded to their type, and its norm.

@@ -2,29 +2,29 @@
 
 use super::column_sums::{Term, X, Z, column_sums};
 use super::glu::activation;
-use super::launch::{RowGrid, buffer, dims, elem, empty, launch, row_index, row_lanes, row_sum, supports};
+use super::launch::{RowGrid, alike, buffer, dims, elem, empty, launch, row_index, row_lanes, row_sum, supports};
 use super::norm::{NormShape, NormShapeLaunch, reciprocal};
 use crate::autodiff::{self, Kernel, run};
 use crate::choice::Operation;
-use crate::shapes::Gate;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use firebrick_spec::Activation;
 
 /// Rows whose contributions to the weight's gradient a unit sums: heads are narrow and many.
 const BLOCK: usize = 256;
 
-/// See [`crate::gated_rms_norm`].
-pub(super) fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Option<Tensor<2>> {
-    let known = [x, z, w].iter().all(|t| supports(Operation::DeltaNet, *t));
+/// Whether the kernel takes these tensors: `x` may be wider than the others.
+pub(crate) fn takes(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>) -> bool {
     let wide = x.dtype() == DType::F32 || x.dtype() == z.dtype();
-    if !known || !wide || w.dtype() != z.dtype() {
-        return None;
-    }
-    let inputs = [x, z, w].map(|t| autodiff::input(t.clone()));
-    Some(run(GatedNorm { eps }, inputs))
+    wide && supports(Operation::DeltaNet, x) && alike(Operation::DeltaNet, &[z, w])
+}
+
+/// See [`crate::gated_rms_norm`].
+pub(crate) fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Tensor<2> {
+    run(GatedNorm { eps }, [x, z, w].map(|t| autodiff::input(t.clone())))
 }
 
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ struct GatedNormTerms<X: Float, Z: Float> {
 #[cube]
 impl<X: Float, Z: Float> Term for GatedNormTerms<X, Z> {
     fn at(this: &Self, i: usize, row: usize) -> f32 {
-        let (gate, _) = activation(f32::cast_from(this.z[i]), Gate::Silu);
+        let (gate, _) = activation(f32::cast_from(this.z[i]), Activation::Silu);
         f32::cast_from(this.g[i]) * f32::cast_from(this.x[i]) * this.reciprocals[row] * gate
     }
 }
@@ -103,7 +103,7 @@ fn gated_normalise<X: Float, Z: Float>(
     if is_row {
         let mut i = UNIT_POS_X as usize;
         while i < shape.n {
-            let (gate, _) = activation(f32::cast_from(z[first + i]), Gate::Silu);
+            let (gate, _) = activation(f32::cast_from(z[first + i]), Activation::Silu);
             let value = f32::cast_from(x[first + i]) * r * f32::cast_from(w[i]) * gate;
             y[first + i] = Z::cast_from(value);
             i += comptime!(grid.units);
@@ -136,7 +136,7 @@ fn gated_norm_backward<X: Float, Z: Float>(
         let mut i = UNIT_POS_X as usize;
         while i < shape.n {
             let value = f32::cast_from(x[first + i]);
-            let (gate, _) = activation(f32::cast_from(z[first + i]), Gate::Silu);
+            let (gate, _) = activation(f32::cast_from(z[first + i]), Activation::Silu);
             squares += value * value;
             products += f32::cast_from(g[first + i]) * f32::cast_from(w[i]) * gate * value;
             i += comptime!(grid.units);
@@ -151,7 +151,7 @@ fn gated_norm_backward<X: Float, Z: Float>(
         while i < shape.n {
             let value = f32::cast_from(x[first + i]);
             let weighted = f32::cast_from(g[first + i]) * f32::cast_from(w[i]);
-            let (gate, slope) = activation(f32::cast_from(z[first + i]), Gate::Silu);
+            let (gate, slope) = activation(f32::cast_from(z[first + i]), Activation::Silu);
             dz[first + i] = Z::cast_from(weighted * value * r * slope);
             dx[first + i] = X::cast_from(r * (weighted * gate - value * pull));
             i += comptime!(grid.units);

@@ -1,31 +1,23 @@
 //! The gate of a gated MLP: activation(gate) · up.
 
-use super::launch::{Grid, detached, dims, elem, empty, launch, output_arg, reuse_or_alloc, supports, supports_all};
+use super::launch::{Grid, detached, dims, elem, empty, launch, output_arg, reuse_or_alloc};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
-use crate::choice::Operation;
-use crate::shapes::Gate;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::Tensor;
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
+use firebrick_spec::Activation;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
-/// `activation(gate) · up`; see [`crate::glu`].
-pub(super) fn glu(activation: Gate, gate: &Tensor<2>, up: &Tensor<2>) -> Option<Tensor<2>> {
-    if !supports_all(Operation::Gate, [gate, up]) {
-        return None;
-    }
-    let inputs = [gate, up].map(|t| autodiff::input(t.clone()));
-    Some(run(Glu(activation), inputs))
+/// See [`crate::glu`].
+pub(crate) fn glu(gate: &Tensor<2>, up: &Tensor<2>, activation: Activation) -> Tensor<2> {
+    run(Glu(activation), [gate, up].map(|t| autodiff::input(t.clone())))
 }
 
-/// The same of rows `[gate | up]`, without a gradient; see [`crate::glu_joined`].
-pub(super) fn glu_joined(activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
-    if !supports(Operation::Gate, x) || x.device().is_autodiff() {
-        return None;
-    }
+/// See [`crate::glu_joined`].
+pub(crate) fn glu_joined(x: &Tensor<2>, activation: Activation) -> Tensor<2> {
     let _span = span("gate", 0.0);
     let x = detached(x.clone());
     let [rows, both] = dims(&x);
@@ -33,11 +25,11 @@ pub(super) fn glu_joined(activation: Gate, x: &Tensor<2>) -> Option<Tensor<2>> {
     let out = empty(&x, [rows, width], x.dtype);
     let n = rows * width;
     launch!(forward, Grid::elements([&x], n), [&x, &x, &out], n, width, activation, true, elem(&out));
-    Some(Cube::tensor(out))
+    Cube::tensor(out)
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Glu(Gate);
+struct Glu(Activation);
 
 impl Kernel<Cube, 2> for Glu {
     const NAME: &str = "gate";
@@ -71,19 +63,19 @@ pub(super) fn tanh(x: f32) -> f32 {
 
 /// The activation and its derivative.
 #[cube]
-pub(super) fn activation(x: f32, #[comptime] gate: Gate) -> (f32, f32) {
+pub(super) fn activation(x: f32, #[comptime] gate: Activation) -> (f32, f32) {
     match gate {
-        Gate::Silu => {
+        Activation::Silu => {
             let s = 1.0f32 / (1.0f32 + (-x).exp());
             (x * s, s * (1.0f32 + x * (1.0f32 - s)))
         }
-        Gate::Gelu => {
+        Activation::Gelu => {
             // x Φ(x), whose slope is Φ(x) + x φ(x)
             let below = 0.5f32 * (1.0f32 + Erf::erf(x * FRAC_1_SQRT_2 as f32));
             let density = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2 / 2.0) as f32 * (-0.5f32 * x * x).exp();
             (x * below, below + x * density)
         }
-        Gate::GeluTanh => {
+        Activation::GeluTanh => {
             let a = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2) as f32;
             let t = tanh(a * (x + 0.044_715f32 * x * x * x));
             let slope = a * (1.0f32 + 3.0f32 * 0.044_715f32 * x * x);
@@ -101,7 +93,7 @@ fn forward<F: Float>(
     out: &mut [F],
     n: usize,
     width: usize,
-    #[comptime] kind: Gate,
+    #[comptime] kind: Activation,
     #[comptime] joined: bool,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -126,7 +118,7 @@ fn backward<F: Float>(
     d_gate: &mut [F],
     d_up: &mut [F],
     n: usize,
-    #[comptime] kind: Gate,
+    #[comptime] kind: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;

@@ -10,10 +10,10 @@ use cubecl::client::Graph;
 use std::fmt::{Debug, Formatter};
 
 /// The client of a device, through a tensor of the calling thread's stream.
-pub(super) struct CubeRecorder(CubeTensor);
+pub(crate) struct CubeRecorder(CubeTensor);
 
 impl CubeRecorder {
-    pub(super) fn of(device: &Device) -> Self {
+    pub(crate) fn of(device: &Device) -> Self {
         Self(Cube::primitive(Tensor::<1>::empty([1], &device.clone().inner())))
     }
 }

@@ -56,7 +56,7 @@ fn backend(device: &CubeDevice) -> Backend {
 }
 
 /// Whether models on this device run an operation through its kernel.
-pub(super) fn available(operation: Operation, device: &Device) -> bool {
+pub(crate) fn available(operation: Operation, device: &Device) -> bool {
     let dtype = device.settings().float_dtype.into();
     enabled() && !is_cpu(device) && computes_in(operation, device, dtype)
 }
@@ -67,13 +67,18 @@ pub(super) fn supports<const D: usize>(operation: Operation, tensor: &Tensor<D>)
     enabled() && !is_cpu(&device) && computes_in(operation, &device, tensor.dtype())
 }
 
-/// Whether a kernel is used for all of some tensors, which must have one type.
-pub(super) fn supports_all<const D: usize, const N: usize>(operation: Operation, tensors: [&Tensor<D>; N]) -> bool {
+/// Whether an operation's kernel is used for these tensors, all of one type.
+pub(crate) fn alike<const D: usize>(operation: Operation, tensors: &[&Tensor<D>]) -> bool {
     tensors.iter().all(|t| supports(operation, *t) && t.dtype() == tensors[0].dtype())
 }
 
+/// [`alike`], without autodiff.
+pub(crate) fn plain<const D: usize>(operation: Operation, tensors: &[&Tensor<D>]) -> bool {
+    alike(operation, tensors) && tensors.iter().all(|t| !t.device().is_autodiff())
+}
+
 /// Whether kernels are used on a device at all.
-pub(super) fn enabled_on(device: &Device) -> bool {
+pub(crate) fn enabled_on(device: &Device) -> bool {
     enabled() && !is_cpu(device)
 }
 

@@ -2,10 +2,9 @@
 
 use super::column_sums::{Term, X, column_sums};
 use super::launch::{
-    RowGrid, buffer, dims, elem, empty, launch, output_arg, reuse_or_alloc, row_index, row_lanes, row_sum, supports_all,
+    RowGrid, buffer, dims, elem, empty, launch, output_arg, reuse_or_alloc, row_index, row_lanes, row_sum,
 };
 use crate::autodiff::{self, Kernel, run};
-use crate::choice::Operation;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
@@ -15,28 +14,15 @@ use cubecl::prelude::*;
 /// Rows whose contributions to the weight's gradient a unit sums.
 pub(super) const BLOCK: usize = 64;
 
-/// `x / √(mean(x²) + eps) · (w + offset)`; see [`crate::rms_norm`].
-pub(super) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Option<Tensor<2>> {
-    if !supports_all(Operation::Norm, [x, w]) {
-        return None;
-    }
-    let kernel = Norm { eps, offset };
-    Some(run(kernel, [autodiff::input(x.clone()), autodiff::input(w.clone())]))
+/// See [`crate::rms_norm`].
+pub(crate) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
+    run(Norm { eps, offset }, [x, w].map(|t| autodiff::input(t.clone())))
 }
 
-/// The same, added to `base`; see [`crate::rms_norm_add`].
-pub(super) fn rms_norm_add(
-    base: Tensor<2>,
-    x: &Tensor<2>,
-    w: &Tensor<2>,
-    eps: f64,
-    offset: f64,
-) -> Result<Tensor<2>, Tensor<2>> {
-    if !supports_all(Operation::Norm, [&base, x, w]) {
-        return Err(base);
-    }
+/// See [`crate::rms_norm_add`].
+pub(crate) fn rms_norm_add(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
     let inputs = [autodiff::input(base), autodiff::input(x.clone()), autodiff::input(w.clone())];
-    Ok(run(NormAdd(Norm { eps, offset }), inputs))
+    run(NormAdd(Norm { eps, offset }), inputs)
 }
 
 #[derive(Clone, Debug)]

@@ -12,11 +12,12 @@ mod simt;
 mod tensor_core;
 
 use super::cmma::{VECTOR, has_tensor_cores};
-use super::launch::{Grid, RowGrid, detached, dims, elem, empty, integers, into_writable, launch, supports};
-use super::product::PRODUCTS;
+use super::launch::{Grid, RowGrid, detached, dims, elem, empty, integers, into_writable, launch, plain};
 use crate::autodiff::KernelBackend;
 use crate::backend::PackedMatrix;
 use crate::choice::{FEW_ROWS, FEW_ROWS_ON_CORES, Operation};
+use crate::operations::products::matmul;
+use crate::shapes::Transposed;
 use burn::backend::Cube;
 use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -24,14 +25,6 @@ use codes::{Epilogue, PANEL, WORD, decode, encode};
 use firebrick_device::trace::{Span, span};
 use std::any::Any;
 use std::fmt::{Debug, Formatter};
-
-/// How a product is computed.
-enum Algorithm {
-    /// By a kernel that widens codes as it multiplies, for few rows.
-    Fused { on_tensor_cores: bool },
-    /// In tensor operations, from the matrix widened as a whole.
-    Widened,
-}
 
 /// A matrix `[outputs, inputs]` in 8 bits.
 pub(crate) struct QuantizedMatrix {
@@ -52,7 +45,7 @@ impl Debug for QuantizedMatrix {
 impl QuantizedMatrix {
     /// Quantises a matrix; see [`crate::PackedWeights::quantize`].
     pub(crate) fn quantize(matrix: &Tensor<2>) -> Option<Self> {
-        if !supports(Operation::Quantised, matrix) || matrix.device().is_autodiff() {
+        if !plain(Operation::Quantised, &[matrix]) {
             return None;
         }
         let [outputs, inner] = matrix.dims();
@@ -67,23 +60,30 @@ impl QuantizedMatrix {
         Some(Self { words: Tensor::from_primitive::<Cube>(codes), scales: Cube::tensor(scales), outputs, inner })
     }
 
-    fn span(&self, x: &CubeTensor, matrices: usize) -> Span {
-        let [rows, inner] = dims(x);
+    fn span(&self, x: &Tensor<2>, matrices: usize) -> Span {
+        let [rows, inner] = x.dims();
         span("product", 2.0 * (matrices * rows * inner * self.outputs) as f64)
     }
 
-    /// The rows, and how their product is computed; `None` where it is not.
-    fn prepare(&self, x: &Tensor<2>) -> Option<(CubeTensor, Algorithm)> {
-        if !supports(Operation::Quantised, x) || x.device().is_autodiff() {
-            return None;
-        }
+    /// Whether a kernel widens codes for tensor cores.
+    fn on_tensor_cores(&self, x: &Tensor<2>) -> bool {
+        let x = Cube::primitive(x.clone());
+        self.inner.is_multiple_of(VECTOR) && has_tensor_cores(&x, tensor_core::LEAST_SHARED)
+    }
+
+    /// Whether a kernel widens codes as it multiplies these rows; else the matrix is widened as a whole.
+    fn is_fused(&self, x: &Tensor<2>) -> bool {
         let [rows, inner] = x.dims();
         debug_assert_eq!(inner, self.inner);
-        let x = detached(x.clone());
-        let on_tensor_cores = inner.is_multiple_of(VECTOR) && has_tensor_cores(&x, tensor_core::LEAST_SHARED);
-        let few = if on_tensor_cores { FEW_ROWS_ON_CORES } else { FEW_ROWS };
-        let algorithm = if rows <= few { Algorithm::Fused { on_tensor_cores } } else { Algorithm::Widened };
-        Some((x, algorithm))
+        rows <= if self.on_tensor_cores(x) { FEW_ROWS_ON_CORES } else { FEW_ROWS }
+    }
+
+    /// [`Self::multiply`] into a new tensor.
+    fn multiplied(&self, up: &Self, x: &Tensor<2>, epilogue: Epilogue) -> Tensor<2> {
+        let rows = detached(x.clone());
+        let out = empty(&rows, [x.dims()[0], self.outputs], rows.dtype);
+        self.multiply(up, rows, &out, epilogue, self.on_tensor_cores(x));
+        Cube::tensor(out)
     }
 
     /// The fused product, with that of `up` beside it where it is gated.
@@ -141,43 +141,34 @@ impl PackedMatrix for QuantizedMatrix {
         false
     }
 
-    fn linear(&self, x: &Tensor<2>) -> Option<Tensor<2>> {
-        let (x, algorithm) = self.prepare(x)?;
-        let _span = self.span(&x, 1);
-        let Algorithm::Fused { on_tensor_cores } = algorithm else {
-            let wide = self.widened(x.dtype);
-            return Some(PRODUCTS.matmul_nt(&Cube::tensor(x), &wide));
-        };
-        let out = empty(&x, [dims::<2>(&x)[0], self.outputs], x.dtype);
-        self.multiply(self, &x, &out, Epilogue::None, on_tensor_cores);
-        Some(Cube::tensor(out))
+    fn takes(&self, x: &Tensor<2>) -> bool {
+        plain(Operation::Quantised, &[x])
     }
 
     /// Few rows only.
-    fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Result<Tensor<2>, Tensor<2>> {
-        let alike = base.dtype() == x.dtype() && !base.device().is_autodiff();
-        let prepared = self.prepare(x).filter(|_| alike);
-        let Some((x, Algorithm::Fused { on_tensor_cores })) = prepared else {
-            return Err(base);
-        };
-        let _span = self.span(&x, 1);
+    fn fuses(&self, x: &Tensor<2>) -> bool {
+        self.is_fused(x)
+    }
+
+    fn linear(&self, x: &Tensor<2>) -> Tensor<2> {
+        let _span = self.span(x, 1);
+        if self.is_fused(x) {
+            return self.multiplied(self, x, Epilogue::None);
+        }
+        matmul(x, &self.widened(x.dtype()), Transposed::Right)
+    }
+
+    fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Tensor<2> {
+        let _span = self.span(x, 1);
         let out = into_writable(detached(base));
-        self.multiply(self, &x, &out, Epilogue::Add, on_tensor_cores);
-        Ok(Cube::tensor(out))
+        self.multiply(self, detached(x.clone()), &out, Epilogue::Add, self.on_tensor_cores(x));
+        Cube::tensor(out)
     }
 
-    /// Few rows only.
-    fn linear_swiglu(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Option<Tensor<2>> {
+    fn linear_swiglu(&self, up: &dyn PackedMatrix, x: &Tensor<2>) -> Tensor<2> {
         let up: &dyn Any = up;
-        let up: &Self = up.downcast_ref()?;
-        let shapes = [self, up].map(|matrix| [matrix.outputs, matrix.inner]);
-        let (x, algorithm) = self.prepare(x).filter(|_| shapes[0] == shapes[1])?;
-        let Algorithm::Fused { on_tensor_cores } = algorithm else {
-            return None;
-        };
-        let _span = self.span(&x, 2);
-        let out = empty(&x, [dims::<2>(&x)[0], self.outputs], x.dtype);
-        self.multiply(up, &x, &out, Epilogue::SwiGlu, on_tensor_cores);
-        Some(Cube::tensor(out))
+        let up: &Self = up.downcast_ref().unwrap_or_else(|| unreachable!("matrices on one device are packed alike"));
+        let _span = self.span(x, 2);
+        self.multiplied(up, x, Epilogue::SwiGlu)
     }
 }

@@ -21,7 +21,7 @@ mod source;
 mod storage;
 mod tile;
 
-pub(super) use cache::{copy_blocks, gather_kv, write_kv};
+pub(crate) use cache::{copy_blocks, gather_kv, write_kv};
 
 use super::launch::{
     Grid, buffer, cubes_to_fill, detached, dims, elem, empty, integers, into_writable, launch, supports,
@@ -76,25 +76,40 @@ enum Step {
     Append,
 }
 
-/// Whether the kernels take tensors of these types beside the first one.
-fn takes(first: &Tensor<2>, others: &[DType], pool: &KvPool) -> bool {
+/// Whether the kernels take tensors of these types beside the first one, with tables of a GPU.
+fn knows(first: &Tensor<2>, others: &[DType], pool: &KvPool, shape: &PagedAttentionShape<'_>) -> bool {
     let stored = match pool {
         KvPool::Float { keys, values } => [keys.dtype(), values.dtype()],
         KvPool::Int8 { .. } => [first.dtype(); 2],
     };
-    let mut alike = others.iter().chain(&stored);
-    supports(Operation::DecodeAttention, first) && alike.all(|&dtype| dtype == first.dtype())
+    let tables = shape.tables.on_device.is_some() && shape.angles.on_device.is_some();
+    let mut all = others.iter().chain(&stored);
+    tables && supports(Operation::DecodeAttention, first) && all.all(|&dtype| dtype == first.dtype())
+}
+
+/// Whether the kernels take these tensors.
+pub(crate) fn takes([q, k, v]: &[Tensor<2>; 3], pool: &KvPool, shape: &PagedAttentionShape<'_>) -> bool {
+    knows(q, &[k.dtype(), v.dtype()], pool, shape)
+}
+
+/// Whether the kernels take these tensors, joined.
+pub(crate) fn takes_joined(
+    qkv: &Tensor<2>,
+    bias: Option<&Tensor<2>>,
+    heads: JoinedHeads,
+    pool: &KvPool,
+    shape: &PagedAttentionShape<'_>,
+) -> bool {
+    let biases: Vec<DType> = bias.iter().map(|bias| bias.dtype()).collect();
+    knows(qkv, &biases, pool, shape) && qkv.dims()[1] == heads.width()
 }
 
 /// See [`crate::paged_attention`].
-pub(super) fn paged_attention(
+pub(crate) fn paged_attention(
     [q, k, v]: [Tensor<2>; 3],
     pool: KvPool,
     shape: &PagedAttentionShape<'_>,
-) -> Result<(Tensor<2>, KvPool), KvPool> {
-    if !takes(&q, &[k.dtype(), v.dtype()], &pool) {
-        return Err(pool);
-    }
+) -> (Tensor<2>, KvPool) {
     decode_attention(pool, shape, || {
         let new = NewTokens::Separate { k: detached(k), v: detached(v) };
         (into_writable(detached(q)), new)
@@ -102,17 +117,13 @@ pub(super) fn paged_attention(
 }
 
 /// See [`crate::paged_attention_joined`].
-pub(super) fn paged_attention_joined(
+pub(crate) fn paged_attention_joined(
     qkv: &Tensor<2>,
     bias: Option<&Tensor<2>>,
     heads: JoinedHeads,
     pool: KvPool,
     shape: &PagedAttentionShape<'_>,
-) -> Result<(Tensor<2>, KvPool), KvPool> {
-    let biases: Vec<DType> = bias.iter().map(|bias| bias.dtype()).collect();
-    if !takes(qkv, &biases, &pool) || qkv.dims()[1] != heads.width() {
-        return Err(pool);
-    }
+) -> (Tensor<2>, KvPool) {
     decode_attention(pool, shape, || {
         let qkv = detached(qkv.clone());
         let [rows, _] = dims(&qkv);
@@ -127,10 +138,9 @@ fn decode_attention(
     pool: KvPool,
     shape: &PagedAttentionShape<'_>,
     new: impl FnOnce() -> (CubeTensor, NewTokens),
-) -> Result<(Tensor<2>, KvPool), KvPool> {
-    let on_device = (&shape.tables.on_device, &shape.angles.on_device);
-    let (Some(tables), Some(angles)) = on_device else {
-        return Err(pool);
+) -> (Tensor<2>, KvPool) {
+    let (Some(tables), Some(angles)) = (&shape.tables.on_device, &shape.angles.on_device) else {
+        unreachable!("tables of a GPU");
     };
     let _span = span("decode attention", 0.0);
     let (out, new) = new();

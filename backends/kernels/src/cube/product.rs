@@ -4,7 +4,7 @@
 use super::launch::{dims, empty, enabled_on};
 use super::{gemm, skinny_gemm};
 use crate::autodiff::{self, Kernel, KernelBackend, run};
-use crate::products::Products;
+use crate::shapes::Transposed;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Tensor};
@@ -27,57 +27,41 @@ const FEW_ROWS: usize = 64;
 /// slower, while with 64 rows it takes 1.7 times as long (`--bench products`).
 const MANY_ROWS: usize = 512;
 
-/// Products without a gradient on NVIDIA's tensor cores; elsewhere Burn's.
-pub(super) const PRODUCTS: Products = Products { kernels: Some([matmul_nt, matmul, matmul_tn]) };
-
-/// `x · Wᵀ` without a gradient; see [`crate::product`]. `None` for tensors with autodiff or of different
-/// types, and where kernels are off.
-pub(super) fn product(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    let [x, w] = plain([x, w])?;
-    let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
-    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
-    Some(Cube::tensor(times_transposed(&x, &w)))
-}
-
-fn matmul_nt(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    let [a, b] = plain([a, b])?;
-    gemm::product(&a, &swapped(b)).map(Cube::tensor)
-}
-
-/// `a · b` without a gradient; see [`crate::matmul`].
-pub(super) fn matmul(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    let [a, b] = plain([a, b])?;
-    gemm::product(&a, &b).map(Cube::tensor)
-}
-
-/// `aᵀ · b` without a gradient; see [`crate::matmul_tn`].
-pub(super) fn matmul_tn(a: &Tensor<2>, b: &Tensor<2>) -> Option<Tensor<2>> {
-    let [a, b] = plain([a, b])?;
-    gemm::product(&swapped(a), &b).map(Cube::tensor)
-}
-
-/// Operands without autodiff that kernels take.
-fn plain(operands: [&Tensor<2>; 2]) -> Option<[CubeTensor; 2]> {
-    let [a, b] = operands;
-    let plain = !a.device().is_autodiff() && !b.device().is_autodiff();
-    (plain && takes(a, b)).then(|| operands.map(|t| Cube::primitive(t.clone())))
-}
-
-/// `x · Wᵀ`; see [`crate::linear`]. `None` where kernels are off, and for f64.
-pub(super) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Option<Tensor<2>> {
-    if !takes(x, w) {
-        return None;
-    }
-    let kernel = Linear { trains: w.is_require_grad() };
-    let inputs = [x, w].map(|t| autodiff::input(t.clone()));
-    Some(run(kernel, inputs))
-}
-
-fn takes(x: &Tensor<2>, w: &Tensor<2>) -> bool {
+/// Whether the kernels take two matrices.
+pub(crate) fn takes(x: &Tensor<2>, w: &Tensor<2>) -> bool {
     let dtype = x.dtype();
     let known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     let empty = x.shape().num_elements() == 0 || w.shape().num_elements() == 0;
     enabled_on(&x.device()) && known && !empty && w.dtype() == dtype
+}
+
+/// [`takes`], without autodiff.
+pub(crate) fn takes_plain(x: &Tensor<2>, w: &Tensor<2>) -> bool {
+    takes(x, w) && !x.device().is_autodiff() && !w.device().is_autodiff()
+}
+
+/// See [`crate::linear_unpadded`].
+pub(crate) fn linear_unpadded(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
+    let [x, w] = [x, w].map(|t| Cube::primitive(t.clone()));
+    let ([rows, inner], [outputs, _]) = (dims(&x), dims(&w));
+    let _span = span("product", 2.0 * (rows * inner * outputs) as f64);
+    Cube::tensor(times_transposed(&x, &w))
+}
+
+/// See [`crate::matmul`]: on NVIDIA's tensor cores; elsewhere Burn's.
+pub(crate) fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Tensor<2> {
+    let [left, right] = [a, b].map(|t| Cube::primitive(t.clone()));
+    let product = match transposed {
+        Transposed::Neither => gemm::product(&left, &right),
+        Transposed::Left => gemm::product(&swapped(left), &right),
+        Transposed::Right => gemm::product(&left, &swapped(right)),
+    };
+    product.map_or_else(|| transposed.matmul(a.clone(), b.clone()), Cube::tensor)
+}
+
+/// See [`crate::linear`].
+pub(crate) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
+    run(Linear { trains: w.is_require_grad() }, [x, w].map(|t| autodiff::input(t.clone())))
 }
 
 #[derive(Clone, Debug)]

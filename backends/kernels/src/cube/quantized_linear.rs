@@ -7,11 +7,10 @@
 
 mod fused;
 
-use super::launch::{Grid, detached, elem, empty, enabled_on, launch, supports};
+use super::launch::{Grid, detached, elem, empty, launch, plain};
 use super::packed::codes::code;
 use crate::autodiff::KernelBackend;
 use crate::choice::{FEW_ROWS, Operation};
-use crate::quantized_linear::through_the_host;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
@@ -45,19 +44,25 @@ fn parts(layout: QuantizedLayout) -> PartsLaunch {
     }
 }
 
-/// The product of few rows with a matrix, widened as it is multiplied: `[rows, outputs]`. `None` for many rows, under
-/// autodiff, and where a row of the matrix does not begin with a word.
-pub(super) fn fused(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Option<Tensor<2>> {
-    let numbers = match layout.format {
+/// Numbers of a word.
+fn numbers_of(format: BaseFormat) -> usize {
+    match format {
         BaseFormat::Int8 => BYTES,
         BaseFormat::Nf4 => NIBBLES,
-    };
-    let [rows, inner] = x.dims();
-    let few = (1..=FEW_ROWS).contains(&rows);
-    let fits = few && inner.is_multiple_of(numbers) && layout.matrices == 1;
-    if !fits || x.device().is_autodiff() || !supports(Operation::Quantised, x) {
-        return None;
     }
+}
+
+/// Whether a matrix is widened as it is multiplied with these rows: few, without autodiff, and where rows of the matrix
+/// begin with a word.
+pub(crate) fn takes(x: &Tensor<2>, layout: QuantizedLayout) -> bool {
+    let [rows, inner] = x.dims();
+    let fits = inner.is_multiple_of(numbers_of(layout.format)) && layout.matrices == 1;
+    (1..=FEW_ROWS).contains(&rows) && fits && plain(Operation::Quantised, &[x])
+}
+
+/// See [`crate::operations`]: the product of few rows with a matrix that is widened as it is multiplied.
+pub(crate) fn quantized_matmul(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -> Tensor<2> {
+    let ([rows, inner], numbers) = (x.dims(), numbers_of(layout.format));
     let _span = span("product", 2.0 * (rows * inner * layout.rows) as f64);
     let [x, words] = [x, words].map(|t| detached(t.clone()));
     let out = empty(&x, [rows, layout.rows], x.dtype);
@@ -78,14 +83,11 @@ pub(super) fn fused(x: &Tensor<2>, words: &Tensor<2>, layout: QuantizedLayout) -
         most,
         elem(&out),
     );
-    Some(Cube::tensor(out))
+    Cube::tensor(out)
 }
 
-/// See [`crate::dequantize`]. The host widens where kernels are off.
-pub(super) fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
-    if !enabled_on(&words.device()) {
-        return through_the_host(words, layout, dtype);
-    }
+/// See [`crate::dequantize`].
+pub(crate) fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
     let _span = span("widening", 0.0);
     let words = detached(words.clone());
     let out = empty(&words, [layout.rows, layout.cols], dtype);

@@ -1,22 +1,17 @@
 //! Rotary position embedding in its rotate-half form (Su et al., 2021), in place where the tensor is not shared.
 
-use super::launch::{Grid, detached, dims, elem, launch, output_arg, reuse_or_alloc, supports};
+use super::launch::{Grid, detached, dims, elem, launch, output_arg, reuse_or_alloc};
 use crate::autodiff::{self, Kernel, run};
-use crate::choice::Operation;
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::cubecl;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Rotates pairs of each head; see [`crate::rotary`].
-pub(super) fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Result<Tensor<3>, Tensor<3>> {
-    if !supports(Operation::Rotary, &x) {
-        return Err(x);
-    }
+/// See [`crate::rotary`].
+pub(crate) fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Tensor<3> {
     let [cos, sin] = [cos, sin].map(|angles| detached(angles.clone().cast(DType::F32)));
-    let kernel = Rotary { cos, sin };
-    Ok(run(kernel, [autodiff::input(x)]))
+    run(Rotary { cos, sin }, [autodiff::input(x)])
 }
 
 #[derive(Clone, Debug)]

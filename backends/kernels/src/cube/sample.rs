@@ -25,8 +25,13 @@ const LANES_PER_PART: usize = UNITS / PARTS;
 /// Token ids that f32 represents exactly.
 const IDS: usize = 1 << 24;
 
+/// Whether the kernel takes these logits.
+pub(crate) fn takes(logits: &Tensor<2>) -> bool {
+    supports(Operation::Draw, logits) && logits.dims()[1] <= IDS
+}
+
 /// See [`crate::sample_rows_on_device`].
-pub(super) fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_>) -> Option<Tensor<2>> {
+pub(crate) fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_>) -> Tensor<2> {
     let uniforms = choice.uniforms.map(|uniforms| {
         let uniforms = TensorData::new(uniforms.to_vec(), [uniforms.len()]);
         Tensor::<1>::from_data(uniforms, (&logits.device(), DType::F32))
@@ -35,15 +40,12 @@ pub(super) fn sample_rows_on_device(logits: &Tensor<2>, choice: SampleOptions<'_
 }
 
 /// See [`crate::draw_rows`].
-pub(super) fn draw_rows(
+pub(crate) fn draw_rows(
     logits: &Tensor<2>,
     temperature: f64,
     truncation: Truncation,
     uniforms: Option<&Tensor<1>>,
-) -> Option<Tensor<2>> {
-    if !supports(Operation::Draw, logits) || logits.dims()[1] > IDS {
-        return None;
-    }
+) -> Tensor<2> {
     let _span = span("draw", 0.0);
     let logits = detached(logits.clone());
     let [rows, vocab] = dims(&logits);
@@ -58,14 +60,14 @@ pub(super) fn draw_rows(
     };
     let Some(uniforms) = uniforms else {
         launch!(greedy, grid, [logits, &out], rows, vocab, inverse, dtype);
-        return Some(Cube::tensor(out));
+        return Cube::tensor(out);
     };
     let top_k = truncation.top_k.unwrap_or(vocab).max(1);
     let uniforms = detached(uniforms.clone());
     let bounds = BoundsLaunch::new(top_k as f32, truncation.top_p as f32, truncation.min_p as f32);
     let truncates = Truncates { by_count: top_k < vocab, by_share: truncation.top_p < 1.0, spare };
     launch!(sample, grid, [logits, uniforms, &out], rows, vocab, inverse, bounds, truncates, dtype);
-    Some(Cube::tensor(out))
+    Cube::tensor(out)
 }
 
 /// The largest logit, and the sum of all weights.

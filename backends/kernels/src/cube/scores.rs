@@ -7,10 +7,9 @@
 use super::glu::tanh;
 use super::launch::{
     Grid, RowGrid, detached, dims, elem, empty, integers, launch, output_arg, reuse_or_alloc, row_index, row_lanes,
-    row_max, row_sum, supports,
+    row_max, row_sum,
 };
 use crate::autodiff::KernelBackend;
-use crate::choice::Operation;
 use crate::shapes::{RowScores, RunningScores, Scaling, ScoreGradients};
 use burn::backend::Cube;
 use burn::tensor::{DType, Int, Tensor};
@@ -18,18 +17,31 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use firebrick_device::trace::span;
 
+/// See [`crate::score_rows`]: all columns are one tile.
+pub(crate) fn score_rows(logits: &Tensor<2>, targets: &Tensor<1, Int>, scaling: Scaling) -> RowScores {
+    finish_scores(score_tile(logits, 0, targets, None, scaling))
+}
+
+/// See [`crate::score_gradient`].
+pub(crate) fn score_gradient(
+    logits: Tensor<2>,
+    targets: &Tensor<1, Int>,
+    scores: &RowScores,
+    upstream: ScoreGradients<'_>,
+    scaling: Scaling,
+) -> Tensor<2> {
+    tile_gradient(logits, 0, targets, scores, upstream, scaling)
+}
+
 /// Adds a tile of logits, `[rows, width]`, that begins at column `first` of the vocabulary; see
 /// [`crate::score_tile`].
-pub(super) fn score_tile(
+pub(crate) fn score_tile(
     logits: &Tensor<2>,
     first: usize,
     targets: &Tensor<1, Int>,
     running: Option<RunningScores>,
     scaling: Scaling,
-) -> Option<RunningScores> {
-    if !supports(Operation::Scores, logits) {
-        return None;
-    }
+) -> RunningScores {
     let _span = span("scores", 0.0);
     let logits = detached(logits.clone());
     let [rows, width] = dims(&logits);
@@ -43,11 +55,11 @@ pub(super) fn score_tile(
     let (cubes, tile) = (grid.cubes([&logits], rows), tile_of([rows, width], first, scaling));
     let (fresh, capped) = (u32::from(fresh), scaling.softcap.is_some());
     launch!(update_state, cubes, [logits, integers(targets), &state], tile, fresh, capped, grid, dtype);
-    Some(RunningScores(Cube::tensor(state)))
+    RunningScores(Cube::tensor(state))
 }
 
 /// Log-probs, entropies, logsumexps and means from the state over all tiles.
-pub(super) fn finish(running: RunningScores) -> RowScores {
+pub(crate) fn finish_scores(running: RunningScores) -> RowScores {
     let state = Cube::primitive(running.0);
     let [rows, _] = dims(&state);
     let out = empty(&state, [4, rows], DType::F32);
@@ -59,17 +71,14 @@ pub(super) fn finish(running: RunningScores) -> RowScores {
 
 /// Gradient with respect to a tile of raw logits, in place where they are not shared; see
 /// [`crate::tile_gradient`].
-pub(super) fn tile_gradient(
+pub(crate) fn tile_gradient(
     logits: Tensor<2>,
     first: usize,
     targets: &Tensor<1, Int>,
     scores: &RowScores,
     upstream: ScoreGradients<'_>,
     scaling: Scaling,
-) -> Option<Tensor<2>> {
-    if !supports(Operation::Scores, &logits) {
-        return None;
-    }
+) -> Tensor<2> {
     let _span = span("scores", 0.0);
     let logits = detached(logits);
     let [rows, width] = dims(&logits);
@@ -82,7 +91,7 @@ pub(super) fn tile_gradient(
         (tile_of([rows, width], first, scaling), scaling.softcap.is_some(), upstream.d_entropy.is_some());
     let (targets, y) = (integers(targets), output_arg(&out, in_place, 0));
     launch!(gradient, grid, [logits, targets, lse, mean, d_logp, d_entropy, y], tile, capped, entropy, elem(&out));
-    Some(Cube::tensor(out))
+    Cube::tensor(out)
 }
 
 /// A tile of logits, and how they become z.

@@ -22,23 +22,23 @@ fn part(whole: &CubeTensor, place: &Range<usize>, dtype: DType) -> CubeTensor {
 }
 
 /// Words of a buffer.
-pub(super) fn words_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1, Int> {
+pub(crate) fn words_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1, Int> {
     Tensor::from_primitive::<Cube>(part(&integers(whole), place, DType::I32))
 }
 
 /// Floats whose bits are words of a buffer.
-pub(super) fn floats_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1> {
+pub(crate) fn floats_of(whole: &Tensor<1, Int>, place: &Range<usize>) -> Tensor<1> {
     Tensor::from_primitive::<Cube>(part(&integers(whole), place, DType::F32))
 }
 
 /// See [`crate::duplicate`].
-pub(super) fn duplicate(tensor: &Tensor<2>) -> Tensor<2> {
+pub(crate) fn duplicate(tensor: &Tensor<2>) -> Tensor<2> {
     Cube::tensor(copy_contiguous(Cube::primitive(tensor.clone())))
 }
 
 /// Overwrites the words of a buffer, whoever else holds it. With `tokens`, `[rows, width]`, the first of each row is
 /// the word of that row.
-pub(super) fn load_step(target: &Tensor<1, Int>, words: &Tensor<1, Int>, tokens: Option<&Tensor<2>>, rows: usize) {
+pub(crate) fn load_step(target: &Tensor<1, Int>, words: &Tensor<1, Int>, tokens: Option<&Tensor<2>>, rows: usize) {
     let [target, words] = [target, words].map(integers);
     let length = words.shape().num_elements();
     let (taken, width) = tokens.map_or((0, 1), |tokens| (rows, tokens.dims()[1]));

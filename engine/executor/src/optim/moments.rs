@@ -29,7 +29,7 @@ impl DeviceMoment {
             MomentKind::F32 => Self::Float(value),
             MomentKind::Bf16 => Self::Float(value.cast(DType::BF16)),
             MomentKind::Block8 if is_cpu(&value.device()) && value.dtype() == DType::F32 => Self::near(value, signed),
-            MomentKind::Block8 => Self::Block8(Box::new(DeviceBlock8::quantise(value, signed))),
+            MomentKind::Block8 => Self::Block8(Box::new(DeviceBlock8::quantise(&value, signed))),
         }
     }
 

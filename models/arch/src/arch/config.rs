@@ -68,7 +68,7 @@ impl Arch {
             rotary_dim: partial_rotary(&f, family, head_dim)?,
             max_positions: stretched(&ropes, max_positions),
             norm_eps: norm_eps(&f, family)?,
-            norm_offset: gemma || family.is_qwen3_5(),
+            norm_offset: if gemma || family.is_qwen3_5() { 1.0 } else { 0.0 },
             qkv_bias: family == Family::Qwen2 || bias,
             o_bias: bias && family != Family::Qwen2,
             mlp_bias: f.flag("mlp_bias", false)?,

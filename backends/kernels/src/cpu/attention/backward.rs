@@ -4,7 +4,7 @@ use super::blocks::{Block, Heads, Rows, probabilities};
 use crate::cpu::gemm::{Matrix, Size, Target, multiply};
 use crate::cpu::parallel::{SharedPtr, dims, elements, tensor, vectorised};
 use crate::cpu::real::{Real, dot};
-use crate::families::Family;
+use crate::prefix_groups::PrefixGroup;
 use crate::shapes::AttentionShape;
 use burn::backend::flex::FlexTensor;
 use gemm::Parallelism;
@@ -38,31 +38,31 @@ pub(super) fn backward<T: Real>(
     let mut dk = vec![T::ZERO; k.len()];
     let mut dv = vec![T::ZERO; v.len()];
     let targets = [&mut dq, &mut dk, &mut dv].map(|t| SharedPtr(t.as_mut_ptr()));
-    // a family shares rows of keys, so one task accumulates their gradients
-    let tasks: Vec<(usize, usize, &Family)> = shape
-        .families
+    // a group shares rows of keys, so one task accumulates their gradients
+    let tasks: Vec<(usize, usize, &PrefixGroup)> = shape
+        .groups
         .all
         .iter()
         .enumerate()
-        .flat_map(|(index, family)| (0..heads.kv).map(move |kv| (index, kv, family)))
+        .flat_map(|(index, group)| (0..heads.kv).map(move |kv| (index, kv, group)))
         .collect();
     let sinks: Option<&[T]> = sinks.map(elements);
-    // a row for each family: which task is first does not matter
-    let rows = sinks.map_or(0, |_| shape.families.all.len());
+    // a row for each group: which task is first does not matter
+    let rows = sinks.map_or(0, |_| shape.groups.all.len());
     let mut d_sinks = vec![T::ZERO; rows * heads.query];
     let d_sinks_start = SharedPtr(d_sinks.as_mut_ptr());
     let empty = || Scratch { p: Vec::new(), ds: Vec::new(), raw: Vec::new(), shares: Vec::new() };
-    tasks.par_iter().for_each_init(empty, |scratch, &(index, kv, family)| {
+    tasks.par_iter().for_each_init(empty, |scratch, &(index, kv, group)| {
         let pass = BackwardPass { shape, heads, kv, inputs: [q, k, v, g], sinks, targets };
         for head in kv * heads.group()..(kv + 1) * heads.group() {
             let mut d_sink = T::ZERO;
-            for rows in family.sequences() {
+            for rows in group.sequences() {
                 for block in rows.blocks(shape.window) {
                     d_sink += pass.block(head, &rows, &block, scratch);
                 }
             }
             if sinks.is_some() {
-                // SAFETY: the buffer has the family's row, and no other task writes this head of it.
+                // SAFETY: the buffer has the group's row, and no other task writes this head of it.
                 #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
                 unsafe {
                     *d_sinks_start.get().add(index * heads.query + head) = d_sink;
@@ -122,7 +122,7 @@ impl<T: Real> BackwardPass<'_, T> {
             let keys = Matrix::row_major(&k[key..], kv_row);
             let target = Target { start: dq, row: q_row, add: i > 0 };
             multiply(Size { m, k: tokens.len(), n: heads.dim }, target, ds, keys, one);
-            // SAFETY: no other task writes dK and dV of this key head and this family's rows.
+            // SAFETY: no other task writes dK and dV of this key head and this group's rows.
             #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
             let (dk, dv) = unsafe { (dk.get().add(key), dv.get().add(key)) };
             let size = Size { m: tokens.len(), k: m, n: heads.dim };
@@ -143,30 +143,27 @@ impl<T: Real> BackwardPass<'_, T> {
             raw.clear();
             raw.extend_from_slice(p);
         }
-        vectorised(
-            #[inline(always)]
-            || {
-                probabilities(p, block, shape, sink, shares);
-                let scale = T::of(shape.scale);
-                let rows = p.chunks_exact(n).zip(ds.chunks_exact_mut(n));
-                for (query, (p, ds)) in rows.enumerate() {
-                    let mean = dot(p, ds);
-                    if let Some(&share) = shares.get(query) {
-                        d_sink += -(share * mean);
-                    }
-                    for (ds, &p) in ds.iter_mut().zip(p) {
-                        *ds = p * (*ds - mean) * scale;
-                    }
+        vectorised!({
+            probabilities(p, block, shape, sink, shares);
+            let scale = T::of(shape.scale);
+            let rows = p.chunks_exact(n).zip(ds.chunks_exact_mut(n));
+            for (query, (p, ds)) in rows.enumerate() {
+                let mean = dot(p, ds);
+                if let Some(&share) = shares.get(query) {
+                    d_sink += -(share * mean);
                 }
-                if let Some(cap) = shape.softcap {
-                    let shrink = T::of(shape.scale / cap);
-                    for (ds, &raw) in ds.iter_mut().zip(raw.iter()) {
-                        let t = (raw * shrink).tanh();
-                        *ds = *ds * (T::ONE - t * t);
-                    }
+                for (ds, &p) in ds.iter_mut().zip(p) {
+                    *ds = p * (*ds - mean) * scale;
                 }
-            },
-        );
+            }
+            if let Some(cap) = shape.softcap {
+                let shrink = T::of(shape.scale / cap);
+                for (ds, &raw) in ds.iter_mut().zip(raw.iter()) {
+                    let t = (raw * shrink).tanh();
+                    *ds = *ds * (T::ONE - t * t);
+                }
+            }
+        });
         d_sink
     }
 }

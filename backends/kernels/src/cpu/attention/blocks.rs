@@ -2,7 +2,7 @@
 
 use crate::cpu::parallel::dims;
 use crate::cpu::real::{Real, largest};
-use crate::families::Family;
+use crate::prefix_groups::PrefixGroup;
 use crate::shapes::AttentionShape;
 use burn::backend::flex::FlexTensor;
 use std::ops::Range;
@@ -81,7 +81,7 @@ impl Rows {
     }
 }
 
-impl Family {
+impl PrefixGroup {
     /// Every sequence of queries: the prefix by itself, then each member after it.
     pub(super) fn sequences(&self) -> impl Iterator<Item = Rows> + '_ {
         let prefix = Rows { prefix: self.prefix.start..self.prefix.start, own: self.prefix.clone() };

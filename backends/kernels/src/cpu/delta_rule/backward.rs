@@ -195,31 +195,25 @@ impl<T: Real> Pass<'_, T> {
         let (dim, width, m) = (inputs.heads.key_dim, inputs.heads.value_dim, chunk.rows.len());
         let (f, e) = sized(&mut own.d_read, 2 * m * width).split_at_mut(m * width);
         let d_r = &own.d_n;
-        vectorised(
-            #[inline(always)]
-            || {
-                for (i, row) in chunk.rows.clone().enumerate() {
-                    let place = i * width..(i + 1) * width;
-                    let d_r = &d_r[place.clone()];
-                    let (f, e) = (&mut f[place.clone()], &mut e[place]);
-                    let d_o = row * inputs.out_row() + chunk.head * width;
-                    let d_o = &self.d_out[d_o..][..width];
-                    // SAFETY: no other task writes this head of this row.
-                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                    let d_v = unsafe {
-                        let at = self.targets[0].get().add(inputs.value(row, chunk.head));
-                        std::slice::from_raw_parts_mut(at, width)
-                    };
-                    let (gamma, beta) = (scratch.gamma[i], scratch.beta[i]);
-                    for d in 0..width {
-                        f[d] = gamma * d_o[d];
-                        let through = beta * d_r[d];
-                        d_v[d] = through;
-                        e[d] = -(gamma * through);
-                    }
+        vectorised!({
+            for (i, row) in chunk.rows.clone().enumerate() {
+                let place = i * width..(i + 1) * width;
+                let d_r = &d_r[place.clone()];
+                let (f, e) = (&mut f[place.clone()], &mut e[place]);
+                let d_o = row * inputs.out_row() + chunk.head * width;
+                let d_o = &self.d_out[d_o..][..width];
+                // SAFETY: no other task writes this head of this row.
+                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                let d_v = unsafe { self.targets[0].slice(inputs.value(row, chunk.head), width) };
+                let (gamma, beta) = (scratch.gamma[i], scratch.beta[i]);
+                for d in 0..width {
+                    f[d] = gamma * d_o[d];
+                    let through = beta * d_r[d];
+                    d_v[d] = through;
+                    e[d] = -(gamma * through);
                 }
-            },
-        );
+            }
+        });
         let out = Target::new(sized(&mut own.d_qk, 2 * m * dim), dim, false);
         let state = Matrix::row_major(&chunk.found.state, width).transposed();
         let d_read = Matrix::row_major(&own.d_read, width);
@@ -238,42 +232,39 @@ impl<T: Real> Pass<'_, T> {
         let (d_p, d_a, written) = (&mut own.d_p, &mut own.d_a, &own.written);
         let both = sized(&mut own.both, m * m);
         let d_state = &own.d_state;
-        vectorised(
-            #[inline(always)]
-            || {
-                let mut last = scratch.gamma[m - 1] * dot(d_state, &chunk.found.state);
-                for i in 0..m {
-                    let beta = scratch.beta[i];
-                    let place = i * m..i * m + columns(i, m);
-                    let factors = Factors {
-                        d_p: &mut d_p[place.clone()],
-                        d_a: &mut d_a[place.clone()],
-                        d_c: &mut d_c[..place.len()],
-                        decay: &scratch.decay[place.clone()],
-                        kk: &kk[place.clone()],
-                        p: &scratch.p[place],
-                    };
-                    let [through, moved] = factors.row(i, beta);
-                    let place = i * width..(i + 1) * width;
-                    d_beta[i] = through + dot(&d_r[place.clone()], &chunk.found.u[place]);
-                    let place = i * dim..(i + 1) * dim;
-                    let put = dot(&scratch.kept[place.clone()], &written[place]);
-                    let read = [i, m + i].map(|row| row * dim..(row + 1) * dim);
-                    let read = read.map(|own| dot(&d_qk[own.clone()], &chunk.keys.qk[own]));
-                    d_c[i] += moved + read[0] + read[1] - put;
-                    last += put;
+        vectorised!({
+            let mut last = scratch.gamma[m - 1] * dot(d_state, &chunk.found.state);
+            for i in 0..m {
+                let beta = scratch.beta[i];
+                let place = i * m..i * m + columns(i, m);
+                let factors = Factors {
+                    d_p: &mut d_p[place.clone()],
+                    d_a: &mut d_a[place.clone()],
+                    d_c: &mut d_c[..place.len()],
+                    decay: &scratch.decay[place.clone()],
+                    kk: &kk[place.clone()],
+                    p: &scratch.p[place],
+                };
+                let [through, moved] = factors.row(i, beta);
+                let place = i * width..(i + 1) * width;
+                d_beta[i] = through + dot(&d_r[place.clone()], &chunk.found.u[place]);
+                let place = i * dim..(i + 1) * dim;
+                let put = dot(&scratch.kept[place.clone()], &written[place]);
+                let read = [i, m + i].map(|row| row * dim..(row + 1) * dim);
+                let read = read.map(|own| dot(&d_qk[own.clone()], &chunk.keys.qk[own]));
+                d_c[i] += moved + read[0] + read[1] - put;
+                last += put;
+            }
+            d_c[m - 1] += last;
+            for i in 0..m {
+                both[i * m + i] = T::ZERO;
+                for j in 0..i {
+                    let g = d_a[i * m + j];
+                    both[i * m + j] = g;
+                    both[j * m + i] = g;
                 }
-                d_c[m - 1] += last;
-                for i in 0..m {
-                    both[i * m + i] = T::ZERO;
-                    for j in 0..i {
-                        let g = d_a[i * m + j];
-                        both[i * m + j] = g;
-                        both[j * m + i] = g;
-                    }
-                }
-            },
-        );
+            }
+        });
         let mut sum = T::ZERO;
         for (i, row) in chunk.rows.clone().enumerate().rev() {
             sum += d_c[i];
@@ -307,23 +298,20 @@ impl<T: Real> Pass<'_, T> {
         let (written, rest, d_qk) = (&own.written, &scratch.rest, &own.d_qk);
         let decay = scratch.gamma[m - 1];
         let d_state = &mut own.d_state;
-        vectorised(
-            #[inline(always)]
-            || {
-                for (all, &d) in all.iter_mut().zip(d_qk) {
-                    *all += d;
+        vectorised!({
+            for (all, &d) in all.iter_mut().zip(d_qk) {
+                *all += d;
+            }
+            let keys = all[m * dim..].chunks_exact_mut(dim);
+            for ((key, written), &rest) in keys.zip(written.chunks_exact(dim)).zip(rest) {
+                for (key, &w) in key.iter_mut().zip(written) {
+                    *key += rest * w;
                 }
-                let keys = all[m * dim..].chunks_exact_mut(dim);
-                for ((key, written), &rest) in keys.zip(written.chunks_exact(dim)).zip(rest) {
-                    for (key, &w) in key.iter_mut().zip(written) {
-                        *key += rest * w;
-                    }
-                }
-                for d in d_state.iter_mut() {
-                    *d = *d * decay;
-                }
-            },
-        );
+            }
+            for d in d_state.iter_mut() {
+                *d = *d * decay;
+            }
+        });
         let qk_t = Matrix::row_major(&chunk.keys.qk, dim).transposed();
         let out = Target::new(d_state, width, true);
         let d_read = Matrix::row_major(&own.d_read, width);
@@ -340,29 +328,26 @@ impl<T: Real> Pass<'_, T> {
         for target in targets {
             prefetch_rows(target, heads.channels(), m, dim);
         }
-        vectorised(
-            #[inline(always)]
-            || {
-                // x̂ is x divided by its norm, times `times`; d is the gradient of x̂
-                for (part, times) in [T::ONE / root, T::ONE].into_iter().enumerate() {
-                    for i in 0..m {
-                        let place = (part * m + i) * dim..(part * m + i + 1) * dim;
-                        let (x, d) = (&keys.qk[place.clone()], &d_qk[place]);
-                        let along = dot(x, d) / (times * times);
-                        let scale = times * keys.inverse[part * m + i];
-                        // SAFETY: no other task writes this head of this row.
-                        #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                        let out = unsafe {
-                            let at = targets[part].add(i * heads.channels());
-                            std::slice::from_raw_parts_mut(at, dim)
-                        };
-                        for ((out, &x), &d) in out.iter_mut().zip(x).zip(d) {
-                            *out = scale * (d - x * along);
-                        }
+        vectorised!({
+            // x̂ is x divided by its norm, times `times`; d is the gradient of x̂
+            for (part, times) in [T::ONE / root, T::ONE].into_iter().enumerate() {
+                for i in 0..m {
+                    let place = (part * m + i) * dim..(part * m + i + 1) * dim;
+                    let (x, d) = (&keys.qk[place.clone()], &d_qk[place]);
+                    let along = dot(x, d) / (times * times);
+                    let scale = times * keys.inverse[part * m + i];
+                    // SAFETY: no other task writes this head of this row.
+                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                    let out = unsafe {
+                        let at = targets[part].add(i * heads.channels());
+                        std::slice::from_raw_parts_mut(at, dim)
+                    };
+                    for ((out, &x), &d) in out.iter_mut().zip(x).zip(d) {
+                        *out = scale * (d - x * along);
                     }
                 }
-            },
-        );
+            }
+        });
     }
 }
 
@@ -377,19 +362,16 @@ fn solve_transposed<T: Real>(minus_a: &[T], x: &mut [T], m: usize, width: usize)
             let out = Target::new(own, width, true);
             product([end - start, m - end, width], out, a, Matrix::row_major(after, width));
         }
-        vectorised(
-            #[inline(always)]
-            || {
-                for i in (start + 1..end).rev() {
-                    let (before, row) = own.split_at_mut((i - start) * width);
-                    for (j, before) in (start..i).zip(before.chunks_exact_mut(width)) {
-                        let a = minus_a[i * m + j];
-                        for (x, &y) in before.iter_mut().zip(row.iter()) {
-                            *x += a * y;
-                        }
+        vectorised!({
+            for i in (start + 1..end).rev() {
+                let (before, row) = own.split_at_mut((i - start) * width);
+                for (j, before) in (start..i).zip(before.chunks_exact_mut(width)) {
+                    let a = minus_a[i * m + j];
+                    for (x, &y) in before.iter_mut().zip(row.iter()) {
+                        *x += a * y;
                     }
                 }
-            },
-        );
+            }
+        });
     }
 }

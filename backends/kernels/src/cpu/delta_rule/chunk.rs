@@ -62,20 +62,17 @@ impl<T: Real> Keys<T> {
             query.copy_from_slice(&inputs.qkv[inputs.query(row, key_head)..][..dim]);
             key.copy_from_slice(&inputs.qkv[inputs.key(row, key_head)..][..dim]);
         }
-        vectorised(
-            #[inline(always)]
-            || {
-                let root = T::ONE / T::of((dim as f64).sqrt());
-                let rows = qk.chunks_exact_mut(dim).zip(inverse.iter_mut());
-                for (i, (x, inverse)) in rows.enumerate() {
-                    *inverse = inverse_norm(x);
-                    let scale = if i < m { *inverse * root } else { *inverse };
-                    for x in x {
-                        *x = *x * scale;
-                    }
+        vectorised!({
+            let root = T::ONE / T::of((dim as f64).sqrt());
+            let rows = qk.chunks_exact_mut(dim).zip(inverse.iter_mut());
+            for (i, (x, inverse)) in rows.enumerate() {
+                *inverse = inverse_norm(x);
+                let scale = if i < m { *inverse * root } else { *inverse };
+                for x in x {
+                    *x = *x * scale;
                 }
-            },
-        );
+            }
+        });
         let products = sized(&mut self.products, 2 * m * m);
         let (of_queries, of_keys) = products.split_at_mut(m * m);
         let (queries, keys) = self.qk.split_at(m * dim);
@@ -136,33 +133,30 @@ impl<T: Real> Scratch<T> {
         let p = sized(&mut self.p, m * m);
         let minus_a = sized(&mut self.minus_a, m * m);
         let (qk, kk) = keys.products.split_at(m * m);
-        vectorised(
-            #[inline(always)]
-            || {
-                for i in 0..m {
-                    let (own_c, own_beta) = (c[i], beta[i]);
-                    gamma[i] = own_c.exp();
-                    rest[i] = (sum - own_c).exp();
-                    let own = i * m..i * m + columns(i, m);
-                    let width = own.len();
-                    let d = &mut decay[own.clone()];
-                    // whole blocks: rows of any length would end in exponentials one by one
-                    for (d, &c_j) in d.iter_mut().zip(&c[..width]) {
-                        *d = (own_c - c_j).exp();
-                    }
-                    d[i + 1..].fill(T::ZERO);
-                    let (p, qk) = (&mut p[own.clone()], &qk[own.clone()]);
-                    for ((p, &qk), &d) in p.iter_mut().zip(qk).zip(&*d) {
-                        *p = qk * d;
-                    }
-                    let (minus_a, kk) = (&mut minus_a[own.clone()], &kk[own]);
-                    for ((a, &kk), &d) in minus_a.iter_mut().zip(kk).zip(&*d) {
-                        *a = -(own_beta * kk * d);
-                    }
-                    minus_a[i] = T::ZERO;
+        vectorised!({
+            for i in 0..m {
+                let (own_c, own_beta) = (c[i], beta[i]);
+                gamma[i] = own_c.exp();
+                rest[i] = (sum - own_c).exp();
+                let own = i * m..i * m + columns(i, m);
+                let width = own.len();
+                let d = &mut decay[own.clone()];
+                // whole blocks: rows of any length would end in exponentials one by one
+                for (d, &c_j) in d.iter_mut().zip(&c[..width]) {
+                    *d = (own_c - c_j).exp();
                 }
-            },
-        );
+                d[i + 1..].fill(T::ZERO);
+                let (p, qk) = (&mut p[own.clone()], &qk[own.clone()]);
+                for ((p, &qk), &d) in p.iter_mut().zip(qk).zip(&*d) {
+                    *p = qk * d;
+                }
+                let (minus_a, kk) = (&mut minus_a[own.clone()], &kk[own]);
+                for ((a, &kk), &d) in minus_a.iter_mut().zip(kk).zip(&*d) {
+                    *a = -(own_beta * kk * d);
+                }
+                minus_a[i] = T::ZERO;
+            }
+        });
     }
 
     /// K S, with Q S where `queries`, then U and β U.
@@ -189,21 +183,18 @@ impl<T: Real> Scratch<T> {
         let ks = &self.read[(count - m) * width..];
         let (u, n) = (sized(&mut self.u, m * width), sized(&mut self.n, m * width));
         let (gamma, beta) = (&self.gamma, &self.beta);
-        vectorised(
-            #[inline(always)]
-            || {
-                for (i, row) in rows.enumerate() {
-                    let (gamma, beta) = (gamma[i], beta[i]);
-                    let v = &inputs.qkv[inputs.value(row, head)..][..width];
-                    let own = i * width..(i + 1) * width;
-                    let (u, n) = (&mut u[own.clone()], &mut n[own.clone()]);
-                    for (((u, n), &v), &ks) in u.iter_mut().zip(n).zip(v).zip(&ks[own]) {
-                        *u = v - gamma * ks;
-                        *n = beta * *u;
-                    }
+        vectorised!({
+            for (i, row) in rows.enumerate() {
+                let (gamma, beta) = (gamma[i], beta[i]);
+                let v = &inputs.qkv[inputs.value(row, head)..][..width];
+                let own = i * width..(i + 1) * width;
+                let (u, n) = (&mut u[own.clone()], &mut n[own.clone()]);
+                for (((u, n), &v), &ks) in u.iter_mut().zip(n).zip(v).zip(&ks[own]) {
+                    *u = v - gamma * ks;
+                    *n = beta * *u;
                 }
-            },
-        );
+            }
+        });
     }
 
     /// β U into N.
@@ -217,21 +208,18 @@ impl<T: Real> Scratch<T> {
                 product([end - start, start, width], out, a, Matrix::row_major(before, width));
             }
             let minus_a = &self.minus_a;
-            vectorised(
-                #[inline(always)]
-                || {
-                    for i in start + 1..end {
-                        let (before, row) = own.split_at_mut((i - start) * width);
-                        let row = &mut row[..width];
-                        for (j, before) in (start..i).zip(before.chunks_exact(width)) {
-                            let a = minus_a[i * m + j];
-                            for (x, &y) in row.iter_mut().zip(before) {
-                                *x += a * y;
-                            }
+            vectorised!({
+                for i in start + 1..end {
+                    let (before, row) = own.split_at_mut((i - start) * width);
+                    let row = &mut row[..width];
+                    for (j, before) in (start..i).zip(before.chunks_exact(width)) {
+                        let a = minus_a[i * m + j];
+                        for (x, &y) in row.iter_mut().zip(before) {
+                            *x += a * y;
                         }
                     }
-                },
-            );
+                }
+            });
         }
     }
 
@@ -240,17 +228,14 @@ impl<T: Real> Scratch<T> {
         let (_, keys) = keys.split();
         let kept = sized(&mut self.kept, keys.len());
         let rest = &self.rest;
-        vectorised(
-            #[inline(always)]
-            || {
-                let rows = kept.chunks_exact_mut(dim).zip(keys.chunks_exact(dim));
-                for ((kept, key), &rest) in rows.zip(rest) {
-                    for (kept, &key) in kept.iter_mut().zip(key) {
-                        *kept = key * rest;
-                    }
+        vectorised!({
+            let rows = kept.chunks_exact_mut(dim).zip(keys.chunks_exact(dim));
+            for ((kept, key), &rest) in rows.zip(rest) {
+                for (kept, &key) in kept.iter_mut().zip(key) {
+                    *kept = key * rest;
                 }
-            },
-        );
+            }
+        });
     }
 
     /// U and N of a chunk, and the state after it; with Q S where `queries`.
@@ -269,14 +254,11 @@ impl<T: Real> Scratch<T> {
         self.solve(m, width);
         self.kept_keys(keys, dim);
         let decay = self.gamma[m - 1];
-        vectorised(
-            #[inline(always)]
-            || {
-                for s in state.iter_mut() {
-                    *s = *s * decay;
-                }
-            },
-        );
+        vectorised!({
+            for s in state.iter_mut() {
+                *s = *s * decay;
+            }
+        });
         let kept = Matrix::row_major(&self.kept, dim).transposed();
         let out = Target::new(state, width, true);
         product([dim, m, width], out, kept, Matrix::row_major(&self.n, width));
@@ -296,19 +278,16 @@ impl<T: Real> Scratch<T> {
         prefetch_rows(out, inputs.out_row(), m, width);
         self.advance(inputs, head, rows, keys, state, true);
         let (read, gamma, stride) = (&self.read, &self.gamma, inputs.out_row());
-        vectorised(
-            #[inline(always)]
-            || {
-                for (i, &gamma) in gamma.iter().enumerate() {
-                    // SAFETY: the caller passes the place of this head in rows that no other thread writes.
-                    #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                    let out = unsafe { std::slice::from_raw_parts_mut(out.add(i * stride), width) };
-                    for (out, &q) in out.iter_mut().zip(&read[i * width..]) {
-                        *out = gamma * q;
-                    }
+        vectorised!({
+            for (i, &gamma) in gamma.iter().enumerate() {
+                // SAFETY: the caller passes the place of this head in rows that no other thread writes.
+                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+                let out = unsafe { std::slice::from_raw_parts_mut(out.add(i * stride), width) };
+                for (out, &q) in out.iter_mut().zip(&read[i * width..]) {
+                    *out = gamma * q;
                 }
-            },
-        );
+            }
+        });
         let out = Target { start: out, row: stride, add: true };
         let (p, n) = (Matrix::row_major(&self.p, m), Matrix::row_major(&self.n, width));
         lower_times([m, width], out, p, n);

@@ -28,31 +28,25 @@ pub(super) fn step<T: Real>(
     let q = &inputs.qkv[inputs.query(row, key_head)..][..dim];
     let k = &inputs.qkv[inputs.key(row, key_head)..][..dim];
     let delta = sized(delta, width);
-    vectorised(
-        #[inline(always)]
-        || {
-            let q_scale = inverse_norm(q) / T::of((dim as f64).sqrt());
-            let k_scale = inverse_norm(k);
-            for (i, state) in states.chunks_exact_mut(dim * width).enumerate() {
-                let head = key_head * heads.group() + i;
-                let at = row * heads.values + head;
-                let (decay, beta) = (inputs.g[at].exp(), inputs.beta[at]);
-                let vectors = Vectors { q, k, q_scale, k_scale, decay };
-                vectors.held(state, delta);
-                let v = &inputs.qkv[inputs.value(row, head)..][..width];
-                for (d, &v) in delta.iter_mut().zip(v) {
-                    *d = beta * (v - *d);
-                }
-                // SAFETY: no other task writes this head of this row.
-                #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-                let out = unsafe {
-                    let at = row * inputs.out_row() + head * width;
-                    std::slice::from_raw_parts_mut(target.get().add(at), width)
-                };
-                vectors.write(state, delta, out);
+    vectorised!({
+        let q_scale = inverse_norm(q) / T::of((dim as f64).sqrt());
+        let k_scale = inverse_norm(k);
+        for (i, state) in states.chunks_exact_mut(dim * width).enumerate() {
+            let head = key_head * heads.group() + i;
+            let at = row * heads.values + head;
+            let (decay, beta) = (inputs.g[at].exp(), inputs.beta[at]);
+            let vectors = Vectors { q, k, q_scale, k_scale, decay };
+            vectors.held(state, delta);
+            let v = &inputs.qkv[inputs.value(row, head)..][..width];
+            for (d, &v) in delta.iter_mut().zip(v) {
+                *d = beta * (v - *d);
             }
-        },
-    );
+            // SAFETY: no other task writes this head of this row.
+            #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
+            let out = unsafe { target.slice(row * inputs.out_row() + head * width, width) };
+            vectors.write(state, delta, out);
+        }
+    });
 }
 
 /// A token's query and key, the factors that make unit vectors of them, and the decay of the state.

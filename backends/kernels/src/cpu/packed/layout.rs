@@ -1,6 +1,6 @@
 //! A matrix copied into panels: exactly, or quantized to 8 bits.
 
-use crate::cpu::autodiff::{detached, is_full_precision};
+use crate::cpu::autodiff::{detached, plain};
 use crate::cpu::parallel::{CACHE_LINE, dims, elements, vectorised};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
@@ -50,7 +50,7 @@ impl Debug for PanelMatrix {
 impl PanelMatrix {
     /// A copy of a matrix. `None` where it is not the CPU backend's f32, or has a graph.
     pub(crate) fn pack(matrix: &Tensor<2>) -> Option<Self> {
-        let matrix = untracked_f32(matrix)?;
+        let matrix = is_plain_f32(matrix).then(|| detached(matrix.clone()))?;
         let [outputs, inner] = dims(&matrix);
         let count = outputs.div_ceil(WIDTH) * inner;
         let mut lines = Vec::with_capacity(count);
@@ -79,7 +79,7 @@ impl PanelMatrix {
 
     /// A copy of a matrix in 8 bits; see [`crate::PackedWeights::quantize`].
     pub(crate) fn quantize(matrix: &Tensor<2>) -> Option<Self> {
-        let matrix = untracked_f32(matrix)?;
+        let matrix = is_plain_f32(matrix).then(|| detached(matrix.clone()))?;
         let [outputs, inner] = dims(&matrix);
         let panels = outputs.div_ceil(WIDTH);
         let mut codes = vec![LineI8([0; WIDTH]); panels * inner];
@@ -99,10 +99,9 @@ impl PanelMatrix {
     }
 }
 
-/// A tensor as these kernels take it: the CPU backend's f32 without a graph.
-pub(super) fn untracked_f32(tensor: &Tensor<2>) -> Option<FlexTensor> {
-    let supported = is_full_precision(tensor) && tensor.dtype() == DType::F32 && !tensor.device().is_autodiff();
-    supported.then(|| detached(tensor.clone()))
+/// Whether these kernels take a tensor: the CPU backend's f32 without a graph.
+pub(super) fn is_plain_f32(tensor: &Tensor<2>) -> bool {
+    tensor.dtype() == DType::F32 && plain(&[tensor])
 }
 
 /// The rows of a matrix that are the outputs of a panel.
@@ -127,12 +126,9 @@ fn encode(row: &[f32], scale: f32, codes: &mut Vec<i8>) {
     // where the scale underflows to 0, all codes are 0
     let divisor = if scale == 0.0 { 1.0 } else { scale };
     codes.resize(row.len(), 0);
-    vectorised(
-        #[inline(always)]
-        || {
-            for (code, &value) in codes.iter_mut().zip(row) {
-                *code = (value / divisor).round_ties_even().clamp(-MAX_CODE, MAX_CODE) as i8;
-            }
-        },
-    );
+    vectorised!({
+        for (code, &value) in codes.iter_mut().zip(row) {
+            *code = (value / divisor).round_ties_even().clamp(-MAX_CODE, MAX_CODE) as i8;
+        }
+    });
 }

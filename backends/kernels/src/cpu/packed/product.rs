@@ -146,7 +146,7 @@ impl Work<'_> {
     fn gate(&self, at: usize, ups: &[f32; WIDTH]) {
         // SAFETY: no other task accesses these outputs, and this one wrote them.
         #[allow(unsafe_code, reason = "tasks write disjoint parts of one tensor")]
-        let out = unsafe { std::slice::from_raw_parts_mut(self.out.get().add(at), self.width()) };
+        let out = unsafe { self.out.slice(at, self.width()) };
         for (gate, &up) in out.iter_mut().zip(ups) {
             *gate = *gate * sigmoid(*gate) * up;
         }

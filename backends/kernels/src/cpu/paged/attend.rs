@@ -17,31 +17,30 @@ use firebrick_device::trace::span;
 const LARGE: usize = 1 << 15;
 const LARGE_FOR_TEAM: usize = 1 << 11;
 
-/// See [`crate::paged_attention`].
-///
-/// Gives the pool back where the tensors are not the CPU backend's f32 or f64.
-pub(crate) fn paged_attention(
-    qkv: &[Tensor<2>; 3],
-    pool: KvPool,
-    shape: &PagedAttentionShape<'_>,
-) -> Result<(Tensor<2>, KvPool), KvPool> {
+/// Whether the kernel takes these tensors: the CPU backend's, all in f32 or all in f64.
+pub(crate) fn takes(qkv: &[Tensor<2>; 3], pool: &KvPool, shape: &PagedAttentionShape<'_>) -> bool {
     let dtype = qkv[0].dtype();
-    let Some(angles) = &shape.angles.on_cpu else {
-        return Err(pool);
-    };
-    let known = qkv.iter().all(|t| is_known(t, dtype));
-    let known = known && angles.iter().all(|t| is_known(t, dtype));
-    let known = known && shape.sinks.is_none_or(|t| is_known(t, dtype));
-    let stored = match &pool {
+    let stored = match pool {
         KvPool::Float { keys, values } => is_known(keys, dtype) && is_known(values, dtype),
         KvPool::Int8 { .. } => true,
     };
-    let runs = match &shape.tables.on_cpu {
-        Some(runs) if known && stored => runs,
-        _ => return Err(pool),
+    let angles = shape.angles.on_cpu.as_ref().is_some_and(|angles| angles.iter().all(|t| is_known(t, dtype)));
+    let sinks = shape.sinks.is_none_or(|t| is_known(t, dtype));
+    qkv.iter().all(|t| is_known(t, dtype)) && stored && angles && sinks && shape.tables.on_cpu.is_some()
+}
+
+/// See [`crate::paged_attention`].
+pub(crate) fn paged_attention(
+    qkv: [Tensor<2>; 3],
+    pool: KvPool,
+    shape: &PagedAttentionShape<'_>,
+) -> (Tensor<2>, KvPool) {
+    let (Some(angles), Some(runs)) = (&shape.angles.on_cpu, &shape.tables.on_cpu) else {
+        unreachable!("tables of the CPU");
     };
+    let dtype = qkv[0].dtype();
     let _span = span("decode attention", 0.0);
-    let fresh = qkv.each_ref().map(|t| detached(t.clone()));
+    let fresh = qkv.map(detached);
     let angles = angles.each_ref().map(|t| detached(t.clone()));
     let inputs =
         Inputs { fresh: &fresh, angles: &angles, sinks: shape.sinks.map(|t| detached(t.clone())), runs, shape };
@@ -61,7 +60,7 @@ pub(crate) fn paged_attention(
             (out, pool)
         }
     };
-    Ok((to_tensor(out), pool))
+    (to_tensor(out), pool)
 }
 
 /// Whether a tensor is the CPU backend's, in this type, which is f32 or f64.

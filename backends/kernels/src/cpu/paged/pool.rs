@@ -152,21 +152,18 @@ fn encode_rows([keys, values]: &mut [FlexTensor; 2], scales: &mut FlexTensor, [k
     let write = |head: usize, keys: &mut [i32], values: &mut [i32], scales: &mut [i32]| {
         let keys: &mut [i8] = bytemuck::cast_slice_mut(keys);
         let values: &mut [i8] = bytemuck::cast_slice_mut(values);
-        vectorised(
-            #[inline(always)]
-            || {
-                for (token, &slot) in slots.iter().enumerate() {
-                    let from = (token * heads + head) * dim;
-                    let to = key_start(slot as usize, dim);
-                    let key = encode(&k[from..][..dim], |i, code| {
-                        keys[to + i * BLOCK_SIZE] = code;
-                    });
-                    let to = &mut values[slot as usize * dim..][..dim];
-                    let value = encode(&v[from..][..dim], |i, code| to[i] = code);
-                    scales[slot as usize] = pack_scales(key, value);
-                }
-            },
-        );
+        vectorised!({
+            for (token, &slot) in slots.iter().enumerate() {
+                let from = (token * heads + head) * dim;
+                let to = key_start(slot as usize, dim);
+                let key = encode(&k[from..][..dim], |i, code| {
+                    keys[to + i * BLOCK_SIZE] = code;
+                });
+                let to = &mut values[slot as usize * dim..][..dim];
+                let value = encode(&v[from..][..dim], |i, code| to[i] = code);
+                scales[slot as usize] = pack_scales(key, value);
+            }
+        });
     };
     let large = k.len() >= LARGE;
     let keys = elements_mut::<i32>(keys);

@@ -1,6 +1,7 @@
 //! Gated `DeltaNet`'s kernels against their formulas, token by token in f64: values, states, and gradients against
 //! differences of values.
 
+use super::fused;
 use crate::{
     DeltaHeads, SequenceRows, StateRows, causal_convolution, continue_convolution, continue_delta_rule,
     gated_delta_rule, gated_rms_norm,
@@ -194,7 +195,7 @@ fn the_convolution_is_its_formula_within_each_sequence() {
         hold(
             &format!("convolution over {lengths:?}"),
             &inputs,
-            &|t| causal_convolution(&t[0], &t[1], &all).expect("floats on the CPU"),
+            &|t| fused(|| causal_convolution(&t[0], &t[1], &all)),
             &|v| convolved(&v[0], &v[1], rows, &all),
         );
     }
@@ -211,7 +212,7 @@ fn the_delta_rule_in_chunks_is_the_rule_token_by_token() {
         hold(
             &format!("delta rule over {lengths:?}, {heads:?}"),
             &inputs,
-            &|t| gated_delta_rule(&t[0], &t[1], &t[2], heads, &all).expect("floats on the CPU"),
+            &|t| fused(|| gated_delta_rule(&t[0], &t[1], &t[2], heads, &all)),
             &|v| recurrent([&v[0], &v[1], &v[2]], heads, &all).0,
         );
     }
@@ -221,7 +222,7 @@ fn the_delta_rule_in_chunks_is_the_rule_token_by_token() {
 fn the_gated_norm_is_its_formula() {
     let (rows, n) = (131, 10);
     let inputs = [(numbers(rows * n, 6), n), (numbers(rows * n, 7), n), (numbers(n, 8), n)];
-    hold("gated norm", &inputs, &|t| gated_rms_norm(&t[0], &t[1], &t[2], 1e-6).expect("floats on the CPU"), &|v| {
+    hold("gated norm", &inputs, &|t| fused(|| gated_rms_norm(&t[0], &t[1], &t[2], 1e-6)), &|v| {
         let rows = v[0].chunks(n).zip(v[1].chunks(n));
         let row = |(x, z): (&[f64], &[f64])| {
             let mean = x.iter().map(|x| x * x).sum::<f64>() / n as f64;
@@ -260,12 +261,12 @@ fn sequences_that_continue_from_states_give_what_whole_ones_give() {
         let x = tensor(&piece(qkv, *channels), *channels, dtype);
         let (g, beta) =
             (tensor(&piece(g, *values_of), *values_of, dtype), tensor(&piece(beta, *values_of), *values_of, dtype));
-        let (out, next) = continue_delta_rule([&x, &g, &beta], pool, heads, &layout).expect("f64");
+        let (out, next) = fused(|| continue_delta_rule([&x, &g, &beta], pool, heads, &layout));
         pool = next;
         let columns = heads.values * heads.value_dim;
         assert_near("output", &values(out), &piece(&expected, columns), 1e-12);
         let taps = tensor(&w, taps, dtype);
-        let (out, next) = continue_convolution(&x, &taps, last, &layout).expect("f64");
+        let (out, next) = fused(|| continue_convolution(&x, &taps, last, &layout));
         last = next;
         assert_near("sums", &values(out), &piece(&convolution, *channels), 1e-12);
         for (done, n) in done.iter_mut().zip(&taken) {

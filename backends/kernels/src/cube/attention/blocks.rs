@@ -1,7 +1,7 @@
 //! Blocks of rows, the spans of rows that they see or that see them, masking, and scores.
 
 use super::super::glu::tanh;
-use crate::families::{BLOCK_FIELDS, SPAN_FIELDS};
+use crate::prefix_groups::{BLOCK_FIELDS, SPAN_FIELDS};
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 

@@ -190,7 +190,7 @@ fn a_block_that_is_not_finite_is_nan_and_the_others_are_not() {
         let mut values = mixed(true);
         values[5] = bad;
         let host = HostBlock8::quantise(&values, true);
-        let device = DeviceBlock8::quantise(on_flex(&values, [1, values.len()]), true);
+        let device = DeviceBlock8::quantise(&on_flex(&values, [1, values.len()]), true);
         for back in [host.dequantise(), device.dequantise().try_into_vec_as().unwrap()] {
             assert!(back[..BLOCK].iter().all(|v| v.is_nan()));
             assert!(back[BLOCK..].iter().all(|v| v.is_finite()));
@@ -207,7 +207,7 @@ fn a_device_gives_the_codes_of_the_host() {
             let values = mixed(signed);
             let values: Vec<f32> = values.into_iter().cycle().take(rows * columns).collect();
             let host = HostBlock8::quantise(&values, signed);
-            let device = DeviceBlock8::quantise(on_flex(&values, [rows, columns]), signed);
+            let device = DeviceBlock8::quantise(&on_flex(&values, [rows, columns]), signed);
             assert_eq!(device.download().unwrap(), host);
             assert_eq!(device.dims(), [rows, columns]);
             let back: Vec<f32> = device.dequantise().try_into_vec_as().unwrap();
@@ -225,7 +225,7 @@ fn a_device_gives_the_codes_of_the_host() {
 fn a_device_works_through_large_matrices_in_slices() {
     let (rows, columns) = (1 << 10, (1 << 10) + 5);
     let values = inputs(11, rows * columns, true);
-    let device = DeviceBlock8::quantise(on_flex(&values, [rows, columns]), true);
+    let device = DeviceBlock8::quantise(&on_flex(&values, [rows, columns]), true);
     let host = HostBlock8::quantise(&values, true);
     assert_eq!(device.download().unwrap(), host);
     let back: Vec<f32> = device.dequantise().try_into_vec_as().unwrap();
@@ -235,7 +235,7 @@ fn a_device_works_through_large_matrices_in_slices() {
 #[test]
 fn a_device_gives_back_the_float_type_it_was_given() {
     let values = on_flex(&mixed(true)[..300], [3, 100]).cast(DType::F64);
-    let back = DeviceBlock8::quantise(values, true).dequantise();
+    let back = DeviceBlock8::quantise(&values, true).dequantise();
     assert_eq!(back.dtype(), DType::F64);
 }
 

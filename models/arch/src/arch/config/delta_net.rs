@@ -71,7 +71,7 @@ mod tests {
         let delta = arch.delta_net.expect("linear attention");
         assert_eq!((delta.channels(), delta.value_dim()), (8192, 4096));
         assert_eq!((arch.head_dim, arch.rotary_dim), (256, 64));
-        assert!(arch.attention_gate && arch.norm_offset);
+        assert!(arch.attention_gate && arch.norm_offset > 0.0);
     }
 
     #[test]

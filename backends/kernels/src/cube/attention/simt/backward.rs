@@ -5,7 +5,7 @@ use super::super::blocks::{
     tile_rows, visible_keys, visible_queries,
 };
 use super::tile::{OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
-use crate::families::BLOCK;
+use crate::prefix_groups::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 

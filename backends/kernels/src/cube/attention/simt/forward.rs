@@ -6,7 +6,7 @@ use super::super::blocks::{
     visible_keys,
 };
 use super::tile::{LANES, OTHER, OWN, SIDE, STAGE, TILE, TILE_PITCH, accumulate, clear, product, store, write_tile};
-use crate::families::BLOCK;
+use crate::prefix_groups::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 

@@ -4,7 +4,7 @@
 
 use super::super::super::launch::UNITS;
 use super::super::blocks::Rows;
-use crate::families::BLOCK;
+use crate::prefix_groups::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 

@@ -6,7 +6,7 @@ use super::super::blocks::{
     tile_rows, visible_keys, visible_queries,
 };
 use super::tile::{LANES, multiply_accumulate, products, stage, store, zero_sums};
-use crate::families::BLOCK;
+use crate::prefix_groups::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 

@@ -6,7 +6,7 @@ use super::super::blocks::{
     visible_keys,
 };
 use super::tile::{LANES, load_sums, multiply_accumulate, products, stage, store, store_sums, zero_sums};
-use crate::families::BLOCK;
+use crate::prefix_groups::BLOCK;
 use burn_cubecl::cubecl;
 use cubecl::cmma::Matrix;
 use cubecl::prelude::*;

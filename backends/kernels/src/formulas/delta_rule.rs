@@ -6,9 +6,8 @@
 //! `A = strict_lower(β K Kᵀ ∘ D)`, `N = (I + A)⁻¹ β (V − eᶜ K S)`, `O = eᶜ Q S + lower(Q Kᵀ ∘ D) N`,
 //! `S ← e^(c_last) S + (e^(c_last − c) K)ᵀ N`.
 
-use super::layout::{CHUNK, Gathers};
+use crate::delta::{CHUNK, DeltaHeads, PaddedRows, SequenceRows};
 use burn::tensor::{Bool, Device, Tensor, TensorData};
-use firebrick_backends::kernels::DeltaHeads;
 
 /// What is added to the squared norm of a query or key.
 const NORM_EPS: f64 = 1e-6;
@@ -16,33 +15,54 @@ const NORM_EPS: f64 = 1e-6;
 /// Stands for no weight at all in the exponent.
 const HIDDEN: f64 = -1e9;
 
+/// Of sequences that begin: `[rows, value heads · value_dim]`.
+pub(crate) fn whole(inputs: [&Tensor<2>; 3], heads: DeltaHeads, sequences: &SequenceRows) -> Tensor<2> {
+    chunked(inputs, heads, sequences, None).0
+}
+
+/// Of sequences whose states are in `pool`, where the new ones go.
+pub(crate) fn continued(
+    inputs: [&Tensor<2>; 3],
+    pool: Tensor<2>,
+    heads: DeltaHeads,
+    sequences: &SequenceRows,
+) -> (Tensor<2>, Tensor<2>) {
+    let state = sequences.read(&pool);
+    let state = state.reshape([sequences.len() * heads.values, heads.key_dim, heads.value_dim]);
+    let (out, state) = chunked(inputs, heads, sequences, Some(state));
+    (out, sequences.write(pool, state.reshape([sequences.len(), heads.state()])))
+}
+
 /// The rule over sequences with states `[sequences · value heads, key_dim, value_dim]`, zeros where there are none: the
 /// output, `[rows, value heads · value_dim]`, and the states after it.
-pub(super) fn chunked(
+fn chunked(
     [qkv, g, beta]: [&Tensor<2>; 3],
     heads: DeltaHeads,
-    gathers: &Gathers,
+    sequences: &SequenceRows,
     state: Option<Tensor<3>>,
 ) -> (Tensor<2>, Tensor<3>) {
-    let (batch, width) = (gathers.sequences * heads.values, gathers.width);
+    let [rows, _] = qkv.dims();
+    let padding = sequences.padded_rows(rows);
+    let (count, width) = (sequences.len(), padding.width);
+    let batch = count * heads.values;
     let (key_dim, value_dim) = (heads.key_dim, heads.value_dim);
-    let padded = spread(qkv, gathers);
+    let padded = spread(qkv, padding);
     let keys = heads.keys * key_dim;
     let of_keys = |first: usize| {
         let own = padded.clone().narrow(1, first, keys);
-        let shape = [gathers.sequences, width, heads.keys, key_dim];
+        let shape = [count, width, heads.keys, key_dim];
         let own = normed(own.reshape(shape)).swap_dims(1, 2);
-        let own = own.reshape([gathers.sequences * heads.keys, 1, width, key_dim]);
-        let shape = [gathers.sequences * heads.keys, heads.group(), width, key_dim];
+        let own = own.reshape([count * heads.keys, 1, width, key_dim]);
+        let shape = [count * heads.keys, heads.group(), width, key_dim];
         own.expand(shape).reshape([batch, width, key_dim])
     };
     let by_head = |t: Tensor<2>, dim: usize| {
-        t.reshape([gathers.sequences, width, heads.values, dim]).swap_dims(1, 2).reshape([batch, width, dim])
+        t.reshape([count, width, heads.values, dim]).swap_dims(1, 2).reshape([batch, width, dim])
     };
     let q = of_keys(0) * (key_dim as f64).sqrt().recip();
     let k = of_keys(keys);
     let v = by_head(padded.clone().narrow(1, 2 * keys, heads.values * value_dim), value_dim);
-    let [g, beta] = [g, beta].map(|t| by_head(spread(t, gathers), 1));
+    let [g, beta] = [g, beta].map(|t| by_head(spread(t, padding), 1));
     let place = (&qkv.device(), qkv.dtype());
     let mut state = state.unwrap_or_else(|| Tensor::zeros([batch, key_dim, value_dim], place));
     let size = width.min(CHUNK);
@@ -55,20 +75,20 @@ pub(super) fn chunked(
         state = next;
     }
     let out = Tensor::cat(outputs, 1)
-        .reshape([gathers.sequences, heads.values, width, value_dim])
+        .reshape([count, heads.values, width, value_dim])
         .swap_dims(1, 2)
-        .reshape([gathers.sequences * width, heads.values * value_dim]);
+        .reshape([count * width, heads.values * value_dim]);
     let zeros = Tensor::zeros([1, heads.values * value_dim], place);
-    let out = Tensor::cat(vec![out, zeros], 0).select(0, gathers.places.clone());
+    let out = Tensor::cat(vec![out, zeros], 0).select(0, padding.places.clone());
     (out, state)
 }
 
 /// Rows as padded rows of each sequence, `[sequences · width, columns]`, padding being zeros: neither decays nor writes
 /// anything.
-fn spread(rows: &Tensor<2>, gathers: &Gathers) -> Tensor<2> {
+fn spread(rows: &Tensor<2>, padding: &PaddedRows) -> Tensor<2> {
     let [_, columns] = rows.dims();
     let zeros = Tensor::zeros([1, columns], (&rows.device(), rows.dtype()));
-    Tensor::cat(vec![rows.clone(), zeros], 0).select(0, gathers.spread.clone())
+    Tensor::cat(vec![rows.clone(), zeros], 0).select(0, padding.spread.clone())
 }
 
 fn normed(x: Tensor<4>) -> Tensor<4> {

@@ -14,7 +14,7 @@ pub(super) const SPAN_FIELDS: usize = 3;
 
 /// Sequences that share a prefix, and the rows of each after it. A sequence without a shared prefix has an empty one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Family {
+pub struct PrefixGroup {
     /// Rows of the shared prefix; each member's rows see them.
     pub prefix: Range<usize>,
     /// The rows of each member after the prefix.
@@ -23,17 +23,17 @@ pub struct Family {
 
 /// The sequences of a forward pass: no row is in two ranges. Made once, used by every layer.
 #[derive(Clone, Debug)]
-pub struct Families {
-    pub(super) all: Arc<[Family]>,
+pub struct PrefixGroups {
+    pub(super) all: Arc<[PrefixGroup]>,
     /// Their blocks, for GPU kernels.
     #[allow(dead_code, reason = "read by GPU kernels, which some builds leave out")]
     pub(super) blocks: Option<Blocks>,
 }
 
-impl Families {
+impl PrefixGroups {
     /// Prepares sequences for a device.
     #[must_use]
-    pub fn new(all: Vec<Family>, device: &Device) -> Self {
+    pub fn new(all: Vec<PrefixGroup>, device: &Device) -> Self {
         let blocks = (!is_cpu(device)).then(|| Blocks::new(&all, device));
         Self { all: all.into(), blocks }
     }
@@ -57,9 +57,9 @@ pub(super) struct Blocks {
 type Span = (Range<usize>, usize);
 
 impl Blocks {
-    fn new(families: &[Family], device: &Device) -> Self {
+    fn new(groups: &[PrefixGroup], device: &Device) -> Self {
         let (mut seen, mut seeing, mut rows) = (Lists::default(), Lists::default(), 0);
-        for Family { prefix, members } in families {
+        for PrefixGroup { prefix, members } in groups {
             let shared: Span = (prefix.clone(), 0);
             let own = |rows: &Range<usize>| (rows.clone(), prefix.len());
             let mut all = vec![shared.clone()];
