@@ -2,6 +2,7 @@
 
 use super::autodiff::{Kernel, Maybe, all_saved, dispatch_float, input, run};
 use super::glu::sigmoid;
+use super::norm::{column_sums, reciprocal};
 use super::parallel::{by_rows, dims, elements, tensor, vectorised};
 use super::real::{Real, dot};
 use burn::backend::flex::FlexTensor;
@@ -34,15 +35,9 @@ impl Kernel<3> for GatedNorm {
     }
 }
 
-#[inline(always)]
-fn reciprocal<T: Real>(x: &[T], eps: T) -> T {
-    T::ONE / (dot(x, x) / T::of(x.len() as f64) + eps).sqrt()
-}
-
 fn forward<T: Real>([x, z, w]: &[FlexTensor; 3], eps: f64) -> FlexTensor {
     let [rows, n] = dims(x);
     let (x, z, w): (&[T], &[T], &[T]) = (elements(x), elements(z), elements(w));
-    let eps = T::of(eps);
     let mut out = vec![T::ZERO; rows * n];
     by_rows(&mut out, n, ROWS, |block, out| {
         let from = block * ROWS * n;
@@ -66,7 +61,7 @@ fn backward<T: Real>([x, z, w]: &[FlexTensor; 3], gradient: &FlexTensor, eps: f6
     let [rows, n] = dims(x);
     let (x, z, w): (&[T], &[T], &[T]) = (elements(x), elements(z), elements(w));
     let g: &[T] = elements(gradient);
-    let (eps, size) = (T::of(eps), ROWS * n);
+    let size = ROWS * n;
     let mut dx = vec![T::ZERO; rows * n];
     let mut dz = vec![T::ZERO; rows * n];
     let outputs = dx.par_chunks_mut(size).zip(dz.par_chunks_mut(size));
@@ -96,11 +91,6 @@ fn backward<T: Real>([x, z, w]: &[FlexTensor; 3], gradient: &FlexTensor, eps: f6
             dw
         })
         .collect();
-    let mut dw = vec![T::ZERO; n];
-    for part in partial {
-        for (sum, own) in dw.iter_mut().zip(part) {
-            *sum += own;
-        }
-    }
+    let dw = column_sums(partial.iter().map(Vec::as_slice), n);
     [tensor(dx, [rows, n]), tensor(dz, [rows, n]), tensor(dw, [1, n])]
 }

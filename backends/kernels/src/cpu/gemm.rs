@@ -3,12 +3,22 @@
 use super::real::Real;
 use gemm::Parallelism;
 
+/// Multiplications from which a product runs in parallel.
+const LARGE: usize = 1 << 20;
+
 /// The dimensions of a product: `[m, k] · [k, n]`.
 #[derive(Clone, Copy)]
 pub(super) struct Size {
     pub m: usize,
     pub k: usize,
     pub n: usize,
+}
+
+impl Size {
+    /// All cores, where there is enough to do.
+    pub fn parallelism(self) -> Parallelism {
+        if self.m * self.k * self.n < LARGE { Parallelism::None } else { Parallelism::Rayon(0) }
+    }
 }
 
 /// A matrix to read: its first element, and the strides of rows and columns.

@@ -12,10 +12,6 @@ use crate::shapes::Transposed;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use firebrick_device::trace::span;
-use gemm::Parallelism;
-
-/// Multiplications from which a product runs in parallel.
-const LARGE: usize = 1 << 20;
 
 /// See [`crate::linear`].
 pub(crate) fn linear(x: &Tensor<2>, w: &Tensor<2>) -> Tensor<2> {
@@ -71,13 +67,13 @@ fn multiplied<T: Real>(
     (b, b_strides): (&FlexTensor, [usize; 2]),
 ) -> FlexTensor {
     let _span = span("product", 2.0 * (m * k * n) as f64);
-    let mut out = Vec::with_capacity(m * n);
+    let (size, mut out) = (Size { m, k, n }, Vec::with_capacity(m * n));
     multiply(
-        Size { m, k, n },
+        size,
         Target { start: out.as_mut_ptr(), row: n, add: false },
         Matrix { start: elements::<T>(a).as_ptr(), row: a_strides[0], column: a_strides[1] },
         Matrix { start: elements::<T>(b).as_ptr(), row: b_strides[0], column: b_strides[1] },
-        if m * k * n < LARGE { Parallelism::None } else { Parallelism::Rayon(0) },
+        size.parallelism(),
     );
     // SAFETY: the product has written every one of the m · n elements.
     #[allow(unsafe_code, reason = "zeroing first would cost a pass over memory")]

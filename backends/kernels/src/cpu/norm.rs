@@ -45,7 +45,7 @@ fn forward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor) -> FlexTenso
         let x = &x[block * FEW * n..][..out.len()];
         vectorised!({
             for (out, x) in out.chunks_exact_mut(n).zip(x.chunks_exact(n)) {
-                let r = reciprocal(norm, x);
+                let r = reciprocal(x, norm.eps);
                 for ((out, &x), &w) in out.iter_mut().zip(x).zip(&weight) {
                     *out = x * r * w;
                 }
@@ -72,7 +72,7 @@ fn backward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor, g: &FlexTen
             let rows = dx.chunks_exact_mut(n).zip(x.chunks_exact(n)).zip(g.chunks_exact(n));
             for ((dx, x), g) in rows {
                 let (dx, x, g) = (&mut dx[..n], &x[..n], &g[..n]);
-                let r = reciprocal(norm, x);
+                let r = reciprocal(x, norm.eps);
                 for i in 0..n {
                     dx[i] = g[i] * weight[i];
                     dw[i] += g[i] * x[i] * r;
@@ -84,13 +84,7 @@ fn backward<T: Real>(norm: &RmsNorm, x: &FlexTensor, w: &FlexTensor, g: &FlexTen
             }
         });
     });
-    let mut dw = vec![T::ZERO; n];
-    for partial in partial.chunks_exact(n) {
-        for (sum, part) in dw.iter_mut().zip(partial) {
-            *sum += *part;
-        }
-    }
-    [tensor(dx, [rows, n]), tensor(dw, w_shape)]
+    [tensor(dx, [rows, n]), tensor(column_sums(partial.chunks_exact(n), n), w_shape)]
 }
 
 fn scaled<T: Real>(norm: &RmsNorm, w: &FlexTensor) -> Vec<T> {
@@ -98,8 +92,20 @@ fn scaled<T: Real>(norm: &RmsNorm, w: &FlexTensor) -> Vec<T> {
     elements::<T>(w).iter().map(|&w| w + offset).collect()
 }
 
+/// 1 / rms.
 #[inline(always)]
-fn reciprocal<T: Real>(norm: &RmsNorm, x: &[T]) -> T {
+pub(super) fn reciprocal<T: Real>(x: &[T], eps: f64) -> T {
     let mean = dot(x, x) / T::of(x.len() as f64);
-    T::ONE / (mean + T::of(norm.eps)).sqrt()
+    T::ONE / (mean + T::of(eps)).sqrt()
+}
+
+/// The sums of columns, row by row.
+pub(super) fn column_sums<'a, T: Real>(rows: impl Iterator<Item = &'a [T]>, n: usize) -> Vec<T> {
+    let mut sums = vec![T::ZERO; n];
+    for row in rows {
+        for (sum, &own) in sums.iter_mut().zip(row) {
+            *sum += own;
+        }
+    }
+    sums
 }

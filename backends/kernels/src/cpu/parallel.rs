@@ -47,6 +47,20 @@ pub(super) fn for_each_init<S>(
     }
 }
 
+/// [`for_each_init`] where there is enough to do; else on this thread.
+pub(super) fn for_each_if<S>(
+    much: bool,
+    tasks: usize,
+    scratch: impl Fn() -> S + Sync + Send,
+    body: impl Fn(&mut S, usize) + Sync + Send,
+) {
+    if much {
+        return for_each_init(tasks, scratch, body);
+    }
+    let mut scratch = scratch();
+    (0..tasks).for_each(|task| body(&mut scratch, task));
+}
+
 /// Whether work on so many elements is done by one thread.
 fn is_small(elements: usize) -> bool {
     elements <= if leads() { SMALL_FOR_TEAM } else { SMALL }

@@ -11,11 +11,7 @@ use firebrick_device::quantized::widen_rows;
 use firebrick_device::trace::span;
 use firebrick_spec::QuantizedLayout;
 use firebrick_spec::quantized::CPU_TILE;
-use gemm::Parallelism;
 use std::fmt::Debug;
-
-/// Multiplications from which a product runs in parallel.
-const LARGE: usize = 1 << 20;
 
 /// Rows of a task that widens.
 const ROWS: usize = 8;
@@ -166,20 +162,15 @@ impl Coded<'_> {
     }
 }
 
-fn parallelism(size: &Size) -> Parallelism {
-    if size.m * size.k * size.n < LARGE { Parallelism::None } else { Parallelism::Rayon(0) }
-}
-
 /// `x · Wᵀ` of so many rows: the outputs of a tile at a time.
 pub(super) fn product<T: Real>(coded: Coded<'_>, x: &[T], rows: usize, out: &mut [T]) {
     let (outputs, inner) = (coded.layout.rows, coded.layout.cols);
     coded.tiles(|first, count, wide: &[T]| {
         let size = Size { m: rows, k: inner, n: count };
-        let parallelism = parallelism(&size);
         let target = Target { start: out[first..].as_mut_ptr(), row: outputs, add: false };
         let by_row = Matrix { start: x.as_ptr(), row: inner, column: 1 };
         let transposed = Matrix { start: wide.as_ptr(), row: 1, column: inner };
-        multiply(size, target, by_row, transposed, parallelism);
+        multiply(size, target, by_row, transposed, size.parallelism());
     });
 }
 
@@ -188,10 +179,9 @@ pub(super) fn gradient<T: Real>(coded: Coded<'_>, g: &[T], rows: usize, out: &mu
     let (outputs, inner) = (coded.layout.rows, coded.layout.cols);
     coded.tiles(|first, count, wide: &[T]| {
         let size = Size { m: rows, k: count, n: inner };
-        let parallelism = parallelism(&size);
         let target = Target { start: out.as_mut_ptr(), row: inner, add: first > 0 };
         let columns = Matrix { start: g[first..].as_ptr(), row: outputs, column: 1 };
         let by_row = Matrix { start: wide.as_ptr(), row: inner, column: 1 };
-        multiply(size, target, columns, by_row, parallelism);
+        multiply(size, target, columns, by_row, size.parallelism());
     });
 }

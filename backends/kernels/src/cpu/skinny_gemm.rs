@@ -6,7 +6,7 @@
 use super::autodiff::{detached, dispatch_float, plain, to_tensor};
 use super::gemm::{Matrix, Size, Target, multiply};
 use super::glu::sigmoid;
-use super::parallel::{SharedPtr, dims, elements, for_each_init, tensor, vectorised};
+use super::parallel::{SharedPtr, dims, elements, for_each_if, tensor, vectorised};
 use super::real::Real;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -91,24 +91,6 @@ fn parts(outputs: impl Iterator<Item = usize>) -> Vec<(usize, Range<usize>)> {
     outputs.enumerate().flat_map(cut).collect()
 }
 
-/// `body(scratch, part)` for all parts, in parallel where there is enough to do.
-fn for_parts<T: Real>(
-    multiplications: usize,
-    parts: &[(usize, Range<usize>)],
-    body: impl Fn(&mut Vec<T>, &(usize, Range<usize>)) + Sync + Send,
-) {
-    if multiplications < LARGE {
-        let mut scratch = Vec::new();
-        for part in parts {
-            body(&mut scratch, part);
-        }
-    } else {
-        for_each_init(parts.len(), Vec::new, |scratch, part| {
-            body(scratch, &parts[part]);
-        });
-    }
-}
-
 /// The products of `x` with several matrices, each added to `base` where there is one.
 pub(super) fn products<T: Real>(x: &FlexTensor, w: &[FlexTensor], base: Option<&FlexTensor>) -> Vec<FlexTensor> {
     let x = Input::<T>::of(x);
@@ -119,7 +101,8 @@ pub(super) fn products<T: Real>(x: &FlexTensor, w: &[FlexTensor], base: Option<&
     let base = base.map(elements::<T>);
     let parts = parts(outputs.iter().copied());
     let all: usize = outputs.iter().sum();
-    for_parts(x.rows * x.inner * all, &parts, |scratch, (matrix, part)| {
+    for_each_if(x.rows * x.inner * all >= LARGE, parts.len(), Vec::new, |scratch, part| {
+        let (matrix, part) = &parts[part];
         scratch.resize(part.len() * x.rows, T::ZERO);
         x.multiply_transposed(w[*matrix], part, scratch);
         let columns = Columns { out: targets[*matrix], row: outputs[*matrix], first: part.start };
@@ -136,7 +119,8 @@ fn gated<T: Real>(x: &FlexTensor, gate: &FlexTensor, up: &FlexTensor) -> FlexTen
     let mut out = vec![T::ZERO; x.rows * n];
     let target = SharedPtr(out.as_mut_ptr());
     let parts = parts(std::iter::once(n));
-    for_parts(2 * x.rows * x.inner * n, &parts, |scratch, (_, outputs)| {
+    for_each_if(2 * x.rows * x.inner * n >= LARGE, parts.len(), Vec::new, |scratch, part| {
+        let (_, outputs) = &parts[part];
         let size = outputs.len() * x.rows;
         scratch.resize(2 * size, T::ZERO);
         let (gates, ups) = scratch.split_at_mut(size);

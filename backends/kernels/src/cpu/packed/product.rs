@@ -2,7 +2,7 @@
 
 use super::layout::{PanelMatrix, WIDTH};
 use crate::cpu::glu::sigmoid;
-use crate::cpu::parallel::{SharedPtr, UninitBuffer, dims, elements, for_each_init, tensor};
+use crate::cpu::parallel::{SharedPtr, UninitBuffer, dims, elements, for_each_if, tensor};
 use crate::cpu::widest::with_widest;
 use burn::backend::flex::FlexTensor;
 use pulp::{Simd, WithSimd};
@@ -43,12 +43,7 @@ pub(super) fn products(x: &FlexTensor, w: &[&PanelMatrix], epilogue: &Epilogue<'
     };
     let outputs: usize = w.iter().map(|w| w.outputs).sum();
     let scratch = || [[0.0; WIDTH]; GROUP];
-    if rows * inner * outputs < LARGE {
-        let mut sums = scratch();
-        (0..tasks.len()).for_each(|task| work(&mut sums, task));
-    } else {
-        for_each_init(tasks.len(), scratch, work);
-    }
+    for_each_if(rows * inner * outputs >= LARGE, tasks.len(), scratch, work);
     let sized = out.into_iter().zip(w);
     sized
         .map(|(out, w)| {
