@@ -1,6 +1,6 @@
 //! Fused operations of a decoder, forward and backward, on every backend.
 //!
-//! Burn makes a pass over memory for every small operation; a kernel makes one for a whole formula. [`operations`] is
+//! Burn makes a pass over memory for every small operation; a kernel makes one for a whole formula. `operations` is
 //! the table of what there is: a function takes tensors of any backend and computes in a kernel where one takes them,
 //! and in tensor operations elsewhere, and tests compare the two. `cpu` has the kernels of the CPU backend, in f32 and
 //! f64; `cube` those of `CubeCL` backends, in f32 inside and f32, f16 or bf16 outside. [`table`] says which are used

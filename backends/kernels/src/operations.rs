@@ -1,8 +1,8 @@
 //! The table of operations: what models call.
 //!
-//! A row of [`operations`] is all that is said of an operation: what it computes, the kernels that there are for it, the
-//! tensors that each takes, and the same in tensor operations, which run where no kernel takes the tensors. A kernel is
-//! a function of the operation's name and signature in a file of `cpu` or `cube`.
+//! A row of [`operations`] is all that is said of an operation: what it computes, the kernels that there are for it,
+//! the tensors that each takes, and the same in tensor operations, which run where no kernel takes the tensors. A
+//! kernel is a function of the operation's name and signature in a file of `cpu` or `cube`.
 
 mod attention;
 mod delta_net;

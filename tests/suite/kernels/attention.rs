@@ -10,8 +10,8 @@ on_gpus!(
     sinks_join_the_softmax_of_every_row_and_have_gradients,
 );
 
-/// PrefixGroups laid out one after the other, with a row between them that is in none: the lengths of a prefix and of its
-/// members.
+/// Prefix groups laid out one after the other, with a row between them that is in none: the lengths of a prefix and of
+/// its members.
 fn groups(lengths: &[(usize, &[usize])]) -> (Vec<PrefixGroup>, usize) {
     let mut at = 0;
     let mut next = |n: usize| {

@@ -7,8 +7,8 @@ use burn::tensor::{DType, Tensor};
 
 operations! {
     /// Causal softmax attention of `q`, `[rows, heads, dim]`, over `k` and `v`, `[rows, kv_heads, dim]`, of packed
-    /// sequences: `[rows, heads, dim]`, zeros in rows of no sequence. `sinks`, `[1, heads]`, are one more score of every
-    /// row of a head, whose probability is left out of the sum.
+    /// sequences: `[rows, heads, dim]`, zeros in rows of no sequence. `sinks`, `[1, heads]`, are one more score of
+    /// every row of a head, whose probability is left out of the sum.
     ///
     /// # Panics
     /// Where [`available`](crate::available) has no kernel for attention.

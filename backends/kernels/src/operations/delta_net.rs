@@ -32,8 +32,8 @@ operations! {
 
     /// The gated delta rule (arXiv:2412.06464) within each sequence. `qkv` has queries, keys and values side by side,
     /// `[rows, channels]`; `g`, the log of the decay, and `beta` are `[rows, value heads]` in f32 or wider. Queries and
-    /// keys are divided by their norms, and queries by √`key_dim`. Gives `[rows, value heads · value_dim]` in the type of
-    /// `g`; rows in no sequence get zeros.
+    /// keys are divided by their norms, and queries by √`key_dim`. Gives `[rows, value heads · value_dim]` in the type
+    /// of `g`; rows in no sequence get zeros.
     pub fn gated_delta_rule(
         qkv: &Tensor<2>,
         g: &Tensor<2>,
@@ -74,8 +74,8 @@ operations! {
         }
     }
 
-    /// The logs of decays, `−e^(A_log) softplus(a + dt_bias)`, for `a` of shape `[rows, heads]` and `decay_log` (`A_log`)
-    /// and `time_bias` (`dt_bias`) of shape `[1, heads]`: in f32 or wider.
+    /// The logs of decays, `−e^(A_log) softplus(a + dt_bias)`, for `a` of shape `[rows, heads]` and `decay_log`
+    /// (`A_log`) and `time_bias` (`dt_bias`) of shape `[1, heads]`: in f32 or wider.
     pub fn log_decays(a: &Tensor<2>, decay_log: &Tensor<2>, time_bias: &Tensor<2>) -> Tensor<2> {
         cube: decays if alike(Operation::DeltaNet, &[a, decay_log, time_bias]);
         else {
@@ -84,8 +84,8 @@ operations! {
         }
     }
 
-    /// `x / √(mean(x²) + eps) · w · silu(z)` for `x` and `z` of shape `[rows, n]` and `w` of shape `[1, n]`, in the type
-    /// of `z`. `x` may be in f32 or wider beside others in half precision.
+    /// `x / √(mean(x²) + eps) · w · silu(z)` for `x` and `z` of shape `[rows, n]` and `w` of shape `[1, n]`, in the
+    /// type of `z`. `x` may be in f32 or wider beside others in half precision.
     pub fn gated_rms_norm(x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<2>, eps: f64) -> Tensor<2> {
         cpu: gated_norm if alike(&[x, z, w]);
         cube: gated_norm if cube::gated_norm::takes(x, z, w);

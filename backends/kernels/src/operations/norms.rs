@@ -6,8 +6,8 @@ use burn::tensor::Tensor;
 use firebrick_device::precision::{stored_as, widened};
 
 operations! {
-    /// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`; computed in f32 or
-    /// wider, stored as `x` is.
+    /// `x / √(mean(x²) + eps) · (w + offset)` for `x` of shape `[rows, n]` and `w` of shape `[1, n]`; computed in f32
+    /// or wider, stored as `x` is.
     pub fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
         cpu: norm if alike(&[x, w]);
         cube: norm if alike(Operation::Norm, &[x, w]);

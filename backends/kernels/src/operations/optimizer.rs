@@ -7,8 +7,8 @@ use burn::tensor::{DType, IndexingUpdateOp, Tensor, TensorData};
 use std::ops::Range;
 
 operations! {
-    /// One `AdamW` update of `rows` of a parameter, in place where it is not shared, in one pass over parameter, gradient
-    /// and moments.
+    /// One `AdamW` update of `rows` of a parameter, in place where it is not shared, in one pass over parameter,
+    /// gradient and moments.
     ///
     /// `gradient` is that of the whole parameter. `moments` are those of the rows, in any float type, and come back in
     /// that type; `None` stands for zeros, and gives moments in f32. Where the parameter is the f32 master of a
@@ -48,8 +48,8 @@ operations! {
         else { block8::dequantize(blocks, entries, shape, dtype) }
     }
 
-    /// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token (`torch.index_add_`); in place
-    /// where `sum` is not shared. The kernel adds in a fixed order without atomics.
+    /// Adds each of `rows`, `[tokens, n]`, to the row of `sum`, `[vocab, n]`, of its token (`torch.index_add_`); in
+    /// place where `sum` is not shared. The kernel adds in a fixed order without atomics.
     pub fn scatter_add_rows(sum: Tensor<2>, groups: &RowsByToken, rows: &Tensor<2>) -> Tensor<2> {
         cube: embedding if alike(Operation::Embedding, &[&sum, rows]);
         else {

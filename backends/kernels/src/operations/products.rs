@@ -64,8 +64,8 @@ operations! {
         else { y + bias.clone() }
     }
 
-    /// `a · b` of matrices of which one may be transposed, computed in the type that `b` is stored in; of half precision
-    /// an f32 result on the CPU. Not differentiable.
+    /// `a · b` of matrices of which one may be transposed, computed in the type that `b` is stored in; of half
+    /// precision an f32 result on the CPU. Not differentiable.
     pub fn matmul(a: &Tensor<2>, b: &Tensor<2>, transposed: Transposed) -> Tensor<2> {
         cpu: linear if cpu::linear::takes(a, b);
         cube: product if cube::product::takes_plain(a, b);
@@ -78,8 +78,8 @@ operations! {
         else { matmul(x, &dequantize(words, layout, x.dtype()), Transposed::Right) }
     }
 
-    /// The matrix `[outputs, inputs]` that a buffer in few bits stands for ([`firebrick_device::quantized`]), in a float
-    /// type; those of several buffers one below the other. Not differentiable.
+    /// The matrix `[outputs, inputs]` that a buffer in few bits stands for ([`firebrick_device::quantized`]), in a
+    /// float type; those of several buffers one below the other. Not differentiable.
     pub fn dequantize(words: &Tensor<2>, layout: QuantizedLayout, dtype: DType) -> Tensor<2> {
         cube: quantized_linear if layout.matrices == 1 && cube::enabled_on(&words.device());
         else {

@@ -8,8 +8,8 @@ use firebrick_spec::QuantizedLayout;
 operations! {
     /// `x · Wᵀ` for `x` of shape `[rows, inputs]` and a frozen matrix `[outputs, inputs]` in few bits
     /// ([`firebrick_device::quantized`]), which is widened to the type of `x` as it is multiplied: the product with the
-    /// [dequantized](crate::dequantize) matrix. Differentiable in `x`; nothing wide is kept for the backward pass, which
-    /// widens again.
+    /// [dequantized](crate::dequantize) matrix. Differentiable in `x`; nothing wide is kept for the backward pass,
+    /// which widens again.
     ///
     /// On the CPU at most [`firebrick_spec::quantized::CPU_TILE`] numbers are wide at a time; elsewhere the whole
     /// matrix, for as long as the product takes.

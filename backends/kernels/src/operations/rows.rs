@@ -34,8 +34,8 @@ operations! {
     }
 
     /// Rotates each pair `(x[i], x[i + dim/2])` of `x`, `[tokens, heads, dim]`, by the token's angle i, whose cosines
-    /// and sines are `cos` and `sin`, `[tokens, 1, dim/2]` each; computed in f32 or wider, stored as `x` is. On a GPU in
-    /// place where `x` is not shared.
+    /// and sines are `cos` and `sin`, `[tokens, 1, dim/2]` each; computed in f32 or wider, stored as `x` is. On a GPU
+    /// in place where `x` is not shared.
     pub fn rotary(x: Tensor<3>, cos: &Tensor<3>, sin: &Tensor<3>) -> Tensor<3> {
         cpu: rotary if cpu::rotary::takes(&x, cos, sin);
         cube: rotary if alike(Operation::Rotary, &[&x]);

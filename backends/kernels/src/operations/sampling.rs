@@ -15,8 +15,8 @@ operations! {
         else { inverse_cdf(logits.clone() / temperature, uniforms) }
     }
 
-    /// Samples a token from every row of `logits`, `[rows, vocab]`, on the device. Gives `[rows, 3]` in f32: its id, its
-    /// log-prob under the truncated distribution, and its log-prob under the whole one, in nats.
+    /// Samples a token from every row of `logits`, `[rows, vocab]`, on the device. Gives `[rows, 3]` in f32: its id,
+    /// its log-prob under the truncated distribution, and its log-prob under the whole one, in nats.
     ///
     /// # Panics
     /// Where [`samples_on_device`] is false.

@@ -53,8 +53,8 @@ operations! {
         }
     }
 
-    /// Updates the statistics of rows, `running`, by one more tile of their raw logits, `[rows, width]`, which begins at
-    /// column `first` of the vocabulary. [`finish_scores`] ends them after the last tile.
+    /// Updates the statistics of rows, `running`, by one more tile of their raw logits, `[rows, width]`, which begins
+    /// at column `first` of the vocabulary. [`finish_scores`] ends them after the last tile.
     ///
     /// # Panics
     /// On devices without a [`vocabulary_tile`].
@@ -100,8 +100,8 @@ pub fn vocabulary_tile(device: &Device) -> Option<usize> {
     (!is_cpu(device) && available(Operation::Scores, device)).then_some(TILE)
 }
 
-/// The gradient with respect to raw logits in tensor operations, given logits after `scaling`, `[rows, vocab]`, and their
-/// `logsumexp(z)` and `Σ p z`, `[rows, 1]` each.
+/// The gradient with respect to raw logits in tensor operations, given logits after `scaling`, `[rows, vocab]`, and
+/// their `logsumexp(z)` and `Σ p z`, `[rows, 1]` each.
 #[must_use]
 pub fn logit_gradient(
     z: Tensor<2>,

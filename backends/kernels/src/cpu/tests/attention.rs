@@ -67,7 +67,7 @@ fn packed_attention(
     Tensor::cat(parts, 0)
 }
 
-/// PrefixGroups laid out one after the other: the lengths of a prefix and of its members.
+/// Prefix groups laid out one after the other: the lengths of a prefix and of its members.
 pub(super) fn groups(lengths: &[(usize, &[usize])]) -> Vec<PrefixGroup> {
     let mut at = 0;
     let mut next = |n: usize| {
