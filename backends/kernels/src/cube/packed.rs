@@ -82,7 +82,7 @@ impl QuantizedMatrix {
     fn multiplied(&self, up: &Self, x: &Tensor<2>, epilogue: Epilogue) -> Tensor<2> {
         let rows = detached(x.clone());
         let out = empty(&rows, [x.dims()[0], self.outputs], rows.dtype);
-        self.multiply(up, rows, &out, epilogue, self.on_tensor_cores(x));
+        self.multiply(up, &rows, &out, epilogue, self.on_tensor_cores(x));
         Cube::tensor(out)
     }
 
@@ -161,7 +161,7 @@ impl PackedMatrix for QuantizedMatrix {
     fn linear_add(&self, base: Tensor<2>, x: &Tensor<2>) -> Tensor<2> {
         let _span = self.span(x, 1);
         let out = into_writable(detached(base));
-        self.multiply(self, detached(x.clone()), &out, Epilogue::Add, self.on_tensor_cores(x));
+        self.multiply(self, &detached(x.clone()), &out, Epilogue::Add, self.on_tensor_cores(x));
         Cube::tensor(out)
     }
 
