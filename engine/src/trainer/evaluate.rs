@@ -3,7 +3,6 @@
 use super::checks::check_reward_models;
 use super::evaluated_sample::{EvaluatedSample, judged_samples, mean_reward, unjudged};
 use super::gather::{PromptShard, all_played, all_samples};
-use super::judging::{ends_in_thought, texts};
 use super::rollout::ENVIRONMENT;
 use super::turns::{EnvironmentSession, turn_template};
 use crate::checkpoint::PolicySource;
@@ -12,8 +11,8 @@ use crate::data::{Prompt, PromptDataset};
 use crate::metrics::{Metrics, judged_metrics, validation_reward, validation_unjudged};
 use crate::objective::Objective;
 use crate::planning::{self, engine_limits};
-use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
-use crate::task::{Reward, Shaping, Task};
+use crate::reward::{Answer, CompletionId, Progress, RewardManager, Surroundings};
+use crate::task::Task;
 use crate::turns::{Outcome, TurnTemplate};
 use crate::world::World;
 use crate::{Error, Result};
@@ -25,7 +24,7 @@ use firebrick_backends::profile;
 use firebrick_models::decoder::RankPart;
 use firebrick_models::random::DrawKey;
 use firebrick_models::{Decoder, Tokenizer};
-use firebrick_sampler::{FinishReason, GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
+use firebrick_sampler::{GenerationRequest, Generator, Sample, SamplingParams, SchedulerConfig};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
@@ -150,33 +149,18 @@ pub(crate) fn validation_samples(
     Ok(ValidationSamples { samples, prompts, outcomes })
 }
 
-/// Completions of prompts as the reward manager takes them, sampled with these parameters; `id` says which sample each
-/// is.
+/// Completions of prompts as the reward manager takes them, sampled with these parameters; `first` is the id of the
+/// first prompt's first completion.
 pub(crate) fn answers<'a>(
     prompts: &'a [Prompt],
     samples: &'a [Sample],
     outcomes: Option<&'a [Outcome]>,
-    (tokenizer, sampling): (&Tokenizer, &SamplingParams),
-    id: impl Fn(&Sample) -> CompletionId,
+    first: CompletionId,
+    reading: (&Tokenizer, &SamplingParams),
 ) -> Result<Vec<Answer<'a>>> {
+    let outcome = |at: usize| outcomes.map(|own| &own[at]);
     let numbered = samples.iter().enumerate();
-    numbered
-        .map(|(at, sample)| {
-            let prompt = outcomes.and_then(|own| own[at].prompt.as_deref()).unwrap_or(&prompts[sample.request]);
-            let (text, last_turn) = texts(tokenizer, sampling, sample)?;
-            Ok(Answer {
-                prompt,
-                text,
-                last_turn,
-                turns: outcomes.map_or(&[][..], |own| own[at].turns.as_slice()),
-                environment: outcomes.and_then(|own| own[at].object.as_ref()),
-                tokens: &sample.tokens,
-                finished: sample.finish == FinishReason::Stop,
-                in_thought: ends_in_thought(tokenizer, prompt, sample)?,
-                id: id(sample),
-            })
-        })
-        .collect()
+    numbered.map(|(at, sample)| Answer::decoded(prompts, sample, outcome(at), first, reading)).collect()
 }
 
 /// Completions of the validation prompts with their validation rewards. Where none has all of its rewards, it is an
@@ -192,40 +176,27 @@ pub(crate) fn judged(
     let prompts = sampled.prompts.as_ref().unwrap_or(&data.validation);
     let (samples, outcomes) = (&sampled.samples, sampled.outcomes.as_deref());
     let sampling = rollout.validation(source.ends.ids.clone());
-    let answers = answers(prompts, samples, outcomes, (&source.tokenizer, &sampling), |sample| CompletionId {
-        step: 0,
-        prompt_index: sample.request as u64,
-        sample: sample.sample,
-    })?;
-    let judged = reward_manager.judge(&answers, progress)?;
-    let task = data.task();
-    let rules = answers.iter().map(|answer| answer.by_rules(task, rollout.response_length, Purpose::Validation));
-    let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
-    if let Some(list) = task.rewards() {
-        list.complete(&mut rewards, &judged.scores, Shaping::Plain);
-    }
-    let mut notes = judged.notes;
+    let reading = (source.tokenizer.as_ref(), &sampling);
+    let answers = answers(prompts, samples, outcomes, CompletionId::default(), reading)?;
+    let mut rewards = reward_manager.score(data.task(), &answers, rollout.response_length, progress, None)?;
     for (at, own) in outcomes.into_iter().flatten().enumerate() {
         if let Some(reward) = own.reward {
             rewards[at].add(ENVIRONMENT, reward, 1.0);
         }
         if let Some(reason) = &own.lost {
-            notes[at].lost = Some(format!("environment: {reason}"));
+            rewards[at].lost = Some(format!("environment: {reason}"));
         }
     }
-    let judged = notes;
-    let notes = judged.iter();
-    let lost = notes.zip(&answers).filter_map(|(note, answer)| Some((answer, note.lost.as_ref()?)));
+    let lost = rewards.iter().zip(&answers).filter_map(|(reward, answer)| Some((answer, reward.lost.as_ref()?)));
     let lost: Vec<_> = lost.collect();
     if let Some((answer, reason)) = lost.first()
         && lost.len() == answers.len()
     {
         return Err(answer.failed(format!("no validation completion has all its rewards; first failure: {reason}")));
     }
-    let each = answers.iter().zip(samples).zip(rewards).zip(judged);
-    let evaluated = each.map(|(((answer, sample), reward), note)| {
-        let set = data.validation_set(sample.request);
-        EvaluatedSample::new(set, answer, sample, reward, note.lost)
+    let each = answers.iter().zip(samples).zip(rewards);
+    let evaluated = each.map(|((answer, sample), reward)| {
+        EvaluatedSample::new(data.validation_set(sample.request), answer, sample, reward)
     });
     Ok(evaluated.collect())
 }

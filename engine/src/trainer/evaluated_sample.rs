@@ -44,14 +44,8 @@ pub struct EvaluatedSample {
 }
 
 impl EvaluatedSample {
-    /// A completion of a prompt of this set as it was judged.
-    pub(super) fn new(
-        set: &str,
-        answer: &Answer<'_>,
-        sample: &Sample,
-        reward: Reward,
-        reward_error: Option<String>,
-    ) -> Self {
+    /// A completion of a prompt of this set with its reward.
+    pub(super) fn new(set: &str, answer: &Answer<'_>, sample: &Sample, reward: Reward) -> Self {
         let prompt = answer.prompt;
         Self {
             set: set.to_owned(),
@@ -67,7 +61,7 @@ impl EvaluatedSample {
             readings: reward.readings,
             finish: sample.finish,
             tokens: sample.tokens.len(),
-            reward_error,
+            reward_error: reward.lost,
         }
     }
 

@@ -6,9 +6,8 @@ use super::gather::{PromptShard, all_samples};
 use crate::Result;
 use crate::data::Prompt;
 use crate::metrics::Phase;
-use crate::reward::{CompletionId, Purpose};
+use crate::reward::CompletionId;
 use crate::rollout::Rollout;
-use crate::task::{Reward, Shaping};
 use firebrick_models::random::DrawKey;
 use firebrick_sampler::{GenerationRequest, Generator, Sample};
 
@@ -41,26 +40,18 @@ impl Trainer {
     ) -> Result<()> {
         let (step, first) = (self.state.step + 1, self.state.draws);
         let sampling = self.config.rollout.greedy(self.source.ends.ids.clone());
-        let answers = answers(prompts, samples, None, (&self.source.tokenizer, &sampling), |sample| CompletionId {
-            step,
-            prompt_index: first + sample.request as u64,
-            sample: sample.sample,
+        let first = CompletionId { step, prompt_index: first, sample: 0 };
+        let answers = answers(prompts, samples, None, first, (&self.source.tokenizer, &sampling))?;
+        let (now, longest) = (self.progress(), self.config.rollout.response_length);
+        let rewards = self.recovering(Phase::RewardBaseline, |t| {
+            t.reward_manager.score(t.data.task(), &answers, longest, now, Some(&t.state.rewards))
         })?;
-        let now = self.progress();
-        let judged = self.recovering(Phase::RewardBaseline, |t| t.reward_manager.judge(&answers, now))?;
-        let task = self.data.task();
-        let longest = self.config.rollout.response_length;
-        let rules = answers.iter().map(|answer| answer.by_rules(task, longest, Purpose::Training));
-        let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
-        if let Some(list) = task.rewards() {
-            list.complete(&mut rewards, &judged.scores, Shaping::Statistics(&self.state.rewards));
-        }
-        for ((answer, reward), note) in answers.iter().zip(rewards).zip(judged.notes) {
+        for (answer, reward) in answers.iter().zip(rewards) {
             let prompt_index = answer.id.prompt_index;
             for rollout in rollouts.iter_mut().filter(|r| r.prompt_index == prompt_index) {
                 rollout.baseline = reward.value();
                 // without what it is compared with, the group is left out
-                rollout.reward_error.clone_from(&note.lost);
+                rollout.reward_error.clone_from(&reward.lost);
             }
         }
         Ok(())

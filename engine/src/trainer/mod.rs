@@ -9,7 +9,6 @@ mod evaluate;
 mod evaluated_sample;
 mod gather;
 mod greedy;
-mod judging;
 mod links;
 mod load;
 mod phases;

@@ -3,7 +3,6 @@
 
 use super::Trainer;
 use super::gather::{PromptShard, all_rollouts, all_values};
-use super::judging::{Ended, EnvironmentView, RewardJob, RewardWorker, answer};
 use super::turns::EnvironmentSession;
 use super::wire::RankRollouts;
 use crate::config::DynamicSampling;
@@ -11,10 +10,10 @@ use crate::data::Prompt;
 use crate::executor::BoundaryKind;
 use crate::metrics::{ExpertLoad, Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
-use crate::reward::{Note, Progress};
+use crate::reward::{Answer, CompletionId, Progress, RewardJob, RewardWorker};
 use crate::rollout::Rollout;
 use crate::sequence::{TokenColumns, column};
-use crate::task::{Reward, Shaping};
+use crate::task::Reward;
 use crate::turns::{Outcome, TurnStats};
 use crate::{Error, Result};
 use firebrick_models::random::DrawKey;
@@ -28,22 +27,15 @@ const SAMPLE_BOUNDARIES: usize = 16;
 /// The part of the reward that environments give.
 pub(super) const ENVIRONMENT: &str = "environment";
 
-/// A completion's text, its reward, and what else its judges say.
-struct Scored {
-    text: String,
-    reward: Reward,
-    note: Note,
-}
-
 /// Prompts as they were sampled from, and a group of rollouts of each.
 type Groups = (Arc<Vec<Prompt>>, Vec<Vec<Rollout>>);
 
-/// Completions of prompts, and who is judging them.
+/// Completions of prompts, and the worker that scores them.
 struct Sampled {
     /// The prompts, with what environments have added.
     prompts: Arc<Vec<Prompt>>,
     generated: Generated,
-    judging: RewardWorker,
+    worker: RewardWorker,
     /// What came of each completion where it had an environment.
     outcomes: Option<Vec<Outcome>>,
 }
@@ -141,10 +133,10 @@ impl Trainer {
         let outcomes = sampled.outcomes.take();
         let mut generated = sampled.generated;
         generated.samples.retain(|sample| dealt.judges(sample));
-        let (own, judging) = (sampled.prompts, sampled.judging);
+        let (own, worker) = (sampled.prompts, sampled.worker);
         let rewards = self.phase(Phase::Reward, |t| {
             let outcomes = outcomes.as_deref();
-            t.rewards(&own, first, &generated.samples, outcomes, judging, &mut stats)
+            t.rewards(&own, first, &generated.samples, outcomes, worker, &mut stats)
         })?;
         let mut turns = outcomes.as_ref().map(|_| TurnStats::default());
         let mut outcomes = outcomes.into_iter().flatten();
@@ -168,8 +160,7 @@ impl Trainer {
     }
 
     /// A sample with its prompt and its reward.
-    fn rollout(&self, prompt_index: u64, prompt: Vec<u32>, s: Sample, scored: Scored) -> Rollout {
-        let Scored { text, reward, note } = scored;
+    fn rollout(&self, prompt_index: u64, prompt: Vec<u32>, s: Sample, (text, reward): (String, Reward)) -> Rollout {
         Rollout {
             prompt_index,
             sample: s.sample,
@@ -191,8 +182,8 @@ impl Trainer {
             reward: reward.value(),
             reward_parts: reward.parts,
             reward_weights: reward.weights,
-            reward_extra: note.extra,
-            reward_error: note.lost,
+            reward_extra: reward.extra,
+            reward_error: reward.lost,
             readings: reward.readings,
             baseline: None,
             mask: Vec::new(),
@@ -212,7 +203,7 @@ impl Trainer {
         stats.left_out_groups += groups.len() - judged;
     }
 
-    /// Texts and rewards of completions that the rules and programs are judging: the reward models score all of them
+    /// Texts and rewards of completions that rules and programs are scoring: the reward models score all of them
     /// together.
     fn rewards(
         &mut self,
@@ -220,39 +211,41 @@ impl Trainer {
         first: u64,
         samples: &[Sample],
         outcomes: Option<&[Outcome]>,
-        judging: RewardWorker,
+        worker: RewardWorker,
         stats: &mut RolloutStats,
-    ) -> Result<Vec<Scored>> {
-        let step = self.state.step + 1;
+    ) -> Result<Vec<(String, Reward)>> {
+        let first = self.first_completion(first);
         let started = Instant::now();
-        let (rules, said) = judging.finish().wait()?;
+        let (rules, results) = worker.finish()?;
         let waited = started.elapsed().as_secs_f64();
         let (mut answers, mut rewards) = (Vec::new(), Vec::new());
         for (at, (sample, (text, reward))) in samples.iter().zip(rules).enumerate() {
-            let view = EnvironmentView::of(outcomes.map(|own| &own[at]));
-            answers.push(answer(prompts, sample, view, text, step, first));
+            answers.push(Answer::new(prompts, sample, outcomes.map(|own| &own[at]), text, first));
             rewards.push(reward);
         }
-        let judged = self.recovering(Phase::Reward, |t| t.reward_manager.judge_with(&answers, &said))?;
+        let scores = self.recovering(Phase::Reward, |t| t.reward_manager.scores(&answers, &results))?;
         if let Some(list) = self.data.task().rewards() {
-            list.insert(&mut rewards, &judged.scores);
+            list.insert(&mut rewards, scores);
             for (name, values) in all_values(&self.world, list.normalized(&rewards))? {
                 let statistics = self.state.rewards.entry(name).or_default();
                 for value in values {
                     statistics.add(value);
                 }
             }
-            list.sum(&mut rewards, Shaping::Statistics(&self.state.rewards));
+            list.sum(&mut rewards, Some(&self.state.rewards));
         }
-        if !said.is_empty() {
+        if results.iter().any(|own| !own.is_empty()) {
             let programs = stats.programs.get_or_insert_default();
             programs.wait_seconds += waited;
-            programs.repeated += judged.notes.iter().filter(|n| n.repeated).count();
-            programs.lost += judged.notes.iter().filter(|n| n.lost.is_some()).count();
+            programs.repeated += rewards.iter().filter(|reward| reward.repeated).count();
+            programs.lost += rewards.iter().filter(|reward| reward.lost.is_some()).count();
         }
-        let texts = answers.into_iter().map(|answer| answer.text);
-        let scored = texts.zip(rewards).zip(judged.notes);
-        Ok(scored.map(|((text, reward), note)| Scored { text, reward, note }).collect())
+        Ok(answers.into_iter().map(|answer| answer.text).zip(rewards).collect())
+    }
+
+    /// The id of the first completion of a prompt in the step under way.
+    fn first_completion(&self, prompt_index: u64) -> CompletionId {
+        CompletionId { step: self.state.step + 1, prompt_index, sample: 0 }
     }
 
     /// Where the run stands, for reward functions that ask.
@@ -284,7 +277,7 @@ impl Trainer {
         })
     }
 
-    /// Completions of prompts. Those that have ended are being judged already.
+    /// Completions of prompts. Those that have ended are being scored already.
     fn sample(&self, prompts: &Arc<Vec<Prompt>>, first: u64, dealt: &PromptShard) -> Result<Sampled> {
         let rollout = &self.config.rollout;
         let (template, task) = (self.turns.as_ref(), self.data.task());
@@ -309,7 +302,7 @@ impl Trainer {
             .collect();
         let sampler = self.rollout_sampler()?;
         let limits = self.rollout_limits()?;
-        let judging = RewardWorker::start(RewardJob {
+        let worker = RewardWorker::start(RewardJob {
             task: self.data.shared_task(),
             tokenizer: Arc::clone(&self.source.tokenizer),
             sampling: sampling.clone(),
@@ -317,8 +310,7 @@ impl Trainer {
             programs: self.reward_manager.programs(self.progress()),
             n: rollout.n,
             max_tokens: rollout.response_length,
-            step,
-            first,
+            first: self.first_completion(first),
         });
         let runtime = &self.learner.runtime;
         let every = (requests.len() * rollout.n).div_ceil(SAMPLE_BOUNDARIES);
@@ -339,9 +331,9 @@ impl Trainer {
             if !dealt.judges(sample) {
                 return;
             }
-            judging.take(Ended { sample: sample.clone(), outcome: playing.outcome(sample) });
+            worker.take(sample.clone(), playing.outcome(sample));
         })?;
-        Ok(Sampled { prompts, generated, judging, outcomes: playing.outcomes() })
+        Ok(Sampled { prompts, generated, worker, outcomes: playing.outcomes() })
     }
 }
 

@@ -1,7 +1,10 @@
 //! What can go wrong between a task's configuration and a completion's reward.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use super::Split;
 use crate::hub::HubError;
 
 /// Errors of tasks and rewards. A message includes its cause, which [`source`](std::error::Error::source) therefore
@@ -172,6 +175,26 @@ impl TaskError {
         }
     }
 
+    /// A [`TaskError::NoSuchExample`].
+    #[must_use]
+    pub fn no_such_example(task: &str, split: Split, index: u64, len: u64) -> Self {
+        Self::NoSuchExample { task: task.to_owned(), split: split.name(), index, len }
+    }
+
+    /// Refuses a setting outside of its range; `unit` follows the range in the message.
+    pub(crate) fn check_range<T: PartialOrd + Display>(
+        setting: &str,
+        value: T,
+        range: RangeInclusive<T>,
+        unit: &str,
+    ) -> Result<(), Self> {
+        if range.contains(&value) {
+            return Ok(());
+        }
+        let detail = format!("expected {} to {}{unit}, found {value}", range.start(), range.end());
+        Err(Self::config(setting, detail))
+    }
+
     /// A [`TaskError::Config`].
     pub(crate) fn config(setting: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::Config { setting: setting.into(), detail: detail.into() }
@@ -207,7 +230,7 @@ impl Unit {
     }
 }
 
-impl std::fmt::Display for RowLocation {
+impl Display for RowLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (path, unit) = (self.path.display(), self.unit.name());
         write!(f, "{path}, {unit} {}", self.line)
