@@ -72,7 +72,7 @@ impl Arithmetic {
     /// # Errors
     /// `TaskError::Config` with the setting that is out of range.
     pub fn new(config: &ArithmeticConfig) -> Result<Self, TaskError> {
-        TaskError::check_range("task.difficulty", config.difficulty, 1..=6, " digits")?;
+        TaskError::check_range("task.difficulty", config.difficulty, [1, 6], " digits")?;
         let operands = 10u64.pow(config.difficulty);
         let space = operands * operands * config.operations.all().len() as u64;
         let validation = config.validation_size.unwrap_or(DEFAULT_VALIDATION.min(space / 5));

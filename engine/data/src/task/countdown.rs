@@ -94,10 +94,10 @@ impl Countdown {
     /// # Errors
     /// `TaskError::Config` with the setting that is out of range, or under which there is no problem to be found.
     pub fn new(config: &CountdownConfig) -> Result<Self, TaskError> {
-        TaskError::check_range("task.numbers", config.numbers, 2..=6, "")?;
-        TaskError::check_range("task.max_number", config.max_number, 1..=LARGEST, "")?;
-        TaskError::check_range("task.max_target", config.max_target, 1..=LARGEST, "")?;
-        TaskError::check_range("task.format_score", config.format_score, 0.0..=1.0, "")?;
+        TaskError::check_range("task.numbers", config.numbers, [2, 6], "")?;
+        TaskError::check_range("task.max_number", config.max_number, [1, LARGEST], "")?;
+        TaskError::check_range("task.max_target", config.max_target, [1, LARGEST], "")?;
+        TaskError::check_range("task.format_score", config.format_score, [0.0, 1.0], "")?;
         let operations: Vec<char> = config.operations.chars().collect();
         let known = operations.iter().all(|c| "+-*/".contains(*c));
         let distinct: HashSet<&char> = operations.iter().collect();

@@ -1,7 +1,6 @@
 //! What can go wrong between a task's configuration and a completion's reward.
 
 use std::fmt::Display;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use super::Split;
@@ -181,18 +180,22 @@ impl TaskError {
         Self::NoSuchExample { task: task.to_owned(), split: split.name(), index, len }
     }
 
-    /// Refuses a setting outside of its range; `unit` follows the range in the message.
-    pub(crate) fn check_range<T: PartialOrd + Display>(
+    /// Refuses a setting that is not `least` to `most`; `unit` follows these in the message.
+    pub(crate) fn check_range<T: Copy + PartialOrd + Display>(
         setting: &str,
         value: T,
-        range: RangeInclusive<T>,
+        [least, most]: [T; 2],
         unit: &str,
     ) -> Result<(), Self> {
-        if range.contains(&value) {
+        if (least..=most).contains(&value) {
             return Ok(());
         }
-        let detail = format!("expected {} to {}{unit}, found {value}", range.start(), range.end());
-        Err(Self::config(setting, detail))
+        Err(Self::config(setting, format!("expected {least} to {most}{unit}, found {value}")))
+    }
+
+    /// A [`TaskError::BadField`].
+    pub(crate) fn bad_field(place: &RowLocation, setting: &str, detail: impl Into<String>) -> Self {
+        Self::BadField { place: place.clone(), setting: setting.to_owned(), detail: detail.into() }
     }
 
     /// A [`TaskError::Config`].

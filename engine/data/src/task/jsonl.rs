@@ -241,32 +241,23 @@ pub(super) fn row_of_none(config: &JsonlConfig) -> Result<Row, TaskError> {
 /// Whether a row makes an example whose answer every reward can read.
 pub(super) fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<Example, TaskError> {
     let place = row.place.clone();
-    let bad = |setting: &str, detail: String| TaskError::BadField {
-        place: place.clone(),
-        setting: setting.to_owned(),
-        detail,
-    };
     if let (Some(reward), false) = (rewards.needs_answer(), recipe.has_answer(&row)) {
         let detail = format!(
             "reward `{reward}` compares with a ground truth, but the task has none: neither `answer_field` nor `answer` is set, \
              and the row has no `reward_model.ground_truth`; its fields are {}",
             row.names()
         );
-        return Err(bad("task.answer_field", detail));
+        return Err(row.bad("task.answer_field", detail));
     }
     let example = recipe.example(row)?;
     let answer = rewards.check_answer(&example.answer);
-    answer.map_err(|error| bad("task.rewards", error.to_string()))?;
+    answer.map_err(|error| TaskError::bad_field(&place, "task.rewards", error.to_string()))?;
     Ok(example)
 }
 
 /// Refuses a row that a task with an environment cannot have.
 fn playable(example: &Example, place: &RowLocation) -> Result<(), TaskError> {
-    let bad = |setting: &str, detail: &str| TaskError::BadField {
-        place: place.clone(),
-        setting: setting.to_owned(),
-        detail: detail.to_owned(),
-    };
+    let bad = |setting, detail: &str| TaskError::bad_field(place, setting, detail);
     match &example.prompt {
         PromptText::Text(_) => Err(bad(
             "task.environment",

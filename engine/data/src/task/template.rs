@@ -55,7 +55,7 @@ impl Row {
 
     /// A [`TaskError::BadField`] at this row.
     pub fn bad(&self, setting: &str, detail: impl Into<String>) -> TaskError {
-        TaskError::BadField { place: self.place.clone(), setting: setting.to_owned(), detail: detail.into() }
+        TaskError::bad_field(&self.place, setting, detail)
     }
 }
 

@@ -68,7 +68,7 @@ impl Calculator {
     /// # Errors
     /// `TaskError::Config` with the setting that is out of range.
     pub fn new(config: &CalculatorConfig) -> Result<Self, TaskError> {
-        TaskError::check_range("task.digits", config.digits, 1..=9, " digits")?;
+        TaskError::check_range("task.digits", config.digits, [1, 9], " digits")?;
         let unit = 10u64.pow(config.digits - 1);
         let (least, operands) = (4 * unit, 6 * unit);
         let space = operands * operands * config.operations.all().len() as u64;

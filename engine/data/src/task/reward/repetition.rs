@@ -11,7 +11,7 @@ const MAX_SIZE: usize = 64;
 
 /// The penalty for repeated n-grams of `size` words or tokens.
 pub(super) fn rule(size: usize, unit: RepetitionUnit, setting: &str) -> Result<Rule, TaskError> {
-    TaskError::check_range(&format!("{setting}.ngram_size"), size, 1..=MAX_SIZE, "")?;
+    TaskError::check_range(&format!("{setting}.ngram_size"), size, [1, MAX_SIZE], "")?;
     Ok(Rule::of_completion(move |case| {
         let penalty = match unit {
             RepetitionUnit::Words => penalty(&case.text.to_lowercase().split_whitespace().collect::<Vec<_>>(), size),

@@ -315,27 +315,20 @@ fn choose(files: &[String], inside: &str, validates: bool) -> Result<Vec<String>
 fn of_split(rows: &[&String], validates: bool) -> Result<Vec<String>, String> {
     let says = |file: &str, words: &[&str]| {
         let file = file.to_lowercase();
-        let mut own = file.split(|c: char| !c.is_ascii_alphanumeric());
-        own.any(|word| words.contains(&word))
+        file.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| words.contains(&word))
     };
-    let with = |words: &[&str]| -> Vec<String> {
-        let saying = rows.iter().filter(|file| says(file, words));
-        saying.map(|file| (*file).clone()).collect()
-    };
+    let with =
+        |words: &[&str]| -> Vec<String> { rows.iter().copied().filter(|file| says(file, words)).cloned().collect() };
+    let all = || rows.iter().copied().cloned().collect::<Vec<String>>();
     let train = with(&["train", "training"]);
     let held_out = HELD_OUT.map(with);
     if train.is_empty() && held_out.iter().all(Vec::is_empty) {
-        return Ok(rows.iter().map(|file| (*file).clone()).collect());
+        return Ok(all());
     }
-    let chosen = if validates {
-        held_out.into_iter().find(|files| !files.is_empty())
-    } else {
-        Some(train).filter(|files| !files.is_empty())
-    };
-    chosen.ok_or_else(|| {
+    let chosen = if validates { held_out.into_iter().find(|files| !files.is_empty()) } else { Some(train) };
+    chosen.filter(|files| !files.is_empty()).ok_or_else(|| {
         let wanted = if validates { "`validation` or `test`" } else { "`train`" };
-        let names: Vec<String> = rows.iter().map(|file| (*file).clone()).collect();
-        format!("no file name contains {wanted}: it has {}; name the file", some(&names))
+        format!("no file name contains {wanted}: it has {}; name the file", some(&all()))
     })
 }
 
