@@ -16,7 +16,7 @@ pub struct Answer<'a> {
     pub prompt: &'a Prompt,
     /// Its text, without special tokens; of several turns all of it.
     pub text: String,
-    /// The text of its last turn, which rules judge, where there are several.
+    /// The text of its last turn, which rules score, where there are several.
     pub last_turn: Option<String>,
     /// The messages that it is made of, where it had an environment.
     pub turns: &'a [Message],
@@ -109,13 +109,13 @@ impl<'a> Answer<'a> {
         })
     }
 
-    /// The error that it cannot be judged, for a reason.
+    /// The error that it cannot be scored, for a reason.
     pub(crate) fn failed(&self, reason: String) -> Error {
         self.error(reason, false)
     }
 
     /// The error that the user's code raised, or returned what is no reward.
-    pub(crate) fn misjudged(&self, reason: String) -> Error {
+    pub(crate) fn user_error(&self, reason: String) -> Error {
         self.error(reason, true)
     }
 

@@ -130,7 +130,7 @@ fn by_program(program: &Program, answer: &Answer<'_>, result: &ProgramResult) ->
     let name = program.name();
     match result {
         Ok(score) => Ok(score.clone()),
-        Err(Failure::Misused(reason)) => Err(answer.misjudged(format!("reward `{name}`: {reason}"))),
+        Err(Failure::Misused(reason)) => Err(answer.user_error(format!("reward `{name}`: {reason}"))),
         Err(Failure::Failed(reason)) => {
             let id = answer.id;
             tracing::warn!(

@@ -1,6 +1,6 @@
 //! Rewards of completions: by the task's rules, by reward models, by other programs, and all of them together.
 //!
-//! While others are sampled, a [thread](worker) scores completions by rules ([`Answer::by_rules`]) and hands groups to
+//! While others are sampled, a thread scores completions by rules ([`Answer::by_rules`]) and hands groups to
 //! [`Programs`]. Then [`RewardManager`] scores all of them by models.
 
 mod answer;

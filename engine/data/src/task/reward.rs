@@ -93,7 +93,7 @@ impl RewardConfig {
         Some(TaskError::config(setting, detail))
     }
 
-    /// Refuses options that make no sense, whatever judges.
+    /// Refuses options that make no sense, whatever scores.
     fn check(&self) -> Result<(), TaskError> {
         let setting = |key: &str| format!("rewards.{}.{key}", self.name());
         let RewardOptions { weight, clip, .. } = &self.options;

@@ -14,10 +14,10 @@ use firebrick_plan::ParamOffload;
 /// One reward of a task. A task's reward is the weighted sum of all of its rewards.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RewardConfig {
-    /// What judges.
+    /// The scorer.
     #[serde(flatten)]
     pub kind: RewardKind,
-    /// What becomes of its number.
+    /// Its place in the sum.
     #[serde(flatten)]
     pub options: RewardOptions,
 }
