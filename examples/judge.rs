@@ -1,4 +1,4 @@
-//! What the reward functions and commands of a task say of completions that its rows already have: in the column
+//! Scores by the reward functions and commands of a task for completions that its rows already have: in the column
 //! `completion` as a text, and, where functions ask for them, in `completion_ids` as token ids. Rows that follow each
 //! other with the same prompt are a group. A line a row on stdout, the seconds that judging took on stderr.
 //!
@@ -7,7 +7,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example shows what it did")]
 
 use firebrick::engine::data::Prompt;
-use firebrick::engine::reward::{Answer, Asked, CompletionId, Failure, ProgramResults, Programs};
+use firebrick::engine::reward::{Answer, CompletionId, Failure, ProgramResults, Programs};
 use firebrick::engine::task::{Split, Task, TaskConfig};
 use serde_json::{Map, Value, json};
 use std::error::Error;
@@ -29,10 +29,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let rows = rows(task.as_ref())?;
     let programs = Programs::open(task.as_ref())?;
     let started = Instant::now();
-    let said = judged(&programs, &rows)?;
+    let results = scored(&programs, &rows)?;
     eprintln!("judged in {:.3} s", started.elapsed().as_secs_f64());
     for at in 0..rows.len() {
-        println!("{}", line(&programs, &said, at));
+        println!("{}", line(&programs, &results, at));
     }
     Ok(())
 }
@@ -51,37 +51,31 @@ fn rows(task: &dyn Task) -> Result<Vec<Row>, Box<dyn Error>> {
     (0..count).map(row).collect()
 }
 
-/// Asks about all groups at once, as a step that has sampled everything would, and waits.
-fn judged(programs: &Programs, rows: &[Row]) -> Result<ProgramResults, Box<dyn Error>> {
-    let mut asked = Asked::default();
+/// Scores all groups at once, as a step that has sampled everything would.
+fn scored(programs: &Programs, rows: &[Row]) -> Result<ProgramResults, Box<dyn Error>> {
     let groups = rows.chunk_by(|a, b| a.prompt.example.prompt == b.prompt.example.prompt);
-    for (prompt_index, group) in groups.enumerate() {
-        let answers: Vec<Answer<'_>> = group
-            .iter()
-            .enumerate()
-            .map(|(sample, row)| Answer {
-                prompt: &row.prompt,
-                text: row.completion.clone(),
-                last_turn: None,
-                turns: &[],
-                environment: None,
-                tokens: &row.tokens,
-                finished: true,
-                in_thought: false,
-                id: CompletionId { step: 0, prompt_index: prompt_index as u64, sample },
-            })
-            .collect();
-        asked.extend(programs.ask(&answers)?);
-    }
-    Ok(asked.said())
+    let answers = groups.enumerate().flat_map(|(prompt_index, group)| {
+        group.iter().enumerate().map(move |(sample, row)| Answer {
+            prompt: &row.prompt,
+            text: row.completion.clone(),
+            last_turn: None,
+            turns: &[],
+            environment: None,
+            tokens: &row.tokens,
+            finished: true,
+            in_thought: false,
+            id: CompletionId { step: 0, prompt_index: prompt_index as u64, sample },
+        })
+    });
+    Ok(programs.score(&answers.collect::<Vec<_>>())?)
 }
 
-/// What each program says of a row: a number, null where it does not apply, or why there is none.
-fn line(programs: &Programs, said: &ProgramResults, at: usize) -> Value {
+/// The score of a row by each program: a number, null where it does not apply, or why there is none.
+fn line(programs: &Programs, results: &ProgramResults, at: usize) -> Value {
     let mut all = Map::new();
-    for (name, outcomes) in programs.names().zip(said) {
-        let own = match &outcomes[at] {
-            Ok(verdict) => json!({"reward": verdict.reward, "extra": verdict.extra}),
+    for (name, results) in programs.names().zip(results) {
+        let own = match &results[at] {
+            Ok(score) => json!({"reward": score.value, "extra": score.extra}),
             Err(Failure::Failed(reason) | Failure::Misused(reason)) => json!({"error": reason}),
         };
         all.insert(name.to_owned(), own);

@@ -1,8 +1,11 @@
 //! A process that lines are exchanged with, under a deadline that is kept on this side: whatever it does, or does not,
 //! it can be ended. It leads a process group of its own, so that what it has started ends with it.
 
+use serde::Deserialize;
+use serde_json::Value;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +22,8 @@ const KEPT: usize = 8 << 10;
 const POLL: Duration = Duration::from_millis(50);
 /// Time for an ended process to be seen as ended, and for the last of its stderr to arrive.
 const AFTERMATH: Duration = Duration::from_millis(500);
+/// Time for a Python file and all that it imports to load.
+const LOADING: Duration = Duration::from_mins(2);
 /// Time for a process to end by itself once its input has ended.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -38,6 +43,19 @@ pub enum Silence {
 /// What programs in Python that talk to this one have in common; what answers requests comes behind it, and a call of
 /// `serve`.
 const PYTHON: &str = include_str!("process/serve.py");
+
+/// The first line of a Python program: what it has loaded, or why that cannot be used.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Opening<T> {
+    /// Why it cannot be used.
+    Refused {
+        /// For the user.
+        refused: String,
+    },
+    /// What it is.
+    Ready(T),
+}
 
 /// A running process.
 #[derive(Debug)]
@@ -78,15 +96,32 @@ impl Process {
         Ok(Self { child, requests: Some(requests), lines, errors, errors_end, reaped: false })
     }
 
-    /// Starts a Python program: the code that serves requests, then `script`.
+    /// Starts a Python program: the code that serves requests, then `script`, which is told by `opening` what to load of
+    /// a user's file. Gives the line that it answers within a call's `timeout` in seconds, but at least two minutes.
     ///
     /// # Errors
-    /// That the interpreter cannot be started, with the setting that names it.
-    pub fn python(interpreter: &str, script: &str, name: &str) -> Result<Self, String> {
+    /// That the file is missing, the interpreter cannot be started, with the setting that names it, or no line came.
+    pub fn python(
+        interpreter: &str,
+        script: &str,
+        name: &str,
+        (file, opening): (&Path, &Value),
+        timeout: f64,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<(Self, String), String> {
+        if !file.is_file() {
+            return Err(format!("there is no file {}", file.display()));
+        }
         let mut command = Command::new(interpreter);
         command.args(["-u", "-X", "faulthandler", "-c", &format!("{PYTHON}{script}")]);
-        Self::start(&mut command, name)
-            .map_err(|e| format!("cannot run `{interpreter}`: {e}; set `python` to a Python interpreter"))
+        let process = Self::start(&mut command, name)
+            .map_err(|e| format!("cannot run `{interpreter}`: {e}; set `python` to a Python interpreter"))?;
+        process.send(format!("{opening}\n"));
+        let time = LOADING.max(Duration::from_secs_f64(timeout));
+        match process.line(Instant::now() + time, wanted) {
+            Ok(line) => Ok((process, line)),
+            Err(silence) => Err(failure(process, &silence, time)),
+        }
     }
 
     /// Sends lines, and forgets what the process wrote to stderr before.

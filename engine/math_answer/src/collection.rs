@@ -87,7 +87,7 @@ fn assigned(mut sides: Vec<Value>) -> Option<Value> {
 
 /// The interval that an inequality leaves to its variable.
 fn interval(sides: &[Value], signs: &[char]) -> Option<Value> {
-    let exprs: Vec<&Expr> = sides
+    let mut exprs: Vec<&Expr> = sides
         .iter()
         .map(|side| match side {
             Value::Quantity { expr, .. } => Some(expr),
@@ -100,23 +100,21 @@ fn interval(sides: &[Value], signs: &[char]) -> Option<Value> {
         variables.is_empty()
     };
     let name = |expr: &Expr| matches!(expr, Expr::Variable(_));
-    let below = |sign: char| matches!(sign, '<' | '≤');
-    let closed = |sign: char| matches!(sign, '≤' | '≥');
-    let least = || Expr::Negative(Box::new(Expr::Infinity));
-    let (low, high, ends) = match (exprs.as_slice(), signs) {
-        ([x, c], [sign]) if name(x) && constant(c) && below(*sign) => (least(), (*c).clone(), [false, closed(*sign)]),
-        ([x, c], [sign]) if name(x) && constant(c) => ((*c).clone(), Expr::Infinity, [closed(*sign), false]),
-        ([c, x], [sign]) if name(x) && constant(c) && below(*sign) => {
-            ((*c).clone(), Expr::Infinity, [closed(*sign), false])
+    let rises = |sign: &char| matches!(sign, '<' | '≤');
+    let mut closed: Vec<bool> = signs.iter().map(|sign| matches!(sign, '≤' | '≥')).collect();
+    if !signs.iter().all(rises) {
+        if signs.iter().any(rises) {
+            return None;
         }
-        ([c, x], [sign]) if name(x) && constant(c) => (least(), (*c).clone(), [false, closed(*sign)]),
-        ([a, x, b], [first, second]) if name(x) && constant(a) && constant(b) && below(*first) == below(*second) => {
-            let ends = [closed(*first), closed(*second)];
-            if below(*first) {
-                ((*a).clone(), (*b).clone(), ends)
-            } else {
-                ((*b).clone(), (*a).clone(), [ends[1], ends[0]])
-            }
+        exprs.reverse();
+        closed.reverse();
+    }
+    let least = || Expr::Negative(Box::new(Expr::Infinity));
+    let (low, high, ends) = match (exprs.as_slice(), closed.as_slice()) {
+        ([x, c], [end]) if name(x) && constant(c) => (least(), (*c).clone(), [false, *end]),
+        ([c, x], [end]) if name(x) && constant(c) => ((*c).clone(), Expr::Infinity, [*end, false]),
+        ([a, x, b], [first, second]) if name(x) && constant(a) && constant(b) => {
+            ((*a).clone(), (*b).clone(), [*first, *second])
         }
         _ => return None,
     };

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 /// A function of one argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Function {
     Sin,
     Cos,
@@ -14,8 +15,11 @@ pub(crate) enum Function {
     Cot,
     Sec,
     Csc,
+    #[strum(serialize = "arcsin", serialize = "asin")]
     Arcsin,
+    #[strum(serialize = "arccos", serialize = "acos")]
     Arccos,
+    #[strum(serialize = "arctan", serialize = "atan")]
     Arctan,
     Sinh,
     Cosh,
@@ -25,32 +29,14 @@ pub(crate) enum Function {
     Abs,
     Floor,
     Ceil,
+    #[strum(disabled)]
     Factorial,
 }
 
 impl Function {
     /// The function of a name in LaTeX or plain text.
     pub fn named(name: &str) -> Option<Self> {
-        Some(match name {
-            "sin" => Self::Sin,
-            "cos" => Self::Cos,
-            "tan" => Self::Tan,
-            "cot" => Self::Cot,
-            "sec" => Self::Sec,
-            "csc" => Self::Csc,
-            "arcsin" | "asin" => Self::Arcsin,
-            "arccos" | "acos" => Self::Arccos,
-            "arctan" | "atan" => Self::Arctan,
-            "sinh" => Self::Sinh,
-            "cosh" => Self::Cosh,
-            "tanh" => Self::Tanh,
-            "exp" => Self::Exp,
-            "ln" => Self::Ln,
-            "abs" => Self::Abs,
-            "floor" => Self::Floor,
-            "ceil" => Self::Ceil,
-            _ => return None,
-        })
+        name.parse().ok()
     }
 }
 
@@ -82,24 +68,24 @@ impl Expr {
         Self::Number(BigRational::from_integer(number.into()))
     }
 
-    /// The names of its variables.
-    pub fn variables(&self, into: &mut BTreeSet<String>) {
+    /// The expressions that it is made of.
+    pub fn parts(&self) -> &[Self] {
         match self {
-            Self::Variable(name) => {
-                into.insert(name.clone());
-            }
-            Self::Number(_) | Self::Pi | Self::Euler | Self::Imaginary | Self::Infinity => {}
-            Self::Negative(inner) | Self::Apply(_, inner) => inner.variables(into),
-            Self::Sum(parts) | Self::Product(parts) => {
-                for part in parts {
-                    part.variables(into);
-                }
-            }
+            Self::Number(_) | Self::Pi | Self::Euler | Self::Imaginary | Self::Infinity | Self::Variable(_) => &[],
+            Self::Negative(inner) | Self::Apply(_, inner) => std::slice::from_ref(inner),
+            Self::Sum(parts) | Self::Product(parts) => parts,
             Self::Quotient(pair) | Self::Power(pair) | Self::Root(pair) | Self::Log(pair) | Self::Binomial(pair) => {
-                pair[0].variables(into);
-                pair[1].variables(into);
+                pair.as_slice()
             }
         }
+    }
+
+    /// The names of its variables.
+    pub fn variables(&self, into: &mut BTreeSet<String>) {
+        if let Self::Variable(name) = self {
+            into.insert(name.clone());
+        }
+        self.parts().iter().for_each(|part| part.variables(into));
     }
 
     /// Whether it names what it is put equal to: `x`, `f(x)`.

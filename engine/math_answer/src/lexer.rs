@@ -30,66 +30,40 @@ pub(crate) struct Token {
 }
 
 /// Commands that say nothing of the value.
-const SILENT: [&str; 19] = [
-    "left",
-    "right",
-    "big",
-    "Big",
-    "bigl",
-    "bigr",
-    "Bigl",
-    "Bigr",
-    "displaystyle",
-    "textstyle",
-    "limits",
-    "boxed",
-    "mathbf",
-    "boldsymbol",
-    "bf",
-    "rm",
-    "it",
-    "middle",
-    "hspace",
-];
+const SILENT: &str = "left right big Big bigl bigr Bigl Bigr displaystyle textstyle limits boxed mathbf boldsymbol bf rm it \
+                      middle hspace";
 
 /// Commands whose argument is text.
-const UPRIGHT: [&str; 9] = ["text", "textbf", "textit", "textrm", "mathrm", "mbox", "operatorname", "mathsf", "unit"];
+const UPRIGHT: &str = "text textbf textit textrm mathrm mbox operatorname mathsf unit";
 
-/// Commands and the symbol that each stands for.
-const SYMBOLS: [(&str, char); 32] = [
-    ("cdot", '*'),
-    ("times", '*'),
-    ("ast", '*'),
-    ("div", '/'),
-    ("pm", '±'),
-    ("mp", '∓'),
-    ("le", '≤'),
-    ("leq", '≤'),
-    ("leqslant", '≤'),
-    ("ge", '≥'),
-    ("geq", '≥'),
-    ("geqslant", '≥'),
-    ("lt", '<'),
-    ("gt", '>'),
-    ("ne", '≠'),
-    ("neq", '≠'),
-    ("approx", '='),
-    ("equiv", '='),
-    ("cup", '∪'),
-    ("in", '∈'),
-    ("lbrace", '⦃'),
-    ("rbrace", '⦄'),
-    ("lvert", '|'),
-    ("rvert", '|'),
-    ("vert", '|'),
-    ("mid", '|'),
-    ("lbrack", '['),
-    ("rbrack", ']'),
-    ("circ", '°'),
-    ("degree", '°'),
-    ("colon", ':'),
-    ("land", ','),
+/// Symbols, and the commands that stand for each.
+const SYMBOLS: [(char, &str); 20] = [
+    ('*', "cdot times ast"),
+    ('/', "div"),
+    ('±', "pm"),
+    ('∓', "mp"),
+    ('≤', "le leq leqslant"),
+    ('≥', "ge geq geqslant"),
+    ('<', "lt"),
+    ('>', "gt"),
+    ('≠', "ne neq"),
+    ('=', "approx equiv"),
+    ('∪', "cup"),
+    ('∈', "in"),
+    ('⦃', "lbrace"),
+    ('⦄', "rbrace"),
+    ('|', "lvert rvert vert mid"),
+    ('[', "lbrack"),
+    (']', "rbrack"),
+    ('°', "circ degree"),
+    (':', "colon"),
+    (',', "land"),
 ];
+
+/// Whether a list of words has a name.
+fn has(words: &str, name: &str) -> bool {
+    words.split(' ').any(|word| word == name)
+}
 
 /// Reads a text. None where a character belongs to no mathematics, or where the text is too long.
 pub(crate) fn tokens(text: &str) -> Option<Vec<Token>> {
@@ -193,12 +167,12 @@ impl Lexer {
             }
             return Some(());
         }
-        if SILENT.contains(&name.as_str()) {
+        if has(SILENT, &name) {
             // the invisible bracket of `\left.`
             if matches!(name.as_str(), "left" | "right") && self.peek(0) == Some('.') {
                 self.at += 1;
             }
-        } else if UPRIGHT.contains(&name.as_str()) {
+        } else if has(UPRIGHT, &name) {
             let words = self.argument()?;
             if words.contains(|c: char| c.is_ascii_digit()) {
                 // a number set upright is a number: its braces become space, and it is read like the rest
@@ -211,7 +185,7 @@ impl Lexer {
             }
         } else if matches!(name.as_str(), "quad" | "qquad" | "space" | "thinspace") {
             self.spaced = true;
-        } else if let Some((_, symbol)) = SYMBOLS.iter().find(|(own, _)| *own == name) {
+        } else if let Some((symbol, _)) = SYMBOLS.iter().find(|(_, names)| has(names, &name)) {
             self.symbol(*symbol);
         } else {
             let short = match name.as_str() {

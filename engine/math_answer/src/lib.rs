@@ -11,12 +11,12 @@
 //! An answer is found in its text ([`extract`]), parsed, and compared exactly: fractions, roots, complex numbers, units,
 //! percentages, intervals, sets, tuples, matrices; expressions with variables at random points. Everything below an
 //! answer's first 2,000 bytes is bounded: tokens, nesting, bits of exact numbers, points of a numeric comparison. No
-//! text makes it panic or run long.
+//! text makes it panic or run long. [`Arithmetic`] evaluates plain sums and products alone.
 
+mod arithmetic;
 mod brackets;
 mod collection;
 mod compare;
-mod complex;
 mod evaluate;
 mod expr;
 mod extract;
@@ -31,6 +31,7 @@ mod words;
 use compare::compare;
 use parsed::Parsed;
 
+pub use arithmetic::{Arithmetic, Evaluated};
 pub use compare::Comparison;
 pub use extract::{AnswerSource, answer_line, concluded, extract, gold_source, last_boxed};
 

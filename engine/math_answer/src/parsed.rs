@@ -1,7 +1,7 @@
 //! An answer, read.
 
 use crate::collection::answer;
-use crate::evaluate::{exact, numeric};
+use crate::evaluate::{exact, is_real, numeric};
 use crate::expr::Expr;
 use crate::lexer::{Kind, MAX_BYTES, Token, tokens};
 use crate::parser::Parser;
@@ -173,7 +173,7 @@ fn number(expr: &Expr) -> String {
     }
     let mut variables = BTreeSet::new();
     expr.variables(&mut variables);
-    let real = numeric(expr, &BTreeMap::new()).filter(|value| value.is_real());
+    let real = numeric(expr, &BTreeMap::new()).filter(|value| is_real(*value));
     match real.filter(|_| variables.is_empty()) {
         Some(real) => format!("≈{:.9e}", real.re),
         None => expr.to_string(),

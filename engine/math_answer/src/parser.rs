@@ -312,15 +312,18 @@ impl<'t> Parser<'t> {
                 self.in_bars = bars;
                 self.take('|').then(|| Expr::Apply(Function::Abs, Box::new(inner)))
             }
-            Kind::Symbol('√') => {
-                self.at += 1;
-                let of = self.nested(Self::primary)?;
-                Some(Expr::Root(Box::new([Expr::whole(2), of])))
-            }
+            Kind::Symbol('√') => self.square_root(),
             Kind::Symbol('π') => Some(self.constant(Expr::Pi)),
             Kind::Symbol('∞') => Some(self.constant(Expr::Infinity)),
             Kind::Symbol(_) => None,
         }
+    }
+
+    /// A square root, its sign being the next token.
+    fn square_root(&mut self) -> Option<Expr> {
+        self.at += 1;
+        let of = self.nested(Self::primary)?;
+        Some(Expr::Root(Box::new([Expr::whole(2), of])))
     }
 
     fn constant(&mut self, constant: Expr) -> Expr {
@@ -333,11 +336,7 @@ impl<'t> Parser<'t> {
         match lower.as_str() {
             "pi" => return Some(self.constant(Expr::Pi)),
             "inf" | "infinity" | "oo" => return Some(self.constant(Expr::Infinity)),
-            "sqrt" => {
-                self.at += 1;
-                let of = self.nested(Self::primary)?;
-                return Some(Expr::Root(Box::new([Expr::whole(2), of])));
-            }
+            "sqrt" => return self.square_root(),
             "log" => return self.logarithm(),
             _ => {}
         }

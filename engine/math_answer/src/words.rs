@@ -22,29 +22,7 @@ pub(crate) fn is_mathematics(letters: &str) -> bool {
 
 /// Whether a command is a letter that can be a variable.
 pub(crate) fn is_greek(name: &str) -> bool {
-    const GREEK: [&str; 22] = [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "varepsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "phi",
-        "varphi",
-        "psi",
-        "omega",
-    ];
-    GREEK.contains(&name)
+    const GREEK: &str = "alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau \
+                         phi varphi psi omega";
+    GREEK.split(' ').any(|letter| letter == name)
 }

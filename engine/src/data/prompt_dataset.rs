@@ -289,9 +289,8 @@ impl PromptDataset {
     /// # Errors
     /// `Error::Task` and `Error::Model` where an example cannot be read or encoded.
     pub fn spread(&self, most: u64) -> Result<Vec<Prompt>> {
-        let len = self.kept.len().unwrap_or(GLANCE);
-        let count = len.min(most);
-        let prompts = (0..count).into_par_iter().map(|i| self.prompt(Split::Train, self.kept.index(i * len / count)));
+        let rows = spread(self.kept.len().unwrap_or(GLANCE), most).into_par_iter();
+        let prompts = rows.map(|at| self.prompt(Split::Train, self.kept.index(at)));
         let prompts = prompts.collect::<Result<Vec<Prompt>>>()?;
         Ok(prompts.into_iter().filter(|prompt| prompt.tokens.len() <= self.most).collect())
     }
@@ -364,11 +363,14 @@ pub(crate) fn encode_prompt(tokenizer: &Tokenizer, example: &Example) -> Result<
 
 /// The training rows whose prompts are encoded before the first step: all, or evenly spread ones.
 pub(super) fn sample(len: u64) -> Vec<u64> {
-    if len <= SAMPLED_ROWS {
-        return (0..len).collect();
-    }
-    let at = |i: u64| u128::from(i) * u128::from(len) / u128::from(SAMPLED_ROWS);
-    (0..SAMPLED_ROWS).map(|i| at(i) as u64).collect()
+    spread(len, SAMPLED_ROWS)
+}
+
+/// All of so many rows, or at most `most` evenly spread ones.
+fn spread(len: u64, most: u64) -> Vec<u64> {
+    let count = len.min(most);
+    let at = |i: u64| u128::from(i) * u128::from(len) / u128::from(count);
+    (0..count).map(|i| at(i) as u64).collect()
 }
 
 #[cfg(test)]

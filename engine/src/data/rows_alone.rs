@@ -16,7 +16,7 @@ impl Task for RowsAlone {
     }
 
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
-        Err(TaskError::NoSuchExample { task: self.name().to_owned(), split: split.name(), index, len: 0 })
+        Err(TaskError::no_such_example(self.name(), split, index, 0))
     }
 
     fn reward(&self, _: &Example, _: &Completion<'_>) -> Result<Reward, TaskError> {

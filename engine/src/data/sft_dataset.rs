@@ -373,22 +373,13 @@ fn completed(
     Ok(Sequence::completion(prompt, &completion))
 }
 
-/// A task's prompt with its demonstration, or its solution; within the model's context.
-fn solved(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Sequence> {
-    let sequence = example(prompt, task, source)?;
-    if sequence.tokens.len() > source.trained_context() {
-        return Err(too_long(prompt, &sequence, source));
-    }
-    Ok(sequence)
-}
-
 fn too_long(prompt: &Prompt, sequence: &Sequence, source: &PolicySource) -> Error {
     let what = format!("prompt {:?} with its solution", prompt.text);
     let (length, context) = (sequence.tokens.len(), source.trained_context());
     firebrick_models::Error::TooLong { what, length, context }.into()
 }
 
-/// The same of any length.
+/// A task's prompt with its demonstration, or its solution, of any length.
 fn example(prompt: &Prompt, task: &dyn Task, source: &PolicySource) -> Result<Sequence> {
     let sequence = match demonstrated(prompt, task, source)? {
         Some(sequence) => sequence,
@@ -455,7 +446,12 @@ fn held_out(source: &PolicySource, data: &PromptDataset) -> Result<Vec<Sequence>
     if data.validation.iter().any(has_none) {
         return Ok(Vec::new());
     }
-    data.validation.iter().map(|p| solved(p, task, source)).collect()
+    let within = |prompt: &Prompt| {
+        let sequence = example(prompt, task, source)?;
+        let fits = sequence.tokens.len() <= source.trained_context();
+        if fits { Ok(sequence) } else { Err(too_long(prompt, &sequence, source)) }
+    };
+    data.validation.iter().map(within).collect()
 }
 
 /// Gives every scored token the same weight, one in sum.

@@ -24,11 +24,8 @@ pub struct SpelledTokens {
 impl SpelledTokens {
     /// Adds a row with the special tokens that it spells.
     pub fn add(&mut self, spelled: BTreeSet<String>) {
-        self.looked_at += 1;
-        self.rows += u64::from(!spelled.is_empty());
-        for spelling in spelled {
-            *self.spellings.entry(spelling).or_default() += 1;
-        }
+        let rows = u64::from(!spelled.is_empty());
+        self.join(Self { looked_at: 1, rows, spellings: spelled.into_iter().map(|spelling| (spelling, 1)).collect() });
     }
 
     /// Adds other rows.

@@ -1,9 +1,12 @@
-//! A completion to be judged, and what the task's rules say of it.
+//! A completion to be scored, and its reward by the task's rules.
 
 use crate::data::Prompt;
-use crate::task::{Completion, Reward, Task, TaskError};
+use crate::task::{Completion, Reward, Split, Task, TaskError};
+use crate::turns::{Outcome, opens_thought};
 use crate::{Error, Result};
+use firebrick_models::Tokenizer;
 use firebrick_models::tokenizer::Message;
+use firebrick_sampler::{FinishReason, Sample, SamplingParams, text_before_stop};
 use serde_json::Value;
 
 /// A completion to be scored.
@@ -13,7 +16,7 @@ pub struct Answer<'a> {
     pub prompt: &'a Prompt,
     /// Its text, without special tokens; of several turns all of it.
     pub text: String,
-    /// The text of its last turn, which rules judge, where there are several.
+    /// The text of its last turn, which rules score, where there are several.
     pub last_turn: Option<String>,
     /// The messages that it is made of, where it had an environment.
     pub turns: &'a [Message],
@@ -40,21 +43,58 @@ pub struct CompletionId {
     pub sample: usize,
 }
 
-/// Which of a task's rewards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Those that training maximises.
-    Training,
-    /// Those that validation reports.
-    Validation,
-}
+impl<'a> Answer<'a> {
+    /// A sample of one of the prompts with its text, and the outcome of its environment where it had one. `first` is
+    /// the id of the first prompt's first completion.
+    pub(crate) fn new(
+        prompts: &'a [Prompt],
+        sample: &'a Sample,
+        outcome: Option<&'a Outcome>,
+        text: String,
+        first: CompletionId,
+    ) -> Self {
+        Self {
+            prompt: outcome.and_then(|own| own.prompt.as_deref()).unwrap_or(&prompts[sample.request]),
+            text,
+            last_turn: None,
+            turns: outcome.map_or(&[][..], |own| own.turns.as_slice()),
+            environment: outcome.and_then(|own| own.object.as_ref()),
+            tokens: &sample.tokens,
+            finished: sample.finish == FinishReason::Stop,
+            in_thought: false,
+            id: CompletionId {
+                prompt_index: first.prompt_index + sample.request as u64,
+                sample: sample.sample,
+                ..first
+            },
+        }
+    }
 
-impl Answer<'_> {
-    /// What the task's rules say of it.
+    /// A sample of one of the prompts with what rules read of it: its text, and that of its last turn where it has
+    /// several, without what ended it.
     ///
     /// # Errors
-    /// `Error::Reward` where the task cannot judge it, with prompt and completion.
-    pub fn by_rules(&self, task: &dyn Task, max_tokens: usize, purpose: Purpose) -> Result<Reward> {
+    /// `Error::Model` where tokens cannot be decoded.
+    pub(crate) fn decoded(
+        prompts: &'a [Prompt],
+        sample: &'a Sample,
+        outcome: Option<&'a Outcome>,
+        first: CompletionId,
+        (tokenizer, sampling): (&Tokenizer, &SamplingParams),
+    ) -> Result<Self> {
+        let (tokens, turn) = (&sample.tokens, sample.turn_start());
+        let text = text_before_stop(tokenizer, sampling, tokens, turn)?;
+        let last = (!sample.inserted.is_empty()).then(|| text_before_stop(tokenizer, sampling, &tokens[turn..], 0));
+        let answer = Self::new(prompts, sample, outcome, text, first);
+        let in_thought = ends_in_thought(tokenizer, answer.prompt, sample)?;
+        Ok(Self { last_turn: last.transpose()?, in_thought, ..answer })
+    }
+
+    /// Its reward by the task's rules for training or for validation.
+    ///
+    /// # Errors
+    /// `Error::Reward` where the task cannot score it, with prompt and completion.
+    pub fn by_rules(&self, task: &dyn Task, max_tokens: usize, purpose: Split) -> Result<Reward> {
         let completion = Completion {
             text: self.last_turn.as_deref().unwrap_or(&self.text),
             tokens: self.tokens,
@@ -64,18 +104,18 @@ impl Answer<'_> {
         };
         let example = &self.prompt.example;
         self.checked(match purpose {
-            Purpose::Training => task.reward(example, &completion),
-            Purpose::Validation => task.validation_reward(example, &completion),
+            Split::Train => task.reward(example, &completion),
+            Split::Validation => task.validation_reward(example, &completion),
         })
     }
 
-    /// The error that it cannot be judged, for a reason.
+    /// The error that it cannot be scored, for a reason.
     pub(crate) fn failed(&self, reason: String) -> Error {
         self.error(reason, false)
     }
 
     /// The error that the user's code raised, or returned what is no reward.
-    pub(crate) fn misjudged(&self, reason: String) -> Error {
+    pub(crate) fn user_error(&self, reason: String) -> Error {
         self.error(reason, true)
     }
 
@@ -99,5 +139,59 @@ impl Answer<'_> {
             Ok(reward) => Err(self.failed(format!("the reward is {}; rewards must be finite", reward.total))),
             Err(e) => Err(self.failed(e.to_string())),
         }
+    }
+}
+
+/// Whether the last turn of a completion ends inside a thought, which the text before it or its beginning opens. Tags
+/// that are special tokens, which a completion's text has not, count too.
+fn ends_in_thought(tokenizer: &Tokenizer, prompt: &Prompt, sample: &Sample) -> Result<bool> {
+    let turn = tokenizer.decode(&sample.tokens[sample.turn_start()..], false)?;
+    if turn.contains("</think>") {
+        return Ok(false);
+    }
+    Ok(opens_thought(tokenizer, &prompt.text, sample)? || turn.trim_start().starts_with("<think>"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Example;
+    use std::ops::Range;
+
+    #[test]
+    fn a_completion_ends_inside_a_thought_that_what_is_before_it_or_its_beginning_opens() {
+        let tokenizer = Tokenizer::characters("<>/think 14\n").expect("a tokenizer");
+        let ends = |prompt: &str, completion: &str, between: Option<Range<usize>>| {
+            let encode = |text: &str| tokenizer.encode(text, false).expect("tokens");
+            let prompt =
+                Prompt { example: Example::text(prompt, ""), text: prompt.into(), tokens: encode(prompt), row: None };
+            let sample = Sample {
+                request: 0,
+                sample: 0,
+                tokens: encode(completion),
+                inserted: between.into_iter().collect(),
+                logps: Vec::new(),
+                full_logps: Vec::new(),
+                finish: FinishReason::Length,
+                routes: None,
+            };
+            ends_in_thought(&tokenizer, &prompt, &sample).expect("decoded")
+        };
+        for (prompt, completion, expected) in [
+            ("1 <think>", "4", true),
+            ("1 <think>\n", "4", true),
+            ("1 <think>\n", "4</think> 1", false),
+            ("1 <think> </think>\n", "4", false),
+            ("1", "<think>4", true),
+            ("1", "\n<think>4 </think>", false),
+            ("1 <think> 4", "4", false),
+            ("1", "4 <think> 1", false),
+        ] {
+            assert_eq!(ends(prompt, completion, None), expected, "{prompt:?}, {completion:?}");
+        }
+        // of several turns the last one counts, and what the template writes before it
+        let turns = "4</think> 1 <think>\n14";
+        assert!(ends("1 <think>", turns, Some(10..20)));
+        assert!(!ends("1 <think>", "4 1\n14", Some(1..4)));
     }
 }

@@ -1,83 +1,55 @@
-//! Scores of completions: the task's reward models score a batch, its programs a group at a time.
+//! Rewards of completions: by the task's rules, by its reward models, which score a batch, and by its programs, which
+//! score a group at a time.
 
-use super::program::{Asked, Failure, Program, ProgramResult, ProgramResults, Progress};
-use super::{Answer, RewardModel, RewardReader, ScoredCompletion, Surroundings};
+use super::program::{Failure, PendingScores, Program, ProgramResult, Progress};
+use super::{Answer, RewardModel, Surroundings};
 use crate::Result;
-use crate::task::{BatchedReward, Rewards, Task};
-use serde_json::{Map, Value};
+use crate::task::{Reward, RewardStats, Rewards, Score, Scorer, Scores, Split, Task};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The reward models and programs of a task, ready to judge.
+/// The reward models and programs of a task, ready to score.
 #[derive(Debug, Default)]
 pub struct RewardManager {
-    models: Vec<RewardModel>,
+    /// With the place of each in the list of rewards.
+    models: Vec<(usize, RewardModel)>,
     programs: Programs,
-    /// Which of the two each judge of the list is.
-    order: Vec<Kind>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Model,
-    Program,
 }
 
 /// The programs of a task, to be shared with a thread that hands them groups.
 #[derive(Clone, Debug, Default)]
 pub struct Programs {
-    list: Arc<Vec<Program>>,
+    /// With the place of each in the list of rewards.
+    list: Arc<Vec<(usize, Program)>>,
     /// The task's name.
     task: Arc<str>,
     /// Where the run stands, for functions that ask.
     pub progress: Progress,
 }
 
-/// Scores of completions, with notes.
-#[derive(Clone, Debug, Default)]
-pub struct Judgments {
-    /// Scores, one list a judge in the order of [`Rewards::judges`]; NaN where a reward does not apply.
-    pub scores: Vec<Vec<f64>>,
-    /// What else there is to say of each completion.
-    pub notes: Vec<Note>,
-}
-
-/// What there is to say of a completion beside its scores.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Note {
-    /// What rewards reported beside their numbers, as `name/key`.
-    pub extra: Map<String, Value>,
-    /// Whether a program was asked about it once more, since the first call failed.
-    pub repeated: bool,
-    /// Why a reward is missing that could not be computed.
-    pub lost: Option<String>,
-}
+/// Results of completions, one list per program.
+pub type ProgramResults = Vec<Vec<ProgramResult>>;
 
 impl RewardManager {
     /// Loads the models and starts the programs that a task's list of rewards names.
     ///
     /// # Errors
-    /// Those of [`RewardModel::open`], and `Error::Config` for a program that does not start or cannot judge the task.
+    /// Those of [`RewardModel::open`], and `Error::Config` for a program that does not start or cannot score the task.
     pub fn open(task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
         Self::with(Programs::open(task)?, task, around)
     }
 
-    /// The same with programs that have been started.
+    /// Loads the models beside programs that have been started.
     ///
     /// # Errors
     /// Those of [`RewardModel::open`].
     pub fn with(programs: Programs, task: &dyn Task, around: Surroundings<'_>) -> Result<Self> {
-        let (mut models, mut order) = (Vec::new(), Vec::new());
-        for (name, judge) in task.rewards().into_iter().flat_map(Rewards::judges) {
-            order.push(match judge {
-                BatchedReward::Model(config) => {
-                    models.push(RewardModel::open(name, config, around)?);
-                    Kind::Model
-                }
-                BatchedReward::Program(_) => Kind::Program,
-            });
-        }
-        Ok(Self { models, programs, order })
+        let scorers = task.rewards().into_iter().flat_map(Rewards::scorers).enumerate();
+        let models = scorers.filter_map(|(place, (name, scorer))| match scorer {
+            Scorer::Model(config) => Some(RewardModel::open(name, config, around).map(|model| (place, model))),
+            Scorer::Rule(_) | Scorer::Program(_) => None,
+        });
+        Ok(Self { models: models.collect::<Result<_>>()?, programs })
     }
 
     /// The programs, with where the run stands.
@@ -86,51 +58,55 @@ impl RewardManager {
         Programs { progress, ..self.programs.clone() }
     }
 
-    /// What models and programs say. It changes nothing and can be run again after an error.
+    /// Rewards of completions of at most so many tokens: for training with the `statistics` of rewards that it
+    /// normalizes, else for validation. It changes nothing and can be run again after an error.
     ///
     /// # Errors
-    /// `Error::Reward` for a completion that cannot be judged; those of [`RewardModel::score`].
-    pub fn judge(&mut self, answers: &[Answer<'_>], progress: Progress) -> Result<Judgments> {
-        let said = self.programs(progress).ask_all(answers)?.said();
-        self.judge_with(answers, &said)
+    /// `Error::Reward` for a completion that cannot be scored; those of [`RewardModel::score`].
+    pub fn score(
+        &mut self,
+        task: &dyn Task,
+        answers: &[Answer<'_>],
+        max_tokens: usize,
+        progress: Progress,
+        statistics: Option<&RewardStats>,
+    ) -> Result<Vec<Reward>> {
+        let results = self.programs(progress).score(answers)?;
+        let scores = self.scores(answers, &results)?;
+        let purpose = if statistics.is_some() { Split::Train } else { Split::Validation };
+        let rules = answers.iter().map(|answer| answer.by_rules(task, max_tokens, purpose));
+        let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
+        if let Some(list) = task.rewards() {
+            list.complete(&mut rewards, scores, statistics);
+        }
+        Ok(rewards)
     }
 
-    /// What models say, and with it what the programs have said of the same completions.
+    /// Scores by the models, and those that programs gave of the same completions.
     ///
     /// # Errors
-    /// As [`Self::judge`].
-    pub fn judge_with(&mut self, answers: &[Answer<'_>], said: &ProgramResults) -> Result<Judgments> {
-        let mut notes = vec![Note::default(); answers.len()];
-        let list = Arc::clone(&self.programs.list);
-        // of no completions nothing is said
-        let nothing: &[ProgramResult] = &[];
-        let said = said.iter().map(Vec::as_slice);
-        let said = said.chain(std::iter::repeat(nothing));
-        let (mut models, mut programs) = (self.models.iter_mut(), list.iter().zip(said));
-        let mut scores = Vec::with_capacity(self.order.len());
-        for kind in &self.order {
-            scores.push(match kind {
-                Kind::Model => {
-                    let Some(model) = models.next() else { unreachable!("one of the models") };
-                    by_model(model, answers)?
-                }
-                Kind::Program => {
-                    let Some((program, outcomes)) = programs.next() else { unreachable!("one of the programs") };
-                    let outcomes = answers.iter().zip(outcomes).zip(&mut notes);
-                    let own = outcomes.map(|((answer, outcome), note)| noted(program, answer, outcome, note));
-                    own.collect::<Result<_>>()?
-                }
-            });
+    /// As [`Self::score`].
+    pub fn scores(&mut self, answers: &[Answer<'_>], results: &ProgramResults) -> Result<Vec<Scores>> {
+        let mut scores = Vec::new();
+        for ((place, program), results) in self.programs.list.iter().zip(results) {
+            let own = answers.iter().zip(results).map(|(answer, result)| by_program(program, answer, result));
+            scores.push((*place, own.collect::<Result<_>>()?));
         }
-        Ok(Judgments { scores, notes })
+        for (place, model) in &mut self.models {
+            scores.push((*place, by_model(model, answers)?));
+        }
+        Ok(scores)
     }
 }
 
-/// Scores of a model: NaN, which is said once, of what it cannot read, such as a completion that is too long for it.
-fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<f64>> {
+/// Scores by a model: none, which is said once, for what it cannot read, such as a completion that is too long for it.
+fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<Score>> {
     let (mut rows, mut readable) = (Vec::new(), Vec::new());
     for (at, answer) in answers.iter().enumerate() {
-        match row(model.reader(), answer) {
+        let reader = model.reader();
+        let row = reader.read(answer.prompt, &answer.text, answer.tokens);
+        let row = row.map_err(|error| format!("reward `{}`: {error}", reader.name()));
+        match row.and_then(|row| reader.refuses_row(&row).map_or(Ok(row), Err)) {
             Ok(row) => {
                 rows.push(row);
                 readable.push(at);
@@ -138,46 +114,23 @@ fn by_model(model: &mut RewardModel, answers: &[Answer<'_>]) -> Result<Vec<f64>>
             Err(reason) => model.warn_once(answer.id, &reason),
         }
     }
-    let mut scores = vec![f64::NAN; answers.len()];
+    let mut scores = vec![Score::default(); answers.len()];
     for (at, score) in readable.into_iter().zip(model.score(rows)?) {
         if !score.is_finite() {
             let name = model.name();
             return Err(answers[at].failed(format!("reward `{name}` returned {score}; rewards must be finite")));
         }
-        scores[at] = score;
+        scores[at] = Score::value(score);
     }
     Ok(scores)
 }
 
-/// The row of a completion, or why it has none.
-fn row(reader: &RewardReader, answer: &Answer<'_>) -> Result<Vec<u32>, String> {
-    let prompt = answer.prompt;
-    let row = reader.read(&ScoredCompletion {
-        example: &prompt.example,
-        prompt_text: &prompt.text,
-        prompt_tokens: &prompt.tokens,
-        completion: &answer.text,
-        completion_tokens: answer.tokens,
-    });
-    let row = row.map_err(|error| format!("reward `{}`: {error}", reader.name()))?;
-    match reader.refuses_row(&row) {
-        None => Ok(row),
-        Some(reason) => Err(reason),
-    }
-}
-
-/// The score that a program gave, NaN where there is none; notes what else it said. A program that is wrong for all
-/// completions is an error.
-fn noted(program: &Program, answer: &Answer<'_>, outcome: &ProgramResult, note: &mut Note) -> Result<f64> {
+/// The score that a program gave, or that it is lost. A program that is wrong for all completions is an error.
+fn by_program(program: &Program, answer: &Answer<'_>, result: &ProgramResult) -> Result<Score> {
     let name = program.name();
-    match outcome {
-        Ok(verdict) => {
-            let extra = verdict.extra.iter();
-            note.extra.extend(extra.map(|(key, value)| (format!("{name}/{key}"), value.clone())));
-            note.repeated |= verdict.repeated;
-            Ok(verdict.reward.unwrap_or(f64::NAN))
-        }
-        Err(Failure::Misused(reason)) => Err(answer.misjudged(format!("reward `{name}`: {reason}"))),
+    match result {
+        Ok(score) => Ok(score.clone()),
+        Err(Failure::Misused(reason)) => Err(answer.user_error(format!("reward `{name}`: {reason}"))),
         Err(Failure::Failed(reason)) => {
             let id = answer.id;
             tracing::warn!(
@@ -186,8 +139,7 @@ fn noted(program: &Program, answer: &Answer<'_>, outcome: &ProgramResult, note: 
                 id.prompt_index,
                 id.sample
             );
-            (note.repeated, note.lost) = (true, Some(format!("reward `{name}`: {reason}")));
-            Ok(f64::NAN)
+            Ok(Score { repeated: true, lost: Some(format!("reward `{name}`: {reason}")), ..Score::default() })
         }
     }
 }
@@ -198,10 +150,10 @@ impl Programs {
     /// # Errors
     /// Where one cannot be started, or needs of the task's rows what they do not have.
     pub fn open(task: &dyn Task) -> Result<Self> {
-        let judges = task.rewards().into_iter().flat_map(Rewards::judges);
-        let programs = judges.filter_map(|(name, judge)| match judge {
-            BatchedReward::Model(_) => None,
-            BatchedReward::Program(program) => Some(Program::open(name, program, task)),
+        let scorers = task.rewards().into_iter().flat_map(Rewards::scorers).enumerate();
+        let programs = scorers.filter_map(|(place, (name, scorer))| match scorer {
+            Scorer::Program(program) => Some(Program::open(name, program, task).map(|program| (place, program))),
+            Scorer::Rule(_) | Scorer::Model(_) => None,
         });
         Ok(Self {
             list: Arc::new(programs.collect::<Result<_>>()?),
@@ -212,14 +164,14 @@ impl Programs {
 
     /// Their names among the rewards, in the order in which they answer.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.list.iter().map(Program::name)
+        self.list.iter().map(|(_, program)| program.name())
     }
 
     /// Files of the user's modules that the program of a name has imported so far, its own file apart.
     #[must_use]
     pub fn modules(&self, name: &str) -> Vec<PathBuf> {
-        let own = self.list.iter().find(|program| program.name() == name);
-        own.map(Program::modules).unwrap_or_default()
+        let own = self.list.iter().find(|(_, program)| program.name() == name);
+        own.map(|(_, program)| program.modules()).unwrap_or_default()
     }
 
     /// Whether there are none.
@@ -228,22 +180,31 @@ impl Programs {
         self.list.is_empty()
     }
 
-    /// Asks all programs to judge a group, the completions of one prompt. What they say is waited for later.
+    /// Scores completions that lie by groups, all at once.
     ///
     /// # Errors
     /// `Error::Reward` for a completion that cannot be put to a program.
-    pub fn ask(&self, group: &[Answer<'_>]) -> Result<Asked> {
-        let programs = self.list.iter();
-        let pending = programs.map(|p| p.ask(group, &self.task, self.progress));
-        Ok(Asked::new(pending.collect::<Result<_>>()?))
+    pub fn score(&self, answers: &[Answer<'_>]) -> Result<ProgramResults> {
+        let groups = answers.chunk_by(|a, b| a.id.prompt_index == b.id.prompt_index);
+        Ok(self.wait(groups.map(|group| self.submit(group)).collect::<Result<_>>()?))
     }
 
-    /// Asks for completions that lie by groups, all at once.
-    fn ask_all(&self, answers: &[Answer<'_>]) -> Result<Asked> {
-        let mut asked = Asked::default();
-        for group in answers.chunk_by(|a, b| a.id.prompt_index == b.id.prompt_index) {
-            asked.extend(self.ask(group)?);
+    /// Hands a group, the completions of one prompt, to all programs.
+    ///
+    /// # Errors
+    /// As [`Self::score`].
+    pub(super) fn submit(&self, group: &[Answer<'_>]) -> Result<Vec<PendingScores>> {
+        self.list.iter().map(|(_, program)| program.submit(group, &self.task, self.progress)).collect()
+    }
+
+    /// Waits for the scores of groups.
+    pub(super) fn wait(&self, groups: Vec<Vec<PendingScores>>) -> ProgramResults {
+        let mut results = vec![Vec::new(); self.list.len()];
+        for group in groups {
+            for (results, pending) in results.iter_mut().zip(group) {
+                results.extend(pending.wait());
+            }
         }
-        Ok(asked)
+        results
     }
 }

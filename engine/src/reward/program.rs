@@ -3,13 +3,14 @@
 //! once more one at a time and counted, so that one bad completion does not cost the others their rewards. Where the
 //! user's code raises, or answers with what is no reward for each completion, it is wrong: that ends the run.
 
+mod pending;
 mod protocol;
 mod queue;
 mod request;
-mod verdict;
 mod worker;
 
-pub use self::verdict::{Asked, Failure, Pending, ProgramResult, ProgramResults, Progress, Verdict};
+pub(super) use self::pending::PendingScores;
+pub use self::pending::{Failure, ProgramResult, Progress};
 
 use self::protocol::{Parameter, Protocol};
 use self::queue::{Call, Job, Queue};
@@ -25,7 +26,7 @@ use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A program that judges, with its workers. Dropped, it ends them.
+/// A program that scores, with its workers. Dropped, it ends them.
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -73,25 +74,24 @@ impl Program {
         self.queue.modules()
     }
 
-    /// Asks it to judge the completions of a prompt of the task with this name. An error is of a row that lacks what it
-    /// needs.
-    pub fn ask(&self, group: &[Answer<'_>], task: &str, progress: Progress) -> Result<Pending> {
+    /// Hands it the completions of a prompt of the task with this name. An error is of a row that lacks what it needs.
+    pub(super) fn submit(&self, group: &[Answer<'_>], task: &str, progress: Progress) -> Result<PendingScores> {
         let samples = group.iter().map(|answer| {
             sample(&self.protocol, task, answer)
                 .map_err(|detail| answer.failed(format!("reward `{}`: {detail}", self.name)))
         });
         let samples = samples.collect::<Result<Vec<_>>>()?;
-        let (outcomes, coming) = channel();
+        let (results, coming) = channel();
         let wanted = Arc::new(());
         let len = samples.len();
         self.queue.push(Job {
             call: Arc::new(Call { samples, trainer_state: json!(progress) }),
             samples: (0..len).collect(),
             repeated: false,
-            outcomes,
+            results,
             wanted: Arc::downgrade(&wanted),
         });
-        Ok(Pending { outcomes: coming, len, wanted })
+        Ok(PendingScores { results: coming, len, wanted })
     }
 }
 
@@ -138,16 +138,16 @@ fn work(name: &str, program: &RewardProgram, queue: &Queue, worker: Option<Worke
             Some(worker) => Ok(worker),
             None => Worker::start(name, program, &wanted),
         };
-        let outcomes = match ready {
+        let results = match ready {
             Ok(ready) => {
-                let (mut left, outcomes) = ready.judge(&job.call, &job.samples, time, &wanted);
+                let (mut left, results) = ready.score(&job.call, &job.samples, time, &wanted);
                 queue.add_modules(left.as_mut().map(Worker::take_modules).unwrap_or_default());
                 worker = left;
-                outcomes
+                results
             }
             Err(failure) => vec![Err(failure); job.samples.len()],
         };
-        job.complete(name, outcomes, queue);
+        job.complete(name, results, queue);
     }
 }
 

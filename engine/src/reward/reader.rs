@@ -3,28 +3,13 @@
 use crate::data::Prompt;
 use crate::hub::{ModelFiles, model_folder};
 use crate::plan::MemoryConfig;
-use crate::task::{Example, PromptText, RewardInput, RewardModelConfig};
+use crate::task::{PromptText, RewardInput, RewardModelConfig};
 use crate::{Error, Result};
 use firebrick_models::tokenizer::{ChatOptions, Control, Message};
 use firebrick_models::{Arch, Tokenizer};
 use rayon::prelude::*;
 use std::path::Path;
 use std::sync::Arc;
-
-/// A prompt with a completion, as a reward model may read it.
-#[derive(Clone, Copy, Debug)]
-pub struct ScoredCompletion<'a> {
-    /// The prompt before tokenization.
-    pub example: &'a Example,
-    /// Its text, rendered.
-    pub prompt_text: &'a str,
-    /// Its tokens, the policy's.
-    pub prompt_tokens: &'a [u32],
-    /// The completion's text, without special tokens.
-    pub completion: &'a str,
-    /// Its tokens, the policy's.
-    pub completion_tokens: &'a [u32],
-}
 
 /// How a reward model reads.
 #[derive(Debug)]
@@ -106,13 +91,7 @@ impl RewardReader {
             Some((split, row)) => format!("reward `{}`: {} row {row}", self.name, split.name()),
             None => format!("reward `{}`", self.name),
         };
-        let row = self.read(&ScoredCompletion {
-            example: &prompt.example,
-            prompt_text: &prompt.text,
-            prompt_tokens: &prompt.tokens,
-            completion: "",
-            completion_tokens: &[],
-        });
+        let row = self.read(prompt, "", &[]);
         row.map(|row| row.len()).map_err(|error| error.in_row(&place()))
     }
 
@@ -156,33 +135,34 @@ impl RewardReader {
         Ok(Some(own))
     }
 
-    /// The token ids that it reads of a prompt with its completion.
+    /// The token ids that it reads of a prompt with its completion, a text without special tokens and the policy's
+    /// tokens.
     ///
     /// # Errors
     /// `Error::Model` where the template or the tokenizer refuses the texts.
-    pub fn read(&self, reading: &ScoredCompletion<'_>) -> Result<Vec<u32>> {
+    pub fn read(&self, prompt: &Prompt, completion: &str, tokens: &[u32]) -> Result<Vec<u32>> {
         let Some(tokenizer) = &self.tokenizer else {
-            return Ok([reading.prompt_tokens, reading.completion_tokens].concat());
+            return Ok([prompt.tokens.as_slice(), tokens].concat());
         };
-        let example = reading.example;
+        let example = &prompt.example;
         let mut messages = match (self.input, &example.prompt) {
             (RewardInput::Chat, PromptText::Text(text)) => vec![Message::new("user", text)],
             (RewardInput::Chat, PromptText::Chat(messages)) => messages.clone(),
             (RewardInput::Auto, PromptText::Chat(messages)) if tokenizer.has_chat_template() => messages.clone(),
             _ => {
-                let text = format!("{}{}", reading.prompt_text, reading.completion);
-                return Ok(tokenizer.encode_text(&text, &self.control(tokenizer, reading)?, true)?);
+                let text = format!("{}{completion}", prompt.text);
+                return Ok(tokenizer.encode_text(&text, &self.control(tokenizer, prompt)?, true)?);
             }
         };
-        messages.push(Message::new("assistant", reading.completion));
+        messages.push(Message::new("assistant", completion));
         let options = ChatOptions { special_tokens: example.special_tokens(), ..ChatOptions::default() };
         Ok(tokenizer.encode_chat(&messages, options)?.1)
     }
 
     /// Where its special tokens are control tokens in the policy's prompt followed by the completion: in what the
     /// policy's chat template has written.
-    fn control(&self, tokenizer: &Tokenizer, reading: &ScoredCompletion<'_>) -> Result<Control> {
-        let (example, text) = (reading.example, reading.prompt_text);
+    fn control(&self, tokenizer: &Tokenizer, prompt: &Prompt) -> Result<Control> {
+        let (example, text) = (&prompt.example, &prompt.text);
         let control = match &example.prompt {
             PromptText::Text(_) => example.control.clone(),
             PromptText::Chat(messages) => self.policy.control(text, messages, 0, example.chat_options(), tokenizer)?,

@@ -1,7 +1,6 @@
 //! Completions of held-out prompts, judged, and what they say together.
 
 use super::gather::{PromptShard, all_played, all_samples, requests};
-use super::judging::{ends_in_thought, texts};
 use super::session::checks::check_reward_models;
 use super::turns::{ENVIRONMENT, EnvironmentSession, turn_template};
 use crate::checkpoint::PolicySource;
@@ -10,8 +9,8 @@ use crate::data::{Prompt, PromptDataset};
 use crate::metrics::{JudgedSample, Metrics, judged_metrics, validation_reward, validation_unjudged};
 use crate::objective::Objective;
 use crate::planning::{self, engine_limits};
-use crate::reward::{Answer, CompletionId, Progress, Purpose, RewardManager, Surroundings};
-use crate::task::{Reading, Reward, Shaping, Task};
+use crate::reward::{Answer, CompletionId, Progress, RewardManager, Surroundings};
+use crate::task::{Reading, Reward, Task};
 use crate::turns::{Outcome, TurnTemplate};
 use crate::world::World;
 use crate::{Error, Result};
@@ -144,33 +143,18 @@ pub(crate) fn validation_samples(
     Ok(ValidationSamples { samples, prompts, outcomes })
 }
 
-/// Completions of prompts as the reward manager takes them, sampled with these parameters; `id` says which sample each
-/// is.
+/// Completions of prompts as the reward manager takes them, sampled with these parameters; `first` is the id of the
+/// first prompt's first completion.
 pub(crate) fn answers<'a>(
     prompts: &'a [Prompt],
     samples: &'a [Sample],
     outcomes: Option<&'a [Outcome]>,
-    (tokenizer, sampling): (&Tokenizer, &SamplingParams),
-    id: impl Fn(&Sample) -> CompletionId,
+    first: CompletionId,
+    reading: (&Tokenizer, &SamplingParams),
 ) -> Result<Vec<Answer<'a>>> {
+    let outcome = |at: usize| outcomes.map(|own| &own[at]);
     let numbered = samples.iter().enumerate();
-    numbered
-        .map(|(at, sample)| {
-            let prompt = outcomes.and_then(|own| own[at].prompt.as_deref()).unwrap_or(&prompts[sample.request]);
-            let (text, last_turn) = texts(tokenizer, sampling, sample)?;
-            Ok(Answer {
-                prompt,
-                text,
-                last_turn,
-                turns: outcomes.map_or(&[][..], |own| own[at].turns.as_slice()),
-                environment: outcomes.and_then(|own| own[at].object.as_ref()),
-                tokens: &sample.tokens,
-                finished: sample.finish == FinishReason::Stop,
-                in_thought: ends_in_thought(tokenizer, prompt, sample)?,
-                id: id(sample),
-            })
-        })
-        .collect()
+    numbered.map(|(at, sample)| Answer::decoded(prompts, sample, outcome(at), first, reading)).collect()
 }
 
 /// Completions of the validation prompts with their validation rewards. Where none has all of its rewards, it is an
@@ -186,40 +170,27 @@ pub(crate) fn judged(
     let prompts = sampled.prompts.as_ref().unwrap_or(&data.validation);
     let (samples, outcomes) = (&sampled.samples, sampled.outcomes.as_deref());
     let sampling = rollout.validation(source.ends.ids.clone());
-    let answers = answers(prompts, samples, outcomes, (&source.tokenizer, &sampling), |sample| CompletionId {
-        step: 0,
-        prompt_index: sample.request as u64,
-        sample: sample.sample,
-    })?;
-    let judged = reward_manager.judge(&answers, progress)?;
-    let task = data.task();
-    let rules = answers.iter().map(|answer| answer.by_rules(task, rollout.response_length, Purpose::Validation));
-    let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
-    if let Some(list) = task.rewards() {
-        list.complete(&mut rewards, &judged.scores, Shaping::Plain);
-    }
-    let mut notes = judged.notes;
+    let reading = (source.tokenizer.as_ref(), &sampling);
+    let answers = answers(prompts, samples, outcomes, CompletionId::default(), reading)?;
+    let mut rewards = reward_manager.score(data.task(), &answers, rollout.response_length, progress, None)?;
     for (at, own) in outcomes.into_iter().flatten().enumerate() {
         if let Some(reward) = own.reward {
             rewards[at].add(ENVIRONMENT, reward, 1.0);
         }
         if let Some(reason) = &own.lost {
-            notes[at].lost = Some(format!("environment: {reason}"));
+            rewards[at].lost = Some(format!("environment: {reason}"));
         }
     }
-    let judged = notes;
-    let notes = judged.iter();
-    let lost = notes.zip(&answers).filter_map(|(note, answer)| Some((answer, note.lost.as_ref()?)));
+    let lost = rewards.iter().zip(&answers).filter_map(|(reward, answer)| Some((answer, reward.lost.as_ref()?)));
     let lost: Vec<_> = lost.collect();
     if let Some((answer, reason)) = lost.first()
         && lost.len() == answers.len()
     {
         return Err(answer.failed(format!("no validation completion has all its rewards; first failure: {reason}")));
     }
-    let each = answers.iter().zip(samples).zip(rewards).zip(judged);
-    let evaluated = each.map(|(((answer, sample), reward), note)| {
-        let set = data.validation_set(sample.request);
-        EvaluatedSample::new(set, answer, sample, reward, note.lost)
+    let each = answers.iter().zip(samples).zip(rewards);
+    let evaluated = each.map(|((answer, sample), reward)| {
+        EvaluatedSample::new(data.validation_set(sample.request), answer, sample, reward)
     });
     Ok(evaluated.collect())
 }
@@ -261,14 +232,8 @@ pub struct EvaluatedSample {
 }
 
 impl EvaluatedSample {
-    /// A completion of a prompt of this set as it was judged.
-    pub(super) fn new(
-        set: &str,
-        answer: &Answer<'_>,
-        sample: &Sample,
-        reward: Reward,
-        reward_error: Option<String>,
-    ) -> Self {
+    /// A completion of a prompt of this set with its reward.
+    pub(super) fn new(set: &str, answer: &Answer<'_>, sample: &Sample, reward: Reward) -> Self {
         let prompt = answer.prompt;
         Self {
             set: set.to_owned(),
@@ -284,7 +249,7 @@ impl EvaluatedSample {
             readings: reward.readings,
             finish: sample.finish,
             tokens: sample.tokens.len(),
-            reward_error,
+            reward_error: reward.lost,
         }
     }
 

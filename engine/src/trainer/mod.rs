@@ -6,7 +6,6 @@ mod builder;
 mod dry_run;
 mod evaluate;
 mod gather;
-mod judging;
 mod models;
 mod ranks;
 mod recovery;

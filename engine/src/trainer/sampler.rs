@@ -6,9 +6,8 @@ mod policy;
 pub(super) use policy::SamplingPolicy;
 
 use super::gather::{PromptShard, RankRollouts, all_rollouts, all_samples, requests};
-use super::judging::{Ended, RewardJob, RewardWorker};
 use super::recovery::Recovery;
-use super::scorer::{Sampled, Scored, Scorer};
+use super::scorer::{Sampled, Scorer};
 use super::session::Session;
 use super::turns::{ENVIRONMENT, EnvironmentSession};
 use crate::checkpoint::TrainerState;
@@ -17,9 +16,10 @@ use crate::data::Prompt;
 use crate::executor::BoundaryKind;
 use crate::metrics::{ExpertLoad, Phase, RolloutReport, RolloutStats};
 use crate::objective::advantage::frac_reward_zero_std;
-use crate::reward::Programs;
+use crate::reward::{CompletionId, Programs, RewardJob, RewardWorker};
 use crate::rollout::{Rollout, most_common_in_cut, share_cut_for_nothing};
 use crate::sequence::{TokenColumns, column};
+use crate::task::Reward;
 use crate::turns::{Outcome, TurnStats};
 use crate::{Error, Result};
 use firebrick_models::random::DrawKey;
@@ -155,12 +155,12 @@ impl Sampler {
         let is_all = part.len() == prompts.len();
         let own = if is_all { Arc::clone(prompts) } else { Arc::new(prompts[part].to_vec()) };
         let mut stats = RolloutStats::default();
-        let (mut sampled, engine, judging) = run.recovering_phase(Phase::Generate, |run| {
+        let (mut sampled, engine, worker) = run.recovering_phase(Phase::Generate, |run| {
             let programs = scorer.programs(state);
             self.sample(run, programs, state.step, &own, first, &dealt)
         })?;
         sampled.samples.retain(|sample| dealt.judges(sample));
-        let rewards = run.phase(Phase::Reward, |run| scorer.rewards(run, state, &sampled, judging, &mut stats))?;
+        let rewards = run.phase(Phase::Reward, |run| scorer.rewards(run, state, &sampled, worker, &mut stats))?;
         let Sampled { prompts, samples, outcomes, .. } = sampled;
         let mut turns = outcomes.as_ref().map(|_| TurnStats::default());
         let mut outcomes = outcomes.into_iter().flatten();
@@ -197,7 +197,7 @@ impl Sampler {
         stats.left_out_groups += groups.len() - judged;
     }
 
-    /// Completions of prompts in the step after so many. Those that have ended are being judged already.
+    /// Completions of prompts in the step after so many. Those that have ended are being scored already.
     fn sample(
         &self,
         run: &Recovery,
@@ -221,7 +221,7 @@ impl Sampler {
         let sampling = rollout.sampling(source.ends.ids.clone());
         let requests = requests(&prompts, first, key);
         let policy = SamplingPolicy::of_rollouts(run)?;
-        let judging = RewardWorker::start(RewardJob {
+        let worker = RewardWorker::start(RewardJob {
             task: data.prompts.shared_task(),
             tokenizer: Arc::clone(&source.tokenizer),
             sampling: sampling.clone(),
@@ -229,8 +229,7 @@ impl Sampler {
             programs,
             n: rollout.n,
             max_tokens: rollout.response_length,
-            step,
-            first,
+            first: CompletionId { step, prompt_index: first, sample: 0 },
         });
         let runtime = &run.models.policy.runtime;
         let every = (requests.len() * rollout.n).div_ceil(SAMPLE_BOUNDARIES);
@@ -251,10 +250,10 @@ impl Sampler {
             if !dealt.judges(sample) {
                 return;
             }
-            judging.take(Ended { sample: sample.clone(), outcome: playing.outcome(sample) });
+            worker.take(sample.clone(), playing.outcome(sample));
         })?;
         let sampled = Sampled { prompts, first, samples: generated.samples, outcomes: playing.outcomes() };
-        Ok((sampled, generated.stats, judging))
+        Ok((sampled, generated.stats, worker))
     }
 
     /// `ReMax`'s baseline: a greedy completion of every prompt, in the step after so many.
@@ -314,8 +313,7 @@ impl Sampler {
 }
 
 /// A sample with its prompt and its reward.
-fn rollout(prompt_index: u64, prompt: Vec<u32>, s: Sample, scored: Scored) -> Rollout {
-    let Scored { text, reward, note } = scored;
+fn rollout(prompt_index: u64, prompt: Vec<u32>, s: Sample, (text, reward): (String, Reward)) -> Rollout {
     Rollout {
         prompt_index,
         sample: s.sample,
@@ -337,8 +335,8 @@ fn rollout(prompt_index: u64, prompt: Vec<u32>, s: Sample, scored: Scored) -> Ro
         reward: reward.value(),
         reward_parts: reward.parts,
         reward_weights: reward.weights,
-        reward_extra: note.extra,
-        reward_error: note.lost,
+        reward_extra: reward.extra,
+        reward_error: reward.lost,
         readings: reward.readings,
         baseline: None,
         mask: Vec::new(),

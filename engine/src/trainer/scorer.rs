@@ -3,7 +3,6 @@
 
 use super::evaluate::answers;
 use super::gather::all_values;
-use super::judging::{EnvironmentView, RewardWorker, answer};
 use super::models::Models;
 use super::recovery::Recovery;
 use super::session::Session;
@@ -13,10 +12,10 @@ use crate::config::OldLogProbs;
 use crate::data::Prompt;
 use crate::learner::score_placed;
 use crate::metrics::{Phase, RolloutStats};
-use crate::reward::{CompletionId, Note, Programs, Progress, Purpose, RewardManager};
+use crate::reward::{Answer, CompletionId, Programs, Progress, RewardManager, RewardWorker};
 use crate::rollout::{Rerouted, Rollout};
 use crate::sequence::{Sequence, column};
-use crate::task::{Reward, Shaping};
+use crate::task::Reward;
 use crate::turns::Outcome;
 use firebrick_sampler::Sample;
 use std::sync::Arc;
@@ -33,13 +32,6 @@ pub(super) struct Sampled {
     pub outcomes: Option<Vec<Outcome>>,
 }
 
-/// A completion's text, its reward, and what else its judges say.
-pub(super) struct Scored {
-    pub text: String,
-    pub reward: Reward,
-    pub note: Note,
-}
-
 /// Scores rollouts.
 pub(super) struct Scorer {
     session: Arc<Session>,
@@ -51,7 +43,7 @@ impl Scorer {
         Self { session: Arc::clone(session), reward_manager }
     }
 
-    /// The programs that judge completions, told where the run stands.
+    /// The programs that score completions, told where the run stands.
     pub fn programs(&self, state: &TrainerState) -> Programs {
         self.reward_manager.programs(self.progress(state))
     }
@@ -63,46 +55,44 @@ impl Scorer {
         Progress { global_step: state.step, max_steps: self.session.steps, epoch: epochs.unwrap_or(0.0) }
     }
 
-    /// Texts and rewards of completions that the rules and programs are judging: the reward models score all of them
+    /// Texts and rewards of completions that rules and programs are scoring: the reward models score all of them
     /// together.
     pub fn rewards(
         &mut self,
         run: &mut Recovery,
         state: &mut TrainerState,
         sampled: &Sampled,
-        judging: RewardWorker,
+        worker: RewardWorker,
         stats: &mut RolloutStats,
-    ) -> Result<Vec<Scored>> {
-        let step = state.step + 1;
+    ) -> Result<Vec<(String, Reward)>> {
+        let first = CompletionId { step: state.step + 1, prompt_index: sampled.first, sample: 0 };
         let started = Instant::now();
-        let (rules, said) = judging.finish().wait()?;
+        let (rules, results) = worker.finish()?;
         let waited = started.elapsed().as_secs_f64();
         let (mut answers, mut rewards) = (Vec::new(), Vec::new());
         for (at, (sample, (text, reward))) in sampled.samples.iter().zip(rules).enumerate() {
-            let view = EnvironmentView::of(sampled.outcomes.as_ref().map(|own| &own[at]));
-            answers.push(answer(&sampled.prompts, sample, view, text, step, sampled.first));
+            let outcome = sampled.outcomes.as_ref().map(|outcomes| &outcomes[at]);
+            answers.push(Answer::new(&sampled.prompts, sample, outcome, text, first));
             rewards.push(reward);
         }
-        let judged = run.recovering(Phase::Reward, |_| self.reward_manager.judge_with(&answers, &said))?;
+        let scores = run.recovering(Phase::Reward, |_| self.reward_manager.scores(&answers, &results))?;
         if let Some(list) = self.session.data.prompts.task().rewards() {
-            list.insert(&mut rewards, &judged.scores);
+            list.insert(&mut rewards, scores);
             for (name, values) in all_values(&self.session.world, list.normalized(&rewards))? {
                 let statistics = state.rewards.entry(name).or_default();
                 for value in values {
                     statistics.add(value);
                 }
             }
-            list.sum(&mut rewards, Shaping::Statistics(&state.rewards));
+            list.sum(&mut rewards, Some(&state.rewards));
         }
-        if !said.is_empty() {
+        if results.iter().any(|program| !program.is_empty()) {
             let programs = stats.programs.get_or_insert_default();
             programs.wait_seconds += waited;
-            programs.repeated += judged.notes.iter().filter(|n| n.repeated).count();
-            programs.lost += judged.notes.iter().filter(|n| n.lost.is_some()).count();
+            programs.repeated += rewards.iter().filter(|reward| reward.repeated).count();
+            programs.lost += rewards.iter().filter(|reward| reward.lost.is_some()).count();
         }
-        let texts = answers.into_iter().map(|answer| answer.text);
-        let scored = texts.zip(rewards).zip(judged.notes);
-        Ok(scored.map(|((text, reward), note)| Scored { text, reward, note }).collect())
+        Ok(answers.into_iter().map(|answer| answer.text).zip(rewards).collect())
     }
 
     /// Notes the rewards of greedy completions with their prompts' rollouts: they are rewarded like the others, and not
@@ -115,29 +105,21 @@ impl Scorer {
         samples: &[Sample],
         rollouts: &mut [Rollout],
     ) -> Result<()> {
-        let (step, first) = (state.step + 1, state.draws);
         let session = Arc::clone(&self.session);
-        let (config, source) = (&session.config.rollout, &session.source);
+        let (config, source, task) = (&session.config.rollout, &session.source, session.data.prompts.task());
         let sampling = config.greedy(source.ends.ids.clone());
-        let answers = answers(prompts, samples, None, (&source.tokenizer, &sampling), |sample| CompletionId {
-            step,
-            prompt_index: first + sample.request as u64,
-            sample: sample.sample,
+        let first = CompletionId { step: state.step + 1, prompt_index: state.draws, sample: 0 };
+        let answers = answers(prompts, samples, None, first, (&source.tokenizer, &sampling))?;
+        let (now, longest) = (self.progress(state), config.response_length);
+        let rewards = run.recovering(Phase::RewardBaseline, |_| {
+            self.reward_manager.score(task, &answers, longest, now, Some(&state.rewards))
         })?;
-        let now = self.progress(state);
-        let judged = run.recovering(Phase::RewardBaseline, |_| self.reward_manager.judge(&answers, now))?;
-        let task = session.data.prompts.task();
-        let rules = answers.iter().map(|answer| answer.by_rules(task, config.response_length, Purpose::Training));
-        let mut rewards = rules.collect::<Result<Vec<Reward>>>()?;
-        if let Some(list) = task.rewards() {
-            list.complete(&mut rewards, &judged.scores, Shaping::Statistics(&state.rewards));
-        }
-        for ((answer, reward), note) in answers.iter().zip(rewards).zip(judged.notes) {
+        for (answer, reward) in answers.iter().zip(rewards) {
             let prompt_index = answer.id.prompt_index;
             for rollout in rollouts.iter_mut().filter(|r| r.prompt_index == prompt_index) {
                 rollout.baseline = reward.value();
                 // without what it is compared with, the group is left out
-                rollout.reward_error.clone_from(&note.lost);
+                rollout.reward_error.clone_from(&reward.lost);
             }
         }
         Ok(())

@@ -46,10 +46,10 @@ pub struct Episodes<'a> {
     /// Seeds of each prompt's environments.
     seeds: Vec<u32>,
     n: usize,
-    all: Vec<Episode>,
+    episodes: Vec<Episode>,
     pool: Option<Pool>,
     /// Of the rollouts that an environment is asked about: their tokens so far and the room that they leave.
-    asked: BTreeMap<usize, (Vec<u32>, usize)>,
+    waiting: BTreeMap<usize, (Vec<u32>, usize)>,
     /// The first rollout whose environment's code failed, and how.
     fault: Option<(usize, String)>,
 }
@@ -61,7 +61,7 @@ struct Episode {
     /// Failures of its own environments.
     failures: usize,
     /// What its environment returned when it was reset.
-    said: Option<Greeting>,
+    greeting: Option<Greeting>,
     outcome: Outcome,
 }
 
@@ -95,9 +95,9 @@ impl<'a> Episodes<'a> {
             first: key,
             seeds,
             n,
-            all: Vec::with_capacity(prompts.len() * n),
+            episodes: Vec::with_capacity(prompts.len() * n),
             pool: (workers > 0).then(|| Pool::new(workers)),
-            asked: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             fault: None,
         };
         let mut begun = begun.into_iter();
@@ -137,8 +137,8 @@ impl<'a> Episodes<'a> {
     /// A request for each rollout, where those of a group have different prompts.
     #[must_use]
     pub fn requests(&self, of_prompts: &[GenerationRequest]) -> Option<Vec<GenerationRequest>> {
-        self.all.iter().find(|own| own.outcome.prompt.is_some())?;
-        let requests = (0..self.all.len()).map(|index| {
+        self.episodes.iter().find(|own| own.outcome.prompt.is_some())?;
+        let requests = (0..self.episodes.len()).map(|index| {
             let group = &of_prompts[index / self.n];
             GenerationRequest {
                 tokens: self.prompt(index).tokens.clone(),
@@ -151,25 +151,25 @@ impl<'a> Episodes<'a> {
 
     /// The prompt of a rollout.
     fn prompt(&self, index: usize) -> &Prompt {
-        self.all[index].outcome.prompt.as_deref().unwrap_or(&self.prompts[index / self.n])
+        self.episodes[index].outcome.prompt.as_deref().unwrap_or(&self.prompts[index / self.n])
     }
 
     /// What came of a rollout.
     #[must_use]
     pub fn outcome(&self, request: usize, sample: usize) -> &Outcome {
-        &self.all[request * self.n + sample].outcome
+        &self.episodes[request * self.n + sample].outcome
     }
 
     /// What came of all of them, in the order of prompts and samples.
     #[must_use]
     pub fn into_outcomes(self) -> Vec<Outcome> {
-        self.all.into_iter().map(|own| own.outcome).collect()
+        self.episodes.into_iter().map(|own| own.outcome).collect()
     }
 
     /// Adds a rollout with its environment.
     fn add(&mut self, begun: Begun) {
-        let index = self.all.len();
-        self.all.push(Episode { environment: None, failures: 0, said: None, outcome: Outcome::default() });
+        let index = self.episodes.len();
+        self.episodes.push(Episode { environment: None, failures: 0, greeting: None, outcome: Outcome::default() });
         self.take(index, begun);
     }
 
@@ -177,7 +177,7 @@ impl<'a> Episodes<'a> {
     /// are used up, or where it says something else than before, to a prompt that is sampled from already.
     fn take(&mut self, index: usize, mut begun: Begun) -> bool {
         let prompt = index / self.n;
-        let (environment, said) = loop {
+        let (environment, greeting) = loop {
             let error = match begun {
                 Ok(begun) => break begun,
                 Err(error) => error,
@@ -185,13 +185,13 @@ impl<'a> Episodes<'a> {
             if !self.may_fail(index, &error) {
                 return false;
             }
-            self.all[index].outcome.retries += 1;
+            self.episodes[index].outcome.retries += 1;
             begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
         };
-        let episode = &mut self.all[index];
-        if let Some(before) = episode.said.replace(said.clone()).filter(|before| *before != said) {
+        let episode = &mut self.episodes[index];
+        if let Some(before) = episode.greeting.replace(greeting.clone()).filter(|before| *before != greeting) {
             episode.outcome.lost = Some(format!(
-                "its environment failed, and `reset` of the next one returned {said} after {before}; draw at random with \
+                "its environment failed, and `reset` of the next one returned {greeting} after {before}; draw at random with \
                  `random`, `numpy.random` or `torch`, which are seeded before `reset`"
             ));
             return false;
@@ -204,17 +204,17 @@ impl<'a> Episodes<'a> {
     /// gets too long is lost.
     fn add_to_prompts(&mut self, at: usize, tokenizer: &Tokenizer) -> Result<()> {
         let most = self.limits.prompt_length;
-        let group = &mut self.all[at * self.n..(at + 1) * self.n];
-        let Some(first) = group.iter().find_map(|own| own.said.clone()) else { return Ok(()) };
+        let group = &mut self.episodes[at * self.n..(at + 1) * self.n];
+        let Some(first) = group.iter().find_map(|own| own.greeting.clone()) else { return Ok(()) };
         let plain = self.prompts[at].clone();
         let shared = with_words(&plain, &first, most, tokenizer)?;
         if let Ok(prompt) = &shared {
             self.prompts[at] = prompt.clone();
         }
         for episode in group {
-            let own = match &episode.said {
-                Some(said) if *said != first => {
-                    with_words(&plain, said, most, tokenizer)?.map(|own| Some(Arc::new(own)))
+            let own = match &episode.greeting {
+                Some(greeting) if *greeting != first => {
+                    with_words(&plain, greeting, most, tokenizer)?.map(|own| Some(Arc::new(own)))
                 }
                 Some(_) => shared.clone().map(|_| None),
                 None => continue,
@@ -241,16 +241,16 @@ impl<'a> Episodes<'a> {
             PromptText::Chat(messages) => messages.clone(),
             PromptText::Text(_) => Vec::new(),
         };
-        messages.extend(self.all[index].outcome.turns.iter().cloned());
+        messages.extend(self.episodes[index].outcome.turns.iter().cloned());
         messages
     }
 
     /// Asks the environment of a rollout, here or in its thread.
-    fn ask(&mut self, index: usize, asked: EnvironmentRequest) -> Next {
-        let Some(environment) = self.all[index].environment.take() else {
+    fn ask(&mut self, index: usize, request: EnvironmentRequest) -> Next {
+        let Some(environment) = self.episodes[index].environment.take() else {
             return Next::End;
         };
-        let job = EnvironmentJob { episode: index, environment, asked };
+        let job = EnvironmentJob { episode: index, environment, request };
         match &mut self.pool {
             Some(pool) => {
                 pool.push(job);
@@ -263,9 +263,9 @@ impl<'a> Episodes<'a> {
     /// What follows from an environment's answer.
     fn take_answer(&mut self, done: EnvironmentAnswer) -> Next {
         let index = done.episode;
-        let (tokens, room) = self.asked.remove(&index).unwrap_or_default();
-        let episode = &mut self.all[index];
-        match done.said {
+        let (tokens, room) = self.waiting.remove(&index).unwrap_or_default();
+        let episode = &mut self.episodes[index];
+        match done.answer {
             Ok(Played::Ended(reward, object)) => {
                 episode.outcome.reward = reward;
                 episode.outcome.object = object;
@@ -283,7 +283,7 @@ impl<'a> Episodes<'a> {
                 let told = self.messages(index);
                 match self.template.between(ended, &told, &observation.messages) {
                     Ok(between) if between.len() < room => {
-                        self.all[index].outcome.turns.append(&mut observation.messages);
+                        self.episodes[index].outcome.turns.append(&mut observation.messages);
                         Next::Append(between)
                     }
                     // no room for the answer and a turn after it
@@ -300,11 +300,11 @@ impl<'a> Episodes<'a> {
 
     /// Ends a rollout at its length limit.
     fn cut_short(&mut self, index: usize, tokens: Vec<u32>) -> Next {
-        let Some(environment) = self.all[index].environment.take() else {
+        let Some(environment) = self.episodes[index].environment.take() else {
             return Next::Cut;
         };
-        let job = EnvironmentJob { episode: index, environment, asked: EnvironmentRequest::Reward };
-        self.asked.insert(index, (tokens, 0));
+        let job = EnvironmentJob { episode: index, environment, request: EnvironmentRequest::Reward };
+        self.waiting.insert(index, (tokens, 0));
         match self.take_answer(job.run()) {
             Next::End => Next::Cut,
             other => other,
@@ -313,11 +313,11 @@ impl<'a> Episodes<'a> {
 
     /// Tries a rollout again with a fresh environment, or gives it up.
     fn failed(&mut self, index: usize, error: &EnvironmentError) -> Next {
-        self.all[index].environment = None;
+        self.episodes[index].environment = None;
         if !self.may_fail(index, error) {
             return Next::End;
         }
-        self.all[index].outcome.restart();
+        self.episodes[index].outcome.restart();
         let prompt = index / self.n;
         let begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
         if self.take(index, begun) { Next::Restart } else { Next::End }
@@ -327,7 +327,7 @@ impl<'a> Episodes<'a> {
     /// environment's are not counted, and one of the code is final.
     fn may_fail(&mut self, index: usize, error: &EnvironmentError) -> bool {
         let (n, first) = (self.n, self.first);
-        let episode = &mut self.all[index];
+        let episode = &mut self.episodes[index];
         episode.failures += usize::from(error.own);
         if error.of_code {
             self.fault.get_or_insert((index, error.reason.clone()));
@@ -352,7 +352,7 @@ impl<'a> Episodes<'a> {
     fn finish(&mut self, index: usize, completion: &[u32]) {
         let tokens = [&self.prompt(index).tokens, completion].concat();
         let writes = self.template.writes(&tokens, &self.messages(index));
-        let outcome = &mut self.all[index].outcome;
+        let outcome = &mut self.episodes[index].outcome;
         outcome.differs_from_template = !writes.unwrap_or(false);
         if let Some(last) = outcome.turns.last_mut() {
             let text = last.text().into_owned();
@@ -402,22 +402,22 @@ type Begun = Result<(Box<dyn Environment>, Greeting), EnvironmentError>;
 fn reset(environments: &dyn Environments, example: &Example, seed: u32, index: usize) -> Begun {
     let mut environment = environments.make(index % environments.workers().max(1));
     environment.seed(seed);
-    let said = environment.reset(example)?;
-    Ok((environment, Greeting(said)))
+    let greeting = environment.reset(example)?;
+    Ok((environment, Greeting(greeting)))
 }
 
 /// Environments of all rollouts, those of each worker in a thread.
 fn reset_all(environments: &dyn Environments, examples: &[Example], seeds: &[u32], n: usize) -> Vec<Begun> {
-    let all = examples.len() * n;
+    let count = examples.len() * n;
     let one = |index: usize| reset(environments, &examples[index / n], seeds[index / n], index);
     let workers = environments.workers();
     if workers == 0 {
-        return (0..all).map(one).collect();
+        return (0..count).map(one).collect();
     }
     let mut begun: Vec<(usize, Begun)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..workers)
             .map(|worker| {
-                let own = (worker..all).step_by(workers);
+                let own = (worker..count).step_by(workers);
                 scope.spawn(move || own.map(|i| (i, one(i))).collect::<Vec<_>>())
             })
             .collect();
@@ -432,11 +432,11 @@ impl Turns for Episodes<'_> {
     fn turn(&mut self, sample: &Sample, room: usize) -> Next {
         let index = sample.request * self.n + sample.sample;
         // where the code of one has failed, nothing is made of the others
-        if self.all[index].outcome.lost.is_some() || self.fault.is_some() {
+        if self.episodes[index].outcome.lost.is_some() || self.fault.is_some() {
             return Next::End;
         }
         let read = self.read(index, sample);
-        let outcome = &mut self.all[index].outcome;
+        let outcome = &mut self.episodes[index].outcome;
         let (text, calls) = match read {
             Ok(read) => read,
             Err(error) => {
@@ -447,14 +447,14 @@ impl Turns for Episodes<'_> {
         outcome.turns.push(turn(&text));
         let ended = sample.finish == FinishReason::Stop;
         let most = self.limits.max_assistant_turns.unwrap_or(usize::MAX);
-        let asked = if ended && sample.turns() < most {
+        let request = if ended && sample.turns() < most {
             outcome.tool_calls += calls.len();
             EnvironmentRequest::Turn(Turn { text, calls })
         } else {
             EnvironmentRequest::Reward
         };
-        self.asked.insert(index, (sample.tokens.clone(), room));
-        self.ask(index, asked)
+        self.waiting.insert(index, (sample.tokens.clone(), room));
+        self.ask(index, request)
     }
 
     fn awaited(&mut self) -> Vec<((usize, usize), Next)> {

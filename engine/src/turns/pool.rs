@@ -7,15 +7,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-/// What an environment is asked.
+/// A request to an environment.
 pub(super) struct EnvironmentJob {
     /// Which rollout it is of.
     pub episode: usize,
     pub environment: Box<dyn Environment>,
-    pub asked: EnvironmentRequest,
+    pub request: EnvironmentRequest,
 }
 
-/// What is asked.
+/// The kinds of requests.
 pub(super) enum EnvironmentRequest {
     /// To answer a turn; where it has nothing to say, what the rollout was worth.
     Turn(Turn),
@@ -27,14 +27,14 @@ pub(super) enum EnvironmentRequest {
 pub(super) struct EnvironmentAnswer {
     pub episode: usize,
     pub environment: Box<dyn Environment>,
-    pub said: Result<Played, EnvironmentError>,
+    pub answer: Result<Played, EnvironmentError>,
 }
 
 impl EnvironmentJob {
-    /// Asks.
+    /// Carries the request out.
     pub fn run(mut self) -> EnvironmentAnswer {
         let environment = &mut self.environment;
-        let said = catch_unwind(AssertUnwindSafe(|| match &self.asked {
+        let answer = catch_unwind(AssertUnwindSafe(|| match &self.request {
             EnvironmentRequest::Turn(turn) => environment.step(turn).and_then(|observation| {
                 if observation.messages.is_empty() {
                     ended(environment.as_mut())
@@ -44,22 +44,22 @@ impl EnvironmentJob {
             }),
             EnvironmentRequest::Reward => ended(environment.as_mut()),
         }));
-        let said = said.unwrap_or_else(|panic| {
+        let answer = answer.unwrap_or_else(|panic| {
             Err(EnvironmentError::of_code(format!("it panicked: {}", panic_message(panic.as_ref()))))
         });
-        EnvironmentAnswer { episode: self.episode, environment: self.environment, said: said.and_then(checked) }
+        EnvironmentAnswer { episode: self.episode, environment: self.environment, answer: answer.and_then(checked) }
     }
 }
 
-/// What an environment says at the end.
+/// The end of a rollout.
 fn ended(environment: &mut dyn Environment) -> Result<Played, EnvironmentError> {
     let reward = environment.reward()?;
     Ok(Played::Ended(reward, environment.object()?))
 }
 
 /// Refuses a reward that is no number.
-fn checked(said: Played) -> Result<Played, EnvironmentError> {
-    match said {
+fn checked(answer: Played) -> Result<Played, EnvironmentError> {
+    match answer {
         Played::Ended(Some(reward), _) if !reward.is_finite() => {
             Err(EnvironmentError::of_code(format!("its reward is {reward}; rewards must be finite")))
         }

@@ -3,7 +3,7 @@
 //! so.
 
 use firebrick_engine::data::Prompt;
-use firebrick_engine::reward::{Answer, Asked, CompletionId, Programs};
+use firebrick_engine::reward::{Answer, CompletionId, Programs};
 use firebrick_engine::task::{Split, Task, TaskConfig};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -83,16 +83,17 @@ fn said(task: &dyn Task) -> Vec<Map<String, Value>> {
         id: CompletionId::default(),
     };
     let answers: Vec<Answer<'_>> = (0..prompts.len()).map(answer).collect();
-    let mut asked = Asked::default();
+    let mut results = vec![Vec::new(); programs.names().count()];
     for group in answers.chunk_by(|a, b| a.prompt.example.prompt == b.prompt.example.prompt) {
-        asked.extend(programs.ask(group).expect("asked"));
+        for (results, own) in results.iter_mut().zip(programs.score(group).expect("scored")) {
+            results.extend(own);
+        }
     }
-    let said = asked.said();
     (0..answers.len())
         .map(|at| {
-            let own = programs.names().zip(&said).map(|(name, outcomes)| {
-                let verdict = outcomes[at].as_ref().unwrap_or_else(|e| panic!("{e}"));
-                let own = json!({"reward": verdict.reward, "extra": verdict.extra});
+            let own = programs.names().zip(&results).map(|(name, results)| {
+                let score = results[at].as_ref().unwrap_or_else(|e| panic!("{e}"));
+                let own = json!({"reward": score.value, "extra": score.extra});
                 (name.to_owned(), own)
             });
             own.collect()

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use firebrick_backends::Precision;
 use firebrick_backends::accounts::Accounts;
+use firebrick_engine::data::Prompt;
 use firebrick_engine::plan::{MemoryConfig, ParamOffload};
-use firebrick_engine::reward::{RewardModel, ScoredCompletion, Surroundings};
+use firebrick_engine::reward::{RewardModel, Surroundings};
 use firebrick_engine::task::{Example, PromptText, RewardInput, RewardModelConfig};
 use firebrick_engine::world::World;
 use firebrick_models::tokenizer::{Message, Tokenizer};
@@ -75,14 +76,13 @@ impl Case {
             Some(messages) => PromptText::Chat(messages.clone()),
             None => PromptText::Text(self.prompt.clone()),
         };
-        let reading = ScoredCompletion {
-            example: &Example { prompt, ..Example::text("", "") },
-            prompt_text: &self.prompt,
-            prompt_tokens: &self.prompt_ids,
-            completion: &self.completion,
-            completion_tokens: &self.completion_ids,
+        let prompt = Prompt {
+            example: Example { prompt, ..Example::text("", "") },
+            text: self.prompt.clone(),
+            tokens: self.prompt_ids.clone(),
+            row: None,
         };
-        model.reader().read(&reading).expect("tokens")
+        model.reader().read(&prompt, &self.completion, &self.completion_ids).expect("tokens")
     }
 }
 

@@ -6,7 +6,6 @@ use super::{Hub, HubError, HubName, ModelFiles, RepoKind};
 use hf_hub::api::sync::{ApiError, ApiRepo};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use std::fmt::Write;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -125,13 +124,8 @@ impl Hub {
     /// Makes sure that a file of a commit is in the cache, whole. One that is downloaded has to have the size and the
     /// SHA-256 that the Hub states.
     fn file(&self, name: &HubName, commit: &str, file: &str, stated: Option<&Sibling>) -> Result<(), HubError> {
-        let size = stated.and_then(|s| s.size);
         let link = self.snapshot(name, commit).join(file);
-        let is_whole = |path: &Path| {
-            let found = std::fs::metadata(path).map(|m| m.len()).ok();
-            found.is_some_and(|found| size.is_none_or(|size| size == found))
-        };
-        if is_whole(&link) {
+        if wrong_size(&link, stated).is_none() {
             return Ok(());
         }
         discard(&link);
@@ -143,18 +137,13 @@ impl Hub {
                 std::thread::sleep(Duration::from_millis(200 << attempt));
             }
             match download(&repo, file) {
-                Ok(()) if is_whole(&link) => match damage(&link, stated) {
+                Ok(()) => match wrong_size(&link, stated).or_else(|| damage(&link, stated)) {
                     None => return Ok(()),
                     Some(what) => {
                         last = what;
                         discard(&link);
                     }
                 },
-                Ok(()) => {
-                    let found = std::fs::metadata(&link).map_or(0, |m| m.len());
-                    last = format!("it has {found} bytes, the Hub lists {}", size.unwrap_or(0));
-                    discard(&link);
-                }
                 // what is there of it cannot be gone on from
                 Err(Failure::Status(416)) => self.discard_parts(name),
                 Err(failure @ Failure::Status(_)) => {
@@ -231,6 +220,15 @@ fn download(repo: &ApiRepo, file: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// How the size of a file differs from what the Hub lists; none where it does not. A missing file has none.
+fn wrong_size(link: &Path, stated: Option<&Sibling>) -> Option<String> {
+    let found = std::fs::metadata(link).map(|m| m.len()).ok();
+    let listed = stated.and_then(|s| s.size);
+    let is_whole = found.is_some_and(|found| listed.is_none_or(|listed| listed == found));
+    let (found, listed) = (found.unwrap_or(0), listed.unwrap_or(0));
+    (!is_whole).then(|| format!("it has {found} bytes, the Hub lists {listed}"))
+}
+
 /// How a downloaded file differs from what the Hub states of it; none where it does not, or where the Hub states no
 /// SHA-256, as of small files. The name of a large file's blob, its etag, is that sum too.
 fn damage(link: &Path, stated: Option<&Sibling>) -> Option<String> {
@@ -262,11 +260,7 @@ fn sha256(path: &Path) -> std::io::Result<String> {
             read => hasher.update(&buffer[..read]),
         }
     }
-    let sum = hasher.finalize();
-    Ok(sum.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    }))
+    Ok(hex::encode(hasher.finalize()))
 }
 
 /// Removes a file and, if it is a link, what it points to.

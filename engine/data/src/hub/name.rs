@@ -31,22 +31,7 @@ const MAIN: &str = "main";
 const SCHEME: &str = "hf://";
 
 /// Endings of local files, which a repository's name does not have.
-const FILE_ENDINGS: [&str; 14] = [
-    "json",
-    "jsonl",
-    "ndjson",
-    "parquet",
-    "pq",
-    "arrow",
-    "feather",
-    "csv",
-    "tsv",
-    "txt",
-    "gz",
-    "zst",
-    "zstd",
-    "safetensors",
-];
+const FILE_ENDINGS: &str = "json jsonl ndjson parquet pq arrow feather csv tsv txt gz zst zstd safetensors";
 
 impl HubName {
     /// The repository that a path names. A URL (`hf://…`) always does; `owner/name` and `owner/name@revision` do where
@@ -93,7 +78,7 @@ impl HubName {
             !word.is_empty() && !word.starts_with(['.', '-']) && word.chars().all(allowed)
         };
         let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-        let is_file = FILE_ENDINGS.iter().any(|file| ending.eq_ignore_ascii_case(file));
+        let is_file = FILE_ENDINGS.split(' ').any(|file| ending.eq_ignore_ascii_case(file));
         let is_name = is_word(owner) && is_word(name) && !is_file && !revision.is_empty();
         is_name.then(|| Self {
             kind,

@@ -1,15 +1,13 @@
 //! Generated sums such as `37+5=`.
 //!
-//! A problem is a number below the size of the problem space. One fixed shuffle of that space puts
-//! the validation problems first; training walks the others in shuffled epochs. So the two are
-//! disjoint by construction, for any seed, and in a space of any size.
+//! A problem is a number below the size of the problem space.
 
 use firebrick_models::tokenizer::Control;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 pub use super::operation::{Operation, Operations};
-use super::{Completion, Example, Permutation, PromptText, Reward, Split, Task, TaskError};
+use super::{Completion, Example, Problems, PromptText, Reward, Split, Task, TaskError};
 
 /// Key of the shuffle that decides which problems are held out. It is not the user's seed: a model
 /// warmed up under one seed must not have seen the validation problems of another.
@@ -65,9 +63,7 @@ pub struct Arithmetic {
     padded_digits: Option<usize>,
     /// One more than the largest operand.
     operands: u64,
-    problems: Permutation,
-    validation: u64,
-    seed: u64,
+    problems: Problems,
     partial: bool,
 }
 
@@ -77,10 +73,7 @@ impl Arithmetic {
     /// # Errors
     /// `TaskError::Config` with the setting that is out of range.
     pub fn new(config: &ArithmeticConfig) -> Result<Self, TaskError> {
-        if !(1..=6).contains(&config.difficulty) {
-            let detail = format!("expected 1 to 6 digits, found {}", config.difficulty);
-            return Err(TaskError::config("task.difficulty", detail));
-        }
+        TaskError::check_range("task.difficulty", config.difficulty, [1, 6], " digits")?;
         let operands = 10u64.pow(config.difficulty);
         let space = operands * operands * config.operations.all().len() as u64;
         let validation = config.validation_size.unwrap_or(DEFAULT_VALIDATION.min(space / 5));
@@ -96,36 +89,11 @@ impl Arithmetic {
             operations: config.operations.all().to_vec(),
             padded_digits: config.zero_pad.then_some(config.difficulty as usize),
             operands,
-            problems: Permutation::new(space, HOLD_OUT, 0),
-            validation,
-            seed: config.seed,
+            problems: Problems::new(space, HOLD_OUT, validation, config.seed),
             partial: config.partial,
         })
     }
 
-    /// The problem at an index, as its number in the problem space.
-    fn problem(&self, split: Split, index: u64) -> Result<u64, TaskError> {
-        let position = match split {
-            Split::Validation if index < self.validation => index,
-            Split::Validation => {
-                return Err(TaskError::NoSuchExample {
-                    task: self.name().to_owned(),
-                    split: split.name(),
-                    index,
-                    len: self.validation,
-                });
-            }
-            Split::Train => {
-                let len = self.problems.len() - self.validation;
-                let (epoch, at) = (index / len, index % len);
-                self.validation + Permutation::new(len, self.seed, epoch).of(at)
-            }
-        };
-        Ok(self.problems.of(position))
-    }
-}
-
-impl Arithmetic {
     fn example_of(&self, a: u64, operation: Operation, b: u64) -> Example {
         let result = operation.apply(a as i64, b as i64);
         let digits = self.padded_digits.unwrap_or(0);
@@ -152,14 +120,11 @@ impl Task for Arithmetic {
     }
 
     fn len(&self, split: Split) -> Option<u64> {
-        match split {
-            Split::Train => None,
-            Split::Validation => Some(self.validation),
-        }
+        self.problems.len(split)
     }
 
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
-        let problem = self.problem(split, index)?;
+        let problem = self.problems.at(self.name(), split, index)?;
         let b = problem % self.operands;
         let a = problem / self.operands % self.operands;
         let operation = self.operations[(problem / self.operands / self.operands) as usize];
@@ -357,11 +322,11 @@ mod tests {
             };
             let task = Arithmetic::new(&config).expect("builds");
             let held_out: HashSet<u64> = (0..size)
-                .map(|i| task.problem(Split::Validation, i).expect("held out"))
+                .map(|i| task.problems.at("arithmetic", Split::Validation, i).expect("held out"))
                 .collect();
             prop_assert_eq!(held_out.len() as u64, size);
             for index in indices.into_iter().chain(0..200) {
-                let problem = task.problem(Split::Train, index).expect("endless");
+                let problem = task.problems.at("arithmetic", Split::Train, index).expect("endless");
                 prop_assert!(!held_out.contains(&problem), "{} is held out", problem);
             }
         }

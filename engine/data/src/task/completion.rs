@@ -1,6 +1,7 @@
 //! A completion as a reward sees it, and what it is worth.
 
 use super::reading::Reading;
+use serde_json::{Map, Value};
 
 /// A sampled completion, as a reward sees it.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,41 @@ impl<'a> Completion<'a> {
     }
 }
 
+/// What one reward gives a completion: a rule, a model or a program.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Score {
+    /// The value; none where the reward does not apply to the completion, or is lost.
+    pub value: Option<f64>,
+    /// What a rule read in the completion, beside what it compared it with.
+    pub reading: Option<Reading>,
+    /// What a program reported beside its value.
+    pub extra: Map<String, Value>,
+    /// Whether a program was asked twice, since its process died or did not answer in time.
+    pub repeated: bool,
+    /// Why the value is missing, where it could not be computed.
+    pub lost: Option<String>,
+}
+
+impl Score {
+    /// A value that no single piece of the text is behind.
+    #[must_use]
+    pub fn value(value: f64) -> Self {
+        Self { value: Some(value), ..Self::default() }
+    }
+
+    /// 1 or 0, by what was read and what it was compared with.
+    pub(crate) fn compared(right: bool, parsed: Option<&str>, gold: &str) -> Self {
+        let reading =
+            Reading { parsed: parsed.map(Reading::short), gold: Some(Reading::short(gold)), ..Reading::default() };
+        Self { reading: Some(reading), ..Self::paid(right) }
+    }
+
+    /// 1 where a rule's statement holds, else 0.
+    pub(crate) fn paid(holds: bool) -> Self {
+        Self::value(f64::from(u8::from(holds)))
+    }
+}
+
 /// What a completion is worth.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reward {
@@ -40,6 +76,12 @@ pub struct Reward {
     pub correct: Option<bool>,
     /// What rules read in the completion, beside what they compared it with.
     pub readings: Vec<Reading>,
+    /// What programs reported beside their numbers, as `name/key`.
+    pub extra: Map<String, Value>,
+    /// Whether a program was asked twice.
+    pub repeated: bool,
+    /// Why a part is missing that could not be computed.
+    pub lost: Option<String>,
 }
 
 impl Reward {
@@ -52,14 +94,10 @@ impl Reward {
     /// With a judgement of what was read, beside the ground truth.
     #[must_use]
     pub fn judged(mut self, correct: bool, parsed: &str, gold: &str) -> Self {
-        let reward = self.parts.first().map(|(name, _)| name.clone());
+        let name = self.parts.first().map(|(name, _)| name.clone());
         self.correct = Some(correct);
-        self.readings.push(Reading {
-            reward: reward.unwrap_or_default(),
-            parsed: Some(Reading::short(parsed)),
-            gold: Some(Reading::short(gold)),
-            undecided: None,
-        });
+        let reading = Score::compared(correct, Some(parsed), gold).reading;
+        self.readings.extend(reading.map(|own| Reading { reward: name.unwrap_or_default(), ..own }));
         self
     }
 

@@ -97,11 +97,7 @@ pub fn read_tools(row: &mut Row) -> Result<(), TaskError> {
     let Some(value) = row.fields.column(TOOLS) else {
         return Ok(());
     };
-    let list = match value {
-        Value::String(json) if json.trim().is_empty() => Value::Null,
-        Value::String(json) => parse(json.as_bytes()).unwrap_or_else(|_| value.clone()),
-        other => without_nulls(other),
-    };
+    let list = read(value, true);
     let is_good = match &list {
         Value::Null => true,
         Value::Array(tools) => tools.iter().all(Value::is_object),
@@ -127,24 +123,29 @@ pub fn read_template_kwargs(row: &mut Row) -> Result<(), TaskError> {
     let Some(value) = row.fields.column(TEMPLATE_KWARGS) else {
         return Ok(());
     };
-    let read = match value {
-        Value::String(json) if json.trim().is_empty() => Value::Null,
-        Value::String(json) => parse(json.as_bytes()).unwrap_or_else(|_| value.clone()),
-        Value::Object(_) if fills_structs(&row.place.path) => without_nulls(value),
-        other => other.clone(),
-    };
+    let kwargs = read(value, fills_structs(&row.place.path));
     let bad = |what: &str| row.bad(TEMPLATE_KWARGS, format!("field `{TEMPLATE_KWARGS}` is {}, {what}", to_text(value)));
-    match &read {
+    match &kwargs {
         Value::Null => {}
-        Value::Object(kwargs) => {
-            if let Some(name) = CONVERSATION_VARIABLES.iter().find(|name| kwargs.contains_key(**name)) {
+        Value::Object(own) => {
+            if let Some(name) = CONVERSATION_VARIABLES.iter().find(|name| own.contains_key(**name)) {
                 return Err(bad(&format!("but `{name}` is set by each conversation; remove it")));
             }
         }
         _ => return Err(bad("expected an object of variables of the chat template")),
     }
-    row.fields.insert(TEMPLATE_KWARGS.to_owned(), read);
+    row.fields.insert(TEMPLATE_KWARGS.to_owned(), kwargs);
     Ok(())
+}
+
+/// A column, or the value of the JSON in it. `filled`: its objects have the fields of all others as nulls.
+fn read(value: &Value, filled: bool) -> Value {
+    match value {
+        Value::String(json) if json.trim().is_empty() => Value::Null,
+        Value::String(json) => parse(json.as_bytes()).unwrap_or_else(|_| value.clone()),
+        other if filled => without_nulls(other),
+        other => other.clone(),
+    }
 }
 
 /// A value without the fields of objects that are null. Entries of lists stay.

@@ -94,27 +94,16 @@ impl Countdown {
     /// # Errors
     /// `TaskError::Config` with the setting that is out of range, or under which there is no problem to be found.
     pub fn new(config: &CountdownConfig) -> Result<Self, TaskError> {
-        let refused = |key: &str, detail: String| TaskError::config(format!("task.{key}"), detail);
-        if !(2..=6).contains(&config.numbers) {
-            let detail = format!("expected 2 to 6, found {}", config.numbers);
-            return Err(refused("numbers", detail));
-        }
-        for (key, most) in [("max_number", config.max_number), ("max_target", config.max_target)] {
-            if !(1..=LARGEST).contains(&most) {
-                let detail = format!("expected 1 to {LARGEST}, found {most}");
-                return Err(refused(key, detail));
-            }
-        }
-        if !(0.0..=1.0).contains(&config.format_score) {
-            let detail = format!("expected 0 to 1, found {}", config.format_score);
-            return Err(refused("format_score", detail));
-        }
+        TaskError::check_range("task.numbers", config.numbers, [2, 6], "")?;
+        TaskError::check_range("task.max_number", config.max_number, [1, LARGEST], "")?;
+        TaskError::check_range("task.max_target", config.max_target, [1, LARGEST], "")?;
+        TaskError::check_range("task.format_score", config.format_score, [0.0, 1.0], "")?;
         let operations: Vec<char> = config.operations.chars().collect();
         let known = operations.iter().all(|c| "+-*/".contains(*c));
         let distinct: HashSet<&char> = operations.iter().collect();
         if operations.is_empty() || !known || distinct.len() != operations.len() {
             let detail = format!("expected one or more of `+-*/`, each once, found {:?}", config.operations);
-            return Err(refused("operations", detail));
+            return Err(TaskError::config("task.operations", detail));
         }
         let mut task = Self { config: config.clone(), operations, validation: Vec::new() };
         task.validation = task.held_out()?;
@@ -302,14 +291,9 @@ impl Task for Countdown {
         let puzzle = match split {
             Split::Train => self.puzzle(split, self.config.seed, index)?,
             Split::Validation => {
-                let own = usize::try_from(index).ok();
-                let own = own.and_then(|at| self.validation.get(at));
-                own.cloned().ok_or_else(|| TaskError::NoSuchExample {
-                    task: self.name().to_owned(),
-                    split: split.name(),
-                    index,
-                    len: self.validation.len() as u64,
-                })?
+                let own = usize::try_from(index).ok().and_then(|at| self.validation.get(at)).cloned();
+                let len = self.validation.len() as u64;
+                own.ok_or_else(|| TaskError::no_such_example(self.name(), split, index, len))?
             }
         };
         Ok(self.example_of(puzzle))

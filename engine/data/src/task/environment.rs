@@ -6,7 +6,6 @@
 
 mod calculator;
 mod config;
-mod expression;
 mod python;
 mod session;
 mod tool_call;
@@ -19,7 +18,6 @@ pub use tool_call::{ToolCall, ToolCalls, ToolParser};
 use super::Example;
 use firebrick_models::tokenizer::Message;
 use serde_json::Value;
-use std::fmt;
 use std::path::PathBuf;
 
 /// The role of a tool's answer.
@@ -147,7 +145,8 @@ impl Observation {
 }
 
 /// Why an environment failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
 pub struct EnvironmentError {
     /// What happened.
     pub reason: String,
@@ -170,11 +169,3 @@ impl EnvironmentError {
         Self { of_code: true, ..Self::new(reason) }
     }
 }
-
-impl fmt::Display for EnvironmentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.reason)
-    }
-}
-
-impl std::error::Error for EnvironmentError {}

@@ -1,7 +1,9 @@
 //! What can go wrong between a task's configuration and a completion's reward.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
+use super::Split;
 use crate::hub::HubError;
 
 /// Errors of tasks and rewards. A message includes its cause, which [`source`](std::error::Error::source) therefore
@@ -172,6 +174,30 @@ impl TaskError {
         }
     }
 
+    /// A [`TaskError::NoSuchExample`].
+    #[must_use]
+    pub fn no_such_example(task: &str, split: Split, index: u64, len: u64) -> Self {
+        Self::NoSuchExample { task: task.to_owned(), split: split.name(), index, len }
+    }
+
+    /// Refuses a setting that is not `least` to `most`; `unit` follows these in the message.
+    pub(crate) fn check_range<T: Copy + PartialOrd + Display>(
+        setting: &str,
+        value: T,
+        [least, most]: [T; 2],
+        unit: &str,
+    ) -> Result<(), Self> {
+        if (least..=most).contains(&value) {
+            return Ok(());
+        }
+        Err(Self::config(setting, format!("expected {least} to {most}{unit}, found {value}")))
+    }
+
+    /// A [`TaskError::BadField`].
+    pub(crate) fn bad_field(place: &RowLocation, setting: &str, detail: impl Into<String>) -> Self {
+        Self::BadField { place: place.clone(), setting: setting.to_owned(), detail: detail.into() }
+    }
+
     /// A [`TaskError::Config`].
     pub(crate) fn config(setting: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::Config { setting: setting.into(), detail: detail.into() }
@@ -207,7 +233,7 @@ impl Unit {
     }
 }
 
-impl std::fmt::Display for RowLocation {
+impl Display for RowLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (path, unit) = (self.path.display(), self.unit.name());
         write!(f, "{path}, {unit} {}", self.line)

@@ -42,13 +42,8 @@ impl Fields {
 
     /// The value at a dotted path, with [marks](json). A key that itself contains the dots wins over nesting.
     pub(crate) fn at(&self, path: &str) -> Option<&Value> {
-        if let Some(value) = self.column(path) {
-            return Some(value);
-        }
-        path.match_indices('.').find_map(|(dot, _)| {
-            let inner = self.column(&path[..dot])?.as_object()?;
-            lookup(inner, &path[dot + 1..])
-        })
+        let nested = |(dot, _)| lookup(self.column(&path[..dot])?.as_object()?, &path[dot + 1..]);
+        self.column(path).or_else(|| path.match_indices('.').find_map(nested))
     }
 
     /// The row as one line of JSON.
@@ -62,14 +57,9 @@ impl Fields {
 }
 
 /// The value at a dotted path.
-pub(super) fn lookup<'a>(fields: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
-    if let Some(value) = fields.get(path) {
-        return Some(value);
-    }
-    path.match_indices('.').find_map(|(dot, _)| {
-        let inner = fields.get(&path[..dot])?.as_object()?;
-        lookup(inner, &path[dot + 1..])
-    })
+fn lookup<'a>(fields: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
+    let nested = |(dot, _)| lookup(fields.get(&path[..dot])?.as_object()?, &path[dot + 1..]);
+    fields.get(path).or_else(|| path.match_indices('.').find_map(nested))
 }
 
 impl Deref for Fields {

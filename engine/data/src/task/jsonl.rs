@@ -11,11 +11,9 @@ pub use config::{Extract, JsonlConfig, MessageTemplate};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use firebrick_models::tokenizer::SpecialTokens;
-
 use super::error::{RowLocation, Unit};
 use super::recipe::Recipe;
-use super::rows::{Indices, Order, RowFiles, Rows, split};
+use super::rows::{Indices, Order, RowFiles, Rows, TRAIN, VALIDATION, split};
 use super::template::Row;
 use super::{
     Completion, EnvironmentConfig, Environments, Example, PromptText, PythonEnvironments, Reward, RewardConfig,
@@ -26,27 +24,7 @@ impl JsonlConfig {
     /// Settings with training rows, their rewards, and defaults for the rest.
     #[must_use]
     pub fn new(train: impl Into<RowFiles>, rewards: Vec<RewardConfig>) -> Self {
-        Self {
-            name: None,
-            train: train.into(),
-            validation: None,
-            validation_size: None,
-            validation_fraction: None,
-            seed: 0,
-            limit: None,
-            prompt: None,
-            messages: None,
-            prompt_field: None,
-            system_prompt: None,
-            special_tokens: SpecialTokens::default(),
-            answer: None,
-            answer_field: None,
-            answer_extract: None,
-            solution: None,
-            solution_field: None,
-            environment: None,
-            rewards,
-        }
+        Self { train: train.into(), rewards, ..Self::default() }
     }
 
     /// The same with a name in metrics where it has none.
@@ -134,11 +112,8 @@ impl JsonlConfig {
     /// The rows of each named set of `validation`, whose sources have these files, in a task of this name.
     fn sets(&self, task: &str, rows: &Rows, sources: &[Vec<PathBuf>]) -> Result<Vec<(String, Range<u64>)>, TaskError> {
         let mut sets = Vec::new();
-        let mut first = 0;
         let named = self.validation.iter().flat_map(|files| &files.0);
-        for (source, files) in named.zip(sources) {
-            let own = rows.of_files(first..first + files.len());
-            first += files.len();
+        for (source, own) in named.zip(rows.of_sources(sources)) {
             let Some(name) = &source.set else { continue };
             if name == task {
                 let detail = format!(
@@ -152,10 +127,6 @@ impl JsonlConfig {
         Ok(sets)
     }
 }
-
-/// The settings that name files.
-const TRAIN: &str = "task.train";
-const VALIDATION: &str = "task.validation";
 
 /// The name of a task of the kind `jsonl` where it has none of its own.
 const NAME: &str = "jsonl";
@@ -270,32 +241,23 @@ pub(super) fn row_of_none(config: &JsonlConfig) -> Result<Row, TaskError> {
 /// Whether a row makes an example whose answer every reward can read.
 pub(super) fn checked(row: Row, recipe: &Recipe, rewards: &Rewards) -> Result<Example, TaskError> {
     let place = row.place.clone();
-    let bad = |setting: &str, detail: String| TaskError::BadField {
-        place: place.clone(),
-        setting: setting.to_owned(),
-        detail,
-    };
     if let (Some(reward), false) = (rewards.needs_answer(), recipe.has_answer(&row)) {
         let detail = format!(
             "reward `{reward}` compares with a ground truth, but the task has none: neither `answer_field` nor `answer` is set, \
              and the row has no `reward_model.ground_truth`; its fields are {}",
             row.names()
         );
-        return Err(bad("task.answer_field", detail));
+        return Err(row.bad("task.answer_field", detail));
     }
     let example = recipe.example(row)?;
     let answer = rewards.check_answer(&example.answer);
-    answer.map_err(|error| bad("task.rewards", error.to_string()))?;
+    answer.map_err(|error| TaskError::bad_field(&place, "task.rewards", error.to_string()))?;
     Ok(example)
 }
 
 /// Refuses a row that a task with an environment cannot have.
 fn playable(example: &Example, place: &RowLocation) -> Result<(), TaskError> {
-    let bad = |setting: &str, detail: &str| TaskError::BadField {
-        place: place.clone(),
-        setting: setting.to_owned(),
-        detail: detail.to_owned(),
-    };
+    let bad = |setting, detail: &str| TaskError::bad_field(place, setting, detail);
     match &example.prompt {
         PromptText::Text(_) => Err(bad(
             "task.environment",
@@ -317,11 +279,8 @@ fn order(rows: &Rows, kept: Indices, sources: &[Vec<PathBuf>], weights: Option<V
     let Some(weights) = weights else {
         return Ok(Order::plain(kept));
     };
-    let mut files = 0;
     let mut parts = Vec::new();
-    for (at, (source, weight)) in sources.iter().zip(weights).enumerate() {
-        let own = rows.of_files(files..files + source.len());
-        files += source.len();
+    for (at, (own, weight)) in rows.of_sources(sources).zip(weights).enumerate() {
         let own = kept.within(&own);
         if own.len() == 0 {
             let detail = "all of its rows are held out for validation; lower `validation_size`";
@@ -345,12 +304,10 @@ impl Task for Jsonl {
         let (rows, order) = self.order(split);
         let row = match self.endless(split) {
             Some(row) => row.clone(),
-            None => rows.get(order.row(index).ok_or_else(|| TaskError::NoSuchExample {
-                task: self.name.clone(),
-                split: split.name(),
-                index,
-                len: order.len(),
-            })?)?,
+            None => {
+                let none = || TaskError::no_such_example(&self.name, split, index, order.len());
+                rows.get(order.row(index).ok_or_else(none)?)?
+            }
         };
         let mut example = self.recipe.example(row)?;
         if let Some(environments) = &self.environments {

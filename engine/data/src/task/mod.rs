@@ -14,7 +14,6 @@ mod error;
 mod example;
 mod fields;
 pub mod jsonl;
-mod number;
 mod operation;
 mod problems;
 mod reading;
@@ -24,9 +23,10 @@ pub mod rows;
 mod shuffle;
 pub mod template;
 mod traits;
+mod workers;
 
 pub use self::arithmetic::{Arithmetic, ArithmeticConfig};
-pub use self::completion::{Completion, Reward};
+pub use self::completion::{Completion, Reward, Score};
 pub use self::config::TaskConfig;
 pub use self::countdown::{Countdown, CountdownConfig};
 pub use self::environment::{
@@ -40,9 +40,10 @@ pub use self::jsonl::{Jsonl, JsonlConfig, MessageTemplate};
 pub use self::problems::TaskProblem;
 pub use self::reading::Reading;
 pub use self::reward::{
-    BatchedReward, CommandRewardConfig, Gsm8kMethod, PythonRewardConfig, RepetitionUnit, RewardConfig, RewardInput,
-    RewardKind, RewardModelConfig, RewardOptions, RewardProgram, Rewards, RunningStats, Shaping,
+    CommandRewardConfig, Gsm8kMethod, PythonRewardConfig, RepetitionUnit, RewardConfig, RewardInput, RewardKind,
+    RewardModelConfig, RewardOptions, RewardProgram, RewardStats, Rewards, RunningStats, Scorer, Scores,
 };
 pub use self::rows::{RowFiles, RowSource};
+use self::shuffle::Problems;
 pub use self::shuffle::{Permutation, shuffled_index};
 pub use self::traits::Task;

@@ -60,9 +60,7 @@ impl Operations {
     pub fn all(&self) -> &[Operation] {
         &self.0
     }
-}
 
-impl Operations {
     /// `*` alone.
     pub(crate) fn only_multiply() -> Self {
         Self(vec![Operation::Multiply])

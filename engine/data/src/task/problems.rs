@@ -4,12 +4,9 @@ use std::path::Path;
 
 use super::jsonl::{checked, row_of_none};
 use super::recipe::Recipe;
+use super::rows::{TRAIN, VALIDATION};
 use super::template::Row;
 use super::{EnvironmentConfig, JsonlConfig, PythonEnvironments, Rewards, RowFiles, TaskConfig, TaskError};
-
-/// The settings that name files of rows.
-const TRAIN: &str = "task.train";
-const VALIDATION: &str = "task.validation";
 
 /// A mistake in a task.
 #[derive(Debug)]

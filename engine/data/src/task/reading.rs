@@ -24,10 +24,7 @@ impl Reading {
     /// A text as readings keep it: its first 400 bytes, cut between two characters.
     #[must_use]
     pub fn short(text: &str) -> String {
-        let mut end = text.len().min(LONGEST);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
+        let end = text.floor_char_boundary(LONGEST);
         if end == text.len() { text.to_owned() } else { format!("{}…", &text[..end]) }
     }
 }

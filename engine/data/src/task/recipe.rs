@@ -10,7 +10,8 @@ use std::ops::Range;
 use super::conversation::{check_text_only, message, read_template_kwargs, read_tools};
 use super::jsonl::config::{Extract, JsonlConfig, MessageTemplate};
 use super::reward::compile;
-use super::template::{Row, Template, lookup};
+use super::rows::TRAIN;
+use super::template::{Row, Template};
 use super::{Example, PromptText, TaskError};
 
 /// Where one text of an example comes from.
@@ -72,9 +73,6 @@ enum Extraction {
 }
 
 const PROMPT_FIELD: &str = "task.prompt_field";
-
-/// Names the files of rows.
-const TRAIN: &str = "task.train";
 
 /// Where verl's rows have their ground truth.
 const GROUND_TRUTH: &str = "reward_model.ground_truth";
@@ -266,7 +264,7 @@ impl Recipe {
 
 /// Whether a row has verl's ground truth.
 fn verls_answer(row: &Row) -> bool {
-    lookup(&row.fields, GROUND_TRUTH).is_some_and(|truth| !truth.is_null())
+    row.fields.at(GROUND_TRUTH).is_some_and(|truth| !truth.is_null())
 }
 
 impl Extraction {

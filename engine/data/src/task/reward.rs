@@ -1,5 +1,5 @@
-//! What a completion is worth: rules on its text, its length and the ground truth, reward models, and their weighted
-//! sum.
+//! What a completion is worth: rules on its text, its length and the ground truth, reward models, programs, and their
+//! weighted sum.
 
 mod choice;
 mod config;
@@ -7,13 +7,13 @@ mod countdown;
 mod format;
 mod length;
 mod math;
-mod pattern;
+mod number;
 mod program;
 mod repetition;
 mod rule;
 mod running;
 mod schema;
-mod verdict;
+mod text;
 mod verl;
 
 use std::borrow::Cow;
@@ -22,33 +22,62 @@ pub use self::config::{
     Gsm8kMethod, RepetitionUnit, RewardConfig, RewardInput, RewardKind, RewardModelConfig, RewardOptions,
 };
 pub(crate) use self::countdown::{CountdownProblem, Reached, find as countdown_answer};
-pub(crate) use self::pattern::compile;
 pub use self::program::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
-use self::rule::Rule;
-pub use self::running::{RunningStats, Shaping};
+pub use self::rule::Rule;
+pub use self::running::{RewardStats, RunningStats};
+pub(crate) use self::text::compile;
 use super::error::TaskError;
-use super::{Completion, Reading, Reward};
+use super::{Completion, Reading, Reward, Score};
+use math_answer::AnswerSource;
+
+/// What scores completions.
+#[derive(Clone, Debug)]
+pub enum Scorer {
+    /// A function of a completion's text and tokens.
+    Rule(Rule),
+    /// A reward model, which scores a step's completions together.
+    Model(RewardModelConfig),
+    /// Another program, which scores a prompt's completions together.
+    Program(RewardProgram),
+}
+
+/// Scores of a reward model or a program: its place in the list of rewards, and a score per completion.
+pub type Scores = (usize, Vec<Score>);
 
 impl RewardConfig {
-    fn judge(&self) -> Result<Grader, TaskError> {
-        let setting = format!("rewards.{}", self.name());
-        if let RewardKind::Model(model) = &self.kind {
-            if model.score_tokens == Some(0) {
+    fn scorer(&self) -> Result<Scorer, TaskError> {
+        let setting = &format!("rewards.{}", self.name());
+        Ok(Scorer::Rule(match &self.kind {
+            RewardKind::Gsm8k { method } => number::gsm8k(*method),
+            RewardKind::Exact { ignore_case } => text::exact(*ignore_case),
+            RewardKind::Contains { ignore_case } => text::contains(*ignore_case),
+            RewardKind::Regex { pattern } => text::regex(pattern, setting)?,
+            RewardKind::Number { tolerance } => number::number(*tolerance, setting)?,
+            RewardKind::Math { tolerance } => math::math(AnswerSource::Any, *tolerance, setting)?,
+            RewardKind::VerlGsm8k { method, format_score } => verl::gsm8k(*method, *format_score, setting)?,
+            RewardKind::VerlMath {} => verl::math(),
+            RewardKind::TrlAccuracy {} => math::math(AnswerSource::Latex, 0.0, setting)?,
+            RewardKind::TrlThinkFormat {} => format::trl_think(),
+            RewardKind::Format { tags, only, opened } => format::rule(tags, *only, *opened, setting)?,
+            RewardKind::JsonSchema { schema } => schema::rule(schema, setting)?,
+            RewardKind::Choice { letters } => choice::rule(letters, setting)?,
+            RewardKind::Countdown { use_all } => countdown::rule(*use_all),
+            RewardKind::Repetition { ngram_size, unit } => repetition::rule(*ngram_size, *unit, setting)?,
+            RewardKind::Length { target, max, buffer, limit } => {
+                length::rule([*target, *max, *buffer, *limit], setting)?
+            }
+            RewardKind::Model(model) if model.score_tokens == Some(0) => {
                 let detail = "expected at least 1 token, found 0";
                 return Err(TaskError::config(format!("{setting}.score_tokens"), detail));
             }
-            return Ok(Grader::Model(model.clone()));
-        }
-        let program = match &self.kind {
-            RewardKind::Python(config) => Some(RewardProgram::Python(config.clone())),
-            RewardKind::Command(config) => Some(RewardProgram::Command(config.clone())),
-            _ => None,
-        };
-        if let Some(program) = program {
-            program.check(|key| format!("{setting}.{key}"))?;
-            return Ok(Grader::Program(program));
-        }
-        Ok(Grader::Rule(Rule::new(&self.kind, &setting)?))
+            RewardKind::Model(model) => return Ok(Scorer::Model(model.clone())),
+            RewardKind::Python(config) => {
+                return RewardProgram::Python(config.clone()).checked(setting).map(Scorer::Program);
+            }
+            RewardKind::Command(config) => {
+                return RewardProgram::Command(config.clone()).checked(setting).map(Scorer::Program);
+            }
+        }))
     }
 
     /// The program's file or folder, where it is not there.
@@ -64,7 +93,7 @@ impl RewardConfig {
         Some(TaskError::config(setting, detail))
     }
 
-    /// Refuses options that make no sense, whatever judges.
+    /// Refuses options that make no sense, whatever scores.
     fn check(&self) -> Result<(), TaskError> {
         let setting = |key: &str| format!("rewards.{}.{key}", self.name());
         let RewardOptions { weight, clip, .. } = &self.options;
@@ -82,7 +111,7 @@ impl RewardConfig {
     }
 }
 
-/// Rewards ready to judge: patterns compiled, settings checked.
+/// Rewards ready to score: patterns compiled, settings checked.
 #[derive(Clone, Debug, Default)]
 pub struct Rewards {
     parts: Vec<Part>,
@@ -92,39 +121,19 @@ pub struct Rewards {
 struct Part {
     name: String,
     options: RewardOptions,
-    judge: Grader,
-}
-
-#[derive(Clone, Debug)]
-enum Grader {
-    Rule(Rule),
-    Model(RewardModelConfig),
-    Program(RewardProgram),
-}
-
-/// A reward that judges many completions at a time.
-#[derive(Clone, Copy, Debug)]
-pub enum BatchedReward<'a> {
-    /// A reward model.
-    Model(&'a RewardModelConfig),
-    /// Another program.
-    Program(&'a RewardProgram),
+    scorer: Scorer,
 }
 
 impl Part {
-    fn rule(&self) -> Option<&Rule> {
-        match &self.judge {
-            Grader::Rule(rule) => Some(rule),
-            Grader::Model(_) | Grader::Program(_) => None,
-        }
+    fn failed(&self, reason: String) -> TaskError {
+        TaskError::Reward { reward: self.name.clone(), reason }
     }
 
-    fn judge(&self) -> Option<BatchedReward<'_>> {
-        match &self.judge {
-            Grader::Rule(_) => None,
-            Grader::Model(model) => Some(BatchedReward::Model(model)),
-            Grader::Program(program) => Some(BatchedReward::Program(program)),
-        }
+    /// A value as it counts in training: normalized and clipped as the options say. NaN stays.
+    fn shaped(&self, value: f64, statistics: &RewardStats) -> f64 {
+        let own = statistics.get(&self.name).filter(|_| self.options.normalize);
+        let value = own.map_or(value, |own| own.normalize(value));
+        self.options.clip.map_or(value, |[low, high]| value.clamp(low, high))
     }
 }
 
@@ -147,7 +156,7 @@ impl Rewards {
                 return Err(TaskError::config("rewards", detail));
             }
             config.check()?;
-            parts.push(Part { options: config.options.clone(), judge: config.judge()?, name });
+            parts.push(Part { options: config.options.clone(), scorer: config.scorer()?, name });
         }
         Ok(Self { parts })
     }
@@ -157,7 +166,7 @@ impl Rewards {
     pub(crate) fn problems(configs: &[RewardConfig]) -> Vec<(Option<usize>, TaskError)> {
         let mut found = Vec::new();
         for (at, config) in configs.iter().enumerate() {
-            let errors = [config.check().err(), config.judge().err()];
+            let errors = [config.check().err(), config.scorer().err()];
             let missing = config.missing_file();
             let errors = errors.into_iter().chain([missing]).flatten();
             found.extend(errors.map(|error| (Some(at), error)));
@@ -171,21 +180,27 @@ impl Rewards {
     /// The first reward that compares with a ground truth, if any does.
     #[must_use]
     pub fn needs_answer(&self) -> Option<&str> {
-        self.parts.iter().find(|part| part.rule().is_some_and(Rule::needs_answer)).map(|part| part.name.as_str())
+        self.rules().find(|(_, rule)| rule.needs_answer).map(|(part, _)| part.name.as_str())
+    }
+
+    fn rules(&self) -> impl Iterator<Item = (&Part, &Rule)> {
+        self.parts.iter().filter_map(|part| match &part.scorer {
+            Scorer::Rule(rule) => Some((part, rule)),
+            Scorer::Model(_) | Scorer::Program(_) => None,
+        })
+    }
+
+    /// Name and scorer of every reward, in the order of the list.
+    pub fn scorers(&self) -> impl Iterator<Item = (&str, &Scorer)> {
+        self.parts.iter().map(|part| (part.name.as_str(), &part.scorer))
     }
 
     /// Name and settings of every reward model, in the order of the list.
     pub fn models(&self) -> impl Iterator<Item = (&str, &RewardModelConfig)> {
-        self.judges().filter_map(|(name, judge)| match judge {
-            BatchedReward::Model(model) => Some((name, model)),
-            BatchedReward::Program(_) => None,
+        self.scorers().filter_map(|(name, scorer)| match scorer {
+            Scorer::Model(model) => Some((name, model)),
+            Scorer::Rule(_) | Scorer::Program(_) => None,
         })
-    }
-
-    /// Name and settings of every reward that is no rule, in the order of the list: reward models and other programs.
-    pub fn judges(&self) -> impl Iterator<Item = (&str, BatchedReward<'_>)> {
-        let parts = self.parts.iter();
-        parts.filter_map(|part| Some((part.name.as_str(), part.judge()?)))
     }
 
     /// Whether a ground truth is one that every reward can compare with, so that a broken row is
@@ -194,15 +209,12 @@ impl Rewards {
     /// A rule that compares with the ground truth has to give it 1 itself, said in the form that the rule reads.
     pub(crate) fn check_answer(&self, answer: &str) -> Result<(), TaskError> {
         self.score(answer, &saying(""))?;
-        for part in &self.parts {
-            let Some((rule, own)) = part.rule().and_then(|r| Some((r, r.own_gold(answer)?))) else {
-                continue;
-            };
-            let failed = |reason| TaskError::Reward { reward: part.name.clone(), reason };
-            let value = rule.judge(answer, &saying(&own)).map_err(failed)?.value;
+        for (part, rule) in self.rules() {
+            let Some(own) = rule.gold.map(|gold| gold(answer)) else { continue };
+            let value = rule.score(answer, &saying(&own)).map_err(|reason| part.failed(reason))?.value.unwrap_or(0.0);
             if value < 1.0 {
-                let read = rule.reading(&own);
-                return Err(failed(format!(
+                let read = rule.read(&own);
+                return Err(part.failed(format!(
                     "it scores its ground truth {value} instead of 1 (answer {answer:?}, completion {own:?}, parsed as \
                      {}); set `answer_extract`, or use another rule",
                     read.map_or_else(|| "nothing".into(), |read| format!("{read:?}"))
@@ -212,31 +224,23 @@ impl Rewards {
         Ok(())
     }
 
-    /// Judges a completion by the rules of the list; what its models and programs say comes later, for many completions
-    /// at a time ([`Rewards::complete`]). An error means that the sample cannot be judged (its ground truth is not what
-    /// a reward compares with), never that the completion is wrong.
+    /// Scores a completion by the rules of the list; the scores of its models and programs come later, for many
+    /// completions at a time ([`Rewards::complete`]). An error means that the sample cannot be scored (its ground truth
+    /// is not what a reward compares with), never that the completion is wrong.
     ///
     /// # Errors
     /// `TaskError::Reward` with the reward's name and the reason.
     pub fn score(&self, answer: &str, completion: &Completion<'_>) -> Result<Reward, TaskError> {
         let mut reward = Reward::default();
-        for part in &self.parts {
-            let Some(rule) = part.rule() else { continue };
-            let verdict = rule
-                .judge(answer, completion)
-                .map_err(|reason| TaskError::Reward { reward: part.name.clone(), reason })?;
-            reward.add(&part.name, verdict.value, part.options.weight);
-            if rule.needs_answer() {
-                reward.correct.get_or_insert(verdict.value >= 1.0);
+        for (part, rule) in self.rules() {
+            let score = rule.score(answer, completion).map_err(|reason| part.failed(reason))?;
+            let value = score.value.unwrap_or(f64::NAN);
+            reward.add(&part.name, value, part.options.weight);
+            if rule.needs_answer {
+                reward.correct.get_or_insert(value >= 1.0);
             }
-            if verdict.parsed.is_some() || verdict.gold.is_some() {
-                reward.readings.push(Reading {
-                    reward: part.name.clone(),
-                    parsed: verdict.parsed,
-                    gold: verdict.gold,
-                    undecided: verdict.undecided,
-                });
-            }
+            let reading = score.reading.map(|own| Reading { reward: part.name.clone(), ..own });
+            reward.readings.extend(reading);
         }
         Ok(reward)
     }
@@ -244,41 +248,39 @@ impl Rewards {
     /// What each rule that compares one piece of the text with the ground truth reads in a completion: its name, and
     /// the piece if it found one.
     pub fn readings<'t>(&'t self, text: &'t str) -> impl Iterator<Item = (&'t str, Option<Cow<'t, str>>)> + 't {
-        let rules = self.parts.iter();
-        rules.filter_map(|part| {
-            let rule = part.rule().filter(|rule| rule.reads())?;
-            Some((part.name.as_str(), rule.reading(text)))
-        })
+        let rules = self.rules().filter(|(_, rule)| rule.read.is_some());
+        rules.map(|(part, rule)| (part.name.as_str(), rule.read(text)))
     }
 
-    /// Puts the judges' scores (one list a judge, in the order of [`Rewards::judges`], one number a completion, NaN
-    /// where a reward does not apply) between the rules', and makes the sums of what applies.
-    pub fn complete(&self, rewards: &mut [Reward], judges: &[Vec<f64>], shaping: Shaping<'_>) {
-        self.insert(rewards, judges);
-        self.sum(rewards, shaping);
+    /// Puts the scores of models and programs between the rules', and makes the sums of what applies: plain ones for
+    /// validation, of shaped values where `statistics` are given.
+    pub fn complete(&self, rewards: &mut [Reward], scores: Vec<Scores>, statistics: Option<&RewardStats>) {
+        self.insert(rewards, scores);
+        self.sum(rewards, statistics);
     }
 
     /// The first half of [`Rewards::complete`]: every reward has its part.
-    pub fn insert(&self, rewards: &mut [Reward], judges: &[Vec<f64>]) {
-        let mut judges = judges.iter();
-        for (place, part) in self.parts.iter().enumerate() {
-            if part.judge().is_none() {
-                continue;
-            }
-            let Some(scores) = judges.next() else { unreachable!("one list of scores per reward model or program") };
-            for (reward, &score) in rewards.iter_mut().zip(scores) {
-                reward.parts.insert(place, (part.name.clone(), score));
+    pub fn insert(&self, rewards: &mut [Reward], mut scores: Vec<Scores>) {
+        scores.sort_by_key(|(place, _)| *place);
+        for (place, scores) in scores {
+            let part = &self.parts[place];
+            for (reward, score) in rewards.iter_mut().zip(scores) {
+                reward.parts.insert(place, (part.name.clone(), score.value.unwrap_or(f64::NAN)));
                 reward.weights.insert(place, part.options.weight);
+                let extra = score.extra.into_iter();
+                reward.extra.extend(extra.map(|(key, value)| (format!("{}/{key}", part.name), value)));
+                reward.repeated |= score.repeated;
+                reward.lost = score.lost.or(reward.lost.take());
             }
         }
     }
 
     /// The second half: sums of what applies, weighted; NaN where nothing does.
-    pub fn sum(&self, rewards: &mut [Reward], shaping: Shaping<'_>) {
+    pub fn sum(&self, rewards: &mut [Reward], statistics: Option<&RewardStats>) {
         for reward in rewards.iter_mut() {
-            let values = self.parts.iter().zip(&reward.parts);
-            let values =
-                values.map(|(part, (_, value))| part.options.weight * shaping.of(&part.name, &part.options, *value));
+            let values = self.parts.iter().zip(&reward.parts).map(|(part, &(_, value))| {
+                part.options.weight * statistics.map_or(value, |statistics| part.shaped(value, statistics))
+            });
             let applying = values.filter(|value| !value.is_nan());
             let sum = applying.fold(None, |sum: Option<f64>, value| Some(sum.unwrap_or(0.0) + value));
             reward.total = sum.unwrap_or(f64::NAN);

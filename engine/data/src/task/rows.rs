@@ -17,8 +17,8 @@ mod store;
 mod text;
 mod times;
 
-pub(crate) use files::validation_schema;
 pub use files::{RowFiles, RowSource};
+pub(crate) use files::{TRAIN, VALIDATION, validation_schema};
 pub(crate) use format::fills_structs;
 pub(crate) use order::{Indices, Order};
 pub use store::Rows;

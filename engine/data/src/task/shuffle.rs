@@ -4,6 +4,7 @@
 //! state. A Feistel network is a permutation for any round function; walking along its cycles
 //! restricts it to a domain of any size.
 
+use super::{Split, TaskError};
 use firebrick_models::random::philox;
 
 /// More rounds than mixing needs on large domains: tiny ones (a few bits) mix slowly.
@@ -72,6 +73,43 @@ pub fn shuffled_index(len: Option<u64>, seed: u64, draw: u64) -> Option<u64> {
         None => Some(draw),
         Some(0) => None,
         Some(len) => Some(Permutation::new(len, seed, draw / len).of(draw % len)),
+    }
+}
+
+/// Generated problems, numbered: one fixed shuffle puts those that are held out first, and training walks the others in
+/// shuffled epochs. So the two are disjoint by construction, for any seed, and in a space of any size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Problems {
+    all: Permutation,
+    held_out: u64,
+    seed: u64,
+}
+
+impl Problems {
+    /// So many problems. `key` decides which are held out, and `seed` the order of the others.
+    pub fn new(len: u64, key: u64, held_out: u64, seed: u64) -> Self {
+        Self { all: Permutation::new(len, key, 0), held_out, seed }
+    }
+
+    /// The number of examples of a split; `None` is endless.
+    pub fn len(&self, split: Split) -> Option<u64> {
+        match split {
+            Split::Train => None,
+            Split::Validation => Some(self.held_out),
+        }
+    }
+
+    /// The number of the problem at an index, for the task of this name.
+    pub fn at(&self, task: &str, split: Split, index: u64) -> Result<u64, TaskError> {
+        let position = match split {
+            Split::Validation if index < self.held_out => index,
+            Split::Validation => return Err(TaskError::no_such_example(task, split, index, self.held_out)),
+            Split::Train => {
+                let len = self.all.len() - self.held_out;
+                self.held_out + Permutation::new(len, self.seed, index / len).of(index % len)
+            }
+        };
+        Ok(self.all.of(position))
     }
 }
 

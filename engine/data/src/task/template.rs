@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 
 use super::error::{RowLocation, TaskError};
 use super::fields::Fields;
-pub(super) use super::fields::lookup;
 
 /// One row of a dataset with the line it came from.
 #[derive(Clone, Debug)]
@@ -19,12 +18,13 @@ pub struct Row {
 }
 
 impl Row {
-    /// The value at a dotted path. A key that itself contains the dots wins over nesting.
+    /// The value at a dotted path as the row's file has it, with [marks](json). A key that itself contains the dots wins
+    /// over nesting.
     ///
     /// # Errors
     /// `TaskError::MissingField` with the row's place and the fields that it has.
-    pub fn get(&self, path: &str, setting: &str) -> Result<&Value, TaskError> {
-        lookup(&self.fields, path).ok_or_else(|| TaskError::MissingField {
+    pub fn written(&self, path: &str, setting: &str) -> Result<&Value, TaskError> {
+        self.fields.at(path).ok_or_else(|| TaskError::MissingField {
             place: self.place.clone(),
             field: path.to_owned(),
             setting: setting.to_owned(),
@@ -32,20 +32,11 @@ impl Row {
         })
     }
 
-    /// The value at a dotted path as the row's file has it, with [marks](json).
-    ///
-    /// # Errors
-    /// As [`Self::get`].
-    pub fn written(&self, path: &str, setting: &str) -> Result<&Value, TaskError> {
-        let plain = self.get(path, setting)?;
-        Ok(self.fields.at(path).unwrap_or(plain))
-    }
-
     /// The value at a dotted path as text: strings as they are, numbers as the row has them, booleans, lists and objects
     /// as JSON. A null has no text.
     ///
     /// # Errors
-    /// As [`Self::get`]; for a null an error that names the row and the field.
+    /// As [`Self::written`]; for a null an error that names the row and the field.
     pub fn text(&self, path: &str, setting: &str) -> Result<String, TaskError> {
         match self.written(path, setting)? {
             Value::String(text) => Ok(text.clone()),
@@ -64,7 +55,7 @@ impl Row {
 
     /// A [`TaskError::BadField`] at this row.
     pub fn bad(&self, setting: &str, detail: impl Into<String>) -> TaskError {
-        TaskError::BadField { place: self.place.clone(), setting: setting.to_owned(), detail: detail.into() }
+        TaskError::bad_field(&self.place, setting, detail)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Which of the conversations a program has, and what its answers mean.
 
-use super::verdict::{Failure, ProgramResult, Verdict};
+use super::pending::{Failure, ProgramResult};
+use crate::process::Opening;
+use crate::task::Score;
 use firebrick_spec::json::to_text;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -36,19 +38,13 @@ pub(super) enum Parameter {
 
 /// What the worker of a function says of it.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Opening {
-    Refused {
-        refused: String,
-    },
-    Ready {
-        style: String,
-        needs: Vec<String>,
-        columns: Option<Vec<String>>,
-        environments: Option<Parameter>,
-        #[serde(default)]
-        modules: Vec<PathBuf>,
-    },
+struct Signature {
+    style: String,
+    needs: Vec<String>,
+    columns: Option<Vec<String>>,
+    environments: Option<Parameter>,
+    #[serde(default)]
+    modules: Vec<PathBuf>,
 }
 
 /// What the worker of a function says of a call: of its completions, or what failed for all of them.
@@ -64,7 +60,7 @@ struct Reply {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Item {
-    RewardResults { reward: Option<f64>, extra: Map<String, Value> },
+    Scored { reward: Option<f64>, extra: Map<String, Value> },
     Failed { error: String },
 }
 
@@ -74,39 +70,39 @@ impl Protocol {
     pub fn of_function(line: &str) -> Result<(Self, Vec<PathBuf>), Failure> {
         match serde_json::from_str(line) {
             Ok(Opening::Refused { refused }) => Err(Failure::Misused(refused)),
-            Ok(Opening::Ready { style, modules, .. }) if style != "trl" => Ok((Self::Verl, modules)),
-            Ok(Opening::Ready { needs, columns, environments, modules, .. }) => {
-                Ok((Self::Trl { columns, needs, environments }, modules))
+            Ok(Opening::Ready(Signature { style, needs, columns, environments, modules })) => {
+                let trl = Self::Trl { columns, needs, environments };
+                Ok((if style == "trl" { trl } else { Self::Verl }, modules))
             }
             Err(_) => Err(Failure::Failed(format!("its worker wrote {}", shortened(line)))),
         }
     }
 }
 
-/// The outcomes of call `id` of a function, of `len` completions, and the user's modules that it has imported on the
+/// The results of call `id` of a function, of `len` completions, and the user's modules that it has imported on the
 /// way; or why the line is no answer.
 pub(super) fn function_reply(line: &str, id: u64, len: usize) -> Result<(Vec<ProgramResult>, Vec<PathBuf>), String> {
     let reply = serde_json::from_str::<Reply>(line).ok().filter(|reply| reply.id == id);
-    let outcomes = reply.map(|reply| match (reply.samples, reply.error) {
+    let results = reply.map(|reply| match (reply.samples, reply.error) {
         (Some(samples), None) if samples.len() == len => {
-            Some((samples.into_iter().map(Item::outcome).collect(), reply.modules))
+            Some((samples.into_iter().map(Item::result).collect(), reply.modules))
         }
         (None, Some(error)) => Some((vec![Err(Failure::Misused(error)); len], reply.modules)),
         _ => None,
     });
-    outcomes.flatten().ok_or_else(|| format!("it answered {}, which is not a valid answer", shortened(line)))
+    results.flatten().ok_or_else(|| format!("it answered {}, which is not a valid answer", shortened(line)))
 }
 
 impl Item {
-    fn outcome(self) -> ProgramResult {
+    fn result(self) -> ProgramResult {
         match self {
-            Self::RewardResults { reward, extra } => Ok(Verdict { reward, extra, repeated: false }),
+            Self::Scored { reward, extra } => Ok(Score { value: reward, extra, ..Score::default() }),
             Self::Failed { error } => Err(Failure::Misused(error)),
         }
     }
 }
 
-/// The completion that a line of a command is about, and its outcome; or why the line is no answer.
+/// The completion that a line of a command is about, and its result; or why the line is no answer.
 pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> {
     let nonsense = |what: &str| Err(format!("it answered {}, {what}", shortened(line)));
     let Ok(mut answer) = serde_json::from_str::<Map<String, Value>>(line) else {
@@ -124,8 +120,7 @@ pub(super) fn command_reply(line: &str) -> Result<(u64, ProgramResult), String> 
         Some(Value::Number(number)) if number.as_f64().is_some_and(f64::is_finite) => number.as_f64(),
         _ => return nonsense("whose `reward` is neither a number nor null"),
     };
-    let extra = answer;
-    Ok((id, Ok(Verdict { reward, extra, repeated: false })))
+    Ok((id, Ok(Score { value: reward, extra: answer, ..Score::default() })))
 }
 
 /// A completion as a line for a command.

@@ -1,6 +1,7 @@
 //! Calls that wait for a worker, and what becomes of one that fails.
 
-use super::verdict::{Failure, ProgramResult, Verdict};
+use super::pending::{Failure, ProgramResult};
+use crate::task::Score;
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -18,11 +19,11 @@ pub(super) struct Call {
 #[derive(Debug)]
 pub(super) struct Job {
     pub call: Arc<Call>,
-    /// Places in the call of the completions to judge.
+    /// Places in the call of the completions to score.
     pub samples: Vec<usize>,
     /// Whether it has failed before.
     pub repeated: bool,
-    pub outcomes: Sender<(usize, ProgramResult)>,
+    pub results: Sender<(usize, ProgramResult)>,
     pub wanted: Weak<()>,
 }
 
@@ -32,26 +33,26 @@ impl Job {
         self.wanted.strong_count() > 0
     }
 
-    /// Hands verdicts over. A completion whose worker died or did not answer is asked for once more, with a warning and
+    /// Hands scores over. A completion whose worker died or did not answer is asked for once more, with a warning and
     /// in a call of its own; what fails alone is lost.
-    pub fn complete(self, name: &str, outcomes: Vec<ProgramResult>, queue: &Queue) {
+    pub fn complete(self, name: &str, results: Vec<ProgramResult>, queue: &Queue) {
         let (mut again, mut first) = (Vec::new(), None);
-        for (&at, outcome) in self.samples.iter().zip(outcomes) {
-            match outcome {
+        for (&at, result) in self.samples.iter().zip(results) {
+            match result {
                 Err(Failure::Failed(reason)) if !self.repeated => {
                     first.get_or_insert(reason);
                     again.push(Self {
                         call: Arc::clone(&self.call),
                         samples: vec![at],
                         repeated: true,
-                        outcomes: self.outcomes.clone(),
+                        results: self.results.clone(),
                         wanted: Weak::clone(&self.wanted),
                     });
                 }
-                outcome => {
-                    let outcome = outcome.map(|verdict| Verdict { repeated: self.repeated, ..verdict });
+                result => {
+                    let result = result.map(|score| Score { repeated: self.repeated, ..score });
                     // fails where nobody waits any more
-                    let _ = self.outcomes.send((at, outcome));
+                    let _ = self.results.send((at, result));
                 }
             }
         }

@@ -7,7 +7,7 @@ mod files;
 
 use super::{Program, ProgramResult, Progress};
 use crate::data::Prompt;
-use crate::reward::{Answer, Asked, CompletionId};
+use crate::reward::{Answer, CompletionId};
 use crate::task::{
     Calculator, CalculatorConfig, Completion, Example, PromptText, Reward, RewardConfig, RewardKind, RewardProgram,
     Split, Task, TaskError,
@@ -132,16 +132,14 @@ fn said(program: &Program, prompt: &Prompt, texts: &[&str]) -> Vec<ProgramResult
         })
         .collect();
     let progress = Progress { global_step: 4, max_steps: 9, epoch: 0.5 };
-    let pending = program.ask(&answers, "rows", progress).expect("asked");
-    let mut said = Asked::new(vec![pending]).said();
-    said.pop().expect("of the one program")
+    program.submit(&answers, "rows", progress).expect("submitted").wait()
 }
 
 /// The rewards of completions, all of which must have been judged.
 fn rewards(program: &Program, texts: &[&str]) -> Vec<Option<f64>> {
     let outcomes = said(program, &prompt(row("42")), texts);
     let judged = outcomes.into_iter();
-    judged.map(|o| o.expect("judged").reward).collect()
+    judged.map(|o| o.expect("judged").value).collect()
 }
 
 const LENGTHS: [Option<f64>; 3] = [Some(1.0), Some(2.0), Some(3.0)];
@@ -174,7 +172,7 @@ def chat(prompts, completions):
     };
     let outcomes = said(&bench.open("everything", &json!({})), &prompt(row("42")), &["a", "bb", "ccc"]);
     let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
-    let found: Vec<Option<f64>> = judged.iter().map(|verdict| verdict.reward).collect();
+    let found: Vec<Option<f64>> = judged.iter().map(|score| score.value).collect();
     assert_eq!(found, [Some(1.0), None, Some(3.0)]);
     assert_eq!(Value::Object(judged[1].extra.clone()), json!({"shouted": "BB", "calls": 1.5}));
     let waits = bench.open("waits", &json!({"kwargs": {"bonus": 0.5}}));
@@ -182,7 +180,7 @@ def chat(prompts, completions):
     let turn = Message::new("user", "hello");
     let chat = Example { prompt: PromptText::Chat(vec![turn]), ..row("42") };
     let outcomes = said(&bench.open("chat", &json!({})), &prompt(chat), &["four", "x"]);
-    let found = outcomes.into_iter().map(|o| o.unwrap().reward);
+    let found = outcomes.into_iter().map(|o| o.unwrap().value);
     assert_eq!(found.collect::<Vec<_>>(), [Some(4.0), Some(1.0)]);
 }
 
@@ -214,7 +212,7 @@ async def together(data_source, solution_str, ground_truth, extra_info=None):
     };
     let outcomes = said(&bench.open("compute_score", &json!({})), &prompt(row("42")), &["42", "plain", "none", "7"]);
     let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
-    let found: Vec<Option<f64>> = judged.iter().map(|verdict| verdict.reward).collect();
+    let found: Vec<Option<f64>> = judged.iter().map(|score| score.value).collect();
     assert_eq!(found, [Some(1.0), Some(0.25), None, Some(0.0)]);
     assert_eq!(Value::Object(judged[3].extra.clone()), json!({"acc": false, "pred": "7", "nan": null}));
     let together = bench.open("together", &json!({}));
@@ -325,6 +323,6 @@ def verl(data_source, solution_str, ground_truth, extra_info=None):
     for function in ["trl", "verl"] {
         let program = Program::open("judge", &bench.settings(function, &json!({})), &task).expect("opens");
         let outcomes = said(&program, &prompt(example.clone()), &["a"]);
-        assert_eq!(outcomes.into_iter().map(|o| o.unwrap().reward).collect::<Vec<_>>(), [Some(1.0)], "{function}");
+        assert_eq!(outcomes.into_iter().map(|o| o.unwrap().value).collect::<Vec<_>>(), [Some(1.0)], "{function}");
     }
 }

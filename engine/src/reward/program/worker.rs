@@ -1,8 +1,8 @@
-//! A worker: a process that judges, from its start to its first failure.
+//! A worker: a process that scores, from its start to its first failure.
 
+use super::pending::{Failure, ProgramResult};
 use super::protocol::{Protocol, command_line, command_reply, function_reply};
 use super::queue::Call;
-use super::verdict::{Failure, ProgramResult};
 use crate::process::{Process, Silence, failure, with_stderr};
 use crate::task::{CommandRewardConfig, PythonRewardConfig, RewardProgram};
 use firebrick_spec::json::to_text;
@@ -13,12 +13,10 @@ use std::time::{Duration, Instant};
 
 /// The program that calls a Python function.
 const SCRIPT: &str = include_str!("worker.py");
-/// Time for a file and all that it imports to load, where `timeout` is not longer.
-const LOADING: Duration = Duration::from_mins(2);
 /// Time that a command is watched for after its start: one that cannot work ends at once.
 const WATCHED: Duration = Duration::from_millis(500);
 
-/// A process that is ready to judge.
+/// A process that is ready to score.
 #[derive(Debug)]
 pub(super) struct Worker {
     process: Process,
@@ -39,21 +37,13 @@ impl Worker {
     }
 
     fn python(name: &str, config: &PythonRewardConfig, wanted: &dyn Fn() -> bool) -> Result<Self, Failure> {
-        if !config.file.is_file() {
-            return Err(Failure::Failed(format!("there is no file {}", config.file.display())));
-        }
-        let process = Process::python(&config.python, SCRIPT, &format!("reward `{name}`")).map_err(Failure::Failed)?;
         let (file, function) = (&config.file, &config.function);
         let opening = json!({"file": file, "name": function, "kwargs": config.kwargs, "arguments": config.arguments});
-        process.send(format!("{opening}\n"));
-        let time = LOADING.max(Duration::from_secs_f64(config.timeout));
-        match process.line(Instant::now() + time, wanted) {
-            Ok(line) => {
-                let (protocol, modules) = Protocol::of_function(&line)?;
-                Ok(Self { process, protocol, next: 0, modules })
-            }
-            Err(silence) => Err(Failure::Failed(failure(process, &silence, time))),
-        }
+        let name = format!("reward `{name}`");
+        let started = Process::python(&config.python, SCRIPT, &name, (file, &opening), config.timeout, wanted);
+        let (process, line) = started.map_err(Failure::Failed)?;
+        let (protocol, modules) = Protocol::of_function(&line)?;
+        Ok(Self { process, protocol, next: 0, modules })
     }
 
     fn command(name: &str, config: &CommandRewardConfig, wanted: &dyn Fn() -> bool) -> Result<Self, String> {
@@ -82,9 +72,9 @@ impl Worker {
         std::mem::take(&mut self.modules)
     }
 
-    /// Judges some completions of a call, within a time. After a failure of the process, which it does not outlive,
+    /// Scores some completions of a call, within a time. After a failure of the process, which it does not outlive,
     /// there is no worker left.
-    pub fn judge(
+    pub fn score(
         mut self,
         call: &Call,
         samples: &[usize],
@@ -92,15 +82,15 @@ impl Worker {
         wanted: &dyn Fn() -> bool,
     ) -> (Option<Self>, Vec<ProgramResult>) {
         let deadline = Instant::now() + time;
-        let outcomes = match self.protocol {
+        let results = match self.protocol {
             Protocol::Lines => self.by_lines(call, samples, deadline, wanted),
             _ => self.by_call(call, samples, deadline, wanted),
         };
-        match outcomes {
-            Ok(outcomes) => {
+        match results {
+            Ok(results) => {
                 let written = self.process.stderr();
                 let told = |failure: Failure| failure.map(|reason| with_stderr(reason, &written));
-                (Some(self), outcomes.into_iter().map(|outcome| outcome.map_err(told)).collect())
+                (Some(self), results.into_iter().map(|result| result.map_err(told)).collect())
             }
             Err(silence) => {
                 // what a command writes is what its user wrote; a function's answer is written by its worker
@@ -126,9 +116,9 @@ impl Worker {
         let request = json!({"id": id, "samples": own, "trainer_state": call.trainer_state});
         self.process.send(format!("{}\n", to_text(&request)));
         let line = self.process.line(deadline, wanted)?;
-        let (outcomes, modules) = function_reply(&line, id, samples.len()).map_err(Silence::Unreadable)?;
+        let (results, modules) = function_reply(&line, id, samples.len()).map_err(Silence::Unreadable)?;
         self.modules.extend(modules);
-        Ok(outcomes)
+        Ok(results)
     }
 
     /// A line for each of the completions, and one back, in whatever order.
@@ -144,19 +134,19 @@ impl Worker {
         let own = samples.iter().zip(first..);
         let lines = own.map(|(&at, id)| command_line(id, &call.samples[at]));
         self.process.send(lines.collect());
-        let mut outcomes: Vec<Option<ProgramResult>> = vec![None; samples.len()];
+        let mut results: Vec<Option<ProgramResult>> = vec![None; samples.len()];
         for _ in samples {
             let line = self.process.line(deadline, wanted)?;
-            let (id, outcome) = command_reply(&line).map_err(Silence::Unreadable)?;
+            let (id, result) = command_reply(&line).map_err(Silence::Unreadable)?;
             let place = id.checked_sub(first).map(|at| at as usize);
-            match place.and_then(|at| outcomes.get_mut(at)) {
-                Some(place @ None) => *place = Some(outcome),
+            match place.and_then(|at| results.get_mut(at)) {
+                Some(place @ None) => *place = Some(result),
                 _ => {
                     let reason = format!("it answered id {id}, which it was not asked, or twice");
                     return Err(Silence::Unreadable(reason));
                 }
             }
         }
-        Ok(outcomes.into_iter().flatten().collect())
+        Ok(results.into_iter().flatten().collect())
     }
 }

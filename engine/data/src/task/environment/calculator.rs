@@ -1,10 +1,11 @@
 //! Generated products of numbers that are too long to multiply without the tool that comes with them: a calculator.
 
-use super::expression::calculate;
 use super::{Environment, EnvironmentError, Environments, Observation, Turn, tool_answer};
 use crate::task::operation::{Operation, Operations};
-use crate::task::{Completion, Example, Permutation, PromptText, Reward, Split, Task, TaskError};
+use crate::task::{Completion, Example, Problems, PromptText, Reward, Split, Task, TaskError};
 use firebrick_models::tokenizer::{Control, Message};
+use math_answer::Arithmetic;
+use num_traits::ToPrimitive;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -57,7 +58,7 @@ pub struct Calculator {
     /// Operands are this and so many more.
     least: u64,
     operands: u64,
-    problems: Permutation,
+    problems: Problems,
     tools: CalculatorTool,
 }
 
@@ -67,10 +68,7 @@ impl Calculator {
     /// # Errors
     /// `TaskError::Config` with the setting that is out of range.
     pub fn new(config: &CalculatorConfig) -> Result<Self, TaskError> {
-        if !(1..=9).contains(&config.digits) {
-            let detail = format!("expected 1 to 9 digits, found {}", config.digits);
-            return Err(TaskError::config("task.digits", detail));
-        }
+        TaskError::check_range("task.digits", config.digits, [1, 9], " digits")?;
         let unit = 10u64.pow(config.digits - 1);
         let (least, operands) = (4 * unit, 6 * unit);
         let space = operands * operands * config.operations.all().len() as u64;
@@ -85,34 +83,11 @@ impl Calculator {
             config: config.clone(),
             least,
             operands,
-            problems: Permutation::new(space, HOLD_OUT, 0),
+            problems: Problems::new(space, HOLD_OUT, config.validation_size, config.seed),
             tools: CalculatorTool::new(),
         })
     }
 
-    fn problem(&self, split: Split, index: u64) -> Result<u64, TaskError> {
-        let held_out = self.config.validation_size;
-        let position = match split {
-            Split::Validation if index < held_out => index,
-            Split::Validation => {
-                return Err(TaskError::NoSuchExample {
-                    task: self.name().to_owned(),
-                    split: split.name(),
-                    index,
-                    len: held_out,
-                });
-            }
-            Split::Train => {
-                let len = self.problems.len() - held_out;
-                let (epoch, at) = (index / len, index % len);
-                held_out + Permutation::new(len, self.config.seed, epoch).of(at)
-            }
-        };
-        Ok(self.problems.of(position))
-    }
-}
-
-impl Calculator {
     fn example_of(&self, a: i64, operation: Operation, b: i64) -> Example {
         let answer = operation.apply(a, b).to_string();
         let expression = format!("{a}{}{b}", operation.symbol());
@@ -145,14 +120,11 @@ impl Task for Calculator {
     }
 
     fn len(&self, split: Split) -> Option<u64> {
-        match split {
-            Split::Train => None,
-            Split::Validation => Some(self.config.validation_size),
-        }
+        self.problems.len(split)
     }
 
     fn example(&self, split: Split, index: u64) -> Result<Example, TaskError> {
-        let problem = self.problem(split, index)?;
+        let problem = self.problems.at(self.name(), split, index)?;
         let of = |number: u64| (self.least + number % self.operands) as i64;
         let (a, b) = (of(problem), of(problem / self.operands));
         let operation = self.config.operations.all()[(problem / self.operands / self.operands) as usize];
@@ -248,6 +220,22 @@ impl Environment for OneCalculator {
     }
 }
 
+/// Bytes of an expression that is read.
+const LONGEST: usize = 1_000;
+
+/// The value of an expression as text: whole where it is whole, else to 12 digits after the point.
+fn calculate(text: &str) -> Result<String, String> {
+    if text.len() > LONGEST {
+        return Err(format!("the expression is longer than {LONGEST} bytes"));
+    }
+    let value = Arithmetic { depth: 50, decimals: true }.evaluate(text)?.value;
+    if value.is_integer() {
+        return Ok(value.to_integer().to_string());
+    }
+    let number = value.to_f64().filter(|number| number.is_finite()).ok_or("the value is too large")?;
+    Ok(format!("{number:.12}").trim_end_matches('0').trim_end_matches('.').to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,6 +307,39 @@ mod tests {
             let config: CalculatorConfig = serde_json::from_str(json).expect("settings");
             let found = Calculator::new(&config).expect_err("refused").to_string();
             assert!(found.contains(part), "{found}");
+        }
+    }
+
+    #[test]
+    fn expressions_are_computed_exactly() {
+        for (text, value) in [
+            ("4821*9733", "46922793"),
+            (" 12 + 3*(4 - 10) ", "-6"),
+            ("-2*-3--1", "7"),
+            ("1/3*3", "1"),
+            ("1/8", "0.125"),
+            ("2/3", "0.666666666667"),
+            ("0.1+0.2", "0.3"),
+            ("99999999999999999999*99999999999999999999", "9999999999999999999800000000000000000001"),
+        ] {
+            assert_eq!(calculate(text).as_deref(), Ok(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_expression_says_why() {
+        for (text, reason) in [
+            ("", "expected a number, found its end"),
+            ("1+", "expected a number, found its end"),
+            ("two", "expected a number, found 't'"),
+            ("1 2", "unexpected '2'"),
+            ("(1", "not closed"),
+            ("1/(2-2)", "division by zero"),
+            (&"(".repeat(60), "within one another"),
+            (&"1".repeat(2000), "longer than"),
+        ] {
+            let found = calculate(text).expect_err(text);
+            assert!(found.contains(reason), "{text}: {found}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Settings of environments.
 
-use crate::task::TaskError;
+use crate::task::workers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -38,41 +38,12 @@ pub struct PythonEnvironmentConfig {
     #[serde(default)]
     pub kwargs: Map<String, Value>,
     /// Interpreter: a program on the `PATH`, or a path.
-    #[serde(default = "default_python")]
+    #[serde(default = "workers::default_python")]
     pub python: String,
     /// Worker processes.
-    #[serde(default = "default_workers")]
+    #[serde(default = "workers::default_workers")]
     pub workers: usize,
     /// Time limit per call in seconds, at most 86,400.
-    #[serde(default = "default_timeout")]
+    #[serde(default = "workers::default_timeout")]
     pub timeout: f64,
-}
-
-fn default_python() -> String {
-    "python3".to_owned()
-}
-
-fn default_workers() -> usize {
-    2
-}
-
-fn default_timeout() -> f64 {
-    60.0
-}
-
-impl PythonEnvironmentConfig {
-    /// Refuses settings that make no sense.
-    pub(super) fn check(&self) -> Result<(), TaskError> {
-        if self.workers == 0 {
-            let detail = "expected at least 1 process, found 0";
-            return Err(TaskError::config("task.environment.workers", detail));
-        }
-        let timeout = self.timeout;
-        // a day, far beyond every call and within what clocks can add
-        if !(timeout > 0.0 && timeout <= 86_400.0) {
-            let detail = format!("expected seconds, more than 0 and at most 86400, found {timeout}");
-            return Err(TaskError::config("task.environment.timeout", detail));
-        }
-        Ok(())
-    }
 }

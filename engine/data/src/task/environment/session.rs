@@ -2,7 +2,7 @@
 
 use super::EnvironmentError;
 use super::config::PythonEnvironmentConfig;
-use crate::process::{Process, Silence, failure, with_stderr};
+use crate::process::{Opening, Process, Silence, failure, with_stderr};
 use firebrick_spec::json::to_text;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -12,9 +12,6 @@ use std::time::{Duration, Instant};
 
 /// The program that environments live in.
 const SCRIPT: &str = include_str!("session.py");
-
-/// Time for a file and all that it imports to load, where `timeout` is not longer.
-const LOADING: Duration = Duration::from_mins(2);
 
 /// What a class is.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -26,13 +23,6 @@ pub(super) struct Abilities {
     /// Files of the user's modules that it has imported.
     #[serde(default)]
     pub modules: Vec<PathBuf>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Opening {
-    Refused { refused: String },
-    Ready(Abilities),
 }
 
 /// Processes one after the other, each until its first failure.
@@ -60,19 +50,12 @@ impl Session {
             return Ok(None);
         }
         let config = &self.config;
-        if !config.file.is_file() {
-            return Err(EnvironmentError::new(format!("there is no file {}", config.file.display())));
-        }
         let name = format!("environment `{}`", config.class);
-        let process = Process::python(&config.python, SCRIPT, &name).map_err(EnvironmentError::new)?;
         let opening = json!({"file": config.file, "name": config.class, "kwargs": config.kwargs});
-        process.send(format!("{opening}\n"));
-        let time = LOADING.max(Duration::from_secs_f64(config.timeout));
-        let line = match process.line(Instant::now() + time, &|| true) {
-            Ok(line) => line,
-            Err(silence) => return Err(EnvironmentError::new(failure(process, &silence, time))),
-        };
-        match serde_json::from_str(&line) {
+        let started =
+            Process::python(&config.python, SCRIPT, &name, (&config.file, &opening), config.timeout, &|| true);
+        let (process, line) = started.map_err(EnvironmentError::new)?;
+        match serde_json::from_str::<Opening<Abilities>>(&line) {
             Ok(Opening::Ready(abilities)) => {
                 self.process = Some(process);
                 self.started += 1;

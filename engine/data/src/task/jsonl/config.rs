@@ -7,7 +7,7 @@ use crate::task::rows::validation_schema;
 use crate::task::{EnvironmentConfig, RewardConfig, RowFiles};
 
 /// Settings of a task made of rows.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JsonlConfig {
     /// Name in metrics: `val-core/<name>/reward`. `null`: the `kind`.

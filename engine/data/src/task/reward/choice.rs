@@ -1,17 +1,29 @@
 //! Multiple choice: the letter that a completion settles on.
 
+use super::rule::Rule;
 use crate::task::TaskError;
 use math_answer::{answer_line, concluded, last_boxed};
 
+/// The letter that a completion settles on is the ground truth's.
+pub(super) fn rule(letters: &str, setting: &str) -> Result<Rule, TaskError> {
+    let choice = Choice::new(letters, setting)?;
+    let gold = choice.clone();
+    let rule = Rule::comparing(
+        move |text| choice.find(text).map(|letter| letter.to_string().into()),
+        move |answer, found| Ok(found == Some(gold.gold(answer)?.to_string().as_str())),
+    );
+    Ok(rule.gold(|answer| format!("\\boxed{{{}}}", answer.trim())).after_thought())
+}
+
 /// The letters of a multiple-choice question.
 #[derive(Clone, Debug)]
-pub(crate) struct Choice {
+struct Choice {
     letters: Vec<char>,
 }
 
 impl Choice {
     /// The choices `letters`, `setting` being the reward's name in messages.
-    pub fn new(letters: &str, setting: &str) -> Result<Self, TaskError> {
+    fn new(letters: &str, setting: &str) -> Result<Self, TaskError> {
         let letters: Vec<char> = letters.chars().collect();
         let distinct = |at: usize| !letters[..at].contains(&letters[at]);
         let upper = letters.iter().all(char::is_ascii_uppercase);
@@ -25,7 +37,7 @@ impl Choice {
     }
 
     /// The ground truth as a letter, or why it is none.
-    pub fn gold(&self, answer: &str) -> Result<char, String> {
+    fn gold(&self, answer: &str) -> Result<char, String> {
         self.letter(answer, false).ok_or_else(|| {
             let known: String = self.letters.iter().collect();
             format!("the ground truth {answer:?} is none of the letters {known} (setting `letters`)")
@@ -33,7 +45,7 @@ impl Choice {
     }
 
     /// The letter in the last `\boxed{}`, else in the last answer line, else at the start of the last line.
-    pub fn find(&self, text: &str) -> Option<char> {
+    fn find(&self, text: &str) -> Option<char> {
         let text = concluded(text);
         if let Some(boxed) = last_boxed(text) {
             return self.letter(boxed, true);

@@ -14,17 +14,18 @@ use firebrick_plan::ParamOffload;
 /// One reward of a task. A task's reward is the weighted sum of all of its rewards.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RewardConfig {
-    /// What judges.
+    /// The scorer.
     #[serde(flatten)]
     pub kind: RewardKind,
-    /// What becomes of its number.
+    /// Its place in the sum.
     #[serde(flatten)]
     pub options: RewardOptions,
 }
 
 /// Rule, model or program that scores a completion.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, schemars::JsonSchema, strum::IntoStaticStr)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+#[strum(serialize_all = "snake_case")]
 pub enum RewardKind {
     /// verl's GSM8K rule: a number in the last 300 characters equals the answer, compared as decimals.
     Gsm8k {
@@ -287,27 +288,6 @@ impl RewardConfig {
     /// The name in metrics and samples.
     #[must_use]
     pub fn name(&self) -> &str {
-        let kind = match self.kind {
-            RewardKind::Gsm8k { .. } => "gsm8k",
-            RewardKind::Exact { .. } => "exact",
-            RewardKind::Contains { .. } => "contains",
-            RewardKind::Regex { .. } => "regex",
-            RewardKind::Number { .. } => "number",
-            RewardKind::Math { .. } => "math",
-            RewardKind::VerlGsm8k { .. } => "verl_gsm8k",
-            RewardKind::VerlMath {} => "verl_math",
-            RewardKind::TrlAccuracy {} => "trl_accuracy",
-            RewardKind::TrlThinkFormat {} => "trl_think_format",
-            RewardKind::Format { .. } => "format",
-            RewardKind::JsonSchema { .. } => "json_schema",
-            RewardKind::Choice { .. } => "choice",
-            RewardKind::Countdown { .. } => "countdown",
-            RewardKind::Repetition { .. } => "repetition",
-            RewardKind::Length { .. } => "length",
-            RewardKind::Model(_) => "model",
-            RewardKind::Python(_) => "python",
-            RewardKind::Command(_) => "command",
-        };
-        self.options.name.as_deref().unwrap_or(kind)
+        self.options.name.as_deref().unwrap_or_else(|| (&self.kind).into())
     }
 }

@@ -1,19 +1,29 @@
 //! The countdown rule: an expression of given numbers that reaches a target, evaluated exactly.
 
-use math_answer::{concluded, last_boxed};
+use super::rule::Rule;
+use math_answer::{Arithmetic, Evaluated, concluded, last_boxed};
 use num_rational::BigRational;
-use num_traits::Zero;
 use serde::Deserialize;
+use std::borrow::Cow;
 use std::fmt;
 
 /// Bytes of an expression that is read.
 const LONGEST: usize = 2_000;
 
-/// Brackets within one another.
-const DEPTH: usize = 40;
+/// What expressions may have: 40 brackets within one another.
+const ARITHMETIC: Arithmetic = Arithmetic { depth: 41, decimals: false };
 
 /// Numbers of a problem.
 const NUMBERS: usize = 64;
+
+/// The expression of a completion reaches the target.
+pub(super) fn rule(use_all: bool) -> Rule {
+    let equal = move |answer: &str, found: Option<&str>| {
+        let problem = CountdownProblem::parse(answer)?;
+        Ok(found.is_some_and(|found| problem.reached(found, use_all) == Reached::Target))
+    };
+    Rule::comparing(|text| find(text).map(Cow::Borrowed), equal).after_thought()
+}
 
 /// A problem: the ground truth of the rule, written as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -53,16 +63,16 @@ impl CountdownProblem {
 
     /// What an expression comes to that may use each number once, and has to use all of them where `all`.
     pub fn reached(&self, expression: &str, all: bool) -> Reached {
-        let Some((value, mut used)) = evaluate(expression) else {
+        let Some(Evaluated { value, numbers: mut used }) = evaluate(expression) else {
             return Reached::Nothing;
         };
-        let given = self.sorted();
+        let given: Vec<_> = self.sorted().into_iter().map(|number| BigRational::from_integer(number.into())).collect();
         used.sort_unstable();
         let fits = if all {
             given == used
         } else {
-            let mut given = given.into_iter();
-            used.iter().all(|number| given.any(|own| own == *number))
+            let mut given = given.iter();
+            used.iter().all(|number| given.any(|own| own == number))
         };
         if !fits {
             Reached::Nothing
@@ -105,84 +115,19 @@ pub(crate) fn find(text: &str) -> Option<&str> {
 
 /// The value of an expression of whole numbers with `+ - * /` and brackets, and the numbers in it. What follows an
 /// equals sign does not count.
-fn evaluate(text: &str) -> Option<(BigRational, Vec<i64>)> {
+fn evaluate(text: &str) -> Option<Evaluated> {
     if text.len() > LONGEST {
         return None;
     }
-    let left = text.split('=').next().unwrap_or_default();
-    let left = left.replace("\\times", "*").replace("\\cdot", "*").replace("\\div", "/");
-    let mut reader =
-        Reader { chars: left.chars().filter(|c| !c.is_whitespace()).collect(), at: 0, depth: 0, numbers: Vec::new() };
-    // two numbers with nothing but space between them would become one
-    let mut words = left.split_whitespace().peekable();
-    while let Some(word) = words.next() {
-        let ends = word.ends_with(|c: char| c.is_ascii_digit());
-        let begins = |next: &&str| next.starts_with(|c: char| c.is_ascii_digit());
-        if ends && words.peek().is_some_and(begins) {
-            return None;
-        }
-    }
-    let value = reader.sum()?;
-    (reader.at == reader.chars.len()).then_some((value, reader.numbers))
-}
-
-struct Reader {
-    chars: Vec<char>,
-    at: usize,
-    depth: usize,
-    numbers: Vec<i64>,
-}
-
-impl Reader {
-    fn take(&mut self, signs: &[char]) -> Option<char> {
-        let sign = self.chars.get(self.at).copied().filter(|c| signs.contains(c))?;
-        self.at += 1;
-        Some(sign)
-    }
-
-    fn sum(&mut self) -> Option<BigRational> {
-        let mut sum = self.product()?;
-        while let Some(sign) = self.take(&['+', '-', '−', '–']) {
-            let next = self.product()?;
-            sum = if sign == '+' { sum + next } else { sum - next };
-        }
-        Some(sum)
-    }
-
-    fn product(&mut self) -> Option<BigRational> {
-        let mut product = self.factor()?;
-        while let Some(sign) = self.take(&['*', '×', '·', '/', '÷']) {
-            let next = self.factor()?;
-            product = match sign {
-                '/' | '÷' if next.is_zero() => return None,
-                '/' | '÷' => product / next,
-                _ => product * next,
-            };
-        }
-        Some(product)
-    }
-
-    fn factor(&mut self) -> Option<BigRational> {
-        if self.take(&['(', '[']).is_some() {
-            if self.depth == DEPTH {
-                return None;
-            }
-            self.depth += 1;
-            let inner = self.sum()?;
-            self.depth -= 1;
-            self.take(&[')', ']'])?;
-            return Some(inner);
-        }
-        let start = self.at;
-        while self.chars.get(self.at).is_some_and(char::is_ascii_digit) {
-            self.at += 1;
-        }
-        let digits: String = self.chars[start..self.at].iter().collect();
-        let number: i64 = digits.parse().ok()?;
-        if self.numbers.len() == NUMBERS {
-            return None;
-        }
-        self.numbers.push(number);
-        Some(BigRational::from_integer(number.into()))
-    }
+    let left = text.split('=').next()?;
+    let plain = left.replace("\\times", "*").replace("\\cdot", "*").replace("\\div", "/");
+    let plain = plain.chars().map(|sign| match sign {
+        '−' | '–' => '-',
+        '×' | '·' => '*',
+        '÷' => '/',
+        '[' => '(',
+        ']' => ')',
+        other => other,
+    });
+    ARITHMETIC.evaluate(&plain.collect::<String>()).ok()
 }

@@ -1,10 +1,25 @@
 //! Rewards for form: tags in order.
 
-use crate::task::TaskError;
+use super::rule::Rule;
+use crate::task::{Score, TaskError};
+
+/// The completion has the tags in order.
+pub(super) fn rule(tags: &[String], only: bool, opened: bool, setting: &str) -> Result<Rule, TaskError> {
+    let format = Format::new(tags, only, opened, setting)?;
+    Ok(Rule::of_completion(move |case| Ok(Score::paid(format.matches(case.text)))))
+}
+
+/// TRL's `think_format_reward`: `<think>` at the very start, no other one, and `</think>` somewhere behind it.
+pub(super) fn trl_think() -> Rule {
+    let holds = |text: &str| {
+        text.strip_prefix("<think>").is_some_and(|rest| !rest.contains("<think>") && rest.contains("</think>"))
+    };
+    Rule::of_completion(move |case| Ok(Score::paid(holds(case.text))))
+}
 
 /// Tags that a completion has to have, in this order and none inside another.
 #[derive(Clone, Debug)]
-pub(crate) struct Format {
+struct Format {
     tags: Vec<[String; 2]>,
     /// Whether nothing but space may stand outside of them.
     only: bool,
@@ -14,7 +29,7 @@ pub(crate) struct Format {
 
 impl Format {
     /// The form that tags without their angle brackets ask for, `setting` being the reward's name in messages.
-    pub fn new(tags: &[String], only: bool, opened: bool, setting: &str) -> Result<Self, TaskError> {
+    fn new(tags: &[String], only: bool, opened: bool, setting: &str) -> Result<Self, TaskError> {
         let refused = |detail: String| TaskError::config(format!("{setting}.tags"), detail);
         if tags.is_empty() {
             return Err(refused("expected at least one tag, found none; for example `[think, answer]`".into()));
@@ -32,7 +47,7 @@ impl Format {
     }
 
     /// Whether a text has the form.
-    pub fn matches(&self, text: &str) -> bool {
+    fn matches(&self, text: &str) -> bool {
         let mut rest = text;
         for (at, [open, close]) in self.tags.iter().enumerate() {
             let inside = at == 0 && self.opened;
@@ -57,12 +72,4 @@ impl Format {
         }
         !self.only || rest.trim().is_empty()
     }
-}
-
-/// TRL's `think_format_reward`: `<think>` at the very start, no other one, and `</think>` somewhere behind it.
-pub(crate) fn trl_think_format(text: &str) -> bool {
-    let Some(rest) = text.strip_prefix("<think>") else {
-        return false;
-    };
-    !rest.contains("<think>") && rest.contains("</think>")
 }

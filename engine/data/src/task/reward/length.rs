@@ -1,10 +1,11 @@
 //! Penalties by the number of a completion's tokens.
 
-use crate::task::{Completion, TaskError};
+use super::rule::Rule;
+use crate::task::{Completion, Score, TaskError};
 
 /// The shape of a length penalty; every one lies between 0 and −1, below it beyond a buffer's own limit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Length {
+enum Length {
     /// 0 at this many tokens, falling linearly to both sides.
     Target(usize),
     /// 0 up to this many tokens, −1 beyond.
@@ -13,39 +14,31 @@ pub(crate) enum Length {
     Buffer(usize, Option<usize>),
 }
 
-impl Length {
-    /// The one shape that is set, `setting` being the reward's name in messages.
-    pub fn new(
-        target: Option<usize>,
-        max: Option<usize>,
-        buffer: Option<usize>,
-        limit: Option<usize>,
-        setting: &str,
-    ) -> Result<Self, TaskError> {
-        let (key, tokens, length) = match (target, max, buffer) {
-            (Some(n), None, None) => ("target", n, Self::Target(n)),
-            (None, Some(n), None) => ("max", n, Self::Max(n)),
-            (None, None, Some(n)) => ("buffer", n, Self::Buffer(n, limit)),
-            (found, ..) => {
-                let none = found.is_none() && max.is_none() && buffer.is_none();
-                let found = if none { "none" } else { "several" };
-                let detail = format!("expected exactly one of `target`, `max` and `buffer`, found {found}");
-                return Err(TaskError::config(setting, detail));
-            }
-        };
-        if limit.is_some_and(|limit| buffer.is_none_or(|buffer| buffer > limit)) {
-            let detail = "expected a `buffer` of at most as many tokens, found none or a larger one";
-            return Err(TaskError::config(format!("{setting}.limit"), detail));
+/// The penalty of the one of `target`, `max` and `buffer` that is set.
+pub(super) fn rule([target, max, buffer, limit]: [Option<usize>; 4], setting: &str) -> Result<Rule, TaskError> {
+    let (key, tokens, shape) = match (target, max, buffer) {
+        (Some(n), None, None) => ("target", n, Length::Target(n)),
+        (None, Some(n), None) => ("max", n, Length::Max(n)),
+        (None, None, Some(n)) => ("buffer", n, Length::Buffer(n, limit)),
+        shapes => {
+            let found = if shapes == (None, None, None) { "none" } else { "several" };
+            let detail = format!("expected exactly one of `target`, `max` and `buffer`, found {found}");
+            return Err(TaskError::config(setting, detail));
         }
-        if tokens == 0 {
-            let detail = "expected at least 1 token, found 0";
-            return Err(TaskError::config(format!("{setting}.{key}"), detail));
-        }
-        Ok(length)
+    };
+    if limit.is_some_and(|limit| buffer.is_none_or(|buffer| buffer > limit)) {
+        let detail = "expected a `buffer` of at most as many tokens, found none or a larger one";
+        return Err(TaskError::config(format!("{setting}.limit"), detail));
     }
+    if tokens == 0 {
+        return Err(TaskError::config(format!("{setting}.{key}"), "expected at least 1 token, found 0"));
+    }
+    Ok(Rule::of_completion(move |case| Ok(Score::value(shape.penalty(case.completion)?))))
+}
 
-    /// What a completion pays, or why it cannot be judged.
-    pub fn penalty(self, completion: &Completion<'_>) -> Result<f64, String> {
+impl Length {
+    /// The penalty of a completion, or the reason that it cannot be scored.
+    fn penalty(self, completion: &Completion<'_>) -> Result<f64, String> {
         let tokens = completion.tokens.len();
         match self {
             Self::Target(target) => Ok(-(tokens.abs_diff(target) as f64 / target as f64).min(1.0)),

@@ -1,22 +1,27 @@
-//! The `math` rule: the answer of a completion, read as mathematics, against the ground truth.
+//! Rules that read the answer of a completion as mathematics.
 
-use super::verdict::RuleVerdict;
-use math_answer::{Checker, Comparison, EmptyGold, gold_source};
+use super::rule::{Case, Rule, size};
+use crate::task::{Reading, Score, TaskError};
+use math_answer::{AnswerSource, Checker, Comparison, EmptyGold, gold_source};
+use std::borrow::Cow;
 
-/// Scores a completion, or says why the ground truth cannot be read.
-pub(super) fn judge(checker: Checker, answer: &str, text: &str) -> Result<RuleVerdict, String> {
+/// The rule of an answer that is looked for in these places. TRL's reads a thought that has not ended, too.
+pub(super) fn math(source: AnswerSource, tolerance: f64, setting: &str) -> Result<Rule, TaskError> {
+    let checker = Checker { source, tolerance: size(tolerance, "tolerance", setting)? };
+    let rule = Rule::of_answer(move |case| score(checker, case))
+        .reading(move |text| checker.read(text).map(Cow::Owned))
+        .gold(|answer| format!("\\boxed{{{}}}", gold_source(answer)));
+    Ok(if source == AnswerSource::Any { rule.after_thought() } else { rule })
+}
+
+fn score(checker: Checker, case: &Case<'_>) -> Result<Score, String> {
     let verdict = checker
-        .check(answer, text)
+        .check(case.answer, case.text)
         .map_err(|EmptyGold| "the ground truth is empty; set `answer_extract` or `answer_field`".to_owned())?;
     let undecided = match verdict.comparison {
         Comparison::Undecided(reason) => Some(reason.to_owned()),
         Comparison::Equal | Comparison::Different => None,
     };
-    let rule = RuleVerdict::of(verdict.is_equal(), verdict.answer.as_deref(), &verdict.gold);
-    Ok(RuleVerdict { undecided, ..rule })
-}
-
-/// A completion with the ground truth as its only content.
-pub(super) fn own_gold(answer: &str) -> String {
-    format!("\\boxed{{{}}}", gold_source(answer))
+    let score = Score::compared(verdict.is_equal(), verdict.answer.as_deref(), &verdict.gold);
+    Ok(Score { reading: score.reading.map(|own| Reading { undecided, ..own }), ..score })
 }

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::task::TaskError;
+use crate::task::{TaskError, workers};
 
 /// A reward function in a Python file, with TRL's signature or verl's.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -26,13 +26,13 @@ pub struct PythonRewardConfig {
     #[serde(default)]
     pub arguments: Option<Map<String, Value>>,
     /// Interpreter: a program on the `PATH`, or a path.
-    #[serde(default = "default_python")]
+    #[serde(default = "workers::default_python")]
     pub python: String,
     /// Worker processes.
-    #[serde(default = "default_workers")]
+    #[serde(default = "workers::default_workers")]
     pub workers: usize,
     /// Time limit in seconds per prompt's completions, at most 86,400.
-    #[serde(default = "default_timeout")]
+    #[serde(default = "workers::default_timeout")]
     pub timeout: f64,
 }
 
@@ -46,10 +46,10 @@ pub struct CommandRewardConfig {
     #[serde(default)]
     pub folder: Option<PathBuf>,
     /// Worker processes.
-    #[serde(default = "default_workers")]
+    #[serde(default = "workers::default_workers")]
     pub workers: usize,
     /// Time limit in seconds per prompt's completions, at most 86,400.
-    #[serde(default = "default_timeout")]
+    #[serde(default = "workers::default_timeout")]
     pub timeout: f64,
 }
 
@@ -66,20 +66,8 @@ fn default_function() -> String {
     "compute_score".to_owned()
 }
 
-fn default_python() -> String {
-    "python3".to_owned()
-}
-
-fn default_workers() -> usize {
-    2
-}
-
-fn default_timeout() -> f64 {
-    60.0
-}
-
 impl RewardProgram {
-    /// Processes that judge at the same time.
+    /// Processes that score at the same time.
     #[must_use]
     pub fn workers(&self) -> usize {
         match self {
@@ -97,24 +85,15 @@ impl RewardProgram {
         }
     }
 
-    /// Refuses settings that make no sense; `setting` is where they stand.
-    pub(super) fn check(&self, setting: impl Fn(&str) -> String) -> Result<(), TaskError> {
-        if self.workers() == 0 {
-            let detail = "expected at least 1 process, found 0";
-            return Err(TaskError::config(setting("workers"), detail));
-        }
-        let timeout = self.timeout();
-        // a day, far beyond every call and within what clocks can add
-        if !(timeout > 0.0 && timeout <= 86_400.0) {
-            let detail = format!("expected seconds, more than 0 and at most 86400, found {timeout}");
-            return Err(TaskError::config(setting("timeout"), detail));
-        }
-        match self {
+    /// Itself, its settings checked; `setting` is the reward's name in messages.
+    pub(super) fn checked(self, setting: &str) -> Result<Self, TaskError> {
+        workers::check(self.workers(), self.timeout(), setting)?;
+        match &self {
             Self::Command(config) if config.command.first().is_none_or(String::is_empty) => {
                 let detail = "expected a program and its arguments as a list, found none";
-                Err(TaskError::config(setting("command"), detail))
+                Err(TaskError::config(format!("{setting}.command"), detail))
             }
-            _ => Ok(()),
+            _ => Ok(self),
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Mean and spread of everything a reward has given so far, a value at a time (Welford's recurrence).
 
-use super::RewardOptions;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Added to the standard deviation.
 const EPS: f64 = 1e-8;
+
+/// Running statistics of the rewards that training normalizes, by name.
+pub type RewardStats = BTreeMap<String, RunningStats>;
 
 /// Running statistics of a reward: part of the trainer's state, so that a resumed run continues with the same numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -40,31 +42,6 @@ impl RunningStats {
     #[must_use]
     pub fn normalize(&self, value: f64) -> f64 {
         (value - self.mean) / (self.std() + EPS)
-    }
-}
-
-/// What is done to values before they are weighted.
-#[derive(Clone, Copy, Debug)]
-pub enum Shaping<'a> {
-    /// Nothing: validation reports plain sums.
-    Plain,
-    /// Normalised by these statistics and clipped, as the list says: a step's rollouts, by statistics that have taken
-    /// their values in, and what they are compared with.
-    Statistics(&'a BTreeMap<String, RunningStats>),
-}
-
-impl Shaping<'_> {
-    /// A value of one reward; NaN, where it does not apply, stays.
-    pub(super) fn of(self, name: &str, options: &RewardOptions, value: f64) -> f64 {
-        let Self::Statistics(all) = self else {
-            return value;
-        };
-        let own = all.get(name).filter(|_| options.normalize);
-        let value = own.map_or(value, |own| own.normalize(value));
-        match options.clip {
-            Some([low, high]) => value.clamp(low, high),
-            None => value,
-        }
     }
 }
 

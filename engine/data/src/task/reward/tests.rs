@@ -25,6 +25,12 @@ fn refuses(json: &str) -> String {
     Rewards::new(&configs(&format!("[{json}]"))).expect_err("refused").to_string()
 }
 
+/// Scores of three completions by two programs, at these places of the list.
+fn scores(programs: [(usize, [Option<f64>; 3]); 2]) -> Vec<Scores> {
+    let score = |value| Score { value, ..Score::default() };
+    programs.map(|(place, values)| (place, values.map(score).to_vec())).to_vec()
+}
+
 const EQUAL: f64 = 1e-12;
 
 #[test]
@@ -197,21 +203,21 @@ fn a_reward_that_does_not_apply_adds_nothing_and_stays_out_of_statistics() {
             {"kind": "command", "command": ["judge"], "weight": -1}]"#,
     ))
     .expect("settings");
-    let names: Vec<&str> = rewards.judges().map(|(name, _)| name).collect();
-    assert_eq!(names, ["python", "command"]);
+    let names: Vec<&str> = rewards.scorers().map(|(name, _)| name).collect();
+    assert_eq!(names, ["python", "exact", "command"]);
     let score = |text| rewards.score("a", &completion(text, 1)).expect("judged");
-    let judges = [vec![1.0, f64::NAN, 3.0], vec![f64::NAN, f64::NAN, 0.5]];
-    let totals = |shaping: Shaping<'_>| {
+    let programs = || scores([(0, [Some(1.0), None, Some(3.0)]), (2, [None, None, Some(0.5)])]);
+    let totals = |statistics: Option<&RewardStats>| {
         let mut own = [score("a"), score("a"), score("b")];
-        rewards.complete(&mut own, &judges, shaping);
+        rewards.complete(&mut own, programs(), statistics);
         assert_eq!(own[1].parts.len(), 3);
         assert!(own[1].parts[0].1.is_nan() && own[1].parts[2].1.is_nan());
         own.map(|reward| reward.total)
     };
-    let plain = totals(Shaping::Plain).map(f64::to_bits);
+    let plain = totals(None).map(f64::to_bits);
     assert_eq!(plain, [3.0, 1.0, 5.5].map(f64::to_bits));
     let mut own = [score("a"), score("a"), score("b")];
-    rewards.insert(&mut own, &judges);
+    rewards.insert(&mut own, programs());
     let given = rewards.normalized(&own);
     assert_eq!(given, [("python".to_owned(), vec![1.0, 3.0])]);
     let mut running = RunningStats::default();
@@ -219,7 +225,7 @@ fn a_reward_that_does_not_apply_adds_nothing_and_stays_out_of_statistics() {
         running.add(value);
     }
     let statistics = [("python".to_owned(), running)].into();
-    let [first, second, third] = totals(Shaping::Statistics(&statistics));
+    let [first, second, third] = totals(Some(&statistics));
     // 1 and 3 lie 1 from their mean, their standard deviation is √2, and the weight 2
     let apart = 2.0 / 2.0_f64.sqrt();
     assert!((first - (1.0 - apart)).abs() < 1e-6, "{first}");
@@ -233,10 +239,10 @@ fn a_completion_to_which_no_reward_applies_has_none() {
         r#"[{"kind": "python", "file": "r.py", "clip": [0, 1]}, {"kind": "command", "command": ["judge"], "weight": -1}]"#,
     ))
     .expect("settings");
-    let judges = [vec![f64::NAN, 0.5, f64::NAN], vec![f64::NAN, f64::NAN, 0.0]];
-    for shaping in [Shaping::Plain, Shaping::Statistics(&std::collections::BTreeMap::new())] {
+    for statistics in [None, Some(&RewardStats::new())] {
         let mut own: Vec<Reward> = (0..3).map(|_| rewards.score("", &completion("a", 1)).expect("judged")).collect();
-        rewards.complete(&mut own, &judges, shaping);
+        let programs = scores([(0, [None, Some(0.5), None]), (1, [None, None, Some(0.0)])]);
+        rewards.complete(&mut own, programs, statistics);
         assert_eq!(own.iter().map(Reward::value).collect::<Vec<_>>(), [None, Some(0.5), Some(0.0)]);
         // an environment's reward is then all of it, and one that does not apply changes nothing
         own[0].add("environment", f64::NAN, 1.0);

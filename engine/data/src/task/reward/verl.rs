@@ -2,61 +2,47 @@
 //! same texts, oddities included.
 
 use super::config::Gsm8kMethod;
-
-/// Characters at the end of a completion that verl's GSM8K rule looks at.
-const TAIL: usize = 300;
+use super::number::{last_marked, marked, runs};
+use super::rule::{Case, Rule, size};
+use crate::task::{Score, TaskError};
+use std::borrow::Cow;
 
 /// Digits of a number that Python's `int` reads.
 const INT_DIGITS: usize = 4_300;
 
+/// verl's GSM8K rule, which compares strings and pays `format_score` for another number.
+pub(super) fn gsm8k(method: Gsm8kMethod, format_score: f64, setting: &str) -> Result<Rule, TaskError> {
+    let format_score = size(format_score, "format_score", setting)?;
+    let read = move |text: &str| gsm8k_answer(text, method);
+    let score = move |case: &Case<'_>| {
+        let found = read(case.text);
+        let score = Score::compared(found.as_deref() == Some(case.answer), found.as_deref(), case.answer);
+        let is_other = found.is_some_and(|found| found != case.answer);
+        Ok(if is_other { Score { value: Some(format_score), ..score } } else { score })
+    };
+    Ok(Rule::of_answer(score).reading(move |text| read(text).map(Cow::Owned)).gold(marked))
+}
+
+/// verl's MATH rule.
+pub(super) fn math() -> Rule {
+    let equal = |answer: &str, found: Option<&str>| Ok(found.is_some_and(|found| is_equiv(found, answer)));
+    Rule::comparing(|text| math_answer(text).map(Cow::Borrowed), equal).gold(|answer| format!("\\boxed{{{answer}}}"))
+}
+
 /// What verl's GSM8K rule takes for the answer of a completion.
-pub(crate) fn gsm8k_answer(text: &str, method: Gsm8kMethod) -> Option<String> {
-    let start = text.char_indices().rev().nth(TAIL - 1);
-    let text = &text[start.map_or(0, |(at, _)| at)..];
+fn gsm8k_answer(text: &str, method: Gsm8kMethod) -> Option<String> {
     match method {
-        Gsm8kMethod::Strict => {
-            let marked = text.match_indices("#### ").filter_map(|(at, mark)| {
-                let run = number_run(&text[at + mark.len()..]);
-                (run != 0).then(|| &text[at + mark.len()..][..run])
-            });
-            marked.last().map(|found| found.replace(',', ""))
-        }
+        Gsm8kMethod::Strict => last_marked(text).map(|found| found.replace(',', "")),
         Gsm8kMethod::Flexible => {
-            let runs = runs(text);
-            let valid = runs.iter().rev().find(|run| **run != ".");
             // verl's loop ends with the first run where none is valid
-            valid.or(runs.first()).map(|run| (*run).to_owned())
+            let valid = runs(text).filter(|run| *run != ".").last();
+            valid.or_else(|| runs(text).next()).map(str::to_owned)
         }
     }
-}
-
-/// Bytes of `-?[0-9.,]+` at the start of a text; 0 where there is none.
-fn number_run(text: &str) -> usize {
-    let body = text.strip_prefix('-').unwrap_or(text);
-    let end = body.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ','));
-    match end.unwrap_or(body.len()) {
-        0 => 0,
-        length => length + text.len() - body.len(),
-    }
-}
-
-/// Every match of `-?[0-9.,]+`, from the left.
-fn runs(text: &str) -> Vec<&str> {
-    let mut found = Vec::new();
-    let mut rest = text;
-    while let Some(at) = rest.find(|c: char| c.is_ascii_digit() || "-.,".contains(c)) {
-        rest = &rest[at..];
-        let length = number_run(rest);
-        if length != 0 {
-            found.push(&rest[..length]);
-        }
-        rest = &rest[length.max(1)..];
-    }
-    found
 }
 
 /// What verl's MATH rule takes for the answer of a completion: `remove_boxed(last_boxed_only_string(text))`.
-pub(crate) fn math_answer(text: &str) -> Option<&str> {
+fn math_answer(text: &str) -> Option<&str> {
     const BOXED: &str = "\\boxed ";
     if let Some(at) = text.rfind(BOXED) {
         return text[at + BOXED.len()..].split('$').next();
@@ -76,7 +62,7 @@ pub(crate) fn math_answer(text: &str) -> Option<&str> {
 }
 
 /// verl's `is_equiv`: equal after [`strip_string`], or equal as they are where that fails.
-pub(crate) fn is_equiv(one: &str, other: &str) -> bool {
+fn is_equiv(one: &str, other: &str) -> bool {
     match (strip_string(one), strip_string(other)) {
         (Some(one), Some(other)) => one == other,
         _ => one == other,
@@ -84,7 +70,7 @@ pub(crate) fn is_equiv(one: &str, other: &str) -> bool {
 }
 
 /// The MATH dataset's normalisation of an answer; none where verl's raises an exception.
-pub(crate) fn strip_string(text: &str) -> Option<String> {
+fn strip_string(text: &str) -> Option<String> {
     let mut text = text.to_owned();
     for (from, to) in [
         ("\n", ""),

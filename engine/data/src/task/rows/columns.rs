@@ -4,9 +4,9 @@
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     Date32Type, Date64Type, Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, Float16Type, Float32Type,
-    Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+    Float64Type,
 };
-use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_array::{Array, ArrayRef, RecordBatch, downcast_integer_array};
 use arrow_schema::{ArrowError, DataType, Fields as Names};
 use firebrick_spec::json;
 use serde_json::{Map, Value};
@@ -46,38 +46,24 @@ fn object(names: &Names, columns: &[ArrayRef], at: usize) -> Result<Map<String, 
 
 /// An entry of a column, with marks.
 fn value(column: &dyn Array, at: usize) -> Result<Value, String> {
-    macro_rules! number {
-        ($kind:ty) => {
-            column.as_primitive::<$kind>().value(at).into()
-        };
-    }
-    macro_rules! decimal {
-        ($kind:ty) => {
-            column.as_primitive::<$kind>().value_as_string(at).into()
-        };
-    }
     if column.is_null(at) {
         return Ok(Value::Null);
     }
     Ok(match column.data_type() {
         DataType::Null => Value::Null,
         DataType::Boolean => column.as_boolean().value(at).into(),
-        DataType::Int8 => number!(Int8Type),
-        DataType::Int16 => number!(Int16Type),
-        DataType::Int32 => number!(Int32Type),
-        DataType::Int64 => number!(Int64Type),
-        DataType::UInt8 => number!(UInt8Type),
-        DataType::UInt16 => number!(UInt16Type),
-        DataType::UInt32 => number!(UInt32Type),
-        DataType::UInt64 => number!(UInt64Type),
+        kind if kind.is_integer() => downcast_integer_array!(
+            column => column.value(at).into(),
+            _ => Value::Null
+        ),
         // the shortest decimal that is the same number, as its text has it
         DataType::Float16 => short(&column.as_primitive::<Float16Type>().value(at).to_string()),
         DataType::Float32 => short(&column.as_primitive::<Float32Type>().value(at).to_string()),
         DataType::Float64 => json::float(column.as_primitive::<Float64Type>().value(at)),
-        DataType::Decimal32(..) => decimal!(Decimal32Type),
-        DataType::Decimal64(..) => decimal!(Decimal64Type),
-        DataType::Decimal128(..) => decimal!(Decimal128Type),
-        DataType::Decimal256(..) => decimal!(Decimal256Type),
+        DataType::Decimal32(..) => column.as_primitive::<Decimal32Type>().value_as_string(at).into(),
+        DataType::Decimal64(..) => column.as_primitive::<Decimal64Type>().value_as_string(at).into(),
+        DataType::Decimal128(..) => column.as_primitive::<Decimal128Type>().value_as_string(at).into(),
+        DataType::Decimal256(..) => column.as_primitive::<Decimal256Type>().value_as_string(at).into(),
         DataType::Utf8 => column.as_string::<i32>().value(at).into(),
         DataType::LargeUtf8 => column.as_string::<i64>().value(at).into(),
         DataType::Utf8View => column.as_string_view().value(at).into(),
@@ -86,10 +72,7 @@ fn value(column: &dyn Array, at: usize) -> Result<Value, String> {
         DataType::BinaryView => bytes(column.as_binary_view().value(at)),
         DataType::FixedSizeBinary(_) => bytes(column.as_fixed_size_binary().value(at)),
         DataType::Date32 => times::date(column.as_primitive::<Date32Type>().value(at).into())?.into(),
-        DataType::Date64 => {
-            let day = column.as_primitive::<Date64Type>().value(at).div_euclid(86_400_000);
-            times::date(day)?.into()
-        }
+        DataType::Date64 => times::date(column.as_primitive::<Date64Type>().value(at).div_euclid(86_400_000))?.into(),
         DataType::Time32(_)
         | DataType::Time64(_)
         | DataType::Timestamp(..)
@@ -118,9 +101,7 @@ fn value(column: &dyn Array, at: usize) -> Result<Value, String> {
             let key = value(own.keys(), at)?.as_u64().unwrap_or_default();
             value(own.values().as_ref(), key as usize)?
         }
-        other @ (DataType::Union(..) | DataType::RunEndEncoded(..)) => {
-            return Err(format!("columns of type {other} are not supported; convert it"));
-        }
+        other => return Err(format!("columns of type {other} are not supported; convert it")),
     })
 }
 
@@ -133,13 +114,5 @@ fn short(text: &str) -> Value {
 }
 
 fn bytes(bytes: &[u8]) -> Value {
-    use std::fmt::Write;
-    let hexadecimal = || {
-        bytes.iter().fold(String::new(), |mut text, byte| {
-            // writing to a string cannot fail
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
-    };
-    std::str::from_utf8(bytes).map_or_else(|_| hexadecimal(), str::to_owned).into()
+    std::str::from_utf8(bytes).map_or_else(|_| hex::encode(bytes), str::to_owned).into()
 }

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
-use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
@@ -15,8 +14,10 @@ use super::saved;
 use crate::hub::{Hub, HubName, RepoKind, expand_home};
 use crate::task::TaskError;
 
-/// The setting whose sources may have names.
-const VALIDATION: &str = "task.validation";
+/// The setting of the rows to train on.
+pub(crate) const TRAIN: &str = "task.train";
+/// The setting of the held-out rows, whose sources may have names.
+pub(crate) const VALIDATION: &str = "task.validation";
 
 /// Where the rows of a split come from. In a configuration: a path, or a list whose entries are paths or `{path,
 /// weight}`; of validation also a mapping from names to these.
@@ -49,48 +50,24 @@ impl RowFiles {
     }
 }
 
-impl From<&str> for RowFiles {
-    fn from(path: &str) -> Self {
-        Self(vec![RowSource::plain(path)])
-    }
-}
-
-impl From<String> for RowFiles {
-    fn from(path: String) -> Self {
-        Self(vec![RowSource::plain(path)])
-    }
-}
-
-impl From<&Path> for RowFiles {
-    fn from(path: &Path) -> Self {
-        Self(vec![RowSource::plain(path.to_string_lossy())])
-    }
-}
-
-impl From<PathBuf> for RowFiles {
-    fn from(path: PathBuf) -> Self {
-        path.as_path().into()
+impl<P: AsRef<Path>> From<P> for RowFiles {
+    fn from(path: P) -> Self {
+        Self(vec![RowSource::plain(path.as_ref().to_string_lossy())])
     }
 }
 
 impl Serialize for RowFiles {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if let [RowSource { path, weight: None, set: None }] = self.0.as_slice() {
-            return serializer.serialize_str(path);
-        }
-        if self.0.iter().any(|source| source.set.is_some()) {
-            return self.by_set().serialize(serializer);
-        }
-        let mut list = serializer.serialize_seq(Some(self.0.len()))?;
-        for source in &self.0 {
-            match source.weight {
-                None => list.serialize_element(&source.path)?,
-                Some(weight) => {
-                    list.serialize_element(&json!({"path": source.path, "weight": weight}))?;
-                }
-            }
-        }
-        list.end()
+        let entry = |source: &RowSource| match source.weight {
+            None => json!(source.path),
+            Some(weight) => json!({"path": source.path, "weight": weight}),
+        };
+        let value = match self.0.as_slice() {
+            [RowSource { path, weight: None, set: None }] => json!(path),
+            sources if sources.iter().any(|source| source.set.is_some()) => self.by_set().into(),
+            sources => sources.iter().map(entry).collect(),
+        };
+        value.serialize(serializer)
     }
 }
 
@@ -338,27 +315,20 @@ fn choose(files: &[String], inside: &str, validates: bool) -> Result<Vec<String>
 fn of_split(rows: &[&String], validates: bool) -> Result<Vec<String>, String> {
     let says = |file: &str, words: &[&str]| {
         let file = file.to_lowercase();
-        let mut own = file.split(|c: char| !c.is_ascii_alphanumeric());
-        own.any(|word| words.contains(&word))
+        file.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| words.contains(&word))
     };
-    let with = |words: &[&str]| -> Vec<String> {
-        let saying = rows.iter().filter(|file| says(file, words));
-        saying.map(|file| (*file).clone()).collect()
-    };
+    let with =
+        |words: &[&str]| -> Vec<String> { rows.iter().copied().filter(|file| says(file, words)).cloned().collect() };
+    let all = || rows.iter().copied().cloned().collect::<Vec<String>>();
     let train = with(&["train", "training"]);
     let held_out = HELD_OUT.map(with);
     if train.is_empty() && held_out.iter().all(Vec::is_empty) {
-        return Ok(rows.iter().map(|file| (*file).clone()).collect());
+        return Ok(all());
     }
-    let chosen = if validates {
-        held_out.into_iter().find(|files| !files.is_empty())
-    } else {
-        Some(train).filter(|files| !files.is_empty())
-    };
-    chosen.ok_or_else(|| {
+    let chosen = if validates { held_out.into_iter().find(|files| !files.is_empty()) } else { Some(train) };
+    chosen.filter(|files| !files.is_empty()).ok_or_else(|| {
         let wanted = if validates { "`validation` or `test`" } else { "`train`" };
-        let names: Vec<String> = rows.iter().map(|file| (*file).clone()).collect();
-        format!("no file name contains {wanted}: it has {}; name the file", some(&names))
+        format!("no file name contains {wanted}: it has {}; name the file", some(&all()))
     })
 }
 

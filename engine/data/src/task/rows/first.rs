@@ -6,14 +6,10 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 
-use super::files::RowFiles;
+use super::files::{RowFiles, TRAIN, VALIDATION};
 use super::store::Rows;
 use crate::task::TaskError;
 use crate::task::template::Row;
-
-/// The settings whose files are looked at.
-const TRAIN: &str = "task.train";
-const VALIDATION: &str = "task.validation";
 
 impl RowFiles {
     /// The fields of the first row to train on. Relative paths are resolved against `base`; what is of the Hub is

@@ -29,34 +29,27 @@ pub(super) enum Compression {
 /// What is read, for messages.
 const READ: &str = "supported are JSON Lines, JSON lists, CSV and TSV (also as .gz or .zst), Parquet and Arrow";
 
-/// Endings of compressions and formats that are not read, with their names.
-const NOT_READ: [(&str, &str); 26] = [
+/// Compressions and formats that are not read, with the endings of their files.
+const NOT_READ: [(&str, &str); 19] = [
     ("xz", "xz"),
-    ("lzma", "LZMA"),
-    ("bz2", "bzip2"),
-    ("lz4", "LZ4"),
-    ("br", "Brotli"),
-    ("sz", "Snappy"),
-    ("snappy", "Snappy"),
-    ("z", "compress"),
+    ("LZMA", "lzma"),
+    ("bzip2", "bz2"),
+    ("LZ4", "lz4"),
+    ("Brotli", "br"),
+    ("Snappy", "sz snappy"),
+    ("compress", "z"),
     ("zip", "zip"),
-    ("7z", "7-Zip"),
-    ("rar", "RAR"),
-    ("tar", "tar"),
-    ("tgz", "tar"),
-    ("xlsx", "Excel"),
-    ("xls", "Excel"),
-    ("pkl", "pickle"),
-    ("pickle", "pickle"),
-    ("npy", "NumPy"),
-    ("npz", "NumPy"),
-    ("orc", "ORC"),
-    ("avro", "Avro"),
-    ("h5", "HDF5"),
-    ("hdf5", "HDF5"),
-    ("db", "SQLite"),
-    ("sqlite", "SQLite"),
-    ("tfrecord", "TFRecord"),
+    ("7-Zip", "7z"),
+    ("RAR", "rar"),
+    ("tar", "tar tgz"),
+    ("Excel", "xlsx xls"),
+    ("pickle", "pkl pickle"),
+    ("NumPy", "npy npz"),
+    ("ORC", "orc"),
+    ("Avro", "avro"),
+    ("HDF5", "h5 hdf5"),
+    ("SQLite", "db sqlite"),
+    ("TFRecord", "tfrecord"),
 ];
 
 /// The format of a file by its name.
@@ -159,7 +152,8 @@ pub(super) const FIRST_BYTES: usize = 32;
 pub(super) fn check(path: &Path, first: &[u8]) -> Result<(), Unread> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-    if let Some((_, what)) = NOT_READ.iter().find(|(own, _)| *own == ending) {
+    let is_not_read = |(_, endings): &&(&str, &str)| endings.split(' ').any(|own| own == ending);
+    if let Some((what, _)) = NOT_READ.iter().find(is_not_read) {
         return Err(Unread::Refused(format!("its format is {what} (.{ending}), which is not supported; {READ}")));
     }
     let wanted = match format_of(path) {

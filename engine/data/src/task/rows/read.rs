@@ -13,7 +13,7 @@ use firebrick_spec::json;
 use rayon::prelude::*;
 use serde_json::Value;
 
-use super::block::{Block, packed, placed};
+use super::block::{Block, Content};
 use super::format::{self, Compression, FIRST_BYTES, Layout, format_of};
 use super::raw::{Raw, RawContent, Sink, Unread};
 use super::{arrow, csv, parquet, text};
@@ -29,15 +29,11 @@ const BLOCK_BYTES: usize = 128 << 10;
 /// What a row's check is: called once for every row, on any thread.
 pub(crate) type Check<'a> = dyn Fn(Row) -> Result<(), TaskError> + Sync + 'a;
 
-/// What the reading thread sends.
-enum Message {
-    Rows(Vec<Vec<Raw>>),
-    /// The file cannot be read on after so many rows.
-    Broken {
-        rows: usize,
-        why: Unread,
-    },
-}
+/// How hard a block is compressed: a level that a core does at hundreds of megabytes a second.
+const LEVEL: i32 = 3;
+
+/// Rows from the reading thread, or after how many rows the file cannot be read on, and why.
+type Message = Result<Vec<Vec<Raw>>, (usize, Unread)>;
 
 /// Reads at most `limit` rows of a file into blocks, each row checked. The first error by row is the one that is given.
 pub(super) fn blocks(path: &Path, limit: u64, check: &Check<'_>) -> Result<Vec<Block>, TaskError> {
@@ -48,16 +44,10 @@ pub(super) fn blocks(path: &Path, limit: u64, check: &Check<'_>) -> Result<Vec<B
         scope.spawn(move || send(path, limit, at_a_time, &sender));
         let mut blocks = Vec::new();
         for message in receiver {
-            let rows = match message {
-                Message::Rows(rows) => rows,
-                Message::Broken { rows, why } => {
-                    let path = path.to_owned();
-                    return Err(match why {
-                        Unread::Damaged(detail) => TaskError::Damaged { path, rows, detail },
-                        Unread::Refused(detail) => TaskError::Unsupported { path, detail },
-                    });
-                }
-            };
+            let rows = message.map_err(|(rows, why)| match why {
+                Unread::Damaged(detail) => TaskError::Damaged { path: path.to_owned(), rows, detail },
+                Unread::Refused(detail) => TaskError::Unsupported { path: path.to_owned(), detail },
+            })?;
             let done: Vec<Result<Block, TaskError>> =
                 rows.into_par_iter().map(|rows| block(rows, path, check)).collect();
             for one in done {
@@ -83,7 +73,7 @@ fn send(path: &Path, limit: u64, at_a_time: usize, sender: &SyncSender<Message>)
             // the last one has only begun
             let begun = gathered.blocks.split_off(at_a_time);
             let full = std::mem::replace(&mut gathered.blocks, begun);
-            if sender.send(Message::Rows(full)).is_err() {
+            if sender.send(Ok(full)).is_err() {
                 return ControlFlow::Break(());
             }
         }
@@ -93,10 +83,9 @@ fn send(path: &Path, limit: u64, at_a_time: usize, sender: &SyncSender<Message>)
     let read = catch_unwind(AssertUnwindSafe(|| read(path, &mut sink)));
     let read = read.unwrap_or_else(|panic| Err(Unread::Damaged(panic_message(panic.as_ref()))));
     // whoever hung up has an error of their own
-    let _ = sender.send(Message::Rows(std::mem::take(&mut gathered.blocks)));
+    let _ = sender.send(Ok(std::mem::take(&mut gathered.blocks)));
     if let Err(why) = read {
-        let rows = gathered.rows;
-        let _ = sender.send(Message::Broken { rows, why });
+        let _ = sender.send(Err((gathered.rows, why)));
     }
 }
 
@@ -145,7 +134,7 @@ impl Gathered {
 fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskError> {
     let stays = matches!(format_of(path), (Layout::Lines, Compression::None));
     let numbers: Vec<u32> = rows.iter().map(|row| row.number as u32).collect();
-    let (mut spans, mut text) = (Vec::new(), Vec::new());
+    let (mut spans, mut text): (Vec<(u64, u32)>, Vec<u8>) = (Vec::new(), Vec::new());
     let mut unit = Unit::Line;
     for raw in rows {
         let place = raw.place(path);
@@ -171,14 +160,18 @@ fn block(rows: Vec<Raw>, path: &Path, check: &Check<'_>) -> Result<Block, TaskEr
         text.push(b'\n');
         check(Row { place, fields })?;
     }
-    if stays {
-        return Ok(placed(numbers, unit, &spans));
-    }
-    packed(numbers, unit, &text).map_err(|error| TaskError::Damaged {
-        path: path.to_owned(),
-        rows: 0,
-        detail: error.to_string(),
-    })
+    let content = if stays {
+        let offset = spans.first().map_or(0, |(offset, _)| *offset);
+        Content::Placed { offset, spans: spans.into_iter().map(|(at, len)| ((at - offset) as u32, len)).collect() }
+    } else {
+        let bytes = zstd::bulk::compress(&text, LEVEL).map_err(|error| TaskError::Damaged {
+            path: path.to_owned(),
+            rows: 0,
+            detail: error.to_string(),
+        })?;
+        Content::Packed { bytes: bytes.into_boxed_slice(), len: text.len() }
+    };
+    Ok(Block { numbers, unit, content })
 }
 
 /// One line as fields.

@@ -95,10 +95,14 @@ impl Rows {
         self.len == 0
     }
 
-    /// The rows of some of the files, those after the end of a limit being none.
-    pub fn of_files(&self, files: Range<usize>) -> Range<u64> {
+    /// The rows of each source, which have these files in this order: none after the end of a limit.
+    pub fn of_sources(&self, sources: &[Vec<PathBuf>]) -> impl Iterator<Item = Range<u64>> {
         let first = |at: usize| self.files.get(at).map_or(self.len, |file| file.first);
-        first(files.start)..first(files.end)
+        sources.iter().scan(0, move |files, source| {
+            let from = *files;
+            *files += source.len();
+            Some(first(from)..first(*files))
+        })
     }
 
     /// A row. `index` is below [`Rows::len`].

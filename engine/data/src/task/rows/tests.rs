@@ -15,8 +15,6 @@ use super::*;
 use crate::task::TaskError;
 use verl_rows::write_verl;
 
-const TRAIN: &str = "task.train";
-
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("temporary folder")
 }

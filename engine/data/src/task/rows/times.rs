@@ -1,15 +1,11 @@
 //! Dates, times and durations as Python's `str` writes them.
 
+use arrow_array::Array;
 use arrow_array::cast::AsArray;
-use arrow_array::types::{
-    DurationMicrosecondType, DurationMillisecondType, DurationNanosecondType, DurationSecondType, IntervalDayTimeType,
-    IntervalMonthDayNanoType, IntervalYearMonthType, Time32MillisecondType, Time32SecondType, Time64MicrosecondType,
-    Time64NanosecondType, TimestampMicrosecondType, TimestampMillisecondType, TimestampNanosecondType,
-    TimestampSecondType,
-};
-use arrow_array::{Array, ArrowPrimitiveType};
+use arrow_array::types::{IntervalDayTimeType, IntervalMonthDayNanoType, IntervalYearMonthType};
 use arrow_schema::{DataType, IntervalUnit, TimeUnit};
-use jiff::tz::{Offset, TimeZone};
+use jiff::fmt::temporal::DateTimeParser;
+use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
 
 const SECOND: i128 = 1_000_000_000;
@@ -27,42 +23,13 @@ fn nanoseconds(unit: TimeUnit) -> i128 {
 
 /// An entry of a column of times, durations or intervals.
 pub(super) fn text(column: &dyn Array, at: usize) -> Result<String, String> {
-    fn whole<T: ArrowPrimitiveType<Native: Into<i64>>>(column: &dyn Array, at: usize) -> i128 {
-        i128::from(column.as_primitive::<T>().value(at).into())
-    }
+    let data = column.to_data();
+    let count = |unit: &TimeUnit| i128::from(data.buffer::<i64>(0)[at]) * nanoseconds(*unit);
     Ok(match column.data_type() {
-        DataType::Timestamp(unit, zone) => {
-            let count = match unit {
-                TimeUnit::Second => whole::<TimestampSecondType>(column, at),
-                TimeUnit::Millisecond => whole::<TimestampMillisecondType>(column, at),
-                TimeUnit::Microsecond => whole::<TimestampMicrosecondType>(column, at),
-                TimeUnit::Nanosecond => whole::<TimestampNanosecondType>(column, at),
-            };
-            timestamp(count * nanoseconds(*unit), zone.as_deref())?
-        }
-        DataType::Time32(unit) => {
-            let count = match unit {
-                TimeUnit::Second => whole::<Time32SecondType>(column, at),
-                _ => whole::<Time32MillisecondType>(column, at),
-            };
-            time(count * nanoseconds(*unit), 2)
-        }
-        DataType::Time64(unit) => {
-            let count = match unit {
-                TimeUnit::Nanosecond => whole::<Time64NanosecondType>(column, at),
-                _ => whole::<Time64MicrosecondType>(column, at),
-            };
-            time(count * nanoseconds(*unit), 2)
-        }
-        DataType::Duration(unit) => {
-            let count = match unit {
-                TimeUnit::Second => whole::<DurationSecondType>(column, at),
-                TimeUnit::Millisecond => whole::<DurationMillisecondType>(column, at),
-                TimeUnit::Microsecond => whole::<DurationMicrosecondType>(column, at),
-                TimeUnit::Nanosecond => whole::<DurationNanosecondType>(column, at),
-            };
-            duration(count * nanoseconds(*unit))
-        }
+        DataType::Timestamp(unit, zone) => timestamp(count(unit), zone.as_deref())?,
+        DataType::Time32(unit) => time(i128::from(data.buffer::<i32>(0)[at]) * nanoseconds(*unit), 2),
+        DataType::Time64(unit) => time(count(unit), 2),
+        DataType::Duration(unit) => duration(count(unit)),
         DataType::Interval(IntervalUnit::YearMonth) => {
             format!("{} months", column.as_primitive::<IntervalYearMonthType>().value(at))
         }
@@ -90,35 +57,14 @@ pub(super) fn date(day: i64) -> Result<String, String> {
 fn timestamp(nanoseconds: i128, zone: Option<&str>) -> Result<String, String> {
     let instant = Timestamp::from_nanosecond(nanoseconds)
         .map_err(|_| format!("{nanoseconds} ns from 1970-01-01 is beyond the year 9999"))?;
-    let own = match zone {
-        None | Some("UTC") => Some(TimeZone::UTC),
-        Some(name) => fixed(name).or_else(|| TimeZone::get(name).ok()),
+    let local = match zone {
+        None | Some("UTC") => instant.to_zoned(TimeZone::UTC),
+        Some(name) => instant.to_zoned(DateTimeParser::new().parse_time_zone(name).map_err(|_| {
+            format!("the time zone {name:?} is not known on this machine; install tzdata or convert it to UTC")
+        })?),
     };
-    let Some(own) = own else {
-        let name = zone.unwrap_or_default();
-        return Err(format!(
-            "the time zone {name:?} is not known on this machine; install tzdata or convert it to UTC"
-        ));
-    };
-    let local = instant.to_zoned(own);
-    let day = local.strftime("%Y-%m-%d %H:%M:%S").to_string() + &fraction(nanoseconds.rem_euclid(SECOND));
-    let Some(_) = zone else { return Ok(day) };
-    let seconds = local.offset().seconds();
-    let sign = if seconds < 0 { '-' } else { '+' };
-    let minutes = seconds.abs() / 60;
-    Ok(format!("{day}{sign}{:02}:{:02}", minutes / 60, minutes % 60))
-}
-
-/// A zone that is an offset: `+05:30`.
-fn fixed(name: &str) -> Option<TimeZone> {
-    let (sign, rest) = match name.split_at_checked(1)? {
-        ("+", rest) => (1, rest),
-        ("-", rest) => (-1, rest),
-        _ => return None,
-    };
-    let (hours, minutes) = rest.split_once(':')?;
-    let seconds = hours.parse::<i32>().ok()? * 3600 + minutes.parse::<i32>().ok()? * 60;
-    Offset::from_seconds(sign * seconds).ok().map(Offset::to_time_zone)
+    let offset = zone.map(|_| local.strftime("%:z").to_string()).unwrap_or_default();
+    Ok(format!("{}{}{offset}", local.strftime("%Y-%m-%d %H:%M:%S"), fraction(nanoseconds.rem_euclid(SECOND))))
 }
 
 /// A time of the day, with so many digits of the hour at least.

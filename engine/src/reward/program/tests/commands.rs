@@ -41,7 +41,7 @@ fn a_command_answers_lines_in_any_order() {
         &["a", "bb", "ccc"],
     );
     let judged: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
-    let found: Vec<Option<f64>> = judged.iter().map(|verdict| verdict.reward).collect();
+    let found: Vec<Option<f64>> = judged.iter().map(|score| score.value).collect();
     assert_eq!(found, LENGTHS);
     let mut why = Map::new();
     why.insert("why".to_owned(), json!("long"));

@@ -1,8 +1,8 @@
 //! Workers that die, hang or flood their output, and functions that raise or return what is no reward.
 
-use super::super::Progress;
+use super::super::{PendingScores, Progress};
 use super::{Bench, LENGTHS, prompt, rewards, row, said};
-use crate::reward::{Answer, Asked, CompletionId, Failure};
+use crate::reward::{Answer, CompletionId, Failure};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ def f(completions, **kwargs):
         let lost = outcomes[1].as_ref().expect_err("lost").to_string();
         assert!(lost.contains("its process ended (exit status: 3)"), "{lost}");
         assert!(lost.contains("about to die of bad"), "{lost}");
-        let left: Vec<_> = outcomes.iter().flatten().map(|v| v.reward).collect();
+        let left: Vec<_> = outcomes.iter().flatten().map(|v| v.value).collect();
         assert_eq!(left, [Some(1.0), Some(3.0), Some(2.0)]);
         assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS);
     }
@@ -131,7 +131,7 @@ def interrupted(data_source, solution_str, ground_truth, extra_info=None):
         assert!(outcomes[0].is_ok() && outcomes[2].is_ok(), "{outcomes:?}");
     }
     let outcomes = said(&bench.open("interrupted", &json!({})), &prompt(row("")), &["a", "b"]);
-    assert!(outcomes.iter().flatten().all(|own| own.reward == Some(1.0) && own.repeated), "{outcomes:?}");
+    assert!(outcomes.iter().flatten().all(|own| own.value == Some(1.0) && own.repeated), "{outcomes:?}");
 }
 
 #[test]
@@ -181,9 +181,9 @@ def floods(completions, **kwargs):
         let program = bench.open(function, &json!({}));
         let outcomes = said(&program, &prompt(row("")), &["a", "bb", "ccc"]);
         let judged: Vec<_> = outcomes.into_iter().map(|o| o.expect("judged")).collect();
-        assert_eq!(judged.iter().map(|verdict| verdict.reward).collect::<Vec<_>>(), LENGTHS, "{function}");
+        assert_eq!(judged.iter().map(|score| score.value).collect::<Vec<_>>(), LENGTHS, "{function}");
         // output of its own is no failure
-        assert!(judged.iter().all(|verdict| verdict.repeated == (function == "dies")), "{function}");
+        assert!(judged.iter().all(|score| score.repeated == (function == "dies")), "{function}");
         assert_eq!(rewards(&program, &["a", "bb", "ccc"]), LENGTHS, "{function}");
     }
     let started = Instant::now();
@@ -271,8 +271,8 @@ def keyed(data_source, solution_str, ground_truth, extra_info=None):
         let program = bench.open(function, &json!({}));
         let outcomes = said(&program, &prompt(row("42")), &["a", "bb", "ccc", "dddd", "eeeee"]);
         let [one, nan, infinite, text, list] = &outcomes[..] else { panic!("five: {outcomes:?}") };
-        assert_eq!(one.as_ref().expect("judged").reward, Some(1.0), "{function}");
-        assert_eq!(nan.as_ref().expect("judged").reward, None, "{function}");
+        assert_eq!(one.as_ref().expect("judged").value, Some(1.0), "{function}");
+        assert_eq!(nan.as_ref().expect("judged").value, None, "{function}");
         assert!(!one.as_ref().expect("judged").repeated, "{function}: its value costs the others no second call");
         for (outcome, value) in [(infinite, "inf"), (text, "'much'"), (list, "[1.0, 2.0]")] {
             let Err(Failure::Misused(reason)) = outcome else { panic!("{function}: {outcome:?}") };
@@ -374,8 +374,7 @@ def f(completions, **kwargs):
     let prompt = prompt(row(""));
     let groups: Vec<Vec<String>> =
         (0..24).map(|group| (0..4).map(|i| (group * 10 + i).to_string()).collect()).collect();
-    let mut asked = Asked::default();
-    for group in &groups {
+    let submit = |group: &Vec<String>| {
         let answers: Vec<Answer<'_>> = group
             .iter()
             .map(|text| Answer {
@@ -390,11 +389,11 @@ def f(completions, **kwargs):
                 id: CompletionId::default(),
             })
             .collect();
-        let pending = program.ask(&answers, "rows", Progress::default());
-        asked.extend(Asked::new(vec![pending.expect("asked")]));
-    }
-    let said = asked.said();
-    let found = said[0].iter().map(|o| o.as_ref().expect("judged").reward);
+        program.submit(&answers, "rows", Progress::default()).expect("submitted")
+    };
+    let pending: Vec<_> = groups.iter().map(submit).collect();
+    let results: Vec<_> = pending.into_iter().flat_map(PendingScores::wait).collect();
+    let found = results.iter().map(|o| o.as_ref().expect("judged").value);
     let expected = groups.iter().flatten().map(|text| text.parse().ok());
     assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
 }

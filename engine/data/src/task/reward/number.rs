@@ -1,8 +1,45 @@
-//! Numbers in a model's text.
+//! Rules that compare numbers, and numbers in a model's text.
 
+use super::config::Gsm8kMethod;
+use super::rule::{Rule, size};
+use crate::task::TaskError;
+use regex::Regex;
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
-use regex::Regex;
+/// verl's GSM8K rule, which compares decimals.
+pub(super) fn gsm8k(method: Gsm8kMethod) -> Rule {
+    let find: fn(&str) -> Option<&str> = match method {
+        Gsm8kMethod::Strict => last_marked,
+        Gsm8kMethod::Flexible => last_flexible,
+    };
+    let equal = |answer: &str, found: Option<&str>| {
+        let answer = Decimal::parse(answer).ok_or_else(|| {
+            format!("the ground truth {answer:?} is not a decimal number; for GSM8K rows set `answer_extract: gsm8k`")
+        })?;
+        Ok(found.and_then(Decimal::parse) == Some(answer))
+    };
+    Rule::comparing(move |text| find(text).map(Cow::Borrowed), equal).gold(marked).after_thought()
+}
+
+/// The last number of a completion, within a tolerance.
+pub(super) fn number(tolerance: f64, setting: &str) -> Result<Rule, TaskError> {
+    let tolerance = size(tolerance, "tolerance", setting)?;
+    let equal = move |answer: &str, found: Option<&str>| {
+        let answer = parse_float(answer).ok_or_else(|| {
+            format!(
+                "the ground truth {answer:?} is not a number; set `answer_extract` to extract it from a longer text"
+            )
+        })?;
+        Ok(found.and_then(parse_float).is_some_and(|found| (found - answer).abs() <= tolerance))
+    };
+    Ok(Rule::comparing(|text| last_number(text).map(Cow::Borrowed), equal).gold(str::to_owned).after_thought())
+}
+
+/// A ground truth behind GSM8K's mark.
+pub(super) fn marked(answer: &str) -> String {
+    format!("#### {}", answer.trim())
+}
 
 fn ours(pattern: &str) -> Regex {
     Regex::new(pattern).expect("a pattern written in this file")
@@ -16,12 +53,12 @@ static NUMBER: LazyLock<Regex> =
 /// A decimal number in one spelling, so that `1,000.50` and `1000.5` are equal and a long integer
 /// loses no digit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Decimal(String);
+struct Decimal(String);
 
 impl Decimal {
     /// Reads a whole text (trimmed) as a decimal number: commas are dropped, and so is a full stop
     /// at the end, which closes a sentence.
-    pub fn parse(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let plain = text.trim().replace(',', "");
         let plain = plain.strip_suffix('.').unwrap_or(&plain);
         let (sign, digits) = match plain.strip_prefix('-') {
@@ -41,15 +78,19 @@ impl Decimal {
 }
 
 /// verl's strict rule: what follows the last `#### ` within the last 300 characters.
-pub(crate) fn last_marked(text: &str) -> Option<&str> {
+pub(super) fn last_marked(text: &str) -> Option<&str> {
     MARKED.captures_iter(tail(text)).last().and_then(|c| c.get(1)).map(|m| m.as_str())
 }
 
 /// verl's flexible rule: the last run of digits, stops and commas that has a digit in it, within
 /// the last 300 characters.
-pub(crate) fn last_flexible(text: &str) -> Option<&str> {
-    let has_digit = |run: &&str| run.bytes().any(|b| b.is_ascii_digit());
-    FLEXIBLE.find_iter(tail(text)).map(|m| m.as_str()).filter(has_digit).last()
+fn last_flexible(text: &str) -> Option<&str> {
+    runs(text).filter(|run| run.bytes().any(|b| b.is_ascii_digit())).last()
+}
+
+/// Runs of digits, stops and commas, signs included, within the last 300 characters.
+pub(super) fn runs(text: &str) -> impl Iterator<Item = &str> {
+    FLEXIBLE.find_iter(tail(text)).map(|run| run.as_str())
 }
 
 /// verl looks at no more of a completion than this: a regex over very long texts is slow, and an
@@ -61,21 +102,16 @@ fn tail(text: &str) -> &str {
     &text[start..]
 }
 
-/// The last number in a text, as a float.
-pub(crate) fn last_number(text: &str) -> Option<f64> {
-    last_number_text(text).and_then(parse_float)
-}
-
 /// The last number in a text, as it is written. A minus sign that follows a letter or a digit is a hyphen or an
 /// operator (`3-5`), not a sign.
-pub(crate) fn last_number_text(text: &str) -> Option<&str> {
+fn last_number(text: &str) -> Option<&str> {
     let found = NUMBER.find_iter(text).last()?;
     let hyphen = text[..found.start()].chars().next_back().is_some_and(char::is_alphanumeric);
     Some(if hyphen { found.as_str().trim_start_matches('-') } else { found.as_str() })
 }
 
 /// A whole text (trimmed, commas dropped) as a finite float.
-pub(crate) fn parse_float(text: &str) -> Option<f64> {
+fn parse_float(text: &str) -> Option<f64> {
     text.trim().replace(',', "").parse().ok().filter(|x: &f64| x.is_finite())
 }
 
@@ -123,6 +159,7 @@ mod tests {
 
     #[test]
     fn the_last_number_minds_signs_commas_fractions_and_exponents() {
+        let last_number = |text| last_number(text).and_then(parse_float);
         assert_eq!(last_number("from 3 to -5."), Some(-5.0));
         assert_eq!(last_number("pages 3-5"), Some(5.0));
         assert_eq!(last_number("costs $1,234.50"), Some(1234.5));
