@@ -145,11 +145,11 @@ impl Bench {
         });
         let up = self.normal(shape);
         self.measure(group, &case("swiglu", 3.0 * bytes), x.clone(), |x| {
-            fused(|| kernels::glu(&x, &up, Activation::Silu)).map(|_| x)
+            fused(|| kernels::glu(x.clone(), up.clone(), Activation::Silu)).map(|_| x)
         });
         let up = up.autodiff().require_grad();
         self.measure(group, &case("swiglu and gradients", 9.0 * bytes), leaf, |x| {
-            fused(|| kernels::glu(&x, &up, Activation::Silu))?.backward();
+            fused(|| kernels::glu(x.clone(), up.clone(), Activation::Silu))?.backward();
             Some(x)
         });
         let half = width / 2;

@@ -99,7 +99,9 @@ impl<'a> Head<'a> {
     /// Logits of hidden rows `[rows, hidden]`: `[rows, vocab]`, soft-capped, before temperature.
     #[must_use]
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        self.cap(self.raw(&self.normed(&hidden)))
+        let normed = self.normed(&hidden);
+        drop(hidden);
+        self.cap(self.raw(&normed))
     }
 
     fn normed(&self, hidden: &Tensor<2>) -> Tensor<2> {

@@ -287,7 +287,7 @@ fn shared_expert(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForwa
 /// The residual plus what a half gives, which is normed first where the architecture does so.
 pub(crate) fn onto_residual(arch: &Arch, w: &Weights, residual: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
     match w.get(Slot::PostNorm) {
-        Some(norm) => rms_norm_add(residual, &y, &norm, arch.norm_eps, arch.norm_offset),
+        Some(norm) => rms_norm_add(residual, y, &norm, arch.norm_eps, arch.norm_offset),
         None => residual + y,
     }
 }
@@ -299,7 +299,7 @@ fn gated(arch: &Arch, w: &Weights, h: &Tensor<2>, lora: Option<LoraForward<'_>>)
         return w.linear_swiglu(h);
     }
     let [gate, up] = w.linear_each(h, matrices, lora);
-    kernels::glu(&gate, &up, arch.activation)
+    kernels::glu(gate, up, arch.activation)
 }
 
 /// Rows of the embedding matrix, `[tokens, hidden]`.

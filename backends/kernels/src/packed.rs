@@ -94,6 +94,6 @@ impl PackedWeights {
         }
         count_formula();
         let [gate, up] = Self::linear_each(x, [gate, up]);
-        glu(&gate, &up, Activation::Silu)
+        glu(gate, up, Activation::Silu)
     }
 }

@@ -197,7 +197,7 @@ fn decode_attention(device: &Device) -> Result<f64> {
 /// The gate of an MLP reads two tensors and writes one.
 fn elementwise(device: &Device) -> Result<f64> {
     let [gate, up] = [(); 2].map(|()| random([SIDE, SIDE], device));
-    let gated = || kernels::glu(&gate, &up, Activation::Silu);
+    let gated = || kernels::glu(gate.clone(), up.clone(), Activation::Silu);
     fused(gated)?;
     let time = seconds(gated)?;
     Ok((3 * SIDE * SIDE * 4) as f64 / time)

@@ -137,7 +137,7 @@ impl<'a> MergedChunk<'a> {
         let d_target = d_logp.clone() * is_own;
         let d_entropy = d_entropy.map(|d| d.clone().reshape([rows, 1]));
         let upstream = RowGradients { logp: d_logp, target: d_target, entropy: d_entropy };
-        let dz = logit_gradient(z, [self.log_sum, self.mean_z], &targets, upstream, head.scaling(temperature));
+        let dz = logit_gradient(&z, [self.log_sum, self.mean_z], &targets, upstream, head.scaling(temperature));
         let (normed, projection) = head.product_gradients(&dz, &normed);
         PartGradients { head, hidden, normed, projection }
     }

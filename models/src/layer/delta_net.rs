@@ -41,8 +41,9 @@ pub(crate) fn delta_net(
     };
     let [tokens, width] = mixed.dims();
     let rows = [tokens * heads.values, heads.value_dim];
-    let (mixed, z) = (mixed.reshape(rows), z.reshape(rows));
-    let mixed = kernels::gated_rms_norm(&mixed, &z, &w.need(Slot::DeltaNorm), arch.norm_eps);
+    let norm = w.need(Slot::DeltaNorm);
+    // what is normed goes before the next product
+    let mixed = kernels::gated_rms_norm(&mixed.reshape(rows), &z.reshape(rows), &norm, arch.norm_eps);
     let mixed = mixed.reshape([tokens, width]);
     add_to_residual(arch, w, x, &mixed, Slot::DeltaOut, lora)
 }

@@ -61,7 +61,7 @@ pub(super) fn mixture(
 fn gated(arch: &Arch, experts: Experts, product: impl Fn(Slot) -> Tensor<2>) -> Tensor<2> {
     if !experts.layout.is_joined() {
         let [gate, up] = [Slot::ExpertGate, Slot::ExpertUp].map(product);
-        return glu(&gate, &up, arch.activation);
+        return glu(gate, up, arch.activation);
     }
     let both = product(Slot::ExpertGateUp);
     if let Some(limit) = arch.swiglu_limit {
@@ -69,7 +69,7 @@ fn gated(arch: &Arch, experts: Experts, product: impl Fn(Slot) -> Tensor<2>) -> 
     }
     let width = experts.intermediate_size;
     let [gate, up] = [0, width].map(|first| both.clone().narrow(1, first, width));
-    glu(&gate, &up, arch.activation)
+    glu(gate, up, arch.activation)
 }
 
 /// The experts of each token, `[tokens · per_token]`, best first.

@@ -68,7 +68,7 @@ fn hold_norm_onto(shape: [usize; 2], dtype: DType, tolerance: f64, device: &Devi
     let what = format!("norm with a residual of {shape:?} in {dtype:?}");
     let leaves = [&base, &x, &w].map(leaf);
     let [b, x, w] = &leaves;
-    let y = fused(|| kernels::rms_norm_add(b.clone(), x, w, 1e-6, 1.0));
+    let y = fused(|| kernels::rms_norm_add(b.clone(), x.clone(), w, 1e-6, 1.0));
     assert_near(&what, &values(y.clone().inner()), &sum, tolerance);
     let mut grads = (y * g.autodiff()).sum().backward();
     let expected = [&gs, &normed.d_first, &normed.d_second];
@@ -143,7 +143,7 @@ fn a_gate_of_joined_rows_is_that_of_separate_ones(device: &Device) {
                 let shape = [rows, 2 * n];
                 let (x, _) = stored(numbers(rows * 2 * n, 47, 2.0), shape, dtype, device);
                 let half = |first| x.clone().narrow(1, first, n);
-                let expected = fused(|| kernels::glu(&half(0), &half(n), gate));
+                let expected = fused(|| kernels::glu(half(0), half(n), gate));
                 let found = fused(|| kernels::glu_joined(&x, gate));
                 let what = format!("{gate:?} of {shape:?} in {dtype:?}");
                 assert_near(&what, &values(found), &values(expected), tolerance);
@@ -203,7 +203,7 @@ fn hold_gate(gate: Activation, shape: [usize; 2], dtype: DType, tolerance: f64, 
     let along = |f: &dyn Fn(usize) -> f64| (0..n).map(f).collect::<Vec<f64>>();
 
     let (x, u) = (leaf(&x), leaf(&u));
-    let y = fused(|| kernels::glu(&x, &u, gate));
+    let y = fused(|| kernels::glu(x.clone(), u.clone(), gate));
     let expected = along(&|i| gated(gate, xs[i]).0 * us[i]);
     assert_near(&what, &values(y.clone().inner()), &expected, tolerance);
     let mut grads = (y * g.autodiff()).sum().backward();
@@ -228,7 +228,7 @@ fn every_gate_and_its_gradients_are_their_formulas(device: &Device) {
 fn a_gate_leaves_what_others_hold_as_it_was(device: &Device) {
     let (gate, numbers_in) = stored(numbers(35, 7, 2.0), [5, 7], DType::F32, device);
     let x = leaf(&gate);
-    let y = fused(|| kernels::glu(&x, &x, Activation::Silu));
+    let y = fused(|| kernels::glu(x.clone(), x.clone(), Activation::Silu));
     let _ = y.sum().backward();
     assert_near("the input", &values(gate), &numbers_in, 0.0);
 }

@@ -12,8 +12,8 @@ use firebrick_spec::Activation;
 const BLOCK: usize = 1 << 13;
 
 /// See [`crate::glu`]: of `SiLU` alone.
-pub(crate) fn glu(gate: &Tensor<2>, up: &Tensor<2>, _silu: Activation) -> Tensor<2> {
-    run(Glu, [gate, up].map(|t| input(t.clone())))
+pub(crate) fn glu(gate: Tensor<2>, up: Tensor<2>, _silu: Activation) -> Tensor<2> {
+    run(Glu, [gate, up].map(input))
 }
 
 #[derive(Clone, Debug)]

@@ -94,7 +94,7 @@ fn rms_norm_is_its_formula_with_and_without_an_offset() {
 fn glu_is_its_formula() {
     for shape in [[1, 5], [77, 130], [300, 129]] {
         let (gate, up) = (numbers(shape, 3) * 9.0, numbers(shape, 4));
-        hold(&gate, &up, |a, b| fused(|| glu(a, b, Activation::Silu)), |a, b| silu(a) * b);
+        hold(&gate, &up, |a, b| fused(|| glu(a.clone(), b.clone(), Activation::Silu)), |a, b| silu(a) * b);
     }
 }
 
@@ -259,7 +259,9 @@ fn hold_half<const D: usize, const O: usize>(
 #[test]
 fn half_precision_is_f32_rounded_once() {
     hold_half(&numbers([13, 37], 1), &numbers([1, 37], 2), |x, w| fused(|| rms_norm(x, w, 1e-6, 1.0)));
-    hold_half(&numbers([13, 37], 3), &numbers([13, 37], 4), |a, b| fused(|| glu(a, b, Activation::Silu)));
+    hold_half(&numbers([13, 37], 3), &numbers([13, 37], 4), |a, b| {
+        fused(|| glu(a.clone(), b.clone(), Activation::Silu))
+    });
     hold_half(&numbers([150, 37], 5), &numbers([21, 37], 6), |x, w| fused(|| linear(x, w)));
     let shape = AttentionShape {
         groups: PrefixGroups::new(groups(&[(0, &[7, 12])]), &Device::flex()),

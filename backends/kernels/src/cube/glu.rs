@@ -12,8 +12,8 @@ use firebrick_spec::Activation;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// See [`crate::glu`].
-pub(crate) fn glu(gate: &Tensor<2>, up: &Tensor<2>, activation: Activation) -> Tensor<2> {
-    run(Glu(activation), [gate, up].map(|t| autodiff::input(t.clone())))
+pub(crate) fn glu(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Tensor<2> {
+    run(Glu(activation), [gate, up].map(autodiff::input))
 }
 
 /// See [`crate::glu_joined`].

@@ -20,8 +20,8 @@ pub(crate) fn rms_norm(x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> T
 }
 
 /// See [`crate::rms_norm_add`].
-pub(crate) fn rms_norm_add(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
-    let inputs = [autodiff::input(base), autodiff::input(x.clone()), autodiff::input(w.clone())];
+pub(crate) fn rms_norm_add(base: Tensor<2>, x: Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
+    let inputs = [autodiff::input(base), autodiff::input(x), autodiff::input(w.clone())];
     run(NormAdd(Norm { eps, offset }), inputs)
 }
 

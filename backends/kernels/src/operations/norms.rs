@@ -20,9 +20,13 @@ operations! {
     }
 
     /// [`rms_norm`] added to `base`, `[rows, n]`; in place where `base` is not shared.
-    pub fn rms_norm_add(base: Tensor<2>, x: &Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
-        cube: norm if alike(Operation::Norm, &[&base, x, w]);
-        else { base + rms_norm(x, w, eps, offset) }
+    pub fn rms_norm_add(base: Tensor<2>, x: Tensor<2>, w: &Tensor<2>, eps: f64, offset: f64) -> Tensor<2> {
+        cube: norm if alike(Operation::Norm, &[&base, &x, w]);
+        else {
+            let normed = rms_norm(&x, w, eps, offset);
+            drop(x);
+            base + normed
+        }
     }
 
     /// `base + x`, `[rows, n]`, rounded as it is stored, and its [`rms_norm`]; the sum is in place where `base` is not

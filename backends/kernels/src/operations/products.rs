@@ -54,7 +54,7 @@ operations! {
         cpu: skinny_gemm if cpu::skinny_gemm::takes(x, &[gate, up]);
         else {
             let [gate, up] = linear_each(x, [gate, up]);
-            glu(&gate, &up, Activation::Silu)
+            glu(gate, up, Activation::Silu)
         }
     }
 

@@ -9,17 +9,16 @@ use firebrick_spec::Activation;
 
 operations! {
     /// `activation(gate) · up`, element by element, of tensors of one shape, `[rows, width]`.
-    pub fn glu(gate: &Tensor<2>, up: &Tensor<2>, activation: Activation) -> Tensor<2> {
-        cpu: glu if activation == Activation::Silu && alike(&[gate, up]);
-        cube: glu if alike(Operation::Gate, &[gate, up]);
+    pub fn glu(gate: Tensor<2>, up: Tensor<2>, activation: Activation) -> Tensor<2> {
+        cpu: glu if activation == Activation::Silu && alike(&[&gate, &up]);
+        cube: glu if alike(Operation::Gate, &[&gate, &up]);
         else {
-            let gate = gate.clone();
             let open = match activation {
                 Activation::Silu => silu(gate),
                 Activation::Gelu => gelu(gate),
                 Activation::GeluTanh => gelu_approximate(gate),
             };
-            open * up.clone()
+            open * up
         }
     }
 
@@ -29,7 +28,7 @@ operations! {
         else {
             let width = x.dims()[1] / 2;
             let [gate, up] = [0, width].map(|first| x.clone().narrow(1, first, width));
-            glu(&gate, &up, activation)
+            glu(gate, up, activation)
         }
     }
 

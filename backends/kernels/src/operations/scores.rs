@@ -49,7 +49,7 @@ operations! {
             let upstream =
                 RowGradients { target: logp.clone(), logp, entropy: upstream.d_entropy.map(column) };
             let [lse, mean] = [&scores.lse, &scores.mean].map(column);
-            logit_gradient(scaling.apply(logits), [lse, mean], targets, upstream, scaling)
+            logit_gradient(&scaling.apply(logits), [lse, mean], targets, upstream, scaling)
         }
     }
 
@@ -104,7 +104,7 @@ pub fn vocabulary_tile(device: &Device) -> Option<usize> {
 /// their `logsumexp(z)` and `Σ p z`, `[rows, 1]` each.
 #[must_use]
 pub fn logit_gradient(
-    z: Tensor<2>,
+    z: &Tensor<2>,
     [lse, mean]: [Tensor<2>; 2],
     targets: &Tensor<1, Int>,
     upstream: RowGradients,
@@ -118,5 +118,5 @@ pub fn logit_gradient(
     };
     // one target a row, so no two additions meet
     let dz = dz.scatter(1, targets.clone().reshape([rows, 1]), upstream.target, IndexingUpdateOp::Add);
-    scaling.gradient(&z, dz)
+    scaling.gradient(z, dz)
 }
