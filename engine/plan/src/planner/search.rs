@@ -14,7 +14,9 @@ fn without_choices(memory: &MemoryConfig) -> MemoryConfig {
     // the critic goes as the policy goes; its sizes are limits, which the search lays over the policy's
     let critic = memory.critic.only(&["micro_batch_size", "prefetch"]);
     let mut plain = MemoryConfig { preset: None, critic, ..memory.clone() };
-    TECHNIQUES.iter().for_each(|technique| technique.turn_off(&mut plain));
+    for technique in TECHNIQUES {
+        technique.turn_off(&mut plain);
+    }
     plain
 }
 
