@@ -58,7 +58,7 @@ pub fn write(answers: &Answers, file: &Path) -> String {
     syntax.trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(true);
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
-    environment.set_syntax(syntax.build().expect("Jinja's own syntax"));
+    environment.set_syntax(syntax.build().expect("the syntax of Jinja"));
     environment.render_str(TEMPLATE, context).expect("the template has no other variables")
 }
 

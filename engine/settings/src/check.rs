@@ -234,7 +234,13 @@ fn section(schema: &Value, map: &Map<String, Value>, at: &str) -> Vec<Violation>
         let key = below(at, name);
         match properties.get(name) {
             Some(own) => {
-                let wrongs = walk(own, value, &key);
+                let mut wrongs = walk(own, value, &key);
+                for wrong in wrongs.iter_mut().filter(|wrong| wrong.at_key && !at.is_empty()) {
+                    let inner = wrong.pointer.strip_prefix(&key).and_then(|inner| inner.strip_prefix('/'));
+                    if let Some(inner) = inner.filter(|inner| properties.contains_key(*inner)) {
+                        wrong.message = format!("{}.{inner}: unknown key; set it only in `{}`", path(&key), path(at));
+                    }
+                }
                 let idle = idle(own, value, properties, map).filter(|_| wrongs.is_empty());
                 found.extend(wrongs);
                 found.extend(

@@ -1,6 +1,6 @@
 //! The conversion of settings into a [`PolicyGradient`].
 
-use super::config::{MultiObjectiveAggregation, ObjectiveConfig};
+use super::config::{MultiObjectiveAggregation, ObjectiveConfig, SCHEMA};
 use super::kl_control::{KlControl, KlControlConfig};
 use super::rejections::rejections;
 use crate::advantage::AdvantageEstimator;
@@ -12,7 +12,7 @@ use crate::kl_controller::{KlController, KlInReward};
 use crate::policy::PolicyLoss;
 use crate::policy_gradient::{Advantages, PolicyGradient};
 use firebrick_core::error::{Error, Result};
-use firebrick_settings::violations_of;
+use firebrick_settings::violations;
 
 impl ObjectiveConfig {
     /// The objective with these settings.
@@ -21,7 +21,7 @@ impl ObjectiveConfig {
     /// [`Error::Config`] for a setting out of its range, a changed setting that no other setting makes use of, and
     /// settings that exclude each other. The message names the key and what it goes with.
     pub fn build(&self) -> Result<PolicyGradient> {
-        if let Some(found) = violations_of(self).first() {
+        if let Some(found) = violations(&SCHEMA, &serde_json::to_value(self).unwrap_or_default()).first() {
             return refuse(format!("objective.{}", found.message));
         }
         let objective = PolicyGradient {

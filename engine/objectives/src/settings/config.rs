@@ -8,11 +8,15 @@ use crate::aggregate::LossAggMode;
 use crate::correction::RolloutIs;
 use crate::kl::KlType;
 use crate::policy::PolicyLoss;
-use firebrick_settings::{add_choice, flat_choice};
+use firebrick_settings::{add_choice, flat_choice, schema_of, violations};
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use smart_default::SmartDefault;
+use std::sync::LazyLock;
+
+/// The schema of the section.
+pub(super) static SCHEMA: LazyLock<Value> = LazyLock::new(schema_of::<ObjectiveConfig>);
 
 /// How several rewards are combined (TRL's `multi_objective_aggregation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -144,16 +148,18 @@ fn with_choices(schema: &mut Schema) {
 }
 
 impl ObjectiveConfig {
-    /// Puts an algorithm's settings under those that a section sets: `grpo` is short for `{name: grpo}`, and a section
+    /// Puts those of an algorithm's settings that have an effect under those that a section sets: `grpo` is short for `{name: grpo}`, and a section
     /// without a name is GRPO's. A name that is no algorithm is left for whoever reads the section.
     pub fn expand(section: &mut Value) {
         Self::name_section(section);
         let Some(map) = section.as_object_mut() else { return };
-        if let Ok(algorithm) = Algorithm::deserialize(&map["name"]) {
-            for (key, value) in algorithm.changes() {
-                map.entry(key).or_insert(value);
-            }
-        }
+        let Ok(algorithm) = Algorithm::deserialize(&map["name"]) else { return };
+        let mut laid = algorithm.changes();
+        laid.retain(|key, _| !map.contains_key(key));
+        map.extend(laid.clone());
+        let unread = violations(&SCHEMA, section).into_iter().map(|own| own.pointer.trim_start_matches('/').to_owned());
+        let unread: Vec<String> = unread.filter(|key| laid.contains_key(key)).collect();
+        section.as_object_mut().into_iter().for_each(|map| map.retain(|key, _| !unread.contains(key)));
     }
 
     /// Writes a name alone as a section, and the default name into a section without one.
@@ -164,6 +170,36 @@ impl ObjectiveConfig {
                 map.entry("name").or_insert_with(|| "grpo".into());
             }
             _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_an_algorithm_that_have_no_effect_beside_those_written_are_left_out() {
+        let mut section = json!({"name": "rloo", "policy_loss": "reinforce"});
+        ObjectiveConfig::expand(&mut section);
+        // null turns something off, and is never refused
+        let expected = json!({
+            "name": "rloo", "policy_loss": "reinforce", "adv_estimator": "rloo", "clip_ratio_c": null,
+            "loss_agg_mode": "seq-mean-token-mean"
+        });
+        assert_eq!(section, expected);
+        let mut written = json!("grpo");
+        ObjectiveConfig::expand(&mut written);
+        assert_eq!(written, json!({"name": "grpo"}));
+    }
+
+    #[test]
+    fn settings_are_read_as_they_are_written() {
+        for algorithm in Algorithm::ALL {
+            let mut written = serde_json::to_value(algorithm.settings()).expect("keys");
+            ObjectiveConfig::expand(&mut written);
+            let read: ObjectiveConfig = serde_json::from_value(written).expect("settings");
+            assert_eq!(read, algorithm.settings());
         }
     }
 }
