@@ -46,7 +46,7 @@ pub struct Episodes<'a> {
     /// Seeds of each prompt's environments.
     seeds: Vec<u32>,
     n: usize,
-    episodes: Vec<Episode>,
+    rollouts: Vec<Episode>,
     pool: Option<Pool>,
     /// Of the rollouts that an environment is asked about: their tokens so far and the room that they leave.
     waiting: BTreeMap<usize, (Vec<u32>, usize)>,
@@ -95,7 +95,7 @@ impl<'a> Episodes<'a> {
             first: key,
             seeds,
             n,
-            episodes: Vec::with_capacity(prompts.len() * n),
+            rollouts: Vec::with_capacity(prompts.len() * n),
             pool: (workers > 0).then(|| Pool::new(workers)),
             waiting: BTreeMap::new(),
             fault: None,
@@ -137,8 +137,8 @@ impl<'a> Episodes<'a> {
     /// A request for each rollout, where those of a group have different prompts.
     #[must_use]
     pub fn requests(&self, of_prompts: &[GenerationRequest]) -> Option<Vec<GenerationRequest>> {
-        self.episodes.iter().find(|own| own.outcome.prompt.is_some())?;
-        let requests = (0..self.episodes.len()).map(|index| {
+        self.rollouts.iter().find(|own| own.outcome.prompt.is_some())?;
+        let requests = (0..self.rollouts.len()).map(|index| {
             let group = &of_prompts[index / self.n];
             GenerationRequest {
                 tokens: self.prompt(index).tokens.clone(),
@@ -151,25 +151,25 @@ impl<'a> Episodes<'a> {
 
     /// The prompt of a rollout.
     fn prompt(&self, index: usize) -> &Prompt {
-        self.episodes[index].outcome.prompt.as_deref().unwrap_or(&self.prompts[index / self.n])
+        self.rollouts[index].outcome.prompt.as_deref().unwrap_or(&self.prompts[index / self.n])
     }
 
     /// What came of a rollout.
     #[must_use]
     pub fn outcome(&self, request: usize, sample: usize) -> &Outcome {
-        &self.episodes[request * self.n + sample].outcome
+        &self.rollouts[request * self.n + sample].outcome
     }
 
     /// What came of all of them, in the order of prompts and samples.
     #[must_use]
     pub fn into_outcomes(self) -> Vec<Outcome> {
-        self.episodes.into_iter().map(|own| own.outcome).collect()
+        self.rollouts.into_iter().map(|own| own.outcome).collect()
     }
 
     /// Adds a rollout with its environment.
     fn add(&mut self, begun: Begun) {
-        let index = self.episodes.len();
-        self.episodes.push(Episode { environment: None, failures: 0, greeting: None, outcome: Outcome::default() });
+        let index = self.rollouts.len();
+        self.rollouts.push(Episode { environment: None, failures: 0, greeting: None, outcome: Outcome::default() });
         self.take(index, begun);
     }
 
@@ -185,10 +185,10 @@ impl<'a> Episodes<'a> {
             if !self.may_fail(index, &error) {
                 return false;
             }
-            self.episodes[index].outcome.retries += 1;
+            self.rollouts[index].outcome.retries += 1;
             begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
         };
-        let episode = &mut self.episodes[index];
+        let episode = &mut self.rollouts[index];
         if let Some(before) = episode.greeting.replace(greeting.clone()).filter(|before| *before != greeting) {
             episode.outcome.lost = Some(format!(
                 "its environment failed, and `reset` of the next one returned {greeting} after {before}; draw at random with \
@@ -204,7 +204,7 @@ impl<'a> Episodes<'a> {
     /// gets too long is lost.
     fn add_to_prompts(&mut self, at: usize, tokenizer: &Tokenizer) -> Result<()> {
         let most = self.limits.prompt_length;
-        let group = &mut self.episodes[at * self.n..(at + 1) * self.n];
+        let group = &mut self.rollouts[at * self.n..(at + 1) * self.n];
         let Some(first) = group.iter().find_map(|own| own.greeting.clone()) else { return Ok(()) };
         let plain = self.prompts[at].clone();
         let shared = with_words(&plain, &first, most, tokenizer)?;
@@ -241,13 +241,13 @@ impl<'a> Episodes<'a> {
             PromptText::Chat(messages) => messages.clone(),
             PromptText::Text(_) => Vec::new(),
         };
-        messages.extend(self.episodes[index].outcome.turns.iter().cloned());
+        messages.extend(self.rollouts[index].outcome.turns.iter().cloned());
         messages
     }
 
     /// Asks the environment of a rollout, here or in its thread.
     fn ask(&mut self, index: usize, request: EnvironmentRequest) -> Next {
-        let Some(environment) = self.episodes[index].environment.take() else {
+        let Some(environment) = self.rollouts[index].environment.take() else {
             return Next::End;
         };
         let job = EnvironmentJob { episode: index, environment, request };
@@ -264,7 +264,7 @@ impl<'a> Episodes<'a> {
     fn take_answer(&mut self, done: EnvironmentAnswer) -> Next {
         let index = done.episode;
         let (tokens, room) = self.waiting.remove(&index).unwrap_or_default();
-        let episode = &mut self.episodes[index];
+        let episode = &mut self.rollouts[index];
         match done.answer {
             Ok(Played::Ended(reward, object)) => {
                 episode.outcome.reward = reward;
@@ -283,7 +283,7 @@ impl<'a> Episodes<'a> {
                 let told = self.messages(index);
                 match self.template.between(ended, &told, &observation.messages) {
                     Ok(between) if between.len() < room => {
-                        self.episodes[index].outcome.turns.append(&mut observation.messages);
+                        self.rollouts[index].outcome.turns.append(&mut observation.messages);
                         Next::Append(between)
                     }
                     // no room for the answer and a turn after it
@@ -300,7 +300,7 @@ impl<'a> Episodes<'a> {
 
     /// Ends a rollout at its length limit.
     fn cut_short(&mut self, index: usize, tokens: Vec<u32>) -> Next {
-        let Some(environment) = self.episodes[index].environment.take() else {
+        let Some(environment) = self.rollouts[index].environment.take() else {
             return Next::Cut;
         };
         let job = EnvironmentJob { episode: index, environment, request: EnvironmentRequest::Reward };
@@ -313,11 +313,11 @@ impl<'a> Episodes<'a> {
 
     /// Tries a rollout again with a fresh environment, or gives it up.
     fn failed(&mut self, index: usize, error: &EnvironmentError) -> Next {
-        self.episodes[index].environment = None;
+        self.rollouts[index].environment = None;
         if !self.may_fail(index, error) {
             return Next::End;
         }
-        self.episodes[index].outcome.restart();
+        self.rollouts[index].outcome.restart();
         let prompt = index / self.n;
         let begun = reset(self.environments, &self.examples[prompt], self.seeds[prompt], index);
         if self.take(index, begun) { Next::Restart } else { Next::End }
@@ -327,7 +327,7 @@ impl<'a> Episodes<'a> {
     /// environment's are not counted, and one of the code is final.
     fn may_fail(&mut self, index: usize, error: &EnvironmentError) -> bool {
         let (n, first) = (self.n, self.first);
-        let episode = &mut self.episodes[index];
+        let episode = &mut self.rollouts[index];
         episode.failures += usize::from(error.own);
         if error.of_code {
             self.fault.get_or_insert((index, error.reason.clone()));
@@ -352,7 +352,7 @@ impl<'a> Episodes<'a> {
     fn finish(&mut self, index: usize, completion: &[u32]) {
         let tokens = [&self.prompt(index).tokens, completion].concat();
         let writes = self.template.writes(&tokens, &self.messages(index));
-        let outcome = &mut self.episodes[index].outcome;
+        let outcome = &mut self.rollouts[index].outcome;
         outcome.differs_from_template = !writes.unwrap_or(false);
         if let Some(last) = outcome.turns.last_mut() {
             let text = last.text().into_owned();
@@ -432,11 +432,11 @@ impl Turns for Episodes<'_> {
     fn turn(&mut self, sample: &Sample, room: usize) -> Next {
         let index = sample.request * self.n + sample.sample;
         // where the code of one has failed, nothing is made of the others
-        if self.episodes[index].outcome.lost.is_some() || self.fault.is_some() {
+        if self.rollouts[index].outcome.lost.is_some() || self.fault.is_some() {
             return Next::End;
         }
         let read = self.read(index, sample);
-        let outcome = &mut self.episodes[index].outcome;
+        let outcome = &mut self.rollouts[index].outcome;
         let (text, calls) = match read {
             Ok(read) => read,
             Err(error) => {
