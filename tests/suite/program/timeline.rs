@@ -350,7 +350,7 @@ fn values_that_make_no_sense_are_refused() {
         ("memory.snapshot=-1", "memory.snapshot"),
         ("memory.snapshot=all", "memory.snapshot"),
         ("memory.trace=-5", "memory.trace"),
-        ("memory.trace=1000001", "memory.trace is 1000001"),
+        ("memory.trace=1000001", "memory.trace must be at most 1000000, found 1000001"),
         ("memory.snapshots=1", "did you mean `snapshot`"),
         ("memory.critic={snapshot: 1}", "set it only in `memory`"),
     ] {
