@@ -39,7 +39,7 @@ pub struct TrainerConfig {
     /// Maximum validation prompts. `null`: all.
     pub val_max_samples: Option<usize>,
     /// Steps between checkpoints. 0: only after the last; −1: never.
-    #[schemars(range(min = -1))]
+    #[schemars(range(min = -1), extend("x-because" = "0 saves after the last step only, -1 never"))]
     pub save_freq: i64,
     /// Checkpoints to keep; older ones are deleted, with 1 only after the first update from the newest succeeds.
     #[default(3)]

@@ -190,7 +190,7 @@ fn adapters_that_cannot_be_are_refused() {
             &["model.lora.target_parameters", "\"mlp.gate.weight\"", "mlp.experts.gate_up_proj"],
         ),
         ("model.lora.target_modules=[]", &["model.lora: target_modules is empty"]),
-        ("model.lora.rank=0", &["model.lora: rank must be"]),
+        ("model.lora.rank=0", &["model.lora.rank must be at least 1"]),
         ("model.lora.dropout=1.5", &["model.lora: dropout must be"]),
         ("model.lora.ranks=4", &["unknown key `ranks`", "`rank`"]),
         ("model.lora.path=no/such/adapter", &["no/such/adapter", "not a folder"]),

@@ -79,7 +79,7 @@ fn a_quiet_run_says_nothing_and_an_unknown_tracker_is_refused() {
     let told: Vec<&str> = said.lines().filter(|line| !line.contains("WARN")).collect();
     assert_eq!(told, [""; 0], "{said}");
     let output = bench.firebrick("train", &["trainer.logger=[console, wandb]"]);
-    super::refused(&output, &["trainer.logger", "tensorboard and trackio"]);
+    super::refused(&output, &["trainer.logger", "tensorboard, trackio"]);
 }
 
 #[test]
