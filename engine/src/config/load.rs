@@ -2,7 +2,6 @@
 
 use super::RunConfig;
 use super::model::is_template;
-use super::problems::CheckedFile;
 use super::schema::SCHEMA;
 use crate::hub::{HubName, expand_home};
 use crate::objective::ObjectiveConfig;
@@ -51,29 +50,6 @@ const PATHS: [(&str, Named); 20] = [
     ("/warmup/sft/validation", Named::Hub),
     ("/memory/plan", Named::Local),
 ];
-
-/// Reads a configuration file and applies overrides. Paths in the file are relative to its folder, those in overrides
-/// to where the program runs, and so is `output`.
-///
-/// # Errors
-/// `Error::Io` where the file cannot be read; `Error::Config` for what is no YAML, an unknown key or a value that it
-/// cannot have, with file and place, and for an override that is none; those of [`RunConfig::check`].
-pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig> {
-    let checked = CheckedFile::read(path, overrides).and_then(CheckedFile::into_config);
-    checked.map_err(|error| match error {
-        Error::Config(detail) => Error::Config(format!("{}: {detail}", path.display())),
-        other => other,
-    })
-}
-
-/// Reads a configuration from text and applies overrides; paths are left as they are.
-///
-/// # Errors
-/// `Error::Config` for what is no YAML, an unknown key, a value that it cannot have, or an override that is none; those
-/// of [`RunConfig::check`].
-pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
-    CheckedFile::of_text(text, None, overrides)?.into_config()
-}
 
 /// Makes the paths of a configuration absolute: relative ones are below `base`, and `~/` is the home folder.
 pub(super) fn resolve_files(root: &mut Map<String, Value>, base: &Path) -> Result<()> {

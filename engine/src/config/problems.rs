@@ -53,6 +53,29 @@ struct FileKeys {
     wrong: BTreeSet<String>,
 }
 
+/// Reads a configuration file and applies overrides. Paths in the file are relative to its folder, those in overrides
+/// to where the program runs, and so is `output`.
+///
+/// # Errors
+/// `Error::Io` where the file cannot be read; `Error::Config` for what is no YAML, an unknown key or a value that it
+/// cannot have, with file and place, and for an override that is none; those of [`RunConfig::check`].
+pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig> {
+    let checked = CheckedFile::read(path, overrides).and_then(CheckedFile::into_config);
+    checked.map_err(|error| match error {
+        Error::Config(detail) => Error::Config(format!("{}: {detail}", path.display())),
+        other => other,
+    })
+}
+
+/// Reads a configuration from text and applies overrides; paths are left as they are.
+///
+/// # Errors
+/// `Error::Config` for what is no YAML, an unknown key, a value that it cannot have, or an override that is none; those
+/// of [`RunConfig::check`].
+pub fn parse(text: &str, overrides: &[String]) -> Result<RunConfig> {
+    CheckedFile::of_text(text, None, overrides)?.into_config()
+}
+
 impl CheckedFile {
     /// Reads a file with overrides and collects what is wrong: unknown keys, wrong types and values, numbers out of
     /// their range, keys that exclude each other. No other file is read.

@@ -191,7 +191,7 @@ fn adapters_that_cannot_be_are_refused() {
         ),
         ("model.lora.target_modules=[]", &["model.lora: target_modules is empty"]),
         ("model.lora.rank=0", &["model.lora.rank must be at least 1"]),
-        ("model.lora.dropout=1.5", &["model.lora: dropout must be"]),
+        ("model.lora.dropout=1.5", &["model.lora.dropout must be below 1"]),
         ("model.lora.ranks=4", &["unknown key `ranks`", "`rank`"]),
         ("model.lora.path=no/such/adapter", &["no/such/adapter", "not a folder"]),
     ] {

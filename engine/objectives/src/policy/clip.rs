@@ -1,7 +1,6 @@
 //! The clipped policy-gradient loss of PPO (arXiv:1707.06347), with clip-higher and dual clip.
 
-use super::loss::TokenPolicyLoss;
-use super::terms::{ImportanceSamplingLevel, PolicyTerms, Ratios};
+use super::terms::{ImportanceSamplingLevel, PolicyTerms, Ratios, TokenPolicyLoss};
 use crate::token_loss::{Metric, Reduction};
 use burn::tensor::Tensor;
 use schemars::JsonSchema;

@@ -1,7 +1,6 @@
 //! The plain policy gradient: no ratio and nothing to clip (verl's `gpg` and `reinforce`).
 
-use super::loss::TokenPolicyLoss;
-use super::terms::{PolicyTerms, Ratios};
+use super::terms::{PolicyTerms, Ratios, TokenPolicyLoss};
 
 /// `−A · logp`.
 pub(super) struct Reinforce;

@@ -94,3 +94,35 @@ impl ImportanceSamplingLevel {
         log_ratio.clamp(-20.0, 20.0)
     }
 }
+
+/// A policy loss with its settings.
+pub(crate) trait TokenPolicyLoss {
+    /// The level of the probability ratio.
+    fn level(&self) -> ImportanceSamplingLevel {
+        ImportanceSamplingLevel::Token
+    }
+
+    /// Whether it takes the importance-sampling correction into its own terms, so that they are not multiplied by it.
+    fn takes_corrections(&self) -> bool {
+        false
+    }
+
+    /// Whether it acts on tokens that are chosen out of a whole optimizer step.
+    fn chooses_tokens(&self) -> bool {
+        false
+    }
+
+    /// Whether it needs to know where sequences begin and end.
+    fn looks_at_sequences(&self) -> bool {
+        self.level() != ImportanceSamplingLevel::Token || self.takes_corrections()
+    }
+
+    /// The estimate of the KL between the old and the current policy that the loss reports, `[tokens]`, from logp −
+    /// old.
+    fn ppo_kl(&self, difference: Tensor<1>) -> Tensor<1> {
+        difference.neg()
+    }
+
+    /// The loss of every token.
+    fn terms(&self, ratios: &Ratios<'_>) -> PolicyTerms;
+}

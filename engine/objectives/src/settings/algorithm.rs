@@ -1,6 +1,5 @@
 //! The names of algorithms, and what each one's paper sets over GRPO's defaults.
 
-use super::config::ObjectiveConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -116,13 +115,6 @@ impl Algorithm {
         };
         changes.as_object().cloned().unwrap_or_default()
     }
-
-    /// What the algorithm's paper sets, and GRPO's defaults for the rest.
-    #[must_use]
-    pub fn settings(self) -> ObjectiveConfig {
-        let settings = ObjectiveConfig::deserialize(Value::Object(self.changes()));
-        ObjectiveConfig { name: self, ..settings.expect("the keys of an algorithm are settings of an objective") }
-    }
 }
 
 /// GSPO's settings at a level of the ratio.
@@ -131,11 +123,4 @@ fn gspo(level: &str) -> Value {
         "importance_sampling_level": level, "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4, "clip_ratio_c": null,
         "loss_agg_mode": "seq-mean-token-mean"
     })
-}
-
-impl From<Algorithm> for ObjectiveConfig {
-    /// [`Algorithm::settings`].
-    fn from(algorithm: Algorithm) -> Self {
-        algorithm.settings()
-    }
 }

@@ -2,7 +2,7 @@
 
 use super::config::{MultiObjectiveAggregation, ObjectiveConfig, SCHEMA};
 use super::kl_control::{KlControl, KlControlConfig};
-use super::rejections::rejections;
+use super::rejections::{refuse, rejections};
 use crate::advantage::AdvantageEstimator;
 use crate::aggregate::{Aggregation, LossAggMode};
 use crate::correction::{CorrectionBound, CorrectionLevel, RolloutCorrection, RolloutIs};
@@ -108,11 +108,6 @@ impl TryFrom<&ObjectiveConfig> for PolicyGradient {
     fn try_from(config: &ObjectiveConfig) -> Result<Self> {
         config.build()
     }
-}
-
-/// The error of settings that make no sense.
-pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T> {
-    Err(Error::Config(reason.into()))
 }
 
 fn kl_controller(by: KlControlConfig) -> Result<KlController> {

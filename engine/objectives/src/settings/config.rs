@@ -174,6 +174,22 @@ impl ObjectiveConfig {
     }
 }
 
+impl Algorithm {
+    /// What the algorithm's paper sets, and GRPO's defaults for the rest.
+    #[must_use]
+    pub fn settings(self) -> ObjectiveConfig {
+        let settings = ObjectiveConfig::deserialize(Value::Object(self.changes()));
+        ObjectiveConfig { name: self, ..settings.expect("the keys of an algorithm are settings of an objective") }
+    }
+}
+
+impl From<Algorithm> for ObjectiveConfig {
+    /// [`Algorithm::settings`].
+    fn from(algorithm: Algorithm) -> Self {
+        algorithm.settings()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

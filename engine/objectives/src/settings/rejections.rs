@@ -1,10 +1,9 @@
 //! `rollout_rs` and its thresholds together: criteria with ranges.
 
-use super::build::refuse;
 use super::config::ObjectiveConfig;
 use super::rollout_rs::{RejectionCriteria, RejectionThreshold, RejectionThresholds};
 use crate::rejection::{Rejection, RolloutRs};
-use firebrick_core::error::Result;
+use firebrick_core::error::{Error, Result};
 use std::ops::RangeInclusive;
 
 /// The criteria with the ranges of their statistics; none where nothing is left out.
@@ -57,6 +56,11 @@ fn range(lower: Option<f64>, criterion: RolloutRs, own: RejectionThreshold) -> R
         ));
     }
     Ok(lower.ln()..=upper.ln())
+}
+
+/// The error of settings that make no sense.
+pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::Config(reason.into()))
 }
 
 #[cfg(test)]

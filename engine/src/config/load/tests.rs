@@ -1,6 +1,7 @@
 //! From text to a configuration, and every refusal on the way.
 
 use super::*;
+use crate::config::{load, parse};
 use crate::objective::policy::PolicyLoss;
 use crate::plan::DeviceAbilities;
 use firebrick_backends::Precision;
