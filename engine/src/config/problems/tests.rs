@@ -20,8 +20,7 @@ fn a_file_without_mistakes_gives_the_configuration_that_a_run_has() {
     let file = check(&text);
     assert_eq!(file.problems, []);
     let folder = std::path::absolute(".").expect("a folder");
-    let expected =
-        crate::config::parse(&text.replace("path: m", &format!("path: {}", folder.join("m").display())), &[]);
+    let expected = parse(&text.replace("path: m", &format!("path: {}", folder.join("m").display())), &[]);
     assert_eq!(file.config, Some(expected.expect("a configuration")));
 }
 
