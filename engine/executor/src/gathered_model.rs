@@ -75,7 +75,7 @@ impl ResidentModel {
     }
 
     /// Hands the whole model to `write` on the rank that writes files; the others give their parts of what it asks for.
-    /// All ranks of the run call it together, and then tell each other of errors ([`World::together`]).
+    /// All ranks of the run call it together, and then tell each other of errors (`World::together`).
     ///
     /// # Errors
     /// Those of `write`; where memory runs out, the device fails, or a rank has failed or is gone.

@@ -71,7 +71,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Error::Report`] for a folder that holds no run, and for a `config.yaml` that is not YAML; [`Error::Io`] for a
+    /// `Error::Report` for a folder that holds no run, and for a `config.yaml` that is not YAML; `Error::Io` for a
     /// file that is there and cannot be read.
     pub fn read(folders: &[PathBuf], most: usize) -> Result<Self> {
         let each = |bytes: usize| bytes / folders.len().max(1);

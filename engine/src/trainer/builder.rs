@@ -109,7 +109,7 @@ impl TrainerBuilder {
         self
     }
 
-    /// Traces this many steps into `profile.pftrace` of the run folder; 0: none. See [`Profiler`].
+    /// Traces this many steps into `profile.pftrace` of the run folder; 0: none. See `Profiler`.
     #[must_use]
     pub fn profile(mut self, steps: u64) -> Self {
         self.profile = steps;
